@@ -10,6 +10,7 @@
 #![expect(missing_docs, reason = "the macros below make items that cannot be documented")]
 
 mod common;
+mod nodes;
 
 use std::{hint::black_box, sync::Arc};
 
@@ -32,6 +33,7 @@ use kubefan_proxy::{
         views::index::SelectorIndex,
     },
 };
+use nodes::Nodes;
 use tokio::time::Instant;
 
 /// The allocator of the kubefan binary.
@@ -66,6 +68,15 @@ const ENCODE_JSON: usize = 2_356;
 const ENCODE_DELTA: usize = 168_006;
 /// Finding the views for an event's node among [`VIEWS`].
 const LOOK_UP: usize = 2_352;
+
+/// A snapshot of one node's 30 pods, from a cache of [`PODS`].
+const SELECTIVE_SNAPSHOT: usize = 100_000;
+/// A resume after 10,000 events, of which 30 concern the pods of the node, from the same cache.
+const SELECTIVE_RESUME: usize = 100_000;
+/// The sizes of the cache for the two above. The larger one may cost half as much again.
+const PODS: [usize; 2] = [10_000, 150_000];
+/// How many agents start or come back.
+const AGENTS: usize = 100;
 
 /// The limit is 25 % above the measured count: other compilers differ by a few percent, and runs by
 /// up to two percent, because the histogram of delays searches longer for a higher delay.
@@ -214,6 +225,40 @@ fn look_up((index, events, mut found): (SelectorIndex, Vec<Arc<WatchEvent>>, Vec
     (index, events, found)
 }
 
-library_benchmark_group!(name = deliveries, benchmarks = [commit, take, encode, look_up]);
+fn agents(pods: usize) -> Nodes {
+    Nodes::new(pods)
+}
+
+/// At the larger size it may cost half as much again as at the smaller one.
+fn flat(measured: usize) -> LibraryBenchmarkConfig {
+    limited(measured * AGENTS * 6 / 5)
+}
+
+// Agents start with the pods of their nodes.
+#[library_benchmark]
+#[bench::small(args = (PODS[0]), setup = agents, config = limited(SELECTIVE_SNAPSHOT * AGENTS))]
+#[bench::large(args = (PODS[1]), setup = agents, config = flat(SELECTIVE_SNAPSHOT))]
+fn selective_snapshot(nodes: Nodes) -> Nodes {
+    for agent in 0..AGENTS {
+        assert_eq!(nodes.snapshot(black_box(agent)), Nodes::PODS_PER_NODE + 2);
+    }
+    nodes
+}
+
+// The same agents come back after events of all nodes.
+#[library_benchmark]
+#[bench::small(args = (PODS[0]), setup = agents, config = limited(SELECTIVE_RESUME * AGENTS))]
+#[bench::large(args = (PODS[1]), setup = agents, config = flat(SELECTIVE_RESUME))]
+fn selective_resume(nodes: Nodes) -> Nodes {
+    for agent in 0..AGENTS {
+        assert_eq!(nodes.resume(black_box(agent)), Nodes::PODS_PER_NODE);
+    }
+    nodes
+}
+
+library_benchmark_group!(
+    name = deliveries,
+    benchmarks = [commit, take, encode, look_up, selective_snapshot, selective_resume]
+);
 
 main!(library_benchmark_groups = deliveries);

@@ -36,7 +36,7 @@ use kubefan_proxy::{
             budget::Budgets,
             encoder::{DeltaBases, Encoder},
         },
-        views::{index::SelectorIndex, shared_snapshot::SharedSnapshot},
+        views::{index::SelectorIndex, selected_objects::SelectedObjects, shared_snapshot::SharedSnapshot},
     },
     telemetry::metrics::WatchPurpose,
     upstream::{
@@ -436,11 +436,12 @@ mod snapshot {
     #[divan::bench]
     fn chunk_encode(bencher: Bencher<'_, '_>) {
         let kind = PodKind::new();
-        let (store, selection) = (Arc::new(store(&kind)), kind.select("", ""));
+        let (store, selection) = (store(&kind), kind.select("", ""));
         let encoder = Encoder::new(Format::default(), &ResolvedResource::default(), None, Budgets::default());
         bencher.counter(BytesCount::new(store.json_bytes().min(256 << 10))).bench_local(|| {
-            let generation = Arc::new(SharedSnapshot::new(&store, version(1000), None, Instant::now()));
-            generation.join(version(1000), Instant::now()).and_then(|joined| joined.frame(0, &selection, &encoder))
+            let objects = Arc::new(SelectedObjects::new(store.clone()));
+            let generation = Arc::new(SharedSnapshot::new(&objects, version(1000), None, Instant::now()));
+            generation.join(version(1000), Instant::now()).map(|joined| joined.frame(0, &selection, &encoder))
         });
     }
 

@@ -33,7 +33,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 /// Bytes that a connection takes at once.
-const BATCH_BYTES_MAX: usize = 64 << 10;
+pub(crate) const BATCH_BYTES_MAX: usize = 64 << 10;
 /// Small enough that the history is full: as in a cache that has run for a while, every commit
 /// packs one record and evicts another.
 const RING_EVENTS_MAX: usize = 2 * RingLimits::FRESH_RECORDS_MAX;
@@ -144,19 +144,7 @@ pub(crate) struct Cache {
 impl Cache {
     pub(crate) fn new(count: usize, omitted: OmittedFields) -> Self {
         let kind = PodKind::new();
-        let limits = RingLimits {
-            ring_bytes_max: Some(1 << 30),
-            ring_events_max: RING_EVENTS_MAX,
-            ring_age_max: Duration::from_secs(3600),
-            residue_bytes_max: None,
-        };
-        let all = Arc::new(Metrics::new(Registry::new()).expect("the registry is empty"));
-        let gate = GateLimits { snapshots_max: 1000, snapshot_queue_timeout: Duration::ZERO };
-        let gate = Gate::new(gate, all.gate());
-        let (budgets, cluster) = (Budgets::default(), Arc::new(|| None));
-        let options = HubOptions { limits, coalesce_max: Duration::ZERO, gate, budgets, cluster };
-        let hub = Hub::new(ResolvedResource::default(), kind.parser.clone(), options, kind.metrics());
-        let (pods, created) = Pods::new(count, omitted);
+        let (hub, (pods, created)) = (hub(&kind, RING_EVENTS_MAX), Pods::new(count, omitted));
         let mut cache = Self { hub, kind, writer: CacheWriter::default(), pods };
         let objects: Vec<_> = created.iter().map(|json| cache.kind.parse(json)).collect();
         apply_list(&mut cache.writer, objects, cache.pods.version).into_iter().for_each(|commit| cache.publish(commit));
@@ -210,6 +198,22 @@ impl Cache {
         assert!(subscription.take(BATCH_BYTES_MAX).is_ok_and(|frames| frames.is_none()), "nothing has happened");
         Subscriber { connection_waker, subscription, ready: ReadyStreams::new() }
     }
+}
+
+/// A hub of pods without state.
+pub(crate) fn hub(kind: &PodKind, ring_events_max: usize) -> Arc<Hub> {
+    let limits = RingLimits {
+        ring_bytes_max: Some(1 << 30),
+        ring_events_max,
+        ring_age_max: Duration::from_secs(3600),
+        residue_bytes_max: None,
+    };
+    let all = Arc::new(Metrics::new(Registry::new()).expect("the registry is empty"));
+    let gate = GateLimits { snapshots_max: 1000, snapshot_queue_timeout: Duration::ZERO };
+    let gate = Gate::new(gate, all.gate());
+    let (budgets, cluster) = (Budgets::default(), Arc::new(|| None));
+    let options = HubOptions { limits, coalesce_max: Duration::ZERO, gate, budgets, cluster };
+    Hub::new(ResolvedResource::default(), kind.parser.clone(), options, kind.metrics())
 }
 
 /// Applies a complete list to the writer. Returns the resulting commit.

@@ -9,7 +9,7 @@ use h2::{
     client::{self, ResponseFuture, SendRequest},
 };
 use http::Request;
-use kubefan_common::proto::v1alpha1::Target;
+use kubefan_common::proto::v1alpha1::{Target, watch_service_client::WatchServiceClient};
 use kubefan_proxy::telemetry::metrics::ConnectionEnd;
 use serde_json::json;
 use tokio::{
@@ -17,7 +17,7 @@ use tokio::{
     net::{TcpSocket, TcpStream},
     time::Instant,
 };
-use tonic::Code;
+use tonic::{Code, transport::Channel};
 use tonic_types::StatusExt;
 
 use crate::{
@@ -27,13 +27,15 @@ use crate::{
         record::{Watch, connect},
         rig::{PODS, pod, pods, target},
         simulated::Simulated,
-        tests,
+        tests, wait,
     },
+    memory::memory,
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
     local: pending_calls_are_limited_and_leave_the_places_of_streams, reflection_and_health_watches_are_streams,
-        a_live_watch_that_is_not_read_is_ended, selectors_beyond_the_limits_are_refused_or_passed_on;
+        a_live_watch_that_is_not_read_is_ended, selectors_beyond_the_limits_are_refused_or_passed_on,
+        many_values_in_selectors_take_a_few_times_their_text;
     paused: a_call_without_a_request_is_ended, calls_without_a_request_do_not_hold_up_a_drain;
 };
 
@@ -178,4 +180,55 @@ async fn selectors_beyond_the_limits_are_refused_or_passed_on() {
         let found = (answer.status().as_u16(), answer.headers().contains_key("cache-status"));
         assert_eq!(found, (code, is_cached), "{count} terms");
     }
+}
+
+async fn many_values_in_selectors_take_a_few_times_their_text() {
+    const WATCHES: usize = 500;
+    let simulated = Simulated::start().await;
+    let kubefan = simulated.kubefan(&["--resource=pods", "--subscribers-max=2000"]).await;
+    let mut grpc = connect(kubefan.grpc_addr).await;
+    // No two selectors have a value in common.
+    let long = |number: usize| {
+        let values = (0..2000).map(|value| format!("{number:03}{value:04}")).collect::<Vec<_>>().join(",");
+        Target { label_selector: format!("app in ({values})"), ..target("pods") }
+    };
+    let first = Watch::start(&mut grpc, long(0), "").await.unwrap();
+    let before = memory(&kubefan, "VmRSS");
+    let mut watches = vec![first];
+    for number in 1..WATCHES {
+        watches.push(Watch::start(&mut grpc, long(number), "").await.unwrap());
+    }
+    let text_bytes = long(0).label_selector.len() * (WATCHES - 1);
+    let taken = memory(&kubefan, "VmRSS") - before;
+    println!("{taken} bytes resident for {text_bytes} of text");
+    // An idle watch takes some ten KiB itself.
+    assert!(taken < 6 * text_bytes + WATCHES * (20 << 10), "{taken} bytes for {text_bytes} of text");
+    drop(watches);
+    let few = simulated.kubefan(&["--resource=pods", "--selector-memory-max=1Mi"]).await;
+    let mut grpc = connect(few.grpc_addr).await;
+    let mut served = Vec::new();
+    let status = loop {
+        match Watch::start(&mut grpc, long(served.len()), "").await {
+            Ok(watch) => served.push(watch),
+            Err(status) => break status,
+        }
+    };
+    assert!(served.len() > 10 && served.len() < 64, "{} are within a mebibyte", served.len());
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    assert!(status.message().contains("--selector-memory-max"), "{status}");
+    assert!(status.get_details_retry_info().is_some(), "{status:?}");
+    let url = format!("http://{}{PODS}?watch=1&labelSelector={}", few.grpc_addr, long(999).label_selector);
+    let answer = reqwest::Client::builder().no_proxy().build().unwrap().get(url).send().await.unwrap();
+    assert_eq!((answer.status().as_u16(), answer.headers().contains_key("retry-after")), (429, true));
+    drop(served);
+    kubefan_is_free(&mut grpc, long(999)).await;
+}
+
+/// The memory of streams that have ended is free soon after.
+async fn kubefan_is_free(grpc: &mut WatchServiceClient<Channel>, target: Target) {
+    let start = || {
+        let (mut grpc, target) = (grpc.clone(), target.clone());
+        async move { Watch::start(&mut grpc, target, "").await.ok() }
+    };
+    wait::until("the selectors that are gone to make room", wait::SOON, start).await;
 }

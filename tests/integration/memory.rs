@@ -181,7 +181,7 @@ fn mib(bytes: usize) -> f64 {
 }
 
 /// A value of /proc/pid/status, in bytes.
-fn memory(kubefan: &Kubefan, name: &str) -> usize {
+pub(crate) fn memory(kubefan: &Kubefan, name: &str) -> usize {
     let status = fs::read_to_string(format!("/proc/{}/status", kubefan.process.pid())).unwrap();
     let line = status.lines().find(|line| line.starts_with(name)).unwrap();
     let kib: usize = line.split_whitespace().nth(1).unwrap().parse().unwrap();

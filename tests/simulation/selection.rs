@@ -5,6 +5,9 @@ use kubefan_common::proto::v1alpha1::Target;
 
 use super::truth::Object;
 
+/// Terms that every object meets. A selector with that many is tested apart from commits.
+const ABSENT: &str = ",!a,!b,!c,!d,!e,!f,!g";
+
 /// One selection of pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Selection {
@@ -12,7 +15,7 @@ pub(crate) enum Selection {
     Namespace(&'static str),
     /// `app=VALUE`.
     App(&'static str),
-    /// `tier in (backend,cache),!canary`.
+    /// `tier in (backend,cache),!canary`, and terms that every object meets.
     Tiers,
     /// `spec.nodeName=VALUE`.
     Node(&'static str),
@@ -22,7 +25,8 @@ pub(crate) enum Selection {
     AppIn(&'static str, &'static str),
     /// `canary` on `spec.nodeName=VALUE`.
     CanaryOn(&'static str),
-    /// `tier!=cache,canary notin (later)`, which also selects objects without these labels.
+    /// `tier!=cache,canary notin (later)`, which also selects objects without these labels, and
+    /// terms that every object meets.
     NotCached,
 }
 
@@ -50,14 +54,16 @@ impl Selection {
             Selection::Everything => target,
             Selection::Namespace(namespace) => Target { namespace: namespace.to_owned(), ..target },
             Selection::App(app) => Target { label_selector: format!("app={app}"), ..target },
-            Selection::Tiers => Target { label_selector: label_selector("tier in (backend,cache),!canary"), ..target },
+            Selection::Tiers => {
+                Target { label_selector: label_selector("tier in (backend,cache),!canary") + ABSENT, ..target }
+            }
             Selection::Node(node) => Target { field_selector: format!("spec.nodeName={node}"), ..target },
             Selection::NotRunning => Target { field_selector: "status.phase!=Running".to_owned(), ..target },
             Selection::AppIn(app, namespace) => {
                 Target { label_selector: format!("app={app}"), namespace: namespace.to_owned(), ..target }
             }
             Selection::NotCached => {
-                Target { label_selector: label_selector("tier!=cache,canary notin (later)"), ..target }
+                Target { label_selector: label_selector("tier!=cache,canary notin (later)") + ABSENT, ..target }
             }
             Selection::CanaryOn(node) => Target {
                 label_selector: label_selector("canary"),

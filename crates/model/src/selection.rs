@@ -1,22 +1,39 @@
 //! Selections: which objects of a resource a subscriber asked for, by namespace, name, label
 //! selector and field selector.
 
-use std::sync::Arc;
+use std::{
+    any::Any,
+    fmt,
+    hash::{BuildHasher, Hash, Hasher, RandomState},
+    sync::{Arc, LazyLock, OnceLock, Weak},
+};
 
 use super::{
     GroupVersionResource,
     fields::{FieldRef, FieldTable, UnsupportedField},
     object::{LabelLookup, Object, ObjectParser},
-    selector::{FieldOperator, FieldSelector, LabelSelector, Operator},
+    selector::{FieldOperator, FieldSelector, LabelSelector, Operator, ValueSet},
 };
 
 /// A selection of objects. Equal selections compare equal, so that their subscribers share one
-/// view.
+/// view. A clone shares the memory.
 #[derive(Clone)]
-pub struct Selection {
+pub struct Selection(Arc<Bound>);
+
+/// A selection that exists only while another owner of it does.
+#[derive(Clone)]
+pub struct WeakSelection(Weak<Bound>);
+
+struct Bound {
     spec: SelectionSpec,
+    /// Of the spec. A selector may have thousands of values, and is compared under a lock.
+    hash: u64,
     parser: Arc<ObjectParser>,
+    kept: OnceLock<Box<dyn Any + Send + Sync>>,
 }
+
+/// Random, so that no client can choose selections with equal hashes.
+static HASHES: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
 /// The criteria of a selection, which are its identity.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
@@ -39,7 +56,7 @@ pub enum Equality<'a> {
     /// The namespace.
     Namespace(&'a str),
     /// The label with this key has one of these values.
-    Label(&'a str, &'a [Box<str>]),
+    Label(&'a str, &'a ValueSet),
     /// The field has this value.
     Field(FieldRef, &'a str),
 }
@@ -61,29 +78,59 @@ impl Selection {
         let terms =
             fields.terms().iter().map(|term| Ok((table.resolve(&term.path, resource)?, term.op, term.value.clone())));
         let fields = terms.collect::<Result<Vec<_>, _>>()?;
-        Ok(Self { spec: SelectionSpec { namespace: namespace.into(), name: name.into(), labels, fields }, parser })
+        let spec = SelectionSpec { namespace: namespace.into(), name: name.into(), labels, fields };
+        let (hash, kept) = (HASHES.hash_one(&spec), OnceLock::new());
+        Ok(Self(Arc::new(Bound { spec, hash, parser, kept })))
+    }
+
+    /// The same selection, which its owner can drop.
+    pub fn downgrade(&self) -> WeakSelection {
+        WeakSelection(Arc::downgrade(&self.0))
+    }
+
+    /// Keeps a value until the last clone is dropped: what counts the memory. Only the first value
+    /// is kept.
+    pub fn keep(&self, value: impl Any + Send + Sync) {
+        let _ = self.0.kept.set(Box::new(value));
+    }
+
+    /// A hash of the criteria, for this process.
+    pub fn spec_hash(&self) -> u64 {
+        self.0.hash
+    }
+
+    /// The price of testing one object: the number of its terms and one.
+    pub fn tests(&self) -> usize {
+        1 + self.0.spec.labels.requirements().len() + self.0.spec.fields.len()
+    }
+
+    /// The memory of the selection, in bytes, without the parser.
+    pub fn bytes(&self) -> usize {
+        let SelectionSpec { namespace, name, labels, fields } = &self.0.spec;
+        let behind = fields.iter().map(|(.., value)| value.len()).sum::<usize>() + size_of_val(&**fields);
+        size_of::<Bound>() + namespace.len() + name.len() + labels.heap_bytes() + behind
     }
 
     /// The criteria. Two selections of one resource with equal specs select the same objects.
     pub fn spec(&self) -> &SelectionSpec {
-        &self.spec
+        &self.0.spec
     }
 
     /// Whether an object can become or cease to be a member while it exists. Name and namespace
     /// alone cannot cause that, because they never change.
     pub fn membership_can_change(&self) -> bool {
-        !self.spec.labels.is_everything()
-            || self.spec.fields.iter().any(|(field, ..)| matches!(field, FieldRef::Index(_)))
+        !self.0.spec.labels.is_everything()
+            || self.0.spec.fields.iter().any(|(field, ..)| matches!(field, FieldRef::Index(_)))
     }
 
     /// The parser that reads the fields.
     pub fn parser(&self) -> &Arc<ObjectParser> {
-        &self.parser
+        &self.0.parser
     }
 
     /// The criteria that are equalities. All of them must hold.
     pub fn equalities(&self) -> impl Iterator<Item = Equality<'_>> {
-        let SelectionSpec { namespace, name, labels, fields } = &self.spec;
+        let SelectionSpec { namespace, name, labels, fields } = &self.0.spec;
         let path = [Equality::Name(name), Equality::Namespace(namespace)];
         let path = path.into_iter().filter(|term| !matches!(term, Equality::Name("") | Equality::Namespace("")));
         let fields = fields.iter().filter(|(_, operator, _)| *operator == FieldOperator::Equals);
@@ -99,7 +146,7 @@ impl Selection {
     /// Whether `object` is selected.
     pub fn matches(&self, object: &Object) -> bool {
         // One requirement needs no look-up of others.
-        match self.spec.labels.requirements() {
+        match self.0.spec.labels.requirements() {
             [] | [_] => self.matches_by(object, |key| object.label(key)),
             _ => self.matches_decoded(&LabelLookup::new(object)),
         }
@@ -112,13 +159,45 @@ impl Selection {
     }
 
     fn matches_by<'a>(&self, object: &'a Object, label: impl Fn(&str) -> Option<&'a str>) -> bool {
-        let SelectionSpec { namespace, name, labels, fields } = &self.spec;
+        let SelectionSpec { namespace, name, labels, fields } = &self.0.spec;
         (namespace.is_empty() || namespace == object.key().namespace())
             && (name.is_empty() || name == object.key().name())
             && fields.iter().all(|(field, operator, value)| {
-                (*self.parser.field(object, *field) == **value) == (*operator == FieldOperator::Equals)
+                (*self.0.parser.field(object, *field) == **value) == (*operator == FieldOperator::Equals)
             })
             && (labels.is_everything() || labels.matches(label))
+    }
+}
+
+impl WeakSelection {
+    /// The selection; `None` if all its owners have dropped it.
+    pub fn upgrade(&self) -> Option<Selection> {
+        self.0.upgrade().map(Selection)
+    }
+
+    /// Whether all its owners have dropped it.
+    pub fn is_dropped(&self) -> bool {
+        self.0.strong_count() == 0
+    }
+}
+
+impl PartialEq for Selection {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || (self.0.hash == other.0.hash && self.0.spec == other.0.spec)
+    }
+}
+
+impl Eq for Selection {}
+
+impl Hash for Selection {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.0.hash);
+    }
+}
+
+impl fmt::Debug for Selection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.spec.fmt(f)
     }
 }
 

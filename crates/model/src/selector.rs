@@ -7,10 +7,13 @@
 
 mod field;
 mod label;
+mod label_tokens;
 mod validate;
+mod value_set;
 
 pub use field::{FieldOperator, FieldSelector, FieldTerm};
 pub use label::{LabelSelector, Operator, Requirement};
+pub use value_set::ValueSet;
 
 /// Maximum length of a selector, in bytes. kube-apiserver only limits the request line.
 pub const SELECTOR_BYTES_MAX: usize = 16 * 1024;

@@ -2,7 +2,12 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use super::{SelectorError, check_length, validate};
+use super::{
+    SelectorError, check_length,
+    label_tokens::{Token, TokenKind, scan},
+    validate,
+    value_set::ValueSet,
+};
 use kubefan_common::planted::{self, Bug};
 
 /// A conjunction of requirements on labels. The default selects everything.
@@ -16,7 +21,7 @@ pub struct LabelSelector {
 pub struct Requirement {
     key: Box<str>,
     operator: Operator,
-    values: Box<[Box<str>]>,
+    values: ValueSet,
 }
 
 /// The condition on the label. `=` and `==` are `In` with one value, `!=` is `NotIn` with one.
@@ -49,13 +54,13 @@ impl Requirement {
 
     /// The values, sorted and without duplicates: at least one for `In` and `NotIn`, one for the
     /// comparisons, otherwise none.
-    pub fn values(&self) -> &[Box<str>] {
+    pub fn values(&self) -> &ValueSet {
         &self.values
     }
 
     /// Whether the requirement holds for this value of the label, or without the label.
     pub fn matches(&self, value: Option<&str>) -> bool {
-        let among = |value: &str| self.values.binary_search_by(|v| (**v).cmp(value)).is_ok();
+        let among = |value: &str| self.values.contains(value);
         match self.operator {
             Operator::In => value.is_some_and(among),
             Operator::NotIn if planted::is(Bug::NotInWantsLabel) => value.is_some_and(|value| !among(value)),
@@ -69,7 +74,7 @@ impl Requirement {
 
     fn compare(&self, value: Option<&str>, holds: impl Fn(i64, i64) -> bool) -> bool {
         let label = value.and_then(|value| value.parse().ok());
-        let bound = self.values.first().and_then(|bound| bound.parse().ok());
+        let bound = self.values.get(0).and_then(|bound| bound.parse().ok());
         label.zip(bound).is_some_and(|(label, bound)| holds(label, bound))
     }
 }
@@ -99,6 +104,12 @@ impl LabelSelector {
         &self.requirements
     }
 
+    /// The memory behind the selector, in bytes.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        let behind = |requirement: &Requirement| requirement.key.len() + requirement.values.heap_bytes();
+        size_of_val(self.requirements()) + self.requirements.iter().map(behind).sum::<usize>()
+    }
+
     /// Whether all requirements hold for the labels that `get` reads.
     pub fn matches<'a>(&self, get: impl Fn(&str) -> Option<&'a str>) -> bool {
         self.requirements.iter().all(|requirement| requirement.matches(get(&requirement.key)))
@@ -121,85 +132,16 @@ impl fmt::Display for LabelSelector {
 impl fmt::Display for Requirement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { key, operator, values } = self;
-        match (operator, &**values) {
+        match (operator, values.len()) {
             (Operator::Exists, _) => f.write_str(key),
             (Operator::DoesNotExist, _) => write!(f, "!{key}"),
-            (Operator::In, [value]) => write!(f, "{key}={value}"),
-            (Operator::NotIn, [value]) => write!(f, "{key}!={value}"),
-            (Operator::In, values) => write!(f, "{key} in ({})", values.join(",")),
-            (Operator::NotIn, values) => write!(f, "{key} notin ({})", values.join(",")),
-            (Operator::GreaterThan, values) => write!(f, "{key}>{}", values.join(",")),
-            (Operator::LessThan, values) => write!(f, "{key}<{}", values.join(",")),
+            (Operator::In, 1) => write!(f, "{key}={values}"),
+            (Operator::NotIn, 1) => write!(f, "{key}!={values}"),
+            (Operator::In, _) => write!(f, "{key} in ({values})"),
+            (Operator::NotIn, _) => write!(f, "{key} notin ({values})"),
+            (Operator::GreaterThan, _) => write!(f, "{key}>{values}"),
+            (Operator::LessThan, _) => write!(f, "{key}<{values}"),
         }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum TokenKind {
-    End,
-    Word,
-    In,
-    NotIn,
-    Open,
-    Close,
-    Comma,
-    Not,
-    Equals,
-    DoubleEquals,
-    NotEquals,
-    Greater,
-    Less,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Token<'a> {
-    kind: TokenKind,
-    text: &'a str,
-    at: usize,
-}
-
-fn is_symbol(byte: u8) -> bool {
-    matches!(byte, b'=' | b'!' | b'(' | b')' | b',' | b'>' | b'<')
-}
-
-/// Splits the text into tokens; the last one is always `End`. As in apimachinery, a NUL byte ends a
-/// word or a symbol, and ends the whole text if a token would start there.
-fn scan(text: &str) -> Vec<Token<'_>> {
-    let bytes = text.as_bytes();
-    let mut tokens = Vec::new();
-    let mut pos = 0;
-    loop {
-        pos += bytes[pos..].iter().take_while(|b| matches!(b, b' ' | b'\t' | b'\r' | b'\n')).count();
-        let rest = &bytes[pos..];
-        let (kind, len) = match rest {
-            [] | [0, ..] => (TokenKind::End, 0),
-            [b'=', b'=', ..] => (TokenKind::DoubleEquals, 2),
-            [b'!', b'=', ..] => (TokenKind::NotEquals, 2),
-            [b'=', ..] => (TokenKind::Equals, 1),
-            [b'!', ..] => (TokenKind::Not, 1),
-            [b'(', ..] => (TokenKind::Open, 1),
-            [b')', ..] => (TokenKind::Close, 1),
-            [b',', ..] => (TokenKind::Comma, 1),
-            [b'>', ..] => (TokenKind::Greater, 1),
-            [b'<', ..] => (TokenKind::Less, 1),
-            _ => {
-                let ends = |b: &u8| is_symbol(*b) || matches!(b, 0 | b' ' | b'\t' | b'\r' | b'\n');
-                let len = rest.iter().position(ends).unwrap_or(rest.len());
-                let kind = match &rest[..len] {
-                    b"in" => TokenKind::In,
-                    b"notin" => TokenKind::NotIn,
-                    _ => TokenKind::Word,
-                };
-                (kind, len)
-            }
-        };
-        tokens.push(Token { kind, text: &text[pos..pos + len], at: pos });
-        if kind == TokenKind::End {
-            return tokens;
-        }
-        pos += len;
-        // A NUL byte after a token is skipped.
-        pos += usize::from(bytes.get(pos) == Some(&0));
     }
 }
 
@@ -275,10 +217,10 @@ impl<'a> Parser<'a> {
             return Err(SelectorError::new(token.at, format!("<nil>: Invalid value: {key:?}: {fault}")));
         }
         if negated {
-            return Ok(requirement(key, Operator::DoesNotExist, Vec::<&str>::new()));
+            return Ok(requirement::<&str>(key, Operator::DoesNotExist, []));
         }
         if matches!(self.peek().kind, TokenKind::End | TokenKind::Comma) {
-            return Ok(requirement(key, Operator::Exists, Vec::<&str>::new()));
+            return Ok(requirement::<&str>(key, Operator::Exists, []));
         }
         let token = self.take();
         let (operator, values) = match token.kind {
@@ -294,9 +236,9 @@ impl<'a> Parser<'a> {
         if matches!(operator, Operator::GreaterThan | Operator::LessThan) {
             // `007` and `7` are the same bound.
             let bounds = values.keys().filter_map(|value| value.parse::<i64>().ok()).map(|bound| bound.to_string());
-            return Ok(requirement(key, operator, bounds.collect()));
+            return Ok(requirement(key, operator, bounds));
         }
-        Ok(requirement(key, operator, values.into_keys().collect()))
+        Ok(requirement(key, operator, values.into_keys()))
     }
 
     /// The values in parentheses. `()`, `(,` and `,)` contain the empty value.
@@ -358,8 +300,8 @@ fn unexpected(token: Token<'_>, expected: &str) -> SelectorError {
     SelectorError::new(token.at, format!("found '{}'{expected}", token.text))
 }
 
-fn requirement<S: Into<Box<str>>>(key: &str, operator: Operator, values: Vec<S>) -> Requirement {
-    Requirement { key: key.into(), operator, values: values.into_iter().map(Into::into).collect() }
+fn requirement<S: AsRef<str>>(key: &str, operator: Operator, values: impl IntoIterator<Item = S>) -> Requirement {
+    Requirement { key: key.into(), operator, values: ValueSet::of_sorted(values) }
 }
 
 fn check_values(key: &str, operator: Operator, values: &Values<'_>) -> Result<(), SelectorError> {

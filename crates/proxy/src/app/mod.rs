@@ -322,7 +322,7 @@ fn registry(
         }),
         protobuf: config.on_demand.protobuf().map(encoding),
         tables: config.on_demand.tables().map(encoding),
-        retained: RetainedLimits::of_memory(memory_bytes_max),
+        retained: RetainedLimits::of_memory(memory_bytes_max).with_selectors(config.serving.selector_bytes_max),
     };
     Registry::new(context, options, metrics.clone(), stop.clone())
 }

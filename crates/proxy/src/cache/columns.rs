@@ -47,9 +47,8 @@ pub enum ColumnState {
 }
 
 impl Columns {
-    /// Counts a use by a selection. Returns the column if its index is to be built now.
-    pub fn used(&mut self, selection: &Selection, now: Instant) -> Option<Column> {
-        let column = Term::of(selection)?.column;
+    /// Counts a use of a column. Returns the column if its index is to be built now.
+    pub fn used(&mut self, column: Column, now: Instant) -> Option<Column> {
         let at = self.used.iter().position(|used| used.column == column).or_else(|| self.add(column, now))?;
         let used = &mut self.used[at];
         used.uses = used.uses.saturating_add(1);
@@ -77,10 +76,10 @@ impl Columns {
 
     /// Records that a standing selection still uses its column.
     pub fn retain(&mut self, selection: &Selection, now: Instant) {
-        if let Some(term) = Term::of(selection)
-            && let Some(used) = self.used.iter_mut().find(|used| used.column == term.column)
-        {
-            used.used_at = now;
+        for term in Term::all(selection) {
+            if let Some(used) = self.used.iter_mut().find(|used| used.column == term.column) {
+                used.used_at = now;
+            }
         }
     }
 
@@ -104,6 +103,11 @@ impl Columns {
     /// Records that another history has started, without indexes.
     pub fn reset(&mut self) {
         self.used.iter_mut().for_each(|used| used.state = ColumnState::Wanted);
+    }
+
+    /// Whether columns may be indexed.
+    pub fn is_open(&self) -> bool {
+        !self.is_closed
     }
 
     /// Allows that columns are indexed, or forbids it.
@@ -137,36 +141,39 @@ mod tests {
         Selection::bind("", "", labels, &FieldSelector::default(), &table, parser, &gvr).unwrap()
     }
 
+    fn column_of(labels: &str) -> Column {
+        Term::of(&select(labels)).unwrap().column
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_column_is_indexed_when_it_is_used_again_and_dropped_when_it_is_not() {
         let (mut columns, now, web) = (Columns::default(), Instant::now(), select("app=web"));
-        assert_eq!(columns.used(&select("app!=web"), now), None, "it has no equality term");
-        assert_eq!(columns.used(&web, now), None, "one scan is cheaper than an index");
-        let column = columns.used(&select("app=db"), now).unwrap();
-        assert_eq!(columns.used(&web, now), None, "it is being built");
+        assert_eq!(columns.used(column_of("app=web"), now), None, "one scan is cheaper than an index");
+        let column = columns.used(column_of("app=db"), now).unwrap();
+        assert_eq!(columns.used(column_of("app=web"), now), None, "it is being built");
         columns.set(&column, ColumnState::Indexed);
-        assert_eq!(columns.used(&web, now), None);
+        assert_eq!(columns.used(column_of("app=web"), now), None);
         columns.retain(&web, now + COLUMN_UNUSED_MAX);
         assert!(columns.forget_unused(now + COLUMN_UNUSED_MAX * 2).is_empty(), "a standing selection retains it");
         assert_eq!(columns.forget_unused(now + COLUMN_UNUSED_MAX * 2 + Duration::from_secs(1)), [column]);
-        assert_eq!(columns.used(&web, now), None, "it is new again");
+        assert_eq!(columns.used(column_of("app=web"), now), None, "it is new again");
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_number_of_columns_is_limited_and_indexed_ones_stay() {
         let (mut columns, now) = (Columns::default(), Instant::now());
         for key in 0..COLUMNS_MAX {
-            let selection = select(&format!("key-{key}=x"));
-            columns.used(&selection, now);
-            let column = columns.used(&selection, now).unwrap();
+            let wanted = column_of(&format!("key-{key}=x"));
+            columns.used(wanted.clone(), now);
+            let column = columns.used(wanted, now).unwrap();
             columns.set(&column, ColumnState::Indexed);
         }
-        columns.used(&select("other=x"), now);
-        assert_eq!(columns.used(&select("other=x"), now), None, "there is no room");
+        columns.used(column_of("other=x"), now);
+        assert_eq!(columns.used(column_of("other=x"), now), None, "there is no room");
         columns.reset();
-        columns.used(&select("other=x"), now);
-        assert!(columns.used(&select("other=x"), now).is_some());
+        columns.used(column_of("other=x"), now);
+        assert!(columns.used(column_of("other=x"), now).is_some());
         columns.open(false);
-        assert_eq!(columns.used(&select("key-1=x"), now), None, "memory is short");
+        assert_eq!(columns.used(column_of("key-1=x"), now), None, "memory is short");
     }
 }

@@ -15,6 +15,7 @@ pub mod published;
 pub mod refusal;
 pub mod resume;
 pub mod ring;
+pub mod scan;
 pub mod steps;
 pub mod store;
 pub mod term;

@@ -9,13 +9,15 @@
 
 use std::{
     collections::HashMap,
+    iter::Peekable,
     ops::Bound::{self, Excluded, Unbounded},
     sync::Arc,
 };
 
 use imbl::OrdSet;
+use smallvec::SmallVec;
 
-use super::term::{Column, Term};
+use super::term::{Column, Term, Values};
 use kubefan_model::{ObjectKey, object::Object, object::ObjectParser, selection::Selection};
 
 /// The memory of the postings of one cache, in bytes. A column beyond it is not indexed.
@@ -115,11 +117,41 @@ impl Postings {
         if self.is_empty() {
             return None;
         }
-        let Term { column, values } = Term::of(selection)?;
-        let indexed = self.columns.iter().find(|known| known.column == column)?;
-        if values.iter().nth(VALUES_MAX).is_some() || values.iter().any(|value| indexed.is_common(value)) {
-            return None;
-        }
+        let terms = Term::all(selection);
+        let runs = |(indexed, values)| Self::runs(indexed, values, (first, end));
+        let usable = terms.iter().filter_map(|term| Some((self.usable(term)?, term.values)));
+        let usable: SmallVec<[_; 2]> = usable.collect();
+        let is_short =
+            |keys_max| usable.iter().find(move |term| runs(**term).into_iter().flatten().nth(keys_max).is_none());
+        // The smallest set is found without counting the others.
+        let short = if usable.len() > 1 { [16, 256, 4096].into_iter().find_map(is_short) } else { None };
+        let mut runs = runs(*short.or(usable.first())?);
+        // An object has one value, so no key is in two runs.
+        Some(std::iter::from_fn(move || {
+            let heads = runs.iter_mut().enumerate().filter_map(|(at, run)| Some((*run.peek()?, at)));
+            let (_, at) = heads.min()?;
+            runs[at].next()
+        }))
+    }
+
+    /// The column of a term, if the keys of all its values are known.
+    fn usable(&self, term: &Term<'_>) -> Option<&PostingColumn> {
+        let indexed = self.columns.iter().find(|known| known.column == term.column)?;
+        let is_common = || term.values.iter().any(|value| indexed.is_common(value));
+        (term.values.iter().nth(VALUES_MAX).is_none() && !is_common()).then_some(indexed)
+    }
+
+    /// Whether a column is indexed and cannot be used for this term.
+    pub fn is_useless(&self, term: &Term<'_>) -> bool {
+        self.has(&term.column) && self.usable(term).is_none()
+    }
+
+    /// The keys of each value within bounds, in order.
+    fn runs<'a>(
+        indexed: &'a PostingColumn,
+        values: Values<'_>,
+        (first, end): (&Bound<ObjectKey>, &Bound<ObjectKey>),
+    ) -> Vec<Peekable<impl Iterator<Item = &'a ObjectKey> + use<'a>>> {
         let of_value = |value: &str| {
             let value = Arc::<str>::from(value);
             let at = |key: &ObjectKey| Posting { value: value.clone(), key: key.clone() };
@@ -140,13 +172,7 @@ impl Postings {
             let range = (!is_empty).then(|| indexed.postings.range::<_, Posting>((from, to)));
             range.into_iter().flatten().map(|posting| &posting.key).peekable()
         };
-        let mut runs: Vec<_> = values.iter().map(of_value).collect();
-        // An object has one value, so no key is in two runs.
-        Some(std::iter::from_fn(move || {
-            let heads = runs.iter_mut().enumerate().filter_map(|(at, run)| Some((*run.peek()?, at)));
-            let (_, at) = heads.min()?;
-            runs[at].next()
-        }))
+        values.iter().map(of_value).collect()
     }
 }
 

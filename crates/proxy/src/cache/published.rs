@@ -17,7 +17,7 @@ use super::{
     refusal::Refusal,
     ring::{Record, RingLimits},
     store::Store,
-    term::Column,
+    term::{Column, Term},
     warnings::Warnings,
     writer::{Change, Commit},
 };
@@ -197,11 +197,20 @@ impl PublishedCache {
         evicted
     }
 
+    /// The column that a selection is to be indexed by: of the term that is likely to have the most
+    /// different values, unless its index has shown that it is of no use.
+    pub fn column_for(&self, selection: &Selection) -> Option<Column> {
+        let postings = self.state.as_ref()?.store.postings();
+        let terms = Term::all(selection);
+        let useful = terms.iter().find(|term| !postings.is_useless(term)).or(terms.first())?;
+        Some(useful.column.clone())
+    }
+
     /// Counts that a selection is used to read state or history. Returns the build of an index for
     /// it if that is due; the builds of equal selections are not.
     pub fn used(&mut self, selection: &Selection, now: Instant) -> Option<ColumnBuild> {
+        let column = self.columns.used(self.column_for(selection)?, now)?;
         let state = self.state.as_mut()?;
-        let column = self.columns.used(selection, now)?;
         let CachedState { epoch, store, history, version } = state;
         Some(ColumnBuild::start(column, selection.parser(), (*epoch, *version), store, history))
     }
@@ -216,7 +225,8 @@ impl PublishedCache {
     pub fn install(&mut self, column: &Column, build: Option<ColumnBuild>) {
         let Some(state) = &mut self.state else { return };
         let Some(build) = build.filter(|build| build.epoch() == state.epoch) else { return };
-        let installed = build.install(&mut state.store, &mut state.history);
+        // Memory may have run short since the build started.
+        let installed = self.columns.is_open().then(|| build.install(&mut state.store, &mut state.history)).flatten();
         if installed != Some(true) {
             state.unindex(column);
         }

@@ -106,9 +106,11 @@ impl StepIndex {
         if self.columns.is_empty() {
             return None;
         }
-        let Term { column, values } = Term::of(selection)?;
-        let column = self.columns.iter().find(|known| known.column == column)?;
-        Some(TermSteps { column, values })
+        let terms = Term::all(selection).into_iter().filter_map(|Term { column, values }| {
+            let column = self.columns.iter().find(|known| known.column == column)?;
+            Some(TermSteps { column, values })
+        });
+        terms.min_by_key(|term| term.steps().map(|steps| steps.recent.len() + steps.older.len()).sum::<usize>())
     }
 
     fn each(&mut self) -> impl Iterator<Item = &mut StepColumn> {

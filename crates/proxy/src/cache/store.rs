@@ -14,7 +14,10 @@ use std::{
 
 use imbl::OrdMap;
 
-use super::postings::{KeyBounds, Postings};
+use super::{
+    postings::{KeyBounds, Postings},
+    scan::Scan,
+};
 use kubefan_model::{
     ObjectKey, ResourceVersion,
     event::WatchEvent,
@@ -100,16 +103,6 @@ impl Store {
         self.objects.into_iter().map(|(key, object)| (key, object.version()))
     }
 
-    /// The selected objects from one key to another, both included, in key order.
-    pub fn select_range<'a>(
-        &'a self,
-        selection: &'a Selection,
-        first: &ObjectKey,
-        last: &ObjectKey,
-    ) -> impl Iterator<Item = &'a Arc<Object>> + use<'a> {
-        self.select_within(selection, (Included(first.clone()), Included(last.clone())))
-    }
-
     /// The selected objects after `last` (from the start if `None`), in key order. For a selection
     /// of one namespace or one object only the keys of that range are read, and only the keys with
     /// the value of an equality term if the store has postings of it.
@@ -118,19 +111,29 @@ impl Store {
         selection: &'a Selection,
         last: Option<&'a ObjectKey>,
     ) -> impl Iterator<Item = &'a Arc<Object>> + 'a {
-        self.select_within(selection, bounds(selection, last))
+        self.candidates(selection, bounds(selection, last)).filter(|object| selection.matches(object))
     }
 
-    fn select_within<'a>(
+    /// As [`Self::select`], but ends after at most `tests_max` tests, and at least one object.
+    pub fn scan<'a>(
         &'a self,
         selection: &'a Selection,
+        last: Option<&ObjectKey>,
+        tests_max: usize,
+    ) -> Scan<'a, impl Iterator<Item = &'a Arc<Object>> + use<'a>> {
+        Scan::new(self.candidates(selection, bounds(selection, last)), selection, tests_max)
+    }
+
+    fn candidates<'a>(
+        &'a self,
+        selection: &Selection,
         bounds: KeyBounds,
     ) -> impl Iterator<Item = &'a Arc<Object>> + use<'a> {
         let keys = self.postings.candidates(selection, &bounds);
         let scanned = keys.is_none().then(|| self.objects.range::<(_, _), ObjectKey>(bounds));
         let found = keys.into_iter().flatten().filter_map(|key| self.objects.get(key.as_str()));
         let scanned = scanned.into_iter().flatten().map(|(_, object)| object);
-        found.chain(scanned).filter(|object| selection.matches(object))
+        found.chain(scanned)
     }
 
     /// The keys by label and field.

@@ -6,10 +6,13 @@
 
 use std::{borrow::Cow, sync::Arc};
 
+use smallvec::SmallVec;
+
 use kubefan_model::{
     fields::FieldRef,
     object::{Object, ObjectParser},
     selection::{Equality, Selection},
+    selector::ValueSet,
 };
 
 /// What objects are indexed by.
@@ -31,7 +34,7 @@ pub enum Values<'a> {
     /// Only this one.
     One(&'a str),
     /// Any of these, each once.
-    Any(&'a [Box<str>]),
+    Any(&'a ValueSet),
 }
 
 /// An equality term of a selection.
@@ -47,19 +50,29 @@ impl<'a> Term<'a> {
     /// The term of a selection that is likely to have the most different values; `None` if it has
     /// no equality term.
     pub fn of(selection: &'a Selection) -> Option<Self> {
-        let narrowness = |term: &Equality<'_>| match term {
+        Self::all(selection).into_iter().next()
+    }
+
+    /// The equality terms of a selection, first the one that is likely to have the most different
+    /// values.
+    pub fn all(selection: &'a Selection) -> SmallVec<[Self; 2]> {
+        let mut terms: SmallVec<[_; 2]> = selection.equalities().collect();
+        terms.sort_by_key(|term| match term {
             Equality::Name(_) => 0,
             Equality::Field(..) => 1,
             Equality::Label(..) => 2,
             Equality::Namespace(_) => 3,
+        });
+        let term = |equality| {
+            let (column, values) = match equality {
+                Equality::Name(name) => (Column::Name, Values::One(name)),
+                Equality::Namespace(namespace) => (Column::Namespace, Values::One(namespace)),
+                Equality::Label(key, values) => (Column::Label(key.into()), Values::Any(values)),
+                Equality::Field(field, value) => (Column::Field(field), Values::One(value)),
+            };
+            Self { column, values }
         };
-        let (column, values) = match selection.equalities().min_by_key(narrowness)? {
-            Equality::Name(name) => (Column::Name, Values::One(name)),
-            Equality::Namespace(namespace) => (Column::Namespace, Values::One(namespace)),
-            Equality::Label(key, values) => (Column::Label(key.into()), Values::Any(values)),
-            Equality::Field(field, value) => (Column::Field(field), Values::One(value)),
-        };
-        Some(Self { column, values })
+        terms.into_iter().map(term).collect()
     }
 }
 
@@ -79,9 +92,9 @@ impl<'a> Values<'a> {
     /// The values, each once.
     pub fn iter(self) -> impl Iterator<Item = &'a str> {
         let (one, any) = match self {
-            Self::One(value) => (Some(value), &[][..]),
-            Self::Any(values) => (None, values),
+            Self::One(value) => (Some(value), None),
+            Self::Any(values) => (None, Some(values)),
         };
-        one.into_iter().chain(any.iter().map(|value| &**value))
+        one.into_iter().chain(any.into_iter().flat_map(ValueSet::iter))
     }
 }

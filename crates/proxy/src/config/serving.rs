@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     caches::memory_pressure::MEMORY_BYTES_MIN,
-    fanout::hub::COALESCE_MAX,
+    fanout::{hub::COALESCE_MAX, send::budget::SELECTOR_BYTES_MAX},
     server::{
         kube::allowed_hosts::{AllowedHosts, HostPattern},
         transport::{certificate::TlsFiles, unix_socket::SocketMode},
@@ -79,6 +79,10 @@ section! {
     /// Values of a label selector in all its sets together, as in `app in (a,b)`; a request with
     /// more is refused, or over HTTP forwarded to the apiserver.
     selector_values_max("COUNT"): usize = 2000 => selector_values_max: usize, at_least(1);
+    /// Memory of the selectors of all streams and reads; one that finds no room is asked to retry
+    /// later (over HTTP 429). At most an eighth of the memory budget.
+    selector_memory_max("SIZE"): ByteSize = ByteSize(SELECTOR_BYTES_MAX as u64)
+        => selector_bytes_max: usize, size_in_memory(1 << 20);
     /// Streams per connection (HTTP/2 SETTINGS_MAX_CONCURRENT_STREAMS).
     max_concurrent_streams("COUNT"): u32 = 1000 => max_concurrent_streams: u32, at_least(1);
     /// The longest request.

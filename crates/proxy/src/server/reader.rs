@@ -17,7 +17,7 @@ use crate::{
     cache::Backfill,
     fanout::{
         Catalog, FairPool, Holder, Need, NotSubscribed, Patience, Phase, Place, Provided, ProvidedBackfill, Refusal,
-        Served, Start, StreamWaker, SubscribeOptions, Subscription,
+        Served, StreamWaker, SubscribeOptions, Subscription,
     },
 };
 use kubefan_common::{
@@ -187,13 +187,16 @@ impl<C: Catalog> Reader<C> {
     ) -> Result<Subscription, Refusal> {
         let (hub, waker) = (&served.hub, Arc::new(waker));
         let mut provided = Provided::default();
-        if let Start::Resume(version) | Start::ResumeWithObjects(version) = options.start {
+        if let Some(version) = options.resumes_from() {
             provided.other_history = self.other_history(served, &options.cluster, version).await;
         }
         hub.index_for(&selection).await;
+        if let Some(version) = options.resumes_from() {
+            provided.replayed = hub.replay(&selection, &format, version).await;
+        }
         let (mut backfills, mut oldest) = (0, None);
         loop {
-            match hub.try_subscribe(&selection, &format, &options, &provided, &waker) {
+            match hub.try_subscribe(&selection, &format, &options, &mut provided, &waker) {
                 Ok(subscription) => return Ok(subscription),
                 // The hub knows only its own history. A backfill may start at an older version.
                 Err(NotSubscribed::Refused(Refusal::Expired(expired))) => {

@@ -75,5 +75,6 @@ pub async fn select(
         &served.gvr,
     )
     .map_err(|error| invalid("target.field_selector", error.to_string()))?;
+    let selection = served.hub.share(selection)?;
     Ok(Selected { served, selection })
 }

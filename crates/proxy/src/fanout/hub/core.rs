@@ -32,6 +32,7 @@ use crate::{
         stream_end::StreamEnd,
         sync::{Mutex, MutexGuard},
         views::{
+            selections::Selections,
             set::Views,
             view::{View, ViewBytes},
         },
@@ -45,7 +46,9 @@ use kubefan_common::{
     sync::watch,
     unless_planted, when_planted,
 };
-use kubefan_model::{GroupVersionResource, ResourceVersion, event::Transition, object::ObjectParser};
+use kubefan_model::{
+    GroupVersionResource, ResourceVersion, event::Transition, object::ObjectParser, selection::Selection,
+};
 
 /// State, history and views of one resource and scope.
 pub struct Hub {
@@ -53,6 +56,7 @@ pub struct Hub {
     pub(in crate::fanout) parser: Arc<ObjectParser>,
     pub(in crate::fanout) metrics: CacheMetrics,
     pub(in crate::fanout) view_bytes: ViewBytes,
+    pub(in crate::fanout) selections: Selections,
     limits: RingLimits,
     gate: Arc<Gate>,
     cluster: ClusterName,
@@ -72,6 +76,8 @@ pub(in crate::fanout) struct HubState {
     pacer: Pacer,
     /// A wave of wake-ups is scheduled.
     is_wave_scheduled: bool,
+    /// Events are being tested outside of the critical section.
+    pub(super) is_matching: bool,
     /// When the views last dropped what is too old to be reused.
     tidied_at: Instant,
     /// The indexes that are being built; each is set to true when it is complete or given up.
@@ -139,12 +145,14 @@ impl Hub {
             used_at: Instant::now(),
             pacer: Pacer::new(coalesce_max),
             is_wave_scheduled: false,
+            is_matching: false,
             tidied_at: Instant::now(),
             builds: Vec::new(),
         };
         let view_bytes = ViewBytes { kept: budgets.part(), ..ViewBytes::default() };
+        let selections = Selections::new(view_bytes.kept.selectors.clone());
         let state = Mutex::new(state);
-        Arc::new(Self { resource, parser, metrics, view_bytes, limits, gate, cluster, head, phase, state })
+        Arc::new(Self { resource, parser, metrics, view_bytes, selections, limits, gate, cluster, head, phase, state })
     }
 
     /// The resource, as messages name it.
@@ -170,6 +178,14 @@ impl Hub {
     /// What readers are warned of, over HTTP.
     pub fn warnings(&self) -> Warnings {
         self.lock().published.warnings().clone()
+    }
+
+    /// The one selection that equals this one, which counts to the budget of selectors.
+    ///
+    /// # Errors
+    /// [`Refusal::Exhausted`] if there is no room for it.
+    pub fn share(&self, selection: Selection) -> Result<Selection, Refusal> {
+        self.selections.share(selection)
     }
 
     /// Enters the critical section. Never held across an await.
@@ -230,6 +246,7 @@ impl Hub {
     /// Wakes the subscribers that have something to read: at once, or a moment later if the last
     /// wave is still being worked off.
     pub(super) fn wake(self: &Arc<Self>) {
+        self.start_matching();
         let mut state = self.lock();
         if state.views.all_announced() || state.is_wave_scheduled {
             return;

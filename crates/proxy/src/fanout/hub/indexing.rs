@@ -18,7 +18,7 @@ use tokio::{
 use super::core::{Hub, HubState};
 use crate::cache::{
     column_build::{ColumnBuild, NextPart},
-    term::{Column, Term},
+    term::Column,
 };
 use kubefan_common::sync::watch;
 use kubefan_model::selection::Selection;
@@ -39,9 +39,9 @@ impl Hub {
     /// As [`Self::index_for`], without waiting. Returns what becomes true when the build has ended;
     /// `None` if there is none.
     pub(in crate::fanout) fn start_index(self: &Arc<Self>, selection: &Selection) -> Option<watch::Receiver<bool>> {
-        let column = Term::of(selection)?.column;
         let mut state = self.lock();
         let HubState { published, builds, .. } = &mut *state;
+        let column = published.column_for(selection)?;
         let Some(build) = published.used(selection, Instant::now()) else {
             return builds.iter().find(|(building, _)| *building == column).map(|(_, built)| built.clone());
         };

@@ -3,6 +3,7 @@
 pub mod batch;
 pub(in crate::fanout) mod core;
 mod indexing;
+mod matching;
 mod proved;
 mod reads;
 mod replay;

@@ -2,55 +2,93 @@
 //!
 //! A view without an indexed equality term tests every record since its version. With 100,000
 //! records that takes long enough to hold up every commit. So a long replay is made before the
-//! section, in parts, and the section tests only what was committed meanwhile.
+//! section, in slices between which other tasks run, and the section tests only what was committed
+//! meanwhile.
+
+use tokio::task::yield_now;
 
 use super::core::Hub;
 use crate::{
-    cache::Record,
+    cache::{Record, scan::SLICE_TESTS},
     fanout::views::{
         log::{LogItem, Replayed},
         view::ViewKey,
     },
 };
-use kubefan_model::{ResourceVersion, selection::Selection};
+use kubefan_model::{ResourceVersion, format::Format, selection::Selection};
 
-/// The most records that are tested inside the section. Tests replay short histories in parts too.
-const TESTED_INSIDE_MAX: usize = if cfg!(test) { 2 } else { 1000 };
-/// How many records are copied at a time.
-const PART: usize = if cfg!(test) { 2 } else { 4096 };
+/// The most tests inside the section, in terms × records. Tests replay short histories in slices
+/// too.
+const TESTED_INSIDE_MAX: usize = if cfg!(test) { 4 } else { 4000 };
+/// The most records of a slice.
+const RECORDS_MAX: usize = if cfg!(test) { 2 } else { 4096 };
+
+/// A replay in progress.
+pub(in crate::fanout) struct Replay<'a> {
+    hub: &'a Hub,
+    selection: &'a Selection,
+    replayed: Replayed,
+    /// It is complete up to this version.
+    reached: ResourceVersion,
+}
 
 impl Hub {
-    /// What a view will need of the history after `version`; `None` if that is little, or is not in
-    /// the ring.
-    pub(in crate::fanout) fn replay(
+    /// What a view of this selection and format will need of the history after `version`; `None` if
+    /// that is little, or is not in the ring. Other tasks run between its slices.
+    pub async fn replay(&self, selection: &Selection, format: &Format, version: ResourceVersion) -> Option<Replayed> {
+        let mut replay = self.start_replay(selection, format, version)?;
+        while replay.step()? {
+            yield_now().await;
+        }
+        Some(replay.replayed)
+    }
+
+    /// As [`Self::replay`], at once.
+    pub(in crate::fanout) fn replay_now(
         &self,
-        key: &ViewKey,
         selection: &Selection,
+        format: &Format,
         version: ResourceVersion,
     ) -> Option<Replayed> {
-        let (epoch, up_to) = {
-            let state = self.lock();
-            let cached = state.published.state()?;
-            let up_to = state.views.get(key).map_or(cached.version, |view| view.floor());
-            let ring = cached.history.ring();
-            let is_short = up_to <= version || ring.count_after(version) <= TESTED_INSIDE_MAX;
-            if is_short || cached.history.steps().of(selection).is_some() {
-                return None;
-            }
-            (cached.epoch, up_to)
-        };
-        let (mut items, mut reached) = (Vec::new(), version);
-        loop {
-            let part: Vec<Record> = {
-                let state = self.lock();
-                let ring = state.published.state_of(epoch)?.history.ring();
-                let records = ring.since(reached).ok()?.take_while(|record| record.version() <= up_to);
-                records.take(PART).cloned().collect()
-            };
-            let Some(last) = part.last() else { break };
-            reached = last.version();
-            items.extend(part.iter().filter_map(|record| LogItem::replayed(record, selection)));
+        let mut replay = self.start_replay(selection, format, version)?;
+        while replay.step()? {}
+        Some(replay.replayed)
+    }
+
+    fn start_replay<'a>(
+        &'a self,
+        selection: &'a Selection,
+        format: &Format,
+        version: ResourceVersion,
+    ) -> Option<Replay<'a>> {
+        let key = ViewKey { selection: selection.clone(), format: format.clone() };
+        let state = self.lock();
+        let cached = state.published.state()?;
+        let up_to = state.views.get(&key).map_or(cached.version, |view| view.floor());
+        let ring = cached.history.ring();
+        let is_short = up_to <= version || ring.count_after(version) * selection.tests() <= TESTED_INSIDE_MAX;
+        if is_short || cached.history.steps().of(selection).is_some() {
+            return None;
         }
-        Some(Replayed { epoch, after: version, up_to, items })
+        let replayed = Replayed { epoch: cached.epoch, after: version, up_to, items: Vec::new() };
+        Some(Replay { hub: self, selection, replayed, reached: version })
+    }
+}
+
+impl Replay<'_> {
+    /// Replays a slice. Returns whether there is more; `None` if that is no longer in the ring.
+    fn step(&mut self) -> Option<bool> {
+        // An event is two objects.
+        let records_max = RECORDS_MAX.min(SLICE_TESTS / (2 * self.selection.tests())).max(1);
+        let part: Vec<Record> = {
+            let state = self.hub.lock();
+            let ring = state.published.state_of(self.replayed.epoch)?.history.ring();
+            let records = ring.since(self.reached).ok()?.take_while(|record| record.version() <= self.replayed.up_to);
+            records.take(records_max).cloned().collect()
+        };
+        let Some(last) = part.last() else { return Some(false) };
+        self.reached = last.version();
+        self.replayed.items.extend(part.iter().filter_map(|record| LogItem::replayed(record, self.selection)));
+        Some(true)
     }
 }

@@ -84,9 +84,10 @@ impl Hub {
             let (ring, conflated) = (cached.history.ring(), cached.history.conflated());
             gauges.ring_bytes = ring.bytes();
             gauges.residue_bytes = conflated.bytes();
-            let Budgets { projected, chunks } = &self.view_bytes.kept;
+            let Budgets { projected, chunks, selectors } = &self.view_bytes.kept;
             gauges.log_bytes =
                 self.view_bytes.logs.load(Ordering::Relaxed) + self.segment_bytes() + projected.used() + chunks.used();
+            gauges.log_bytes += selectors.used();
             gauges.log_bytes += cached.store.postings().bytes() + cached.history.steps().bytes();
             gauges.ring_events = ring.len();
             gauges.ring_age = ring.age(now);

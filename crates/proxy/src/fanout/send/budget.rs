@@ -1,8 +1,9 @@
-//! One budget for everything that views and formats retain for reuse. All caches of the process
-//! share it, because clients decide how many caches, views and formats there are.
+//! The budgets for what clients decide the number of: what views and formats retain for reuse, and
+//! selectors. All caches of the process share them, because clients decide how many caches, views,
+//! formats and selectors there are.
 //!
-//! What finds no room is not retained, and made again when it is needed: a full budget costs time,
-//! never memory.
+//! What could be reused and finds no room is not retained, and made again when it is needed: it
+//! costs time, never memory. A selector that finds no room is refused.
 
 use std::sync::{
     Arc,
@@ -55,6 +56,11 @@ impl Budget {
         Some(Share { used: self.used.clone(), used_by_all: self.used_by_all.clone(), bytes })
     }
 
+    /// The most bytes that all parts may take.
+    pub fn bytes_max(&self) -> usize {
+        self.bytes_max
+    }
+
     /// The bytes that are taken from this part.
     pub fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
@@ -68,31 +74,44 @@ impl Drop for Share {
     }
 }
 
-/// How much all caches together may retain for reuse.
+/// How much all caches together may retain of what clients decide the number of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetainedLimits {
     /// Bytes of projected objects and deltas.
     pub projected_bytes_max: usize,
     /// Bytes of compressed snapshots.
     pub chunks_bytes_max: usize,
+    /// Bytes of selectors, and of the index of views by their values.
+    pub selector_bytes_max: usize,
 }
+
+/// [`RetainedLimits::selector_bytes_max`], unless the configuration says otherwise: 50,000
+/// selectors of 1 KiB, or 4,000 of the greatest length.
+pub const SELECTOR_BYTES_MAX: usize = 256 << 20;
 
 impl Default for RetainedLimits {
     fn default() -> Self {
-        Self { projected_bytes_max: 256 << 20, chunks_bytes_max: 512 << 20 }
+        Self { projected_bytes_max: 256 << 20, chunks_bytes_max: 512 << 20, selector_bytes_max: SELECTOR_BYTES_MAX }
     }
 }
 
 impl RetainedLimits {
-    /// The limits of a process with this memory budget: a sixteenth and an eighth of it, and no
-    /// more than without one.
+    /// The limits of a process with this memory budget: a sixteenth, an eighth and an eighth of it,
+    /// and, but for selectors, no more than without one.
     pub fn of_memory(bytes_max: Option<usize>) -> Self {
-        let most = Self::default();
+        let most = Self { selector_bytes_max: usize::MAX, ..Self::default() };
         let bytes_max = bytes_max.unwrap_or(usize::MAX);
         Self {
             projected_bytes_max: most.projected_bytes_max.min(bytes_max / 16),
             chunks_bytes_max: most.chunks_bytes_max.min(bytes_max / 8),
+            selector_bytes_max: most.selector_bytes_max.min(bytes_max / 8),
         }
+    }
+
+    /// With at most so many bytes of selectors.
+    #[must_use]
+    pub fn with_selectors(self, bytes_max: usize) -> Self {
+        Self { selector_bytes_max: self.selector_bytes_max.min(bytes_max), ..self }
     }
 }
 
@@ -103,21 +122,28 @@ pub struct Budgets {
     pub projected: Budget,
     /// Compressed snapshots.
     pub chunks: Budget,
+    /// Selectors and their part of the index of views. Never closed: to refuse new ones frees
+    /// nothing.
+    pub selectors: Budget,
 }
 
 impl Budgets {
     /// The budgets of a process.
     pub fn new(limits: RetainedLimits) -> Self {
-        Self { projected: Budget::new(limits.projected_bytes_max), chunks: Budget::new(limits.chunks_bytes_max) }
+        Self {
+            projected: Budget::new(limits.projected_bytes_max),
+            chunks: Budget::new(limits.chunks_bytes_max),
+            selectors: Budget::new(limits.selector_bytes_max),
+        }
     }
 
     /// The part of one more cache.
     #[must_use]
     pub fn part(&self) -> Self {
-        Self { projected: self.projected.part(), chunks: self.chunks.part() }
+        Self { projected: self.projected.part(), chunks: self.chunks.part(), selectors: self.selectors.part() }
     }
 
-    /// Allows that more is retained, or forbids it.
+    /// Allows that more is retained for reuse, or forbids it.
     pub fn open(&self, open: bool) {
         self.projected.closed.store(!open, Ordering::Relaxed);
         self.chunks.closed.store(!open, Ordering::Relaxed);
@@ -147,7 +173,8 @@ mod tests {
 
     #[test]
     fn the_parts_of_a_budget_share_its_bytes_and_count_their_own() {
-        let whole = Budgets::new(RetainedLimits { projected_bytes_max: 100, chunks_bytes_max: 0 });
+        let whole =
+            Budgets::new(RetainedLimits { projected_bytes_max: 100, chunks_bytes_max: 0, selector_bytes_max: 0 });
         let (one, other) = (whole.part(), whole.part());
         let share = one.projected.take(60).unwrap();
         assert!(other.projected.take(41).is_none(), "caches share what the process has");
@@ -161,8 +188,9 @@ mod tests {
     #[test]
     fn a_small_process_retains_little() {
         let limits = RetainedLimits::of_memory(Some(128 << 20));
-        assert_eq!(limits, RetainedLimits { projected_bytes_max: 8 << 20, chunks_bytes_max: 16 << 20 });
-        assert_eq!(RetainedLimits::of_memory(Some(usize::MAX)), RetainedLimits::default());
-        assert_eq!(RetainedLimits::of_memory(None), RetainedLimits::default());
+        let (projected_bytes_max, chunks_bytes_max, selector_bytes_max) = (8 << 20, 16 << 20, 16 << 20);
+        assert_eq!(limits, RetainedLimits { projected_bytes_max, chunks_bytes_max, selector_bytes_max });
+        let default = RetainedLimits::of_memory(None).with_selectors(SELECTOR_BYTES_MAX);
+        assert_eq!(default, RetainedLimits::default());
     }
 }

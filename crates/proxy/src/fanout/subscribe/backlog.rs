@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::catch_up::{CHANGES_MAX, CatchUp};
 use crate::{
-    cache::{Backfill, Store},
+    cache::{Backfill, Store, scan::SLICE_TESTS},
     fanout::{
         hub::{HistoryError, Hub},
         send::{
@@ -17,7 +17,10 @@ use crate::{
             frame_buf::FrameBuf,
             log_entry::LogEntry,
         },
-        views::{shared_snapshot::SharedSnapshotReader, view::View},
+        views::{
+            shared_snapshot::{ChunkFrame, SharedSnapshotReader},
+            view::View,
+        },
     },
 };
 use kubefan_common::{
@@ -64,6 +67,8 @@ pub(super) struct BacklogBatch {
     pub(super) resume: Option<ResourceVersion>,
     /// This part has no more.
     pub(super) is_complete: bool,
+    /// A slice of the work is done: other tasks should run before the next one.
+    pub(super) yields: bool,
 }
 
 impl Backlog {
@@ -122,22 +127,21 @@ fn take_objects(
     view: &View,
     sent: &mut usize,
 ) -> BacklogBatch {
-    let (encoder, mut is_complete, mut written) = (view.encoder(), true, None);
+    let encoder = view.encoder();
     let mut frames = encoder.writer(bytes_max);
     header.write_begin(&mut frames);
-    for object in store.select(view.selection(), last.as_ref()) {
-        if frames.len() >= bytes_max {
-            is_complete = false;
-            break;
-        }
+    let (mut scan, mut is_full) = (store.scan(view.selection(), last.as_ref(), SLICE_TESTS), false);
+    while !is_full && let Some(object) = scan.next() {
         encoder.object(object, &mut frames);
         *sent += 1;
-        written = Some(object);
+        is_full = frames.len() >= bytes_max;
     }
-    *last = written.map(|object| object.key().clone()).or(last.take());
+    let (is_complete, tested) = (scan.is_complete(), scan.tested().cloned());
+    *last = tested.or(last.take());
     when_planted!(SnapshotEndsAtHead => header.version = hub.head().unwrap_or(header.version));
     let resume = is_complete.then(|| header.write_end(*sent, &mut frames));
-    BacklogBatch { frames: frames.finish(), resume, is_complete }
+    let yields = !is_complete && !is_full;
+    BacklogBatch { frames: frames.finish(), resume, is_complete, yields }
 }
 
 fn take_chunks(
@@ -152,20 +156,25 @@ fn take_chunks(
     header.write_begin(&mut begin);
     let (mut frames, first) = (begin.finish(), *next);
     // At least one chunk each time, whatever its size.
-    let is_complete = loop {
+    let (is_complete, yields) = loop {
         if *next > first && frames.len() >= bytes_max {
-            break false;
+            break (false, false);
         }
-        let Some((frame, objects)) = chunks.frame(*next, view.selection(), encoder) else { break true };
-        frames.push(frame);
-        frames.count(1);
-        *sent += objects;
-        *next += 1;
+        match chunks.frame(*next, view.selection(), encoder) {
+            ChunkFrame::Message(frame, objects) => {
+                frames.push(frame);
+                frames.count(1);
+                *sent += objects;
+                *next += 1;
+            }
+            ChunkFrame::Later => break (false, true),
+            ChunkFrame::End => break (true, false),
+        }
     };
     let mut end = encoder.writer(0);
     let resume = is_complete.then(|| header.write_end(*sent, &mut end));
     frames.append(end.finish());
-    BacklogBatch { frames, resume, is_complete }
+    BacklogBatch { frames, resume, is_complete, yields }
 }
 
 fn take_catch_up(
@@ -176,9 +185,14 @@ fn take_catch_up(
     sent: &mut usize,
 ) -> Result<BacklogBatch, HistoryError> {
     let (selection, encoder) = (view.selection(), view.encoder());
-    while let Some(up_to) = catch_up.unread() {
-        let (part, rest) = hub.prior_steps(view, catch_up.from, up_to, CHANGES_MAX)?;
+    if let Some(up_to) = catch_up.unread() {
+        let steps_max = CHANGES_MAX.min(SLICE_TESTS / selection.tests()).max(1);
+        let (part, rest) = hub.prior_steps(view, catch_up.from, up_to, steps_max)?;
         catch_up.read(part, rest, selection);
+        if catch_up.unread().is_some() {
+            let frames = encoder.writer(0).finish();
+            return Ok(BacklogBatch { frames, resume: None, is_complete: false, yields: true });
+        }
     }
     let mut frames = encoder.writer(bytes_max);
     if !std::mem::replace(is_started, true) {
@@ -190,7 +204,8 @@ fn take_catch_up(
     if is_complete {
         frames.message(&control::catch_up_end(catch_up.to));
     }
-    Ok(BacklogBatch { frames: frames.finish(), resume, is_complete })
+    let yields = !is_complete && frames.len() < bytes_max;
+    Ok(BacklogBatch { frames: frames.finish(), resume, is_complete, yields })
 }
 
 fn take_backfill(
@@ -206,11 +221,14 @@ fn take_backfill(
     let has_bases = backfill.has_state || planted::is(Bug::DeltaOnWrongBase);
     let bases = if has_bases { bases } else { DeltaBases::None };
     let mut frames = encoder.writer(0);
+    let (mut is_full, mut tests_left) = (false, SLICE_TESTS);
     for record in backfill.since(*after).map_err(HistoryError::Expired)? {
-        if frames.len() >= bytes_max {
+        is_full = frames.len() >= bytes_max;
+        if is_full || tests_left == 0 {
             is_complete = false;
             break;
         }
+        tests_left = tests_left.saturating_sub(2 * view.selection().tests());
         // A backfill is one unbroken watch, so it has no gaps.
         for entry in record.events().iter().filter_map(|event| LogEntry::replayed(event, view.selection())) {
             if encoder.entry(&entry, bases, &mut frames).messages > 0 {
@@ -226,7 +244,8 @@ fn take_backfill(
         frames.message(&control::bookmark(backfill.reached));
     }
     let resume = Some(if is_complete { backfill.reached } else { *after });
-    Ok(BacklogBatch { frames: frames.finish(), resume, is_complete })
+    let yields = !is_complete && !is_full;
+    Ok(BacklogBatch { frames: frames.finish(), resume, is_complete, yields })
 }
 
 impl SnapshotHeader {

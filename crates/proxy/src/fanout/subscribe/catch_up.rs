@@ -14,7 +14,7 @@ use std::{
 };
 
 use crate::{
-    cache::{PriorState, PriorStep, Store},
+    cache::{PriorState, PriorStep, Store, scan::SLICE_TESTS},
     fanout::send::{
         encoder::Encoder,
         frame::{Body, EventHead, FrameWriter, Sink},
@@ -42,7 +42,7 @@ pub(super) struct CatchUp {
     before: HashMap<ObjectKey, Option<Arc<Object>>>,
     /// The end of the history that is still to be read; `None` if all was read.
     unread: Option<Bound<ResourceVersion>>,
-    /// Objects that are no longer selected, in the order of their last versions.
+    /// Objects that were selected and may be no longer, in the order of their last versions.
     gone: VecDeque<Arc<Object>>,
     /// The last object that was written.
     last: Option<ObjectKey>,
@@ -76,8 +76,7 @@ impl CatchUp {
         }
         self.unread = rest.map(Bound::Excluded);
         if rest.is_none() {
-            let mut gone: Vec<_> =
-                self.before.values().flatten().filter(|was| self.is_gone(was, selection)).cloned().collect();
+            let mut gone: Vec<_> = self.before.values().flatten().cloned().collect();
             gone.sort_by(|a, b| (a.version(), a.key()).cmp(&(b.version(), b.key())));
             self.gone = gone.into();
         }
@@ -111,10 +110,15 @@ impl CatchUp {
         encoder: &Encoder,
         frames: &mut FrameWriter<'_>,
     ) -> (usize, bool) {
-        let mut events = 0;
+        let (mut events, mut tests_left) = (0, SLICE_TESTS);
         while let Some(was) = self.gone.front() {
-            if frames.len() >= bytes_max {
+            if frames.len() >= bytes_max || tests_left == 0 {
                 return (events, false);
+            }
+            tests_left = tests_left.saturating_sub(selection.tests());
+            if !self.is_gone(was, selection) {
+                self.gone.pop_front();
+                continue;
             }
             let exists = self.store.get(was.key().as_str()).is_some_and(|now| now.uid() == was.uid());
             let reason = if exists { DeleteReason::LeftSelector } else { DeleteReason::FinalStateUnknown };
@@ -123,16 +127,14 @@ impl CatchUp {
             self.gone.pop_front();
             events += 1;
         }
-        let (mut last, mut complete) = (None, true);
-        for object in self.store.select(selection, self.last.as_ref()) {
+        let mut scan = self.store.scan(selection, self.last.as_ref(), tests_left);
+        while frames.len() < bytes_max
+            && let Some(object) = scan.next()
+        {
             let before = self.before.get(object.key());
             // A new schema may change an object without its version; history has that change.
             if object.version() <= self.from && before.is_none() {
                 continue;
-            }
-            if frames.len() >= bytes_max {
-                complete = false;
-                break;
             }
             let kind = match before {
                 Some(None) => EventType::Added,
@@ -145,10 +147,10 @@ impl CatchUp {
                 &EventHead { resume, kind, ..EventHead::of_snapshot(object) },
                 Body::object(encoder.snapshot_bytes(object)),
             );
-            last = Some(object.key().clone());
             events += 1;
         }
-        self.last = last.or(self.last.take());
+        let (complete, tested) = (scan.is_complete(), scan.tested().cloned());
+        self.last = tested.or(self.last.take());
         (events, complete)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::{
     cache::{Backfill, OnExpired, OnLag, Refusal},
-    fanout::{fair_share::Holder, gate::GatePermit, hub::Fresh},
+    fanout::{fair_share::Holder, gate::GatePermit, hub::Fresh, views::log::Replayed},
 };
 use kubefan_model::ResourceVersion;
 
@@ -43,6 +43,16 @@ pub struct SubscribeOptions {
     pub holder: Option<Holder>,
 }
 
+impl SubscribeOptions {
+    /// The version after which it continues, in this or another way.
+    pub fn resumes_from(&self) -> Option<ResourceVersion> {
+        match self.start {
+            Start::Resume(version) | Start::ResumeWithObjects(version) => Some(version),
+            Start::Await(_) | Start::Snapshot => None,
+        }
+    }
+}
+
 impl From<Start> for SubscribeOptions {
     fn from(start: Start) -> Self {
         let (on_lag, on_expired) = (OnLag::default(), OnExpired::default());
@@ -52,7 +62,7 @@ impl From<Start> for SubscribeOptions {
 }
 
 /// What was fetched for a subscriber before it could subscribe, outside of the hub's lock.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 pub struct Provided {
     /// Why its version is of another history than this cache's, if it is.
     pub other_history: Option<Refusal>,
@@ -60,6 +70,8 @@ pub struct Provided {
     pub backfill: ProvidedBackfill,
     /// A permit to be sent more than events.
     pub permit: Option<Arc<GatePermit>>,
+    /// The history after its version ([`Hub::replay`](crate::fanout::Hub::replay)).
+    pub replayed: Option<Replayed>,
 }
 
 /// The events up to a version that history resumes from, read again from upstream.

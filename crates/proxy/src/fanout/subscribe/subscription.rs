@@ -62,6 +62,8 @@ pub struct Subscription {
     resume: Option<ResourceVersion>,
     /// Something was sent.
     is_started: bool,
+    /// Other tasks should run before more of the backlog is made.
+    must_yield: bool,
     /// The start of a gap was sent and not its end: what was sent is the state at no version.
     inside_gap: bool,
     on_lag: OnLag,
@@ -105,6 +107,7 @@ impl Subscription {
             permit,
             resume,
             is_started,
+            must_yield: false,
             inside_gap,
             on_lag,
             on_expired,
@@ -135,9 +138,16 @@ impl Subscription {
     fn take_shared(&mut self, bytes_max: usize) -> Result<Option<FrameBuf>, StreamEnd> {
         loop {
             if let Some(backlog) = &mut self.backlog {
+                if std::mem::take(&mut self.must_yield) {
+                    // The connection's task runs again after the others.
+                    self.waker.arm();
+                    self.waker.wake();
+                    return Ok(None);
+                }
                 match backlog.take(bytes_max, &self.hub, &self.view, self.bases) {
                     Ok(batch) => {
                         self.resume = batch.resume.or(self.resume);
+                        self.must_yield = batch.yields;
                         if batch.is_complete {
                             self.backlog = self.backlog.take().and_then(|backlog| backlog.into_next());
                             self.permit = self.permit.take().filter(|_| self.backlog.is_some());
@@ -218,9 +228,9 @@ impl Subscription {
         }
         // The head is read before the log: every event up to it was in the log at that time, and
         // was sent if the log has no more. The head of another history is published only after the
-        // view of this one has ended, and then `open_end` returns `None`.
+        // view of this one has ended.
         let head = self.hub.head()?;
-        let sent_all = self.view.open_end() == Some(self.cursor) || planted::is(Bug::EarlyBookmark);
+        let sent_all = self.view.is_read_up(self.cursor) || planted::is(Bug::EarlyBookmark);
         (sent_all && self.resume.is_none_or(|resume| resume < head)).then(|| {
             self.resume = Some(head);
             let mut frames = self.view.encoder().writer(0);
@@ -239,7 +249,7 @@ impl Subscription {
                 Ok(LogRun::Empty) => break,
                 // The floor was reached since: read again from there.
                 Ok(_) | Err(LogReadError::Gap(_)) if self.floor.is_some() => {}
-                Ok(LogRun::Passed) => self.cursor = self.cursor.past_item(),
+                Ok(LogRun::Passed(next)) => self.cursor = next,
                 Ok(LogRun::Shared(segment)) => {
                     let taken = segment.take(self.cursor, room, view.encoder(), self.bases, &mut frames);
                     received = received.or(self.advance(taken));

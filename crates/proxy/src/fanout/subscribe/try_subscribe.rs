@@ -73,14 +73,10 @@ impl Hub {
         selection: &Selection,
         format: &Format,
         options: &SubscribeOptions,
-        provided: &Provided,
+        provided: &mut Provided,
         waker: &Arc<StreamWaker>,
     ) -> Result<Subscription, NotSubscribed> {
-        let key = ViewKey { selection: selection.spec().clone(), format: format.clone() };
-        let replayed = match options.start {
-            Start::Resume(version) | Start::ResumeWithObjects(version) => self.replay(&key, selection, version),
-            Start::Await(_) | Start::Snapshot => None,
-        };
+        let key = ViewKey { selection: selection.clone(), format: format.clone() };
         let mut state = self.lock();
         let (first, resume) = self.first(&state.published, format, options, provided)?;
         let permit = match (first.needs_permit(), &provided.permit) {
@@ -94,7 +90,8 @@ impl Hub {
             Some(view) => view.clone(),
             None => {
                 let encoder = views.encoder(format, (&self.resource, self.parser.tables()), &self.view_bytes.kept);
-                Arc::new(View::new(selection.clone(), encoder, cached.version, &self.view_bytes))
+                let share = self.selections.take_view(selection)?;
+                Arc::new(View::new(selection.clone(), encoder, cached.version, &self.view_bytes, share))
             }
         };
         let floor = match &first {
@@ -102,7 +99,7 @@ impl Hub {
             First::Proved { proved, .. } => Some(proved.version),
             _ => None,
         };
-        let start = self.start_point(&view, cached, first, replayed)?;
+        let start = self.start_point(&view, cached, first, provided.replayed.take())?;
         if let Some((version, how)) = resume {
             self.resumed(version, how);
         }
@@ -132,8 +129,11 @@ impl Hub {
     ) -> Result<Subscription, Refusal> {
         let (options, waker, mut provided) = (options.into(), waker.into(), Provided::default());
         self.start_index(&selection);
+        if let Some(version) = options.resumes_from() {
+            provided.replayed = self.replay_now(&selection, &format, version);
+        }
         loop {
-            match self.try_subscribe(&selection, &format, &options, &provided, &waker) {
+            match self.try_subscribe(&selection, &format, &options, &mut provided, &waker) {
                 Ok(subscription) => return Ok(subscription),
                 Err(NotSubscribed::Refused(refusal)) => return Err(refusal),
                 Err(NotSubscribed::Needs(Need::Permit)) => {

@@ -48,8 +48,8 @@ impl Cache {
         let waker = Arc::new(StreamWaker::new(&ConnectionWaker::new(), 0));
         let permit = Some(Arc::new(self.hub.gate().try_acquire(None).unwrap()));
         let backfill = ProvidedBackfill::Read(Arc::new(backfill));
-        let provided = Provided { backfill, permit, ..Provided::default() };
-        self.hub.try_subscribe(&self.select(""), &format, &Start::Resume(version(5)).into(), &provided, &waker)
+        let mut provided = Provided { backfill, permit, ..Provided::default() };
+        self.hub.try_subscribe(&self.select(""), &format, &Start::Resume(version(5)).into(), &mut provided, &waker)
     }
 
     fn objects(&mut self, events: &[(EventType, &str, &str, u64)]) {

@@ -34,6 +34,7 @@ mod formats;
 mod gaps;
 #[cfg(shuttle)]
 mod interleavings;
+mod slices;
 mod watch_http;
 mod waves;
 

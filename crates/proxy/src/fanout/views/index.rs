@@ -6,12 +6,17 @@
 //! two look-ups. Views without an equality term (set-based and negative selectors, and those that
 //! select everything) are candidates of every event. Candidates are still tested. The hazard is an
 //! object that stops matching: it is found only by its values before the event.
+//!
+//! A term may have thousands of values. The index has none of their texts, only [`Place`]s: views
+//! and the numbers of their values.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::HashMap,
+    hash::{BuildHasher, RandomState},
     sync::Arc,
 };
 
+use super::value_table::{Place, ValueTable};
 use kubefan_common::planted::{self, Bug};
 use kubefan_model::{
     event::WatchEvent,
@@ -23,91 +28,120 @@ use kubefan_model::{
 /// The number of a view.
 pub type ViewId = usize;
 
-type Values = HashMap<Box<str>, Vec<ViewId>>;
-
 /// The views of a hub, by equality terms.
 #[derive(Default)]
 pub struct SelectorIndex {
-    names: Values,
-    namespaces: Values,
-    labels: HashMap<Box<str>, Values>,
+    names: ValueTable,
+    namespaces: ValueTable,
+    labels: HashMap<Box<str>, ValueTable>,
     fields: HashMap<FieldRef, FieldValues>,
     rest: Vec<ViewId>,
+    filed: Filed,
 }
 
+#[derive(Default)]
 struct FieldValues {
-    /// How the field is read.
-    parser: Arc<ObjectParser>,
-    values: Values,
+    /// How the field is read; set with the first view.
+    parser: Option<Arc<ObjectParser>>,
+    values: ValueTable,
 }
 
-/// The term that a view is filed under. It is stored with the view, because the choice depends on
-/// the views filed before.
-pub enum IndexTerm {
-    /// None.
-    Rest,
-    /// Its object name.
-    Name(Box<str>),
-    /// Its namespace.
-    Namespace(Box<str>),
-    /// Each of these values of a label.
-    Label(Box<str>, Box<[Box<str>]>),
-    /// The value of a field.
-    Field(FieldRef, Box<str>),
+/// The views that are filed under a term, by number, with the term's place among the equality terms
+/// of the selection. It is stored, because the choice depends on the views filed before.
+#[derive(Default)]
+struct Filed {
+    views: Vec<Option<(Selection, usize)>>,
+    hashes: RandomState,
 }
 
-impl SelectorIndex {
-    /// Files a view under the equality term that shares its values with the fewest others.
-    pub fn insert(&mut self, id: ViewId, selection: &Selection) -> IndexTerm {
-        let narrowest = selection.equalities().min_by_key(|term| self.crowd(term));
-        match narrowest {
-            None => {
-                self.rest.push(id);
-                IndexTerm::Rest
-            }
-            Some(Equality::Name(name)) => {
-                file(&mut self.names, name, id);
-                IndexTerm::Name(name.into())
-            }
-            Some(Equality::Namespace(namespace)) => {
-                file(&mut self.namespaces, namespace, id);
-                IndexTerm::Namespace(namespace.into())
-            }
-            Some(Equality::Label(key, values)) => {
-                let label = self.labels.entry(key.into()).or_default();
-                values.iter().for_each(|value| file(label, value, id));
-                IndexTerm::Label(key.into(), values.into())
-            }
-            Some(Equality::Field(field, value)) => {
-                let new = || FieldValues { parser: selection.parser().clone(), values: Values::new() };
-                file(&mut self.fields.entry(field).or_insert_with(new).values, value, id);
-                IndexTerm::Field(field, value.into())
-            }
+impl Filed {
+    fn term(&self, view: ViewId) -> Option<Equality<'_>> {
+        let (selection, nth) = self.views.get(view)?.as_ref()?;
+        selection.equalities().nth(*nth)
+    }
+
+    /// The value at a place. Every place that is filed has one.
+    fn value(&self, place: Place) -> &str {
+        match self.term(place.view()) {
+            Some(Equality::Label(_, values)) => values.get(place.nth()).unwrap_or_default(),
+            Some(Equality::Name(value) | Equality::Namespace(value) | Equality::Field(_, value)) => value,
+            None => "",
         }
     }
 
+    fn hash(&self, value: &str) -> u64 {
+        self.hashes.hash_one(value)
+    }
+
+    fn find<'a>(&self, values: &'a ValueTable, value: &str) -> &'a [Place] {
+        values.find(self.hash(value), |place| self.value(place) == value)
+    }
+}
+
+impl SelectorIndex {
+    /// Files a view under the equality term that shares its values with the fewest others. Returns
+    /// the place of this term among the equality terms of the selection; `None` if it has none.
+    pub fn insert(&mut self, id: ViewId, selection: &Selection) -> Option<usize> {
+        let terms = selection.equalities().enumerate();
+        let Some((nth, term)) = terms.min_by_key(|(_, term)| self.crowd(term)) else {
+            self.rest.push(id);
+            return None;
+        };
+        let Self { names, namespaces, labels, fields, filed, .. } = self;
+        if filed.views.len() <= id {
+            filed.views.resize_with(id + 1, || None);
+        }
+        filed.views[id] = Some((selection.clone(), nth));
+        let table = match term {
+            Equality::Name(_) => names,
+            Equality::Namespace(_) => namespaces,
+            Equality::Label(key, _) => labels.entry(key.into()).or_default(),
+            Equality::Field(field, _) => {
+                let of_field = fields.entry(field).or_default();
+                of_field.parser.get_or_insert_with(|| selection.parser().clone());
+                &mut of_field.values
+            }
+        };
+        for (nth, value) in values_of(&term).enumerate() {
+            let is_same = |place| filed.value(place) == value;
+            table.insert(Place::new(id, nth), filed.hash(value), is_same, |place| filed.hash(filed.value(place)));
+        }
+        Some(nth)
+    }
+
     /// Removes a view.
-    pub fn remove(&mut self, id: ViewId, term: &IndexTerm) {
+    pub fn remove(&mut self, id: ViewId) {
+        let Self { names, namespaces, labels, fields, rest, filed } = self;
+        let Some(term) = filed.term(id) else {
+            rest.retain(|other| *other != id);
+            return;
+        };
+        let remove_from = |table: &mut ValueTable| {
+            for value in values_of(&term) {
+                table.remove(id, filed.hash(value), |place| filed.value(place) == value);
+            }
+            table.shrink(|place| filed.hash(filed.value(place)));
+            table.is_empty()
+        };
         match term {
-            IndexTerm::Rest => self.rest.retain(|other| *other != id),
-            IndexTerm::Name(name) => unfile(&mut self.names, name, id),
-            IndexTerm::Namespace(namespace) => unfile(&mut self.namespaces, namespace, id),
-            IndexTerm::Label(key, values) => {
-                if let Entry::Occupied(mut label) = self.labels.entry(key.clone()) {
-                    values.iter().for_each(|value| unfile(label.get_mut(), value, id));
-                    if label.get().is_empty() {
-                        label.remove();
-                    }
+            Equality::Name(_) => drop(remove_from(names)),
+            Equality::Namespace(_) => drop(remove_from(namespaces)),
+            Equality::Label(key, _) => {
+                if labels.get_mut(key).is_some_and(remove_from) {
+                    labels.remove(key);
                 }
             }
-            IndexTerm::Field(field, value) => {
-                if let Entry::Occupied(mut of_field) = self.fields.entry(*field) {
-                    unfile(&mut of_field.get_mut().values, value, id);
-                    if of_field.get().values.is_empty() {
-                        of_field.remove();
-                    }
+            Equality::Field(field, _) => {
+                if fields.get_mut(&field).map(|of_field| &mut of_field.values).is_some_and(remove_from) {
+                    fields.remove(&field);
                 }
             }
+        }
+        filed.views[id] = None;
+        let used = filed.views.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
+        filed.views.truncate(used);
+        if filed.views.capacity() > 4 * used.max(4) {
+            filed.views.shrink_to(2 * used);
         }
     }
 
@@ -128,54 +162,56 @@ impl SelectorIndex {
     }
 
     fn collect(&self, object: &Object, candidates: &mut Vec<ViewId>) {
-        let mut add = |found: Option<&Vec<ViewId>>| candidates.extend(found.into_iter().flatten());
+        let mut add = |values: &ValueTable, value: &str| {
+            candidates.extend(self.filed.find(values, value).iter().map(|place| place.view()));
+        };
         if !self.names.is_empty() {
-            add(self.names.get(object.key().name()));
+            add(&self.names, object.key().name());
         }
         if !self.namespaces.is_empty() {
-            add(self.namespaces.get(object.key().namespace()));
+            add(&self.namespaces, object.key().namespace());
         }
         if !self.labels.is_empty() {
             for (key, value) in object.labels() {
-                add(self.labels.get(key).and_then(|values| values.get(value)));
+                if let Some(values) = self.labels.get(key) {
+                    add(values, value);
+                }
             }
         }
         for (field, FieldValues { parser, values }) in &self.fields {
-            add(values.get(&*parser.field(object, *field)));
+            if let Some(parser) = parser {
+                add(values, &parser.field(object, *field));
+            }
         }
+    }
+
+    /// Its memory, in bytes, without what the views have anyway.
+    pub fn bytes(&self) -> usize {
+        let labels = self.labels.values().map(ValueTable::bytes).sum::<usize>();
+        let fields = self.fields.values().map(|of_field| of_field.values.bytes()).sum::<usize>();
+        let views = self.filed.views.capacity() * size_of::<Option<(Selection, usize)>>();
+        views + self.names.bytes() + self.namespaces.bytes() + labels + fields
     }
 
     /// How many views are filed under a term's values.
     fn crowd(&self, term: &Equality<'_>) -> usize {
-        let under = |values: Option<&Values>, value: &str| values.and_then(|v| v.get(value)).map_or(0, Vec::len);
-        match *term {
-            Equality::Name(name) => under(Some(&self.names), name),
-            Equality::Namespace(namespace) => under(Some(&self.namespaces), namespace),
-            Equality::Label(key, values) => {
-                let label = self.labels.get(key);
-                values.iter().map(|value| under(label, value)).sum()
-            }
-            Equality::Field(field, value) => under(self.fields.get(&field).map(|of_field| &of_field.values), value),
-        }
+        let table = match term {
+            Equality::Name(_) => Some(&self.names),
+            Equality::Namespace(_) => Some(&self.namespaces),
+            Equality::Label(key, _) => self.labels.get(*key),
+            Equality::Field(field, _) => self.fields.get(field).map(|of_field| &of_field.values),
+        };
+        table.map_or(0, |table| values_of(term).map(|value| self.filed.find(table, value).len()).sum())
     }
 }
 
-fn file(values: &mut Values, value: &str, id: ViewId) {
-    match values.get_mut(value) {
-        Some(ids) => ids.push(id),
-        None => {
-            values.insert(value.into(), vec![id]);
-        }
-    }
-}
-
-fn unfile(values: &mut Values, value: &str, id: ViewId) {
-    if let Some(ids) = values.get_mut(value) {
-        ids.retain(|other| *other != id);
-        if ids.is_empty() {
-            values.remove(value);
-        }
-    }
+/// The values of a term, each once.
+fn values_of<'a>(term: &Equality<'a>) -> impl Iterator<Item = &'a str> + use<'a> {
+    let (one, any) = match *term {
+        Equality::Name(value) | Equality::Namespace(value) | Equality::Field(_, value) => (Some(value), None),
+        Equality::Label(_, values) => (None, Some(values)),
+    };
+    one.into_iter().chain(any.into_iter().flat_map(|values| values.iter()))
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! A view's log: its items in order, each with a sequence number that cursors point at. An item is
-//! an event or a gap.
+//! an event or a gap. If the view's selection is tested later, it is an event that was not tested
+//! yet, or one that the selection does not see.
 //!
 //! A subscriber needs only a cursor, so a thousand subscribers of one view cost one log and a
 //! thousand integers. A queue per subscriber would cost an append per delivery and memory that slow
@@ -23,7 +24,8 @@ use crate::{
     cache::Record,
     fanout::send::log_entry::{EntryKind, LogEntry},
 };
-use kubefan_model::{ResourceVersion, selection::Selection};
+use kubefan_model::{ResourceVersion, event::WatchEvent, selection::Selection};
+use tokio::time::Instant;
 
 /// The size of the logs of all views of one cache, in bytes.
 pub type LogBytes = Arc<AtomicUsize>;
@@ -35,6 +37,11 @@ pub enum LogItem {
     Event(LogEntry),
     /// A gap, of which a subscriber takes what the view selects.
     Gap(Arc<ViewGap>),
+    /// An event that the selection has not tested yet, and when it was received. Subscribers wait
+    /// in front of it.
+    Untested(Arc<WatchEvent>, Instant),
+    /// An event that the selection does not see, at this version. Subscribers pass it.
+    Unseen(ResourceVersion),
 }
 
 impl LogItem {
@@ -50,6 +57,8 @@ impl LogItem {
         match self {
             Self::Event(entry) => entry.version,
             Self::Gap(gap) => gap.version(),
+            Self::Untested(event, _) => event.version(),
+            Self::Unseen(version) => *version,
         }
     }
 }
@@ -128,7 +137,12 @@ impl Cursor {
 pub struct ViewLog {
     floor: ResourceVersion,
     first: u64,
+    /// A cursor before it has missed something that was trimmed.
+    missed_before: u64,
     items: VecDeque<LogItem>,
+    /// How many items are untested. All of them come after `tested_to`.
+    untested: usize,
+    tested_to: u64,
     bytes: LogBytes,
 }
 
@@ -138,7 +152,8 @@ const MIDDLE: u64 = 1 << 62;
 impl ViewLog {
     /// An empty log after `floor`; its size is counted in `bytes`.
     pub fn new(floor: ResourceVersion, bytes: LogBytes) -> Self {
-        Self { floor, first: MIDDLE, items: VecDeque::new(), bytes }
+        let (items, untested) = (VecDeque::new(), 0);
+        Self { floor, first: MIDDLE, missed_before: 0, items, untested, tested_to: MIDDLE, bytes }
     }
 
     /// The version after which the log is complete.
@@ -148,6 +163,12 @@ impl ViewLog {
 
     /// Appends an item.
     pub fn push(&mut self, item: LogItem) {
+        if matches!(item, LogItem::Untested(..)) {
+            if self.untested == 0 {
+                self.tested_to = self.first + self.items.len() as u64;
+            }
+            self.untested += 1;
+        }
         self.bytes.fetch_add(size_of::<LogItem>(), Ordering::Relaxed);
         self.items.push_back(item);
     }
@@ -167,7 +188,12 @@ impl ViewLog {
         }
         self.floor = floor;
         let trimmed = self.items.partition_point(|item| item.version() <= floor);
-        self.items.drain(..trimmed);
+        for (seq, item) in (self.first..).zip(self.items.drain(..trimmed)) {
+            self.untested -= usize::from(matches!(item, LogItem::Untested(..)));
+            if !matches!(item, LogItem::Unseen(_)) {
+                self.missed_before = seq + 1;
+            }
+        }
         self.first += trimmed as u64;
         self.bytes.fetch_sub(trimmed * size_of::<LogItem>(), Ordering::Relaxed);
         // After a burst the capacity is far too large.
@@ -197,11 +223,62 @@ impl ViewLog {
         Some(self.items.range(skip.min(self.items.len())..))
     }
 
+    /// The place at or after `cursor` that has something to read or to wait for, or the end. `None`
+    /// if something in between was trimmed.
+    pub fn seek(&self, cursor: Cursor) -> Option<Cursor> {
+        if cursor.item < self.missed_before {
+            return None;
+        }
+        let from = if cursor.item < self.first { self.first() } else { cursor };
+        let unseen = self.from(from)?.take_while(|item| matches!(item, LogItem::Unseen(_))).count();
+        Some(if unseen == 0 { from } else { Cursor::at(from.item + unseen as u64) })
+    }
+
+    /// Whether the item at a place was not tested yet.
+    pub fn is_untested(&self, cursor: Cursor) -> bool {
+        self.from(cursor).and_then(|mut items| items.next()).is_some_and(|item| matches!(item, LogItem::Untested(..)))
+    }
+
+    /// Whether any item was not tested yet.
+    pub fn has_untested(&self) -> bool {
+        self.untested > 0
+    }
+
+    /// The first events that were not tested yet, up to a gap, and the place of the first of them.
+    pub fn untested(&self, events_max: usize) -> (Cursor, Vec<(Arc<WatchEvent>, Instant)>) {
+        let mut from = Cursor::at(self.tested_to.max(self.first));
+        let others =
+            self.from(from).map_or(0, |items| items.take_while(|item| !matches!(item, LogItem::Untested(..))).count());
+        from = Cursor::at(from.item + others as u64);
+        let untested = self.from(from).into_iter().flatten().map_while(|item| match item {
+            LogItem::Untested(event, received) => Some((event.clone(), *received)),
+            LogItem::Event(_) | LogItem::Gap(_) | LogItem::Unseen(_) => None,
+        });
+        (from, untested.take(events_max).collect())
+    }
+
+    /// Replaces untested events from a place on by what their tests have found; those that were
+    /// trimmed meanwhile stay away. Returns whether a subscriber that waited in front of them can
+    /// read on now.
+    pub fn tested(&mut self, from: Cursor, found: Vec<LogItem>) -> bool {
+        let mut is_seen = false;
+        self.tested_to = from.item + found.len() as u64;
+        for (seq, found) in (from.item..).zip(found) {
+            let at = seq.checked_sub(self.first).and_then(|at| usize::try_from(at).ok());
+            if let Some(item @ LogItem::Untested(..)) = at.and_then(|at| self.items.get_mut(at)) {
+                is_seen |= matches!(found, LogItem::Event(_));
+                *item = found;
+                self.untested -= 1;
+            }
+        }
+        is_seen || self.gap_at(Cursor::at(self.tested_to)).is_some()
+    }
+
     /// The gap at a place.
     pub fn gap_at(&self, cursor: Cursor) -> Option<&Arc<ViewGap>> {
         match self.from(cursor)?.next()? {
             LogItem::Gap(gap) => Some(gap),
-            LogItem::Event(_) => None,
+            LogItem::Event(_) | LogItem::Untested(..) | LogItem::Unseen(_) => None,
         }
     }
 }

@@ -3,7 +3,10 @@
 pub mod index;
 pub mod log;
 pub mod segment;
+pub mod selected_objects;
+pub mod selections;
 pub(in crate::fanout) mod set;
 pub mod shared_snapshot;
+pub mod value_table;
 pub mod view;
 pub mod view_gap;

@@ -229,8 +229,9 @@ impl Drop for Segments {
     }
 }
 
-/// The events in `cursor..next` up to the first gap, at least one and at most about `bytes_max`
-/// bytes, with their estimated length. `None` if there is a gap at `cursor`.
+/// The events in `cursor..next` up to the first item of another kind, at least one and at most
+/// about `bytes_max` bytes, with their estimated length. `None` if there is another item at
+/// `cursor`.
 pub fn cut(log: &ViewLog, cursor: Cursor, next: Cursor, bytes_max: usize) -> Option<(Vec<LogEntry>, usize)> {
     let (mut entries, mut bytes) = (Vec::new(), 0);
     for item in log.from(cursor)?.take(cursor.items_before(next)) {

@@ -6,7 +6,7 @@
 //! one entry, whatever its size.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     sync::{Arc, Weak},
 };
 
@@ -18,7 +18,7 @@ use crate::{
     fanout::{
         send::{budget::Budgets, encoder::Encoder},
         views::{
-            index::{IndexTerm, SelectorIndex, ViewId},
+            index::{SelectorIndex, ViewId},
             view::{View, ViewKey},
         },
     },
@@ -45,13 +45,14 @@ pub(in crate::fanout) struct Views {
     unannounced: Vec<ViewId>,
     /// The number of records that no wake-up has announced.
     unannounced_records: usize,
+    /// Views with events that are still to be tested, each once.
+    untested: VecDeque<Arc<View>>,
     /// A buffer, reused between events.
     candidates: Vec<ViewId>,
 }
 
 struct Slot {
     view: Arc<View>,
-    term: IndexTerm,
     unannounced: bool,
 }
 
@@ -86,16 +87,16 @@ impl Views {
         }
         self.index.candidates(event, &mut self.candidates);
         let concerned = self.candidates.iter().filter_map(|id| self.slots.get(*id)).map(|slot| &slot.view);
-        concerned.filter(|view| view.encoder().format().only_changes()).cloned().collect()
+        concerned.filter(|view| view.encoder().format().only_changes() && !view.defers()).cloned().collect()
     }
 
     /// Adds a view.
     pub(in crate::fanout) fn insert(&mut self, view: Arc<View>) {
         let entry = self.slots.vacant_entry();
         let id = entry.key();
-        let term = self.index.insert(id, view.selection());
+        self.index.insert(id, view.selection());
         self.ids.insert(view.key(), id);
-        entry.insert(Slot { view, term, unannounced: false });
+        entry.insert(Slot { view, unannounced: false });
     }
 
     /// Removes a view; not its successor, which may have the same key.
@@ -104,14 +105,15 @@ impl Views {
         let id = self.ids.get(&key).copied().filter(|id| Arc::ptr_eq(&self.slots[*id].view, view));
         if let Some(id) = id {
             self.ids.remove(&key);
-            let slot = self.slots.remove(id);
-            self.index.remove(id, &slot.term);
+            self.slots.remove(id);
+            self.index.remove(id);
         }
     }
 
-    /// Removes all views.
+    /// Removes all views. What they still have to test is tested.
     pub(in crate::fanout) fn drain(&mut self) -> Vec<Arc<View>> {
-        let slots = std::mem::take(self).slots;
+        let Self { slots, untested, .. } = std::mem::take(self);
+        self.untested = untested;
         slots.into_iter().map(|(_, slot)| slot.view).collect()
     }
 
@@ -140,6 +142,12 @@ impl Views {
         for id in &self.candidates {
             let Some(slot) = self.slots.get_mut(*id) else { continue };
             let is_appended = match (record, &tested) {
+                (Record::Event(event), _) if slot.view.defers() => {
+                    if slot.view.defer(event, received) {
+                        self.untested.push_back(slot.view.clone());
+                    }
+                    false
+                }
                 (Record::Event(event), Some(tested)) => slot.view.append(event, tested, received),
                 (Record::Event(_), None) => false,
                 (Record::Gap(gap), _) => {
@@ -176,6 +184,21 @@ impl Views {
             Some(slot.view.clone())
         });
         (announced.collect(), std::mem::take(&mut self.unannounced_records))
+    }
+
+    /// The view that comes next to test a slice of its events.
+    pub(in crate::fanout) fn next_untested(&mut self) -> Option<Arc<View>> {
+        self.untested.pop_front()
+    }
+
+    /// Queues a view that has more events to test, after the others.
+    pub(in crate::fanout) fn queue_untested(&mut self, view: Arc<View>) {
+        self.untested.push_back(view);
+    }
+
+    /// Whether a view has events to test.
+    pub(in crate::fanout) fn has_untested(&self) -> bool {
+        !self.untested.is_empty()
     }
 
     /// Whether no subscriber is to be woken.

@@ -17,14 +17,12 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use tokio::time::Instant;
 
-use crate::{
-    cache::Store,
-    fanout::send::{
-        budget::Share,
-        control,
-        encoder::Encoder,
-        frame::{Body, EventHead, Sink, put_delimited},
-    },
+use super::selected_objects::SelectedObjects;
+use crate::fanout::send::{
+    budget::Share,
+    control,
+    encoder::Encoder,
+    frame::{Body, EventHead, Sink, put_delimited},
 };
 use kubefan_common::{
     encoding::chunk,
@@ -46,7 +44,7 @@ pub struct SharedSnapshot {
     made: Instant,
     /// Owned by the subscribers that are sent it, so that a snapshot that is not being sent pins no
     /// old objects.
-    store: Weak<Store>,
+    objects: Weak<SelectedObjects>,
     /// The chunks of the snapshot before, until they are compared.
     before: Mutex<Option<Arc<[Chunk]>>>,
     chunks: OnceLock<Arc<[Chunk]>>,
@@ -55,9 +53,19 @@ pub struct SharedSnapshot {
 /// A shared snapshot, for one subscriber.
 pub enum SharedSnapshotReader {
     /// Some chunks may still have to be encoded from this state.
-    Encoding(Arc<SharedSnapshot>, Arc<Store>),
+    Encoding(Arc<SharedSnapshot>, Arc<SelectedObjects>),
     /// All chunks are encoded.
     Encoded(Arc<[Chunk]>),
+}
+
+/// What a reader finds at an index.
+pub enum ChunkFrame {
+    /// The message, and how many objects it has.
+    Message(Bytes, usize),
+    /// Nothing yet: another slice of the state must be scanned.
+    Later,
+    /// Nothing: the index is after the last chunk.
+    End,
 }
 
 /// A run of objects; a clone shares the encoded message.
@@ -74,12 +82,12 @@ pub struct Chunk {
 }
 
 impl SharedSnapshot {
-    /// The state in `store`, which is at `version`. It reuses the chunks of `before` that have not
-    /// changed.
-    pub fn new(store: &Arc<Store>, version: ResourceVersion, before: Option<&Self>, now: Instant) -> Self {
+    /// The state with these objects, which is at `version`. It reuses the chunks of `before` that
+    /// have not changed.
+    pub fn new(objects: &Arc<SelectedObjects>, version: ResourceVersion, before: Option<&Self>, now: Instant) -> Self {
         let before = before.and_then(|before| before.chunks.get()).cloned();
-        let (store, before) = (Arc::downgrade(store), Mutex::new(before));
-        Self { version, made: now, store, before, chunks: OnceLock::new() }
+        let (objects, before) = (Arc::downgrade(objects), Mutex::new(before));
+        Self { version, made: now, objects, before, chunks: OnceLock::new() }
     }
 
     /// The version of the state.
@@ -100,36 +108,43 @@ impl SharedSnapshot {
         }
         match self.chunks.get().filter(|chunks| chunks.iter().all(|chunk| chunk.retained().is_some())) {
             Some(made) => Some(SharedSnapshotReader::Encoded(made.clone())),
-            None => self.store.upgrade().map(|store| SharedSnapshotReader::Encoding(self.clone(), store)),
+            None => self.objects.upgrade().map(|objects| SharedSnapshotReader::Encoding(self.clone(), objects)),
         }
     }
 
-    /// The chunks, planned by the first subscriber that needs them.
-    fn chunks(&self, store: &Store, selection: &Selection) -> &[Chunk] {
-        self.chunks.get_or_init(|| {
+    /// The chunks, planned by the first subscriber that needs them; `None` while the objects are
+    /// not all found.
+    fn chunks(&self, objects: &SelectedObjects, selection: &Selection) -> Option<&[Chunk]> {
+        if let Some(chunks) = self.chunks.get() {
+            return Some(chunks);
+        }
+        let selected = objects.scan(selection)?;
+        let chunks = self.chunks.get_or_init(|| {
             let before = self.before.lock().unwrap_or_else(PoisonError::into_inner).take();
-            plan(store, selection, before.as_deref().unwrap_or_default()).into()
-        })
+            plan(selected, before.as_deref().unwrap_or_default()).into()
+        });
+        Some(chunks)
     }
 }
 
 impl SharedSnapshotReader {
-    /// The message of the chunk at this index, and how many objects it has; `None` after the last.
-    pub fn frame(&self, index: usize, selection: &Selection, encoder: &Encoder) -> Option<(Bytes, usize)> {
-        match self {
+    /// The message of the chunk at this index, and how many objects it has.
+    pub fn frame(&self, index: usize, selection: &Selection, encoder: &Encoder) -> ChunkFrame {
+        let frame = match self {
             Self::Encoded(chunks) => {
                 chunks.get(index).and_then(|chunk| Some((chunk.retained()?.clone(), chunk.objects)))
             }
-            Self::Encoding(snapshot, store) => snapshot
-                .chunks(store, selection)
-                .get(index)
-                .map(|chunk| (chunk.frame(store, selection, encoder), chunk.objects)),
-        }
+            Self::Encoding(snapshot, objects) => {
+                let Some(chunks) = snapshot.chunks(objects, selection) else { return ChunkFrame::Later };
+                chunks.get(index).map(|chunk| (chunk.frame(objects, encoder), chunk.objects))
+            }
+        };
+        frame.map_or(ChunkFrame::End, |(frame, objects)| ChunkFrame::Message(frame, objects))
     }
 }
 
 impl Chunk {
-    fn new(objects: &[&Arc<Object>]) -> Option<Self> {
+    fn new(objects: &[Arc<Object>]) -> Option<Self> {
         let (first, last) = (objects.first()?, objects.last()?);
         Some(Self {
             keys: (first.key().clone(), last.key().clone()),
@@ -146,23 +161,23 @@ impl Chunk {
 
     /// Its message, compressed by the first subscriber that needs it; by each if it cannot be
     /// retained.
-    fn frame(&self, store: &Store, selection: &Selection, encoder: &Encoder) -> Bytes {
+    fn frame(&self, objects: &SelectedObjects, encoder: &Encoder) -> Bytes {
         let mut made = None;
         let retained = self.frame.get_or_init(|| {
-            let frame = made.insert(self.make(store, selection, encoder)).clone();
+            let frame = made.insert(self.make(objects, encoder)).clone();
             let share = encoder.budgets().chunks.take(frame.len())?;
             Some((frame, share))
         });
         match retained {
             Some((frame, _)) => frame.clone(),
-            None => made.unwrap_or_else(|| self.make(store, selection, encoder)),
+            None => made.unwrap_or_else(|| self.make(objects, encoder)),
         }
     }
 
-    fn make(&self, store: &Store, selection: &Selection, encoder: &Encoder) -> Bytes {
-        let objects = || store.select_range(selection, &self.keys.0, &self.keys.1);
+    fn make(&self, objects: &SelectedObjects, encoder: &Encoder) -> Bytes {
+        let objects = objects.range((&self.keys.0, &self.keys.1));
         let mut content = BytesMut::with_capacity(self.json_bytes + 128 * self.objects);
-        for object in objects() {
+        for object in objects {
             let body = Body::object(encoder.snapshot_bytes(object));
             put_delimited(&EventHead::of_snapshot(object), &body, &mut content);
         }
@@ -170,14 +185,14 @@ impl Chunk {
         match chunk::encode_content(&content) {
             Ok(zstd) => frame.message(&control::snapshot_chunk(zstd)),
             // More than a chunk may hold: the objects are sent one by one.
-            Err(_) => objects().for_each(|object| encoder.object(object, &mut frame)),
+            Err(_) => objects.iter().for_each(|object| encoder.object(object, &mut frame)),
         }
         frame.freeze()
     }
 }
 
 /// A version is of one object only, so a hash of the versions tells two runs of objects apart.
-fn fingerprint(objects: &[&Arc<Object>]) -> u64 {
+fn fingerprint(objects: &[Arc<Object>]) -> u64 {
     objects
         .iter()
         .fold(0, |mix: u64, object| (mix ^ object.version().get()).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29))
@@ -185,8 +200,7 @@ fn fingerprint(objects: &[&Arc<Object>]) -> u64 {
 
 /// Cuts the selected objects where the snapshot before was cut, so that unchanged chunks are found
 /// again. Runs that have grown too large or too small are cut anew.
-fn plan(store: &Store, selection: &Selection, before: &[Chunk]) -> Vec<Chunk> {
-    let objects: Vec<_> = store.select(selection, None).collect();
+fn plan(objects: &[Arc<Object>], before: &[Chunk]) -> Vec<Chunk> {
     let (mut chunks, mut start, mut old) = (Vec::new(), 0, before.iter().peekable());
     while start < objects.len() {
         // The chunk before that starts here, if its objects are the same.
@@ -206,7 +220,7 @@ fn plan(store: &Store, selection: &Selection, before: &[Chunk]) -> Vec<Chunk> {
             continue;
         }
         let stop = old.clone().find(|chunk| chunk.keys.0 > *key).map(|chunk| chunk.keys.0.clone());
-        let run = cut(&objects, start, stop.as_ref());
+        let run = cut(objects, start, stop.as_ref());
         chunks.extend(Chunk::new(&objects[run.clone()]));
         start = run.end;
     }
@@ -215,7 +229,7 @@ fn plan(store: &Store, selection: &Selection, before: &[Chunk]) -> Vec<Chunk> {
 
 /// A run from `start` of about [`CHUNK_JSON_BYTES`]. It ends before `stop`, unless it would be too
 /// short.
-fn cut(objects: &[&Arc<Object>], start: usize, stop: Option<&ObjectKey>) -> Range<usize> {
+fn cut(objects: &[Arc<Object>], start: usize, stop: Option<&ObjectKey>) -> Range<usize> {
     let (mut end, mut bytes) = (start, 0);
     while let Some(object) = objects.get(end) {
         let at_stop = stop == Some(object.key()) && bytes >= CHUNK_JSON_BYTES / 4;

@@ -10,13 +10,18 @@ use tokio::time::Instant;
 use super::{
     log::{Cursor, LogBytes, LogItem, Replayed, ViewLog},
     segment::{SEGMENT_BYTES, Segment, SegmentBytes, Segments, cut},
+    selected_objects::SelectedObjects,
     shared_snapshot::{SharedSnapshot, SharedSnapshotReader},
     view_gap::ViewGap,
 };
 use crate::{
-    cache::{Expired, Gap, History, Store},
+    cache::{Expired, Gap, History, Store, scan::SLICE_TESTS},
     fanout::{
-        send::{budget::Budgets, encoder::Encoder, log_entry::LogEntry},
+        send::{
+            budget::{Budgets, Share},
+            encoder::Encoder,
+            log_entry::LogEntry,
+        },
         stream_end::StreamEnd,
         sync::{Mutex, MutexGuard},
         wake::waker::{StreamWaker, Woken},
@@ -30,8 +35,12 @@ use kubefan_model::{
     ResourceVersion,
     event::{TestedEvent, WatchEvent},
     format::Format,
-    selection::{Selection, SelectionSpec},
+    selection::Selection,
 };
+
+/// A selection with more tests per object is not tested inside the hub's critical section. To test
+/// a cheaper one costs about as much as to keep the event for later.
+const TESTED_AT_ONCE_MAX: usize = 8;
 
 /// How many wakers are looked at while their lock is held.
 const WAKERS_PER_LOCK: usize = 64;
@@ -40,7 +49,7 @@ const WAKERS_PER_LOCK: usize = 64;
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ViewKey {
     /// What is selected.
-    pub selection: SelectionSpec,
+    pub selection: Selection,
     /// How it is sent.
     pub format: Format,
 }
@@ -52,6 +61,8 @@ pub struct View {
     encoder: Arc<Encoder>,
     state: Mutex<ViewState>,
     wakers: Mutex<Slab<Arc<StreamWaker>>>,
+    /// Its part of the budget of selectors.
+    _share: Share,
 }
 
 struct ViewState {
@@ -61,6 +72,8 @@ struct ViewState {
     snapshot: Option<Arc<SharedSnapshot>>,
     /// Set once: no more entries will come, and why.
     end: Option<StreamEnd>,
+    /// It is among the views of which events are still to be tested.
+    is_queued: bool,
     subscribers: usize,
     /// Subscribers that have taken everything.
     waiting: usize,
@@ -70,12 +83,20 @@ struct ViewState {
 pub enum LogRun {
     /// Nothing yet; the waker is armed.
     Empty,
-    /// A gap that concerns no object of the view.
-    Passed,
+    /// Nothing up to this place that concerns the view.
+    Passed(Cursor),
     /// A segment that several subscribers take.
     Shared(Arc<Segment>),
     /// Entries for the only subscriber of the view.
     Unshared(Vec<LogEntry>),
+}
+
+/// What [`View::test_slice`] has done.
+pub struct TestedSlice {
+    /// Subscribers may read on: [`View::wake`] must follow.
+    pub wakes: bool,
+    /// The view must be queued again.
+    pub has_more: bool,
 }
 
 /// Why the log has nothing after a cursor, and will not have.
@@ -103,17 +124,24 @@ pub struct ViewBytes {
 }
 
 impl View {
-    /// A view whose history starts at `floor`.
-    pub fn new(selection: Selection, encoder: Arc<Encoder>, floor: ResourceVersion, bytes: &ViewBytes) -> Self {
+    /// A view whose history starts at `floor`. `share` is its memory, from the budget of selectors.
+    pub fn new(
+        selection: Selection,
+        encoder: Arc<Encoder>,
+        floor: ResourceVersion,
+        bytes: &ViewBytes,
+        share: Share,
+    ) -> Self {
         let state = Mutex::new(ViewState {
             log: ViewLog::new(floor, bytes.logs.clone()),
             segments: Segments::new(bytes.segments.clone()),
             snapshot: None,
             end: None,
+            is_queued: false,
             subscribers: 0,
             waiting: 0,
         });
-        Self { selection, encoder, state, wakers: Mutex::default() }
+        Self { selection, encoder, state, wakers: Mutex::default(), _share: share }
     }
 
     /// What is selected.
@@ -123,7 +151,7 @@ impl View {
 
     /// What makes a subscription equal to those of this view.
     pub fn key(&self) -> ViewKey {
-        ViewKey { selection: self.selection.spec().clone(), format: self.encoder.format().clone() }
+        ViewKey { selection: self.selection.clone(), format: self.encoder.format().clone() }
     }
 
     /// How it is sent.
@@ -147,6 +175,39 @@ impl View {
         let Some(seen) = seen else { return false };
         self.push(&mut self.state(), LogItem::Event(LogEntry::of(event, seen, Some(received))));
         true
+    }
+
+    /// Whether events are tested outside of the critical section, because that takes long.
+    pub fn defers(&self) -> bool {
+        self.selection.tests() > TESTED_AT_ONCE_MAX
+    }
+
+    /// Appends an event to be tested later. Returns whether the view must be queued for that.
+    pub fn defer(&self, event: &Arc<WatchEvent>, received: Instant) -> bool {
+        let mut state = self.state();
+        self.push(&mut state, LogItem::Untested(event.clone(), received));
+        !std::mem::replace(&mut state.is_queued, true)
+    }
+
+    /// Tests a slice of the events that were deferred, without a lock. Called by one task at a
+    /// time.
+    pub fn test_slice(&self) -> TestedSlice {
+        // An event is two objects.
+        let events_max = (SLICE_TESTS / (2 * self.selection.tests())).max(1);
+        let (from, events) = self.state().log.untested(events_max);
+        let found = events.into_iter().map(|(event, received)| {
+            let seen = event.transition(&self.selection).filter(|seen| self.encoder.tells(&event, *seen));
+            match seen {
+                Some(seen) => LogItem::Event(LogEntry::of(&event, seen, Some(received))),
+                None => LogItem::Unseen(event.version()),
+            }
+        });
+        let found = found.collect();
+        let mut state = self.state();
+        let can_read_on = state.log.tested(from, found);
+        state.is_queued = state.log.has_untested();
+        let is_over = !state.is_queued && state.end.is_some();
+        TestedSlice { wakes: can_read_on || is_over, has_more: state.is_queued }
     }
 
     /// Appends a gap. What the view sends of it is found when a subscriber takes it.
@@ -225,10 +286,10 @@ impl View {
         self.state().log.end()
     }
 
-    /// The end of the log; `None` if the view has ended.
-    pub fn open_end(&self) -> Option<Cursor> {
+    /// Whether the view has not ended, and has nothing after `cursor`.
+    pub fn is_read_up(&self, cursor: Cursor) -> bool {
         let state = self.state();
-        state.end.is_none().then(|| state.log.end())
+        state.end.is_none() && state.log.seek(cursor) == Some(state.log.end())
     }
 
     /// What comes after `cursor`, about `bytes_max` bytes of it. If that is nothing, it arms the
@@ -242,8 +303,16 @@ impl View {
     ) -> Result<LogRun, LogReadError> {
         let mut state = self.state();
         let ViewState { log, segments, end, subscribers, waiting, .. } = &mut *state;
-        if cursor < log.first() {
-            return Err(LogReadError::Behind { oldest: log.floor() });
+        match log.seek(cursor) {
+            None => return Err(LogReadError::Behind { oldest: log.floor() }),
+            Some(next) if next != cursor => return Ok(LogRun::Passed(next)),
+            Some(_) => {}
+        }
+        if log.is_untested(cursor) {
+            // Armed under the lock that the result of the test takes too.
+            waker.arm();
+            *waited = Some(cursor);
+            return Ok(LogRun::Empty);
         }
         if cursor < log.end() {
             // A segment pays only if several subscribers take it.
@@ -286,9 +355,10 @@ impl View {
         is_shared: bool,
     ) -> Result<LogRun, LogReadError> {
         if !self.encoder.format().has_markers() {
-            when_planted!(GapPassesInSilence => return Ok(LogRun::Passed));
+            let passed = LogRun::Passed(cursor.past_item());
+            when_planted!(GapPassesInSilence => return Ok(passed));
             let crossing = gap.crossing(&self.selection).map_err(LogReadError::Gap)?;
-            return Ok(crossing.map_or(LogRun::Passed, |entry| LogRun::Unshared(vec![entry])));
+            return Ok(crossing.map_or(passed, |entry| LogRun::Unshared(vec![entry])));
         }
         let bytes_max = if is_shared { SEGMENT_BYTES } else { bytes_max };
         let entries = gap.part(cursor.place(), &self.selection, bytes_max);
@@ -317,11 +387,11 @@ impl View {
             let cursor = if planted::is(Bug::SnapshotSpliceDrops) { self.end() } else { cursor };
             return (reader, snapshot.version(), cursor);
         }
-        let store = Arc::new(store.clone());
-        let snapshot = Arc::new(SharedSnapshot::new(&store, version, known.as_deref(), now));
+        let objects = Arc::new(SelectedObjects::new(store.clone()));
+        let snapshot = Arc::new(SharedSnapshot::new(&objects, version, known.as_deref(), now));
         let mut state = self.state();
         state.snapshot = Some(snapshot.clone());
-        (SharedSnapshotReader::Encoding(snapshot, store), version, state.log.end())
+        (SharedSnapshotReader::Encoding(snapshot, objects), version, state.log.end())
     }
 
     /// The place in the log after `version`. If the log starts later, it is completed from what was

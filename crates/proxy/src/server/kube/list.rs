@@ -3,7 +3,7 @@
 //! The hazard is memory: a list of a large cache must neither be built as a whole, nor pin its
 //! snapshot while it waits for the snapshot gate.
 
-use std::sync::Arc;
+use std::{ops::ControlFlow, sync::Arc};
 
 use axum::body::Body;
 use bytes::{BufMut, Bytes, BytesMut};
@@ -20,7 +20,7 @@ use super::{
     status::Failure,
 };
 use crate::{
-    cache::Store,
+    cache::{Store, scan::SLICE_TESTS},
     fanout::{Catalog, Hub, Patience, Place, Served},
     kube_encoding::list::{ListEncoder, ListMeta, ListedResource},
     server::select::Selected,
@@ -75,7 +75,7 @@ pub async fn list<C: Catalog>(
                 Freshness::Consistent if !reads.has_upstream => reads.patience(),
                 Freshness::Consistent => {
                     let is_whole = has_no_selector && path.namespace.is_empty();
-                    patience(&hub, (&selection, is_whole), limit, reads.consistent_list_bytes_min)
+                    patience(&hub, (&selection, is_whole), limit, reads.consistent_list_bytes_min).await
                 }
                 _ => Patience::AtOnce,
             };
@@ -102,17 +102,23 @@ pub async fn list<C: Catalog>(
     };
     // The apiserver's watch cache ignores the limit of a first page of any state.
     let limit = limit.filter(|_| freshness != Freshness::Any || !continues.is_empty() || !is_cached_upstream(&served));
-    let count = || store.select(&selection, last.as_ref()).count();
     let (mut left, mut meta) = (usize::MAX, ListMeta { version, continues: String::new(), remaining: None });
     if let Some(limit) = limit {
-        let page = store.select(&selection, last.as_ref()).take(limit).last();
-        let has_more = page.is_some_and(|page| store.select(&selection, Some(page.key())).next().is_some());
-        if let Some(last) = page.filter(|_| has_more) {
+        let (mut found, mut page) = (0, None);
+        // The apiserver does not count the rest of a list with selectors either.
+        let count = |object: &Arc<Object>| {
+            found += 1;
+            if found == limit {
+                page = Some(object.key().clone());
+            }
+            if found > limit && !has_no_selector { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        visit((&store, &selection, last.as_ref()), SLICE_TESTS, count).await;
+        if let Some(last) = page.filter(|_| found > limit) {
             let has_slash = is_cached_upstream(&served);
-            meta.continues = ContinueToken::after(last.key(), version, &path.namespace, has_slash).encode();
-            // The apiserver does not count the rest of a list with selectors either.
-            meta.remaining = has_no_selector
-                .then(|| if planted::is(Bug::RemainingCountsThePage) { count() } else { count() - limit });
+            meta.continues = ContinueToken::after(&last, version, &path.namespace, has_slash).encode();
+            let before = if planted::is(Bug::RemainingCountsThePage) { 0 } else { limit };
+            meta.remaining = has_no_selector.then(|| found - before);
             pages.retain(&hub, version, &store);
         }
         left = limit;
@@ -126,60 +132,101 @@ pub async fn list<C: Catalog>(
     };
     let encoder = ListEncoder::new(&resource, format);
     let items_len = match encoder.needs_items_len() {
-        true => items_len(&encoder, store.select(&selection, last.as_ref()).take(left)).await,
+        true => items_len(&encoder, (&store, &selection, last.as_ref()), left).await,
         false => 0,
     };
-    let is_empty = store.select(&selection, last.as_ref()).next().is_none();
+    let mut is_empty = true;
+    let first = |_: &Arc<Object>| {
+        is_empty = false;
+        ControlFlow::Break(())
+    };
+    visit((&store, &selection, last.as_ref()), SLICE_TESTS, first).await;
     let (head, tail) = encoder.head_and_tail(&meta, items_len, is_empty);
     let listing = Listing { served, store, selection, encoder, last, left, started: false, head, tail };
     let media = listing.served.parser.media();
     let chunks = stream::unfold(Some(listing), move |listing| {
         let _until_the_end = (&place, &gate_permit);
-        std::future::ready(listing.map(|mut listing| {
-            let (chunk, complete) = listing.next();
-            (Ok::<_, std::convert::Infallible>(chunk), (!complete).then_some(listing))
-        }))
+        async {
+            let mut listing = listing?;
+            let (chunk, complete) = listing.next().await;
+            Some((Ok::<_, std::convert::Infallible>(chunk), (!complete).then_some(listing)))
+        }
     });
     Ok(answer::from_cache(media.content_type(), Body::from_stream(chunks)))
 }
 
-/// The total length of the items, in bytes. It inspects every object, so it yields in between.
-async fn items_len(encoder: &ListEncoder, objects: impl Iterator<Item = &Arc<Object>>) -> usize {
-    let mut sum = 0;
-    for (number, object) in objects.enumerate() {
-        sum += encoder.item_len(object);
-        if number % 1024 == 1023 {
-            yield_now().await;
-        }
+/// Visits the selected objects after a key, until it breaks off. Other tasks run after each slice
+/// of `tests` tests.
+async fn visit(
+    (store, selection, last): (&Store, &Selection, Option<&ObjectKey>),
+    tests: usize,
+    mut each: impl FnMut(&Arc<Object>) -> ControlFlow<()>,
+) {
+    let mut last = last.cloned();
+    loop {
+        let reached = {
+            let mut scan = store.scan(selection, last.as_ref(), tests);
+            if scan.by_ref().any(|object| each(object).is_break()) || scan.is_complete() {
+                return;
+            }
+            scan.tested().cloned()
+        };
+        last = reached.or(last);
+        yield_now().await;
     }
+}
+
+/// The total length of the first `left` items, in bytes. It inspects every object, so its slices
+/// are short.
+async fn items_len(encoder: &ListEncoder, from: (&Store, &Selection, Option<&ObjectKey>), left: usize) -> usize {
+    let (mut sum, mut left) = (0, left);
+    let add = |object: &Arc<Object>| {
+        if left == 0 {
+            return ControlFlow::Break(());
+        }
+        sum += encoder.item_len(object);
+        left -= 1;
+        ControlFlow::Continue(())
+    };
+    visit(from, SLICE_TESTS / 8, add).await;
     sum
 }
 
 /// How long a consistent list waits for a freshness proof: until the next bookmark if the list
 /// would cost upstream a lot, and for a list of metadata if it would read as many objects.
 /// `is_whole`: it selects all objects.
-fn patience(hub: &Hub, (selection, is_whole): (&Selection, bool), limit: Option<usize>, bytes_min: usize) -> Patience {
-    match hub.state() {
-        Some((store, _)) if is_large(&store, selection, limit, bytes_min) => Patience::Bookmark,
-        Some((store, _)) if is_whole && limit.is_none_or(|limit| limit >= store.len()) => Patience::Comparison,
-        _ => Patience::AtOnce,
+async fn patience(
+    hub: &Hub,
+    (selection, is_whole): (&Selection, bool),
+    limit: Option<usize>,
+    bytes_min: usize,
+) -> Patience {
+    let Some((store, _)) = hub.state() else { return Patience::AtOnce };
+    match is_large(&store, selection, limit, bytes_min).await {
+        true => Patience::Bookmark,
+        false if is_whole && limit.is_none_or(|limit| limit >= store.len()) => Patience::Comparison,
+        false => Patience::AtOnce,
     }
 }
 
 /// Whether a list has at least `bytes_min` bytes of JSON.
-fn is_large(store: &Store, selection: &Selection, limit: Option<usize>, bytes_min: usize) -> bool {
+async fn is_large(store: &Store, selection: &Selection, limit: Option<usize>, bytes_min: usize) -> bool {
     if store.json_bytes() < bytes_min {
         return false;
     }
     // Clients with the page size of kubectl and client-go, or a larger one, read all pages.
     let objects_max = limit.filter(|limit| *limit < PAGE_OBJECTS_MIN).unwrap_or(usize::MAX);
-    let mut bytes = 0;
-    let mut objects = store.select(selection, None).take(objects_max);
-    while bytes < bytes_min {
-        let Some(object) = objects.next() else { return false };
+    let (mut bytes, mut left) = (0, objects_max);
+    let add = |object: &Arc<Object>| {
+        if left == 0 || bytes >= bytes_min {
+            return ControlFlow::Break(());
+        }
         bytes += object.json_len();
-    }
-    true
+        left -= 1;
+        ControlFlow::Continue(())
+    };
+    visit((store, selection, None), SLICE_TESTS, add).await;
+    bytes >= bytes_min
 }
 
 /// Whether the apiserver has a watch cache for the resource. It has none for events and reads etcd.
@@ -189,27 +236,32 @@ fn is_cached_upstream(served: &Served) -> bool {
 
 impl Listing {
     /// The next chunk of the body, and whether it was the last.
-    fn next(&mut self) -> (Bytes, bool) {
+    async fn next(&mut self) -> (Bytes, bool) {
         let mut chunk = BytesMut::with_capacity(CHUNK_BYTES + (CHUNK_BYTES >> 3));
         let mut is_first = !std::mem::replace(&mut self.started, true);
         if is_first {
             chunk.put_slice(&self.head);
         }
-        let (mut objects, mut complete, mut last) = (0, true, None);
-        for object in self.store.select(&self.selection, self.last.as_ref()) {
-            if self.left == 0 {
-                break;
+        let mut objects = 0;
+        let complete = loop {
+            let (reached, is_over) = {
+                let mut scan = self.store.scan(&self.selection, self.last.as_ref(), SLICE_TESTS);
+                while self.left > 0
+                    && chunk.len() < CHUNK_BYTES
+                    && let Some(object) = scan.next()
+                {
+                    self.encoder.put(object, std::mem::take(&mut is_first), &mut chunk);
+                    self.left -= 1;
+                    objects += 1;
+                }
+                (scan.tested().cloned(), scan.is_complete() || self.left == 0)
+            };
+            self.last = reached.or(self.last.take());
+            if is_over || chunk.len() >= CHUNK_BYTES {
+                break is_over;
             }
-            if chunk.len() >= CHUNK_BYTES {
-                complete = false;
-                break;
-            }
-            self.encoder.put(object, std::mem::take(&mut is_first), &mut chunk);
-            self.left -= 1;
-            objects += 1;
-            last = Some(object.key().clone());
-        }
-        self.last = last.or(self.last.take());
+            yield_now().await;
+        };
         if complete {
             chunk.put_slice(&self.tail);
         }
@@ -228,8 +280,8 @@ mod tests {
         selector::{FieldSelector, LabelSelector},
     };
 
-    #[test]
-    fn a_list_is_large_by_what_it_selects_and_reads() {
+    #[tokio::test]
+    async fn a_list_is_large_by_what_it_selects_and_reads() {
         let gvr = GroupVersionResource::new("", "v1", "pods");
         let table = FieldTable::new(&gvr, true, &[]);
         let parser = Arc::new(ObjectParser::new(&table));
@@ -246,12 +298,13 @@ mod tests {
         let is_large = |namespace, limit, bytes_min| {
             let (labels, fields) = (LabelSelector::default(), FieldSelector::default());
             let selection = Selection::bind(namespace, "", labels, &fields, &table, parser.clone(), &gvr).unwrap();
-            is_large(&store, &selection, limit, bytes_min)
+            let store = store.clone();
+            async move { is_large(&store, &selection, limit, bytes_min).await }
         };
-        assert!(is_large("", None, 1_000_000) && !is_large("", None, 2_000_000));
-        assert!(is_large("a", None, 600_000) && !is_large("b", None, 600_000));
-        assert!(is_large("", Some(500), 1_000_000), "pages of kubectl");
-        assert!(!is_large("", Some(1), 1_000_000), "a client that asks whether there are any");
-        assert!(is_large("none", None, 0), "with a minimum of 0 every list is large");
+        assert!(is_large("", None, 1_000_000).await && !is_large("", None, 2_000_000).await);
+        assert!(is_large("a", None, 600_000).await && !is_large("b", None, 600_000).await);
+        assert!(is_large("", Some(500), 1_000_000).await, "pages of kubectl");
+        assert!(!is_large("", Some(1), 1_000_000).await, "a client that asks whether there are any");
+        assert!(is_large("none", None, 0).await, "with a minimum of 0 every list is large");
     }
 }

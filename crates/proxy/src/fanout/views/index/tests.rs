@@ -44,13 +44,15 @@ fn only_views_that_an_event_may_concern_are_candidates() {
     let pods = Pods::new();
     let mut index = SelectorIndex::default();
     let selections: Vec<_> = (0..100).map(|node| pods.select("", "", &format!("spec.nodeName=n{node}"))).collect();
-    let places: Vec<_> = selections.iter().enumerate().map(|(id, selection)| index.insert(id, selection)).collect();
-    let negative = index.insert(100, &pods.select("", "app!=web", ""));
+    for (id, selection) in selections.iter().enumerate() {
+        index.insert(id, selection);
+    }
+    assert_eq!(index.insert(100, &pods.select("", "app!=web", "")), None);
     let mut candidates = Vec::new();
     index.candidates(&changed(pods.pod("a", "", "n1"), pods.pod("a", "", "n7")), &mut candidates);
     assert_eq!(candidates, [1, 7, 100]);
-    index.remove(7, &places[7]);
-    index.remove(100, &negative);
+    index.remove(7);
+    index.remove(100);
     index.candidates(&changed(pods.pod("a", "", "n1"), pods.pod("a", "", "n7")), &mut candidates);
     assert_eq!(candidates, [1]);
 }
@@ -62,8 +64,9 @@ fn a_view_is_filed_under_the_term_with_the_fewest_views() {
     for id in 0..10 {
         index.insert(id, &pods.select("", "", "status.phase=Running"));
     }
-    let place = index.insert(10, &pods.select("", "", "spec.nodeName=n1,status.phase=Running"));
-    assert!(matches!(place, IndexTerm::Field(_, value) if &*value == "n1"));
+    let selection = pods.select("", "", "spec.nodeName=n1,status.phase=Running");
+    let nth = index.insert(10, &selection).unwrap();
+    assert!(matches!(selection.equalities().nth(nth), Some(Equality::Field(_, "n1"))));
 }
 
 proptest! {
@@ -83,10 +86,10 @@ proptest! {
         let mut index = SelectorIndex::default();
         let selections: Vec<_> =
             selectors.iter().map(|&(n, l, f)| pods.select(namespaces[n], labels[l], fields[f])).collect();
-        let places: Vec<_> = selections.iter().enumerate().map(|(id, s)| index.insert(id, s)).collect();
-        for (id, place) in places.iter().enumerate().filter(|(id, _)| drop[*id]) {
-            index.remove(id, place);
+        for (id, selection) in selections.iter().enumerate() {
+            index.insert(id, selection);
         }
+        (0..selections.len()).filter(|id| drop[*id]).for_each(|id| index.remove(id));
         let event = changed(pod(from), pod(to));
         let mut candidates = Vec::new();
         index.candidates(&event, &mut candidates);

@@ -1,0 +1,93 @@
+//! The selections of a hub: equal ones share their memory, and all of them have a limit.
+//!
+//! A selector may have thousands of values, and exists for as long as its watch, so the selectors
+//! of many watches could take more memory than everything else, and nothing that is dropped under
+//! memory pressure would free it. So each distinct selection takes its bytes from the budget of the
+//! process when it arrives, and gives them back with its last watch. The index of views takes its
+//! share for each view.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+};
+
+use super::{value_table::PLACE_BYTES, view::View};
+use crate::{
+    cache::Refusal,
+    fanout::send::budget::{Budget, Share},
+};
+use kubefan_model::selection::{Equality, Selection, WeakSelection};
+
+/// With fewer selections, those that are gone are not looked for.
+const SWEPT_LEAST: usize = 64;
+
+/// The selections of a hub.
+pub struct Selections {
+    budget: Budget,
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    /// By their hashes. The selections are not owned: they go with their last watch or list.
+    selections: HashMap<u64, Vec<WeakSelection>>,
+    /// The number of hashes at which those that are gone are removed.
+    swept_at: usize,
+}
+
+impl Selections {
+    /// None yet; they are counted in `budget`.
+    pub fn new(budget: Budget) -> Self {
+        Self { budget, known: Mutex::default() }
+    }
+
+    /// The one selection that equals this one.
+    ///
+    /// # Errors
+    /// [`Refusal::Exhausted`] if there is none yet, and no room for it.
+    pub fn share(&self, selection: Selection) -> Result<Selection, Refusal> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let equal = known.selections.get(&selection.spec_hash());
+        let equal = equal.into_iter().flatten().filter_map(WeakSelection::upgrade).find(|known| *known == selection);
+        if let Some(equal) = equal {
+            return Ok(equal);
+        }
+        selection.keep(self.take(selection.bytes() + size_of::<WeakSelection>())?);
+        if known.selections.len() >= known.swept_at.max(SWEPT_LEAST) {
+            known.selections.retain(|_, equal| {
+                equal.retain(|selection| !selection.is_dropped());
+                !equal.is_empty()
+            });
+            known.selections.shrink_to_fit();
+            known.swept_at = 2 * known.selections.len();
+        }
+        known.selections.entry(selection.spec_hash()).or_default().push(selection.downgrade());
+        Ok(selection)
+    }
+
+    /// Takes the memory of a view of this selection: its own, and that of the index.
+    ///
+    /// # Errors
+    /// [`Refusal::Exhausted`] if there is no room for it.
+    pub fn take_view(&self, selection: &Selection) -> Result<Share, Refusal> {
+        let values = selection.equalities().map(|term| match term {
+            Equality::Label(_, values) => values.len(),
+            Equality::Name(_) | Equality::Namespace(_) | Equality::Field(..) => 1,
+        });
+        // Views are filed under one of the terms.
+        self.take(size_of::<View>() + values.max().unwrap_or(0) * PLACE_BYTES)
+    }
+
+    fn take(&self, bytes: usize) -> Result<Share, Refusal> {
+        self.budget.take(bytes).ok_or_else(|| {
+            let limit = self.budget.bytes_max();
+            Refusal::Exhausted(format!(
+                "the selectors of all streams and reads have at most {limit} bytes, and there is no room for another one \
+                 (--selector-memory-max)"
+            ))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,77 @@
+use std::sync::Arc;
+
+use super::*;
+use kubefan_model::{
+    GroupVersionResource,
+    fields::FieldTable,
+    object::ObjectParser,
+    selector::{FieldSelector, LabelSelector, SELECTOR_BYTES_MAX},
+};
+
+fn select(labels: &str) -> Selection {
+    let gvr = GroupVersionResource::new("", "v1", "pods");
+    let table = FieldTable::new(&gvr, true, &[]);
+    let (labels, parser) = (LabelSelector::parse(labels).unwrap(), Arc::new(ObjectParser::new(&table)));
+    Selection::bind("", "", labels, &FieldSelector::default(), &table, parser, &gvr).unwrap()
+}
+
+/// A selector of almost the greatest length, with as many values as are allowed. No two numbers
+/// have a value in common.
+fn long(number: usize) -> String {
+    let values: Vec<_> = (0..2000).map(|value| format!("{number:03}{value:04}")).collect();
+    format!("app in ({})", values.join(","))
+}
+
+#[test]
+fn many_long_selectors_take_a_few_times_their_text() {
+    let budget = Budget::new(usize::MAX);
+    let selections = Selections::new(budget.clone());
+    let mut index = super::super::index::SelectorIndex::default();
+    let (mut held, mut text_bytes) = (Vec::new(), 0);
+    for number in 0..500 {
+        let text = long(number);
+        assert!(text.len() > SELECTOR_BYTES_MAX - 400 && text.len() <= SELECTOR_BYTES_MAX);
+        text_bytes += text.len();
+        let selection = selections.share(select(&text)).unwrap();
+        index.insert(number, &selection);
+        held.push((selections.take_view(&selection).unwrap(), selection));
+    }
+    assert!(budget.used() <= 4 * text_bytes, "{} bytes for {text_bytes} of text", budget.used());
+    assert!(index.bytes() <= 500 * 2000 * PLACE_BYTES + 500 * 1024, "{} bytes of the index", index.bytes());
+    (0..500).for_each(|number| index.remove(number));
+    assert!(index.bytes() < 1 << 10, "{} bytes are left in the index", index.bytes());
+    drop(held);
+    assert_eq!(budget.used(), 0, "what is not used is given back");
+}
+
+#[test]
+fn equal_selectors_share_their_memory_and_those_without_room_are_refused() {
+    let budget = Budget::new(64 << 10);
+    let selections = Selections::new(budget.clone());
+    let one = selections.share(select(&long(1))).unwrap();
+    let used = budget.used();
+    let again: Vec<_> = (0..100).map(|_| selections.share(select(&long(1))).unwrap()).collect();
+    assert!(
+        again
+            .iter()
+            .all(|again| again.spec().labels.requirements().as_ptr() == one.spec().labels.requirements().as_ptr())
+    );
+    assert_eq!(budget.used(), used, "equal ones cost nothing");
+    let others: Vec<_> = (2..).map_while(|number| selections.share(select(&long(number))).ok()).collect();
+    assert_eq!(others.len(), 1, "two have room");
+    let refusal = selections.share(select(&long(9))).unwrap_err();
+    assert!(matches!(&refusal, Refusal::Exhausted(why) if why.contains("--selector-memory-max")), "{refusal}");
+    assert!(matches!(selections.take_view(&one), Err(Refusal::Exhausted(_))), "nor is there room for its view");
+    drop((one, again));
+    assert!(selections.share(select(&long(9))).is_ok(), "the last watch gave back the room");
+}
+
+#[test]
+fn selectors_that_are_gone_are_forgotten() {
+    let selections = Selections::new(Budget::new(usize::MAX));
+    for number in 0..10_000 {
+        selections.share(select(&format!("app=v{number}"))).unwrap();
+    }
+    let known = selections.known.lock().unwrap();
+    assert!(known.selections.len() <= 2 * SWEPT_LEAST, "{} are known", known.selections.len());
+}
