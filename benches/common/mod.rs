@@ -18,11 +18,11 @@ use kubefan_model::{
 };
 use kubefan_proxy::{
     cache::{
-        CacheWriter, Record, RingLimits, Update,
+        CacheWriter, ProcessBudgets, Record, RingLimits, Update,
         writer::{Change, Commit},
     },
     fanout::{
-        Budgets, ConnectionWaker, Gate, GateLimits, Hub, HubOptions, ReadyStreams, Start, StreamWaker, Subscription,
+        ConnectionWaker, Gate, GateLimits, Hub, HubOptions, ReadyStreams, Start, StreamWaker, Subscription,
         send::log_entry::{EntryKind, LogEntry},
     },
     telemetry::metrics::{CacheMetrics, Metrics},
@@ -153,7 +153,7 @@ impl Cache {
         let all = Arc::new(Metrics::new(Registry::new()).expect("the registry is empty"));
         let gate = GateLimits { snapshots_max: 1000, snapshot_queue_timeout: Duration::ZERO };
         let gate = Gate::new(gate, all.gate());
-        let (budgets, cluster) = (Budgets::default(), Arc::new(|| None));
+        let (budgets, cluster) = (ProcessBudgets::default(), Arc::new(|| None));
         let options = HubOptions { limits, coalesce_max: Duration::ZERO, gate, budgets, cluster };
         let hub = Hub::new(ResolvedResource::default(), kind.parser.clone(), options, kind.metrics());
         let (pods, created) = Pods::new(count, omitted);

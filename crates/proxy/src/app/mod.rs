@@ -22,13 +22,13 @@ use tonic::service::Routes;
 use tracing::{info, warn};
 
 use crate::{
-    cache::RingLimits,
+    cache::{RetainedLimits, RingLimits},
     caches::{
         CacheContext, EncodingLimits, ListScheduler, OnDemandLimits, Registry, RegistryOptions, SizeLimits,
         memory_pressure::{self, MemoryBudget},
     },
     config::{CacheCompression, ConsistentReads, FormConfig, PassthroughConfig, ServeConfig, WatchListMode},
-    fanout::{GateLimits, RetainedLimits},
+    fanout::GateLimits,
     peer::{self, PeerError, Peers},
     server::{
         Server, ServerOptions,

@@ -12,7 +12,7 @@
 //! finds every event up to it in the logs.
 
 use std::{
-    sync::{Arc, PoisonError, atomic::Ordering},
+    sync::{Arc, PoisonError},
     time::{Duration, SystemTime},
 };
 
@@ -23,18 +23,14 @@ use tokio::{
 
 use crate::{
     cache::{
-        CachedState, Commit, HistoryCopy, Phase, PublishedCache, Record, Refusal, RingLimits, Store,
-        published::Applied, term::Column, warnings::Warnings, writer::Change,
+        Budgets, CachedState, Commit, HistoryCopy, Phase, ProcessBudgets, PublishedCache, Record, Refusal, RingLimits,
+        Store, published::Applied, term::Column, warnings::Warnings, writer::Change,
     },
     fanout::{
         gate::Gate,
-        send::budget::Budgets,
         stream_end::StreamEnd,
         sync::{Mutex, MutexGuard},
-        views::{
-            set::Views,
-            view::{View, ViewBytes},
-        },
+        views::{set::Views, view::View},
         wake::pacer::Pacer,
     },
     telemetry::metrics::{CacheGauges, CacheMetrics},
@@ -52,7 +48,7 @@ pub struct Hub {
     pub(in crate::fanout) resource: ResolvedResource,
     pub(in crate::fanout) parser: Arc<ObjectParser>,
     pub(in crate::fanout) metrics: CacheMetrics,
-    pub(in crate::fanout) view_bytes: ViewBytes,
+    pub(in crate::fanout) budgets: Budgets,
     limits: RingLimits,
     gate: Arc<Gate>,
     cluster: ClusterName,
@@ -103,8 +99,8 @@ pub struct HubOptions {
     pub coalesce_max: Duration,
     /// Who may pin state.
     pub gate: Arc<Gate>,
-    /// What all of them together may retain for reuse.
-    pub budgets: Budgets,
+    /// What all of them together may hold beyond objects and history.
+    pub budgets: ProcessBudgets,
     /// Names the cluster that versions are of, where that is known.
     pub cluster: ClusterName,
 }
@@ -128,9 +124,10 @@ impl Hub {
         metrics: CacheMetrics,
     ) -> Arc<Self> {
         let HubOptions { limits, coalesce_max, gate, budgets, cluster } = options;
+        let budgets = budgets.part();
         let ResolvedResource { group, version, resource: plural, .. } = &resource;
         let name = GroupVersionResource::new(group, version, plural).to_string();
-        let published = PublishedCache::new(name, limits, parser.clone(), wall_clock);
+        let published = PublishedCache::new(name, limits, parser.clone(), wall_clock, budgets.indexes.share());
         let (head, phase) = (watch::Sender::new(None), watch::Sender::new(published.phase()));
         let state = HubState {
             published,
@@ -142,9 +139,8 @@ impl Hub {
             tidied_at: Instant::now(),
             builds: Vec::new(),
         };
-        let view_bytes = ViewBytes { kept: budgets.part(), ..ViewBytes::default() };
         let state = Mutex::new(state);
-        Arc::new(Self { resource, parser, metrics, view_bytes, limits, gate, cluster, head, phase, state })
+        Arc::new(Self { resource, parser, metrics, budgets, limits, gate, cluster, head, phase, state })
     }
 
     /// The resource, as messages name it.
@@ -177,10 +173,6 @@ impl Hub {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn log_bytes(&self) -> usize {
-        self.view_bytes.logs.load(Ordering::Relaxed)
-    }
-
     /// Publishes a new state. A wake-up must follow, so only [`super::batch::CommitBatch`] calls
     /// it.
     pub(super) fn publish(&self, commit: Commit, received: Instant) {
@@ -202,7 +194,7 @@ impl Hub {
             _ => 0,
         };
         let mut ended = Vec::new();
-        match published.apply(commit, received, self.log_bytes()) {
+        match published.apply(commit, received, self.budgets.logs.retained_share()) {
             Applied::Continued(evicted) => evicted.iter().for_each(|record| views.trim(record)),
             Applied::NewEpoch { because, replaced } => {
                 if replaced && !planted::is(Bug::RewoundSilently) {
@@ -271,8 +263,11 @@ impl Hub {
     pub fn shed(&self, share: f64, reuses: bool) {
         let mut state = self.lock();
         let HubState { published, views, .. } = &mut *state;
-        published.shrink(share, Instant::now(), self.log_bytes()).iter().for_each(|record| views.trim(record));
-        self.view_bytes.kept.open(reuses);
+        published
+            .shrink(share, Instant::now(), self.budgets.logs.retained_share())
+            .iter()
+            .for_each(|record| views.trim(record));
+        self.budgets.open(reuses);
         published.open_indexes(reuses);
         if !reuses {
             views.forget();

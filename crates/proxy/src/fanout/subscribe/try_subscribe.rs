@@ -93,8 +93,8 @@ impl Hub {
         let view = match views.get(&key) {
             Some(view) => view.clone(),
             None => {
-                let encoder = views.encoder(format, (&self.resource, self.parser.tables()), &self.view_bytes.kept);
-                Arc::new(View::new(selection.clone(), encoder, cached.version, &self.view_bytes))
+                let encoder = views.encoder(format, (&self.resource, self.parser.tables()), &self.budgets);
+                Arc::new(View::new(selection.clone(), encoder, cached.version, &self.budgets))
             }
         };
         let floor = match &first {

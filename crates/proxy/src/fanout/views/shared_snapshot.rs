@@ -6,7 +6,7 @@
 //! view at one version. A subscriber that starts while it is young is sent that snapshot, and then
 //! the events since; a later one gets the next snapshot, which reuses the chunks in which nothing
 //! has changed. A chunk is compressed by the first subscriber that needs it; others that need the
-//! same one wait for it. Chunks are retained within a budget of the whole cache, and for a minute.
+//! same one wait for it. Chunks are retained within a budget, and for a minute.
 
 use std::{
     ops::Range,
@@ -18,9 +18,8 @@ use bytes::{Bytes, BytesMut};
 use tokio::time::Instant;
 
 use crate::{
-    cache::Store,
+    cache::{Store, budget::Share},
     fanout::send::{
-        budget::Share,
         control,
         encoder::Encoder,
         frame::{Body, EventHead, Sink, put_delimited},
