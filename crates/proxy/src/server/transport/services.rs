@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tower::util::MapResponseLayer;
 
+use super::unread::Readers;
 use crate::{
     fanout::{Catalog, FairPool},
     server::{
@@ -74,6 +75,8 @@ pub struct Services<C> {
     pub options: ServerOptions,
     /// Places of gRPC calls whose request has not arrived yet.
     pub pending: Arc<FairPool>,
+    /// What reads the sockets and streams.
+    pub readers: Arc<Readers>,
     /// Cancelled when every stream must end.
     pub drain: CancellationToken,
 }
@@ -107,7 +110,7 @@ impl<C: Catalog> Services<C> {
         let replace_status = MapResponseLayer::new(status::replace_library_status);
         let router = router.fallback(not_found).layer(replace_status).with_state(());
         let pending = FairPool::new(options.calls_pending_max);
-        Self { grpc, kube, router, options, pending, drain }
+        Self { grpc, kube, router, options, pending, readers: Readers::new(), drain }
     }
 }
 
