@@ -265,3 +265,6 @@ impl<C: Catalog> Reader<C> {
         )))
     }
 }
+
+#[cfg(test)]
+mod tests;
