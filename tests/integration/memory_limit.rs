@@ -1,6 +1,6 @@
-//! kubefan under a real limit of memory: clients that read nothing, wide gaps, many selectors and many
-//! projections must not get it killed. The load passes the limit if nothing is done about it. Where the system lets a test make no control group, the test
-//! says so and checks nothing.
+//! kubefan under a real limit of memory: clients that read nothing, wide gaps, many selectors and
+//! many projections must not get it killed. The load passes the limit if nothing is done about it.
+//! Where the system lets a test make no control group, the test says so and checks nothing.
 
 use std::{io::Write, net::Ipv4Addr};
 

@@ -1,8 +1,8 @@
 //! The watch cache: the current objects, the recent events, and the one writer of both.
 //!
 //! Everything here is plain data without clocks or I/O, and without locks but for the index that a
-//! gap makes of its events. [`crate::fanout::Hub`] owns the lock and publishes it to readers. Caches
-//! share only the counts of their budgets.
+//! gap makes of its events. [`crate::fanout::Hub`] owns the lock and publishes it to readers.
+//! Caches share only the counts of their budgets.
 
 pub mod backfill;
 pub mod budget;

@@ -221,9 +221,9 @@ impl EventRing {
     /// Evicts what is over the limits at `now`, and returns it, oldest first. The byte limit is
     /// multiplied by `share`, from 0 to 1.
     ///
-    /// `log_share` is the share of history, from 0 to 1, for which the views' logs have room: history
-    /// is shortened to it. Subscribers with many different selectors must not be able to fill the
-    /// memory.
+    /// `log_share` is the share of history, from 0 to 1, for which the views' logs have room:
+    /// history is shortened to it. Subscribers with many different selectors must not be able to
+    /// fill the memory.
     pub fn evict(&mut self, now: Instant, store_bytes: usize, log_share: f64, share: f64) -> Vec<Record> {
         let mut bytes_max = (self.limits.bytes_max(store_bytes) as f64 * share) as usize;
         // Packing comes before eviction.

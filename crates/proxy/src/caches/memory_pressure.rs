@@ -88,8 +88,8 @@ impl Pressure {
 }
 
 /// Keeps the process within its budget, as long as the future is polled. `end_unread` ends some
-/// connections and streams whose clients read nothing, and returns how many; it is called each second while
-/// memory is at its limit.
+/// connections and streams whose clients read nothing, and returns how many; it is called each
+/// second while memory is at its limit.
 pub async fn keep_within(
     registry: Arc<Registry>,
     metrics: Arc<Metrics>,

@@ -2,10 +2,10 @@
 //!
 //! A client that stops reading makes the kernel hold what was sent to it, up to some megabytes per
 //! connection, and the connection holds what does not fit there. Over HTTP/2 it may also leave a
-//! stream without a window: then the stream, its segments and, if it is passed on, what upstream has
-//! sent wait in this process. Live streams may wait like that for as long as memory lasts. When it
-//! does not, these are what can be given up: their clients notice nothing until they read again, and
-//! then resume.
+//! stream without a window: then the stream, its segments and, if it is passed on, what upstream
+//! has sent wait in this process. Live streams may wait like that for as long as memory lasts. When
+//! it does not, these are what can be given up: their clients notice nothing until they read again,
+//! and then resume.
 //!
 //! Every socket of the data port is observed here, below TLS and below each protocol: only the
 //! socket shows that nothing was taken. A stream is observed from when it first waits for a window.
@@ -32,8 +32,8 @@ use crate::fanout::StreamEnd;
 /// What is not read for this long may be ended.
 const UNREAD_MIN: Duration = Duration::from_secs(10);
 
-/// How much is ended at a time: at least so many sockets and streams, or an eighth of those that may
-/// be. Memory is measured again before the next.
+/// How much is ended at a time: at least so many sockets and streams, or an eighth of those that
+/// may be. Memory is measured again before the next.
 const ENDED_MIN: usize = 16;
 
 /// What can be closed without a wait for the client to take what was sent.
