@@ -23,10 +23,9 @@ use kubefan_model::{
     projection::Projection,
 };
 use kubefan_proxy::{
-    cache::writer::Commit,
+    cache::{Budgets, writer::Commit},
     fanout::{
         send::{
-            budget::Budgets,
             encoder::{DeltaBases, Encoder},
             log_entry::LogEntry,
         },

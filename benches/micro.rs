@@ -28,14 +28,11 @@ use kubefan_model::{
 };
 use kubefan_proxy::{
     cache::{
-        CacheWriter, EventRing, Record, RingLimits, Store, Update,
+        Budgets, CacheWriter, EventRing, Record, RingLimits, Store, Update,
         writer::{Change, Commit},
     },
     fanout::{
-        send::{
-            budget::Budgets,
-            encoder::{DeltaBases, Encoder},
-        },
+        send::encoder::{DeltaBases, Encoder},
         views::{index::SelectorIndex, selected_objects::SelectedObjects, shared_snapshot::SharedSnapshot},
     },
     telemetry::metrics::WatchPurpose,
@@ -115,7 +112,7 @@ mod ring {
         let ((mut ring, mut cache), now) = (full(), Instant::now());
         bencher.with_inputs(|| cache.events(1).swap_remove(0)).bench_local_values(|event| {
             ring.push(Record::Event(event), now);
-            ring.evict(now, 0, 0, 1.0)
+            ring.evict(now, 0, 1.0, 1.0)
         });
     }
 

@@ -18,11 +18,11 @@ use kubefan_model::{
 };
 use kubefan_proxy::{
     cache::{
-        CacheWriter, Record, RingLimits, Update,
+        CacheWriter, ProcessBudgets, Record, RingLimits, Update,
         writer::{Change, Commit},
     },
     fanout::{
-        Budgets, ConnectionWaker, Gate, GateLimits, Hub, HubOptions, ReadyStreams, Start, StreamWaker, Subscription,
+        ConnectionWaker, Gate, GateLimits, Hub, HubOptions, ReadyStreams, Start, StreamWaker, Subscription,
         send::log_entry::{EntryKind, LogEntry},
     },
     telemetry::metrics::{CacheMetrics, Metrics},

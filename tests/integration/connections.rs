@@ -41,7 +41,7 @@ pub(crate) const TESTS: &[Test] = tests! {
 const CACHE: &str = "{group=\"\",media=\"json\",namespace=\"\",resource=\"pods\"}";
 
 /// An object of 8 KiB.
-fn large(name: &str, filling: char) -> serde_json::Value {
+pub(crate) fn large(name: &str, filling: char) -> serde_json::Value {
     let mut pod = pod(name, "new");
     pod["metadata"]["annotations"] = json!({ "filling": filling.to_string().repeat(8 << 10) });
     pod
@@ -97,7 +97,7 @@ impl RawConnection {
         response.await.unwrap()
     }
 
-    async fn watch(&mut self, target: Target) -> RawStream {
+    pub(crate) async fn watch(&mut self, target: Target) -> RawStream {
         let bookmark_interval = Some(prost_types::Duration { seconds: 3600, nanos: 0 });
         let request = WatchRequest { target: Some(target), bookmark_interval, ..WatchRequest::default() };
         let response = self.call(&[], &request.encode_to_vec()).await;
@@ -107,14 +107,14 @@ impl RawConnection {
 }
 
 /// The gRPC messages of one stream.
-struct RawStream {
+pub(crate) struct RawStream {
     body: RecvStream,
     buffer: BytesMut,
 }
 
 impl RawStream {
     /// The next message, or the status at the end.
-    async fn next(&mut self) -> Result<WatchResponse, Status> {
+    pub(crate) async fn next(&mut self) -> Result<WatchResponse, Status> {
         loop {
             if let Some((prefix, rest)) = self.buffer.split_at_checked(5) {
                 let length = u32::from_be_bytes(prefix[1..].try_into().unwrap()) as usize;
@@ -135,7 +135,7 @@ impl RawStream {
     }
 
     /// Reads to the end of the snapshot. Returns the number of messages.
-    async fn snapshot(&mut self) -> usize {
+    pub(crate) async fn snapshot(&mut self) -> usize {
         let mut count = 0;
         loop {
             count += 1;
@@ -146,7 +146,7 @@ impl RawStream {
     }
 
     /// Reads up to the event of this object.
-    async fn until(&mut self, name: &str) {
+    pub(crate) async fn until(&mut self, name: &str) {
         loop {
             match self.next().await.unwrap().message {
                 Some(watch_response::Message::Event(event)) if event.name == name => return,

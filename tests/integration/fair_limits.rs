@@ -105,14 +105,17 @@ async fn pending_calls_are_limited_and_leave_the_places_of_streams() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods", "--calls-pending-max=3", "--subscribers-max=1"]).await;
     let requests = http2(kubefan.grpc_addr).await;
-    let _silent =
+    let silent =
         [call(&requests, &format!("{SERVICE}/Watch")).await, call(&requests, "/grpc.health.v1.Health/Check").await];
     let mut watch = Watch::start(&mut connect(kubefan.grpc_addr).await, target("pods"), "").await.unwrap();
     watch.until_resumable().await;
-    let _third = call(&requests, &format!("{SERVICE}/List")).await;
+    let third = call(&requests, &format!("{SERVICE}/List")).await;
     let status = ended(call(&requests, &format!("{SERVICE}/Watch")).await.0).await;
     assert_eq!((status.code(), reason(&status)), (Code::ResourceExhausted, "LIMIT_REACHED".into()));
     assert!(status.message().contains("--calls-pending-max"), "{status}");
+    kubefan.metric_becomes("kubefan_calls_pending", 3.0).await;
+    drop((silent, third));
+    kubefan.metric_becomes("kubefan_calls_pending", 0.0).await;
 }
 
 async fn reflection_and_health_watches_are_streams() {

@@ -47,6 +47,7 @@ mod self_check;
 mod serve;
 mod staleness;
 mod tables;
+mod unread;
 mod upstream_connections;
 mod upstream_faults;
 mod verify;
@@ -116,6 +117,7 @@ fn main() -> std::process::ExitCode {
         serve::TESTS,
         staleness::TESTS,
         tables::TESTS,
+        unread::TESTS,
         upstream_connections::TESTS,
         upstream_faults::TESTS,
         verify::TESTS,

@@ -41,7 +41,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         an_upgrade_is_refused_unless_it_is_allowed, too_many_requests_are_refused_with_retry_after,
         an_unreachable_apiserver_is_reported, with_passthrough_off_nothing_is_forwarded,
         self_is_refused_on_an_address_that_others_can_reach, a_broken_response_does_not_look_complete,
-        an_unanswered_watch_does_not_delay_the_shutdown;
+        an_unanswered_watch_does_not_delay_the_shutdown, an_unfinished_request_does_not_delay_the_shutdown;
 };
 
 /// kubefan with TLS, and the CA of its certificate.
@@ -736,6 +736,18 @@ async fn with_passthrough_off_nothing_is_forwarded() {
         assert_eq!(got, code, "{method} {path}");
         assert!(status["message"].as_str().unwrap().contains("--passthrough=off"), "{status}");
     }
+}
+
+async fn an_unfinished_request_does_not_delay_the_shutdown() {
+    let scripted = Scripted::start().await;
+    let mut kubefan = scripted.kubefan("", &["--resource=pods", "--drain-timeout=1h"]).await;
+    let head = "POST /api/v1/namespaces/a/configmaps HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{";
+    let mut caller = send(kubefan.grpc_addr, head).await;
+    let (_, _upstream) = scripted.next().await;
+    kubefan.process.terminate();
+    let head = read_head(&mut caller).await;
+    assert!(head.starts_with("HTTP/1.1 503 "), "{head}");
+    kubefan.process.ended(wait::SOON).await;
 }
 
 async fn self_is_refused_on_an_address_that_others_can_reach() {

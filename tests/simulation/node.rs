@@ -12,10 +12,10 @@ use std::{
 };
 
 use kubefan_proxy::{
-    cache::RingLimits,
+    cache::{RetainedLimits, RingLimits},
     caches::{CacheContext, EncodingLimits, ListScheduler, Registry, RegistryOptions, memory_pressure},
     config::ServeConfig,
-    fanout::{GateLimits, RetainedLimits},
+    fanout::GateLimits,
     server::{ClientInfo, Server, ServerOptions},
     telemetry::metrics::Metrics,
     upstream::{

@@ -12,10 +12,10 @@ use kubefan_common::proto::v1alpha1::{
 };
 use kubefan_model::{GroupVersionResource, Media};
 use kubefan_proxy::{
-    cache::RingLimits,
+    cache::{RetainedLimits, RingLimits},
     caches::{CacheContext, ConfiguredResource, ListScheduler, OnDemandLimits, Registry, RegistryOptions, SizeLimits},
     config::ServeConfig,
-    fanout::{GateLimits, RetainedLimits},
+    fanout::GateLimits,
     peer::Peers,
     server::{ClientInfo, Server, ServerOptions},
     telemetry::metrics::Metrics,

@@ -22,13 +22,13 @@ use tonic::service::Routes;
 use tracing::{info, warn};
 
 use crate::{
-    cache::RingLimits,
+    cache::{RetainedLimits, RingLimits},
     caches::{
         CacheContext, EncodingLimits, ListScheduler, OnDemandLimits, Registry, RegistryOptions, SizeLimits,
         memory_pressure::{self, MemoryBudget},
     },
     config::{CacheCompression, ConsistentReads, FormConfig, PassthroughConfig, ServeConfig, WatchListMode},
-    fanout::{GateLimits, RetainedLimits},
+    fanout::GateLimits,
     peer::{self, PeerError, Peers},
     server::{
         Server, ServerOptions,
@@ -40,7 +40,7 @@ use crate::{
             certificate::{Certificate, TlsError},
             listen::{BindError, Bound, Listener},
             tls,
-            unread::UnreadConnections,
+            unread::Readers,
         },
     },
     telemetry::metrics::Metrics,
@@ -227,9 +227,9 @@ impl App {
         let registry = registry(&config, &upstream, sources, memory_max, &metrics, &stop);
         let informers = tokio::spawn(registry.clone().run());
         let mut admin = serve_admin(admin, &registry, &metrics, &stop)?;
-        let (unread, mut data) = serve_data(data, tls, proxy, &config, &registry, &metrics, &drain)?;
+        let (readers, mut data) = serve_data(data, tls, proxy, &config, &registry, &metrics, &drain)?;
         if let Some(budget) = budget {
-            let end_unread = move || unread.end_some();
+            let end_unread = move || readers.end_some();
             let keep_within = memory_pressure::keep_within(registry.clone(), metrics.clone(), budget, end_unread);
             tokio::spawn(stop.clone().run_until_cancelled_owned(keep_within));
         }
@@ -358,7 +358,7 @@ fn serve_data(
     registry: &Arc<Registry>,
     metrics: &Arc<Metrics>,
     drain: &CancellationToken,
-) -> Result<(Arc<UnreadConnections>, ServerTask), AppError> {
+) -> Result<(Arc<Readers>, ServerTask), AppError> {
     let failed = |error: &dyn std::error::Error| AppError::Server { what: "the gRPC server", message: chain(error) };
     let (reporter, health_service) = tonic_health::server::health_reporter();
     let reflection = || {
@@ -379,7 +379,7 @@ fn serve_data(
     let server = Server::new(catalog, others, ServerOptions::from(config), proxy, metrics.clone(), drain.clone());
     let (registry, drain) = (registry.clone(), drain.clone());
     Ok((
-        server.unread().clone(),
+        server.readers().clone(),
         tokio::spawn(async move {
             health::report_not_serving(&reporter).await;
             let changes = registry.changes();

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// The connections of the data port if nothing else limits them.
-pub(super) const CONNECTIONS_MAX: usize = 50_000;
+const CONNECTIONS_MAX: usize = 50_000;
 
 /// Descriptors for listeners, peers, certificates, credential plugins and the connections of
 /// kubefan's own lists and watches.

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::open_files::CONNECTIONS_MAX;
+use super::open_files;
 use crate::{
     config::ServeConfig,
     server::{ServerOptions, kube::guard::Guard, selector_limits::SelectorLimits},
@@ -11,7 +11,7 @@ use crate::{
 impl From<&ServeConfig> for ServerOptions {
     fn from(config: &ServeConfig) -> Self {
         Self {
-            connections_max: config.serving.connections_max.unwrap_or(CONNECTIONS_MAX),
+            connections_max: open_files::connections_max(config.serving.connections_max, None, &config.passthrough),
             calls_pending_max: config.serving.calls_pending_max,
             subscribers_max: config.serving.subscribers_max,
             reads_max: config.serving.reads_max,

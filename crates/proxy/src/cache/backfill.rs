@@ -1,7 +1,10 @@
 //! A backfill: events from before a cache started, read again from upstream for clients that return
 //! with an older version.
 
-use crate::cache::ring::{EventRing, Expired, Record};
+use crate::cache::{
+    budget::Share,
+    ring::{EventRing, Expired, Record},
+};
 use kubefan_model::ResourceVersion;
 
 /// Every event from one version to another, from which the cached history continues.
@@ -15,6 +18,8 @@ pub struct Backfill {
     pub reached: ResourceVersion,
     /// Whether its events have the object before them, which filtered views need.
     pub has_state: bool,
+    /// Counts its memory.
+    pub share: Share,
 }
 
 impl Backfill {

@@ -10,9 +10,10 @@
 use std::{collections::HashMap, sync::Arc};
 
 use super::{
+    budget::Budget,
     conflated::PriorState,
     history::{History, HistoryCopy},
-    postings::{POSTINGS_BYTES_MAX, PostingBuilder},
+    postings::PostingBuilder,
     ring::Record,
     steps::StepColumn,
     store::Store,
@@ -51,6 +52,8 @@ pub struct ColumnBuild {
     /// What was there after a change that is still to be filed.
     after: HashMap<ObjectKey, Option<Arc<Object>>>,
     steps: StepColumn,
+    /// The budget that it must fit into.
+    indexes: Budget,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,13 +79,14 @@ pub enum NextPart {
 }
 
 impl ColumnBuild {
-    /// Starts a build with the cache at `version` of `epoch`.
+    /// Starts a build with the cache at `version` of `epoch`, for what `indexes` has room for.
     pub fn start(
         column: Column,
         parser: &Arc<ObjectParser>,
         (epoch, version): (u64, ResourceVersion),
         store: &Store,
         history: &mut History,
+        indexes: &Budget,
     ) -> Self {
         history.steps_mut().start(column.clone(), parser.clone());
         // A namespace is a range of the store.
@@ -101,6 +105,7 @@ impl ColumnBuild {
             after: HashMap::new(),
             steps: StepColumn::new(column.clone(), parser.clone()),
             column,
+            indexes: indexes.clone(),
         }
     }
 
@@ -133,8 +138,7 @@ impl ColumnBuild {
                     self.last = Some(object.key().clone());
                 }
                 if self.last.is_none() {
-                    let room = POSTINGS_BYTES_MAX.saturating_sub(store.postings().bytes());
-                    self.stage = if self.postings.end(room) { Stage::Postings } else { Stage::TooLarge };
+                    self.stage = if self.postings.end(self.indexes.room()) { Stage::Postings } else { Stage::TooLarge };
                 }
             }
             Stage::Postings if !self.postings.file(PART) => self.stage = Stage::Copy,

@@ -19,6 +19,9 @@ pub const COLUMN_USES_LEAST: u32 = 2;
 /// the ring's records.
 pub const COLUMN_UNUSED_MAX: Duration = Duration::from_secs(20 * 60);
 
+/// The time after which the index of a column is tried again that found no room.
+pub const TOO_LARGE_RETRY: Duration = COLUMN_UNUSED_MAX;
+
 /// The columns that selections have used.
 #[derive(Default)]
 pub struct Columns {
@@ -30,6 +33,8 @@ struct UsedColumn {
     column: Column,
     uses: u32,
     used_at: Instant,
+    /// Since when the state is what it is.
+    since: Instant,
     state: ColumnState,
 }
 
@@ -42,7 +47,7 @@ pub enum ColumnState {
     Building,
     /// An index.
     Indexed,
-    /// No index, because it would be too large.
+    /// No index, because the budget had no room for it.
     TooLarge,
 }
 
@@ -53,6 +58,10 @@ impl Columns {
         let used = &mut self.used[at];
         used.uses = used.uses.saturating_add(1);
         used.used_at = now;
+        // The budget may have room again.
+        if used.state == ColumnState::TooLarge && now.saturating_duration_since(used.since) > TOO_LARGE_RETRY {
+            used.state = ColumnState::Wanted;
+        }
         let is_due = used.state == ColumnState::Wanted && used.uses >= COLUMN_USES_LEAST && !self.is_closed;
         is_due.then(|| {
             used.state = ColumnState::Building;
@@ -63,7 +72,7 @@ impl Columns {
     /// Adds a column, in place of the one that was not used for the longest time and is not
     /// indexed.
     fn add(&mut self, column: Column, used_at: Instant) -> Option<usize> {
-        let added = UsedColumn { column, uses: 0, used_at, state: ColumnState::Wanted };
+        let added = UsedColumn { column, uses: 0, used_at, since: used_at, state: ColumnState::Wanted };
         if self.used.len() < COLUMNS_MAX {
             self.used.push(added);
             return Some(self.used.len() - 1);
@@ -84,9 +93,9 @@ impl Columns {
     }
 
     /// Records what there is of a column.
-    pub fn set(&mut self, column: &Column, state: ColumnState) {
+    pub fn set(&mut self, column: &Column, state: ColumnState, now: Instant) {
         if let Some(used) = self.used.iter_mut().find(|used| used.column == *column) {
-            used.state = state;
+            (used.state, used.since) = (state, now);
         }
     }
 
@@ -151,12 +160,22 @@ mod tests {
         assert_eq!(columns.used(column_of("app=web"), now), None, "one scan is cheaper than an index");
         let column = columns.used(column_of("app=db"), now).unwrap();
         assert_eq!(columns.used(column_of("app=web"), now), None, "it is being built");
-        columns.set(&column, ColumnState::Indexed);
+        columns.set(&column, ColumnState::Indexed, now);
         assert_eq!(columns.used(column_of("app=web"), now), None);
         columns.retain(&web, now + COLUMN_UNUSED_MAX);
         assert!(columns.forget_unused(now + COLUMN_UNUSED_MAX * 2).is_empty(), "a standing selection retains it");
         assert_eq!(columns.forget_unused(now + COLUMN_UNUSED_MAX * 2 + Duration::from_secs(1)), [column]);
         assert_eq!(columns.used(column_of("app=web"), now), None, "it is new again");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_column_that_found_no_room_is_tried_again_later() {
+        let (mut columns, now) = (Columns::default(), Instant::now());
+        columns.used(column_of("app=web"), now);
+        let column = columns.used(column_of("app=web"), now).unwrap();
+        columns.set(&column, ColumnState::TooLarge, now);
+        assert_eq!(columns.used(column_of("app=web"), now + TOO_LARGE_RETRY), None);
+        assert_eq!(columns.used(column_of("app=web"), now + TOO_LARGE_RETRY + Duration::from_secs(1)), Some(column));
     }
 
     #[tokio::test(start_paused = true)]
@@ -166,7 +185,7 @@ mod tests {
             let wanted = column_of(&format!("key-{key}=x"));
             columns.used(wanted.clone(), now);
             let column = columns.used(wanted, now).unwrap();
-            columns.set(&column, ColumnState::Indexed);
+            columns.set(&column, ColumnState::Indexed, now);
         }
         columns.used(column_of("other=x"), now);
         assert_eq!(columns.used(column_of("other=x"), now), None, "there is no room");

@@ -102,7 +102,7 @@ impl History {
 
     /// Everything was filled in: evicts what is over the limits.
     pub fn restored(&mut self, now: Instant, store_bytes: usize) {
-        self.evict(now, store_bytes, 0);
+        self.evict(now, store_bytes, 1.0);
     }
 
     /// The recent events.
@@ -123,8 +123,8 @@ impl History {
 
     /// Evicts what is over the limits, as [`EventRing::evict`]. Returns the records that the ring
     /// no longer holds.
-    pub fn evict(&mut self, now: Instant, store_bytes: usize, log_bytes: usize) -> Vec<Record> {
-        let evicted = self.ring.evict(now, store_bytes, log_bytes, self.share);
+    pub fn evict(&mut self, now: Instant, store_bytes: usize, log_share: f64) -> Vec<Record> {
+        let evicted = self.ring.evict(now, store_bytes, log_share, self.share);
         evicted.iter().for_each(|record| self.steps.evicted(record));
         if self.share == 1.0 || !planted::is(Bug::ShedForgetsHistory) {
             let Self { conflated, steps, parser, .. } = self;

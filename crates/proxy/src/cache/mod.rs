@@ -2,8 +2,10 @@
 //!
 //! Everything here is plain data without clocks or I/O, and without locks but for the index that a
 //! gap makes of its events. [`crate::fanout::Hub`] owns the lock and publishes it to readers.
+//! Caches share only the counts of their budgets.
 
 pub mod backfill;
+pub mod budget;
 pub mod column_build;
 pub mod columns;
 pub mod comparison;
@@ -23,6 +25,7 @@ pub mod warnings;
 pub mod writer;
 
 pub use backfill::Backfill;
+pub use budget::{Budgets, ProcessBudgets, RetainedLimits};
 pub use conflated::{ConflatedHistory, PriorState};
 pub use gap::Gap;
 pub use history::{History, HistoryCopy, PriorStep};

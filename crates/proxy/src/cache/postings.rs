@@ -20,8 +20,6 @@ use smallvec::SmallVec;
 use super::term::{Column, Term, Values};
 use kubefan_model::{ObjectKey, object::Object, object::ObjectParser, selection::Selection};
 
-/// The memory of the postings of one cache, in bytes. A column beyond it is not indexed.
-pub const POSTINGS_BYTES_MAX: usize = 64 << 20;
 /// A selection with more values of one column scans the objects.
 const VALUES_MAX: usize = 32;
 /// A value that more than one in so many objects have is not indexed: to scan costs as much.
@@ -69,16 +67,9 @@ impl Postings {
         self.columns.is_empty()
     }
 
-    /// Their memory, in bytes.
-    pub fn bytes(&self) -> usize {
-        self.columns.iter().map(|column| column.postings.len() * POSTING_BYTES).sum()
-    }
-
-    /// The column with the most memory, if all together are over the limit.
-    pub fn over_limit(&self) -> Option<Column> {
-        let is_over = self.bytes() > POSTINGS_BYTES_MAX;
-        let largest = || self.columns.iter().max_by_key(|column| column.postings.len());
-        is_over.then(largest)?.map(|column| column.column.clone())
+    /// The columns with their memory, in bytes.
+    pub fn sizes(&self) -> impl Iterator<Item = (&Column, usize)> {
+        self.columns.iter().map(|column| (&column.column, column.postings.len() * POSTING_BYTES))
     }
 
     /// Adds a column.

@@ -11,6 +11,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
+    budget::Share,
     column_build::ColumnBuild,
     columns::{ColumnState, Columns},
     history::{History, HistoryCopy},
@@ -80,6 +81,16 @@ impl CachedState {
         }
     }
 
+    /// The parts of its indexes: columns with their memory, in bytes.
+    fn indexes(&self) -> impl Iterator<Item = (&Column, usize)> {
+        self.store.postings().sizes().chain(self.history.steps().sizes())
+    }
+
+    fn largest_index(&self) -> Option<Column> {
+        let used = self.indexes().filter(|(_, bytes)| *bytes > 0);
+        used.max_by_key(|(_, bytes)| *bytes).map(|(column, _)| column.clone())
+    }
+
     fn unindex(&mut self, column: &Column) {
         self.store.postings_mut().remove(column);
         self.history.steps_mut().remove(column);
@@ -118,16 +129,19 @@ pub struct PublishedCache {
     staleness_max: Option<Duration>,
     lists: u64,
     columns: Columns,
+    /// Counts the memory of the indexes.
+    indexes: Share,
 }
 
 impl PublishedCache {
     /// A cache without state, of `resource`, whose objects `parser` reads. `wall_clock` gives the
-    /// time to show in the status.
+    /// time to show in the status; `indexes` counts the memory of its indexes.
     pub fn new(
         resource: String,
         limits: RingLimits,
         parser: Arc<ObjectParser>,
         wall_clock: fn() -> SystemTime,
+        indexes: Share,
     ) -> Self {
         Self {
             resource,
@@ -145,11 +159,13 @@ impl PublishedCache {
             staleness_max: None,
             lists: 0,
             columns: Columns::default(),
+            indexes,
         }
     }
 
-    /// Takes a new state and what led to it. `log_bytes` is the size of all views' logs.
-    pub fn apply(&mut self, commit: Commit, received: Instant, log_bytes: usize) -> Applied {
+    /// Takes a new state and what led to it. `log_share` is the share of history, from 0 to 1, for
+    /// which the views' logs have room.
+    pub fn apply(&mut self, commit: Commit, received: Instant, log_share: f64) -> Applied {
         let Commit { store, version, change } = commit;
         if self.state.is_none() {
             self.synced_since = Some((self.wall_clock)());
@@ -175,24 +191,29 @@ impl PublishedCache {
                 return Applied::NewEpoch { because, replaced: before.is_some() };
             }
         }
-        Applied::Continued(self.evict(received, log_bytes))
+        Applied::Continued(self.evict(received, log_share))
     }
 
     /// Limits history to a `share`, from 0 to 1, of its usual size. Returns the records evicted
     /// from the ring, oldest first.
-    pub fn shrink(&mut self, share: f64, now: Instant, log_bytes: usize) -> Vec<Record> {
+    pub fn shrink(&mut self, share: f64, now: Instant, log_share: f64) -> Vec<Record> {
         if let Some(state) = &mut self.state {
             state.history.limit_to(share);
         }
-        self.evict(now, log_bytes)
+        self.evict(now, log_share)
     }
 
-    fn evict(&mut self, now: Instant, log_bytes: usize) -> Vec<Record> {
+    fn evict(&mut self, now: Instant, log_share: f64) -> Vec<Record> {
         let Some(state) = &mut self.state else { return Vec::new() };
-        let evicted = state.history.evict(now, state.store.json_bytes(), log_bytes);
-        if let Some(column) = state.store.postings().over_limit().or_else(|| state.history.steps().over_limit()) {
+        let evicted = state.history.evict(now, state.store.json_bytes(), log_share);
+        self.count_indexes();
+        if self.indexes.budget().is_over()
+            && let Some(state) = &mut self.state
+            && let Some(column) = state.largest_index()
+        {
             state.unindex(&column);
-            self.columns.set(&column, ColumnState::TooLarge);
+            self.columns.set(&column, ColumnState::TooLarge, now);
+            self.count_indexes();
         }
         evicted
     }
@@ -206,13 +227,17 @@ impl PublishedCache {
         Some(useful.column.clone())
     }
 
+    fn count_indexes(&mut self) {
+        self.indexes.set(self.state.as_ref().map_or(0, |state| state.indexes().map(|(_, bytes)| bytes).sum()));
+    }
+
     /// Counts that a selection is used to read state or history. Returns the build of an index for
     /// it if that is due; the builds of equal selections are not.
     pub fn used(&mut self, selection: &Selection, now: Instant) -> Option<ColumnBuild> {
         let column = self.columns.used(self.column_for(selection)?, now)?;
         let state = self.state.as_mut()?;
         let CachedState { epoch, store, history, version } = state;
-        Some(ColumnBuild::start(column, selection.parser(), (*epoch, *version), store, history))
+        Some(ColumnBuild::start(column, selection.parser(), (*epoch, *version), store, history, self.indexes.budget()))
     }
 
     /// Gives a build the next part of the history that it is of, if there still is that history.
@@ -222,7 +247,7 @@ impl PublishedCache {
 
     /// Adds a complete index. If the build was given up (`None`), or failed because too much has
     /// changed, the next use starts another.
-    pub fn install(&mut self, column: &Column, build: Option<ColumnBuild>) {
+    pub fn install(&mut self, column: &Column, build: Option<ColumnBuild>, now: Instant) {
         let Some(state) = &mut self.state else { return };
         let Some(build) = build.filter(|build| build.epoch() == state.epoch) else { return };
         // Memory may have run short since the build started.
@@ -237,7 +262,9 @@ impl PublishedCache {
                 Some(false) => ColumnState::TooLarge,
                 None => ColumnState::Wanted,
             },
+            now,
         );
+        self.count_indexes();
     }
 
     /// Drops the indexes that no selection has used for long. `standing` are the selections of open
@@ -247,6 +274,7 @@ impl PublishedCache {
         for column in self.columns.forget_unused(now) {
             self.state.iter_mut().for_each(|state| state.unindex(&column));
         }
+        self.count_indexes();
     }
 
     /// Allows indexes by labels and fields, or drops and forbids them.
@@ -256,6 +284,7 @@ impl PublishedCache {
             for column in self.columns.lose() {
                 self.state.iter_mut().for_each(|state| state.unindex(&column));
             }
+            self.count_indexes();
         }
     }
 
@@ -278,6 +307,7 @@ impl PublishedCache {
     pub fn close(&mut self, phase: Phase, message: String) {
         (self.phase, self.message) = (phase, message);
         (self.state, self.proven_at, self.listed_at, self.synced_since) = (None, None, None, None);
+        self.count_indexes();
     }
 
     /// Records that upstream proved, as of `at`, that the version reached is current.
@@ -381,7 +411,7 @@ impl PublishedCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::Gap;
+    use crate::cache::{Gap, budget::Budget};
     use kubefan_model::fields::FieldTable;
 
     fn version(number: u64) -> ResourceVersion {
@@ -396,11 +426,11 @@ mod tests {
             residue_bytes_max: None,
         };
         let parser = Arc::new(ObjectParser::new(&FieldTable::default()));
-        PublishedCache::new("pods".to_owned(), limits, parser, || SystemTime::UNIX_EPOCH)
+        PublishedCache::new("pods".to_owned(), limits, parser, || SystemTime::UNIX_EPOCH, Budget::alone(0).share())
     }
 
     fn commit(cache: &mut PublishedCache, at: u64, change: Change) -> Applied {
-        cache.apply(Commit { store: Store::default(), version: version(at), change }, Instant::now(), 0)
+        cache.apply(Commit { store: Store::default(), version: version(at), change }, Instant::now(), 1.0)
     }
 
     fn start(cache: &mut PublishedCache, at: u64) -> Applied {

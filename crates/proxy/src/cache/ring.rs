@@ -91,8 +91,6 @@ pub struct RingLimits {
 }
 
 impl RingLimits {
-    /// The size of the logs of all views of one cache, in bytes, above which history is shortened.
-    pub const LOG_BYTES_MAX: usize = 64 << 20;
     /// Number of fresh records: those of one wave of wake-ups.
     pub const FRESH_RECORDS_MAX: usize = 64;
     /// Bytes that fresh records may hold beyond the current objects.
@@ -223,18 +221,17 @@ impl EventRing {
     /// Evicts what is over the limits at `now`, and returns it, oldest first. The byte limit is
     /// multiplied by `share`, from 0 to 1.
     ///
-    /// `log_bytes` is the size of all views' logs. If it is over [`RingLimits::LOG_BYTES_MAX`],
-    /// history is shortened in proportion: subscribers with many different selectors must not be
-    /// able to fill the memory.
-    pub fn evict(&mut self, now: Instant, store_bytes: usize, log_bytes: usize, share: f64) -> Vec<Record> {
+    /// `log_share` is the share of history, from 0 to 1, for which the views' logs have room:
+    /// history is shortened to it. Subscribers with many different selectors must not be able to
+    /// fill the memory.
+    pub fn evict(&mut self, now: Instant, store_bytes: usize, log_share: f64, share: f64) -> Vec<Record> {
         let mut bytes_max = (self.limits.bytes_max(store_bytes) as f64 * share) as usize;
         // Packing comes before eviction.
         while self.bytes > bytes_max && self.fresh > 0 {
             self.settle_next();
         }
-        if log_bytes > RingLimits::LOG_BYTES_MAX {
-            let share = RingLimits::LOG_BYTES_MAX as f64 / log_bytes as f64;
-            bytes_max = bytes_max.min((self.bytes as f64 * share) as usize);
+        if log_share < 1.0 {
+            bytes_max = bytes_max.min((self.bytes as f64 * log_share) as usize);
         }
         let mut gone = Vec::new();
         while let Some(oldest) = self.records.front() {

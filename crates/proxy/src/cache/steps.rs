@@ -27,8 +27,6 @@ use kubefan_model::{
     selection::Selection,
 };
 
-/// The memory of the steps of one cache, in bytes. A column beyond it is not indexed.
-pub const STEPS_BYTES_MAX: usize = 32 << 20;
 /// The memory of one value besides its text and steps, in bytes: its entry and two allocations.
 const VALUE_BYTES: usize = 160;
 /// Entries are swept when there are more than twice as many as steps, and this many.
@@ -87,18 +85,9 @@ impl StepIndex {
         self.filling.retain(|known| known.column != *column);
     }
 
-    /// The column with the most memory, if all together are over the limit.
-    pub fn over_limit(&self) -> Option<Column> {
-        let all = || self.columns.iter().chain(&self.filling);
-        if self.bytes() <= STEPS_BYTES_MAX {
-            return None;
-        }
-        all().max_by_key(|column| column.bytes()).map(|column| column.column.clone())
-    }
-
-    /// Their memory, in bytes.
-    pub fn bytes(&self) -> usize {
-        self.columns.iter().chain(&self.filling).map(StepColumn::bytes).sum()
+    /// The columns with their memory, in bytes.
+    pub fn sizes(&self) -> impl Iterator<Item = (&Column, usize)> {
+        self.columns.iter().chain(&self.filling).map(|column| (&column.column, column.bytes()))
     }
 
     /// The steps that a selection may see; `None` if they are not indexed.

@@ -43,7 +43,8 @@ const GATHER_TIME: Duration = Duration::from_millis(300);
 const BACKFILL_TIMEOUT: Duration = Duration::from_secs(30);
 /// The delay before a failed page of the state is requested again, unless upstream asks for one.
 const PAGE_RETRY_DELAY: Duration = Duration::from_secs(1);
-/// The size limits of one backfill. A larger one would cost more to send than a snapshot.
+/// The size limits of one backfill. A larger one would cost more to send than a snapshot. All that
+/// are held are within a budget of the process.
 const LIMITS: RingLimits = RingLimits {
     ring_bytes_max: Some(64 << 20),
     ring_events_max: 100_000,
@@ -54,8 +55,7 @@ const LIMITS: RingLimits = RingLimits {
 /// longer continues from the backfill's end.
 const RETENTION: Duration = Duration::from_secs(60);
 
-/// The reads that a cache may start at once, after a time without any. A mass return needs one or
-/// two.
+/// The reads that a cache may start at once, after a time without any. A mass return needs one.
 const READS_MAX: u32 = 4;
 /// The time after which a cache may start one more.
 const READ_INTERVAL: Duration = Duration::from_secs(15);
@@ -376,6 +376,7 @@ impl Backfiller {
         let mut reflector = reflector.for_backfill(from, with_state);
         let mut writer = CacheWriter::sharing(store);
         let mut ring = EventRing::alone(LIMITS, from);
+        let mut share = hub.budgets().backfills.share();
         loop {
             let step = match reflector.step().await {
                 Err(error) if reflector.is_within_list() => {
@@ -397,7 +398,7 @@ impl Backfiller {
                 // was read, so the backfill is complete.
                 if at > head {
                     let reached = if planted::is(Bug::BackfillReachesTooFar) { at } else { head };
-                    return Ok(Backfill { epoch, ring, reached, has_state: with_state });
+                    return Ok(Backfill { epoch, ring, reached, has_state: with_state, share });
                 }
                 let last = ring.last();
                 if let Update::Event(_, object) = &update
@@ -410,14 +411,18 @@ impl Backfiller {
                     && !(leads_on && planted::is(Bug::SpliceDrops))
                 {
                     ring.push(record, received);
-                    ring.evict(received, 0, 0, 1.0);
+                    ring.evict(received, 0, 1.0, 1.0);
+                    share.set(ring.bytes());
+                    if share.budget().is_over() {
+                        return Err(Refusal::Unavailable(format!("no room for a backfill of {gvr}")).into());
+                    }
                 }
                 // An eviction means that the backfill exceeds its limits.
                 if ring.floor() != from {
                     return Err(ReadError::Expired { expired: UpstreamExpired::Events(from), oldest: None });
                 }
                 if leads_on && at >= to {
-                    return Ok(Backfill { epoch, ring, reached: at, has_state: with_state });
+                    return Ok(Backfill { epoch, ring, reached: at, has_state: with_state, share });
                 }
                 continue;
             }

@@ -16,8 +16,8 @@
 //!    an old version get a catch-up instead of every event.
 //! 3. From 95 %: only an eighth of the usual number of snapshots, lists, catch-ups, backfills and
 //!    transfers to peers may run at a time.
-//! 4. From 100 %: none may start. Their readers get an error with a retry delay. Connections whose
-//!    clients have read nothing for a while are ended, some each second.
+//! 4. From 100 %: none may start. Their readers get an error with a retry delay. Connections and
+//!    streams of which clients have read nothing for a while are ended, some each second.
 //!
 //! A step ends when memory is five points below its threshold. Without this margin, releasing
 //! memory would end the step that released it, again and again.
@@ -88,8 +88,8 @@ impl Pressure {
 }
 
 /// Keeps the process within its budget, as long as the future is polled. `end_unread` ends some
-/// connections whose clients read nothing, and returns how many; it is called each second while
-/// memory is at its limit.
+/// connections and streams whose clients read nothing, and returns how many; it is called each
+/// second while memory is at its limit.
 pub async fn keep_within(
     registry: Arc<Registry>,
     metrics: Arc<Metrics>,
@@ -124,7 +124,10 @@ pub async fn keep_measured_within(
         if pressure.step == STEPS.len() {
             match end_unread() {
                 0 => {}
-                ended => warn!(ended, "connections whose clients read nothing were ended, because memory is short"),
+                ended => warn!(
+                    ended,
+                    "connections and streams whose clients read nothing were ended, because memory is short"
+                ),
             }
         }
     };

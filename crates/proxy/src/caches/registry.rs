@@ -30,8 +30,8 @@ use super::{
     version_lookup::ClusterVersion,
 };
 use crate::{
-    cache::RingLimits,
-    fanout::{Budgets, Gate, GateLimits, Hub, HubOptions, Phase, RetainedLimits, Served, StreamEnd},
+    cache::{ProcessBudgets, RetainedLimits, RingLimits},
+    fanout::{Gate, GateLimits, Hub, HubOptions, Phase, Served, StreamEnd},
     telemetry::metrics::Metrics,
     upstream::discovery::{DiscoveryError, SchemaFingerprint},
 };
@@ -64,7 +64,7 @@ pub struct RegistryOptions {
     pub proves: bool,
     /// The interval of self-checks. `None` for no self-checks.
     pub self_check_interval: Option<Duration>,
-    /// How much all caches together may retain for reuse.
+    /// How much all caches together may hold beyond objects and history.
     pub retained: RetainedLimits,
 }
 
@@ -74,8 +74,8 @@ pub struct Registry {
     pub(super) options: RegistryOptions,
     metrics: Arc<Metrics>,
     gate: Arc<Gate>,
-    /// What all caches together may retain for reuse.
-    budgets: Budgets,
+    /// What all caches together may hold beyond objects and history.
+    budgets: ProcessBudgets,
     pub(super) caches: CacheMap,
     /// The configured resources without a cache, by their configured names.
     pub(super) uncached: DashMap<String, UncachedReason>,
@@ -116,7 +116,7 @@ impl Registry {
         let gate = Gate::new(options.gate, metrics.gate());
         Arc::new(Self {
             context,
-            budgets: Budgets::new(options.retained),
+            budgets: ProcessBudgets::new(options.retained),
             options,
             gate,
             metrics,

@@ -10,8 +10,9 @@ use super::{
     section::{display_choice, section},
 };
 use crate::{
+    cache::budget::SELECTOR_BYTES_MAX,
     caches::memory_pressure::MEMORY_BYTES_MIN,
-    fanout::{hub::COALESCE_MAX, send::budget::SELECTOR_BYTES_MAX},
+    fanout::hub::COALESCE_MAX,
     server::{
         kube::allowed_hosts::{AllowedHosts, HostPattern},
         transport::{certificate::TlsFiles, unix_socket::SocketMode},

@@ -25,10 +25,7 @@ pub use catalog::{Catalog, Patience, Served};
 pub use fair_share::{FairPool, Holder, Place};
 pub use gate::{Gate, GateLimits, GatePermit};
 pub use hub::{CachePosition, CommitBatch, Fresh, Hub, HubOptions, HubStatus, ProvedState};
-pub use send::{
-    FrameBuf,
-    budget::{Budgets, RetainedLimits},
-};
+pub use send::FrameBuf;
 pub use stream_end::StreamEnd;
 pub use subscribe::{Need, NotSubscribed, Provided, Start, SubscribeOptions, Subscription, options::ProvidedBackfill};
 pub use wake::{ConnectionWaker, ReadyStreams, StreamWaker};

@@ -394,7 +394,7 @@ impl HistoryBuilder {
     fn record(&mut self, record: Record, at: Instant, now: Instant) {
         self.history.push(record, at);
         // This replica's limits may be lower than the sender's.
-        self.history.evict(now, self.store.json_bytes(), 0);
+        self.history.evict(now, self.store.json_bytes(), 1.0);
     }
 
     /// Checks that the last event of each key agrees with the state.

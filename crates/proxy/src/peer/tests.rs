@@ -125,7 +125,7 @@ fn cache(steps: &[Step], records: usize, pack: bool, now: Instant) -> Cache {
                 cache.history.push(record, now);
             }
             (cache.store, cache.version) = (commit.store, commit.version);
-            cache.history.evict(now, cache.store.json_bytes(), 0);
+            cache.history.evict(now, cache.store.json_bytes(), 1.0);
         }
     }
     cache
@@ -284,7 +284,7 @@ async fn a_copy_in_parts_loses_nothing_that_the_ring_evicts_meanwhile() {
         let event =
             kubefan_model::event::WatchEvent::new(EventType::Modified, version(number), object.clone(), Some(object));
         cache.history.push(Record::Event(Arc::new(event)), now);
-        cache.history.evict(now, 0, 0);
+        cache.history.evict(now, 0, 1.0);
     }
     while cache.history.copy(&mut copy, 10) {}
     assert!(copy.ring_floor < copy.version && !copy.changes.is_empty());

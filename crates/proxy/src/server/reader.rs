@@ -268,3 +268,6 @@ impl<C: Catalog> Reader<C> {
         )))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -35,6 +35,7 @@ pub struct Metrics {
     connections: IntGauge,
     connections_started: IntCounter,
     connections_finished: IntCounterVec,
+    calls_pending: IntGauge,
     certificate_expiration: Gauge,
     passthrough: IntCounterVec,
     passthrough_in_flight: IntGauge,
@@ -119,6 +120,10 @@ impl Metrics {
             connections_started: register
                 .counter("kubefan_connections_started_total", "Connections accepted on the data port.")?,
             connections_finished,
+            calls_pending: register.int_gauge(
+                "kubefan_calls_pending",
+                "gRPC calls whose request has not arrived yet; at most --calls-pending-max.",
+            )?,
             certificate_expiration,
             passthrough: register.counters(
                 "kubefan_passthrough_requests_total",
@@ -144,6 +149,11 @@ impl Metrics {
         self.connections_started.inc();
         self.connections.inc();
         ConnectionGuard { all: self.clone(), end: ConnectionEnd::Draining }
+    }
+
+    /// The number of gRPC calls whose request has not arrived.
+    pub fn calls_pending(&self) -> IntGauge {
+        self.calls_pending.clone()
     }
 
     /// The end of the data port's certificate, in seconds since 1970.

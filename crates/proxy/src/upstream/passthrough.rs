@@ -82,7 +82,6 @@ pub struct Passthrough {
     server: String,
     options: PassthroughOptions,
     renewal: Renewal,
-    all: Arc<Semaphore>,
     /// Permits of long-running requests. They leave some permits for short requests, such as the
     /// renewal of a lease.
     long_running: Arc<Semaphore>,
@@ -106,7 +105,6 @@ struct BaseUrl {
 /// The permit of a forwarded request. It must be held until the response has ended.
 pub struct PassthroughPermit {
     route: Route,
-    _all: OwnedSemaphorePermit,
     _long_running: Option<OwnedSemaphorePermit>,
     _connection: Option<OwnedSemaphorePermit>,
 }
@@ -131,13 +129,12 @@ impl Passthrough {
             message: "its URL has no host".to_owned(),
         })?;
         let service = ArcSwap::from_pointee(build(config, &options).await?);
-        let all = Arc::new(Semaphore::new(options.requests_max.min(Semaphore::MAX_PERMITS)));
         let long_running = long_running_max(options.requests_max);
         let long_running = Arc::new(Semaphore::new(long_running.min(Semaphore::MAX_PERMITS)));
         let connections = connections(options.requests_max);
         let connections = (0..connections).map(|_| Arc::new(Semaphore::new(STREAMS_MAX))).collect();
         let renewal = Renewal::new(Some(settings));
-        Ok(Self { service, base, server, options, renewal, all, long_running, connections })
+        Ok(Self { service, base, server, options, renewal, long_running, connections })
     }
 
     /// Whose credentials requests carry.
@@ -150,34 +147,23 @@ impl Passthrough {
         self.options.requests_max
     }
 
-    /// Acquires a permit for one request. `is_upgrade` requests get a separate connection.
-    /// Long-running requests (`lasts`, and all upgrades) have a lower limit. `None` if a limit is
-    /// reached.
+    /// Acquires a permit for one request; the caller counts them all. `is_upgrade` requests get a
+    /// separate connection. Long-running requests (`lasts`, and all upgrades) have a limit of their
+    /// own. `None` if it is reached.
     pub fn try_acquire(&self, is_upgrade: bool, lasts: bool) -> Option<PassthroughPermit> {
-        let all = self.all.clone().try_acquire_owned().ok()?;
         let long_running = match lasts || is_upgrade {
             true => Some(self.long_running.clone().try_acquire_owned().ok()?),
             false => None,
         };
         if is_upgrade {
-            return Some(PassthroughPermit {
-                route: Route::Upgrade,
-                _all: all,
-                _long_running: long_running,
-                _connection: None,
-            });
+            return Some(PassthroughPermit { route: Route::Upgrade, _long_running: long_running, _connection: None });
         }
         let free = |connection: &Arc<Semaphore>| connection.clone().try_acquire_owned().ok();
         let free = self.connections.iter().enumerate().find_map(|(number, permits)| Some((number, free(permits)?)));
         // The connections together have enough permits. A search can miss one only if it was
         // released behind the search's position.
         let (number, connection) = free.map_or((0, None), |(number, permit)| (number, Some(permit)));
-        Some(PassthroughPermit {
-            route: Route::Shared(number),
-            _all: all,
-            _long_running: long_running,
-            _connection: connection,
-        })
+        Some(PassthroughPermit { route: Route::Shared(number), _long_running: long_running, _connection: connection })
     }
 
     /// Sends a request. Method, path, query, headers and body stay unchanged, except for the host

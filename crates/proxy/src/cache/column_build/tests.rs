@@ -39,7 +39,13 @@ impl Pods {
         let gvr = GroupVersionResource::new("", "v1", "pods");
         let table = FieldTable::new(&gvr, true, &[]);
         let parser = Arc::new(ObjectParser::new(&table));
-        let cache = PublishedCache::new("pods".to_owned(), LIMITS, parser.clone(), || SystemTime::UNIX_EPOCH);
+        let cache = PublishedCache::new(
+            "pods".to_owned(),
+            LIMITS,
+            parser.clone(),
+            || SystemTime::UNIX_EPOCH,
+            Budget::alone(1 << 20).share(),
+        );
         Self { gvr, table, parser, cache, writer: CacheWriter::default(), states: BTreeMap::new() }
     }
 
@@ -60,7 +66,7 @@ impl Pods {
     fn apply(&mut self, update: Update, now: Instant) {
         if let Some(commit) = self.writer.apply(update).unwrap() {
             self.states.insert(commit.version, commit.store.clone());
-            self.cache.apply(commit, now, 0);
+            self.cache.apply(commit, now, 1.0);
         }
     }
 
@@ -204,7 +210,7 @@ proptest! {
                     NextPart::Work => next.work(),
                     NextPart::History => pods.cache.copy_for(&mut next).unwrap(),
                     NextPart::Install => {
-                        pods.cache.install(&next.column().clone(), Some(next));
+                        pods.cache.install(&next.column().clone(), Some(next), Instant::now());
                         is_installed = pods.state().history.steps().of(&selection).is_some();
                         continue;
                     }
@@ -231,7 +237,7 @@ fn a_selection_with_an_indexed_term_reads_only_its_objects_and_its_records() {
             NextPart::Install => break,
         }
     }
-    pods.cache.install(&build.column().clone(), Some(build));
+    pods.cache.install(&build.column().clone(), Some(build), Instant::now());
     for number in 5..10 {
         let changed = pods.pod(number, (1, number, 0), 1001 + number as u64);
         pods.apply(Update::Event(EventType::Modified, changed), now);

@@ -30,7 +30,7 @@ fn limits() -> RingLimits {
 
 fn push(ring: &mut EventRing, record: Record) {
     ring.push(record, Instant::now());
-    ring.evict(Instant::now(), 0, 0, 1.0);
+    ring.evict(Instant::now(), 0, 1.0, 1.0);
 }
 
 fn since(ring: &EventRing, number: u64) -> Result<Vec<u64>, u64> {
@@ -181,7 +181,7 @@ async fn without_a_configured_limit_history_follows_the_size_of_the_cache() {
         for _ in 0..40_000 {
             number += 1;
             ring.push(event(number), Instant::now());
-            ring.evict(Instant::now(), json_bytes, 0, 1.0);
+            ring.evict(Instant::now(), json_bytes, 1.0, 1.0);
         }
         assert!((bytes_max - 1024..=bytes_max).contains(&ring.bytes()), "{} of {bytes_max}", ring.bytes());
     }
@@ -204,7 +204,7 @@ async fn logs_that_grow_too_large_shorten_history() {
     for number in 11..31 {
         push(&mut ring, event(number));
     }
-    assert_eq!(ring.evict(Instant::now(), 0, RingLimits::LOG_BYTES_MAX * 2, 1.0).len(), 10);
+    assert_eq!(ring.evict(Instant::now(), 0, 0.5, 1.0).len(), 10);
     assert_eq!(ring.len(), 10, "twice the limit leaves half of the history");
-    assert!(ring.evict(Instant::now(), 0, RingLimits::LOG_BYTES_MAX, 1.0).is_empty());
+    assert!(ring.evict(Instant::now(), 0, 1.0, 1.0).is_empty());
 }

@@ -12,7 +12,7 @@
 //! finds every event up to it in the logs.
 
 use std::{
-    sync::{Arc, PoisonError, atomic::Ordering},
+    sync::{Arc, PoisonError},
     time::{Duration, SystemTime},
 };
 
@@ -23,19 +23,14 @@ use tokio::{
 
 use crate::{
     cache::{
-        CachedState, Commit, HistoryCopy, Phase, PublishedCache, Record, Refusal, RingLimits, Store,
-        published::Applied, term::Column, warnings::Warnings, writer::Change,
+        Budgets, CachedState, Commit, HistoryCopy, Phase, ProcessBudgets, PublishedCache, Record, Refusal, RingLimits,
+        Store, published::Applied, term::Column, warnings::Warnings, writer::Change,
     },
     fanout::{
         gate::Gate,
-        send::budget::Budgets,
         stream_end::StreamEnd,
         sync::{Mutex, MutexGuard},
-        views::{
-            selections::Selections,
-            set::Views,
-            view::{View, ViewBytes},
-        },
+        views::{selections::Selections, set::Views, view::View},
         wake::pacer::Pacer,
     },
     telemetry::metrics::{CacheGauges, CacheMetrics},
@@ -55,7 +50,7 @@ pub struct Hub {
     pub(in crate::fanout) resource: ResolvedResource,
     pub(in crate::fanout) parser: Arc<ObjectParser>,
     pub(in crate::fanout) metrics: CacheMetrics,
-    pub(in crate::fanout) view_bytes: ViewBytes,
+    pub(in crate::fanout) budgets: Budgets,
     pub(in crate::fanout) selections: Selections,
     limits: RingLimits,
     gate: Arc<Gate>,
@@ -109,8 +104,8 @@ pub struct HubOptions {
     pub coalesce_max: Duration,
     /// Who may pin state.
     pub gate: Arc<Gate>,
-    /// What all of them together may retain for reuse.
-    pub budgets: Budgets,
+    /// What all of them together may hold beyond objects and history.
+    pub budgets: ProcessBudgets,
     /// Names the cluster that versions are of, where that is known.
     pub cluster: ClusterName,
 }
@@ -134,9 +129,10 @@ impl Hub {
         metrics: CacheMetrics,
     ) -> Arc<Self> {
         let HubOptions { limits, coalesce_max, gate, budgets, cluster } = options;
+        let budgets = budgets.part();
         let ResolvedResource { group, version, resource: plural, .. } = &resource;
         let name = GroupVersionResource::new(group, version, plural).to_string();
-        let published = PublishedCache::new(name, limits, parser.clone(), wall_clock);
+        let published = PublishedCache::new(name, limits, parser.clone(), wall_clock, budgets.indexes.share());
         let (head, phase) = (watch::Sender::new(None), watch::Sender::new(published.phase()));
         let state = HubState {
             published,
@@ -149,10 +145,9 @@ impl Hub {
             tidied_at: Instant::now(),
             builds: Vec::new(),
         };
-        let view_bytes = ViewBytes { kept: budgets.part(), ..ViewBytes::default() };
-        let selections = Selections::new(view_bytes.kept.selectors.clone());
+        let selections = Selections::new(budgets.selectors.clone());
         let state = Mutex::new(state);
-        Arc::new(Self { resource, parser, metrics, view_bytes, selections, limits, gate, cluster, head, phase, state })
+        Arc::new(Self { resource, parser, metrics, budgets, selections, limits, gate, cluster, head, phase, state })
     }
 
     /// The resource, as messages name it.
@@ -193,10 +188,6 @@ impl Hub {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn log_bytes(&self) -> usize {
-        self.view_bytes.logs.load(Ordering::Relaxed)
-    }
-
     /// Publishes a new state. A wake-up must follow, so only [`super::batch::CommitBatch`] calls
     /// it.
     pub(super) fn publish(&self, commit: Commit, received: Instant) {
@@ -218,7 +209,7 @@ impl Hub {
             _ => 0,
         };
         let mut ended = Vec::new();
-        match published.apply(commit, received, self.log_bytes()) {
+        match published.apply(commit, received, self.budgets.logs.retained_share()) {
             Applied::Continued(evicted) => evicted.iter().for_each(|record| views.trim(record)),
             Applied::NewEpoch { because, replaced } => {
                 if replaced && !planted::is(Bug::RewoundSilently) {
@@ -288,8 +279,11 @@ impl Hub {
     pub fn shed(&self, share: f64, reuses: bool) {
         let mut state = self.lock();
         let HubState { published, views, .. } = &mut *state;
-        published.shrink(share, Instant::now(), self.log_bytes()).iter().for_each(|record| views.trim(record));
-        self.view_bytes.kept.open(reuses);
+        published
+            .shrink(share, Instant::now(), self.budgets.logs.retained_share())
+            .iter()
+            .for_each(|record| views.trim(record));
+        self.budgets.open(reuses);
         published.open_indexes(reuses);
         if !reuses {
             views.forget();

@@ -85,7 +85,7 @@ impl Hub {
 
     fn end_build(&self, column: &Column, build: Option<ColumnBuild>) {
         let mut state = self.lock();
-        state.published.install(column, build);
+        state.published.install(column, build, Instant::now());
         state.builds.retain(|(building, _)| building != column);
     }
 }

@@ -1,15 +1,12 @@
 //! What a hub reports about itself, to people, probes and Prometheus.
 
-use std::{
-    sync::atomic::Ordering,
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
 use crate::{
-    cache::Phase,
-    fanout::{hub::core::Hub, send::budget::Budgets},
+    cache::{Budgets, Phase, budget::Budget},
+    fanout::hub::core::Hub,
     telemetry::metrics::CacheGauges,
 };
 use kubefan_model::ResourceVersion;
@@ -64,9 +61,9 @@ impl Hub {
         self.lock().views.len()
     }
 
-    /// The size of the segments of all views, in bytes.
-    pub fn segment_bytes(&self) -> usize {
-        self.view_bytes.segments.load(Ordering::Relaxed)
+    /// The budgets of this cache.
+    pub fn budgets(&self) -> &Budgets {
+        &self.budgets
     }
 
     /// Brings the gauges up to date.
@@ -84,11 +81,9 @@ impl Hub {
             let (ring, conflated) = (cached.history.ring(), cached.history.conflated());
             gauges.ring_bytes = ring.bytes();
             gauges.residue_bytes = conflated.bytes();
-            let Budgets { projected, chunks, selectors } = &self.view_bytes.kept;
-            gauges.log_bytes =
-                self.view_bytes.logs.load(Ordering::Relaxed) + self.segment_bytes() + projected.used() + chunks.used();
-            gauges.log_bytes += selectors.used();
-            gauges.log_bytes += cached.store.postings().bytes() + cached.history.steps().bytes();
+            let Budgets { projected, chunks, logs, segments, indexes, backfills, selectors } = &self.budgets;
+            let held = [projected, chunks, logs, segments, indexes, backfills, selectors].map(Budget::used);
+            gauges.log_bytes = held.iter().sum();
             gauges.ring_events = ring.len();
             gauges.ring_age = ring.age(now);
             gauges.objects = cached.store.len();

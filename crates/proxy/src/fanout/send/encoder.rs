@@ -2,8 +2,8 @@
 //!
 //! The expensive parts are projections and deltas. An event is often sent in several views of one
 //! format at about the same time, so the encoder remembers the projection and the delta of the last
-//! events, and the projections of objects, within a budget of the whole cache. What is forgotten is
-//! made again: a full budget costs time, never memory and never a wrong byte.
+//! events, and the projections of objects, within a budget. What is forgotten is made
+//! again: a full budget costs time, never memory and never a wrong byte.
 //!
 //! A delta is made from the object's previous bytes, so the hazard is a client that does not have
 //! them, or has others. A stream records which bases its client has ([`DeltaBases`]); every other
@@ -16,8 +16,8 @@ use std::{
 
 use bytes::{Buf, Bytes};
 
+use crate::cache::budget::{Budget, Budgets, Share};
 use crate::fanout::send::{
-    budget::{Budget, Budgets, Share},
     control,
     frame::{Body, DeltaBase, EventHead, FrameBuffer, FrameWriter, Layout, Sink},
     frame_buf::FrameBuf,

@@ -1,6 +1,5 @@
 //! From events and objects to bytes on the wire.
 
-pub mod budget;
 pub mod control;
 pub mod encoder;
 pub mod frame;

@@ -221,6 +221,13 @@ impl Subscription {
         self.backlog.is_some()
     }
 
+    /// Whether something waits to be sent. If not, the waker is armed.
+    pub fn is_behind(&mut self) -> bool {
+        self.backlog.is_some()
+            || self.view.end() != self.cursor
+            || !matches!(self.view.read(self.cursor, 0, &self.waker, &mut self.waited), Ok(LogRun::Empty))
+    }
+
     /// A bookmark, if everything has been sent and the version has moved since.
     pub fn bookmark(&mut self) -> Option<FrameBuf> {
         if self.backlog.is_some() {

@@ -89,9 +89,9 @@ impl Hub {
         let view = match views.get(&key) {
             Some(view) => view.clone(),
             None => {
-                let encoder = views.encoder(format, (&self.resource, self.parser.tables()), &self.view_bytes.kept);
+                let encoder = views.encoder(format, (&self.resource, self.parser.tables()), &self.budgets);
                 let share = self.selections.take_view(selection)?;
-                Arc::new(View::new(selection.clone(), encoder, cached.version, &self.view_bytes, share))
+                Arc::new(View::new(selection.clone(), encoder, cached.version, &self.budgets, share))
             }
         };
         let floor = match &first {

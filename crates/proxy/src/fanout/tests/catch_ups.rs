@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    cache::{Backfill, EventRing, Record},
+    cache::{Backfill, Budgets, EventRing, Record},
     fanout::{NotSubscribed, OnExpired, OnLag, Provided, ProvidedBackfill, SubscribeOptions},
 };
 use kubefan_model::{
@@ -205,7 +205,9 @@ async fn a_backfill_ends_with_a_version_to_resume_from() {
     let mut cache = Cache::with_conflated_history();
     cache.list(&[("a", "web", 5)], 10);
     let epoch = cache.hub.position().unwrap().epoch;
-    let backfill = Backfill { epoch, ring: EventRing::new(LIMITS, version(5)), reached: version(10), has_state: true };
+    let share = Budgets::default().backfills.share();
+    let backfill =
+        Backfill { epoch, ring: EventRing::new(LIMITS, version(5)), reached: version(10), has_state: true, share };
     let mut back = cache.with_backfill(Format::default(), backfill).unwrap();
     (11..=20).for_each(|at| cache.event(Modified, "a", "web", at));
     let mut lines = ready(&mut back).await;
@@ -221,7 +223,8 @@ async fn a_backfill_without_state_is_sent_in_formats_that_have_only_changes() {
     let object = Arc::new(cache.object("a", "web", 8));
     let event = WatchEvent::new(Modified, version(8), object.clone(), Some(object));
     ring.push(Record::Event(Arc::new(event)), Instant::now());
-    let backfill = Backfill { epoch, ring, reached: version(10), has_state: false };
+    let share = Budgets::default().backfills.share();
+    let backfill = Backfill { epoch, ring, reached: version(10), has_state: false, share };
     let labels = Projection::new(Parts::Fields(&["metadata.labels".to_owned()]), false, false).unwrap();
     let format = Format::new(labels, true, Encoding::Json).unwrap();
     let mut back = cache.with_backfill(format, backfill).unwrap();

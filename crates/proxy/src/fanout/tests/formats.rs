@@ -165,7 +165,7 @@ async fn a_change_is_projected_only_for_the_views_that_see_it() {
     let labels = Projection::new(Parts::Fields(&["metadata.labels".to_owned()]), false, false).unwrap();
     let format = Format::new(labels, true, Encoding::Json).unwrap();
     let mut web = Client::new(&cache, "app=web", format, Start::Resume(version(10)));
-    let projected = cache.hub.view_bytes.kept.projected.clone();
+    let projected = cache.hub.budgets.projected.clone();
     cache.event(Modified, "b", "db", 11);
     assert!(web.lines().await.is_empty());
     assert_eq!(projected.used(), 0, "no view sees it");
@@ -182,7 +182,7 @@ async fn the_projection_of_a_deleted_object_is_not_retained() {
     let format = Format::new(labels, false, Encoding::Json).unwrap();
     let mut all = Client::new(&cache, "", format, Start::Snapshot);
     assert_eq!(all.read().await.len(), 4);
-    let projected = cache.hub.view_bytes.kept.projected.clone();
+    let projected = cache.hub.budgets.projected.clone();
     let both = projected.used();
     cache.event(Deleted, "b", "db", 11);
     assert!(projected.used() < both);

@@ -37,7 +37,7 @@ impl Cache {
 
     /// The size of all views' logs, in items.
     fn logged(&self) -> usize {
-        self.hub.view_bytes.logs.load(std::sync::atomic::Ordering::Relaxed) / size_of::<LogItem>()
+        self.hub.budgets.logs.used() / size_of::<LogItem>()
     }
 }
 
@@ -134,7 +134,7 @@ async fn subscribers_of_one_view_share_the_bytes_of_a_gap_however_much_they_take
         assert_eq!(bytes, expected, "{size} bytes at a time");
     }
     assert!(first.iter().all(|start| *start == first[0]), "one piece of memory");
-    assert_eq!(cache.hub.segment_bytes(), 0, "what all have taken is freed");
+    assert_eq!(cache.hub.budgets().segments.used(), 0, "what all have taken is freed");
 }
 
 #[tokio::test(start_paused = true)]

@@ -8,10 +8,10 @@ use prost::Message;
 use tokio::time::Instant;
 
 use crate::{
-    cache::{CacheWriter, RingLimits, Update},
+    cache::{CacheWriter, ProcessBudgets, RingLimits, Update},
     fanout::{
-        Budgets, ConnectionWaker, FrameBuf, Gate, GateLimits, Hub, HubOptions, Phase, ReadyStreams, Refusal, Start,
-        StreamEnd, StreamWaker, Subscription,
+        ConnectionWaker, FrameBuf, Gate, GateLimits, Hub, HubOptions, Phase, ReadyStreams, Refusal, Start, StreamEnd,
+        StreamWaker, Subscription,
     },
     telemetry::metrics::Metrics,
 };
@@ -29,6 +29,7 @@ use kubefan_model::{
     selector::{FieldSelector, LabelSelector},
 };
 
+mod budgets;
 mod catch_ups;
 mod formats;
 mod gaps;
@@ -63,6 +64,10 @@ impl Cache {
     }
 
     fn within(limits: RingLimits) -> Self {
+        Self::sharing(&ProcessBudgets::default(), limits)
+    }
+
+    fn sharing(budgets: &ProcessBudgets, limits: RingLimits) -> Self {
         let gvr = GroupVersionResource::new("", "v1", "pods");
         let fields = FieldTable::new(&gvr, true, &[]);
         let all = Arc::new(Metrics::new(Registry::new()).unwrap());
@@ -70,7 +75,7 @@ impl Cache {
         let metrics = all.cache(&gvr, &Scope::Cluster, Media::Json, &StreamEnd::ALL);
         let gate = Gate::new(gate, all.gate());
         let parser = Arc::new(ObjectParser::new(&fields).of("Pod", "v1"));
-        let (budgets, cluster) = (Budgets::default(), Arc::new(|| None));
+        let (budgets, cluster) = (budgets.clone(), Arc::new(|| None));
         let options = HubOptions { limits, coalesce_max: Duration::ZERO, gate, budgets, cluster };
         let hub = Hub::new(ResolvedResource::default(), parser.clone(), options, metrics);
         Self { hub, writer: CacheWriter::default(), parser, fields, gvr }
@@ -321,7 +326,7 @@ async fn subscribers_of_one_view_get_the_same_bytes_however_much_they_take_at_a_
         }
         assert_eq!(*bytes, expected);
     }
-    assert_eq!(cache.hub.segment_bytes(), 0, "what everybody has taken is not kept");
+    assert_eq!(cache.hub.budgets().segments.used(), 0, "what everybody has taken is not kept");
 }
 
 #[tokio::test(start_paused = true)]

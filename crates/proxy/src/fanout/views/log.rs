@@ -11,24 +11,15 @@
 //! can also grow at the old end, when a subscriber resumes from before the view was made. So
 //! sequence numbers start in the middle of their range.
 
-use std::{
-    collections::VecDeque,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-};
+use std::{collections::VecDeque, sync::Arc};
 
 use super::view_gap::ViewGap;
 use crate::{
-    cache::Record,
+    cache::{Record, budget::Share},
     fanout::send::log_entry::{EntryKind, LogEntry},
 };
 use kubefan_model::{ResourceVersion, event::WatchEvent, selection::Selection};
 use tokio::time::Instant;
-
-/// The size of the logs of all views of one cache, in bytes.
-pub type LogBytes = Arc<AtomicUsize>;
 
 /// One item of the log.
 #[derive(Debug)]
@@ -143,17 +134,17 @@ pub struct ViewLog {
     /// How many items are untested. All of them come after `tested_to`.
     untested: usize,
     tested_to: u64,
-    bytes: LogBytes,
+    share: Share,
 }
 
 /// The first sequence number: in the middle, so that there is room for older history in front.
 const MIDDLE: u64 = 1 << 62;
 
 impl ViewLog {
-    /// An empty log after `floor`; its size is counted in `bytes`.
-    pub fn new(floor: ResourceVersion, bytes: LogBytes) -> Self {
+    /// An empty log after `floor`; `share` counts its size.
+    pub fn new(floor: ResourceVersion, share: Share) -> Self {
         let (items, untested) = (VecDeque::new(), 0);
-        Self { floor, first: MIDDLE, missed_before: 0, items, untested, tested_to: MIDDLE, bytes }
+        Self { floor, first: MIDDLE, missed_before: 0, items, untested, tested_to: MIDDLE, share }
     }
 
     /// The version after which the log is complete.
@@ -169,14 +160,14 @@ impl ViewLog {
             }
             self.untested += 1;
         }
-        self.bytes.fetch_add(size_of::<LogItem>(), Ordering::Relaxed);
+        self.share.add(size_of::<LogItem>());
         self.items.push_back(item);
     }
 
     /// Prepends older history, oldest first. The log then covers history after `floor`.
     pub fn extend_back(&mut self, floor: ResourceVersion, older: Vec<LogItem>) {
         self.first -= older.len() as u64;
-        self.bytes.fetch_add(older.len() * size_of::<LogItem>(), Ordering::Relaxed);
+        self.share.add(older.len() * size_of::<LogItem>());
         older.into_iter().rev().for_each(|item| self.items.push_front(item));
         self.floor = floor;
     }
@@ -195,7 +186,7 @@ impl ViewLog {
             }
         }
         self.first += trimmed as u64;
-        self.bytes.fetch_sub(trimmed * size_of::<LogItem>(), Ordering::Relaxed);
+        self.share.subtract(trimmed * size_of::<LogItem>());
         // After a burst the capacity is far too large.
         if self.items.capacity() > 4 * self.items.len().max(4) {
             self.items.shrink_to(2 * self.items.len());
@@ -283,16 +274,10 @@ impl ViewLog {
     }
 }
 
-impl Drop for ViewLog {
-    fn drop(&mut self) {
-        self.bytes.fetch_sub(self.items.len() * size_of::<LogItem>(), Ordering::Relaxed);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::Gap;
+    use crate::cache::{Gap, budget::Budget};
 
     fn version(number: u64) -> ResourceVersion {
         ResourceVersion::new(number).unwrap()
@@ -309,7 +294,7 @@ mod tests {
 
     #[test]
     fn a_cursor_points_at_the_same_entry_while_the_log_grows_at_both_ends() {
-        let mut log = ViewLog::new(version(10), LogBytes::default());
+        let mut log = ViewLog::new(version(10), Budget::alone(0).share());
         let cursor = log.end();
         log.push(item(12));
         log.extend_back(version(5), vec![item(7), item(9)]);
@@ -320,7 +305,7 @@ mod tests {
 
     #[test]
     fn a_cursor_below_the_floor_is_an_error() {
-        let mut log = ViewLog::new(version(10), LogBytes::default());
+        let mut log = ViewLog::new(version(10), Budget::alone(0).share());
         let cursor = log.end();
         log.push(item(12));
         log.push(item(13));
@@ -331,15 +316,15 @@ mod tests {
 
     #[test]
     fn the_size_of_all_logs_is_counted_together() {
-        let bytes = LogBytes::default();
-        let mut one = ViewLog::new(version(10), bytes.clone());
-        let mut other = ViewLog::new(version(10), bytes.clone());
+        let budget = Budget::alone(0);
+        let mut one = ViewLog::new(version(10), budget.share());
+        let mut other = ViewLog::new(version(10), budget.share());
         one.push(item(11));
         other.push(item(11));
         other.push(item(12));
-        assert_eq!(bytes.load(Ordering::Relaxed), 3 * size_of::<LogItem>());
+        assert_eq!(budget.used(), 3 * size_of::<LogItem>());
         other.trim(version(11));
         drop(one);
-        assert_eq!(bytes.load(Ordering::Relaxed), size_of::<LogItem>());
+        assert_eq!(budget.used(), size_of::<LogItem>());
     }
 }

@@ -5,26 +5,26 @@
 //! deciding in advance what belongs together. Segments are cut where a subscriber takes: one that
 //! is behind finds the same segments in the same order, because the others took them before. They
 //! are encoded outside of every lock; a subscriber that needs a segment that is being encoded waits
-//! for it. They are retained only while some subscriber still has to take them, within limits per
-//! view and per cache, and made again from the log if they are missing. Encoding at commit time
-//! instead would hold up every commit, also for views without a reader at that moment.
+//! for it. They are retained only while some subscriber still has to take them, within a limit per
+//! view and a budget of the process, and made again from the log if they are missing. Encoding at
+//! commit time instead would hold up every commit, also for views without a reader at that moment.
 
 use std::{
     collections::BTreeMap,
     ops::Range,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, OnceLock},
 };
 
 use bytes::Bytes;
 
 use super::log::{Cursor, LogItem, ViewLog};
-use crate::fanout::send::{
-    encoder::{DeltaBases, Encoder},
-    frame_buf::FrameBuf,
-    log_entry::LogEntry,
+use crate::{
+    cache::budget::Share,
+    fanout::send::{
+        encoder::{DeltaBases, Encoder},
+        frame_buf::FrameBuf,
+        log_entry::LogEntry,
+    },
 };
 use kubefan_model::{ResourceVersion, format::Encoding};
 
@@ -32,14 +32,6 @@ use kubefan_model::{ResourceVersion, format::Encoding};
 pub const SEGMENT_BYTES: usize = 64 << 10;
 /// The segments that one view retains, in bytes.
 const VIEW_SEGMENT_BYTES_MAX: usize = 4 << 20;
-/// The segments that all views of one cache retain, in bytes.
-const SEGMENT_BYTES_MAX: usize = 32 << 20;
-/// The same with the newest segment of each view. Up to here a view retains the segment that its
-/// subscribers are about to take, even if others use up the budget.
-const NEWEST_BYTES_MAX: usize = 2 * SEGMENT_BYTES_MAX;
-
-/// The size of the segments of all views of one cache, in bytes.
-pub type SegmentBytes = Arc<AtomicUsize>;
 
 /// A run of entries, encoded once: of events, or of one gap.
 pub struct Segment {
@@ -150,15 +142,13 @@ impl Segment {
 /// The segments of one view.
 pub struct Segments {
     segments: BTreeMap<Cursor, Arc<Segment>>,
-    bytes: usize,
-    /// Of all views.
-    total: SegmentBytes,
+    share: Share,
 }
 
 impl Segments {
-    /// None yet; counted in `total`.
-    pub fn new(total: SegmentBytes) -> Self {
-        Self { segments: BTreeMap::new(), bytes: 0, total }
+    /// None yet; `share` counts their size.
+    pub fn new(share: Share) -> Self {
+        Self { segments: BTreeMap::new(), share }
     }
 
     /// The segment that contains `cursor`, which points at an item of the log. It is cut from the
@@ -186,14 +176,15 @@ impl Segments {
 
     fn retain(&mut self, segment: Segment) -> Arc<Segment> {
         let segment = Arc::new(segment);
-        self.bytes += segment.estimate_bytes;
-        self.total.fetch_add(segment.estimate_bytes, Ordering::Relaxed);
+        self.share.add(segment.estimate_bytes);
         self.segments.insert(segment.first, segment.clone());
-        while self.bytes > VIEW_SEGMENT_BYTES_MAX || self.total.load(Ordering::Relaxed) > SEGMENT_BYTES_MAX {
+        // One half of the budget is for the segments that subscribers are about to take: the newest
+        // of each view.
+        while self.share.bytes() > VIEW_SEGMENT_BYTES_MAX || self.share.budget().is_over_half() {
             let Some(oldest) = self.segments.keys().find(|first| **first != segment.first).copied() else { break };
             self.remove(oldest);
         }
-        if self.total.load(Ordering::Relaxed) > NEWEST_BYTES_MAX {
+        if self.share.budget().is_over() {
             self.remove(segment.first);
         }
         segment
@@ -201,8 +192,7 @@ impl Segments {
 
     fn remove(&mut self, first: Cursor) {
         if let Some(segment) = self.segments.remove(&first) {
-            self.bytes -= segment.estimate_bytes;
-            self.total.fetch_sub(segment.estimate_bytes, Ordering::Relaxed);
+            self.share.subtract(segment.estimate_bytes);
         }
     }
 
@@ -217,15 +207,8 @@ impl Segments {
 
     /// Drops all segments, because every subscriber has taken them.
     pub fn clear(&mut self) {
-        self.total.fetch_sub(self.bytes, Ordering::Relaxed);
-        self.bytes = 0;
+        self.share.set(0);
         self.segments.clear();
-    }
-}
-
-impl Drop for Segments {
-    fn drop(&mut self) {
-        self.clear();
     }
 }
 
@@ -249,7 +232,10 @@ pub fn cut(log: &ViewLog, cursor: Cursor, next: Cursor, bytes_max: usize) -> Opt
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fanout::views::log::{LogBytes, LogItem};
+    use crate::{
+        cache::budget::{Budget, ProcessBudget},
+        fanout::views::log::LogItem,
+    };
     use kubefan_model::{
         event::{EventType, Transition, WatchEvent},
         fields::FieldTable,
@@ -258,7 +244,7 @@ mod tests {
 
     fn log(events: u64) -> ViewLog {
         let version = |number| ResourceVersion::new(number).unwrap();
-        let mut log = ViewLog::new(version(1), LogBytes::default());
+        let mut log = ViewLog::new(version(1), Budget::alone(0).share());
         let parser = ObjectParser::new(&FieldTable::default());
         for number in 2..2 + events {
             let json = format!(
@@ -272,21 +258,40 @@ mod tests {
         log
     }
 
+    const BUDGET_BYTES: usize = 64 * SEGMENT_BYTES;
+
     #[test]
     fn a_view_retains_its_newest_segment_while_others_use_up_the_budget() {
-        let (log, total) = (log(2), SegmentBytes::default());
-        let mut segments = Segments::new(total.clone());
-        total.store(SEGMENT_BYTES_MAX, Ordering::Relaxed);
+        let (log, budget) = (log(2), Budget::alone(BUDGET_BYTES));
+        let (mut segments, mut others) = (Segments::new(budget.share()), budget.share());
+        others.set(BUDGET_BYTES / 2);
         let first = segments.at(log.first(), &log).unwrap();
         let again = segments.at(log.first(), &log).unwrap();
         assert!(Arc::ptr_eq(&first, &again), "its other subscribers take the same segment");
         let second = segments.at(first.end, &log).unwrap();
         assert!(Arc::ptr_eq(&segments.at(first.end, &log).unwrap(), &second));
-        assert_eq!(total.load(Ordering::Relaxed), SEGMENT_BYTES_MAX + second.estimate_bytes, "older ones make room");
+        assert_eq!(budget.used(), BUDGET_BYTES / 2 + second.estimate_bytes, "older ones make room");
         segments.clear();
-        total.store(NEWEST_BYTES_MAX, Ordering::Relaxed);
+        others.set(BUDGET_BYTES);
         segments.at(log.first(), &log);
-        assert_eq!(total.load(Ordering::Relaxed), NEWEST_BYTES_MAX, "a limit remains");
-        total.store(0, Ordering::Relaxed);
+        assert_eq!(budget.used(), BUDGET_BYTES, "a limit remains");
+    }
+
+    #[test]
+    fn the_segments_of_many_caches_are_bounded_and_each_cache_retains_some() {
+        let (log, whole) = (log(2), ProcessBudget::new(BUDGET_BYTES));
+        let budgets: Vec<_> = (0..8).map(|_| whole.part()).collect();
+        let views = |budget: &Budget| (0..100).map(|_| Segments::new(budget.share())).collect::<Vec<_>>();
+        let mut all: Vec<_> = budgets.iter().map(views).collect();
+        for view in all.iter_mut().flatten() {
+            let first = view.at(log.first(), &log).unwrap();
+            view.at(first.end, &log);
+        }
+        assert!(whole.used() <= BUDGET_BYTES, "{}", whole.used());
+        for budget in &budgets {
+            assert!(budget.used() > 0, "{budgets:?}");
+        }
+        drop(all);
+        assert_eq!(whole.used(), 0);
     }
 }

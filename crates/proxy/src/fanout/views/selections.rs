@@ -12,9 +12,9 @@ use std::{
 };
 
 use super::{value_table::PLACE_BYTES, view::View};
-use crate::{
-    cache::Refusal,
-    fanout::send::budget::{Budget, Share},
+use crate::cache::{
+    Refusal,
+    budget::{Budget, Share},
 };
 use kubefan_model::selection::{Equality, Selection, WeakSelection};
 

@@ -14,9 +14,9 @@ use slab::Slab;
 use tokio::time::Instant;
 
 use crate::{
-    cache::Record,
+    cache::{Budgets, Record},
     fanout::{
-        send::{budget::Budgets, encoder::Encoder},
+        send::encoder::Encoder,
         views::{
             index::{SelectorIndex, ViewId},
             view::{View, ViewKey},

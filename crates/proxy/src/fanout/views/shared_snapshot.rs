@@ -6,7 +6,7 @@
 //! view at one version. A subscriber that starts while it is young is sent that snapshot, and then
 //! the events since; a later one gets the next snapshot, which reuses the chunks in which nothing
 //! has changed. A chunk is compressed by the first subscriber that needs it; others that need the
-//! same one wait for it. Chunks are retained within a budget of the whole cache, and for a minute.
+//! same one wait for it. Chunks are retained within a budget, and for a minute.
 
 use std::{
     ops::Range,
@@ -18,11 +18,13 @@ use bytes::{Bytes, BytesMut};
 use tokio::time::Instant;
 
 use super::selected_objects::SelectedObjects;
-use crate::fanout::send::{
-    budget::Share,
-    control,
-    encoder::Encoder,
-    frame::{Body, EventHead, Sink, put_delimited},
+use crate::{
+    cache::budget::Share,
+    fanout::send::{
+        control,
+        encoder::Encoder,
+        frame::{Body, EventHead, Sink, put_delimited},
+    },
 };
 use kubefan_common::{
     encoding::chunk,

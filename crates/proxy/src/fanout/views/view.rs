@@ -8,20 +8,16 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{
-    log::{Cursor, LogBytes, LogItem, Replayed, ViewLog},
-    segment::{SEGMENT_BYTES, Segment, SegmentBytes, Segments, cut},
+    log::{Cursor, LogItem, Replayed, ViewLog},
+    segment::{SEGMENT_BYTES, Segment, Segments, cut},
     selected_objects::SelectedObjects,
     shared_snapshot::{SharedSnapshot, SharedSnapshotReader},
     view_gap::ViewGap,
 };
 use crate::{
-    cache::{Expired, Gap, History, Store, scan::SLICE_TESTS},
+    cache::{Budgets, Expired, Gap, History, Store, budget::Share, scan::SLICE_TESTS},
     fanout::{
-        send::{
-            budget::{Budgets, Share},
-            encoder::Encoder,
-            log_entry::LogEntry,
-        },
+        send::{encoder::Encoder, log_entry::LogEntry},
         stream_end::StreamEnd,
         sync::{Mutex, MutexGuard},
         wake::waker::{StreamWaker, Woken},
@@ -112,29 +108,18 @@ pub enum LogReadError {
     Ended(StreamEnd),
 }
 
-/// Sizes that all views of a cache are counted in.
-#[derive(Default, Clone)]
-pub struct ViewBytes {
-    /// Of logs.
-    pub logs: LogBytes,
-    /// Of segments.
-    pub segments: SegmentBytes,
-    /// Of what is retained for reuse.
-    pub kept: Budgets,
-}
-
 impl View {
     /// A view whose history starts at `floor`. `share` is its memory, from the budget of selectors.
     pub fn new(
         selection: Selection,
         encoder: Arc<Encoder>,
         floor: ResourceVersion,
-        bytes: &ViewBytes,
+        budgets: &Budgets,
         share: Share,
     ) -> Self {
         let state = Mutex::new(ViewState {
-            log: ViewLog::new(floor, bytes.logs.clone()),
-            segments: Segments::new(bytes.segments.clone()),
+            log: ViewLog::new(floor, budgets.logs.share()),
+            segments: Segments::new(budgets.segments.share()),
             snapshot: None,
             end: None,
             is_queued: false,

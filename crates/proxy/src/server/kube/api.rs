@@ -161,7 +161,9 @@ impl<C: Catalog> KubeApi<C> {
         };
         let client = client_of(&parts);
         // Boxed: most requests are not forwarded and need not have the memory for it.
-        Answer::Forwarded(forwarder.forward(Request::from_parts(parts, body), info.verb, client).boxed().await)
+        let request = Request::from_parts(parts, body);
+        let drain = self.reads.reader.drain();
+        Answer::Forwarded(forwarder.forward(request, info.verb, client, drain).boxed().await)
     }
 
     /// Reads from a cache.

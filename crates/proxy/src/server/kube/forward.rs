@@ -6,21 +6,21 @@
 //! cannot be forwarded, is refused and not silently dropped, and no caller can use up the capacity
 //! of all others.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use axum::body::Body;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::BodyExt;
 use hyper::upgrade::OnUpgrade;
-use tower::BoxError;
+use tokio_util::sync::CancellationToken;
 
 use super::{
-    allowed_hosts::AllowedHosts, answer::FromUpstream, guard, hop_by_hop, negotiate, request_info, status::Failure,
-    tunnel::Tunnel,
+    allowed_hosts::AllowedHosts, answer::FromUpstream, guard, hop_by_hop, negotiate, request_body::RequestBody,
+    request_info, status::Failure, tunnel::Tunnel,
 };
 use crate::{
     cache::warnings::Warnings,
-    fanout::{FairPool, Place},
+    fanout::{FairPool, Place, Refusal},
     server::client_info::ClientInfo,
     telemetry::metrics::{Metrics, PassthroughRefusal},
     upstream::{
@@ -44,7 +44,8 @@ const LOOP: &str = "the request has passed through this kubefan before: the apis
 /// Forwards requests upstream.
 pub struct Forwarder {
     upstream: Passthrough,
-    /// As many places as upstream takes requests, shared among the callers.
+    /// As many places as upstream takes requests, shared among the callers. Only here all are
+    /// counted.
     places: Arc<FairPool>,
     upgrades: bool,
     /// The names of this machine, beside `localhost` and addresses.
@@ -65,8 +66,14 @@ impl Forwarder {
     }
 
     /// Forwards a request of a client. The response is upstream's, or a `Status` that says why
-    /// there is none.
-    pub async fn forward(&self, request: Request<Body>, verb: &'static str, client: ClientInfo) -> Response<Body> {
+    /// there is none. A request that does not arrive soon after `drain` is cancelled is cut off.
+    pub async fn forward(
+        &self,
+        request: Request<Body>,
+        verb: &'static str,
+        client: ClientInfo,
+        drain: &CancellationToken,
+    ) -> Response<Body> {
         let upgrade = hop_by_hop::upgrade(request.headers());
         let media = negotiate::negotiate_failure(negotiate::accept_header(request.headers()));
         let (place, share) = match self.admit(&request, verb, client, upgrade.is_some()) {
@@ -85,9 +92,12 @@ impl Forwarder {
             write_upgrade(&mut parts.headers, upgrade.clone());
         }
         let switch = parts.extensions.remove::<Tunnel>().zip(parts.extensions.remove::<OnUpgrade>());
-        let request = Request::from_parts(parts, body.map_err(BoxError::from).boxed_unsync());
+        let body = RequestBody::new(body, drain);
+        let is_cut_off = body.is_cut_off();
+        let request = Request::from_parts(parts, body.boxed_unsync());
         let mut response = match self.upstream.send(&place, request).await {
             Ok(response) => response,
+            Err(_) if is_cut_off.load(Ordering::Relaxed) => return Failure::from(&Refusal::Draining).response(media),
             Err(error) => return unanswered(&error, media),
         };
         passed_on.answered(response.status());

@@ -46,6 +46,7 @@ pub mod pages;
 pub mod path;
 pub mod query;
 pub mod read_error;
+pub mod request_body;
 pub mod request_info;
 pub mod status;
 pub mod tunnel;

@@ -23,7 +23,7 @@ use super::{
     mismatch,
     preface::{self, Rewound},
     services::{ServerOptions, Services},
-    unread::UnreadConnections,
+    unread::Readers,
 };
 use crate::{
     fanout::Catalog,
@@ -35,7 +35,6 @@ use crate::{
 pub struct Server<C> {
     services: Arc<Services<C>>,
     metrics: Arc<Metrics>,
-    unread: Arc<UnreadConnections>,
     /// The number of the last connection.
     connections: AtomicU64,
 }
@@ -53,12 +52,12 @@ impl<C: Catalog> Server<C> {
         drain: CancellationToken,
     ) -> Arc<Self> {
         let services = Arc::new(Services::new(catalog, others, options, forwarder, metrics.clone(), drain));
-        Arc::new(Self { services, metrics, unread: UnreadConnections::new(), connections: AtomicU64::new(0) })
+        Arc::new(Self { services, metrics, connections: AtomicU64::new(0) })
     }
 
-    /// The connections whose clients read nothing.
-    pub fn unread(&self) -> &Arc<UnreadConnections> {
-        &self.unread
+    /// The clients, some of which may read nothing.
+    pub fn readers(&self) -> &Arc<Readers> {
+        &self.services.readers
     }
 
     /// Serves the connections of `listener` until the drain, then waits until the last one has
@@ -90,7 +89,7 @@ impl<C: Catalog> Server<C> {
                 refusing = false;
                 let (server, tls) = (self.clone(), tls.clone());
                 let client = io.connect_info();
-                let io = self.unread.observe(io);
+                let io = self.services.readers.observe_socket(io);
                 connections.spawn(async move {
                     let end = match tls {
                         None => server.serve(io, client).await,

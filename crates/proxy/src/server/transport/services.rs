@@ -12,8 +12,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tower::util::MapResponseLayer;
 
+use super::{http2::arrival::PendingCalls, unread::Readers};
 use crate::{
-    fanout::{Catalog, FairPool},
+    fanout::Catalog,
     server::{
         grpc::{call, service::Service, status},
         kube::{
@@ -73,7 +74,9 @@ pub struct Services<C> {
     /// The options.
     pub options: ServerOptions,
     /// Places of gRPC calls whose request has not arrived yet.
-    pub pending: Arc<FairPool>,
+    pub pending: PendingCalls,
+    /// What reads the sockets and streams.
+    pub readers: Arc<Readers>,
     /// Cancelled when every stream must end.
     pub drain: CancellationToken,
 }
@@ -100,14 +103,15 @@ impl<C: Catalog> Services<C> {
             narrowed_by: options.narrowed_by.clone(),
             guard: options.guard.clone(),
         };
+        let calls_pending = metrics.calls_pending();
         let grpc = Service::new(reader.clone(), metrics.clone());
         let kube = KubeApi::new(reader, forwarder, kube_options, metrics);
         let routed = WatchServiceServer::new(grpc.clone()).max_decoding_message_size(options.message_bytes_max);
         let router = others.add_service(routed).into_axum_router();
         let replace_status = MapResponseLayer::new(status::replace_library_status);
         let router = router.fallback(not_found).layer(replace_status).with_state(());
-        let pending = FairPool::new(options.calls_pending_max);
-        Self { grpc, kube, router, options, pending, drain }
+        let pending = PendingCalls::new(options.calls_pending_max, calls_pending);
+        Self { grpc, kube, router, options, pending, readers: Readers::new(), drain }
     }
 }
 

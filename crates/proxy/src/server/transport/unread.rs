@@ -1,12 +1,14 @@
-//! Ends connections whose clients read nothing, when memory is short.
+//! Ends what clients do not read, when memory is short.
 //!
 //! A client that stops reading makes the kernel hold what was sent to it, up to some megabytes per
-//! connection, and the connection holds what does not fit there. Live streams may wait like that
-//! for as long as memory lasts. When it does not, these connections are what can be given up: their
-//! clients notice nothing until they read again, and then resume.
+//! connection, and the connection holds what does not fit there. Over HTTP/2 it may also leave a
+//! stream without a window: then the stream, its segments and, if it is passed on, what upstream
+//! has sent wait in this process. Live streams may wait like that for as long as memory lasts. When
+//! it does not, these are what can be given up: their clients notice nothing until they read again,
+//! and then resume.
 //!
 //! Every socket of the data port is observed here, below TLS and below each protocol: only the
-//! socket shows that nothing was taken.
+//! socket shows that nothing was taken. A stream is observed from when it first waits for a window.
 
 use std::{
     io::{self, IoSlice},
@@ -15,7 +17,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -25,11 +27,13 @@ use tokio::{
     time::Instant,
 };
 
-/// A connection may be ended if its socket took nothing for this long.
+use crate::fanout::StreamEnd;
+
+/// What is not read for this long may be ended.
 const UNREAD_MIN: Duration = Duration::from_secs(10);
 
-/// The connections that are ended at a time: at least this many, or an eighth of those that may be.
-/// Memory is measured again before the next.
+/// How much is ended at a time: at least so many sockets and streams, or an eighth of those that
+/// may be. Memory is measured again before the next.
 const ENDED_MIN: usize = 16;
 
 /// What can be closed without a wait for the client to take what was sent.
@@ -38,58 +42,70 @@ pub trait Reset {
     fn reset_on_close(&self);
 }
 
-/// The sockets of one port.
+/// The clients of one port: what reads its sockets and its streams.
 #[derive(Debug)]
-pub struct UnreadConnections {
-    sockets: Mutex<Vec<Weak<Writes>>>,
+pub struct Readers {
+    all: Mutex<Vec<Weak<Progress>>>,
     started_at: Instant,
 }
 
-/// What one socket shows of its client.
+/// What one socket or stream shows of its client.
 #[derive(Debug, Default)]
-struct Writes {
-    /// Since when the socket takes nothing: the milliseconds since the start, plus one. 0 while it
-    /// does.
+struct Progress {
+    /// Since when nothing is taken: the milliseconds since the start, plus one. 0 while something
+    /// is.
     blocked_since: AtomicU64,
     is_ended: AtomicBool,
     /// Of the task that waits for room.
     waker: AtomicWaker,
 }
 
-impl UnreadConnections {
-    /// Without sockets yet.
+/// The reader of one socket or stream.
+#[derive(Debug)]
+pub struct ObservedReader {
+    progress: Arc<Progress>,
+    readers: Arc<Readers>,
+}
+
+impl Readers {
+    /// Without readers yet.
     pub fn new() -> Arc<Self> {
-        Arc::new(Self { sockets: Mutex::default(), started_at: Instant::now() })
+        Arc::new(Self { all: Mutex::default(), started_at: Instant::now() })
+    }
+
+    /// Observes a reader until it is dropped.
+    pub fn observe(self: &Arc<Self>) -> ObservedReader {
+        let progress = Arc::new(Progress::default());
+        let mut all = self.lock();
+        // Now and then, so that the work for each reader stays the same.
+        if all.len() == all.capacity() {
+            all.retain(|reader| reader.strong_count() > 0);
+        }
+        all.push(Arc::downgrade(&progress));
+        ObservedReader { progress, readers: self.clone() }
     }
 
     /// Observes a socket until it is dropped.
-    pub fn observe<Io>(self: &Arc<Self>, io: Io) -> ObservedSocket<Io> {
-        let writes = Arc::new(Writes::default());
-        let mut sockets = self.lock();
-        // Now and then, so that the work for each connection stays the same.
-        if sockets.len() == sockets.capacity() {
-            sockets.retain(|socket| socket.strong_count() > 0);
-        }
-        sockets.push(Arc::downgrade(&writes));
-        ObservedSocket { io, writes, all: self.clone() }
+    pub fn observe_socket<Io>(self: &Arc<Self>, io: Io) -> ObservedSocket<Io> {
+        ObservedSocket { io, reader: self.observe() }
     }
 
-    /// Ends some of the connections whose sockets took nothing for ten seconds, the longest first.
-    /// Returns how many.
+    /// Ends some of the sockets and streams of which nothing was taken for ten seconds, the longest
+    /// first. Returns how many.
     pub fn end_some(&self) -> usize {
         let latest = self.millis().saturating_sub(UNREAD_MIN.as_millis() as u64);
-        let mut unread: Vec<(u64, Arc<Writes>)> = {
-            let mut sockets = self.lock();
-            sockets.retain(|socket| socket.strong_count() > 0);
-            let since = |writes: Arc<Writes>| (writes.blocked_since.load(Ordering::Relaxed), writes);
-            sockets.iter().filter_map(Weak::upgrade).map(since).collect()
+        let mut unread: Vec<(u64, Arc<Progress>)> = {
+            let mut all = self.lock();
+            all.retain(|reader| reader.strong_count() > 0);
+            let since = |progress: Arc<Progress>| (progress.blocked_since.load(Ordering::Relaxed), progress);
+            all.iter().filter_map(Weak::upgrade).map(since).collect()
         };
-        unread.retain(|(since, writes)| (1..=latest).contains(since) && !writes.is_ended.load(Ordering::Relaxed));
+        unread.retain(|(since, progress)| (1..=latest).contains(since) && !progress.is_ended.load(Ordering::Relaxed));
         unread.sort_by_key(|(since, _)| *since);
         unread.truncate(ENDED_MIN.max(unread.len() / 8));
-        for (_, writes) in &unread {
-            writes.is_ended.store(true, Ordering::Release);
-            writes.waker.wake();
+        for (_, progress) in &unread {
+            progress.is_ended.store(true, Ordering::Release);
+            progress.waker.wake();
         }
         unread.len()
     }
@@ -98,33 +114,51 @@ impl UnreadConnections {
         self.started_at.elapsed().as_millis() as u64 + 1
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Weak<Writes>>> {
-        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Vec<Weak<Progress>>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ObservedReader {
+    /// Records that the client takes something, or that nothing waits for it.
+    pub fn reads(&self) {
+        let blocked_since = &self.progress.blocked_since;
+        if blocked_since.load(Ordering::Relaxed) != 0 {
+            blocked_since.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Records that something waits and the client takes nothing. Returns whether it is to be
+    /// ended; if not, `waker` is woken when it is.
+    pub fn is_given_up(&self, waker: &Waker) -> bool {
+        let Progress { blocked_since, is_ended, waker: registered } = &*self.progress;
+        if blocked_since.load(Ordering::Relaxed) == 0 {
+            blocked_since.store(self.readers.millis(), Ordering::Relaxed);
+        }
+        // Before the look at the flag: who sets it in between wakes this task.
+        registered.register(waker);
+        is_ended.load(Ordering::Acquire)
+    }
+
+    /// How a stream ends that was given up.
+    pub fn end() -> StreamEnd {
+        StreamEnd::Overloaded("memory is short, and nothing of this stream was read for 10 s".to_owned())
     }
 }
 
 /// A socket that fails when its connection is ended.
 pub struct ObservedSocket<Io> {
     io: Io,
-    writes: Arc<Writes>,
-    all: Arc<UnreadConnections>,
+    reader: ObservedReader,
 }
 
 impl<Io: Reset> ObservedSocket<Io> {
     fn written<T>(&self, written: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
-        let Writes { blocked_since, is_ended, waker } = &*self.writes;
         if written.is_ready() {
-            if blocked_since.load(Ordering::Relaxed) != 0 {
-                blocked_since.store(0, Ordering::Relaxed);
-            }
+            self.reader.reads();
             return written;
         }
-        if blocked_since.load(Ordering::Relaxed) == 0 {
-            blocked_since.store(self.all.millis(), Ordering::Relaxed);
-        }
-        // Before the look at the flag: who sets it in between wakes this task.
-        waker.register(cx.waker());
-        if !is_ended.load(Ordering::Acquire) {
+        if !self.reader.is_given_up(cx.waker()) {
             return Poll::Pending;
         }
         self.io.reset_on_close();
@@ -181,9 +215,9 @@ mod tests {
     }
 
     /// A connection that sends without end, and its client.
-    fn sender(all: &Arc<UnreadConnections>) -> (DuplexStream, JoinHandle<io::Error>) {
+    fn sender(all: &Arc<Readers>) -> (DuplexStream, JoinHandle<io::Error>) {
         let (near, far) = duplex(64);
-        let mut socket = all.observe(near);
+        let mut socket = all.observe_socket(near);
         let sending = async move {
             loop {
                 if let Err(error) = socket.write_all(&[0; 64]).await {
@@ -196,7 +230,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn only_connections_that_read_nothing_are_ended() {
-        let all = UnreadConnections::new();
+        let all = Readers::new();
         let (_unread, unread_end) = sender(&all);
         let (mut slow, slow_end) = sender(&all);
         for _ in 0..20 {
@@ -216,7 +250,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn those_that_read_nothing_for_the_longest_are_ended_first_and_some_at_a_time() {
-        let all = UnreadConnections::new();
+        let all = Readers::new();
         let mut senders = Vec::new();
         for _ in 0..2 * ENDED_MIN {
             senders.push(sender(&all));
@@ -233,9 +267,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn closed_connections_take_no_memory() {
-        let all = UnreadConnections::new();
+        let all = Readers::new();
         for _ in 0..1000 {
-            drop(all.observe(duplex(1).0));
+            drop(all.observe_socket(duplex(1).0));
         }
         assert!(all.lock().capacity() < 100);
     }

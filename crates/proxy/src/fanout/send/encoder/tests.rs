@@ -13,7 +13,7 @@ fn pod(number: usize) -> Arc<Object> {
 #[test]
 fn projections_are_within_the_budget_and_those_of_dropped_objects_make_room() {
     const BYTES_MAX: usize = 1000;
-    let budgets = Budgets { projected: Budget::new(BYTES_MAX), chunks: Budget::new(0), ..Budgets::default() };
+    let budgets = Budgets { projected: Budget::alone(BYTES_MAX), ..Budgets::default() };
     let metadata = Projection::new(Parts::Metadata, false, false).unwrap();
     let encoder = Encoder::new(
         Format::new(metadata, false, Encoding::Json).unwrap(),

@@ -9,6 +9,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use prometheus::IntGauge;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -18,10 +19,35 @@ use crate::{
     server::{grpc::status, transport::limits::REQUEST_TIMEOUT},
 };
 
+/// The places of calls whose request has not arrived yet.
+pub struct PendingCalls {
+    places: Arc<FairPool>,
+    gauge: IntGauge,
+}
+
+/// A place of a pending call.
+struct PendingPlace {
+    _place: Place,
+    gauge: IntGauge,
+}
+
+impl PendingCalls {
+    /// `calls_max` places; `gauge` shows how many are taken.
+    pub fn new(calls_max: usize, gauge: IntGauge) -> Self {
+        Self { places: FairPool::new(calls_max), gauge }
+    }
+}
+
+impl Drop for PendingPlace {
+    fn drop(&mut self) {
+        self.gauge.dec();
+    }
+}
+
 /// A call whose request has not arrived yet, or has since.
 #[derive(Clone)]
 pub struct Arrival {
-    place: Arc<Mutex<Option<Place>>>,
+    place: Arc<Mutex<Option<PendingPlace>>>,
     has_arrived: CancellationToken,
     deadline_at: Instant,
 }
@@ -31,9 +57,11 @@ impl Arrival {
     ///
     /// # Errors
     /// The status of the call if there is none.
-    pub fn new(pending: &Arc<FairPool>, holder: Holder) -> Result<Self, Status> {
-        let place = pending.try_take(Some(holder));
-        let place = place.ok_or_else(|| status::too_many_pending(pending.places_max()))?;
+    pub fn new(pending: &PendingCalls, holder: Holder) -> Result<Self, Status> {
+        let place = pending.places.try_take(Some(holder));
+        let place = place.ok_or_else(|| status::too_many_pending(pending.places.places_max()))?;
+        pending.gauge.inc();
+        let place = PendingPlace { _place: place, gauge: pending.gauge.clone() };
         let deadline_at = Instant::now() + REQUEST_TIMEOUT;
         Ok(Self { place: Arc::new(Mutex::new(Some(place))), has_arrived: CancellationToken::new(), deadline_at })
     }

@@ -291,7 +291,7 @@ impl<C: Catalog, T: Io> Connection<C, T> {
             for id in &mut round {
                 let Some(stream) = self.streams.get_mut(&id) else { continue };
                 stream.queued = false;
-                match stream.turn(now, budget) {
+                match stream.turn(now, budget, &self.services.readers) {
                     Turn::More => {
                         stream.queued = true;
                         self.ready.push(id);

@@ -102,6 +102,6 @@ pub async fn answer_kube<C: Catalog>(
         Answer::Forwarded(response) => (response, None),
     };
     let limits = ResponseLimits { deadline_at: None, stall_timeout };
-    respond::respond(response, respond, limits, OnCutOff::Reset, pending()).await;
+    respond::respond(response, respond, limits, OnCutOff::Reset, &services.readers, pending()).await;
     None
 }

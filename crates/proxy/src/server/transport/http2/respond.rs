@@ -27,7 +27,12 @@ use crate::{
     server::{
         client_info::ClientInfo,
         grpc::{call, status},
-        transport::{limits::BATCH_BYTES_MAX, read_progress::ReadProgress, services::Services},
+        transport::{
+            limits::BATCH_BYTES_MAX,
+            read_progress::ReadProgress,
+            services::Services,
+            unread::{ObservedReader, Readers},
+        },
     },
 };
 
@@ -90,6 +95,8 @@ enum SendError {
     Failed(axum::Error),
     /// The client has read too little in a stall timeout.
     Stalled,
+    /// The client reads nothing, and memory is short.
+    Unread,
     /// The call must end.
     Ended(Box<Status>),
 }
@@ -148,16 +155,17 @@ pub async fn serve_router<C: Catalog>(
         None => status::deadline_exceeded().into_http(),
     };
     let limits = ResponseLimits { deadline_at, stall_timeout: Some(services.options.snapshot_stall_timeout) };
-    self::respond(response, respond, limits, OnCutOff::GrpcStatus, ended).await;
+    self::respond(response, respond, limits, OnCutOff::GrpcStatus, &services.readers, ended).await;
 }
 
 /// Sends a whole response within its limits, unless the client goes away or the call `ended` with
-/// a status.
+/// a status. While it waits for a window, the client is one of the `readers` that may be given up.
 pub async fn respond(
     response: Response<axum::body::Body>,
     mut respond: SendResponse<Payload>,
     ResponseLimits { deadline_at, stall_timeout }: ResponseLimits,
     on_cut_off: OnCutOff,
+    readers: &Arc<Readers>,
     ended: impl Future<Output = Status>,
 ) {
     let (parts, body) = response.into_parts();
@@ -166,7 +174,7 @@ pub async fn respond(
     if is_empty {
         return;
     }
-    let sending = Box::pin(call::within(deadline_at, Box::pin(send_body(body, &mut send, stall_timeout))));
+    let sending = Box::pin(call::within(deadline_at, Box::pin(send_body(body, &mut send, stall_timeout, readers))));
     let sent = tokio::select! {
         biased;
         sent = sending => sent,
@@ -178,7 +186,13 @@ pub async fn respond(
             tracing::debug!(%error, "the body of a response failed");
             send.send_reset(Reason::INTERNAL_ERROR);
         }
-        Some(Err(SendError::Stalled)) if on_cut_off == OnCutOff::Reset => send.send_reset(Reason::CANCEL),
+        Some(Err(SendError::Stalled | SendError::Unread)) if on_cut_off == OnCutOff::Reset => {
+            send.send_reset(Reason::CANCEL);
+        }
+        Some(Err(SendError::Unread)) => {
+            // Fails only if the stream is gone.
+            let _ = send.send_trailers(status::trailers(status::ended(&ObservedReader::end())));
+        }
         Some(Err(SendError::Stalled)) => {
             let stall_timeout = stall_timeout.unwrap_or_default();
             let end = status::ended(&StreamEnd::SnapshotStalled(stall_timeout));
@@ -201,8 +215,9 @@ async fn send_body(
     mut body: axum::body::Body,
     send: &mut SendStream<Payload>,
     stall_timeout: Option<Duration>,
+    readers: &Arc<Readers>,
 ) -> Result<(), SendError> {
-    let mut progress = stall_timeout.map(ReadProgress::new);
+    let (mut progress, mut reader) = (stall_timeout.map(ReadProgress::new), None);
     loop {
         let frame = tokio::select! {
             biased;
@@ -213,7 +228,7 @@ async fn send_body(
             return send.send_data(Payload::Bytes(Bytes::new()), true).map_err(|_| SendError::Gone);
         };
         match frame.into_data() {
-            Ok(data) => send_data(data, send, progress.as_mut()).await?,
+            Ok(data) => send_data(data, send, progress.as_mut(), (&mut reader, readers)).await?,
             Err(frame) => {
                 let trailers: HeaderMap = frame.into_trailers().unwrap_or_default();
                 return send.send_trailers(trailers).map_err(|_| SendError::Gone);
@@ -229,17 +244,24 @@ async fn send_data(
     mut data: Bytes,
     send: &mut SendStream<Payload>,
     mut progress: Option<&mut ReadProgress>,
+    (reader, readers): (&mut Option<ObservedReader>, &Arc<Readers>),
 ) -> Result<(), SendError> {
     while !data.is_empty() {
         send.reserve_capacity(data.len().min(BATCH_BYTES_MAX));
         let mut room = send.capacity();
         if room == 0 {
-            let has_room = poll_fn(|cx| send.poll_capacity(cx));
+            let reader = reader.get_or_insert_with(|| readers.observe());
+            let has_room = poll_fn(|cx| match send.poll_capacity(cx) {
+                Poll::Ready(room) => Poll::Ready(room.and_then(Result::ok).ok_or(SendError::Gone)),
+                Poll::Pending if reader.is_given_up(cx.waker()) => Poll::Ready(Err(SendError::Unread)),
+                Poll::Pending => Poll::Pending,
+            });
             let has_room = match &mut progress {
                 Some(progress) => timeout_at(progress.due_at(), has_room).await.map_err(|_| SendError::Stalled)?,
                 None => has_room.await,
             };
-            room = has_room.and_then(Result::ok).ok_or(SendError::Gone)?;
+            reader.reads();
+            room = has_room?;
         }
         let part = data.split_to(room.min(data.len()));
         progress.iter_mut().for_each(|progress| progress.advanced(part.len()));
@@ -268,7 +290,10 @@ mod tests {
             while let Some(Ok((_, send))) = http2.accept().await {
                 let answer = Response::new(Body::from(vec![0; ANSWER_BYTES]));
                 let limits = ResponseLimits { stall_timeout: Some(STALL), ..ResponseLimits::default() };
-                tokio::spawn(respond(answer, send, limits, OnCutOff::Reset, std::future::pending()));
+                let sending = async move {
+                    respond(answer, send, limits, OnCutOff::Reset, &Readers::new(), std::future::pending()).await;
+                };
+                tokio::spawn(sending);
             }
         });
         let mut client = h2::client::Builder::new();
@@ -284,6 +309,32 @@ mod tests {
             body.flow_control().release_capacity(data.len()).unwrap();
         }
         read
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_of_which_nothing_is_read_is_ended_when_memory_is_short() {
+        let (readers, (near, far)) = (Readers::new(), duplex(64 << 10));
+        let observed = readers.clone();
+        tokio::spawn(async move {
+            let mut http2 = h2::server::Builder::new().handshake::<_, Payload>(near).await.unwrap();
+            while let Some(Ok((_, send))) = http2.accept().await {
+                let (answer, observed) = (Response::new(Body::from(vec![0; ANSWER_BYTES])), observed.clone());
+                tokio::spawn(async move {
+                    let limits = ResponseLimits::default();
+                    respond(answer, send, limits, OnCutOff::Reset, &observed, std::future::pending()).await;
+                });
+            }
+        });
+        let mut client = h2::client::Builder::new();
+        client.initial_window_size(8);
+        let (mut send, http2) = client.handshake::<_, Bytes>(far).await.unwrap();
+        tokio::spawn(http2);
+        let (answer, _) = send.send_request(Request::new(()), true).unwrap();
+        let mut body = answer.await.unwrap().into_body();
+        assert_eq!(body.data().await.unwrap().unwrap().len(), 8);
+        sleep(STALL).await;
+        assert_eq!(readers.end_some(), 1);
+        assert_eq!(body.data().await.unwrap().unwrap_err().reason(), Some(Reason::CANCEL));
     }
 
     #[tokio::test(start_paused = true)]

@@ -26,6 +26,7 @@ use crate::{
         kube,
         transport::{
             limits::BATCH_BYTES_MAX,
+            unread::{ObservedReader, Readers},
             watch_timers::{Due, WatchTimers},
         },
         watch::{OpenedWatch, WatchProtocol},
@@ -46,6 +47,8 @@ pub struct WatchStream {
     timers: WatchTimers,
     /// Whether it waits for the client's window.
     stalled: bool,
+    /// Its client, once the stream has waited for a window.
+    reader: Option<ObservedReader>,
     /// Whether it is in the connection's ready queue.
     pub queued: bool,
 }
@@ -77,12 +80,13 @@ impl WatchStream {
         let (interval, timeout_at) = (opened.bookmark_interval, opened.timeout_at);
         let bookmark_before_end = opened.protocol != WatchProtocol::Grpc;
         let timers = WatchTimers::new(interval, timeout_at, deadline_at, stall_timeout, bookmark_before_end);
-        let (stalled, queued) = (false, false);
-        Self { opened, send, waker, timers, stalled, queued }
+        let (stalled, reader, queued) = (false, None, false);
+        Self { opened, send, waker, timers, stalled, reader, queued }
     }
 
-    /// Sends a batch, as far as the window allows, and subtracts its bytes from `budget`.
-    pub fn turn(&mut self, now: Instant, budget: &mut usize) -> Turn {
+    /// Sends a batch, as far as the window allows, and subtracts its bytes from `budget`. Without a
+    /// window, the client is one of the `readers` that may be given up.
+    pub fn turn(&mut self, now: Instant, budget: &mut usize, readers: &Arc<Readers>) -> Turn {
         // h2 would wake us for the window that is requested here, which is read below anyway.
         self.waker.muted.store(true, Ordering::Relaxed);
         let turn = self.send_batch(now, budget);
@@ -91,8 +95,20 @@ impl WatchStream {
             Turn::Waits | Turn::More if self.is_gone() => Turn::Gone,
             // Window that another task added while the waker was muted.
             Turn::Waits if self.stalled && self.send.capacity() > 0 => Turn::More,
+            Turn::Waits if self.is_given_up(readers) => Turn::Ended(ObservedReader::end()),
             turn => turn,
         }
+    }
+
+    /// Whether the stream is to be ended because it waits for its client and memory is short.
+    fn is_given_up(&mut self, readers: &Arc<Readers>) -> bool {
+        let waits = self.stalled && self.opened.subscription.is_behind();
+        if !waits {
+            self.reader.iter().for_each(ObservedReader::reads);
+            return false;
+        }
+        let waker = Waker::from(self.waker.clone());
+        self.reader.get_or_insert_with(|| readers.observe()).is_given_up(&waker)
     }
 
     /// Whether the subscriber has gone away. If not, the connection is woken when it does.
