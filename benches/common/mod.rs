@@ -211,7 +211,7 @@ pub(crate) fn hub(kind: &PodKind, ring_events_max: usize) -> Arc<Hub> {
     let all = Arc::new(Metrics::new(Registry::new()).expect("the registry is empty"));
     let gate = GateLimits { snapshots_max: 1000, snapshot_queue_timeout: Duration::ZERO };
     let gate = Gate::new(gate, all.gate());
-    let (budgets, cluster) = (Budgets::default(), Arc::new(|| None));
+    let (budgets, cluster) = (ProcessBudgets::default(), Arc::new(|| None));
     let options = HubOptions { limits, coalesce_max: Duration::ZERO, gate, budgets, cluster };
     Hub::new(ResolvedResource::default(), kind.parser.clone(), options, kind.metrics())
 }

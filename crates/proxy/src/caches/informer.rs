@@ -329,16 +329,13 @@ impl Informer {
                 hub.listing(reason);
                 self.planned_relist.list_begun();
                 self.listing = Some((reason, received));
-                // Pages may come over several connections, so the end of the list needs a new
-                // confirmation.
+                // Pages may come over several connections, so its end needs a new confirmation.
                 self.doubt = Some(self.context.upstream.doubt());
                 info!(resource = %self.served.gvr, media = self.media().as_str(), reason, "listing");
             }
             Update::Event(kind, _) => hub.metrics().received(*kind),
             Update::WentBack { reached } => {
-                let message = format!(
-                    "the cluster is at version {reached}, below a version that it had already sent; listing again"
-                );
+                let message = format!("the cluster is at version {reached}, below one that it had sent; listing again");
                 warn!(resource = %self.served.gvr, message);
                 batch.wake();
                 hub.trouble(message);
@@ -368,12 +365,14 @@ impl Informer {
             }
         }
         let is_applied = applied.is_ok();
+        if is_applied && list.is_none() {
+            self.retry.served();
+        }
         if is_proof && is_applied {
             hub.proved(received);
         }
         match applied {
             Ok(Some(commit)) => {
-                self.retry.served();
                 if first {
                     let (objects, bytes) = (commit.store.len(), commit.store.json_bytes());
                     info!(resource = %self.served.gvr, scope = self.served.scope.namespace(), media = self.media().as_str(), version = %commit.version, objects, bytes, "synced");
@@ -420,6 +419,7 @@ impl Informer {
         warn!(resource = %self.served.gvr, scope = self.served.scope.namespace(), media = self.media().as_str(), reason = error.reason(), %error, "upstream failed");
         if self.reflector.is_watching() {
             // The objects could not be read again, but the watch is open.
+            hub.live();
             (self.listing, self.place) = (None, None);
             self.planned_relist.request(Instant::now() + REREAD_INTERVAL, SCHEMA_CHANGED);
             return None;

@@ -281,7 +281,7 @@ fn of_several_indexed_terms_the_one_with_the_fewest_keys_is_used() {
     for (labels, fields) in [("app=web", ""), ("", "spec.nodeName=n0")] {
         let selection = pods.select("", labels, fields);
         let build = built(&mut pods, &selection, now);
-        pods.cache.install(&build.column().clone(), Some(build));
+        pods.cache.install(&build.column().clone(), Some(build), now);
     }
     for number in 0..6 {
         let changed = pod(&pods, number, 1001 + number as u64);
@@ -307,12 +307,12 @@ fn an_index_that_is_complete_under_memory_pressure_is_not_installed() {
     let selection = pods.select("", "", "spec.nodeName=n7");
     let build = built(&mut pods, &selection, now);
     pods.cache.open_indexes(false);
-    pods.cache.install(&build.column().clone(), Some(build));
+    pods.cache.install(&build.column().clone(), Some(build), now);
     let state = pods.state();
     assert!(state.store.postings().is_empty() && state.history.steps().of(&selection).is_none());
-    assert_eq!(state.history.steps().bytes(), 0, "nor does a half of it stay");
+    assert_eq!(state.history.steps().sizes().count(), 0, "nor does a half of it stay");
     pods.cache.open_indexes(true);
     let build = built(&mut pods, &selection, now);
-    pods.cache.install(&build.column().clone(), Some(build));
+    pods.cache.install(&build.column().clone(), Some(build), now);
     assert!(!pods.state().store.postings().is_empty());
 }

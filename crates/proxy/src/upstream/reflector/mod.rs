@@ -266,6 +266,9 @@ impl<R: Rng> Reflector<R> {
                 self.start_watch_list(reason).await
             }
             State::Empty { reason } => Ok(self.start_paging(reason)),
+            State::Paging(list) if list.beside.is_none() && !list.may_continue(Instant::now()) => {
+                Ok(self.start_paging(list.reason))
+            }
             State::Paging(list) => self.page(list).await,
             State::WatchListing { reason, watch } => self.read_watch_list(reason, watch).await,
             State::Listed { version, in_doubt } => self.start_watch(version, in_doubt).await,

@@ -54,9 +54,10 @@ impl State {
     }
 }
 
-/// How long one page may fail before the list starts over. If etcd was restored from a backup
-/// meanwhile, the next page would come from another history than the pages before: a restored
-/// cluster refuses the token only until it has reached the token's version again.
+/// How long after the first failure of a page it may be requested again; then the list starts
+/// over. If etcd was restored from a backup meanwhile, the next page would come from another
+/// history than the pages before: a restored cluster refuses the token only until it has reached
+/// the token's version again.
 const PAGE_FAILING_MAX: Duration = Duration::from_secs(60);
 /// How often in a row a page may fail if the list is beside an open watch, whose events wait for
 /// the list.
@@ -83,13 +84,19 @@ impl PagedList {
         Self { reason, next: None, version: None, failures: None, beside }
     }
 
+    /// Whether the next page still belongs to the pages before. The wait after a failure may have
+    /// been as long as an outage.
+    pub(super) fn may_continue(&self, now: Instant) -> bool {
+        self.failures.is_none_or(|(_, first)| now.duration_since(first) < PAGE_FAILING_MAX)
+    }
+
     /// Notes that the next page has failed. Returns whether it may be requested again.
     pub(super) fn page_may_be_retried(&mut self, now: Instant) -> bool {
         let (count, first) = self.failures.unwrap_or((0, now));
         self.failures = Some((count + 1, first));
         let is_in_time = match self.beside {
             Some(_) => count < PAGE_FAILURES_BESIDE_MAX,
-            None => now.duration_since(first) < PAGE_FAILING_MAX,
+            None => self.may_continue(now),
         };
         self.next.is_some() && is_in_time
     }
@@ -137,6 +144,7 @@ mod tests {
         assert!(list.page_may_be_retried(start));
         assert!(list.page_may_be_retried(start + Duration::from_secs(59)));
         assert!(!list.page_may_be_retried(start + PAGE_FAILING_MAX));
+        assert!(list.may_continue(start + Duration::from_secs(59)) && !list.may_continue(start + PAGE_FAILING_MAX));
         let mut first_page = PagedList::new("test", None);
         assert!(!first_page.page_may_be_retried(start));
     }

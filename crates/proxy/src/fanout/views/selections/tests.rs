@@ -24,7 +24,7 @@ fn long(number: usize) -> String {
 
 #[test]
 fn many_long_selectors_take_a_few_times_their_text() {
-    let budget = Budget::new(usize::MAX);
+    let budget = Budget::alone(usize::MAX);
     let selections = Selections::new(budget.clone());
     let mut index = super::super::index::SelectorIndex::default();
     let (mut held, mut text_bytes) = (Vec::new(), 0);
@@ -46,7 +46,7 @@ fn many_long_selectors_take_a_few_times_their_text() {
 
 #[test]
 fn equal_selectors_share_their_memory_and_those_without_room_are_refused() {
-    let budget = Budget::new(64 << 10);
+    let budget = Budget::alone(64 << 10);
     let selections = Selections::new(budget.clone());
     let one = selections.share(select(&long(1))).unwrap();
     let used = budget.used();
@@ -68,7 +68,7 @@ fn equal_selectors_share_their_memory_and_those_without_room_are_refused() {
 
 #[test]
 fn selectors_that_are_gone_are_forgotten() {
-    let selections = Selections::new(Budget::new(usize::MAX));
+    let selections = Selections::new(Budget::alone(usize::MAX));
     for number in 0..10_000 {
         selections.share(select(&format!("app=v{number}"))).unwrap();
     }
