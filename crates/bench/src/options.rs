@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use super::{Protocol, Windows};
+use super::{Protocol, Windows, hostile::attack::Attack};
 use kubefan_model::format::Encoding;
 
 /// Default rate of `paced` and `stalled`, in changes per second.
@@ -29,11 +29,13 @@ pub enum Scenario {
     Stalled,
     /// Lists of all pods by many clients at once, over HTTP
     List,
+    /// Attacks, one after the other: what honest subscribers notice. Only if named
+    Hostile,
 }
 
 impl Scenario {
-    /// All scenarios, in the order in which they run.
-    pub const ALL: [Self; 8] = [
+    /// The scenarios that run if none is named, in this order.
+    pub const DEFAULT: [Self; 8] = [
         Self::Fanout,
         Self::Paced,
         Self::Snapshot,
@@ -55,6 +57,7 @@ impl Scenario {
             Self::ResumeStorm => "resume-storm",
             Self::Stalled => "stalled",
             Self::List => "list",
+            Self::Hostile => "hostile",
         }
     }
 
@@ -68,6 +71,9 @@ impl Scenario {
             Self::Idle => "memory per subscriber",
             Self::ResumeStorm => "all subscribers reconnect at once after missing BATCH changes",
             Self::Stalled => "some subscribers stop reading; the others receive every change, at a rate",
+            Self::Hostile => {
+                "honest subscribers and a list a second beside attacks, and beside the same attacks against a sink"
+            }
             Self::List => "lists of all pods over HTTP; a delivery is one object",
         }
     }
@@ -136,7 +142,7 @@ pub struct BenchOptions {
     pub objects: Option<usize>,
     /// Approximate JSON size of a pod in bytes; `None` for the workload's own, 3 to 6 kB.
     pub object_bytes: Option<usize>,
-    /// Changes per second in `paced` and `stalled` (`None`: 200) and during `snapshot` (`None`: no
+    /// Changes per second in `paced` and `stalled` (`None`: 200), in `hostile` (`None`: 50) and during `snapshot` (`None`: no
     /// changes).
     pub rate: Option<u32>,
     /// How long each load is measured.
@@ -151,6 +157,10 @@ pub struct BenchOptions {
     pub missed: usize,
     /// Subscribers that stop reading in `stalled`; `None` for one in twenty.
     pub stalled: Option<usize>,
+    /// The attacks of `hostile`; empty for all.
+    pub attacks: Vec<&'static Attack>,
+    /// Honest subscribers in `hostile`, half of them over gRPC and half over HTTP.
+    pub honest: usize,
     /// Use TLS between server and subscribers.
     pub tls: bool,
     /// The protocol between subscribers and kubefan. An apiserver is always measured over HTTP.
@@ -177,7 +187,7 @@ pub struct BenchOptions {
 impl Default for BenchOptions {
     fn default() -> Self {
         Self {
-            scenarios: Scenario::ALL.to_vec(),
+            scenarios: Scenario::DEFAULT.to_vec(),
             subscribers: 1_000,
             streams_per_connection: 1,
             batches: vec![1, 32],
@@ -190,6 +200,8 @@ impl Default for BenchOptions {
             views: vec![100, 1_000],
             missed: 500,
             stalled: None,
+            attacks: Vec::new(),
+            honest: 200,
             tls: false,
             protocol: Protocol::Grpc,
             encoding: Encoding::Json,

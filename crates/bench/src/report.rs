@@ -47,6 +47,11 @@ impl Report {
         spread(self.runs.iter().filter_map(|run| run.get(figure)))
     }
 
+    /// What no figure can express, of the last run; empty in most scenarios.
+    pub fn note(&self) -> &str {
+        self.runs.last().map_or("", Figures::note)
+    }
+
     /// An object with every figure's median under its key (null if the scenario does not measure
     /// it); `spread` contains the lowest and highest values.
     pub fn to_json(&self, options: &BenchOptions) -> Value {
@@ -66,6 +71,7 @@ impl Report {
             "projection": options.projection.as_str(),
             "duration_seconds": options.duration.as_secs_f64(),
             "runs": self.runs.len(),
+            "note": (!self.note().is_empty()).then(|| self.note()),
         });
         let (mut latency, mut spreads) = (Map::new(), Map::new());
         for figure in Figure::ALL {
@@ -132,6 +138,9 @@ pub fn table(scenario: Scenario, reports: &[Report]) -> String {
         }
         text.push_str(line.trim_end());
         text.push('\n');
+    }
+    for report in reports.iter().filter(|report| !report.note().is_empty()) {
+        let _ = writeln!(text, "{}: {}", report.variant.name, report.note());
     }
     text
 }
