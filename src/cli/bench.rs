@@ -29,7 +29,7 @@ use kubefan_proxy::config;
     shares of the floor can be compared between machines, microseconds cannot. Use an optimized build on an otherwise idle machine."
 )]
 pub(super) struct BenchArgs {
-    /// Scenarios to run [default: all but hostile]
+    /// Scenarios to run [default: all but hostile and agents]
     #[arg(value_name = "SCENARIO", value_enum)]
     scenarios: Vec<Scenario>,
 
@@ -50,9 +50,10 @@ pub(super) struct BenchArgs {
     #[arg(long, value_name = "COUNT", value_delimiter = ',', default_value = "1,32", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     batch: Vec<u32>,
 
-    /// Number of pods [default: 1000; snapshot, list: 10000]
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    objects: Option<u32>,
+    /// Number of pods; each value of a list is measured separately [default: 1000; snapshot, list,
+    /// agents: 10000]
+    #[arg(long, value_name = "COUNT", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    objects: Vec<u32>,
 
     /// Trim or pad each pod's JSON to about this size [default: like real pods, 3 to 6 kB]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1_024..=1_000_000))]
@@ -87,6 +88,10 @@ pub(super) struct BenchArgs {
     /// twenty]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     stalled: Option<u32>,
+
+    /// agents: number of nodes, each with an agent that watches its pods
+    #[arg(long, value_name = "COUNT", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    nodes: u32,
 
     /// hostile: an attack to run; may be repeated [default: all]
     #[arg(long = "attack", value_name = "ATTACK", value_parser = parse_attack, hide_possible_values = true)]
@@ -249,7 +254,7 @@ impl BenchArgs {
             subscribers: count(self.subscribers),
             streams_per_connection: count(self.streams_per_connection),
             batches: counts(self.batch),
-            objects: self.objects.map(count),
+            objects: counts(self.objects),
             object_bytes: self.object_bytes.map(count),
             rate: self.rate,
             duration: self.duration.0,
@@ -258,6 +263,7 @@ impl BenchArgs {
             views: counts(self.views),
             missed: count(self.missed),
             stalled: self.stalled.map(count),
+            nodes: count(self.nodes),
             attacks: self.attacks,
             honest: count(self.honest),
             tls: self.tls,

@@ -68,13 +68,15 @@ pub enum Figure {
     CatchUps,
     /// Times a subscriber had to reconnect.
     Resumes,
+    /// Clients whose version was too old, so that they started from scratch.
+    Restarted,
     /// Time until every subscriber had received everything.
     Seconds,
 }
 
 impl Figure {
     /// All figures, in the order of their columns.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 31] = [
         Self::CpuPerDelivery,
         Self::FloorCpuPerDelivery,
         Self::FloorShare,
@@ -104,6 +106,7 @@ impl Figure {
         Self::RssEnd,
         Self::CatchUps,
         Self::Resumes,
+        Self::Restarted,
         Self::Seconds,
     ];
 
@@ -139,6 +142,7 @@ impl Figure {
             Self::RssEnd => "rss_bytes_end",
             Self::CatchUps => "catch_ups",
             Self::Resumes => "resumes",
+            Self::Restarted => "restarted",
             Self::Seconds => "seconds",
         }
     }
@@ -175,6 +179,7 @@ impl Figure {
             Self::RssEnd => ("RSS B end", 0),
             Self::CatchUps => ("caught up", 0),
             Self::Resumes => ("resumed", 0),
+            Self::Restarted => ("restarted", 0),
             Self::Seconds => ("seconds", 2),
         }
     }

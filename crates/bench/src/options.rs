@@ -31,6 +31,9 @@ pub enum Scenario {
     List,
     /// Attacks, one after the other: what honest subscribers notice. Only if named
     Hostile,
+    /// Agents that watch the pods of their own nodes: from scratch, and after an outage. Only if
+    /// named
+    Agents,
 }
 
 impl Scenario {
@@ -58,6 +61,7 @@ impl Scenario {
             Self::Stalled => "stalled",
             Self::List => "list",
             Self::Hostile => "hostile",
+            Self::Agents => "agents",
         }
     }
 
@@ -73,6 +77,9 @@ impl Scenario {
             Self::Stalled => "some subscribers stop reading; the others receive every change, at a rate",
             Self::Hostile => {
                 "honest subscribers and a list a second beside attacks, and beside the same attacks against a sink"
+            }
+            Self::Agents => {
+                "agents watch the pods of their own nodes: from scratch, and after an outage of BATCH changes"
             }
             Self::List => "lists of all pods over HTTP; a delivery is one object",
         }
@@ -138,8 +145,9 @@ pub struct BenchOptions {
     pub streams_per_connection: usize,
     /// Changes per burst. Each size is measured separately. Each at least 1.
     pub batches: Vec<usize>,
-    /// Number of pods; `None` for 1,000, or 10,000 in `snapshot` and `list`.
-    pub objects: Option<usize>,
+    /// Numbers of pods, each measured separately; empty for 1,000, or 10,000 in `snapshot`, `list`
+    /// and `agents`.
+    pub objects: Vec<usize>,
     /// Approximate JSON size of a pod in bytes; `None` for the workload's own, 3 to 6 kB.
     pub object_bytes: Option<usize>,
     /// Changes per second in `paced` and `stalled` (`None`: 200), in `hostile` (`None`: 50) and during `snapshot` (`None`: no
@@ -157,6 +165,8 @@ pub struct BenchOptions {
     pub missed: usize,
     /// Subscribers that stop reading in `stalled`; `None` for one in twenty.
     pub stalled: Option<usize>,
+    /// Nodes in `agents`, with an agent each.
+    pub nodes: usize,
     /// The attacks of `hostile`; empty for all.
     pub attacks: Vec<&'static Attack>,
     /// Honest subscribers in `hostile`, half of them over gRPC and half over HTTP.
@@ -191,7 +201,7 @@ impl Default for BenchOptions {
             subscribers: 1_000,
             streams_per_connection: 1,
             batches: vec![1, 32],
-            objects: None,
+            objects: Vec::new(),
             object_bytes: None,
             rate: None,
             duration: Duration::from_secs(2),
@@ -200,6 +210,7 @@ impl Default for BenchOptions {
             views: vec![100, 1_000],
             missed: 500,
             stalled: None,
+            nodes: 1_000,
             attacks: Vec::new(),
             honest: 200,
             tls: false,

@@ -19,17 +19,19 @@ pub struct Report {
     scenario: Scenario,
     server: String,
     variant: Variant,
+    /// Number of pods at the start.
+    objects: usize,
     /// One entry per run.
     runs: Vec<Figures>,
 }
 
 impl Report {
-    pub(super) fn new(scenario: Scenario, server: &str, variant: Variant) -> Self {
-        Self { scenario, server: server.to_owned(), variant, runs: Vec::new() }
+    pub(super) fn new(scenario: Scenario, server: &str, variant: Variant, objects: usize) -> Self {
+        Self { scenario, server: server.to_owned(), variant, objects, runs: Vec::new() }
     }
 
-    pub(super) fn is_of(&self, server: &str, variant: &Variant) -> bool {
-        self.server == server && self.variant == *variant
+    pub(super) fn is_of(&self, server: &str, variant: &Variant, objects: usize) -> bool {
+        self.server == server && self.variant == *variant && self.objects == objects
     }
 
     pub(super) fn add(&mut self, figures: Figures) {
@@ -63,7 +65,7 @@ impl Report {
             "subscribers": subscribers,
             "streams_per_connection": options.streams_per_connection.min(*subscribers),
             "batch": batch,
-            "objects": options.objects,
+            "objects": self.objects,
             "object_bytes": options.object_bytes,
             "tls": options.tls,
             "protocol": options.protocol.as_str(),
@@ -110,6 +112,9 @@ pub fn table(scenario: Scenario, reports: &[Report]) -> String {
     for report in &reports {
         let Variant { name, subscribers, batch } = &report.variant;
         let server = if name.is_empty() { report.server.clone() } else { format!("{} ({name})", report.server) };
+        // Rows for several numbers of pods say which.
+        let has_sizes = reports.iter().any(|other| other.objects != report.objects);
+        let server = if has_sizes { format!("{server}, {} pods", report.objects) } else { server };
         let batch = batch.map_or_else(|| "-".to_owned(), |batch| batch.to_string());
         let (mut medians, mut ranges) = (vec![server, subscribers.to_string(), batch], vec![String::new(); 3]);
         for figure in &figures {
@@ -151,7 +156,7 @@ mod tests {
 
     fn report(values: &[f64]) -> Report {
         let variant = Variant { name: "", subscribers: 1000, batch: Some(32) };
-        let mut report = Report::new(Scenario::Fanout, "kubefan", variant);
+        let mut report = Report::new(Scenario::Fanout, "kubefan", variant, 1000);
         for value in values {
             let mut figures = Figures::default();
             figures.set(Figure::CpuPerDelivery, *value);

@@ -1,6 +1,6 @@
 //! gRPC calls over the h2 crate, whose requests can be missing and whose answers can stay unread.
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use h2::{
     RecvStream, SendStream,
     client::{self, SendRequest},
@@ -10,6 +10,7 @@ use kubefan_common::proto::v1alpha1::{Target, WatchRequest};
 use prost::Message;
 
 use super::context::Context;
+use crate::messages::framed;
 
 /// The path of a watch.
 pub(super) const WATCH: &str = "/kubefan.v1alpha1.WatchService/Watch";
@@ -111,15 +112,6 @@ fn named(what: &str, error: &h2::Error) -> String {
         Some(reason) => format!("{what} {reason:?}"),
         None => format!("{what} ended"),
     }
-}
-
-/// A message with its gRPC prefix.
-pub(super) fn framed(message: &[u8]) -> Bytes {
-    let mut framed = BytesMut::with_capacity(message.len() + 5);
-    framed.put_u8(0);
-    framed.put_u32(message.len() as u32);
-    framed.put_slice(message);
-    framed.freeze()
 }
 
 /// A watch of pods.

@@ -1,5 +1,6 @@
 //! The scenarios: each drives one run of one server and returns its figures.
 
+mod agents;
 mod fanout;
 mod full_state;
 mod hostile;
@@ -44,17 +45,26 @@ pub(super) struct Case {
 impl Case {
     /// The cases of a scenario.
     pub(super) fn of(scenario: Scenario, options: &BenchOptions) -> Vec<Self> {
-        let is_state = matches!(scenario, Scenario::Snapshot | Scenario::List);
+        let is_state = matches!(scenario, Scenario::Snapshot | Scenario::List | Scenario::Agents);
         let least = if is_state { OBJECTS_OF_A_SNAPSHOT } else { OBJECTS };
-        let objects = options.objects.unwrap_or(least);
+        let sizes = if options.objects.is_empty() { &[least][..] } else { &options.objects };
+        sizes.iter().flat_map(|objects| Self::with(scenario, options, *objects)).collect()
+    }
+
+    /// The cases of a scenario with this number of pods.
+    fn with(scenario: Scenario, options: &BenchOptions, objects: usize) -> Vec<Self> {
         let case = |views: Option<usize>| {
             // A view by node receives events only if the node has a pod.
             let objects = objects.max(views.unwrap_or_default());
-            let nodes = views.unwrap_or_else(|| objects.div_ceil(PODS_PER_NODE));
+            let nodes = match scenario {
+                Scenario::Agents => options.nodes,
+                _ => views.unwrap_or_else(|| objects.div_ceil(PODS_PER_NODE)),
+            };
             let workload = WorkloadOptions { objects, nodes, namespaces: NAMESPACES, apps: APPS };
             let subscribers = match scenario {
                 Scenario::Snapshot | Scenario::List => options.clients,
                 Scenario::Hostile => options.honest,
+                Scenario::Agents => options.nodes,
                 _ => views.unwrap_or(options.subscribers),
             };
             let source = SourceOptions { workload, object_bytes: options.object_bytes, seed: options.seed };
@@ -88,6 +98,7 @@ impl Case {
             (Scenario::ResumeStorm, _) => resume_storm::measure(run, source).await,
             (Scenario::Stalled, _) => stalled::measure(run, source).await,
             (Scenario::List, _) => list::measure(run, source).await,
+            (Scenario::Agents, _) => agents::measure(run, source).await,
             // Has an attack.
             (Scenario::Hostile, _) => Ok(Vec::new()),
         }

@@ -10,9 +10,10 @@ use super::{
     attack::Attack,
     context::Context,
     frames::{END_HEADERS, END_STREAM, Frames, grpc_fields},
-    grpc_call::{WATCH, framed},
+    grpc_call::WATCH,
     raw_http::{drip, get, request_without_reading, wait_for_end, websocket},
 };
+use crate::messages::framed;
 
 pub(super) const ATTACKS: &[Attack] = &[
     Attack::new("dripping-lists", |context| dripping_lists(context).boxed()),
