@@ -42,12 +42,11 @@ pub(super) async fn open(context: &Context, number: u64) -> Option<SendRequest<B
     }
 }
 
-/// Sends the headers of a call, and the message if there is one.
-pub(super) async fn send(
+/// Sends the headers of a call.
+async fn send(
     context: &Context,
     send: &SendRequest<Bytes>,
     path: &str,
-    message: Option<&[u8]>,
 ) -> Option<(client::ResponseFuture, SendStream<Bytes>)> {
     let request = Request::post(format!("http://localhost{path}"))
         .header("content-type", "application/grpc")
@@ -58,23 +57,28 @@ pub(super) async fn send(
         Ok(mut ready) => ready.send_request(request, false),
         Err(error) => Err(error),
     };
-    let (response, mut stream) = match sent {
-        Ok(sent) => sent,
-        Err(error) => {
-            context.tally.count(&named("request", &error));
-            return None;
-        }
-    };
+    sent.inspect_err(|error| context.tally.count(&named("request", error))).ok()
+}
+
+/// Makes a call, whose message is missing if it is `None`, and reads its answer to the end.
+pub(super) async fn call(context: &Context, requests: &SendRequest<Bytes>, path: &str, message: Option<&[u8]>) {
+    let Some((response, mut stream)) = send(context, requests, path).await else { return };
     if let Some(message) = message {
         // Its failure also fails the response.
         let _ = stream.send_data(framed(message), true);
     }
-    Some((response, stream))
+    answer(context, response).await;
 }
 
-/// Makes a call and reads its answer to the end.
-pub(super) async fn call(context: &Context, requests: &SendRequest<Bytes>, path: &str, message: Option<&[u8]>) {
-    let Some((response, _stream)) = send(context, requests, path, message).await else { return };
+/// Makes a call, does not end the request, and reads the answer to the end.
+pub(super) async fn call_open(context: &Context, requests: &SendRequest<Bytes>, path: &str, message: &[u8]) {
+    let Some((response, mut stream)) = send(context, requests, path).await else { return };
+    // As above.
+    let _ = stream.send_data(framed(message), false);
+    answer(context, response).await;
+}
+
+async fn answer(context: &Context, response: client::ResponseFuture) {
     match response.await {
         Err(error) => context.tally.count(&named("stream", &error)),
         Ok(response) => {

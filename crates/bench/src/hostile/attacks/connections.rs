@@ -50,7 +50,7 @@ async fn streams(context: Context, (path, message): (&'static str, &'static [u8]
     context
         .run(10, 20, move |context, number| async move {
             let Some(requests) = open(&context, number).await else { return };
-            let calls = (0..100).map(|_| grpc_call::call(&context, &requests, path, Some(message)));
+            let calls = (0..100).map(|_| grpc_call::call_open(&context, &requests, path, message));
             futures::future::join_all(calls).await;
             // The server may have completed or refused all of them; the connection stays.
             context.hold().await;

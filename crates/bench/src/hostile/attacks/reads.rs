@@ -14,7 +14,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     Attack::new("random-tokens", |context| random_tokens(context).boxed()),
     Attack::new("future-versions", |context| future_versions(context).boxed()),
     Attack::new("continue-tokens", |context| continue_tokens(context).boxed()),
-    Attack::new("tables", |context| tables(context).boxed()),
+    Attack { flags: &["--cache-tables"], ..Attack::new("tables", |context| tables(context).boxed()) },
     Attack::new("foreign-hosts", |context| foreign_hosts(context).boxed()),
     Attack::new("metrics", |context| metrics(context).boxed()),
 ];
@@ -78,7 +78,7 @@ async fn continue_tokens(context: Context) {
 async fn tables(context: Context) {
     context
         .run(u64::MAX, 10, |context, number| async move {
-            let table = ("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io");
+            let table = ("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io,application/json");
             request(&context, number, &get("/api/v1/pods?resourceVersion=0", &[table, CLOSE])).await;
         })
         .await;

@@ -1,7 +1,7 @@
 //! Selections that are expensive to evaluate, to store or to tell apart.
 
 use futures::FutureExt;
-use kubefan_common::proto::v1alpha1::{Encoding, Projection, WatchRequest};
+use kubefan_common::proto::v1alpha1::{Encoding, Projection, ProjectionType, WatchRequest};
 
 use super::{
     attack::Attack,
@@ -35,6 +35,14 @@ fn absent(number: u64, terms: usize) -> String {
     (0..terms).map(|term| format!("!a{number}-{term}")).collect::<Vec<_>>().join(",")
 }
 
+/// Such terms of [`LONG_BYTES`] together.
+fn long(number: u64) -> String {
+    let mut selector = absent(number, LONG_BYTES / 4);
+    // Every character has one byte, and a shorter last term is a term too, unless it is empty.
+    selector.truncate(LONG_BYTES);
+    selector.trim_end_matches(['!', ',', '-']).to_owned()
+}
+
 fn watch_path(context: &Context, selector: &str) -> String {
     let selector = selector.replace(' ', "%20");
     format!("/api/v1/pods?watch=1&resourceVersion={}&labelSelector={selector}", context.version)
@@ -52,8 +60,7 @@ async fn selector_watches(context: Context) {
 async fn long_selector_watches(context: Context) {
     context
         .run(300, 300, |context, number| async move {
-            let selector = absent(number, LONG_BYTES / 9);
-            request(&context, number, &get(&watch_path(&context, &selector[..LONG_BYTES - 10]), &[])).await;
+            request(&context, number, &get(&watch_path(&context, &long(number)), &[])).await;
         })
         .await;
 }
@@ -66,12 +73,7 @@ async fn selector_lists(context: Context) {
 
 /// 20 lists a second with 16 KiB of terms.
 async fn long_selector_lists(context: Context) {
-    context
-        .run(u64::MAX, 20, |context, number| {
-            let selector = absent(number, LONG_BYTES / 9)[..LONG_BYTES - 10].to_owned();
-            list(context, number, selector)
-        })
-        .await;
+    context.run(u64::MAX, 20, |context, number| list(context, number, long(number))).await;
 }
 
 async fn list(context: Context, number: u64, selector: String) {
@@ -107,6 +109,7 @@ async fn change_masks(context: Context) {
     let make = |context: &Context, number: u64| WatchRequest {
         resource_version: context.version.to_string(),
         projection: Some(Projection {
+            r#type: ProjectionType::FieldMask.into(),
             paths: vec![format!("metadata.annotations.a{number}")],
             only_changes: true,
             ..Projection::default()
