@@ -15,6 +15,7 @@ use clap::{Args, ValueEnum};
 use super::{error::CliError, shutdown::shutdown};
 use kubefan_bench::{
     self, BenchError, BenchOptions, Projection, Protocol, Scenario, ServerKind, ServerSpec, Windows, child, floor,
+    hostile::{self, attack::Attack, attacker},
     report,
 };
 use kubefan_model::format::Encoding;
@@ -28,7 +29,7 @@ use kubefan_proxy::config;
     shares of the floor can be compared between machines, microseconds cannot. Use an optimized build on an otherwise idle machine."
 )]
 pub(super) struct BenchArgs {
-    /// Scenarios to run [default: all]
+    /// Scenarios to run [default: all but hostile and agents]
     #[arg(value_name = "SCENARIO", value_enum)]
     scenarios: Vec<Scenario>,
 
@@ -49,15 +50,16 @@ pub(super) struct BenchArgs {
     #[arg(long, value_name = "COUNT", value_delimiter = ',', default_value = "1,32", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     batch: Vec<u32>,
 
-    /// Number of pods [default: 1000; snapshot, list: 10000]
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    objects: Option<u32>,
+    /// Number of pods; each value of a list is measured separately [default: 1000; snapshot, list,
+    /// agents: 10000]
+    #[arg(long, value_name = "COUNT", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    objects: Vec<u32>,
 
     /// Trim or pad each pod's JSON to about this size [default: like real pods, 3 to 6 kB]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1_024..=1_000_000))]
     object_bytes: Option<u32>,
 
-    /// paced, stalled: changes per second [default: 200]. snapshot: changes per second during the
+    /// paced, stalled: changes per second [default: 200]. hostile: the same [default: 50]. snapshot: changes per second during the
     /// snapshots [default: none]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=20_000))]
     rate: Option<u32>,
@@ -86,6 +88,18 @@ pub(super) struct BenchArgs {
     /// twenty]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     stalled: Option<u32>,
+
+    /// agents: number of nodes, each with an agent that watches its pods
+    #[arg(long, value_name = "COUNT", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    nodes: u32,
+
+    /// hostile: an attack to run; may be repeated [default: all]
+    #[arg(long = "attack", value_name = "ATTACK", value_parser = parse_attack, hide_possible_values = true)]
+    attacks: Vec<&'static Attack>,
+
+    /// hostile: number of honest subscribers, half of them over gRPC and half over HTTP
+    #[arg(long, value_name = "COUNT", default_value_t = 200, value_parser = clap::value_parser!(u32).range(2..=10_000))]
+    honest: u32,
 
     /// Use TLS between server and subscribers, and for the floor, with a temporary certificate
     #[arg(long)]
@@ -169,6 +183,25 @@ pub(super) struct FloorArgs {
     tls_private_key_file: Option<PathBuf>,
 }
 
+/// Runs the sink that attacks are compared with; the benchmark starts this process.
+#[derive(Debug, Args)]
+pub(super) struct SinkArgs {}
+
+/// Runs an attack; the benchmark starts this process.
+#[derive(Debug, Args)]
+pub(super) struct AttackerArgs {
+    #[arg(value_parser = parse_attack)]
+    attack: &'static Attack,
+    /// The data port
+    target: SocketAddr,
+    /// The admin port
+    admin: SocketAddr,
+    /// How long the attack takes
+    milliseconds: u64,
+    /// A version that the server can resume from
+    version: u64,
+}
+
 /// Runs a server under test; the benchmark starts every server through this process.
 #[derive(Debug, Args)]
 pub(super) struct ChildArgs {
@@ -176,6 +209,11 @@ pub(super) struct ChildArgs {
     program: OsString,
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<OsString>,
+}
+
+fn parse_attack(name: &str) -> Result<&'static Attack, String> {
+    let names = || hostile::all().map(|attack| attack.name).collect::<Vec<_>>().join(", ");
+    hostile::find(name).ok_or_else(|| format!("no such attack; there are {}", names()))
 }
 
 fn parse_duration(text: &str) -> Result<config::Duration, String> {
@@ -195,7 +233,7 @@ impl BenchArgs {
             }
         }
         if scenarios.is_empty() {
-            scenarios = Scenario::ALL.to_vec();
+            scenarios = Scenario::DEFAULT.to_vec();
         }
         let program = env::current_exe()
             .map_err(|error| CliError::Plain(format!("cannot find the path of this program: {error}")))?;
@@ -220,7 +258,7 @@ impl BenchArgs {
             subscribers: count(self.subscribers),
             streams_per_connection: count(self.streams_per_connection),
             batches: counts(self.batch),
-            objects: self.objects.map(count),
+            objects: counts(self.objects),
             object_bytes: self.object_bytes.map(count),
             rate: self.rate,
             duration: self.duration.0,
@@ -229,6 +267,9 @@ impl BenchArgs {
             views: counts(self.views),
             missed: count(self.missed),
             stalled: self.stalled.map(count),
+            nodes: count(self.nodes),
+            attacks: self.attacks,
+            honest: count(self.honest),
             tls: self.tls,
             protocol: self.protocol,
             encoding: self.encoding,
@@ -280,6 +321,22 @@ pub(super) fn run_floor(args: &FloorArgs) -> Result<(), CliError> {
     let certificate = args.tls_cert_file.as_deref().zip(args.tls_private_key_file.as_deref());
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(CliError::plain)?;
     runtime.block_on(floor::serve(certificate)).map_err(CliError::plain)
+}
+
+pub(super) fn run_sink(SinkArgs {}: SinkArgs) -> Result<(), CliError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(CliError::plain)?;
+    runtime.block_on(hostile::sink::serve()).map_err(CliError::plain)
+}
+
+pub(super) fn run_attacker(args: &AttackerArgs) -> Result<(), CliError> {
+    let AttackerArgs { attack, target, admin, milliseconds, version } = *args;
+    let order = attacker::Order { target, admin, version, duration: Duration::from_millis(milliseconds) };
+    // The limit of open files was raised by the benchmark.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(CliError::plain)?;
+    let received = runtime.block_on(attacker::run(attack, order));
+    runtime.shutdown_timeout(Duration::ZERO);
+    writeln!(stdout(), "{received}")?;
+    Ok(())
 }
 
 pub(super) fn run_child(args: &ChildArgs) -> Result<(), CliError> {

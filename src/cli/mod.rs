@@ -46,6 +46,12 @@ enum Command {
     #[command(hide = true)]
     BenchFloor(bench::FloorArgs),
     #[cfg(feature = "sim")]
+    #[command(hide = true)]
+    BenchSink(bench::SinkArgs),
+    #[cfg(feature = "sim")]
+    #[command(name = kubefan_bench::hostile::attacker::ATTACK, hide = true)]
+    BenchAttacker(bench::AttackerArgs),
+    #[cfg(feature = "sim")]
     #[command(name = kubefan_bench::child::LAUNCH, hide = true)]
     BenchChild(bench::ChildArgs),
     Get(get::GetArgs),
@@ -93,6 +99,10 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Bench(args) => bench::run(args),
         #[cfg(feature = "sim")]
         Command::BenchFloor(args) => bench::run_floor(&args),
+        #[cfg(feature = "sim")]
+        Command::BenchSink(args) => bench::run_sink(args),
+        #[cfg(feature = "sim")]
+        Command::BenchAttacker(args) => bench::run_attacker(&args),
         #[cfg(feature = "sim")]
         Command::BenchChild(args) => bench::run_child(&args),
         Command::Get(args) => client_runtime()?.block_on(get::run(args)),

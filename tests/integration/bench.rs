@@ -13,7 +13,8 @@ pub(crate) const TESTS: &[Test] = tests! {
     local: every_scenario_reports_every_field, a_stalled_subscriber_catches_up_to_the_right_state,
         the_default_output_is_a_table, streams_share_connections_over_tls,
         too_many_subscribers_are_refused_with_the_remedy, a_program_that_does_not_start_is_named,
-        two_servers_are_measured_side_by_side, a_killed_measurement_leaves_no_process;
+        two_servers_are_measured_side_by_side, attacks_are_measured_beside_honest_clients,
+        agents_go_live_from_scratch_and_after_an_outage, a_killed_measurement_leaves_no_process;
 };
 
 /// Small values, because the machine runs other tests too.
@@ -202,6 +203,41 @@ async fn two_servers_are_measured_side_by_side() {
     let servers: Vec<_> =
         rows.iter().map(|row| (row["server"].as_str().unwrap(), row["runs"].as_i64().unwrap())).collect();
     assert_eq!(servers, [("kubefan", 2), (kubefan, 2)]);
+}
+
+async fn attacks_are_measured_beside_honest_clients() {
+    let names = ["selector-lists", "half-open-calls", "unread-pipelines", "rapid-reset", "half-tls-hellos"];
+    let mut args = vec!["hostile", "--honest=4", "--duration=300ms", "-o", "json"];
+    args.extend(names.iter().flat_map(|name| ["--attack", name]));
+    let ran = bench(&args).await;
+    let rows = rows(&ran);
+    assert_eq!(rows.iter().map(|row| row["variant"].as_str().unwrap()).collect::<Vec<_>>(), names);
+    for row in &rows {
+        let is_set = |field: &str| row[field].as_f64().is_some();
+        let fields = ["baseline_p99_ms", "p99_ratio", "livez_ms_max", "rss_bytes_max", "memory_bytes_max"];
+        assert!(fields.into_iter().all(is_set), "{row}");
+        assert_eq!(row["honest_requests_refused"], 0.0, "{row}");
+        assert!(row["note"].as_str().is_some_and(|note| note.contains("kB read")), "{row}");
+    }
+    let ran = bench(&["hostile", "--attack", "shouting"]).await;
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert!(ran.stderr.contains("rapid-reset"), "{ran:?}");
+}
+
+async fn agents_go_live_from_scratch_and_after_an_outage() {
+    let ran = bench(&["agents", "--nodes=4", "--objects=40,80", "-o", "json"]).await;
+    let rows = rows(&ran);
+    let names: Vec<_> = rows.iter().map(|row| row["variant"].as_str().unwrap()).collect();
+    let each = ["gRPC", "JSON", "protobuf"]
+        .into_iter()
+        .flat_map(|name| [format!("{name}, from scratch"), format!("{name}, after an outage")]);
+    let each: Vec<_> = each.collect();
+    assert_eq!(names, [&each[..], &each].concat());
+    for (row, objects) in rows.iter().zip([40; 6].into_iter().chain([80; 6])) {
+        assert_eq!(row["objects"], objects, "{row}");
+        let is_set = |field: &str| row[field].as_f64().is_some();
+        assert!(["cpu_ms_per_client", "seconds", "restarted"].into_iter().all(is_set), "{row}");
+    }
 }
 
 async fn a_killed_measurement_leaves_no_process() {

@@ -15,6 +15,7 @@ use std::{
 use tokio::{
     io::{AsyncBufReadExt, BufReader, Lines},
     process::{Child, Command},
+    sync::watch,
     time::timeout,
 };
 
@@ -24,6 +25,9 @@ use super::BenchError;
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Number of lines read before that line. A program that prints more is not a suitable server.
 const LINES_MAX: usize = 1000;
+
+/// Text that kubefan prints before the address of its admin port.
+const ADMIN_MARKER: &str = "kubefan: serving admin on ";
 
 /// The hidden command that calls [`launch`].
 pub const LAUNCH: &str = "bench-child";
@@ -46,6 +50,8 @@ pub fn launch(program: &OsStr, args: &[OsString]) -> io::Error {
 pub(super) struct ServerProcess {
     pub(super) address: SocketAddr,
     pub(super) pid: u32,
+    /// The address of its admin port, once it was printed. The sender lives as long as the process.
+    admin: watch::Receiver<Option<SocketAddr>>,
     /// Killed when dropped.
     _child: Child,
 }
@@ -83,9 +89,28 @@ impl ServerProcess {
         let found = timeout(START_TIMEOUT, find(&mut lines, marker)).await;
         let found = found.unwrap_or_else(|_| Err(format!("it did not print {marker:?} within {START_TIMEOUT:?}")));
         let address = found.map_err(failed)?;
+        let (sender, admin) = watch::channel(None);
         // If nothing read the pipe, it would fill up and block the process.
-        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
-        Ok(Self { address, pid, _child: child })
+        tokio::spawn(async move {
+            while let Ok(Some(line)) = lines.next_line().await {
+                if let Some((_, address)) = line.split_once(ADMIN_MARKER) {
+                    sender.send_replace(address.trim_end().parse().ok());
+                }
+            }
+        });
+        Ok(Self { address, pid, admin, _child: child })
+    }
+
+    /// The address of kubefan's admin port.
+    ///
+    /// # Errors
+    /// When the process does not print it.
+    pub(super) async fn admin_address(&self) -> Result<SocketAddr, BenchError> {
+        let mut admin = self.admin.clone();
+        let found = timeout(START_TIMEOUT, admin.wait_for(Option::is_some)).await;
+        let address = found.ok().and_then(Result::ok).and_then(|address| *address);
+        let message = || format!("it did not print {ADMIN_MARKER:?}");
+        address.ok_or_else(|| BenchError::Start { name: "the server".to_owned(), message: message() })
     }
 }
 

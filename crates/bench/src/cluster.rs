@@ -134,6 +134,15 @@ impl Cluster {
         Ok(())
     }
 
+    /// Sets an annotation on one pod of each node that has pods. Returns the numbers of these nodes.
+    pub(super) async fn annotate_each_node(&mut self, annotation: &str, text: &str) -> Result<Vec<usize>, BenchError> {
+        let (nodes, changes): (Vec<_>, Vec<_>) = self.workload.annotate_each_node(annotation, text).into_iter().unzip();
+        let writes = stream::iter(changes).map(|change| self.write(change)).buffer_unordered(WRITES_MAX);
+        let last = writes.try_fold(0, |last, version| async move { Ok(last.max(version)) }).await?;
+        self.version = self.version.max(last);
+        Ok(nodes)
+    }
+
     /// Returns the next changes, at most one per pod. Deletions are skipped: deleting a bound pod
     /// produces two events, but receivers expect one per change. The number of pods therefore grows
     /// by one per twenty changes.

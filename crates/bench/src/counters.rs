@@ -5,7 +5,7 @@
 
 use std::{
     sync::{
-        Mutex, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{
             AtomicU64, AtomicUsize,
             Ordering::{AcqRel, Acquire, Relaxed, Release},
@@ -28,7 +28,7 @@ use super::{
 /// The counters of one set of receivers.
 pub(super) struct Counters {
     /// When the changes of this load were made.
-    pub(super) times: ChangeTimes,
+    pub(super) times: Arc<ChangeTimes>,
     pub(super) ages: Histogram,
     streams: Box<[StreamCounters]>,
     ready: AtomicUsize,
@@ -72,8 +72,13 @@ impl Counters {
     /// `is_timed` requires that every subscriber receives every change, so that the n-th event of a
     /// stream is the n-th change.
     pub(super) fn new(subscribers: usize, is_timed: bool) -> Self {
+        Self::with_times(subscribers, is_timed, Arc::default())
+    }
+
+    /// Like [`Self::new`], with the times of the changes shared between sets of receivers.
+    pub(super) fn with_times(subscribers: usize, is_timed: bool, times: Arc<ChangeTimes>) -> Self {
         Self {
-            times: ChangeTimes::default(),
+            times,
             ages: Histogram::default(),
             streams: (0..subscribers).map(|_| StreamCounters::default()).collect(),
             ready: AtomicUsize::new(0),

@@ -54,6 +54,9 @@ pub enum BenchError {
         /// The value of `--memory-max`, in bytes.
         budget: u64,
     },
+    /// A scenario needs the ports of a server that the benchmark starts.
+    #[error("this scenario measures only servers that the benchmark starts itself")]
+    NotStarted,
     /// The apiserver refused a change.
     #[error("the apiserver refused a change: {0}")]
     Source(String),

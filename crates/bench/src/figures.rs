@@ -37,8 +37,18 @@ pub enum Figure {
     /// Mean age of the subscriber with the largest mean.
     LatencySlowestSubscriber,
     /// 99th percentile with stalled subscribers, relative to the 99th percentile while all were
-    /// reading.
+    /// reading; or with an attack, relative to the baseline.
     LatencyP99Ratio,
+    /// 99th percentile of the age beside the same attackers against a sink.
+    BaselineP99,
+    /// Honest requests that were refused or failed.
+    Refused,
+    /// The slowest list of the honest client.
+    ListMax,
+    /// The slowest answer of `/livez`.
+    LivezMax,
+    /// The same beside the same attackers against a sink.
+    BaselineLivezMax,
     /// Deliveries of the slowest subscriber at the end of the measured time, as a share of the
     /// mean.
     SlowestSubscriberShare,
@@ -50,19 +60,23 @@ pub enum Figure {
     RssAddedPeak,
     /// Highest resident memory observed.
     RssMax,
+    /// The server's limit of memory.
+    MemoryMax,
     /// Resident memory at the end.
     RssEnd,
     /// Subscribers that received a catch-up.
     CatchUps,
     /// Times a subscriber had to reconnect.
     Resumes,
+    /// Clients whose version was too old, so that they started from scratch.
+    Restarted,
     /// Time until every subscriber had received everything.
     Seconds,
 }
 
 impl Figure {
     /// All figures, in the order of their columns.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 31] = [
         Self::CpuPerDelivery,
         Self::FloorCpuPerDelivery,
         Self::FloorShare,
@@ -78,14 +92,21 @@ impl Figure {
         Self::LatencyMax,
         Self::LatencyMean,
         Self::LatencySlowestSubscriber,
+        Self::BaselineP99,
         Self::LatencyP99Ratio,
+        Self::Refused,
+        Self::ListMax,
+        Self::LivezMax,
+        Self::BaselineLivezMax,
         Self::RssPerSubscriber,
         Self::RssPerSubscriberAfterLoad,
         Self::RssAddedPeak,
         Self::RssMax,
+        Self::MemoryMax,
         Self::RssEnd,
         Self::CatchUps,
         Self::Resumes,
+        Self::Restarted,
         Self::Seconds,
     ];
 
@@ -110,11 +131,18 @@ impl Figure {
             Self::RssPerSubscriber => "rss_bytes_per_subscriber",
             Self::RssPerSubscriberAfterLoad => "rss_bytes_per_subscriber_after_load",
             Self::LatencyP99Ratio => "p99_ratio",
+            Self::BaselineP99 => "baseline_p99_ms",
+            Self::Refused => "honest_requests_refused",
+            Self::ListMax => "list_ms_max",
+            Self::LivezMax => "livez_ms_max",
+            Self::BaselineLivezMax => "baseline_livez_ms_max",
+            Self::MemoryMax => "memory_bytes_max",
             Self::RssAddedPeak => "rss_bytes_added_peak",
             Self::RssMax => "rss_bytes_max",
             Self::RssEnd => "rss_bytes_end",
             Self::CatchUps => "catch_ups",
             Self::Resumes => "resumes",
+            Self::Restarted => "restarted",
             Self::Seconds => "seconds",
         }
     }
@@ -140,11 +168,18 @@ impl Figure {
             Self::RssPerSubscriber => ("RSS B/subscriber", 0),
             Self::RssPerSubscriberAfterLoad => ("after load", 0),
             Self::LatencyP99Ratio => ("p99 ratio", 2),
+            Self::BaselineP99 => ("baseline p99 ms", 2),
+            Self::Refused => ("refused", 0),
+            Self::ListMax => ("list ms max", 1),
+            Self::LivezMax => ("livez ms max", 1),
+            Self::BaselineLivezMax => ("baseline", 1),
+            Self::MemoryMax => ("memory max", 0),
             Self::RssAddedPeak => ("added RSS B", 0),
             Self::RssMax => ("RSS B max", 0),
             Self::RssEnd => ("RSS B end", 0),
             Self::CatchUps => ("caught up", 0),
             Self::Resumes => ("resumed", 0),
+            Self::Restarted => ("restarted", 0),
             Self::Seconds => ("seconds", 2),
         }
     }
@@ -152,19 +187,32 @@ impl Figure {
 
 /// The figures of one run. Figures that a scenario does not measure are absent.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Figures(BTreeMap<Figure, f64>);
+pub struct Figures {
+    values: BTreeMap<Figure, f64>,
+    note: String,
+}
 
 impl Figures {
     /// Sets a figure, unless the value is not finite (because nothing was counted).
     pub(super) fn set(&mut self, figure: Figure, value: f64) {
         if value.is_finite() {
-            self.0.insert(figure, value);
+            self.values.insert(figure, value);
         }
     }
 
     /// The value of a figure; `None` if it was not measured.
     pub fn get(&self, figure: Figure) -> Option<f64> {
-        self.0.get(&figure).copied()
+        self.values.get(&figure).copied()
+    }
+
+    /// Sets what no figure can express.
+    pub(super) fn set_note(&mut self, note: String) {
+        self.note = note;
+    }
+
+    /// What no figure can express; empty in most scenarios.
+    pub fn note(&self) -> &str {
+        &self.note
     }
 
     /// Sets the floor's CPU time per delivery and its share of the server's.

@@ -83,6 +83,13 @@ impl Histogram {
 }
 
 impl Ages {
+    /// The ages of both.
+    pub(super) fn and(mut self, other: &Self) -> Self {
+        self.counts.iter_mut().zip(&other.counts).for_each(|(count, more)| *count += more);
+        self.max_micros = self.max_micros.max(other.max_micros);
+        self
+    }
+
     /// The age that `percent` of the deliveries do not exceed; `None` if there were none.
     pub(super) fn percentile(&self, percent: u64) -> Option<Duration> {
         let total: u64 = self.counts.iter().sum();

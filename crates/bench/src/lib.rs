@@ -8,6 +8,7 @@
 //! Machines are noisy and differ from each other: compare servers within one invocation, and
 //! compare shares of the floor rather than microseconds.
 
+mod agents;
 pub mod child;
 mod cluster;
 mod connector;
@@ -15,7 +16,9 @@ mod counters;
 mod error;
 pub mod figures;
 pub mod floor;
+pub mod hostile;
 mod latency;
+mod livez;
 mod load;
 mod messages;
 mod options;
@@ -121,6 +124,7 @@ async fn run_case<'a>(
 ) -> Result<Vec<Report>, BenchError> {
     let scenario = case.scenario;
     let mut reports: Vec<Report> = Vec::new();
+    let objects = case.source.workload.objects;
     for number in 1..=options.runs {
         for spec in &options.servers {
             progress(&format!("{} {number}/{}: {}", scenario.as_str(), options.runs, spec.name));
@@ -131,10 +135,10 @@ async fn run_case<'a>(
             })?;
             for (variant, figures) in samples {
                 progress(&line(&variant, &figures));
-                match reports.iter_mut().find(|report| report.is_of(&spec.name, &variant)) {
+                match reports.iter_mut().find(|report| report.is_of(&spec.name, &variant, objects)) {
                     Some(report) => report.add(figures),
                     None => {
-                        let mut report = Report::new(scenario, &spec.name, variant);
+                        let mut report = Report::new(scenario, &spec.name, variant, objects);
                         report.add(figures);
                         reports.push(report);
                     }

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use super::{Protocol, Windows};
+use super::{Protocol, Windows, hostile::attack::Attack};
 use kubefan_model::format::Encoding;
 
 /// Default rate of `paced` and `stalled`, in changes per second.
@@ -29,11 +29,16 @@ pub enum Scenario {
     Stalled,
     /// Lists of all pods by many clients at once, over HTTP
     List,
+    /// Attacks, one after the other: what honest subscribers notice. Only if named
+    Hostile,
+    /// Agents that watch the pods of their own nodes: from scratch, and after an outage. Only if
+    /// named
+    Agents,
 }
 
 impl Scenario {
-    /// All scenarios, in the order in which they run.
-    pub const ALL: [Self; 8] = [
+    /// The scenarios that run if none is named, in this order.
+    pub const DEFAULT: [Self; 8] = [
         Self::Fanout,
         Self::Paced,
         Self::Snapshot,
@@ -55,6 +60,8 @@ impl Scenario {
             Self::ResumeStorm => "resume-storm",
             Self::Stalled => "stalled",
             Self::List => "list",
+            Self::Hostile => "hostile",
+            Self::Agents => "agents",
         }
     }
 
@@ -68,6 +75,12 @@ impl Scenario {
             Self::Idle => "memory per subscriber",
             Self::ResumeStorm => "all subscribers reconnect at once after missing BATCH changes",
             Self::Stalled => "some subscribers stop reading; the others receive every change, at a rate",
+            Self::Hostile => {
+                "honest subscribers and a list a second beside attacks, and beside the same attacks against a sink"
+            }
+            Self::Agents => {
+                "agents watch the pods of their own nodes: from scratch, and after an outage of BATCH changes"
+            }
             Self::List => "lists of all pods over HTTP; a delivery is one object",
         }
     }
@@ -132,11 +145,12 @@ pub struct BenchOptions {
     pub streams_per_connection: usize,
     /// Changes per burst. Each size is measured separately. Each at least 1.
     pub batches: Vec<usize>,
-    /// Number of pods; `None` for 1,000, or 10,000 in `snapshot` and `list`.
-    pub objects: Option<usize>,
+    /// Numbers of pods, each measured separately; empty for 1,000, or 10,000 in `snapshot`, `list`
+    /// and `agents`.
+    pub objects: Vec<usize>,
     /// Approximate JSON size of a pod in bytes; `None` for the workload's own, 3 to 6 kB.
     pub object_bytes: Option<usize>,
-    /// Changes per second in `paced` and `stalled` (`None`: 200) and during `snapshot` (`None`: no
+    /// Changes per second in `paced` and `stalled` (`None`: 200), in `hostile` (`None`: 50) and during `snapshot` (`None`: no
     /// changes).
     pub rate: Option<u32>,
     /// How long each load is measured.
@@ -151,6 +165,12 @@ pub struct BenchOptions {
     pub missed: usize,
     /// Subscribers that stop reading in `stalled`; `None` for one in twenty.
     pub stalled: Option<usize>,
+    /// Nodes in `agents`, with an agent each.
+    pub nodes: usize,
+    /// The attacks of `hostile`; empty for all.
+    pub attacks: Vec<&'static Attack>,
+    /// Honest subscribers in `hostile`, half of them over gRPC and half over HTTP.
+    pub honest: usize,
     /// Use TLS between server and subscribers.
     pub tls: bool,
     /// The protocol between subscribers and kubefan. An apiserver is always measured over HTTP.
@@ -177,11 +197,11 @@ pub struct BenchOptions {
 impl Default for BenchOptions {
     fn default() -> Self {
         Self {
-            scenarios: Scenario::ALL.to_vec(),
+            scenarios: Scenario::DEFAULT.to_vec(),
             subscribers: 1_000,
             streams_per_connection: 1,
             batches: vec![1, 32],
-            objects: None,
+            objects: Vec::new(),
             object_bytes: None,
             rate: None,
             duration: Duration::from_secs(2),
@@ -190,6 +210,9 @@ impl Default for BenchOptions {
             views: vec![100, 1_000],
             missed: 500,
             stalled: None,
+            nodes: 1_000,
+            attacks: Vec::new(),
+            honest: 200,
             tls: false,
             protocol: Protocol::Grpc,
             encoding: Encoding::Json,

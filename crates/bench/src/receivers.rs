@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use futures::{FutureExt, StreamExt, stream::FuturesUnordered};
 use h2::{RecvStream, client::SendRequest};
 use http::{HeaderMap, Method, Request};
@@ -29,7 +29,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::{
     connector::Connector,
     counters::Counters,
-    messages::{MessageKind, MessageReader},
+    messages::{MessageKind, MessageReader, framed},
     rest::Endpoint,
     windows::Windows,
 };
@@ -284,11 +284,7 @@ pub(super) async fn open_watch(send: SendRequest<Bytes>, message: Bytes) -> Resu
         .map_err(|error| error.to_string())?;
     let mut send = send.ready().await.map_err(failed)?;
     let (response, mut body) = send.send_request(request, false).map_err(failed)?;
-    let mut framed = BytesMut::with_capacity(message.len() + 5);
-    framed.put_u8(0);
-    framed.put_u32(message.len() as u32);
-    framed.put(message);
-    body.send_data(framed.freeze(), true).map_err(failed)?;
+    body.send_data(framed(&message), true).map_err(failed)?;
     let (head, body) = response.await.map_err(failed)?.into_parts();
     match head.headers.get("grpc-status") {
         None if head.status.is_success() => Ok(Some(body)),

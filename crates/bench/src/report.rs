@@ -19,17 +19,19 @@ pub struct Report {
     scenario: Scenario,
     server: String,
     variant: Variant,
+    /// Number of pods at the start.
+    objects: usize,
     /// One entry per run.
     runs: Vec<Figures>,
 }
 
 impl Report {
-    pub(super) fn new(scenario: Scenario, server: &str, variant: Variant) -> Self {
-        Self { scenario, server: server.to_owned(), variant, runs: Vec::new() }
+    pub(super) fn new(scenario: Scenario, server: &str, variant: Variant, objects: usize) -> Self {
+        Self { scenario, server: server.to_owned(), variant, objects, runs: Vec::new() }
     }
 
-    pub(super) fn is_of(&self, server: &str, variant: &Variant) -> bool {
-        self.server == server && self.variant == *variant
+    pub(super) fn is_of(&self, server: &str, variant: &Variant, objects: usize) -> bool {
+        self.server == server && self.variant == *variant && self.objects == objects
     }
 
     pub(super) fn add(&mut self, figures: Figures) {
@@ -47,6 +49,11 @@ impl Report {
         spread(self.runs.iter().filter_map(|run| run.get(figure)))
     }
 
+    /// What no figure can express, of the last run; empty in most scenarios.
+    pub fn note(&self) -> &str {
+        self.runs.last().map_or("", Figures::note)
+    }
+
     /// An object with every figure's median under its key (null if the scenario does not measure
     /// it); `spread` contains the lowest and highest values.
     pub fn to_json(&self, options: &BenchOptions) -> Value {
@@ -58,7 +65,7 @@ impl Report {
             "subscribers": subscribers,
             "streams_per_connection": options.streams_per_connection.min(*subscribers),
             "batch": batch,
-            "objects": options.objects,
+            "objects": self.objects,
             "object_bytes": options.object_bytes,
             "tls": options.tls,
             "protocol": options.protocol.as_str(),
@@ -66,6 +73,7 @@ impl Report {
             "projection": options.projection.as_str(),
             "duration_seconds": options.duration.as_secs_f64(),
             "runs": self.runs.len(),
+            "note": (!self.note().is_empty()).then(|| self.note()),
         });
         let (mut latency, mut spreads) = (Map::new(), Map::new());
         for figure in Figure::ALL {
@@ -104,6 +112,9 @@ pub fn table(scenario: Scenario, reports: &[Report]) -> String {
     for report in &reports {
         let Variant { name, subscribers, batch } = &report.variant;
         let server = if name.is_empty() { report.server.clone() } else { format!("{} ({name})", report.server) };
+        // Rows for several numbers of pods say which.
+        let has_sizes = reports.iter().any(|other| other.objects != report.objects);
+        let server = if has_sizes { format!("{server}, {} pods", report.objects) } else { server };
         let batch = batch.map_or_else(|| "-".to_owned(), |batch| batch.to_string());
         let (mut medians, mut ranges) = (vec![server, subscribers.to_string(), batch], vec![String::new(); 3]);
         for figure in &figures {
@@ -133,6 +144,9 @@ pub fn table(scenario: Scenario, reports: &[Report]) -> String {
         text.push_str(line.trim_end());
         text.push('\n');
     }
+    for report in reports.iter().filter(|report| !report.note().is_empty()) {
+        let _ = writeln!(text, "{}: {}", report.variant.name, report.note());
+    }
     text
 }
 
@@ -142,7 +156,7 @@ mod tests {
 
     fn report(values: &[f64]) -> Report {
         let variant = Variant { name: "", subscribers: 1000, batch: Some(32) };
-        let mut report = Report::new(Scenario::Fanout, "kubefan", variant);
+        let mut report = Report::new(Scenario::Fanout, "kubefan", variant, 1000);
         for value in values {
             let mut figures = Figures::default();
             figures.set(Figure::CpuPerDelivery, *value);

@@ -1,7 +1,7 @@
 //! One run of one server: starts the server under test as a new process, waits until it has synced,
 //! subscribes to it, and measures the floor for the same load.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use prost::Message;
@@ -56,7 +56,6 @@ pub(super) struct Server {
     /// Set if subscribers use HTTP.
     endpoint: Option<Endpoint>,
     /// Set if the benchmark started the server. Dropping it kills the process.
-    #[expect(dead_code, reason = "kept for its Drop")]
     process: Option<ServerProcess>,
 }
 
@@ -78,6 +77,17 @@ impl Server {
     /// The server's HTTP endpoint.
     pub(super) fn http_endpoint(&self) -> Endpoint {
         self.endpoint.clone().unwrap_or_else(|| Endpoint::without_credentials(self.connector.clone()))
+    }
+
+    /// The address of the server's admin port.
+    ///
+    /// # Errors
+    /// When the benchmark did not start the server.
+    pub(super) async fn admin_address(&self) -> Result<SocketAddr, BenchError> {
+        match &self.process {
+            Some(process) => process.admin_address().await,
+            None => Err(BenchError::NotStarted),
+        }
     }
 
     /// A second meter, for use while `self.meter` is borrowed.
@@ -154,19 +164,33 @@ impl Run<'_> {
         version: Option<u64>,
         selection: impl Fn(usize) -> Selection + Send + Sync + 'static,
     ) -> Receivers {
+        let protocol = if server.endpoint.is_some() { Protocol::Http } else { Protocol::Grpc };
+        self.subscribe_over(protocol, server, source, counters, version, selection)
+    }
+
+    /// Like [`Self::subscribe`], over this protocol.
+    pub(super) fn subscribe_over(
+        &self,
+        protocol: Protocol,
+        server: &Server,
+        source: &Source,
+        counters: &Arc<Counters>,
+        version: Option<u64>,
+        selection: impl Fn(usize) -> Selection + Send + Sync + 'static,
+    ) -> Receivers {
         let (options, namespace) = (self.options, source.namespace().to_owned());
-        let kind = match &server.endpoint {
-            Some(endpoint) => {
+        let kind = match protocol {
+            Protocol::Http => {
                 let path = move |stream| watch_path(&namespace, &selection(stream), version);
                 let initial = if version.is_none() { source.objects() as u64 } else { 0 };
                 ReceiverKind::Http {
-                    endpoint: endpoint.clone(),
+                    endpoint: server.http_endpoint(),
                     path: Arc::new(path),
                     initial,
                     windows: options.windows,
                 }
             }
-            None => {
+            Protocol::Grpc => {
                 let (projection, encoding) = (options.projection, options.encoding);
                 let request = move |stream| request(&namespace, selection(stream), version, projection, encoding);
                 let has_snapshot = version.is_none();

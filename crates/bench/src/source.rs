@@ -69,6 +69,14 @@ impl Source {
         }
     }
 
+    /// Sets an annotation on one pod of each node that has pods. Returns the numbers of these nodes.
+    pub(super) async fn annotate_each_node(&mut self, annotation: &str, text: &str) -> Result<Vec<usize>, BenchError> {
+        match self {
+            Self::Simulated(simulated) => simulated.annotate_each_node(annotation, text),
+            Self::Cluster(cluster) => cluster.annotate_each_node(annotation, text).await,
+        }
+    }
+
     /// Creates the pods, unless they already exist.
     pub(super) async fn fill(&mut self) -> Result<(), BenchError> {
         match self {
@@ -132,6 +140,12 @@ impl Simulated {
             self.apply(change)?;
         }
         Ok(())
+    }
+
+    fn annotate_each_node(&mut self, annotation: &str, text: &str) -> Result<Vec<usize>, BenchError> {
+        let changes = self.workload.annotate_each_node(annotation, text);
+        let apply = |(node, change)| self.apply(Self::resized(self.object_bytes, change)).map(|()| node);
+        changes.into_iter().map(apply).collect()
     }
 
     /// Resizes the pod of a change, if a size is configured.

@@ -1,7 +1,9 @@
 //! The scenarios: each drives one run of one server and returns its figures.
 
+mod agents;
 mod fanout;
 mod full_state;
+mod hostile;
 mod idle;
 mod list;
 mod resume_storm;
@@ -10,7 +12,13 @@ mod selectors;
 mod snapshot;
 mod stalled;
 
-use super::{BenchError, BenchOptions, Scenario, run::Run, source::Source, source_options::SourceOptions};
+use super::{
+    BenchError, BenchOptions, Scenario,
+    hostile::{all, attack::Attack},
+    run::Run,
+    source::Source,
+    source_options::SourceOptions,
+};
 use kubefan_sim::workload::WorkloadOptions;
 pub(super) use sample::{Sample, Variant};
 use selectors::APPS;
@@ -28,6 +36,8 @@ pub(super) struct Case {
     pub(super) scenario: Scenario,
     /// Number of views by node; `None` for selectors without a match.
     views: Option<usize>,
+    /// The attack of `hostile`.
+    attack: Option<&'static Attack>,
     pub(super) subscribers: usize,
     pub(super) source: SourceOptions,
 }
@@ -35,24 +45,39 @@ pub(super) struct Case {
 impl Case {
     /// The cases of a scenario.
     pub(super) fn of(scenario: Scenario, options: &BenchOptions) -> Vec<Self> {
-        let is_state = matches!(scenario, Scenario::Snapshot | Scenario::List);
+        let is_state = matches!(scenario, Scenario::Snapshot | Scenario::List | Scenario::Agents);
         let least = if is_state { OBJECTS_OF_A_SNAPSHOT } else { OBJECTS };
-        let objects = options.objects.unwrap_or(least);
+        let sizes = if options.objects.is_empty() { &[least][..] } else { &options.objects };
+        sizes.iter().flat_map(|objects| Self::with(scenario, options, *objects)).collect()
+    }
+
+    /// The cases of a scenario with this number of pods.
+    fn with(scenario: Scenario, options: &BenchOptions, objects: usize) -> Vec<Self> {
         let case = |views: Option<usize>| {
             // A view by node receives events only if the node has a pod.
             let objects = objects.max(views.unwrap_or_default());
-            let nodes = views.unwrap_or_else(|| objects.div_ceil(PODS_PER_NODE));
+            let nodes = match scenario {
+                Scenario::Agents => options.nodes,
+                _ => views.unwrap_or_else(|| objects.div_ceil(PODS_PER_NODE)),
+            };
             let workload = WorkloadOptions { objects, nodes, namespaces: NAMESPACES, apps: APPS };
             let subscribers = match scenario {
                 Scenario::Snapshot | Scenario::List => options.clients,
+                Scenario::Hostile => options.honest,
+                Scenario::Agents => options.nodes,
                 _ => views.unwrap_or(options.subscribers),
             };
             let source = SourceOptions { workload, object_bytes: options.object_bytes, seed: options.seed };
-            Self { scenario, views, subscribers, source }
+            Self { scenario, views, attack: None, subscribers, source }
         };
         match scenario {
             Scenario::Selectors => {
                 [None].into_iter().chain(options.views.iter().copied().map(Some)).map(case).collect()
+            }
+            Scenario::Hostile => {
+                let named = options.attacks.iter().copied();
+                let attacks: Vec<_> = if options.attacks.is_empty() { all().collect() } else { named.collect() };
+                attacks.into_iter().map(|attack| Self { attack: Some(attack), ..case(None) }).collect()
             }
             _ => vec![case(None)],
         }
@@ -60,6 +85,9 @@ impl Case {
 
     /// Measures one server once.
     pub(super) async fn measure(&self, run: &Run<'_>, source: &mut Source) -> Result<Vec<Sample>, BenchError> {
+        if let Some(attack) = self.attack {
+            return hostile::measure(run, source, attack).await;
+        }
         match (self.scenario, self.views) {
             (Scenario::Fanout, _) => fanout::closed_loop(run, source).await,
             (Scenario::Paced, _) => fanout::paced(run, source).await,
@@ -70,6 +98,9 @@ impl Case {
             (Scenario::ResumeStorm, _) => resume_storm::measure(run, source).await,
             (Scenario::Stalled, _) => stalled::measure(run, source).await,
             (Scenario::List, _) => list::measure(run, source).await,
+            (Scenario::Agents, _) => agents::measure(run, source).await,
+            // Has an attack.
+            (Scenario::Hostile, _) => Ok(Vec::new()),
         }
     }
 }

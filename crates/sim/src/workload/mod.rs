@@ -8,6 +8,8 @@
 mod pod;
 mod render;
 
+use std::collections::BTreeMap;
+
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use serde_json::Value;
@@ -173,6 +175,22 @@ impl Workload {
         self.next_change().apply(sim)
     }
 
+    /// One update of one pod of each node that has pods, which sets an annotation. Each comes with
+    /// the number of the node, in the order of the nodes.
+    pub fn annotate_each_node(&mut self, annotation: &str, text: &str) -> Vec<(usize, Change)> {
+        let mut first: BTreeMap<usize, &mut Pod> = BTreeMap::new();
+        for pod in &mut self.pods {
+            first.entry(pod.node).or_insert(pod);
+        }
+        let changes = first.into_iter().map(|(node, pod)| {
+            pod.revision += 1;
+            let mut value = render::pod(pod);
+            value["metadata"]["annotations"][annotation] = text.into();
+            (node, Change { resource: resource("pods"), operation: Operation::Update(value) })
+        });
+        changes.collect()
+    }
+
     /// Number of existing pods.
     pub fn pod_count(&self) -> usize {
         self.pods.len()
@@ -208,8 +226,6 @@ fn resource(plural: &str) -> GroupVersionResource {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
     use crate::apiserver::SimOptions;
 
@@ -262,6 +278,21 @@ mod tests {
         }
         assert!((40..=50).contains(&workload.pod_count()), "{}", workload.pod_count());
         assert!((1200..1600).contains(&kinds["status"]) && (300..500).contains(&kinds["update"]), "{kinds:?}");
+    }
+
+    #[test]
+    fn one_pod_of_each_node_is_annotated() {
+        let sim = SimApiserver::new(SimOptions::default());
+        let mut workload = Workload::new(3, small());
+        workload.populate(&sim).unwrap();
+        let changes = workload.annotate_each_node("example.com/mark", "x");
+        assert_eq!(changes.iter().map(|(node, _)| *node).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
+        for (node, change) in changes {
+            let Operation::Update(value) = &change.operation else { panic!("{change:?}") };
+            assert_eq!(value["spec"]["nodeName"], format!("node-{node}"));
+            assert_eq!(value["metadata"]["annotations"]["example.com/mark"], "x");
+            change.apply(&sim).unwrap();
+        }
     }
 
     #[test]

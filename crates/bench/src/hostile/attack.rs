@@ -1,0 +1,30 @@
+//! An entry of the table of attacks.
+
+use futures::future::BoxFuture;
+
+use super::context::Context;
+
+/// An attack.
+pub struct Attack {
+    /// Its name on the command line and in reports.
+    pub name: &'static str,
+    /// Flags of kubefan that it needs.
+    pub(crate) flags: &'static [&'static str],
+    /// Whether kubefan serves over TLS.
+    pub(crate) is_tls: bool,
+    /// Runs until the end of the context.
+    pub(crate) run: fn(Context) -> BoxFuture<'static, ()>,
+}
+
+impl std::fmt::Debug for Attack {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+impl Attack {
+    /// An attack against kubefan with its defaults.
+    pub(super) const fn new(name: &'static str, run: fn(Context) -> BoxFuture<'static, ()>) -> Self {
+        Self { name, flags: &[], is_tls: false, run }
+    }
+}

@@ -1,0 +1,58 @@
+//! The process of the attackers. It runs one attack, prints what it received as one line, and ends.
+
+use std::{net::SocketAddr, path::Path, process::Stdio, sync::Arc, time::Duration};
+
+use tokio::{
+    process::Command,
+    time::{Instant, timeout},
+};
+
+use super::{attack::Attack, context::Context, tally::Tally};
+use crate::{BenchError, child};
+
+/// The hidden command that runs an attack.
+pub const ATTACK: &str = "bench-attacker";
+/// How much the process is niced.
+const NICE: i32 = 10;
+/// How long the process may take in addition to the attack.
+const EXTRA_TIME: Duration = Duration::from_secs(20);
+
+/// Where an attack goes, and how long it takes.
+#[derive(Debug, Clone, Copy)]
+pub struct Order {
+    /// The data port.
+    pub target: SocketAddr,
+    /// The admin port.
+    pub admin: SocketAddr,
+    /// How long the attack takes.
+    pub duration: Duration,
+    /// A version that the server can resume from.
+    pub version: u64,
+}
+
+/// Runs an attack in this process. Returns what it received.
+pub async fn run(attack: &Attack, order: Order) -> String {
+    // Fails only with a smaller number.
+    let _ = rustix::process::nice(NICE);
+    let Order { target, admin, duration, version } = order;
+    let tally = Arc::new(Tally::default());
+    let context = Context { target, admin, version, end: Instant::now() + duration, tally: tally.clone() };
+    (attack.run)(context).await;
+    tally.text()
+}
+
+/// Runs an attack in a process of its own. Returns what it received.
+pub(crate) async fn run_process(program: &Path, attack: &Attack, order: Order) -> Result<String, BenchError> {
+    let failed = |message: String| BenchError::Start { name: format!("the attacker {}", attack.name), message };
+    let Order { target, admin, duration, version } = order;
+    let mut command = Command::new(program);
+    command.arg(child::LAUNCH).arg(program).args([ATTACK, attack.name]);
+    command.args([target.to_string(), admin.to_string(), duration.as_millis().to_string(), version.to_string()]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).kill_on_drop(true);
+    let output = timeout(duration + EXTRA_TIME, command.output()).await;
+    let output = output.map_err(|_| failed("it did not end".to_owned()))??;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_owned()),
+        false => Err(failed(output.status.to_string())),
+    }
+}

@@ -1,0 +1,37 @@
+//! The attacks, by what they use up.
+
+mod connections;
+mod http2;
+mod reads;
+mod selections;
+mod starts;
+mod unread;
+
+use super::{attack, context, frames, grpc_call, raw_http};
+use attack::Attack;
+
+const TABLES: [&[Attack]; 6] =
+    [selections::ATTACKS, reads::ATTACKS, starts::ATTACKS, unread::ATTACKS, connections::ATTACKS, http2::ATTACKS];
+
+/// All attacks, in the order in which they run.
+pub fn all() -> impl Iterator<Item = &'static Attack> {
+    TABLES.into_iter().flatten()
+}
+
+/// The attack of this name.
+pub fn find(name: &str) -> Option<&'static Attack> {
+    all().find(|attack| attack.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_at_least_thirty_attacks_with_names_of_their_own() {
+        let names: std::collections::HashSet<_> = all().map(|attack| attack.name).collect();
+        assert_eq!(names.len(), all().count());
+        assert!(names.len() >= 30, "{}", names.len());
+        assert!(names.iter().all(|name| find(name).is_some()));
+    }
+}

@@ -1,0 +1,96 @@
+//! Clients that read nothing, or just enough to seem alive.
+
+use std::time::Duration;
+
+use futures::FutureExt;
+use kubefan_common::proto::v1alpha1::{Target, WatchRequest};
+use prost::Message;
+
+use super::{
+    attack::Attack,
+    context::Context,
+    frames::{END_HEADERS, END_STREAM, Frames, grpc_fields},
+    grpc_call::WATCH,
+    raw_http::{drip, get, request_without_reading, wait_for_end, websocket},
+};
+use crate::messages::framed;
+
+pub(super) const ATTACKS: &[Attack] = &[
+    Attack::new("dripping-lists", |context| dripping_lists(context).boxed()),
+    Attack::new("unread-watches", |context| unread_watches(context).boxed()),
+    Attack::new("unread-live-watches", |context| unread_live_watches(context).boxed()),
+    Attack::new("unread-websockets", |context| unread_websockets(context).boxed()),
+    Attack::new("unread-pipelines", |context| unread_pipelines(context).boxed()),
+    Attack::new("no-window", |context| no_window(context).boxed()),
+];
+
+const STATE: &str = "/api/v1/pods?watch=1&resourceVersion=0";
+
+/// 256 lists that read 2 KiB every 50 ms.
+async fn dripping_lists(context: Context) {
+    context
+        .run(256, 500, |context, number| async move {
+            let request = get("/api/v1/pods?resourceVersion=0", &[]);
+            drip(&context, number, &request, 2048, Duration::from_millis(50)).await;
+        })
+        .await;
+}
+
+/// 500 watches over HTTP/1.1 that read nothing, from the state on.
+async fn unread_watches(context: Context) {
+    context
+        .run(500, 500, |context, number| async move {
+            request_without_reading(&context, number, &get(STATE, &[])).await;
+        })
+        .await;
+}
+
+/// 1,000 live watches over HTTP/1.1 that read nothing.
+async fn unread_live_watches(context: Context) {
+    context
+        .run(1000, 1000, |context, number| async move {
+            let path = format!("/api/v1/pods?watch=1&resourceVersion={}", context.version);
+            request_without_reading(&context, number, &get(&path, &[])).await;
+        })
+        .await;
+}
+
+/// 300 watches over websockets that read nothing.
+async fn unread_websockets(context: Context) {
+    context
+        .run(300, 300, |context, number| async move {
+            request_without_reading(&context, number, &websocket(STATE)).await;
+        })
+        .await;
+}
+
+/// 100 connections that each send 100 lists and read nothing.
+async fn unread_pipelines(context: Context) {
+    context
+        .run(100, 100, |context, number| async move {
+            let requests = get("/api/v1/pods?resourceVersion=0", &[]).repeat(100);
+            request_without_reading(&context, number, &requests).await;
+        })
+        .await;
+}
+
+/// 20 connections with 50 watches each, none of which gives a window.
+async fn no_window(context: Context) {
+    context
+        .run(20, 40, |context, number| async move {
+            let Some(mut stream) = context.connect(number).await else { return };
+            let target = Target { resource: "pods".to_owned(), ..Target::default() };
+            let message = WatchRequest { target: Some(target), ..WatchRequest::default() }.encode_to_vec();
+            let mut frames = Frames::preface(0);
+            frames.settings_ack();
+            for watch in 0..50 {
+                frames.headers(watch * 2 + 1, END_HEADERS, &grpc_fields(WATCH));
+                frames.data(watch * 2 + 1, END_STREAM, &framed(&message));
+            }
+            if frames.send(&mut stream).await.is_ok() {
+                context.tally.count("sent");
+                wait_for_end(&context, &stream).await;
+            }
+        })
+        .await;
+}
