@@ -3,9 +3,9 @@
 //! rustls, without HTTP/2. No server on this machine can cost less without giving up its async
 //! runtime, its TLS library or the kernel's sockets.
 //!
-//! The first connection to the process carries orders, without TLS. Each order is a number of additional bytes
-//! to send on every other connection, including connections that are accepted later. The process
-//! ends when the first connection ends.
+//! The first connection to the process carries orders, without TLS. Each order is a number of
+//! additional bytes to send on every other connection, including connections that are accepted
+//! later. The process ends when the first connection ends.
 
 use std::{ffi::OsString, io, net::SocketAddr, path::Path, sync::Arc};
 

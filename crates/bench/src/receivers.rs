@@ -1,5 +1,5 @@
-//! The subscribers: HTTP/2 connections with the h2 crate, and TCP or TLS connections without HTTP/2 for the
-//! floor.
+//! The subscribers: HTTP/2 connections with the h2 crate, and TCP or TLS connections without HTTP/2
+//! for the floor.
 //! They run on threads of their own and count what they receive.
 //!
 //! They share the machine with the server under test, so they do as little as possible: no
