@@ -59,8 +59,8 @@ pub(super) struct BenchArgs {
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1_024..=1_000_000))]
     object_bytes: Option<u32>,
 
-    /// paced, stalled: changes per second [default: 200]. hostile: the same [default: 50]. snapshot: changes per second during the
-    /// snapshots [default: none]
+    /// paced, stalled: changes per second [default: 200]. hostile: the same [default: 50].
+    /// snapshot: changes per second during the snapshots [default: none]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=20_000))]
     rate: Option<u32>,
 

@@ -134,7 +134,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Sets an annotation on one pod of each node that has pods. Returns the numbers of these nodes.
+    /// Sets an annotation on one pod of each node that has pods. Returns these nodes' numbers.
     pub(super) async fn annotate_each_node(&mut self, annotation: &str, text: &str) -> Result<Vec<usize>, BenchError> {
         let (nodes, changes): (Vec<_>, Vec<_>) = self.workload.annotate_each_node(annotation, text).into_iter().unzip();
         let writes = stream::iter(changes).map(|change| self.write(change)).buffer_unordered(WRITES_MAX);

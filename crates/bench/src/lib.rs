@@ -8,7 +8,6 @@
 //! Machines are noisy and differ from each other: compare servers within one invocation, and
 //! compare shares of the floor rather than microseconds.
 
-mod agents;
 pub mod child;
 mod cluster;
 mod connector;
@@ -21,6 +20,7 @@ mod latency;
 mod livez;
 mod load;
 mod messages;
+mod node_agents;
 mod options;
 pub mod process;
 mod receivers;

@@ -29,6 +29,7 @@ pub(super) struct Livez {
 
 impl Livez {
     /// Starts to ask the admin port at this address.
+    #[expect(clippy::disallowed_methods, reason = "a thread of its own, on the machine's clock")]
     pub(super) fn start(address: SocketAddr) -> Self {
         let (slowest_micros, stopped) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let (slowest, is_stopped) = (slowest_micros.clone(), stopped.clone());

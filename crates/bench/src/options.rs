@@ -150,8 +150,8 @@ pub struct BenchOptions {
     pub objects: Vec<usize>,
     /// Approximate JSON size of a pod in bytes; `None` for the workload's own, 3 to 6 kB.
     pub object_bytes: Option<usize>,
-    /// Changes per second in `paced` and `stalled` (`None`: 200), in `hostile` (`None`: 50) and during `snapshot` (`None`: no
-    /// changes).
+    /// Changes per second in `paced` and `stalled` (`None`: 200), in `hostile` (`None`: 50) and
+    /// during `snapshot` (`None`: no changes).
     pub rate: Option<u32>,
     /// How long each load is measured.
     pub duration: Duration,

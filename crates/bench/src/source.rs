@@ -69,7 +69,7 @@ impl Source {
         }
     }
 
-    /// Sets an annotation on one pod of each node that has pods. Returns the numbers of these nodes.
+    /// Sets an annotation on one pod of each node that has pods. Returns these nodes' numbers.
     pub(super) async fn annotate_each_node(&mut self, annotation: &str, text: &str) -> Result<Vec<usize>, BenchError> {
         match self {
             Self::Simulated(simulated) => simulated.annotate_each_node(annotation, text),

@@ -9,9 +9,9 @@ use tokio::time::Instant;
 use super::{Sample, Variant};
 use crate::{
     BenchError, ServerKind,
-    agents::{AgentProtocol, Agents, AllLive},
     figures::{Figure, Figures},
     latency::ChangeTimes,
+    node_agents::{AgentProtocol, Agents, AllLive},
     process::Meter,
     run::{Run, Server},
     source::{Source, pods_path},

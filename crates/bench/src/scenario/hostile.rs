@@ -1,5 +1,6 @@
-//! `hostile`: honest subscribers receive changes at a rate, and an honest client lists every second,
-//! first beside the attackers against a sink, then beside the same attackers against the server.
+//! `hostile`: honest subscribers receive changes at a rate, and an honest client lists every
+//! second, first beside the attackers against a sink, then beside the same attackers against the
+//! server.
 //!
 //! Each attack has a server of its own, so that none inherits the state that another left.
 

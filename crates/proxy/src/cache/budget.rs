@@ -227,8 +227,8 @@ impl Default for RetainedLimits {
 }
 
 impl RetainedLimits {
-    /// The limits of a process with this memory budget: an eighth of it for snapshots, an eighth for
-    /// selectors and a sixteenth for each of the others, and, but for selectors, no more than
+    /// The limits of a process with this memory budget: an eighth of it each for snapshots and
+    /// selectors, and a sixteenth for each of the others; except for selectors, no more than
     /// without one.
     pub fn of_memory(bytes_max: Option<usize>) -> Self {
         let most = Self::default();

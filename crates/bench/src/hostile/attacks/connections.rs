@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use tokio::io::AsyncWriteExt;
 
-use super::{
+use crate::hostile::{
     attack::Attack,
     context::Context,
     grpc_call::{self, WATCH, open},

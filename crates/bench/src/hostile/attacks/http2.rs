@@ -2,7 +2,7 @@
 
 use futures::FutureExt;
 
-use super::{
+use crate::hostile::{
     attack::Attack,
     context::Context,
     frames::{END_HEADERS, END_STREAM, Frames, fields, flood, grpc_fields},

@@ -7,8 +7,7 @@ mod selections;
 mod starts;
 mod unread;
 
-use super::{attack, context, frames, grpc_call, raw_http};
-use attack::Attack;
+use super::attack::Attack;
 
 const TABLES: [&[Attack]; 6] =
     [selections::ATTACKS, reads::ATTACKS, starts::ATTACKS, unread::ATTACKS, connections::ATTACKS, http2::ATTACKS];

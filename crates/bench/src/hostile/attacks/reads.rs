@@ -2,7 +2,7 @@
 
 use futures::FutureExt;
 
-use super::{
+use crate::hostile::{
     attack::Attack,
     context::Context,
     raw_http::{get, get_once, request},

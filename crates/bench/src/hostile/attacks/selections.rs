@@ -3,7 +3,7 @@
 use futures::FutureExt;
 use kubefan_common::proto::v1alpha1::{Encoding, Projection, ProjectionType, WatchRequest};
 
-use super::{
+use crate::hostile::{
     attack::Attack,
     context::Context,
     grpc_call::{open, pods, watch},
@@ -53,7 +53,7 @@ async fn selector_watches(context: Context) {
     let operation = async |context: Context, number: u64| {
         request(&context, number, &get(&watch_path(&context, &absent(number, TERMS)), &[])).await;
     };
-    context.run(300, 300, move |context, number| operation(context, number)).await;
+    context.run(300, 300, operation).await;
 }
 
 /// 300 watches, each with 16 KiB of terms of its own.

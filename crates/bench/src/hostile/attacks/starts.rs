@@ -3,7 +3,7 @@
 use futures::FutureExt;
 use kubefan_common::proto::v1alpha1::{OnLag, WatchRequest};
 
-use super::{
+use crate::hostile::{
     attack::Attack,
     context::Context,
     grpc_call::{open, pods, watch},

@@ -6,7 +6,7 @@ use futures::FutureExt;
 use kubefan_common::proto::v1alpha1::{Target, WatchRequest};
 use prost::Message;
 
-use super::{
+use crate::hostile::{
     attack::Attack,
     context::Context,
     frames::{END_HEADERS, END_STREAM, Frames, grpc_fields},

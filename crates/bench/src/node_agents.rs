@@ -1,10 +1,7 @@
 //! Agents, as on the nodes of a cluster: each has a connection of its own and watches the pods of
 //! its own node. An agent is live when a text has arrived that its watch ends its backlog with.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use h2::{
@@ -16,7 +13,7 @@ use prost::Message;
 use tokio::{
     sync::Semaphore,
     task::{JoinHandle, JoinSet},
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 use super::{
