@@ -56,7 +56,7 @@ const VIEWS: usize = 10_000;
 /// Waking one stream, including its share of the commit.
 const WAKE: usize = 110;
 /// An event that matches none of [`VIEWS`] views, from its commit until all wake-ups are done.
-const COMMIT_UNSEEN: usize = 15_545;
+const COMMIT_UNSEEN: usize = 15_590;
 /// Taking one ready message by one subscriber, which then finds no more.
 const TAKE_ONE: usize = 1_133;
 /// The same with [`BATCH`] messages.
@@ -69,9 +69,9 @@ const ENCODE_DELTA: usize = 168_006;
 const LOOK_UP: usize = 2_352;
 
 /// A snapshot of one node's 30 pods, from a cache of [`PODS`].
-const SELECTIVE_SNAPSHOT: usize = 100_000;
+const SELECTIVE_SNAPSHOT: usize = 115_837;
 /// A resume after 10,000 events, of which 30 concern the pods of the node, from the same cache.
-const SELECTIVE_RESUME: usize = 100_000;
+const SELECTIVE_RESUME: usize = 147_987;
 /// The sizes of the cache for the two above. The larger one may cost half as much again.
 const PODS: [usize; 2] = [10_000, 150_000];
 /// How many agents start or come back.

@@ -72,8 +72,13 @@ impl Nodes {
         let subscription = self.hub.subscribe(selection, Format::default(), start, waker);
         let mut subscription = subscription.unwrap_or_else(|refusal| panic!("{refusal}"));
         let mut messages = 0;
-        while let Ok(Some(frames)) = subscription.take(BATCH_BYTES_MAX) {
-            messages += frames.messages();
+        loop {
+            match subscription.take(BATCH_BYTES_MAX) {
+                Ok(Some(frames)) => messages += frames.messages(),
+                // Without an index it lets other tasks run between slices of the scan.
+                Ok(None) if subscription.in_backlog() => {}
+                Ok(None) | Err(_) => break,
+            }
         }
         messages
     }
