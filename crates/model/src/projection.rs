@@ -9,12 +9,16 @@
 //! So the bytes change only if something else in the object changes, and they depend only on the
 //! object's history. Deltas and `only_changes` rely on that.
 
+mod difference;
+
 use std::{borrow::Cow, fmt, sync::Arc};
 
 use bytes::Bytes;
 use kubefan_common::planted::{self, Bug};
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
+
+pub use difference::Difference;
 
 /// Maximum number of paths in a field mask.
 pub const PATHS_MAX: usize = 64;

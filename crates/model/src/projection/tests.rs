@@ -144,6 +144,26 @@ fn deeply_nested_values_do_not_overflow_the_stack() {
     }
 }
 
+#[test]
+fn a_difference_is_seen_only_by_projections_that_keep_it() {
+    let seen =
+        |after: &str, projection: &Projection| Difference::new(POD.as_bytes(), after.as_bytes()).may_change(projection);
+    let sees = |after: &str, expected: &[&str]| {
+        let masks = ["metadata.labels", "metadata.annotations.other", "spec.containers.image", "status.phase", "spec"];
+        let seen: Vec<_> = masks.into_iter().filter(|mask| seen(after, &fields(&[mask]))).collect();
+        assert_eq!(seen, expected, "{after}");
+    };
+    sees(POD, &[]);
+    sees(&POD.replace("Running", "Failed"), &["status.phase"]);
+    sees(&POD.replace(r#""name":"b""#, r#""name":"c""#), &["spec"]);
+    sees(&POD.replace("i:1", "i:2"), &["spec.containers.image", "spec"]);
+    sees(&POD.replace(r#","labels":{"app":"web"}"#, ""), &["metadata.labels"]);
+    sees(&POD.replace(r#""volumes":[]"#, r#""volumes":[1]"#), &["spec"]);
+    let managed = POD.replace(r#""resourceVersion":"7""#, r#""resourceVersion":"8""#).replace(r#""m""#, r#""n""#);
+    sees(&managed, &[]);
+    assert!(!seen(&managed, &full(true, false)) && seen(&managed, &Projection::default()));
+}
+
 /// Key names that projections treat specially, and some others.
 const KEYS: [&str; 10] =
     ["metadata", "annotations", "resourceVersion", "managedFields", LAST_APPLIED, "kind", "a", "b", "a.b", "\"\\"];
@@ -247,6 +267,22 @@ proptest! {
                 prop_assert_eq!(projection.apply(&out), out, "projecting twice changes nothing");
             } else {
                 prop_assert!(out.is_empty() || serde_json::from_slice::<Value>(&out).is_ok());
+            }
+        }
+    }
+
+    #[test]
+    fn a_projection_of_which_no_difference_is_seen_gives_the_same_bytes(
+        before in value(), other in value(), paths in paths(), applied in any::<bool>(), pretty in any::<bool>(),
+    ) {
+        let text = |value: &Value| if pretty { serde_json::to_string_pretty(value) } else { serde_json::to_string(value) }.unwrap();
+        let object = |metadata: &Value, a: &Value| text(&serde_json::json!({"metadata": metadata, "a": [a, {"b": a}], "b": before}));
+        let projection = Projection::new(paths.as_deref().map_or(Parts::Full, Parts::Fields), true, applied).unwrap();
+        let first = object(&before, &before);
+        for second in [object(&before, &other), object(&other, &before), object(&before, &before), text(&other)] {
+            let difference = Difference::new(first.as_bytes(), second.as_bytes());
+            if !difference.may_change(&projection) {
+                prop_assert_eq!(projection.apply(first.as_bytes()), projection.apply(second.as_bytes()));
             }
         }
     }

@@ -23,8 +23,8 @@ use tokio::{
 
 use crate::{
     cache::{
-        Budgets, CachedState, Commit, HistoryCopy, Phase, ProcessBudgets, PublishedCache, Record, Refusal, RingLimits,
-        Store, published::Applied, term::Column, warnings::Warnings, writer::Change,
+        Budgets, CachedState, Commit, HistoryCopy, Phase, ProcessBudgets, PublishedCache, Refusal, RingLimits, Store,
+        published::Applied, term::Column, warnings::Warnings, writer::Change,
     },
     fanout::{
         gate::Gate,
@@ -41,9 +41,7 @@ use kubefan_common::{
     sync::watch,
     unless_planted, when_planted,
 };
-use kubefan_model::{
-    GroupVersionResource, ResourceVersion, event::Transition, object::ObjectParser, selection::Selection,
-};
+use kubefan_model::{GroupVersionResource, ResourceVersion, object::ObjectParser, selection::Selection};
 
 /// State, history and views of one resource and scope.
 pub struct Hub {
@@ -191,14 +189,6 @@ impl Hub {
     /// Publishes a new state. A wake-up must follow, so only [`super::batch::CommitBatch`] calls
     /// it.
     pub(super) fn publish(&self, commit: Commit, received: Instant) {
-        if let Change::Record(Record::Event(event)) = &commit.change {
-            // The comparison unpacks and projects. It is made here, once for each format among the
-            // views that see the change, and found again in the critical section.
-            let comparing = self.lock().views.comparing(event);
-            for view in comparing.iter().filter(|view| event.transition(view.selection()) == Some(Transition::Change)) {
-                view.encoder().tells(event, Transition::Change);
-            }
-        }
         let version = commit.version;
         let mut state = self.lock();
         when_planted!(HeadBeforeAppend => self.head.send_replace(Some(version)));

@@ -19,6 +19,7 @@ use bytes::{Buf, Bytes};
 use crate::cache::budget::{Budget, Budgets, Share};
 use crate::fanout::send::{
     control,
+    differences::Differences,
     frame::{Body, DeltaBase, EventHead, FrameBuffer, FrameWriter, Layout, Sink},
     frame_buf::FrameBuf,
     log_entry::{EntryKind, LogEntry},
@@ -69,6 +70,7 @@ pub struct Encoder {
     /// For a cache of table rows.
     tables: Option<Arc<Tables>>,
     budgets: Budgets,
+    differences: Arc<Differences>,
     recent: Mutex<Recent>,
     projected: Mutex<Projected>,
 }
@@ -130,10 +132,17 @@ fn recall<T: Clone>(recent: &VecDeque<(ResourceVersion, T)>, version: ResourceVe
 }
 
 impl Encoder {
-    /// An encoder of one format, for objects of one resource; `tables` if they are rows.
-    pub fn new(format: Format, resource: &ResolvedResource, tables: Option<&Arc<Tables>>, budgets: Budgets) -> Self {
+    /// An encoder of one format, for objects of one resource; `tables` if they are rows. All
+    /// encoders of a cache share `differences`.
+    pub fn new(
+        format: Format,
+        resource: &ResolvedResource,
+        tables: Option<&Arc<Tables>>,
+        budgets: Budgets,
+        differences: Arc<Differences>,
+    ) -> Self {
         let layout = Layout::of(&format, resource, tables);
-        Self { format, layout, tables: tables.cloned(), budgets, ..Self::default() }
+        Self { format, layout, tables: tables.cloned(), budgets, differences, ..Self::default() }
     }
 
     /// A writer of frames for one subscriber, with room for so many bytes of heads and small
@@ -154,6 +163,7 @@ impl Encoder {
 
     /// Drops everything that it retains for reuse.
     pub fn forget(&self) {
+        self.differences.forget();
         *lock(&self.recent) = Recent::default();
         *lock(&self.projected) = Projected::default();
     }
@@ -186,7 +196,9 @@ impl Encoder {
         if let Some(changed) = recall(&lock(&self.recent).changed, event.version()) {
             return changed;
         }
-        let changed = self.event_bytes(event) != self.bytes(&previous);
+        let changed =
+            self.differences.of(event, &previous, &self.budgets.projected).may_change(self.format.projection())
+                && self.event_bytes(event) != self.bytes(&previous);
         remember(&mut lock(&self.recent).changed, event.version(), changed);
         changed
     }

@@ -1,6 +1,7 @@
 //! From events and objects to bytes on the wire.
 
 pub mod control;
+pub mod differences;
 pub mod encoder;
 pub mod frame;
 pub mod frame_buf;

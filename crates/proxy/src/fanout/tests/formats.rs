@@ -159,7 +159,7 @@ async fn bytes_that_changed_without_a_version_are_sent_as_they_are_now() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_is_projected_only_for_the_views_that_see_it() {
+async fn a_change_is_compared_only_for_the_views_that_see_it() {
     let mut cache = Cache::new();
     cache.list(&[("a", "web", 5), ("b", "db", 6)], 10);
     let labels = Projection::new(Parts::Fields(&["metadata.labels".to_owned()]), false, false).unwrap();
@@ -171,7 +171,7 @@ async fn a_change_is_projected_only_for_the_views_that_see_it() {
     assert_eq!(projected.used(), 0, "no view sees it");
     cache.event(Modified, "a", "web", 12);
     assert!(web.lines().await.is_empty(), "its labels are the same");
-    assert!(projected.used() > 0);
+    assert!(projected.used() > 0, "the difference of the objects is remembered");
 }
 
 #[tokio::test(start_paused = true)]

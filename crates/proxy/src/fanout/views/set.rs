@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use crate::{
     cache::{Budgets, Record},
     fanout::{
-        send::encoder::Encoder,
+        send::{differences::Differences, encoder::Encoder},
         views::{
             index::{SelectorIndex, ViewId},
             view::{View, ViewKey},
@@ -28,7 +28,7 @@ use kubefan_common::{
     proto::v1alpha1::ResolvedResource,
 };
 use kubefan_model::{
-    event::{EventType, TestedEvent, WatchEvent},
+    event::{EventType, TestedEvent},
     format::Format,
     selection::Selection,
     table::Tables,
@@ -40,6 +40,7 @@ pub(in crate::fanout) struct Views {
     slots: Slab<Slot>,
     ids: HashMap<ViewKey, ViewId>,
     encoders: HashMap<Format, Weak<Encoder>>,
+    differences: Arc<Differences>,
     index: SelectorIndex,
     /// Views with entries that no wake-up has announced.
     unannounced: Vec<ViewId>,
@@ -74,20 +75,10 @@ impl Views {
             return encoder;
         }
         self.encoders.retain(|_, encoder| encoder.strong_count() > 0);
-        let encoder = Arc::new(Encoder::new(format.clone(), resource, tables, budgets.clone()));
+        let encoder =
+            Arc::new(Encoder::new(format.clone(), resource, tables, budgets.clone(), self.differences.clone()));
         self.encoders.insert(format.clone(), Arc::downgrade(&encoder));
         encoder
-    }
-
-    /// The views that an event may concern and that send it only if their projection of the object
-    /// changes.
-    pub(in crate::fanout) fn comparing(&mut self, event: &WatchEvent) -> Vec<Arc<View>> {
-        if !self.encoders.keys().any(Format::only_changes) {
-            return Vec::new();
-        }
-        self.index.candidates(event, &mut self.candidates);
-        let concerned = self.candidates.iter().filter_map(|id| self.slots.get(*id)).map(|slot| &slot.view);
-        concerned.filter(|view| view.encoder().format().only_changes() && !view.defers()).cloned().collect()
     }
 
     /// Adds a view.

@@ -38,6 +38,9 @@ use kubefan_model::{
 /// a cheaper one costs about as much as to keep the event for later.
 const TESTED_AT_ONCE_MAX: usize = 8;
 
+/// What it costs to compare the projections of two objects, in tests of a selection.
+const COMPARISON_TESTS: usize = 1000;
+
 /// How many wakers are looked at while their lock is held.
 const WAKERS_PER_LOCK: usize = 64;
 
@@ -89,6 +92,8 @@ pub enum LogRun {
 
 /// What [`View::test_slice`] has done.
 pub struct TestedSlice {
+    /// How many events the view sends.
+    pub seen: usize,
     /// Subscribers may read on: [`View::wake`] must follow.
     pub wakes: bool,
     /// The view must be queued again.
@@ -164,7 +169,13 @@ impl View {
 
     /// Whether events are tested outside of the critical section, because that takes long.
     pub fn defers(&self) -> bool {
-        self.selection.tests() > TESTED_AT_ONCE_MAX
+        self.tests() > 2 * TESTED_AT_ONCE_MAX
+    }
+
+    /// What it takes to test an event, which is two objects.
+    fn tests(&self) -> usize {
+        let comparison = if self.encoder.format().only_changes() { COMPARISON_TESTS } else { 0 };
+        2 * self.selection.tests() + comparison
     }
 
     /// Appends an event to be tested later. Returns whether the view must be queued for that.
@@ -177,8 +188,7 @@ impl View {
     /// Tests a slice of the events that were deferred, without a lock. Called by one task at a
     /// time.
     pub fn test_slice(&self) -> TestedSlice {
-        // An event is two objects.
-        let events_max = (SLICE_TESTS / (2 * self.selection.tests())).max(1);
+        let events_max = (SLICE_TESTS / self.tests()).max(1);
         let (from, events) = self.state().log.untested(events_max);
         let found = events.into_iter().map(|(event, received)| {
             let seen = event.transition(&self.selection).filter(|seen| self.encoder.tells(&event, *seen));
@@ -187,12 +197,13 @@ impl View {
                 None => LogItem::Unseen(event.version()),
             }
         });
-        let found = found.collect();
+        let found: Vec<_> = found.collect();
+        let seen = found.iter().filter(|item| matches!(item, LogItem::Event(_))).count();
         let mut state = self.state();
         let can_read_on = state.log.tested(from, found);
         state.is_queued = state.log.has_untested();
         let is_over = !state.is_queued && state.end.is_some();
-        TestedSlice { wakes: can_read_on || is_over, has_more: state.is_queued }
+        TestedSlice { seen, wakes: can_read_on || is_over, has_more: state.is_queued }
     }
 
     /// Appends a gap. What the view sends of it is found when a subscriber takes it.

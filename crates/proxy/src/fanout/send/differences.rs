@@ -1,0 +1,56 @@
+//! Where the objects of events differ from those before them. The encoders of a cache share it: it
+//! is made once for an event, however many projections are compared, live and replayed.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use crate::cache::budget::{Budget, Share};
+use kubefan_model::{ResourceVersion, event::WatchEvent, object::Object, projection::Difference};
+
+/// The number of events whose difference is remembered: those that subscribers replay who return
+/// after a short while.
+const REMEMBERED_MAX: usize = 4096;
+
+/// The differences of a cache's latest events, within the budget of projections.
+#[derive(Default)]
+pub struct Differences(Mutex<BTreeMap<ResourceVersion, (Arc<Difference>, Share)>>);
+
+impl Differences {
+    /// The difference between the object of an event and the object before. A version identifies an
+    /// event within a cache.
+    pub fn of(&self, event: &WatchEvent, previous: &Object, budget: &Budget) -> Arc<Difference> {
+        let known = self.lock().get(&event.version()).map(|(known, _)| known.clone());
+        known.unwrap_or_else(|| {
+            let made = Arc::new(Difference::new(&previous.bytes(), &event.object().bytes()));
+            self.remember(event.version(), &made, budget);
+            made
+        })
+    }
+
+    /// Forgets older events if there is no room.
+    fn remember(&self, version: ResourceVersion, made: &Arc<Difference>, budget: &Budget) {
+        let mut known = self.lock();
+        loop {
+            let is_full = known.len() >= REMEMBERED_MAX;
+            if !is_full && let Some(share) = budget.take(made.bytes()) {
+                known.insert(version, (made.clone(), share));
+                return;
+            }
+            match known.first_entry() {
+                Some(oldest) if *oldest.key() < version => drop(oldest.remove()),
+                _ => return,
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<ResourceVersion, (Arc<Difference>, Share)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets all.
+    pub fn forget(&self) {
+        self.lock().clear();
+    }
+}
