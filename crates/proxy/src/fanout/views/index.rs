@@ -7,8 +7,9 @@
 //! select everything) are candidates of every event. Candidates are still tested. The hazard is an
 //! object that stops matching: it is found only by its values before the event.
 //!
-//! A term may have thousands of values. The index has none of their texts, only [`Place`]s: views
-//! and the numbers of their values.
+//! A term may have thousands of values. A view comes and goes inside the critical section, so it is
+//! filed under a term with few values, and found by every event if it has none. The index has no
+//! texts of values, only [`Place`]s: views and the numbers of their values.
 
 use std::{
     collections::HashMap,
@@ -24,6 +25,10 @@ use kubefan_model::{
     object::{Object, ObjectParser},
     selection::{Equality, Selection},
 };
+
+/// A view is not filed under a term with more values. To test such a term takes less than to file
+/// and to remove it.
+const VALUES_FILED_MAX: usize = 100;
 
 /// The number of a view.
 pub type ViewId = usize;
@@ -80,9 +85,10 @@ impl Filed {
 
 impl SelectorIndex {
     /// Files a view under the equality term that shares its values with the fewest others. Returns
-    /// the place of this term among the equality terms of the selection; `None` if it has none.
+    /// the place of this term among the equality terms of the selection; `None` if it has none with
+    /// few enough values.
     pub fn insert(&mut self, id: ViewId, selection: &Selection) -> Option<usize> {
-        let terms = selection.equalities().enumerate();
+        let terms = selection.equalities().enumerate().filter(|(_, term)| can_be_filed(term));
         let Some((nth, term)) = terms.min_by_key(|(_, term)| self.crowd(term)) else {
             self.rest.push(id);
             return None;
@@ -203,6 +209,15 @@ impl SelectorIndex {
         };
         table.map_or(0, |table| values_of(term).map(|value| self.filed.find(table, value).len()).sum())
     }
+}
+
+/// The number of values under which a view of this selection is filed, at most.
+pub fn filed_values_max(selection: &Selection) -> usize {
+    selection.equalities().filter(can_be_filed).map(|term| values_of(&term).count()).max().unwrap_or(0)
+}
+
+fn can_be_filed(term: &Equality<'_>) -> bool {
+    !matches!(term, Equality::Label(_, values) if values.len() > VALUES_FILED_MAX)
 }
 
 /// The values of a term, each once.

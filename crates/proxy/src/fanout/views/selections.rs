@@ -11,12 +11,12 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use super::{value_table::PLACE_BYTES, view::View};
+use super::{index::filed_values_max, value_table::PLACE_BYTES, view::View};
 use crate::cache::{
     Refusal,
     budget::{Budget, Share},
 };
-use kubefan_model::selection::{Equality, Selection, WeakSelection};
+use kubefan_model::selection::{Selection, WeakSelection};
 
 /// With fewer selections, those that are gone are not looked for.
 const SWEPT_LEAST: usize = 64;
@@ -70,12 +70,7 @@ impl Selections {
     /// # Errors
     /// [`Refusal::Exhausted`] if there is no room for it.
     pub fn take_view(&self, selection: &Selection) -> Result<Share, Refusal> {
-        let values = selection.equalities().map(|term| match term {
-            Equality::Label(_, values) => values.len(),
-            Equality::Name(_) | Equality::Namespace(_) | Equality::Field(..) => 1,
-        });
-        // Views are filed under one of the terms.
-        self.take(size_of::<View>() + values.max().unwrap_or(0) * PLACE_BYTES)
+        self.take(size_of::<View>() + filed_values_max(selection) * PLACE_BYTES)
     }
 
     fn take(&self, bytes: usize) -> Result<Share, Refusal> {

@@ -7,7 +7,7 @@ use hashbrown::{HashTable, hash_table::Entry};
 use slab::Slab;
 
 /// A value of a view: the view's number, and the value's number among those of its term.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     /// In two halves, so that no bytes are lost between it and what is beside it.
     view: [u16; 2],
@@ -39,7 +39,8 @@ impl Place {
 enum Having {
     /// One view has it.
     One(Place),
-    /// Several have it: the number of their list. None of the lists is empty.
+    /// Several have it: the number of their list. None of the lists is empty. They are sorted by
+    /// view, so a view with thousands of values leaves in a search for each.
     Many(u32),
 }
 
@@ -87,10 +88,15 @@ impl ValueTable {
         match values.entry(hash, is_value, |having| hash_of(any_place(many, having))) {
             Entry::Vacant(vacant) => drop(vacant.insert(Having::One(place))),
             Entry::Occupied(mut occupied) => match occupied.get_mut() {
-                Having::Many(list) => many[*list as usize].push(place),
+                Having::Many(list) => {
+                    let places = &mut many[*list as usize];
+                    places.insert(places.partition_point(|other| *other < place), place);
+                }
                 having @ Having::One(_) => {
                     let Having::One(first) = *having else { return };
-                    *having = Having::Many(many.insert(vec![first, place]).try_into().unwrap_or(u32::MAX));
+                    *having = Having::Many(
+                        many.insert(vec![first.min(place), first.max(place)]).try_into().unwrap_or(u32::MAX),
+                    );
                 }
             },
         }
@@ -104,7 +110,9 @@ impl ValueTable {
             Having::One(_) => drop(occupied.remove()),
             Having::Many(list) => {
                 let places = &mut many[*list as usize];
-                places.retain(|place| place.view() != view);
+                if let Ok(at) = places.binary_search_by_key(&view, |place| place.view()) {
+                    places.remove(at);
+                }
                 if let [last] = **places {
                     many.remove(*list as usize);
                     *occupied.get_mut() = Having::One(last);

@@ -69,6 +69,24 @@ fn a_view_is_filed_under_the_term_with_the_fewest_views() {
     assert!(matches!(selection.equalities().nth(nth), Some(Equality::Field(_, "n1"))));
 }
 
+#[test]
+fn a_view_is_not_filed_under_thousands_of_values() {
+    let pods = Pods::new();
+    let mut index = SelectorIndex::default();
+    let values = |count: usize| (0..count).map(|value| format!("v{value}")).collect::<Vec<_>>().join(",");
+    assert_eq!(index.insert(0, &pods.select("", &format!("app in ({})", values(2000)), "")), None);
+    assert_eq!(index.insert(1, &pods.select("", &format!("app in ({})", values(100)), "")), Some(0));
+    let both = pods.select("", &format!("app in ({}),tier=a", values(2000)), "");
+    let nth = index.insert(2, &both).unwrap();
+    assert!(matches!(both.equalities().nth(nth), Some(Equality::Label("tier", _))));
+    let mut candidates = Vec::new();
+    index.candidates(&changed(pods.pod("a", "", "n1"), pods.pod("a", r#""app":"v1""#, "n1")), &mut candidates);
+    assert_eq!(candidates, [0, 1]);
+    (0..3).for_each(|view| index.remove(view));
+    index.candidates(&changed(pods.pod("a", "", "n1"), pods.pod("a", r#""app":"v1""#, "n1")), &mut candidates);
+    assert!(candidates.is_empty());
+}
+
 proptest! {
     #[test]
     fn every_view_that_an_event_concerns_is_a_candidate(
