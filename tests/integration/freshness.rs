@@ -47,7 +47,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         after_a_missing_bookmark_reads_do_not_wait_for_a_while,
         only_one_read_waits_for_a_try_after_a_pause,
         old_missing_bookmarks_are_forgotten,
-        an_insistent_read_waits_again,
+        a_read_without_fallback_waits_again,
         proofs_that_advance_the_cache_lose_no_event,
         the_next_watch_starts_at_the_proved_version;
 };
@@ -394,16 +394,16 @@ async fn old_missing_bookmarks_are_forgotten() {
     prove(&rig, Patience::Bookmark).await.unwrap();
 }
 
-async fn an_insistent_read_waits_again() {
+async fn a_read_without_fallback_waits_again() {
     let rig = without_bookmarks().await;
     write_configmap(&rig.sim);
     for failures in 1..=2 {
-        assert!(prove(&rig, Patience::Insistent).await.is_err());
+        assert!(prove(&rig, Patience::NoFallback).await.is_err());
         assert_eq!((proofs(&rig, "behind"), probes(&rig)), (f64::from(failures), f64::from(failures)));
     }
     rig.network.clear_rules();
     assert!(prove(&rig, Patience::Bookmark).await.is_err(), "reads that can go upstream do so");
-    prove(&rig, Patience::Insistent).await.unwrap();
+    prove(&rig, Patience::NoFallback).await.unwrap();
     write_configmap(&rig.sim);
     prove(&rig, Patience::Bookmark).await.expect("no bookmark arrived");
 }
