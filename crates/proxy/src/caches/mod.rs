@@ -13,7 +13,7 @@
 //!   backfiller, version_lookup,      requests to upstream on behalf of one cache
 //!     state_comparison, consistency,
 //!     warm_start
-//!   informer, cache_entry            the task that fills a cache; a cache as it is stored
+//!   stopped, informer, cache_entry   the task that fills a cache; a cache as it is stored
 //!   cache_map                        all caches, by identity and by resource
 //!   registry                         the map of all caches, and the task of each
 //!   configured, on_demand,           policies: which caches exist, are checked, limited, offered
@@ -47,6 +47,7 @@ mod run;
 mod schema;
 mod self_check;
 mod state_comparison;
+mod stopped;
 mod version_lookup;
 mod warm_start;
 

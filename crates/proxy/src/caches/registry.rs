@@ -24,9 +24,10 @@ use super::{
     consistency::Prover,
     context::CacheContext,
     discovered::DiscoveredResource,
-    informer::{Informer, Stopped},
+    informer::Informer,
     resource_media::ConfiguredResource,
     schema::{CachedSchema, follow_schema},
+    stopped::Stopped,
     version_lookup::ClusterVersion,
 };
 use crate::{

@@ -13,7 +13,12 @@ use tokio::time::{Instant, sleep};
 use tracing::info;
 
 use super::{context::CacheContext, discovered::DiscoveredResource, planned_relist::PlannedRelist};
-use crate::{cache::writer::SCHEMA_CHANGED, fanout::Served, peer::schema_text, upstream::discovery::SchemaFingerprint};
+use crate::{
+    cache::{CacheWriter, Commit, Update, UpdateError, writer::SCHEMA_CHANGED},
+    fanout::Served,
+    peer::schema_text,
+    upstream::discovery::SchemaFingerprint,
+};
 use kubefan_model::GroupVersionResource;
 
 /// The time over which the relists of all caches are spread after an upgrade of the apiserver.
@@ -45,11 +50,28 @@ impl CachedSchema {
     }
 
     /// Notes that a list is complete.
-    pub(super) fn list_completed(&self) {
+    fn list_completed(&self) {
         let mut schemas = self.lock();
         if let Some(next) = schemas.next.take() {
             schemas.current = Some(next);
         }
+    }
+
+    /// Applies an update to the cache, and notes when its objects are those of a new schema.
+    pub(super) fn write(
+        &self,
+        writer: &mut CacheWriter,
+        planned_relist: &PlannedRelist,
+        update: Update,
+    ) -> Result<Option<Commit>, UpdateError> {
+        let ends_encoding = matches!(update, Update::ListEnd(_)) || writer.awaits_version();
+        let applied = writer.apply(update);
+        let is_complete = !writer.awaits_version() && !writer.is_listing();
+        // A change of the schema that was noticed during the list is not in it.
+        if ends_encoding && applied.is_ok() && is_complete && !planned_relist.is_planned() {
+            self.list_completed();
+        }
+        applied
     }
 
     /// The text that peers compare. `None` if the schema is unknown, or if the cached objects are
