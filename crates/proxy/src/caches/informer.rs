@@ -362,6 +362,7 @@ impl Informer {
             self.retry.served();
         }
         if is_proof && is_applied {
+            self.retry.watched();
             hub.proved(received);
         }
         match applied {
