@@ -6,7 +6,8 @@
 //! ```text
 //!   list_scheduler                   which cache may list upstream now
 //!   context                          clients and options that all caches share
-//!   retry, planned_relist            when one cache asks upstream again
+//!   retry, planned_relist,           when one cache asks upstream again
+//!     read_limit
 //!   rounds, bookmark_pause           when readers wait for upstream
 //!   discovered, schema, allowance,   the facts and limits of one resource, and its configured media
 //!     resource_media
@@ -38,6 +39,7 @@ pub mod memory_pressure;
 mod on_demand;
 mod peer_source;
 mod planned_relist;
+mod read_limit;
 mod readiness;
 mod registry;
 mod resource_media;
