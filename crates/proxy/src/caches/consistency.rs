@@ -47,6 +47,7 @@ use super::{
     bookmark_pause::{BookmarkPause, ProofFailure, ProofResult},
     context::CacheContext,
     rounds::{Place, Rounds},
+    schema::CachedSchema,
     state_comparison::StateComparison,
 };
 use crate::{
@@ -123,9 +124,9 @@ fn is_uncached_upstream(gvr: &GroupVersionResource) -> bool {
 impl Prover {
     /// A prover that proves nothing if `is_enabled` is false or if upstream has no watch cache of
     /// the resource.
-    pub(super) fn new(context: CacheContext, served: Served, is_enabled: bool) -> Arc<Self> {
+    pub(super) fn new(context: CacheContext, served: Served, schema: Arc<CachedSchema>, is_enabled: bool) -> Arc<Self> {
         let is_enabled = is_enabled && !is_uncached_upstream(&served.gvr);
-        let comparison = StateComparison::new(context.clone(), served.clone());
+        let comparison = StateComparison::new(context.clone(), served.clone(), schema);
         let (rounds, bookmarks, empty_range, range_found) = Default::default();
         Arc::new(Self { context, served, is_enabled, comparison, rounds, bookmarks, empty_range, range_found })
     }

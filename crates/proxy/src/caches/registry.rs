@@ -215,7 +215,8 @@ impl Registry {
         served.hub.limit_staleness(self.options.staleness_max);
         let backfiller = Backfiller::new(self.context.clone(), served.clone());
         let cluster_version = ClusterVersion::new(self.context.clone(), &served);
-        let prover = Prover::new(self.context.clone(), served.clone(), self.options.proves);
+        let schema = Arc::new(CachedSchema::new(discovered.schema.clone()));
+        let prover = Prover::new(self.context.clone(), served.clone(), schema.clone(), self.options.proves);
         let cache = Arc::new(Cache {
             name: name.to_owned(),
             served,
@@ -224,7 +225,7 @@ impl Registry {
             prover,
             on_demand,
             stop: self.stop.child_token(),
-            schema: Arc::new(CachedSchema::new(discovered.schema.clone())),
+            schema,
             planned_relist: Arc::default(),
             missing_right: MissingRight::default(),
         });

@@ -33,11 +33,13 @@ struct Schemas {
     current: Option<SchemaFingerprint>,
     /// The schema of the relist that is due or under way.
     next: Option<SchemaFingerprint>,
+    /// The objects were read with another schema, and wait for the next version.
+    awaits_version: bool,
 }
 
 impl CachedSchema {
     pub(super) fn new(current: Option<SchemaFingerprint>) -> Self {
-        Self(Mutex::new(Schemas { current, next: None }))
+        Self(Mutex::new(Schemas { current, ..Schemas::default() }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Schemas> {
@@ -57,6 +59,11 @@ impl CachedSchema {
         }
     }
 
+    /// Whether the cache will have other bytes at its next version.
+    pub(super) fn awaits_version(&self) -> bool {
+        self.lock().awaits_version
+    }
+
     /// Applies an update to the cache, and notes when its objects are those of a new schema.
     pub(super) fn write(
         &self,
@@ -67,6 +74,9 @@ impl CachedSchema {
         let ends_encoding = matches!(update, Update::ListEnd(_)) || writer.awaits_version();
         let applied = writer.apply(update);
         let is_complete = !writer.awaits_version() && !writer.is_listing();
+        if ends_encoding {
+            self.lock().awaits_version = writer.awaits_version();
+        }
         // A change of the schema that was noticed during the list is not in it.
         if ends_encoding && applied.is_ok() && is_complete && !planned_relist.is_planned() {
             self.list_completed();

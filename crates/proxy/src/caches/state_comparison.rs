@@ -20,7 +20,7 @@ use futures::future::join_all;
 use tokio::time::{Instant, timeout};
 use tracing::debug;
 
-use super::{context::CacheContext, rounds::Rounds};
+use super::{context::CacheContext, rounds::Rounds, schema::CachedSchema};
 use crate::{
     cache::Store,
     fanout::{CachePosition, Fresh, Phase, ProvedState, Served},
@@ -48,6 +48,7 @@ const FAILED_LIST_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct StateComparison {
     context: CacheContext,
     served: Served,
+    schema: Arc<CachedSchema>,
     /// A round lists what its readers select, each selection once, and answers with those that were
     /// proved.
     rounds: Rounds<Vec<Selection>, Arc<Vec<(Selection, Fresh)>>>,
@@ -71,14 +72,14 @@ impl Listed {
 }
 
 impl StateComparison {
-    pub(super) fn new(context: CacheContext, served: Served) -> Arc<Self> {
-        Arc::new(Self { context, served, rounds: Rounds::default() })
+    pub(super) fn new(context: CacheContext, served: Served, schema: Arc<CachedSchema>) -> Arc<Self> {
+        Arc::new(Self { context, served, schema, rounds: Rounds::default() })
     }
 
     /// Waits for a comparison of the selected objects that starts after this call. `None` if it
     /// proved nothing, if the cache is too large, or if there are too many other selections.
     pub(super) async fn prove(self: &Arc<Self>, selection: &Selection) -> Option<Fresh> {
-        if self.served.hub.position()?.store.len() > OBJECTS_MAX {
+        if self.schema.awaits_version() || self.served.hub.position()?.store.len() > OBJECTS_MAX {
             return None;
         }
         let mut is_compared = false;
@@ -159,12 +160,19 @@ impl StateComparison {
             let position = hub.position().filter(|position| position.epoch == epoch);
             let position = position.ok_or_else(|| failed("it is being listed again".to_owned()))?;
             let CachePosition { store, version, .. } = position;
+            // Upstream has the objects in another encoding, and a bookmark brings it.
+            if self.schema.awaits_version() {
+                return Err(failed("the objects of a new schema wait for the next version".to_owned()));
+            }
             if version >= asked {
                 hub.proved(started);
                 return Ok((if is_first { Proof::Held } else { Proof::CaughtUp }, Fresh::Cache));
             }
             if listed.equals(&store, selection) {
-                return Ok((Proof::Equal, Fresh::State(ProvedState { epoch, store, version: asked })));
+                return Ok((
+                    Proof::Equal,
+                    Fresh::State(ProvedState { epoch, store, cached_at: version, version: asked }),
+                ));
             }
             is_first = false;
             let left = caught_up_by.saturating_duration_since(Instant::now());
