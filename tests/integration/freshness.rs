@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use kubefan_model::{GroupVersionResource, Media};
 use kubefan_proxy::fanout::{Catalog, Patience, Refusal, Served};
-use kubefan_sim::apiserver::{Fault, SimApiserver, Verb};
+use kubefan_sim::apiserver::{Fault, SimApiserver, Status, Verb};
 use serde_json::{Value, json};
 use tokio::{
     task::JoinHandle,
@@ -49,7 +49,8 @@ pub(crate) const TESTS: &[Test] = tests! {
         old_missing_bookmarks_are_forgotten,
         a_read_without_fallback_waits_again,
         proofs_that_advance_the_cache_lose_no_event,
-        the_next_watch_starts_at_the_proved_version;
+        the_next_watch_starts_at_the_proved_version,
+        a_proof_without_the_right_to_list_is_reported;
 };
 
 /// Writes to configmaps advance the cluster's version without touching pods.
@@ -542,4 +543,19 @@ async fn consistent_lists_of_events_go_upstream() {
     };
     let (_, after) = kubefan.admin("/metrics").await.unwrap();
     assert_eq!(questions(&metrics), questions(&after), "these lists go upstream without a proof");
+}
+
+/// A watch-list needs the verb watch only.
+async fn a_proof_without_the_right_to_list_is_reported() {
+    let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
+    let missing = "kubefan may not list pods in all namespaces; grant it the verb list";
+    assert!(!rig.readyz().contains(missing), "{}", rig.readyz());
+    let denied = Status::failure(403, "Forbidden", "pods is forbidden");
+    rig.fault(Verb::List, Fault::Status(Box::new(denied)), 1);
+    watch.until(churn(&rig.sim, 0, 1)).await;
+    assert!(prove(&rig, Patience::NoFallback).await.is_err());
+    assert!(rig.readyz().contains(missing), "{}", rig.readyz());
+    sleep(Duration::from_secs(2)).await;
+    prove(&rig, Patience::NoFallback).await.unwrap();
+    assert!(!rig.readyz().contains(missing), "{}", rig.readyz());
 }

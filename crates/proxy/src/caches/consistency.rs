@@ -45,7 +45,8 @@ use tracing::debug;
 
 use super::{
     bookmark_pause::{BookmarkPause, ProofFailure, ProofResult},
-    context::CacheContext,
+    context::{CacheContext, VersionError},
+    missing_right::MissingRight,
     rounds::{Place, Rounds},
     schema::CachedSchema,
     state_comparison::StateComparison,
@@ -54,7 +55,7 @@ use crate::{
     cache::Update,
     fanout::{CachePosition, Fresh, Hub, Patience, Phase, Refusal, Served},
     telemetry::metrics::{Proof, WatchPurpose},
-    upstream::reflector::Step,
+    upstream::{UpstreamError, reflector::Step},
 };
 use kubefan_model::{GroupVersionResource, ResourceVersion, selection::Selection};
 
@@ -90,6 +91,8 @@ fn wait_limit(patience: Patience) -> Duration {
 pub(super) struct Prover {
     context: CacheContext,
     served: Served,
+    /// Shared with the self-check, which may be off.
+    missing_right: Arc<MissingRight>,
     /// Whether this cache is ever proved.
     is_enabled: bool,
     comparison: Arc<StateComparison>,
@@ -124,19 +127,34 @@ fn is_uncached_upstream(gvr: &GroupVersionResource) -> bool {
 impl Prover {
     /// A prover that proves nothing if `is_enabled` is false or if upstream has no watch cache of
     /// the resource.
-    pub(super) fn new(context: CacheContext, served: Served, schema: Arc<CachedSchema>, is_enabled: bool) -> Arc<Self> {
+    pub(super) fn new(
+        context: CacheContext,
+        served: Served,
+        (schema, missing_right): (Arc<CachedSchema>, Arc<MissingRight>),
+        is_enabled: bool,
+    ) -> Arc<Self> {
         let is_enabled = is_enabled && !is_uncached_upstream(&served.gvr);
         let comparison = StateComparison::new(context.clone(), served.clone(), schema);
         let (rounds, bookmarks, empty_range, range_found) = Default::default();
-        Arc::new(Self { context, served, is_enabled, comparison, rounds, bookmarks, empty_range, range_found })
+        Arc::new(Self {
+            context,
+            served,
+            missing_right,
+            is_enabled,
+            comparison,
+            rounds,
+            bookmarks,
+            empty_range,
+            range_found,
+        })
     }
 
     fn bookmarks(&self) -> MutexGuard<'_, BookmarkPause> {
         self.bookmarks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a proof of the state that starts after this call. Upstream may list the metadata of
-    /// the `listed` objects for it.
+    /// Waits for a proof of the state that starts after this call. Upstream may list the metadata
+    /// of the `listed` objects for it.
     pub(super) async fn prove(
         self: &Arc<Self>,
         listed: Option<&Selection>,
@@ -236,7 +254,14 @@ impl Prover {
         };
         let asked_at = Instant::now();
         let asked = self.context.cluster_version(&self.context.target(&self.served)).await;
-        let asked = asked.map_err(failed)?;
+        match &asked {
+            Err(VersionError::Request(error @ UpstreamError::Forbidden { .. })) => {
+                self.missing_right.list_is_forbidden(&self.served, &error.to_string());
+            }
+            Ok(_) => self.missing_right.list_is_allowed(),
+            Err(_) => {}
+        }
+        let asked = asked.map_err(|error| failed(error.to_string()))?;
         if asked < from {
             return Err(failed(format!("the cluster is at version {asked}, below the cache's version {from}")));
         }

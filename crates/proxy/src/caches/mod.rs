@@ -9,8 +9,8 @@
 //!   retry, planned_relist,           when one cache asks upstream again
 //!     read_limit
 //!   rounds, bookmark_pause           when readers wait for upstream
-//!   discovered, schema, allowance,   the facts and limits of one resource, and its configured media
-//!     resource_media
+//!   discovered, schema, allowance,   the facts and limits of one resource, its configured media, and
+//!     resource_media, missing_right    what kubefan may not do with it
 //!   backfiller, version_lookup,      requests to upstream on behalf of one cache
 //!     state_comparison, consistency,
 //!     warm_start
@@ -36,6 +36,7 @@ mod informer;
 mod list_scheduler;
 mod lookup;
 pub mod memory_pressure;
+mod missing_right;
 mod on_demand;
 mod peer_source;
 mod planned_relist;

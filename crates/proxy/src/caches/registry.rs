@@ -19,12 +19,13 @@ use tracing::{info, warn};
 use super::{
     allowance::{Allowance, EncodingLimits, OnDemandLimits},
     backfiller::Backfiller,
-    cache_entry::{Cache, CacheEnd, CacheId, MissingRight, UncachedReason},
+    cache_entry::{Cache, CacheEnd, CacheId, UncachedReason},
     cache_map::CacheMap,
     consistency::Prover,
     context::CacheContext,
     discovered::DiscoveredResource,
     informer::Informer,
+    missing_right::MissingRight,
     resource_media::ConfiguredResource,
     schema::{CachedSchema, follow_schema},
     stopped::Stopped,
@@ -216,7 +217,9 @@ impl Registry {
         let backfiller = Backfiller::new(self.context.clone(), served.clone());
         let cluster_version = ClusterVersion::new(self.context.clone(), &served);
         let schema = Arc::new(CachedSchema::new(discovered.schema.clone()));
-        let prover = Prover::new(self.context.clone(), served.clone(), schema.clone(), self.options.proves);
+        let missing_right = Arc::<MissingRight>::default();
+        let shared = (schema.clone(), missing_right.clone());
+        let prover = Prover::new(self.context.clone(), served.clone(), shared, self.options.proves);
         let cache = Arc::new(Cache {
             name: name.to_owned(),
             served,
@@ -227,7 +230,7 @@ impl Registry {
             stop: self.stop.child_token(),
             schema,
             planned_relist: Arc::default(),
-            missing_right: MissingRight::default(),
+            missing_right,
         });
         if let Some(before) = self.caches.insert(cache.clone()) {
             // A configured resource replaces the cache that a reader had started.
