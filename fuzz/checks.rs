@@ -224,7 +224,12 @@ impl Catalog for EmptyCatalog {
         std::future::ready(Err(Refusal::NotFound("the catalog is empty".to_owned())))
     }
 
-    async fn prove(&self, _: &Served, _: Patience) -> Result<Fresh, Refusal> {
+    async fn prove(
+        &self,
+        _: &Served,
+        _: Option<&kubefan_model::selection::Selection>,
+        _: Patience,
+    ) -> Result<Fresh, Refusal> {
         Err(Refusal::NotFound("the catalog is empty".to_owned()))
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use kubefan_model::{GroupVersionResource, Media};
 use kubefan_proxy::fanout::{Catalog, Patience, Refusal, Served};
-use kubefan_sim::apiserver::{Fault, SimApiserver, Verb};
+use kubefan_sim::apiserver::{Fault, SimApiserver, Status, Verb};
 use serde_json::{Value, json};
 use tokio::{
     task::JoinHandle,
@@ -47,9 +47,10 @@ pub(crate) const TESTS: &[Test] = tests! {
         after_a_missing_bookmark_reads_do_not_wait_for_a_while,
         only_one_read_waits_for_a_try_after_a_pause,
         old_missing_bookmarks_are_forgotten,
-        an_insistent_read_waits_again,
+        a_read_without_fallback_waits_again,
         proofs_that_advance_the_cache_lose_no_event,
-        the_next_watch_starts_at_the_proved_version;
+        the_next_watch_starts_at_the_proved_version,
+        a_proof_without_the_right_to_list_is_reported;
 };
 
 /// Writes to configmaps advance the cluster's version without touching pods.
@@ -394,16 +395,16 @@ async fn old_missing_bookmarks_are_forgotten() {
     prove(&rig, Patience::Bookmark).await.unwrap();
 }
 
-async fn an_insistent_read_waits_again() {
+async fn a_read_without_fallback_waits_again() {
     let rig = without_bookmarks().await;
     write_configmap(&rig.sim);
     for failures in 1..=2 {
-        assert!(prove(&rig, Patience::Insistent).await.is_err());
+        assert!(prove(&rig, Patience::NoFallback).await.is_err());
         assert_eq!((proofs(&rig, "behind"), probes(&rig)), (f64::from(failures), f64::from(failures)));
     }
     rig.network.clear_rules();
     assert!(prove(&rig, Patience::Bookmark).await.is_err(), "reads that can go upstream do so");
-    prove(&rig, Patience::Insistent).await.unwrap();
+    prove(&rig, Patience::NoFallback).await.unwrap();
     write_configmap(&rig.sim);
     prove(&rig, Patience::Bookmark).await.expect("no bookmark arrived");
 }
@@ -542,4 +543,19 @@ async fn consistent_lists_of_events_go_upstream() {
     };
     let (_, after) = kubefan.admin("/metrics").await.unwrap();
     assert_eq!(questions(&metrics), questions(&after), "these lists go upstream without a proof");
+}
+
+/// A watch-list needs the verb watch only.
+async fn a_proof_without_the_right_to_list_is_reported() {
+    let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
+    let missing = "kubefan may not list pods in all namespaces; grant it the verb list";
+    assert!(!rig.readyz().contains(missing), "{}", rig.readyz());
+    let denied = Status::failure(403, "Forbidden", "pods is forbidden");
+    rig.fault(Verb::List, Fault::Status(Box::new(denied)), 1);
+    watch.until(churn(&rig.sim, 0, 1)).await;
+    assert!(prove(&rig, Patience::NoFallback).await.is_err());
+    assert!(rig.readyz().contains(missing), "{}", rig.readyz());
+    sleep(Duration::from_secs(2)).await;
+    prove(&rig, Patience::NoFallback).await.unwrap();
+    assert!(!rig.readyz().contains(missing), "{}", rig.readyz());
 }

@@ -7,8 +7,12 @@ use std::time::Duration;
 use futures::future::join_all;
 use http_body_util::{BodyExt, Empty};
 use hyper_util::rt::TokioIo;
+use kubefan_model::{
+    selection::Selection,
+    selector::{FieldSelector, LabelSelector},
+};
 use kubefan_proxy::{
-    fanout::{Catalog, Fresh, Patience, ProvedState},
+    fanout::{Catalog, Fresh, Patience, ProvedState, Served},
     server::ClientInfo,
 };
 use kubefan_sim::apiserver::{Fault, SimApiserver, Verb};
@@ -53,7 +57,7 @@ fn metadata_lists(network: &Network) -> usize {
 }
 
 /// A synced kubefan whose pods have been quiet for so long that no bookmark is due.
-async fn quiet() -> Rig {
+pub(crate) async fn quiet() -> Rig {
     let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
     sleep(Duration::from_secs(20)).await;
     rig
@@ -62,7 +66,12 @@ async fn quiet() -> Rig {
 /// What a consistent read of pods is served.
 async fn prove(rig: &Rig) -> Fresh {
     let served = served(rig).await;
-    rig.registry.prove(&served, Patience::Bookmark).await.unwrap()
+    rig.registry.prove(&served, Some(&everything(&served)), Patience::Bookmark).await.unwrap()
+}
+
+fn everything(served: &Served) -> Selection {
+    let (labels, fields) = (LabelSelector::default(), FieldSelector::default());
+    Selection::bind("", "", labels, &fields, &served.fields, served.parser.clone(), &served.gvr).unwrap()
 }
 
 fn state(fresh: Fresh) -> ProvedState {
@@ -72,8 +81,18 @@ fn state(fresh: Fresh) -> ProvedState {
     }
 }
 
+/// Sends a request over HTTP.
+pub(crate) async fn get(rig: &Rig, path: &str) -> http::Response<hyper::body::Incoming> {
+    let (ours, theirs) = tokio::io::duplex(64 << 10);
+    tokio::spawn(rig.server.clone().serve(theirs, ClientInfo::default()));
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(ours)).await.unwrap();
+    tokio::spawn(connection);
+    let request = http::Request::get(path).header("host", "kubefan.test");
+    sender.send_request(request.body(Empty::<bytes::Bytes>::new()).unwrap()).await.unwrap()
+}
+
 /// A watch over HTTP.
-struct HttpWatch {
+pub(crate) struct HttpWatch {
     body: hyper::body::Incoming,
     read: Vec<u8>,
 }
@@ -81,19 +100,19 @@ struct HttpWatch {
 impl HttpWatch {
     /// Starts with the state, as client-go's informers do.
     async fn informer(rig: &Rig) -> Self {
+        Self::informer_of(rig, PODS, "").await
+    }
+
+    /// The same, with a path and more parameters.
+    pub(crate) async fn informer_of(rig: &Rig, path: &str, parameters: &str) -> Self {
         let query = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
-        let (ours, theirs) = tokio::io::duplex(64 << 10);
-        tokio::spawn(rig.server.clone().serve(theirs, ClientInfo::default()));
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(ours)).await.unwrap();
-        tokio::spawn(connection);
-        let request = http::Request::get(format!("{PODS}?{query}")).header("host", "kubefan.test");
-        let response = sender.send_request(request.body(Empty::<bytes::Bytes>::new()).unwrap()).await.unwrap();
+        let response = get(rig, &format!("{path}?{query}{parameters}")).await;
         assert_eq!(response.status(), 200);
         Self { body: response.into_body(), read: Vec::new() }
     }
 
     /// The next event: its type, its object's name and version. `None` if none comes in a minute.
-    async fn next(&mut self) -> Option<(String, String, u64)> {
+    pub(crate) async fn next(&mut self) -> Option<(String, String, u64)> {
         loop {
             if let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.read.drain(..=end).collect();
@@ -108,7 +127,7 @@ impl HttpWatch {
     }
 
     /// The names of the initial state, and the version of the bookmark that ends it.
-    async fn initial(&mut self) -> (Vec<String>, u64) {
+    pub(crate) async fn initial(&mut self) -> (Vec<String>, u64) {
         let mut names = Vec::new();
         loop {
             match self.next().await.expect("the state does not end") {
@@ -149,7 +168,7 @@ async fn a_read_during_a_list_gets_a_new_list() {
         let version = write_configmap(&rig.sim);
         let (registry, served) = (rig.registry.clone(), served(&rig).await);
         informers.push(tokio::spawn(async move {
-            let fresh = registry.prove(&served, Patience::Bookmark).await.unwrap();
+            let fresh = registry.prove(&served, Some(&everything(&served)), Patience::Bookmark).await.unwrap();
             assert!(state(fresh).version.get() >= version, "the state is older than the read");
         }));
         sleep(Duration::from_millis(1)).await;
@@ -180,7 +199,7 @@ async fn a_short_informer_costs_upstream_at_most_one_request() {
 }
 
 /// A kubefan that receives no event of pods until its watch is opened again.
-async fn with_a_silent_watch() -> Rig {
+pub(crate) async fn with_a_silent_watch() -> Rig {
     let setup = Setup::of(&["pods"]).by_list();
     let sim = setup.sim();
     sim.create(&pods(), pod("stays", "on")).unwrap();
@@ -210,7 +229,7 @@ async fn a_cache_that_stays_behind_is_not_listed_again() {
     write_configmap(&rig.sim);
     let cache = served(&rig).await;
     let (before, start_time) = (head(&cache), Instant::now());
-    assert!(rig.registry.prove(&cache, Patience::Bookmark).await.is_err());
+    assert!(rig.registry.prove(&cache, Some(&everything(&cache)), Patience::Bookmark).await.is_err());
     assert!(start_time.elapsed() < Duration::from_secs(5), "{:?}", start_time.elapsed());
     assert_eq!((metadata_lists(&rig.network), lookups(&rig.network), relists(&rig)), (1, 1, 1.0));
     assert_eq!((head(&cache), proofs(&rig, "equal"), proofs(&rig, "behind")), (before, 0.0, 2.0));
@@ -282,7 +301,7 @@ async fn a_list_that_fails_proves_nothing() {
     rig.network.connect_to(other);
     sleep(Duration::from_secs(2)).await;
     let cache = served(&rig).await;
-    assert!(rig.registry.prove(&cache, Patience::Bookmark).await.is_err());
+    assert!(rig.registry.prove(&cache, Some(&everything(&cache)), Patience::Bookmark).await.is_err());
     assert_eq!(proofs(&rig, "equal"), 0.0);
 }
 

@@ -43,6 +43,7 @@ mod restarts;
 mod resume;
 mod schema_changes;
 mod scopes;
+mod selective_reads;
 mod self_check;
 mod serve;
 mod staleness;
@@ -113,6 +114,7 @@ fn main() -> std::process::ExitCode {
         resume::TESTS,
         schema_changes::TESTS,
         scopes::TESTS,
+        selective_reads::TESTS,
         self_check::TESTS,
         serve::TESTS,
         staleness::TESTS,

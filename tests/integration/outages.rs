@@ -25,6 +25,7 @@ use crate::{
         rig::{PODS, Rig, Setup, churn, pod, pods, stage},
         tests,
     },
+    informer_start::get,
     upstream_faults::{relists, relists_for, synced, write},
 };
 
@@ -36,7 +37,9 @@ pub(crate) const TESTS: &[Test] = tests! {
         a_failed_page_is_requested_again_and_the_others_are_kept, a_page_that_always_fails_starts_the_list_over,
         a_failed_page_of_a_backfill_is_requested_again, a_list_that_fails_without_pages_has_pages_again, a_list_that_hangs_gives_its_place_to_others,
         relists_after_an_upgrade_are_spread_and_lose_no_event, a_schema_list_that_fails_leaves_the_watch_open,
-        a_schema_list_at_an_expired_version_becomes_a_gap, ever_older_versions_are_refused_after_a_few_reads;
+        a_schema_list_at_an_expired_version_becomes_a_gap, ever_older_versions_are_refused_after_a_few_reads,
+        a_watch_over_http_is_refused_for_as_long_as_no_read_may_start,
+        expired_watches_that_lists_mend_are_not_delayed, expired_watches_that_no_list_mends_are_delayed;
 };
 
 /// The resources of a program with many informers.
@@ -416,6 +419,56 @@ async fn a_schema_list_at_an_expired_version_becomes_a_gap() {
     watch.until(during[2]).await;
     assert_eq!(watch.state, rig.truth(PODS).await);
     assert_eq!((relists_for(&rig, "schema_changed"), relists_for(&rig, "initial")), (2.0, 1.0));
+}
+
+fn expired() -> Fault {
+    Fault::Status(Box::new(kubefan_sim::apiserver::Status::expired("too old resource version")))
+}
+
+async fn expired_watches_that_lists_mend_are_not_delayed() {
+    let (rig, mut watch, _) = synced(Setup::of(&["pods"]).by_list()).await;
+    for round in 0..6 {
+        rig.fault(Verb::Watch, expired(), 1);
+        rig.cut().await;
+        let cut_at = Instant::now();
+        watch.until(churn(&rig.sim, 10 * round, 3)).await;
+        // A broken connection is opened again after 0.8 to 1.6 s.
+        assert!(cut_at.elapsed() < Duration::from_secs(2), "{round}: after {:?}", cut_at.elapsed());
+        watch.until(churn(&rig.sim, 10 * round + 3, 3)).await;
+    }
+    assert_eq!(relists_for(&rig, "expired"), 6.0);
+}
+
+async fn expired_watches_that_no_list_mends_are_delayed() {
+    let (rig, _watch, before) = synced(Setup::of(&["pods"]).by_list()).await;
+    rig.fault(Verb::Watch, expired(), 1_000_000);
+    rig.cut().await;
+    sleep(Duration::from_secs(120)).await;
+    let lists = lists(&rig, PODS).len() - before;
+    assert!((4..=10).contains(&lists), "{lists} lists in two minutes");
+}
+
+async fn a_watch_over_http_is_refused_for_as_long_as_no_read_may_start() {
+    let sim = Setup::of(&["pods"]).sim();
+    let oldest = churn(&sim, 0, 20);
+    churn(&sim, 20, 60);
+    let rig = Rig::synced(sim, Setup::of(&["pods"])).await;
+    let mut refused = None;
+    for version in (oldest..oldest + 60).rev().step_by(3) {
+        let query = format!("{PODS}?watch=1&labelSelector=stage%3Don&resourceVersion={version}");
+        let response = get(&rig, &query).await;
+        if response.status() != 200 {
+            refused = Some((version, response));
+            break;
+        }
+    }
+    let (version, response) = refused.expect("the others are refused");
+    assert_eq!(response.status(), 429);
+    let seconds: u64 = response.headers()["retry-after"].to_str().unwrap().parse().unwrap();
+    assert!((2..=15).contains(&seconds), "{seconds} s");
+    sleep(Duration::from_secs(seconds)).await;
+    let query = format!("{PODS}?watch=1&labelSelector=stage%3Don&resourceVersion={version}");
+    assert_eq!(get(&rig, &query).await.status(), 200, "after this delay it is served");
 }
 
 async fn ever_older_versions_are_refused_after_a_few_reads() {

@@ -13,21 +13,29 @@ use kubefan_model::{
 };
 use kubefan_proxy::fanout::{Catalog, ConnectionWaker, Start, StreamEnd, StreamWaker, Subscription};
 use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
 
 use crate::{
+    freshness::write_configmap,
     harness::{
         Test,
+        network::answer,
         objects::version_of,
         rig::{PODS, Rig, Setup, pod, pods, versions},
         tests,
     },
+    informer_start::HttpWatch,
     upstream_faults::{relists_for, synced},
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
     paused: a_schema_change_that_leaves_all_bytes_is_not_seen,
         a_schema_change_ends_only_the_http_watches_that_select_changed_bytes,
-        a_schema_change_at_a_compacted_version_leaves_a_gap;
+        a_schema_change_at_a_compacted_version_leaves_a_gap,
+        events_arrive_while_the_list_for_the_schema_is_silent,
+        an_object_that_changes_during_the_list_for_the_schema_keeps_its_new_state,
+        a_watch_that_ends_during_the_list_for_the_schema_is_opened_again_at_once,
+        a_watch_that_starts_while_other_bytes_wait_for_a_version_has_them;
 };
 
 const RELISTS: &str =
@@ -93,6 +101,92 @@ async fn a_schema_change_ends_only_the_http_watches_that_select_changed_bytes() 
     assert_eq!(watch.state, rig.truth(PODS).await, "with the other bytes");
     assert!(matches!(until(&mut changed, second).await, Err(StreamEnd::Expired(_))));
     assert_eq!(until(&mut unchanged, second).await, Ok(vec![first, second]));
+}
+
+fn is_for_the_schema(path: &str) -> bool {
+    path.contains("resourceVersionMatch=Exact")
+}
+
+async fn events_arrive_while_the_list_for_the_schema_is_silent() {
+    let (rig, mut watch, _) = synced(setup()).await;
+    rig.network.answer_once(is_for_the_schema, answer(200, Vec::new(), true));
+    rig.sim.change_schema(&pods(), with_priority).unwrap();
+    rig.metric_becomes(RELISTS, 1.0).await;
+    for number in 0..5 {
+        let (written_at, written) =
+            (Instant::now(), rig.sim.create(&pods(), pod(&format!("b-{number}"), "new")).unwrap());
+        watch.until(written).await;
+        assert!(written_at.elapsed() < Duration::from_secs(1), "{number}: after {:?}", written_at.elapsed());
+        assert!(rig.readyz().contains("pods synced"), "{}", rig.readyz());
+        sleep(Duration::from_secs(1)).await;
+    }
+    // The request fails in the end and is sent again.
+    sleep(Duration::from_secs(90)).await;
+    let last = rig.sim.create(&pods(), pod("last", "new")).unwrap();
+    watch.until(last).await;
+    assert_eq!(watch.state, rig.truth(PODS).await, "with the other bytes");
+    assert_eq!((watch.gap_reasons.as_slice(), rig.metric(RELISTS)), (&["schema_changed".to_owned()][..], 1.0));
+}
+
+/// A default of the new schema.
+fn with_priority(pod: &mut Value) {
+    pod["spec"]["priority"] = json!(0);
+}
+
+async fn an_object_that_changes_during_the_list_for_the_schema_keeps_its_new_state() {
+    let mut setup = setup();
+    setup.reflector.page_size = 2;
+    let (rig, mut watch, _) = synced(setup).await;
+    for name in ["changed", "deleted", "other", "remade", "stays"] {
+        rig.sim.create(&pods(), pod(name, "old")).unwrap();
+    }
+    sleep(Duration::from_secs(1)).await;
+    // The second page fails once, so that there is time for events.
+    let mut fails = true;
+    rig.network.rule(move |path| {
+        let is_second = path.contains("continue=") && std::mem::take(&mut fails);
+        is_second.then(|| answer(503, vec!["{}".to_owned()], false))
+    });
+    rig.sim.change_schema(&pods(), with_priority).unwrap();
+    rig.metric_becomes(RELISTS, 1.0).await;
+    rig.sim.update(&pods(), pod("changed", "new")).unwrap();
+    rig.sim.delete(&pods(), "default", "deleted").unwrap();
+    rig.sim.delete(&pods(), "default", "remade").unwrap();
+    rig.sim.create(&pods(), pod("remade", "new")).unwrap();
+    sleep(Duration::from_secs(10)).await;
+    let last = rig.sim.create(&pods(), pod("last", "new")).unwrap();
+    watch.until(last).await;
+    assert_eq!(watch.state, rig.truth(PODS).await, "with the other bytes");
+    assert_eq!((watch.gap_reasons.as_slice(), relists_for(&rig, "initial")), (&["schema_changed".to_owned()][..], 1.0));
+    assert_eq!(rig.metric(RELISTS), 1.0, "one list, in one piece");
+}
+
+async fn a_watch_that_ends_during_the_list_for_the_schema_is_opened_again_at_once() {
+    let (rig, mut watch, _) = synced(setup()).await;
+    rig.network.answer_once(is_for_the_schema, answer(200, Vec::new(), true));
+    rig.sim.change_schema(&pods(), with_priority).unwrap();
+    rig.metric_becomes(RELISTS, 1.0).await;
+    rig.cut().await;
+    let (written_at, written) = (Instant::now(), rig.sim.create(&pods(), pod("b", "new")).unwrap());
+    watch.until(written).await;
+    assert!(written_at.elapsed() < Duration::from_secs(3), "after {:?}", written_at.elapsed());
+    rig.metric_becomes(RELISTS, 2.0).await;
+    sleep(Duration::from_secs(1)).await;
+    watch.until(rig.sim.create(&pods(), pod("c", "new")).unwrap()).await;
+    assert_eq!(watch.state, rig.truth(PODS).await, "with the other bytes");
+}
+
+async fn a_watch_that_starts_while_other_bytes_wait_for_a_version_has_them() {
+    let (rig, _watch, _) = synced(setup()).await;
+    sleep(Duration::from_secs(20)).await;
+    rig.sim.change_schema(&pods(), with_priority).unwrap();
+    rig.metric_becomes(RELISTS, 1.0).await;
+    sleep(Duration::from_secs(1)).await;
+    let version = write_configmap(&rig.sim);
+    let mut watch = HttpWatch::informer_of(&rig, PODS, "").await;
+    assert!(watch.initial().await.1 >= version);
+    let later = rig.sim.create(&pods(), pod("later", "new")).unwrap();
+    assert_eq!(watch.next().await, Some(("ADDED".to_owned(), "later".to_owned(), later)));
 }
 
 async fn a_schema_change_at_a_compacted_version_leaves_a_gap() {

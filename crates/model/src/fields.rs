@@ -130,6 +130,15 @@ impl FieldTable {
         &self.fields
     }
 
+    /// The name of a field of this table.
+    pub fn name(&self, field: FieldRef) -> &str {
+        match field {
+            FieldRef::Name => "metadata.name",
+            FieldRef::Namespace => "metadata.namespace",
+            FieldRef::Index(position) => self.fields.get(position).map_or("", |field| &field.name),
+        }
+    }
+
     /// The field that `name` refers to. `resource` is for the error message.
     ///
     /// # Errors

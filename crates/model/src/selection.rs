@@ -9,10 +9,10 @@ use std::{
 };
 
 use super::{
-    GroupVersionResource,
+    GroupVersionResource, Scope,
     fields::{FieldRef, FieldTable, UnsupportedField},
     object::{LabelLookup, Object, ObjectParser},
-    selector::{FieldOperator, FieldSelector, LabelSelector, Operator, ValueSet},
+    selector::{FieldOperator, FieldSelector, FieldTerm, LabelSelector, Operator, ValueSet},
 };
 
 /// A selection of objects. Equal selections compare equal, so that their subscribers share one
@@ -116,6 +116,25 @@ impl Selection {
         &self.0.spec
     }
 
+    /// Whether it selects every object in a scope.
+    pub fn is_everything_in(&self, scope: &Scope) -> bool {
+        let SelectionSpec { namespace, name, labels, fields } = &self.0.spec;
+        let has_namespace = !namespace.is_empty() && namespace != scope.namespace();
+        !has_namespace && name.is_empty() && labels.is_everything() && fields.is_empty()
+    }
+
+    /// The name and the fields as a field selector. `table` is the one that they were bound with.
+    pub fn field_selector(&self, table: &FieldTable) -> FieldSelector {
+        let SelectionSpec { name, fields, .. } = &self.0.spec;
+        let named = (!name.is_empty()).then_some((FieldRef::Name, FieldOperator::Equals, &**name));
+        let fields = fields.iter().map(|(field, operator, value)| (*field, *operator, &**value));
+        FieldSelector::new(named.into_iter().chain(fields).map(|(field, op, value)| FieldTerm {
+            path: table.name(field).into(),
+            op,
+            value: value.into(),
+        }))
+    }
+
     /// Whether an object can become or cease to be a member while it exists. Name and namespace
     /// alone cannot cause that, because they never change.
     pub fn membership_can_change(&self) -> bool {
@@ -204,6 +223,30 @@ impl fmt::Debug for Selection {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_selectors_of_a_selection_select_the_same() {
+        let gvr = GroupVersionResource::new("", "v1", "pods");
+        let table = FieldTable::new(&gvr, true, &[]);
+        let parser = Arc::new(ObjectParser::new(&table));
+        let bind = |name: &str, labels: LabelSelector, fields: &FieldSelector| {
+            Selection::bind("", name, labels, fields, &table, parser.clone(), &gvr).unwrap()
+        };
+        for labels in ["", "app", "!app", "app in (db,web),n>5", "app notin (x),tier!=y"] {
+            for fields in
+                ["", "spec.nodeName=n1", r"metadata.name!=a\,b,spec.host=x\=y,status.phase!=", "metadata.namespace=x"]
+            {
+                let labels = LabelSelector::parse(labels).unwrap();
+                let selection = bind("", labels, &FieldSelector::parse(fields).unwrap());
+                let labels = LabelSelector::parse(&selection.spec().labels.to_string()).unwrap();
+                let fields = FieldSelector::parse(&selection.field_selector(&table).to_string()).unwrap();
+                assert_eq!(bind("", labels, &fields), selection);
+            }
+        }
+        let named = bind("p", LabelSelector::default(), &FieldSelector::default());
+        assert_eq!(named.field_selector(&table).to_string(), "metadata.name=p");
+        assert!(!named.is_everything_in(&Scope::Cluster));
+    }
 
     #[test]
     fn labels_that_were_decoded_once_match_as_those_of_the_object() {

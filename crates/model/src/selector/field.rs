@@ -61,9 +61,15 @@ impl FieldSelector {
                 terms.push(FieldTerm { path: path.into(), op, value: value.into() });
             }
         }
+        Ok(Self::new(terms))
+    }
+
+    /// A selector of these terms.
+    pub fn new(terms: impl IntoIterator<Item = FieldTerm>) -> Self {
+        let mut terms: Vec<_> = terms.into_iter().collect();
         terms.sort_unstable();
         terms.dedup();
-        Ok(Self { terms: terms.into() })
+        Self { terms: terms.into() }
     }
 
     /// Whether there are no terms.

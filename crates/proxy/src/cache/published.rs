@@ -67,6 +67,8 @@ pub struct CachedState {
     pub history: History,
     /// The version of the objects.
     pub version: ResourceVersion,
+    /// The last version that brought other bytes of unchanged objects.
+    pub reencoded: Option<ResourceVersion>,
 }
 
 impl CachedState {
@@ -175,6 +177,9 @@ impl PublishedCache {
         match (change, &mut self.state) {
             (Change::Record(record), Some(state)) => {
                 state.follow(store, version, record.events(), &mut self.columns);
+                if matches!(&record, Record::Gap(gap) if !gap.is_lossy) {
+                    state.reencoded = Some(version);
+                }
                 state.history.push(record, received);
             }
             (Change::Version, Some(state)) => state.follow(store, version, &[], &mut self.columns),
@@ -187,7 +192,8 @@ impl PublishedCache {
                 };
                 self.epochs += 1;
                 self.columns.reset();
-                let before = state.replace(CachedState { epoch: self.epochs, store, history, version });
+                let before =
+                    state.replace(CachedState { epoch: self.epochs, store, history, version, reencoded: None });
                 return Applied::NewEpoch { because, replaced: before.is_some() };
             }
         }
@@ -236,7 +242,7 @@ impl PublishedCache {
     pub fn used(&mut self, selection: &Selection, now: Instant) -> Option<ColumnBuild> {
         let column = self.columns.used(self.column_for(selection)?, now)?;
         let state = self.state.as_mut()?;
-        let CachedState { epoch, store, history, version } = state;
+        let CachedState { epoch, store, history, version, .. } = state;
         Some(ColumnBuild::start(column, selection.parser(), (*epoch, *version), store, history, self.indexes.budget()))
     }
 

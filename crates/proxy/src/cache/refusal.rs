@@ -65,6 +65,15 @@ pub enum Refusal {
     /// A limit is reached.
     #[error("{0}")]
     Exhausted(String),
+    /// Upstream was read so often for readers of this resource that the next read has to wait.
+    /// Upstream can answer instead.
+    #[error("{message}")]
+    RateLimited {
+        /// What has to wait, and why.
+        message: String,
+        /// How long.
+        retry_after: Duration,
+    },
     /// A limit of the caches that readers start is reached. Upstream can answer instead.
     #[error("{0}")]
     NoRoom(String),

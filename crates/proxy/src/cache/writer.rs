@@ -7,12 +7,17 @@
 //! commit is published. The hazard is a list or event that contradicts what was sent before: it
 //! starts a new history, and is never passed on.
 //!
-//! A list at the version that the cache has reached can differ from it only in bytes: the schema
-//! has changed. History is ordered by versions, so such a difference has no place at its own
-//! version. It waits for the next one and becomes the step to it.
+//! A list at the version that the cache had reached when it began can differ from that state only
+//! in bytes: the schema has changed. Events may come during such a list. An object that they have
+//! changed has a version of its own since, so only the others can differ. History is ordered by
+//! versions, so such a difference has no place at its own version. It waits for the next one and
+//! becomes the step to it.
+
+mod packing;
 
 use std::{collections::HashMap, sync::Arc};
 
+use self::packing::Packing;
 use crate::cache::{gap::Gap, history::History, ring::Record, store::Store};
 use kubefan_common::planted::{self, Bug};
 use kubefan_model::{
@@ -93,6 +98,13 @@ pub enum UpdateError {
         /// The version reached before.
         reached: ResourceVersion,
     },
+    /// A list at a version that the cache had reached has other objects or versions. The next list
+    /// starts a new history.
+    #[error("upstream's list at version {version} differs from the state at that version")]
+    Differs {
+        /// The version.
+        version: ResourceVersion,
+    },
 }
 
 /// The writer of one cache.
@@ -119,6 +131,9 @@ struct Reencoded {
 struct Listing {
     store: Store,
     reason: &'static str,
+    /// The cached state when the list began, and its version.
+    before: Store,
+    from: Option<ResourceVersion>,
     /// An item that cannot exist if the cached state is an earlier state of the same history.
     contradiction: Option<String>,
     /// The objects that the list replaces or deletes, packed in advance: to pack them all at its
@@ -126,75 +141,6 @@ struct Listing {
     history: HashMap<ObjectKey, Arc<Object>>,
     /// The last key that [`CacheWriter::prepare`] has compared.
     prepared: Option<ObjectKey>,
-}
-
-/// How objects are stored while nothing reads them.
-#[derive(Default)]
-struct Packing {
-    /// The current objects are packed too, not only the replaced ones.
-    pack_current: bool,
-    packer: Arc<Packer>,
-    /// Collects samples for the dictionary; `None` once it is made.
-    sampler: Option<Sampler>,
-}
-
-impl Packing {
-    /// With fewer objects a dictionary is not worth its own size.
-    const SAMPLES_LEAST: usize = 16;
-
-    fn make_packer(&mut self) {
-        if let Some(sampler) = &self.sampler {
-            self.packer = Arc::new(sampler.packer());
-        }
-    }
-
-    fn current(&self, object: &Arc<Object>) -> Arc<Object> {
-        if self.pack_current { object.packed(&self.packer) } else { object.clone() }
-    }
-
-    /// An item of a list, as it is stored. The first ones stay unpacked in `store` until there is a
-    /// dictionary.
-    fn list_item(&mut self, object: Arc<Object>, store: &mut Store) -> Arc<Object> {
-        let Some(sampler) = &mut self.sampler else { return self.current(&object) };
-        sampler.look(&object);
-        if !self.pack_current || self.packer.has_dictionary() {
-            return self.current(&object);
-        }
-        if sampler.seen() == Sampler::SAMPLES_MAX {
-            self.make_packer();
-            self.pack_all(store);
-            return self.current(&object);
-        }
-        object
-    }
-
-    /// The list is complete: makes the dictionary from all of it, which is used until the next
-    /// list.
-    fn list_end(&mut self, store: &mut Store) {
-        if self.sampler.as_ref().is_some_and(|sampler| sampler.seen() >= Self::SAMPLES_LEAST) {
-            self.make_packer();
-            self.sampler = None;
-        }
-        if self.pack_current && store.len() < Sampler::SAMPLES_MAX {
-            self.pack_all(store);
-        }
-    }
-
-    /// Makes the dictionary of a resource that started with few objects once there were enough.
-    fn event(&mut self, object: &Arc<Object>) {
-        if let Some(sampler) = &mut self.sampler {
-            sampler.look(object);
-            if sampler.seen() >= Sampler::SAMPLES_MAX {
-                self.make_packer();
-                self.sampler = None;
-            }
-        }
-    }
-
-    fn pack_all(&self, store: &mut Store) {
-        let plain: Vec<_> = store.iter().filter(|object| !object.is_packed()).cloned().collect();
-        plain.iter().for_each(|object| drop(store.insert(object.packed(&self.packer))));
-    }
 }
 
 impl CacheWriter {
@@ -212,6 +158,11 @@ impl CacheWriter {
     /// The version reached; `None` before the first list is complete.
     pub fn version(&self) -> Option<ResourceVersion> {
         self.version
+    }
+
+    /// Whether a list is in progress.
+    pub fn is_listing(&self) -> bool {
+        self.listing.is_some()
     }
 
     /// Whether a new encoding of the objects waits for the next version.
@@ -237,15 +188,16 @@ impl CacheWriter {
         match update {
             Update::ListBegin { reason } => {
                 let (store, contradiction, history, prepared) = Default::default();
-                self.listing = Some(Listing { store, reason, contradiction, history, prepared });
+                let (before, from) = (self.store.clone(), self.version);
+                self.listing = Some(Listing { store, reason, before, from, contradiction, history, prepared });
                 self.packing.sampler = Some(Sampler::default());
                 Ok(None)
             }
             Update::ListItem(object) => {
                 let listing = self.listing.as_mut().ok_or(UpdateError::NotListed)?;
-                let cached = self.store.get(object.key().as_str());
+                let cached = listing.before.get(object.key().as_str());
                 if listing.contradiction.is_none()
-                    && let Some(reached) = self.version
+                    && let Some(reached) = listing.from
                 {
                     listing.contradiction = contradiction(cached, &object, reached, listing.reason);
                 }
@@ -263,7 +215,7 @@ impl CacheWriter {
             Update::ListEnd(version) => {
                 let mut listing = self.listing.take().ok_or(UpdateError::NotListed)?;
                 self.packing.list_end(&mut listing.store);
-                Ok(self.replace(listing, version))
+                self.replace(listing, version)
             }
             Update::Event(kind, object) => {
                 let reached = self.version.ok_or(UpdateError::NotListed)?;
@@ -298,7 +250,7 @@ impl CacheWriter {
     pub fn prepare(&mut self, objects_max: usize) -> bool {
         let Some(listing) = &mut self.listing else { return false };
         let prepared = listing.prepared.take();
-        let mut after = self.store.after(prepared.as_ref());
+        let mut after = listing.before.after(prepared.as_ref());
         for old in after.by_ref().take(objects_max) {
             listing.prepared = Some(old.key().clone());
             if listing.store.get(old.key().as_str()).is_none() {
@@ -365,7 +317,10 @@ impl CacheWriter {
         self.commit(version, Change::Record(Record::Gap(Arc::new(Gap::reencoded(version, reason, events)))))
     }
 
-    fn replace(&mut self, listing: Listing, version: ResourceVersion) -> Option<Commit> {
+    fn replace(&mut self, listing: Listing, version: ResourceVersion) -> Result<Option<Commit>, UpdateError> {
+        if self.version != listing.from {
+            return self.read_again(listing, version);
+        }
         let Listing { store, reason, contradiction, mut history, .. } = listing;
         self.reencoded = None;
         let before = std::mem::replace(&mut self.store, store);
@@ -386,19 +341,51 @@ impl CacheWriter {
                 } else if events.iter().all(|event| is_reencoded(event)) {
                     let store = std::mem::replace(&mut self.store, before);
                     self.reencoded = Some(Reencoded { store, reason, events });
-                    return None;
+                    return Ok(None);
                 } else {
-                    start(format!("a list at version {version} differs from the state at that version"))
+                    start(differs_at(version))
                 }
             }
         };
-        Some(self.commit(version, change))
+        Ok(Some(self.commit(version, change)))
+    }
+
+    /// Takes a list at the version that the cache had when it began, after which events came. They
+    /// stay; the other objects get the bytes of the list.
+    fn read_again(&mut self, listing: Listing, version: ResourceVersion) -> Result<Option<Commit>, UpdateError> {
+        let Listing { store: listed, reason, before, from, mut history, .. } = listing;
+        let is_same = |(old, new): (&Arc<Object>, &Arc<Object>)| {
+            (old.key(), old.uid(), old.version()) == (new.key(), new.uid(), new.version())
+        };
+        if from != Some(version) || before.len() != listed.len() || !before.iter().zip(listed.iter()).all(is_same) {
+            self.rewritten = Some(differs_at(version));
+            return Err(UpdateError::Differs { version });
+        }
+        let mut store = self.store.clone();
+        for object in listed.iter() {
+            let key = object.key().as_str();
+            let now = self.store.get(key);
+            if now.is_some_and(|now| is_same((now, object)) && !Arc::ptr_eq(now, object) && !same(now, object)) {
+                store.insert(object.clone());
+            }
+            // What was packed in advance is the object of that time.
+            if !now.is_some_and(|now| before.get(key).is_some_and(|old| Arc::ptr_eq(old, now))) {
+                history.remove(object.key());
+            }
+        }
+        let events = difference(&self.store, &store, &mut history, &self.packing.packer);
+        self.reencoded = (!events.is_empty()).then_some(Reencoded { store, reason, events });
+        Ok(None)
     }
 
     fn commit(&mut self, version: ResourceVersion, change: Change) -> Commit {
         self.version = Some(version);
         Commit { store: self.store.clone(), version, change }
     }
+}
+
+fn differs_at(version: ResourceVersion) -> String {
+    format!("a list at version {version} differs from the state at that version")
 }
 
 /// Whether a list repeats an object. The same version has the same bytes, unless the schema has

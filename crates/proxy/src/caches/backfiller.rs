@@ -20,7 +20,11 @@ use std::{
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
-use super::{context::CacheContext, list_scheduler::ListPriority};
+use super::{
+    context::CacheContext,
+    list_scheduler::ListPriority,
+    read_limit::{READS_MAX, ReadLimit},
+};
 use crate::{
     cache::{Backfill, CacheWriter, EventRing, Expired, Record, RingLimits, Update, writer::Change},
     fanout::{CachePosition, Refusal, Served},
@@ -55,11 +59,6 @@ const LIMITS: RingLimits = RingLimits {
 /// longer continues from the backfill's end.
 const RETENTION: Duration = Duration::from_secs(60);
 
-/// The reads that a cache may start at once, after a time without any. A mass return needs one.
-const READS_MAX: u32 = 4;
-/// The time after which a cache may start one more.
-const READ_INTERVAL: Duration = Duration::from_secs(15);
-
 type BackfillResult = Result<Arc<Backfill>, Refusal>;
 
 /// The backfills of one cache.
@@ -78,25 +77,6 @@ struct Inner {
     running: Option<(ReadRange, ResultSender)>,
     /// The requests for the next read. Subscribers with equal requests share one.
     next: Option<(BTreeSet<Request>, ResultSender)>,
-}
-
-/// Limits how often reads start: a token bucket, stored as the time at which it is full again.
-#[derive(Default)]
-struct ReadLimit {
-    full_at: Option<Instant>,
-}
-
-impl ReadLimit {
-    /// Takes one token. If there is none, fails with the time until there is.
-    fn take(&mut self, now: Instant) -> Result<(), Duration> {
-        let full_at = self.full_at.map_or(now, |at| at.max(now)) + READ_INTERVAL;
-        let wait = (full_at - now).saturating_sub(READS_MAX * READ_INTERVAL);
-        if !wait.is_zero() {
-            return Err(wait);
-        }
-        self.full_at = Some(full_at);
-        Ok(())
-    }
 }
 
 type ResultSender = Arc<watch::Sender<Option<BackfillResult>>>;
@@ -232,10 +212,11 @@ impl Backfiller {
     }
 
     fn too_many(&self, wait: Duration) -> Refusal {
-        Refusal::Exhausted(format!(
+        let message = format!(
             "{} was read {READS_MAX} times in a row for subscribers that resume; the next read may start in {wait:.0?}",
             self.served.gvr
-        ))
+        );
+        Refusal::RateLimited { message, retry_after: wait }
     }
 
     fn unsynced(&self) -> Refusal {
@@ -476,25 +457,4 @@ fn record(writer: &mut CacheWriter, update: Update, has_state: bool) -> Result<O
     let object = Arc::new(object);
     let previous = (kind != EventType::Added).then(|| object.clone());
     Ok(Some(Record::Event(Arc::new(WatchEvent::new(kind, object.version(), object, previous)))))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn reads_start_in_a_burst_and_then_one_per_interval() {
-        let mut reads = ReadLimit::default();
-        let start = Instant::now();
-        for _ in 0..READS_MAX {
-            assert_eq!(reads.take(start), Ok(()));
-        }
-        assert_eq!(reads.take(start), Err(READ_INTERVAL));
-        assert_eq!(reads.take(start + READ_INTERVAL / 3), Err(READ_INTERVAL - READ_INTERVAL / 3));
-        let later = start + READ_INTERVAL;
-        assert_eq!((reads.take(later), reads.take(later)), (Ok(()), Err(READ_INTERVAL)));
-        let idle = later + 100 * READ_INTERVAL;
-        let taken = std::iter::from_fn(|| reads.take(idle).ok()).count();
-        assert_eq!(taken, READS_MAX as usize, "no more than a burst after a long time");
-    }
 }

@@ -1,12 +1,12 @@
 //! One cache as the registry stores it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    backfiller::Backfiller, consistency::Prover, planned_relist::PlannedRelist, schema::CachedSchema,
-    version_lookup::ClusterVersion,
+    backfiller::Backfiller, consistency::Prover, missing_right::MissingRight, planned_relist::PlannedRelist,
+    schema::CachedSchema, version_lookup::ClusterVersion,
 };
 use crate::fanout::{Phase, Served};
 use kubefan_model::{GroupVersionResource, Media, Scope};
@@ -42,28 +42,7 @@ pub(super) struct Cache {
     /// The relist that a check has asked for.
     pub(super) planned_relist: Arc<PlannedRelist>,
     /// The right that kubefan lacks, in words; `None` if the last request had it.
-    pub(super) missing_right: MissingRight,
-}
-
-/// A right that kubefan lacks. Requests without it are refused for as long as the operator does
-/// nothing, so it is logged once and shown for as long as it is missing.
-#[derive(Default)]
-pub(super) struct MissingRight(Mutex<Option<String>>);
-
-impl MissingRight {
-    /// Records the outcome of a request: the missing right in words, or `None`. Returns true if
-    /// that is new.
-    pub(super) fn set(&self, right: Option<String>) -> bool {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_new = *known != right;
-        *known = right;
-        is_new
-    }
-
-    /// The missing right in words.
-    pub(super) fn get(&self) -> Option<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
+    pub(super) missing_right: Arc<MissingRight>,
 }
 
 /// Why a configured resource has no cache.

@@ -45,17 +45,19 @@ use tracing::debug;
 
 use super::{
     bookmark_pause::{BookmarkPause, ProofFailure, ProofResult},
-    context::CacheContext,
+    context::{CacheContext, VersionError},
+    missing_right::MissingRight,
     rounds::{Place, Rounds},
+    schema::CachedSchema,
     state_comparison::StateComparison,
 };
 use crate::{
     cache::Update,
     fanout::{CachePosition, Fresh, Hub, Patience, Phase, Refusal, Served},
     telemetry::metrics::{Proof, WatchPurpose},
-    upstream::reflector::Step,
+    upstream::{UpstreamError, reflector::Step},
 };
-use kubefan_model::{GroupVersionResource, ResourceVersion};
+use kubefan_model::{GroupVersionResource, ResourceVersion, selection::Selection};
 
 /// The shortest time between the starts of two proofs, if the first one needed a watch or failed.
 const PROOF_INTERVAL: Duration = Duration::from_secs(1);
@@ -80,8 +82,8 @@ const LONG_WAIT: Duration = Duration::from_secs(1);
 /// How long a reader waits for its proof, the one under way included.
 fn wait_limit(patience: Patience) -> Duration {
     match patience {
-        Patience::AtOnce | Patience::Comparison => Duration::from_millis(40),
-        Patience::Bookmark | Patience::Insistent => 2 * PROOF_TIMEOUT,
+        Patience::AtOnce => Duration::from_millis(40),
+        Patience::Bookmark | Patience::NoFallback => 2 * PROOF_TIMEOUT,
     }
 }
 
@@ -89,6 +91,8 @@ fn wait_limit(patience: Patience) -> Duration {
 pub(super) struct Prover {
     context: CacheContext,
     served: Served,
+    /// Shared with the self-check, which may be off.
+    missing_right: Arc<MissingRight>,
     /// Whether this cache is ever proved.
     is_enabled: bool,
     comparison: Arc<StateComparison>,
@@ -123,30 +127,50 @@ fn is_uncached_upstream(gvr: &GroupVersionResource) -> bool {
 impl Prover {
     /// A prover that proves nothing if `is_enabled` is false or if upstream has no watch cache of
     /// the resource.
-    pub(super) fn new(context: CacheContext, served: Served, is_enabled: bool) -> Arc<Self> {
+    pub(super) fn new(
+        context: CacheContext,
+        served: Served,
+        (schema, missing_right): (Arc<CachedSchema>, Arc<MissingRight>),
+        is_enabled: bool,
+    ) -> Arc<Self> {
         let is_enabled = is_enabled && !is_uncached_upstream(&served.gvr);
-        let comparison = StateComparison::new(context.clone(), served.clone());
+        let comparison = StateComparison::new(context.clone(), served.clone(), schema);
         let (rounds, bookmarks, empty_range, range_found) = Default::default();
-        Arc::new(Self { context, served, is_enabled, comparison, rounds, bookmarks, empty_range, range_found })
+        Arc::new(Self {
+            context,
+            served,
+            missing_right,
+            is_enabled,
+            comparison,
+            rounds,
+            bookmarks,
+            empty_range,
+            range_found,
+        })
     }
 
     fn bookmarks(&self) -> MutexGuard<'_, BookmarkPause> {
         self.bookmarks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a proof of the state that starts after this call.
-    pub(super) async fn prove(self: &Arc<Self>, patience: Patience) -> Result<Fresh, Refusal> {
-        let compares = match patience {
-            Patience::AtOnce => false,
+    /// Waits for a proof of the state that starts after this call. Upstream may list the metadata
+    /// of the `listed` objects for it.
+    pub(super) async fn prove(
+        self: &Arc<Self>,
+        listed: Option<&Selection>,
+        patience: Patience,
+    ) -> Result<Fresh, Refusal> {
+        if let Some(selection) = listed.filter(|_| self.is_enabled) {
             // A look-up costs less than a list, and is enough for a busy resource.
-            Patience::Comparison => self.is_quiet(),
-            Patience::Bookmark | Patience::Insistent => true,
-        };
-        if self.is_enabled
-            && compares
-            && let Some(fresh) = self.comparison.prove().await
-        {
-            return Ok(fresh);
+            if !self.is_quiet() {
+                match self.advance(Patience::AtOnce).await {
+                    Err(_) if patience > Patience::AtOnce => {}
+                    proved => return proved.map(|()| Fresh::Cache),
+                }
+            }
+            if let Some(fresh) = self.comparison.prove(selection).await {
+                return Ok(fresh);
+            }
         }
         self.advance(patience).await.map(|()| Fresh::Cache)
     }
@@ -160,12 +184,9 @@ impl Prover {
         }
         let pause = match patience {
             Patience::Bookmark => self.bookmarks().remaining(Instant::now()),
-            Patience::AtOnce | Patience::Comparison | Patience::Insistent => None,
+            Patience::AtOnce | Patience::NoFallback => None,
         };
-        let patience = match patience {
-            Patience::Comparison => Patience::AtOnce,
-            patience => pause.map_or(patience, |_| Patience::AtOnce),
-        };
+        let patience = pause.map_or(patience, |_| Patience::AtOnce);
         let Some(place) = self.join(patience) else {
             return Err(match pause {
                 Some(left) => unproved(&format!(
@@ -202,7 +223,7 @@ impl Prover {
         while let Some(round) = self.rounds.begin(PROOF_INTERVAL).await {
             let (started, patience) = (Instant::now(), round.demand);
             let is_attempt = patience > Patience::AtOnce && self.bookmarks().begin(started);
-            let proof = timeout(PROOF_TIMEOUT, self.run_one(is_attempt || patience == Patience::Insistent)).await;
+            let proof = timeout(PROOF_TIMEOUT, self.run_one(is_attempt || patience == Patience::NoFallback)).await;
             let proof =
                 proof.unwrap_or_else(|_| Err(ProofFailure::Failed(format!("no proof within {PROOF_TIMEOUT:?}"))));
             let label = proof.as_ref().map_or_else(ProofFailure::result, |proof| *proof);
@@ -210,7 +231,7 @@ impl Prover {
             if matches!(label, Proof::Held | Proof::CaughtUp) {
                 self.rounds.next_due(started + LOOK_UP_INTERVAL);
             }
-            // An insistent reader during a pause does not make the pause longer.
+            // A reader that upstream cannot serve instead does not make a pause longer.
             if is_attempt || matches!(label, Proof::Bookmark) {
                 self.bookmarks().end(&proof, Instant::now());
             }
@@ -233,7 +254,14 @@ impl Prover {
         };
         let asked_at = Instant::now();
         let asked = self.context.cluster_version(&self.context.target(&self.served)).await;
-        let asked = asked.map_err(failed)?;
+        match &asked {
+            Err(VersionError::Request(error @ UpstreamError::Forbidden { .. })) => {
+                self.missing_right.list_is_forbidden(&self.served, &error.to_string());
+            }
+            Ok(_) => self.missing_right.list_is_allowed(),
+            Err(_) => {}
+        }
+        let asked = asked.map_err(|error| failed(error.to_string()))?;
         if asked < from {
             return Err(failed(format!("the cluster is at version {asked}, below the cache's version {from}")));
         }

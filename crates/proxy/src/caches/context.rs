@@ -14,13 +14,25 @@ use crate::{
     peer::Peers,
     telemetry::metrics::WatchPurpose,
     upstream::{
-        Reflector, Upstream,
+        Reflector, Upstream, UpstreamError,
         discovery::Discovery,
+        identity::IdentityError,
         metadata::MetadataTarget,
         reflector::{ReflectorOptions, Target},
     },
 };
 use kubefan_model::ResourceVersion;
+
+/// Why the version of the cluster is not known.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum VersionError {
+    /// The request failed.
+    #[error(transparent)]
+    Request(#[from] UpstreamError),
+    /// Upstream is not confirmed to be the same cluster.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+}
 
 /// Clients and options that all caches share. A clone is cheap.
 #[derive(Clone)]
@@ -82,10 +94,10 @@ impl CacheContext {
     }
 
     /// The resource version that the cluster has reached. Fails if another cluster answers.
-    pub(super) async fn cluster_version(&self, target: &Target) -> Result<ResourceVersion, String> {
+    pub(super) async fn cluster_version(&self, target: &Target) -> Result<ResourceVersion, VersionError> {
         let doubt = self.upstream.doubt();
-        let version = self.upstream.cluster_version(target).await.map_err(|error| error.to_string())?;
-        self.upstream.confirm(doubt).await.map_err(|error| error.to_string())?;
+        let version = self.upstream.cluster_version(target).await?;
+        self.upstream.confirm(doubt).await?;
         Ok(version)
     }
 }

@@ -27,17 +27,18 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{
-    allowance::{Allowance, TooLarge},
+    allowance::Allowance,
     consistency::Prover,
     context::CacheContext,
     list_scheduler::{ListPlace, ListPriority},
     planned_relist::{DueRelist, PlannedRelist},
     retry::Retry,
     schema::CachedSchema,
+    stopped::Stopped,
     warm_start::warm_start,
 };
 use crate::{
-    cache::{CacheWriter, Commit, Update, UpdateError, writer::SCHEMA_CHANGED},
+    cache::{CacheWriter, Update, writer::SCHEMA_CHANGED},
     fanout::{CommitBatch, Phase, Served, StreamEnd},
     peer::ReceivedCache,
     telemetry::metrics::WatchPurpose,
@@ -63,25 +64,6 @@ const REREAD_INTERVAL: Duration = Duration::from_secs(60);
 /// Objects to pack before yielding to other tasks: a few milliseconds of work.
 const PREPARE_OBJECTS: usize = 100;
 
-/// Why an informer stopped by itself.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Stopped {
-    /// The apiserver does not serve the resource, or no longer does.
-    NotFound(String),
-    /// The cache exceeds its allowance.
-    TooLarge(String),
-    /// The apiserver does not serve this encoding, or not in a form that can be cached.
-    NotAcceptable(String),
-    /// The encoding of the cached objects has changed, so subscribers must start over.
-    Rewritten(String),
-}
-
-impl From<TooLarge> for Stopped {
-    fn from(TooLarge(message): TooLarge) -> Self {
-        Self::TooLarge(message)
-    }
-}
-
 /// The list and watch of one cache.
 pub(super) struct Informer {
     context: CacheContext,
@@ -95,6 +77,8 @@ pub(super) struct Informer {
     random: StdRng,
     /// The place of the list that is requested next or in progress.
     place: Option<ListPlace>,
+    /// When the list was given its place, or received something.
+    list_progress: Instant,
     /// Set while watching.
     due_relist: Option<DueRelist>,
     planned_relist: Arc<PlannedRelist>,
@@ -155,6 +139,7 @@ impl Informer {
             retry,
             random,
             place: None,
+            list_progress: Instant::now(),
             due_relist: None,
             planned_relist,
             forbidden_since: None,
@@ -189,6 +174,7 @@ impl Informer {
                     None
                 }
                 Ok(Step::Ended { reason }) => {
+                    self.retry_reread();
                     self.doubt = Some(self.context.upstream.doubt());
                     self.served.hub.metrics().watch_restart(reason);
                     None
@@ -222,14 +208,15 @@ impl Informer {
                 unannounced.batch.wake();
                 let priority = if self.writer.version().is_none() { ListPriority::First } else { ListPriority::Relist };
                 self.place = Some(self.context.lists.acquire(priority).await);
+                self.list_progress = Instant::now();
             }
-            let (watching, mut advanced_to) = (self.reflector.is_watching(), None);
+            let (watching, mut advanced_to) = (self.reflector.has_watch(), None);
             let next = self.step_or_advance(watching, &mut advanced_to, unannounced).await;
             advanced_to.into_iter().for_each(|version| self.reflector.advance_to(version));
             match next {
                 Next::Step(step) => return step,
                 Next::Relist(reason, place) => {
-                    (self.place, self.due_relist) = (Some(place), None);
+                    (self.place, self.due_relist, self.list_progress) = (Some(place), None, Instant::now());
                     match reason {
                         SCHEMA_CHANGED => self.reflector.reread(reason),
                         _ => self.reflector.relist(reason),
@@ -240,7 +227,7 @@ impl Informer {
     }
 
     /// Like [`Self::step`]. Meanwhile a freshness proof may advance the version of the cache, but
-    /// only in the middle of a watch, because a list in progress may be older than the proof.
+    /// only in the middle of a watch, because a list without one may be older than the proof.
     async fn step_or_advance(
         &mut self,
         watching: bool,
@@ -251,7 +238,7 @@ impl Informer {
         if !watching {
             self.due_relist = None;
         }
-        let mut stalls_at = self.place.as_ref().map(|_| Instant::now() + LIST_STALL_MAX);
+        let mut stalls_at = self.place.as_ref().map(|_| self.list_progress + LIST_STALL_MAX);
         let mut step = pin!(self.reflector.step());
         if unannounced.steps < EVENTS_PER_WAKE_MAX {
             for _ in 0..=READ_YIELDS {
@@ -281,7 +268,7 @@ impl Informer {
             };
             let hub = &self.served.hub;
             let Some(version) = range.target_for(hub) else { continue };
-            let applied = write(&mut self.writer, &self.schema, &self.planned_relist, Update::Bookmark(version));
+            let applied = self.schema.write(&mut self.writer, &self.planned_relist, Update::Bookmark(version));
             if let Ok(Some(commit)) = applied {
                 hub.proved(range.received);
                 unannounced.batch.commit(commit, range.received);
@@ -320,10 +307,17 @@ impl Informer {
 
     async fn apply(&mut self, batch: &mut CommitBatch, update: Update, received: Instant) -> Option<Stopped> {
         let list = if let Update::ListBegin { reason } = update { Some(reason) } else { None };
+        if let (Update::ListEnd(_), Some((SCHEMA_CHANGED, _))) = (&update, self.listing) {
+            // Events that came during the list may have had the confirmation that its end needs.
+            self.doubt = Some(self.context.upstream.doubt());
+        }
         if !matches!(update, Update::ListItem(_)) && !self.is_confirmed(batch, list).await {
             return None;
         }
         let hub = &self.served.hub;
+        if matches!(update, Update::ListBegin { .. } | Update::ListItem(_)) {
+            self.list_progress = Instant::now();
+        }
         match &update {
             Update::ListBegin { reason } => {
                 hub.listing(reason);
@@ -355,12 +349,11 @@ impl Informer {
         // objects at the version of the cache proves nothing.
         let listing = if listed { self.listing.take() } else { None };
         let listed_at = listing.filter(|(reason, _)| *reason != SCHEMA_CHANGED).map(|(_, started)| started);
-        let applied = write(&mut self.writer, &self.schema, &self.planned_relist, update);
+        let applied = self.schema.write(&mut self.writer, &self.planned_relist, update);
         if listed {
             self.place = None;
             hub.warn(self.reflector.warnings());
-            // The watch is open, even if a page of the list has failed meanwhile.
-            if self.reflector.is_watching() {
+            if self.reflector.has_watch() {
                 hub.live();
             }
         }
@@ -369,6 +362,7 @@ impl Informer {
             self.retry.served();
         }
         if is_proof && is_applied {
+            self.retry.watched();
             hub.proved(received);
         }
         match applied {
@@ -376,6 +370,8 @@ impl Informer {
                 if first {
                     let (objects, bytes) = (commit.store.len(), commit.store.json_bytes());
                     info!(resource = %self.served.gvr, scope = self.served.scope.namespace(), media = self.media().as_str(), version = %commit.version, objects, bytes, "synced");
+                    // Readers that have waited for the state find this with it.
+                    listed_at.into_iter().for_each(|at| hub.listed(at));
                 }
                 batch.commit(commit, received);
             }
@@ -417,11 +413,10 @@ impl Informer {
             hub.metrics().watch_restart(error.reason());
         }
         warn!(resource = %self.served.gvr, scope = self.served.scope.namespace(), media = self.media().as_str(), reason = error.reason(), %error, "upstream failed");
-        if self.reflector.is_watching() {
+        self.retry_reread();
+        let hub = &self.served.hub;
+        if self.reflector.has_watch() {
             // The objects could not be read again, but the watch is open.
-            hub.live();
-            (self.listing, self.place) = (None, None);
-            self.planned_relist.request(Instant::now() + REREAD_INTERVAL, SCHEMA_CHANGED);
             return None;
         }
         match error.upstream() {
@@ -451,6 +446,14 @@ impl Informer {
         None
     }
 
+    /// Plans to read the objects again for the schema, if the list for it has ended early.
+    fn retry_reread(&mut self) {
+        if matches!(self.listing, Some((SCHEMA_CHANGED, _))) && !self.reflector.is_about_to_list() {
+            (self.listing, self.place) = (None, None);
+            self.planned_relist.request(Instant::now() + REREAD_INTERVAL, SCHEMA_CHANGED);
+        }
+    }
+
     fn forbidden(&mut self, message: &str) {
         let hub = &self.served.hub;
         let message = format!("the apiserver denies kubefan {}: {message}", self.served.gvr);
@@ -473,22 +476,6 @@ impl Informer {
         self.place = None;
         self.retry.wait_after(error).await;
     }
-}
-
-/// Applies an update, and notes when the cached objects are those of a new schema.
-fn write(
-    writer: &mut CacheWriter,
-    schema: &CachedSchema,
-    planned_relist: &PlannedRelist,
-    update: Update,
-) -> Result<Option<Commit>, UpdateError> {
-    let ends_encoding = matches!(update, Update::ListEnd(_)) || writer.awaits_version();
-    let applied = writer.apply(update);
-    // A change of the schema that was noticed during the list is not in it.
-    if ends_encoding && applied.is_ok() && !writer.awaits_version() && !planned_relist.is_planned() {
-        schema.list_completed();
-    }
-    applied
 }
 
 /// Whether discovery confirms that the resource is gone. A 404 alone may come from an apiserver

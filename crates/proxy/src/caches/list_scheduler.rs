@@ -6,8 +6,10 @@
 //! order is that of their arrival.
 //!
 //! It covers the lists that caches consist of: the first list, relists, the confirmation of a warm
-//! start and the state of a backfill. Look-ups of a single name are not lists, the self-check reads
-//! one page at a time by itself, and requests of callers that are passed on are not kubefan's.
+//! start and the state of a backfill. Other lists do not wait here. Look-ups of a single name are
+//! cheap. The self-check and freshness proofs list metadata only: the self-check one page at a
+//! time, and a proof at most 1,000 objects, which its reader would have listed. Requests that are
+//! passed on are those of their callers.
 
 use std::{
     collections::BTreeMap,

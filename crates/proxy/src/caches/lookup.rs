@@ -16,7 +16,7 @@ use crate::{
 };
 use kubefan_common::proto::v1alpha1::{ResourceState, ResourceStatus};
 use kubefan_common::sync::watch;
-use kubefan_model::{GroupVersionResource, Media, ResourceVersion, Scope};
+use kubefan_model::{GroupVersionResource, Media, ResourceVersion, Scope, selection::Selection};
 
 impl Catalog for Arc<Registry> {
     async fn find(
@@ -55,8 +55,8 @@ impl Catalog for Arc<Registry> {
         Box::pin(self.cache_of(served)?.cluster_version.known_after(asked)).await
     }
 
-    async fn prove(&self, served: &Served, patience: Patience) -> Result<Fresh, Refusal> {
-        Box::pin(self.cache_of(served)?.prover.prove(patience)).await
+    async fn prove(&self, served: &Served, listed: Option<&Selection>, patience: Patience) -> Result<Fresh, Refusal> {
+        Box::pin(self.cache_of(served)?.prover.prove(listed, patience)).await
     }
 
     async fn advance(&self, served: &Served, patience: Patience) -> Result<(), Refusal> {

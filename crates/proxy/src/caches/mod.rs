@@ -6,14 +6,15 @@
 //! ```text
 //!   list_scheduler                   which cache may list upstream now
 //!   context                          clients and options that all caches share
-//!   retry, planned_relist            when one cache asks upstream again
+//!   retry, planned_relist,           when one cache asks upstream again
+//!     read_limit
 //!   rounds, bookmark_pause           when readers wait for upstream
-//!   discovered, schema, allowance,   the facts and limits of one resource, and its configured media
-//!     resource_media
+//!   discovered, schema, allowance,   the facts and limits of one resource, its configured media, and
+//!     resource_media, missing_right    what kubefan may not do with it
 //!   backfiller, version_lookup,      requests to upstream on behalf of one cache
 //!     state_comparison, consistency,
 //!     warm_start
-//!   informer, cache_entry            the task that fills a cache; a cache as it is stored
+//!   stopped, informer, cache_entry   the task that fills a cache; a cache as it is stored
 //!   cache_map                        all caches, by identity and by resource
 //!   registry                         the map of all caches, and the task of each
 //!   configured, on_demand,           policies: which caches exist, are checked, limited, offered
@@ -35,9 +36,11 @@ mod informer;
 mod list_scheduler;
 mod lookup;
 pub mod memory_pressure;
+mod missing_right;
 mod on_demand;
 mod peer_source;
 mod planned_relist;
+mod read_limit;
 mod readiness;
 mod registry;
 mod resource_media;
@@ -47,6 +50,7 @@ mod run;
 mod schema;
 mod self_check;
 mod state_comparison;
+mod stopped;
 mod version_lookup;
 mod warm_start;
 

@@ -19,14 +19,16 @@ use tracing::{info, warn};
 use super::{
     allowance::{Allowance, EncodingLimits, OnDemandLimits},
     backfiller::Backfiller,
-    cache_entry::{Cache, CacheEnd, CacheId, MissingRight, UncachedReason},
+    cache_entry::{Cache, CacheEnd, CacheId, UncachedReason},
     cache_map::CacheMap,
     consistency::Prover,
     context::CacheContext,
     discovered::DiscoveredResource,
-    informer::{Informer, Stopped},
+    informer::Informer,
+    missing_right::MissingRight,
     resource_media::ConfiguredResource,
     schema::{CachedSchema, follow_schema},
+    stopped::Stopped,
     version_lookup::ClusterVersion,
 };
 use crate::{
@@ -214,7 +216,10 @@ impl Registry {
         served.hub.limit_staleness(self.options.staleness_max);
         let backfiller = Backfiller::new(self.context.clone(), served.clone());
         let cluster_version = ClusterVersion::new(self.context.clone(), &served);
-        let prover = Prover::new(self.context.clone(), served.clone(), self.options.proves);
+        let schema = Arc::new(CachedSchema::new(discovered.schema.clone()));
+        let missing_right = Arc::<MissingRight>::default();
+        let shared = (schema.clone(), missing_right.clone());
+        let prover = Prover::new(self.context.clone(), served.clone(), shared, self.options.proves);
         let cache = Arc::new(Cache {
             name: name.to_owned(),
             served,
@@ -223,9 +228,9 @@ impl Registry {
             prover,
             on_demand,
             stop: self.stop.child_token(),
-            schema: Arc::new(CachedSchema::new(discovered.schema.clone())),
+            schema,
             planned_relist: Arc::default(),
-            missing_right: MissingRight::default(),
+            missing_right,
         });
         if let Some(before) = self.caches.insert(cache.clone()) {
             // A configured resource replaces the cache that a reader had started.

@@ -9,8 +9,8 @@
 //! - No complete answer, 429 and 5xx: a backoff, at least as long as the apiserver asks for.
 //! - Any other refusal, or an answer that makes no sense: a backoff of its own. Such an answer
 //!   shows that upstream is there, so the backoff of the kinds above starts over.
-//! - 410: none for the first. A list mends it, and the scheduler of lists spreads the load. If
-//!   lists do not help, the backoff for refusals applies.
+//! - 410: none. A list mends it, and the scheduler of lists spreads the load. If the next 410
+//!   comes although no event or bookmark was received since, a backoff of its own.
 //!
 //! After an outage the apiserver is starting for a while, and answers 403, 404, 429 and 5xx until
 //! it has read its rules and filled its watch caches. Long delays would outlast that, so they are
@@ -34,6 +34,8 @@ pub(super) struct Retry {
     upstream: Upstream,
     /// For requests without an answer, and for 429 and 5xx.
     unserved: Backoff,
+    /// For versions that are too old.
+    expired: Backoff,
     /// For all other failures.
     refused: Backoff,
     random: StdRng,
@@ -42,7 +44,7 @@ pub(super) struct Retry {
 impl Retry {
     pub(super) fn new(upstream: Upstream, random: StdRng) -> Self {
         let backoff = || Backoff::new(BackoffOptions::default());
-        Self { upstream, unserved: backoff(), refused: backoff(), random }
+        Self { upstream, unserved: backoff(), expired: backoff(), refused: backoff(), random }
     }
 
     /// Notes that upstream has served a request.
@@ -50,9 +52,15 @@ impl Retry {
         self.unserved.reset();
     }
 
+    /// Notes that a watch has brought an event or a bookmark: its version was not too old.
+    pub(super) fn watched(&mut self) {
+        self.expired.reset();
+    }
+
     /// Forgets all failures.
     pub(super) fn reset(&mut self) {
         self.unserved.reset();
+        self.expired.reset();
         self.refused.reset();
     }
 
@@ -75,7 +83,7 @@ impl Retry {
             other => {
                 self.unserved.reset();
                 match other {
-                    Some(UpstreamError::Gone { .. }) => self.refused.next_delay_after_first(now, &mut self.random),
+                    Some(UpstreamError::Gone { .. }) => self.expired.next_delay_after_first(now, &mut self.random),
                     _ => self.refused.next_delay(now, asked, &mut self.random),
                 }
             }

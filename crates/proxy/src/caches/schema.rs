@@ -13,7 +13,12 @@ use tokio::time::{Instant, sleep};
 use tracing::info;
 
 use super::{context::CacheContext, discovered::DiscoveredResource, planned_relist::PlannedRelist};
-use crate::{cache::writer::SCHEMA_CHANGED, fanout::Served, peer::schema_text, upstream::discovery::SchemaFingerprint};
+use crate::{
+    cache::{CacheWriter, Commit, Update, UpdateError, writer::SCHEMA_CHANGED},
+    fanout::Served,
+    peer::schema_text,
+    upstream::discovery::SchemaFingerprint,
+};
 use kubefan_model::GroupVersionResource;
 
 /// The time over which the relists of all caches are spread after an upgrade of the apiserver.
@@ -28,11 +33,13 @@ struct Schemas {
     current: Option<SchemaFingerprint>,
     /// The schema of the relist that is due or under way.
     next: Option<SchemaFingerprint>,
+    /// The objects were read with another schema, and wait for the next version.
+    awaits_version: bool,
 }
 
 impl CachedSchema {
     pub(super) fn new(current: Option<SchemaFingerprint>) -> Self {
-        Self(Mutex::new(Schemas { current, next: None }))
+        Self(Mutex::new(Schemas { current, ..Schemas::default() }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Schemas> {
@@ -45,11 +52,36 @@ impl CachedSchema {
     }
 
     /// Notes that a list is complete.
-    pub(super) fn list_completed(&self) {
+    fn list_completed(&self) {
         let mut schemas = self.lock();
         if let Some(next) = schemas.next.take() {
             schemas.current = Some(next);
         }
+    }
+
+    /// Whether the cache will have other bytes at its next version.
+    pub(super) fn awaits_version(&self) -> bool {
+        self.lock().awaits_version
+    }
+
+    /// Applies an update to the cache, and notes when its objects are those of a new schema.
+    pub(super) fn write(
+        &self,
+        writer: &mut CacheWriter,
+        planned_relist: &PlannedRelist,
+        update: Update,
+    ) -> Result<Option<Commit>, UpdateError> {
+        let ends_encoding = matches!(update, Update::ListEnd(_)) || writer.awaits_version();
+        let applied = writer.apply(update);
+        let is_complete = !writer.awaits_version() && !writer.is_listing();
+        if ends_encoding {
+            self.lock().awaits_version = writer.awaits_version();
+        }
+        // A change of the schema that was noticed during the list is not in it.
+        if ends_encoding && applied.is_ok() && is_complete && !planned_relist.is_planned() {
+            self.list_completed();
+        }
+        applied
     }
 
     /// The text that peers compare. `None` if the schema is unknown, or if the cached objects are

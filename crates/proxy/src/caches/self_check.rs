@@ -21,7 +21,6 @@ use crate::{
     telemetry::metrics::SelfCheck,
     upstream::{UpstreamError, metadata::MetadataPages},
 };
-use kubefan_model::Scope;
 
 /// The wait between two pages.
 const PAGE_INTERVAL: Duration = Duration::from_millis(250);
@@ -62,8 +61,10 @@ async fn check(context: &CacheContext, cache: &Cache) {
         return;
     }
     let Some(result) = compare(context, &cache.served).await else { return };
-    let missing = matches!(result, CheckResult::Forbidden(_)).then(|| missing_right(&cache.served));
-    let has_changed = cache.missing_right.set(missing.clone());
+    match &result {
+        CheckResult::Forbidden(error) => cache.missing_right.list_is_forbidden(&cache.served, error),
+        _ => cache.missing_right.list_is_allowed(),
+    }
     let scope = scope.namespace();
     let label = match result {
         CheckResult::Equal => SelfCheck::Equal,
@@ -73,28 +74,13 @@ async fn check(context: &CacheContext, cache: &Cache) {
             SelfCheck::Different
         }
         CheckResult::Expired => SelfCheck::Expired,
-        CheckResult::Forbidden(error) => {
-            if has_changed {
-                warn!(resource = %gvr, scope, error, "{}", missing.unwrap_or_default());
-            }
-            SelfCheck::Failed
-        }
+        CheckResult::Forbidden(_) => SelfCheck::Failed,
         CheckResult::Failed(error) => {
             debug!(resource = %gvr, scope, error, "no self-check");
             SelfCheck::Failed
         }
     };
     hub.metrics().self_check(label);
-}
-
-/// The right that self-checks need, in words.
-fn missing_right(served: &Served) -> String {
-    let scope = match &served.scope {
-        Scope::Namespace(namespace) => format!("in the namespace {namespace}"),
-        Scope::Cluster if served.namespaced => "in all namespaces".to_owned(),
-        Scope::Cluster => "in the cluster".to_owned(),
-    };
-    format!("no self-check and no freshness proof: kubefan may not list {} {scope}; grant it the verb list", served.gvr)
 }
 
 /// Compares one cache with upstream. `None` if it has no state, or if a relist replaced the

@@ -7,23 +7,30 @@
 //! events may still come. So the cache stays at c, as do its bookmarks and its staleness, and the
 //! readers are served that very state ([`Fresh::State`]).
 //!
+//! Upstream lists what the reader selects, and nothing else, because it would read no more for the
+//! reader itself. The proof is one of the selected objects only. Readers with equal selections
+//! share it, and a list of all objects serves every reader.
+//!
 //! If they differ, the cache is behind. It is compared again after each of its commits, for a
 //! moment. A difference never causes a list of the cache: its own watch is on the way.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use futures::future::join_all;
 use tokio::time::{Instant, timeout};
 use tracing::debug;
 
-use super::{context::CacheContext, rounds::Rounds};
+use super::{context::CacheContext, rounds::Rounds, schema::CachedSchema};
 use crate::{
     cache::Store,
     fanout::{CachePosition, Fresh, Phase, ProvedState, Served},
     telemetry::metrics::Proof,
     upstream::metadata::{MetadataPages, ObjectMetadata},
 };
-use kubefan_model::{ObjectKey, ResourceVersion};
+use kubefan_model::{ObjectKey, ResourceVersion, selection::Selection};
 
+/// The most selections of one round. The readers of further ones wait for a bookmark, one for all.
+const SELECTIONS_MAX: usize = 16;
 /// The most objects of a cache that is proved by a list. Upstream reads and encodes all of them, so
 /// for a larger cache an empty watch costs less.
 const OBJECTS_MAX: usize = 1_000;
@@ -41,7 +48,10 @@ const FAILED_LIST_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct StateComparison {
     context: CacheContext,
     served: Served,
-    rounds: Rounds<(), Option<Fresh>>,
+    schema: Arc<CachedSchema>,
+    /// A round lists what its readers select, each selection once, and answers with those that were
+    /// proved.
+    rounds: Rounds<Vec<Selection>, Arc<Vec<(Selection, Fresh)>>>,
 }
 
 /// A list of metadata.
@@ -52,55 +62,82 @@ struct Listed {
 }
 
 impl Listed {
-    /// Whether a cache has exactly these objects.
-    fn equals(&self, store: &Store) -> bool {
-        store.len() == self.objects.len()
-            && store.iter().zip(&self.objects).all(|(cached, (key, (uid, version)))| {
-                cached.key() == key && cached.version() == *version && cached.uid() == uid
-            })
+    /// Whether a selection has exactly these objects in a cache.
+    fn equals(&self, store: &Store, selection: &Selection) -> bool {
+        let selected = store.iter().filter(|cached| selection.matches(cached));
+        selected
+            .map(|cached| (cached.key(), cached.uid(), cached.version()))
+            .eq(self.objects.iter().map(|(key, (uid, version))| (key, uid.as_str(), *version)))
     }
 }
 
 impl StateComparison {
-    pub(super) fn new(context: CacheContext, served: Served) -> Arc<Self> {
-        Arc::new(Self { context, served, rounds: Rounds::default() })
+    pub(super) fn new(context: CacheContext, served: Served, schema: Arc<CachedSchema>) -> Arc<Self> {
+        Arc::new(Self { context, served, schema, rounds: Rounds::default() })
     }
 
-    /// Waits for a comparison that starts after this call. `None` if it proved nothing, or if the
-    /// cache is too large.
-    pub(super) async fn prove(self: &Arc<Self>) -> Option<Fresh> {
-        if self.served.hub.position()?.store.len() > OBJECTS_MAX {
+    /// Waits for a comparison of the selected objects that starts after this call. `None` if it
+    /// proved nothing, if the cache is too large, or if there are too many other selections.
+    pub(super) async fn prove(self: &Arc<Self>, selection: &Selection) -> Option<Fresh> {
+        if self.schema.awaits_version() || self.served.hub.position()?.store.len() > OBJECTS_MAX {
             return None;
         }
-        let place = self.rounds.join(LIST_INTERVAL, |()| {})?;
+        let mut is_compared = false;
+        let place = self.rounds.join(LIST_INTERVAL, |selections| {
+            let is_in = selections.iter().any(|other| self.serves(other, selection));
+            if !is_in && selections.len() < SELECTIONS_MAX {
+                selections.push(selection.clone());
+            }
+            is_compared = is_in || selections.last() == Some(selection);
+        })?;
         if place.must_run {
             tokio::spawn(self.clone().run());
         }
+        if !is_compared {
+            return None;
+        }
         // The one under way, and the next.
-        place.answer(2 * (LIST_TIMEOUT + CATCH_UP_TIMEOUT)).await.flatten()
+        let proved = place.answer(2 * (LIST_TIMEOUT + CATCH_UP_TIMEOUT)).await?;
+        proved.iter().find(|(other, _)| self.serves(other, selection)).map(|(_, fresh)| fresh.clone())
+    }
+
+    /// Whether a proof of one selection is one of another.
+    fn serves(&self, proved: &Selection, selection: &Selection) -> bool {
+        proved == selection || proved.is_everything_in(&self.served.scope)
     }
 
     /// Runs one comparison after the other until there are no more readers.
     async fn run(self: Arc<Self>) {
         while let Some(round) = self.rounds.begin(LIST_INTERVAL).await {
-            let started = Instant::now();
-            let result = self.compare(started).await;
-            let label = match &result {
-                Ok((proof, _)) | Err((proof, _)) => *proof,
+            let everything = |selection: &&Selection| selection.is_everything_in(&self.served.scope);
+            let compared = match round.demand.iter().find(everything) {
+                Some(everything) => std::slice::from_ref(everything),
+                None => &round.demand,
             };
-            self.served.hub.metrics().proof(label, started.elapsed());
-            match result {
-                Ok((_, fresh)) => round.answer(Some(fresh)),
-                Err((_, why)) => {
-                    debug!(resource = %self.served.gvr, scope = self.served.scope.namespace(), why, "not compared");
-                    round.answer(None);
-                    self.rounds.pause(Instant::now() + FAILED_LIST_INTERVAL, None);
-                }
+            let proved: Vec<_> = join_all(compared.iter().map(|selection| self.try_selection(selection))).await;
+            let proved: Vec<_> = proved.into_iter().flatten().collect();
+            let is_failed = proved.is_empty();
+            round.answer(Arc::new(proved));
+            if is_failed {
+                self.rounds.pause(Instant::now() + FAILED_LIST_INTERVAL, Arc::default());
             }
         }
     }
 
-    async fn compare(&self, started: Instant) -> Result<(Proof, Fresh), (Proof, String)> {
+    async fn try_selection(&self, selection: &Selection) -> Option<(Selection, Fresh)> {
+        let started = Instant::now();
+        let result = self.compare(selection, started).await;
+        let label = match &result {
+            Ok((proof, _)) | Err((proof, _)) => *proof,
+        };
+        self.served.hub.metrics().proof(label, started.elapsed());
+        if let Err((_, why)) = &result {
+            debug!(resource = %self.served.gvr, scope = self.served.scope.namespace(), why, "not compared");
+        }
+        result.ok().map(|(_, fresh)| (selection.clone(), fresh))
+    }
+
+    async fn compare(&self, selection: &Selection, started: Instant) -> Result<(Proof, Fresh), (Proof, String)> {
         let hub = &self.served.hub;
         let failed = |why: String| (Proof::Failed, why);
         // Without its own watch the cache would not notice that upstream was restored from a
@@ -109,7 +146,7 @@ impl StateComparison {
         let from = hub.position().filter(|_| is_synced);
         let CachePosition { epoch, version: from, .. } =
             from.ok_or_else(|| failed("the cache has no watch at the moment".to_owned()))?;
-        let listed = timeout(LIST_TIMEOUT, self.list()).await;
+        let listed = timeout(LIST_TIMEOUT, self.list(selection)).await;
         let listed = listed.map_err(|_| failed(format!("no list within {LIST_TIMEOUT:?}")))?.map_err(failed)?;
         let Some(listed) = listed else {
             return Err((Proof::Behind, format!("upstream has more than {OBJECTS_MAX} objects")));
@@ -123,12 +160,19 @@ impl StateComparison {
             let position = hub.position().filter(|position| position.epoch == epoch);
             let position = position.ok_or_else(|| failed("it is being listed again".to_owned()))?;
             let CachePosition { store, version, .. } = position;
+            // Upstream has the objects in another encoding, and a bookmark brings it.
+            if self.schema.awaits_version() {
+                return Err(failed("the objects of a new schema wait for the next version".to_owned()));
+            }
             if version >= asked {
                 hub.proved(started);
                 return Ok((if is_first { Proof::Held } else { Proof::CaughtUp }, Fresh::Cache));
             }
-            if listed.equals(&store) {
-                return Ok((Proof::Equal, Fresh::State(ProvedState { epoch, store, version: asked })));
+            if listed.equals(&store, selection) {
+                return Ok((
+                    Proof::Equal,
+                    Fresh::State(ProvedState { epoch, store, cached_at: version, version: asked }),
+                ));
             }
             is_first = false;
             let left = caught_up_by.saturating_duration_since(Instant::now());
@@ -140,11 +184,12 @@ impl StateComparison {
         }
     }
 
-    /// The metadata of all objects, at the version that the cluster has reached. `None` if there
-    /// are too many.
-    async fn list(&self) -> Result<Option<Listed>, String> {
+    /// The metadata of all selected objects, at the version that the cluster has reached. `None` if
+    /// there are too many.
+    async fn list(&self, selection: &Selection) -> Result<Option<Listed>, String> {
         let upstream = &self.context.upstream;
-        let (doubt, target) = (upstream.doubt(), self.context.metadata_target(&self.served));
+        let (doubt, target) =
+            (upstream.doubt(), self.context.metadata_target(&self.served).narrowed_to(selection, &self.served.fields));
         let mut pages = MetadataPages::consistent(upstream.clone(), target).with_page_objects(OBJECTS_MAX);
         let page = pages.next_objects().await.map_err(|error| error.to_string())?;
         upstream.confirm(doubt).await.map_err(|error| error.to_string())?;

@@ -47,7 +47,7 @@ impl ClusterVersion {
         }
         let at = Instant::now();
         let answer = match timeout(ANSWER_TIMEOUT, self.context.cluster_version(&self.target)).await {
-            Ok(answer) => answer.map_err(|error| self.refusal(error)),
+            Ok(answer) => answer.map_err(|error| self.refusal(error.to_string())),
             Err(_) => Err(self.refusal(format!("no answer within {ANSWER_TIMEOUT:?}"))),
         };
         *last = Some((at, answer.clone()));

@@ -11,7 +11,9 @@ use crate::{
 };
 use kubefan_common::proto::v1alpha1::ResourceStatus;
 use kubefan_common::sync::watch;
-use kubefan_model::{GroupVersionResource, Media, ResourceVersion, Scope, fields::FieldTable, object::ObjectParser};
+use kubefan_model::{
+    GroupVersionResource, Media, ResourceVersion, Scope, fields::FieldTable, object::ObjectParser, selection::Selection,
+};
 
 /// A resource that is served in one scope.
 #[derive(Clone)]
@@ -38,14 +40,11 @@ pub enum Patience {
     /// At most 40 ms, for a proof that is due: upstream answers the read soon enough.
     #[default]
     AtOnce,
-    /// As long as upstream takes to list the metadata of a small quiet cache, which costs upstream
-    /// no more than the read. Otherwise as [`Self::AtOnce`].
-    Comparison,
     /// A second or two, for upstream's next bookmark: the read itself would cost upstream or the
     /// reader more.
     Bookmark,
     /// The same, also if a recent wait failed: upstream cannot answer the read instead.
-    Insistent,
+    NoFallback,
 }
 
 /// The caches that servers read from.
@@ -81,11 +80,18 @@ pub trait Catalog: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Arc<Backfill>, Refusal>> + Send;
 
     /// Waits for upstream's proof that a state is not older than this call. One proof serves all
-    /// that wait.
+    /// that wait. If the cache is small and quiet, upstream may list the metadata of the `listed`
+    /// objects for it: those that the reader would otherwise read there. The state is then proved
+    /// for these objects only.
     ///
     /// # Errors
     /// [`Refusal::Unavailable`] if none arrived in time: upstream has to answer the read.
-    fn prove(&self, served: &Served, patience: Patience) -> impl Future<Output = Result<Fresh, Refusal>> + Send;
+    fn prove(
+        &self,
+        served: &Served,
+        listed: Option<&Selection>,
+        patience: Patience,
+    ) -> impl Future<Output = Result<Fresh, Refusal>> + Send;
 
     /// As [`Self::prove`], for a reader that names a version: the cache itself reaches the version
     /// that the cluster had at this call.

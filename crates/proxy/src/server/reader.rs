@@ -256,7 +256,7 @@ impl<C: Catalog> Reader<C> {
         }
         let asked = Instant::now();
         // Upstream cannot answer instead.
-        let NotReached { is_proved, .. } = self.reach(served, version, Patience::Insistent).await.err()?;
+        let NotReached { is_proved, .. } = self.reach(served, version, Patience::NoFallback).await.err()?;
         let reached = match is_proved {
             true => served.hub.head(),
             false => self.catalog.cluster_version(served, asked).await.ok(),

@@ -13,7 +13,9 @@ use crate::upstream::{
     client::{Upstream, Verb, encode_query},
     error::UpstreamError,
 };
-use kubefan_model::{GroupVersionResource, ObjectKey, ResourceVersion, Scope};
+use kubefan_model::{
+    GroupVersionResource, ObjectKey, ResourceVersion, Scope, fields::FieldTable, selection::Selection,
+};
 
 /// The media types that `kubectl` and client-go's metadata client request. A server that does not
 /// know the first one answers with full objects.
@@ -35,6 +37,21 @@ pub struct MetadataTarget {
     pub label_selector: String,
     /// Empty selects everything.
     pub field_selector: String,
+}
+
+impl MetadataTarget {
+    /// Only the selected objects, which are in this scope.
+    pub fn narrowed_to(mut self, selection: &Selection, fields: &FieldTable) -> Self {
+        let namespace = &selection.spec().namespace;
+        if !namespace.is_empty() {
+            self.scope = Scope::Namespace(namespace.clone());
+        }
+        self.label_selector = selection.spec().labels.to_string();
+        let selector = selection.field_selector(fields).to_string();
+        let selectors = [std::mem::take(&mut self.field_selector), selector];
+        self.field_selector = selectors.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(",");
+        self
+    }
 }
 
 /// A paginated list.

@@ -281,6 +281,76 @@ fn a_repeated_or_reordered_event_is_not_passed_on() {
     assert_eq!(error.to_string(), "upstream sent a at version 12, after version 12");
 }
 
+/// A list at the version of its start, with events in the middle of it.
+#[test]
+fn objects_that_change_during_a_list_keep_their_state_and_the_others_get_its_bytes() {
+    let first = ["a", "b", "c", "d", "e"].into_iter().zip(5..).map(|(name, number)| object(name, "1", number));
+    for parts in [None, Some(1)] {
+        let mut writer = CacheWriter::default();
+        list(&mut writer, first.clone().collect(), 10);
+        writer.apply(Update::ListBegin { reason: "schema_changed" }).unwrap();
+        for object in [reencoded("a", "1", 5), reencoded("b", "1", 6)] {
+            writer.apply(Update::ListItem(object)).unwrap();
+        }
+        let changes = [
+            (Modified, reencoded("b", "1", 11)),
+            (Deleted, object("d", "1", 12)),
+            (Deleted, object("e", "1", 13)),
+            (Added, reencoded("e", "2", 14)),
+            (Added, object("f", "1", 15)),
+        ];
+        for (kind, object) in changes {
+            let commit = writer.apply(Update::Event(kind, object)).unwrap().unwrap();
+            assert_eq!(told(&commit).len(), 1, "an event is passed on at once");
+        }
+        for object in [object("c", "1", 7), reencoded("d", "1", 8), reencoded("e", "1", 9)] {
+            writer.apply(Update::ListItem(object)).unwrap();
+        }
+        while parts.is_some_and(|parts| writer.prepare(parts)) {}
+        assert!(writer.apply(Update::ListEnd(version(10))).unwrap().is_none() && writer.awaits_version());
+        let commit = writer.apply(Update::Bookmark(version(20))).unwrap().unwrap();
+        assert_eq!(told(&commit), [(Modified, "a".into(), 5)]);
+        let previous = events(&commit)[0].previous().unwrap();
+        assert_eq!(previous.bytes(), object("a", "1", 5).bytes(), "what subscribers have");
+        let held: Vec<_> =
+            commit.store.iter().map(|o| (o.key().to_string(), o.version().get(), o.uid().to_owned())).collect();
+        let expected = [("a", 5, "1"), ("b", 11, "1"), ("c", 7, "1"), ("e", 14, "2"), ("f", 15, "1")];
+        assert_eq!(held, expected.map(|(name, number, uid)| (name.to_owned(), number, uid.to_owned())));
+        assert!(is_new(&commit, "a") && is_new(&commit, "b") && !is_new(&commit, "c"));
+    }
+}
+
+#[test]
+fn other_bytes_that_wait_are_committed_during_the_next_list_and_not_again() {
+    let mut writer = awaiting();
+    writer.apply(Update::ListBegin { reason: "schema_changed" }).unwrap();
+    let commit = writer.apply(Update::Event(Modified, object("c", "3", 11))).unwrap().unwrap();
+    assert_eq!(told(&commit), [(Modified, "a".into(), 5), (Modified, "b".into(), 6), (Modified, "c".into(), 11)]);
+    for object in [reencoded("a", "1", 5), reencoded("b", "2", 6), reencoded("c", "3", 7)] {
+        writer.apply(Update::ListItem(object)).unwrap();
+    }
+    assert!(writer.apply(Update::ListEnd(version(10))).unwrap().is_none() && !writer.awaits_version());
+    let commit = writer.apply(Update::Bookmark(version(12))).unwrap().unwrap();
+    assert!(told(&commit).is_empty() && is_new(&commit, "a") && !is_new(&commit, "c"));
+}
+
+#[test]
+fn a_list_with_events_that_contradicts_the_state_of_its_start_leads_to_a_new_history() {
+    for (listed, at) in [(vec![], 10), (vec![object("a", "1", 4)], 10), (vec![object("a", "1", 5)], 9)] {
+        let mut writer = CacheWriter::default();
+        list(&mut writer, vec![object("a", "1", 5)], 10);
+        writer.apply(Update::ListBegin { reason: "schema_changed" }).unwrap();
+        writer.apply(Update::Event(Added, object("b", "1", 11))).unwrap();
+        for object in listed {
+            writer.apply(Update::ListItem(object)).unwrap();
+        }
+        let differs = Some(UpdateError::Differs { version: version(at) });
+        assert_eq!(writer.apply(Update::ListEnd(version(at))).err(), differs);
+        let commit = list(&mut writer, vec![object("b", "1", 11)], 20);
+        assert!(matches!(commit.change, Change::Start { .. }));
+    }
+}
+
 #[test]
 fn the_state_decides_whether_an_object_is_new() {
     let mut writer = CacheWriter::default();

@@ -30,6 +30,8 @@ pub struct ProvedState {
     pub epoch: u64,
     /// The objects.
     pub store: Store,
+    /// The version of the cache that had them.
+    pub cached_at: ResourceVersion,
     /// The version of the list that has these objects.
     pub version: ResourceVersion,
 }
@@ -38,11 +40,12 @@ impl Fresh {
     /// The proved state, if a reader has to be served it instead of the cache.
     ///
     /// # Errors
-    /// [`Refusal::Unavailable`] if another history of the cache has started since the proof.
+    /// [`Refusal::Unavailable`] if another history of the cache has started since the proof, or if
+    /// unchanged objects have other bytes since.
     pub(in crate::fanout) fn instead_of(&self, cached: &CachedState) -> Result<Option<&ProvedState>, Refusal> {
         match self {
             Self::Cache => Ok(None),
-            Self::State(proved) if proved.epoch != cached.epoch => {
+            Self::State(proved) if proved.epoch != cached.epoch || cached.reencoded > Some(proved.cached_at) => {
                 Err(Refusal::Unavailable("the resource was listed again since its state was proved".to_owned()))
             }
             Self::State(proved) => Ok((cached.version < proved.version).then_some(proved)),

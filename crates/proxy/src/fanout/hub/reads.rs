@@ -12,6 +12,7 @@ use crate::{
         views::{
             log::Cursor,
             view::{LogReadError, View},
+            view_gap::ViewGap,
         },
     },
 };
@@ -40,20 +41,18 @@ impl Hub {
         }
     }
 
-    /// The place in the log after `cursor` and after `floor`, and whether the cache has reached
-    /// `floor`.
+    /// The place in the log after `cursor` and after `floor`, the gaps in between that hold other
+    /// bytes of unchanged objects, and whether the cache has reached `floor`.
     pub(in crate::fanout) fn cursor_past(
         &self,
         view: &View,
         cursor: Cursor,
         floor: ResourceVersion,
-    ) -> Result<(Cursor, bool), LogReadError> {
+    ) -> Result<(Cursor, Vec<Arc<ViewGap>>, bool), LogReadError> {
         let state = self.lock();
         let cached = self.state_of(&state, view).map_err(LogReadError::Ended)?;
-        match cached.version < floor {
-            true => Ok((view.end(), false)),
-            false => Ok((view.cursor_past(cursor, floor), true)),
-        }
+        let (past, gaps) = view.cursor_past(cursor, floor);
+        Ok((past, gaps, cached.version >= floor))
     }
 
     /// A part of [`History::prior_steps`](crate::cache::History::prior_steps), for a catch-up in

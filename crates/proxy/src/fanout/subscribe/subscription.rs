@@ -46,7 +46,8 @@ pub struct Subscription {
     waker_id: usize,
     waker: Arc<StreamWaker>,
     cursor: Cursor,
-    /// Events up to this version are skipped: the client has them from elsewhere.
+    /// Events up to this version are skipped. Either the client has them from elsewhere, or its
+    /// first state is that of this version, which the cache had not reached when it was proved.
     floor: Option<ResourceVersion>,
     /// The cursor at which it last found nothing. The view counts each waiting subscription once
     /// per cursor, and frees a segment when all of them wait behind it.
@@ -281,11 +282,21 @@ impl Subscription {
         Ok(Some(frames))
     }
 
-    /// Moves past the events that the client has from elsewhere.
+    /// Moves past the events up to the floor.
+    ///
+    /// # Errors
+    /// If objects have other bytes since a version up to the floor.
     fn skip_to_floor(&mut self) -> Result<(), LogReadError> {
         let Some(floor) = self.floor else { return Ok(()) };
-        let (cursor, is_reached) = self.hub.cursor_past(&self.view, self.cursor, floor)?;
+        let (cursor, reencoded, is_reached) = self.hub.cursor_past(&self.view, self.cursor, floor)?;
         self.cursor = cursor;
+        // The client has the bytes of before. This tests the selection, so it takes no lock.
+        for gap in reencoded {
+            let crossing = gap.crossing(self.view.selection());
+            crossing.map_err(|Expired { requested, oldest }| {
+                LogReadError::Gap(Expired { requested, oldest: oldest.max(floor) })
+            })?;
+        }
         self.floor = self.floor.filter(|_| !is_reached);
         Ok(())
     }

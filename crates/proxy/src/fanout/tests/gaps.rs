@@ -1,8 +1,9 @@
 //! Gaps: one record that all views share, of which each subscriber takes what it selects; and what
 //! they mean to watches over HTTP, which cannot express them.
 
+use super::watch_http::proved;
 use super::*;
-use crate::fanout::views::log::LogItem;
+use crate::fanout::{SubscribeOptions, views::log::LogItem};
 use kubefan_model::projection::Projection;
 
 /// A ring that evicts nothing in these tests.
@@ -33,6 +34,12 @@ impl Cache {
     fn http(&self, labels: &str, at: u64, waker: StreamWaker) -> Subscription {
         let format = Format::http(Media::Json, Projection::default());
         self.hub.subscribe(self.select(labels), format, Start::Resume(version(at)), waker).unwrap()
+    }
+
+    /// A watch over HTTP that begins with a state.
+    fn http_with_state(&self, labels: &str, options: &SubscribeOptions) -> Result<Subscription, Refusal> {
+        let format = Format::http(Media::Json, Projection::default());
+        self.hub.subscribe(self.select(labels), format, options.clone(), waker())
     }
 
     /// The size of all views' logs, in items.
@@ -237,4 +244,33 @@ async fn a_watch_from_a_version_ahead_of_the_cache_continues_after_a_gap_below_i
     cache.event(Modified, "a", "web", 26);
     assert_eq!(lines(&mut inside).await, ["too old resource version: 15 (20)"]);
     assert_eq!(lines(&mut after).await, ["MODIFIED a@26"]);
+}
+
+/// The cache was at 10 when its state was proved to be that of 20.
+#[tokio::test(start_paused = true)]
+async fn other_bytes_before_the_version_of_a_proved_state_end_the_watches_that_select_them() {
+    for with_event in [false, true] {
+        let mut cache = long();
+        let objects = [("a", "web", 5), ("b", "db", 6)];
+        cache.list(&objects, 10);
+        let options = proved(&cache, 20);
+        let mut web = cache.http_with_state("app=web", &options).unwrap();
+        let mut db = cache.http_with_state("app=db", &options).unwrap();
+        assert_eq!(lines(&mut web).await, ["ADDED a@5", "BOOKMARK @20"]);
+        cache.list_again(&objects, "web");
+        match with_event {
+            true => cache.event(Added, "c", "db", 15),
+            false => cache.apply(Update::Bookmark(version(15))),
+        }
+        let refused = cache.http_with_state("app=web", &options).err();
+        assert!(matches!(refused, Some(Refusal::Unavailable(_))), "the state has the old bytes: {refused:?}");
+        if with_event {
+            cache.event(Deleted, "c", "db", 16);
+            cache.event(Modified, "b", "db", 21);
+        }
+        let end = lines(&mut web).await;
+        assert!(end.len() == 1 && end[0].contains("too old resource version"), "{end:?}");
+        let expected: &[&str] = if with_event { &["MODIFIED b@21"] } else { &[] };
+        assert_eq!(lines(&mut db).await.split_off(2), expected);
+    }
 }

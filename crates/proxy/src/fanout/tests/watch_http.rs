@@ -73,9 +73,9 @@ async fn a_metadata_watch_has_the_version_of_the_event_when_an_object_leaves() {
 }
 
 /// What a watch-list is served whose state was proved to be the one at `at`.
-fn proved(cache: &Cache, at: u64) -> SubscribeOptions {
-    let CachePosition { epoch, store, .. } = cache.hub.position().unwrap();
-    let fresh = Fresh::State(ProvedState { epoch, store, version: version(at) });
+pub(super) fn proved(cache: &Cache, at: u64) -> SubscribeOptions {
+    let CachePosition { epoch, store, version: cached_at } = cache.hub.position().unwrap();
+    let fresh = Fresh::State(ProvedState { epoch, store, cached_at, version: version(at) });
     SubscribeOptions { marks_end: true, fresh, ..Start::Snapshot.into() }
 }
 

@@ -119,7 +119,7 @@ impl Cursor {
 
     /// The number of items from here to `end`.
     pub fn items_before(self, end: Self) -> usize {
-        usize::try_from(end.item - self.item).unwrap_or(usize::MAX)
+        usize::try_from(end.item.saturating_sub(self.item)).unwrap_or(usize::MAX)
     }
 }
 
@@ -263,6 +263,16 @@ impl ViewLog {
             }
         }
         is_seen || self.gap_at(Cursor::at(self.tested_to)).is_some()
+    }
+
+    /// The gaps between two places in which no event is missing: objects have other bytes.
+    pub fn reencoded_between(&self, from: Cursor, to: Cursor) -> Vec<Arc<ViewGap>> {
+        let items = self.from(from.max(self.first())).into_iter().flatten();
+        let gaps = items.take(from.max(self.first()).items_before(to)).filter_map(|item| match item {
+            LogItem::Gap(gap) if !gap.is_lossy() => Some(gap.clone()),
+            _ => None,
+        });
+        gaps.collect()
     }
 
     /// The gap at a place.

@@ -412,11 +412,16 @@ impl View {
         Ok(state.log.after(version))
     }
 
-    /// The place in the log after `cursor` and after `floor`. History is not needed for it: the log
-    /// has every event after a valid cursor.
-    pub fn cursor_past(&self, cursor: Cursor, floor: ResourceVersion) -> Cursor {
+    /// The place in the log after `cursor` and after `floor`, or the end if `floor` is above it;
+    /// and the gaps in between that hold other bytes of unchanged objects. History is not needed
+    /// for it: the log has every event after a valid cursor.
+    pub fn cursor_past(&self, cursor: Cursor, floor: ResourceVersion) -> (Cursor, Vec<Arc<ViewGap>>) {
         let state = self.state();
-        if floor < state.log.floor() { cursor } else { cursor.max(state.log.after(floor)) }
+        if floor < state.log.floor() {
+            return (cursor, Vec::new());
+        }
+        let past = cursor.max(state.log.after(floor));
+        (past, state.log.reencoded_between(cursor, past))
     }
 
     /// Adds a subscription. Returns its place among the wakers.

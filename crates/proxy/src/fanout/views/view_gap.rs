@@ -44,6 +44,11 @@ impl ViewGap {
         self.gap.to
     }
 
+    /// Whether events may be missing in it.
+    pub fn is_lossy(&self) -> bool {
+        self.gap.is_lossy
+    }
+
     /// What is sent from `place` on, about `bytes_max` bytes of it. Place 0 is the start of the
     /// gap, and place n + 1 the event at position n.
     pub fn part(&self, place: usize, selection: &Selection, bytes_max: usize) -> Vec<LogEntry> {

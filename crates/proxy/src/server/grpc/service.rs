@@ -57,7 +57,7 @@ impl<C: Catalog> Service<C> {
     /// answer instead.
     async fn wait_for_version(&self, selected: &Selected, version: Option<ResourceVersion>) -> Result<(), Refusal> {
         let Some(version) = version else { return Ok(()) };
-        let reached = self.reader.reach(&selected.served, version, Patience::Insistent).await;
+        let reached = self.reader.reach(&selected.served, version, Patience::NoFallback).await;
         reached.map_err(|NotReached { refusal, .. }| refusal)
     }
 

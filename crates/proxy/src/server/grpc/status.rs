@@ -39,6 +39,9 @@ pub fn refused(refusal: &Refusal) -> Status {
         }
         Refusal::NotCached(_) => failed(Code::FailedPrecondition, "NOT_CACHED", message),
         Refusal::Exhausted(_) | Refusal::NoRoom(_) => temporary(Code::ResourceExhausted, "LIMIT_REACHED", message),
+        Refusal::RateLimited { retry_after, .. } => {
+            temporary_for(*retry_after, Code::ResourceExhausted, "LIMIT_REACHED", message)
+        }
         Refusal::Unavailable(_) => temporary(Code::Unavailable, "UPSTREAM_UNAVAILABLE", message),
         Refusal::Draining => temporary(Code::Unavailable, "DRAINING", message),
     }
@@ -203,8 +206,12 @@ fn failed(code: Code, reason: &str, message: String) -> Status {
 }
 
 fn temporary(code: Code, reason: &str, message: String) -> Status {
+    temporary_for(RETRY_DELAY, code, reason, message)
+}
+
+fn temporary_for(delay: Duration, code: Code, reason: &str, message: String) -> Status {
     let mut details = ErrorDetails::with_error_info(reason, DOMAIN, HashMap::new());
-    details.set_retry_info(Some(RETRY_DELAY));
+    details.set_retry_info(Some(delay));
     Status::with_error_details(code, message, details)
 }
 

@@ -14,7 +14,9 @@ use crate::{
     },
 };
 use kubefan_common::{proto::v1alpha1::Target, unless_planted};
-use kubefan_model::{GroupVersionResource, Media, ResourceVersion, format::Format, selector::FieldSelector};
+use kubefan_model::{
+    GroupVersionResource, Media, ResourceVersion, format::Format, selection::Selection, selector::FieldSelector,
+};
 use tokio::time::Instant;
 
 /// Reads from the caches.
@@ -148,22 +150,23 @@ impl<C: Catalog> CacheReads<C> {
 
     /// How long a read waits for a freshness proof, unless upstream would answer sooner.
     pub fn patience(&self) -> Patience {
-        if self.has_upstream { Patience::Bookmark } else { Patience::Insistent }
+        if self.has_upstream { Patience::Bookmark } else { Patience::NoFallback }
     }
 
-    /// Waits for a state as fresh as demanded by a request that arrived at `arrived_at`.
+    /// Waits for a state as fresh as demanded by a request that arrived at `arrived_at`. The proof
+    /// may list the `listed` objects upstream (see [`Catalog::prove`]).
     pub async fn wait_until_fresh(
         &self,
         served: &Served,
         freshness: Freshness,
-        patience: Patience,
+        (listed, patience): (Option<&Selection>, Patience),
         arrived_at: Instant,
     ) -> Result<Fresh, ReadError> {
         match freshness {
             // The request has started this cache, or has waited for its list.
             Freshness::Consistent if served.hub.is_listed_after(arrived_at) => {}
             Freshness::Consistent => {
-                unless_planted!(ConsistentIsCached => return Ok(self.reader.catalog().prove(served, patience).await?))
+                unless_planted!(ConsistentIsCached => return Ok(self.reader.catalog().prove(served, listed, patience).await?))
             }
             Freshness::NotOlderThan(version) => {
                 unless_planted!(NotOlderThanIsAny => self.wait_for_version(served, version).await?)

@@ -22,7 +22,8 @@ pub async fn get<C: Catalog>(
     ResolvedRead { path, selected, format, arrived_at }: ResolvedRead<'_>,
     freshness: Freshness,
 ) -> Result<Response<Body>, ReadError> {
-    let fresh = reads.wait_until_fresh(&selected.served, freshness, reads.patience(), arrived_at).await?;
+    let proof = (Some(&selected.selection), reads.patience());
+    let fresh = reads.wait_until_fresh(&selected.served, freshness, proof, arrived_at).await?;
     let (store, _) = selected.served.hub.snapshot_of(&fresh)?;
     let key = ObjectKey::new(&path.namespace, &path.name);
     let Some(object) = store.get(key.as_str()) else {

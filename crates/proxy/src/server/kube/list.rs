@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     cache::{Store, scan::SLICE_TESTS},
-    fanout::{Catalog, Hub, Patience, Place, Served},
+    fanout::{Catalog, Patience, Place, Served},
     kube_encoding::list::{ListEncoder, ListMeta, ListedResource},
     server::select::Selected,
 };
@@ -71,15 +71,26 @@ pub async fn list<C: Catalog>(
     let mut last = None;
     let (store, version) = match continues.is_empty() {
         true => {
-            let patience = match freshness {
-                Freshness::Consistent if !reads.has_upstream => reads.patience(),
-                Freshness::Consistent => {
-                    let is_whole = has_no_selector && path.namespace.is_empty();
-                    patience(&hub, (&selection, is_whole), limit, reads.consistent_list_bytes_min).await
+            let (patience, objects) = match hub.state() {
+                Some((store, _)) => {
+                    let is_large = async || is_large(&store, &selection, limit, reads.consistent_list_bytes_min).await;
+                    let patience = match freshness {
+                        Freshness::Consistent if !reads.has_upstream => reads.patience(),
+                        Freshness::Consistent if is_large().await => Patience::Bookmark,
+                        _ => Patience::AtOnce,
+                    };
+                    (patience, store.len())
                 }
-                _ => Patience::AtOnce,
+                None => (Patience::AtOnce, 0),
             };
-            let fresh = reads.wait_until_fresh(&served, freshness, patience, arrived_at).await?;
+            let is_whole = has_no_selector && path.namespace.is_empty();
+            let listed = Some(&selection).filter(|_| match limit {
+                // Upstream answers a small list of some objects about as soon as one of metadata.
+                None => is_whole || patience > Patience::AtOnce,
+                // The state that later pages are served must be proved as a whole.
+                Some(limit) => is_whole && limit >= objects,
+            });
+            let fresh = reads.wait_until_fresh(&served, freshness, (listed, patience), arrived_at).await?;
             // The snapshot is taken after the gate, so that a waiting list pins none (or a small
             // one, if it was proved itself).
             gate_permit = hub.gate().acquire(place.holder()).await?;
@@ -190,23 +201,6 @@ async fn items_len(encoder: &ListEncoder, from: (&Store, &Selection, Option<&Obj
     };
     visit(from, SLICE_TESTS / 8, add).await;
     sum
-}
-
-/// How long a consistent list waits for a freshness proof: until the next bookmark if the list
-/// would cost upstream a lot, and for a list of metadata if it would read as many objects.
-/// `is_whole`: it selects all objects.
-async fn patience(
-    hub: &Hub,
-    (selection, is_whole): (&Selection, bool),
-    limit: Option<usize>,
-    bytes_min: usize,
-) -> Patience {
-    let Some((store, _)) = hub.state() else { return Patience::AtOnce };
-    match is_large(&store, selection, limit, bytes_min).await {
-        true => Patience::Bookmark,
-        false if is_whole && limit.is_none_or(|limit| limit >= store.len()) => Patience::Comparison,
-        false => Patience::AtOnce,
-    }
 }
 
 /// Whether a list has at least `bytes_min` bytes of JSON.

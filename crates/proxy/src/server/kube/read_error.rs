@@ -29,8 +29,9 @@ impl From<Refusal> for ReadError {
             Refusal::NotFound(_) | Refusal::Forbidden(_) | Refusal::NotCached(_) | Refusal::Invalid { .. } => {
                 Self::Upstream(failure)
             }
-            // The limits of caches protect kubefan's memory, and upstream has its own.
-            Refusal::NoRoom(_) => Self::Upstream(failure),
+            // The limits of caches protect kubefan's memory, and the rate limit protects upstream
+            // from reads that kubefan adds. Upstream has limits of its own for its clients.
+            Refusal::NoRoom(_) | Refusal::RateLimited { .. } => Self::Upstream(failure),
             // The cache is not as fresh as requested.
             Refusal::NotSynced { .. } | Refusal::Stale { .. } | Refusal::Future { .. } | Refusal::Unavailable(_) => {
                 Self::Upstream(failure)

@@ -277,6 +277,11 @@ impl From<&Refusal> for Failure {
         match refusal {
             Refusal::NotSynced { .. } => Self::initializing(),
             Refusal::Exhausted(_) | Refusal::NoRoom(_) => Self::too_many_requests(message),
+            Refusal::RateLimited { retry_after, .. } => {
+                let seconds = retry_after.as_secs() + u64::from(retry_after.subsec_nanos() > 0);
+                let retry_after_seconds = Some(u32::try_from(seconds).unwrap_or(u32::MAX));
+                Self::too_many_requests(message).with(Details { retry_after_seconds, ..Details::default() })
+            }
             Refusal::Stale { .. } | Refusal::Unavailable(_) | Refusal::Draining => Self::unavailable(message),
             Refusal::NotFound(_) | Refusal::NotCached(_) => Self::not_served(message),
             Refusal::Forbidden(_) => Self::forbidden(message),

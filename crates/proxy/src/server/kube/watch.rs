@@ -69,7 +69,8 @@ pub async fn open<C: Catalog>(
     };
     let start = match start {
         WatchStart::State(freshness) => {
-            fresh = match reads.wait_until_fresh(&selected.served, freshness, reads.patience(), arrived_at).await {
+            let proof = (Some(&selected.selection), reads.patience());
+            fresh = match reads.wait_until_fresh(&selected.served, freshness, proof, arrived_at).await {
                 Ok(fresh) => fresh,
                 // The apiserver has sent the headers of the watch before it knows this.
                 Err(ReadError::Final(failure)) if matches!(freshness, Freshness::NotOlderThan(_)) => {
@@ -80,7 +81,9 @@ pub async fn open<C: Catalog>(
             Start::Snapshot
         }
         WatchStart::Now(freshness) => {
-            let fresh = reads.wait_until_fresh(&selected.served, freshness, reads.patience(), arrived_at).await?;
+            // Upstream would read no object for it.
+            let proof = (None, reads.patience());
+            let fresh = reads.wait_until_fresh(&selected.served, freshness, proof, arrived_at).await?;
             after(hub.snapshot_of(&fresh)?.1)
         }
         WatchStart::After(version) => after(version),

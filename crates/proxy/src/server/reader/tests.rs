@@ -63,7 +63,7 @@ impl Catalog for OneCache {
         unavailable()
     }
 
-    async fn prove(&self, _: &Served, _: Patience) -> Result<Fresh, Refusal> {
+    async fn prove(&self, _: &Served, _: Option<&Selection>, _: Patience) -> Result<Fresh, Refusal> {
         unavailable()
     }
 

@@ -18,6 +18,7 @@
 //! | `WatchListing` | part of a watch-list | reads one initial event |
 //! | `Listed` | everything up to a version | opens a watch from that version |
 //! | `Watching` | everything up to a version | reads one event or bookmark |
+//! | `Rereading` | the same, and part of a list at an earlier version | the same, or reads a page |
 //!
 //! ```text
 //!    ┌──────────── the version or an object is lost ────────────┐
@@ -65,10 +66,10 @@
 //! # Reading again beside a watch
 //!
 //! After a change of the schema the same versions of objects may have other bytes, which no event
-//! shows. [`Reflector::reread`] lists the objects at exactly the version of the open watch. The
-//! watch stays open meanwhile and continues after the list, so nothing is lost. If the list fails
-//! for a moment, the watch continues as if there had been none. If upstream cannot list that
-//! version, an ordinary list follows.
+//! shows. [`Reflector::reread`] lists the objects at exactly the version that the open watch has
+//! reached. The watch is read meanwhile, so nothing is lost or late. If the list keeps failing, the
+//! watch continues as if there had been none. If the watch ends, the list is given up. If upstream
+//! cannot list that version, an ordinary list follows.
 //!
 //! # Doubt
 //!
@@ -87,6 +88,7 @@ mod cluster_version;
 pub(super) mod codec;
 mod error;
 mod pages;
+mod reread;
 mod state;
 mod target;
 
@@ -104,7 +106,7 @@ use crate::upstream::{
         cluster_version::version_path,
         codec::{WatchMessage, read_event, read_page},
         error::WATCH_SHORT,
-        state::{OpenWatch, PagedList, State},
+        state::{OpenWatch, PagedList, Reread, State},
     },
 };
 use crate::{cache::Update, telemetry::metrics::UpstreamWatchGuard};
@@ -202,19 +204,6 @@ impl<R: Rng> Reflector<R> {
         self.state = State::Empty { reason };
     }
 
-    /// Lists the objects again at the version of the open watch, for `reason`, and continues the
-    /// watch after the list. Without an open watch this does nothing.
-    pub fn reread(&mut self, reason: &'static str) {
-        let lost = State::Empty { reason: self.state.relist_reason() };
-        self.state = match std::mem::replace(&mut self.state, lost) {
-            State::Watching { watch, version } if self.ready.is_empty() => {
-                self.ready.push_back((Update::ListBegin { reason }, Instant::now()));
-                State::Paging(PagedList::new(reason, Some((watch, version))))
-            }
-            other => other,
-        };
-    }
-
     /// Discards everything read after `version`. The next step continues from there, in doubt.
     pub fn resume_from(&mut self, version: ResourceVersion) {
         self.ready.clear();
@@ -227,8 +216,8 @@ impl<R: Rng> Reflector<R> {
     }
 
     /// Whether the next step reads from the open watch, because no update is pending.
-    pub fn is_watching(&self) -> bool {
-        matches!(self.state, State::Watching { .. }) && self.ready.is_empty()
+    pub fn has_watch(&self) -> bool {
+        matches!(self.state, State::Watching { .. } | State::Rereading(_)) && self.ready.is_empty()
     }
 
     /// Whether the next step requests a list or a page of one.
@@ -243,7 +232,10 @@ impl<R: Rng> Reflector<R> {
 
     /// Advances the resume version, after a proof that no events lie in between.
     pub fn advance_to(&mut self, reached: ResourceVersion) {
-        if let State::Watching { version, .. } | State::Listed { version, .. } = &mut self.state {
+        if let State::Watching { version, .. }
+        | State::Listed { version, .. }
+        | State::Rereading(Reread { version, .. }) = &mut self.state
+        {
             *version = reached.max(*version);
         }
     }
@@ -251,33 +243,36 @@ impl<R: Rng> Reflector<R> {
     /// Performs one step: one request, or one line of a watch. After an error the next step
     /// continues from the last valid state.
     ///
-    /// Cancel-safe if [`Self::is_watching`]. Otherwise drop the reflector if a step is dropped.
+    /// Cancel-safe if [`Self::has_watch`]. Otherwise drop the reflector if a step is dropped.
     pub async fn step(&mut self) -> Result<Step, ReflectorError> {
-        if let Some((update, received)) = self.ready.pop_front() {
-            return Ok(Step::Update { update, received });
-        }
-        let line = match &mut self.state {
-            State::Watching { watch, .. } => Some(watch.lines.next_line().await),
-            _ => None,
-        };
-        let lost = State::Empty { reason: self.state.relist_reason() };
-        match std::mem::replace(&mut self.state, lost) {
-            State::Empty { reason } if self.options.watch_list && !self.watch_list_refused && !self.next_is_paged => {
-                self.start_watch_list(reason).await
+        loop {
+            if let Some((update, received)) = self.ready.pop_front() {
+                return Ok(Step::Update { update, received });
             }
-            State::Empty { reason } => Ok(self.start_paging(reason)),
-            State::Paging(list) if list.beside.is_none() && !list.may_continue(Instant::now()) => {
-                Ok(self.start_paging(list.reason))
-            }
-            State::Paging(list) => self.page(list).await,
-            State::WatchListing { reason, watch } => self.read_watch_list(reason, watch).await,
-            State::Listed { version, in_doubt } => self.start_watch(version, in_doubt).await,
-            State::Watching { watch, version } => self.read_watch(watch, version, line.unwrap_or(Ok(None))),
+            let input = self.state.input().await;
+            let lost = State::Empty { reason: self.state.relist_reason() };
+            return match std::mem::replace(&mut self.state, lost) {
+                State::Empty { reason }
+                    if self.options.watch_list && !self.watch_list_refused && !self.next_is_paged =>
+                {
+                    self.start_watch_list(reason).await
+                }
+                State::Empty { reason } => Ok(self.start_paging(reason)),
+                State::Paging(list) if !list.may_continue(Instant::now()) => Ok(self.start_paging(list.reason)),
+                State::Paging(list) => self.page(list).await,
+                State::WatchListing { reason, watch } => self.read_watch_list(reason, watch).await,
+                State::Listed { version, in_doubt } => self.start_watch(version, in_doubt).await,
+                State::Watching { watch, version } => self.read_watch(watch, version, input.line()),
+                State::Rereading(reread) => match self.read_beside(reread, input)? {
+                    Some(step) => Ok(step),
+                    None => continue,
+                },
+            };
         }
     }
 
     fn start_paging(&mut self, reason: &'static str) -> Step {
-        self.state = State::Paging(PagedList::new(reason, None));
+        self.state = State::Paging(PagedList::new(reason));
         Step::Update { update: Update::ListBegin { reason }, received: Instant::now() }
     }
 

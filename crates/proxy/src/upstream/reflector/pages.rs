@@ -38,12 +38,6 @@ impl<R: Rng> Reflector<R> {
             let received = Instant::now();
             let Page { version: page_version, next, objects } = read_page(&self.parser, &self.target, &body)?;
             let list_version = *list.version.get_or_insert(page_version);
-            if let Some((_, version)) = &list.beside
-                && list_version != *version
-            {
-                let error = format!("a list at version {list_version} instead of exactly {version}");
-                return Err(ReflectorError::List(UpstreamError::invalid(error)));
-            }
             // A repeated token would loop forever.
             if next.is_some() && next == list.next {
                 let error = UpstreamError::invalid("a page's continue token leads to the same page");
@@ -58,7 +52,6 @@ impl<R: Rng> Reflector<R> {
             if let Some((update, received)) = self.ready.pop_front() {
                 self.state = match list {
                     PagedList { next: Some(_), .. } => State::Paging(list),
-                    PagedList { beside: Some((watch, version)), .. } => State::Watching { watch, version },
                     _ => State::Listed { version: list_version, in_doubt: false },
                 };
                 return Ok(Step::Update { update, received });
@@ -71,8 +64,7 @@ impl<R: Rng> Reflector<R> {
         let limit = Some(("limit", limit.as_str())).filter(|_| !self.unpaged);
         let next = list.next.as_deref();
         let mut query: Vec<_> = limit.into_iter().chain(next.map(|next| ("continue", next))).collect();
-        let exact = self.backfills_from.or(list.beside.as_ref().map(|(_, version)| *version));
-        let exact = exact.filter(|_| next.is_none()).map(|version| version.to_string());
+        let exact = self.backfills_from.filter(|_| next.is_none()).map(|version| version.to_string());
         if let Some(version) = &exact {
             query.extend([("resourceVersion", version.as_str()), ("resourceVersionMatch", "Exact")]);
         }
@@ -88,11 +80,6 @@ impl<R: Rng> Reflector<R> {
         self.unpaged &= matches!(error, UpstreamError::TooManyRequests { .. } | UpstreamError::Unreachable { .. });
         self.state = if is_passing && list.page_may_be_retried(Instant::now()) {
             State::Paging(list)
-        } else if let Some((watch, version)) = list.beside {
-            match is_passing {
-                true => State::Watching { watch, version },
-                false => State::Empty { reason: list.reason },
-            }
         } else if is_expired && list.next.is_some() {
             // etcd compacted the version of the pages meanwhile. A list without pages cannot expire
             // (client-go's pager does the same).

@@ -1,13 +1,17 @@
 //! The options of a reflector, its position, and the result of a step.
 
-use std::time::Duration;
+use std::{future::Future, pin::Pin, time::Duration};
 
+use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::{
-    cache::Update,
+    cache::{Update, warnings::Warnings},
     telemetry::metrics::UpstreamWatchGuard,
-    upstream::client::{BodyStream, lines::Lines},
+    upstream::{
+        client::{BodyStream, lines::Lines},
+        error::UpstreamError,
+    },
 };
 use kubefan_model::ResourceVersion;
 
@@ -39,6 +43,8 @@ pub(super) enum State {
     Listed { version: ResourceVersion, in_doubt: bool },
     /// A watch is open, and everything up to `version` was emitted.
     Watching { watch: OpenWatch, version: ResourceVersion },
+    /// The same, and the objects are listed again.
+    Rereading(Reread),
 }
 
 impl State {
@@ -49,6 +55,7 @@ impl State {
             Self::Empty { reason } | Self::Paging(PagedList { reason, .. }) | Self::WatchListing { reason, .. } => {
                 reason
             }
+            Self::Rereading(Reread { reason, .. }) => reason,
             Self::Listed { .. } | Self::Watching { .. } => "interrupted",
         }
     }
@@ -59,9 +66,6 @@ impl State {
 /// history than the pages before: a restored cluster refuses the token only until it has reached
 /// the token's version again.
 const PAGE_FAILING_MAX: Duration = Duration::from_secs(60);
-/// How often in a row a page may fail if the list is beside an open watch, whose events wait for
-/// the list.
-const PAGE_FAILURES_BESIDE_MAX: usize = 2;
 
 /// The position in a paged list.
 pub(super) struct PagedList {
@@ -73,15 +77,12 @@ pub(super) struct PagedList {
     pub(super) version: Option<ResourceVersion>,
     /// How often in a row the next page has failed, and when it failed first.
     pub(super) failures: Option<(usize, Instant)>,
-    /// The open watch, and the version of its last event, if the list repeats the objects at that
-    /// version. The watch continues after the list, so no event is lost.
-    pub(super) beside: Option<(OpenWatch, ResourceVersion)>,
 }
 
 impl PagedList {
     /// A list from its first page.
-    pub(super) fn new(reason: &'static str, beside: Option<(OpenWatch, ResourceVersion)>) -> Self {
-        Self { reason, next: None, version: None, failures: None, beside }
+    pub(super) fn new(reason: &'static str) -> Self {
+        Self { reason, next: None, version: None, failures: None }
     }
 
     /// Whether the next page still belongs to the pages before. The wait after a failure may have
@@ -94,11 +95,69 @@ impl PagedList {
     pub(super) fn page_may_be_retried(&mut self, now: Instant) -> bool {
         let (count, first) = self.failures.unwrap_or((0, now));
         self.failures = Some((count + 1, first));
-        let is_in_time = match self.beside {
-            Some(_) => count < PAGE_FAILURES_BESIDE_MAX,
-            None => self.may_continue(now),
-        };
-        self.next.is_some() && is_in_time
+        self.next.is_some() && self.may_continue(now)
+    }
+}
+
+/// The answer to the request of a page.
+pub(super) type PageResult = Result<(Bytes, Warnings), UpstreamError>;
+/// The request of a page; it is sent when it is polled.
+pub(super) type PageRequest = Pin<Box<dyn Future<Output = PageResult> + Send>>;
+
+/// The position in a list beside an open watch.
+pub(super) struct Reread {
+    /// Why the list was started.
+    pub(super) reason: &'static str,
+    /// The version of the list.
+    pub(super) at: ResourceVersion,
+    /// The continue token. `None` before the first page.
+    pub(super) next: Option<String>,
+    /// How often in a row the page has failed.
+    pub(super) failures: usize,
+    /// The request of the page.
+    pub(super) request: PageRequest,
+    /// The watch.
+    pub(super) watch: OpenWatch,
+    /// The version that the watch has reached.
+    pub(super) version: ResourceVersion,
+}
+
+/// What was received on the open requests of a state.
+pub(super) enum Input {
+    /// The state has no open request.
+    Nothing,
+    /// The next page.
+    Page(PageResult),
+    /// The next line of the watch.
+    Line(Result<Option<Bytes>, UpstreamError>),
+}
+
+impl Input {
+    /// The line of a watch; the end if there is none.
+    pub(super) fn line(self) -> Result<Option<Bytes>, UpstreamError> {
+        if let Self::Line(line) = self { line } else { Ok(None) }
+    }
+}
+
+impl Reread {
+    /// The state without the list.
+    pub(super) fn without_list(self) -> State {
+        State::Watching { watch: self.watch, version: self.version }
+    }
+}
+
+impl State {
+    /// Waits for what is received next. Cancel-safe.
+    pub(super) async fn input(&mut self) -> Input {
+        match self {
+            Self::Watching { watch, .. } => Input::Line(watch.lines.next_line().await),
+            Self::Rereading(Reread { request, watch, .. }) => tokio::select! {
+                biased;
+                page = request => Input::Page(page),
+                line = watch.lines.next_line() => Input::Line(line),
+            },
+            _ => Input::Nothing,
+        }
     }
 }
 
@@ -140,12 +199,12 @@ mod tests {
     #[test]
     fn a_page_is_retried_for_a_minute_and_then_the_list_starts_over() {
         let start = Instant::now();
-        let mut list = PagedList { next: Some("token".to_owned()), ..PagedList::new("test", None) };
+        let mut list = PagedList { next: Some("token".to_owned()), ..PagedList::new("test") };
         assert!(list.page_may_be_retried(start));
         assert!(list.page_may_be_retried(start + Duration::from_secs(59)));
         assert!(!list.page_may_be_retried(start + PAGE_FAILING_MAX));
         assert!(list.may_continue(start + Duration::from_secs(59)) && !list.may_continue(start + PAGE_FAILING_MAX));
-        let mut first_page = PagedList::new("test", None);
+        let mut first_page = PagedList::new("test");
         assert!(!first_page.page_may_be_retried(start));
     }
 }

@@ -1,0 +1,144 @@
+//! A list of the objects at the version of an open watch, beside it: after a change of the schema,
+//! the same versions of objects may have other bytes, which no event shows.
+//!
+//! A slow list must not delay events. So each step waits for the next page and for the next event
+//! of the watch, and takes what comes first. Pages come first if both are there: their number is
+//! limited, so they cannot keep events waiting for long. If the watch ends, the list is given up,
+//! because a new watch is more urgent.
+
+use std::time::Duration;
+
+use rand::Rng;
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    cache::Update,
+    upstream::{
+        client::Verb,
+        error::UpstreamError,
+        reflector::{
+            Reflector,
+            codec::{Page, read_page},
+            error::ReflectorError,
+            state::{Input, PageRequest, Reread, State, Step},
+        },
+    },
+};
+use kubefan_model::ResourceVersion;
+
+/// How often in a row a page may fail.
+const PAGE_FAILURES_MAX: usize = 3;
+/// The delay before a failed page is requested again, unless upstream asks for another.
+const PAGE_RETRY_DELAY: Duration = Duration::from_secs(1);
+
+impl<R: Rng> Reflector<R> {
+    /// Lists the objects again at the version of the open watch, for `reason`. Without an open
+    /// watch this does nothing.
+    pub fn reread(&mut self, reason: &'static str) {
+        if !self.has_watch() {
+            return;
+        }
+        let lost = State::Empty { reason };
+        let (watch, version) = match std::mem::replace(&mut self.state, lost) {
+            State::Watching { watch, version } | State::Rereading(Reread { watch, version, .. }) => (watch, version),
+            other => {
+                self.state = other;
+                return;
+            }
+        };
+        self.ready.push_back((Update::ListBegin { reason }, Instant::now()));
+        let request = self.request_page(version, None, Duration::ZERO);
+        let (next, failures) = (None, 0);
+        self.state = State::Rereading(Reread { reason, at: version, next, failures, request, watch, version });
+    }
+
+    /// A page of the list at a version. The request is sent when it is polled.
+    fn request_page(&self, at: ResourceVersion, next: Option<&str>, delay: Duration) -> PageRequest {
+        let (limit, at) = (self.options.page_size.to_string(), at.to_string());
+        let exact = [("resourceVersion", at.as_str()), ("resourceVersionMatch", "Exact")];
+        let position = match &next {
+            Some(next) => &[("continue", *next)][..],
+            None => &exact[..],
+        };
+        let query: Vec<_> = [("limit", limit.as_str())].into_iter().chain(position.iter().copied()).collect();
+        let (upstream, path, media) = (self.upstream.clone(), self.path(&query), self.parser.media());
+        Box::pin(async move {
+            if !delay.is_zero() {
+                sleep(delay).await;
+            }
+            upstream.get_media(Verb::List, &path, media).await
+        })
+    }
+
+    /// Takes what came first. `None` if there is no update yet.
+    pub(super) fn read_beside(&mut self, reread: Reread, input: Input) -> Result<Option<Step>, ReflectorError> {
+        match input {
+            Input::Nothing => {
+                self.state = State::Rereading(reread);
+                Ok(None)
+            }
+            Input::Page(Ok((body, warnings))) => {
+                self.warnings = warnings;
+                self.read_page_beside(reread, &body).map(|()| None)
+            }
+            Input::Page(Err(error)) => self.page_beside_failed(reread, error).map(|()| None),
+            Input::Line(line) => {
+                let Reread { reason, at, next, failures, request, watch, version } = reread;
+                let step = self.read_watch(watch, version, line);
+                let lost = State::Empty { reason };
+                self.state = match std::mem::replace(&mut self.state, lost) {
+                    State::Watching { watch, version } => {
+                        State::Rereading(Reread { reason, at, next, failures, request, watch, version })
+                    }
+                    ended => ended,
+                };
+                step.map(Some)
+            }
+        }
+    }
+
+    fn read_page_beside(&mut self, mut reread: Reread, body: &[u8]) -> Result<(), ReflectorError> {
+        let received = Instant::now();
+        let Page { version, next, objects } = read_page(&self.parser, &self.target, body)?;
+        let invalid = |why: String| Err(ReflectorError::List(UpstreamError::invalid(why)));
+        if version != reread.at {
+            return invalid(format!("a list at version {version} instead of exactly {}", reread.at));
+        }
+        // A repeated token would loop forever.
+        if next.is_some() && next == reread.next {
+            return invalid("a page's continue token leads to the same page".to_owned());
+        }
+        self.ready.extend(objects.into_iter().map(|object| (Update::ListItem(object), received)));
+        self.state = match next {
+            Some(_) => {
+                reread.request = self.request_page(reread.at, next.as_deref(), Duration::ZERO);
+                (reread.next, reread.failures) = (next, 0);
+                State::Rereading(reread)
+            }
+            None => {
+                self.ready.push_back((Update::ListEnd(reread.at), received));
+                reread.without_list()
+            }
+        };
+        Ok(())
+    }
+
+    /// Requests a page again that has failed for a moment, or gives up the list. If upstream cannot
+    /// list that version, an ordinary list follows.
+    fn page_beside_failed(&mut self, mut reread: Reread, error: UpstreamError) -> Result<(), ReflectorError> {
+        let is_passing = error.is_away() || error.is_busy();
+        reread.failures += 1;
+        if is_passing && reread.failures <= PAGE_FAILURES_MAX {
+            let delay = error.retry_after().unwrap_or(PAGE_RETRY_DELAY);
+            tracing::info!(resource = %self.target.gvr, %error, ?delay, "a page failed; it is requested again");
+            reread.request = self.request_page(reread.at, reread.next.as_deref(), delay);
+            self.state = State::Rereading(reread);
+            return Ok(());
+        }
+        self.state = match is_passing {
+            true => reread.without_list(),
+            false => State::Empty { reason: reread.reason },
+        };
+        Err(ReflectorError::List(error))
+    }
+}
