@@ -55,6 +55,7 @@ use crate::{
     telemetry::metrics::{Proof, WatchPurpose},
     upstream::reflector::Step,
 };
+use kubefan_common::unless_planted;
 use kubefan_model::{GroupVersionResource, ResourceVersion};
 
 /// The shortest time between the starts of two proofs, if the first one needed a watch or failed.
@@ -277,7 +278,9 @@ impl Prover {
             let limit = opened.map_or(PROOF_TIMEOUT, |at| BOOKMARK_TIMEOUT.saturating_sub(at.elapsed()));
             let step = timeout(limit, watch.step()).await.map_err(|_| ProofFailure::NoBookmark(no_bookmark()))?;
             match step.map_err(|error| ProofFailure::Failed(error.to_string()))? {
-                Step::Update { update: Update::Event(_, object), .. } => from = from.max(object.version()),
+                Step::Update { update: Update::Event(_, object), .. } => {
+                    unless_planted!(ProofForgetsEvents => from = from.max(object.version()));
+                }
                 Step::Update { update: Update::Bookmark(version), received } if version >= asked => {
                     break (version, received);
                 }
