@@ -68,7 +68,7 @@ fn first_violation(seeds: u64) -> Option<(u64, Violation)> {
                         return;
                     }
                     let report = run_seed(seed, &options);
-                    if let Some((_, violation)) = report.violations.first() {
+                    if let Some(violation) = report.first_violation() {
                         let mut found = found.lock().expect("no holder panics");
                         if found.as_ref().is_none_or(|(known, _)| seed < *known) {
                             *found = Some((seed, violation.clone()));

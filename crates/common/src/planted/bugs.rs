@@ -330,6 +330,24 @@ bugs! {
     /// while events are on their way, a cache whose own watch lags.
     ProofForgetsEvents = "proof-forgets-events" breaks "Bookmarkable, Reliable, Resumable",
 
+    /// `caches/consistency.rs`: after a proof that failed or needed a watch, the next one starts
+    /// after 25 ms instead of a second. Needs: a crowd of readers while proofs fail.
+    FailedProofsInARow = "failed-proofs-in-a-row" breaks "Bounded",
+
+    /// `caches/informer.rs`: a proof advances the cache also while it is listed again, so the list
+    /// may be older than the cache, and starts a new history. Needs: a proof that ends inside a
+    /// list.
+    ProofInsideAList = "proof-inside-a-list" breaks "Resumable",
+
+    /// `caches/state_comparison.rs`: a cache equals a list of metadata if one is the start of the
+    /// other. Needs: a consistent read while the last objects by key are on their way, or deleted.
+    EqualSoFar = "equal-so-far" breaks "Reliable",
+
+    /// `fanout/subscribe/try_subscribe.rs`: a watch that starts with a proved state also sends the
+    /// events up to the version of the proof. Needs: a consistent watch over HTTP that starts with
+    /// the state, a cache that lags.
+    ProvedStateWithoutFloor = "proved-state-without-floor" breaks "Ordered, Unique, Reliable, Bookmarkable",
+
     /// `caches/version_lookup.rs`: any earlier look-up of the cluster's version answers a reader.
     /// Needs: two readers that name versions ahead of the cache, with writes in between.
     OldLookUpCounts = "old-look-up-counts" breaks "Resumable, Ordered",
@@ -343,6 +361,30 @@ bugs! {
     /// everything, a restart.
     BackfillSendsUnchanged = "backfill-sends-unchanged" breaks "Filtered",
 
+    /// `cache/writer.rs`: the new schema counts as read before the cache has the new bytes. Needs:
+    /// a schema change, a peer that starts warm before the next version.
+    EncodingNotAwaited = "encoding-not-awaited" breaks "Convergent, Reliable",
+
+    /// `caches/informer.rs`: a list for a new schema that failed is not repeated. Needs: that.
+    RereadGivenUp = "reread-given-up" breaks "Convergent",
+
+    /// `cache/writer.rs`: an object that changes at the version at which its new bytes are sent is
+    /// sent twice. Needs: a schema change, and then a change of a listed object.
+    ReencodedTwice = "reencoded-twice" breaks "Unique, Reliable, Convergent, Ordered",
+
+    /// `cache/writer.rs`: a list does not discard the new bytes of an earlier list at the same
+    /// version, which replace those of the list. Needs: a schema change, and a list before the next
+    /// version.
+    OldEncodingReturns = "old-encoding-returns" breaks "Convergent, Reliable",
+
+    /// `fanout/send/encoder.rs`: inside a gap, projected bytes of an event with the same version
+    /// are reused. Needs: a projection, and a schema change or a delete inside a gap.
+    ReencodedFromRecent = "reencoded-from-recent" breaks "Convergent, Reliable, Unique",
+
+    /// `fanout/views/view.rs`: compressed chunks of a snapshot outlive a gap. Needs: zstd, a schema
+    /// change, starts before and after it.
+    ChunksOutliveSchema = "chunks-outlive-schema" breaks "Convergent, Reliable",
+
     /// `fanout/views/view_gap.rs`: a gap ends a watch over HTTP only if the selection sees a
     /// difference, as if no event could be missing otherwise. Needs: a relist, a watch over HTTP.
     EmptyGapPasses = "empty-gap-passes" breaks "Reliable, Resumable, Bookmarkable",
@@ -351,8 +393,27 @@ bugs! {
     /// not sent. Needs: a relist that finds 64 changes, members that left.
     GapIndexIgnoresPrevious = "gap-index-ignores-previous" breaks "Filtered, Reliable, Convergent",
 
+    /// `upstream/client/identity_check.rs`: the last check of the cluster's identity confirms any
+    /// answer, however old it is. Needs: another cluster behind the address.
+    OldCheckConfirms = "old-check-confirms" breaks "Reliable, Ordered, Unique, Convergent, Resumable, Bookmarkable",
+
+    /// `upstream/reflector/mod.rs`: a watch after one that broke does not ask for the cluster's
+    /// version. Needs: a restore from a backup, and the watch broken by it.
+    BrokenWatchTrusted = "broken-watch-trusted" breaks "Convergent, Reliable, Ordered, Bookmarkable",
+
+    /// `fanout/fair_share.rs`: a permit that is given back while the limit is lowered stays taken.
+    /// Needs: short memory, snapshots under way.
+    WithheldPermitsLost = "withheld-permits-lost" breaks "Convergent",
+
     /// `caches/memory_pressure.rs`: the end of the pressure takes no effect. Needs: short memory.
     PressureStays = "pressure-stays" breaks "Convergent",
+
+    /// `caches/informer.rs`: an informer keeps its place in the scheduler of lists while it waits
+    /// after a failure. Needs: as many failing caches as there are places.
+    BackoffKeepsThePlace = "backoff-keeps-the-place" breaks "Convergent",
+
+    /// `caches/retry.rs`: the apiserver's `Retry-After` is ignored. Needs: an overloaded apiserver.
+    RetryAfterIgnored = "retry-after-ignored" breaks "Bounded",
 
     among threads:
 

@@ -55,7 +55,10 @@ use crate::{
     telemetry::metrics::{Proof, WatchPurpose},
     upstream::reflector::Step,
 };
-use kubefan_common::unless_planted;
+use kubefan_common::{
+    planted::{self, Bug},
+    unless_planted,
+};
 use kubefan_model::{GroupVersionResource, ResourceVersion};
 
 /// The shortest time between the starts of two proofs, if the first one needed a watch or failed.
@@ -208,7 +211,7 @@ impl Prover {
                 proof.unwrap_or_else(|_| Err(ProofFailure::Failed(format!("no proof within {PROOF_TIMEOUT:?}"))));
             let label = proof.as_ref().map_or_else(ProofFailure::result, |proof| *proof);
             self.served.hub.metrics().proof(label, started.elapsed());
-            if matches!(label, Proof::Held | Proof::CaughtUp) {
+            if matches!(label, Proof::Held | Proof::CaughtUp) || planted::is(Bug::FailedProofsInARow) {
                 self.rounds.next_due(started + LOOK_UP_INTERVAL);
             }
             // An insistent reader during a pause does not make the pause longer.

@@ -48,6 +48,10 @@ use crate::{
         reflector::{ReflectorError, Step},
     },
 };
+use kubefan_common::{
+    planted::{self, Bug},
+    unless_planted,
+};
 use kubefan_model::{GroupVersionResource, Media, ResourceVersion, object::ObjectError, table::TableError};
 
 /// How long a cache with a state keeps serving it after a 403. An apiserver that has just started
@@ -271,7 +275,7 @@ impl Informer {
             let range = tokio::select! {
                 biased;
                 done = &mut step => return Next::Step(done),
-                range = self.prover.next_empty_range(), if watching => range,
+                range = self.prover.next_empty_range(), if watching || planted::is(Bug::ProofInsideAList) => range,
                 (reason, place) = &mut *due_relist, if watching => return Next::Relist(reason, place),
                 Some(()) = OptionFuture::from(stalls_at.map(sleep_until)) => {
                     // The request continues.
@@ -421,7 +425,7 @@ impl Informer {
             // The objects could not be read again, but the watch is open.
             hub.live();
             (self.listing, self.place) = (None, None);
-            self.planned_relist.request(Instant::now() + REREAD_INTERVAL, SCHEMA_CHANGED);
+            unless_planted!(RereadGivenUp => self.planned_relist.request(Instant::now() + REREAD_INTERVAL, SCHEMA_CHANGED));
             return None;
         }
         match error.upstream() {
@@ -470,7 +474,7 @@ impl Informer {
     }
 
     async fn wait_after(&mut self, error: Option<&UpstreamError>) {
-        self.place = None;
+        unless_planted!(BackoffKeepsThePlace => self.place = None);
         self.retry.wait_after(error).await;
     }
 }
@@ -495,6 +499,5 @@ fn write(
 /// that is starting.
 async fn is_gone(discovery: &Discovery, gvr: &GroupVersionResource) -> bool {
     discovery.doubt();
-    let found = discovery.find(&gvr.group, &gvr.version, &gvr.resource).await;
-    matches!(found, Err(DiscoveryError::UnknownResource { .. }))
+    matches!(discovery.find(&gvr.group, &gvr.version, &gvr.resource).await, Err(DiscoveryError::UnknownResource { .. }))
 }

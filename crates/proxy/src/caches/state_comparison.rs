@@ -22,6 +22,7 @@ use crate::{
     telemetry::metrics::Proof,
     upstream::metadata::{MetadataPages, ObjectMetadata},
 };
+use kubefan_common::planted::{self, Bug};
 use kubefan_model::{ObjectKey, ResourceVersion};
 
 /// The most objects of a cache that is proved by a list. Upstream reads and encodes all of them, so
@@ -54,7 +55,7 @@ struct Listed {
 impl Listed {
     /// Whether a cache has exactly these objects.
     fn equals(&self, store: &Store) -> bool {
-        store.len() == self.objects.len()
+        (store.len() == self.objects.len() || planted::is(Bug::EqualSoFar))
             && store.iter().zip(&self.objects).all(|(cached, (key, (uid, version)))| {
                 cached.key() == key && cached.version() == *version && cached.uid() == uid
             })

@@ -1,0 +1,45 @@
+//! Single lists over HTTP, beside those of the programs whose histories are judged.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use kubefan_sim::apiserver::{Fault, FaultRule, Verb};
+use tokio::time::sleep;
+use tower::BoxError;
+
+use super::{link::Route, world::World};
+
+/// How many programs a crowd has, and the time between two of them.
+const PROGRAMS: u32 = 60;
+const INTERVAL: Duration = Duration::from_millis(30);
+
+/// A crowd of programs sends consistent lists to a replica while every list upstream fails.
+pub(crate) async fn read(world: &Arc<World>, node: usize) {
+    for apiserver in &world.apiservers {
+        let (fault, verb) = (Fault::InternalError, Some(Verb::List));
+        apiserver.set_fault(FaultRule { fault, verb, resource: None, requests: usize::MAX });
+    }
+    for _ in 0..PROGRAMS {
+        let world = world.clone();
+        // What other readers get is judged.
+        tokio::spawn(async move { list(&world, node, "/api/v1/pods", "application/json").await.is_ok() });
+        sleep(INTERVAL).await;
+    }
+    for apiserver in &world.apiservers {
+        apiserver.clear_faults();
+        world.break_resource(apiserver);
+    }
+}
+
+/// Sends one list to a replica. Returns the body of its answer, or of its refusal.
+pub(crate) async fn list(world: &World, node: usize, path: &str, accept: &str) -> Result<Bytes, BoxError> {
+    let connection = world.nodes[node].connect(&Route::default())?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(connection)).await?;
+    tokio::spawn(connection);
+    let request = http::Request::get(path).header(http::header::HOST, "kubefan.test");
+    let request = request.header(http::header::ACCEPT, accept).body(Empty::<Bytes>::new())?;
+    Ok(sender.send_request(request).await?.into_body().collect().await?.to_bytes())
+}
