@@ -12,8 +12,9 @@ use tower::BoxError;
 
 use super::{link::Route, world::World};
 
-/// How many programs a crowd has, and the time between two of them.
-const PROGRAMS: u32 = 60;
+/// How many programs a crowd has.
+pub(crate) const PROGRAMS: u64 = 60;
+/// The time between two of them.
 const INTERVAL: Duration = Duration::from_millis(30);
 
 /// A crowd of programs sends consistent lists to a replica while every list upstream fails.

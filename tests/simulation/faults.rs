@@ -214,11 +214,17 @@ impl Faults {
                 }
             }
             "upstream half-open" => {
+                // Over one connection for all requests the replica would get no answers either.
+                let is_one_of_several = !world.nodes[node].options().upstream_http2;
+                if is_one_of_several {
+                    // The replica sees everything that was written before.
+                    self.pause(Duration::from_secs(1)).await;
+                }
                 world.note(upstream);
                 if !transport.route.each(|link| link.silence()) {
                     return;
                 }
-                if self.random.random_bool(0.5) {
+                if is_one_of_several {
                     self.change_unseen(workload).await;
                 }
             }
@@ -238,6 +244,8 @@ impl Faults {
             "upstream error" => {
                 let retry_after_seconds = [1, 5, 30][self.random.random_range(0..3)];
                 let faults = [
+                    Fault::TooManyRequests { retry_after_seconds },
+                    Fault::TooManyRequests { retry_after_seconds },
                     Fault::TooManyRequests { retry_after_seconds },
                     Fault::InternalError,
                     Fault::ServiceUnavailable,

@@ -371,6 +371,7 @@ impl Walk<'_> {
                 }
                 self.check_need("a refusal", self.resume.unwrap_or(0), now)?;
             }
+            "LIMIT_REACHED" | "NOT_SYNCED" | "UPSTREAM_UNAVAILABLE" => self.check_refusal(reason, message, now)?,
             _ => {}
         }
         Ok(())

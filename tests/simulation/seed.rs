@@ -10,7 +10,7 @@ use tokio::{
 };
 
 use super::{
-    draw,
+    crowd, draw,
     faults::Faults,
     history::{History, Interface, Recorder},
     informer::{self, InformerHistory, InformerRecorder, InformerSpec, RunningInformer},
@@ -42,7 +42,10 @@ impl Default for Options {
 /// upstream is back, one after its 410) and one of a client.
 const SILENCE_MAX: Duration = Duration::from_secs(120);
 /// How long a calm in the middle of a seed lasts at least: the longest silence, and writes in it.
-const CALM: Duration = Duration::from_secs(130);
+const CALM: Duration = Duration::from_secs(160);
+
+/// With so few permits for snapshots, or fewer, the programs of a seed may refuse one another.
+const PERMITS_FEW: usize = 2;
 
 /// The longest time from the end of all faults until every subscriber has the bytes of the last
 /// schema: two checks that notice it, a list that is repeated after a failure, and a change that
@@ -101,10 +104,24 @@ impl Report {
         let starts = sum(&["kubefan_relists_total initial"]);
         let idle = sum(&["kubefan_upstream_watch_restarts_total idle"]);
         let straight = (starts + sum(&[STRAIGHT_STATES]), starts + idle + sum(&[STRAIGHT_STATES, STRAIGHT_WATCHES]));
-        let seed = self.seed;
-        (states > straight.0 || watches > straight.1).then(|| {
-            format!("seed {seed}: {states} states and {watches} watches upstream, and straight {straight:?} at most")
-        })
+        let (seed, (proofs, explained)) = (self.seed, self.proofs());
+        if states > straight.0 || watches > straight.1 {
+            return Some(format!(
+                "seed {seed}: {states} states and {watches} watches upstream, and straight {straight:?} at most"
+            ));
+        }
+        (proofs > explained).then(|| format!("seed {seed}: {proofs} proofs upstream, and {explained} at most are due"))
+    }
+
+    /// The lists of metadata and the look-ups of a version upstream, and how many are due at most:
+    /// one of each for each request of a program, and for each watch upstream that ended.
+    pub(crate) fn proofs(&self) -> (u64, u64) {
+        let starting = |name: &str| {
+            self.counts.iter().filter(|(known, _)| known.starts_with(name)).map(|(_, count)| *count).sum::<u64>()
+        };
+        let proofs = starting("requests upstream: list of metadata") + starting("requests upstream: look-up");
+        let requests = starting("requests straight") + crowd::PROGRAMS * starting("fault: crowd of reads");
+        (proofs, 2 * (requests + starting("kubefan_upstream_watch_restarts_total")))
     }
 
     /// Hashes that differ between two runs that differ.
@@ -299,6 +316,10 @@ async fn calm(
         };
         written.push((Instant::now(), last));
         sleep(Duration::from_millis(random.random_range(1000..8000))).await;
+    }
+    // With few permits, readers refuse one another.
+    if world.nodes[0].options().snapshots_max > PERMITS_FEW {
+        *world.quiet.lock().unwrap() = Some(world.now() - began.elapsed() + SILENCE_MAX..world.now());
     }
     let Some((_, due)) = written.iter().rev().find(|(at, _)| at.elapsed() >= SILENCE_MAX) else { return Vec::new() };
     let silent = recorders.iter().enumerate();

@@ -2,6 +2,7 @@
 //! the subscribers, and the story.
 
 use std::{
+    ops::Range,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -38,6 +39,8 @@ pub(crate) struct World {
     pub(crate) story: Mutex<Vec<(Duration, String)>>,
     /// When memory first became short.
     pub(crate) memory_short: Mutex<Option<Duration>>,
+    /// A time in which no fault is active, or has an effect any more.
+    pub(crate) quiet: Mutex<Option<Range<Duration>>>,
 }
 
 /// Controls one subscriber from outside: its connections to the replicas and its behaviour.
@@ -129,6 +132,7 @@ impl World {
             controls: (0..subscribers).map(|_| SubscriberControl::default()).collect(),
             story: Mutex::default(),
             memory_short: Mutex::default(),
+            quiet: Mutex::default(),
         });
         world.apiservers.iter().for_each(|apiserver| world.break_resource(apiserver));
         world
@@ -190,6 +194,7 @@ impl World {
             ring_age_max: options.ring_age_max,
             interruptions: requests.chain(starts).collect(),
             memory_short: *self.memory_short.lock().unwrap(),
+            quiet: self.quiet.lock().unwrap().clone(),
         }
     }
 

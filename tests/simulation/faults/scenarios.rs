@@ -17,6 +17,8 @@ const SCHEMA_PAUSE: Duration = Duration::from_secs(80);
 const SLOW_LIST_LATENCY: Duration = Duration::from_millis(300);
 /// The longest time that a list takes while no fault is active.
 const LIST_TIME: Duration = Duration::from_secs(5);
+/// How often programs start over after a change of the schema, in seconds.
+const START_OVER_SECONDS: u64 = 8;
 /// Time in which a replica does not see a change, because its watch is half-open.
 const UNSEEN_TIME: Duration = Duration::from_secs(10);
 
@@ -67,12 +69,14 @@ impl Faults {
                 self.pause(SCHEMA_PAUSE / 2).await;
             }
             2 => {
-                world.note("only other resources are written, and programs start over all the time");
+                world.note("only other resources are written, and programs start over again and again");
                 node.transport.route.delay(SLOW_LIST_LATENCY);
-                for _ in 0..SCHEMA_PAUSE.as_secs() / 4 {
+                for second in 0..SCHEMA_PAUSE.as_secs() / 2 {
                     workload.write_other(&world.sim, &mut world.truth.lock().unwrap());
-                    world.controls.iter().for_each(SubscriberControl::start_over);
-                    self.pause(Duration::from_secs(2)).await;
+                    if second % START_OVER_SECONDS == 0 {
+                        world.controls.iter().for_each(SubscriberControl::start_over);
+                    }
+                    self.pause(Duration::from_secs(1)).await;
                 }
                 node.transport.route.delay(Duration::ZERO);
             }
