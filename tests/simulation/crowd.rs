@@ -6,7 +6,6 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Empty};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use kubefan_sim::apiserver::{Fault, FaultRule, Verb};
 use tokio::time::sleep;
 use tower::BoxError;
 
@@ -19,20 +18,14 @@ const INTERVAL: Duration = Duration::from_millis(30);
 
 /// A crowd of programs sends consistent lists to a replica while every list upstream fails.
 pub(crate) async fn read(world: &Arc<World>, node: usize) {
-    for apiserver in &world.apiservers {
-        let (fault, verb) = (Fault::InternalError, Some(Verb::List));
-        apiserver.set_fault(FaultRule { fault, verb, resource: None, requests: usize::MAX });
-    }
+    world.fail_lists();
     for _ in 0..PROGRAMS {
         let world = world.clone();
         // What other readers get is judged.
         tokio::spawn(async move { list(&world, node, "/api/v1/pods", "application/json").await.is_ok() });
         sleep(INTERVAL).await;
     }
-    for apiserver in &world.apiservers {
-        apiserver.clear_faults();
-        world.break_resource(apiserver);
-    }
+    world.clear_faults();
 }
 
 /// Sends one list to a replica. Returns the body of its answer, or of its refusal.

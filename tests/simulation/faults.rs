@@ -122,10 +122,7 @@ impl Faults {
             let agenda = std::mem::take(&mut self.agenda);
             agenda.into_iter().for_each(|(_, heal)| self.heal(heal));
         }
-        for apiserver in &self.world.apiservers {
-            apiserver.clear_faults();
-            self.world.break_resource(apiserver);
-        }
+        self.world.clear_faults();
         for node in &self.world.nodes {
             node.transport.heal();
             node.transport.route.reset_silent();

@@ -11,7 +11,7 @@ use std::{
 };
 
 use kubefan_model::GroupVersionResource;
-use kubefan_sim::apiserver::{Fault, FaultRule, SimApiserver, SimOptions};
+use kubefan_sim::apiserver::{Fault, FaultRule, SimApiserver, SimOptions, Verb};
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use tokio::time::{Instant, sleep_until};
@@ -154,8 +154,24 @@ impl World {
         before
     }
 
+    /// Lets every list upstream fail.
+    pub(crate) fn fail_lists(&self) {
+        for apiserver in &self.apiservers {
+            let (fault, verb) = (Fault::InternalError, Some(Verb::List));
+            apiserver.set_fault(FaultRule { fault, verb, resource: None, requests: usize::MAX });
+        }
+    }
+
+    /// Lets the apiservers serve everything again, except what they never serve in this seed.
+    pub(crate) fn clear_faults(&self) {
+        for apiserver in &self.apiservers {
+            apiserver.clear_faults();
+            self.break_resource(apiserver);
+        }
+    }
+
     /// Lets the apiserver refuse the resource that it does not serve in this seed.
-    pub(crate) fn break_resource(&self, apiserver: &SimApiserver) {
+    fn break_resource(&self, apiserver: &SimApiserver) {
         if self.nodes[0].options().broken_resource {
             let resource = Some(GroupVersionResource::new("", "v1", BROKEN_RESOURCE));
             apiserver.set_fault(FaultRule { fault: Fault::InternalError, verb: None, resource, requests: usize::MAX });

@@ -13,6 +13,8 @@ use crate::{workload::Workload, world::SubscriberControl};
 /// Time for every replica to notice another schema and to read the pods again, and then for a
 /// second change or a restart before the next version brings the new bytes.
 const SCHEMA_PAUSE: Duration = Duration::from_secs(80);
+/// The same, and then longer than a page of a list is requested again.
+const LISTS_FAIL: Duration = Duration::from_secs(110);
 /// The latency of a link over which lists take seconds.
 const SLOW_LIST_LATENCY: Duration = Duration::from_millis(300);
 /// The longest time that a list takes while no fault is active.
@@ -54,21 +56,21 @@ impl Faults {
             requests: failures,
         });
         let node = &world.nodes[self.random.random_range(0..world.nodes.len())];
-        match self.random.random_range(0..6u32) {
+        match self.random.random_range(0..8u32) {
             0 => {
                 self.pause(SCHEMA_PAUSE / 2).await;
                 world.note("the schema is as before");
                 world.change_schema(Some(before));
                 self.pause(SCHEMA_PAUSE / 2).await;
             }
-            1 if node.is_running() => {
+            1..=3 if node.is_running() => {
                 self.pause(SCHEMA_PAUSE / 2).await;
                 world.note("a kubefan restarts");
                 node.kill();
                 node.start();
                 self.pause(SCHEMA_PAUSE / 2).await;
             }
-            2 => {
+            4 => {
                 world.note("only other resources are written, and programs start over again and again");
                 node.transport.route.delay(SLOW_LIST_LATENCY);
                 for second in 0..SCHEMA_PAUSE.as_secs() / 2 {
@@ -79,6 +81,12 @@ impl Faults {
                     self.pause(Duration::from_secs(1)).await;
                 }
                 node.transport.route.delay(Duration::ZERO);
+            }
+            5 => {
+                world.note(format!("every list fails for {LISTS_FAIL:?}"));
+                world.fail_lists();
+                self.pause(LISTS_FAIL).await;
+                world.clear_faults();
             }
             _ => {}
         }
