@@ -334,11 +334,6 @@ bugs! {
     /// after 25 ms instead of a second. Needs: a crowd of readers while proofs fail.
     FailedProofsInARow = "failed-proofs-in-a-row" breaks "Bounded",
 
-    /// `caches/informer.rs`: a proof advances the cache also while it is listed again, so the list
-    /// may be older than the cache, and starts a new history. Needs: a proof that ends inside a
-    /// list.
-    ProofInsideAList = "proof-inside-a-list" breaks "Resumable",
-
     /// `caches/state_comparison.rs`: a cache equals a list of metadata if one is the start of the
     /// other. Needs: a consistent read while the last objects by key are on their way, or deleted.
     EqualSoFar = "equal-so-far" breaks "Reliable",

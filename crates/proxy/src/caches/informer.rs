@@ -48,10 +48,7 @@ use crate::{
         reflector::{ReflectorError, Step},
     },
 };
-use kubefan_common::{
-    planted::{self, Bug},
-    unless_planted,
-};
+use kubefan_common::unless_planted;
 use kubefan_model::{GroupVersionResource, Media, ResourceVersion, object::ObjectError, table::TableError};
 
 /// How long a cache with a state keeps serving it after a 403. An apiserver that has just started
@@ -275,7 +272,7 @@ impl Informer {
             let range = tokio::select! {
                 biased;
                 done = &mut step => return Next::Step(done),
-                range = self.prover.next_empty_range(), if watching || planted::is(Bug::ProofInsideAList) => range,
+                range = self.prover.next_empty_range(), if watching => range,
                 (reason, place) = &mut *due_relist, if watching => return Next::Relist(reason, place),
                 Some(()) = OptionFuture::from(stalls_at.map(sleep_until)) => {
                     // The request continues.
