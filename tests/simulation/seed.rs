@@ -322,7 +322,8 @@ async fn calm(
         *world.quiet.lock().unwrap() = Some(world.now() - began.elapsed() + SILENCE_MAX..world.now());
     }
     let Some((_, due)) = written.iter().rev().find(|(at, _)| at.elapsed() >= SILENCE_MAX) else { return Vec::new() };
-    let silent = recorders.iter().enumerate();
+    // With `only_changes` there may be nothing to hear, and each watch may end before its bookmark.
+    let silent = recorders.iter().enumerate().filter(|(_, recorder)| !recorder.spec().projected.only_changes);
     let silent = silent.filter(|(number, recorder)| recorder.highest() < due[*number]);
     let silent = silent.map(|(number, recorder)| {
         let text = format!(
