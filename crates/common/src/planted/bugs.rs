@@ -338,11 +338,6 @@ bugs! {
     /// other. Needs: a consistent read while the last objects by key are on their way, or deleted.
     EqualSoFar = "equal-so-far" breaks "Reliable",
 
-    /// `fanout/subscribe/try_subscribe.rs`: a watch that starts with a proved state also sends the
-    /// events up to the version of the proof. Needs: a consistent watch over HTTP that starts with
-    /// the state, a cache that lags.
-    ProvedStateWithoutFloor = "proved-state-without-floor" breaks "Ordered, Unique, Reliable, Bookmarkable",
-
     /// `caches/version_lookup.rs`: any earlier look-up of the cluster's version answers a reader.
     /// Needs: two readers that name versions ahead of the cache, with writes in between.
     OldLookUpCounts = "old-look-up-counts" breaks "Resumable, Ordered",
@@ -375,10 +370,6 @@ bugs! {
     /// `fanout/send/encoder.rs`: inside a gap, projected bytes of an event with the same version
     /// are reused. Needs: a projection, and a schema change or a delete inside a gap.
     ReencodedFromRecent = "reencoded-from-recent" breaks "Convergent, Reliable, Unique",
-
-    /// `fanout/views/view.rs`: compressed chunks of a snapshot outlive a gap. Needs: zstd, a schema
-    /// change, starts before and after it.
-    ChunksOutliveSchema = "chunks-outlive-schema" breaks "Convergent, Reliable",
 
     /// `fanout/views/view_gap.rs`: a gap ends a watch over HTTP only if the selection sees a
     /// difference, as if no event could be missing otherwise. Needs: a relist, a watch over HTTP.

@@ -96,7 +96,7 @@ impl Hub {
         };
         let floor = match &first {
             First::Nothing(version) => Some(*version),
-            First::Proved { proved, .. } if !planted::is(Bug::ProvedStateWithoutFloor) => Some(proved.version),
+            First::Proved { proved, .. } => Some(proved.version),
             _ => None,
         };
         let start = self.start_point(&view, cached, first, provided.replayed.take())?;

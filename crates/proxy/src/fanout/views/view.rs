@@ -25,7 +25,7 @@ use crate::{
 };
 use kubefan_common::{
     planted::{self, Bug},
-    unless_planted, when_planted,
+    when_planted,
 };
 use kubefan_model::{
     ResourceVersion,
@@ -199,7 +199,7 @@ impl View {
     pub fn append_gap(&self, gap: &Arc<Gap>, received: Instant) {
         let mut state = self.state();
         // With a new schema an object may have other bytes at the same version.
-        unless_planted!(ChunksOutliveSchema => state.snapshot = None);
+        state.snapshot = None;
         self.push(&mut state, LogItem::Gap(Arc::new(ViewGap::new(gap.clone(), Some(received)))));
     }
 
