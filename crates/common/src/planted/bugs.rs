@@ -389,14 +389,14 @@ bugs! {
 
     /// `fanout/fair_share.rs`: a permit that is given back while the limit is lowered stays taken.
     /// Needs: short memory, snapshots under way.
-    WithheldPermitsLost = "withheld-permits-lost" breaks "Convergent",
+    WithheldPermitsLost = "withheld-permits-lost" breaks "Convergent, Resumable",
 
     /// `caches/memory_pressure.rs`: the end of the pressure takes no effect. Needs: short memory.
-    PressureStays = "pressure-stays" breaks "Convergent",
+    PressureStays = "pressure-stays" breaks "Convergent, Resumable",
 
     /// `caches/informer.rs`: an informer keeps its place in the scheduler of lists while it waits
     /// after a failure. Needs: as many failing caches as there are places.
-    BackoffKeepsThePlace = "backoff-keeps-the-place" breaks "Convergent",
+    BackoffKeepsThePlace = "backoff-keeps-the-place" breaks "Convergent, Resumable",
 
     /// `caches/retry.rs`: the apiserver's `Retry-After` is ignored. Needs: an overloaded apiserver.
     RetryAfterIgnored = "retry-after-ignored" breaks "Bounded",
