@@ -42,6 +42,8 @@ pub(crate) fn world(random: &mut Pcg64Mcg, subscribers: usize) -> Arc<World> {
         snapshots_max: one_of(random, &[1, 2, 256, 256, 256, 256, 256, 256]),
         snapshot_queue_timeout: Duration::from_millis(random.random_range(500..10_000)),
         consistent_list_bytes_min: one_of(random, &[0, 10_000, 4 << 20]),
+        lists_max: one_of(random, &[1, 8, 8]),
+        broken_resource: random.random_bool(0.3),
         seed: random.random(),
     };
     let apiservers = if random.random_bool(0.4) { 2 } else { 1 };

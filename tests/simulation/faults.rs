@@ -1,6 +1,8 @@
 //! The faults of one seed: what breaks, when, and when it heals. All of it is drawn from the seed
 //! and noted in the story.
 
+mod scenarios;
+
 use std::{
     collections::BTreeMap,
     sync::{Arc, atomic::Ordering},
@@ -12,10 +14,10 @@ use rand::RngExt;
 use rand_pcg::Pcg64Mcg;
 use tokio::time::Instant;
 
-use super::{upstream::EventFault, world::World};
+use super::{crowd, upstream::EventFault, workload::Workload, world::World};
 
 /// The kinds of faults, by the names under which they are counted.
-pub(crate) const KINDS: [&str; 27] = [
+pub(crate) const KINDS: [&str; 30] = [
     "upstream cut",
     "upstream cut mid-frame",
     "upstream half-open",
@@ -43,6 +45,9 @@ pub(crate) const KINDS: [&str; 27] = [
     "subscriber slow",
     "subscriber away",
     "clock jump",
+    "schema changed",
+    "another cluster",
+    "crowd of reads",
 ];
 
 /// The end of a fault.
@@ -56,6 +61,7 @@ enum Heal {
     SubscriberLatency(usize),
     Lag(usize),
     Memory(usize),
+    OtherCluster(usize),
 }
 
 /// The faults of one seed.
@@ -72,6 +78,8 @@ pub(crate) struct Faults {
 /// Time for every replica to notice that versions went back, before the cluster reaches the old
 /// versions again.
 const REWIND_PAUSE: Duration = Duration::from_secs(300);
+/// Time in which programs send requests whose answers they do not read.
+const READS_BEGIN: Duration = Duration::from_secs(3);
 
 impl Faults {
     pub(crate) fn new(world: Arc<World>, random: Pcg64Mcg, rewinds_left: usize) -> Faults {
@@ -114,7 +122,7 @@ impl Faults {
             let agenda = std::mem::take(&mut self.agenda);
             agenda.into_iter().for_each(|(_, heal)| self.heal(heal));
         }
-        self.world.apiservers.iter().for_each(|apiserver| apiserver.clear_faults());
+        self.world.clear_faults();
         for node in &self.world.nodes {
             node.transport.heal();
             node.transport.route.reset_silent();
@@ -122,6 +130,15 @@ impl Faults {
         for control in &self.world.controls {
             control.heal();
             control.route.reset_silent();
+        }
+    }
+
+    /// Waits while nothing is written.
+    async fn pause(&mut self, time: Duration) {
+        let over = Instant::now() + time;
+        while Instant::now() < over {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            self.heal_due();
         }
     }
 
@@ -157,6 +174,10 @@ impl Faults {
                 world.apiservers[apiserver].catch_up();
             }
             Heal::Memory(node) => world.nodes[node].memory_percent.store(0, Ordering::Relaxed),
+            Heal::OtherCluster(node) => {
+                world.note(format!("kubefan {node} reaches its own cluster again"));
+                world.nodes[node].transport.misroute(None);
+            }
             Heal::SubscriberLatency(subscriber_number) => world.controls[subscriber_number].route.delay(Duration::ZERO),
         }
     }
@@ -166,7 +187,7 @@ impl Faults {
     }
 
     /// Starts one fault.
-    pub(crate) async fn inject(&mut self) {
+    pub(crate) async fn inject(&mut self, workload: &mut Workload) {
         let world = self.world.clone();
         let node = self.random.random_range(0..world.nodes.len());
         let apiserver = self.random.random_range(0..world.apiservers.len());
@@ -190,9 +211,18 @@ impl Faults {
                 }
             }
             "upstream half-open" => {
+                // Over one connection for all requests the replica would get no answers either.
+                let is_one_of_several = !world.nodes[node].options().upstream_http2;
+                if is_one_of_several {
+                    // The replica sees everything that was written before.
+                    self.pause(Duration::from_secs(1)).await;
+                }
                 world.note(upstream);
                 if !transport.route.each(|link| link.silence()) {
                     return;
+                }
+                if is_one_of_several {
+                    self.change_unseen(workload).await;
                 }
             }
             "upstream slow" => {
@@ -209,8 +239,11 @@ impl Faults {
                 self.later(time, Heal::Reach(node));
             }
             "upstream error" => {
+                let retry_after_seconds = [1, 5, 30][self.random.random_range(0..3)];
                 let faults = [
-                    Fault::TooManyRequests { retry_after_seconds: 1 },
+                    Fault::TooManyRequests { retry_after_seconds },
+                    Fault::TooManyRequests { retry_after_seconds },
+                    Fault::TooManyRequests { retry_after_seconds },
                     Fault::InternalError,
                     Fault::ServiceUnavailable,
                     Fault::Disconnect,
@@ -270,8 +303,13 @@ impl Faults {
                 let percent = [87, 92, 97, 101][self.random.random_range(0..4)];
                 let time = self.seconds(2, 40);
                 world.note(format!("{upstream}, {percent} % of the budget for {time:?}"));
-                world.nodes[node].memory_percent.store(percent, Ordering::Relaxed);
+                if self.random.random_bool(0.5) {
+                    world.note("no subscriber reads");
+                    world.controls.iter().for_each(|control| control.stall(time));
+                    self.pause(READS_BEGIN).await;
+                }
                 world.memory_short.lock().unwrap().get_or_insert(world.now());
+                world.nodes[node].memory_percent.store(percent, Ordering::Relaxed);
                 self.later(time, Heal::Memory(node));
             }
             "compacted" => {
@@ -281,8 +319,13 @@ impl Faults {
             "rewound" => {
                 // Restores a backup that is at least some writes old. Otherwise no replica could
                 // notice.
-                let Some(at) = self.backups.len().checked_sub(2).filter(|_| self.rewinds_left > 0) else { return };
+                let is_possible = self.rewinds_left > 0 && world.truth.lock().unwrap().schemas == 1;
+                let Some(at) = self.backups.len().checked_sub(2).filter(|_| is_possible) else { return };
                 self.rewinds_left -= 1;
+                let is_overtaken = self.random.random_bool(0.5);
+                if is_overtaken {
+                    self.heal_all();
+                }
                 let backup = self.backups[self.random.random_range(0..=at)].clone();
                 self.backups.clear();
                 world.apiservers.iter().for_each(|apiserver| apiserver.catch_up());
@@ -294,12 +337,31 @@ impl Faults {
                     truth.restored(world.sim.revision());
                     (from, world.sim.revision())
                 };
-                world.note(format!("{kind} from {from} to {to}; nothing is written for {REWIND_PAUSE:?}"));
-                let over = Instant::now() + REWIND_PAUSE;
-                while Instant::now() < over {
-                    tokio::time::sleep(Duration::from_secs(1)).await;
-                    self.heal_due();
+                if is_overtaken {
+                    world.note(format!("{kind} from {from} to {to}, which other resources overtake"));
+                    self.overtake(from, workload).await;
+                } else {
+                    world.note(format!("{kind} from {from} to {to}; nothing is written for {REWIND_PAUSE:?}"));
+                    self.pause(REWIND_PAUSE).await;
                 }
+            }
+            "schema changed" => {
+                if !self.change_schema(workload).await {
+                    return;
+                }
+            }
+            "another cluster" => {
+                if !world.nodes[node].is_running() || !transport.is_identified() {
+                    return;
+                }
+                let time = self.seconds(5, 60);
+                world.note(format!("{upstream}, for {time:?}"));
+                transport.misroute(Some(world.other_cluster()));
+                self.later(time, Heal::OtherCluster(node));
+            }
+            "crowd of reads" => {
+                world.note(format!("{upstream}, while lists fail upstream"));
+                crowd::read(&world, node).await;
             }
             "kubefan killed" => {
                 let down = self.seconds(0, 40);

@@ -10,7 +10,7 @@ use std::{
 use bytes::Bytes;
 use kubefan_common::proto::v1alpha1::{DeleteReason, Event, EventType, WatchResponse, watch_response::Message};
 
-use super::{projection::Projected, selection::Selection, truth::Kind};
+use super::{projection::Projected, schema, selection::Selection, truth::Kind};
 
 /// The identity of a subscriber and what it asks for.
 #[derive(Clone, Debug)]
@@ -92,7 +92,10 @@ pub(crate) struct ReceivedEvent {
     pub(crate) key: String,
     pub(crate) uid: String,
     pub(crate) version: u64,
+    /// With the number of the first schema.
     pub(crate) bytes: Bytes,
+    /// The number of the schema in the bytes.
+    pub(crate) schema: Option<u8>,
 }
 
 impl ReceivedEvent {
@@ -106,12 +109,14 @@ impl ReceivedEvent {
             (EventType::Deleted, DeleteReason::FinalStateUnknown) => Kind::Gone,
             _ => Kind::Invalid,
         };
+        let (bytes, schema) = schema::split(event.object.clone());
         ReceivedEvent {
             kind,
             key: format!("{}/{}", event.namespace, event.name),
             uid: event.uid.clone(),
             version: event.resource_version.parse().unwrap_or(0),
-            bytes: event.object.clone(),
+            bytes,
+            schema,
         }
     }
 }
@@ -174,7 +179,7 @@ impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:>10.3} s  ", self.at.as_secs_f64())?;
         match &self.what {
-            Observation::Event(ReceivedEvent { kind, key, uid, version, bytes }) => {
+            Observation::Event(ReceivedEvent { kind, key, uid, version, bytes, .. }) => {
                 write!(f, "{kind:?} {key} uid {} at {version}, {} bytes", &uid[..uid.len().min(8)], bytes.len())?;
             }
             other => write!(f, "{other:?}")?,

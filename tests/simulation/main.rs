@@ -7,6 +7,7 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
+mod crowd;
 mod draw;
 mod faults;
 mod history;
@@ -21,6 +22,7 @@ mod planted;
 mod projection;
 mod reader;
 mod replay;
+mod schema;
 mod seed;
 mod selection;
 mod subscriber;

@@ -54,6 +54,10 @@ pub(crate) struct NodeOptions {
     /// How many requests may pin state at a time.
     pub(crate) snapshots_max: usize,
     pub(crate) snapshot_queue_timeout: Duration,
+    /// How many caches may list upstream at a time.
+    pub(crate) lists_max: usize,
+    /// Another resource is cached too, which the apiserver never serves.
+    pub(crate) broken_resource: bool,
     /// A consistent list of at least this many bytes waits for a bookmark.
     pub(crate) consistent_list_bytes_min: usize,
     pub(crate) seed: u64,
@@ -77,11 +81,16 @@ impl Default for NodeOptions {
             ring_bytes_max: None,
             snapshots_max: 256,
             snapshot_queue_timeout: Duration::from_secs(10),
+            lists_max: 8,
+            broken_resource: false,
             consistent_list_bytes_min: ServerOptions::from(&ServeConfig::default()).consistent_list_bytes_min,
             seed: 0,
         }
     }
 }
+
+/// The resource that the apiserver does not serve in some seeds.
+pub(crate) const BROKEN_RESOURCE: &str = "services";
 
 /// The counters of the metrics that the table of a sweep shows.
 const COUNTED: [&str; 10] = [
@@ -128,6 +137,7 @@ impl Node {
 
     /// Starts the replica with an empty cache.
     pub(crate) fn start(&self) {
+        self.transport.forget();
         let starts = {
             let mut starts = self.starts.lock().unwrap();
             starts.push(Instant::now());
@@ -139,7 +149,7 @@ impl Node {
         let context = CacheContext {
             upstream: upstream.clone(),
             discovery: Arc::new(Discovery::new(upstream, DiscoveryOptions::default())),
-            lists: ListScheduler::new(8, metrics.lists()),
+            lists: ListScheduler::new(options.lists_max, metrics.lists()),
             reflector: ReflectorOptions {
                 page_size: options.page_size,
                 watch_list: options.watch_list,
@@ -147,13 +157,15 @@ impl Node {
                 line_bytes_max: 1 << 20,
             },
             upstream_field_selector: String::new(),
-            schema_check_interval: Duration::from_secs(300),
+            schema_check_interval: Duration::from_secs(10),
             cache_compression: options.cache_compression,
             peers: options.peers.then(|| self.peering.peers_of(self.number)),
             seed: Some(options.seed.wrapping_add(starts)),
         };
+        let broken = options.broken_resource.then(|| BROKEN_RESOURCE.into());
+        let resources = ["pods".into()].into_iter().chain(broken).collect();
         let registry_options = RegistryOptions {
-            resources: vec!["pods".into()],
+            resources,
             namespaces: Vec::new(),
             ring: RingLimits {
                 ring_bytes_max: options.ring_bytes_max,

@@ -20,7 +20,7 @@ pub(crate) use informer::judge_informer;
 pub(crate) use needs::Facts;
 
 use super::{
-    history::{Entry, Freshness, History, Interface, Observation, ReceivedEvent, Spec},
+    history::{Encoding, Entry, Freshness, History, Interface, Observation, ReceivedEvent, Spec},
     truth::{Epoch, Truth},
 };
 
@@ -43,6 +43,8 @@ pub(crate) enum Guarantee {
     Filtered,
     /// The state equals the truth after a marked span, and once every fault has healed.
     Convergent,
+    /// The apiserver's cost stays bounded: it is not asked again before it wants to be.
+    Bounded,
 }
 
 /// A guarantee that was broken.
@@ -219,7 +221,9 @@ impl Walk<'_> {
             Observation::Ended { code, reason, message } => return self.ended(code, reason, message, entry.at),
             Observation::Undecodable(why) => {
                 self.phase = Phase::Closed;
-                return self.retain_fitting(|_, position| match position.mixed {
+                // With another schema the replica may have other bytes at the client's version.
+                let other_bases = self.truth.schemas > 1 && self.spec.encoding == Encoding::Deltas;
+                return self.retain_fitting(|_, position| match position.mixed || other_bases {
                     // The client said that it had kept the state, which was not true after the
                     // restore.
                     true => Ok(position),
@@ -343,6 +347,10 @@ impl Walk<'_> {
                 let text = format!("ended with {code} ({reason}), which cannot happen here: {message}");
                 return Err((Guarantee::Resumable, text));
             }
+            "HISTORY_REWRITTEN" if self.truth.epochs.len() == 1 => {
+                let text = format!("ended as of another history, and the cluster has only one: {message}");
+                return Err((Guarantee::Resumable, text));
+            }
             "HISTORY_REWRITTEN" => self.floor = None,
             "RESOURCE_VERSION_TOO_OLD" => {
                 if self.spec.restarts {
@@ -363,6 +371,7 @@ impl Walk<'_> {
                 }
                 self.check_need("a refusal", self.resume.unwrap_or(0), now)?;
             }
+            "LIMIT_REACHED" | "NOT_SYNCED" | "UPSTREAM_UNAVAILABLE" => self.check_refusal(reason, message, now)?,
             _ => {}
         }
         Ok(())

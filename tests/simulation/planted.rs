@@ -1,5 +1,5 @@
 //! A test of the oracle: it must find every planted bug, under the name of a guarantee that the bug
-//! breaks. `crates/common/src/planted.rs` lists the bugs and where they are. They were written
+//! breaks. `crates/common/src/planted/bugs.rs` lists the bugs and where they are. They were written
 //! without knowledge of the oracle's code.
 //!
 //! If built with `KUBEFAN_PLANTED_BUGS=1`, the simulation does only this: for each bug it plays
@@ -68,7 +68,7 @@ fn first_violation(seeds: u64) -> Option<(u64, Violation)> {
                         return;
                     }
                     let report = run_seed(seed, &options);
-                    if let Some((_, violation)) = report.violations.first() {
+                    if let Some(violation) = report.first_violation() {
                         let mut found = found.lock().expect("no holder panics");
                         if found.as_ref().is_none_or(|(known, _)| seed < *known) {
                             *found = Some((seed, violation.clone()));

@@ -6,7 +6,10 @@ pub(crate) mod wire;
 
 use std::{
     fmt::Write as _,
-    sync::{Arc, atomic::AtomicUsize},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -20,6 +23,7 @@ use tokio::time::sleep;
 use super::{
     history::{Freshness, HttpReads, Observation, ReceivedEvent, Recorder, Spec},
     http_transport::Transport,
+    schema,
     subscriber::ClientSettings,
     truth::Kind,
     world::World,
@@ -44,6 +48,7 @@ pub(crate) async fn run(
     sleep(settings.start_after).await;
     let turn = Arc::new(AtomicUsize::new(settings.first_replica));
     let transport = Transport::new(&world, spec.number, &settings, &turn, reads.is_http2);
+    world.controls[spec.number].can_start_over.store(true, Ordering::Relaxed);
     let mut reader = Reader { world, spec, reads, transport, recorder, random, known: 0 };
     loop {
         reader.pause().await;
@@ -52,6 +57,9 @@ pub(crate) async fn run(
             for _ in 0..reader.random.random_range(1..WATCHES_MAX) {
                 reader.known = at;
                 reader.pause().await;
+                if reader.world.controls[reader.spec.number].takes_start_over() {
+                    break;
+                }
                 match reader.follow(at).await {
                     Ok(reached) => at = reached,
                     Err(Ended) => break,
@@ -319,5 +327,6 @@ impl Reader {
 }
 
 fn received(kind: Kind, Pod { key, uid, version, bytes }: Pod) -> ReceivedEvent {
-    ReceivedEvent { kind, key, uid, version, bytes }
+    let (bytes, schema) = schema::split(bytes);
+    ReceivedEvent { kind, key, uid, version, bytes, schema }
 }

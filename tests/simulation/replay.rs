@@ -69,6 +69,7 @@ pub(crate) fn story(report: &Report) -> String {
         }
     }
     story.extend(report.panics.iter().map(|panic| format!("\na task panicked: {panic}")));
-    story.extend(report.violations.iter().map(|(_, violation)| format!("\n{violation}")));
+    let violations = report.violations.iter().map(|(_, violation)| violation).chain(&report.hasty);
+    story.extend(violations.map(|violation| format!("\n{violation}")));
     story.join("\n")
 }

@@ -10,12 +10,12 @@ use tokio::{
 };
 
 use super::{
-    draw,
+    crowd, draw,
     faults::Faults,
     history::{History, Interface, Recorder},
     informer::{self, InformerHistory, InformerRecorder, InformerSpec, RunningInformer},
     oracle::{self, Facts, Guarantee, Violation},
-    reader, subscriber,
+    reader, schema, subscriber,
     tally::{STRAIGHT_STATES, STRAIGHT_WATCHES, straight, tally, tally_informers},
     truth::Truth,
     workload::Workload,
@@ -42,7 +42,15 @@ impl Default for Options {
 /// upstream is back, one after its 410) and one of a client.
 const SILENCE_MAX: Duration = Duration::from_secs(120);
 /// How long a calm in the middle of a seed lasts at least: the longest silence, and writes in it.
-const CALM: Duration = Duration::from_secs(130);
+const CALM: Duration = Duration::from_secs(160);
+
+/// With so few permits for snapshots, or fewer, the programs of a seed may refuse one another.
+const PERMITS_FEW: usize = 2;
+
+/// The longest time from the end of all faults until every subscriber has the bytes of the last
+/// schema: two checks that notice it, a list that is repeated after a failure, and a change that
+/// brings the difference.
+const SCHEMA_SETTLES: Duration = Duration::from_secs(160);
 
 /// The result of a seed.
 pub(crate) struct Report {
@@ -53,6 +61,8 @@ pub(crate) struct Report {
     /// Their numbers follow those of the other subscribers.
     pub(crate) informers: Vec<InformerHistory>,
     pub(crate) violations: Vec<(usize, Violation)>,
+    /// A request upstream that was not due.
+    pub(crate) hasty: Option<Violation>,
     /// Panics of tasks. Otherwise they would go unnoticed.
     pub(crate) panics: Vec<String>,
     pub(crate) story: Vec<(Duration, String)>,
@@ -68,7 +78,7 @@ impl Report {
     pub(crate) fn failure(&self) -> Option<String> {
         let seed = self.seed;
         let panicked = self.panics.first().map(|panic| format!("seed {seed}: a task panicked: {panic}"));
-        let violated = self.violations.first().map(|(_, violation)| format!("seed {seed}: {violation}"));
+        let violated = self.first_violation().map(|violation| format!("seed {seed}: {violation}"));
         // After a restore a replica may differ from upstream until it notices. That is not a
         // failure.
         let needless = self.counts.get("kubefan_relists_total self_check").filter(|_| self.truth.epochs.len() == 1);
@@ -76,6 +86,11 @@ impl Report {
         let needless =
             needless.map(|count| format!("seed {seed}: {count} relists by the self-check, which no fault explains"));
         panicked.or(violated).or(needless).or_else(|| self.costs_more())
+    }
+
+    /// The first violation of a subscriber, or else of the apiserver's cost.
+    pub(crate) fn first_violation(&self) -> Option<&Violation> {
+        self.violations.first().map(|(_, violation)| violation).or(self.hasty.as_ref())
     }
 
     /// Whether the replicas asked upstream for more states or watches than the same programs would
@@ -89,10 +104,24 @@ impl Report {
         let starts = sum(&["kubefan_relists_total initial"]);
         let idle = sum(&["kubefan_upstream_watch_restarts_total idle"]);
         let straight = (starts + sum(&[STRAIGHT_STATES]), starts + idle + sum(&[STRAIGHT_STATES, STRAIGHT_WATCHES]));
-        let seed = self.seed;
-        (states > straight.0 || watches > straight.1).then(|| {
-            format!("seed {seed}: {states} states and {watches} watches upstream, and straight {straight:?} at most")
-        })
+        let (seed, (proofs, explained)) = (self.seed, self.proofs());
+        if states > straight.0 || watches > straight.1 {
+            return Some(format!(
+                "seed {seed}: {states} states and {watches} watches upstream, and straight {straight:?} at most"
+            ));
+        }
+        (proofs > explained).then(|| format!("seed {seed}: {proofs} proofs upstream, and {explained} at most are due"))
+    }
+
+    /// The lists of metadata and the look-ups of a version upstream, and how many are due at most:
+    /// one of each for each request of a program, and for each watch upstream that ended.
+    pub(crate) fn proofs(&self) -> (u64, u64) {
+        let starting = |name: &str| {
+            self.counts.iter().filter(|(known, _)| known.starts_with(name)).map(|(_, count)| *count).sum::<u64>()
+        };
+        let proofs = starting("requests upstream: list of metadata") + starting("requests upstream: look-up");
+        let requests = starting("requests straight") + crowd::PROGRAMS * starting("fault: crowd of reads");
+        (proofs, 2 * (requests + starting("kubefan_upstream_watch_restarts_total")))
     }
 
     /// Hashes that differ between two runs that differ.
@@ -194,7 +223,7 @@ async fn run(seed: u64, options: &Options) -> Report {
             silences.extend(silent);
         }
         if random.random_bool(0.15) {
-            faults.inject().await;
+            faults.inject(&mut workload).await;
         }
         faults.heal_due();
         sleep(Duration::from_millis(match random.random_range(0..10u32) {
@@ -206,11 +235,16 @@ async fn run(seed: u64, options: &Options) -> Report {
     }
 
     faults.heal_all();
+    if random.random_bool(0.3) {
+        faults.change_schema(&mut workload).await;
+        faults.heal_all();
+    }
     let healed = Instant::now();
     workload.finish(&world.sim, &mut world.truth.lock().unwrap());
     let mut violations = judge_when_quiet(&world, &recorders, &running, healed).await;
     violations.append(&mut silences);
     let converged_in = healed.elapsed();
+    violations.extend(judge_schema(&world, &mut workload, &recorders).await);
     if !tasks.is_empty() && tasks.try_join_next().is_some() {
         panic!("a subscriber of seed {seed} has ended by itself");
     }
@@ -242,6 +276,12 @@ async fn run(seed: u64, options: &Options) -> Report {
         facts: world.facts(),
         truth: std::mem::replace(&mut world.truth.lock().unwrap(), Truth::new()),
         violations,
+        hasty: world.nodes.iter().find_map(|node| node.transport.hasty()).map(|text| Violation {
+            guarantee: Guarantee::Bounded,
+            text,
+            entry: 0,
+            at_end: false,
+        }),
         panics: Vec::new(),
         story: std::mem::take(&mut world.story.lock().unwrap()),
         histories,
@@ -277,8 +317,13 @@ async fn calm(
         written.push((Instant::now(), last));
         sleep(Duration::from_millis(random.random_range(1000..8000))).await;
     }
+    // With few permits, readers refuse one another.
+    if world.nodes[0].options().snapshots_max > PERMITS_FEW {
+        *world.quiet.lock().unwrap() = Some(world.now() - began.elapsed() + SILENCE_MAX..world.now());
+    }
     let Some((_, due)) = written.iter().rev().find(|(at, _)| at.elapsed() >= SILENCE_MAX) else { return Vec::new() };
-    let silent = recorders.iter().enumerate();
+    // With `only_changes` there may be nothing to hear, and each watch may end before its bookmark.
+    let silent = recorders.iter().enumerate().filter(|(_, recorder)| !recorder.spec().projected.only_changes);
     let silent = silent.filter(|(number, recorder)| recorder.highest() < due[*number]);
     let silent = silent.map(|(number, recorder)| {
         let text = format!(
@@ -291,6 +336,28 @@ async fn calm(
         (number, Violation { guarantee: Guarantee::Convergent, text, entry, at_end: false })
     });
     silent.collect()
+}
+
+/// Waits until every replica has read the pods again with the last schema, while a few of them
+/// change, and judges which bytes the subscribers have then.
+async fn judge_schema(world: &World, workload: &mut Workload, recorders: &[Recorder]) -> Vec<(usize, Violation)> {
+    if world.truth.lock().unwrap().schemas == 1 {
+        return Vec::new();
+    }
+    let began = Instant::now();
+    while began.elapsed() < SCHEMA_SETTLES {
+        sleep(SCHEMA_SETTLES / 10).await;
+        workload.step(&world.sim, &mut world.truth.lock().unwrap());
+    }
+    sleep(SCHEMA_SETTLES / 10).await;
+    let schema = world.truth.lock().unwrap().schema;
+    let judged = recorders.iter().enumerate();
+    let judged = judged.map(|(number, recorder)| (number, schema::judge(&recorder.history(), schema)));
+    let mut violations: Vec<_> = judged.filter_map(|(number, judged)| Some((number, judged.err()?))).collect();
+    for node in 0..world.nodes.len() {
+        violations.extend(schema::judge_replica(world, node, schema).await.err().map(|violation| (0, violation)));
+    }
+    violations
 }
 
 /// Waits until every subscriber is up to date, and judges all histories.

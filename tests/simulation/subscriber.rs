@@ -84,6 +84,7 @@ pub(crate) async fn generated(
     random: Pcg64Mcg,
 ) {
     sleep(settings.start_after).await;
+    world.controls[spec.number].can_start_over.store(true, Ordering::Relaxed);
     let delta_bases = DeltaBases::default();
     let turn = Arc::new(AtomicUsize::new(settings.first_replica));
     let cluster = String::new();
@@ -222,6 +223,7 @@ impl Generated {
         let reason = status.get_details_error_info().map(|info| info.reason).unwrap_or_default();
         let (code, message) = (format!("{:?}", status.code()), status.message().to_owned());
         let over = matches!(reason.as_str(), "RESOURCE_VERSION_TOO_OLD" | "HISTORY_REWRITTEN");
+        let over = over || self.world.controls[self.spec.number].takes_start_over();
         self.recorder.note(Observation::Ended { code, reason, message }, None);
         if over {
             self.recorder.note(Observation::StartsOver { goes_on: false }, None);

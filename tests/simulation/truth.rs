@@ -7,7 +7,7 @@ use bytes::Bytes;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::selection::Selection;
+use super::{schema, selection::Selection};
 
 /// The managed fields of the pods that have some, as the apiserver writes them.
 pub(crate) const MANAGED_FIELDS: &str = r#""managedFields":[{"manager":"kubelet","operation":"Update"}]"#;
@@ -36,9 +36,9 @@ impl PartialEq for Object {
 impl Eq for Object {}
 
 impl Object {
-    /// Parses an object as a watch of the apiserver sends it.
+    /// Parses an object as a watch of the apiserver sends it, apart from the number of its schema.
     pub(crate) fn read(bytes: &[u8]) -> Object {
-        let bytes = String::from_utf8(bytes.to_vec()).unwrap();
+        let bytes = String::from_utf8(schema::without_number(bytes).0.into_owned()).unwrap();
         let value: Value = serde_json::from_str(&bytes).unwrap();
         let text = |pointer: &str| value.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
         let labels = value.pointer("/metadata/labels").and_then(Value::as_object);
@@ -174,11 +174,15 @@ impl Epoch {
 pub(crate) struct Truth {
     started: Instant,
     pub(crate) epochs: Vec<Epoch>,
+    /// How many schemas there have been.
+    pub(crate) schemas: usize,
+    /// The number of the current schema.
+    pub(crate) schema: u8,
 }
 
 impl Truth {
     pub(crate) fn new() -> Truth {
-        Truth { started: Instant::now(), epochs: vec![Epoch::new()] }
+        Truth { started: Instant::now(), epochs: vec![Epoch::new()], schemas: 1, schema: 0 }
     }
 
     /// The current epoch and its number.

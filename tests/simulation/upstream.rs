@@ -45,6 +45,13 @@ pub(crate) enum EventFault {
     Expire,
 }
 
+/// The class of the requests for the cluster's version.
+const LOOK_UP: &str = "look-up of a version";
+
+/// The most look-ups of a cache that may fail within a second. Proofs that fail are a second apart,
+/// and a few readers and the watch ask for the version as well.
+const FAILED_LOOK_UPS_MAX: usize = 8;
+
 /// The number of recent lines that can be repeated.
 const RECENT_LINES_MAX: usize = 8;
 
@@ -58,6 +65,8 @@ pub(crate) struct Transport {
     shared: Option<Mutex<Option<Http2>>>,
     pub(crate) route: Route,
     tampering: Mutex<Tampering>,
+    /// An apiserver of another cluster that new connections reach.
+    other_cluster: Mutex<Option<SimApiserver>>,
 }
 
 #[derive(Default)]
@@ -69,6 +78,21 @@ struct Tampering {
     requests: BTreeMap<&'static str, u64>,
     /// When a state was requested.
     states_at: Vec<Instant>,
+    /// Since the start of the replica.
+    standing: BTreeMap<&'static str, Standing>,
+    /// Whether the replica knows its cluster.
+    is_identified: bool,
+    /// The last look-ups that failed, by the form of the cache.
+    failed_look_ups: BTreeMap<&'static str, VecDeque<Instant>>,
+    hasty: Option<String>,
+}
+
+/// The requests of one cache that lists and watches, as the apiserver sees them.
+struct Standing {
+    /// When it last asked for a state or a watch.
+    asked_at: Instant,
+    /// The apiserver wants no request before this time.
+    not_before: Option<Instant>,
 }
 
 type Http2 = http2::SendRequest<Full<Bytes>>;
@@ -77,8 +101,8 @@ impl Transport {
     /// A transport to one of `apiservers`, beginning with the one at `first`.
     pub(crate) fn to(apiservers: Vec<SimApiserver>, first: usize, is_http2: bool) -> Arc<Transport> {
         let shared = is_http2.then(Mutex::default);
-        let (route, tampering) = Default::default();
-        Arc::new(Transport { apiservers, turn: AtomicUsize::new(first), shared, route, tampering })
+        let (route, tampering, other_cluster) = Default::default();
+        Arc::new(Transport { apiservers, turn: AtomicUsize::new(first), shared, route, tampering, other_cluster })
     }
 
     /// The requests, by their class.
@@ -94,8 +118,38 @@ impl Transport {
     fn connect(&self) -> io::Result<TokioIo<End>> {
         let (ours, theirs) = self.route.connect()?;
         let apiserver = &self.apiservers[self.turn.fetch_add(1, Ordering::Relaxed) % self.apiservers.len()];
-        tokio::spawn(apiserver.clone().serve_connection(theirs));
+        let other = self.other_cluster.lock().unwrap().clone();
+        tokio::spawn(other.unwrap_or_else(|| apiserver.clone()).serve_connection(theirs));
         Ok(TokioIo::new(ours))
+    }
+
+    /// Directs new connections to an apiserver of another cluster, or back.
+    pub(crate) fn misroute(&self, other: Option<SimApiserver>) {
+        *self.other_cluster.lock().unwrap() = other;
+        self.route.each(|link| link.cut());
+    }
+
+    /// The replica starts again, and knows nothing of its requests before.
+    pub(crate) fn forget(&self) {
+        let mut tampering = self.tampering.lock().unwrap();
+        (tampering.standing, tampering.is_identified) = Default::default();
+        // A replica takes the first cluster that answers for its own.
+        *self.other_cluster.lock().unwrap() = None;
+    }
+
+    /// Whether the replica knows its cluster.
+    pub(crate) fn is_identified(&self) -> bool {
+        self.tampering.lock().unwrap().is_identified
+    }
+
+    /// Whether every cache has asked for a state or a watch since `at`.
+    pub(crate) fn all_asked_since(&self, at: Instant) -> bool {
+        self.tampering.lock().unwrap().standing.values().all(|standing| standing.asked_at > at)
+    }
+
+    /// A request that was sent before the time that the apiserver had asked for.
+    pub(crate) fn hasty(&self) -> Option<String> {
+        self.tampering.lock().unwrap().hasty.clone()
     }
 
     async fn send_over(&self, request: http::Request<Full<Bytes>>) -> Result<http::Response<Incoming>, BoxError> {
@@ -174,7 +228,24 @@ impl Transport {
                 parts.headers.insert(http::header::HOST, http::HeaderValue::from_static("apiserver.test"));
             }
         }
+        let form = form(&parts.headers);
+        let standing = is_standing(&path, class).then_some(form);
+        if let Some(cache) = standing {
+            self.tampering.lock().unwrap().asked(cache);
+        }
         let response = self.send_over(http::Request::from_parts(parts, Full::new(body))).await?;
+        if path.ends_with("/namespaces/kube-system") && response.status() == http::StatusCode::OK {
+            self.tampering.lock().unwrap().is_identified = true;
+        }
+        if class == LOOK_UP && response.status().is_server_error() {
+            self.tampering.lock().unwrap().look_up_failed(form);
+        }
+        if let Some(cache) = standing
+            && let Some(seconds) = response.headers().get(http::header::RETRY_AFTER)
+        {
+            let seconds = seconds.to_str()?.parse()?;
+            self.tampering.lock().unwrap().refused(cache, Duration::from_secs(seconds));
+        }
         let is_json =
             response.headers().get(http::header::CONTENT_TYPE).is_some_and(|value| value == "application/json");
         let response = response.map(|body| body.map_err(BoxError::from).boxed_unsync());
@@ -214,11 +285,60 @@ fn class(path: &str, headers: &http::HeaderMap) -> &'static str {
     match path.contains("/pods") {
         true if path.contains("watch=1") && path.contains("sendInitialEvents") => "watch of pods with the state",
         true if path.contains("watch=1") => "watch of pods",
-        true if path.contains("metadata.name") => "look-up of a version",
+        true if path.contains("metadata.name") => LOOK_UP,
         true if is_metadata => "list of metadata",
         true if path.contains("continue=") => "later page",
         true => "list of pods",
         false => "discovery, identity and schema",
+    }
+}
+
+/// Whether a request lists or watches for a cache, and not for a span of history or a proof.
+fn is_standing(path: &str, class: &str) -> bool {
+    let seconds = path.split_once("timeoutSeconds=").map(|(_, rest)| rest.split('&').next().unwrap_or_default());
+    let is_short = seconds.is_some_and(|seconds| seconds.len() < 3);
+    match class {
+        "watch of pods with the state" => true,
+        "watch of pods" => !is_short,
+        "list of pods" => !path.contains("resourceVersionMatch=Exact"),
+        _ => false,
+    }
+}
+
+/// The form of the objects that a request asks for. A replica has one cache of each.
+fn form(headers: &http::HeaderMap) -> &'static str {
+    let form = headers.get(http::header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    if form.contains("protobuf") { "protobuf" } else { "JSON" }
+}
+
+impl Tampering {
+    fn asked(&mut self, cache: &'static str) {
+        let now = Instant::now();
+        let standing = Standing { asked_at: now, not_before: None };
+        let before = self.standing.insert(cache, standing).and_then(|before| before.not_before);
+        if let Some(left) = before.and_then(|before| before.checked_duration_since(now)).filter(|left| !left.is_zero())
+        {
+            self.hasty =
+                Some(format!("the {cache} cache asked {left:?} before the apiserver wanted to be asked again"));
+        }
+    }
+
+    fn refused(&mut self, cache: &'static str, wait: Duration) {
+        let (asked_at, not_before) = (Instant::now(), Some(Instant::now() + wait));
+        self.standing.insert(cache, Standing { asked_at, not_before });
+    }
+}
+
+impl Tampering {
+    fn look_up_failed(&mut self, cache: &'static str) {
+        let now = Instant::now();
+        let failed = self.failed_look_ups.entry(cache).or_default();
+        failed.push_back(now);
+        failed.retain(|at| now - *at < Duration::from_secs(1));
+        if failed.len() > FAILED_LOOK_UPS_MAX {
+            self.hasty =
+                Some(format!("{} look-ups of the version for the {cache} cache failed in a second", failed.len()));
+        }
     }
 }
 

@@ -8,7 +8,10 @@ use rand::RngExt;
 use rand_pcg::Pcg64Mcg;
 use serde_json::{Value, json};
 
-use super::truth::{MANAGED_FIELDS, Object, Truth};
+use super::{
+    schema::SCHEMA,
+    truth::{MANAGED_FIELDS, Object, Truth},
+};
 
 const NAMESPACES: [&str; 3] = ["team-0", "team-1", "team-2"];
 const APPS: [&str; 4] = ["web", "api", "db", "batch"];
@@ -70,8 +73,12 @@ impl Workload {
                 self.delete(sim, truth, &object);
                 self.create(sim, truth, Some(&object.key));
             }
-            33..38 => {
-                self.write_other(sim, truth);
+            33..36 => self.write_other(sim, truth),
+            // A pod that comes and goes.
+            36..38 => {
+                self.create(sim, truth, None);
+                let created = truth.now().1.writes.last().and_then(|write| write.after.clone());
+                self.delete(sim, truth, &created.unwrap());
             }
             38..58 => {
                 let (app, tier) = (one_of(&mut self.random, &APPS), one_of(&mut self.random, &TIERS));
@@ -100,6 +107,17 @@ impl Workload {
         }
     }
 
+    /// Creates a pod behind all others in the order of keys, and deletes it again if it only
+    /// `comes_and_goes`.
+    pub(crate) fn create_last(&mut self, sim: &SimApiserver, truth: &mut Truth, comes_and_goes: bool) {
+        self.serial += 1;
+        self.create(sim, truth, Some(&format!("team-2/z-{:06}", self.serial)));
+        if comes_and_goes {
+            let created = truth.now().1.writes.last().and_then(|write| write.after.clone());
+            self.delete(sim, truth, &created.unwrap());
+        }
+    }
+
     /// Creates pods so that every selection has an event at the end, at versions that no history
     /// has reached before, not even one that a restore undid.
     pub(crate) fn finish(&mut self, sim: &SimApiserver, truth: &mut Truth) {
@@ -113,7 +131,8 @@ impl Workload {
             for namespace in ["team-0", "team-1"] {
                 self.serial += 1;
                 let name = format!("last-{}", self.serial);
-                let pod = pod(namespace, &name, node, labels(app, tier, canary), "Pending", "");
+                let mut pod = pod(namespace, &name, node, labels(app, tier, canary), "Pending", "");
+                pod["metadata"]["annotations"][SCHEMA] = truth.schema.to_string().into();
                 self.write(sim, truth, &format!("{namespace}/{name}"), |sim| sim.create(&pods(), pod));
             }
         }
@@ -123,13 +142,20 @@ impl Workload {
         let random = &mut self.random;
         let key = key.map(str::to_owned).unwrap_or_else(|| {
             self.serial += 1;
-            format!("{}/pod-{:03}-{}", one_of(random, &NAMESPACES), random.random_range(0..1000), self.serial)
+            // Some are behind all others in the order of keys.
+            match random.random_bool(0.1) {
+                true => format!("team-2/z-{:06}", self.serial),
+                false => {
+                    format!("{}/pod-{:03}-{}", one_of(random, &NAMESPACES), random.random_range(0..1000), self.serial)
+                }
+            }
         });
         let (namespace, name) = key.split_once('/').unwrap();
         let node = if random.random_bool(0.5) { one_of(random, &NODES) } else { "" };
         let labels = labels(one_of(random, &APPS), one_of(random, &TIERS), random.random_bool(0.3));
         let filler: String = (0..FILLER_BYTES).map(|_| char::from(random.random_range(b'a'..=b'z'))).collect();
         let mut pod = pod(namespace, name, node, labels, one_of(random, &PHASES), &filler);
+        pod["metadata"]["annotations"][SCHEMA] = truth.schema.to_string().into();
         if random.random_bool(0.3) {
             pod["metadata"]["managedFields"] = managed_fields();
         }
@@ -140,7 +166,7 @@ impl Workload {
     }
 
     /// Writes another resource, which advances the version.
-    fn write_other(&mut self, sim: &SimApiserver, truth: &mut Truth) {
+    pub(crate) fn write_other(&mut self, sim: &SimApiserver, truth: &mut Truth) {
         self.serial += 1;
         let settings = json!({ "metadata": { "namespace": NAMESPACES[0], "name": format!("other-{}", self.serial) } });
         sim.create(&GroupVersionResource::new("", "v1", "configmaps"), settings).unwrap();
@@ -155,6 +181,7 @@ impl Workload {
     fn update(&mut self, sim: &SimApiserver, truth: &mut Truth, object: &Object, change: impl FnOnce(&mut Value)) {
         let mut pod: Value = serde_json::from_slice(&object.bytes_at(object.version, false)).unwrap();
         change(&mut pod);
+        pod["metadata"]["annotations"][SCHEMA] = truth.schema.to_string().into();
         self.write(sim, truth, &object.key, |sim| sim.update(&pods(), pod));
     }
 

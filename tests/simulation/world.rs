@@ -2,14 +2,28 @@
 //! the subscribers, and the story.
 
 use std::{
-    sync::{Arc, Mutex},
+    ops::Range,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
-use kubefan_sim::apiserver::SimApiserver;
+use kubefan_model::GroupVersionResource;
+use kubefan_sim::apiserver::{Fault, FaultRule, SimApiserver, SimOptions, Verb};
+use rand::{RngExt, SeedableRng};
+use rand_pcg::Pcg64Mcg;
 use tokio::time::{Instant, sleep_until};
 
-use super::{link::Route, node::Node, oracle::Facts, truth::Truth};
+use super::{
+    link::Route,
+    node::{BROKEN_RESOURCE, Node},
+    oracle::Facts,
+    schema,
+    truth::Truth,
+    workload::Workload,
+};
 
 /// The shared parts of a seed's run.
 pub(crate) struct World {
@@ -25,6 +39,8 @@ pub(crate) struct World {
     pub(crate) story: Mutex<Vec<(Duration, String)>>,
     /// When memory first became short.
     pub(crate) memory_short: Mutex<Option<Duration>>,
+    /// A time in which no fault is active, or has an effect any more.
+    pub(crate) quiet: Mutex<Option<Range<Duration>>>,
 }
 
 /// Controls one subscriber from outside: its connections to the replicas and its behaviour.
@@ -32,6 +48,9 @@ pub(crate) struct World {
 pub(crate) struct SubscriberControl {
     pub(crate) route: Route,
     behaviour: Mutex<Behaviour>,
+    /// Set by those that look at `starts_over`.
+    pub(crate) can_start_over: AtomicBool,
+    starts_over: AtomicBool,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -42,6 +61,20 @@ struct Behaviour {
 }
 
 impl SubscriberControl {
+    /// The subscriber starts over at once, as another program, if it is not the client library that
+    /// decides how it returns.
+    pub(crate) fn start_over(&self) {
+        if self.can_start_over.load(Ordering::Relaxed) {
+            self.starts_over.store(true, Ordering::Relaxed);
+            self.route.each(|link| link.cut());
+        }
+    }
+
+    /// Whether the program was to start over. Resets it.
+    pub(crate) fn takes_start_over(&self) -> bool {
+        self.starts_over.swap(false, Ordering::Relaxed)
+    }
+
     /// The subscriber reads nothing for this long.
     pub(crate) fn stall(&self, time: Duration) {
         self.behaviour.lock().unwrap().stalled_until = Some(Instant::now() + time);
@@ -90,7 +123,7 @@ impl SubscriberControl {
 
 impl World {
     pub(crate) fn new(apiservers: Vec<SimApiserver>, nodes: Vec<Node>, subscribers: usize) -> Arc<World> {
-        Arc::new(World {
+        let world = Arc::new(World {
             started: Instant::now(),
             sim: apiservers[0].clone(),
             apiservers,
@@ -99,12 +132,65 @@ impl World {
             controls: (0..subscribers).map(|_| SubscriberControl::default()).collect(),
             story: Mutex::default(),
             memory_short: Mutex::default(),
-        })
+            quiet: Mutex::default(),
+        });
+        world.apiservers.iter().for_each(|apiserver| world.break_resource(apiserver));
+        world
     }
 
     /// The time since the start of the run.
     pub(crate) fn now(&self) -> Duration {
         self.started.elapsed()
+    }
+
+    /// Gives all pods the bytes of this schema, or of a new one. Returns the schema before.
+    pub(crate) fn change_schema(&self, number: Option<u8>) -> u8 {
+        let mut truth = self.truth.lock().unwrap();
+        let before = truth.schema;
+        // One digit: a seed has a few changes.
+        truth.schema = number.unwrap_or(truth.schemas.min(9) as u8);
+        truth.schemas += 1;
+        schema::change(&self.sim, truth.schema);
+        before
+    }
+
+    /// Lets every list upstream fail.
+    pub(crate) fn fail_lists(&self) {
+        for apiserver in &self.apiservers {
+            let (fault, verb) = (Fault::InternalError, Some(Verb::List));
+            apiserver.set_fault(FaultRule { fault, verb, resource: None, requests: usize::MAX });
+        }
+    }
+
+    /// Lets the apiservers serve everything again, except what they never serve in this seed.
+    pub(crate) fn clear_faults(&self) {
+        for apiserver in &self.apiservers {
+            apiserver.clear_faults();
+            self.break_resource(apiserver);
+        }
+    }
+
+    /// Lets the apiserver refuse the resource that it does not serve in this seed.
+    fn break_resource(&self, apiserver: &SimApiserver) {
+        if self.nodes[0].options().broken_resource {
+            let resource = Some(GroupVersionResource::new("", "v1", BROKEN_RESOURCE));
+            apiserver.set_fault(FaultRule { fault: Fault::InternalError, verb: None, resource, requests: usize::MAX });
+        }
+    }
+
+    /// An apiserver of another cluster, with a pod, that is ahead of this one.
+    pub(crate) fn other_cluster(&self) -> SimApiserver {
+        let seed = self.nodes[0].options().seed ^ 0xf0e1;
+        let clock = || "2026-01-01T00:00:00Z".to_owned();
+        let other = SimApiserver::new(SimOptions { seed, clock, ..SimOptions::default() });
+        let mut random = Pcg64Mcg::seed_from_u64(seed);
+        let (mut truth, ahead) = (Truth::new(), self.sim.revision() + random.random_range(0..100));
+        let mut workload = Workload::new(random, 20);
+        workload.populate(&other, &mut truth);
+        while other.revision() < ahead {
+            workload.write_other(&other, &mut truth);
+        }
+        other
     }
 
     /// Adds a line to the story.
@@ -124,6 +210,7 @@ impl World {
             ring_age_max: options.ring_age_max,
             interruptions: requests.chain(starts).collect(),
             memory_short: *self.memory_short.lock().unwrap(),
+            quiet: self.quiet.lock().unwrap().clone(),
         }
     }
 

@@ -33,7 +33,7 @@ impl Walk<'_> {
 
     /// The position after an event, if the event is the right one.
     fn check_next(&self, position: Position, received: &ReceivedEvent) -> Result<Position, Breach> {
-        let ReceivedEvent { kind, key, uid, version, bytes } = received;
+        let ReceivedEvent { kind, key, uid, version, bytes, .. } = received;
         let name = format!("{kind:?} {key} at {version}");
         let epoch = self.epoch(position);
         let expected = self.next_after(position);
@@ -55,7 +55,9 @@ impl Walk<'_> {
         let Some(write) = write else {
             return Err((Guarantee::Reliable, format!("got {name}, and nothing happened at that version")));
         };
-        let Some((right, object)) = self.event(write) else {
+        // With another schema the projection of any change is another one.
+        let event = self.event(write).or_else(|| write.seen_by(self.spec.selection).filter(|_| self.truth.schemas > 1));
+        let Some((right, object)) = event else {
             return Err((Guarantee::Filtered, format!("got {name}, and its selector has no event at that version")));
         };
         if object.key != *key {

@@ -51,6 +51,9 @@ impl Walk<'_> {
         if let ("ERROR 410", Some(resume)) = (code, self.resume) {
             self.check_need("a 410", resume, now)?;
         }
+        if let ("503" | "429" | "ERROR 503" | "ERROR 429", false) = (code, reason.is_empty()) {
+            self.check_refusal(code, message, now)?;
+        }
         let is_possible = match (code, reason) {
             // The network broke the stream, or it ended cleanly.
             (_, "") => true,

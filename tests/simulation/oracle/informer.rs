@@ -13,6 +13,7 @@ use kubefan_client::Deleted;
 use super::{Breach, Guarantee, Violation};
 use crate::{
     informer::{Call, InformerEntry, InformerHistory, InformerSpec, Observed, SLOW, Stored},
+    schema,
     truth::{Epoch, Object, Truth, Write},
 };
 
@@ -38,6 +39,9 @@ struct Walk<'a> {
     conflated: Option<std::time::Duration>,
     /// The complete states since the start of the program.
     complete: usize,
+    /// The gaps and catch-ups since the start of the program, in a seed whose schema changes. A
+    /// replica sends objects again that another one has sent with the new schema.
+    reencoded: usize,
     /// The entry of the last complete state.
     complete_at: Option<&'a InformerEntry>,
     /// The version that the store named last.
@@ -72,6 +76,7 @@ pub(crate) fn judge_informer(
         handlers: BTreeMap::new(),
         conflated: None,
         complete: 0,
+        reencoded: 0,
         complete_at: None,
         version: None,
         highest: 0,
@@ -105,6 +110,7 @@ impl<'a> Walk<'a> {
             Observed::Started => {
                 self.handlers.clear();
                 (self.conflated, self.complete, self.complete_at, self.version) = (None, 0, None, None);
+                self.reencoded = 0;
                 // Right after a restore a replica may still be in the previous history.
                 let is_settled = entry.revision > self.truth.epochs[entry.epoch].base;
                 self.first_epoch = if is_settled { entry.epoch } else { entry.epoch.saturating_sub(1) };
@@ -123,6 +129,7 @@ impl<'a> Walk<'a> {
             }
             Observed::Batch => {
                 self.conflated = Some(entry.at);
+                self.reencoded += usize::from(self.truth.schemas > 1);
                 Ok(())
             }
             Observed::Failed(_) => Ok(()),
@@ -184,6 +191,7 @@ impl<'a> Walk<'a> {
     }
 
     fn has_bytes(&self, right: &Object, version: u64, bytes: &[u8]) -> bool {
+        let bytes = &*schema::without_number(bytes).0;
         let (right, whole) = (right.bytes_at(version, self.spec.canonical()), right.bytes_at(version, false));
         // The items of a list do not name their type. kubefan's own lists have no canonical form.
         let untyped = || String::from_utf8_lossy(&right).replacen(r#""apiVersion":"v1","kind":"Pod","#, "", 1);
@@ -216,10 +224,12 @@ impl<'a> Walk<'a> {
                     return Err((Guarantee::Reliable, format!("updated {key} to an object with another uid")));
                 }
                 self.is_true_state(new, entry)?;
-                if version_of(new) == version_of(old) {
+                if version_of(new) == version_of(old) && new.as_bytes() != old.as_bytes() {
+                    // With another schema an object has other bytes at the same version.
+                } else if version_of(new) == version_of(old) {
                     // A complete state reports again what has not changed.
                     known.repeated += 1;
-                    if known.repeated >= self.complete && !self.is_undone(version_of(old), entry) {
+                    if known.repeated >= self.complete + self.reencoded && !self.is_undone(version_of(old), entry) {
                         let version = version_of(new);
                         let text = format!("updated {key} at {version} to the same version once more");
                         return Err((Guarantee::Unique, text));

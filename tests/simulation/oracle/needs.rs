@@ -1,11 +1,12 @@
-//! Whether a refusal as too old, a snapshot in its place, a gap or a catch-up was needed.
+//! Whether a refusal as too old, a snapshot in its place, a gap or a catch-up was needed. A refusal
+//! for a while (429, 503) is not, when no fault has been active for minutes.
 //!
 //! A replica that has run since a version, and has not listed since, can continue from it exactly,
 //! as long as its ring has every later event. The oracle knows the limits of the ring, and sees the
 //! requests upstream. It judges only if this is true of every replica, so that it need not know
 //! which one answered.
 
-use std::time::Duration;
+use std::{ops::Range, time::Duration};
 
 use super::{Breach, Guarantee, Walk};
 
@@ -19,6 +20,8 @@ pub(crate) struct Facts {
     pub(crate) interruptions: Vec<Duration>,
     /// When memory first became short, after which history is short for some time.
     pub(crate) memory_short: Option<Duration>,
+    /// A time without a reason to refuse anything: no fault is active, or has an effect any more.
+    pub(crate) quiet: Option<Range<Duration>>,
 }
 
 /// Events that replicas get some time after they were written.
@@ -28,7 +31,7 @@ impl Walk<'_> {
     /// Checks that it was not possible to continue exactly from `version` at the time `now`.
     pub(super) fn check_need(&self, what: &str, version: u64, now: Duration) -> Result<(), Breach> {
         let [epoch] = &self.truth.epochs[..] else { return Ok(()) };
-        let Facts { ring_events_max, ring_age_max, interruptions, memory_short } = self.facts;
+        let Facts { ring_events_max, ring_age_max, interruptions, memory_short, .. } = self.facts;
         let at = epoch.after(version);
         let known = at.checked_sub(1).map_or(Duration::ZERO, |last| epoch.writes[last].at);
         let later = &epoch.writes[at..];
@@ -41,6 +44,16 @@ impl Walk<'_> {
             true => Err((
                 Guarantee::Resumable,
                 format!("got {what} from {version}, although every replica has had all later events in its ring"),
+            )),
+            false => Ok(()),
+        }
+    }
+    /// Checks that there was a reason to refuse a request at the time `now`.
+    pub(super) fn check_refusal(&self, reason: &str, message: &str, now: Duration) -> Result<(), Breach> {
+        match self.facts.quiet.as_ref().is_some_and(|quiet| quiet.contains(&now)) {
+            true => Err((
+                Guarantee::Resumable,
+                format!("was refused ({reason}), although no fault was active for minutes: {message}"),
             )),
             false => Ok(()),
         }

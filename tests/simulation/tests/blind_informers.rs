@@ -32,7 +32,7 @@ pub(super) fn trials() -> Vec<Trial> {
         ("a_store_with_a_ghost", &[Reliable], ghost_in_store),
         ("a_store_ahead_of_its_state", &[Bookmarkable, Reliable], early_version),
         ("a_store_that_goes_back", &[Ordered, Bookmarkable], older_version),
-        ("a_store_that_is_not_the_truth_at_the_end", &[Convergent, Reliable, Atomic], old_at_the_end),
+        ("a_store_that_is_not_the_truth_at_the_end", &[Convergent, Reliable, Atomic, Bookmarkable], old_at_the_end),
     ];
     let trial = |(name, expected, corrupt): (&str, &'static [Guarantee], Corruption)| {
         Trial::test(format!("the_informers_oracle_detects::{name}"), move || detects(expected, corrupt))

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use libtest_mimic::{Failed, Trial};
 
 use crate::{
-    history::{Entry, Freshness, History, Observation, ReceivedEvent, Spec},
+    history::{Entry, Freshness, History, Interface, Observation, ReceivedEvent, Spec},
     oracle::{self, Guarantee},
     seed::{Options, Report, run_seed},
     truth::Kind,
@@ -52,7 +52,34 @@ pub(crate) fn trials() -> Vec<Trial> {
     let removed = Trial::test("the_oracle_detects::other_bytes_in_a_delete_inside_a_span", || {
         detects(&[Guarantee::Reliable], other_bytes_removed_in_span, |spec| !spec.projected.is_canonical())
     });
-    cases.into_iter().map(trial).chain([removed]).collect()
+    let refused = Trial::test("the_oracle_detects::a_refusal_in_a_quiet_time", detects_a_refusal);
+    cases.into_iter().map(trial).chain([removed, refused]).collect()
+}
+
+/// Refuses a request of each subscriber in the quiet time of its seed.
+fn detects_a_refusal() -> Result<(), Failed> {
+    let mut refused = 0;
+    for report in reports() {
+        let Some(quiet) = report.facts.quiet.clone() else { continue };
+        for history in &report.histories {
+            let (mut history, before) = (history.clone(), |entry: &Entry| entry.at < quiet.start);
+            history.entries.truncate(history.entries.partition_point(before));
+            let Some(last) = history.entries.last() else { continue };
+            let (code, reason) = match history.spec.interface {
+                Interface::Http(_) => ("503", "ServiceUnavailable"),
+                _ => ("Unavailable", "UPSTREAM_UNAVAILABLE"),
+            };
+            let [code, reason] = [code, reason].map(str::to_owned);
+            let what = Observation::Ended { code, reason, message: String::new() };
+            history.entries.push(Entry { at: quiet.start, what, resume: None, ..last.clone() });
+            refused += 1;
+            match oracle::judge(&report.truth, &report.facts, &history, false) {
+                Err(violation) if violation.guarantee == Guarantee::Resumable => {}
+                judged => return Err(format!("a needless refusal gave {judged:?}").into()),
+            }
+        }
+    }
+    if refused == 0 { Err("no seed has a quiet time".into()) } else { Ok(()) }
 }
 
 /// Histories of a few seeds that contain every place the corruptions need.

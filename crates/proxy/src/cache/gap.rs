@@ -102,7 +102,8 @@ impl Gap {
         let mut positions = Positions::new();
         for (position, event) in (0u32..).zip(&self.events) {
             // A selection that the object leaves is found by the object before the event.
-            for object in [Some(event.object()), event.previous()].into_iter().flatten() {
+            let before = event.previous().filter(|_| !planted::is(Bug::GapIndexIgnoresPrevious));
+            for object in [Some(event.object()), before].into_iter().flatten() {
                 let Some(value) = column.value(&object, parser) else { continue };
                 match positions.get_mut(&*value) {
                     Some(known) if known.last() == Some(&position) => {}

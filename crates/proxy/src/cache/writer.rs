@@ -19,7 +19,10 @@ use std::{collections::HashMap, sync::Arc};
 
 use self::packing::Packing;
 use crate::cache::{gap::Gap, history::History, ring::Record, store::Store};
-use kubefan_common::planted::{self, Bug};
+use kubefan_common::{
+    planted::{self, Bug},
+    unless_planted,
+};
 use kubefan_model::{
     ObjectKey, ResourceVersion,
     event::{EventType, WatchEvent},
@@ -167,7 +170,7 @@ impl CacheWriter {
 
     /// Whether a new encoding of the objects waits for the next version.
     pub fn awaits_version(&self) -> bool {
-        self.reencoded.is_some()
+        self.reencoded.is_some() && !planted::is(Bug::EncodingNotAwaited)
     }
 
     /// What objects are packed with.
@@ -307,7 +310,8 @@ impl CacheWriter {
                 None => store.remove(key.as_str()),
             };
             events.insert(if event.kind() == EventType::Deleted { 0 } else { place }, event.clone());
-            events.retain(|other| Arc::ptr_eq(other, &event) || *other.object().key() != key);
+            let stays = |other: &Arc<WatchEvent>| Arc::ptr_eq(other, &event) || *other.object().key() != key;
+            unless_planted!(ReencodedTwice => events.retain(stays));
             if events.len() == 1 {
                 self.store = store;
                 return self.commit(version, Change::Record(Record::Event(event)));
@@ -322,7 +326,7 @@ impl CacheWriter {
             return self.read_again(listing, version);
         }
         let Listing { store, reason, contradiction, mut history, .. } = listing;
-        self.reencoded = None;
+        unless_planted!(OldEncodingReturns => self.reencoded = None);
         let before = std::mem::replace(&mut self.store, store);
         let start = |because: String| Change::Start { because };
         let rewritten = self.rewritten.take().or(contradiction);

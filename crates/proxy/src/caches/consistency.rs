@@ -57,6 +57,10 @@ use crate::{
     telemetry::metrics::{Proof, WatchPurpose},
     upstream::{UpstreamError, reflector::Step},
 };
+use kubefan_common::{
+    planted::{self, Bug},
+    unless_planted,
+};
 use kubefan_model::{GroupVersionResource, ResourceVersion, selection::Selection};
 
 /// The shortest time between the starts of two proofs, if the first one needed a watch or failed.
@@ -228,7 +232,7 @@ impl Prover {
                 proof.unwrap_or_else(|_| Err(ProofFailure::Failed(format!("no proof within {PROOF_TIMEOUT:?}"))));
             let label = proof.as_ref().map_or_else(ProofFailure::result, |proof| *proof);
             self.served.hub.metrics().proof(label, started.elapsed());
-            if matches!(label, Proof::Held | Proof::CaughtUp) {
+            if matches!(label, Proof::Held | Proof::CaughtUp) || planted::is(Bug::FailedProofsInARow) {
                 self.rounds.next_due(started + LOOK_UP_INTERVAL);
             }
             // A reader that upstream cannot serve instead does not make a pause longer.
@@ -305,7 +309,9 @@ impl Prover {
             let limit = opened.map_or(PROOF_TIMEOUT, |at| BOOKMARK_TIMEOUT.saturating_sub(at.elapsed()));
             let step = timeout(limit, watch.step()).await.map_err(|_| ProofFailure::NoBookmark(no_bookmark()))?;
             match step.map_err(|error| ProofFailure::Failed(error.to_string()))? {
-                Step::Update { update: Update::Event(_, object), .. } => from = from.max(object.version()),
+                Step::Update { update: Update::Event(_, object), .. } => {
+                    unless_planted!(ProofForgetsEvents => from = from.max(object.version()));
+                }
                 Step::Update { update: Update::Bookmark(version), received } if version >= asked => {
                     break (version, received);
                 }

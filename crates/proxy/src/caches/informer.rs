@@ -49,6 +49,7 @@ use crate::{
         reflector::{ReflectorError, Step},
     },
 };
+use kubefan_common::unless_planted;
 use kubefan_model::{GroupVersionResource, Media, ResourceVersion, object::ObjectError, table::TableError};
 
 /// How long a cache with a state keeps serving it after a 403. An apiserver that has just started
@@ -450,7 +451,7 @@ impl Informer {
     fn retry_reread(&mut self) {
         if matches!(self.listing, Some((SCHEMA_CHANGED, _))) && !self.reflector.is_about_to_list() {
             (self.listing, self.place) = (None, None);
-            self.planned_relist.request(Instant::now() + REREAD_INTERVAL, SCHEMA_CHANGED);
+            unless_planted!(RereadGivenUp => self.planned_relist.request(Instant::now() + REREAD_INTERVAL, SCHEMA_CHANGED));
         }
     }
 
@@ -473,7 +474,7 @@ impl Informer {
     }
 
     async fn wait_after(&mut self, error: Option<&UpstreamError>) {
-        self.place = None;
+        unless_planted!(BackoffKeepsThePlace => self.place = None);
         self.retry.wait_after(error).await;
     }
 }
@@ -482,6 +483,5 @@ impl Informer {
 /// that is starting.
 async fn is_gone(discovery: &Discovery, gvr: &GroupVersionResource) -> bool {
     discovery.doubt();
-    let found = discovery.find(&gvr.group, &gvr.version, &gvr.resource).await;
-    matches!(found, Err(DiscoveryError::UnknownResource { .. }))
+    matches!(discovery.find(&gvr.group, &gvr.version, &gvr.resource).await, Err(DiscoveryError::UnknownResource { .. }))
 }

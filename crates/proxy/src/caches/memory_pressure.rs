@@ -33,6 +33,7 @@ use crate::telemetry::{
     metrics::Metrics,
     process::ResidentMemory,
 };
+use kubefan_common::planted::{self, Bug};
 
 /// The smallest useful budget, in bytes: the process with empty caches, and a little more.
 pub const MEMORY_BYTES_MIN: u64 = 64 << 20;
@@ -117,7 +118,7 @@ pub async fn keep_measured_within(
 ) {
     let act = |used, pressure: Pressure, has_changed| {
         metrics.memory(used, bytes_max, pressure.step);
-        if has_changed || pressure.step > 0 {
+        if (has_changed && !planted::is(Bug::PressureStays)) || pressure.step > 0 {
             registry.gate().narrow(pressure.snapshots_max(registry.gate().snapshots_max()));
             registry.shed(pressure.history_share, pressure.step == 0);
         }

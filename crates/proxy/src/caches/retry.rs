@@ -25,6 +25,7 @@ use crate::upstream::{
     Upstream, UpstreamError,
     backoff::{Backoff, BackoffOptions},
 };
+use kubefan_common::planted::{self, Bug};
 
 /// The longest delay while the apiserver is starting, unless it asks for a longer one.
 const STARTING_DELAY_MAX: Duration = Duration::from_secs(2);
@@ -77,7 +78,7 @@ impl Retry {
     }
 
     fn delay_after(&mut self, error: Option<&UpstreamError>, now: Instant) -> Duration {
-        let asked = error.and_then(UpstreamError::retry_after);
+        let asked = error.and_then(UpstreamError::retry_after).filter(|_| !planted::is(Bug::RetryAfterIgnored));
         let delay = match error {
             Some(error) if error.is_away() || error.is_busy() => self.unserved.next_delay(now, asked, &mut self.random),
             other => {

@@ -27,6 +27,7 @@ use crate::{
     telemetry::metrics::Proof,
     upstream::metadata::{MetadataPages, ObjectMetadata},
 };
+use kubefan_common::when_planted;
 use kubefan_model::{ObjectKey, ResourceVersion, selection::Selection};
 
 /// The most selections of one round. The readers of further ones wait for a bookmark, one for all.
@@ -65,9 +66,10 @@ impl Listed {
     /// Whether a selection has exactly these objects in a cache.
     fn equals(&self, store: &Store, selection: &Selection) -> bool {
         let selected = store.iter().filter(|cached| selection.matches(cached));
-        selected
-            .map(|cached| (cached.key(), cached.uid(), cached.version()))
-            .eq(self.objects.iter().map(|(key, (uid, version))| (key, uid.as_str(), *version)))
+        let selected = selected.map(|cached| (cached.key(), cached.uid(), cached.version()));
+        let listed = self.objects.iter().map(|(key, (uid, version))| (key, uid.as_str(), *version));
+        when_planted!(EqualSoFar => return selected.zip(listed).all(|(cached, listed)| cached == listed));
+        selected.eq(listed)
     }
 }
 

@@ -17,6 +17,7 @@ use crate::{
     fanout::{Refusal, Served},
     upstream::reflector::Target,
 };
+use kubefan_common::planted::{self, Bug};
 use kubefan_model::ResourceVersion;
 
 /// How long to wait for upstream. The subscriber retries.
@@ -41,7 +42,7 @@ impl ClusterVersion {
     pub(super) async fn known_after(&self, asked: Instant) -> Answer {
         let mut last = self.last.lock().await;
         if let Some((at, answer)) = &*last
-            && *at > asked
+            && (*at > asked || planted::is(Bug::OldLookUpCounts))
         {
             return answer.clone();
         }

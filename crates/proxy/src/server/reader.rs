@@ -235,7 +235,8 @@ impl<C: Catalog> Reader<C> {
     ) -> Result<Arc<Backfill>, Refusal> {
         // The state before an event decides whether an object enters or leaves, and whether its
         // projection has changed.
-        let compares = selection.membership_can_change() || format.only_changes();
+        let hides = format.only_changes() && !planted::is(Bug::BackfillSendsUnchanged);
+        let compares = selection.membership_can_change() || hides;
         let needs_state = compares && !planted::is(Bug::BackfillWithoutMembership);
         self.catalog.backfill(served, version, needs_state).await
     }

@@ -222,13 +222,21 @@ impl Store {
     }
 
     /// Rewrites the bytes of every object without a new version, as a changed schema or a newer
-    /// server does.
+    /// server does, and those in the retained events.
     pub(super) fn rewrite(&self, collection: &Collection, rewrite: impl Fn(&mut Value)) {
         let mut state = lock(&collection.state);
-        for (key, object) in state.objects.clone() {
+        let rewritten = |object: &Arc<Object>| {
             let mut value = object.value();
             rewrite(&mut value);
-            state.objects.insert(key, Arc::new(Object::new(&collection.resource, value, object.version)));
+            Arc::new(Object::new(&collection.resource, value, object.version))
+        };
+        for (key, object) in state.objects.clone() {
+            state.objects.insert(key, rewritten(&object));
+        }
+        for event in &mut state.window {
+            let (current, previous) = (event.current.as_ref().map(rewritten), event.previous.as_ref().map(rewritten));
+            *event =
+                Arc::new(StoredEvent { version: event.version, current, previous, encoded: AtomicBool::new(false) });
         }
         collection.schema.fetch_add(1, Ordering::Relaxed);
     }

@@ -16,6 +16,7 @@ use crate::upstream::{
     },
     error::UpstreamError,
 };
+use kubefan_common::planted::{self, Bug};
 
 /// How long a 403 counts as temporary once the uid is known: an apiserver that has just started
 /// answers 403 until its authorizer has loaded its rules.
@@ -49,7 +50,7 @@ impl Upstream {
         let state = self.identity_state();
         let mut check = state.check.lock().await;
         if let Some((number, result)) = &check.last
-            && *number > doubt.0
+            && (*number > doubt.0 || planted::is(Bug::OldCheckConfirms))
         {
             return result.clone();
         }

@@ -110,6 +110,7 @@ use crate::upstream::{
     },
 };
 use crate::{cache::Update, telemetry::metrics::UpstreamWatchGuard};
+use kubefan_common::planted::{self, Bug};
 use kubefan_model::{Media, ResourceVersion, event::EventType, object::ObjectParser};
 
 pub use crate::upstream::reflector::{
@@ -441,7 +442,7 @@ impl<R: Rng> Reflector<R> {
             UpstreamError::LineTooLong { .. } => State::Empty { reason: "line_too_long" },
             UpstreamError::NotFound { .. } => State::Empty { reason: "not_found" },
             UpstreamError::Forbidden { .. } => State::Empty { reason: "forbidden" },
-            _ => State::Listed { version, in_doubt: true },
+            _ => State::Listed { version, in_doubt: !planted::is(Bug::BrokenWatchTrusted) },
         };
         ReflectorError::Watch(error)
     }
