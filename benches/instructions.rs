@@ -183,7 +183,6 @@ fn changes(encoding: Encoding) -> (Encoder, Vec<LogEntry>) {
         &ResolvedResource::default(),
         None,
         Budgets::default(),
-        Arc::default(),
     );
     let mut entries = Cache::new(20, SMALL).entries(1 + EVENTS);
     // Creating zstd's context is not part of the measurement.

@@ -132,17 +132,15 @@ fn recall<T: Clone>(recent: &VecDeque<(ResourceVersion, T)>, version: ResourceVe
 }
 
 impl Encoder {
-    /// An encoder of one format, for objects of one resource; `tables` if they are rows. All
-    /// encoders of a cache share `differences`.
-    pub fn new(
-        format: Format,
-        resource: &ResolvedResource,
-        tables: Option<&Arc<Tables>>,
-        budgets: Budgets,
-        differences: Arc<Differences>,
-    ) -> Self {
+    /// An encoder of one format, for objects of one resource; `tables` if they are rows.
+    pub fn new(format: Format, resource: &ResolvedResource, tables: Option<&Arc<Tables>>, budgets: Budgets) -> Self {
         let layout = Layout::of(&format, resource, tables);
-        Self { format, layout, tables: tables.cloned(), budgets, differences, ..Self::default() }
+        Self { format, layout, tables: tables.cloned(), budgets, ..Self::default() }
+    }
+
+    /// Shares these differences with the other encoders of its cache.
+    pub fn sharing(self, differences: Arc<Differences>) -> Self {
+        Self { differences, ..self }
     }
 
     /// A writer of frames for one subscriber, with room for so many bytes of heads and small

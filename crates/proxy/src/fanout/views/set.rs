@@ -76,7 +76,7 @@ impl Views {
         }
         self.encoders.retain(|_, encoder| encoder.strong_count() > 0);
         let encoder =
-            Arc::new(Encoder::new(format.clone(), resource, tables, budgets.clone(), self.differences.clone()));
+            Arc::new(Encoder::new(format.clone(), resource, tables, budgets.clone()).sharing(self.differences.clone()));
         self.encoders.insert(format.clone(), Arc::downgrade(&encoder));
         encoder
     }

@@ -20,7 +20,6 @@ fn projections_are_within_the_budget_and_those_of_dropped_objects_make_room() {
         &ResolvedResource::default(),
         None,
         budgets.clone(),
-        Arc::default(),
     );
     let known = |pod: &Arc<Object>| lock(&encoder.projected).objects.contains_key(pod.key());
     let gone: Vec<_> = (100..140).map(pod).collect();
