@@ -34,8 +34,7 @@ pub struct WatchBody {
     opened: Option<OpenedWatch>,
     connection_waker: Arc<ConnectionWaker>,
     bulk: BulkTurn,
-    /// The bytes that were sent since there was nothing to send. A watch that has just started may
-    /// have much to send.
+    /// The bytes that were sent since there was nothing to send.
     sent_bytes: usize,
     timers: WatchTimers,
     timer: Pin<Box<Sleep>>,
@@ -58,16 +57,7 @@ impl WatchBody {
         let timers = WatchTimers::new(opened.bookmark_interval, opened.timeout_at, None, stall_timeout, true);
         let timer = Box::pin(sleep_until(Instant::now()));
         let drain = Box::pin(drain.cancelled_owned());
-        let watch = Self {
-            opened: Some(opened),
-            connection_waker,
-            bulk,
-            sent_bytes: PASS_BYTES_MAX,
-            timers,
-            timer,
-            drain,
-            needs,
-        };
+        let watch = Self { opened: Some(opened), connection_waker, bulk, sent_bytes: 0, timers, timer, drain, needs };
         let mut response = Response::new(axum::body::Body::new(watch));
         put_watch_headers(media, &warnings, response.headers_mut());
         response

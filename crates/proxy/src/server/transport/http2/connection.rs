@@ -88,7 +88,7 @@ pub struct Connection<C, T> {
     connection_waker: Arc<ConnectionWaker>,
     /// Turns at passes that continue earlier ones.
     bulk: BulkTurn,
-    /// Whether the last pass has left something to send, or a stream has started since.
+    /// Whether the last pass has left something to send.
     has_more: bool,
     streams: BTreeMap<u32, Box<WatchStream>>,
     /// Streams that may have something to send, in the order of their turns.
@@ -156,15 +156,15 @@ impl<C: Catalog, T: Io> Connection<C, T> {
         let waker = self.waker.clone();
         let http2 = &mut Context::from_waker(&waker);
         self.connection_waker.register(cx.waker());
-        let (mut budget, mut none) = (PASS_BYTES_MAX, 0);
-        let waits_for_turn = loop {
+        let waits_for_turn = self.has_more && !self.flusher.is_blocked() && self.bulk.poll_begin(cx).is_pending();
+        let mut budget = if waits_for_turn { 0 } else { PASS_BYTES_MAX };
+        loop {
             // This pass itself flushes the data that it hands to h2, so that must not cause another
             // pass.
             self.io_waker.set_muted(true);
             self.poll_requests(cx);
             let gone = self.poll_timer_and_drain();
-            let waits_for_turn = self.has_more && !self.flusher.is_blocked() && self.bulk.poll_begin(cx).is_pending();
-            self.send(if waits_for_turn { &mut none } else { &mut budget });
+            self.send(&mut budget);
             self.io_waker.set_muted(false);
             if gone.is_ready() {
                 return Poll::Ready(ConnectionEnd::Keepalive);
@@ -173,9 +173,9 @@ impl<C: Catalog, T: Io> Connection<C, T> {
                 Err(end) => return Poll::Ready(end),
                 // New request tasks were spawned; polling their set again lets them wake this task.
                 Ok(1..PASS_REQUESTS_MAX) => {}
-                Ok(_) => break waits_for_turn,
+                Ok(_) => break,
             }
-        };
+        }
         if let Poll::Ready(Err(_)) = self.flusher.poll_flush(http2) {
             return Poll::Ready(ConnectionEnd::Closed);
         }
@@ -266,8 +266,6 @@ impl<C: Catalog, T: Io> Connection<C, T> {
         }
         stream.queued = true;
         self.ready.push(id);
-        // It may have much to send.
-        self.has_more = true;
         if let Some(due_at) = stream.due_at(Instant::now()) {
             self.deadlines.push(due_at, id);
         }
