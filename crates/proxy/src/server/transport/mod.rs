@@ -6,7 +6,6 @@
 //! snapshot, hold no thread and delay no other client. [`limits`] names what one connection may
 //! take.
 
-pub mod bulk_turns;
 pub mod certificate;
 pub mod http1;
 pub mod http2;

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tower::util::MapResponseLayer;
 
-use super::{bulk_turns::BulkTurns, http2::arrival::PendingCalls, unread::Readers};
+use super::{http2::arrival::PendingCalls, unread::Readers};
 use crate::{
     fanout::Catalog,
     server::{
@@ -75,8 +75,6 @@ pub struct Services<C> {
     pub options: ServerOptions,
     /// Places of gRPC calls whose request has not arrived yet.
     pub pending: PendingCalls,
-    /// Turns of connections that send more than a pass.
-    pub bulk_turns: Arc<BulkTurns>,
     /// What reads the sockets and streams.
     pub readers: Arc<Readers>,
     /// Cancelled when every stream must end.
@@ -113,16 +111,7 @@ impl<C: Catalog> Services<C> {
         let replace_status = MapResponseLayer::new(status::replace_library_status);
         let router = router.fallback(not_found).layer(replace_status).with_state(());
         let pending = PendingCalls::new(options.calls_pending_max, calls_pending);
-        Self {
-            grpc,
-            kube,
-            router,
-            options,
-            pending,
-            bulk_turns: BulkTurns::by_threads(),
-            readers: Readers::new(),
-            drain,
-        }
+        Self { grpc, kube, router, options, pending, readers: Readers::new(), drain }
     }
 }
 

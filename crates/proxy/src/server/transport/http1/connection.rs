@@ -119,7 +119,6 @@ async fn answer<C: Catalog>(
         let message = "a request must have exactly one Host header\n";
         return Ok((StatusCode::BAD_REQUEST, [(header::CONNECTION, "close")], message).into_response());
     }
-    let client = request.extensions().get::<ClientInfo>().copied().unwrap_or_default();
     let connection_waker = ConnectionWaker::new();
     // An invalid handshake is refused by the API. Of the requests that are answered here, only a
     // watch can be a websocket.
@@ -142,8 +141,7 @@ async fn answer<C: Catalog>(
         Answer::Forwarded(response) => return Ok(response),
         Answer::Response(response) => response,
         Answer::Watch(opened) => {
-            let bulk = services.bulk_turns.of(client.holder());
-            WatchBody::response(opened, connection_waker, bulk, stall_timeout, services.drain.clone(), needs)
+            WatchBody::response(opened, connection_waker, stall_timeout, services.drain.clone(), needs)
         }
     };
     Ok(match socket {

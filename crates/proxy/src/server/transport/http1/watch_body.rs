@@ -20,8 +20,7 @@ use crate::{
     server::{
         kube::{answer::put_watch_headers, status},
         transport::{
-            bulk_turns::BulkTurn,
-            limits::{BATCH_BYTES_MAX, PASS_BYTES_MAX},
+            limits::BATCH_BYTES_MAX,
             watch_timers::{Due, WatchTimers},
         },
         watch::OpenedWatch,
@@ -33,9 +32,6 @@ pub struct WatchBody {
     /// `None` once the watch has ended.
     opened: Option<OpenedWatch>,
     connection_waker: Arc<ConnectionWaker>,
-    bulk: BulkTurn,
-    /// The bytes that were sent since there was nothing to send.
-    sent_bytes: usize,
     timers: WatchTimers,
     timer: Pin<Box<Sleep>>,
     drain: Pin<Box<WaitForCancellationFutureOwned>>,
@@ -43,12 +39,10 @@ pub struct WatchBody {
 }
 
 impl WatchBody {
-    /// The response for a watch whose subscription wakes `connection_waker`. What follows more
-    /// than a pass needs a turn.
+    /// The response for a watch whose subscription wakes `connection_waker`.
     pub fn response(
         opened: OpenedWatch,
         connection_waker: Arc<ConnectionWaker>,
-        bulk: BulkTurn,
         stall_timeout: Duration,
         drain: CancellationToken,
         needs: ResponseNeeds,
@@ -57,7 +51,7 @@ impl WatchBody {
         let timers = WatchTimers::new(opened.bookmark_interval, opened.timeout_at, None, stall_timeout, true);
         let timer = Box::pin(sleep_until(Instant::now()));
         let drain = Box::pin(drain.cancelled_owned());
-        let watch = Self { opened: Some(opened), connection_waker, bulk, sent_bytes: 0, timers, timer, drain, needs };
+        let watch = Self { opened: Some(opened), connection_waker, timers, timer, drain, needs };
         let mut response = Response::new(axum::body::Body::new(watch));
         put_watch_headers(media, &warnings, response.headers_mut());
         response
@@ -82,19 +76,13 @@ impl WatchBody {
             // A backlog pins state. After it, a watch that is not read fills the kernel's buffers.
             let in_backlog = opened.subscription.in_backlog();
             self.needs.pace(if in_backlog { Pace::Pinning } else { Pace::Live });
-            if self.sent_bytes >= PASS_BYTES_MAX && self.bulk.poll_begin(cx).is_pending() {
-                return Poll::Pending;
-            }
-            let taken = opened.subscription.take(BATCH_BYTES_MAX);
-            self.bulk.end();
-            match taken {
+            match opened.subscription.take(BATCH_BYTES_MAX) {
                 Ok(Some(mut pieces)) => {
                     let remaining = pieces.remaining();
-                    self.sent_bytes = self.sent_bytes.saturating_add(remaining);
                     self.timers.sent(Instant::now(), remaining, opened.subscription.in_backlog());
                     return Poll::Ready(Some(pieces.copy_to_bytes(remaining)));
                 }
-                Ok(None) => self.sent_bytes = 0,
+                Ok(None) => {}
                 Err(end) => return Poll::Ready(self.end(end)),
             }
             let now = Instant::now();

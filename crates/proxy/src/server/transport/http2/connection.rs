@@ -7,8 +7,8 @@
 //! gives each a turn to send one batch as far as its window allows, lets h2 turn the batches into
 //! frames, and writes all frames to the socket with one flush (see [`super::coalescer`]). So an
 //! event costs a connection one wake-up and one write, however many of its streams get it. A pass
-//! has a budget, and a connection that has more to send waits for a turn ([`BulkTurn`]), so it does not
-//! starve the others. Streams that had no turn come first in the next pass. While the socket is not writable, nothing is taken from any
+//! has a budget, so a connection with much to send does not starve the others, and streams that had
+//! no turn come first in the next pass. While the socket is not writable, nothing is taken from any
 //! subscription: a slow client keeps its cursors and pins almost nothing.
 //!
 //! Why h2 directly, and not tonic or hyper: they run a task or a body per stream, poll it before
@@ -55,7 +55,6 @@ use crate::{
         grpc::call,
         kube::answer::put_watch_headers,
         transport::{
-            bulk_turns::BulkTurn,
             limits::{self, PASS_BYTES_MAX, PASS_REQUESTS_MAX},
             services::Services,
         },
@@ -86,10 +85,6 @@ pub struct Connection<C, T> {
     waker: Waker,
     timer_waker: Arc<TimerWaker>,
     connection_waker: Arc<ConnectionWaker>,
-    /// Turns at passes that continue earlier ones.
-    bulk: BulkTurn,
-    /// Whether the last pass has left something to send.
-    has_more: bool,
     streams: BTreeMap<u32, Box<WatchStream>>,
     /// Streams that may have something to send, in the order of their turns.
     ready: ReadyStreams,
@@ -130,7 +125,6 @@ impl<C: Catalog, T: Io> Connection<C, T> {
         let waker = Waker::from(io_waker.clone());
         let timer_waker = TimerWaker::new(connection_waker.clone());
         let drain = Some(services.drain.clone().cancelled_owned().boxed());
-        let bulk = services.bulk_turns.of(client.holder());
         Ok(Self {
             services,
             client,
@@ -140,8 +134,6 @@ impl<C: Catalog, T: Io> Connection<C, T> {
             waker,
             timer_waker,
             connection_waker,
-            bulk,
-            has_more: false,
             streams: BTreeMap::new(),
             ready: ReadyStreams::new(),
             woken: ReadyStreams::new(),
@@ -156,8 +148,7 @@ impl<C: Catalog, T: Io> Connection<C, T> {
         let waker = self.waker.clone();
         let http2 = &mut Context::from_waker(&waker);
         self.connection_waker.register(cx.waker());
-        let waits_for_turn = self.has_more && !self.flusher.is_blocked() && self.bulk.poll_begin(cx).is_pending();
-        let mut budget = if waits_for_turn { 0 } else { PASS_BYTES_MAX };
+        let mut budget = PASS_BYTES_MAX;
         loop {
             // This pass itself flushes the data that it hands to h2, so that must not cause another
             // pass.
@@ -179,13 +170,9 @@ impl<C: Catalog, T: Io> Connection<C, T> {
         if let Poll::Ready(Err(_)) = self.flusher.poll_flush(http2) {
             return Poll::Ready(ConnectionEnd::Closed);
         }
-        self.has_more = !self.ready.is_empty();
-        if !waits_for_turn {
-            self.bulk.end();
-            if self.has_more && !self.flusher.is_blocked() {
-                // The budget is used up; another pass sends the rest.
-                cx.waker().wake_by_ref();
-            }
+        if !self.ready.is_empty() && !self.flusher.is_blocked() {
+            // The budget is used up; another pass sends the rest.
+            cx.waker().wake_by_ref();
         }
         Poll::Pending
     }
