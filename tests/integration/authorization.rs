@@ -24,7 +24,8 @@ use crate::harness::{
 
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: verdicts_are_those_of_the_apiserver, a_refusal_shows_nothing_and_starts_nothing,
-        a_revoked_right_ends_with_its_verdict, with_passthrough_the_apiserver_refuses_in_its_own_words,
+        a_revoked_right_ends_with_its_verdict, a_live_watch_ends_when_its_right_is_revoked_and_others_continue,
+        with_passthrough_the_apiserver_refuses_in_its_own_words,
         known_callers_are_served_through_an_outage_and_new_ones_are_not, a_review_needs_the_delegators_right,
         requests_that_act_as_others_are_not_answered_from_the_cache, no_token_is_in_a_log_or_metric;
     local: a_start_that_would_let_callers_act_as_kubefan_is_refused;
@@ -319,6 +320,7 @@ impl World {
     async fn http(&self, row: Row, url: &str) -> (StatusCode, Value) {
         let accept = match row.6 {
             Protobuf => "application/vnd.kubernetes.protobuf,application/json",
+            Metadata if row.1 == Get => "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json",
             Metadata => "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json",
             _ => "application/json",
         };
@@ -377,7 +379,8 @@ async fn grant(api: &ApiServer, namespace: Option<&str>, name: &str, rules: &Val
 }
 
 async fn verdicts_are_those_of_the_apiserver() {
-    let world = World::start(ApiServer::shared().await, &["--passthrough=off"]).await;
+    // The apiserver knows anonymous users, too.
+    let world = World::start(ApiServer::shared().await, &["--passthrough=off", "--anonymous-auth"]).await;
     let mut wrong = Vec::new();
     let mut seen: BTreeMap<u16, usize> = BTreeMap::new();
     for row in MATRIX {
@@ -466,6 +469,42 @@ async fn a_revoked_right_ends_with_its_verdict() {
         (client.get(&url).send().await.unwrap().status() == StatusCode::FORBIDDEN).then_some(())
     })
     .await;
+}
+
+async fn a_live_watch_ends_when_its_right_is_revoked_and_others_continue() {
+    let args = ["--passthrough=off", "--reauthorize-interval=1s"];
+    let world = World::start(ApiServer::shared().await, &args).await;
+    let target = |name: &str| {
+        let (resource, namespace) = ("configmaps".to_owned(), world.own.clone());
+        Some(Target { resource, namespace, name: name.to_owned(), ..Target::default() })
+    };
+    let watch = |who, name| world.call(who, WatchRequest { target: target(name), ..WatchRequest::default() });
+    let mut client = world.grpc().await;
+    let mut revoked = client.watch(watch(Own, "")).await.unwrap().into_inner();
+    let mut other = client.watch(watch(Named, "one")).await.unwrap().into_inner();
+    let path = format!("/api/v1/namespaces/{}/configmaps?watch=1&resourceVersion=0", world.own);
+    let over_http = world.client(Own).get(world.url(&path)).send().await.unwrap();
+    assert_eq!(over_http.status(), StatusCode::OK);
+    let base = format!("/apis/rbac.authorization.k8s.io/v1/namespaces/{}", world.own);
+    world.api.delete(&format!("{base}/rolebindings/{}-own", world.own)).await;
+    let end = async {
+        loop {
+            match revoked.message().await {
+                Ok(Some(_)) => {}
+                Ok(None) => panic!("it ended without a reason"),
+                Err(status) => break status,
+            }
+        }
+    };
+    let end = tokio::time::timeout(wait::SOON, end).await.expect("the watch ends");
+    assert_eq!(end.code(), Code::PermissionDenied, "{end:?}");
+    // The body ends, without an error.
+    tokio::time::timeout(wait::SOON, over_http.bytes()).await.expect("the watch ends").unwrap();
+    let one = format!("/api/v1/namespaces/{}/configmaps/one", world.own);
+    let changed = world.api.patch(&one, &json!({ "data": { "changed": "yes" } })).await;
+    let version = changed["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
+    let reaches = async { while other.message().await.unwrap().expect("it continues").resume_version != version {} };
+    tokio::time::timeout(wait::SOON, reaches).await.expect("the other watch continues");
 }
 
 async fn with_passthrough_the_apiserver_refuses_in_its_own_words() {

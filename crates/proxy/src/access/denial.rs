@@ -47,7 +47,9 @@ impl Forbidden {
         };
         let because = if reason.is_empty() { String::new() } else { format!(": {reason}") };
         let verb = verb.as_str();
-        format!("User {user:?} cannot {verb} resource {resource:?} in API group {group:?} {at}{because}")
+        let message = format!("User {user:?} cannot {verb} resource {resource:?} in API group {group:?} {at}");
+        // As the apiserver does, for clients that show it as HTML.
+        message.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;") + &because
     }
 
     /// The resource with its group, as in `deployments.apps`.

@@ -11,17 +11,20 @@
 //! - [`review`]: what both kinds of reviews share: a queue, a cache, one review for all who ask the
 //!   same, and the grace in an outage.
 //! - [`denial`]: every reason for a refusal.
+//! - [`lease`]: the right to a stream, which is reviewed while the stream lasts.
 //! - [`access_control`]: both steps behind one type, for the servers.
 
 pub mod access_control;
 pub mod authentication;
 pub mod authorization;
 pub mod denial;
+pub mod lease;
 pub mod review;
 pub mod user;
 
-pub use access_control::{AccessControl, AccessOptions};
+pub use access_control::{AccessControl, AccessOptions, StreamOptions};
 pub use authentication::{caller::Caller, presented::Presented};
 pub use authorization::{Authorized, attributes::ReadVerb, read::Read};
 pub use denial::Denial;
+pub use lease::Lease;
 pub use user::Identity;

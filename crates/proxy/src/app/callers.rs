@@ -7,8 +7,8 @@ use std::{
 
 use crate::{
     access::{
-        AccessControl, AccessOptions, authentication::AuthenticationOptions, authorization::AuthorizationOptions,
-        review::QueueLimits,
+        AccessControl, AccessOptions, StreamOptions, authentication::AuthenticationOptions,
+        authorization::AuthorizationOptions, review::QueueLimits,
     },
     config::{AuthorizationMode, CallerConfig},
     telemetry::metrics::Metrics,
@@ -52,7 +52,8 @@ pub(super) fn control(
         broad_first: callers.broad_first,
         queue,
     };
-    let options = AccessOptions { authentication, authorization };
+    let streams = StreamOptions { reauthorize_interval: callers.reauthorize_interval, age_max: callers.stream_age_max };
+    let options = AccessOptions { authentication, authorization, streams };
     Arc::new(match callers.mode {
         AuthorizationMode::AlwaysAllow => AccessControl::always_allow(),
         AuthorizationMode::Webhook => AccessControl::webhook(upstream, options, key, clock, metrics.access()),

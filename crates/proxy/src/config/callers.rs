@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::{
     ConfigError, Duration, ListenAddress,
     passthrough::PassthroughMode,
-    rules::{any, at_least, names, or_false, up_to_a_day},
+    rules::{any, at_least, names, or_false, up_to_a_day, wait, wait_or_never},
     section::{display_choice, section},
     serving::ServingConfig,
 };
@@ -73,6 +73,13 @@ section! {
     /// after it has ceased to count, and never beyond the end of their token. New ones are refused.
     authorization_outage_grace("DURATION"): Duration = Duration::from_secs(10 * 60)
         => outage_grace: time::Duration, up_to_a_day;
+    /// How often the right to an open watch is reviewed again. The watch ends when it is gone.
+    reauthorize_interval("DURATION"): Duration = Duration::from_secs(5 * 60)
+        => reauthorize_interval: time::Duration, wait;
+    /// After this time a watch ends, and its client must authenticate itself again to resume: a
+    /// token may have become invalid before its end. 0s: never.
+    stream_age_max("DURATION"): Duration = Duration::from_secs(3600)
+        => stream_age_max: Option<time::Duration>, wait_or_never;
     /// Reviews of tokens sent to the apiserver per second, and as many of reads. Twice as many may
     /// be sent at once after a silence. Others wait up to 10s, and addresses take turns.
     access_reviews_per_second("COUNT"): u32 = 200 => reviews_per_second: u32, at_least(1);

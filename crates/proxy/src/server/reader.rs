@@ -14,11 +14,11 @@ use super::{
     selector_limits::SelectorLimits,
 };
 use crate::{
-    access::{AccessControl, Authorized, Denial, Presented, Read, ReadVerb},
+    access::{AccessControl, Authorized, Denial, Lease, Presented, Read, ReadVerb},
     cache::Backfill,
     fanout::{
-        Catalog, FairPool, Fresh, Holder, Need, NotSubscribed, Patience, Phase, Place, Provided, ProvidedBackfill,
-        Refusal, Served, StreamWaker, SubscribeOptions, Subscription,
+        Catalog, FairPool, Fresh, Holder, Need, NotSubscribed, OfStream, Patience, Phase, Place, Provided,
+        ProvidedBackfill, Refusal, Served, StreamWaker, SubscribeOptions, Subscription,
     },
 };
 use kubefan_common::{
@@ -90,6 +90,13 @@ impl<C: Catalog> Reader<C> {
         let caller = self.access.authenticate(presented).await?;
         let read = if self.access.reviews() { self.with_full_name(read).await } else { read };
         self.access.authorize(&caller, read, presented).await
+    }
+
+    /// The right to continue a watch of what may be read, which is reviewed while the watch lasts.
+    pub fn lease(&self, read: Authorized<Read>, holder: Holder, stream: OfStream) -> Lease {
+        Lease::start(&self.access, read, holder, move || {
+            stream.wake();
+        })
     }
 
     /// Authorizers know resources by their full names. One that is not known keeps its name: then

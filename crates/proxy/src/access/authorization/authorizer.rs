@@ -74,9 +74,28 @@ impl Authorizer {
         match (self, caller) {
             (Self::AlwaysAllow, _) => {}
             (Self::Webhook(_), Caller::Any) => return Err(Denial::Unauthenticated("the caller is not known")),
-            (Self::Webhook(webhook), Caller::Known(known)) => webhook.authorize(known, &read, holder).await?,
+            (Self::Webhook(webhook), Caller::Known(known)) => webhook.authorize(known, &read, holder, None).await?,
         }
         Ok(Authorized::new(read, caller.clone()))
+    }
+
+    /// Asks again whether the caller may still read what it was allowed, by its identity. A verdict
+    /// that is older than `age` does not count.
+    ///
+    /// # Errors
+    /// Why it may not, or why that is not known.
+    pub async fn authorize_again(
+        &self,
+        authorized: &Authorized<Read>,
+        holder: Holder,
+        age: Duration,
+    ) -> Result<(), Denial> {
+        match (self, authorized.caller()) {
+            (Self::Webhook(webhook), Caller::Known(known)) => {
+                webhook.authorize(known, authorized.what(), holder, Some(age)).await
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -89,8 +108,14 @@ impl WebhookAuthorizer {
         Self { upstream, options, reviews, metrics: metrics.clone() }
     }
 
-    async fn authorize(&self, caller: &Arc<KnownCaller>, read: &Read, holder: Holder) -> Result<(), Denial> {
-        let verdict = self.verdict(caller, read, holder).await;
+    async fn authorize(
+        &self,
+        caller: &Arc<KnownCaller>,
+        read: &Read,
+        holder: Holder,
+        age: Option<Duration>,
+    ) -> Result<(), Denial> {
+        let verdict = self.verdict(caller, read, holder, age).await;
         self.metrics.authorized(match &verdict {
             Ok(()) => Some(true),
             Err(Denial::Forbidden(_)) => Some(false),
@@ -99,7 +124,14 @@ impl WebhookAuthorizer {
         verdict
     }
 
-    async fn verdict(&self, caller: &Arc<KnownCaller>, read: &Read, holder: Holder) -> Result<(), Denial> {
+    /// With an `age`, older verdicts in the cache do not count.
+    async fn verdict(
+        &self,
+        caller: &Arc<KnownCaller>,
+        read: &Read,
+        holder: Holder,
+        age: Option<Duration>,
+    ) -> Result<(), Denial> {
         if caller.is_expired() {
             return Err(Denial::Unauthenticated("the credential has expired"));
         }
@@ -112,12 +144,12 @@ impl WebhookAuthorizer {
             false => vec![exact.clone()],
         };
         let keys: Vec<_> = all.iter().map(|attributes| attributes.key(&caller.digest)).collect();
-        if keys.iter().any(|key| self.reviews.known(key) == Some(AccessVerdict::Allowed)) {
+        if age.is_none() && keys.iter().any(|key| self.reviews.known(key) == Some(AccessVerdict::Allowed)) {
             return Ok(());
         }
         let (mut denied, mut is_outage) = (None, false);
         for (attributes, key) in all.into_iter().zip(keys) {
-            match self.review(caller, attributes, key, holder).await {
+            match self.review(caller, (attributes, key), holder, age).await {
                 Ok(AccessVerdict::Allowed) => return Ok(()),
                 Ok(AccessVerdict::Denied(reason)) => denied = Some(reason),
                 // The verdict about a narrower right may still count.
@@ -139,9 +171,9 @@ impl WebhookAuthorizer {
     async fn review(
         &self,
         caller: &Arc<KnownCaller>,
-        attributes: Attributes,
-        key: Digest,
+        (attributes, key): (Attributes, Digest),
         holder: Holder,
+        age: Option<Duration>,
     ) -> Result<AccessVerdict, ReviewError> {
         let is_kept = attributes.bytes() < CACHED_BYTES_MAX;
         let AuthorizationOptions { authorized_ttl, unauthorized_ttl, .. } = self.options;
@@ -151,9 +183,10 @@ impl WebhookAuthorizer {
             let fresh_for = if verdict == AccessVerdict::Allowed { authorized_ttl } else { unauthorized_ttl };
             Ok((verdict, fresh_for))
         };
-        match is_kept {
-            true => self.reviews.verdict(key, holder, review.boxed()).await,
-            false => self.reviews.once(holder, review.boxed()).await,
+        match age {
+            _ if !is_kept => self.reviews.once(holder, review.boxed()).await,
+            None => self.reviews.verdict(key, holder, review.boxed()).await,
+            Some(age) => self.reviews.recent(key, holder, age, review.boxed()).await,
         }
     }
 

@@ -73,24 +73,27 @@ impl Read {
     /// `requestinfo.go`, `GetAuthorizerAttributes` in `filters/authorization.go`).
     pub fn attributes(&self) -> Attributes {
         let Self { verb, target, form } = self;
-        let fields = self.field_selector();
-        let named = match form {
+        let (fields, labels) = (self.field_selector(), LabelSelector::parse(&target.label_selector));
+        let name = match form {
             Form::Object | Form::WatchPath => target.name.clone(),
-            Form::Collection => FieldSelector::required_value(&fields, NAME_FIELD).unwrap_or_default(),
+            // The apiserver reads both selectors, or none.
+            Form::Collection if labels.is_err() => String::new(),
+            Form::Collection => {
+                let named = FieldSelector::required_value(&fields, NAME_FIELD);
+                named.filter(|name| is_path_segment(name)).unwrap_or_default()
+            }
         };
-        let name = if *form != Form::Collection || is_path_segment(&named) { named } else { String::new() };
         // The path of a namespace names it twice.
         let is_namespace = *form != Form::Collection && target.resource == "namespaces";
         let namespace = match target.namespace.is_empty() && is_namespace {
             true => target.name.clone(),
             false => target.namespace.clone(),
         };
-        let (mut labels, mut field_terms) = Default::default();
-        if *form == Form::Collection {
-            // An invalid selector is no part of the attributes. The read is refused later.
-            labels = LabelSelector::parse(&target.label_selector).unwrap_or_default();
-            field_terms = FieldSelector::parse(&fields).unwrap_or_default();
-        }
+        // An invalid selector is no part of the attributes. The read is refused later.
+        let (labels, field_terms) = match form {
+            Form::Collection => (labels.unwrap_or_default(), FieldSelector::parse(&fields).unwrap_or_default()),
+            Form::Object | Form::WatchPath => Default::default(),
+        };
         Attributes {
             verb: *verb,
             group: target.group.clone(),
@@ -168,6 +171,7 @@ mod tests {
             // An invalid selector is none. The read fails later.
             (list(target("a", "", "", "metadata.name")), is("list", "a", "", false)),
             (list(target("a", "", "=", "")), is("list", "a", "", false)),
+            (list(target("a", "", "=", "metadata.name=p")), is("list", "a", "", true)),
             // A name in a message is a term.
             (watch(target("a", "p", "", "")), is("watch", "a", "p", true)),
             (watch(target("a", "p", "", "metadata.name=a")), is("watch", "a", "a", true)),

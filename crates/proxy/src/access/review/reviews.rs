@@ -112,6 +112,15 @@ where
         }
     }
 
+    /// A verdict that is not older than `age`, from the cache or from `review`. In an outage the
+    /// last one counts.
+    pub async fn recent(&self, key: K, holder: Holder, age: Duration, review: Review<V>) -> Result<V, ReviewError> {
+        match self.shared.cache.younger_than(&key, age) {
+            Some(verdict) => Ok(verdict),
+            None => self.fresh(key, holder, review).await,
+        }
+    }
+
     /// The verdict of a review that is too large to be kept.
     pub async fn once(&self, holder: Holder, review: Review<V>) -> Result<V, ReviewError> {
         self.shared.ask(holder, review).await.map(|(verdict, _)| verdict)

@@ -34,6 +34,7 @@ pub(super) enum Kept<V> {
 
 struct Entry<V> {
     value: V,
+    kept_at: Instant,
     fresh_until: Instant,
 }
 
@@ -72,9 +73,18 @@ impl<K: Hash + Eq + Copy, V: Outcome> VerdictCache<K, V> {
         Some(if now < entry.fresh_until { Kept::Fresh(value) } else { Kept::InGrace(value) })
     }
 
+    /// The verdict that was put less than `age` ago.
+    pub(super) fn younger_than(&self, key: &K, age: Duration) -> Option<V> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let Places { positive, negative } = &mut *kept;
+        let entry = positive.get(key).or_else(|| negative.get(key))?;
+        (entry.kept_at.elapsed() < age).then(|| entry.value.clone())
+    }
+
     /// Keeps a verdict, which counts for `fresh_for`. It replaces the one before.
     pub(super) fn put(&self, key: K, value: V, fresh_for: Duration) {
-        let entry = Entry { value, fresh_until: Instant::now() + fresh_for };
+        let kept_at = Instant::now();
+        let entry = Entry { value, kept_at, fresh_until: kept_at + fresh_for };
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let Places { positive, negative } = &mut *kept;
         let (to, other) = if entry.value.is_positive() { (positive, negative) } else { (negative, positive) };

@@ -107,7 +107,9 @@ impl<C: Catalog> Service<C> {
             };
             let (cluster, holder) = (request.cluster, Some(holder));
             let terms = SubscribeOptions { on_lag, on_expired, cluster, holder, ..start.into() };
+            let of_stream = stream_waker.of_stream();
             let subscription = reader.subscribe(&served, selection, format, terms, stream_waker).await?;
+            let lease = reader.lease(read, presented.holder, of_stream);
             let timeout_at = ends_after.map(|ends_after| Instant::now() + ends_after);
             answered(&mut counted, &served);
             Ok(OpenedWatch {
@@ -116,6 +118,7 @@ impl<C: Catalog> Service<C> {
                 timeout_at,
                 protocol: WatchProtocol::Grpc,
                 place,
+                lease,
             })
         };
         let opened = open.await;

@@ -88,6 +88,8 @@ pub fn ended(end: &StreamEnd) -> Option<Status> {
         StreamEnd::Forbidden(_) => Some(failed(Code::PermissionDenied, "UPSTREAM_FORBIDDEN", message)),
         StreamEnd::Rewritten(_) => Some(failed(Code::OutOfRange, "HISTORY_REWRITTEN", message)),
         StreamEnd::Stopped(_) => Some(temporary(Code::Unavailable, "STOPPED", message)),
+        StreamEnd::Revoked(message) => Some(failed(Code::PermissionDenied, "FORBIDDEN", shortened(message.clone()))),
+        StreamEnd::Reauthenticate(_) => Some(temporary(Code::Unavailable, "REAUTHENTICATE", message)),
         StreamEnd::Draining => Some(temporary(Code::Unavailable, "DRAINING", message)),
     }
 }

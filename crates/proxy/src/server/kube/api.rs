@@ -249,7 +249,7 @@ impl<C: Catalog> KubeApi<C> {
         let select_options = SelectOptions { starts_cache, waits_for_sync };
         let (selected, format) = reads.select(path, &read, formats, select_options).await?;
         let warnings = selected.served.hub.warnings();
-        let read = ResolvedRead { path, selected, format, arrived_at };
+        let read = ResolvedRead { path, selected, format, arrived_at, read };
         let answer = match asked {
             ReadRequest::Collection(Options::Watch(options)) => {
                 watch::open(reads, &self.timeouts, read, options, place, stream_waker).await

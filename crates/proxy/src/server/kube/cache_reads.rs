@@ -41,6 +41,8 @@ pub struct ResolvedRead<'a> {
     pub format: Format,
     /// When the request arrived.
     pub arrived_at: Instant,
+    /// What the caller may read.
+    pub read: Authorized<Read>,
 }
 
 /// How a read treats a cache that does not exist or is not synced.
