@@ -3,7 +3,7 @@
 //!
 //! kubefan runs here with `--passthrough=off`, so that every answer is its own.
 
-use std::{collections::BTreeMap, path::Path};
+use std::collections::BTreeMap;
 
 use kubefan_common::proto::v1alpha1::{
     GetRequest, ListRequest, ListResourcesRequest, Target, WatchRequest, watch_service_client::WatchServiceClient,
@@ -644,5 +644,15 @@ async fn a_start_that_would_let_callers_act_as_kubefan_is_refused() {
     }
     let ran = run(&serve).await;
     crate::bad_input::assert_line("no TLS", &ran, 1, &["--authorization-mode=Webhook", "--tls-cert-file", "unix:"]);
-    assert!(!Path::new("a").exists());
+    let dir = tempfile::tempdir().unwrap();
+    let kubeconfig = dir.path().join("config");
+    let cluster = "{ server: 'https://127.0.0.1:1', insecure-skip-tls-verify: true }";
+    let text = format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{{ name: c, cluster: {cluster} }}]\n\
+         contexts: [{{ name: c, context: {{ cluster: c, user: u }} }}]\nusers: [{{ name: u, user: {{ token: t }} }}]\n"
+    );
+    std::fs::write(&kubeconfig, text).unwrap();
+    let kubeconfig = format!("--kubeconfig={}", kubeconfig.display());
+    let ran = run(&[&serve[..], &tls, &[&*kubeconfig, "--passthrough=off"]].concat()).await;
+    crate::bad_input::assert_line("reviewer", &ran, 1, &["insecure-skip-tls-verify", "--authorization-mode=Webhook"]);
 }

@@ -1,10 +1,10 @@
 //! The right of a caller to its stream, which is reviewed again while the stream lasts.
 //!
-//! The hazard is a right that was taken away: kube-apiserver checks a watch only when it starts, and
-//! a stream of kubefan may last for days. So each stream has a task that asks again. It asks by the
-//! caller's identity, because tokens are not kept. The stream ends when the right is gone, when the
-//! credential expires, and at its greatest age; then its client comes back with a new credential,
-//! and resumes.
+//! The hazard is a right that was taken away: kube-apiserver checks a watch only when it starts,
+//! and a stream of kubefan may last for days. So each stream has a task that asks again. It asks by
+//! the caller's identity, because tokens are not kept. The stream ends when the right is gone, when
+//! the credential expires, and at its greatest age; then its client comes back with a new
+//! credential, and resumes.
 
 use std::{
     sync::{Arc, OnceLock},

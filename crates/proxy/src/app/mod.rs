@@ -29,7 +29,9 @@ use crate::{
         CacheContext, EncodingLimits, ListScheduler, OnDemandLimits, Registry, RegistryOptions, SizeLimits,
         memory_pressure::{self, MemoryBudget},
     },
-    config::{CacheCompression, ConsistentReads, FormConfig, PassthroughConfig, ServeConfig, WatchListMode},
+    config::{
+        AuthorizationMode, CacheCompression, ConsistentReads, FormConfig, PassthroughConfig, ServeConfig, WatchListMode,
+    },
     fanout::GateLimits,
     peer::{self, PeerError, Peers},
     server::{
@@ -51,7 +53,7 @@ use crate::{
         client::{UpstreamOptions, Verb},
         discovery::{Discovery, DiscoveryOptions},
         lines::LINE_BYTES_MAX,
-        passthrough::{Credentials, Passthrough, PassthroughOptions},
+        passthrough::{Credentials, Passthrough, PassthroughOptions, check_reviewer},
         reflector::ReflectorOptions,
         settings::SettingsError,
     },
@@ -141,6 +143,9 @@ impl App {
         let options =
             UpstreamOptions { request_timeout: config.upstream.request_timeout, ..UpstreamOptions::default() };
         let connect_timeout = options.connect_timeout;
+        if config.callers.mode == AuthorizationMode::Webhook {
+            check_reviewer(&config.upstream.settings).await?;
+        }
         let upstream = Upstream::from_settings(config.upstream.settings.clone(), options).await?;
         let passthrough = match config.passthrough {
             PassthroughConfig { credentials: Some(credentials), requests_max, allows_insecure_upstream, .. } => {
