@@ -67,7 +67,7 @@ impl AccessControl {
         let authorizer = WebhookAuthorizer::new(upstream.clone(), authorization, metrics);
         Self {
             authenticator: Some(authenticator),
-            authorizer: Authorizer::Webhook(authorizer),
+            authorizer: Authorizer::Webhook(Box::new(authorizer)),
             streams: Some(streams),
             started: AtomicU32::new(0),
         }

@@ -215,7 +215,7 @@ mod tests {
         let selected = of(List, "", "", "x=y", "");
         assert_eq!(selected.from_broad_to_exact(), [of(List, "", "", "", ""), selected.clone()]);
         let get = of(Get, "a", "p", "", "");
-        assert_eq!(get.from_broad_to_exact(), [get.clone()]);
+        assert_eq!(get.from_broad_to_exact(), std::slice::from_ref(&get));
     }
 
     #[test]

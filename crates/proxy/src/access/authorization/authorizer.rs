@@ -54,7 +54,7 @@ pub enum Authorizer {
     /// Everything.
     AlwaysAllow,
     /// What the apiserver says.
-    Webhook(WebhookAuthorizer),
+    Webhook(Box<WebhookAuthorizer>),
 }
 
 /// Asks the apiserver.

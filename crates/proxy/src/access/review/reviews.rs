@@ -103,12 +103,17 @@ where
             Ok(verdict)
         };
         match self.flights.join(key, asked).await {
-            Err(ReviewError::Outage) => match self.shared.cache.get(&key) {
-                Some(Kept::Fresh(verdict)) => Ok(verdict),
-                Some(Kept::InGrace(verdict)) => Ok(self.shared.in_grace(verdict)),
-                None => Err(ReviewError::Outage),
-            },
+            Err(ReviewError::Outage) => self.last(&key),
             verdict => verdict,
+        }
+    }
+
+    /// The verdict from before an outage.
+    fn last(&self, key: &K) -> Result<V, ReviewError> {
+        match self.shared.cache.get(key) {
+            Some(Kept::Fresh(verdict)) => Ok(verdict),
+            Some(Kept::InGrace(verdict)) => Ok(self.shared.in_grace(verdict)),
+            None => Err(ReviewError::Outage),
         }
     }
 
@@ -117,6 +122,8 @@ where
     pub async fn recent(&self, key: K, holder: Holder, age: Duration, review: Review<V>) -> Result<V, ReviewError> {
         match self.shared.cache.younger_than(&key, age) {
             Some(verdict) => Ok(verdict),
+            // The reviews of all streams must not hold up those of new callers.
+            None if self.shared.is_away() => self.last(&key),
             None => self.fresh(key, holder, review).await,
         }
     }

@@ -40,7 +40,7 @@ impl World {
         });
         let metrics = Metrics::new(prometheus::Registry::new()).unwrap();
         let webhook = WebhookAuthorizer::new(fake.upstream(), options, metrics.access());
-        Self { authorizer: Authorizer::Webhook(webhook), fake }
+        Self { authorizer: Authorizer::Webhook(Box::new(webhook)), fake }
     }
 
     async fn ask_as(&self, identity: Identity, read: Read) -> Result<(), Denial> {
@@ -201,13 +201,13 @@ async fn an_answer_that_is_not_a_plain_yes_refuses() {
         let fake = FakeReviews::new(move |_| json!({ "status": status.clone() }));
         let metrics = Metrics::new(prometheus::Registry::new()).unwrap();
         let webhook = WebhookAuthorizer::new(fake.upstream(), options(), metrics.access());
-        let world = World { authorizer: Authorizer::Webhook(webhook), fake };
+        let world = World { authorizer: Authorizer::Webhook(Box::new(webhook)), fake };
         assert!(is_forbidden(world.ask(pods(ReadVerb::List, "", "")).await));
     }
     let fake = FakeReviews::new(|_| json!({ "kind": "Unknown" }));
     let metrics = Metrics::new(prometheus::Registry::new()).unwrap();
     let webhook = WebhookAuthorizer::new(fake.upstream(), options(), metrics.access());
-    let world = World { authorizer: Authorizer::Webhook(webhook), fake };
+    let world = World { authorizer: Authorizer::Webhook(Box::new(webhook)), fake };
     assert!(matches!(world.ask(pods(ReadVerb::List, "", "")).await, Err(Denial::Unavailable(_))));
 }
 
