@@ -32,8 +32,9 @@ use kubefan_model::{
     table::Tables,
 };
 use kubefan_proxy::{
+    access::{AccessControl, Caller, Presented, Read, ReadVerb},
     cache::{Backfill, CacheWriter, HistoryCopy, RingLimits, writer::Change},
-    fanout::{Catalog, Fresh, Patience, Refusal, Served},
+    fanout::{Catalog, Fresh, Holder, Patience, Refusal, Served},
     peer::{CacheIdentity, Decoder, Encoder},
     server::{
         grpc::{call, request},
@@ -215,6 +216,10 @@ impl Catalog for EmptyCatalog {
         Err(Refusal::NotFound("the catalog is empty".to_owned()))
     }
 
+    async fn full_name(&self, _: &str, _: &str, _: &str) -> Option<GroupVersionResource> {
+        None
+    }
+
     fn backfill(
         &self,
         _: &Served,
@@ -290,9 +295,18 @@ pub(crate) fn requests(data: &[u8]) {
         targets.push(get.target);
     }
     let limits = SelectorLimits { terms_max: 100, values_max: 2000 };
-    for target in targets {
-        let selected = select::select(&EmptyCatalog, target, Media::Json, limits).now_or_never();
-        assert!(matches!(selected, Some(Err(Refusal::Invalid { .. } | Refusal::NotFound(_)))));
+    let access = AccessControl::always_allow();
+    let presented = Presented::new(&http::HeaderMap::new(), false, false, Holder::new(1, None));
+    for target in targets.into_iter().map(Option::unwrap_or_default) {
+        let _ = select::check_names(&target);
+        for read in [Read::object(target.clone()), Read::collection(ReadVerb::Watch, target)] {
+            // What an authorizer sees of any request.
+            let _ = read.attributes().key(&[0; 32]);
+            let read = access.authorize(&Caller::Any, read, &presented).now_or_never();
+            let Some(Ok(read)) = read else { panic!("everything is allowed") };
+            let selected = select::select(&EmptyCatalog, &read, Media::Json, limits).now_or_never();
+            assert!(matches!(selected, Some(Err(Refusal::Invalid { .. } | Refusal::NotFound(_)))));
+        }
     }
 }
 

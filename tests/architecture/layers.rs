@@ -33,9 +33,13 @@ pub(crate) const ROOMS: &[Layer] = &[
     ("fanout", &["cache", "kube_encoding", "telemetry"]),
     ("peer", &["cache", "fanout", "kube_encoding", "telemetry", "upstream"]),
     ("caches", &["cache", "fanout", "kube_encoding", "peer", "telemetry", "upstream"]),
-    ("server", &["cache", "fanout", "kube_encoding", "peer", "telemetry", "upstream"]),
-    ("config", &["cache", "caches", "fanout", "kube_encoding", "peer", "server", "telemetry", "upstream"]),
-    ("app", &["cache", "caches", "config", "fanout", "kube_encoding", "peer", "server", "telemetry", "upstream"]),
+    ("access", &["cache", "fanout", "telemetry", "upstream"]),
+    ("server", &["access", "cache", "fanout", "kube_encoding", "peer", "telemetry", "upstream"]),
+    ("config", &["access", "cache", "caches", "fanout", "kube_encoding", "peer", "server", "telemetry", "upstream"]),
+    (
+        "app",
+        &["access", "cache", "caches", "config", "fanout", "kube_encoding", "peer", "server", "telemetry", "upstream"],
+    ),
 ];
 
 /// The dependencies that a package's manifest names and `layers` does not allow.

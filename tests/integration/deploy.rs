@@ -11,6 +11,7 @@ use crate::harness::{Test, apiserver::ApiServer, kubefan::Kubefan, tests};
 
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: the_apiserver_accepts_both_overlays, the_apiserver_accepts_the_cluster_proxy_with_its_components,
+        the_component_authorization_replaces_insecure_and_binds_the_right_to_reviews,
         the_pods_meet_the_restricted_standard, the_service_accounts_may_only_list_and_watch_the_cached_resources,
         kubefan_syncs_as_the_shipped_service_accounts_with_the_shipped_flags;
 };
@@ -138,6 +139,38 @@ async fn the_apiserver_accepts_the_cluster_proxy_with_its_components() {
     let args: Vec<&str> = args.iter().map(String::as_str).chain([kubeconfig.as_str()]).collect();
     let ran = crate::harness::kubefan::run(&args).await;
     assert!(ran.stderr.contains("cannot read /etc/kubefan/peers/"), "{ran:?}");
+}
+
+async fn the_component_authorization_replaces_insecure_and_binds_the_right_to_reviews() {
+    let api = ApiServer::shared().await;
+    CLUSTER_PROXY.make_namespace(&api).await;
+    // kustomize accepts only relative paths.
+    let target = concat!(env!("CARGO_MANIFEST_DIR"), "/target");
+    std::fs::create_dir_all(target).unwrap();
+    let dir = tempfile::tempdir_in(target).unwrap();
+    let text = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: kubefan\n\
+                resources: [../../deploy/overlays/cluster-proxy]\n\
+                components: [../../deploy/components/tls, ../../deploy/components/authorization]\n";
+    std::fs::write(dir.path().join("kustomization.yaml"), text).unwrap();
+    let path = dir.path().to_str().unwrap();
+    let applied = api.kubectl(&["apply", "-k", path, "--dry-run=server", "-o", "json"]).await;
+    let applied: Value = serde_json::from_str(&applied).unwrap();
+    let items = applied["items"].as_array().unwrap();
+    let named = |kind: &str, name: &str| {
+        let found = items.iter().find(|item| item["kind"] == kind && item["metadata"]["name"] == name);
+        found.unwrap_or_else(|| panic!("no {kind} {name}"))
+    };
+    let binding = named("ClusterRoleBinding", "kubefan-reviews");
+    assert_eq!(binding["roleRef"]["name"], "system:auth-delegator");
+    assert_eq!(binding["subjects"][0]["namespace"], "kubefan", "{binding}");
+    let container = &named("Deployment", "kubefan")["spec"]["template"]["spec"]["containers"][0];
+    let args: Vec<&str> = container["args"].as_array().unwrap().iter().map(|arg| arg.as_str().unwrap()).collect();
+    assert!(args.contains(&"--authorization-mode=Webhook") && !args.contains(&"--insecure"), "{args:?}");
+    // The certificate exists only in the pod. Here its absence must be the only error.
+    let kubeconfig = format!("--kubeconfig={}", api.kubeconfig().display());
+    let tls = ["--tls-cert-file=/etc/kubefan/tls/tls.crt", "--tls-private-key-file=/etc/kubefan/tls/tls.key"];
+    let ran = crate::harness::kubefan::run(&[&args[..], &tls, &[kubeconfig.as_str()]].concat()).await;
+    assert!(ran.stderr.contains("cannot read /etc/kubefan/tls/"), "{ran:?}");
 }
 
 async fn the_pods_meet_the_restricted_standard() {

@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
+mod authorization;
 mod backfill;
 mod bad_input;
 mod bad_start;
@@ -55,6 +56,7 @@ mod verify;
 
 fn main() -> std::process::ExitCode {
     harness::run(&[
+        authorization::TESTS,
         backfill::TESTS,
         bad_input::TESTS,
         bad_start::TESTS,

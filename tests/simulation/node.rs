@@ -12,6 +12,7 @@ use std::{
 };
 
 use kubefan_proxy::{
+    access::AccessControl,
     cache::{RetainedLimits, RingLimits},
     caches::{CacheContext, EncodingLimits, ListScheduler, Registry, RegistryOptions, memory_pressure},
     config::ServeConfig,
@@ -201,8 +202,9 @@ impl Node {
             consistent_list_bytes_min: options.consistent_list_bytes_min,
             ..ServerOptions::from(&ServeConfig::default())
         };
+        let (access, catalog) = (Arc::new(AccessControl::always_allow()), Arc::new(registry));
         let server =
-            Server::new(Arc::new(registry), Routes::default(), server_options, None, metrics.clone(), drain.clone());
+            Server::new(catalog, Routes::default(), server_options, access, None, metrics.clone(), drain.clone());
         *self.running.lock().unwrap() = Some(Running { server, metrics, drain, tasks, _stop: stop.drop_guard() });
     }
 

@@ -12,6 +12,17 @@ pub fn one_line(text: &str, chars_max: usize) -> String {
     line
 }
 
+/// A text without the name of the user in an error of the apiserver, as in `User "x" cannot list`.
+/// The user is kubefan's own account, which clients need not know.
+pub fn without_user(text: &str) -> String {
+    const START: &str = "User \"";
+    let Some((before, rest)) = text.split_once(START) else { return text.to_owned() };
+    match rest.split_once('"') {
+        Some((_, after)) => format!("{before}kubefan{}", without_user(after)),
+        None => before.to_owned(),
+    }
+}
+
 /// The error at the end of the chain of sources.
 pub fn innermost<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
     let mut innermost = error;

@@ -36,12 +36,14 @@
 //! 4. `peer`: warm starts between replicas.
 //! 5. `caches`: the registry of all caches and its policies. It implements the trait
 //!    [`fanout::Catalog`].
-//! 6. `server`: all ports. It finds caches only through that trait, so it is tested without them.
-//! 7. `config`: flags, environment and file as plain data.
-//! 8. `app`: creates everything and connects it.
+//! 6. `access`: who a caller is, and what it may read.
+//! 7. `server`: all ports. It finds caches only through that trait, so it is tested without them.
+//! 8. `config`: flags, environment and file as plain data.
+//! 9. `app`: creates everything and connects it.
 //!
 //! `docs/architecture.md` states the invariants and the reasons for each decision.
 
+pub mod access;
 pub mod app;
 pub mod cache;
 pub mod caches;

@@ -12,6 +12,7 @@ use kubefan_common::proto::v1alpha1::{
 };
 use kubefan_model::{GroupVersionResource, Media};
 use kubefan_proxy::{
+    access::AccessControl,
     cache::{RetainedLimits, RingLimits},
     caches::{CacheContext, ConfiguredResource, ListScheduler, OnDemandLimits, Registry, RegistryOptions, SizeLimits},
     config::ServeConfig,
@@ -176,7 +177,8 @@ impl Rig {
         let options = ServerOptions::from(&ServeConfig::default());
         let catalog = Arc::new(registry.clone());
         let drain = CancellationToken::new();
-        let server = Server::new(catalog, Routes::default(), options, None, metrics.clone(), drain.clone());
+        let access = Arc::new(AccessControl::always_allow());
+        let server = Server::new(catalog, Routes::default(), options, access, None, metrics.clone(), drain.clone());
         let client = WatchServiceClient::new(in_memory(server.clone())).max_decoding_message_size(64 << 20);
         Rig { sim, network, registry, metrics, server, drain, client, _stop: stop.drop_guard() }
     }

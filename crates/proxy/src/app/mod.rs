@@ -1,6 +1,7 @@
 //! Wiring: creates the parts of the proxy from the configuration, connects them, and stops them in
 //! order. It decides nothing else; policies about caches are in [`crate::caches`].
 
+mod callers;
 mod open_files;
 mod peers;
 mod server_options;
@@ -22,12 +23,15 @@ use tonic::service::Routes;
 use tracing::{info, warn};
 
 use crate::{
+    access::AccessControl,
     cache::{RetainedLimits, RingLimits},
     caches::{
         CacheContext, EncodingLimits, ListScheduler, OnDemandLimits, Registry, RegistryOptions, SizeLimits,
         memory_pressure::{self, MemoryBudget},
     },
-    config::{CacheCompression, ConsistentReads, FormConfig, PassthroughConfig, ServeConfig, WatchListMode},
+    config::{
+        AuthorizationMode, CacheCompression, ConsistentReads, FormConfig, PassthroughConfig, ServeConfig, WatchListMode,
+    },
     fanout::GateLimits,
     peer::{self, PeerError, Peers},
     server::{
@@ -49,7 +53,7 @@ use crate::{
         client::{UpstreamOptions, Verb},
         discovery::{Discovery, DiscoveryOptions},
         lines::LINE_BYTES_MAX,
-        passthrough::{Credentials, Passthrough, PassthroughOptions},
+        passthrough::{Credentials, Passthrough, PassthroughOptions, check_reviewer},
         reflector::ReflectorOptions,
         settings::SettingsError,
     },
@@ -139,6 +143,9 @@ impl App {
         let options =
             UpstreamOptions { request_timeout: config.upstream.request_timeout, ..UpstreamOptions::default() };
         let connect_timeout = options.connect_timeout;
+        if config.callers.mode == AuthorizationMode::Webhook {
+            check_reviewer(&config.upstream.settings).await?;
+        }
         let upstream = Upstream::from_settings(config.upstream.settings.clone(), options).await?;
         let passthrough = match config.passthrough {
             PassthroughConfig { credentials: Some(credentials), requests_max, allows_insecure_upstream, .. } => {
@@ -227,7 +234,10 @@ impl App {
         let registry = registry(&config, &upstream, sources, memory_max, &metrics, &stop);
         let informers = tokio::spawn(registry.clone().run());
         let mut admin = serve_admin(admin, &registry, &metrics, &stop)?;
-        let (readers, mut data) = serve_data(data, tls, proxy, &config, &registry, &metrics, &drain)?;
+        #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
+        let key = rand::random();
+        let access = callers::control(&config.callers, &upstream, wall_clock, key, &metrics);
+        let (readers, mut data) = serve_data(data, tls, (access, proxy), &config, &registry, &metrics, &drain)?;
         if let Some(budget) = budget {
             let end_unread = move || readers.end_some();
             let keep_within = memory_pressure::keep_within(registry.clone(), metrics.clone(), budget, end_unread);
@@ -353,7 +363,7 @@ fn serve_admin(
 fn serve_data(
     listener: Listener,
     tls: Option<TlsAcceptor>,
-    proxy: Option<Arc<Forwarder>>,
+    (access, proxy): (Arc<AccessControl>, Option<Arc<Forwarder>>),
     config: &ServeConfig,
     registry: &Arc<Registry>,
     metrics: &Arc<Metrics>,
@@ -376,14 +386,20 @@ fn serve_data(
     let v1alpha = reflection().build_v1alpha().map_err(|error| failed(&error))?;
     let others = Routes::new(health_service).add_service(v1).add_service(v1alpha);
     let catalog = Arc::new(registry.clone());
-    let server = Server::new(catalog, others, ServerOptions::from(config), proxy, metrics.clone(), drain.clone());
+    let options = ServerOptions::from(config);
+    // The health of a resource by its name would show that it is cached.
+    let names_resources = !access.reviews();
+    let server = Server::new(catalog, others, options, access, proxy, metrics.clone(), drain.clone());
     let (registry, drain) = (registry.clone(), drain.clone());
     Ok((
         server.readers().clone(),
         tokio::spawn(async move {
             health::report_not_serving(&reporter).await;
             let changes = registry.changes();
-            let health = move || (registry.readiness().0, registry.health());
+            let health = move || {
+                let named = if names_resources { registry.health() } else { Default::default() };
+                (registry.readiness().0, named)
+            };
             let following = tokio::spawn(health::follow(changes, health, reporter, drain));
             server.run(listener, tls).await;
             following.abort();

@@ -37,6 +37,12 @@ pub enum Refusal {
     /// The apiserver denies kubefan the resource.
     #[error("{0}")]
     Forbidden(String),
+    /// kubefan does not know who the caller is.
+    #[error("{0}")]
+    Unauthenticated(String),
+    /// The caller may not read this.
+    #[error("{0}")]
+    Denied(String),
     /// The events after the version are no longer retained.
     #[error(transparent)]
     Expired(#[from] Expired),

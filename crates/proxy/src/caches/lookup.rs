@@ -42,6 +42,19 @@ impl Catalog for Arc<Registry> {
         Box::pin(self.look_up(group, version, resource, namespace, media)).await
     }
 
+    async fn full_name(&self, group: &str, version: &str, resource: &str) -> Option<GroupVersionResource> {
+        let is_short = group.is_empty() && version.is_empty();
+        if let Some(gvr) = self.caches.named(resource).filter(|_| is_short) {
+            return Some(gvr);
+        }
+        let discovery = &self.context.discovery;
+        let info = match is_short {
+            true => Box::pin(discovery.resolve(resource)).await,
+            false => Box::pin(discovery.find(group, version, resource)).await,
+        };
+        info.ok().map(|info| info.gvr)
+    }
+
     async fn backfill(
         &self,
         served: &Served,

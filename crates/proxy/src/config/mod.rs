@@ -8,6 +8,7 @@
 //! in its section.
 
 pub mod cache;
+pub mod callers;
 pub mod environment;
 pub mod file;
 pub mod logging;
@@ -23,6 +24,7 @@ pub mod units;
 pub mod upstream;
 
 pub use cache::CacheCompression;
+pub use callers::{AuthorizationMode, CallerConfig};
 pub use on_demand::FormConfig;
 pub use passthrough::PassthroughConfig;
 pub use peers::{PeerConfig, PeerFiles, PeersName};

@@ -85,6 +85,14 @@ pub(super) fn any_duration(_: Flag, given: Duration) -> Result<time::Duration, C
     Ok(given.0)
 }
 
+/// A duration of at most a day, zero included.
+pub(super) fn up_to_a_day(flag: Flag, given: Duration) -> Result<time::Duration, ConfigError> {
+    if given.0 > time::Duration::from_secs(24 * 3600) {
+        return Err(unusable(flag, given, "must be at most 24h"));
+    }
+    Ok(given.0)
+}
+
 /// A duration that kubefan waits for. Less than a second would be a busy loop or would end every
 /// response; more than a day could overflow a timer.
 pub(super) fn wait(flag: Flag, given: Duration) -> Result<time::Duration, ConfigError> {

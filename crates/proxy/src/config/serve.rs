@@ -7,6 +7,7 @@ use serde::de::MapAccess;
 use super::{
     ConfigError, Duration,
     cache::{CacheConfig, CacheOptions},
+    callers::{AuthorizationMode, CallerConfig, CallerOptions},
     logging::{LoggingConfig, LoggingOptions},
     on_demand::{OnDemandConfig, OnDemandOptions},
     passthrough::{PassthroughConfig, PassthroughMode, PassthroughOptions},
@@ -70,6 +71,8 @@ macro_rules! sections {
 sections! {
     /// The ports and their limits.
     serving: ServingOptions => ServingConfig;
+    /// Who callers are, and what they may read.
+    callers: CallerOptions => CallerConfig;
     /// The apiserver.
     upstream: UpstreamOptions => UpstreamConfig;
     /// The caches that exist from the start.
@@ -88,7 +91,11 @@ impl ServeOptions {
     /// Completes the options by the defaults and checks them.
     pub fn validate(mut self) -> Result<ServeConfig, ConfigError> {
         let serving = self.serving.clone().resolve()?;
-        check_addresses(&serving, self.peer.peer_listen.as_ref())?;
+        let callers = self.callers.clone().resolve()?;
+        let reviews = callers.mode == AuthorizationMode::Webhook;
+        check_addresses(&serving, reviews, self.peer.peer_listen.as_ref())?;
+        let passthrough = self.passthrough.passthrough.unwrap_or(PassthroughMode::Caller);
+        self.callers.check(&callers, &serving, passthrough)?;
         self.serving.check_mode(&serving)?;
         let is_local = serving.listen.is_local();
         self.on_demand.check_limits(is_local)?;
@@ -199,13 +206,27 @@ mod tests {
         let open = ["--listen=:7443", "--resource=pods"];
         let refused = problem(&open);
         assert!(
-            refused.starts_with("--listen [::]:7443 can be reached by other machines, and until authorization exists")
+            refused
+                .starts_with("--listen [::]:7443 can be reached by other machines, and every client that can reach it")
         );
         let insecure = [open.as_slice(), &["--insecure"]].concat();
         assert!(!validated(&insecure).on_demand.is_on);
         let config = validated(&[insecure.as_slice(), &["--on-demand"]].concat());
         assert_eq!(config.on_demand, ServeConfig::default().on_demand);
         assert!(given(&["--admin-listen=0.0.0.0:7444"]).validate().is_ok(), "health and metrics may be seen");
+    }
+
+    #[test]
+    fn an_address_of_other_machines_may_be_served_to_callers_that_are_reviewed() {
+        let open = ["--listen=:7443", "--resource=pods", "--authorization-mode=Webhook"];
+        let tls = ["--tls-cert-file=a", "--tls-private-key-file=b"];
+        let config = validated(&[&open[..], &tls].concat());
+        assert_eq!((config.callers.mode, config.serving.insecure), (AuthorizationMode::Webhook, false));
+        assert_eq!(config.callers.always_allow_groups, ["system:masters"]);
+        assert!(problem(&[&open[..], &["--insecure"]].concat()).contains("needs TLS"));
+        validated(&["--listen=unix:/run/kubefan.sock", "--authorization-mode=Webhook"]);
+        let own = ["--api-audiences=kubefan", "--passthrough=off"];
+        assert_eq!(validated(&[&open[..], &tls, &own].concat()).callers.api_audiences, ["kubefan"]);
     }
 
     #[test]
@@ -219,7 +240,13 @@ mod tests {
 
     #[test]
     fn each_contradiction_names_its_flags() {
-        let cases: [(&[&str], &str); 16] = [
+        let webhook = "--authorization-mode=Webhook";
+        let tls = ["--tls-cert-file=a", "--tls-private-key-file=b"];
+        let cases: [(&[&str], &str); 20] = [
+            (&[webhook], "--authorization-mode=Webhook with --listen 127.0.0.1:7443 needs TLS"),
+            (&[webhook, tls[0], tls[1], "--passthrough=self"], "--passthrough=self lets every caller act as kubefan"),
+            (&[webhook, tls[0], tls[1], "--api-audiences=a"], "--api-audiences names audiences of kubefan's own"),
+            (&["--anonymous-auth"], "--anonymous-auth has no effect with --authorization-mode=AlwaysAllow"),
             (&["--listen-mode=0660"], "--listen-mode has no effect without --listen unix:PATH"),
             (&["--tls-cert-file=x.pem"], "--tls-cert-file needs --tls-private-key-file"),
             (&["--tls-private-key-file=x.pem"], "--tls-private-key-file needs --tls-cert-file"),

@@ -48,8 +48,9 @@ section! {
     /// The rights of the files of Unix sockets (--listen, --admin-listen), in octal. A client needs
     /// the right to write.
     listen_mode("MODE"): SocketMode = SocketMode::default() => listen_mode: SocketMode, any;
-    /// Serve an address that other machines can reach. kubefan has no authorization yet, so every
-    /// client that can reach the address can read everything cached.
+    /// Serve an address that other machines can reach although callers are not distinguished
+    /// (--authorization-mode=AlwaysAllow): every client that can reach the address can read
+    /// everything cached.
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     insecure("BOOL"): bool => insecure: bool, or_false;
     /// Without TLS, also answer HTTP requests that name this host: NAME, *.DOMAIN or *. Addresses,
@@ -160,13 +161,17 @@ impl ServingOptions {
 }
 
 /// Checks which machines can reach the data port, and that each port has an address of its own.
-/// `peer_listen` is the port for peers.
-pub(super) fn check_addresses(serving: &ServingConfig, peer_listen: Option<&ListenAddress>) -> Result<(), ConfigError> {
+/// `reviews`: callers read only what they may. `peer_listen` is the port for peers.
+pub(super) fn check_addresses(
+    serving: &ServingConfig,
+    reviews: bool,
+    peer_listen: Option<&ListenAddress>,
+) -> Result<(), ConfigError> {
     let ServingConfig { listen, admin_listen, .. } = serving;
-    if !listen.is_local() && !serving.insecure {
+    if !listen.is_local() && !reviews && !serving.insecure {
         return ConfigError::contradiction(format!(
-            "--listen {listen} can be reached by other machines, and until authorization exists every client that can \
-             reach it can read everything cached; listen on 127.0.0.1 or on unix:PATH, or accept this with --insecure"
+            "--listen {listen} can be reached by other machines, and every client that can reach it could read everything \
+             cached; add --authorization-mode=Webhook, listen on 127.0.0.1 or on unix:PATH, or accept this with --insecure"
         ));
     }
     let fixed = |address: &ListenAddress| !matches!(address, ListenAddress::Tcp(tcp) if tcp.port() == 0);

@@ -65,6 +65,16 @@ pub trait Catalog: Send + Sync + 'static {
         media: Media,
     ) -> impl Future<Output = Result<Served, Refusal>> + Send;
 
+    /// The full name of a resource. If `group` and `version` are empty, `resource` is any name that
+    /// kubectl takes; if only `version` is, it is the preferred one. Starts nothing. `None` if
+    /// there is no such resource, or if that is not known now.
+    fn full_name(
+        &self,
+        group: &str,
+        version: &str,
+        resource: &str,
+    ) -> impl Future<Output = Option<GroupVersionResource>> + Send;
+
     /// Reads the events after `version` from upstream again, for a client that returns with a
     /// version from before this cache started. A view that selects by labels or fields
     /// `needs_state`. One read serves all calls at about the same time.

@@ -28,4 +28,4 @@ pub use hub::{CachePosition, CommitBatch, Fresh, Hub, HubOptions, HubStatus, Pro
 pub use send::FrameBuf;
 pub use stream_end::StreamEnd;
 pub use subscribe::{Need, NotSubscribed, Provided, Start, SubscribeOptions, Subscription, options::ProvidedBackfill};
-pub use wake::{ConnectionWaker, ReadyStreams, StreamWaker};
+pub use wake::{ConnectionWaker, OfStream, ReadyStreams, StreamWaker};

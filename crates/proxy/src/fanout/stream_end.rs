@@ -41,6 +41,12 @@ pub enum StreamEnd {
     /// kubefan stopped caching the resource.
     #[error("{0}")]
     Stopped(String),
+    /// The caller may no longer read this.
+    #[error("{0}")]
+    Revoked(String),
+    /// The caller must authenticate itself again.
+    #[error("{0}; resume with a valid credential, nothing is lost")]
+    Reauthenticate(&'static str),
     /// kubefan is shutting down.
     #[error("kubefan is shutting down; resume, another replica may answer")]
     Draining,
@@ -48,7 +54,7 @@ pub enum StreamEnd {
 
 impl StreamEnd {
     /// Every label, for pre-created metrics.
-    pub const ALL: [&str; 11] = [
+    pub const ALL: [&str; 13] = [
         "timeout",
         "deadline",
         "cancelled",
@@ -59,6 +65,8 @@ impl StreamEnd {
         "forbidden",
         "rewritten",
         "stopped",
+        "revoked",
+        "reauthenticate",
         "draining",
     ];
 
@@ -75,6 +83,8 @@ impl StreamEnd {
             Self::Forbidden(_) => "forbidden",
             Self::Rewritten(_) => "rewritten",
             Self::Stopped(_) => "stopped",
+            Self::Revoked(_) => "revoked",
+            Self::Reauthenticate(_) => "reauthenticate",
             Self::Draining => "draining",
         }
     }

@@ -2,7 +2,9 @@
 
 use std::net::SocketAddr;
 
-use crate::fanout::Holder;
+use http::HeaderMap;
+
+use crate::{access::Presented, fanout::Holder};
 
 /// What is known of the client of a connection. Every request carries it in its extensions.
 #[derive(Debug, Clone, Copy, Default)]
@@ -11,12 +13,21 @@ pub struct ClientInfo {
     pub connection: u64,
     /// `None` for a Unix socket.
     pub address: Option<SocketAddr>,
+    /// Whether the connection uses TLS.
+    pub is_encrypted: bool,
     /// Whether the client presented a TLS certificate. The certificate was not verified, so it
     /// proves no identity.
     pub has_certificate: bool,
 }
 
 impl ClientInfo {
+    /// What a request of this client with these headers presents. A token that came over TCP
+    /// without TLS counts as known to others.
+    pub fn presents(&self, headers: &HeaderMap, is_websocket: bool) -> Presented {
+        let is_exposed = self.address.is_some() && !self.is_encrypted;
+        Presented::new(headers, is_websocket, is_exposed, self.holder())
+    }
+
     /// Whose share the places of this connection count to.
     pub fn holder(&self) -> Holder {
         Holder::new(self.connection, self.address.map(|address| address.ip()))

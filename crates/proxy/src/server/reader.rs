@@ -14,17 +14,18 @@ use super::{
     selector_limits::SelectorLimits,
 };
 use crate::{
+    access::{AccessControl, Authorized, Denial, Lease, Presented, Read, ReadVerb},
     cache::Backfill,
     fanout::{
-        Catalog, FairPool, Holder, Need, NotSubscribed, Patience, Phase, Place, Provided, ProvidedBackfill, Refusal,
-        Served, StreamWaker, SubscribeOptions, Subscription,
+        Catalog, FairPool, Fresh, Holder, Need, NotSubscribed, OfStream, Patience, Phase, Place, Provided,
+        ProvidedBackfill, Refusal, Served, StreamWaker, SubscribeOptions, Subscription,
     },
 };
 use kubefan_common::{
     planted::{self, Bug},
     proto::v1alpha1,
 };
-use kubefan_model::{Media, ResourceVersion, format::Format, selection::Selection};
+use kubefan_model::{GroupVersionResource, Media, ResourceVersion, format::Format, selection::Selection};
 
 /// How long a read waits for the cache to reach the requested version; the apiserver waits as long.
 pub const FRESHNESS_TIMEOUT: Duration = Duration::from_secs(3);
@@ -43,6 +44,7 @@ const BACKFILLS_MAX: usize = 3;
 /// Reads from a catalog, within the limits of the data port.
 pub struct Reader<C> {
     catalog: Arc<C>,
+    access: Arc<AccessControl>,
     drain: CancellationToken,
     subscribers: Arc<FairPool>,
     reads: Arc<FairPool>,
@@ -58,16 +60,17 @@ pub struct NotReached {
 }
 
 impl<C: Catalog> Reader<C> {
-    /// A reader of `catalog` for so many streams and reads at a time. Once `drain` is cancelled it
-    /// refuses every request.
+    /// A reader of `catalog` for so many streams and reads at a time, by callers that `access` lets
+    /// read. Once `drain` is cancelled it refuses every request.
     pub fn new(
         catalog: Arc<C>,
+        access: Arc<AccessControl>,
         drain: CancellationToken,
         (subscribers_max, reads_max): (usize, usize),
         selectors: SelectorLimits,
     ) -> Self {
         let (subscribers, reads) = (FairPool::new(subscribers_max), FairPool::new(reads_max));
-        Self { catalog, drain, subscribers, reads, selectors }
+        Self { catalog, access, drain, subscribers, reads, selectors }
     }
 
     /// Cancelled when kubefan shuts down and every stream must end.
@@ -75,28 +78,107 @@ impl<C: Catalog> Reader<C> {
         &self.drain
     }
 
-    /// The catalog.
-    pub fn catalog(&self) -> &C {
-        &self.catalog
+    /// Returns a read as one that the caller of a request may do. Until then nothing is looked up
+    /// but the full name of the resource, which every user may see.
+    ///
+    /// # Errors
+    /// Why the caller may not, or why that is not known.
+    pub async fn authorize(&self, presented: &Presented, read: Read) -> Result<Authorized<Read>, Denial> {
+        if presented.impersonates {
+            return Err(Denial::Impersonation);
+        }
+        let caller = self.access.authenticate(presented).await?;
+        let read = if self.access.reviews() { self.with_full_name(read).await } else { read };
+        self.access.authorize(&caller, read, presented).await
     }
 
-    /// Starts the cache of a target in an encoding, if that is allowed, without waiting for it.
-    pub fn start_cache(&self, target: v1alpha1::Target, media: Media) {
+    /// The right to continue a watch of what may be read, which is reviewed while the watch lasts.
+    pub fn lease(&self, read: Authorized<Read>, holder: Holder, stream: OfStream) -> Lease {
+        Lease::start(&self.access, read, holder, move || {
+            stream.wake();
+        })
+    }
+
+    /// Authorizers know resources by their full names. One that is not known keeps its name: then
+    /// the caller needs the right to a resource of that name, so a refusal says nothing about it.
+    async fn with_full_name(&self, read: Read) -> Read {
+        if read.has_full_name() {
+            return read;
+        }
+        let v1alpha1::Target { group, version, resource, .. } = read.target();
+        match self.catalog.full_name(group, version, resource).await {
+            Some(gvr) => read.of_resource(gvr),
+            None => read,
+        }
+    }
+
+    /// The resources that are cached as JSON and that the caller of a request may list.
+    ///
+    /// # Errors
+    /// Why the caller is refused, or why it is not known what it may list.
+    pub async fn resources(&self, presented: &Presented) -> Result<Vec<v1alpha1::ResourceStatus>, Denial> {
+        // A resource may also be cached in other encodings, for the Kubernetes API.
+        let all = self.catalog.list().into_iter().filter(|(media, _)| *media == Media::Json);
+        let all = all.map(|(_, status)| status);
+        if !self.access.reviews() {
+            return Ok(all.collect());
+        }
+        self.access.authenticate(presented).await?;
+        let mut listed = Vec::new();
+        for status in all {
+            let Some(v1alpha1::ResolvedResource { group, version, resource, .. }) = status.resource.clone() else {
+                continue;
+            };
+            let namespace = status.namespace.clone();
+            let target = v1alpha1::Target { group, version, resource, namespace, ..v1alpha1::Target::default() };
+            match self.authorize(presented, Read::collection(ReadVerb::List, target)).await {
+                Ok(_) => listed.push(status),
+                Err(Denial::Forbidden(_)) => {}
+                Err(denial) => return Err(denial),
+            }
+        }
+        Ok(listed)
+    }
+
+    /// Whether a resource is cached in an encoding. Starts nothing.
+    pub fn holds(&self, gvr: &GroupVersionResource, media: Media) -> bool {
+        self.catalog.holds(gvr, media)
+    }
+
+    /// Whether a limit has refused a cache of a resource.
+    pub fn lacks_room(&self, gvr: &GroupVersionResource) -> bool {
+        self.catalog.lacks_room(gvr)
+    }
+
+    /// Waits for upstream's proof that a state is not older than this call: see
+    /// [`Catalog::prove`].
+    pub async fn prove(
+        &self,
+        served: &Served,
+        listed: Option<&Selection>,
+        patience: Patience,
+    ) -> Result<Fresh, Refusal> {
+        self.catalog.prove(served, listed, patience).await
+    }
+
+    /// Starts the cache of what may be read in an encoding, if that is allowed, without waiting for
+    /// it.
+    pub fn start_cache(&self, read: Authorized<Read>, media: Media) {
         let (catalog, selectors) = (self.catalog.clone(), self.selectors);
         // Later requests find the cache started, so there are few of these tasks, and none waits
         // longer than a read would.
         tokio::spawn(async move {
-            let found = select::select(&*catalog, Some(target), media, selectors).await;
+            let found = select::select(&*catalog, &read, media, selectors).await;
             tracing::debug!(media = media.as_str(), refused = ?found.err(), "a cache was requested");
         });
     }
 
-    /// Finds the cache of a target in an encoding and binds its selectors.
-    pub async fn select(&self, target: Option<v1alpha1::Target>, media: Media) -> Result<Selected, Refusal> {
+    /// Finds the cache of what may be read, in an encoding, and binds its selectors.
+    pub async fn select(&self, read: &Authorized<Read>, media: Media) -> Result<Selected, Refusal> {
         if self.drain.is_cancelled() {
             return Err(Refusal::Draining);
         }
-        select::select(&*self.catalog, target, media, self.selectors).await
+        select::select(&*self.catalog, read, media, self.selectors).await
     }
 
     /// Waits until the cache has reached `version`. The cache of a quiet resource stays at its last
@@ -142,12 +224,12 @@ impl<C: Catalog> Reader<C> {
 
     /// Like [`Self::select`], but waits for the first list: clients reconnect to a replica as soon
     /// as it starts.
-    pub async fn select_synced(&self, target: Option<v1alpha1::Target>, media: Media) -> Result<Selected, Refusal> {
+    pub async fn select_synced(&self, read: &Authorized<Read>, media: Media) -> Result<Selected, Refusal> {
         let mut changes = self.catalog.changes();
         let limit = Instant::now() + SYNC_TIMEOUT;
         loop {
             changes.mark_unchanged();
-            let found = self.select(target.clone(), media).await;
+            let found = self.select(read, media).await;
             let phase = match &found {
                 Err(Refusal::NotSynced { .. }) => None,
                 Err(_) => return found,
@@ -167,7 +249,7 @@ impl<C: Catalog> Reader<C> {
             // Only its own cache wakes it; the end of that too, because it is not held.
             drop(found);
             if timeout_at(limit, phase.changed()).await.is_err() {
-                return self.select(target, media).await;
+                return self.select(read, media).await;
             }
         }
     }

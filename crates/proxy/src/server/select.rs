@@ -5,7 +5,10 @@
 //! any lookup.
 
 use super::selector_limits::SelectorLimits;
-use crate::fanout::{Catalog, Refusal, Served};
+use crate::{
+    access::{Authorized, Read},
+    fanout::{Catalog, Refusal, Served},
+};
 use kubefan_common::proto::v1alpha1::Target;
 use kubefan_model::{
     Media,
@@ -24,17 +27,14 @@ pub struct Selected {
     pub selection: Selection,
 }
 
-/// Finds the cache of a target in an encoding and binds its selectors.
-pub async fn select(
-    catalog: &impl Catalog,
-    target: Option<Target>,
-    media: Media,
-    limits: SelectorLimits,
-) -> Result<Selected, Refusal> {
-    let target = target.unwrap_or_default();
-    let invalid = |field, message: String| Refusal::Invalid { field, message };
+/// Checks the names of a target.
+///
+/// # Errors
+/// Names the field at fault.
+pub fn check_names(target: &Target) -> Result<(), Refusal> {
+    let invalid = |field, message: String| Err(Refusal::Invalid { field, message });
     if target.resource.is_empty() {
-        return Err(invalid("target.resource", "required: a plural name such as \"pods\"".into()));
+        return invalid("target.resource", "required: a plural name such as \"pods\"".into());
     }
     let names = [
         ("target.group", &target.group),
@@ -45,16 +45,29 @@ pub async fn select(
     ];
     for (field, name) in names {
         if name.len() > NAME_BYTES_MAX {
-            return Err(invalid(field, format!("longer than {NAME_BYTES_MAX} bytes")));
+            return invalid(field, format!("longer than {NAME_BYTES_MAX} bytes"));
         }
         // Names become segments of paths upstream.
         if name.contains(['/', '%', '?', '#']) || name.chars().any(|c| c.is_control() || c.is_whitespace()) {
-            return Err(invalid(
+            return invalid(
                 field,
                 format!("{name:?} is not a name: it contains a character that is not allowed in names"),
-            ));
+            );
         }
     }
+    Ok(())
+}
+
+/// Finds the cache of what may be read, in an encoding, and binds its selectors.
+pub async fn select(
+    catalog: &impl Catalog,
+    read: &Authorized<Read>,
+    media: Media,
+    limits: SelectorLimits,
+) -> Result<Selected, Refusal> {
+    let target = read.what().target();
+    let invalid = |field, message: String| Refusal::Invalid { field, message };
+    check_names(target)?;
     // Selectors come first: their errors need no lookup, which could go upstream.
     let labels = LabelSelector::parse(&target.label_selector)
         .map_err(|error| invalid("target.label_selector", error.to_string()))?;

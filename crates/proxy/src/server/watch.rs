@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::fanout::{Place, Subscription};
+use crate::{
+    access::Lease,
+    fanout::{Place, Subscription},
+};
 use kubefan_model::Media;
 
 /// An admitted watch.
@@ -19,6 +22,8 @@ pub struct OpenedWatch {
     pub protocol: WatchProtocol,
     /// Its place among all streams.
     pub place: Place,
+    /// The right of its caller, which is reviewed while the watch lasts.
+    pub lease: Lease,
 }
 
 /// The protocol of a watch: how its stream starts and ends.

@@ -4,6 +4,7 @@
 //! The registry is passed in, so that two servers in one process do not collide. Counters with
 //! known label values are created up front, so that they start at zero. No label names a client.
 
+mod access;
 mod cache;
 mod labels;
 mod register;
@@ -12,11 +13,12 @@ use std::sync::Arc;
 
 use prometheus::{Gauge, IntCounter, IntCounterVec, IntGauge, Registry};
 
-use self::{cache::CacheFamilies, register::Registrar};
 pub use self::{
+    access::{AccessMetrics, ReviewMetrics},
     cache::{CacheGauges, CacheMetrics, UpstreamWatchGuard},
     labels::{ConnectionEnd, Lag, PassthroughRefusal, Proof, Resume, SelfCheck, Transfer, WarmStart, WatchPurpose},
 };
+use self::{cache::CacheFamilies, register::Registrar};
 use super::requests::RequestMetrics;
 use kubefan_model::{GroupVersionResource, Media, Scope};
 
@@ -25,6 +27,7 @@ pub struct Metrics {
     registry: Registry,
     caches: Arc<CacheFamilies>,
     requests: RequestMetrics,
+    access: AccessMetrics,
     gate: GateMetrics,
     lists: ListMetrics,
     memory_used: IntGauge,
@@ -97,6 +100,7 @@ impl Metrics {
         Ok(Self {
             caches: Arc::new(CacheFamilies::new(&register)?),
             requests: RequestMetrics::new(&registry)?,
+            access: AccessMetrics::new(&register)?,
             gate,
             lists,
             memory_used: register
@@ -169,6 +173,11 @@ impl Metrics {
     /// The metrics of requests.
     pub fn requests(&self) -> &RequestMetrics {
         &self.requests
+    }
+
+    /// The metrics of authentication and authorization.
+    pub fn access(&self) -> &AccessMetrics {
+        &self.access
     }
 
     /// Counts a request to upstream.

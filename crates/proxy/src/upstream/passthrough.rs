@@ -57,15 +57,35 @@ impl PassthroughOptions {
         if self.credentials != Credentials::Caller || self.allows_insecure_upstream {
             return Ok(());
         }
-        let is_plain = config.cluster_url.scheme() == Some(&Scheme::HTTP);
-        let is_local = config.proxy_url.is_none() && is_loopback(&config.cluster_url);
-        let problem = match is_plain {
-            true if is_local => return Ok(()),
-            true => "over plain http",
-            false if config.accept_invalid_certs => "without a check of its certificate (insecure-skip-tls-verify)",
-            false => return Ok(()),
-        };
+        let Some(problem) = exposure(config) else { return Ok(()) };
         Err(SettingsError::Unprotected { server: transport::server_name(&config.cluster_url), problem })
+    }
+}
+
+/// How tokens that are sent to the apiserver could be read by others; `None` if they could not.
+fn exposure(config: &Config) -> Option<&'static str> {
+    let is_plain = config.cluster_url.scheme() == Some(&Scheme::HTTP);
+    let is_local = config.proxy_url.is_none() && is_loopback(&config.cluster_url);
+    match is_plain {
+        true if is_local => None,
+        true => Some("over plain http"),
+        false if config.accept_invalid_certs => Some("without a check of its certificate (insecure-skip-tls-verify)"),
+        false => None,
+    }
+}
+
+/// Refuses to have callers reviewed by a server that others could stand in for, or where they could
+/// read callers' tokens on the way.
+///
+/// # Errors
+/// The settings cannot be read, or [`SettingsError::Unverified`].
+pub async fn check_reviewer(settings: &UpstreamSettings) -> Result<(), SettingsError> {
+    let config = settings.load().await?;
+    match exposure(&config) {
+        None => Ok(()),
+        Some(problem) => {
+            Err(SettingsError::Unverified { server: transport::server_name(&config.cluster_url), problem })
+        }
     }
 }
 

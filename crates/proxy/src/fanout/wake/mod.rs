@@ -3,4 +3,4 @@
 pub mod pacer;
 pub mod waker;
 
-pub use waker::{ConnectionWaker, ReadyStreams, StreamWaker};
+pub use waker::{ConnectionWaker, OfStream, ReadyStreams, StreamWaker};

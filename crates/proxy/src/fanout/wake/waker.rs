@@ -89,6 +89,19 @@ impl Sum for Woken {
     }
 }
 
+/// Wakes one stream of a connection whenever it is asked to.
+pub struct OfStream {
+    connection: Arc<ConnectionWaker>,
+    stream: u32,
+}
+
+impl OfStream {
+    /// Marks the stream ready. Returns true if no other stream of its connection was.
+    pub fn wake(&self) -> bool {
+        self.connection.mark_ready(self.stream)
+    }
+}
+
 /// Wakes one stream of a connection.
 pub struct StreamWaker {
     is_armed: AtomicBool,
@@ -100,6 +113,11 @@ impl StreamWaker {
     /// A waker of the stream with this number. It is not armed.
     pub fn new(connection: &Arc<ConnectionWaker>, stream: u32) -> Self {
         Self { is_armed: AtomicBool::new(false), connection: connection.clone(), stream }
+    }
+
+    /// A waker of the same stream that is always armed.
+    pub fn of_stream(&self) -> OfStream {
+        OfStream { connection: self.connection.clone(), stream: self.stream }
     }
 
     /// The waker of its connection.

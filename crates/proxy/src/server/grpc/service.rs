@@ -11,11 +11,12 @@ use tonic::{Code, Request, Response, Status};
 
 use super::{request, status};
 use crate::{
+    access::{Presented, Read, ReadVerb},
     fanout::{Catalog, Holder, Patience, Place, Refusal, Served, Start, StreamWaker, SubscribeOptions},
     server::{
         client_info::ClientInfo,
         reader::{NotReached, Reader},
-        select::Selected,
+        select::{self, Selected},
         watch::{OpenedWatch, WatchProtocol},
     },
     telemetry::{
@@ -27,6 +28,7 @@ use kubefan_common::proto::v1alpha1::{
     self, GetRequest, GetResponse, ListRequest, ListResourcesRequest, ListResourcesResponse, ListResponse,
     WatchRequest, WatchResponse, watch_service_server::WatchService,
 };
+use kubefan_common::text::without_user;
 use kubefan_model::{Media, ObjectKey, ResourceVersion, format::Format, object::Object};
 
 /// The approximate size of a chunk of a list, in bytes of JSON.
@@ -80,11 +82,13 @@ impl<C: Catalog> Service<C> {
     pub async fn open(
         &self,
         request: WatchRequest,
-        holder: Holder,
+        presented: &Presented,
         stream_waker: StreamWaker,
     ) -> Result<OpenedWatch, Status> {
-        let (reader, mut counted) = (&self.reader, self.count(WATCH));
+        let (reader, holder, mut counted) = (&self.reader, presented.holder, self.count(WATCH));
         let open = async {
+            let target = named(request.target.clone())?;
+            let read = reader.authorize(presented, Read::collection(ReadVerb::Watch, target)).await?;
             let place = reader.admit_stream(holder)?;
             let version = request::version(&request.resource_version)?;
             let ends_after = request::timeout(request.timeout_seconds)?;
@@ -93,8 +97,8 @@ impl<C: Catalog> Service<C> {
             let state_kept = request::state_kept(&request)?;
             let (on_lag, on_expired) = request::policy(&request)?;
             let Selected { served, selection } = match version {
-                None => reader.select(request.target, Media::Json).await?,
-                Some(_) => reader.select_synced(request.target, Media::Json).await?,
+                None => reader.select(&read, Media::Json).await?,
+                Some(_) => reader.select_synced(&read, Media::Json).await?,
             };
             let start = match (version, state_kept) {
                 (None, _) => Start::Snapshot,
@@ -103,7 +107,9 @@ impl<C: Catalog> Service<C> {
             };
             let (cluster, holder) = (request.cluster, Some(holder));
             let terms = SubscribeOptions { on_lag, on_expired, cluster, holder, ..start.into() };
+            let of_stream = stream_waker.of_stream();
             let subscription = reader.subscribe(&served, selection, format, terms, stream_waker).await?;
+            let lease = reader.lease(read, presented.holder, of_stream);
             let timeout_at = ends_after.map(|ends_after| Instant::now() + ends_after);
             answered(&mut counted, &served);
             Ok(OpenedWatch {
@@ -112,6 +118,7 @@ impl<C: Catalog> Service<C> {
                 timeout_at,
                 protocol: WatchProtocol::Grpc,
                 place,
+                lease,
             })
         };
         let opened = open.await;
@@ -133,13 +140,16 @@ impl<C: Catalog> WatchService for Service<C> {
 
     async fn list(&self, request: Request<ListRequest>) -> Result<Response<Self::ListStream>, Status> {
         let mut counted = self.count("list");
-        let (holder, request) = (holder_of(&request), request.into_inner());
+        let (presented, request) = (presented_by(&request), request.into_inner());
+        let holder = presented.holder;
         let open = async {
-            let place = self.reader.admit_stream(holder)?;
             let format = request::list_format(&request)?;
             let ListRequest { target, resource_version, .. } = request;
+            let read = Read::collection(ReadVerb::List, named(target)?);
+            let read = self.reader.authorize(&presented, read).await?;
+            let place = self.reader.admit_stream(holder)?;
             let version = request::version(&resource_version)?;
-            let selected = self.reader.select(target, Media::Json).await?;
+            let selected = self.reader.select(&read, Media::Json).await?;
             self.wait_for_version(&selected, version).await?;
             selected.served.hub.index_for(&selected.selection).await;
             let pass = selected.served.hub.gate().acquire(Some(holder)).await?;
@@ -178,25 +188,27 @@ impl<C: Catalog> WatchService for Service<C> {
 
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
         let mut counted = self.count("get");
-        let (holder, request) = (holder_of(&request), request.into_inner());
+        let (presented, request) = (presented_by(&request), request.into_inner());
         let format =
             request::get_format(&request).map_err(|refusal| refused(&mut counted, status::refused(&refusal)))?;
         let GetRequest { target, resource_version, .. } = request;
         let (namespace, name) = target.as_ref().map_or(("", ""), |target| (&*target.namespace, &*target.name));
         let key = ObjectKey::new(namespace, name);
         let open = async {
-            let _place = self.reader.admit_read(holder)?;
-            let version = request::version(&resource_version)?;
+            let target = named(target)?;
             let selectors =
                 |target: &v1alpha1::Target| !(target.label_selector.is_empty() && target.field_selector.is_empty());
             let invalid = |field, message: &str| Err(Refusal::Invalid { field, message: message.to_owned() });
-            if target.as_ref().is_some_and(selectors) {
+            if selectors(&target) {
                 return invalid("target", "selectors are not allowed: a get names one object");
             }
             if key.name().is_empty() {
                 return invalid("target.name", "required");
             }
-            let selected = self.reader.select(target, Media::Json).await?;
+            let read = self.reader.authorize(&presented, Read::object(target)).await?;
+            let _place = self.reader.admit_read(presented.holder)?;
+            let version = request::version(&resource_version)?;
+            let selected = self.reader.select(&read, Media::Json).await?;
             if selected.served.namespaced && key.namespace().is_empty() {
                 return invalid("target.namespace", "required: the resource is namespaced");
             }
@@ -221,18 +233,26 @@ impl<C: Catalog> WatchService for Service<C> {
 
     async fn list_resources(
         &self,
-        _request: Request<ListResourcesRequest>,
+        request: Request<ListResourcesRequest>,
     ) -> Result<Response<ListResourcesResponse>, Status> {
-        // A resource may also be cached in other encodings, for the Kubernetes API. gRPC serves
-        // only the JSON cache.
-        let json = self.reader.catalog().list().into_iter().filter(|(media, _)| *media == Media::Json);
-        Ok(Response::new(ListResourcesResponse { resources: json.map(|(_, status)| status).collect() }))
+        let resources = self.reader.resources(&presented_by(&request)).await;
+        let mut resources = resources.map_err(|denial| status::refused(&Refusal::from(denial)))?;
+        resources.iter_mut().for_each(|status| status.message = without_user(&status.message));
+        Ok(Response::new(ListResourcesResponse { resources }))
     }
 }
 
-/// Whose share a call counts to.
-fn holder_of<T>(request: &Request<T>) -> Holder {
-    request.extensions().get::<ClientInfo>().copied().unwrap_or_default().holder()
+/// What a call presents.
+fn presented_by<T>(request: &Request<T>) -> Presented {
+    let client = request.extensions().get::<ClientInfo>().copied().unwrap_or_default();
+    client.presents(request.metadata().as_ref(), false)
+}
+
+/// The target of a request, if its names are names.
+fn named(target: Option<v1alpha1::Target>) -> Result<v1alpha1::Target, Refusal> {
+    let target = target.unwrap_or_default();
+    select::check_names(&target)?;
+    Ok(target)
 }
 
 /// Counts a request as answered from the cache.

@@ -15,6 +15,8 @@ use crate::{
     fanout::{Refusal, StreamEnd},
 };
 
+use kubefan_common::text::without_user;
+
 const DOMAIN: &str = "kubefan.dev";
 
 /// How long clients wait before they retry after a temporary error; they add their own jitter.
@@ -22,12 +24,18 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// The status of a request that was refused.
 pub fn refused(refusal: &Refusal) -> Status {
-    let message = shortened(refusal.to_string());
+    let message = match refusal {
+        Refusal::Denied(_) => shortened(refusal.to_string()),
+        // Upstream's errors name the user that kubefan is.
+        _ => shortened(without_user(&refusal.to_string())),
+    };
     match refusal {
         Refusal::NotSynced { .. } => temporary(Code::Unavailable, "NOT_SYNCED", message),
         Refusal::Stale { .. } => temporary(Code::Unavailable, "STALE", message),
         Refusal::NotFound(_) => failed(Code::NotFound, "RESOURCE_NOT_FOUND", message),
         Refusal::Forbidden(_) => failed(Code::PermissionDenied, "UPSTREAM_FORBIDDEN", message),
+        Refusal::Unauthenticated(_) => failed(Code::Unauthenticated, "UNAUTHENTICATED", message),
+        Refusal::Denied(_) => failed(Code::PermissionDenied, "FORBIDDEN", message),
         Refusal::Expired(expired) => too_old(expired),
         Refusal::Rewritten(_) => failed(Code::OutOfRange, "HISTORY_REWRITTEN", message),
         Refusal::Future { .. } => temporary(Code::Unavailable, "RESOURCE_VERSION_TOO_LARGE", message),
@@ -72,7 +80,7 @@ pub fn name(code: Code) -> &'static str {
 
 /// The status that a stream ends with; `None` for a clean end.
 pub fn ended(end: &StreamEnd) -> Option<Status> {
-    let message = end.to_string();
+    let message = without_user(&end.to_string());
     match end {
         StreamEnd::Timeout | StreamEnd::Cancelled => None,
         StreamEnd::Deadline => Some(deadline_exceeded()),
@@ -83,6 +91,8 @@ pub fn ended(end: &StreamEnd) -> Option<Status> {
         StreamEnd::Forbidden(_) => Some(failed(Code::PermissionDenied, "UPSTREAM_FORBIDDEN", message)),
         StreamEnd::Rewritten(_) => Some(failed(Code::OutOfRange, "HISTORY_REWRITTEN", message)),
         StreamEnd::Stopped(_) => Some(temporary(Code::Unavailable, "STOPPED", message)),
+        StreamEnd::Revoked(message) => Some(failed(Code::PermissionDenied, "FORBIDDEN", shortened(message.clone()))),
+        StreamEnd::Reauthenticate(_) => Some(temporary(Code::Unavailable, "REAUTHENTICATE", message)),
         StreamEnd::Draining => Some(temporary(Code::Unavailable, "DRAINING", message)),
     }
 }

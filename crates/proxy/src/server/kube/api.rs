@@ -26,6 +26,7 @@ use super::{
     websocket::Socket,
 };
 use crate::{
+    access::{Denial, Read, ReadVerb, authentication::presented::impersonates},
     fanout::{Catalog, Refusal, StreamWaker},
     server::{client_info::ClientInfo, reader::Reader},
     telemetry::{
@@ -34,6 +35,7 @@ use crate::{
     },
     upstream::client::holding,
 };
+use kubefan_common::proto::v1alpha1::Target;
 use kubefan_model::{GroupVersionResource, Media, selector::FieldSelector};
 use tokio::time::Instant;
 
@@ -154,6 +156,7 @@ impl<C: Catalog> KubeApi<C> {
         let failure = match self.read(&parts, info, stream_waker).await {
             Ok(answer) => return answer,
             Err(ReadError::Final(failure)) => return Answer::Response(refusal_from_cache(&parts, &failure)),
+            Err(ReadError::Unknown(failure)) => return Answer::Response(refusal(&parts, &failure)),
             Err(ReadError::Upstream(failure)) => failure,
         };
         let Some(forwarder) = &self.forwarder else {
@@ -183,6 +186,9 @@ impl<C: Catalog> KubeApi<C> {
         };
         let path = info.path.as_ref().filter(|_| request.method == Method::GET);
         let path = path.ok_or_else(|| ReadError::Upstream(not_served()))?;
+        if impersonates(&request.headers) {
+            return Err(Denial::Impersonation.into());
+        }
         let arrived_at = Instant::now();
         let asked = match path.name.is_empty() || path.is_watch {
             true => {
@@ -222,8 +228,11 @@ impl<C: Catalog> KubeApi<C> {
         let include = options::include_object(&info.query);
         // Only JSON can be pretty.
         let forms = forms.into_iter().map(|form| if is_pretty && form.is_json() { Form::Other } else { form });
-        let holder = client_of(request).holder();
-        // Taken first: a read may wait for its cache.
+        let client = client_of(request);
+        let presented = client.presents(&request.headers, hop_by_hop::upgrade(&request.headers).is_some());
+        let read = reads.reader.authorize(&presented, read_of(&asked, path, selectors)).await?;
+        let holder = client.holder();
+        // Taken before a read waits for its cache.
         let place = if is_watch { reads.reader.admit_stream(holder)? } else { reads.reader.admit_read(holder)? };
         let formats = forms.map(|form| form.format(include));
         let waits_for_sync = match &asked {
@@ -238,9 +247,9 @@ impl<C: Catalog> KubeApi<C> {
             ReadRequest::Object(_) => false,
         };
         let select_options = SelectOptions { starts_cache, waits_for_sync };
-        let (selected, format) = reads.select(path, selectors, formats, select_options).await?;
+        let (selected, format) = reads.select(path, &read, formats, select_options).await?;
         let warnings = selected.served.hub.warnings();
-        let read = ResolvedRead { path, selected, format, arrived_at };
+        let read = ResolvedRead { path, selected, format, arrived_at, read };
         let answer = match asked {
             ReadRequest::Collection(Options::Watch(options)) => {
                 watch::open(reads, &self.timeouts, read, options, place, stream_waker).await
@@ -274,6 +283,19 @@ impl<C: Catalog> KubeApi<C> {
             }
             None => OTHER.to_owned(),
         }
+    }
+}
+
+/// What a request reads.
+fn read_of(asked: &ReadRequest, path: &Path, (label_selector, field_selector): (&str, &str)) -> Read {
+    let Path { group, version, resource, namespace, name, is_watch } = path.clone();
+    let (label_selector, field_selector) = (label_selector.to_owned(), field_selector.to_owned());
+    let target = Target { group, version, resource, namespace, name, label_selector, field_selector };
+    match asked {
+        ReadRequest::Object(_) => Read::object(target),
+        ReadRequest::Collection(_) if is_watch => Read::watch_path(target),
+        ReadRequest::Collection(Options::Watch(_)) => Read::collection(ReadVerb::Watch, target),
+        ReadRequest::Collection(Options::List(_)) => Read::collection(ReadVerb::List, target),
     }
 }
 

@@ -7,13 +7,14 @@ use std::sync::Arc;
 
 use super::{negotiate, options::Freshness, path::Path, read_error::ReadError, status::Failure};
 use crate::{
+    access::{Authorized, Read},
     fanout::{Catalog, Fresh, Patience, Phase, Refusal, Served},
     server::{
         reader::{NotReached, Reader},
         select::Selected,
     },
 };
-use kubefan_common::{proto::v1alpha1::Target, unless_planted};
+use kubefan_common::unless_planted;
 use kubefan_model::{
     GroupVersionResource, Media, ResourceVersion, format::Format, selection::Selection, selector::FieldSelector,
 };
@@ -42,6 +43,8 @@ pub struct ResolvedRead<'a> {
     pub format: Format,
     /// When the request arrived.
     pub arrived_at: Instant,
+    /// What the caller may read.
+    pub read: Authorized<Read>,
 }
 
 /// How a read treats a cache that does not exist or is not synced.
@@ -58,20 +61,20 @@ pub struct SelectOptions {
 impl<C: Catalog> CacheReads<C> {
     /// Whether what a path names is cached in an encoding. Starts nothing.
     pub fn is_cached(&self, path: &Path, media: Media) -> bool {
-        self.reader.catalog().holds(&GroupVersionResource::new(&path.group, &path.version, &path.resource), media)
+        self.reader.holds(&GroupVersionResource::new(&path.group, &path.version, &path.resource), media)
     }
 
     /// Whether a limit has refused a cache of the resource that a path names.
     pub fn lacks_room(&self, path: &Path) -> bool {
-        self.reader.catalog().lacks_room(&GroupVersionResource::new(&path.group, &path.version, &path.resource))
+        self.reader.lacks_room(&GroupVersionResource::new(&path.group, &path.version, &path.resource))
     }
 
-    /// What a path and selectors select, in the first of the formats. If passthrough is off, in the
-    /// first format that can be made here.
+    /// What may be read at a path, in the first of the formats. If passthrough is off, in the first
+    /// format that can be made here.
     pub async fn select(
         &self,
         path: &Path,
-        selectors: (&str, &str),
+        read: &Authorized<Read>,
         formats: impl Iterator<Item = Option<Format>>,
         options: SelectOptions,
     ) -> Result<(Selected, Format), ReadError> {
@@ -79,7 +82,7 @@ impl<C: Catalog> CacheReads<C> {
         for format in formats {
             let selected = match format {
                 Some(format) => {
-                    let selected = self.select_in(format.media(), path, selectors, options).await;
+                    let selected = self.select_in(format.media(), path, read, options).await;
                     selected.map(|selected| (selected, format))
                 }
                 None => Err(ReadError::Upstream(negotiate::not_acceptable())),
@@ -94,33 +97,24 @@ impl<C: Catalog> CacheReads<C> {
         Err(ReadError::Upstream(reported.unwrap_or_else(negotiate::not_acceptable)))
     }
 
-    /// What a path and selectors select in one encoding, if the cache serves it. With passthrough,
+    /// What may be read at a path in one encoding, if the cache serves it. With passthrough,
     /// other reads than informers' do not start the cache of a resource: upstream answers a single
     /// list or get sooner.
     async fn select_in(
         &self,
         media: Media,
         path: &Path,
-        (label_selector, field_selector): (&str, &str),
+        read: &Authorized<Read>,
         SelectOptions { starts_cache, waits_for_sync }: SelectOptions,
     ) -> Result<Selected, ReadError> {
         let is_cached = |media| self.is_cached(path, media);
         if !starts_cache && self.has_upstream && !is_cached(Media::Json) && !is_cached(media) {
             return Err(ReadError::Upstream(Failure::not_served(format!("{} is not cached", path.resource))));
         }
-        let target = Target {
-            group: path.group.clone(),
-            version: path.version.clone(),
-            resource: path.resource.clone(),
-            namespace: path.namespace.clone(),
-            name: path.name.clone(),
-            label_selector: label_selector.to_owned(),
-            field_selector: field_selector.to_owned(),
-        };
         // A consistent read does not wait while the cache in this encoding starts; the next one
         // will find it.
         if !waits_for_sync && self.has_upstream && media != Media::Json && !is_cached(media) {
-            self.reader.start_cache(target, media);
+            self.reader.start_cache(read.clone(), media);
             let message = format!("{} is not cached as {}", path.resource, media.as_str());
             return Err(ReadError::Upstream(Failure::not_served(message)));
         }
@@ -128,8 +122,8 @@ impl<C: Catalog> CacheReads<C> {
         // they wait for the first list, and get a 429 if it takes too long, as from an apiserver
         // that has restarted.
         let selected = match waits_for_sync {
-            true => self.reader.select_synced(Some(target), media).await,
-            false => self.reader.select(Some(target), media).await,
+            true => self.reader.select_synced(read, media).await,
+            false => self.reader.select(read, media).await,
         };
         let selected = selected.map_err(|refusal| match refusal {
             Refusal::NotSynced { .. } if waits_for_sync => ReadError::Final(Failure::from(&refusal)),
@@ -166,7 +160,7 @@ impl<C: Catalog> CacheReads<C> {
             // The request has started this cache, or has waited for its list.
             Freshness::Consistent if served.hub.is_listed_after(arrived_at) => {}
             Freshness::Consistent => {
-                unless_planted!(ConsistentIsCached => return Ok(self.reader.catalog().prove(served, listed, patience).await?))
+                unless_planted!(ConsistentIsCached => return Ok(self.reader.prove(served, listed, patience).await?))
             }
             Freshness::NotOlderThan(version) => {
                 unless_planted!(NotOlderThanIsAny => self.wait_for_version(served, version).await?)

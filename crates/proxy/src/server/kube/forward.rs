@@ -19,6 +19,7 @@ use super::{
     request_info, status::Failure, tunnel::Tunnel,
 };
 use crate::{
+    access::authentication::bearer_token::WEBSOCKET_TOKEN,
     cache::warnings::Warnings,
     fanout::{FairPool, Place, Refusal},
     server::client_info::ClientInfo,
@@ -33,10 +34,6 @@ use kubefan_model::Media;
 
 /// The chain of addresses that a request came from; the apiserver writes it into its audit log.
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-
-/// The prefix of a bearer token in `Sec-WebSocket-Protocol`, for browsers, which cannot set headers
-/// (`apiserver/pkg/authentication/request/websocket`).
-pub const WEBSOCKET_TOKEN: &str = "base64url.bearer.authorization.k8s.io.";
 
 /// The answer if kubefan's own kubeconfig points at kubefan.
 const LOOP: &str = "the request has passed through this kubefan before: the apiserver in its kubeconfig (--kubeconfig) is kubefan itself";

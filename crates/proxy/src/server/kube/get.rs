@@ -19,7 +19,7 @@ use kubefan_model::ObjectKey;
 /// Why it is not answered from the cache; 404 if the object does not exist.
 pub async fn get<C: Catalog>(
     reads: &CacheReads<C>,
-    ResolvedRead { path, selected, format, arrived_at }: ResolvedRead<'_>,
+    ResolvedRead { path, selected, format, arrived_at, .. }: ResolvedRead<'_>,
     freshness: Freshness,
 ) -> Result<Response<Body>, ReadError> {
     let proof = (Some(&selected.selection), reads.patience());

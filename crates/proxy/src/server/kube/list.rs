@@ -58,7 +58,7 @@ struct Listing {
 pub async fn list<C: Catalog>(
     reads: &CacheReads<C>,
     pages: &Arc<PageSnapshots>,
-    ResolvedRead { path, selected, format, arrived_at }: ResolvedRead<'_>,
+    ResolvedRead { path, selected, format, arrived_at, .. }: ResolvedRead<'_>,
     options: ListOptions,
     place: Place,
 ) -> Result<Response<Body>, ReadError> {

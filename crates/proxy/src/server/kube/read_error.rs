@@ -1,7 +1,10 @@
 //! Why a read is not answered from the cache, and who answers it instead.
 
 use super::status::Failure;
-use crate::fanout::Refusal;
+use crate::{
+    access::denial::{Denial, IMPERSONATION},
+    fanout::Refusal,
+};
 
 /// Why a read is not answered from the cache.
 pub enum ReadError {
@@ -9,6 +12,22 @@ pub enum ReadError {
     Final(Failure),
     /// Upstream answers. kubefan answers with this failure only if passthrough is off.
     Upstream(Failure),
+    /// kubefan answers with this failure, which says nothing about a cache.
+    Unknown(Failure),
+}
+
+impl From<Denial> for ReadError {
+    fn from(denial: Denial) -> Self {
+        match denial {
+            // With passthrough the apiserver refuses in its own words, and records that.
+            Denial::Unauthenticated(_) => Self::Upstream(Failure::unauthorized("Unauthorized".to_owned())),
+            Denial::Forbidden(forbidden) => Self::Upstream(Failure::denied(&forbidden)),
+            Denial::Impersonation => Self::Upstream(Failure::forbidden(IMPERSONATION.to_owned())),
+            // A fleet whose callers cannot be reviewed must not all turn to the apiserver.
+            Denial::Unavailable(why) => Self::Unknown(Failure::unavailable(why.to_owned())),
+            Denial::Busy(message) => Self::Unknown(Failure::too_many_requests(message)),
+        }
+    }
 }
 
 impl From<Failure> for ReadError {
@@ -29,6 +48,7 @@ impl From<Refusal> for ReadError {
             Refusal::NotFound(_) | Refusal::Forbidden(_) | Refusal::NotCached(_) | Refusal::Invalid { .. } => {
                 Self::Upstream(failure)
             }
+            Refusal::Unauthenticated(_) | Refusal::Denied(_) => Self::Upstream(failure),
             // The limits of caches protect kubefan's memory, and the rate limit protects upstream
             // from reads that kubefan adds. Upstream has limits of its own for its clients.
             Refusal::NoRoom(_) | Refusal::RateLimited { .. } => Self::Upstream(failure),

@@ -8,10 +8,12 @@ use http::{HeaderValue, Response, StatusCode, header};
 use serde::Serialize;
 
 use crate::{
+    access::{authorization::attributes::Attributes, denial::Forbidden},
     cache::Expired,
     fanout::{Refusal, StreamEnd},
     kube_encoding::watch::error_event,
 };
+use kubefan_common::text::without_user;
 use kubefan_model::{GroupVersionResource, Media, ResourceVersion, protobuf};
 
 /// How long clients wait before they retry, in seconds.
@@ -132,6 +134,15 @@ impl Failure {
     /// 403.
     pub fn forbidden(message: String) -> Self {
         Self::new(StatusCode::FORBIDDEN, "Forbidden", message)
+    }
+
+    /// 403 of an authorizer: `NewForbidden`.
+    pub fn denied(forbidden: &Forbidden) -> Self {
+        let Attributes { name, group, resource, .. } = &forbidden.attributes;
+        let quoted = if name.is_empty() { String::new() } else { format!(" {name:?}") };
+        let message = format!("{}{quoted} is forbidden: {}", forbidden.qualified_resource(), forbidden.message());
+        let (name, group, kind) = (name.clone(), group.clone(), resource.clone());
+        Self::forbidden(message).with(Details { name, group, kind, ..Details::default() })
     }
 
     /// 405: `NewMethodNotSupported`, without a resource.
@@ -273,7 +284,11 @@ impl From<&Failure> for protobuf::Status {
 /// The answer to a refused request.
 impl From<&Refusal> for Failure {
     fn from(refusal: &Refusal) -> Self {
-        let message = refusal.to_string();
+        let message = match refusal {
+            Refusal::Denied(_) => refusal.to_string(),
+            // Upstream's errors name the user that kubefan is.
+            _ => without_user(&refusal.to_string()),
+        };
         match refusal {
             Refusal::NotSynced { .. } => Self::initializing(),
             Refusal::Exhausted(_) | Refusal::NoRoom(_) => Self::too_many_requests(message),
@@ -284,7 +299,8 @@ impl From<&Refusal> for Failure {
             }
             Refusal::Stale { .. } | Refusal::Unavailable(_) | Refusal::Draining => Self::unavailable(message),
             Refusal::NotFound(_) | Refusal::NotCached(_) => Self::not_served(message),
-            Refusal::Forbidden(_) => Self::forbidden(message),
+            Refusal::Unauthenticated(_) => Self::unauthorized("Unauthorized".to_owned()),
+            Refusal::Forbidden(_) | Refusal::Denied(_) => Self::forbidden(message),
             Refusal::Expired(expired) => Self::watch_expired(expired),
             Refusal::Rewritten(_) => Self::new(StatusCode::GONE, "Expired", message),
             Refusal::Future { requested, current } => Self::too_large(*requested, *current),

@@ -16,7 +16,7 @@ use super::{
     status::Failure,
 };
 use crate::{
-    fanout::{Catalog, Fresh, Place, Refusal, Start, StreamWaker, SubscribeOptions},
+    fanout::{Catalog, Fresh, Holder, Place, Refusal, Start, StreamWaker, SubscribeOptions},
     server::watch::{OpenedWatch, WatchProtocol},
 };
 use kubefan_common::planted::{self, Bug};
@@ -52,7 +52,7 @@ impl DefaultTimeouts {
 pub async fn open<C: Catalog>(
     reads: &CacheReads<C>,
     timeouts: &DefaultTimeouts,
-    ResolvedRead { selected, format, arrived_at, .. }: ResolvedRead<'_>,
+    ResolvedRead { selected, format, arrived_at, read, .. }: ResolvedRead<'_>,
     options: WatchOptions,
     place: Place,
     stream_waker: StreamWaker,
@@ -89,6 +89,7 @@ pub async fn open<C: Catalog>(
         WatchStart::After(version) => after(version),
     };
     let terms = SubscribeOptions { marks_end, fresh, holder: place.holder(), ..start.into() };
+    let of_stream = stream_waker.of_stream();
     let subscribed = reads.reader.subscribe(&selected.served, selected.selection, format, terms, stream_waker).await;
     let subscription = match subscribed {
         Ok(subscription) => subscription,
@@ -96,12 +97,15 @@ pub async fn open<C: Catalog>(
         Err(refusal) => return Err(refusal.into()),
     };
     let timeout = timeout.unwrap_or_else(|| timeouts.next());
+    let holder = place.holder().unwrap_or_else(|| Holder::new(0, None));
+    let lease = reads.reader.lease(read, holder, of_stream);
     Ok(Answer::Watch(OpenedWatch {
         subscription,
         bookmark_interval: bookmarks.then_some(BOOKMARK_INTERVAL),
         timeout_at: Some(Instant::now() + timeout),
         protocol: WatchProtocol::Kube(media),
         place,
+        lease,
     }))
 }
 

@@ -29,9 +29,8 @@ use tokio_tungstenite::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    answer::CACHE_STATUS, forward::WEBSOCKET_TOKEN, hop_by_hop, host::is_loopback, status::Failure, tunnel::Tunnel,
-};
+use super::{answer::CACHE_STATUS, hop_by_hop, host::is_loopback, status::Failure, tunnel::Tunnel};
+use crate::access::authentication::bearer_token::WEBSOCKET_TOKEN;
 use kubefan_model::Media;
 
 /// The longest message of a client, in bytes. The apiserver reads longer ones, and discards them as

@@ -59,6 +59,10 @@ impl Catalog for OneCache {
         Ok(self.served.clone())
     }
 
+    async fn full_name(&self, _: &str, _: &str, _: &str) -> Option<GroupVersionResource> {
+        None
+    }
+
     async fn backfill(&self, _: &Served, _: ResourceVersion, _: bool) -> Result<Arc<Backfill>, Refusal> {
         unavailable()
     }
@@ -96,9 +100,12 @@ impl Catalog for OneCache {
 async fn a_request_that_waits_for_its_cache_does_not_search_again_when_others_change() {
     let catalog = OneCache::new();
     let selectors = SelectorLimits { terms_max: 1, values_max: 1 };
-    let reader = Arc::new(Reader::new(catalog.clone(), CancellationToken::new(), (1, 1), selectors));
+    let access = Arc::new(AccessControl::always_allow());
+    let reader = Arc::new(Reader::new(catalog.clone(), access, CancellationToken::new(), (1, 1), selectors));
     let target = v1alpha1::Target { resource: "pods".to_owned(), ..v1alpha1::Target::default() };
-    let waiting = tokio::spawn(async move { reader.select_synced(Some(target), Media::Json).await.is_ok() });
+    let presented = Presented::new(&http::HeaderMap::new(), false, false, Holder::new(1, None));
+    let read = reader.authorize(&presented, Read::collection(ReadVerb::List, target)).await.unwrap();
+    let waiting = tokio::spawn(async move { reader.select_synced(&read, Media::Json).await.is_ok() });
     for _ in 0..100 {
         catalog.changes.send_modify(|changes| *changes += 1);
         advance(Duration::from_millis(1)).await;

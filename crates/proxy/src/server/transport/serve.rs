@@ -26,6 +26,7 @@ use super::{
     unread::Readers,
 };
 use crate::{
+    access::AccessControl,
     fanout::Catalog,
     server::{client_info::ClientInfo, kube::forward::Forwarder},
     telemetry::metrics::{ConnectionEnd, Metrics},
@@ -40,18 +41,19 @@ pub struct Server<C> {
 }
 
 impl<C: Catalog> Server<C> {
-    /// A server for `catalog` and the gRPC services `others` on the same port. Requests that are
-    /// not served from a cache go through `forwarder`; without one they are refused. Every stream
-    /// ends when `drain` is cancelled.
+    /// A server for `catalog` and the gRPC services `others` on the same port. Callers read what
+    /// `access` allows. Requests that are not served from a cache go through `forwarder`; without
+    /// one they are refused. Every stream ends when `drain` is cancelled.
     pub fn new(
         catalog: Arc<C>,
         others: Routes,
         options: ServerOptions,
+        access: Arc<AccessControl>,
         forwarder: Option<Arc<Forwarder>>,
         metrics: Arc<Metrics>,
         drain: CancellationToken,
     ) -> Arc<Self> {
-        let services = Arc::new(Services::new(catalog, others, options, forwarder, metrics.clone(), drain));
+        let services = Arc::new(Services::new(catalog, others, options, access, forwarder, metrics.clone(), drain));
         Arc::new(Self { services, metrics, connections: AtomicU64::new(0) })
     }
 
@@ -98,7 +100,7 @@ impl<C: Catalog> Server<C> {
                         Some(tls) => match Box::pin(server.accept_tls(io, tls, client)).await.map(Box::new) {
                             Ok(io) => {
                                 let has_certificate = io.get_ref().1.peer_certificates().is_some();
-                                server.serve(io, ClientInfo { has_certificate, ..client }).await
+                                server.serve(io, ClientInfo { is_encrypted: true, has_certificate, ..client }).await
                             }
                             Err(end) => end,
                         },

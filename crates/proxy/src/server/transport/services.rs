@@ -14,6 +14,7 @@ use tower::util::MapResponseLayer;
 
 use super::{http2::arrival::PendingCalls, unread::Readers};
 use crate::{
+    access::AccessControl,
     fanout::Catalog,
     server::{
         grpc::{call, service::Service, status},
@@ -82,18 +83,21 @@ pub struct Services<C> {
 }
 
 impl<C: Catalog> Services<C> {
-    /// The services for `catalog` and the gRPC services `others`. Requests that are not served from
-    /// a cache go through `forwarder`; without one they are refused.
+    /// The services for `catalog` and the gRPC services `others`. Callers read what `access`
+    /// allows. Requests that are not served from a cache go through `forwarder`; without one they
+    /// are refused.
     pub fn new(
         catalog: Arc<C>,
         others: Routes,
         options: ServerOptions,
+        access: Arc<AccessControl>,
         forwarder: Option<Arc<Forwarder>>,
         metrics: Arc<Metrics>,
         drain: CancellationToken,
     ) -> Self {
         let reader = Arc::new(Reader::new(
             catalog,
+            access,
             drain.clone(),
             (options.subscribers_max, options.reads_max),
             options.selectors,

@@ -6,6 +6,7 @@
 //! its headers and then an idle timeout.
 
 mod availability;
+mod create;
 pub mod identity;
 mod identity_check;
 pub mod lines;
@@ -65,6 +66,8 @@ pub enum Verb {
     List,
     /// A watch.
     Watch,
+    /// The creation of a review.
+    Create,
 }
 
 impl Verb {
@@ -74,6 +77,7 @@ impl Verb {
             Self::Get => "get",
             Self::List => "list",
             Self::Watch => "watch",
+            Self::Create => "create",
         }
     }
 }
@@ -312,7 +316,7 @@ impl Upstream {
         result
     }
 
-    /// Sends a request, and turns every status except success into an error.
+    /// Sends a read, and turns every status except success into an error.
     async fn send(
         &self,
         verb: Verb,
@@ -325,6 +329,15 @@ impl Upstream {
             .header(header::USER_AGENT, &self.inner.options.user_agent)
             .body(Bytes::new())
             .map_err(|error| UpstreamError::invalid(format_args!("{path_and_query} is not a valid path: {error}")))?;
+        self.send_request(verb, request).await
+    }
+
+    /// Sends a request, and turns every status except success into an error.
+    async fn send_request(
+        &self,
+        verb: Verb,
+        request: http::Request<Bytes>,
+    ) -> Result<http::Response<UpstreamBody>, UpstreamError> {
         let service = HttpService::clone(&self.inner.service.load());
         let mut observed = ObservedRequest { observer: &self.observer, verb, status: None };
         let response =

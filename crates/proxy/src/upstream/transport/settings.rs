@@ -61,6 +61,17 @@ pub enum SettingsError {
         /// How they would be sent.
         problem: &'static str,
     },
+    /// Callers would be reviewed by a server that others could stand in for.
+    #[error(
+        "callers would be reviewed (--authorization-mode=Webhook) by {server} {problem}, where others could read their tokens \
+         or give false answers; use a kubeconfig with https and the CA of the apiserver"
+    )]
+    Unverified {
+        /// Scheme, host and port.
+        server: String,
+        /// How it would be asked.
+        problem: &'static str,
+    },
     /// The TLS, proxy or credential settings cannot be used.
     #[error("cannot set up the connection to {server}: {message}")]
     Transport {

@@ -73,6 +73,9 @@ impl WatchBody {
             if self.drain.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(self.end(StreamEnd::Draining));
             }
+            if let Some(end) = opened.lease.end() {
+                return Poll::Ready(self.end(end));
+            }
             // A backlog pins state. After it, a watch that is not read fills the kernel's buffers.
             let in_backlog = opened.subscription.in_backlog();
             self.needs.pace(if in_backlog { Pace::Pinning } else { Pace::Live });

@@ -51,7 +51,8 @@ pub async fn open_grpc_watch<C: Catalog>(
 ) -> Option<StartedWatch> {
     let deadline_at = call::deadline_at(request.headers());
     let encoding = call::check_encoding(request.headers());
-    // A call that waits for its message keeps no headers.
+    // A call that waits for its message keeps no headers but its token.
+    let presented = client.presents(request.headers(), false);
     let mut body = request.into_body();
     let stream_waker = StreamWaker::new(&connection_waker, respond.stream_id().as_u32());
     let opening = pin!(async {
@@ -65,7 +66,7 @@ pub async fn open_grpc_watch<C: Catalog>(
         let Some(message) = message else { return Ok(None) };
         let request = WatchRequest::decode(message).map_err(|error| status::malformed(&error.to_string()))?;
         // Boxed, so that a call that waits for its message does not have the memory for this.
-        Box::pin(services.grpc.open(request, client.holder(), stream_waker)).await.map(Some)
+        Box::pin(services.grpc.open(request, &presented, stream_waker)).await.map(Some)
     });
     let opened = tokio::select! {
         biased;

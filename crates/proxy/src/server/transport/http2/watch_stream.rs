@@ -87,6 +87,9 @@ impl WatchStream {
     /// Sends a batch, as far as the window allows, and subtracts its bytes from `budget`. Without a
     /// window, the client is one of the `readers` that may be given up.
     pub fn turn(&mut self, now: Instant, budget: &mut usize, readers: &Arc<Readers>) -> Turn {
+        if let Some(end) = self.opened.lease.end() {
+            return Turn::Ended(end);
+        }
         // h2 would wake us for the window that is requested here, which is read below anyway.
         self.waker.muted.store(true, Ordering::Relaxed);
         let turn = self.send_batch(now, budget);

@@ -1,0 +1,129 @@
+//! Authentication and authorization behind one type, for the servers.
+
+use std::{
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
+
+use super::{
+    authentication::{
+        AuthenticationOptions, Authenticator,
+        authenticator::{Clock, KEY_BYTES},
+        caller::Caller,
+        presented::Presented,
+    },
+    authorization::{AuthorizationOptions, Authorized, Authorizer, authorizer::WebhookAuthorizer, read::Read},
+    denial::Denial,
+};
+use crate::{fanout::Holder, telemetry::metrics::AccessMetrics, upstream::Upstream};
+
+/// Options of both steps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AccessOptions {
+    /// Who callers are.
+    pub authentication: AuthenticationOptions,
+    /// What they may read.
+    pub authorization: AuthorizationOptions,
+    /// How their streams are reviewed.
+    pub streams: StreamOptions,
+}
+
+/// How the right to a stream is reviewed while the stream lasts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamOptions {
+    /// How often its caller's right is reviewed.
+    pub reauthorize_interval: Duration,
+    /// After this time its caller must authenticate itself again; `None` for no limit.
+    pub age_max: Option<Duration>,
+}
+
+/// Decides who may read what.
+pub struct AccessControl {
+    /// `None` if callers are not distinguished.
+    authenticator: Option<Authenticator>,
+    authorizer: Authorizer,
+    /// `None` if callers are not distinguished.
+    streams: Option<StreamOptions>,
+    /// The number of streams so far, which spreads their reviews.
+    started: AtomicU32,
+}
+
+impl AccessControl {
+    /// Allows every caller everything (`--authorization-mode=AlwaysAllow`).
+    pub fn always_allow() -> Self {
+        Self { authenticator: None, authorizer: Authorizer::AlwaysAllow, streams: None, started: AtomicU32::new(0) }
+    }
+
+    /// Asks the apiserver (`--authorization-mode=Webhook`). `key` must be random.
+    pub fn webhook(
+        upstream: &Upstream,
+        options: AccessOptions,
+        key: [u8; KEY_BYTES],
+        clock: Clock,
+        metrics: &AccessMetrics,
+    ) -> Self {
+        let AccessOptions { authentication, authorization, streams } = options;
+        let authenticator = Authenticator::new(upstream.clone(), authentication, key, clock, metrics);
+        let authorizer = WebhookAuthorizer::new(upstream.clone(), authorization, metrics);
+        Self {
+            authenticator: Some(authenticator),
+            authorizer: Authorizer::Webhook(Box::new(authorizer)),
+            streams: Some(streams),
+            started: AtomicU32::new(0),
+        }
+    }
+
+    /// Whether callers are distinguished.
+    pub fn reviews(&self) -> bool {
+        self.authenticator.is_some()
+    }
+
+    /// How the next stream is reviewed; `None` if it is not. The times are up to a fifth shorter
+    /// than configured, so that streams that start together are not reviewed together.
+    pub(super) fn next_stream(&self) -> Option<StreamOptions> {
+        // Multiples of the golden ratio are spread more evenly than random numbers.
+        const GOLDEN_RATIO: f64 = 0.618_033_988_749_894_9;
+        let StreamOptions { reauthorize_interval, age_max } = self.streams?;
+        let spread = (f64::from(self.started.fetch_add(1, Ordering::Relaxed)) * GOLDEN_RATIO).fract();
+        let shorter = |time: Duration| time.mul_f64(1.0 - spread / 5.0);
+        Some(StreamOptions { reauthorize_interval: shorter(reauthorize_interval), age_max: age_max.map(shorter) })
+    }
+
+    /// Asks again whether a caller may still read. A verdict that is older than `age` does not
+    /// count.
+    ///
+    /// # Errors
+    /// Why it may not, or why that is not known.
+    pub(super) async fn authorize_again(
+        &self,
+        authorized: &Authorized<Read>,
+        holder: Holder,
+        age: Duration,
+    ) -> Result<(), Denial> {
+        self.authorizer.authorize_again(authorized, holder, age).await
+    }
+
+    /// The caller of a request.
+    ///
+    /// # Errors
+    /// Why it is not known.
+    pub async fn authenticate(&self, presented: &Presented) -> Result<Caller, Denial> {
+        match &self.authenticator {
+            None => Ok(Caller::Any),
+            Some(authenticator) => authenticator.authenticate(presented).await,
+        }
+    }
+
+    /// Returns the read as one that the caller may do.
+    ///
+    /// # Errors
+    /// Why it may not, or why that is not known.
+    pub async fn authorize(
+        &self,
+        caller: &Caller,
+        read: Read,
+        presented: &Presented,
+    ) -> Result<Authorized<Read>, Denial> {
+        self.authorizer.authorize(caller, read, presented.holder).await
+    }
+}

@@ -1,0 +1,9 @@
+//! From what a request presents to the caller behind it.
+
+pub mod authenticator;
+pub mod bearer_token;
+pub mod caller;
+pub mod presented;
+mod token_review;
+
+pub use authenticator::{AuthenticationOptions, Authenticator};

@@ -1,0 +1,62 @@
+//! What a request presents to say who its caller is.
+
+use std::sync::Arc;
+
+use http::HeaderMap;
+
+use super::{bearer_token::BearerToken, caller::KnownCaller};
+use crate::fanout::Holder;
+
+/// How the headers of impersonation start.
+const IMPERSONATE: &str = "impersonate-";
+
+/// What a request presents. It holds no header but the token, so a call that waits for its message
+/// keeps little.
+#[derive(Debug, Clone)]
+pub struct Presented {
+    /// The token, wherever it was.
+    pub token: Option<BearerToken>,
+    /// Whether a token may have been read on the way here: it came in plaintext over TCP.
+    pub is_exposed: bool,
+    /// The caller that a verified client certificate names.
+    pub certificate: Option<Arc<KnownCaller>>,
+    /// Whether the request acts as another user.
+    pub impersonates: bool,
+    /// Whose share of reviews it counts to.
+    pub holder: Holder,
+}
+
+impl Presented {
+    /// What a request with these headers presents.
+    pub fn new(headers: &HeaderMap, is_websocket: bool, is_exposed: bool, holder: Holder) -> Self {
+        let (token, impersonates) = (BearerToken::of(headers, is_websocket), impersonates(headers));
+        Self { token, is_exposed, certificate: None, impersonates, holder }
+    }
+
+    /// The same, with the caller of the connection's client certificate.
+    #[must_use]
+    pub fn with_certificate(self, certificate: Option<Arc<KnownCaller>>) -> Self {
+        Self { certificate, ..self }
+    }
+}
+
+/// Whether a request acts as another user.
+pub fn impersonates(headers: &HeaderMap) -> bool {
+    headers.keys().any(|name| name.as_str().starts_with(IMPERSONATE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_header_of_impersonation_counts() {
+        for name in ["Impersonate-User", "impersonate-group", "IMPERSONATE-UID", "Impersonate-Extra-Scopes"] {
+            let mut headers = HeaderMap::new();
+            headers.insert(http::HeaderName::from_bytes(name.as_bytes()).unwrap(), "x".parse().unwrap());
+            assert!(impersonates(&headers), "{name}");
+            assert!(Presented::new(&headers, false, false, Holder::new(1, None)).impersonates);
+        }
+        assert!(!impersonates(&HeaderMap::new()));
+    }
+}

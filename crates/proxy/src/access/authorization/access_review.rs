@@ -1,0 +1,90 @@
+//! SubjectAccessReviews: what the apiserver's authorizers say about a read of a user.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+
+use super::attributes::{Attributes, ResourceAttributes};
+use crate::{
+    access::{review::Outcome, user::Identity},
+    upstream::{Upstream, UpstreamError},
+};
+use kubefan_common::text::one_line;
+
+/// Where reviews are created.
+const PATH: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+/// How long a review may take. As long as the apiserver library waits for one.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// The longest reason that a caller is shown, in characters.
+const REASON_CHARS_MAX: usize = 512;
+
+/// The verdict about a read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum AccessVerdict {
+    /// The caller may.
+    Allowed,
+    /// The caller may not, for this reason, which may be empty. Also if no authorizer has an
+    /// opinion, or only a conditional one.
+    Denied(Arc<str>),
+}
+
+impl Outcome for AccessVerdict {
+    fn is_positive(&self) -> bool {
+        *self == Self::Allowed
+    }
+
+    fn ends_at(&self) -> Option<Instant> {
+        None
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Request<'a> {
+    api_version: &'static str,
+    kind: &'static str,
+    spec: Spec<'a>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Spec<'a> {
+    resource_attributes: ResourceAttributes<'a>,
+    user: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    uid: &'a str,
+    groups: &'a [String],
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    extra: &'a BTreeMap<String, Vec<String>>,
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    status: Status,
+}
+
+#[derive(Deserialize)]
+struct Status {
+    allowed: bool,
+    #[serde(default)]
+    denied: bool,
+    #[serde(default)]
+    reason: String,
+}
+
+/// Asks whether a user may read.
+pub(super) async fn review(
+    upstream: &Upstream,
+    user: &Identity,
+    attributes: &Attributes,
+) -> Result<AccessVerdict, UpstreamError> {
+    let Identity { user, uid, groups, extra } = user;
+    let spec = Spec { resource_attributes: attributes.for_review(), user, uid, groups, extra };
+    let request = Request { api_version: "authorization.k8s.io/v1", kind: "SubjectAccessReview", spec };
+    let Answer { status } = upstream.create(PATH, &request, TIMEOUT).await?;
+    Ok(match status.allowed && !status.denied {
+        true => AccessVerdict::Allowed,
+        false => AccessVerdict::Denied(one_line(&status.reason, REASON_CHARS_MAX).into()),
+    })
+}

@@ -1,0 +1,30 @@
+//! What was authorized, as a type.
+//!
+//! The hazard is a path through the servers that forgets the question. So what reads, starts,
+//! proves or backfills a cache takes an [`Authorized`], and only the authorizer can make one.
+
+use crate::access::authentication::caller::Caller;
+
+/// Something that its caller may read.
+#[derive(Debug, Clone)]
+pub struct Authorized<T> {
+    what: T,
+    caller: Caller,
+}
+
+impl<T> Authorized<T> {
+    /// For the authorizer alone.
+    pub(super) fn new(what: T, caller: Caller) -> Self {
+        Self { what, caller }
+    }
+
+    /// What may be read.
+    pub fn what(&self) -> &T {
+        &self.what
+    }
+
+    /// Who may read it.
+    pub fn caller(&self) -> &Caller {
+        &self.caller
+    }
+}

@@ -1,0 +1,199 @@
+//! Decides what a caller may read, by the verdicts of the apiserver.
+//!
+//! The broad right comes first: most callers that may read their own part may read the whole
+//! resource, and then one review serves all of their requests, and those of all pods of their
+//! service account. A verdict that is known comes before any review.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::FutureExt;
+
+use super::{
+    access_review::{self, AccessVerdict},
+    attributes::{Attributes, CACHED_BYTES_MAX},
+    authorized::Authorized,
+    read::Read,
+};
+use crate::{
+    access::{
+        authentication::caller::{Caller, KnownCaller},
+        denial::{Denial, Forbidden},
+        review::{QueueLimits, ReviewError, Reviews, ReviewsOptions},
+        user::{Digest, Identity},
+    },
+    fanout::Holder,
+    telemetry::metrics::AccessMetrics,
+    upstream::Upstream,
+};
+
+/// The most verdicts that are kept, of each kind. One has about 100 bytes.
+const VERDICTS_MAX: usize = 65_536;
+
+/// Why a caller is refused although nothing is known against it.
+const UNAVAILABLE: &str = "kubefan cannot ask the apiserver now what this caller may read; try again";
+
+/// Options of authorization.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AuthorizationOptions {
+    /// How long a permission counts.
+    pub authorized_ttl: Duration,
+    /// How long a refusal counts.
+    pub unauthorized_ttl: Duration,
+    /// How long known callers keep their last verdict while the apiserver cannot be asked.
+    pub outage_grace: Duration,
+    /// Members of these groups are not reviewed.
+    pub always_allow_groups: Vec<String>,
+    /// Whether the right to the whole resource is asked for before the right to a part of it.
+    pub broad_first: bool,
+    /// Limits of the reviews.
+    pub queue: QueueLimits,
+}
+
+/// Decides what callers may read.
+pub enum Authorizer {
+    /// Everything.
+    AlwaysAllow,
+    /// What the apiserver says.
+    Webhook(Box<WebhookAuthorizer>),
+}
+
+/// Asks the apiserver.
+pub struct WebhookAuthorizer {
+    upstream: Upstream,
+    options: AuthorizationOptions,
+    reviews: Reviews<Digest, AccessVerdict>,
+    metrics: AccessMetrics,
+}
+
+impl Authorizer {
+    /// Returns the read as one that the caller may do.
+    ///
+    /// # Errors
+    /// Why it may not, or why that is not known.
+    pub async fn authorize(&self, caller: &Caller, read: Read, holder: Holder) -> Result<Authorized<Read>, Denial> {
+        match (self, caller) {
+            (Self::AlwaysAllow, _) => {}
+            (Self::Webhook(_), Caller::Any) => return Err(Denial::Unauthenticated("the caller is not known")),
+            (Self::Webhook(webhook), Caller::Known(known)) => webhook.authorize(known, &read, holder, None).await?,
+        }
+        Ok(Authorized::new(read, caller.clone()))
+    }
+
+    /// Asks again whether the caller may still read what it was allowed, by its identity. A verdict
+    /// that is older than `age` does not count.
+    ///
+    /// # Errors
+    /// Why it may not, or why that is not known.
+    pub async fn authorize_again(
+        &self,
+        authorized: &Authorized<Read>,
+        holder: Holder,
+        age: Duration,
+    ) -> Result<(), Denial> {
+        match (self, authorized.caller()) {
+            (Self::Webhook(webhook), Caller::Known(known)) => {
+                webhook.authorize(known, authorized.what(), holder, Some(age)).await
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl WebhookAuthorizer {
+    /// Asks over `upstream`.
+    pub fn new(upstream: Upstream, options: AuthorizationOptions, metrics: &AccessMetrics) -> Self {
+        let AuthorizationOptions { outage_grace, queue, .. } = options;
+        let reviews = ReviewsOptions { entries_max: VERDICTS_MAX, outage_grace, queue };
+        let reviews = Reviews::new(reviews, metrics.reviews_of_access());
+        Self { upstream, options, reviews, metrics: metrics.clone() }
+    }
+
+    async fn authorize(
+        &self,
+        caller: &Arc<KnownCaller>,
+        read: &Read,
+        holder: Holder,
+        age: Option<Duration>,
+    ) -> Result<(), Denial> {
+        let verdict = self.verdict(caller, read, holder, age).await;
+        self.metrics.authorized(match &verdict {
+            Ok(()) => Some(true),
+            Err(Denial::Forbidden(_)) => Some(false),
+            Err(_) => None,
+        });
+        verdict
+    }
+
+    /// With an `age`, older verdicts in the cache do not count.
+    async fn verdict(
+        &self,
+        caller: &Arc<KnownCaller>,
+        read: &Read,
+        holder: Holder,
+        age: Option<Duration>,
+    ) -> Result<(), Denial> {
+        if caller.is_expired() {
+            return Err(Denial::Unauthenticated("the credential has expired"));
+        }
+        if self.is_always_allowed(&caller.identity) {
+            return Ok(());
+        }
+        let exact = read.attributes();
+        let all = match self.options.broad_first {
+            true => exact.from_broad_to_exact(),
+            false => vec![exact.clone()],
+        };
+        let keys: Vec<_> = all.iter().map(|attributes| attributes.key(&caller.digest)).collect();
+        if age.is_none() && keys.iter().any(|key| self.reviews.known(key) == Some(AccessVerdict::Allowed)) {
+            return Ok(());
+        }
+        let (mut denied, mut is_outage) = (None, false);
+        for (attributes, key) in all.into_iter().zip(keys) {
+            match self.review(caller, (attributes, key), holder, age).await {
+                Ok(AccessVerdict::Allowed) => return Ok(()),
+                Ok(AccessVerdict::Denied(reason)) => denied = Some(reason),
+                // The verdict about a narrower right may still count.
+                Err(ReviewError::Outage) => is_outage = true,
+                Err(ReviewError::Busy(message)) => return Err(Denial::Busy(message)),
+                Err(ReviewError::Refused) => return Err(Denial::Unavailable(UNAVAILABLE)),
+            }
+        }
+        match denied {
+            // The last answer is the one about exactly this read.
+            Some(reason) if !is_outage => {
+                let (user, reason) = (caller.identity.user.clone(), reason.to_string());
+                Err(Denial::Forbidden(Box::new(Forbidden { attributes: exact, user, reason })))
+            }
+            _ => Err(Denial::Unavailable(UNAVAILABLE)),
+        }
+    }
+
+    async fn review(
+        &self,
+        caller: &Arc<KnownCaller>,
+        (attributes, key): (Attributes, Digest),
+        holder: Holder,
+        age: Option<Duration>,
+    ) -> Result<AccessVerdict, ReviewError> {
+        let is_kept = attributes.bytes() < CACHED_BYTES_MAX;
+        let AuthorizationOptions { authorized_ttl, unauthorized_ttl, .. } = self.options;
+        let (upstream, caller) = (self.upstream.clone(), caller.clone());
+        let review = async move {
+            let verdict = access_review::review(&upstream, &caller.identity, &attributes).await?;
+            let fresh_for = if verdict == AccessVerdict::Allowed { authorized_ttl } else { unauthorized_ttl };
+            Ok((verdict, fresh_for))
+        };
+        match age {
+            _ if !is_kept => self.reviews.once(holder, review.boxed()).await,
+            None => self.reviews.verdict(key, holder, review.boxed()).await,
+            Some(age) => self.reviews.recent(key, holder, age, review.boxed()).await,
+        }
+    }
+
+    fn is_always_allowed(&self, user: &Identity) -> bool {
+        user.groups.iter().any(|group| self.options.always_allow_groups.contains(group))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,10 @@
+//! From a caller and a read to a verdict.
+
+mod access_review;
+pub mod attributes;
+pub mod authorized;
+pub mod authorizer;
+pub mod read;
+
+pub use authorized::Authorized;
+pub use authorizer::{AuthorizationOptions, Authorizer};

@@ -1,0 +1,204 @@
+//! A read of cached objects, as it is asked for. It is the one source of both what is authorized
+//! and what is read, so the two cannot differ.
+
+use std::borrow::Cow;
+
+use super::attributes::{Attributes, ReadVerb};
+use kubefan_common::proto::v1alpha1::Target;
+use kubefan_model::{
+    GroupVersionResource,
+    selector::{FieldSelector, LabelSelector},
+};
+
+/// The field that names an object.
+const NAME_FIELD: &str = "metadata.name";
+
+/// Where a request says what it reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// In the path of an object, or in the message of a get.
+    Object,
+    /// In the path of a collection with selectors in the query. A message of gRPC is the same, with
+    /// its name as one more term of the field selector.
+    Collection,
+    /// In a path with the deprecated prefix `/watch/`. Its selectors are not authorized: the
+    /// apiserver does not apply them everywhere.
+    WatchPath,
+}
+
+/// A read.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Read {
+    verb: ReadVerb,
+    target: Target,
+    form: Form,
+}
+
+impl Read {
+    /// A get.
+    pub fn object(target: Target) -> Self {
+        Self { verb: ReadVerb::Get, target, form: Form::Object }
+    }
+
+    /// A list or a watch.
+    pub fn collection(verb: ReadVerb, target: Target) -> Self {
+        Self { verb, target, form: Form::Collection }
+    }
+
+    /// A watch by a path with the deprecated prefix `/watch/`.
+    pub fn watch_path(target: Target) -> Self {
+        Self { verb: ReadVerb::Watch, target, form: Form::WatchPath }
+    }
+
+    /// What is read.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// Whether the full name of its resource is known. Without a version, `resource` is any name
+    /// that kubectl takes, or the version is the preferred one.
+    pub fn has_full_name(&self) -> bool {
+        !self.target.version.is_empty()
+    }
+
+    /// The same read of the resource with this full name.
+    #[must_use]
+    pub fn of_resource(mut self, gvr: GroupVersionResource) -> Self {
+        let GroupVersionResource { group, version, resource } = gvr;
+        (self.target.group, self.target.version, self.target.resource) = (group, version, resource);
+        self
+    }
+
+    /// What kube-apiserver's authorizers see of the same request (`RequestInfo` in
+    /// `requestinfo.go`, `GetAuthorizerAttributes` in `filters/authorization.go`).
+    pub fn attributes(&self) -> Attributes {
+        let Self { verb, target, form } = self;
+        let (fields, labels) = (self.field_selector(), LabelSelector::parse(&target.label_selector));
+        let name = match form {
+            Form::Object | Form::WatchPath => target.name.clone(),
+            // The apiserver reads both selectors, or none.
+            Form::Collection if labels.is_err() => String::new(),
+            Form::Collection => {
+                let named = FieldSelector::required_value(&fields, NAME_FIELD);
+                named.filter(|name| is_path_segment(name)).unwrap_or_default()
+            }
+        };
+        // The path of a namespace names it twice.
+        let is_namespace = *form != Form::Collection && target.resource == "namespaces";
+        let namespace = match target.namespace.is_empty() && is_namespace {
+            true => target.name.clone(),
+            false => target.namespace.clone(),
+        };
+        // An invalid selector is no part of the attributes. The read is refused later.
+        let (labels, field_terms) = match form {
+            Form::Collection => (labels.unwrap_or_default(), FieldSelector::parse(&fields).unwrap_or_default()),
+            Form::Object | Form::WatchPath => Default::default(),
+        };
+        Attributes {
+            verb: *verb,
+            group: target.group.clone(),
+            version: target.version.clone(),
+            resource: target.resource.clone(),
+            namespace,
+            name,
+            labels,
+            fields: field_terms,
+        }
+    }
+
+    /// The field selector, with the name of a gRPC message.
+    fn field_selector(&self) -> Cow<'_, str> {
+        let Target { name, field_selector, .. } = &self.target;
+        if self.form != Form::Collection || name.is_empty() {
+            return Cow::Borrowed(field_selector);
+        }
+        let escaped = name.replace('\\', "\\\\").replace(',', "\\,").replace('=', "\\=");
+        let term = format!("{NAME_FIELD}={escaped}");
+        Cow::Owned(if field_selector.is_empty() { term } else { format!("{term},{field_selector}") })
+    }
+}
+
+/// Whether a name can be the segment of a path (`path.IsValidPathSegmentName`).
+fn is_path_segment(name: &str) -> bool {
+    !matches!(name, "." | "..") && !name.contains(['/', '%'])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(namespace: &str, name: &str, labels: &str, fields: &str) -> Target {
+        let own = str::to_owned;
+        Target {
+            version: own("v1"),
+            resource: own("pods"),
+            namespace: own(namespace),
+            name: own(name),
+            label_selector: own(labels),
+            field_selector: own(fields),
+            ..Target::default()
+        }
+    }
+
+    /// The verb, the namespace, the name, and whether there are selectors.
+    fn seen(read: &Read) -> (&'static str, String, String, bool) {
+        let Attributes { verb, namespace, name, labels, fields, .. } = read.attributes();
+        (verb.as_str(), namespace, name, !labels.is_everything() || !fields.is_everything())
+    }
+
+    fn is(verb: &'static str, namespace: &str, name: &str, selects: bool) -> (&'static str, String, String, bool) {
+        (verb, namespace.to_owned(), name.to_owned(), selects)
+    }
+
+    #[test]
+    fn attributes_are_those_of_the_apiserver() {
+        let list = |target| Read::collection(ReadVerb::List, target);
+        let watch = |target| Read::collection(ReadVerb::Watch, target);
+        for (read, expected) in [
+            (Read::object(target("a", "p", "", "")), is("get", "a", "p", false)),
+            (list(target("", "", "", "")), is("list", "", "", false)),
+            (list(target("a", "", "x=y", "")), is("list", "a", "", true)),
+            (watch(target("a", "", "", "spec.nodeName=n")), is("watch", "a", "", true)),
+            // A selector of the name narrows the request to it.
+            (list(target("a", "", "", "metadata.name=p")), is("list", "a", "p", true)),
+            (list(target("a", "", "", "metadata.name==p")), is("list", "a", "p", true)),
+            (list(target("a", "", "", "metadata.name!=p")), is("list", "a", "", true)),
+            (list(target("a", "", "", "metadata.name=..")), is("list", "a", "", true)),
+            (list(target("a", "", "", "metadata.name=p/q")), is("list", "a", "", true)),
+            // The term that sorts first counts, wherever it stands.
+            (list(target("a", "", "", "metadata.name=q,metadata.name=p")), is("list", "a", "p", true)),
+            (list(target("a", "", "", "metadata.name=p,metadata.name==q")), is("list", "a", "q", true)),
+            // An invalid selector is none. The read fails later.
+            (list(target("a", "", "", "metadata.name")), is("list", "a", "", false)),
+            (list(target("a", "", "=", "")), is("list", "a", "", false)),
+            (list(target("a", "", "=", "metadata.name=p")), is("list", "a", "", true)),
+            // A name in a message is a term.
+            (watch(target("a", "p", "", "")), is("watch", "a", "p", true)),
+            (watch(target("a", "p", "", "metadata.name=a")), is("watch", "a", "a", true)),
+            // Not on the deprecated paths.
+            (Read::watch_path(target("a", "", "x=y", "metadata.name=p")), is("watch", "a", "", false)),
+            (Read::watch_path(target("a", "p", "", "")), is("watch", "a", "p", false)),
+        ] {
+            assert_eq!(seen(&read), expected, "{read:?}");
+        }
+    }
+
+    #[test]
+    fn a_namespace_is_authorized_inside_itself() {
+        let namespaces =
+            |name: &str, fields: &str| Target { resource: "namespaces".to_owned(), ..target("", name, "", fields) };
+        assert_eq!(seen(&Read::object(namespaces("a", ""))), is("get", "a", "a", false));
+        assert_eq!(seen(&Read::watch_path(namespaces("a", ""))), is("watch", "a", "a", false));
+        let list = Read::collection(ReadVerb::List, namespaces("", "metadata.name=a"));
+        assert_eq!(seen(&list), is("list", "", "a", true), "as the apiserver does");
+        let watch = Read::collection(ReadVerb::Watch, namespaces("a", ""));
+        assert_eq!(seen(&watch), is("watch", "", "a", true));
+    }
+
+    #[test]
+    fn a_name_in_a_message_adds_no_terms() {
+        let read = Read::collection(ReadVerb::Watch, target("a", "p,metadata.name=q", "", ""));
+        assert_eq!(read.attributes().fields.terms().len(), 1);
+        assert_eq!(seen(&read), is("watch", "a", "p,metadata.name=q", true));
+    }
+}

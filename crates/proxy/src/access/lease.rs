@@ -1,0 +1,112 @@
+//! The right of a caller to its stream, which is reviewed again while the stream lasts.
+//!
+//! The hazard is a right that was taken away: kube-apiserver checks a watch only when it starts,
+//! and a stream of kubefan may last for days. So each stream has a task that asks again. It asks by
+//! the caller's identity, because tokens are not kept. The stream ends when the right is gone, when
+//! the credential expires, and at its greatest age; then its client comes back with a new
+//! credential, and resumes.
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use tokio::{
+    task::AbortHandle,
+    time::{Instant, sleep, timeout_at},
+};
+
+use super::{
+    access_control::{AccessControl, StreamOptions},
+    authorization::{Authorized, read::Read},
+    denial::Denial,
+};
+use crate::{
+    cache::Refusal,
+    fanout::{Holder, StreamEnd},
+};
+
+/// A verdict counts in a review again if it is not older than this part of the interval: streams of
+/// one user share it.
+const RECENT: u32 = 10;
+/// The time until the next attempt if there was no verdict. In an outage no data arrives that could
+/// be sent, so a stream may wait for the verdict.
+const RETRY: Duration = Duration::from_secs(30);
+
+/// The right to a stream. Dropping it ends the reviews.
+pub struct Lease(Option<Box<Held>>);
+
+struct Held {
+    end: Arc<OnceLock<StreamEnd>>,
+    task: AbortHandle,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Lease {
+    /// Starts the reviews of what a stream may read, unless callers are not distinguished. `wake`
+    /// is called when the stream must end.
+    pub fn start(
+        access: &Arc<AccessControl>,
+        read: Authorized<Read>,
+        holder: Holder,
+        wake: impl Fn() + Send + 'static,
+    ) -> Self {
+        let Some(options) = access.next_stream() else { return Self(None) };
+        let (access, end) = (access.clone(), Arc::new(OnceLock::new()));
+        let ended = end.clone();
+        let task = tokio::spawn(async move {
+            let reason = until_it_ends(&access, &read, holder, options).await;
+            let _ = ended.set(reason);
+            wake();
+        });
+        Self(Some(Box::new(Held { end, task: task.abort_handle() })))
+    }
+
+    /// Why the stream must end; `None` while it may continue.
+    pub fn end(&self) -> Option<StreamEnd> {
+        self.0.as_ref()?.end.get().cloned()
+    }
+}
+
+async fn until_it_ends(
+    access: &AccessControl,
+    read: &Authorized<Read>,
+    holder: Holder,
+    StreamOptions { reauthorize_interval, age_max }: StreamOptions,
+) -> StreamEnd {
+    let expires = read.caller().expires_at().map(|at| (at, "the token of this stream has expired"));
+    let too_old = age_max.and_then(|age| Instant::now().checked_add(age));
+    let too_old = too_old.map(|at| (at, "the stream has reached its greatest age (--stream-age-max)"));
+    let reviewing = until_revoked(access, read, holder, reauthorize_interval);
+    match expires.into_iter().chain(too_old).min_by_key(|(at, _)| *at) {
+        None => reviewing.await,
+        Some((at, why)) => timeout_at(at, reviewing).await.unwrap_or(StreamEnd::Reauthenticate(why)),
+    }
+}
+
+async fn until_revoked(
+    access: &AccessControl,
+    read: &Authorized<Read>,
+    holder: Holder,
+    interval: Duration,
+) -> StreamEnd {
+    let mut pause = interval;
+    loop {
+        sleep(pause).await;
+        pause = match access.authorize_again(read, holder, interval / RECENT).await {
+            Ok(()) => interval,
+            Err(denial @ (Denial::Forbidden(_) | Denial::Unauthenticated(_) | Denial::Impersonation)) => {
+                return StreamEnd::Revoked(Refusal::from(denial).to_string());
+            }
+            Err(Denial::Unavailable(_) | Denial::Busy(_)) => RETRY.min(interval),
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,30 @@
+//! Who a caller is, and what it may read. Both are decided by the apiserver: by a TokenReview for
+//! the token, and by a SubjectAccessReview for the read.
+//!
+//! The hazard: kubefan reads as itself and answers others. So what a caller may read is a type.
+//! [`Authorized`] can be made by the [`authorization::Authorizer`] alone, and the servers read,
+//! start, prove and backfill nothing without one.
+//!
+//! - [`user`]: who a caller is, as the apiserver names users.
+//! - [`authentication`]: from what a request presents to a caller.
+//! - [`authorization`]: from a caller and a read to a verdict.
+//! - [`review`]: what both kinds of reviews share: a queue, a cache, one review for all who ask the
+//!   same, and the grace in an outage.
+//! - [`denial`]: every reason for a refusal.
+//! - [`lease`]: the right to a stream, which is reviewed while the stream lasts.
+//! - [`access_control`]: both steps behind one type, for the servers.
+
+pub mod access_control;
+pub mod authentication;
+pub mod authorization;
+pub mod denial;
+pub mod lease;
+pub mod review;
+pub mod user;
+
+pub use access_control::{AccessControl, AccessOptions, StreamOptions};
+pub use authentication::{caller::Caller, presented::Presented};
+pub use authorization::{Authorized, attributes::ReadVerb, read::Read};
+pub use denial::Denial;
+pub use lease::Lease;
+pub use user::Identity;

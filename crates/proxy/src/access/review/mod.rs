@@ -1,0 +1,19 @@
+//! What reviews of tokens and of reads share.
+//!
+//! The hazard is a crowd: thousands of clients that return at once, or one that sends random
+//! tokens, must neither flood the apiserver nor keep others waiting. So a verdict is kept for a
+//! while ([`verdict_cache`]), all who ask the same wait for one review ([`flights`]), and reviews
+//! are sent at a limited rate, of which addresses take turns ([`review_queue`]).
+//!
+//! [`reviews`] puts these together, and keeps known callers known while the apiserver is away.
+
+#[cfg(test)]
+pub(in crate::access) mod fake;
+mod flights;
+mod review_queue;
+pub mod reviews;
+mod verdict_cache;
+
+pub use review_queue::QueueLimits;
+pub use reviews::{ReviewError, Reviews, ReviewsOptions};
+pub use verdict_cache::Outcome;

@@ -1,0 +1,167 @@
+//! The reviews of one kind: a verdict from the cache, from a review that is under way, or from a
+//! new review, and in an outage from before it.
+//!
+//! An outage is a failure that says nothing about the caller: no connection, a timeout, a 5xx. Then
+//! the last verdict counts for the time of the grace, so that a fleet that reconnects while the
+//! apiserver restarts is not refused. A 401, 403 or 429 is an answer, and no outage.
+
+use std::{
+    hash::Hash,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use futures::future::BoxFuture;
+use tokio::time::Instant;
+
+use super::{
+    flights::Flights,
+    review_queue::{QueueLimits, ReviewQueue},
+    verdict_cache::{Kept, Outcome, VerdictCache},
+};
+use crate::{fanout::Holder, telemetry::metrics::ReviewMetrics, upstream::UpstreamError};
+
+/// For this long after a failure of the apiserver it is not asked again for a verdict that the
+/// grace covers.
+const OUTAGE_PAUSE: Duration = Duration::from_secs(1);
+
+/// Options of the reviews of one kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReviewsOptions {
+    /// How many positive verdicts are kept, and how many negative ones.
+    pub entries_max: usize,
+    /// How long a verdict counts after its time is over, while the apiserver cannot be asked.
+    pub outage_grace: Duration,
+    /// Limits of what is sent.
+    pub queue: QueueLimits,
+}
+
+/// Why there is no verdict.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ReviewError {
+    /// A limit of kubefan is reached.
+    Busy(String),
+    /// The apiserver could not be asked.
+    Outage,
+    /// The apiserver does not answer kubefan.
+    Refused,
+}
+
+/// A review to send: the verdict, and how long it counts.
+pub type Review<V> = BoxFuture<'static, Result<(V, Duration), UpstreamError>>;
+
+/// The reviews of one kind. `K` says completely what is asked.
+pub struct Reviews<K, V: Clone> {
+    flights: Flights<K, Result<V, ReviewError>>,
+    shared: Arc<Shared<K, V>>,
+}
+
+struct Shared<K, V> {
+    queue: ReviewQueue,
+    cache: VerdictCache<K, V>,
+    /// When the apiserver was last away.
+    away_at: Mutex<Option<Instant>>,
+    metrics: ReviewMetrics,
+}
+
+impl<K, V> Reviews<K, V>
+where
+    K: Hash + Eq + Copy + Send + Sync + 'static,
+    V: Outcome,
+{
+    /// Reviews without any verdict yet.
+    pub fn new(options: ReviewsOptions, metrics: ReviewMetrics) -> Self {
+        let cache = VerdictCache::new(options.entries_max, options.outage_grace);
+        let shared = Shared { queue: ReviewQueue::new(options.queue), cache, away_at: Mutex::default(), metrics };
+        Self { flights: Flights::default(), shared: Arc::new(shared) }
+    }
+
+    /// The verdict that is in the cache and counts.
+    pub fn known(&self, key: &K) -> Option<V> {
+        match self.shared.cache.get(key)? {
+            Kept::Fresh(verdict) => Some(verdict),
+            Kept::InGrace(_) => None,
+        }
+    }
+
+    /// The verdict from the cache, or from `review`. One review serves all that ask the same.
+    pub async fn verdict(&self, key: K, holder: Holder, review: Review<V>) -> Result<V, ReviewError> {
+        match self.shared.cache.get(&key) {
+            Some(Kept::Fresh(verdict)) => return Ok(verdict),
+            Some(Kept::InGrace(verdict)) if self.shared.is_away() => return Ok(self.shared.in_grace(verdict)),
+            _ => {}
+        }
+        self.fresh(key, holder, review).await
+    }
+
+    /// A new verdict, which replaces the one in the cache. In an outage the last one counts.
+    pub async fn fresh(&self, key: K, holder: Holder, review: Review<V>) -> Result<V, ReviewError> {
+        let shared = self.shared.clone();
+        let asked = async move {
+            let (verdict, fresh_for) = shared.ask(holder, review).await?;
+            shared.cache.put(key, verdict.clone(), fresh_for);
+            Ok(verdict)
+        };
+        match self.flights.join(key, asked).await {
+            Err(ReviewError::Outage) => self.last(&key),
+            verdict => verdict,
+        }
+    }
+
+    /// The verdict from before an outage.
+    fn last(&self, key: &K) -> Result<V, ReviewError> {
+        match self.shared.cache.get(key) {
+            Some(Kept::Fresh(verdict)) => Ok(verdict),
+            Some(Kept::InGrace(verdict)) => Ok(self.shared.in_grace(verdict)),
+            None => Err(ReviewError::Outage),
+        }
+    }
+
+    /// A verdict that is not older than `age`, from the cache or from `review`. In an outage the
+    /// last one counts.
+    pub async fn recent(&self, key: K, holder: Holder, age: Duration, review: Review<V>) -> Result<V, ReviewError> {
+        match self.shared.cache.younger_than(&key, age) {
+            Some(verdict) => Ok(verdict),
+            // The reviews of all streams must not hold up those of new callers.
+            None if self.shared.is_away() => self.last(&key),
+            None => self.fresh(key, holder, review).await,
+        }
+    }
+
+    /// The verdict of a review that is too large to be kept.
+    pub async fn once(&self, holder: Holder, review: Review<V>) -> Result<V, ReviewError> {
+        self.shared.ask(holder, review).await.map(|(verdict, _)| verdict)
+    }
+}
+
+impl<K, V> Shared<K, V> {
+    fn is_away(&self) -> bool {
+        let away_at = self.away_at.lock().unwrap_or_else(PoisonError::into_inner);
+        away_at.is_some_and(|at| at.elapsed() < OUTAGE_PAUSE)
+    }
+
+    fn in_grace(&self, verdict: V) -> V {
+        self.metrics.in_grace.inc();
+        verdict
+    }
+
+    async fn ask(&self, holder: Holder, review: Review<V>) -> Result<(V, Duration), ReviewError> {
+        let _turn = self.queue.turn(holder).await.map_err(ReviewError::Busy)?;
+        let answer = review.await;
+        self.metrics.answered(answer.as_ref().err().map(UpstreamError::reason));
+        let is_outage = answer.as_ref().is_err_and(is_outage);
+        *self.away_at.lock().unwrap_or_else(PoisonError::into_inner) = is_outage.then(Instant::now);
+        answer.map_err(|error| {
+            tracing::warn!(%error, kind = self.metrics.kind, "the apiserver gave no verdict about a caller");
+            if is_outage { ReviewError::Outage } else { ReviewError::Refused }
+        })
+    }
+}
+
+/// Whether a failure says only that the apiserver could not be asked.
+fn is_outage(error: &UpstreamError) -> bool {
+    error.is_away() || matches!(error, UpstreamError::Server { .. })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,146 @@
+//! Verdicts over time: fresh, shared, in an outage, and replaced.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use futures::FutureExt;
+use prometheus::Registry;
+use tokio::time::advance;
+
+use super::*;
+use crate::telemetry::metrics::Metrics;
+
+const SECOND: Duration = Duration::from_secs(1);
+const FRESH: Duration = Duration::from_secs(10);
+const GRACE: Duration = Duration::from_secs(600);
+
+impl Outcome for bool {
+    fn is_positive(&self) -> bool {
+        *self
+    }
+
+    fn ends_at(&self) -> Option<Instant> {
+        None
+    }
+}
+
+/// The reviews, and what the apiserver answers now.
+struct World {
+    reviews: Reviews<u8, bool>,
+    asked: Arc<AtomicUsize>,
+    answer: Arc<Mutex<Result<bool, UpstreamError>>>,
+}
+
+impl World {
+    fn new() -> Self {
+        let queue =
+            QueueLimits { per_second: 1000, burst: 1000, in_flight_max: 10, waiting_max: 10, wait_timeout: SECOND };
+        let metrics = Metrics::new(Registry::new()).unwrap();
+        let options = ReviewsOptions { entries_max: 10, outage_grace: GRACE, queue };
+        let reviews = Reviews::new(options, metrics.access().reviews_of_tokens());
+        Self { reviews, asked: Arc::default(), answer: Arc::new(Mutex::new(Ok(true))) }
+    }
+
+    fn answers(&self, answer: Result<bool, UpstreamError>) {
+        *self.answer.lock().unwrap() = answer;
+    }
+
+    fn review(&self) -> Review<bool> {
+        let (asked, answer) = (self.asked.clone(), self.answer.clone());
+        async move {
+            asked.fetch_add(1, Ordering::Relaxed);
+            let answer = answer.lock().unwrap().clone();
+            answer.map(|verdict| (verdict, FRESH))
+        }
+        .boxed()
+    }
+
+    async fn verdict(&self, key: u8) -> Result<bool, ReviewError> {
+        self.reviews.verdict(key, Holder::new(1, None), self.review()).await
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.load(Ordering::Relaxed)
+    }
+}
+
+fn unreachable() -> UpstreamError {
+    UpstreamError::Unreachable { server: "https://h".into(), message: "refused".into() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_verdict_is_asked_for_once_while_it_counts() {
+    let world = World::new();
+    assert_eq!(world.verdict(1).await, Ok(true));
+    advance(FRESH - SECOND).await;
+    assert_eq!((world.verdict(1).await, world.asked()), (Ok(true), 1));
+    world.answers(Ok(false));
+    advance(SECOND).await;
+    assert_eq!((world.verdict(1).await, world.asked()), (Ok(false), 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_an_outage_known_callers_keep_their_verdict_for_the_grace_and_new_ones_get_none() {
+    let outages = [
+        unreachable(),
+        UpstreamError::Reset { message: "x".into() },
+        UpstreamError::Timeout { message: "x".into(), retry_after: None },
+        UpstreamError::Server { code: 503, message: "x".into(), retry_after: None },
+    ];
+    for outage in outages {
+        let world = World::new();
+        assert_eq!(world.verdict(1).await, Ok(true));
+        world.answers(Err(outage.clone()));
+        advance(FRESH).await;
+        assert_eq!(world.verdict(1).await, Ok(true), "{outage}");
+        assert_eq!(world.verdict(2).await, Err(ReviewError::Outage), "{outage}");
+        advance(GRACE - SECOND).await;
+        assert_eq!(world.verdict(1).await, Ok(true), "{outage}");
+        advance(SECOND).await;
+        assert_eq!(world.verdict(1).await, Err(ReviewError::Outage), "{outage}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_refuses_kubefan_is_no_outage() {
+    let message = || "x".to_owned();
+    for refusal in [
+        UpstreamError::Auth { message: message() },
+        UpstreamError::Forbidden { message: message() },
+        UpstreamError::TooManyRequests { message: message(), retry_after: None },
+        UpstreamError::NotFound { message: message() },
+        UpstreamError::Tls { server: message(), message: message() },
+    ] {
+        let world = World::new();
+        assert_eq!(world.verdict(1).await, Ok(true));
+        world.answers(Err(refusal.clone()));
+        advance(FRESH).await;
+        assert_eq!(world.verdict(1).await, Err(ReviewError::Refused), "{refusal}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn during_an_outage_the_apiserver_is_asked_once_a_second() {
+    let world = World::new();
+    assert_eq!(world.verdict(1).await, Ok(true));
+    world.answers(Err(unreachable()));
+    advance(FRESH).await;
+    for _ in 0..100 {
+        assert_eq!(world.verdict(1).await, Ok(true));
+    }
+    assert_eq!(world.asked(), 2);
+    advance(OUTAGE_PAUSE).await;
+    world.answers(Ok(false));
+    assert_eq!((world.verdict(1).await, world.asked()), (Ok(false), 3), "the outage has ended");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fresh_verdict_replaces_the_one_in_the_cache() {
+    let world = World::new();
+    assert_eq!(world.verdict(1).await, Ok(true));
+    world.answers(Ok(false));
+    assert_eq!(world.verdict(1).await, Ok(true), "from the cache");
+    assert_eq!(world.reviews.fresh(1, Holder::new(1, None), world.review()).await, Ok(false));
+    assert_eq!((world.verdict(1).await, world.asked()), (Ok(false), 2));
+    assert_eq!(world.reviews.once(Holder::new(1, None), world.review()).await, Ok(false));
+    assert_eq!((world.reviews.known(&1), world.reviews.known(&2)), (Some(false), None));
+}

@@ -1,0 +1,156 @@
+//! Verdicts that are kept for a while: fresh until their time is over, and then for the grace of an
+//! outage.
+//!
+//! The hazard is a flood of refusals, such as those of random tokens, that pushes out the verdicts
+//! of others. So positive and negative verdicts have places of their own.
+
+use std::{
+    hash::Hash,
+    num::NonZeroUsize,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use lru::LruCache;
+use tokio::time::Instant;
+
+/// A verdict that can be kept.
+pub trait Outcome: Clone + Send + Sync + 'static {
+    /// Whether it lets the caller in.
+    fn is_positive(&self) -> bool;
+
+    /// When it means nothing any more, whatever the outage; `None` for no such time.
+    fn ends_at(&self) -> Option<Instant>;
+}
+
+/// A verdict in the cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Kept<V> {
+    /// It counts.
+    Fresh(V),
+    /// It counts only while the apiserver cannot be asked.
+    InGrace(V),
+}
+
+struct Entry<V> {
+    value: V,
+    kept_at: Instant,
+    fresh_until: Instant,
+}
+
+/// The verdicts, by what was asked.
+pub(super) struct VerdictCache<K, V> {
+    grace: Duration,
+    kept: Mutex<Places<K, V>>,
+}
+
+struct Places<K, V> {
+    positive: LruCache<K, Entry<V>>,
+    negative: LruCache<K, Entry<V>>,
+}
+
+impl<K: Hash + Eq + Copy, V: Outcome> VerdictCache<K, V> {
+    /// Keeps so many positive verdicts, and as many negative ones. The ones that were not read for
+    /// the longest time are dropped first.
+    pub(super) fn new(entries_max: usize, grace: Duration) -> Self {
+        let entries_max = NonZeroUsize::new(entries_max).unwrap_or(NonZeroUsize::MIN);
+        let places = Places { positive: LruCache::new(entries_max), negative: LruCache::new(entries_max) };
+        Self { grace, kept: Mutex::new(places) }
+    }
+
+    /// The verdict that is kept for a key.
+    pub(super) fn get(&self, key: &K) -> Option<Kept<V>> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let Places { positive, negative } = &mut *kept;
+        let entry = positive.get(key).or_else(|| negative.get(key))?;
+        let now = Instant::now();
+        if entry.value.ends_at().is_some_and(|at| at <= now) || entry.fresh_until + self.grace <= now {
+            positive.pop(key);
+            negative.pop(key);
+            return None;
+        }
+        let value = entry.value.clone();
+        Some(if now < entry.fresh_until { Kept::Fresh(value) } else { Kept::InGrace(value) })
+    }
+
+    /// The verdict that was put less than `age` ago.
+    pub(super) fn younger_than(&self, key: &K, age: Duration) -> Option<V> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let Places { positive, negative } = &mut *kept;
+        let entry = positive.get(key).or_else(|| negative.get(key))?;
+        (entry.kept_at.elapsed() < age).then(|| entry.value.clone())
+    }
+
+    /// Keeps a verdict, which counts for `fresh_for`. It replaces the one before.
+    pub(super) fn put(&self, key: K, value: V, fresh_for: Duration) {
+        let kept_at = Instant::now();
+        let entry = Entry { value, kept_at, fresh_until: kept_at + fresh_for };
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let Places { positive, negative } = &mut *kept;
+        let (to, other) = if entry.value.is_positive() { (positive, negative) } else { (negative, positive) };
+        other.pop(&key);
+        to.put(key, entry);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    struct Verdict(bool, Option<Instant>);
+
+    impl Outcome for Verdict {
+        fn is_positive(&self) -> bool {
+            self.0
+        }
+
+        fn ends_at(&self) -> Option<Instant> {
+            self.1
+        }
+    }
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_verdict_is_fresh_then_in_grace_then_gone() {
+        let cache = VerdictCache::new(10, 60 * SECOND);
+        let verdict = Verdict(true, None);
+        cache.put(1, verdict.clone(), 10 * SECOND);
+        advance(9 * SECOND).await;
+        assert_eq!(cache.get(&1), Some(Kept::Fresh(verdict.clone())));
+        advance(SECOND).await;
+        assert_eq!(cache.get(&1), Some(Kept::InGrace(verdict)));
+        advance(60 * SECOND).await;
+        assert_eq!(cache.get(&1), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_verdict_never_outlives_its_credential() {
+        let cache = VerdictCache::new(10, 60 * SECOND);
+        cache.put(1, Verdict(true, Some(Instant::now() + 5 * SECOND)), 10 * SECOND);
+        advance(4 * SECOND).await;
+        assert!(matches!(cache.get(&1), Some(Kept::Fresh(_))));
+        advance(SECOND).await;
+        assert_eq!(cache.get(&1), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flood_of_refusals_pushes_out_no_permission() {
+        let cache = VerdictCache::new(2, SECOND);
+        cache.put(1, Verdict(true, None), SECOND);
+        (10..20).for_each(|key| cache.put(key, Verdict(false, None), SECOND));
+        assert!(cache.get(&1).is_some() && cache.get(&10).is_none() && cache.get(&19).is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_new_verdict_replaces_the_one_before() {
+        let cache = VerdictCache::new(2, SECOND);
+        for is_positive in [true, false, true] {
+            cache.put(1, Verdict(is_positive, None), SECOND);
+            assert_eq!(cache.get(&1), Some(Kept::Fresh(Verdict(is_positive, None))));
+        }
+    }
+}

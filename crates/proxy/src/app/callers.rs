@@ -1,0 +1,61 @@
+//! Who may read what, by the configuration.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use crate::{
+    access::{
+        AccessControl, AccessOptions, StreamOptions, authentication::AuthenticationOptions,
+        authorization::AuthorizationOptions, review::QueueLimits,
+    },
+    config::{AuthorizationMode, CallerConfig},
+    telemetry::metrics::Metrics,
+    upstream::Upstream,
+};
+
+/// Reviews of one kind that are being answered at a time. A connection to the apiserver takes about
+/// as many.
+const REVIEWS_IN_FLIGHT_MAX: usize = 100;
+/// How long a review waits for its turn.
+const REVIEW_WAIT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Decides who may read what. `clock` is the wall clock, and `key` must be random.
+pub(super) fn control(
+    callers: &CallerConfig,
+    upstream: &Upstream,
+    clock: fn() -> SystemTime,
+    key: [u8; 32],
+    metrics: &Metrics,
+) -> Arc<AccessControl> {
+    let queue = QueueLimits {
+        per_second: callers.reviews_per_second,
+        burst: callers.reviews_per_second.saturating_mul(2),
+        in_flight_max: REVIEWS_IN_FLIGHT_MAX,
+        waiting_max: callers.reviews_waiting_max,
+        wait_timeout: REVIEW_WAIT_TIMEOUT,
+    };
+    let authentication = AuthenticationOptions {
+        api_audiences: callers.api_audiences.clone(),
+        token_ttl: callers.token_ttl,
+        outage_grace: callers.outage_grace,
+        anonymous: callers.anonymous,
+        ignored_extra: callers.ignored_extra.clone(),
+        queue,
+    };
+    let authorization = AuthorizationOptions {
+        authorized_ttl: callers.authorized_ttl,
+        unauthorized_ttl: callers.unauthorized_ttl,
+        outage_grace: callers.outage_grace,
+        always_allow_groups: callers.always_allow_groups.clone(),
+        broad_first: callers.broad_first,
+        queue,
+    };
+    let streams = StreamOptions { reauthorize_interval: callers.reauthorize_interval, age_max: callers.stream_age_max };
+    let options = AccessOptions { authentication, authorization, streams };
+    Arc::new(match callers.mode {
+        AuthorizationMode::AlwaysAllow => AccessControl::always_allow(),
+        AuthorizationMode::Webhook => AccessControl::webhook(upstream, options, key, clock, metrics.access()),
+    })
+}

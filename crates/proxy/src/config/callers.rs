@@ -1,0 +1,143 @@
+//! The section "Callers": who they are, and what they may read. Names and defaults are those of
+//! kube-apiserver and its library where they have the same.
+
+use std::time;
+
+use serde::Deserialize;
+
+use super::{
+    ConfigError, Duration, ListenAddress,
+    passthrough::PassthroughMode,
+    rules::{any, at_least, names, or_false, up_to_a_day, wait, wait_or_never},
+    section::{display_choice, section},
+    serving::ServingConfig,
+};
+
+/// What callers may read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+pub enum AuthorizationMode {
+    /// What the apiserver lets them read, by SubjectAccessReview.
+    #[value(name = "Webhook")]
+    Webhook,
+    /// Everything.
+    #[value(name = "AlwaysAllow")]
+    AlwaysAllow,
+}
+display_choice!(AuthorizationMode);
+
+section! {
+    heading: "Callers";
+    /// Who callers are and what they may read, as given.
+    options: CallerOptions;
+    /// Who callers are and what they may read.
+    config: CallerConfig {}
+
+    /// Let callers read what the apiserver lets them read (Webhook), or everything that is cached
+    /// (AlwaysAllow). With Webhook, kubefan asks the apiserver who has a token and what it may read
+    /// (TokenReview, SubjectAccessReview); its account needs the ClusterRole system:auth-delegator.
+    authorization_mode("MODE"): AuthorizationMode = AuthorizationMode::AlwaysAllow => mode: AuthorizationMode, any;
+    /// Take tokens only if they are for one of these audiences, which are kubefan's own. Such
+    /// tokens are of no use at the apiserver, so they cannot be forwarded: it needs
+    /// --passthrough=off. Repeat it, or separate names by commas
+    /// [default: tokens for the apiserver]
+    #[arg(value_delimiter = ',')]
+    api_audiences("NAME"): Vec<String> => api_audiences: Vec<String>, names(is_text, "an empty text is no audience");
+    /// A request without credentials is from the user system:anonymous; without this option it is
+    /// refused.
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    anonymous_auth("BOOL"): bool => anonymous: bool, or_false;
+    /// How long the apiserver's answer about a token counts.
+    authentication_token_webhook_cache_ttl("DURATION"): Duration = Duration::from_secs(10)
+        => token_ttl: time::Duration, up_to_a_day;
+    /// How long a permission counts.
+    authorization_webhook_cache_authorized_ttl("DURATION"): Duration = Duration::from_secs(5 * 60)
+        => authorized_ttl: time::Duration, up_to_a_day;
+    /// How long a refusal counts.
+    authorization_webhook_cache_unauthorized_ttl("DURATION"): Duration = Duration::from_secs(30)
+        => unauthorized_ttl: time::Duration, up_to_a_day;
+    /// Let members of this group read everything, without a review. Repeat it, or separate names by
+    /// commas [default: system:masters]
+    #[arg(value_delimiter = ',')]
+    authorization_always_allow_groups("GROUP"): Vec<String> => always_allow_groups: Vec<String>, groups;
+    /// Leave this extra of users out of reviews, such as authentication.kubernetes.io/pod-name.
+    /// Then all pods of a service account share their verdicts. Only for extras that give no right.
+    /// Repeat it, or separate keys by commas.
+    #[arg(value_delimiter = ',')]
+    authorization_ignore_extra("KEY"): Vec<String> => ignored_extra: Vec<String>, names(is_text, "an empty text is no key");
+    /// Of a list or watch, ask for the right to the whole resource first, then to the namespace,
+    /// then to exactly what is read, so that one review serves many reads. Turn it off if an
+    /// authorizer denies a part of what it allows as a whole.
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    authorization_broad_first("BOOL"): bool = true => broad_first: bool, any;
+    /// While the apiserver cannot be asked, known callers keep their last verdict for this long
+    /// after it has ceased to count, and never beyond the end of their token. New ones are refused.
+    authorization_outage_grace("DURATION"): Duration = Duration::from_secs(10 * 60)
+        => outage_grace: time::Duration, up_to_a_day;
+    /// How often the right to an open watch is reviewed again. The watch ends when it is gone.
+    reauthorize_interval("DURATION"): Duration = Duration::from_secs(5 * 60)
+        => reauthorize_interval: time::Duration, wait;
+    /// After this time a watch ends, and its client must authenticate itself again to resume: a
+    /// token may have become invalid before its end. 0s: never.
+    stream_age_max("DURATION"): Duration = Duration::from_secs(3600)
+        => stream_age_max: Option<time::Duration>, wait_or_never;
+    /// Reviews of tokens sent to the apiserver per second, and as many of reads. Twice as many may
+    /// be sent at once after a silence. Others wait up to 10s, and addresses take turns.
+    access_reviews_per_second("COUNT"): u32 = 200 => reviews_per_second: u32, at_least(1);
+    /// Reviews of each kind that wait; more callers are asked to retry later (over HTTP 429).
+    access_reviews_waiting_max("COUNT"): usize = 10_000 => reviews_waiting_max: usize, at_least(1);
+}
+
+fn is_text(text: &str) -> bool {
+    !text.trim().is_empty()
+}
+
+fn groups(flag: &'static str, given: Option<Vec<String>>) -> Result<Vec<String>, ConfigError> {
+    let given = given.unwrap_or_else(|| vec!["system:masters".to_owned()]);
+    names(is_text, "an empty text is no group")(flag, Some(given))
+}
+
+impl CallerOptions {
+    /// Refuses what has no effect, and what would let callers act as kubefan or as others.
+    pub(super) fn check(
+        &self,
+        callers: &CallerConfig,
+        serving: &ServingConfig,
+        passthrough: PassthroughMode,
+    ) -> Result<(), ConfigError> {
+        if callers.mode == AuthorizationMode::AlwaysAllow {
+            let given = [
+                ("--api-audiences", self.api_audiences.is_some()),
+                ("--anonymous-auth", self.anonymous_auth == Some(true)),
+                ("--authorization-always-allow-groups", self.authorization_always_allow_groups.is_some()),
+                ("--authorization-ignore-extra", self.authorization_ignore_extra.is_some()),
+            ];
+            return match given.iter().find(|(_, given)| *given) {
+                Some((flag, _)) => ConfigError::contradiction(format!(
+                    "{flag} has no effect with --authorization-mode=AlwaysAllow; add --authorization-mode=Webhook"
+                )),
+                None => Ok(()),
+            };
+        }
+        if passthrough == PassthroughMode::Own {
+            return ConfigError::contradiction(
+                "--passthrough=self lets every caller act as kubefan, and --authorization-mode=Webhook lets callers read \
+                 only what they may; give only one of them",
+            );
+        }
+        if passthrough == PassthroughMode::Caller && !callers.api_audiences.is_empty() {
+            return ConfigError::contradiction(
+                "--api-audiences names audiences of kubefan's own, and the apiserver would refuse their tokens if they were \
+                 passed on; add --passthrough=off, or leave --api-audiences out",
+            );
+        }
+        let is_exposed = matches!(serving.listen, ListenAddress::Tcp(_)) && serving.tls.is_none();
+        if is_exposed && !callers.anonymous {
+            return ConfigError::contradiction(format!(
+                "--authorization-mode=Webhook with --listen {} needs TLS: callers could send no token, because others could \
+                 read it on the way; add --tls-cert-file and --tls-private-key-file, or listen on unix:PATH",
+                serving.listen
+            ));
+        }
+        Ok(())
+    }
+}
