@@ -19,7 +19,7 @@ use crate::{
     freshness::write_configmap,
     harness::{
         Test,
-        network::answer,
+        network::{Network, answer},
         objects::version_of,
         rig::{PODS, Rig, Setup, pod, pods, versions},
         tests,
@@ -35,7 +35,8 @@ pub(crate) const TESTS: &[Test] = tests! {
         events_arrive_while_the_list_for_the_schema_is_silent,
         an_object_that_changes_during_the_list_for_the_schema_keeps_its_new_state,
         a_watch_that_ends_during_the_list_for_the_schema_is_opened_again_at_once,
-        a_watch_that_starts_while_other_bytes_wait_for_a_version_has_them;
+        a_watch_that_starts_while_other_bytes_wait_for_a_version_has_them,
+        a_schema_change_before_the_schema_could_be_read_is_not_missed;
 };
 
 const RELISTS: &str =
@@ -187,6 +188,24 @@ async fn a_watch_that_starts_while_other_bytes_wait_for_a_version_has_them() {
     assert!(watch.initial().await.1 >= version);
     let later = rig.sim.create(&pods(), pod("later", "new")).unwrap();
     assert_eq!(watch.next().await, Some(("ADDED".to_owned(), "later".to_owned(), later)));
+}
+
+async fn a_schema_change_before_the_schema_could_be_read_is_not_missed() {
+    let setup = setup();
+    let sim = setup.sim();
+    sim.create(&pods(), pod("a", "first")).unwrap();
+    let network = Network::to(sim.clone());
+    network.rule(|path| path.starts_with("/openapi/v3").then(|| answer(503, vec!["{}".to_owned()], false)));
+    let rig = Rig::over(network, sim, setup);
+    rig.ready().await;
+    let mut watch = rig.watch_all("pods").await;
+    rig.sim.change_schema(&pods(), with_priority).unwrap();
+    rig.network.clear_rules();
+    rig.metric_becomes(RELISTS, 1.0).await;
+    sleep(Duration::from_secs(60)).await;
+    watch.until(rig.sim.create(&pods(), pod("b", "new")).unwrap()).await;
+    assert_eq!(watch.state, rig.truth(PODS).await, "with the other bytes");
+    assert_eq!(rig.metric(RELISTS), 1.0, "once");
 }
 
 async fn a_schema_change_at_a_compacted_version_leaves_a_gap() {

@@ -61,8 +61,9 @@ pub(crate) async fn judge_replica(world: &World, node: usize, current: u8) -> Re
         let Ok(page) = wire::page(&body) else { continue };
         for Pod { key, bytes, .. } in page.items {
             if let Some(old) = split(bytes).1.filter(|number| *number != current) {
-                let text =
-                    format!("kubefan {node} has {key} in the bytes of schema {old}, and the schema is {current}");
+                let text = format!(
+                    "kubefan {node} has {key} in the bytes of schema {old} as {accept}, and the schema is {current}"
+                );
                 return Err(Violation { guarantee: Guarantee::Convergent, text, entry: 0, at_end: true });
             }
         }

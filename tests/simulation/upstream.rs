@@ -45,8 +45,14 @@ pub(crate) enum EventFault {
     Expire,
 }
 
+/// In the query of a list at a version.
+const AT_VERSION: &str = "resourceVersionMatch=Exact";
+
 /// The class of the requests for the cluster's version.
 const LOOK_UP: &str = "look-up of a version";
+
+/// The class of lists of pods at a version that had no result. They are also counted in theirs.
+pub(crate) const FAILED_LIST: &str = "list of pods at a version that failed";
 
 /// The most look-ups of a cache that may fail within a second. Proofs that fail are a second apart,
 /// and a few readers and the watch ask for the version as well.
@@ -233,7 +239,12 @@ impl Transport {
         if let Some(cache) = standing {
             self.tampering.lock().unwrap().asked(cache);
         }
-        let response = self.send_over(http::Request::from_parts(parts, Full::new(body))).await?;
+        let response = self.send_over(http::Request::from_parts(parts, Full::new(body))).await;
+        let is_failed = !response.as_ref().is_ok_and(|response| response.status().is_success());
+        if is_failed && class == "list of pods" && path.contains(AT_VERSION) {
+            *self.tampering.lock().unwrap().requests.entry(FAILED_LIST).or_default() += 1;
+        }
+        let response = response?;
         if path.ends_with("/namespaces/kube-system") && response.status() == http::StatusCode::OK {
             self.tampering.lock().unwrap().is_identified = true;
         }
@@ -300,7 +311,7 @@ fn is_standing(path: &str, class: &str) -> bool {
     match class {
         "watch of pods with the state" => true,
         "watch of pods" => !is_short,
-        "list of pods" => !path.contains("resourceVersionMatch=Exact"),
+        "list of pods" => !path.contains(AT_VERSION),
         _ => false,
     }
 }

@@ -95,8 +95,8 @@ impl CachedSchema {
 }
 
 /// Plans a relist of a watched cache whenever the schema of its resource or the server's version
-/// differs from `known`, or from the first answer if `known` is `None`. Completes with the reason
-/// when the cache no longer fits its resource and must be set up again.
+/// differs from `known`, or is known for the first time. Completes with the reason when the cache
+/// no longer fits its resource and must be set up again.
 ///
 /// A new server version concerns all caches at once, so their relists are spread over
 /// [`RELIST_SPREAD`].
@@ -105,21 +105,20 @@ pub(super) async fn follow_schema(
     served: &Served,
     cached: &CachedSchema,
     planned_relist: &PlannedRelist,
-    mut known: Option<SchemaFingerprint>,
+    known: Option<SchemaFingerprint>,
 ) -> String {
     let (gvr, mut random) = (&served.gvr, context.generator());
+    let mut checks = Checks { known, seen: None };
     loop {
-        let (before, now) = schema_changed(context, gvr, known).await;
-        cached.changes_to(now.clone());
+        let (now, is_upgrade) = next_schema(context, gvr, &mut checks).await;
+        cached.changes_to(now);
         // If another cluster answers, or none, the list retries until this one answers.
         if context.upstream.confirm(context.upstream.doubt()).await.is_ok() && !still_matches(context, served).await {
             return format!("{gvr} is served with another schema");
         }
-        let is_upgrade = before.server_version != now.server_version;
         let delay = if is_upgrade { RELIST_SPREAD.mul_f64(random.random()) } else { Duration::ZERO };
-        info!(resource = %gvr, ?delay, "the schema or the server's version has changed; listing again");
+        info!(resource = %gvr, ?delay, "the schema or the server's version may have changed; listing again");
         planned_relist.request(Instant::now() + delay, SCHEMA_CHANGED);
-        known = Some(now);
     }
 }
 
@@ -132,24 +131,83 @@ async fn still_matches(context: &CacheContext, served: &Served) -> bool {
     discovered.map_or(true, |discovered| discovered.matches(served))
 }
 
-/// Completes when the schema differs from `known`, with both. Two checks in a row must agree on the
-/// change, because during an upgrade apiservers of two versions answer in turn.
-async fn schema_changed(
+/// Completes with the next schema that the cache's objects may not have been read with, and with
+/// whether the server's version has changed.
+async fn next_schema(
     context: &CacheContext,
     gvr: &GroupVersionResource,
-    mut known: Option<SchemaFingerprint>,
-) -> (SchemaFingerprint, SchemaFingerprint) {
-    let mut seen = None;
+    checks: &mut Checks,
+) -> (SchemaFingerprint, bool) {
     loop {
         // A failed check says nothing about the schema.
-        if let Ok(now) = context.discovery.schema_fingerprint(&gvr.group, &gvr.version).await {
-            match &known {
-                Some(before) if *before == now => seen = None,
-                Some(before) if seen.as_ref() == Some(&now) => return (before.clone(), now),
-                Some(_) => seen = Some(now),
-                None => known = Some(now),
-            }
+        if let Ok(now) = context.discovery.schema_fingerprint(&gvr.group, &gvr.version).await
+            && let Some(is_upgrade) = checks.take(&now)
+        {
+            return (now, is_upgrade);
         }
         sleep(context.schema_check_interval).await;
+    }
+}
+
+/// What the checks of the schema have found so far.
+#[derive(Default)]
+struct Checks {
+    known: Option<SchemaFingerprint>,
+    /// Another schema that the last check found.
+    seen: Option<SchemaFingerprint>,
+}
+
+impl Checks {
+    /// Takes what a check has found. If the objects may have been read with another schema, returns
+    /// whether the server's version has changed. Two checks in a row must agree on a change,
+    /// because during an upgrade apiservers of two versions answer in turn.
+    ///
+    /// The first schema after failed checks counts as a change, because it may have changed since
+    /// the objects were read. If they were not read yet, their first list is the planned one.
+    fn take(&mut self, now: &SchemaFingerprint) -> Option<bool> {
+        let is_upgrade = match &self.known {
+            None => false,
+            Some(known) if known == now => {
+                self.seen = None;
+                return None;
+            }
+            Some(known) if self.seen.as_ref() == Some(now) => known.server_version != now.server_version,
+            Some(_) => {
+                self.seen = Some(now.clone());
+                return None;
+            }
+        };
+        *self = Self { known: Some(now.clone()), seen: None };
+        Some(is_upgrade)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn schema(server_version: &str, schema_hash: &str) -> SchemaFingerprint {
+        let text = |text: &str| Some(text.to_owned());
+        SchemaFingerprint { server_version: text(server_version), schema_hash: text(schema_hash) }
+    }
+
+    #[test]
+    fn two_checks_must_agree_on_a_change() {
+        let mut checks = Checks { known: Some(schema("1", "a")), seen: None };
+        assert_eq!(checks.take(&schema("1", "a")), None);
+        assert_eq!(checks.take(&schema("1", "b")), None);
+        assert_eq!(checks.take(&schema("1", "a")), None, "apiservers of two versions answer in turn");
+        assert_eq!(checks.take(&schema("1", "b")), None);
+        assert_eq!(checks.take(&schema("1", "b")), Some(false));
+        assert_eq!(checks.take(&schema("1", "b")), None);
+        assert_eq!(checks.take(&schema("2", "b")), None);
+        assert_eq!(checks.take(&schema("2", "b")), Some(true), "an upgrade");
+    }
+
+    #[test]
+    fn a_schema_that_is_known_only_after_a_list_may_not_be_that_of_the_list() {
+        let mut checks = Checks::default();
+        assert_eq!(checks.take(&schema("1", "a")), Some(false));
+        assert_eq!(checks.take(&schema("1", "a")), None);
     }
 }

@@ -1,7 +1,9 @@
 //! The answer to a request, and the headers of answers from the cache.
 
 use axum::body::Body;
+use futures::StreamExt;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
+use tokio_util::sync::CancellationToken;
 
 use crate::{cache::warnings::Warnings, server::watch::OpenedWatch};
 use kubefan_model::Media;
@@ -43,4 +45,37 @@ pub fn from_cache(content_type: &'static str, body: Body) -> Response<Body> {
     let mut response = Response::new(body);
     put_headers(content_type, response.headers_mut());
     response
+}
+
+/// The response to a watch that was not answered from a cache. A drain ends the watch, because its
+/// client reconnects to another replica. A refusal ends by itself; without its body it would not
+/// say why.
+pub fn forwarded_watch(response: Response<Body>, drain: &CancellationToken) -> Response<Body> {
+    if !response.status().is_success() {
+        return response;
+    }
+    let drain = drain.clone().cancelled_owned();
+    response.map(|body| Body::from_stream(body.into_data_stream().take_until(drain)))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::StatusCode;
+    use http_body_util::BodyExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_drain_ends_a_forwarded_watch_and_leaves_a_refusal_whole() {
+        let drain = CancellationToken::new();
+        drain.cancel();
+        let sent = async |status| {
+            let mut response = Response::new(Body::from("{}"));
+            *response.status_mut() = status;
+            forwarded_watch(response, &drain).into_body().collect().await.unwrap().to_bytes()
+        };
+        assert_eq!(sent(StatusCode::OK).await, "", "its client reconnects to another replica");
+        assert_eq!(sent(StatusCode::SERVICE_UNAVAILABLE).await, "{}");
+        assert_eq!(sent(StatusCode::GONE).await, "{}");
+    }
 }

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use axum::body::Body;
-use futures::{FutureExt, StreamExt};
+use futures::FutureExt;
 use http::{HeaderMap, Method, Request, Response, StatusCode, request::Parts};
 
 use super::{
-    answer::{Answer, CACHE_STATUS, FromUpstream, HIT},
+    answer::{Answer, CACHE_STATUS, FromUpstream, HIT, forwarded_watch},
     cache_reads::{CacheReads, ResolvedRead, SelectOptions},
     forward::Forwarder,
     get,
@@ -130,12 +130,9 @@ impl<C: Catalog> KubeApi<C> {
             Answer::Response(response) | Answer::Forwarded(response) if is_head && by != AnsweredBy::Upstream => {
                 Answer::Response(response.map(|_| Body::empty()))
             }
-            // A drain ends forwarded watches, because their clients reconnect to another replica.
             // Logs and sessions could not be resumed.
             Answer::Forwarded(response) if verb == "watch" => {
-                let drain = self.reads.reader.drain().clone().cancelled_owned();
-                let until = |body: Body| Body::from_stream(body.into_data_stream().take_until(drain));
-                Answer::Forwarded(response.map(until))
+                Answer::Forwarded(forwarded_watch(response, self.reads.reader.drain()))
             }
             Answer::Forwarded(response) if is_long_running => Answer::Forwarded(response),
             // The request counts as in flight until its body has ended.
