@@ -267,9 +267,9 @@ bugs! {
     RemainingCountsThePage = "remaining-counts-the-page" breaks "Reliable",
 
     /// `server/kube/watch.rs`: a watch over HTTP from a version that the cache has not reached
-    /// starts at the cache's version, and sends events that the client has. Needs: a replica that
-    /// is behind, and a watch with the version of another one.
-    AheadIsNow = "ahead-is-now" breaks "Unique, Ordered, Reliable, Filtered",
+    /// starts at the cache's version, and sends events that the client has, or ends with 410. Needs:
+    /// a replica that is behind, and a watch with the version of another one.
+    AheadIsNow = "ahead-is-now" breaks "Unique, Ordered, Reliable, Resumable, Filtered",
 
     /// `fanout/views/set.rs`: a gap does not end the watches over HTTP, which have no marks for it.
     /// Needs: a relist that finds changes, and watches over HTTP.
@@ -312,10 +312,6 @@ bugs! {
     /// `fanout/subscribe/start_point.rs`: the initial events of a proved state have no end. Needs:
     /// a consistent watch over HTTP that starts with the state, and a quiet cache.
     ProvedStateNeverEnds = "proved-state-never-ends" breaks "Reliable, Convergent, Bookmarkable",
-
-    /// `caches/backfiller.rs`: a backfill that overtakes the cache counts an event that it did not
-    /// keep as sent. Needs: a restart, changes at that moment, a cache whose own watch lags.
-    BackfillReachesTooFar = "backfill-reaches-too-far" breaks "Bookmarkable, Reliable, Resumable, Convergent",
 
     /// `peer/decode.rs`: a restored ring claims the versions of the conflated history before it.
     /// Needs: a warm start, a small ring, a start older than it.
