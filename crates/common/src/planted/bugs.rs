@@ -267,8 +267,8 @@ bugs! {
     RemainingCountsThePage = "remaining-counts-the-page" breaks "Reliable",
 
     /// `server/kube/watch.rs`: a watch over HTTP from a version that the cache has not reached
-    /// starts at the cache's version, and sends events that the client has, or ends with 410. Needs:
-    /// a replica that is behind, and a watch with the version of another one.
+    /// starts at the cache's version, and sends events that the client has, or ends with 410.
+    /// Needs: a replica that is behind, and a watch with the version of another one.
     AheadIsNow = "ahead-is-now" breaks "Unique, Ordered, Reliable, Resumable, Filtered",
 
     /// `fanout/views/set.rs`: a gap does not end the watches over HTTP, which have no marks for it.
