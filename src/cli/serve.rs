@@ -146,7 +146,8 @@ mod tests {
                         "max_staleness",
                         "on_demand",
                         "peer_transfer_bytes_max",
-                        "connections_max"
+                        "connections_max",
+                        "api_audiences"
                     ]
                     .contains(&id),
                 "{id}: {help}"
