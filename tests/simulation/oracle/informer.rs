@@ -247,9 +247,24 @@ impl<'a> Walk<'a> {
                     return Err((Guarantee::Reliable, format!("deleted {key}, which was not added before")));
                 };
                 known.floor = self.deleted(handler, &told, deleted, known, entry)?;
+                // A list that lacks an object was made after the object was deleted.
+                self.highest = self.highest.max(self.gone_at(&told, entry).unwrap_or(0));
             }
         }
         Ok(())
+    }
+
+    /// The lowest version at which an object can have been deleted after this state of it.
+    fn gone_at(&self, told: &Stored, entry: &InformerEntry) -> Option<u64> {
+        let removes = |write: &&Write| {
+            let seen = write.seen_by(self.spec.selection);
+            seen.is_some_and(|(kind, object)| object.key == told.key().as_str() && kind.removes())
+        };
+        let first = |epoch: &Epoch| {
+            let removal = epoch.writes[epoch.after(version_of(told))..].iter().find(removes)?;
+            (removal.version <= entry.revision || entry.epoch > 0).then_some(removal.version)
+        };
+        self.truth.epochs[..=entry.epoch].iter().filter_map(first).min()
     }
 
     /// Checks a deletion. Returns the version that the next call must exceed.
@@ -263,14 +278,7 @@ impl<'a> Walk<'a> {
     ) -> Result<u64, Breach> {
         let (key, last) = (told.key().as_str(), version_of(told));
         let is_undone = self.is_undone(last, entry);
-        let was_gone = |epoch: &Epoch| {
-            let later = &epoch.writes[epoch.after(last)..];
-            let removes = |write: &&Write| {
-                write.seen_by(self.spec.selection).is_some_and(|(kind, object)| object.key == key && kind.removes())
-            };
-            later.iter().find(removes).is_some_and(|write| write.version <= entry.revision || entry.epoch > 0)
-        };
-        if !is_undone && !self.truth.epochs[..=entry.epoch].iter().any(was_gone) {
+        if !is_undone && self.gone_at(told, entry).is_none() {
             let text = format!("deleted {key}, which has existed ever since its last state at {last}");
             return Err((Guarantee::Reliable, text));
         }
