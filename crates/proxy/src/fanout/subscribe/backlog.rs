@@ -81,6 +81,14 @@ impl Backlog {
         self
     }
 
+    /// For a backfill, the version up to which it is read.
+    pub(super) fn backfilled_up_to(&self) -> Option<ResourceVersion> {
+        match &self.part {
+            BacklogPart::Backfill { backfill, .. } => Some(backfill.reached),
+            _ => None,
+        }
+    }
+
     /// What follows this part.
     pub(super) fn into_next(self) -> Option<Box<Self>> {
         self.then

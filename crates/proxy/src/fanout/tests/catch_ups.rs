@@ -44,7 +44,7 @@ impl Cache {
     }
 
     /// Resumes after version 5, which only the backfill has.
-    fn with_backfill(&self, format: Format, backfill: Backfill) -> Result<Subscription, NotSubscribed> {
+    pub(super) fn with_backfill(&self, format: Format, backfill: Backfill) -> Result<Subscription, NotSubscribed> {
         let waker = Arc::new(StreamWaker::new(&ConnectionWaker::new(), 0));
         let permit = Some(Arc::new(self.hub.gate().try_acquire(None).unwrap()));
         let backfill = ProvidedBackfill::Read(Arc::new(backfill));

@@ -3,8 +3,10 @@
 use std::collections::HashMap;
 
 use super::*;
+use crate::cache::{Backfill, Budgets, EventRing, Record};
 use kubefan_common::encoding::delta;
 use kubefan_model::{
+    event::WatchEvent,
     format::Encoding,
     projection::{Parts, Projection},
 };
@@ -23,7 +25,10 @@ struct Client {
 impl Client {
     fn new(cache: &Cache, labels: &str, format: Format, start: Start) -> Self {
         let waker = StreamWaker::new(&ConnectionWaker::new(), 0);
-        let subscription = cache.hub.subscribe(cache.select(labels), format, start, waker).unwrap();
+        Self::of(cache.hub.subscribe(cache.select(labels), format, start, waker).unwrap())
+    }
+
+    fn of(subscription: Subscription) -> Self {
         Self { subscription, held: HashMap::new(), deltas: 0 }
     }
 
@@ -91,6 +96,25 @@ async fn deltas_decode_to_the_objects_and_are_sent_only_if_the_client_has_the_ba
     assert_eq!((kept.read().await.as_slice(), kept.deltas), (expected.as_slice(), 3));
     assert_eq!((came_back.read().await.as_slice(), came_back.deltas), (expected.as_slice(), 2), "the first in full");
     assert_eq!(cache.hub.views(), 1);
+}
+
+/// An apiserver with another schema sends the same version of an object with other bytes.
+#[tokio::test(start_paused = true)]
+async fn deltas_after_a_backfill_have_no_base_that_was_sent_in_it() {
+    let mut cache = Cache::new();
+    cache.list(&[("a", "web", 8), ("b", "web", 9)], 10);
+    let mut ring = EventRing::new(LIMITS, version(5));
+    let (before, other) = (cache.object("a", "other", 4), Arc::new(cache.object("a", "other", 8)));
+    let event = WatchEvent::new(Modified, version(8), other, Some(Arc::new(before)));
+    ring.push(Record::Event(Arc::new(event)), Instant::now());
+    let (epoch, share) = (cache.hub.position().unwrap().epoch, Budgets::default().backfills.share());
+    let backfill = Backfill { epoch, ring, reached: version(10), has_state: true, share };
+    let mut client = Client::of(cache.with_backfill(format(Encoding::ZstdDelta), backfill).unwrap());
+    assert_eq!(client.read().await[0], ("~a@8 (8)".into(), canonical("a", "other")));
+    cache.event(Modified, "a", "web", 11);
+    cache.event(Modified, "a", "web", 12);
+    let expected = [("~a@11 (11)", "a"), ("~a@12 (12)", "a")].map(|(text, name)| (text.into(), canonical(name, "web")));
+    assert_eq!((client.read().await.as_slice(), client.deltas), (expected.as_slice(), 1), "the first in full");
 }
 
 #[tokio::test(start_paused = true)]
