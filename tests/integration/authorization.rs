@@ -31,7 +31,7 @@ pub(crate) const TESTS: &[Test] = tests! {
     local: a_start_that_would_let_callers_act_as_kubefan_is_refused;
 };
 
-/// Who asks. `NS` is the namespace of the test, `OTHER` another one.
+/// The callers. `NS` is the namespace of the test, `OTHER` another one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Who {
     /// A member of system:masters.

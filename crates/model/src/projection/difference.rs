@@ -9,7 +9,7 @@ use std::{borrow::Cow, collections::HashMap, fmt};
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::{Projection, Rule, name_of};
+use super::{Node, Projection, Rule, name_of};
 
 /// Below so many levels a difference says that everything differs. A field mask has no more names.
 const LEVELS_MAX: usize = super::PATH_NAMES_MAX;
@@ -53,7 +53,7 @@ impl Difference {
     /// same bytes for both.
     pub fn may_change(&self, projection: &Projection) -> bool {
         match &projection.root {
-            Some(root) => self.0.is_seen_by_fields(&root.fields, root.keeps_others),
+            Some(root) => self.0.is_seen_within(root),
             None => self.0 != Part::Nothing,
         }
     }
@@ -74,23 +74,18 @@ impl Part {
         match rule {
             Rule::Keep => *self != Self::Nothing,
             Rule::Drop => false,
-            Rule::Within(node) => self.is_seen_by_fields(&node.fields, node.keeps_others),
+            Rule::Within(node) => self.is_seen_within(node),
         }
     }
 
-    fn is_seen_by_fields(&self, rules: &[(Box<str>, Rule)], keeps_others: bool) -> bool {
+    fn is_seen_within(&self, node: &Node) -> bool {
         match self {
             Self::Nothing => false,
             Self::Everything => true,
             // What is not an object is kept as a whole.
-            Self::Elements(_) if keeps_others => true,
-            Self::Elements(part) => part.is_seen_by_fields(rules, keeps_others),
-            Self::Fields(fields) => {
-                fields.iter().any(|(name, part)| match rules.binary_search_by(|(known, _)| known.cmp(name)) {
-                    Ok(at) => part.is_seen_by(&rules[at].1),
-                    Err(_) => keeps_others,
-                })
-            }
+            Self::Elements(_) if node.keeps_others => true,
+            Self::Elements(part) => part.is_seen_within(node),
+            Self::Fields(fields) => fields.iter().any(|(name, part)| part.is_seen_by(node.rule(name))),
         }
     }
 }

@@ -7,8 +7,10 @@ use std::{
 
 use crate::{
     access::{
-        AccessControl, AccessOptions, StreamOptions, authentication::AuthenticationOptions,
-        authorization::AuthorizationOptions, review::QueueLimits,
+        AccessControl, AccessOptions, StreamOptions,
+        authentication::{AuthenticationOptions, authenticator::KEY_BYTES},
+        authorization::AuthorizationOptions,
+        review::QueueLimits,
     },
     config::{AuthorizationMode, CallerConfig},
     telemetry::metrics::Metrics,
@@ -26,7 +28,7 @@ pub(super) fn control(
     callers: &CallerConfig,
     upstream: &Upstream,
     clock: fn() -> SystemTime,
-    key: [u8; 32],
+    key: [u8; KEY_BYTES],
     metrics: &Metrics,
 ) -> Arc<AccessControl> {
     let queue = QueueLimits {

@@ -45,8 +45,6 @@ use kubefan_model::{
 const GATHER_TIME: Duration = Duration::from_millis(300);
 /// The time limit of one read.
 const BACKFILL_TIMEOUT: Duration = Duration::from_secs(30);
-/// The delay before a failed page of the state is requested again, unless upstream asks for one.
-const PAGE_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// The size limits of one backfill. A larger one would cost more to send than a snapshot. All that
 /// are held are within a budget of the process.
 const LIMITS: RingLimits = RingLimits {
@@ -361,7 +359,7 @@ impl Backfiller {
         loop {
             let step = match reflector.step().await {
                 Err(error) if reflector.is_within_list() => {
-                    sleep(error.upstream().and_then(UpstreamError::retry_after).unwrap_or(PAGE_RETRY_DELAY)).await;
+                    sleep(error.page_retry_delay()).await;
                     continue;
                 }
                 step => step.map_err(|error| read_error(from, &error))?,

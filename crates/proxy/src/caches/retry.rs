@@ -80,7 +80,7 @@ impl Retry {
     fn delay_after(&mut self, error: Option<&UpstreamError>, now: Instant) -> Duration {
         let asked = error.and_then(UpstreamError::retry_after).filter(|_| !planted::is(Bug::RetryAfterIgnored));
         let delay = match error {
-            Some(error) if error.is_away() || error.is_busy() => self.unserved.next_delay(now, asked, &mut self.random),
+            Some(error) if error.is_passing() => self.unserved.next_delay(now, asked, &mut self.random),
             other => {
                 self.unserved.reset();
                 match other {

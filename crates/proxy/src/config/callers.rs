@@ -33,7 +33,7 @@ section! {
     config: CallerConfig {}
 
     /// Let callers read what the apiserver lets them read (Webhook), or everything that is cached
-    /// (AlwaysAllow). With Webhook, kubefan asks the apiserver who has a token and what it may read
+    /// (AlwaysAllow). With Webhook, kubefan asks the apiserver whose token it is and what they may read
     /// (TokenReview, SubjectAccessReview); its account needs the ClusterRole system:auth-delegator.
     authorization_mode("MODE"): AuthorizationMode = AuthorizationMode::AlwaysAllow => mode: AuthorizationMode, any;
     /// Take tokens only if they are for one of these audiences, which are kubefan's own. Such

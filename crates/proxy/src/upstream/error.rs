@@ -179,6 +179,11 @@ impl UpstreamError {
         matches!(self, Self::TooManyRequests { .. } | Self::Server { .. } | Self::VersionTooLarge { .. })
     }
 
+    /// Whether the same request may succeed in a moment.
+    pub fn is_passing(&self) -> bool {
+        self.is_away() || self.is_busy()
+    }
+
     /// The oldest version from which a watch can start, if the apiserver's watch cache names it:
     /// "too old resource version: N (M)".
     pub fn oldest(&self) -> Option<ResourceVersion> {

@@ -9,7 +9,7 @@ pub mod passthrough;
 pub mod reflector;
 mod transport;
 
-pub use client::{Upstream, identity, lines};
+pub use client::{ReviewKind, Upstream, identity, lines};
 pub use discovery::resource_index;
 pub use error::UpstreamError;
 pub use kubefan_common::backoff;

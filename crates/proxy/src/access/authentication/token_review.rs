@@ -1,38 +1,24 @@
-//! TokenReviews: which user has a token.
-
-use std::time::Duration;
+//! TokenReviews: whose token it is.
 
 use serde::{Deserialize, Serialize};
 
 use super::bearer_token::BearerToken;
 use crate::{
     access::user::{ANONYMOUS, Identity},
-    upstream::{Upstream, UpstreamError},
+    upstream::{ReviewKind, Upstream, UpstreamError},
 };
 
-/// Where reviews are created.
-const PATH: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
-/// How long a review may take. As long as the apiserver library waits for one.
-const TIMEOUT: Duration = Duration::from_secs(10);
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Request<'a> {
-    api_version: &'static str,
-    kind: &'static str,
-    spec: Spec<'a>,
-}
+const TOKEN_REVIEW: ReviewKind = ReviewKind {
+    path: "/apis/authentication.k8s.io/v1/tokenreviews",
+    api_version: "authentication.k8s.io/v1",
+    kind: "TokenReview",
+};
 
 #[derive(Serialize)]
 struct Spec<'a> {
     token: &'a str,
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     audiences: &'a [String],
-}
-
-#[derive(Deserialize)]
-struct Answer {
-    status: Status,
 }
 
 #[derive(Default, Deserialize)]
@@ -43,7 +29,7 @@ struct Status {
     audiences: Option<Vec<String>>,
 }
 
-/// Asks who has a token. `None` if the apiserver does not know the token, or knows it for none of
+/// Asks whose token it is. `None` if the apiserver does not know the token, or knows it for none of
 /// `audiences`. Without audiences the apiserver's own count.
 pub(super) async fn review(
     upstream: &Upstream,
@@ -51,9 +37,7 @@ pub(super) async fn review(
     audiences: &[String],
 ) -> Result<Option<Identity>, UpstreamError> {
     let spec = Spec { token: token.expose(), audiences };
-    let request = Request { api_version: "authentication.k8s.io/v1", kind: "TokenReview", spec };
-    let Answer { status } = upstream.create(PATH, &request, TIMEOUT).await?;
-    Ok(user_of(status, audiences))
+    Ok(user_of(upstream.review(&TOKEN_REVIEW, &spec).await?, audiences))
 }
 
 fn user_of(status: Status, audiences: &[String]) -> Option<Identity> {

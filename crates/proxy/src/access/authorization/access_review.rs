@@ -1,6 +1,6 @@
 //! SubjectAccessReviews: what the apiserver's authorizers say about a read of a user.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
@@ -8,14 +8,15 @@ use tokio::time::Instant;
 use super::attributes::{Attributes, ResourceAttributes};
 use crate::{
     access::{review::Outcome, user::Identity},
-    upstream::{Upstream, UpstreamError},
+    upstream::{ReviewKind, Upstream, UpstreamError},
 };
 use kubefan_common::text::one_line;
 
-/// Where reviews are created.
-const PATH: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
-/// How long a review may take. As long as the apiserver library waits for one.
-const TIMEOUT: Duration = Duration::from_secs(10);
+const ACCESS_REVIEW: ReviewKind = ReviewKind {
+    path: "/apis/authorization.k8s.io/v1/subjectaccessreviews",
+    api_version: "authorization.k8s.io/v1",
+    kind: "SubjectAccessReview",
+};
 /// The longest reason that a caller is shown, in characters.
 const REASON_CHARS_MAX: usize = 512;
 
@@ -41,14 +42,6 @@ impl Outcome for AccessVerdict {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Request<'a> {
-    api_version: &'static str,
-    kind: &'static str,
-    spec: Spec<'a>,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
 struct Spec<'a> {
     resource_attributes: ResourceAttributes<'a>,
     user: &'a str,
@@ -57,11 +50,6 @@ struct Spec<'a> {
     groups: &'a [String],
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     extra: &'a BTreeMap<String, Vec<String>>,
-}
-
-#[derive(Deserialize)]
-struct Answer {
-    status: Status,
 }
 
 #[derive(Deserialize)]
@@ -81,8 +69,7 @@ pub(super) async fn review(
 ) -> Result<AccessVerdict, UpstreamError> {
     let Identity { user, uid, groups, extra } = user;
     let spec = Spec { resource_attributes: attributes.for_review(), user, uid, groups, extra };
-    let request = Request { api_version: "authorization.k8s.io/v1", kind: "SubjectAccessReview", spec };
-    let Answer { status } = upstream.create(PATH, &request, TIMEOUT).await?;
+    let status: Status = upstream.review(&ACCESS_REVIEW, &spec).await?;
     Ok(match status.allowed && !status.denied {
         true => AccessVerdict::Allowed,
         false => AccessVerdict::Denied(one_line(&status.reason, REASON_CHARS_MAX).into()),

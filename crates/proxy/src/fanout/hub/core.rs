@@ -6,10 +6,9 @@
 //! its place in the log in it. Separate locks, or a lock per view, would allow more parallelism,
 //! but a subscription would then have to detect and repair every interleaving.
 //!
-//! The section is short. Nothing is encoded, sent or awaited in it; a projection that must be
-//! compared is made before it; wake-ups are sent after it. The head version, which bookmarks are
-//! made from, is published after the last append and before the section ends, so a reader of it
-//! finds every event up to it in the logs.
+//! The section is short. Nothing is encoded, compared, sent or awaited in it; wake-ups are sent
+//! after it. The head version, which bookmarks are made from, is published after the last append
+//! and before the section ends, so a reader of it finds every event up to it in the logs.
 
 use std::{
     sync::{Arc, PoisonError},

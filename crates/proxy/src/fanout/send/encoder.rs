@@ -159,9 +159,8 @@ impl Encoder {
         &self.budgets
     }
 
-    /// Drops everything that it retains for reuse.
+    /// Drops everything that it retains for reuse, except what it shares.
     pub fn forget(&self) {
-        self.differences.forget();
         *lock(&self.recent) = Recent::default();
         *lock(&self.projected) = Projected::default();
     }

@@ -210,6 +210,7 @@ impl Views {
     /// Drops everything that is retained only for reuse.
     pub(in crate::fanout) fn forget(&self) {
         self.slots.iter().for_each(|(_, slot)| slot.view.forget());
+        self.differences.forget();
         self.encoders.values().filter_map(Weak::upgrade).for_each(|encoder| encoder.forget());
     }
 

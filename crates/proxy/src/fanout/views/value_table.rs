@@ -40,7 +40,7 @@ enum Having {
     /// One view has it.
     One(Place),
     /// Several have it: the number of their list. None of the lists is empty. They are sorted by
-    /// view, so a view with thousands of values leaves in a search for each.
+    /// view, so one of thousands of views of a value leaves after a binary search.
     Many(u32),
 }
 

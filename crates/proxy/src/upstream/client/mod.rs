@@ -6,11 +6,11 @@
 //! its headers and then an idle timeout.
 
 mod availability;
-mod create;
 pub mod identity;
 mod identity_check;
 pub mod lines;
 mod probe;
+mod review;
 
 use std::{
     io::Read,
@@ -51,6 +51,7 @@ pub use crate::upstream::transport::{
     HttpService,
     connection::{UpstreamBody, holding},
 };
+pub use review::ReviewKind;
 
 /// The media type of everything that is read outside a cache.
 const JSON: &str = Media::Json.content_type();

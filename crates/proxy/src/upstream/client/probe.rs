@@ -69,7 +69,7 @@ impl Upstream {
         match timeout(PROBE_TIMEOUT, answer).await {
             Err(_) | Ok(Err(UpstreamError::Unreachable { .. } | UpstreamError::Reset { .. })) => ProbeResult::Away,
             // A gateway may answer 504 for an apiserver that is down.
-            Ok(Err(error)) if error.is_away() || error.is_busy() => ProbeResult::Unready,
+            Ok(Err(error)) if error.is_passing() => ProbeResult::Unready,
             Ok(Ok(_) | Err(_)) => ProbeResult::Available,
         }
     }

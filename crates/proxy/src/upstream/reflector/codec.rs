@@ -74,6 +74,20 @@ struct BookmarkMeta {
     annotations: std::collections::HashMap<String, String>,
 }
 
+impl Page {
+    /// Refuses a page that leads to itself: its list would never end. `requested` is the continue
+    /// token that it was requested with.
+    pub(in crate::upstream) fn after(self, requested: Option<&str>) -> Result<Self, ReflectorError> {
+        match &self.next {
+            Some(next) if Some(&**next) == requested => {
+                let error = UpstreamError::invalid("a page's continue token leads to the same page");
+                Err(ReflectorError::List(error))
+            }
+            _ => Ok(self),
+        }
+    }
+}
+
 /// Decodes a page of a list.
 pub(in crate::upstream) fn read_page(
     parser: &ObjectParser,

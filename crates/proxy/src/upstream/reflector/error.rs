@@ -10,6 +10,9 @@ use kubefan_model::object::ObjectError;
 /// `VeryShortWatchError`, but a bookmark without a new version does not suppress it.
 pub(in crate::upstream) const WATCH_SHORT: Duration = Duration::from_secs(1);
 
+/// The delay before a failed page is requested again, unless upstream asks for another.
+const PAGE_RETRY_DELAY: Duration = Duration::from_secs(1);
+
 /// Why a step failed. The variants name the phase that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReflectorError {
@@ -34,6 +37,11 @@ impl ReflectorError {
             Self::List(error) | Self::Watch(error) => Some(error),
             Self::Object(_) | Self::VeryShortWatch => None,
         }
+    }
+
+    /// The delay before a page that failed with this is requested again.
+    pub fn page_retry_delay(&self) -> Duration {
+        self.upstream().and_then(UpstreamError::retry_after).unwrap_or(PAGE_RETRY_DELAY)
     }
 
     /// The label in metrics.

@@ -216,7 +216,8 @@ impl<R: Rng> Reflector<R> {
         &self.warnings
     }
 
-    /// Whether the next step reads from the open watch, because no update is pending.
+    /// Whether the next step reads from the open watch, beside a list or not, because no update is
+    /// pending.
     pub fn has_watch(&self) -> bool {
         matches!(self.state, State::Watching { .. } | State::Rereading(_)) && self.ready.is_empty()
     }

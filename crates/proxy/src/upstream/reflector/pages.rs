@@ -20,6 +20,7 @@ use crate::{
         },
     },
 };
+use kubefan_model::ResourceVersion;
 
 impl<R: Rng> Reflector<R> {
     /// Requests the next page.
@@ -27,7 +28,8 @@ impl<R: Rng> Reflector<R> {
         // Loops until there is an update: with a selector, a page can be empty without being the
         // last.
         loop {
-            let path = self.page_path(&list);
+            let exact = self.backfills_from;
+            let path = self.page_path(list.next.as_deref(), exact, !self.unpaged);
             let body = match self.upstream.get_media(Verb::List, &path, self.parser.media()).await {
                 Ok((body, warnings)) => {
                     self.warnings = warnings;
@@ -36,13 +38,9 @@ impl<R: Rng> Reflector<R> {
                 Err(error) => return Err(self.page_failed(list, error)),
             };
             let received = Instant::now();
-            let Page { version: page_version, next, objects } = read_page(&self.parser, &self.target, &body)?;
+            let page = read_page(&self.parser, &self.target, &body)?;
+            let Page { version: page_version, next, objects } = page.after(list.next.as_deref())?;
             let list_version = *list.version.get_or_insert(page_version);
-            // A repeated token would loop forever.
-            if next.is_some() && next == list.next {
-                let error = UpstreamError::invalid("a page's continue token leads to the same page");
-                return Err(ReflectorError::List(error));
-            }
             self.ready = objects.into_iter().map(|object| (Update::ListItem(object), received)).collect();
             (list.next, list.failures) = (next, None);
             if list.next.is_none() {
@@ -59,12 +57,13 @@ impl<R: Rng> Reflector<R> {
         }
     }
 
-    fn page_path(&self, list: &PagedList) -> String {
+    /// The path of a page: the first one, of the state at `exact` if that is given, or the one that
+    /// the token `next` leads to. Without `has_limit` a page has all objects.
+    pub(super) fn page_path(&self, next: Option<&str>, exact: Option<ResourceVersion>, has_limit: bool) -> String {
         let limit = self.options.page_size.to_string();
-        let limit = Some(("limit", limit.as_str())).filter(|_| !self.unpaged);
-        let next = list.next.as_deref();
+        let limit = Some(("limit", limit.as_str())).filter(|_| has_limit);
         let mut query: Vec<_> = limit.into_iter().chain(next.map(|next| ("continue", next))).collect();
-        let exact = self.backfills_from.filter(|_| next.is_none()).map(|version| version.to_string());
+        let exact = exact.filter(|_| next.is_none()).map(|version| version.to_string());
         if let Some(version) = &exact {
             query.extend([("resourceVersion", version.as_str()), ("resourceVersionMatch", "Exact")]);
         }
@@ -73,12 +72,11 @@ impl<R: Rng> Reflector<R> {
 
     /// Continues a list after a page has failed, or starts it over.
     fn page_failed(&mut self, mut list: PagedList, error: UpstreamError) -> ReflectorError {
-        let (is_expired, is_passing) =
-            (matches!(error, UpstreamError::Gone { .. }), error.is_away() || error.is_busy());
+        let is_expired = matches!(error, UpstreamError::Gone { .. });
         // A single answer for all objects may be too long or too slow, so it is tried once. These
         // failures say nothing about that.
         self.unpaged &= matches!(error, UpstreamError::TooManyRequests { .. } | UpstreamError::Unreachable { .. });
-        self.state = if is_passing && list.page_may_be_retried(Instant::now()) {
+        self.state = if error.is_passing() && list.page_may_be_retried(Instant::now()) {
             State::Paging(list)
         } else if is_expired && list.next.is_some() {
             // etcd compacted the version of the pages meanwhile. A list without pages cannot expire

@@ -28,8 +28,6 @@ use kubefan_model::ResourceVersion;
 
 /// How often in a row a page may fail.
 const PAGE_FAILURES_MAX: usize = 3;
-/// The delay before a failed page is requested again, unless upstream asks for another.
-const PAGE_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 impl<R: Rng> Reflector<R> {
     /// Lists the objects again at the version of the open watch, for `reason`. Without an open
@@ -54,14 +52,8 @@ impl<R: Rng> Reflector<R> {
 
     /// A page of the list at a version. The request is sent when it is polled.
     fn request_page(&self, at: ResourceVersion, next: Option<&str>, delay: Duration) -> PageRequest {
-        let (limit, at) = (self.options.page_size.to_string(), at.to_string());
-        let exact = [("resourceVersion", at.as_str()), ("resourceVersionMatch", "Exact")];
-        let position = match &next {
-            Some(next) => &[("continue", *next)][..],
-            None => &exact[..],
-        };
-        let query: Vec<_> = [("limit", limit.as_str())].into_iter().chain(position.iter().copied()).collect();
-        let (upstream, path, media) = (self.upstream.clone(), self.path(&query), self.parser.media());
+        let path = self.page_path(next, Some(at), true);
+        let (upstream, media) = (self.upstream.clone(), self.parser.media());
         Box::pin(async move {
             if !delay.is_zero() {
                 sleep(delay).await;
@@ -99,14 +91,11 @@ impl<R: Rng> Reflector<R> {
 
     fn read_page_beside(&mut self, mut reread: Reread, body: &[u8]) -> Result<(), ReflectorError> {
         let received = Instant::now();
-        let Page { version, next, objects } = read_page(&self.parser, &self.target, body)?;
-        let invalid = |why: String| Err(ReflectorError::List(UpstreamError::invalid(why)));
+        let page = read_page(&self.parser, &self.target, body)?;
+        let Page { version, next, objects } = page.after(reread.next.as_deref())?;
         if version != reread.at {
-            return invalid(format!("a list at version {version} instead of exactly {}", reread.at));
-        }
-        // A repeated token would loop forever.
-        if next.is_some() && next == reread.next {
-            return invalid("a page's continue token leads to the same page".to_owned());
+            let why = format!("a list at version {version} instead of exactly {}", reread.at);
+            return Err(ReflectorError::List(UpstreamError::invalid(why)));
         }
         self.ready.extend(objects.into_iter().map(|object| (Update::ListItem(object), received)));
         self.state = match next {
@@ -126,11 +115,12 @@ impl<R: Rng> Reflector<R> {
     /// Requests a page again that has failed for a moment, or gives up the list. If upstream cannot
     /// list that version, an ordinary list follows.
     fn page_beside_failed(&mut self, mut reread: Reread, error: UpstreamError) -> Result<(), ReflectorError> {
-        let is_passing = error.is_away() || error.is_busy();
+        let is_passing = error.is_passing();
         reread.failures += 1;
+        let failed = ReflectorError::List(error);
         if is_passing && reread.failures <= PAGE_FAILURES_MAX {
-            let delay = error.retry_after().unwrap_or(PAGE_RETRY_DELAY);
-            tracing::info!(resource = %self.target.gvr, %error, ?delay, "a page failed; it is requested again");
+            let delay = failed.page_retry_delay();
+            tracing::info!(resource = %self.target.gvr, error = %failed, ?delay, "a page failed; it is requested again");
             reread.request = self.request_page(reread.at, reread.next.as_deref(), delay);
             self.state = State::Rereading(reread);
             return Ok(());
@@ -139,6 +129,6 @@ impl<R: Rng> Reflector<R> {
             true => reread.without_list(),
             false => State::Empty { reason: reread.reason },
         };
-        Err(ReflectorError::List(error))
+        Err(failed)
     }
 }
