@@ -6,7 +6,7 @@ use futures::{FutureExt, StreamExt, future::BoxFuture, stream};
 use kubefan_common::proto::v1alpha1::{self, DeleteReason, Event, EventType, Target};
 
 use super::{
-    client::{Client, ReadOptions},
+    client::{Client, ObjectList, ReadOptions},
     watch::{WatchItem, WatchOptions, WatchStream},
 };
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
     random::{generator, watch_timeout},
 };
 
-/// A snapshot older than a version that is already known is refused this often. Replicas catch up
+/// A state older than a version that is already known is refused this often. Replicas catch up
 /// sooner. A cluster that was restored from a backup may not for a long time.
 const OLD_SNAPSHOTS_MAX: u32 = 10;
 
@@ -40,10 +40,10 @@ pub struct GrpcListWatch {
 struct Known {
     /// The cluster that the last version came from. A later watch from that version passes it on.
     cluster: String,
-    /// The version that has expired. A snapshot from a replica that lags must not go back behind
-    /// it. 0 if there is none.
+    /// The version that has expired. A state from a replica that lags must not go back behind it.
+    /// 0 if there is none.
     expired: u64,
-    /// The snapshots that were refused in a row.
+    /// The states that were refused in a row.
     refused: u32,
 }
 
@@ -58,7 +58,11 @@ impl GrpcListWatch {
         // Kubernetes' "0" means any state, which is what an empty version means to kubefan.
         let resource_version = if options.resource_version == "0" { String::new() } else { options.resource_version };
         let read = ReadOptions { resource_version, projection: self.options.projection.clone() };
-        let list = self.client.list(self.target.clone(), read).await?;
+        self.page(self.client.list(self.target.clone(), read).await?)
+    }
+
+    fn page(&self, list: ObjectList) -> Result<ListPage, ClientError> {
+        self.check_state(&list.resource_version)?;
         self.set_cluster(&list.cluster);
         Ok(ListPage {
             resource_version: list.resource_version,
@@ -108,8 +112,8 @@ impl GrpcListWatch {
         }
     }
 
-    /// Refuses a snapshot that would go back in time.
-    fn check_snapshot(&self, version: &str) -> Result<(), ClientError> {
+    /// Refuses a state that would go back in time.
+    fn check_state(&self, version: &str) -> Result<(), ClientError> {
         let mut known = self.known();
         let is_old = version.parse().is_ok_and(|version: u64| version < known.expired);
         if !is_old || known.refused >= OLD_SNAPSHOTS_MAX {
@@ -158,7 +162,7 @@ impl Reader {
             }
         };
         if let WatchItem::SnapshotBegin { resource_version, .. } = &item
-            && let Err(error) = self.source.check_snapshot(resource_version)
+            && let Err(error) = self.source.check_state(resource_version)
         {
             return Some(Err(error));
         }
