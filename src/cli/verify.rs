@@ -250,7 +250,7 @@ async fn differences(upstream: &Upstream, list: ObjectList, target: &Target) -> 
     let resource = list.resource.unwrap_or_default();
     // Versions of different clusters cannot be compared. If the identity of the apiserver's cluster
     // cannot be read, the comparison itself shows any difference.
-    let confirmed = upstream.confirm(upstream.doubt()).await;
+    let confirmed = upstream.confirm().await;
     if let (Ok(()), Some(cluster)) = (confirmed, upstream.cluster())
         && !list.cluster.is_empty()
         && list.cluster != cluster

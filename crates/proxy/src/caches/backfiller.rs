@@ -338,9 +338,8 @@ impl Backfiller {
     /// Reads a backfill, and confirms that upstream is still the cluster of this cache.
     async fn read_confirmed(&self, range: ReadRange) -> Result<Backfill, ReadError> {
         let upstream = &self.context.upstream;
-        let doubt = upstream.doubt();
         let backfill = self.read(range).await?;
-        upstream.confirm(doubt).await.map_err(|error| Refusal::Unavailable(error.to_string()))?;
+        upstream.confirm().await.map_err(|error| Refusal::Unavailable(error.to_string()))?;
         Ok(backfill)
     }
 

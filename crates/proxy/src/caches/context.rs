@@ -95,9 +95,8 @@ impl CacheContext {
 
     /// The resource version that the cluster has reached. Fails if another cluster answers.
     pub(super) async fn cluster_version(&self, target: &Target) -> Result<ResourceVersion, VersionError> {
-        let doubt = self.upstream.doubt();
         let version = self.upstream.cluster_version(target).await?;
-        self.upstream.confirm(doubt).await?;
+        self.upstream.confirm().await?;
         Ok(version)
     }
 }

@@ -45,7 +45,7 @@ use crate::{
     upstream::{
         Reflector, UpstreamError,
         discovery::{Discovery, DiscoveryError},
-        identity::{Doubt, IdentityError},
+        identity::IdentityError,
         reflector::{ReflectorError, Step},
     },
 };
@@ -90,7 +90,7 @@ pub(super) struct Informer {
     listing: Option<(&'static str, Instant)>,
     /// Set if a connection may have broken. Later updates count only after upstream has confirmed
     /// that it is still the same cluster.
-    doubt: Option<Doubt>,
+    in_doubt: bool,
 }
 
 /// How often to yield to the task that reads upstream's socket before concluding that no more data
@@ -128,7 +128,6 @@ impl Informer {
         let reflector = context.reflector_for(&served, WatchPurpose::Standing);
         let (writer, random) = (CacheWriter::new(context.cache_compression), context.generator());
         let retry = Retry::new(context.upstream.clone(), context.generator());
-        let doubt = Some(context.upstream.doubt());
         Self {
             context,
             served,
@@ -146,7 +145,7 @@ impl Informer {
             forbidden_since: None,
             warm,
             listing: None,
-            doubt,
+            in_doubt: true,
         }
     }
 
@@ -176,12 +175,12 @@ impl Informer {
                 }
                 Ok(Step::Ended { reason }) => {
                     self.retry_reread();
-                    self.doubt = Some(self.context.upstream.doubt());
+                    self.in_doubt = true;
                     self.served.hub.metrics().watch_restart(reason);
                     None
                 }
                 Err(error) => {
-                    self.doubt = Some(self.context.upstream.doubt());
+                    self.in_doubt = true;
                     self.handle(&mut unannounced.batch, error).await
                 }
             };
@@ -282,9 +281,11 @@ impl Informer {
     /// not confirm it, the update must be discarded: this waits, and the reflector reads it again.
     /// `list` is the reason of a list that has just started.
     async fn is_confirmed(&mut self, batch: &mut CommitBatch, list: Option<&'static str>) -> bool {
-        let Some(doubt) = self.doubt else { return true };
-        let Err(error) = self.context.upstream.confirm(doubt).await else {
-            self.doubt = None;
+        if !self.in_doubt {
+            return true;
+        }
+        let Err(error) = self.context.upstream.confirm().await else {
+            self.in_doubt = false;
             return true;
         };
         let hub = &self.served.hub;
@@ -302,16 +303,13 @@ impl Informer {
         }
         let cause = if let IdentityError::Unanswered(cause) = &error { Some(cause) } else { None };
         self.wait_after(cause).await;
-        self.doubt = Some(self.context.upstream.doubt());
         false
     }
 
     async fn apply(&mut self, batch: &mut CommitBatch, update: Update, received: Instant) -> Option<Stopped> {
         let list = if let Update::ListBegin { reason } = update { Some(reason) } else { None };
-        if let (Update::ListEnd(_), Some((SCHEMA_CHANGED, _))) = (&update, self.listing) {
-            // Events that came during the list may have had the confirmation that its end needs.
-            self.doubt = Some(self.context.upstream.doubt());
-        }
+        // Pages may come over several connections.
+        self.in_doubt |= matches!(update, Update::ListEnd(_));
         if !matches!(update, Update::ListItem(_)) && !self.is_confirmed(batch, list).await {
             return None;
         }
@@ -324,8 +322,6 @@ impl Informer {
                 hub.listing(reason);
                 self.planned_relist.list_begun();
                 self.listing = Some((reason, received));
-                // Pages may come over several connections, so its end needs a new confirmation.
-                self.doubt = Some(self.context.upstream.doubt());
                 info!(resource = %self.served.gvr, media = self.media().as_str(), reason, "listing");
             }
             Update::Event(kind, _) => hub.metrics().received(*kind),
@@ -423,8 +419,7 @@ impl Informer {
         match error.upstream() {
             Some(UpstreamError::NotFound { .. }) if is_gone(&self.context.discovery, &self.served.gvr).await => {
                 let resource = &self.served.gvr;
-                let doubt = self.doubt.unwrap_or_else(|| self.context.upstream.doubt());
-                match self.context.upstream.confirm(doubt).await {
+                match self.context.upstream.confirm().await {
                     Ok(()) => return Some(Stopped::NotFound(format!("the apiserver no longer serves {resource}"))),
                     // Another cluster may not serve a resource that this one does.
                     Err(error) => hub.trouble(error.to_string()),

@@ -113,7 +113,7 @@ pub(super) async fn follow_schema(
         let (now, is_upgrade) = next_schema(context, gvr, &mut checks).await;
         cached.changes_to(now);
         // If another cluster answers, or none, the list retries until this one answers.
-        if context.upstream.confirm(context.upstream.doubt()).await.is_ok() && !still_matches(context, served).await {
+        if context.upstream.confirm().await.is_ok() && !still_matches(context, served).await {
             return format!("{gvr} is served with another schema");
         }
         let delay = if is_upgrade { RELIST_SPREAD.mul_f64(random.random()) } else { Duration::ZERO };

@@ -91,7 +91,6 @@ async fn compare(context: &CacheContext, served: &Served) -> Option<CheckResult>
     let target = context.metadata_target(served);
     let mut pages = MetadataPages::new(context.upstream.clone(), target, version);
     let mut comparison = Comparison::new(store.into_versions(), KEYS_MAX);
-    let doubt = context.upstream.doubt();
     loop {
         match pages.next().await {
             Ok(None) => break,
@@ -118,7 +117,7 @@ async fn compare(context: &CacheContext, served: &Served) -> Option<CheckResult>
         return Some(CheckResult::Equal);
     }
     // Another cluster's objects are not a difference.
-    match context.upstream.confirm(doubt).await {
+    match context.upstream.confirm().await {
         Ok(()) => Some(CheckResult::Different(differences)),
         Err(error) => Some(CheckResult::Failed(error.to_string())),
     }

@@ -190,11 +190,10 @@ impl StateComparison {
     /// there are too many.
     async fn list(&self, selection: &Selection) -> Result<Option<Listed>, String> {
         let upstream = &self.context.upstream;
-        let (doubt, target) =
-            (upstream.doubt(), self.context.metadata_target(&self.served).narrowed_to(selection, &self.served.fields));
+        let target = self.context.metadata_target(&self.served).narrowed_to(selection, &self.served.fields);
         let mut pages = MetadataPages::consistent(upstream.clone(), target).with_page_objects(OBJECTS_MAX);
         let page = pages.next_objects().await.map_err(|error| error.to_string())?;
-        upstream.confirm(doubt).await.map_err(|error| error.to_string())?;
+        upstream.confirm().await.map_err(|error| error.to_string())?;
         let Some(version) = pages.version().filter(|_| pages.is_complete()) else { return Ok(None) };
         let objects = page.into_iter().flatten();
         let objects = objects.map(|ObjectMetadata { key, version, uid, .. }| (key, (uid, version)));

@@ -103,7 +103,7 @@ async fn fetch_confirmed(
     random: &mut impl Rng,
 ) -> Result<(ReceivedCache, Option<Instant>), ColdStart> {
     let schema = schema.text(served).ok_or(ColdStart::UnknownSchema)?;
-    context.upstream.confirm(context.upstream.doubt()).await?;
+    context.upstream.confirm().await?;
     let wanted = CacheIdentity {
         cluster: context.upstream.proven_identity().ok_or(ColdStart::Unidentified)?,
         gvr: served.gvr.clone(),
@@ -119,10 +119,9 @@ async fn fetch_confirmed(
     let (peer, restored) = peers.fetch(&wanted, decoder, random).await?;
     info!(resource = %served.gvr, scope = served.scope.namespace(), %peer, "received a peer's cache; comparing it with upstream");
     let _place = context.lists.acquire(ListPriority::First).await;
-    let doubt = context.upstream.doubt();
     let proven_at = confirm(context, served, &restored.commit.store, restored.commit.version).await?;
     // Another cluster's objects confirm nothing.
-    context.upstream.confirm(doubt).await?;
+    context.upstream.confirm().await?;
     Ok((restored, proven_at))
 }
 

@@ -5,7 +5,6 @@
 //! cluster (a rebuilt cluster, a changed DNS name), its data must never be mixed into an existing
 //! cache. kubefan therefore learns the identity once, retains it for the life of the process, and
 //! checks it again whenever a connection may have broken, before it uses anything received since.
-//! One check serves every caller whose [`Doubt`] is older than the check.
 //!
 //! This file holds the data and the comparison; `identity_check` sends the requests.
 
@@ -58,11 +57,6 @@ impl IdentityError {
         }
     }
 }
-
-/// A point in time from which upstream's answers are unconfirmed. Only an identity check that
-/// starts later confirms them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Doubt(pub(in crate::upstream) u64);
 
 /// The CA certificates that upstream's certificate is verified against, as SHA-256 fingerprints in
 /// hex. Empty if the system's CAs are used, or if verification is off.

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::upstream::{
     client::{
         Upstream, Verb,
-        identity::{Doubt, Identity, IdentityError, is_same_cluster},
+        identity::{Identity, IdentityError, is_same_cluster},
     },
     error::UpstreamError,
 };
@@ -36,21 +36,18 @@ struct Metadata {
 }
 
 impl Upstream {
-    /// Marks the answers received from now on as unconfirmed, because a connection may have broken.
-    pub fn doubt(&self) -> Doubt {
-        Doubt(self.identity_state().checks_started.load(Ordering::SeqCst))
-    }
-
-    /// Confirms that the cluster that answers is the one identified first, by a check that starts
-    /// after `doubt`.
+    /// Confirms that what was received until now is from the cluster identified first: by a check
+    /// that starts now. An earlier check would say nothing about answers that came after it. One
+    /// check serves all who wait for the end of the one before.
     ///
     /// # Errors
     /// `OtherCluster` if another cluster answers; `Unanswered` if the check itself failed.
-    pub async fn confirm(&self, doubt: Doubt) -> Result<(), IdentityError> {
+    pub async fn confirm(&self) -> Result<(), IdentityError> {
         let state = self.identity_state();
+        let started = state.checks_started.load(Ordering::SeqCst);
         let mut check = state.check.lock().await;
         if let Some((number, result)) = &check.last
-            && (*number > doubt.0 || planted::is(Bug::OldCheckConfirms))
+            && (*number > started || planted::is(Bug::OldCheckConfirms))
         {
             return result.clone();
         }
