@@ -27,6 +27,10 @@ pub(crate) struct Facts {
 /// Events that replicas get some time after they were written.
 const DELAY: Duration = Duration::from_secs(5);
 
+/// From the last request of a list to its end: four times the longest delay of a message, because
+/// upstream must confirm its identity afterwards.
+const LIST_TIME: Duration = Duration::from_secs(12);
+
 impl Walk<'_> {
     /// Checks that it was not possible to continue exactly from `version` at the time `now`.
     pub(super) fn check_need(&self, what: &str, version: u64, now: Duration) -> Result<(), Breach> {
@@ -39,7 +43,7 @@ impl Walk<'_> {
         // One event may be evicted before another one is added.
         let in_ring = later.iter().take_while(|write| write.at <= now).count() + 1 < *ring_events_max
             && now.saturating_sub(oldest) + DELAY < *ring_age_max;
-        let was_interrupted = interruptions.iter().any(|at| *at >= known && *at <= now);
+        let was_interrupted = interruptions.iter().any(|at| *at + LIST_TIME >= known && *at <= now);
         match in_ring && !was_interrupted && memory_short.is_none_or(|at| at > now) {
             true => Err((
                 Guarantee::Resumable,
