@@ -33,8 +33,9 @@ section! {
     config: CallerConfig {}
 
     /// Let callers read what the apiserver lets them read (Webhook), or everything that is cached
-    /// (AlwaysAllow). With Webhook, kubefan asks the apiserver whose token it is and what they may read
-    /// (TokenReview, SubjectAccessReview); its account needs the ClusterRole system:auth-delegator.
+    /// (AlwaysAllow). With Webhook, kubefan asks the apiserver whose token it is and what its user
+    /// may read (TokenReview, SubjectAccessReview); its account needs the ClusterRole
+    /// system:auth-delegator.
     authorization_mode("MODE"): AuthorizationMode = AuthorizationMode::AlwaysAllow => mode: AuthorizationMode, any;
     /// Take tokens only if they are for one of these audiences, which are kubefan's own. Such
     /// tokens are of no use at the apiserver, so they cannot be forwarded: it needs

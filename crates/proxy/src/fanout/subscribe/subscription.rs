@@ -150,8 +150,8 @@ impl Subscription {
                         self.resume = batch.resume.or(self.resume);
                         self.must_yield = batch.yields;
                         if batch.is_complete {
-                            // An apiserver with another schema may have sent the backfill, with other
-                            // bytes of the same versions than the cache has.
+                            // An apiserver with another schema may have sent the backfill, with
+                            // other bytes of the same versions than the cache has.
                             if let Some(reached) = backlog.backfilled_up_to() {
                                 self.bases = DeltaBases::ChangedSince(reached);
                             }
