@@ -363,9 +363,9 @@ bugs! {
     /// version.
     OldEncodingReturns = "old-encoding-returns" breaks "Convergent, Reliable",
 
-    /// `fanout/send/encoder.rs`: inside a gap, projected bytes of an event with the same version
-    /// are reused. Needs: a projection, and a schema change or a delete inside a gap.
-    ReencodedFromRecent = "reencoded-from-recent" breaks "Convergent, Reliable, Unique",
+    /// `fanout/send/encoder.rs`: what was made of an event is used for another one of the same
+    /// version. Needs: a projection, and a schema change or a delete inside a gap.
+    RecalledByVersion = "recalled-by-version" breaks "Convergent, Reliable, Unique",
 
     /// `fanout/views/view_gap.rs`: a gap ends a watch over HTTP only if the selection sees a
     /// difference, as if no event could be missing otherwise. Needs: a relist, a watch over HTTP.

@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 use crate::cache::budget::{Budget, Share};
@@ -15,27 +15,30 @@ const REMEMBERED_MAX: usize = 4096;
 
 /// The differences of a cache's latest events, within the budget of projections.
 #[derive(Default)]
-pub struct Differences(Mutex<BTreeMap<ResourceVersion, (Arc<Difference>, Share)>>);
+pub struct Differences(Mutex<Known>);
+
+/// With the event itself: a backfill may have another one of the same version.
+type Known = BTreeMap<ResourceVersion, (Weak<WatchEvent>, Arc<Difference>, Share)>;
 
 impl Differences {
-    /// The difference between the object of an event and the object before. A version identifies an
-    /// event within a cache.
-    pub fn of(&self, event: &WatchEvent, previous: &Object, budget: &Budget) -> Arc<Difference> {
-        let known = self.lock().get(&event.version()).map(|(known, _)| known.clone());
+    /// The difference between the object of an event and the object before.
+    pub fn of(&self, event: &Arc<WatchEvent>, previous: &Object, budget: &Budget) -> Arc<Difference> {
+        let is_it = |(of, ..): &&(Weak<WatchEvent>, Arc<Difference>, Share)| of.as_ptr() == Arc::as_ptr(event);
+        let known = self.lock().get(&event.version()).filter(is_it).map(|(_, known, _)| known.clone());
         known.unwrap_or_else(|| {
             let made = Arc::new(Difference::new(&previous.bytes(), &event.object().bytes()));
-            self.remember(event.version(), &made, budget);
+            self.remember(event, &made, budget);
             made
         })
     }
 
     /// Forgets older events if there is no room.
-    fn remember(&self, version: ResourceVersion, made: &Arc<Difference>, budget: &Budget) {
-        let mut known = self.lock();
+    fn remember(&self, event: &Arc<WatchEvent>, made: &Arc<Difference>, budget: &Budget) {
+        let (version, mut known) = (event.version(), self.lock());
         loop {
             let is_full = known.len() >= REMEMBERED_MAX;
             if !is_full && let Some(share) = budget.take(made.bytes()) {
-                known.insert(version, (made.clone(), share));
+                known.insert(version, (Arc::downgrade(event), made.clone(), share));
                 return;
             }
             match known.first_entry() {
@@ -45,7 +48,7 @@ impl Differences {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<ResourceVersion, (Arc<Difference>, Share)>> {
+    fn lock(&self) -> MutexGuard<'_, Known> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

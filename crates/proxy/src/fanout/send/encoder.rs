@@ -78,11 +78,13 @@ pub struct Encoder {
 /// A delta and its base; `None` if it would not be shorter than the object.
 type MadeDelta = Option<(Bytes, DeltaBase)>;
 
+/// What was made of recent events. They are compared by address: a backfill may have an event of the
+/// same version with other bytes.
 #[derive(Default)]
 struct Recent {
-    changed: VecDeque<(ResourceVersion, bool)>,
-    projected: VecDeque<(ResourceVersion, Arc<Budgeted<Bytes>>)>,
-    deltas: VecDeque<(ResourceVersion, Arc<Budgeted<MadeDelta>>)>,
+    changed: VecDeque<(Weak<WatchEvent>, bool)>,
+    projected: VecDeque<(Weak<WatchEvent>, Arc<Budgeted<Bytes>>)>,
+    deltas: VecDeque<(Weak<WatchEvent>, Arc<Budgeted<MadeDelta>>)>,
 }
 
 #[derive(Default)]
@@ -120,15 +122,20 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn remember<T>(recent: &mut VecDeque<(ResourceVersion, T)>, version: ResourceVersion, value: T) {
+fn remember<T>(recent: &mut VecDeque<(Weak<WatchEvent>, T)>, event: &Arc<WatchEvent>, value: T) {
     if recent.len() == RECENT_EVENTS_MAX {
         recent.pop_front();
     }
-    recent.push_back((version, value));
+    recent.push_back((Arc::downgrade(event), value));
 }
 
-fn recall<T: Clone>(recent: &VecDeque<(ResourceVersion, T)>, version: ResourceVersion) -> Option<T> {
-    recent.iter().rev().find(|(known, _)| *known == version).map(|(_, value)| value.clone())
+fn recall<T: Clone>(recent: &VecDeque<(Weak<WatchEvent>, T)>, event: &Arc<WatchEvent>) -> Option<T> {
+    let is_it = |known: &Weak<WatchEvent>| {
+        let by_version = |known: Arc<WatchEvent>| known.version() == event.version();
+        known.as_ptr() == Arc::as_ptr(event)
+            || (planted::is(Bug::RecalledByVersion) && known.upgrade().is_some_and(by_version))
+    };
+    recent.iter().rev().find(|(known, _)| is_it(known)).map(|(_, value)| value.clone())
 }
 
 impl Encoder {
@@ -179,7 +186,7 @@ impl Encoder {
 
     /// Whether a change is sent in this format. If the format has only changes of the projection, a
     /// change that leaves the projection as it was is not sent.
-    pub fn tells(&self, event: &WatchEvent, seen: Transition) -> bool {
+    pub fn tells(&self, event: &Arc<WatchEvent>, seen: Transition) -> bool {
         let may_hide = seen == Transition::Change || (seen == Transition::Enter && planted::is(Bug::EnterIsNoChange));
         if !self.format.only_changes() || !may_hide {
             return true;
@@ -189,14 +196,13 @@ impl Encoder {
         let Some(previous) = event.previous().filter(|previous| !Arc::ptr_eq(previous, &event.object())) else {
             return true;
         };
-        // A version identifies an event within a cache.
-        if let Some(changed) = recall(&lock(&self.recent).changed, event.version()) {
+        if let Some(changed) = recall(&lock(&self.recent).changed, event) {
             return changed;
         }
         let changed =
             self.differences.of(event, &previous, &self.budgets.projected).may_change(self.format.projection())
                 && self.event_bytes(event) != self.bytes(&previous);
-        remember(&mut lock(&self.recent).changed, event.version(), changed);
+        remember(&mut lock(&self.recent).changed, event, changed);
         changed
     }
 
@@ -269,17 +275,17 @@ impl Encoder {
     }
 
     /// The bytes of an event's object in this format; remembered if they had to be made.
-    fn event_bytes(&self, event: &WatchEvent) -> Bytes {
+    fn event_bytes(&self, event: &Arc<WatchEvent>) -> Bytes {
         if !self.remembers() {
             return self.bytes(&event.object());
         }
-        if let Some(known) = recall(&lock(&self.recent).projected, event.version()) {
+        if let Some(known) = recall(&lock(&self.recent).projected, event) {
             return known.value.clone();
         }
         let bytes = self.bytes(&event.object());
         if let Some(share) = self.budgets.projected.take(bytes.len()) {
             let value = Arc::new(Budgeted { value: bytes.clone(), _share: share });
-            remember(&mut lock(&self.recent).projected, event.version(), value);
+            remember(&mut lock(&self.recent).projected, event, value);
         }
         bytes
     }
@@ -292,7 +298,7 @@ impl Encoder {
 
     fn event(
         &self,
-        event: &WatchEvent,
+        event: &Arc<WatchEvent>,
         seen: Transition,
         resume: Option<ResourceVersion>,
         bases: DeltaBases,
@@ -313,7 +319,7 @@ impl Encoder {
 
     fn full_event(
         &self,
-        event: &WatchEvent,
+        event: &Arc<WatchEvent>,
         seen: Transition,
         resume: Option<ResourceVersion>,
         sink: &mut impl Sink,
@@ -327,9 +333,8 @@ impl Encoder {
                 self.format.bytes_of(&bytes, self.tables.as_deref()).unwrap_or(bytes)
             }
             (Transition::Leave, Some(previous)) => self.bytes(&previous),
-            // Inside a gap a delete has the version of the deleted object, which does not identify
-            // the event.
-            _ if resume.is_none() && !planted::is(Bug::ReencodedFromRecent) => self.bytes(&object),
+            // A gap has more events than are remembered.
+            _ if resume.is_none() && !planted::is(Bug::RecalledByVersion) => self.bytes(&object),
             _ => self.event_bytes(event),
         };
         sink.event(&head(event, &object, seen, resume), Body::object(bytes));
@@ -338,12 +343,12 @@ impl Encoder {
 
     /// The delta from the object's previous bytes to those that the event sends; `None` if it is
     /// not shorter.
-    fn delta(&self, event: &WatchEvent, previous: &Object, seen: Transition) -> MadeDelta {
+    fn delta(&self, event: &Arc<WatchEvent>, previous: &Object, seen: Transition) -> MadeDelta {
         // An object that leaves is sent in its old state, which is another delta than that of the
         // change.
         let leaves = seen == Transition::Leave;
         let shared = !leaves || planted::is(Bug::LeaveDeltaShared);
-        if shared && let Some(known) = recall(&lock(&self.recent).deltas, event.version()) {
+        if shared && let Some(known) = recall(&lock(&self.recent).deltas, event) {
             return known.value.clone();
         }
         let base = self.bytes(previous);
@@ -354,7 +359,7 @@ impl Encoder {
             let share = self.budgets.projected.take(made.as_ref().map_or(0, |(zstd, _)| zstd.len()));
             if let Some(share) = share {
                 let value = Arc::new(Budgeted { value: made.clone(), _share: share });
-                remember(&mut lock(&self.recent).deltas, event.version(), value);
+                remember(&mut lock(&self.recent).deltas, event, value);
             }
         }
         made

@@ -99,22 +99,43 @@ async fn deltas_decode_to_the_objects_and_are_sent_only_if_the_client_has_the_ba
 }
 
 /// An apiserver with another schema sends the same version of an object with other bytes.
+fn backfill_of(cache: &Cache, reached: u64, events: Vec<WatchEvent>) -> Backfill {
+    let mut ring = EventRing::new(LIMITS, version(5));
+    events.into_iter().for_each(|event| ring.push(Record::Event(Arc::new(event)), Instant::now()));
+    let (epoch, share) = (cache.hub.position().unwrap().epoch, Budgets::default().backfills.share());
+    Backfill { epoch, ring, reached: version(reached), has_state: true, share }
+}
+
 #[tokio::test(start_paused = true)]
 async fn deltas_after_a_backfill_have_no_base_that_was_sent_in_it() {
     let mut cache = Cache::new();
     cache.list(&[("a", "web", 8), ("b", "web", 9)], 10);
-    let mut ring = EventRing::new(LIMITS, version(5));
-    let (before, other) = (cache.object("a", "other", 4), Arc::new(cache.object("a", "other", 8)));
-    let event = WatchEvent::new(Modified, version(8), other, Some(Arc::new(before)));
-    ring.push(Record::Event(Arc::new(event)), Instant::now());
-    let (epoch, share) = (cache.hub.position().unwrap().epoch, Budgets::default().backfills.share());
-    let backfill = Backfill { epoch, ring, reached: version(10), has_state: true, share };
+    let [before, other] = [4, 8].map(|at| Arc::new(cache.object("a", "other", at)));
+    let backfill = backfill_of(&cache, 10, vec![WatchEvent::new(Modified, version(8), other, Some(before))]);
     let mut client = Client::of(cache.with_backfill(format(Encoding::ZstdDelta), backfill).unwrap());
     assert_eq!(client.read().await[0], ("~a@8 (8)".into(), canonical("a", "other")));
     cache.event(Modified, "a", "web", 11);
     cache.event(Modified, "a", "web", 12);
     let expected = [("~a@11 (11)", "a"), ("~a@12 (12)", "a")].map(|(text, name)| (text.into(), canonical(name, "web")));
     assert_eq!((client.read().await.as_slice(), client.deltas), (expected.as_slice(), 1), "the first in full");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backfill_is_not_sent_with_what_is_remembered_of_the_caches_events() {
+    let mut cache = Cache::new();
+    cache.list(&[("a", "web", 5)], 6);
+    let mut live = Client::new(&cache, "", format(Encoding::ZstdDelta), Start::Snapshot);
+    cache.event(Modified, "a", "web", 8);
+    assert_eq!((live.lines().await.last().unwrap().as_str(), live.deltas), ("~a@8 (8)", 1));
+    let [first, second, third] = [4, 7, 8].map(|at| Arc::new(cache.object("a", "other", at)));
+    let events = vec![
+        WatchEvent::new(Modified, version(7), second.clone(), Some(first)),
+        WatchEvent::new(Modified, version(8), third, Some(second)),
+    ];
+    let backfill = backfill_of(&cache, 8, events);
+    let mut client = Client::of(cache.with_backfill(format(Encoding::ZstdDelta), backfill).unwrap());
+    let expected = ["~a@7 (7)", "~a@8 (8)"].map(|text| (text.to_owned(), canonical("a", "other")));
+    assert_eq!((&client.read().await[..2], client.deltas), (expected.as_slice(), 1));
 }
 
 #[tokio::test(start_paused = true)]
