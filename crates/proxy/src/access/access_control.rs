@@ -13,8 +13,8 @@ use rustls::pki_types::CertificateDer;
 use super::{
     authentication::{
         AuthenticationOptions, Authenticator,
-        authenticator::{Clock, KEY_BYTES},
-        caller::Caller,
+        authenticator::KEY_BYTES,
+        caller::{Caller, Clock},
         certificate::{ClientCertificate, TrustedCas},
         presented::Presented,
     },

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use crate::{
     access::{
         AccessControl, AccessOptions, StreamOptions, TrustedCas,
-        authentication::{AuthenticationOptions, authenticator::Clock, certificate::trusted_cas::ClientCaError},
+        authentication::{AuthenticationOptions, caller::Clock, certificate::trusted_cas::ClientCaError},
         authorization::AuthorizationOptions,
         review::QueueLimits,
     },

@@ -112,9 +112,8 @@ pub struct App {
 }
 
 /// Binds, prints the addresses to stderr, and serves until `shutdown` completes and every stream
-/// has ended, or the drain timeout has passed. Each item of `reloads` reads the certificate and the CAs of
-/// clients again.
-/// Raises the process's limit of open files.
+/// has ended, or the drain timeout has passed. Each item of `reloads` reads the certificate and the
+/// CAs of clients again. Raises the process's limit of open files.
 pub async fn run(
     mut config: ServeConfig,
     shutdown: impl Future<Output = ()> + Send,

@@ -42,12 +42,12 @@ section! {
     /// [default: tokens for the apiserver]
     #[arg(value_delimiter = ',')]
     api_audiences("NAME"): Vec<String> => api_audiences: Vec<String>, names(is_text, "an empty text is no audience");
-    /// Take client certificates that one of these CAs has signed (PEM): their CN is the user's name,
-    /// each O a group. The file is read again when it changes
+    /// Take client certificates that one of these CAs has signed (PEM): their CN is the user's
+    /// name, each O a group. The file is read again when it changes
     /// [default: the CAs of the ConfigMap kube-system/extension-apiserver-authentication]
     client_ca_file("FILE"): PathBuf => client_ca_file: Option<PathBuf>, any;
-    /// Do not read the CAs of client certificates from the cluster. Without --client-ca-file, client
-    /// certificates are not taken then.
+    /// Do not read the CAs of client certificates from the cluster. Without --client-ca-file,
+    /// client certificates are not taken then.
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     authentication_skip_lookup("BOOL"): bool => skip_lookup: bool, or_false;
     /// A request without credentials is from the user system:anonymous; without this option it is

@@ -70,8 +70,8 @@ section! {
     tls_private_key_file("FILE"): PathBuf;
     /// The oldest version of TLS that clients may use [default: VersionTLS12]
     tls_min_version("VERSION"): TlsVersion;
-    /// Use only these cipher suites of TLS 1.2, by their names in Go. Those of TLS 1.3 are always on.
-    /// Repeat it, or separate names by commas [default: all that kubefan has]
+    /// Use only these cipher suites of TLS 1.2, by their names in Go. Those of TLS 1.3 are always
+    /// on. Repeat it, or separate names by commas [default: all that kubefan has]
     #[arg(value_delimiter = ',')]
     tls_cipher_suites("NAME"): Vec<String>;
     /// Connections at a time; more are closed at once

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use super::{
     bearer_token::BearerToken,
-    caller::{Caller, KnownCaller},
+    caller::{Caller, Clock, KnownCaller},
     certificate::CertificateVerdict,
     presented::Presented,
     token_review,
@@ -44,9 +44,6 @@ const EXPOSED: &str = "kubefan takes tokens only over TLS or a Unix socket, beca
 const MISSING: &str = "kubefan serves known callers only: send a token as `authorization: Bearer TOKEN`, or use a client \
     certificate of the CA that it trusts";
 const UNAVAILABLE: &str = "kubefan cannot ask the apiserver now whose token this is; try again";
-
-/// The wall clock, which the end of a token is compared with.
-pub type Clock = fn() -> SystemTime;
 
 /// Options of authentication.
 #[derive(Debug, Clone, PartialEq, Eq)]

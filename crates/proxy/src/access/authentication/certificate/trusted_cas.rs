@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::bundle::{BundleError, CaBundle};
-use crate::access::authentication::authenticator::Clock;
+use crate::access::authentication::caller::Clock;
 
 /// How often the file is checked for a new bundle, at most.
 const RENEWAL_INTERVAL: Duration = Duration::from_secs(10);
@@ -132,7 +132,7 @@ impl TrustedCas {
 
 impl Current {
     fn replace(&mut self, pem: &[u8]) -> Result<bool, BundleError> {
-        if self.pem == pem {
+        if self.pem == pem && matches!(self.trusted, Trusted::Bundle(_)) {
             return Ok(false);
         }
         let bundle = CaBundle::parse(pem)?;

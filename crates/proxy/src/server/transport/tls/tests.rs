@@ -14,7 +14,7 @@ use tokio_rustls::TlsConnector;
 
 use super::*;
 use crate::{
-    access::authentication::certificate::fake::{Content, Signer},
+    access::authentication::certificate::fake_certificates::{Content, Signer},
     server::transport::{certificate::TlsFiles, tls_options::TlsVersion},
 };
 

@@ -11,7 +11,7 @@ use tower::{BoxError, service_fn, util::BoxCloneSyncService};
 use super::*;
 use crate::{
     access::authentication::certificate::{
-        fake::{Content, Signer, now},
+        fake_certificates::{Content, Signer, now},
         trusted_cas::Trusted,
     },
     upstream::client::UpstreamOptions,

@@ -1,7 +1,7 @@
 //! The bundle in use: it is replaced by usable ones only.
 
 use super::*;
-use crate::access::authentication::certificate::fake::{Content, Signer, now};
+use crate::access::authentication::certificate::fake_certificates::{Content, Signer, now};
 
 fn ca() -> String {
     Signer::root(Content::ca("ca")).pem
@@ -44,8 +44,10 @@ fn a_file_that_cannot_be_used_is_named() {
     let problem = || TrustedCas::of_file(file.clone(), now, Vec::new()).unwrap_err().to_string();
     let missing = problem();
     assert!(missing.starts_with("--client-ca-file ") && missing.contains("ca.crt: cannot read it: "), "{missing}");
-    std::fs::write(&file, "x").unwrap();
-    assert!(problem().ends_with("it contains no certificate of a CA (PEM) that may sign client certificates"));
+    for text in ["", "x"] {
+        std::fs::write(&file, text).unwrap();
+        assert!(problem().ends_with("it contains no certificate of a CA (PEM) that may sign client certificates"));
+    }
     std::fs::write(&file, vec![b' '; BUNDLE_BYTES_MAX as usize + 1]).unwrap();
     assert!(problem().contains("a bundle has at most 1048576"));
 }
