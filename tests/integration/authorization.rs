@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use kubefan_common::proto::v1alpha1::{
     GetRequest, ListRequest, ListResourcesRequest, Target, WatchRequest, watch_service_client::WatchServiceClient,
 };
+use rcgen::{DnType, ExtendedKeyUsagePurpose};
 use reqwest::{Client, Method, StatusCode};
 use serde_json::{Value, json};
 use tonic::{
@@ -19,6 +20,7 @@ use crate::harness::{
     Test,
     apiserver::{ADMIN, ApiServer, NOBODY, Options},
     kubefan::{Kubefan, run},
+    pki::{self, Authority},
     tests, wait,
 };
 
@@ -56,6 +58,26 @@ enum Who {
     Inside,
     /// May list deployments of the whole cluster.
     Apps,
+    /// May get, list and watch pods and configmaps in NS, by the name in its client certificate.
+    Cert,
+    /// The same user, whose certificate is of an intermediate CA.
+    CertOfChain,
+    /// May list configmaps in NS, by the group in its client certificate.
+    CertGroup,
+    /// A member of system:masters by its client certificate.
+    CertMaster,
+    /// A user without any role, by its client certificate.
+    CertStranger,
+    /// A member of system:masters by a certificate of a CA with the name of the right one.
+    CertForeign,
+    /// A member of system:masters by a certificate that has expired.
+    CertExpired,
+    /// A member of system:masters by a certificate for servers.
+    CertServer,
+    /// A member of system:masters without a name.
+    CertNameless,
+    /// A member of system:masters whose certificate has an empty uid.
+    CertEmptyUid,
 }
 
 const SERVICE_ACCOUNTS: [(Who, &str); 7] = [
@@ -92,7 +114,10 @@ type Row = (Who, Verb, &'static str, &'static str, &'static str, &'static str, B
 
 use By::{Grpc, Json, Metadata, Protobuf, WatchPath};
 use Verb::{Get, List, Watch};
-use Who::{Admin, Anonymous, Apps, ByGroup, Inside, Invalid, ListOnly, Lister, Named, Own, Stranger};
+use Who::{
+    Admin, Anonymous, Apps, ByGroup, Cert, CertEmptyUid, CertExpired, CertForeign, CertGroup, CertMaster, CertNameless,
+    CertOfChain, CertServer, CertStranger, Inside, Invalid, ListOnly, Lister, Named, Own, Stranger,
+};
 
 const MATRIX: &[Row] = &[
     (Admin, List, "pods", "", "", "", Json),
@@ -166,6 +191,33 @@ const MATRIX: &[Row] = &[
     (Apps, List, "deployments", "", "", "watch=false", Json),
     (Apps, List, "deployments", "", "", "watch=0&watch=1", Json),
     (Apps, List, "deployments", "", "", "watch=1&timeoutSeconds=1", Json),
+    (Cert, List, "pods", "NS", "", "", Json),
+    (Cert, Get, "configmaps", "NS", "one", "", Protobuf),
+    (Cert, Get, "configmaps", "NS", "missing", "", Grpc),
+    (Cert, Watch, "pods", "NS", "", "", Grpc),
+    (Cert, Watch, "pods", "NS", "", "", WatchPath),
+    (Cert, List, "pods", "", "", "", Json),
+    (Cert, List, "pods", "OTHER", "", "", Grpc),
+    (CertOfChain, List, "pods", "NS", "", "", Json),
+    (CertOfChain, Watch, "configmaps", "NS", "", "", Grpc),
+    (CertOfChain, List, "pods", "OTHER", "", "", Json),
+    (CertGroup, List, "configmaps", "NS", "", "", Json),
+    (CertGroup, List, "configmaps", "NS", "", "", Grpc),
+    (CertGroup, Watch, "configmaps", "NS", "", "", Json),
+    (CertMaster, List, "pods", "", "", "", Json),
+    (CertMaster, Watch, "configmaps", "", "", "", Grpc),
+    (CertStranger, List, "pods", "NS", "", "", Json),
+    (CertStranger, Get, "configmaps", "NS", "missing", "", Grpc),
+    (CertForeign, List, "pods", "NS", "", "", Json),
+    (CertForeign, List, "pods", "NS", "", "", Grpc),
+    (CertExpired, Get, "configmaps", "NS", "one", "", Json),
+    (CertExpired, Watch, "pods", "", "", "", Grpc),
+    (CertServer, List, "pods", "NS", "", "", Json),
+    (CertServer, Get, "configmaps", "NS", "one", "", Grpc),
+    (CertNameless, List, "pods", "NS", "", "", Json),
+    (CertNameless, List, "pods", "NS", "", "", Grpc),
+    (CertEmptyUid, List, "pods", "NS", "", "", Json),
+    (CertEmptyUid, List, "pods", "NS", "", "", Grpc),
 ];
 
 /// A control plane with the service accounts and their roles, and kubefan in front of it.
@@ -175,6 +227,8 @@ struct World {
     own: String,
     other: String,
     tokens: BTreeMap<Who, Option<String>>,
+    /// Client certificates with their keys, in PEM.
+    certificates: BTreeMap<Who, (String, String)>,
 }
 
 const READS: [&str; 3] = ["get", "list", "watch"];
@@ -203,6 +257,7 @@ impl World {
         let group = json!({
             "kind": "Group", "apiGroup": "rbac.authorization.k8s.io", "name": format!("system:serviceaccounts:{other}"),
         });
+        let by_certificate = |kind: &str| json!({ "kind": kind, "apiGroup": "rbac.authorization.k8s.io", "name": own });
         let both = &["pods", "configmaps"][..];
         let rule = |group: &str, resources: &[&str], verbs: &[&str], names: &[&str]| json!([{ "apiGroups": [group], "resources": resources, "verbs": verbs, "resourceNames": names }]);
         for (in_namespace, name, rules, subject) in [
@@ -213,6 +268,8 @@ impl World {
             (true, "named", rule("", &["configmaps"], &READS, &["one"]), account("named")),
             (true, "by-group", rule("", &["configmaps"], &["list"], &[]), group),
             (true, "inside", rule("", &["namespaces"], &READS, &[]), account("inside")),
+            (true, "cert", rule("", both, &READS, &[]), by_certificate("User")),
+            (true, "cert-group", rule("", &["configmaps"], &["list"], &[]), by_certificate("Group")),
         ] {
             grant(&api, in_namespace.then_some(&*own), &format!("{own}-{name}"), &rules, &subject).await;
         }
@@ -226,8 +283,15 @@ impl World {
             "--tls-private-key-file",
             &key,
         ];
+        // kube-apiserver writes it soon after its start; kubefan looks once a minute.
+        let cas = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
+        wait::until("the CAs of clients", wait::SOON, || async {
+            (api.request(Method::GET, cas, None).await.0 == StatusCode::OK).then_some(())
+        })
+        .await;
         let kubefan = Kubefan::start(&api, &[&fixed[..], args].concat()).await;
-        let world = World { api, kubefan, own, other, tokens };
+        let certificates = certificates(api.authority(), &own);
+        let world = World { api, kubefan, own, other, tokens, certificates };
         world.roles_apply().await;
         world
     }
@@ -242,6 +306,8 @@ impl World {
             (Named, format!("/api/v1/namespaces/{}/configmaps/one", self.own)),
             (ByGroup, format!("/api/v1/namespaces/{}/configmaps", self.own)),
             (Inside, format!("/api/v1/namespaces/{}", self.own)),
+            (Cert, format!("/api/v1/namespaces/{}/pods", self.own)),
+            (CertGroup, format!("/api/v1/namespaces/{}/configmaps", self.own)),
         ] {
             let client = self.client(who);
             let url = format!("{}{path}", self.api.url());
@@ -253,7 +319,7 @@ impl World {
     }
 
     fn token(&self, who: Who) -> Option<&str> {
-        self.tokens[&who].as_deref()
+        self.tokens.get(&who)?.as_deref()
     }
 
     fn ca(&self) -> String {
@@ -266,7 +332,11 @@ impl World {
             Some(token) => self.api.client_with_token(token),
             None => {
                 let ca = reqwest::Certificate::from_pem(self.ca().as_bytes()).unwrap();
-                Client::builder().tls_certs_only([ca]).no_proxy().build().unwrap()
+                let builder = Client::builder().tls_certs_only([ca]).no_proxy();
+                let builder = self.certificates.get(&who).into_iter().fold(builder, |builder, (certificate, key)| {
+                    builder.identity(reqwest::Identity::from_pem(format!("{certificate}{key}").as_bytes()).unwrap())
+                });
+                builder.build().unwrap()
             }
         }
     }
@@ -276,7 +346,16 @@ impl World {
     }
 
     async fn grpc(&self) -> WatchServiceClient<Channel> {
+        self.grpc_as(Anonymous).await
+    }
+
+    /// A connection with the client certificate of a caller, if it has one.
+    async fn grpc_as(&self, who: Who) -> WatchServiceClient<Channel> {
         let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(self.ca()));
+        let tls =
+            self.certificates.get(&who).into_iter().fold(tls, |tls, (certificate, key)| {
+                tls.identity(tonic::transport::Identity::from_pem(certificate, key))
+            });
         let endpoint = Endpoint::from_shared(self.url("")).unwrap().tls_config(tls).unwrap();
         WatchServiceClient::new(endpoint.connect().await.unwrap())
     }
@@ -344,7 +423,7 @@ impl World {
             field_selector: field("fieldSelector"),
             ..Target::default()
         });
-        let mut client = self.grpc().await;
+        let mut client = self.grpc_as(who).await;
         let done = match verb {
             Get => client.get(self.call(who, GetRequest { target, ..GetRequest::default() })).await.map(drop),
             List => client.list(self.call(who, ListRequest { target, ..ListRequest::default() })).await.map(drop),
@@ -363,6 +442,31 @@ impl World {
             }
         }
     }
+}
+
+/// The client certificates of the callers that have one. A user or group with a role has the name
+/// of the namespace.
+fn certificates(authority: &Authority, own: &str) -> BTreeMap<Who, (String, String)> {
+    let (chain, foreign) = (authority.intermediate(), Authority::new());
+    let of_chain = chain.client(own, "others");
+    let masters = |user: &str| pki::named(user, "system:masters");
+    let clients = [ExtendedKeyUsagePurpose::ClientAuth];
+    let (mut expired, mut no_uid) = (masters("expired"), masters("no-uid"));
+    expired.not_before = rcgen::date_time_ymd(2001, 1, 1);
+    expired.not_after = rcgen::date_time_ymd(2002, 1, 1);
+    no_uid.distinguished_name.push(DnType::CustomDnType(vec![1, 3, 6, 1, 4, 1, 57683, 2]), "");
+    BTreeMap::from([
+        (Cert, authority.client(own, "others")),
+        (CertOfChain, (format!("{}{}", of_chain.0, chain.ca_pem), of_chain.1)),
+        (CertGroup, authority.client("member", own)),
+        (CertMaster, authority.client("master", "system:masters")),
+        (CertStranger, authority.client("stranger", "strangers")),
+        (CertForeign, foreign.client("master", "system:masters")),
+        (CertExpired, authority.issue(expired, &clients)),
+        (CertServer, authority.issue(masters("server"), &[ExtendedKeyUsagePurpose::ServerAuth])),
+        (CertNameless, authority.issue(masters(""), &clients)),
+        (CertEmptyUid, authority.issue(no_uid, &clients)),
+    ])
 }
 
 /// Creates a role, in a namespace or for the cluster, and binds it.

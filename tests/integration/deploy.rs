@@ -163,6 +163,10 @@ async fn the_component_authorization_replaces_insecure_and_binds_the_right_to_re
     let binding = named("ClusterRoleBinding", "kubefan-reviews");
     assert_eq!(binding["roleRef"]["name"], "system:auth-delegator");
     assert_eq!(binding["subjects"][0]["namespace"], "kubefan", "{binding}");
+    let binding = named("ClusterRoleBinding", "kubefan-client-cas");
+    assert_eq!(binding["subjects"][0]["namespace"], "kubefan", "{binding}");
+    let rule = &named("ClusterRole", binding["roleRef"]["name"].as_str().unwrap())["rules"][0];
+    assert_eq!(rule["resourceNames"], json!(["extension-apiserver-authentication"]));
     let container = &named("Deployment", "kubefan")["spec"]["template"]["spec"]["containers"][0];
     let args: Vec<&str> = container["args"].as_array().unwrap().iter().map(|arg| arg.as_str().unwrap()).collect();
     assert!(args.contains(&"--authorization-mode=Webhook") && !args.contains(&"--insecure"), "{args:?}");

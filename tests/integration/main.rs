@@ -9,6 +9,7 @@ mod backfill;
 mod bad_input;
 mod bad_start;
 mod bench;
+mod client_certificates;
 mod clients;
 mod command_line;
 mod conformance;
@@ -61,6 +62,7 @@ fn main() -> std::process::ExitCode {
         bad_input::TESTS,
         bad_start::TESTS,
         bench::TESTS,
+        client_certificates::TESTS,
         clients::client_go::TESTS,
         clients::kube_rs::TESTS,
         clients::kubectl::TESTS,

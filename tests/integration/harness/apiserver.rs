@@ -118,6 +118,11 @@ impl ApiServer {
         self.plane.path("ca.pem")
     }
 
+    /// The authority whose client certificates the apiserver accepts.
+    pub(crate) fn authority(&self) -> &Authority {
+        &self.plane.authority
+    }
+
     /// A server certificate for loopback, signed by the apiserver's CA, and its private key.
     pub(crate) fn server_certificate(&self) -> (PathBuf, PathBuf) {
         (self.plane.path("server.pem"), self.plane.path("server-key.pem"))

@@ -4,8 +4,8 @@
 use std::{fs, path::Path};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
-    date_time_ymd,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, date_time_ymd,
 };
 
 /// A certificate authority that tests can issue certificates from.
@@ -19,10 +19,7 @@ impl Authority {
     /// Creates an authority with a new key.
     pub(crate) fn new() -> Authority {
         let key = KeyPair::generate().expect("a key is generated");
-        let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::CommonName, "kubefan test authority");
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+        let params = ca("kubefan test authority");
         let ca_pem = params.self_signed(&key).expect("the authority signs itself").pem();
         Authority { issuer: Issuer::new(params, key), ca_pem }
     }
@@ -53,19 +50,44 @@ impl Authority {
 
     /// Issues a client certificate for this user and group: (certificate, private key), both PEM.
     pub(crate) fn client(&self, user: &str, group: &str) -> (String, String) {
-        let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::CommonName, user);
-        params.distinguished_name.push(DnType::OrganizationName, group);
-        self.issue(params, &[ExtendedKeyUsagePurpose::ClientAuth])
+        self.issue(named(user, group), &[ExtendedKeyUsagePurpose::ClientAuth])
     }
 
-    fn issue(&self, mut params: CertificateParams, usages: &[ExtendedKeyUsagePurpose]) -> (String, String) {
+    /// An authority that this one has signed.
+    pub(crate) fn intermediate(&self) -> Authority {
+        let (key, params) = (KeyPair::generate().expect("a key is generated"), ca("kubefan test intermediate"));
+        let ca_pem = params.signed_by(&key, &self.issuer).expect("the authority signs").pem();
+        Authority { issuer: Issuer::new(params, key), ca_pem }
+    }
+
+    /// Issues a certificate: (certificate, private key), both PEM.
+    pub(crate) fn issue(&self, mut params: CertificateParams, usages: &[ExtendedKeyUsagePurpose]) -> (String, String) {
         let key = KeyPair::generate().expect("a key is generated");
         params.extended_key_usages = usages.to_vec();
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         let certificate = params.signed_by(&key, &self.issuer).expect("the authority signs");
         (certificate.pem(), key.serialize_pem())
     }
+}
+
+fn ca(name: &str) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+    params
+}
+
+/// The content of a client certificate for this user and group. An empty name is left out.
+pub(crate) fn named(user: &str, group: &str) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    for (kind, name) in [(DnType::CommonName, user), (DnType::OrganizationName, group)] {
+        if !name.is_empty() {
+            params.distinguished_name.push(kind, name);
+        }
+    }
+    params
 }
 
 /// Writes kube-apiserver's files into `dir`: `ca.pem`, `server.pem`, `server-key.pem`, and the key

@@ -1,15 +1,21 @@
 //! Authentication and authorization behind one type, for the servers.
 
 use std::{
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
+
+use rustls::pki_types::CertificateDer;
 
 use super::{
     authentication::{
         AuthenticationOptions, Authenticator,
-        authenticator::{Clock, KEY_BYTES},
-        caller::Caller,
+        authenticator::KEY_BYTES,
+        caller::{Caller, Clock},
+        certificate::{ClientCertificate, TrustedCas},
         presented::Presented,
     },
     authorization::{AuthorizationOptions, Authorized, Authorizer, authorizer::WebhookAuthorizer, read::Read},
@@ -41,6 +47,8 @@ pub struct StreamOptions {
 pub struct AccessControl {
     /// `None` if callers are not distinguished.
     authenticator: Option<Authenticator>,
+    /// `None` if client certificates name no callers.
+    cas: Option<Arc<TrustedCas>>,
     authorizer: Authorizer,
     /// `None` if callers are not distinguished.
     streams: Option<StreamOptions>,
@@ -51,7 +59,8 @@ pub struct AccessControl {
 impl AccessControl {
     /// Allows every caller everything (`--authorization-mode=AlwaysAllow`).
     pub fn always_allow() -> Self {
-        Self { authenticator: None, authorizer: Authorizer::AlwaysAllow, streams: None, started: AtomicU32::new(0) }
+        let authorizer = Authorizer::AlwaysAllow;
+        Self { authenticator: None, cas: None, authorizer, streams: None, started: AtomicU32::new(0) }
     }
 
     /// Asks the apiserver (`--authorization-mode=Webhook`). `key` must be random.
@@ -67,10 +76,23 @@ impl AccessControl {
         let authorizer = WebhookAuthorizer::new(upstream.clone(), authorization, metrics);
         Self {
             authenticator: Some(authenticator),
+            cas: None,
             authorizer: Authorizer::Webhook(Box::new(authorizer)),
             streams: Some(streams),
             started: AtomicU32::new(0),
         }
+    }
+
+    /// Knows callers by certificates of these CAs, too.
+    #[must_use]
+    pub fn with_client_cas(self, cas: Option<Arc<TrustedCas>>) -> Self {
+        Self { cas, ..self }
+    }
+
+    /// Verifies the certificate of a connection, which comes first in `chain`. `None` if
+    /// certificates name no callers.
+    pub fn certificate(&self, chain: &[CertificateDer<'_>]) -> Option<Arc<ClientCertificate>> {
+        self.cas.clone().map(|cas| ClientCertificate::new(chain, cas))
     }
 
     /// Whether callers are distinguished.

@@ -11,6 +11,8 @@ use crate::{access::authorization::attributes::Attributes, cache::Refusal};
 pub enum Denial {
     /// kubefan does not know who the caller is.
     Unauthenticated(&'static str),
+    /// The caller's certificate does not say who it is.
+    Certificate(&'static str),
     /// The caller may not read this.
     Forbidden(Box<Forbidden>),
     /// kubefan acts for the caller only, and the request names another user.
@@ -70,7 +72,7 @@ impl Forbidden {
 impl From<Denial> for Refusal {
     fn from(denial: Denial) -> Self {
         match denial {
-            Denial::Unauthenticated(why) => Self::Unauthenticated(why.to_owned()),
+            Denial::Unauthenticated(why) | Denial::Certificate(why) => Self::Unauthenticated(why.to_owned()),
             Denial::Forbidden(forbidden) => {
                 let (resource, advice) = (forbidden.qualified_resource(), forbidden.advice());
                 Self::Denied(format!("{resource} is forbidden: {}{advice}", forbidden.message()))

@@ -79,7 +79,8 @@ async fn until_it_ends(
     holder: Holder,
     StreamOptions { reauthorize_interval, age_max }: StreamOptions,
 ) -> StreamEnd {
-    let expires = read.caller().expires_at().map(|at| (at, "the token of this stream has expired"));
+    let expires =
+        read.caller().expires_at().map(|at| (at, "the token or client certificate of this stream has expired"));
     let too_old = age_max.and_then(|age| Instant::now().checked_add(age));
     let too_old = too_old.map(|at| (at, "the stream has reached its greatest age (--stream-age-max)"));
     let reviewing = until_revoked(access, read, holder, reauthorize_interval);
@@ -100,10 +101,8 @@ async fn until_revoked(
         sleep(pause).await;
         pause = match access.authorize_again(read, holder, interval / RECENT).await {
             Ok(()) => interval,
-            Err(denial @ (Denial::Forbidden(_) | Denial::Unauthenticated(_) | Denial::Impersonation)) => {
-                return StreamEnd::Revoked(Refusal::from(denial).to_string());
-            }
             Err(Denial::Unavailable(_) | Denial::Busy(_)) => RETRY.min(interval),
+            Err(denial) => return StreamEnd::Revoked(Refusal::from(denial).to_string()),
         };
     }
 }

@@ -1,5 +1,5 @@
-//! Who a caller is, and what it may read. Both are decided by the apiserver: by a TokenReview for
-//! the token, and by a SubjectAccessReview for the read.
+//! Who a caller is, and what it may read. The apiserver decides both: by a TokenReview for a token,
+//! or by the CAs whose client certificates it accepts, and by a SubjectAccessReview for the read.
 //!
 //! The hazard: kubefan reads as itself and answers others. So what a caller may read is a type.
 //! [`Authorized`] can be made by the [`authorization::Authorizer`] alone, and the servers read,
@@ -23,7 +23,11 @@ pub mod review;
 pub mod user;
 
 pub use access_control::{AccessControl, AccessOptions, StreamOptions};
-pub use authentication::{caller::Caller, presented::Presented};
+pub use authentication::{
+    caller::Caller,
+    certificate::{ClientCertificate, TrustedCas},
+    presented::Presented,
+};
 pub use authorization::{Authorized, attributes::ReadVerb, read::Read};
 pub use denial::Denial;
 pub use lease::Lease;

@@ -1,18 +1,17 @@
 //! Who may read what, by the configuration.
 
-use std::{
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{sync::Arc, time::Duration};
 
 use crate::{
     access::{
-        AccessControl, AccessOptions, StreamOptions,
-        authentication::{AuthenticationOptions, authenticator::KEY_BYTES},
+        AccessControl, AccessOptions, StreamOptions, TrustedCas,
+        authentication::{
+            AuthenticationOptions, authenticator::KEY_BYTES, caller::Clock, certificate::trusted_cas::ClientCaError,
+        },
         authorization::AuthorizationOptions,
         review::QueueLimits,
     },
-    config::{AuthorizationMode, CallerConfig},
+    config::{AuthorizationMode, CallerConfig, ServeConfig},
     telemetry::metrics::Metrics,
     upstream::Upstream,
 };
@@ -23,11 +22,27 @@ const REVIEWS_IN_FLIGHT_MAX: usize = 100;
 /// How long a review waits for its turn.
 const REVIEW_WAIT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The CAs whose certificates name callers: those of the file, or else those that will be read from
+/// the cluster. `None` if certificates name no callers. `clock` is the wall clock.
+pub(super) fn client_cas(config: &ServeConfig, clock: Clock) -> Result<Option<Arc<TrustedCas>>, ClientCaError> {
+    let CallerConfig { mode, client_ca_file, skip_lookup, ignored_extra, .. } = &config.callers;
+    if *mode == AuthorizationMode::AlwaysAllow || config.serving.tls.is_none() {
+        return Ok(None);
+    }
+    let ignored_extra = ignored_extra.clone();
+    match client_ca_file {
+        Some(file) => TrustedCas::of_file(file.clone(), clock, ignored_extra).map(Some),
+        None if *skip_lookup => Ok(None),
+        None => Ok(Some(TrustedCas::unread(clock, ignored_extra))),
+    }
+}
+
 /// Decides who may read what. `clock` is the wall clock, and `key` must be random.
 pub(super) fn control(
     callers: &CallerConfig,
     upstream: &Upstream,
-    clock: fn() -> SystemTime,
+    client_cas: Option<Arc<TrustedCas>>,
+    clock: Clock,
     key: [u8; KEY_BYTES],
     metrics: &Metrics,
 ) -> Arc<AccessControl> {
@@ -58,6 +73,8 @@ pub(super) fn control(
     let options = AccessOptions { authentication, authorization, streams };
     Arc::new(match callers.mode {
         AuthorizationMode::AlwaysAllow => AccessControl::always_allow(),
-        AuthorizationMode::Webhook => AccessControl::webhook(upstream, options, key, clock, metrics.access()),
+        AuthorizationMode::Webhook => {
+            AccessControl::webhook(upstream, options, key, clock, metrics.access()).with_client_cas(client_cas)
+        }
     })
 }

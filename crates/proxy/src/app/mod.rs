@@ -23,7 +23,10 @@ use tonic::service::Routes;
 use tracing::{info, warn};
 
 use crate::{
-    access::AccessControl,
+    access::{
+        AccessControl, TrustedCas,
+        authentication::certificate::{cluster, trusted_cas::ClientCaError},
+    },
     cache::{RetainedLimits, RingLimits},
     caches::{
         CacheContext, EncodingLimits, ListScheduler, OnDemandLimits, Registry, RegistryOptions, SizeLimits,
@@ -75,6 +78,9 @@ pub enum AppError {
     /// The certificate or its key cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
+    /// The CAs of client certificates cannot be used.
+    #[error(transparent)]
+    ClientCa(#[from] ClientCaError),
     /// A server failed.
     #[error("{what} failed: {message}")]
     Server {
@@ -102,11 +108,12 @@ pub struct App {
     peer: Option<Listener>,
     tls: Option<TlsAcceptor>,
     certificate: Option<Arc<Certificate>>,
+    client_cas: Option<Arc<TrustedCas>>,
 }
 
 /// Binds, prints the addresses to stderr, and serves until `shutdown` completes and every stream
-/// has ended, or the drain timeout has passed. Each item of `reloads` reads the certificate again.
-/// Raises the process's limit of open files.
+/// has ended, or the drain timeout has passed. Each item of `reloads` reads the certificate and the
+/// CAs of clients again. Raises the process's limit of open files.
 pub async fn run(
     mut config: ServeConfig,
     shutdown: impl Future<Output = ()> + Send,
@@ -124,9 +131,12 @@ pub async fn run(
     if let Some(peers) = app.bound_for_peers()? {
         eprintln!("kubefan: serving peers on {peers}");
     }
-    let certificate = app.certificate.clone();
+    let (certificate, client_cas) = (app.certificate.clone(), app.client_cas.clone());
     let reloading = reloads.for_each(async |()| match &certificate {
-        Some(certificate) => certificate.reload(),
+        Some(certificate) => {
+            certificate.reload();
+            client_cas.iter().for_each(|cas| cas.reload());
+        }
         None => info!("nothing to read again: the data port has no certificate"),
     });
     let reloading = reloading.then(|()| std::future::pending::<Infallible>());
@@ -170,14 +180,15 @@ impl App {
         config: ServeConfig,
     ) -> Result<Self, AppError> {
         let metrics = Arc::new(Metrics::new(PrometheusRegistry::new())?);
+        let client_cas = callers::client_cas(&config, wall_clock)?;
         // If callers use their own credentials upstream, the TLS server asks for certificates too,
         // so that it can explain to their owners why a certificate cannot be forwarded.
-        let asks_for_certificates =
-            passthrough.as_ref().is_some_and(|passthrough| passthrough.credentials() == Credentials::Caller);
+        let explains = passthrough.as_ref().is_some_and(|passthrough| passthrough.credentials() == Credentials::Caller);
+        let asks_for_certificates = explains || client_cas.is_some();
         let read = |files| Certificate::read(files, wall_clock, metrics.certificate_expiration());
         let certificate = config.serving.tls.as_ref().map(read).transpose()?;
-        let tls =
-            certificate.clone().map(|certificate| tls::acceptor(certificate, asks_for_certificates)).transpose()?;
+        let accept = |certificate| tls::acceptor(certificate, &config.serving.tls_options, asks_for_certificates);
+        let tls = certificate.clone().map(accept).transpose()?;
         let (upgrades, hosts) = (config.passthrough.upgrades, config.serving.allowed_hosts.clone());
         #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
         let number = rand::random();
@@ -199,7 +210,7 @@ impl App {
             Some(address) => Some(Listener::bind(address, "--peer-listen", mode).await?),
             None => None,
         };
-        Ok(Self { config, upstream, proxy, metrics, data, admin, peer, tls, certificate })
+        Ok(Self { config, upstream, proxy, metrics, data, admin, peer, tls, certificate, client_cas })
     }
 
     /// The metrics that `/metrics` serves.
@@ -223,7 +234,7 @@ impl App {
     /// reconnect, within the drain timeout.
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), AppError> {
         let own_port = self.bound_for_peers()?.and_then(|bound| bound.port());
-        let Self { config, upstream, proxy, metrics, data, admin, peer, tls, certificate: _ } = self;
+        let Self { config, upstream, proxy, metrics, data, admin, peer, tls, certificate: _, client_cas } = self;
         let (stop, drain) = (CancellationToken::new(), CancellationToken::new());
         // Stops everything that this function started, however it returns.
         let _stop_all = (stop.clone().drop_guard(), drain.clone().drop_guard());
@@ -236,7 +247,10 @@ impl App {
         let mut admin = serve_admin(admin, &registry, &metrics, &stop)?;
         #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
         let key = rand::random();
-        let access = callers::control(&config.callers, &upstream, wall_clock, key, &metrics);
+        if let Some(cas) = client_cas.clone().filter(|cas| !cas.is_of_file()) {
+            tokio::spawn(stop.clone().run_until_cancelled_owned(cluster::follow(upstream.clone(), cas)));
+        }
+        let access = callers::control(&config.callers, &upstream, client_cas, wall_clock, key, &metrics);
         let (readers, mut data) = serve_data(data, tls, (access, proxy), &config, &registry, &metrics, &drain)?;
         if let Some(budget) = budget {
             let end_unread = move || readers.end_some();

@@ -1,7 +1,7 @@
 //! The section "Callers": who they are, and what they may read. Names and defaults are those of
 //! kube-apiserver and its library where they have the same.
 
-use std::time;
+use std::{path::PathBuf, time};
 
 use serde::Deserialize;
 
@@ -43,6 +43,14 @@ section! {
     /// [default: tokens for the apiserver]
     #[arg(value_delimiter = ',')]
     api_audiences("NAME"): Vec<String> => api_audiences: Vec<String>, names(is_text, "an empty text is no audience");
+    /// Take client certificates that one of these CAs has signed (PEM): their CN is the user's
+    /// name, each O a group. The file is read again when it changes
+    /// [default: the CAs of the ConfigMap kube-system/extension-apiserver-authentication]
+    client_ca_file("FILE"): PathBuf => client_ca_file: Option<PathBuf>, any;
+    /// Do not read the CAs of client certificates from the cluster. Without --client-ca-file,
+    /// client certificates are not taken then.
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    authentication_skip_lookup("BOOL"): bool => skip_lookup: bool, or_false;
     /// A request without credentials is from the user system:anonymous; without this option it is
     /// refused.
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
@@ -108,6 +116,8 @@ impl CallerOptions {
         if callers.mode == AuthorizationMode::AlwaysAllow {
             let given = [
                 ("--api-audiences", self.api_audiences.is_some()),
+                ("--client-ca-file", self.client_ca_file.is_some()),
+                ("--authentication-skip-lookup", self.authentication_skip_lookup == Some(true)),
                 ("--anonymous-auth", self.anonymous_auth == Some(true)),
                 ("--authorization-always-allow-groups", self.authorization_always_allow_groups.is_some()),
                 ("--authorization-ignore-extra", self.authorization_ignore_extra.is_some()),
@@ -129,6 +139,12 @@ impl CallerOptions {
             return ConfigError::contradiction(
                 "--api-audiences names audiences of kubefan's own, and the apiserver would refuse their tokens if they were \
                  passed on; add --passthrough=off, or leave --api-audiences out",
+            );
+        }
+        if callers.client_ca_file.is_some() && serving.tls.is_none() {
+            return ConfigError::contradiction(
+                "--client-ca-file has no effect without TLS, where clients present no certificates; add --tls-cert-file and \
+                 --tls-private-key-file",
             );
         }
         let is_exposed = matches!(serving.listen, ListenAddress::Tcp(_)) && serving.tls.is_none();

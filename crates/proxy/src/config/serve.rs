@@ -97,6 +97,7 @@ impl ServeOptions {
         let passthrough = self.passthrough.passthrough.unwrap_or(PassthroughMode::Caller);
         self.callers.check(&callers, &serving, passthrough)?;
         self.serving.check_mode(&serving)?;
+        self.serving.check_tls(&serving)?;
         let is_local = serving.listen.is_local();
         self.on_demand.check_limits(is_local)?;
         self.passthrough.check(&serving.listen)?;
@@ -242,10 +243,26 @@ mod tests {
     fn each_contradiction_names_its_flags() {
         let webhook = "--authorization-mode=Webhook";
         let tls = ["--tls-cert-file=a", "--tls-private-key-file=b"];
-        let cases: [(&[&str], &str); 20] = [
+        let cases: [(&[&str], &str); 25] = [
             (&[webhook], "--authorization-mode=Webhook with --listen 127.0.0.1:7443 needs TLS"),
             (&[webhook, tls[0], tls[1], "--passthrough=self"], "--passthrough=self lets every caller act as kubefan"),
             (&[webhook, tls[0], tls[1], "--api-audiences=a"], "--api-audiences names audiences of kubefan's own"),
+            (&["--client-ca-file=a"], "--client-ca-file has no effect with --authorization-mode=AlwaysAllow"),
+            (
+                &["--authentication-skip-lookup"],
+                "--authentication-skip-lookup has no effect with --authorization-mode=AlwaysAllow",
+            ),
+            (&[webhook, "--listen=unix:/x", "--client-ca-file=a"], "--client-ca-file has no effect without TLS"),
+            (&["--tls-min-version=VersionTLS13"], "--tls-min-version has no effect without TLS"),
+            (
+                &[
+                    tls[0],
+                    tls[1],
+                    "--tls-min-version=VersionTLS13",
+                    "--tls-cipher-suites=TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+                ],
+                "--tls-cipher-suites has no effect with --tls-min-version=VersionTLS13",
+            ),
             (&["--anonymous-auth"], "--anonymous-auth has no effect with --authorization-mode=AlwaysAllow"),
             (&["--listen-mode=0660"], "--listen-mode has no effect without --listen unix:PATH"),
             (&["--tls-cert-file=x.pem"], "--tls-cert-file needs --tls-private-key-file"),
@@ -296,8 +313,16 @@ mod tests {
 
     #[test]
     fn a_value_that_cannot_be_used_is_named_with_its_flag() {
-        let cases: [(&[&str], &str); 13] = [
+        let cases: [(&[&str], &str); 15] = [
             (&["--allowed-hosts=a,http://b"], "--allowed-hosts \"http://b\": no name of a host; write it like"),
+            (
+                &["--tls-cipher-suites=a"],
+                "--tls-cipher-suites \"a\": no cipher suite that kubefan has; choose among TLS_ECDHE_",
+            ),
+            (
+                &["--tls-cipher-suites=TLS_AES_128_GCM_SHA256"],
+                "--tls-cipher-suites \"TLS_AES_128_GCM_SHA256\": a cipher suite of TLS 1.3; those are always on",
+            ),
             (&["--resource=pods,Pods"], "--resource \"Pods\": given twice"),
             (&["--resource=pods,pods=protobuf"], "--resource \"pods\": given twice"),
             (

@@ -15,7 +15,11 @@ use crate::{
     fanout::hub::COALESCE_MAX,
     server::{
         kube::allowed_hosts::{AllowedHosts, HostPattern},
-        transport::{certificate::TlsFiles, unix_socket::SocketMode},
+        transport::{
+            certificate::TlsFiles,
+            tls_options::{TlsOptions, TlsVersion, cipher_suite},
+            unix_socket::SocketMode,
+        },
     },
 };
 
@@ -38,6 +42,8 @@ section! {
     config: ServingConfig {
         /// TLS for the data port; `None`: plaintext.
         tls: Option<TlsFiles>, tls_files;
+        /// What a TLS handshake may agree on.
+        tls_options: TlsOptions, tls_options;
     }
 
     /// Serve gRPC and the Kubernetes API here: IP:PORT, :PORT or unix:PATH. Port 0 lets the system
@@ -62,6 +68,12 @@ section! {
     tls_cert_file("FILE"): PathBuf;
     /// The private key of the certificate (PEM).
     tls_private_key_file("FILE"): PathBuf;
+    /// The oldest version of TLS that clients may use [default: VersionTLS12]
+    tls_min_version("VERSION"): TlsVersion;
+    /// Use only these cipher suites of TLS 1.2, by their names in Go. Those of TLS 1.3 are always
+    /// on. Repeat it, or separate names by commas [default: all that kubefan has]
+    #[arg(value_delimiter = ',')]
+    tls_cipher_suites("NAME"): Vec<String>;
     /// Connections at a time; more are closed at once
     /// [default: 50000, or as many as the limit of open files leaves]
     connections_max("COUNT"): usize => connections_max: Option<usize>, optional(at_least(1));
@@ -147,7 +159,35 @@ fn tls_files(options: &ServingOptions) -> Result<Option<TlsFiles>, ConfigError> 
     }
 }
 
+const TLS_MIN_VERSION: TlsVersion = TlsVersion::Tls12;
+
+fn tls_options(options: &ServingOptions) -> Result<TlsOptions, ConfigError> {
+    let suite = |name: &String| cipher_suite(name).map_err(|problem| unusable("--tls-cipher-suites", name, problem));
+    let cipher_suites = options.tls_cipher_suites.iter().flatten().map(suite).collect::<Result<Vec<_>, _>>()?;
+    Ok(TlsOptions { min_version: options.tls_min_version.unwrap_or(TLS_MIN_VERSION), cipher_suites })
+}
+
 impl ServingOptions {
+    /// Refuses options of TLS that have no effect.
+    pub(super) fn check_tls(&self, serving: &ServingConfig) -> Result<(), ConfigError> {
+        let given = [
+            ("--tls-min-version", self.tls_min_version.is_some()),
+            ("--tls-cipher-suites", self.tls_cipher_suites.is_some()),
+        ];
+        if let Some((flag, _)) = given.iter().find(|(_, given)| *given && serving.tls.is_none()) {
+            return ConfigError::contradiction(format!(
+                "{flag} has no effect without TLS; add --tls-cert-file and --tls-private-key-file"
+            ));
+        }
+        if self.tls_cipher_suites.is_some() && serving.tls_options.min_version == TlsVersion::Tls13 {
+            return ConfigError::contradiction(
+                "--tls-cipher-suites has no effect with --tls-min-version=VersionTLS13: the cipher suites of TLS 1.3 cannot \
+                 be chosen; leave it out",
+            );
+        }
+        Ok(())
+    }
+
     /// Refuses rights of sockets that have no file.
     pub(super) fn check_mode(&self, serving: &ServingConfig) -> Result<(), ConfigError> {
         let is_unix = |address: &ListenAddress| matches!(address, ListenAddress::Unix(_));

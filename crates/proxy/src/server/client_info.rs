@@ -1,13 +1,16 @@
 //! The client at the other end of a connection.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, sync::Arc};
 
 use http::HeaderMap;
 
-use crate::{access::Presented, fanout::Holder};
+use crate::{
+    access::{ClientCertificate, Presented},
+    fanout::Holder,
+};
 
 /// What is known of the client of a connection. Every request carries it in its extensions.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct ClientInfo {
     /// The number of the connection; the server assigns it.
     pub connection: u64,
@@ -15,9 +18,11 @@ pub struct ClientInfo {
     pub address: Option<SocketAddr>,
     /// Whether the connection uses TLS.
     pub is_encrypted: bool,
-    /// Whether the client presented a TLS certificate. The certificate was not verified, so it
-    /// proves no identity.
+    /// Whether the client presented a TLS certificate. That alone proves no identity.
     pub has_certificate: bool,
+    /// The certificate that may say who the caller is; `None` without one, and where certificates
+    /// are not asked.
+    pub certificate: Option<Arc<ClientCertificate>>,
 }
 
 impl ClientInfo {
@@ -25,7 +30,8 @@ impl ClientInfo {
     /// without TLS counts as known to others.
     pub fn presents(&self, headers: &HeaderMap, is_websocket: bool) -> Presented {
         let is_exposed = self.address.is_some() && !self.is_encrypted;
-        Presented::new(headers, is_websocket, is_exposed, self.holder())
+        let certificate = self.certificate.as_ref().map(|certificate| certificate.verdict());
+        Presented::new(headers, is_websocket, is_exposed, self.holder()).with_certificate(certificate)
     }
 
     /// Whose share the places of this connection count to.

@@ -2,7 +2,8 @@
 //!
 //! A token comes before a certificate. kubefan forwards only the token, so the apiserver would know
 //! the caller by it, and a caller must not be two users. A token that is not known fails the
-//! request, as in the apiserver, also if anonymous requests are allowed.
+//! request, as in the apiserver, also if anonymous requests are allowed; and so does a certificate
+//! of an unknown CA.
 
 use std::{
     sync::Arc,
@@ -15,7 +16,8 @@ use tokio::time::Instant;
 
 use super::{
     bearer_token::BearerToken,
-    caller::{Caller, KnownCaller},
+    caller::{Caller, Clock, KnownCaller},
+    certificate::CertificateVerdict,
     presented::Presented,
     token_review,
 };
@@ -42,9 +44,6 @@ const EXPOSED: &str = "kubefan takes tokens only over TLS or a Unix socket, beca
 const MISSING: &str = "kubefan serves known callers only: send a token as `authorization: Bearer TOKEN`, or use a client \
     certificate of the CA that it trusts";
 const UNAVAILABLE: &str = "kubefan cannot ask the apiserver now whose token this is; try again";
-
-/// The wall clock, which the end of a token is compared with.
-pub type Clock = fn() -> SystemTime;
 
 /// Options of authentication.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -111,7 +110,7 @@ impl Authenticator {
         let caller = self.caller(presented).await;
         self.metrics.authenticated(match &caller {
             Ok(_) => Some(true),
-            Err(Denial::Unauthenticated(_)) => Some(false),
+            Err(Denial::Unauthenticated(_) | Denial::Certificate(_)) => Some(false),
             Err(_) => None,
         });
         caller.map(Caller::Known)
@@ -122,8 +121,11 @@ impl Authenticator {
         match (token, certificate) {
             (Some(_), _) if *is_exposed => Err(Denial::Unauthenticated(EXPOSED)),
             (Some(token), _) => self.of_token(token, *holder).await,
-            (None, Some(caller)) => Ok(caller.clone()),
-            (None, None) if self.options.anonymous => Ok(KnownCaller::new(Identity::anonymous(), None)),
+            (None, Some(CertificateVerdict::Known(caller))) => Ok(caller.clone()),
+            (None, Some(CertificateVerdict::Refused(why))) => Err(Denial::Certificate(why)),
+            (None, Some(CertificateVerdict::Unavailable(why))) => Err(Denial::Unavailable(why)),
+            (None, _) if self.options.anonymous => Ok(KnownCaller::new(Identity::anonymous(), None)),
+            (None, Some(CertificateVerdict::Nothing(why))) => Err(Denial::Certificate(why)),
             (None, None) => Err(Denial::Unauthenticated(MISSING)),
         }
     }

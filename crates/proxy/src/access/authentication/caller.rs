@@ -1,10 +1,13 @@
 //! A caller that was authenticated.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::SystemTime};
 
 use tokio::time::Instant;
 
 use crate::access::user::{Digest, Identity};
+
+/// The wall clock, which the end of a credential is compared with.
+pub type Clock = fn() -> SystemTime;
 
 /// A caller: what an authenticator has found out about it.
 #[derive(Debug, Clone)]

@@ -3,6 +3,7 @@
 pub mod authenticator;
 pub mod bearer_token;
 pub mod caller;
+pub mod certificate;
 pub mod presented;
 mod token_review;
 

@@ -1,10 +1,8 @@
 //! What a request presents to say who its caller is.
 
-use std::sync::Arc;
-
 use http::HeaderMap;
 
-use super::{bearer_token::BearerToken, caller::KnownCaller};
+use super::{bearer_token::BearerToken, certificate::CertificateVerdict};
 use crate::fanout::Holder;
 
 /// How the headers of impersonation start.
@@ -18,8 +16,8 @@ pub struct Presented {
     pub token: Option<BearerToken>,
     /// Whether a token may have been read on the way here: it came in plaintext over TCP.
     pub is_exposed: bool,
-    /// The caller that a verified client certificate names.
-    pub certificate: Option<Arc<KnownCaller>>,
+    /// What the client's certificate says about the caller; `None` without one.
+    pub certificate: Option<CertificateVerdict>,
     /// Whether the request acts as another user.
     pub impersonates: bool,
     /// Whose share of reviews it counts to.
@@ -33,10 +31,15 @@ impl Presented {
         Self { token, is_exposed, certificate: None, impersonates, holder }
     }
 
-    /// The same, with the caller of the connection's client certificate.
+    /// The same, with the verdict on the connection's client certificate.
     #[must_use]
-    pub fn with_certificate(self, certificate: Option<Arc<KnownCaller>>) -> Self {
+    pub fn with_certificate(self, certificate: Option<CertificateVerdict>) -> Self {
         Self { certificate, ..self }
+    }
+
+    /// Whether only a certificate says who the caller is. It cannot be forwarded.
+    pub fn is_by_certificate(&self) -> bool {
+        self.token.is_none() && self.certificate.is_some()
     }
 }
 

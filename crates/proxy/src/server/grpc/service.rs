@@ -244,7 +244,7 @@ impl<C: Catalog> WatchService for Service<C> {
 
 /// What a call presents.
 fn presented_by<T>(request: &Request<T>) -> Presented {
-    let client = request.extensions().get::<ClientInfo>().copied().unwrap_or_default();
+    let client = request.extensions().get::<ClientInfo>().cloned().unwrap_or_default();
     client.presents(request.metadata().as_ref(), false)
 }
 

@@ -163,7 +163,7 @@ impl<C: Catalog> KubeApi<C> {
         // Boxed: most requests are not forwarded and need not have the memory for it.
         let request = Request::from_parts(parts, body);
         let drain = self.reads.reader.drain();
-        Answer::Forwarded(forwarder.forward(request, info.verb, client, drain).boxed().await)
+        Answer::Forwarded(forwarder.forward(request, info.verb, &client, drain).boxed().await)
     }
 
     /// Reads from a cache.
@@ -227,7 +227,11 @@ impl<C: Catalog> KubeApi<C> {
         let forms = forms.into_iter().map(|form| if is_pretty && form.is_json() { Form::Other } else { form });
         let client = client_of(request);
         let presented = client.presents(&request.headers, hop_by_hop::upgrade(&request.headers).is_some());
-        let read = reads.reader.authorize(&presented, read_of(&asked, path, selectors)).await?;
+        let read = reads.reader.authorize(&presented, read_of(&asked, path, selectors)).await;
+        let read = read.map_err(|denial| match presented.is_by_certificate() {
+            true => ReadError::denied_by_certificate(denial),
+            false => denial.into(),
+        })?;
         let holder = client.holder();
         // Taken before a read waits for its cache.
         let place = if is_watch { reads.reader.admit_stream(holder)? } else { reads.reader.admit_read(holder)? };
@@ -297,7 +301,7 @@ fn read_of(asked: &ReadRequest, path: &Path, (label_selector, field_selector): (
 }
 
 fn client_of(request: &Parts) -> ClientInfo {
-    request.extensions.get().copied().unwrap_or_default()
+    request.extensions.get().cloned().unwrap_or_default()
 }
 
 fn answered_by(response: &Response<Body>) -> AnsweredBy {

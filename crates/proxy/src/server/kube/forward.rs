@@ -68,7 +68,7 @@ impl Forwarder {
         &self,
         request: Request<Body>,
         verb: &'static str,
-        client: ClientInfo,
+        client: &ClientInfo,
         drain: &CancellationToken,
     ) -> Response<Body> {
         let upgrade = hop_by_hop::upgrade(request.headers());
@@ -120,7 +120,7 @@ impl Forwarder {
         &self,
         request: &Request<Body>,
         verb: &str,
-        client: ClientInfo,
+        client: &ClientInfo,
         is_upgrade: bool,
     ) -> Result<(PassthroughPermit, Place), (PassthroughRefusal, Failure)> {
         if request.method() == Method::CONNECT || request.uri().path() == "*" {
@@ -188,7 +188,7 @@ fn has_token(headers: &HeaderMap) -> bool {
         || protocols.flat_map(|value| value.split(',')).any(|name| name.trim().starts_with(WEBSOCKET_TOKEN))
 }
 
-fn append_client_address(headers: &mut HeaderMap, client: ClientInfo) {
+fn append_client_address(headers: &mut HeaderMap, client: &ClientInfo) {
     let Some(address) = client.address else { return };
     let mut hops: Vec<_> =
         headers.get_all(X_FORWARDED_FOR).into_iter().map(|value| value.as_bytes().to_vec()).collect();
@@ -214,10 +214,10 @@ mod tests {
     #[test]
     fn the_address_of_the_client_is_appended() {
         let mut headers = HeaderMap::new();
-        append_client_address(&mut headers, client(None));
+        append_client_address(&mut headers, &client(None));
         assert!(headers.is_empty(), "a Unix socket has no address");
-        append_client_address(&mut headers, client(Some("[::ffff:10.0.0.1]:5")));
-        append_client_address(&mut headers, client(Some("[fd00::1]:5")));
+        append_client_address(&mut headers, &client(Some("[::ffff:10.0.0.1]:5")));
+        append_client_address(&mut headers, &client(Some("[fd00::1]:5")));
         assert_eq!(headers[X_FORWARDED_FOR], "10.0.0.1, fd00::1");
     }
 

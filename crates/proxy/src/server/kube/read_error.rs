@@ -16,11 +16,23 @@ pub enum ReadError {
     Unknown(Failure),
 }
 
+impl ReadError {
+    /// The error for a caller that only a certificate names. The request cannot be forwarded with
+    /// it, so kubefan refuses it itself.
+    pub fn denied_by_certificate(denial: Denial) -> Self {
+        match Self::from(denial) {
+            Self::Upstream(failure) => Self::Unknown(failure),
+            other => other,
+        }
+    }
+}
+
 impl From<Denial> for ReadError {
     fn from(denial: Denial) -> Self {
         match denial {
             // With passthrough the apiserver refuses in its own words, and records that.
             Denial::Unauthenticated(_) => Self::Upstream(Failure::unauthorized("Unauthorized".to_owned())),
+            Denial::Certificate(why) => Self::Unknown(Failure::unauthorized(why.to_owned())),
             Denial::Forbidden(forbidden) => Self::Upstream(Failure::denied(&forbidden)),
             Denial::Impersonation => Self::Upstream(Failure::forbidden(IMPERSONATION.to_owned())),
             // A fleet whose callers cannot be reviewed must not all turn to the apiserver.

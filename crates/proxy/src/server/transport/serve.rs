@@ -35,6 +35,7 @@ use crate::{
 /// The server of the data port.
 pub struct Server<C> {
     services: Arc<Services<C>>,
+    access: Arc<AccessControl>,
     metrics: Arc<Metrics>,
     /// The number of the last connection.
     connections: AtomicU64,
@@ -53,8 +54,8 @@ impl<C: Catalog> Server<C> {
         metrics: Arc<Metrics>,
         drain: CancellationToken,
     ) -> Arc<Self> {
-        let services = Arc::new(Services::new(catalog, others, options, access, forwarder, metrics.clone(), drain));
-        Arc::new(Self { services, metrics, connections: AtomicU64::new(0) })
+        let services = Services::new(catalog, others, options, access.clone(), forwarder, metrics.clone(), drain);
+        Arc::new(Self { services: Arc::new(services), access, metrics, connections: AtomicU64::new(0) })
     }
 
     /// The clients, some of which may read nothing.
@@ -97,10 +98,13 @@ impl<C: Catalog> Server<C> {
                         None => server.serve(io, client).await,
                         // Boxed, so that the memory of the handshake is freed after it. A TLS
                         // session is large.
-                        Some(tls) => match Box::pin(server.accept_tls(io, tls, client)).await.map(Box::new) {
+                        Some(tls) => match Box::pin(server.accept_tls(io, tls, &client)).await.map(Box::new) {
                             Ok(io) => {
-                                let has_certificate = io.get_ref().1.peer_certificates().is_some();
-                                server.serve(io, ClientInfo { is_encrypted: true, has_certificate, ..client }).await
+                                let chain = io.get_ref().1.peer_certificates();
+                                let certificate = chain.and_then(|chain| server.access.certificate(chain));
+                                let has_certificate = chain.is_some();
+                                let client = ClientInfo { is_encrypted: true, has_certificate, certificate, ..client };
+                                server.serve(io, client).await
                             }
                             Err(end) => end,
                         },
@@ -118,7 +122,7 @@ impl<C: Catalog> Server<C> {
         &self,
         io: T,
         tls: TlsAcceptor,
-        client: ClientInfo,
+        client: &ClientInfo,
     ) -> Result<TlsStream<Rewound<T>>, ConnectionEnd> {
         let handshake = async {
             let (is_http2, io) = preface::detect(io).await?;
@@ -143,7 +147,7 @@ impl<C: Catalog> Server<C> {
         let services = self.services.clone();
         let client = ClientInfo { connection: self.connections.fetch_add(1, Ordering::Relaxed) + 1, ..client };
         // Boxed, so that an idle connection has the memory of its own protocol only.
-        match Box::pin(self.detect_protocol(io, client)).await {
+        match Box::pin(self.detect_protocol(io, client.clone())).await {
             Ok(Detected::Http2(connection)) => connection.await,
             Ok(Detected::Http1(io)) => Box::pin(http1::connection::serve(io, client, services)).await,
             Err(end) => end,
@@ -162,17 +166,17 @@ impl<C: Catalog> Server<C> {
             () = self.services.drain.cancelled() => return Err(ConnectionEnd::Draining),
         };
         match detected {
-            Ok((true, io)) => match in_time(Connection::handshake(self.services.clone(), io, client)).await {
+            Ok((true, io)) => match in_time(Connection::handshake(self.services.clone(), io, client.clone())).await {
                 Ok(connection) => Ok(Detected::Http2(Box::new(connection))),
-                Err(error) => Err(handshake_failed(&error, client)),
+                Err(error) => Err(handshake_failed(&error, &client)),
             },
             Ok((false, io)) if mismatch::is_tls(io.first()) => {
                 let refused = in_time(mismatch::refuse(io, mismatch::HAS_NO_TLS)).await;
                 let error = refused.err().unwrap_or_else(|| io::Error::other(mismatch::HAS_NO_TLS));
-                Err(handshake_failed(&error, client))
+                Err(handshake_failed(&error, &client))
             }
             Ok((false, io)) => Ok(Detected::Http1(io)),
-            Err(error) => Err(handshake_failed(&error, client)),
+            Err(error) => Err(handshake_failed(&error, &client)),
         }
     }
 }
@@ -183,7 +187,7 @@ enum Detected<C, T> {
     Http1(Rewound<T>),
 }
 
-fn handshake_failed(error: &io::Error, client: ClientInfo) -> ConnectionEnd {
+fn handshake_failed(error: &io::Error, client: &ClientInfo) -> ConnectionEnd {
     tracing::debug!(%error, peer = ?client.address, "a handshake failed");
     ConnectionEnd::Handshake
 }

@@ -1,25 +1,39 @@
 //! TLS of the data port: the configuration of the handshake.
+//!
+//! The handshake proves that a client has the private key of its certificate, and nothing else. Who
+//! its holder is, is found out afterwards (`access::authentication::certificate`). So a certificate
+//! of an unknown CA does not fail the handshake, and its holder gets a reason.
 
 use std::sync::Arc;
 
 use rustls::{
     DigitallySignedStruct, DistinguishedName, ServerConfig, SignatureScheme,
     client::danger::HandshakeSignatureValid,
-    crypto::ring,
+    crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature},
     pki_types::{CertificateDer, UnixTime},
     server::danger::{ClientCertVerified, ClientCertVerifier},
 };
 use tokio_rustls::TlsAcceptor;
 
-use super::certificate::{Certificate, TlsError};
+use super::{
+    certificate::{Certificate, TlsError},
+    limits::{CLIENT_CHAIN_BYTES_MAX, CLIENT_CHAIN_LENGTH_MAX},
+    tls_options::TlsOptions,
+};
 
 /// Accepts connections with a certificate. ALPN prefers HTTP/2 and accepts HTTP/1.1. If
 /// `requests_client_certificate`, clients are asked for a certificate but need not have one.
-pub fn acceptor(certificate: Arc<Certificate>, requests_client_certificate: bool) -> Result<TlsAcceptor, TlsError> {
-    let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
-    let builder = builder.with_safe_default_protocol_versions().map_err(|error| certificate.unusable(&error))?;
+pub fn acceptor(
+    certificate: Arc<Certificate>,
+    options: &TlsOptions,
+    requests_client_certificate: bool,
+) -> Result<TlsAcceptor, TlsError> {
+    let provider = Arc::new(options.provider());
+    let possession = ProofOfPossession { algorithms: provider.signature_verification_algorithms };
+    let builder = ServerConfig::builder_with_provider(provider).with_protocol_versions(&options.versions());
+    let builder = builder.map_err(|error| certificate.unusable(&error))?;
     let builder = match requests_client_certificate {
-        true => builder.with_client_cert_verifier(Arc::new(AcceptUnverified)),
+        true => builder.with_client_cert_verifier(Arc::new(possession)),
         false => builder.with_no_client_auth(),
     };
     let mut config = builder.with_cert_resolver(certificate);
@@ -27,49 +41,63 @@ pub fn acceptor(certificate: Arc<Certificate>, requests_client_certificate: bool
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-/// Accepts any client certificate without verification: it neither grants nor denies access.
-/// kubefan only learns that the client has one, to explain to a caller that relies on it that it
-/// cannot be forwarded to the apiserver.
+/// Asks for a certificate, as kube-apiserver does (`RequestClientCert`), and verifies that the
+/// client has its private key.
 #[derive(Debug)]
-struct AcceptUnverified;
+struct ProofOfPossession {
+    algorithms: WebPkiSupportedAlgorithms,
+}
 
-impl ClientCertVerifier for AcceptUnverified {
+impl ClientCertVerifier for ProofOfPossession {
     fn client_auth_mandatory(&self) -> bool {
         false
     }
 
+    /// Names no CA: a client that has a certificate of another one then sends it, and its user
+    /// reads why it is refused.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
 
+    /// Refuses what a connection should not keep in memory.
     fn verify_client_cert(
         &self,
-        _end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
         _now: UnixTime,
     ) -> Result<ClientCertVerified, rustls::Error> {
+        let bytes = end_entity.len() + intermediates.iter().map(|certificate| certificate.len()).sum::<usize>();
+        if intermediates.len() >= CLIENT_CHAIN_LENGTH_MAX || bytes > CLIENT_CHAIN_BYTES_MAX {
+            return Err(rustls::Error::General(format!(
+                "the chain of the client certificate is too long: at most {CLIENT_CHAIN_LENGTH_MAX} certificates with \
+                 {CLIENT_CHAIN_BYTES_MAX} bytes are taken"
+            )));
+        }
         Ok(ClientCertVerified::assertion())
     }
 
     fn verify_tls12_signature(
         &self,
-        _message: &[u8],
-        _cert: &CertificateDer<'_>,
-        _signed: &DigitallySignedStruct,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
+        verify_tls12_signature(message, certificate, signed, &self.algorithms)
     }
 
     fn verify_tls13_signature(
         &self,
-        _message: &[u8],
-        _cert: &CertificateDer<'_>,
-        _signed: &DigitallySignedStruct,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
+        verify_tls13_signature(message, certificate, signed, &self.algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        ring::default_provider().signature_verification_algorithms.supported_schemes()
+        self.algorithms.supported_schemes()
     }
 }
+
+#[cfg(test)]
+mod tests;

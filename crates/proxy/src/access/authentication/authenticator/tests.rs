@@ -71,8 +71,9 @@ fn nothing() -> Presented {
     Presented::new(&HeaderMap::new(), false, false, Holder::new(1, None))
 }
 
-fn certificate(user: &str) -> Option<Arc<KnownCaller>> {
-    Some(KnownCaller::new(Identity { user: user.to_owned(), ..Identity::default() }, None))
+fn certificate(user: &str) -> Option<CertificateVerdict> {
+    let identity = Identity { user: user.to_owned(), ..Identity::default() };
+    Some(CertificateVerdict::Known(KnownCaller::new(identity, None)))
 }
 
 #[tokio::test(start_paused = true)]
@@ -116,6 +117,24 @@ async fn a_token_comes_before_a_certificate_and_a_bad_one_fails_the_request() {
     assert_eq!(world.name(&nothing()).await.as_deref(), Ok("system:anonymous"));
     let strict = World::new(options());
     assert!(matches!(strict.name(&nothing()).await, Err(Denial::Unauthenticated(_))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_certificate_that_must_not_be_used_fails_the_request_and_one_that_says_nothing_is_anonymous() {
+    let with = |verdict: CertificateVerdict| nothing().with_certificate(Some(verdict));
+    let (refused, unread) = (CertificateVerdict::Refused("a"), CertificateVerdict::Unavailable("b"));
+    let says_nothing = CertificateVerdict::Nothing("c");
+    for anonymous in [false, true] {
+        let world = World::new(AuthenticationOptions { anonymous, ..options() });
+        assert_eq!(world.name(&with(refused.clone())).await, Err(Denial::Certificate("a")));
+        assert_eq!(world.name(&with(unread.clone())).await, Err(Denial::Unavailable("b")));
+        let expected = if anonymous { Ok("system:anonymous".to_owned()) } else { Err(Denial::Certificate("c")) };
+        assert_eq!(world.name(&with(says_nothing.clone())).await, expected);
+        // A token counts alone.
+        let both = bearing("good").with_certificate(Some(refused.clone()));
+        assert_eq!(world.name(&both).await.as_deref(), Ok("good"));
+        assert!(matches!(world.name(&nothing()).await, Ok(_) | Err(Denial::Unauthenticated(_))));
+    }
 }
 
 #[tokio::test(start_paused = true)]

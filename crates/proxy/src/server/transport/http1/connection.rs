@@ -39,9 +39,9 @@ pub async fn serve<C: Catalog>(
 ) -> ConnectionEnd {
     let (tunnel, needs) = (Tunnel::default(), ResponseNeeds::default());
     let io = MonitoredSocket::new(io, needs.clone(), services.options.snapshot_stall_timeout);
-    let (upgraded, drain) = (tunnel.clone(), services.drain.clone());
+    let (upgraded, drain, address) = (tunnel.clone(), services.drain.clone(), client.address);
     let service = service_fn(move |mut request: Request<Incoming>| {
-        request.extensions_mut().insert(client);
+        request.extensions_mut().insert(client.clone());
         request.extensions_mut().insert(upgraded.clone());
         answer(request, services.clone(), needs.clone())
     });
@@ -66,7 +66,7 @@ pub async fn serve<C: Catalog>(
         Some(Err(error)) => {
             let end = end_of(&error);
             if end == ConnectionEnd::Error {
-                tracing::debug!(error = %cause(&error), peer = ?client.address, "a connection failed");
+                tracing::debug!(error = %cause(&error), peer = ?address, "a connection failed");
             }
             end
         }

@@ -343,7 +343,7 @@ impl<C: Catalog, T: Io> Connection<C, T> {
     /// Starts the task that answers a request.
     fn answer(&mut self, mut request: Request<RecvStream>, mut respond: SendResponse<Payload>) {
         let services = self.services.clone();
-        request.extensions_mut().insert(self.client);
+        request.extensions_mut().insert(self.client.clone());
         if call::is_any_grpc(&request) {
             let arrival = match Arrival::new(&services.pending, self.client.holder()) {
                 Ok(arrival) => arrival,
@@ -354,10 +354,10 @@ impl<C: Catalog, T: Io> Connection<C, T> {
                 }
             };
             if call::is_grpc(&request) && request.uri().path() == WATCH {
-                let of = (self.client, self.connection_waker.clone());
+                let of = (self.client.clone(), self.connection_waker.clone());
                 self.requests.spawn(requests::open_grpc_watch(services, of, request, respond, arrival));
             } else {
-                let answered = respond::serve_router(services, self.client, request, respond, arrival);
+                let answered = respond::serve_router(services, self.client.holder(), request, respond, arrival);
                 self.requests.spawn(answered.map(|()| None));
             }
         } else {

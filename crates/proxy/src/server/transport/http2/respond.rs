@@ -23,9 +23,8 @@ use tower::Service;
 
 use super::{arrival::Arrival, payload::Payload};
 use crate::{
-    fanout::{Catalog, StreamEnd},
+    fanout::{Catalog, Holder, StreamEnd},
     server::{
-        client_info::ClientInfo,
         grpc::{call, status},
         transport::{
             limits::BATCH_BYTES_MAX,
@@ -124,7 +123,7 @@ pub enum OnCutOff {
 /// or does not send its whole request in time. A stream holds a place among all streams.
 pub async fn serve_router<C: Catalog>(
     services: Arc<Services<C>>,
-    client: ClientInfo,
+    holder: Holder,
     request: Request<RecvStream>,
     mut respond: SendResponse<Payload>,
     arrival: Arrival,
@@ -132,7 +131,7 @@ pub async fn serve_router<C: Catalog>(
     let deadline_at = call::deadline_at(request.headers());
     let is_stream = call::is_stream(request.uri().path());
     let ends_with_drain = call::is_reflection(request.uri().path());
-    let _place = match is_stream.then(|| services.grpc.admit_stream(client.holder())).transpose() {
+    let _place = match is_stream.then(|| services.grpc.admit_stream(holder)).transpose() {
         Ok(place) => place,
         Err(status) => {
             // Fails only if the stream is gone.
