@@ -93,6 +93,7 @@ fn main() -> std::process::ExitCode {
         informers::calls::TESTS,
         informers::handler_latency::TESTS,
         informers::soak::TESTS,
+        informers::tokens::TESTS,
         memory::TESTS,
         memory_limit::TESTS,
         metrics::TESTS,
