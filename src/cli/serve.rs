@@ -148,7 +148,8 @@ mod tests {
                         "peer_transfer_bytes_max",
                         "connections_max",
                         "api_audiences",
-                        "authorization_always_allow_groups"
+                        "authorization_always_allow_groups",
+                        "authorization_mode"
                     ]
                     .contains(&id),
                 "{id}: {help}"

@@ -28,7 +28,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         with_passthrough_the_apiserver_refuses_in_its_own_words,
         known_callers_are_served_through_an_outage_and_new_ones_are_not, a_review_needs_the_delegators_right,
         requests_that_act_as_others_are_not_answered_from_the_cache, no_token_is_in_a_log_or_metric,
-        the_commands_read_with_a_token;
+        the_commands_read_with_a_token, over_tls_callers_are_authorized_by_default_and_a_reload_changes_nothing;
     local: a_start_that_would_let_callers_act_as_kubefan_is_refused;
 };
 
@@ -692,6 +692,36 @@ async fn the_commands_read_with_a_token() {
     crate::bad_input::assert_line("plaintext", &ran, 1, &["over TLS or to a Unix socket", "use https://127.0.0.1:"]);
     let ran = run_as(&reads[1], &["--token-file=/does/not/exist"]).await;
     crate::bad_input::assert_line("no file", &ran, 1, &["token file /does/not/exist: No such file"]);
+}
+
+async fn over_tls_callers_are_authorized_by_default_and_a_reload_changes_nothing() {
+    let api = ApiServer::shared().await;
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("config.yaml");
+    let head = "apiVersion: kubefan.dev/v1alpha1\nkind: ServeConfiguration\nresources: [pods]\n";
+    std::fs::write(&config, head).unwrap();
+    let (cert, key) = api.server_certificate();
+    let tls = ["--tls-cert-file", cert.to_str().unwrap(), "--tls-private-key-file", key.to_str().unwrap()];
+    let args = [&tls[..], &["--config", config.to_str().unwrap()]].concat();
+    let kubefan = Kubefan::spawn_as_given(&api.kubeconfig(), &args).await;
+    kubefan.ready().await;
+    let url = format!("https://{}/api/v1/pods?resourceVersion=0", kubefan.grpc_addr);
+    let ask = |client: Client| {
+        let request = client.get(&url);
+        async move { request.send().await.unwrap().status() }
+    };
+    let verdicts = async || (ask(api.client()).await, ask(api.client_as(NOBODY)).await);
+    assert_eq!(verdicts().await, (StatusCode::OK, StatusCode::FORBIDDEN));
+    std::fs::write(&config, format!("{head}authorizationMode: AlwaysAllow\n")).unwrap();
+    kubefan.process.hang_up();
+    let read = || async { kubefan.process.log().contains("certificate of the data port was read again").then_some(()) };
+    wait::until("the reload", wait::SOON, read).await;
+    assert_eq!(verdicts().await, (StatusCode::OK, StatusCode::FORBIDDEN));
+    let restarted = Kubefan::spawn_as_given(&api.kubeconfig(), &args).await;
+    restarted.ready().await;
+    let url = format!("https://{}/api/v1/pods?resourceVersion=0", restarted.grpc_addr);
+    let open = api.client_as(NOBODY).get(&url).send().await.unwrap().status();
+    assert_eq!(open, StatusCode::OK, "a restart takes the new file");
 }
 
 async fn a_start_that_would_let_callers_act_as_kubefan_is_refused() {
