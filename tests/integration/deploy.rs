@@ -1,6 +1,6 @@
 //! The manifests in `deploy/`: the apiserver accepts every object of both overlays, the pods meet
-//! the restricted pod security standard, the shipped service accounts have exactly the rights that the
-//! `--resource` flags and the reviews of callers need, and callers are authorized.
+//! the restricted pod security standard, the shipped service accounts have exactly the rights that
+//! the `--resource` flags and the reviews of callers need, and callers are authorized.
 
 use std::{collections::BTreeSet, path::PathBuf};
 
@@ -84,6 +84,14 @@ impl Overlay {
         api.kubeconfig_with_token(self.service_account, &self.token(api).await)
     }
 
+    /// Like [`Self::service_account_kubeconfig`], with a component of `deploy/components`.
+    pub(crate) async fn service_account_kubeconfig_with(&self, api: &ApiServer, component: &str) -> PathBuf {
+        self.make_namespace(api).await;
+        let dir = kustomization(&[component]);
+        api.kubectl(&["apply", "-k", dir.path().to_str().unwrap()]).await;
+        api.kubeconfig_with_token(self.service_account, &self.token(api).await)
+    }
+
     /// The arguments of kubefan in the applied overlay.
     pub(crate) async fn args(&self, api: &ApiServer) -> Vec<String> {
         let workload = api.get_json(self.workload).await;
@@ -104,16 +112,26 @@ async fn the_apiserver_accepts_both_overlays() {
     }
 }
 
-async fn the_apiserver_accepts_the_cluster_proxy_with_its_components() {
-    let api = ApiServer::shared().await;
-    CLUSTER_PROXY.make_namespace(&api).await;
+/// A directory with the cluster proxy and components of `deploy/components`.
+fn kustomization(components: &[&str]) -> tempfile::TempDir {
     // kustomize accepts only relative paths.
     let target = concat!(env!("CARGO_MANIFEST_DIR"), "/target");
     std::fs::create_dir_all(target).unwrap();
     let dir = tempfile::tempdir_in(target).unwrap();
-    let text = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: kubefan\n\
-                resources: [../../deploy/overlays/cluster-proxy]\ncomponents: [../../deploy/components/warm-start]\n";
+    let components = components.iter().map(|name| format!("../../deploy/components/{name}")).collect::<Vec<_>>();
+    let text = format!(
+        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: kubefan\n\
+         resources: [../../deploy/overlays/cluster-proxy]\ncomponents: [{}]\n",
+        components.join(", ")
+    );
     std::fs::write(dir.path().join("kustomization.yaml"), text).unwrap();
+    dir
+}
+
+async fn the_apiserver_accepts_the_cluster_proxy_with_its_components() {
+    let api = ApiServer::shared().await;
+    CLUSTER_PROXY.make_namespace(&api).await;
+    let dir = kustomization(&["warm-start", "impersonation"]);
     let path = dir.path().to_str().unwrap();
     let applied = api.kubectl(&["apply", "-k", path, "--dry-run=server", "-o", "json"]).await;
     let applied: Value = serde_json::from_str(&applied).unwrap();
@@ -140,11 +158,15 @@ async fn the_apiserver_accepts_the_cluster_proxy_with_its_components() {
         assert!(help.stdout.contains(&format!("--{flag} ")), "{flag}");
     }
     let args: Vec<String> = serde_json::from_value(pod["containers"][0]["args"].clone()).unwrap();
+    assert!(args.contains(&"--passthrough=impersonate".to_owned()), "{args:?}");
     // The certificate files exist only in the pod. Here their absence must be the only error.
     let kubeconfig = format!("--kubeconfig={}", api.kubeconfig().display());
     let args: Vec<&str> = args.iter().map(String::as_str).chain([kubeconfig.as_str()]).collect();
-    let ran = crate::harness::kubefan::run(&args).await;
-    assert!(ran.stderr.contains("cannot read /etc/kubefan/peers/"), "{ran:?}");
+    let env = pod["containers"][0]["env"].as_array().unwrap().iter();
+    let env: Vec<_> = env.filter_map(|env| Some((env["name"].as_str()?, env["value"].as_str()?))).collect();
+    assert!(env.iter().any(|(name, _)| *name == "KUBEFAN_TLS_CERT_FILE"), "{env:?}");
+    let ran = crate::harness::kubefan::run_with(&args, |command| _ = command.envs(env)).await;
+    assert!(ran.stderr.contains("cannot read /etc/kubefan/tls/"), "{ran:?}");
 }
 
 /// kubefan as it is shipped, but for the address and the certificate: as the shipped account it can

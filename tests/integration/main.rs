@@ -26,6 +26,7 @@ mod harness;
 mod harness_works;
 mod history;
 mod http;
+mod impersonation;
 mod informer_start;
 mod informers;
 mod memory;
@@ -88,6 +89,7 @@ fn main() -> std::process::ExitCode {
         http::HOSTILE,
         http::WEBSOCKET,
         http::LIMITS,
+        impersonation::TESTS,
         informer_start::TESTS,
         informers::TESTS,
         informers::calls::TESTS,

@@ -35,12 +35,12 @@ section! {
     /// Let callers read what the apiserver lets them read (Webhook), or everything that is cached
     /// (AlwaysAllow). With Webhook, kubefan asks the apiserver who has a token and what it may read
     /// (TokenReview, SubjectAccessReview); its account needs the ClusterRole system:auth-delegator
-    /// [default: AlwaysAllow if --listen is a loopback address without TLS or a Unix socket that only
-    /// kubefan's user can use, otherwise Webhook]
+    /// [default: AlwaysAllow if --listen is a loopback address without TLS or a Unix socket that
+    /// only kubefan's user can use, otherwise Webhook]
     authorization_mode("MODE"): AuthorizationMode => mode: AuthorizationMode, or_webhook;
     /// Take tokens only if they are for one of these audiences, which are kubefan's own. Such
     /// tokens are of no use at the apiserver, so they cannot be forwarded: it needs
-    /// --passthrough=off. Repeat it, or separate names by commas
+    /// --passthrough=off or --passthrough=impersonate. Repeat it, or separate names by commas
     /// [default: tokens for the apiserver]
     #[arg(value_delimiter = ',')]
     api_audiences("NAME"): Vec<String> => api_audiences: Vec<String>, names(is_text, "an empty text is no audience");
@@ -94,8 +94,9 @@ fn or_webhook(_: &'static str, given: Option<AuthorizationMode>) -> Result<Autho
     Ok(given.unwrap_or(AuthorizationMode::Webhook))
 }
 
-/// The mode if none is given. Only what the users of this machine reach without TLS is open, as with
-/// `kubectl proxy`: who sets up TLS, or admits others to a socket, expects callers that differ.
+/// The mode if none is given. Only what the users of this machine reach without TLS is open, as
+/// with `kubectl proxy`: who sets up TLS, or admits others to a socket, expects callers that
+/// differ.
 pub(super) fn default_mode(serving: &ServingConfig) -> AuthorizationMode {
     let is_open = match &serving.listen {
         ListenAddress::Unix(_) => serving.listen_mode.is_owners(),
@@ -124,6 +125,12 @@ impl CallerOptions {
         passthrough: PassthroughMode,
     ) -> Result<(), ConfigError> {
         let listen = &serving.listen;
+        if callers.mode == AuthorizationMode::AlwaysAllow && passthrough == PassthroughMode::Impersonate {
+            return ConfigError::contradiction(
+                "--passthrough=impersonate acts as callers, and kubefan does not know them with --authorization-mode=AlwaysAllow; \
+                 add --authorization-mode=Webhook (over TLS, or on a Unix socket)",
+            );
+        }
         if callers.mode == AuthorizationMode::AlwaysAllow {
             let given = [
                 ("--api-audiences", self.api_audiences.is_some()),
@@ -157,7 +164,7 @@ impl CallerOptions {
         if passthrough == PassthroughMode::Caller && !callers.api_audiences.is_empty() {
             return ConfigError::contradiction(
                 "--api-audiences names audiences of kubefan's own, and the apiserver would refuse their tokens if they were \
-                 passed on; add --passthrough=off, or leave --api-audiences out",
+                 passed on; add --passthrough=off or --passthrough=impersonate, or leave --api-audiences out",
             );
         }
         let is_exposed = matches!(listen, ListenAddress::Tcp(_)) && serving.tls.is_none();

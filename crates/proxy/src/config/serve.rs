@@ -275,13 +275,24 @@ mod tests {
         assert_eq!(credentials(&["--passthrough=self", "--listen=[::1]:0"]), Some(Credentials::Own));
         assert_eq!(credentials(&["--passthrough=self", "--listen=unix:/run/kubefan.sock"]), Some(Credentials::Own));
         assert_eq!(credentials(&["--passthrough=off", "--listen=127.0.0.1:0"]), None);
+        let acting =
+            ["--passthrough=impersonate", "--tls-cert-file=a", "--tls-private-key-file=b", "--api-audiences=k"];
+        assert_eq!(credentials(&acting), Some(Credentials::Impersonate));
     }
 
     #[test]
     fn each_contradiction_names_its_flags() {
         let webhook = "--authorization-mode=Webhook";
         let tls = ["--tls-cert-file=a", "--tls-private-key-file=b"];
-        let cases: [(&[&str], &str); 24] = [
+        let cases: [(&[&str], &str); 26] = [
+            (
+                &["--passthrough=impersonate"],
+                "--passthrough=impersonate acts as callers, and kubefan does not know them with",
+            ),
+            (
+                &[tls[0], tls[1], "--passthrough=impersonate", "--passthrough-insecure-upstream"],
+                "--passthrough-insecure-upstream has no effect with --passthrough=impersonate",
+            ),
             (
                 &["--listen=:7443", "--resource=pods"],
                 "--listen [::]:7443 can be reached by other machines, so callers are",
