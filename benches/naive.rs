@@ -81,6 +81,9 @@ enum Command {
         /// Accepted and ignored
         #[arg(long)]
         ring_events_max: Option<usize>,
+        /// Accepted and ignored
+        #[arg(long)]
+        authorization_mode: Option<String>,
         /// Only pods are supported
         #[arg(long, value_parser = ["pods"])]
         resource: String,

@@ -72,14 +72,17 @@ pub(super) fn describe(error: &ClientError) -> String {
             _ => "InternalError",
         },
     };
-    format!("Error from server ({reason}): {error}")
+    let flags = if error.code() == Code::Unauthenticated { " (--token-file, --token)" } else { "" };
+    format!("Error from server ({reason}): {error}{flags}")
 }
 
 /// What to do if kubefan at `address` cannot be reached because of `message`, as a part of a
 /// sentence. Nothing if the message says it.
 fn hint(address: &str, message: &str) -> String {
     let is = |texts: &[&str]| texts.iter().any(|text| message.contains(text));
-    if is(&["the CA file must contain"]) {
+    if is(&["token file"]) {
+        String::new()
+    } else if is(&["the CA file must contain"]) {
         " (--ca-file)".to_owned()
     } else if is(&["certificate", "TLS"]) {
         String::new()

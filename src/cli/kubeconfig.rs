@@ -18,7 +18,7 @@ use http::{Uri, uri::Scheme};
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 use serde::Serialize;
 
-use super::error::CliError;
+use super::{error::CliError, token::TokenArg};
 
 /// Print a kubeconfig that sends clients to kubefan instead of the apiserver
 #[derive(Debug, Args)]
@@ -45,7 +45,7 @@ pub(super) struct KubeconfigArgs {
     /// The client's bearer token, which is embedded in the kubeconfig; - reads it from stdin, so
     /// that other users do not see it in the list of processes
     #[arg(long, value_name = "TOKEN", conflicts_with = "token_file")]
-    token: Option<String>,
+    token: Option<TokenArg>,
     /// The name of the cluster and of its user
     #[arg(long, default_value = "kubefan", value_name = "NAME")]
     cluster: String,
@@ -151,7 +151,7 @@ fn kubeconfig(args: &KubeconfigArgs, stdin: impl Read) -> Result<Kubeconfig, Cli
     let certificate_authority_data = args.certificate_authority.as_deref().map(authority).transpose()?;
     let user = match (&args.token_file, &args.token) {
         (Some(file), _) => Some(User::TokenFile(std::path::absolute(file)?)),
-        (None, Some(given)) => Some(User::Token(token(given, stdin)?)),
+        (None, Some(given)) => Some(User::Token(given.read(stdin)?)),
         (None, None) => None,
     };
     let named = |user| Named { name: args.cluster.clone(), entry: UserEntry { user } };
@@ -172,29 +172,6 @@ fn kubeconfig(args: &KubeconfigArgs, stdin: impl Read) -> Result<Kubeconfig, Cli
         contexts: [Named { name: current_context.clone(), entry: ContextEntry { context } }],
         current_context,
     })
-}
-
-/// The longest token that is read from stdin, in bytes. Tokens of service accounts have one or two
-/// thousand.
-const TOKEN_BYTES_MAX: u64 = 64 << 10;
-
-/// The token as given, or as read from stdin for `-`. The error does not quote it.
-fn token(given: &str, stdin: impl Read) -> Result<String, CliError> {
-    let mut token = given.to_owned();
-    if given == "-" {
-        token.clear();
-        stdin
-            .take(TOKEN_BYTES_MAX)
-            .read_to_string(&mut token)
-            .map_err(|error| CliError::Plain(format!("--token -: {error}")))?;
-    }
-    let token = token.trim();
-    // A header could not carry anything else.
-    if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
-        let problem = "--token is not a bearer token: it must be one word of printable ASCII characters";
-        return Err(CliError::Plain(problem.to_owned()));
-    }
-    Ok(token.to_owned())
 }
 
 /// The certificates of a PEM file, without anything else in it: a private key beside them must not
@@ -291,6 +268,8 @@ mod tests {
 
     #[test]
     fn a_token_can_be_embedded_and_then_there_is_no_token_file() {
+        let words = ["kubeconfig", "--server=https://kubefan:7443", "--token=abc.def"];
+        assert!(!format!("{:?}", Only::try_parse_from(words).unwrap().args).contains("abc.def"));
         for (given, token) in [("--token=abc.def", "abc.def"), ("--token=-", "from-stdin")] {
             let config = print(&["--server=https://kubefan:7443", given]).unwrap();
             let user = config.auth_infos[0].auth_info.as_ref().unwrap();

@@ -17,6 +17,7 @@ mod select;
 mod serve;
 mod shutdown;
 mod table;
+mod token;
 mod verify;
 mod version;
 mod watch;

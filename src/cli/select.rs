@@ -6,7 +6,7 @@ use std::{path::PathBuf, time::Duration};
 use clap::Args;
 use tonic::Code;
 
-use super::error::CliError;
+use super::{error::CliError, token::TokenArg};
 use kubefan_client::{Client, ClientError, ClientOptions, Target};
 
 /// A running server answers within this time.
@@ -22,12 +22,24 @@ pub(super) struct ServerArgs {
     /// The CA (PEM) that signed kubefan's certificate, instead of the system's
     #[arg(long, visible_alias = "certificate-authority", env = "KUBEFAN_CA_FILE", value_name = "FILE")]
     ca_file: Option<PathBuf>,
+
+    /// A file with the bearer token for kubefan, which is read again when it changes
+    #[arg(long, env = "KUBEFAN_TOKEN_FILE", value_name = "FILE")]
+    token_file: Option<PathBuf>,
+
+    /// The bearer token for kubefan; - reads it from stdin. Other users of this machine see it in
+    /// the list of processes, so prefer --token-file or the variable
+    #[arg(long, env = "KUBEFAN_TOKEN", value_name = "TOKEN", conflicts_with = "token_file")]
+    token: Option<TokenArg>,
 }
 
 impl ServerArgs {
     pub(super) async fn connect(&self) -> Result<Client, CliError> {
+        let token = self.token.as_ref().map(|given| given.read(std::io::stdin())).transpose()?;
         let options = ClientOptions {
             ca_file: self.ca_file.clone(),
+            token,
+            token_file: self.token_file.clone(),
             connect_timeout: CONNECT_TIMEOUT,
             ..ClientOptions::default()
         };

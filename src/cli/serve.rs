@@ -147,7 +147,9 @@ mod tests {
                         "on_demand",
                         "peer_transfer_bytes_max",
                         "connections_max",
-                        "api_audiences"
+                        "api_audiences",
+                        "authorization_always_allow_groups",
+                        "authorization_mode"
                     ]
                     .contains(&id),
                 "{id}: {help}"

@@ -19,7 +19,7 @@ use tonic::{
 use crate::harness::{
     Test,
     apiserver::{ADMIN, ApiServer, NOBODY, Options},
-    kubefan::{Kubefan, run},
+    kubefan::{Kubefan, run, run_with},
     pki::{self, Authority},
     tests, wait,
 };
@@ -29,7 +29,8 @@ pub(crate) const TESTS: &[Test] = tests! {
         a_revoked_right_ends_with_its_verdict, a_live_watch_ends_when_its_right_is_revoked_and_others_continue,
         with_passthrough_the_apiserver_refuses_in_its_own_words,
         known_callers_are_served_through_an_outage_and_new_ones_are_not, a_review_needs_the_delegators_right,
-        requests_that_act_as_others_are_not_answered_from_the_cache, no_token_is_in_a_log_or_metric;
+        requests_that_act_as_others_are_not_answered_from_the_cache, no_token_is_in_a_log_or_metric,
+        the_commands_read_with_a_token, over_tls_callers_are_authorized_by_default_and_a_reload_changes_nothing;
     local: a_start_that_would_let_callers_act_as_kubefan_is_refused;
 };
 
@@ -470,7 +471,7 @@ fn certificates(authority: &Authority, own: &str) -> BTreeMap<Who, (String, Stri
 }
 
 /// Creates a role, in a namespace or for the cluster, and binds it.
-async fn grant(api: &ApiServer, namespace: Option<&str>, name: &str, rules: &Value, subject: &Value) {
+pub(crate) async fn grant(api: &ApiServer, namespace: Option<&str>, name: &str, rules: &Value, subject: &Value) {
     let (base, kind) = match namespace {
         Some(namespace) => (format!("/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"), "Role"),
         None => ("/apis/rbac.authorization.k8s.io/v1".to_owned(), "ClusterRole"),
@@ -734,6 +735,97 @@ async fn no_token_is_in_a_log_or_metric() {
     };
     assert_eq!(count("kubefan_authentication_attempts_total{result=\"failure\"}"), 1.0);
     assert_eq!(count("kubefan_authorization_attempts_total{result=\"denied\"}"), 2.0);
+}
+
+async fn the_commands_read_with_a_token() {
+    let world = World::start(ApiServer::shared().await, &[]).await;
+    let dir = tempfile::tempdir().unwrap();
+    let file = |who| {
+        let path = dir.path().join(format!("{who:?}"));
+        std::fs::write(&path, world.token(who).unwrap()).unwrap();
+        format!("--token-file={}", path.display())
+    };
+    let (server, ca) =
+        (format!("--server={}", world.url("")), format!("--ca-file={}", world.api.ca_pem_path().display()));
+    let kubeconfig = format!("--kubeconfig={}", world.api.kubeconfig().display());
+    let (by_file, namespace) = (file(Lister), format!("--namespace={}", world.own));
+    let reads = [
+        vec!["get", "configmaps", "one", &*namespace],
+        vec!["get", "configmaps", &*namespace],
+        vec!["watch", "configmaps", "--timeout=1s", "-o=name", &*namespace],
+        vec!["verify", "configmaps", &*namespace, &*kubeconfig],
+    ];
+    let run_as = |read: &[&str], more: &[&str]| {
+        let args: Vec<String> = [read, &[&*server, &*ca], more].concat().iter().map(ToString::to_string).collect();
+        async move { run(&args.iter().map(String::as_str).collect::<Vec<_>>()).await }
+    };
+    for read in &reads[1..] {
+        let ran = run_as(read, &[&by_file]).await;
+        assert!(ran.code == Some(0) && !ran.stdout.is_empty(), "{ran:?}");
+        // Without a token, with a bad one, and with one that has no right.
+        for (more, said) in [
+            (vec![], "(Unauthorized): kubefan serves known callers only"),
+            (vec!["--token=no-such-token"], "(Unauthorized): the apiserver does not accept this token"),
+            (vec![&*file(Stranger)], "is forbidden: User \"nobody\" cannot"),
+        ] {
+            let ran = run_as(read, &more).await;
+            let text = format!("{}{}", ran.stdout, ran.stderr);
+            assert!(ran.code != Some(0) && text.contains(said), "{said}: {ran:?}");
+            assert!(!said.contains("Unauthorized") || text.contains("--token-file"), "{ran:?}");
+        }
+    }
+    let ran = run_as(&reads[0], &[&by_file]).await;
+    assert!(ran.stderr.contains("(Forbidden)"), "it may list and not get: {ran:?}");
+    let token = world.token(Own).unwrap();
+    let ran = run_as(&reads[0], &["--token", token]).await;
+    assert!(ran.code == Some(0) && ran.stdout.contains("one"), "{ran:?}");
+    let by_variable = |name: &'static str, value: String| {
+        let args: Vec<String> = [&reads[0][..], &[&*server, &*ca]].concat().iter().map(ToString::to_string).collect();
+        async move {
+            let args: Vec<&str> = args.iter().map(String::as_str).collect();
+            run_with(&args, |command| _ = command.env(name, value)).await
+        }
+    };
+    let own = file(Own).trim_start_matches("--token-file=").to_owned();
+    for ran in [by_variable("KUBEFAN_TOKEN", token.to_owned()).await, by_variable("KUBEFAN_TOKEN_FILE", own).await] {
+        assert!(ran.code == Some(0) && ran.stdout.contains("one"), "{ran:?}");
+    }
+    // Not even to kubefan's own machine, because the port may be another program's.
+    let plain = format!("--server={}", world.kubefan.grpc_addr);
+    let ran = run(&["get", "configmaps", &plain, &by_file]).await;
+    crate::bad_input::assert_line("plaintext", &ran, 1, &["over TLS or to a Unix socket", "use https://127.0.0.1:"]);
+    let ran = run_as(&reads[1], &["--token-file=/does/not/exist"]).await;
+    crate::bad_input::assert_line("no file", &ran, 1, &["token file /does/not/exist: No such file"]);
+}
+
+async fn over_tls_callers_are_authorized_by_default_and_a_reload_changes_nothing() {
+    let api = ApiServer::shared().await;
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("config.yaml");
+    let head = "apiVersion: kubefan.dev/v1alpha1\nkind: ServeConfiguration\nresources: [pods]\n";
+    std::fs::write(&config, head).unwrap();
+    let (cert, key) = api.server_certificate();
+    let tls = ["--tls-cert-file", cert.to_str().unwrap(), "--tls-private-key-file", key.to_str().unwrap()];
+    let args = [&tls[..], &["--config", config.to_str().unwrap()]].concat();
+    let kubefan = Kubefan::spawn_as_given(&api.kubeconfig(), &args).await;
+    kubefan.ready().await;
+    let url = format!("https://{}/api/v1/pods?resourceVersion=0", kubefan.grpc_addr);
+    let ask = |client: Client| {
+        let request = client.get(&url);
+        async move { request.send().await.unwrap().status() }
+    };
+    let verdicts = async || (ask(api.client()).await, ask(api.client_as(NOBODY)).await);
+    assert_eq!(verdicts().await, (StatusCode::OK, StatusCode::FORBIDDEN));
+    std::fs::write(&config, format!("{head}authorizationMode: AlwaysAllow\n")).unwrap();
+    kubefan.process.hang_up();
+    let read = || async { kubefan.process.log().contains("certificate of the data port was read again").then_some(()) };
+    wait::until("the reload", wait::SOON, read).await;
+    assert_eq!(verdicts().await, (StatusCode::OK, StatusCode::FORBIDDEN));
+    let restarted = Kubefan::spawn_as_given(&api.kubeconfig(), &args).await;
+    restarted.ready().await;
+    let url = format!("https://{}/api/v1/pods?resourceVersion=0", restarted.grpc_addr);
+    let open = api.client_as(NOBODY).get(&url).send().await.unwrap().status();
+    assert_eq!(open, StatusCode::OK, "a restart takes the new file");
 }
 
 async fn a_start_that_would_let_callers_act_as_kubefan_is_refused() {

@@ -1,17 +1,22 @@
 //! The manifests in `deploy/`: the apiserver accepts every object of both overlays, the pods meet
-//! the restricted pod security standard, and the shipped service accounts have exactly the rights
-//! that the `--resource` flags need.
+//! the restricted pod security standard, the shipped service accounts have exactly the rights that
+//! the `--resource` flags and the reviews of callers need, and callers are authorized.
 
 use std::{collections::BTreeSet, path::PathBuf};
 
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use crate::harness::{Test, apiserver::ApiServer, kubefan::Kubefan, tests};
+use crate::harness::{
+    Test,
+    apiserver::{ApiServer, NOBODY},
+    kubefan::Kubefan,
+    tests,
+};
 
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: the_apiserver_accepts_both_overlays, the_apiserver_accepts_the_cluster_proxy_with_its_components,
-        the_component_authorization_replaces_insecure_and_binds_the_right_to_reviews,
+        the_cluster_proxy_authorizes_its_callers, no_manifest_serves_everything_to_everyone,
         the_pods_meet_the_restricted_standard, the_service_accounts_may_only_list_and_watch_the_cached_resources,
         kubefan_syncs_as_the_shipped_service_accounts_with_the_shipped_flags;
 };
@@ -79,6 +84,14 @@ impl Overlay {
         api.kubeconfig_with_token(self.service_account, &self.token(api).await)
     }
 
+    /// Like [`Self::service_account_kubeconfig`], with a component of `deploy/components`.
+    pub(crate) async fn service_account_kubeconfig_with(&self, api: &ApiServer, component: &str) -> PathBuf {
+        self.make_namespace(api).await;
+        let dir = kustomization(&[component]);
+        api.kubectl(&["apply", "-k", dir.path().to_str().unwrap()]).await;
+        api.kubeconfig_with_token(self.service_account, &self.token(api).await)
+    }
+
     /// The arguments of kubefan in the applied overlay.
     pub(crate) async fn args(&self, api: &ApiServer) -> Vec<String> {
         let workload = api.get_json(self.workload).await;
@@ -99,16 +112,26 @@ async fn the_apiserver_accepts_both_overlays() {
     }
 }
 
-async fn the_apiserver_accepts_the_cluster_proxy_with_its_components() {
-    let api = ApiServer::shared().await;
-    CLUSTER_PROXY.make_namespace(&api).await;
+/// A directory with the cluster proxy and components of `deploy/components`.
+fn kustomization(components: &[&str]) -> tempfile::TempDir {
     // kustomize accepts only relative paths.
     let target = concat!(env!("CARGO_MANIFEST_DIR"), "/target");
     std::fs::create_dir_all(target).unwrap();
     let dir = tempfile::tempdir_in(target).unwrap();
-    let text = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: kubefan\n\
-                resources: [../../deploy/overlays/cluster-proxy]\ncomponents: [../../deploy/components/tls, ../../deploy/components/warm-start]\n";
+    let components = components.iter().map(|name| format!("../../deploy/components/{name}")).collect::<Vec<_>>();
+    let text = format!(
+        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: kubefan\n\
+         resources: [../../deploy/overlays/cluster-proxy]\ncomponents: [{}]\n",
+        components.join(", ")
+    );
     std::fs::write(dir.path().join("kustomization.yaml"), text).unwrap();
+    dir
+}
+
+async fn the_apiserver_accepts_the_cluster_proxy_with_its_components() {
+    let api = ApiServer::shared().await;
+    CLUSTER_PROXY.make_namespace(&api).await;
+    let dir = kustomization(&["warm-start", "impersonation"]);
     let path = dir.path().to_str().unwrap();
     let applied = api.kubectl(&["apply", "-k", path, "--dry-run=server", "-o", "json"]).await;
     let applied: Value = serde_json::from_str(&applied).unwrap();
@@ -119,6 +142,10 @@ async fn the_apiserver_accepts_the_cluster_proxy_with_its_components() {
     };
     assert_eq!(named("Service", "kubefan-peers")["spec"]["ports"][0]["port"], 7445);
     named("NetworkPolicy", "kubefan-peers");
+    let binding = named("ClusterRoleBinding", "kubefan-client-cas");
+    assert_eq!(binding["subjects"][0]["namespace"], "kubefan", "{binding}");
+    let rule = &named("ClusterRole", binding["roleRef"]["name"].as_str().unwrap())["rules"][0];
+    assert_eq!(rule["resourceNames"], json!(["extension-apiserver-authentication"]));
     let pod = &named("Deployment", "kubefan")["spec"]["template"]["spec"];
     let secrets: BTreeSet<_> = pod["volumes"]
         .as_array()
@@ -127,6 +154,7 @@ async fn the_apiserver_accepts_the_cluster_proxy_with_its_components() {
         .map(|volume| volume["secret"]["secretName"].as_str().unwrap())
         .collect();
     assert_eq!(secrets, BTreeSet::from(["kubefan-peers", "kubefan-tls"]));
+    assert_eq!(named("ClusterRoleBinding", "kubefan-reviews")["subjects"][0]["namespace"], "kubefan");
     assert_eq!(named("Service", "kubefan")["spec"]["ports"][0]["appProtocol"], "https");
     for env in pod["containers"][0]["env"].as_array().unwrap() {
         let flag = env["name"].as_str().unwrap().strip_prefix("KUBEFAN_").unwrap().to_lowercase().replace('_', "-");
@@ -134,47 +162,54 @@ async fn the_apiserver_accepts_the_cluster_proxy_with_its_components() {
         assert!(help.stdout.contains(&format!("--{flag} ")), "{flag}");
     }
     let args: Vec<String> = serde_json::from_value(pod["containers"][0]["args"].clone()).unwrap();
+    assert!(args.contains(&"--passthrough=impersonate".to_owned()), "{args:?}");
     // The certificate files exist only in the pod. Here their absence must be the only error.
     let kubeconfig = format!("--kubeconfig={}", api.kubeconfig().display());
     let args: Vec<&str> = args.iter().map(String::as_str).chain([kubeconfig.as_str()]).collect();
-    let ran = crate::harness::kubefan::run(&args).await;
-    assert!(ran.stderr.contains("cannot read /etc/kubefan/peers/"), "{ran:?}");
+    let env = pod["containers"][0]["env"].as_array().unwrap().iter();
+    let env: Vec<_> = env.filter_map(|env| Some((env["name"].as_str()?, env["value"].as_str()?))).collect();
+    assert!(env.iter().any(|(name, _)| *name == "KUBEFAN_TLS_CERT_FILE"), "{env:?}");
+    let ran = crate::harness::kubefan::run_with(&args, |command| _ = command.envs(env)).await;
+    assert!(ran.stderr.contains("cannot read /etc/kubefan/tls/"), "{ran:?}");
 }
 
-async fn the_component_authorization_replaces_insecure_and_binds_the_right_to_reviews() {
+/// kubefan as it is shipped, but for the address and the certificate: as the shipped account it can
+/// review its callers.
+async fn the_cluster_proxy_authorizes_its_callers() {
     let api = ApiServer::shared().await;
-    CLUSTER_PROXY.make_namespace(&api).await;
-    // kustomize accepts only relative paths.
-    let target = concat!(env!("CARGO_MANIFEST_DIR"), "/target");
-    std::fs::create_dir_all(target).unwrap();
-    let dir = tempfile::tempdir_in(target).unwrap();
-    let text = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: kubefan\n\
-                resources: [../../deploy/overlays/cluster-proxy]\n\
-                components: [../../deploy/components/tls, ../../deploy/components/authorization]\n";
-    std::fs::write(dir.path().join("kustomization.yaml"), text).unwrap();
-    let path = dir.path().to_str().unwrap();
-    let applied = api.kubectl(&["apply", "-k", path, "--dry-run=server", "-o", "json"]).await;
-    let applied: Value = serde_json::from_str(&applied).unwrap();
-    let items = applied["items"].as_array().unwrap();
-    let named = |kind: &str, name: &str| {
-        let found = items.iter().find(|item| item["kind"] == kind && item["metadata"]["name"] == name);
-        found.unwrap_or_else(|| panic!("no {kind} {name}"))
+    let kubeconfig = CLUSTER_PROXY.service_account_kubeconfig(&api).await;
+    let shipped = CLUSTER_PROXY.args(&api).await;
+    assert!(!shipped.iter().any(|arg| arg.contains("insecure") || arg.contains("authorization")), "{shipped:?}");
+    let flags = shipped.iter().map(String::as_str).filter(|arg| *arg != "serve" && !arg.contains("listen="));
+    let (cert, key) = api.server_certificate();
+    let tls = ["--tls-cert-file", cert.to_str().unwrap(), "--tls-private-key-file", key.to_str().unwrap()];
+    let kubefan = Kubefan::spawn_as_given(&kubeconfig, &flags.chain(tls).collect::<Vec<_>>()).await;
+    kubefan.ready().await;
+    let url = format!("https://{}/api/v1/nodes?resourceVersion=0", kubefan.grpc_addr);
+    let ask = |client: reqwest::Client| {
+        let request = client.get(&url);
+        async move { request.send().await.unwrap() }
     };
-    let binding = named("ClusterRoleBinding", "kubefan-reviews");
-    assert_eq!(binding["roleRef"]["name"], "system:auth-delegator");
-    assert_eq!(binding["subjects"][0]["namespace"], "kubefan", "{binding}");
-    let binding = named("ClusterRoleBinding", "kubefan-client-cas");
-    assert_eq!(binding["subjects"][0]["namespace"], "kubefan", "{binding}");
-    let rule = &named("ClusterRole", binding["roleRef"]["name"].as_str().unwrap())["rules"][0];
-    assert_eq!(rule["resourceNames"], json!(["extension-apiserver-authentication"]));
-    let container = &named("Deployment", "kubefan")["spec"]["template"]["spec"]["containers"][0];
-    let args: Vec<&str> = container["args"].as_array().unwrap().iter().map(|arg| arg.as_str().unwrap()).collect();
-    assert!(args.contains(&"--authorization-mode=Webhook") && !args.contains(&"--insecure"), "{args:?}");
-    // The certificate exists only in the pod. Here its absence must be the only error.
-    let kubeconfig = format!("--kubeconfig={}", api.kubeconfig().display());
-    let tls = ["--tls-cert-file=/etc/kubefan/tls/tls.crt", "--tls-private-key-file=/etc/kubefan/tls/tls.key"];
-    let ran = crate::harness::kubefan::run(&[&args[..], &tls, &[kubeconfig.as_str()]].concat()).await;
-    assert!(ran.stderr.contains("cannot read /etc/kubefan/tls/"), "{ran:?}");
+    let answer = ask(api.client()).await;
+    assert_eq!(answer.status(), StatusCode::OK);
+    assert!(answer.headers().contains_key("cache-status"), "{answer:?}");
+    assert_eq!(ask(api.client_as(NOBODY)).await.status(), StatusCode::FORBIDDEN);
+    assert_eq!(ask(api.client_with_token("no-such-token")).await.status(), StatusCode::UNAUTHORIZED);
+}
+
+async fn no_manifest_serves_everything_to_everyone() {
+    let mut dirs = vec![PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/deploy"))];
+    while let Some(dir) = dirs.pop() {
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                dirs.push(path);
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).unwrap();
+            assert!(!text.contains("insecure") && !text.contains("AlwaysAllow"), "{}", path.display());
+        }
+    }
 }
 
 async fn the_pods_meet_the_restricted_standard() {
@@ -210,8 +245,13 @@ async fn the_service_accounts_may_only_list_and_watch_the_cached_resources() {
         let may: BTreeSet<(String, String)> = granted.flat_map(pairs).collect();
         let wanted =
             cached.iter().flat_map(|resource| ["list", "watch"].map(|verb| (verb.to_owned(), resource.clone())));
-        let identity = ("get".to_owned(), "namespaces/kube-system".to_owned());
-        assert_eq!(may, wanted.chain([identity]).collect());
+        let mut wanted: BTreeSet<_> = wanted.collect();
+        wanted.insert(("get".to_owned(), "namespaces/kube-system".to_owned()));
+        if overlay.dir == CLUSTER_PROXY.dir {
+            let reviews = ["tokenreviews.authentication.k8s.io", "subjectaccessreviews.authorization.k8s.io"];
+            wanted.extend(reviews.map(|resource| ("create".to_owned(), resource.to_owned())));
+        }
+        assert_eq!(may, wanted);
     }
 }
 

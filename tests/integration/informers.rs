@@ -35,6 +35,7 @@ pub(crate) mod calls;
 mod go_pods;
 pub(crate) mod handler_latency;
 pub(crate) mod soak;
+pub(crate) mod tokens;
 mod watched;
 mod writes;
 

@@ -27,6 +27,7 @@ mod harness;
 mod harness_works;
 mod history;
 mod http;
+mod impersonation;
 mod informer_start;
 mod informers;
 mod memory;
@@ -90,11 +91,13 @@ fn main() -> std::process::ExitCode {
         http::HOSTILE,
         http::WEBSOCKET,
         http::LIMITS,
+        impersonation::TESTS,
         informer_start::TESTS,
         informers::TESTS,
         informers::calls::TESTS,
         informers::handler_latency::TESTS,
         informers::soak::TESTS,
+        informers::tokens::TESTS,
         memory::TESTS,
         memory_limit::TESTS,
         metrics::TESTS,

@@ -751,7 +751,8 @@ async fn an_unfinished_request_does_not_delay_the_shutdown() {
 }
 
 async fn self_is_refused_on_an_address_that_others_can_reach() {
-    let args = ["serve", "--listen", "0.0.0.0:0", "--insecure", "--resource=pods", "--passthrough=self"];
+    let args =
+        ["serve", "--listen", "0.0.0.0:0", "--insecure", "--authorization-mode=AlwaysAllow", "--passthrough=self"];
     let ran = run(&args).await;
     assert_line("self", &ran, 1, &["--passthrough=self", "0.0.0.0:0", "127.0.0.1", "unix:"]);
 }

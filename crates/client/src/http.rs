@@ -26,7 +26,6 @@ mod metadata;
 mod options;
 mod reqwest_transport;
 mod tls;
-mod token;
 mod transport;
 mod watch_events;
 

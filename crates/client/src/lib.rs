@@ -98,6 +98,7 @@ mod reflector;
 mod stats;
 mod store;
 mod streams;
+mod token;
 
 pub use error::{ApiStatus, ApiStatusCause, ClientError, ServerStatus};
 pub use fake::{FakeListWatch, FakeRequest};

@@ -49,7 +49,21 @@ impl Kubefan {
         Kubefan::spawn_command(command, kubeconfig, "127.0.0.1:0", args).await
     }
 
-    async fn spawn_command(mut command: Command, kubeconfig: &Path, listen: &str, args: &[&str]) -> Kubefan {
+    /// Like [`Self::spawn`], with the default of `--authorization-mode`.
+    pub(crate) async fn spawn_as_given(kubeconfig: &Path, args: &[&str]) -> Kubefan {
+        Kubefan::spawn_process(Command::new(binary()), kubeconfig, "127.0.0.1:0", args).await
+    }
+
+    /// Most tests are not about callers. So where their port has another default, all callers may
+    /// read everything, unless `args` say something else.
+    async fn spawn_command(command: Command, kubeconfig: &Path, listen: &str, args: &[&str]) -> Kubefan {
+        let has = |flag: &str| args.iter().any(|arg| arg.starts_with(flag));
+        let differs = (has("--tls-cert-file") || has("--insecure")) && !has("--authorization-mode");
+        let open: &[&str] = if differs { &["--authorization-mode=AlwaysAllow"] } else { &[] };
+        Kubefan::spawn_process(command, kubeconfig, listen, &[args, open].concat()).await
+    }
+
+    async fn spawn_process(mut command: Command, kubeconfig: &Path, listen: &str, args: &[&str]) -> Kubefan {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let log = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("kubefan-{}-{number}.log", std::process::id()));

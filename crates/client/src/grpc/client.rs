@@ -1,16 +1,21 @@
 //! A client of one kubefan: the connection, and the calls that end by themselves (list, get,
 //! list_resources).
 
-use std::{path::PathBuf, time::Duration};
+use std::{fmt, future::Future, path::PathBuf, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
+use tonic::{
+    Code, Request, Response, Status,
+    codegen::http::{HeaderValue, header::AUTHORIZATION},
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint},
+};
 
 use super::projection::Projection;
 use crate::{
     authorities,
     error::{ClientError, root_cause},
+    token::Token,
 };
 use kubefan_common::proto::v1alpha1::{
     GetRequest, GetResponse, ListRequest, ListResourcesRequest, ListResponse, Object, ResolvedResource, ResourceStatus,
@@ -25,11 +30,17 @@ const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
 const FRAME_BYTES_MAX: u32 = 1 << 20;
 
 /// Connection settings.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct ClientOptions {
     /// PEM file with the CA that signed kubefan's certificate. Replaces the system's CAs. Only for
     /// `https://` addresses.
     pub ca_file: Option<PathBuf>,
+    /// A bearer token, sent with each call. Only for `https://` addresses and Unix sockets.
+    /// `token_file` takes precedence.
+    pub token: Option<String>,
+    /// A file with a bearer token, as [`Self::token`]. It is read again after 10 s, and at once
+    /// when kubefan refuses the token or ends a stream because of it. A watch then resumes.
+    pub token_file: Option<PathBuf>,
     /// Limit for establishing a connection. Default: 10 s.
     pub connect_timeout: Duration,
     /// Longest message accepted, in bytes. Default: 64 MiB. An event carries one object, and etcd
@@ -46,11 +57,29 @@ impl Default for ClientOptions {
     fn default() -> Self {
         Self {
             ca_file: None,
+            token: None,
+            token_file: None,
             connect_timeout: Duration::from_secs(10),
             message_bytes_max: 64 << 20,
             keepalive_interval: Duration::from_secs(30),
             keepalive_timeout: Duration::from_secs(15),
         }
+    }
+}
+
+/// Does not show the token.
+impl fmt::Debug for ClientOptions {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("ClientOptions")
+            .field("ca_file", &self.ca_file)
+            .field("token", &self.token.as_ref().map(|_| "…"))
+            .field("token_file", &self.token_file)
+            .field("connect_timeout", &self.connect_timeout)
+            .field("message_bytes_max", &self.message_bytes_max)
+            .field("keepalive_interval", &self.keepalive_interval)
+            .field("keepalive_timeout", &self.keepalive_timeout)
+            .finish()
     }
 }
 
@@ -84,43 +113,52 @@ impl<T: AsRef<str> + ?Sized> From<&T> for ReadOptions {
     }
 }
 
+type Service = WatchServiceClient<Channel>;
+
 /// A client of one kubefan. Clones share the connection.
 #[derive(Debug, Clone)]
 pub struct Client {
-    pub(super) service: WatchServiceClient<Channel>,
+    pub(super) service: Service,
     pub(super) address: String,
+    pub(super) token: Arc<Token>,
 }
 
 impl Client {
     /// Connects to `host:port`, `http://…`, `https://…`, `unix:/path` or `dns:host:port`.
     ///
     /// # Errors
-    /// [`ClientError::Address`] if the address or the CA file is invalid,
-    /// [`ClientError::Unreachable`] if there is no connection within
-    /// [`ClientOptions::connect_timeout`].
+    /// [`ClientError::Address`] if the address, the CA file, the token or its file is invalid, or
+    /// if others could read the token on the way; [`ClientError::Unreachable`] if there is no
+    /// connection within [`ClientOptions::connect_timeout`].
     pub async fn connect(address: &str, options: &ClientOptions) -> Result<Self, ClientError> {
         let endpoint = endpoint(address, options).await?;
+        let token = token(address, options)?;
+        let wrong = |problem| ClientError::Address { address: address.to_owned(), problem };
+        token.header().await.map_err(wrong)?;
         let channel = endpoint
             .connect()
             .await
             .map_err(|error| ClientError::Unreachable { address: address.to_owned(), message: root_cause(&error) })?;
-        Ok(Self::from_channel(channel, address, options))
+        Ok(Self { token: Arc::new(token), ..Self::from_channel(channel, address, options) })
     }
 
     /// Like [`Self::connect`], but connects on the first call. The server may start later: a watch
-    /// waits for it.
+    /// waits for it, and for a token file that is not there yet.
     ///
     /// # Errors
-    /// [`ClientError::Address`] if the address or the CA file is invalid.
+    /// [`ClientError::Address`] if the address, the CA file or the token is invalid, or if others
+    /// could read the token on the way.
     pub async fn connect_lazy(address: &str, options: &ClientOptions) -> Result<Self, ClientError> {
-        Ok(Self::from_channel(endpoint(address, options).await?.connect_lazy(), address, options))
+        let (endpoint, token) = (endpoint(address, options).await?, token(address, options)?);
+        Ok(Self { token: Arc::new(token), ..Self::from_channel(endpoint.connect_lazy(), address, options) })
     }
 
     /// Returns a client over an existing channel. `address` is only used in error messages. Of the
-    /// options, only [`ClientOptions::message_bytes_max`] applies.
+    /// options, only [`ClientOptions::message_bytes_max`] applies: whether others can read a token
+    /// on a channel cannot be seen, so none is sent.
     pub fn from_channel(channel: Channel, address: &str, options: &ClientOptions) -> Self {
         let service = WatchServiceClient::new(channel).max_decoding_message_size(options.message_bytes_max);
-        Self { service, address: address.to_owned() }
+        Self { service, address: address.to_owned(), token: Arc::new(Token::None) }
     }
 
     /// The address, as the caller gave it.
@@ -140,7 +178,7 @@ impl Client {
     ) -> Result<impl Stream<Item = Result<ListResponse, ClientError>> + use<>, ClientError> {
         let ReadOptions { resource_version, projection } = options;
         let request = ListRequest { target: Some(target), resource_version, projection: projection.message(false) };
-        let stream = self.service.clone().list(request).await.map_err(|status| self.error(&status))?.into_inner();
+        let stream = self.call(request, |mut service, call| async move { service.list(call).await }).await?;
         let address = self.address.clone();
         Ok(stream.map(move |chunk| chunk.map_err(|status| ClientError::from_status(&status, &address))))
     }
@@ -178,7 +216,7 @@ impl Client {
         let ReadOptions { resource_version, projection } = options.into();
         let projection = projection.message(false);
         let request = GetRequest { target: Some(target), resource_version, projection, ..GetRequest::default() };
-        let response = self.service.clone().get(request).await.map_err(|status| self.error(&status))?.into_inner();
+        let response = self.call(request, |mut service, call| async move { service.get(call).await }).await?;
         if response.object.is_none() {
             return Err(self.protocol("a get without an object"));
         }
@@ -190,8 +228,30 @@ impl Client {
     /// # Errors
     /// The error status of the call.
     pub async fn list_resources(&self) -> Result<Vec<ResourceStatus>, ClientError> {
-        let response = self.service.clone().list_resources(ListResourcesRequest {}).await;
-        Ok(response.map_err(|status| self.error(&status))?.into_inner().resources)
+        let list = |mut service: Service, call| async move { service.list_resources(call).await };
+        Ok(self.call(ListResourcesRequest {}, list).await?.resources)
+    }
+
+    /// Sends a request with the token; once more if kubefan refuses it and the file has another.
+    async fn call<M: Clone, R, F>(&self, message: M, send: impl Fn(Service, Request<M>) -> F) -> Result<R, ClientError>
+    where
+        F: Future<Output = Result<Response<R>, Status>>,
+    {
+        let token = self.authorization().await?;
+        let mut result = send(self.service.clone(), request(message.clone(), token.clone())).await;
+        if let Err(status) = &result
+            && status.code() == Code::Unauthenticated
+            && let Some(other) = self.token.replacement(token.as_ref()).await
+        {
+            result = send(self.service.clone(), request(message, Some(other))).await;
+        }
+        result.map(Response::into_inner).map_err(|status| self.error(&status))
+    }
+
+    /// The `authorization` of the next call; `None` without a token.
+    pub(super) async fn authorization(&self) -> Result<Option<HeaderValue>, ClientError> {
+        let unread = |message| ClientError::Unreachable { address: self.address.clone(), message };
+        self.token.header().await.map_err(unread)
     }
 
     pub(super) fn error(&self, status: &tonic::Status) -> ClientError {
@@ -200,6 +260,33 @@ impl Client {
 
     pub(super) fn protocol(&self, message: &str) -> ClientError {
         ClientError::Protocol { address: self.address.clone(), message: message.to_owned() }
+    }
+}
+
+/// A request with this token.
+pub(super) fn request<M>(message: M, token: Option<HeaderValue>) -> Request<M> {
+    let mut request = Request::new(message);
+    if let Some(token) = token {
+        // As a header, which is already marked as sensitive.
+        request.metadata_mut().as_mut().insert(AUTHORIZATION, token);
+    }
+    request
+}
+
+/// The token of the options, if no one else can read it on the way to `address`.
+fn token(address: &str, options: &ClientOptions) -> Result<Token, ClientError> {
+    let wrong = |problem: String| ClientError::Address { address: address.to_owned(), problem };
+    let token = Token::of(options.token.as_deref(), options.token_file.as_deref()).map_err(wrong)?;
+    let uri = endpoint_uri(address);
+    match token {
+        Token::Fixed(_) | Token::File(_) if !uri.starts_with("https:") && !uri.starts_with("unix:") => {
+            let host = uri.split_once("://").map_or(&*uri, |(_, host)| host);
+            Err(wrong(format!(
+                "a token is sent only over TLS or to a Unix socket, because others could read it on the way; use \
+                 https://{host} (kubefan serve --tls-cert-file), or leave the token out"
+            )))
+        }
+        token => Ok(token),
     }
 }
 

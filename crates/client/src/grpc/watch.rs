@@ -9,16 +9,19 @@
 //! watch reconnects with its last `resume_version` and without `state_kept`, so that the server
 //! sends the same event again with the whole object. (A Get would return the object's newest state
 //! instead, and so skip the states before it.)
+//!
+//! A token ends sooner than a watch. kubefan then ends the stream, and the watch resumes with the
+//! token that the file has by then.
 
 use std::{collections::VecDeque, time::Duration};
 
 use futures::Stream;
 use rand::rngs::SmallRng;
 use tokio::time::{Instant, sleep_until, timeout_at};
-use tonic::Streaming;
+use tonic::{Code, Streaming, codegen::http::HeaderValue};
 
 use super::{
-    client::Client,
+    client::{self, Client},
     delta_base::{DeltaBase, DeltaBaseError},
     projection::Projection,
 };
@@ -33,6 +36,9 @@ use kubefan_common::{
 
 /// The server ends a watch at its timeout. If it is this late, the client ends the watch itself.
 const TIMEOUT_GRACE: Duration = Duration::from_secs(2);
+
+/// The reason of a stream that ended because its token did, or might have.
+const REAUTHENTICATE: &str = "REAUTHENTICATE";
 
 /// What to do if history cannot resume from the requested version: it is too old or belongs to
 /// another history. (`--help` shows the text of the variants without links.)
@@ -200,6 +206,10 @@ pub struct WatchStream {
     backoff: Backoff,
     rng: SmallRng,
     broken: bool,
+    /// Whether there was a stream.
+    was_open: bool,
+    /// What the last request was authorized with.
+    sent: Option<HeaderValue>,
     /// `Some` if deltas are requested.
     delta_base: Option<DeltaBase>,
     /// Whether the delta base is the state at exactly `resume_version`, not a later one.
@@ -236,6 +246,8 @@ impl WatchStream {
             backoff: Backoff::new(options.backoff.clone()),
             rng: generator(options.seed),
             broken: false,
+            was_open: false,
+            sent: None,
             delta_base: (options.encoding == Encoding::ZstdDelta)
                 .then(|| DeltaBase::new(options.delta_base_bytes_max, delta::OBJECT_BYTES_MAX)),
             delta_base_is_current: false,
@@ -261,9 +273,11 @@ impl WatchStream {
     /// Cancel-safe: no item is lost or returned twice.
     ///
     /// # Errors
-    /// The error of a call that a retry cannot fix, and with [`OnExpired::Fail`] an expired version
-    /// ([`ClientError::is_expired`]). Other errors are reported as [`WatchItem::Disconnected`] and
-    /// retried.
+    /// The error of a call that a retry cannot fix, such as `PERMISSION_DENIED`, and with
+    /// [`OnExpired::Fail`] an expired version ([`ClientError::is_expired`]). `UNAUTHENTICATED` is
+    /// one of them, unless a [token file](crate::ClientOptions::token_file) has another token, or a
+    /// token from it was accepted before. Other errors are reported as
+    /// [`WatchItem::Disconnected`] and retried.
     pub async fn next(&mut self) -> Option<Result<WatchItem, ClientError>> {
         if self.deadline.is_none() {
             self.deadline = self.options.timeout.map(|timeout| Instant::now() + timeout);
@@ -283,15 +297,26 @@ impl WatchStream {
                         self.state = State::Ended;
                         return None;
                     };
-                    match self.client.service.watch(request).await {
+                    self.sent = match self.client.authorization().await {
+                        Ok(token) => token,
+                        Err(error) => return Some(self.failed(error)),
+                    };
+                    match self.client.service.watch(client::request(request, self.sent.clone())).await {
                         Ok(response) => {
                             self.state = State::Open(Box::new(response.into_inner()));
+                            self.was_open = true;
                             self.next_cluster = None;
                             if std::mem::take(&mut self.broken) {
                                 return Some(Ok(WatchItem::Reconnected { from: self.resume_version.clone() }));
                             }
                         }
-                        Err(status) => return Some(self.failed(&status)),
+                        Err(status) => {
+                            let is_refused = status.code() == Code::Unauthenticated;
+                            let token = &self.client.token;
+                            if !is_refused || token.replacement(self.sent.as_ref()).await.is_none() {
+                                return Some(self.failed(self.client.error(&status)));
+                            }
+                        }
                     }
                 }
                 State::Open(stream) => match message_before(stream, self.deadline).await {
@@ -303,8 +328,11 @@ impl WatchStream {
                         Err(message) => return Some(Ok(self.undecodable(message))),
                     },
                     Ok(None) if self.options.timeout.is_some() => self.state = State::Ended,
-                    Ok(None) => return Some(self.failed(&tonic::Status::unavailable("the stream ended"))),
-                    Err(status) => return Some(self.failed(&status)),
+                    Ok(None) => {
+                        let ended = tonic::Status::unavailable("the stream ended");
+                        return Some(self.failed(self.client.error(&ended)));
+                    }
+                    Err(status) => return Some(self.failed(self.client.error(&status))),
                 },
             }
         }
@@ -424,10 +452,15 @@ impl WatchStream {
         WatchItem::Disconnected { error, retry_in }
     }
 
-    fn failed(&mut self, status: &tonic::Status) -> Result<WatchItem, ClientError> {
-        let error = self.client.error(status);
+    fn failed(&mut self, error: ClientError) -> Result<WatchItem, ClientError> {
         let restart = error.is_expired() && self.options.on_expired == OnExpired::Restart;
-        if !restart && !error.is_retryable() {
+        let is_refused = error.code() == Code::Unauthenticated;
+        if is_refused || error.reason() == REAUTHENTICATE {
+            self.client.token.expire(self.sent.as_ref());
+        }
+        // The file may get another token. A token that was never accepted is a mistake, though.
+        let may_login = is_refused && self.was_open && self.client.token.may_change();
+        if !restart && !may_login && !error.is_retryable() {
             self.state = State::Ended;
             return Err(error);
         }

@@ -8,10 +8,9 @@ use super::{
     options::HttpClientOptions,
     reqwest_transport::{self, ReqwestTransport, describe},
     tls,
-    token::Token,
     transport::HttpTransport,
 };
-use crate::error::ClientError;
+use crate::{error::ClientError, token::Token};
 
 /// Where Kubernetes mounts a pod's service account.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -78,11 +77,7 @@ impl HttpClient {
         if url.scheme() == "http" && (ca_file.is_some() || client_certificate.is_some()) {
             return Err(wrong("a CA file or a client certificate needs an https:// address".to_owned()));
         }
-        let token = match (&options.token_file, &options.token) {
-            (Some(file), _) => Token::file(file.clone()),
-            (None, Some(token)) => Token::fixed(token).map_err(wrong)?,
-            (None, None) => Token::None,
-        };
+        let token = Token::of(options.token.as_deref(), options.token_file.as_deref()).map_err(wrong)?;
         let tls = match url.scheme() {
             "http" => tls::without_authorities(),
             _ => tls::config(ca_file.as_deref(), client_certificate).await,

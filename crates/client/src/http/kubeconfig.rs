@@ -17,9 +17,8 @@ use tower::{BoxError, ServiceBuilder, ServiceExt, service_fn, util::BoxCloneSync
 use super::{
     options::HttpClientOptions,
     reqwest_transport::{self, Execute, ReqwestTransport, describe},
-    token::Token,
 };
-use crate::error::root_cause;
+use crate::{error::root_cause, token::Token};
 
 /// Sends a request with the kubeconfig's credentials.
 type Service = BoxCloneSyncService<::http::Request<reqwest::Body>, ::http::Response<reqwest::Body>, BoxError>;

@@ -12,11 +12,11 @@ use reqwest::{
     redirect,
 };
 
-use super::{
+use super::transport::{HttpResponse, HttpTransport};
+use crate::{
+    error::{ClientError, root_cause},
     token::Token,
-    transport::{HttpResponse, HttpTransport},
 };
-use crate::error::{ClientError, root_cause};
 
 /// The window of one stream. With HTTP/2's default of 64 KiB, lists are many times slower.
 const STREAM_WINDOW_BYTES: u32 = 4 << 20;

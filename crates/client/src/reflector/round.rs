@@ -12,6 +12,7 @@ use kubefan_common::{
     unless_planted, when_planted,
 };
 use tokio::{task::coop::consume_budget, time::Instant};
+use tonic::Code;
 
 use super::{Reflector, ReflectorError, Resync, session::Session};
 use crate::{
@@ -41,10 +42,11 @@ impl<K: Decode> Reflector<K> {
         let result = self.list_then_watch(resync).await;
         if let Err(error) = &result
             && let refused = (error.is_expired() || error.is_resource_version_too_large())
-            && (refused || !error.is_retryable())
+            && (refused || !error.is_retryable() && error.code() != Code::Unauthenticated)
         {
             // A server may refuse a version in the stream of a watch, too. Any answer that a retry
-            // of the same request cannot mend leads to a new state, as in client-go.
+            // of the same request cannot mend leads to a new state, as in client-go. Another token
+            // mends a refused one, and says nothing about the version.
             if self.session(|session| session.is_known()) {
                 unless_planted!(ExpiredVersionStays => self.session(|session| session.expired = true));
             } else if refused {

@@ -156,6 +156,23 @@ async fn a_broken_watch_resumes_from_the_last_version_without_a_list() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_refused_token_leads_to_no_new_state_and_a_missing_right_does() {
+    let (refused, forbidden) = ((401, "Unauthorized"), (403, "Forbidden"));
+    for ((code, reason), then) in [(refused, "watch \"2\""), (forbidden, "watch-list \"2\"")] {
+        let world = World::new(FakeListWatch::new(), |reflector| reflector);
+        world.fake.put("a/1", "{}");
+        let _running = world.start();
+        world.settle().await;
+        world.fake.fail_watches(ApiStatus::new(code, reason, reason).into());
+        world.settle().await;
+        assert_eq!(requests(&world.fake).len(), 1, "not at once: {reason}");
+        sleep(Duration::from_secs(2)).await;
+        assert_eq!(requests(&world.fake), ["watch-list \"\"", then], "{reason}");
+        assert_eq!(world.errors.lock().unwrap().len(), 1, "{reason}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_bookmark_moves_the_version_that_the_next_watch_resumes_from() {
     let world = World::new(FakeListWatch::new(), |reflector| reflector);
     let _running = world.start();

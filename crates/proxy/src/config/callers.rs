@@ -35,11 +35,13 @@ section! {
     /// Let callers read what the apiserver lets them read (Webhook), or everything that is cached
     /// (AlwaysAllow). With Webhook, kubefan asks the apiserver whose token it is and what its user
     /// may read (TokenReview, SubjectAccessReview); its account needs the ClusterRole
-    /// system:auth-delegator.
-    authorization_mode("MODE"): AuthorizationMode = AuthorizationMode::AlwaysAllow => mode: AuthorizationMode, any;
+    /// system:auth-delegator
+    /// [default: AlwaysAllow if --listen is a loopback address without TLS or a Unix socket that
+    /// only kubefan's user can use, otherwise Webhook]
+    authorization_mode("MODE"): AuthorizationMode => mode: AuthorizationMode, or_webhook;
     /// Take tokens only if they are for one of these audiences, which are kubefan's own. Such
     /// tokens are of no use at the apiserver, so they cannot be forwarded: it needs
-    /// --passthrough=off. Repeat it, or separate names by commas
+    /// --passthrough=off or --passthrough=impersonate. Repeat it, or separate names by commas
     /// [default: tokens for the apiserver]
     #[arg(value_delimiter = ',')]
     api_audiences("NAME"): Vec<String> => api_audiences: Vec<String>, names(is_text, "an empty text is no audience");
@@ -96,6 +98,22 @@ section! {
     access_reviews_waiting_max("COUNT"): usize = 10_000 => reviews_waiting_max: usize, at_least(1);
 }
 
+/// [`default_mode`] takes the place of a mode that is not given. Without it, nothing is open.
+fn or_webhook(_: &'static str, given: Option<AuthorizationMode>) -> Result<AuthorizationMode, ConfigError> {
+    Ok(given.unwrap_or(AuthorizationMode::Webhook))
+}
+
+/// The mode if none is given. Only what the users of this machine reach without TLS is open, as
+/// with `kubectl proxy`: who sets up TLS, or admits others to a socket, expects callers that
+/// differ.
+pub(super) fn default_mode(serving: &ServingConfig) -> AuthorizationMode {
+    let is_open = match &serving.listen {
+        ListenAddress::Unix(_) => serving.listen_mode.is_owners(),
+        ListenAddress::Tcp(_) => serving.listen.is_local() && serving.tls.is_none(),
+    };
+    if is_open { AuthorizationMode::AlwaysAllow } else { AuthorizationMode::Webhook }
+}
+
 fn is_text(text: &str) -> bool {
     !text.trim().is_empty()
 }
@@ -107,12 +125,21 @@ fn groups(flag: &'static str, given: Option<Vec<String>>) -> Result<Vec<String>,
 
 impl CallerOptions {
     /// Refuses what has no effect, and what would let callers act as kubefan or as others.
+    /// `is_given`: the mode is not the default.
     pub(super) fn check(
         &self,
         callers: &CallerConfig,
+        is_given: bool,
         serving: &ServingConfig,
         passthrough: PassthroughMode,
     ) -> Result<(), ConfigError> {
+        let listen = &serving.listen;
+        if callers.mode == AuthorizationMode::AlwaysAllow && passthrough == PassthroughMode::Impersonate {
+            return ConfigError::contradiction(
+                "--passthrough=impersonate acts as callers, and kubefan does not know them with --authorization-mode=AlwaysAllow; \
+                 add --authorization-mode=Webhook (over TLS, or on a Unix socket)",
+            );
+        }
         if callers.mode == AuthorizationMode::AlwaysAllow {
             let given = [
                 ("--api-audiences", self.api_audiences.is_some()),
@@ -129,6 +156,16 @@ impl CallerOptions {
                 None => Ok(()),
             };
         }
+        if passthrough == PassthroughMode::Own && !is_given {
+            let (with, flag) = match listen {
+                ListenAddress::Unix(_) => (format!("--listen-mode={}", serving.listen_mode), "--listen-mode"),
+                ListenAddress::Tcp(_) => ("TLS".to_owned(), "--tls-cert-file"),
+            };
+            return ConfigError::contradiction(format!(
+                "--passthrough=self lets every caller act as kubefan, and with {with} callers read only what they may \
+                 (--authorization-mode=Webhook is the default then); leave {flag} out, or add --authorization-mode=AlwaysAllow"
+            ));
+        }
         if passthrough == PassthroughMode::Own {
             return ConfigError::contradiction(
                 "--passthrough=self lets every caller act as kubefan, and --authorization-mode=Webhook lets callers read \
@@ -138,7 +175,7 @@ impl CallerOptions {
         if passthrough == PassthroughMode::Caller && !callers.api_audiences.is_empty() {
             return ConfigError::contradiction(
                 "--api-audiences names audiences of kubefan's own, and the apiserver would refuse their tokens if they were \
-                 passed on; add --passthrough=off, or leave --api-audiences out",
+                 passed on; add --passthrough=off or --passthrough=impersonate, or leave --api-audiences out",
             );
         }
         if callers.client_ca_file.is_some() && serving.tls.is_none() {
@@ -147,12 +184,19 @@ impl CallerOptions {
                  --tls-private-key-file",
             );
         }
-        let is_exposed = matches!(serving.listen, ListenAddress::Tcp(_)) && serving.tls.is_none();
+        let is_exposed = matches!(listen, ListenAddress::Tcp(_)) && serving.tls.is_none();
+        if is_exposed && !callers.anonymous && !is_given {
+            return ConfigError::contradiction(format!(
+                "--listen {listen} can be reached by other machines, so callers are authorized (--authorization-mode=Webhook), \
+                 and that needs TLS, because others could read their tokens on the way; add --tls-cert-file and \
+                 --tls-private-key-file, or listen on 127.0.0.1 or on unix:PATH, or let every client that can reach it read \
+                 everything cached with --authorization-mode=AlwaysAllow --insecure"
+            ));
+        }
         if is_exposed && !callers.anonymous {
             return ConfigError::contradiction(format!(
-                "--authorization-mode=Webhook with --listen {} needs TLS: callers could send no token, because others could \
-                 read it on the way; add --tls-cert-file and --tls-private-key-file, or listen on unix:PATH",
-                serving.listen
+                "--authorization-mode=Webhook with --listen {listen} needs TLS: callers could send no token, because others could \
+                 read it on the way; add --tls-cert-file and --tls-private-key-file, or listen on unix:PATH"
             ));
         }
         Ok(())

@@ -20,6 +20,8 @@ pub enum PassthroughMode {
     #[serde(rename = "self")]
     #[value(name = "self")]
     Own,
+    /// They are forwarded with kubefan's credentials, and act as the caller.
+    Impersonate,
     /// They are refused.
     Off,
 }
@@ -34,7 +36,8 @@ section! {
 
     /// With which credentials to forward requests that are not answered from the cache to the
     /// apiserver: the caller's, kubefan's own (only on a loopback address or a Unix socket, because
-    /// every client that can reach it acts as kubefan), or not at all.
+    /// every client that can reach it acts as kubefan), kubefan's own with Impersonate-User and its
+    /// like of the caller (its account needs the right to impersonate), or not at all.
     passthrough("MODE"): PassthroughMode = PassthroughMode::Caller => credentials: Option<Credentials>, credentials;
     /// Requests forwarded at a time, watches included; more are asked to retry (429).
     passthrough_max("COUNT"): usize = 1000 => requests_max: usize, at_least(1);
@@ -52,6 +55,7 @@ fn credentials(_: &'static str, mode: PassthroughMode) -> Result<Option<Credenti
     Ok(match mode {
         PassthroughMode::Caller => Some(Credentials::Caller),
         PassthroughMode::Own => Some(Credentials::Own),
+        PassthroughMode::Impersonate => Some(Credentials::Impersonate),
         PassthroughMode::Off => None,
     })
 }
@@ -72,10 +76,12 @@ impl PassthroughOptions {
                  it would act as kubefan; listen on 127.0.0.1 or on unix:PATH, or let callers use their own credentials \
                  (--passthrough=caller)"
             )),
-            (Some(PassthroughMode::Own), _) if insecure.1 => ConfigError::contradiction(format!(
-                "{} has no effect with --passthrough=self, which passes on no caller's token; give one of them",
-                insecure.0
-            )),
+            (Some(mode @ (PassthroughMode::Own | PassthroughMode::Impersonate)), _) if insecure.1 => {
+                ConfigError::contradiction(format!(
+                    "{} has no effect with --passthrough={mode}, which passes on no caller's token; give one of them",
+                    insecure.0
+                ))
+            }
             (Some(PassthroughMode::Off), Some((flag, _))) => {
                 ConfigError::contradiction(format!("{flag} has no effect with --passthrough=off; give one of them"))
             }

@@ -7,7 +7,7 @@ use serde::de::MapAccess;
 use super::{
     ConfigError, Duration,
     cache::{CacheConfig, CacheOptions},
-    callers::{AuthorizationMode, CallerConfig, CallerOptions},
+    callers::{AuthorizationMode, CallerConfig, CallerOptions, default_mode},
     logging::{LoggingConfig, LoggingOptions},
     on_demand::{OnDemandConfig, OnDemandOptions},
     passthrough::{PassthroughConfig, PassthroughMode, PassthroughOptions},
@@ -91,16 +91,18 @@ impl ServeOptions {
     /// Completes the options by the defaults and checks them.
     pub fn validate(mut self) -> Result<ServeConfig, ConfigError> {
         let serving = self.serving.clone().resolve()?;
+        let is_mode_given = self.callers.authorization_mode.is_some();
+        self.callers.authorization_mode.get_or_insert(default_mode(&serving));
         let callers = self.callers.clone().resolve()?;
         let reviews = callers.mode == AuthorizationMode::Webhook;
+        self.passthrough.check(&serving.listen)?;
         check_addresses(&serving, reviews, self.peer.peer_listen.as_ref())?;
         let passthrough = self.passthrough.passthrough.unwrap_or(PassthroughMode::Caller);
-        self.callers.check(&callers, &serving, passthrough)?;
+        self.callers.check(&callers, is_mode_given, &serving, passthrough)?;
         self.serving.check_mode(&serving)?;
         self.serving.check_tls(&serving)?;
         let is_local = serving.listen.is_local();
         self.on_demand.check_limits(is_local)?;
-        self.passthrough.check(&serving.listen)?;
         if serving.consistent_reads == ConsistentReads::Upstream
             && self.passthrough.passthrough == Some(PassthroughMode::Off)
         {
@@ -203,13 +205,48 @@ mod tests {
     }
 
     #[test]
-    fn other_machines_are_served_only_with_insecure_and_choose_resources_only_with_on_demand() {
-        let open = ["--listen=:7443", "--resource=pods"];
+    fn callers_are_authorized_unless_only_the_users_of_this_machine_reach_the_port_without_tls() {
+        let tls = ["--tls-cert-file=a", "--tls-private-key-file=b"];
+        let mode = |flags: &[&str]| validated(&[&["--resource=pods"], flags].concat()).callers.mode;
+        let socket = "--listen=unix:/run/k.sock";
+        let open: [&[&str]; 5] = [
+            &[],
+            &["--listen=[::1]:7443"],
+            &[socket],
+            &[socket, "--listen-mode=0600"],
+            &["--admin-listen=unix:/run/a.sock", "--listen-mode=0666"],
+        ];
+        for flags in open {
+            assert_eq!(mode(flags), AuthorizationMode::AlwaysAllow, "{flags:?}");
+            let webhook = [flags, &["--authorization-mode=Webhook", "--anonymous-auth"]].concat();
+            assert_eq!(mode(&webhook), AuthorizationMode::Webhook, "the given one wins: {flags:?}");
+        }
+        let closed: [&[&str]; 6] = [
+            &tls,
+            &["--listen=127.0.0.2:0", tls[0], tls[1]],
+            &["--listen=:7443", tls[0], tls[1]],
+            &["--listen=10.0.0.1:7443", tls[0], tls[1]],
+            &[socket, "--listen-mode=0660"],
+            &[socket, "--listen-mode=0602"],
+        ];
+        for flags in closed {
+            assert_eq!(mode(flags), AuthorizationMode::Webhook, "{flags:?}");
+            let is_local = flags.iter().all(|flag| !flag.contains(":7443"));
+            let open = [flags, &["--authorization-mode=AlwaysAllow"]].concat();
+            match is_local {
+                true => assert_eq!(mode(&open), AuthorizationMode::AlwaysAllow, "the given one wins: {flags:?}"),
+                false => assert!(problem(&open).contains("--insecure"), "{flags:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn other_machines_are_served_everything_only_with_insecure_and_choose_resources_only_with_on_demand() {
+        let open = ["--listen=:7443", "--resource=pods", "--authorization-mode=AlwaysAllow"];
         let refused = problem(&open);
-        assert!(
-            refused
-                .starts_with("--listen [::]:7443 can be reached by other machines, and every client that can reach it")
-        );
+        assert!(refused.starts_with(
+            "--listen [::]:7443 can be reached by other machines, and with --authorization-mode=AlwaysAllow"
+        ));
         let insecure = [open.as_slice(), &["--insecure"]].concat();
         assert!(!validated(&insecure).on_demand.is_on);
         let config = validated(&[insecure.as_slice(), &["--on-demand"]].concat());
@@ -224,7 +261,9 @@ mod tests {
         let config = validated(&[&open[..], &tls].concat());
         assert_eq!((config.callers.mode, config.serving.insecure), (AuthorizationMode::Webhook, false));
         assert_eq!(config.callers.always_allow_groups, ["system:masters"]);
-        assert!(problem(&[&open[..], &["--insecure"]].concat()).contains("needs TLS"));
+        assert!(problem(&open).contains("needs TLS"));
+        let refused = problem(&[&open[..], &tls, &["--insecure"]].concat());
+        assert!(refused.starts_with("--insecure has no effect with --listen [::]:7443"), "{refused}");
         validated(&["--listen=unix:/run/kubefan.sock", "--authorization-mode=Webhook"]);
         let own = ["--api-audiences=kubefan", "--passthrough=off"];
         assert_eq!(validated(&[&open[..], &tls, &own].concat()).callers.api_audiences, ["kubefan"]);
@@ -237,13 +276,37 @@ mod tests {
         assert_eq!(credentials(&["--passthrough=self", "--listen=[::1]:0"]), Some(Credentials::Own));
         assert_eq!(credentials(&["--passthrough=self", "--listen=unix:/run/kubefan.sock"]), Some(Credentials::Own));
         assert_eq!(credentials(&["--passthrough=off", "--listen=127.0.0.1:0"]), None);
+        let acting =
+            ["--passthrough=impersonate", "--tls-cert-file=a", "--tls-private-key-file=b", "--api-audiences=k"];
+        assert_eq!(credentials(&acting), Some(Credentials::Impersonate));
     }
 
     #[test]
     fn each_contradiction_names_its_flags() {
         let webhook = "--authorization-mode=Webhook";
         let tls = ["--tls-cert-file=a", "--tls-private-key-file=b"];
-        let cases: [(&[&str], &str); 25] = [
+        let cases: [(&[&str], &str); 31] = [
+            (
+                &["--passthrough=impersonate"],
+                "--passthrough=impersonate acts as callers, and kubefan does not know them with",
+            ),
+            (
+                &[tls[0], tls[1], "--passthrough=impersonate", "--passthrough-insecure-upstream"],
+                "--passthrough-insecure-upstream has no effect with --passthrough=impersonate",
+            ),
+            (
+                &["--listen=:7443", "--resource=pods"],
+                "--listen [::]:7443 can be reached by other machines, so callers are",
+            ),
+            (&["--listen=:7443", "--insecure"], "--insecure has no effect with --listen [::]:7443, whose callers"),
+            (
+                &[tls[0], tls[1], "--passthrough=self"],
+                "--passthrough=self lets every caller act as kubefan, and with TLS callers read only what they may",
+            ),
+            (
+                &["--listen=unix:/run/k.sock", "--listen-mode=0660", "--passthrough=self"],
+                "--passthrough=self lets every caller act as kubefan, and with --listen-mode=0660 callers",
+            ),
             (&[webhook], "--authorization-mode=Webhook with --listen 127.0.0.1:7443 needs TLS"),
             (&[webhook, tls[0], tls[1], "--passthrough=self"], "--passthrough=self lets every caller act as kubefan"),
             (&[webhook, tls[0], tls[1], "--api-audiences=a"], "--api-audiences names audiences of kubefan's own"),

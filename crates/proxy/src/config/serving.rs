@@ -54,9 +54,9 @@ section! {
     /// The rights of the files of Unix sockets (--listen, --admin-listen), in octal. A client needs
     /// the right to write.
     listen_mode("MODE"): SocketMode = SocketMode::default() => listen_mode: SocketMode, any;
-    /// Serve an address that other machines can reach although callers are not distinguished
-    /// (--authorization-mode=AlwaysAllow): every client that can reach the address can read
-    /// everything cached.
+    /// Serve an address that other machines can reach although callers are not distinguished: every
+    /// client that can reach the address can read everything cached. Only for
+    /// --authorization-mode=AlwaysAllow; Webhook over TLS does not need it.
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     insecure("BOOL"): bool => insecure: bool, or_false;
     /// Without TLS, also answer HTTP requests that name this host: NAME, *.DOMAIN or *. Addresses,
@@ -210,8 +210,16 @@ pub(super) fn check_addresses(
     let ServingConfig { listen, admin_listen, .. } = serving;
     if !listen.is_local() && !reviews && !serving.insecure {
         return ConfigError::contradiction(format!(
-            "--listen {listen} can be reached by other machines, and every client that can reach it could read everything \
-             cached; add --authorization-mode=Webhook, listen on 127.0.0.1 or on unix:PATH, or accept this with --insecure"
+            "--listen {listen} can be reached by other machines, and with --authorization-mode=AlwaysAllow every client that \
+             can reach it could read everything cached; leave AlwaysAllow out, listen on 127.0.0.1 or on unix:PATH, or accept \
+             this with --insecure"
+        ));
+    }
+    // It has served everything to everyone, and its operator must notice that it no longer does.
+    if !listen.is_local() && reviews && serving.insecure {
+        return ConfigError::contradiction(format!(
+            "--insecure has no effect with --listen {listen}, whose callers are authorized (--authorization-mode=Webhook); \
+             leave it out, or add --authorization-mode=AlwaysAllow to let every client that can reach it read everything cached"
         ));
     }
     let fixed = |address: &ListenAddress| !matches!(address, ListenAddress::Tcp(tcp) if tcp.port() == 0);

@@ -14,7 +14,7 @@ use super::{
     selector_limits::SelectorLimits,
 };
 use crate::{
-    access::{AccessControl, Authorized, Denial, Lease, Presented, Read, ReadVerb},
+    access::{AccessControl, Authorized, Caller, Denial, Lease, Presented, Read, ReadVerb},
     cache::Backfill,
     fanout::{
         Catalog, FairPool, Fresh, Holder, Need, NotSubscribed, OfStream, Patience, Phase, Place, Provided,
@@ -87,9 +87,17 @@ impl<C: Catalog> Reader<C> {
         if presented.impersonates {
             return Err(Denial::Impersonation);
         }
-        let caller = self.access.authenticate(presented).await?;
+        let caller = self.authenticate(presented).await?;
         let read = if self.access.reviews() { self.with_full_name(read).await } else { read };
         self.access.authorize(&caller, read, presented).await
+    }
+
+    /// The caller of a request.
+    ///
+    /// # Errors
+    /// Why it is not known.
+    pub async fn authenticate(&self, presented: &Presented) -> Result<Caller, Denial> {
+        self.access.authenticate(presented).await
     }
 
     /// The right to continue a watch of what may be read, which is reviewed while the watch lasts.

@@ -1,6 +1,7 @@
 //! The client of the apiserver: one list and watch per resource and scope, discovery, and
 //! passthrough.
 
+pub mod acting_as;
 pub mod client;
 pub mod discovery;
 pub mod error;

@@ -3,7 +3,7 @@
 //! The hazard is a leaked identity: a client of kubefan must not act upstream as kubefan. These
 //! connections are therefore separate from those of kubefan's own requests. If clients authenticate
 //! as themselves, the connections are built from a configuration without any credentials, including
-//! client certificates.
+//! client certificates. If kubefan impersonates them, a request without a user is not sent.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -18,6 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower::{BoxError, ServiceExt, service_fn};
 
 use crate::upstream::{
+    acting_as::ActingAs,
     error::{UpstreamError, shorten},
     transport::{
         self,
@@ -35,6 +36,9 @@ pub enum Credentials {
     Caller,
     /// Only kubefan's credentials. Those in the request are removed.
     Own,
+    /// Kubefan's credentials, and the user that the request acts as. Those in the request are
+    /// removed.
+    Impersonate,
 }
 
 /// Options of passthrough.
@@ -59,6 +63,20 @@ impl PassthroughOptions {
         }
         let Some(problem) = exposure(config) else { return Ok(()) };
         Err(SettingsError::Unprotected { server: transport::server_name(&config.cluster_url), problem })
+    }
+}
+
+impl PassthroughOptions {
+    /// A request can act as one user only.
+    fn check_user(&self, config: &Config) -> Result<(), SettingsError> {
+        let AuthInfo { impersonate, impersonate_groups, .. } = &config.auth_info;
+        if self.credentials != Credentials::Impersonate || (impersonate.is_none() && impersonate_groups.is_none()) {
+            return Ok(());
+        }
+        let message = "--passthrough=impersonate acts as kubefan's callers, and this kubeconfig already acts as another user (as, \
+                       as-groups); leave that out"
+            .to_owned();
+        Err(SettingsError::Transport { server: transport::server_name(&config.cluster_url), message })
     }
 }
 
@@ -143,6 +161,7 @@ impl Passthrough {
     pub async fn from_settings(settings: UpstreamSettings, options: PassthroughOptions) -> Result<Self, SettingsError> {
         let config = settings.load().await?;
         options.check_protection(&config)?;
+        options.check_user(&config)?;
         let server = transport::server_name(&config.cluster_url);
         let base = BaseUrl::of(&config.cluster_url).ok_or_else(|| SettingsError::Transport {
             server: server.clone(),
@@ -187,28 +206,34 @@ impl Passthrough {
     }
 
     /// Sends a request. Method, path, query, headers and body stay unchanged, except for the host
-    /// and the credentials.
+    /// and the credentials. With [`Credentials::Impersonate`] it is sent only as a user.
     pub async fn send(
         &self,
         place: &PassthroughPermit,
+        acting_as: Option<ActingAs>,
         mut request: http::Request<UpstreamBody>,
     ) -> Result<http::Response<UpstreamBody>, UpstreamError> {
+        let credentials = self.options.credentials;
+        if (credentials == Credentials::Impersonate) != acting_as.is_some() {
+            return Err(UpstreamError::invalid("nothing says which user the request acts as"));
+        }
         let invalid = |_| UpstreamError::invalid("the path cannot be appended to the server's");
         *request.uri_mut() = self.base.join(request.uri()).map_err(invalid)?;
         // The connection determines the actual version.
         *request.version_mut() = Version::HTTP_11;
         request.headers_mut().remove(header::HOST);
-        if self.options.credentials == Credentials::Own {
+        if credentials != Credentials::Caller {
             remove_credentials(request.headers_mut());
+        }
+        if let Some(acting_as) = acting_as {
+            acting_as.write(request.headers_mut());
         }
         request.extensions_mut().clear();
         request.extensions_mut().insert(place.route);
         let service = ForwardService::clone(&self.service.load());
         let sent = forward(service, request).await.map_err(|error| transport::classify(error, &self.server));
         let refused = match &sent {
-            Ok(response) => {
-                self.options.credentials == Credentials::Own && response.status() == StatusCode::UNAUTHORIZED
-            }
+            Ok(response) => credentials != Credentials::Caller && response.status() == StatusCode::UNAUTHORIZED,
             Err(error) => matches!(error, UpstreamError::Tls { .. } | UpstreamError::Credentials { .. }),
         };
         if refused {
@@ -221,10 +246,12 @@ impl Passthrough {
     async fn renew(&self) {
         let Some(config) = self.renewal.config().await else { return };
         let service = match config {
-            Ok(config) => match self.options.check_protection(&config) {
-                Ok(()) => build(config, &self.options).await,
-                Err(error) => Err(error),
-            },
+            Ok(config) => {
+                match self.options.check_protection(&config).and_then(|()| self.options.check_user(&config)) {
+                    Ok(()) => build(config, &self.options).await,
+                    Err(error) => Err(error),
+                }
+            }
             Err(error) => Err(error),
         };
         match service {
@@ -313,7 +340,7 @@ async fn build(config: Config, options: &PassthroughOptions) -> Result<ForwardSe
 fn build_blocking(config: Config, options: &PassthroughOptions) -> Result<ForwardService, SettingsError> {
     let config = match options.credentials {
         Credentials::Caller => anonymous(config),
-        Credentials::Own => config,
+        Credentials::Own | Credentials::Impersonate => config,
     };
     let server = transport::server_name(&config.cluster_url);
     let failed = |message: String| SettingsError::Transport { server: server.clone(), message: shorten(&message) };
@@ -332,7 +359,7 @@ fn build_blocking(config: Config, options: &PassthroughOptions) -> Result<Forwar
     });
     match options.credentials {
         Credentials::Caller => Ok(ForwardService::new(route)),
-        Credentials::Own => transport::authenticated(&config, route),
+        Credentials::Own | Credentials::Impersonate => transport::authenticated(&config, route),
     }
 }
 

@@ -21,6 +21,7 @@ use kubefan_common::proto::v1alpha1::{
 };
 
 mod encodings;
+mod tokens;
 
 type Step = Result<WatchResponse, Status>;
 
@@ -29,6 +30,18 @@ type Step = Result<WatchResponse, Status>;
 struct Scripted {
     scripts: Arc<Mutex<VecDeque<Vec<Step>>>>,
     requests: Arc<Mutex<Vec<WatchRequest>>>,
+    /// The only token that is accepted; `None`: any, and none.
+    token: Arc<Mutex<Option<String>>>,
+}
+
+impl Scripted {
+    fn check<T>(&self, request: &Request<T>) -> Result<(), Status> {
+        let sent = request.metadata().get("authorization").map(|value| value.to_str().unwrap());
+        match &*self.token.lock().unwrap() {
+            Some(token) if sent != Some(&*format!("Bearer {token}")) => Err(Status::unauthenticated("not this token")),
+            _ => Ok(()),
+        }
+    }
 }
 
 #[tonic::async_trait]
@@ -37,6 +50,7 @@ impl WatchService for Scripted {
     type ListStream = BoxStream<'static, Result<pb::ListResponse, Status>>;
 
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        self.check(&request)?;
         self.requests.lock().unwrap().push(request.into_inner());
         match self.scripts.lock().unwrap().pop_front() {
             Some(steps) => Ok(Response::new(futures::stream::iter(steps).boxed())),
@@ -44,7 +58,8 @@ impl WatchService for Scripted {
         }
     }
 
-    async fn list(&self, _: Request<pb::ListRequest>) -> Result<Response<Self::ListStream>, Status> {
+    async fn list(&self, request: Request<pb::ListRequest>) -> Result<Response<Self::ListStream>, Status> {
+        self.check(&request)?;
         let chunk = |version: &str, names: &[&str]| pb::ListResponse {
             resource_version: version.to_owned(),
             objects: names.iter().map(|name| pb::Object { name: name.to_string(), ..Default::default() }).collect(),

@@ -7,6 +7,7 @@ use futures::FutureExt;
 use http::{HeaderMap, Method, Request, Response, StatusCode, request::Parts};
 
 use super::{
+    acting_as::acting_as,
     answer::{Answer, CACHE_STATUS, FromUpstream, HIT, forwarded_watch},
     cache_reads::{CacheReads, ResolvedRead, SelectOptions},
     forward::Forwarder,
@@ -160,10 +161,14 @@ impl<C: Catalog> KubeApi<C> {
             return Answer::Forwarded(refusal(&parts, &failure));
         };
         let client = client_of(&parts);
+        let acting_as = match forwarder.impersonates() {
+            true => acting_as(&self.reads.reader, &parts.headers, &client).boxed().await.map(Some),
+            false => Ok(None),
+        };
         // Boxed: most requests are not forwarded and need not have the memory for it.
         let request = Request::from_parts(parts, body);
         let drain = self.reads.reader.drain();
-        Answer::Forwarded(forwarder.forward(request, info.verb, &client, drain).boxed().await)
+        Answer::Forwarded(forwarder.forward(request, info.verb, &client, acting_as, drain).boxed().await)
     }
 
     /// Reads from a cache.

@@ -26,6 +26,7 @@ use crate::{
     telemetry::metrics::{Metrics, PassthroughRefusal},
     upstream::{
         UpstreamError,
+        acting_as::ActingAs,
         client::holding,
         passthrough::{Credentials, Passthrough, PassthroughPermit},
     },
@@ -62,18 +63,26 @@ impl Forwarder {
         Self { upstream, places, upgrades, hosts, via: via.expect("hexadecimal digits are visible"), metrics }
     }
 
-    /// Forwards a request of a client. The response is upstream's, or a `Status` that says why
-    /// there is none. A request that does not arrive soon after `drain` is cancelled is cut off.
+    /// Whether requests act as their callers.
+    pub fn impersonates(&self) -> bool {
+        self.upstream.credentials() == Credentials::Impersonate
+    }
+
+    /// Forwards a request of a client, as the user `acting_as` if requests act as their callers.
+    /// The response is upstream's, or a `Status` that says why there is none. A request that does
+    /// not arrive soon after `drain` is cancelled is cut off.
     pub async fn forward(
         &self,
         request: Request<Body>,
         verb: &'static str,
         client: &ClientInfo,
+        acting_as: Result<Option<ActingAs>, (PassthroughRefusal, Failure)>,
         drain: &CancellationToken,
     ) -> Response<Body> {
         let upgrade = hop_by_hop::upgrade(request.headers());
         let media = negotiate::negotiate_failure(negotiate::accept_header(request.headers()));
-        let (place, share) = match self.admit(&request, verb, client, upgrade.is_some()) {
+        let admitted = self.admit(&request, verb, client, upgrade.is_some());
+        let ((place, share), acting_as) = match admitted.and_then(|place| Ok((place, acting_as?))) {
             Ok(admitted) => admitted,
             Err((refused, failure)) => {
                 self.metrics.count_passthrough_refusal(refused);
@@ -83,6 +92,9 @@ impl Forwarder {
         let mut passed_on = self.metrics.passthrough_started(verb);
         let (mut parts, body) = request.into_parts();
         hop_by_hop::remove(&mut parts.headers);
+        if acting_as.is_some() {
+            remove_websocket_token(&mut parts.headers);
+        }
         append_client_address(&mut parts.headers, client);
         parts.headers.append(header::VIA, self.via.clone());
         if let Some(upgrade) = &upgrade {
@@ -92,7 +104,7 @@ impl Forwarder {
         let body = RequestBody::new(body, drain);
         let is_cut_off = body.is_cut_off();
         let request = Request::from_parts(parts, body.boxed_unsync());
-        let mut response = match self.upstream.send(&place, request).await {
+        let mut response = match self.upstream.send(&place, acting_as, request).await {
             Ok(response) => response,
             Err(_) if is_cut_off.load(Ordering::Relaxed) => return Failure::from(&Refusal::Draining).response(media),
             Err(error) => return unanswered(&error, media),
@@ -188,6 +200,17 @@ fn has_token(headers: &HeaderMap) -> bool {
         || protocols.flat_map(|value| value.split(',')).any(|name| name.trim().starts_with(WEBSOCKET_TOKEN))
 }
 
+/// Removes the token of a websocket, which was for kubefan: the request carries kubefan's own.
+fn remove_websocket_token(headers: &mut HeaderMap) {
+    let values = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL).into_iter().filter_map(|value| value.to_str().ok());
+    let names = values.flat_map(|value| value.split(',')).map(str::trim);
+    let left: Vec<&str> = names.filter(|name| !name.starts_with(WEBSOCKET_TOKEN)).collect();
+    match HeaderValue::try_from(left.join(", ")) {
+        Ok(left) if !left.is_empty() => drop(headers.insert(header::SEC_WEBSOCKET_PROTOCOL, left)),
+        _ => drop(headers.remove(header::SEC_WEBSOCKET_PROTOCOL)),
+    }
+}
+
 fn append_client_address(headers: &mut HeaderMap, client: &ClientInfo) {
     let Some(address) = client.address else { return };
     let mut hops: Vec<_> =
@@ -247,5 +270,7 @@ mod tests {
         let value = HeaderValue::from_static("v5.channel.k8s.io, base64url.bearer.authorization.k8s.io.YQ");
         headers.insert(header::SEC_WEBSOCKET_PROTOCOL, value);
         assert!(has_token(&headers));
+        remove_websocket_token(&mut headers);
+        assert_eq!(headers[header::SEC_WEBSOCKET_PROTOCOL], "v5.channel.k8s.io");
     }
 }

@@ -29,6 +29,7 @@
 //! standing where the apiserver stood: browsers that reach a loopback address, and callers that
 //! would act with kubefan's credentials.
 
+mod acting_as;
 pub mod allowed_hosts;
 pub mod answer;
 pub mod api;

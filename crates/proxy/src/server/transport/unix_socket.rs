@@ -44,6 +44,13 @@ pub struct InvalidMode {
     text: String,
 }
 
+impl SocketMode {
+    /// Whether only the user that kubefan runs as, and root, may connect.
+    pub fn is_owners(self) -> bool {
+        self.0 & 0o077 == 0
+    }
+}
+
 impl Default for SocketMode {
     /// Only the user that kubefan runs as, and root, may connect.
     fn default() -> Self {

@@ -16,14 +16,25 @@ pub enum PassthroughRefusal {
     Method,
     /// The request impersonates another user, but would be forwarded with kubefan's credentials.
     Impersonation,
+    /// The caller is not known, or HTTP headers cannot name it, and kubefan would act as it
+    /// (`--passthrough=impersonate`).
+    Identity,
     /// This process has already forwarded the request once.
     Loop,
 }
 
 impl PassthroughRefusal {
     /// Every value.
-    pub const ALL: [Self; 7] =
-        [Self::Limit, Self::Certificate, Self::Upgrade, Self::Foreign, Self::Method, Self::Impersonation, Self::Loop];
+    pub const ALL: [Self; 8] = [
+        Self::Limit,
+        Self::Certificate,
+        Self::Upgrade,
+        Self::Foreign,
+        Self::Method,
+        Self::Impersonation,
+        Self::Identity,
+        Self::Loop,
+    ];
 
     pub(super) fn as_str(self) -> &'static str {
         match self {
@@ -33,6 +44,7 @@ impl PassthroughRefusal {
             Self::Foreign => "foreign",
             Self::Method => "method",
             Self::Impersonation => "impersonation",
+            Self::Identity => "identity",
             Self::Loop => "loop",
         }
     }

@@ -1,21 +1,24 @@
 //! A bearer token: fixed, or in a file that is replaced before the token expires, like a pod's
 //! service account token.
+//!
+//! The hazard is a token in a log. So no error quotes one, and the header is marked as sensitive:
+//! its `Debug` form does not show it, and HTTP/2 does not index it.
 
 use std::{
     fmt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
     time::Duration,
 };
 
-use reqwest::header::HeaderValue;
 use tokio::time::Instant;
+use tonic::codegen::http::HeaderValue;
 
 /// The time after which the file is read again.
 const READ_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The source of the `Authorization` header.
-pub(super) enum Token {
+pub(crate) enum Token {
     /// No header.
     None,
     /// Always this header.
@@ -25,9 +28,10 @@ pub(super) enum Token {
 }
 
 /// A token file, with the header from its last reading.
-pub(super) struct TokenFile {
+pub(crate) struct TokenFile {
     path: PathBuf,
-    cached: Mutex<Option<(HeaderValue, Instant)>>,
+    /// The header, and when it was read; `None`: it must be read again.
+    cached: Mutex<Option<(HeaderValue, Option<Instant>)>>,
 }
 
 impl fmt::Debug for Token {
@@ -41,21 +45,31 @@ impl fmt::Debug for Token {
 }
 
 impl Token {
-    /// A token that does not change.
-    pub(super) fn fixed(token: &str) -> Result<Self, String> {
-        header(token).map(Self::Fixed)
+    /// The token of the options of a connection. The file takes precedence, and is read with the
+    /// first request.
+    pub(crate) fn of(token: Option<&str>, file: Option<&Path>) -> Result<Self, String> {
+        match (file, token) {
+            (Some(file), _) => Ok(Self::file(file.to_owned())),
+            (None, Some(token)) => header(token).map(Self::Fixed),
+            (None, None) => Ok(Self::None),
+        }
     }
 
-    /// The token in a file. The file is read with the first request.
-    pub(super) fn file(path: PathBuf) -> Self {
+    /// The token in a file.
+    pub(crate) fn file(path: PathBuf) -> Self {
         Self::File(TokenFile { path, cached: Mutex::default() })
+    }
+
+    /// Whether another token may take the place of this one.
+    pub(crate) fn may_change(&self) -> bool {
+        matches!(self, Self::File(_))
     }
 
     /// The header for the next request.
     ///
     /// If the file can no longer be read, the last token stays in use, because some setups delete
     /// the file after it was read.
-    pub(super) async fn header(&self) -> Result<Option<HeaderValue>, String> {
+    pub(crate) async fn header(&self) -> Result<Option<HeaderValue>, String> {
         match self {
             Self::None => Ok(None),
             Self::Fixed(header) => Ok(Some(header.clone())),
@@ -64,11 +78,22 @@ impl Token {
     }
 
     /// Reads the file again after the server refused `refused`. `None` if there is no other token.
-    pub(super) async fn replacement(&self, refused: Option<&HeaderValue>) -> Option<HeaderValue> {
+    pub(crate) async fn replacement(&self, refused: Option<&HeaderValue>) -> Option<HeaderValue> {
         let Self::File(file) = self else { return None };
         let header = file.read().await.ok()?;
         file.store(&header);
         (Some(&header) != refused).then_some(header)
+    }
+
+    /// Reads the file again for the next request: the token that was sent no longer counts.
+    pub(crate) fn expire(&self, sent: Option<&HeaderValue>) {
+        let Self::File(file) = self else { return };
+        let mut cached = file.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((header, read)) = cached.take() {
+            // Another request may have read its replacement. An unreadable file keeps the token.
+            let read = if Some(&header) == sent { None } else { read };
+            *cached = Some((header, read));
+        }
     }
 }
 
@@ -76,7 +101,7 @@ impl TokenFile {
     async fn header(&self) -> Result<HeaderValue, String> {
         let last = self.cached.lock().unwrap_or_else(PoisonError::into_inner).clone();
         match last {
-            Some((header, read)) if read.elapsed() < READ_INTERVAL => Ok(header),
+            Some((header, Some(read))) if read.elapsed() < READ_INTERVAL => Ok(header),
             last => {
                 let header = match (self.read().await, last) {
                     (Ok(header), _) => header,
@@ -96,7 +121,7 @@ impl TokenFile {
     }
 
     fn store(&self, header: &HeaderValue) {
-        *self.cached.lock().unwrap_or_else(PoisonError::into_inner) = Some((header.clone(), Instant::now()));
+        *self.cached.lock().unwrap_or_else(PoisonError::into_inner) = Some((header.clone(), Some(Instant::now())));
     }
 }
 
@@ -139,9 +164,28 @@ mod tests {
         assert!(!format!("{last:?} {token:?}").contains("third"));
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_token_that_no_longer_counts_is_read_again_unless_another_has_replaced_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        std::fs::write(&path, "first").unwrap();
+        let token = Token::file(path.clone());
+        let first = token.header().await.unwrap();
+        std::fs::write(&path, "second").unwrap();
+        token.expire(first.as_ref());
+        assert_eq!(token.header().await.unwrap().unwrap(), "Bearer second");
+        std::fs::write(&path, "third").unwrap();
+        token.expire(first.as_ref());
+        let second = token.header().await.unwrap();
+        assert_eq!(second.as_ref().unwrap(), "Bearer second", "it was replaced before");
+        std::fs::remove_file(&path).unwrap();
+        token.expire(second.as_ref());
+        assert_eq!(token.header().await.unwrap(), second, "a file that cannot be read keeps it");
+    }
+
     #[test]
     fn the_error_for_an_invalid_token_does_not_quote_it() {
-        assert!(!Token::fixed("very\nsecret").unwrap_err().contains("secret"));
-        assert!(Token::fixed(" \n").is_err());
+        assert!(!Token::of(Some("very\nsecret"), None).unwrap_err().contains("secret"));
+        assert!(Token::of(Some(" \n"), None).is_err());
     }
 }

@@ -1,0 +1,163 @@
+//! `--passthrough=impersonate`: what a caller gets through kubefan equals what it gets straight
+//! from the apiserver. kubefan runs as the shipped service account, with the shipped rights.
+
+use reqwest::{Client, Method, StatusCode};
+use serde_json::{Value, json};
+
+use crate::{
+    authorization::grant,
+    deploy::CLUSTER_PROXY,
+    harness::{
+        Test,
+        apiserver::{ApiServer, NOBODY, Options},
+        kubefan::{Kubefan, run},
+        tests, wait,
+    },
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    apiserver: a_request_that_is_passed_on_is_its_callers, only_authenticated_callers_are_impersonated;
+    local: impersonation_needs_callers_that_are_known;
+};
+
+/// The apiserver, kubefan in front of it, and the token of a service account.
+struct World {
+    api: ApiServer,
+    kubefan: Kubefan,
+    namespace: String,
+    token: String,
+}
+
+impl World {
+    async fn start(args: &[&str]) -> World {
+        let api = ApiServer::start(Options::default()).await;
+        let kubeconfig = CLUSTER_PROXY.service_account_kubeconfig_with(&api, "impersonation").await;
+        let (cert, key) = api.server_certificate();
+        let tls = ["--tls-cert-file", cert.to_str().unwrap(), "--tls-private-key-file", key.to_str().unwrap()];
+        let fixed = ["--resource=pods", "--passthrough=impersonate", "--on-demand=false"];
+        let kubefan = Kubefan::spawn_as_given(&kubeconfig, &[&tls, &fixed[..], args].concat()).await;
+        kubefan.ready().await;
+        let namespace = api.namespace("impersonated").await;
+        let accounts = format!("/api/v1/namespaces/{namespace}/serviceaccounts");
+        api.create(&accounts, &json!({ "metadata": { "name": "agent" } })).await;
+        let account = json!({ "kind": "ServiceAccount", "name": "agent", "namespace": namespace });
+        let rules = json!([{ "apiGroups": [""], "resources": ["configmaps"], "verbs": ["*"] }]);
+        grant(&api, Some(&namespace), "agent", &rules, &account).await;
+        let token = api.kubectl(&["create", "token", "agent", "-n", &namespace]).await.trim().to_owned();
+        let world = World { api, kubefan, namespace, token };
+        let client = world.api.client_with_token(&world.token);
+        wait::until("the role to apply", wait::SOON, || async {
+            let url = format!("{}{}", world.api.url(), world.path("configmaps"));
+            (client.get(url).send().await.unwrap().status() == StatusCode::OK).then_some(())
+        })
+        .await;
+        world
+    }
+
+    fn path(&self, resource: &str) -> String {
+        format!("/api/v1/namespaces/{}/{resource}", self.namespace)
+    }
+
+    fn through(&self) -> String {
+        format!("https://{}", self.kubefan.grpc_addr)
+    }
+}
+
+async fn send(client: &Client, server: &str, method: &Method, path: &str, body: &Value) -> (StatusCode, Value) {
+    let mut request = client.request(method.clone(), format!("{server}{path}"));
+    if !body.is_null() {
+        let patch = *method == Method::PATCH;
+        let content = if patch { "application/merge-patch+json" } else { "application/json" };
+        request = request.header("content-type", content).body(body.to_string());
+    }
+    let answer = request.send().await.unwrap();
+    let status = answer.status();
+    (status, serde_json::from_slice(&answer.bytes().await.unwrap()).unwrap_or_default())
+}
+
+async fn a_request_that_is_passed_on_is_its_callers() {
+    let world = World::start(&[]).await;
+    let named = |name: &str| json!({ "metadata": { "name": name }, "data": { "a": "b" } });
+    let review = |name: &str| json!({ "apiVersion": "authentication.k8s.io/v1", "kind": name });
+    let configmap = |name: &str| world.path(&format!("configmaps/{name}"));
+    // `NAME` is another one on each way.
+    let requests = [
+        (Method::POST, world.path("configmaps"), named("NAME"), 201),
+        (Method::GET, configmap("NAME"), Value::Null, 200),
+        (Method::PATCH, configmap("NAME"), json!({ "data": { "a": "c" } }), 200),
+        (Method::GET, format!("{}?labelSelector=none", world.path("configmaps")), Value::Null, 200),
+        (Method::DELETE, configmap("NAME"), Value::Null, 200),
+        (Method::GET, configmap("missing"), Value::Null, 404),
+        (Method::GET, world.path("secrets"), Value::Null, 403),
+        (Method::POST, world.path("secrets"), named("NAME"), 403),
+        (Method::GET, "/api/v1/configmaps".to_owned(), Value::Null, 403),
+        (Method::GET, "/api/v1/nodes/none".to_owned(), Value::Null, 403),
+        (Method::GET, "/version".to_owned(), Value::Null, 200),
+        (Method::GET, "/apis".to_owned(), Value::Null, 200),
+        (
+            Method::POST,
+            "/apis/authentication.k8s.io/v1/selfsubjectreviews".to_owned(),
+            review("SelfSubjectReview"),
+            201,
+        ),
+    ];
+    let clients = [world.api.client_with_token(&world.token), world.api.client_as(NOBODY), world.api.client()];
+    for (index, client) in clients.iter().enumerate() {
+        for (method, path, body, expected) in &requests {
+            let mut answers = Vec::new();
+            for (server, name) in [(world.api.url().to_owned(), "straight"), (world.through(), "through")] {
+                let path = path.replace("NAME", name);
+                let body = serde_json::from_str(&body.to_string().replace("NAME", name)).unwrap();
+                let (status, mut answer) = send(client, &server, method, &path, &body).await;
+                // What no two requests share.
+                for field in ["uid", "resourceVersion", "creationTimestamp", "managedFields"] {
+                    answer["metadata"].as_object_mut().and_then(|metadata| metadata.remove(field));
+                }
+                answer["details"].as_object_mut().and_then(|details| details.remove("uid"));
+                answers.push((status, answer.to_string().replace(name, "NAME")));
+            }
+            assert_eq!(answers[0], answers[1], "{index}: {method} {path}");
+            assert!(index > 0 || answers[0].0 == *expected, "{method} {path}: {answers:?}");
+        }
+    }
+}
+
+async fn only_authenticated_callers_are_impersonated() {
+    let world = World::start(&["--anonymous-auth"]).await;
+    let url = format!("{}{}", world.through(), world.path("configmaps"));
+    let stranger = || {
+        let ca = reqwest::Certificate::from_pem(&std::fs::read(world.api.ca_pem_path()).unwrap()).unwrap();
+        Client::builder().tls_certs_only([ca]).no_proxy().build().unwrap()
+    };
+    let refused = async |request: reqwest::RequestBuilder| {
+        let answer = request.send().await.unwrap();
+        (answer.status(), answer.text().await.unwrap())
+    };
+    for client in [stranger(), world.api.client_with_token("no-such-token")] {
+        let (status, text) = refused(client.get(&url)).await;
+        assert_eq!(status, StatusCode::UNAUTHORIZED, "{text}");
+        let (status, text) = refused(client.get(format!("{}/version", world.through()))).await;
+        assert_eq!(status, StatusCode::UNAUTHORIZED, "what every user may read: {text}");
+    }
+    for header in ["Impersonate-User", "Impersonate-Group", "Impersonate-Uid", "Impersonate-Extra-Scopes"] {
+        for method in [Method::GET, Method::POST] {
+            let request = world.api.client().request(method, &url).header(header, "system:masters");
+            let (status, text) = refused(request).await;
+            assert!(status == StatusCode::FORBIDDEN && text.contains("--passthrough=impersonate"), "{header}: {text}");
+        }
+    }
+    let count = |reason: &str| format!("kubefan_passthrough_refused_total{{reason=\"{reason}\"}}");
+    assert_eq!(world.kubefan.metric(&count("identity")).await, Some(4.0));
+    assert_eq!(world.kubefan.metric(&count("impersonation")).await, Some(8.0));
+    // Headers by which a front proxy would name a user mean nothing.
+    let request =
+        world.api.client_with_token(&world.token).get(format!("{}{}", world.through(), world.path("secrets")));
+    let request = request.header("x-remote-user", "admin").header("x-remote-group", "system:masters");
+    let (status, text) = refused(request).await;
+    assert!(status == StatusCode::FORBIDDEN && text.contains(":agent"), "{text}");
+}
+
+async fn impersonation_needs_callers_that_are_known() {
+    let ran = run(&["serve", "--resource=pods", "--passthrough=impersonate"]).await;
+    crate::bad_input::assert_line("open", &ran, 1, &["--passthrough=impersonate", "--authorization-mode=Webhook"]);
+}
