@@ -147,7 +147,8 @@ mod tests {
                         "on_demand",
                         "peer_transfer_bytes_max",
                         "connections_max",
-                        "api_audiences"
+                        "api_audiences",
+                        "audit_log_path"
                     ]
                     .contains(&id),
                 "{id}: {help}"

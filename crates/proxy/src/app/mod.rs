@@ -1,6 +1,7 @@
 //! Wiring: creates the parts of the proxy from the configuration, connects them, and stops them in
 //! order. It decides nothing else; policies about caches are in [`crate::caches`].
 
+mod auditing;
 mod callers;
 mod open_files;
 mod peers;
@@ -10,6 +11,7 @@ use std::{
     convert::Infallible,
     future::Future,
     io,
+    path::PathBuf,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -22,8 +24,10 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tracing::{info, warn};
 
+use self::auditing::Audit;
 use crate::{
     access::AccessControl,
+    audit::AuditLog,
     cache::{RetainedLimits, RingLimits},
     caches::{
         CacheContext, EncodingLimits, ListScheduler, OnDemandLimits, Registry, RegistryOptions, SizeLimits,
@@ -75,6 +79,14 @@ pub enum AppError {
     /// The certificate or its key cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
+    /// The audit log cannot be opened.
+    #[error("--audit-log-path {}: {error}; name a file that kubefan may write, or - for stdout", .path.display())]
+    Audit {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        error: io::Error,
+    },
     /// A server failed.
     #[error("{what} failed: {message}")]
     Server {
@@ -102,10 +114,12 @@ pub struct App {
     peer: Option<Listener>,
     tls: Option<TlsAcceptor>,
     certificate: Option<Arc<Certificate>>,
+    audit: Audit,
 }
 
 /// Binds, prints the addresses to stderr, and serves until `shutdown` completes and every stream
-/// has ended, or the drain timeout has passed. Each item of `reloads` reads the certificate again.
+/// has ended, or the drain timeout has passed. Each item of `reloads` reads the certificate and
+/// opens the audit log again.
 /// Raises the process's limit of open files.
 pub async fn run(
     mut config: ServeConfig,
@@ -124,10 +138,16 @@ pub async fn run(
     if let Some(peers) = app.bound_for_peers()? {
         eprintln!("kubefan: serving peers on {peers}");
     }
-    let certificate = app.certificate.clone();
-    let reloading = reloads.for_each(async |()| match &certificate {
-        Some(certificate) => certificate.reload(),
-        None => info!("nothing to read again: the data port has no certificate"),
+    let (certificate, audit_file) = (app.certificate.clone(), app.audit.reopen.clone());
+    let reloading = reloads.for_each(async |()| {
+        if let Some(audit_file) = &audit_file {
+            audit_file.reopen();
+            info!("the audit log is opened again before the next record");
+        }
+        match &certificate {
+            Some(certificate) => certificate.reload(),
+            None => info!("nothing to read again: the data port has no certificate"),
+        }
     });
     let reloading = reloading.then(|()| std::future::pending::<Infallible>());
     tokio::select! {
@@ -199,7 +219,12 @@ impl App {
             Some(address) => Some(Listener::bind(address, "--peer-listen", mode).await?),
             None => None,
         };
-        Ok(Self { config, upstream, proxy, metrics, data, admin, peer, tls, certificate })
+        #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
+        let seed = rand::random();
+        let path = config.audit.path.clone().unwrap_or_default();
+        let audit = auditing::start(&config.audit, wall_clock, seed, &metrics);
+        let audit = audit.map_err(|error| AppError::Audit { path, error })?;
+        Ok(Self { config, upstream, proxy, metrics, data, admin, peer, tls, certificate, audit })
     }
 
     /// The metrics that `/metrics` serves.
@@ -223,7 +248,8 @@ impl App {
     /// reconnect, within the drain timeout.
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), AppError> {
         let own_port = self.bound_for_peers()?.and_then(|bound| bound.port());
-        let Self { config, upstream, proxy, metrics, data, admin, peer, tls, certificate: _ } = self;
+        let Self { config, upstream, proxy, metrics, data, admin, peer, tls, certificate: _, audit } = self;
+        let Audit { log, writer, .. } = audit;
         let (stop, drain) = (CancellationToken::new(), CancellationToken::new());
         // Stops everything that this function started, however it returns.
         let _stop_all = (stop.clone().drop_guard(), drain.clone().drop_guard());
@@ -237,7 +263,7 @@ impl App {
         #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
         let key = rand::random();
         let access = callers::control(&config.callers, &upstream, wall_clock, key, &metrics);
-        let (readers, mut data) = serve_data(data, tls, (access, proxy), &config, &registry, &metrics, &drain)?;
+        let (readers, mut data) = serve_data(data, tls, (access, log, proxy), &config, &registry, &metrics, &drain)?;
         if let Some(budget) = budget {
             let end_unread = move || readers.end_some();
             let keep_within = memory_pressure::keep_within(registry.clone(), metrics.clone(), budget, end_unread);
@@ -260,9 +286,14 @@ impl App {
             if timeout(config.serving.drain_timeout, &mut data).await.is_err() {
                 warn!("some connections did not end within the drain timeout");
                 data.abort();
+                // Its requests, and so their records, end with it.
+                let _ = (&mut data).await;
             }
         }
         stop.cancel();
+        if let Some(writer) = writer {
+            writer.finish().await;
+        }
         // Short, because the tasks end as soon as they are cancelled.
         let _ = timeout(Duration::from_secs(2), informers).await;
         if !admin.is_finished() {
@@ -363,7 +394,7 @@ fn serve_admin(
 fn serve_data(
     listener: Listener,
     tls: Option<TlsAcceptor>,
-    (access, proxy): (Arc<AccessControl>, Option<Arc<Forwarder>>),
+    (access, audit, proxy): (Arc<AccessControl>, AuditLog, Option<Arc<Forwarder>>),
     config: &ServeConfig,
     registry: &Arc<Registry>,
     metrics: &Arc<Metrics>,
@@ -389,7 +420,7 @@ fn serve_data(
     let options = ServerOptions::from(config);
     // The health of a resource by its name would show that it is cached.
     let names_resources = !access.reviews();
-    let server = Server::new(catalog, others, options, access, proxy, metrics.clone(), drain.clone());
+    let server = Server::new(catalog, others, options, (access, audit), proxy, metrics.clone(), drain.clone());
     let (registry, drain) = (registry.clone(), drain.clone());
     Ok((
         server.readers().clone(),

@@ -16,14 +16,14 @@ use kubefan_common::text::one_line;
 const PATH: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
 /// How long a review may take. As long as the apiserver library waits for one.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The longest reason that a caller is shown, in characters.
+/// The longest reason that a caller is shown, or that is kept, in characters.
 const REASON_CHARS_MAX: usize = 512;
 
 /// The verdict about a read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum AccessVerdict {
-    /// The caller may.
-    Allowed,
+    /// The caller may, for this reason, which may be empty.
+    Allowed(Arc<str>),
     /// The caller may not, for this reason, which may be empty. Also if no authorizer has an
     /// opinion, or only a conditional one.
     Denied(Arc<str>),
@@ -31,7 +31,7 @@ pub(super) enum AccessVerdict {
 
 impl Outcome for AccessVerdict {
     fn is_positive(&self) -> bool {
-        *self == Self::Allowed
+        matches!(self, Self::Allowed(_))
     }
 
     fn ends_at(&self) -> Option<Instant> {
@@ -83,8 +83,9 @@ pub(super) async fn review(
     let spec = Spec { resource_attributes: attributes.for_review(), user, uid, groups, extra };
     let request = Request { api_version: "authorization.k8s.io/v1", kind: "SubjectAccessReview", spec };
     let Answer { status } = upstream.create(PATH, &request, TIMEOUT).await?;
+    let reason = one_line(&status.reason, REASON_CHARS_MAX).into();
     Ok(match status.allowed && !status.denied {
-        true => AccessVerdict::Allowed,
-        false => AccessVerdict::Denied(one_line(&status.reason, REASON_CHARS_MAX).into()),
+        true => AccessVerdict::Allowed(reason),
+        false => AccessVerdict::Denied(reason),
     })
 }

@@ -32,6 +32,7 @@
 pub mod allowed_hosts;
 pub mod answer;
 pub mod api;
+pub mod audited;
 pub mod cache_reads;
 pub mod forward;
 pub mod get;
