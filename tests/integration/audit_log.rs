@@ -279,7 +279,7 @@ async fn a_session_equals_its_audit_log() {
     assert!(compared >= 5, "{compared} of {theirs:?}");
 }
 
-/// Opens watches over HTTP/1.1, HTTP/2 and gRPC at once. Returns their IDs and what holds them open.
+/// Opens watches over HTTP and gRPC at once. Returns their IDs and what holds them open.
 async fn watches(world: &World, count: usize) -> (Vec<String>, Vec<Response>, Vec<Streaming<WatchResponse>>) {
     let uri = world.url(&format!("/api/v1/namespaces/{}/pods?watch=1&resourceVersion=0", world.own));
     let ids: Vec<_> = (0..2 * count).map(|number| format!("watch-{number}")).collect();

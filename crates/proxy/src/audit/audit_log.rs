@@ -11,10 +11,10 @@ use tokio::{task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    log_writer::{self, Sink},
     queue::{Clock, Queue},
     record::Record,
     request_head::{RequestHead, id_of},
-    writer::{self, Sink},
 };
 use crate::telemetry::metrics::AuditMetrics;
 
@@ -59,7 +59,7 @@ impl AuditLog {
         let Parts { sink, records_max, is_strict, clock, seed, metrics } = parts;
         let (queue, lines) = Queue::new(records_max, is_strict, clock, metrics.clone());
         let closing = CancellationToken::new();
-        let task = tokio::spawn(writer::run(lines, sink, closing.clone(), metrics));
+        let task = tokio::spawn(log_writer::run(lines, sink, closing.clone(), metrics));
         let ids = Mutex::new(StdRng::from_seed(seed));
         (Self(Some(Arc::new(Shared { queue: Arc::new(queue), ids }))), AuditWriter { task, closing })
     }

@@ -16,7 +16,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use super::{queue::Clock, writer::Sink};
+use super::{log_writer::Sink, queue::Clock};
 
 /// The time in the name of a rotated file, in UTC.
 const TIME_FORMAT: &str = "%Y-%m-%dT%H-%M-%S%.3f";

@@ -10,19 +10,19 @@
 //! - [`request_head`]: what a request says about itself, within limits.
 //! - [`notes`]: what is found out about a request while it is answered.
 //! - [`queue`]: from the requests to the writer.
-//! - [`record`]: one request, from its begin to its end.
-//! - [`writer`]: the task that writes, and tries again.
+//! - [`record`]: one request, from its start to its end.
+//! - [`log_writer`]: the task that writes, and tries again.
 //! - [`log_file`]: the file, and how it is rotated.
 //! - [`audit_log`]: the parts together.
 
 pub mod audit_log;
 pub mod event;
 pub mod log_file;
+pub mod log_writer;
 pub mod notes;
 pub mod queue;
 pub mod record;
 pub mod request_head;
-pub mod writer;
 
 pub use audit_log::{AuditLog, AuditWriter, Parts};
 pub use event::{ObjectRef, Outcome};

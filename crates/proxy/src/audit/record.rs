@@ -1,4 +1,4 @@
-//! The record of one request, from its begin to its end.
+//! The record of one request, from its start to its end.
 //!
 //! The hazard is a path through the servers that forgets the end. So there is no call that ends a
 //! record: dropping it does, whatever happened to its request.

@@ -26,7 +26,7 @@ const SOURCE_IPS_MAX: usize = 16;
 /// The end of a text that was cut (`auditinternal`'s words).
 const TRUNCATED: &str = "...TRUNCATED";
 
-/// The begin of a request.
+/// How a request starts.
 pub struct RequestHead<'a> {
     /// The protocol that it came in.
     pub protocol: Protocol,

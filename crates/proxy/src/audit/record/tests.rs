@@ -15,7 +15,7 @@ use crate::{
         authorization::{Authorizer, attributes::Attributes},
         denial::Forbidden,
     },
-    audit::{AuditLog, AuditWriter, Parts, writer::Sink},
+    audit::{AuditLog, AuditWriter, Parts, log_writer::Sink},
     fanout::Holder,
     telemetry::metrics::Metrics,
 };

@@ -44,7 +44,8 @@ pub struct Server<C> {
 impl<C: Catalog> Server<C> {
     /// A server for `catalog` and the gRPC services `others` on the same port. Callers read what
     /// `access` allows, and every request is recorded in `audit`. Requests that are not served from
-    /// a cache go through `forwarder`; without one they are refused. Every stream ends when `drain` is cancelled.
+    /// a cache go through `forwarder`; without one they are refused. Every stream ends when `drain`
+    /// is cancelled.
     pub fn new(
         catalog: Arc<C>,
         others: Routes,

@@ -30,7 +30,7 @@ impl AuditMetrics {
                 .counter("kubefan_audit_write_errors_total", "Attempts to write to the audit log that failed.")?,
             rejected: register.counter(
                 "kubefan_audit_requests_rejected_total",
-                "Requests refused because their record could not be written (--audit-log-mode=blocking-strict).",
+                "Requests refused because their record could not be written, with --audit-log-mode=blocking-strict.",
             )?,
         })
     }
