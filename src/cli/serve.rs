@@ -148,7 +148,8 @@ mod tests {
                         "peer_transfer_bytes_max",
                         "connections_max",
                         "api_audiences",
-                        "audit_log_path"
+                        "audit_log_path",
+                        "authorization_always_allow_groups"
                     ]
                     .contains(&id),
                 "{id}: {help}"
