@@ -149,7 +149,8 @@ mod tests {
                         "connections_max",
                         "api_audiences",
                         "authorization_always_allow_groups",
-                        "authorization_mode"
+                        "authorization_mode",
+                        "audit_log_path"
                     ]
                     .contains(&id),
                 "{id}: {help}"

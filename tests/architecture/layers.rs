@@ -34,11 +34,27 @@ pub(crate) const ROOMS: &[Layer] = &[
     ("peer", &["cache", "fanout", "kube_encoding", "telemetry", "upstream"]),
     ("caches", &["cache", "fanout", "kube_encoding", "peer", "telemetry", "upstream"]),
     ("access", &["cache", "fanout", "telemetry", "upstream"]),
-    ("server", &["access", "cache", "fanout", "kube_encoding", "peer", "telemetry", "upstream"]),
-    ("config", &["access", "cache", "caches", "fanout", "kube_encoding", "peer", "server", "telemetry", "upstream"]),
+    ("audit", &["access", "telemetry"]),
+    ("server", &["access", "audit", "cache", "fanout", "kube_encoding", "peer", "telemetry", "upstream"]),
+    (
+        "config",
+        &["access", "audit", "cache", "caches", "fanout", "kube_encoding", "peer", "server", "telemetry", "upstream"],
+    ),
     (
         "app",
-        &["access", "cache", "caches", "config", "fanout", "kube_encoding", "peer", "server", "telemetry", "upstream"],
+        &[
+            "access",
+            "audit",
+            "cache",
+            "caches",
+            "config",
+            "fanout",
+            "kube_encoding",
+            "peer",
+            "server",
+            "telemetry",
+            "upstream",
+        ],
     ),
 ];
 

@@ -36,7 +36,7 @@ pub(crate) const TESTS: &[Test] = tests! {
 
 /// The callers. `NS` is the namespace of the test, `OTHER` another one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Who {
+pub(crate) enum Who {
     /// A member of system:masters.
     Admin,
     /// A user without any role.
@@ -222,10 +222,10 @@ const MATRIX: &[Row] = &[
 ];
 
 /// A control plane with the service accounts and their roles, and kubefan in front of it.
-struct World {
-    api: ApiServer,
-    kubefan: Kubefan,
-    own: String,
+pub(crate) struct World {
+    pub(crate) api: ApiServer,
+    pub(crate) kubefan: Kubefan,
+    pub(crate) own: String,
     other: String,
     tokens: BTreeMap<Who, Option<String>>,
     /// Client certificates with their keys, in PEM.
@@ -235,7 +235,7 @@ struct World {
 const READS: [&str; 3] = ["get", "list", "watch"];
 
 impl World {
-    async fn start(api: ApiServer, args: &[&str]) -> World {
+    pub(crate) async fn start(api: ApiServer, args: &[&str]) -> World {
         let (own, other) = (api.namespace("authorized").await, api.namespace("other").await);
         let mut tokens: BTreeMap<Who, Option<String>> = BTreeMap::from([
             (Anonymous, None),
@@ -319,7 +319,7 @@ impl World {
         }
     }
 
-    fn token(&self, who: Who) -> Option<&str> {
+    pub(crate) fn token(&self, who: Who) -> Option<&str> {
         self.tokens.get(&who)?.as_deref()
     }
 
@@ -328,7 +328,7 @@ impl World {
     }
 
     /// A client that trusts the apiserver and kubefan.
-    fn client(&self, who: Who) -> Client {
+    pub(crate) fn client(&self, who: Who) -> Client {
         match self.token(who) {
             Some(token) => self.api.client_with_token(token),
             None => {
@@ -342,11 +342,11 @@ impl World {
         }
     }
 
-    fn url(&self, path: &str) -> String {
+    pub(crate) fn url(&self, path: &str) -> String {
         format!("https://{}{path}", self.kubefan.grpc_addr)
     }
 
-    async fn grpc(&self) -> WatchServiceClient<Channel> {
+    pub(crate) async fn grpc(&self) -> WatchServiceClient<Channel> {
         self.grpc_as(Anonymous).await
     }
 
@@ -361,7 +361,7 @@ impl World {
         WatchServiceClient::new(endpoint.connect().await.unwrap())
     }
 
-    fn call<T>(&self, who: Who, message: T) -> Request<T> {
+    pub(crate) fn call<T>(&self, who: Who, message: T) -> Request<T> {
         let mut request = Request::new(message);
         if let Some(token) = self.token(who) {
             request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());

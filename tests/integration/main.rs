@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
+mod audit_log;
 mod authorization;
 mod backfill;
 mod bad_input;
@@ -58,6 +59,7 @@ mod verify;
 
 fn main() -> std::process::ExitCode {
     harness::run(&[
+        audit_log::TESTS,
         authorization::TESTS,
         backfill::TESTS,
         bad_input::TESTS,

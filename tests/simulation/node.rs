@@ -13,6 +13,7 @@ use std::{
 
 use kubefan_proxy::{
     access::AccessControl,
+    audit::AuditLog,
     cache::{RetainedLimits, RingLimits},
     caches::{CacheContext, EncodingLimits, ListScheduler, Registry, RegistryOptions, memory_pressure},
     config::ServeConfig,
@@ -202,7 +203,8 @@ impl Node {
             consistent_list_bytes_min: options.consistent_list_bytes_min,
             ..ServerOptions::from(&ServeConfig::default())
         };
-        let (access, catalog) = (Arc::new(AccessControl::always_allow()), Arc::new(registry));
+        let access = (Arc::new(AccessControl::always_allow()), AuditLog::default());
+        let catalog = Arc::new(registry);
         let server =
             Server::new(catalog, Routes::default(), server_options, access, None, metrics.clone(), drain.clone());
         *self.running.lock().unwrap() = Some(Running { server, metrics, drain, tasks, _stop: stop.drop_guard() });

@@ -37,14 +37,16 @@
 //! 5. `caches`: the registry of all caches and its policies. It implements the trait
 //!    [`fanout::Catalog`].
 //! 6. `access`: who a caller is, and what it may read.
-//! 7. `server`: all ports. It finds caches only through that trait, so it is tested without them.
-//! 8. `config`: flags, environment and file as plain data.
-//! 9. `app`: creates everything and connects it.
+//! 7. `audit`: the record of each request, and the log of them.
+//! 8. `server`: all ports. It finds caches only through that trait, so it is tested without them.
+//! 9. `config`: flags, environment and file as plain data.
+//! 10. `app`: creates everything and connects it.
 //!
 //! `docs/architecture.md` states the invariants and the reasons for each decision.
 
 pub mod access;
 pub mod app;
+pub mod audit;
 pub mod cache;
 pub mod caches;
 pub mod config;

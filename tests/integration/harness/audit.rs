@@ -74,6 +74,14 @@ impl Audit {
         Options::default().flag(&policy).flag(&format!("--audit-log-path={}", path("audit.log")))
     }
 
+    /// The records of requests whose ID starts with `prefix`, by ID: the last of each.
+    pub(crate) fn records(&self, prefix: &str) -> BTreeMap<String, Value> {
+        let text = std::fs::read_to_string(self.directory.path().join("audit.log")).unwrap_or_default();
+        let entries = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let of_test = |entry: Value| Some((entry["auditID"].as_str()?.to_owned(), entry));
+        entries.filter_map(of_test).filter(|(id, _)| id.starts_with(prefix)).collect()
+    }
+
     /// The requests of clients whose `User-Agent` starts with `user_agent`, in order. A list is
     /// logged before it is answered.
     pub(crate) fn requests(&self, user_agent: &str) -> Vec<Request> {

@@ -13,6 +13,7 @@ use kubefan_common::proto::v1alpha1::{
 use kubefan_model::{GroupVersionResource, Media};
 use kubefan_proxy::{
     access::AccessControl,
+    audit::AuditLog,
     cache::{RetainedLimits, RingLimits},
     caches::{CacheContext, ConfiguredResource, ListScheduler, OnDemandLimits, Registry, RegistryOptions, SizeLimits},
     config::ServeConfig,
@@ -177,7 +178,7 @@ impl Rig {
         let options = ServerOptions::from(&ServeConfig::default());
         let catalog = Arc::new(registry.clone());
         let drain = CancellationToken::new();
-        let access = Arc::new(AccessControl::always_allow());
+        let access = (Arc::new(AccessControl::always_allow()), AuditLog::default());
         let server = Server::new(catalog, Routes::default(), options, access, None, metrics.clone(), drain.clone());
         let client = WatchServiceClient::new(in_memory(server.clone())).max_decoding_message_size(64 << 20);
         Rig { sim, network, registry, metrics, server, drain, client, _stop: stop.drop_guard() }

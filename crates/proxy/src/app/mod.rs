@@ -1,6 +1,7 @@
 //! Wiring: creates the parts of the proxy from the configuration, connects them, and stops them in
 //! order. It decides nothing else; policies about caches are in [`crate::caches`].
 
+mod auditing;
 mod callers;
 mod open_files;
 mod peers;
@@ -10,6 +11,7 @@ use std::{
     convert::Infallible,
     future::Future,
     io,
+    path::PathBuf,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -22,11 +24,13 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tracing::{info, warn};
 
+use self::auditing::Audit;
 use crate::{
     access::{
         AccessControl, TrustedCas,
         authentication::certificate::{cluster, trusted_cas::ClientCaError},
     },
+    audit::AuditLog,
     cache::{RetainedLimits, RingLimits},
     caches::{
         CacheContext, EncodingLimits, ListScheduler, OnDemandLimits, Registry, RegistryOptions, SizeLimits,
@@ -81,6 +85,14 @@ pub enum AppError {
     /// The CAs of client certificates cannot be used.
     #[error(transparent)]
     ClientCa(#[from] ClientCaError),
+    /// The audit log cannot be opened.
+    #[error("--audit-log-path {}: {error}; name a file that kubefan may write, or - for stdout", .path.display())]
+    Audit {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        error: io::Error,
+    },
     /// A server failed.
     #[error("{what} failed: {message}")]
     Server {
@@ -109,11 +121,12 @@ pub struct App {
     tls: Option<TlsAcceptor>,
     certificate: Option<Arc<Certificate>>,
     client_cas: Option<Arc<TrustedCas>>,
+    audit: Audit,
 }
 
 /// Binds, prints the addresses to stderr, and serves until `shutdown` completes and every stream
 /// has ended, or the drain timeout has passed. Each item of `reloads` reads the certificate and the
-/// CAs of clients again. Raises the process's limit of open files.
+/// CAs of clients again, and opens the audit log again. Raises the process's limit of open files.
 pub async fn run(
     mut config: ServeConfig,
     shutdown: impl Future<Output = ()> + Send,
@@ -132,12 +145,19 @@ pub async fn run(
         eprintln!("kubefan: serving peers on {peers}");
     }
     let (certificate, client_cas) = (app.certificate.clone(), app.client_cas.clone());
-    let reloading = reloads.for_each(async |()| match &certificate {
-        Some(certificate) => {
-            certificate.reload();
-            client_cas.iter().for_each(|cas| cas.reload());
+    let audit_file = app.audit.reopen.clone();
+    let reloading = reloads.for_each(async |()| {
+        if let Some(audit_file) = &audit_file {
+            audit_file.reopen();
+            info!("the audit log is opened again before the next record");
         }
-        None => info!("nothing to read again: the data port has no certificate"),
+        match &certificate {
+            Some(certificate) => {
+                certificate.reload();
+                client_cas.iter().for_each(|cas| cas.reload());
+            }
+            None => info!("nothing to read again: the data port has no certificate"),
+        }
     });
     let reloading = reloading.then(|()| std::future::pending::<Infallible>());
     tokio::select! {
@@ -210,7 +230,12 @@ impl App {
             Some(address) => Some(Listener::bind(address, "--peer-listen", mode).await?),
             None => None,
         };
-        Ok(Self { config, upstream, proxy, metrics, data, admin, peer, tls, certificate, client_cas })
+        #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
+        let seed = rand::random();
+        let path = config.audit.path.clone().unwrap_or_default();
+        let audit = auditing::start(&config.audit, wall_clock, seed, &metrics);
+        let audit = audit.map_err(|error| AppError::Audit { path, error })?;
+        Ok(Self { config, upstream, proxy, metrics, data, admin, peer, tls, certificate, client_cas, audit })
     }
 
     /// The metrics that `/metrics` serves.
@@ -234,7 +259,8 @@ impl App {
     /// reconnect, within the drain timeout.
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), AppError> {
         let own_port = self.bound_for_peers()?.and_then(|bound| bound.port());
-        let Self { config, upstream, proxy, metrics, data, admin, peer, tls, certificate: _, client_cas } = self;
+        let Self { config, upstream, proxy, metrics, data, admin, peer, tls, certificate: _, client_cas, audit } = self;
+        let Audit { log, writer, .. } = audit;
         let (stop, drain) = (CancellationToken::new(), CancellationToken::new());
         // Stops everything that this function started, however it returns.
         let _stop_all = (stop.clone().drop_guard(), drain.clone().drop_guard());
@@ -251,7 +277,7 @@ impl App {
             tokio::spawn(stop.clone().run_until_cancelled_owned(cluster::follow(upstream.clone(), cas)));
         }
         let access = callers::control(&config.callers, &upstream, client_cas, wall_clock, key, &metrics);
-        let (readers, mut data) = serve_data(data, tls, (access, proxy), &config, &registry, &metrics, &drain)?;
+        let (readers, mut data) = serve_data(data, tls, (access, log, proxy), &config, &registry, &metrics, &drain)?;
         if let Some(budget) = budget {
             let end_unread = move || readers.end_some();
             let keep_within = memory_pressure::keep_within(registry.clone(), metrics.clone(), budget, end_unread);
@@ -274,9 +300,14 @@ impl App {
             if timeout(config.serving.drain_timeout, &mut data).await.is_err() {
                 warn!("some connections did not end within the drain timeout");
                 data.abort();
+                // Its requests, and so their records, end with it.
+                let _ = (&mut data).await;
             }
         }
         stop.cancel();
+        if let Some(writer) = writer {
+            writer.finish().await;
+        }
         // Short, because the tasks end as soon as they are cancelled.
         let _ = timeout(Duration::from_secs(2), informers).await;
         if !admin.is_finished() {
@@ -377,7 +408,7 @@ fn serve_admin(
 fn serve_data(
     listener: Listener,
     tls: Option<TlsAcceptor>,
-    (access, proxy): (Arc<AccessControl>, Option<Arc<Forwarder>>),
+    (access, audit, proxy): (Arc<AccessControl>, AuditLog, Option<Arc<Forwarder>>),
     config: &ServeConfig,
     registry: &Arc<Registry>,
     metrics: &Arc<Metrics>,
@@ -403,7 +434,7 @@ fn serve_data(
     let options = ServerOptions::from(config);
     // The health of a resource by its name would show that it is cached.
     let names_resources = !access.reviews();
-    let server = Server::new(catalog, others, options, access, proxy, metrics.clone(), drain.clone());
+    let server = Server::new(catalog, others, options, (access, audit), proxy, metrics.clone(), drain.clone());
     let (registry, drain) = (registry.clone(), drain.clone());
     Ok((
         server.readers().clone(),

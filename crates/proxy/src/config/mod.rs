@@ -7,6 +7,7 @@
 //! `section` declares the options, one file per heading of `--help`. To add an option, declare it
 //! in its section.
 
+pub mod audit;
 pub mod cache;
 pub mod callers;
 pub mod environment;
@@ -23,6 +24,7 @@ pub mod serving;
 pub mod units;
 pub mod upstream;
 
+pub use audit::{AuditConfig, AuditMode};
 pub use cache::CacheCompression;
 pub use callers::{AuthorizationMode, CallerConfig};
 pub use on_demand::FormConfig;

@@ -6,6 +6,7 @@ use serde::de::MapAccess;
 
 use super::{
     ConfigError, Duration,
+    audit::{AuditConfig, AuditOptions},
     cache::{CacheConfig, CacheOptions},
     callers::{AuthorizationMode, CallerConfig, CallerOptions, default_mode},
     logging::{LoggingConfig, LoggingOptions},
@@ -73,6 +74,8 @@ sections! {
     serving: ServingOptions => ServingConfig;
     /// Who callers are, and what they may read.
     callers: CallerOptions => CallerConfig;
+    /// The record of requests.
+    audit: AuditOptions => AuditConfig;
     /// The apiserver.
     upstream: UpstreamOptions => UpstreamConfig;
     /// The caches that exist from the start.
@@ -101,6 +104,7 @@ impl ServeOptions {
         self.callers.check(&callers, is_mode_given, &serving, passthrough)?;
         self.serving.check_mode(&serving)?;
         self.serving.check_tls(&serving)?;
+        self.audit.check()?;
         let is_local = serving.listen.is_local();
         self.on_demand.check_limits(is_local)?;
         if serving.consistent_reads == ConsistentReads::Upstream
@@ -186,10 +190,11 @@ mod tests {
     fn no_options_at_all_are_the_defaults() {
         let default = ServeConfig::default();
         assert_eq!(ServeOptions::default().validate(), Ok(default.clone()));
-        // The limits of the tables are refused while the tables are off, and the rights of sockets
-        // without a file.
+        // The limits of the tables are refused while the tables are off, the rights of sockets
+        // without a file, and everything about an audit log without one.
         let refused = ["cache_tables_bytes_max", "listen_mode"];
-        let shown = default_texts().into_iter().filter(|(field, _)| !refused.contains(field));
+        let is_refused = |field: &str| refused.contains(&field) || field.starts_with("audit_log_");
+        let shown = default_texts().into_iter().filter(|(field, _)| !is_refused(field));
         let flags: Vec<String> = shown.map(|(field, text)| format!("--{}={text}", field.replace('_', "-"))).collect();
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         assert_eq!(validated(&flags), default, "the defaults that --help shows are those that apply");
@@ -285,7 +290,7 @@ mod tests {
     fn each_contradiction_names_its_flags() {
         let webhook = "--authorization-mode=Webhook";
         let tls = ["--tls-cert-file=a", "--tls-private-key-file=b"];
-        let cases: [(&[&str], &str); 31] = [
+        let cases: [(&[&str], &str); 32] = [
             (
                 &["--passthrough=impersonate"],
                 "--passthrough=impersonate acts as callers, and kubefan does not know them with",
@@ -307,6 +312,7 @@ mod tests {
                 &["--listen=unix:/run/k.sock", "--listen-mode=0660", "--passthrough=self"],
                 "--passthrough=self lets every caller act as kubefan, and with --listen-mode=0660 callers",
             ),
+            (&["--audit-log-mode=batch"], "--audit-log-mode has no effect without --audit-log-path"),
             (&[webhook], "--authorization-mode=Webhook with --listen 127.0.0.1:7443 needs TLS"),
             (&[webhook, tls[0], tls[1], "--passthrough=self"], "--passthrough=self lets every caller act as kubefan"),
             (&[webhook, tls[0], tls[1], "--api-audiences=a"], "--api-audiences names audiences of kubefan's own"),

@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     access::{AccessControl, Authorized, Caller, Denial, Lease, Presented, Read, ReadVerb},
+    audit::Notes,
     cache::Backfill,
     fanout::{
         Catalog, FairPool, Fresh, Holder, Need, NotSubscribed, OfStream, Patience, Phase, Place, Provided,
@@ -79,25 +80,38 @@ impl<C: Catalog> Reader<C> {
     }
 
     /// Returns a read as one that the caller of a request may do. Until then nothing is looked up
-    /// but the full name of the resource, which every user may see.
+    /// but the full name of the resource, which every user may see. `notes` get who asks for what,
+    /// and the verdict.
     ///
     /// # Errors
     /// Why the caller may not, or why that is not known.
-    pub async fn authorize(&self, presented: &Presented, read: Read) -> Result<Authorized<Read>, Denial> {
+    pub async fn authorize(
+        &self,
+        presented: &Presented,
+        read: Read,
+        notes: &Notes,
+    ) -> Result<Authorized<Read>, Denial> {
+        notes.read(&read);
         if presented.impersonates {
             return Err(Denial::Impersonation);
         }
-        let caller = self.authenticate(presented).await?;
-        let read = if self.access.reviews() { self.with_full_name(read).await } else { read };
-        self.access.authorize(&caller, read, presented).await
+        let caller = self.authenticate(presented, notes).await?;
+        let needs_full_name = self.access.reviews() || notes.is_on();
+        let read = if needs_full_name { self.with_full_name(read).await } else { read };
+        notes.read(&read);
+        let verdict = self.access.authorize(&caller, read, presented).await;
+        notes.decided(&verdict);
+        verdict
     }
 
-    /// The caller of a request.
+    /// The caller of a request, which is noted for its record.
     ///
     /// # Errors
     /// Why it is not known.
-    pub async fn authenticate(&self, presented: &Presented) -> Result<Caller, Denial> {
-        self.access.authenticate(presented).await
+    pub async fn authenticate(&self, presented: &Presented, notes: &Notes) -> Result<Caller, Denial> {
+        let caller = self.access.authenticate(presented).await?;
+        notes.caller(&caller);
+        Ok(caller)
     }
 
     /// The right to continue a watch of what may be read, which is reviewed while the watch lasts.
@@ -124,14 +138,21 @@ impl<C: Catalog> Reader<C> {
     ///
     /// # Errors
     /// Why the caller is refused, or why it is not known what it may list.
-    pub async fn resources(&self, presented: &Presented) -> Result<Vec<v1alpha1::ResourceStatus>, Denial> {
+    pub async fn resources(
+        &self,
+        presented: &Presented,
+        notes: &Notes,
+    ) -> Result<Vec<v1alpha1::ResourceStatus>, Denial> {
         // A resource may also be cached in other encodings, for the Kubernetes API.
         let all = self.catalog.list().into_iter().filter(|(media, _)| *media == Media::Json);
         let all = all.map(|(_, status)| status);
         if !self.access.reviews() {
+            notes.caller(&Caller::Any);
             return Ok(all.collect());
         }
-        self.access.authenticate(presented).await?;
+        notes.caller(&self.access.authenticate(presented).await?);
+        // The record is of the call, and not of each resource.
+        let apart = Notes::default();
         let mut listed = Vec::new();
         for status in all {
             let Some(v1alpha1::ResolvedResource { group, version, resource, .. }) = status.resource.clone() else {
@@ -139,7 +160,7 @@ impl<C: Catalog> Reader<C> {
             };
             let namespace = status.namespace.clone();
             let target = v1alpha1::Target { group, version, resource, namespace, ..v1alpha1::Target::default() };
-            match self.authorize(presented, Read::collection(ReadVerb::List, target)).await {
+            match self.authorize(presented, Read::collection(ReadVerb::List, target), &apart).await {
                 Ok(_) => listed.push(status),
                 Err(Denial::Forbidden(_)) => {}
                 Err(denial) => return Err(denial),

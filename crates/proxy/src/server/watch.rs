@@ -6,6 +6,7 @@ use tokio::time::Instant;
 
 use crate::{
     access::Lease,
+    audit::Record,
     fanout::{Place, Subscription},
 };
 use kubefan_model::Media;
@@ -24,6 +25,8 @@ pub struct OpenedWatch {
     pub place: Place,
     /// The right of its caller, which is reviewed while the watch lasts.
     pub lease: Lease,
+    /// Its record in the audit log, which is complete when the watch is dropped.
+    pub record: Record,
 }
 
 /// The protocol of a watch: how its stream starts and ends.

@@ -5,6 +5,7 @@
 //! known label values are created up front, so that they start at zero. No label names a client.
 
 mod access;
+mod audit;
 mod cache;
 mod labels;
 mod register;
@@ -15,6 +16,7 @@ use prometheus::{Gauge, IntCounter, IntCounterVec, IntGauge, Registry};
 
 pub use self::{
     access::{AccessMetrics, ReviewMetrics},
+    audit::AuditMetrics,
     cache::{CacheGauges, CacheMetrics, UpstreamWatchGuard},
     labels::{ConnectionEnd, Lag, PassthroughRefusal, Proof, Resume, SelfCheck, Transfer, WarmStart, WatchPurpose},
 };
@@ -28,6 +30,7 @@ pub struct Metrics {
     caches: Arc<CacheFamilies>,
     requests: RequestMetrics,
     access: AccessMetrics,
+    audit: AuditMetrics,
     gate: GateMetrics,
     lists: ListMetrics,
     memory_used: IntGauge,
@@ -101,6 +104,7 @@ impl Metrics {
             caches: Arc::new(CacheFamilies::new(&register)?),
             requests: RequestMetrics::new(&registry)?,
             access: AccessMetrics::new(&register)?,
+            audit: AuditMetrics::new(&register)?,
             gate,
             lists,
             memory_used: register
@@ -178,6 +182,11 @@ impl Metrics {
     /// The metrics of authentication and authorization.
     pub fn access(&self) -> &AccessMetrics {
         &self.access
+    }
+
+    /// The metrics of the audit log.
+    pub fn audit(&self) -> &AuditMetrics {
+        &self.audit
     }
 
     /// Counts a request to upstream.

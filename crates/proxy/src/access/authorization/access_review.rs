@@ -17,14 +17,14 @@ const ACCESS_REVIEW: ReviewKind = ReviewKind {
     api_version: "authorization.k8s.io/v1",
     kind: "SubjectAccessReview",
 };
-/// The longest reason that a caller is shown, in characters.
+/// The longest reason that a caller is shown, or that is kept, in characters.
 const REASON_CHARS_MAX: usize = 512;
 
 /// The verdict about a read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum AccessVerdict {
-    /// The caller may.
-    Allowed,
+    /// The caller may, for this reason, which may be empty.
+    Allowed(Arc<str>),
     /// The caller may not, for this reason, which may be empty. Also if no authorizer has an
     /// opinion, or only a conditional one.
     Denied(Arc<str>),
@@ -32,7 +32,7 @@ pub(super) enum AccessVerdict {
 
 impl Outcome for AccessVerdict {
     fn is_positive(&self) -> bool {
-        *self == Self::Allowed
+        matches!(self, Self::Allowed(_))
     }
 
     fn ends_at(&self) -> Option<Instant> {
@@ -70,8 +70,9 @@ pub(super) async fn review(
     let Identity { user, uid, groups, extra } = user;
     let spec = Spec { resource_attributes: attributes.for_review(), user, uid, groups, extra };
     let status: Status = upstream.review(&ACCESS_REVIEW, &spec).await?;
+    let reason = one_line(&status.reason, REASON_CHARS_MAX).into();
     Ok(match status.allowed && !status.denied {
-        true => AccessVerdict::Allowed,
-        false => AccessVerdict::Denied(one_line(&status.reason, REASON_CHARS_MAX).into()),
+        true => AccessVerdict::Allowed(reason),
+        false => AccessVerdict::Denied(reason),
     })
 }

@@ -3,6 +3,8 @@
 //! The hazard is a path through the servers that forgets the question. So what reads, starts,
 //! proves or backfills a cache takes an [`Authorized`], and only the authorizer can make one.
 
+use std::sync::Arc;
+
 use crate::access::authentication::caller::Caller;
 
 /// Something that its caller may read.
@@ -10,12 +12,13 @@ use crate::access::authentication::caller::Caller;
 pub struct Authorized<T> {
     what: T,
     caller: Caller,
+    reason: Arc<str>,
 }
 
 impl<T> Authorized<T> {
     /// For the authorizer alone.
-    pub(super) fn new(what: T, caller: Caller) -> Self {
-        Self { what, caller }
+    pub(super) fn new(what: T, caller: Caller, reason: Arc<str>) -> Self {
+        Self { what, caller, reason }
     }
 
     /// What may be read.
@@ -26,5 +29,10 @@ impl<T> Authorized<T> {
     /// Who may read it.
     pub fn caller(&self) -> &Caller {
         &self.caller
+    }
+
+    /// What the authorizer says about it; may be empty.
+    pub fn reason(&self) -> &Arc<str> {
+        &self.reason
     }
 }

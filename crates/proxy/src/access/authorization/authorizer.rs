@@ -18,7 +18,7 @@ use crate::{
     access::{
         authentication::caller::{Caller, KnownCaller},
         denial::{Denial, Forbidden},
-        review::{QueueLimits, ReviewError, Reviews, ReviewsOptions},
+        review::{Outcome, QueueLimits, ReviewError, Reviews, ReviewsOptions},
         user::{Digest, Identity},
     },
     fanout::Holder,
@@ -26,7 +26,7 @@ use crate::{
     upstream::Upstream,
 };
 
-/// The most verdicts that are kept, of each kind. One has about 100 bytes.
+/// The most verdicts that are kept, of each kind. One has about 200 bytes.
 const VERDICTS_MAX: usize = 65_536;
 
 /// Why a caller is refused although nothing is known against it.
@@ -71,12 +71,12 @@ impl Authorizer {
     /// # Errors
     /// Why it may not, or why that is not known.
     pub async fn authorize(&self, caller: &Caller, read: Read, holder: Holder) -> Result<Authorized<Read>, Denial> {
-        match (self, caller) {
-            (Self::AlwaysAllow, _) => {}
+        let reason = match (self, caller) {
+            (Self::AlwaysAllow, _) => Arc::default(),
             (Self::Webhook(_), Caller::Any) => return Err(Denial::Unauthenticated("the caller is not known")),
             (Self::Webhook(webhook), Caller::Known(known)) => webhook.authorize(known, &read, holder, None).await?,
-        }
-        Ok(Authorized::new(read, caller.clone()))
+        };
+        Ok(Authorized::new(read, caller.clone(), reason))
     }
 
     /// Asks again whether the caller may still read what it was allowed, by its identity. A verdict
@@ -92,7 +92,7 @@ impl Authorizer {
     ) -> Result<(), Denial> {
         match (self, authorized.caller()) {
             (Self::Webhook(webhook), Caller::Known(known)) => {
-                webhook.authorize(known, authorized.what(), holder, Some(age)).await
+                webhook.authorize(known, authorized.what(), holder, Some(age)).await.map(drop)
             }
             _ => Ok(()),
         }
@@ -114,29 +114,29 @@ impl WebhookAuthorizer {
         read: &Read,
         holder: Holder,
         age: Option<Duration>,
-    ) -> Result<(), Denial> {
+    ) -> Result<Arc<str>, Denial> {
         let verdict = self.verdict(caller, read, holder, age).await;
         self.metrics.authorized(match &verdict {
-            Ok(()) => Some(true),
+            Ok(_) => Some(true),
             Err(Denial::Forbidden(_)) => Some(false),
             Err(_) => None,
         });
         verdict
     }
 
-    /// With an `age`, older verdicts in the cache do not count.
+    /// Why the caller may read. With an `age`, older verdicts in the cache do not count.
     async fn verdict(
         &self,
         caller: &Arc<KnownCaller>,
         read: &Read,
         holder: Holder,
         age: Option<Duration>,
-    ) -> Result<(), Denial> {
+    ) -> Result<Arc<str>, Denial> {
         if caller.is_expired() {
             return Err(Denial::Unauthenticated("the credential has expired"));
         }
         if self.is_always_allowed(&caller.identity) {
-            return Ok(());
+            return Ok(Arc::default());
         }
         let exact = read.attributes();
         let all = match self.options.broad_first {
@@ -144,13 +144,19 @@ impl WebhookAuthorizer {
             false => vec![exact.clone()],
         };
         let keys: Vec<_> = all.iter().map(|attributes| attributes.key(&caller.digest)).collect();
-        if age.is_none() && keys.iter().any(|key| self.reviews.known(key) == Some(AccessVerdict::Allowed)) {
-            return Ok(());
+        let allowed = |key| match self.reviews.known(key) {
+            Some(AccessVerdict::Allowed(reason)) => Some(reason),
+            _ => None,
+        };
+        if age.is_none()
+            && let Some(reason) = keys.iter().find_map(allowed)
+        {
+            return Ok(reason);
         }
         let (mut denied, mut is_outage) = (None, false);
         for (attributes, key) in all.into_iter().zip(keys) {
             match self.review(caller, (attributes, key), holder, age).await {
-                Ok(AccessVerdict::Allowed) => return Ok(()),
+                Ok(AccessVerdict::Allowed(reason)) => return Ok(reason),
                 Ok(AccessVerdict::Denied(reason)) => denied = Some(reason),
                 // The verdict about a narrower right may still count.
                 Err(ReviewError::Outage) => is_outage = true,
@@ -180,7 +186,7 @@ impl WebhookAuthorizer {
         let (upstream, caller) = (self.upstream.clone(), caller.clone());
         let review = async move {
             let verdict = access_review::review(&upstream, &caller.identity, &attributes).await?;
-            let fresh_for = if verdict == AccessVerdict::Allowed { authorized_ttl } else { unauthorized_ttl };
+            let fresh_for = if verdict.is_positive() { authorized_ttl } else { unauthorized_ttl };
             Ok((verdict, fresh_for))
         };
         match age {

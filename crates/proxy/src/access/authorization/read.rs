@@ -107,7 +107,7 @@ impl Read {
     }
 
     /// The field selector, with the name of a gRPC message.
-    fn field_selector(&self) -> Cow<'_, str> {
+    pub fn field_selector(&self) -> Cow<'_, str> {
         let Target { name, field_selector, .. } = &self.target;
         if self.form != Form::Collection || name.is_empty() {
             return Cow::Borrowed(field_selector);

@@ -12,6 +12,7 @@ use tonic::{Code, Request, Response, Status};
 use super::{request, status};
 use crate::{
     access::{Presented, Read, ReadVerb},
+    audit::{Notes, Record},
     fanout::{Catalog, Holder, Patience, Place, Refusal, Served, Start, StreamWaker, SubscribeOptions},
     server::{
         client_info::ClientInfo,
@@ -83,12 +84,17 @@ impl<C: Catalog> Service<C> {
         &self,
         request: WatchRequest,
         presented: &Presented,
+        notes: &Notes,
         stream_waker: StreamWaker,
     ) -> Result<OpenedWatch, Status> {
         let (reader, holder, mut counted) = (&self.reader, presented.holder, self.count(WATCH));
         let open = async {
+            notes.parameter("resourceVersion", &request.resource_version);
+            if request.timeout_seconds != 0 {
+                notes.parameter("timeoutSeconds", request.timeout_seconds);
+            }
             let target = named(request.target.clone())?;
-            let read = reader.authorize(presented, Read::collection(ReadVerb::Watch, target)).await?;
+            let read = reader.authorize(presented, Read::collection(ReadVerb::Watch, target), notes).await?;
             let place = reader.admit_stream(holder)?;
             let version = request::version(&request.resource_version)?;
             let ends_after = request::timeout(request.timeout_seconds)?;
@@ -119,6 +125,7 @@ impl<C: Catalog> Service<C> {
                 protocol: WatchProtocol::Grpc,
                 place,
                 lease,
+                record: Record::default(),
             })
         };
         let opened = open.await;
@@ -140,13 +147,14 @@ impl<C: Catalog> WatchService for Service<C> {
 
     async fn list(&self, request: Request<ListRequest>) -> Result<Response<Self::ListStream>, Status> {
         let mut counted = self.count("list");
-        let (presented, request) = (presented_by(&request), request.into_inner());
+        let ((presented, notes), request) = (presented_by(&request), request.into_inner());
         let holder = presented.holder;
         let open = async {
             let format = request::list_format(&request)?;
             let ListRequest { target, resource_version, .. } = request;
+            notes.parameter("resourceVersion", &resource_version);
             let read = Read::collection(ReadVerb::List, named(target)?);
-            let read = self.reader.authorize(&presented, read).await?;
+            let read = self.reader.authorize(&presented, read, &notes).await?;
             let place = self.reader.admit_stream(holder)?;
             let version = request::version(&resource_version)?;
             let selected = self.reader.select(&read, Media::Json).await?;
@@ -176,6 +184,7 @@ impl<C: Catalog> WatchService for Service<C> {
                     objects.push(object.clone());
                 }
                 selected.served.hub.metrics().snapshot_sent(objects.len(), bytes);
+                notes.sent(objects.len(), bytes);
                 let objects = objects.iter().map(|object| message(object, &format)).collect();
                 let (resource, cluster) = first_chunk.unzip();
                 let (resource_version, cluster) = (version.to_string(), cluster.unwrap_or_default());
@@ -188,13 +197,14 @@ impl<C: Catalog> WatchService for Service<C> {
 
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
         let mut counted = self.count("get");
-        let (presented, request) = (presented_by(&request), request.into_inner());
+        let ((presented, notes), request) = (presented_by(&request), request.into_inner());
         let format =
             request::get_format(&request).map_err(|refusal| refused(&mut counted, status::refused(&refusal)))?;
         let GetRequest { target, resource_version, .. } = request;
         let (namespace, name) = target.as_ref().map_or(("", ""), |target| (&*target.namespace, &*target.name));
         let key = ObjectKey::new(namespace, name);
         let open = async {
+            notes.parameter("resourceVersion", &resource_version);
             let target = named(target)?;
             let selectors =
                 |target: &v1alpha1::Target| !(target.label_selector.is_empty() && target.field_selector.is_empty());
@@ -205,7 +215,7 @@ impl<C: Catalog> WatchService for Service<C> {
             if key.name().is_empty() {
                 return invalid("target.name", "required");
             }
-            let read = self.reader.authorize(&presented, Read::object(target)).await?;
+            let read = self.reader.authorize(&presented, Read::object(target), &notes).await?;
             let _place = self.reader.admit_read(presented.holder)?;
             let version = request::version(&resource_version)?;
             let selected = self.reader.select(&read, Media::Json).await?;
@@ -223,6 +233,7 @@ impl<C: Catalog> WatchService for Service<C> {
         let object = object.ok_or_else(|| status::object_not_found(&served.gvr.to_string(), key.name()));
         counted.answered(&served.gvr.to_string(), code(&object), AnsweredBy::Cache);
         let object = object?;
+        notes.sent(1, object.json_len());
         Ok(Response::new(GetResponse {
             object: Some(message(object, &format)),
             resource_version: version.to_string(),
@@ -235,17 +246,21 @@ impl<C: Catalog> WatchService for Service<C> {
         &self,
         request: Request<ListResourcesRequest>,
     ) -> Result<Response<ListResourcesResponse>, Status> {
-        let resources = self.reader.resources(&presented_by(&request)).await;
+        let resources = {
+            let (presented, notes) = presented_by(&request);
+            self.reader.resources(&presented, &notes).await
+        };
         let mut resources = resources.map_err(|denial| status::refused(&Refusal::from(denial)))?;
         resources.iter_mut().for_each(|status| status.message = without_user(&status.message));
         Ok(Response::new(ListResourcesResponse { resources }))
     }
 }
 
-/// What a call presents.
-fn presented_by<T>(request: &Request<T>) -> Presented {
+/// What a call presents, and the notes for its record.
+fn presented_by<T>(request: &Request<T>) -> (Presented, Notes) {
     let client = request.extensions().get::<ClientInfo>().cloned().unwrap_or_default();
-    client.presents(request.metadata().as_ref(), false)
+    let notes = request.extensions().get::<Notes>().cloned().unwrap_or_default();
+    (client.presents(request.metadata().as_ref(), false), notes)
 }
 
 /// The target of a request, if its names are names.

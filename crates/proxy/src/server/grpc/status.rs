@@ -11,6 +11,7 @@ use tonic::{Code, Status, metadata::MetadataValue};
 use tonic_types::{ErrorDetails, StatusExt};
 
 use crate::{
+    audit::NotRecorded,
     cache::Expired,
     fanout::{Refusal, StreamEnd},
 };
@@ -158,6 +159,11 @@ pub fn too_many_pending(limit: usize) -> Status {
          (--calls-pending-max)"
     );
     temporary(Code::ResourceExhausted, "LIMIT_REACHED", message)
+}
+
+/// The status of a call that is answered only if it is recorded.
+pub fn not_recorded(error: NotRecorded) -> Status {
+    failed(Code::Internal, "NOT_RECORDED", error.to_string())
 }
 
 /// The status of an unknown method.

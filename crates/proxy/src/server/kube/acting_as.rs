@@ -10,6 +10,7 @@ use http::HeaderMap;
 use super::{hop_by_hop, status::Failure};
 use crate::{
     access::{Caller, Denial, authentication::presented::impersonates, user::ANONYMOUS},
+    audit::Notes,
     fanout::{Catalog, Refusal},
     server::{client_info::ClientInfo, reader::Reader},
     telemetry::metrics::PassthroughRefusal,
@@ -24,6 +25,7 @@ pub(super) async fn acting_as<C: Catalog>(
     reader: &Reader<C>,
     headers: &HeaderMap,
     client: &ClientInfo,
+    notes: &Notes,
 ) -> Result<ActingAs, (PassthroughRefusal, Failure)> {
     if impersonates(headers) {
         let message = "with --passthrough=impersonate kubefan itself names the user of a request, and callers can be no other user: \
@@ -33,7 +35,7 @@ pub(super) async fn acting_as<C: Catalog>(
     let presented = client.presents(headers, hop_by_hop::upgrade(headers).is_some());
     let refused = |denial: Denial| (PassthroughRefusal::Identity, Failure::from(&Refusal::from(denial)));
     let unknown = || refused(Denial::Unauthenticated("only requests of authenticated users are forwarded"));
-    match reader.authenticate(&presented).await.map_err(refused)? {
+    match reader.authenticate(&presented, notes).await.map_err(refused)? {
         Caller::Known(known) if known.identity.user != ANONYMOUS => {
             let identity = &known.identity;
             let acting_as = ActingAs::new(&identity.user, &identity.uid, &identity.groups, &identity.extra);

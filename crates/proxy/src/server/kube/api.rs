@@ -9,6 +9,7 @@ use http::{HeaderMap, Method, Request, Response, StatusCode, request::Parts};
 use super::{
     acting_as::acting_as,
     answer::{Answer, CACHE_STATUS, FromUpstream, HIT, forwarded_watch},
+    audited,
     cache_reads::{CacheReads, ResolvedRead, SelectOptions},
     forward::Forwarder,
     get,
@@ -28,8 +29,9 @@ use super::{
 };
 use crate::{
     access::{Denial, Read, ReadVerb, authentication::presented::impersonates},
+    audit::{AuditLog, Notes, record::put_id},
     fanout::{Catalog, Refusal, StreamWaker},
-    server::{client_info::ClientInfo, reader::Reader},
+    server::{client_info::ClientInfo, reader::Reader, watch::OpenedWatch},
     telemetry::{
         metrics::Metrics,
         requests::{AnsweredBy, OTHER, Protocol},
@@ -52,6 +54,7 @@ pub struct KubeApi<C> {
     /// `None` if passthrough is off.
     forwarder: Option<Arc<Forwarder>>,
     guard: Option<Guard>,
+    audit: AuditLog,
     metrics: Arc<Metrics>,
 }
 
@@ -82,28 +85,30 @@ impl<C: Catalog> KubeApi<C> {
         reader: Arc<Reader<C>>,
         forwarder: Option<Arc<Forwarder>>,
         options: KubeApiOptions,
+        audit: AuditLog,
         metrics: Arc<Metrics>,
     ) -> Self {
         let KubeApiOptions { consistent_list_bytes_min, narrowed_by, guard } = options;
         let has_upstream = forwarder.is_some();
         let reads = CacheReads { reader, has_upstream, consistent_list_bytes_min, narrowed_by };
         let (pages, timeouts) = Default::default();
-        Self { reads, pages, timeouts, forwarder, guard, metrics }
+        Self { reads, pages, timeouts, forwarder, guard, audit, metrics }
     }
 
     /// Answers a request. A watch wakes `stream_waker` when it has something to send.
-    pub async fn answer(&self, request: Request<Body>, stream_waker: StreamWaker) -> Answer {
+    pub async fn answer(&self, mut request: Request<Body>, stream_waker: StreamWaker) -> Answer {
         let uri = request.uri().clone();
         let info = RequestInfo::new(request.method(), &uri, request.headers());
         let verb = info.verb;
         let is_long_running = request_info::is_long_running(verb, uri.path());
         let is_head = request.method() == Method::HEAD;
+        let mut record = audited::begin(&self.audit, &mut request, &info);
+        let (id, media) = (record.id(), failure_media(request.headers()));
         let mut counted = self.metrics.requests().begin(Protocol::Http, verb, is_long_running);
         let guarded = self.guard.as_ref().map_or(Ok(()), |guard| guard.check(&request));
         let answer = match guarded {
-            Err(failure) => Answer::Response(failure.response(failure_media(request.headers()))),
+            Err(failure) => Answer::Response(failure.response(media)),
             Ok(()) => {
-                let media = failure_media(request.headers());
                 // A watch that still waits for a proof or for upstream would end as soon as it was
                 // opened.
                 let drained = async {
@@ -119,6 +124,15 @@ impl<C: Catalog> KubeApi<C> {
                 }
             }
         };
+        let answered = audited::answer(&answer, is_long_running);
+        let recorded = audited::answered(&mut record, answered).await;
+        let mut answer = match recorded {
+            Ok(()) => answer,
+            Err(not_recorded) => Answer::Response(Failure::not_recorded(not_recorded).response(media)),
+        };
+        if let Answer::Response(response) | Answer::Forwarded(response) = &mut answer {
+            put_id(id, response.headers_mut());
+        }
         let (code, by) = match &answer {
             Answer::Watch(_) => (StatusCode::OK, AnsweredBy::Cache),
             Answer::Response(response) | Answer::Forwarded(response) => (response.status(), answered_by(response)),
@@ -126,19 +140,20 @@ impl<C: Catalog> KubeApi<C> {
         // Only now, because the request may have started the cache.
         counted.answered(&self.resource_label(info.path, uri.path()), code.as_str(), by);
         match answer {
-            Answer::Watch(opened) => Answer::Watch(opened),
+            Answer::Watch(opened) => Answer::Watch(OpenedWatch { record, ..opened }),
             // The answer to a HEAD has no body, and nothing else enforces that for HTTP/2.
             Answer::Response(response) | Answer::Forwarded(response) if is_head && by != AnsweredBy::Upstream => {
                 Answer::Response(response.map(|_| Body::empty()))
             }
             // Logs and sessions could not be resumed.
             Answer::Forwarded(response) if verb == "watch" => {
-                Answer::Forwarded(forwarded_watch(response, self.reads.reader.drain()))
+                let response = forwarded_watch(response, self.reads.reader.drain());
+                Answer::Forwarded(audited::recorded(response, record))
             }
-            Answer::Forwarded(response) if is_long_running => Answer::Forwarded(response),
+            Answer::Forwarded(response) if is_long_running => Answer::Forwarded(audited::recorded(response, record)),
             // The request counts as in flight until its body has ended.
             Answer::Response(response) | Answer::Forwarded(response) => {
-                Answer::Response(response.map(|body| Body::new(holding(body, counted))))
+                Answer::Response(response.map(|body| Body::new(holding(body, (counted, record)))))
             }
         }
     }
@@ -162,7 +177,7 @@ impl<C: Catalog> KubeApi<C> {
         };
         let client = client_of(&parts);
         let acting_as = match forwarder.impersonates() {
-            true => acting_as(&self.reads.reader, &parts.headers, &client).boxed().await.map(Some),
+            true => acting_as(&self.reads.reader, &parts.headers, &client, &notes_of(&parts)).boxed().await.map(Some),
             false => Ok(None),
         };
         // Boxed: most requests are not forwarded and need not have the memory for it.
@@ -232,7 +247,8 @@ impl<C: Catalog> KubeApi<C> {
         let forms = forms.into_iter().map(|form| if is_pretty && form.is_json() { Form::Other } else { form });
         let client = client_of(request);
         let presented = client.presents(&request.headers, hop_by_hop::upgrade(&request.headers).is_some());
-        let read = reads.reader.authorize(&presented, read_of(&asked, path, selectors)).await;
+        let notes = notes_of(request);
+        let read = reads.reader.authorize(&presented, read_of(&asked, path, selectors), &notes).await;
         let read = read.map_err(|denial| match presented.is_by_certificate() {
             true => ReadError::denied_by_certificate(denial),
             false => denial.into(),
@@ -255,7 +271,7 @@ impl<C: Catalog> KubeApi<C> {
         let select_options = SelectOptions { starts_cache, waits_for_sync };
         let (selected, format) = reads.select(path, &read, formats, select_options).await?;
         let warnings = selected.served.hub.warnings();
-        let read = ResolvedRead { path, selected, format, arrived_at, read };
+        let read = ResolvedRead { path, selected, format, arrived_at, read, notes };
         let answer = match asked {
             ReadRequest::Collection(Options::Watch(options)) => {
                 watch::open(reads, &self.timeouts, read, options, place, stream_waker).await
@@ -303,6 +319,10 @@ fn read_of(asked: &ReadRequest, path: &Path, (label_selector, field_selector): (
         ReadRequest::Collection(Options::Watch(_)) => Read::collection(ReadVerb::Watch, target),
         ReadRequest::Collection(Options::List(_)) => Read::collection(ReadVerb::List, target),
     }
+}
+
+fn notes_of(request: &Parts) -> Notes {
+    request.extensions.get::<Notes>().cloned().unwrap_or_default()
 }
 
 fn client_of(request: &Parts) -> ClientInfo {

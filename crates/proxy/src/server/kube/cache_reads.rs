@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::{negotiate, options::Freshness, path::Path, read_error::ReadError, status::Failure};
 use crate::{
     access::{Authorized, Read},
+    audit::Notes,
     fanout::{Catalog, Fresh, Patience, Phase, Refusal, Served},
     server::{
         reader::{NotReached, Reader},
@@ -45,6 +46,8 @@ pub struct ResolvedRead<'a> {
     pub arrived_at: Instant,
     /// What the caller may read.
     pub read: Authorized<Read>,
+    /// The notes for its record.
+    pub notes: Notes,
 }
 
 /// How a read treats a cache that does not exist or is not synced.

@@ -19,7 +19,7 @@ use kubefan_model::ObjectKey;
 /// Why it is not answered from the cache; 404 if the object does not exist.
 pub async fn get<C: Catalog>(
     reads: &CacheReads<C>,
-    ResolvedRead { path, selected, format, arrived_at, .. }: ResolvedRead<'_>,
+    ResolvedRead { path, selected, format, arrived_at, notes, .. }: ResolvedRead<'_>,
     freshness: Freshness,
 ) -> Result<Response<Body>, ReadError> {
     let proof = (Some(&selected.selection), reads.patience());
@@ -31,5 +31,6 @@ pub async fn get<C: Catalog>(
     };
     let parser = &selected.served.parser;
     let body = single_object(object, parser, &format);
+    notes.sent(1, body.len());
     Ok(answer::from_cache(parser.media().content_type(), Body::from(body)))
 }

@@ -20,6 +20,7 @@ use super::{
     status::Failure,
 };
 use crate::{
+    audit::Notes,
     cache::{Store, scan::SLICE_TESTS},
     fanout::{Catalog, Patience, Place, Served},
     kube_encoding::list::{ListEncoder, ListMeta, ListedResource},
@@ -49,6 +50,7 @@ struct Listing {
     started: bool,
     head: Bytes,
     tail: Bytes,
+    notes: Notes,
 }
 
 /// Answers a list. `place` is kept until the body has ended.
@@ -58,7 +60,7 @@ struct Listing {
 pub async fn list<C: Catalog>(
     reads: &CacheReads<C>,
     pages: &Arc<PageSnapshots>,
-    ResolvedRead { path, selected, format, arrived_at, .. }: ResolvedRead<'_>,
+    ResolvedRead { path, selected, format, arrived_at, notes, .. }: ResolvedRead<'_>,
     options: ListOptions,
     place: Place,
 ) -> Result<Response<Body>, ReadError> {
@@ -153,7 +155,7 @@ pub async fn list<C: Catalog>(
     };
     visit((&store, &selection, last.as_ref()), SLICE_TESTS, first).await;
     let (head, tail) = encoder.head_and_tail(&meta, items_len, is_empty);
-    let listing = Listing { served, store, selection, encoder, last, left, started: false, head, tail };
+    let listing = Listing { served, store, selection, encoder, last, left, started: false, head, tail, notes };
     let media = listing.served.parser.media();
     let chunks = stream::unfold(Some(listing), move |listing| {
         let _until_the_end = (&place, &gate_permit);
@@ -260,6 +262,7 @@ impl Listing {
             chunk.put_slice(&self.tail);
         }
         self.served.hub.metrics().snapshot_sent(objects, chunk.len());
+        self.notes.sent(objects, chunk.len());
         (chunk.freeze(), complete)
     }
 }

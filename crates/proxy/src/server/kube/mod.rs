@@ -33,6 +33,7 @@ mod acting_as;
 pub mod allowed_hosts;
 pub mod answer;
 pub mod api;
+pub mod audited;
 pub mod cache_reads;
 pub mod forward;
 pub mod get;

@@ -41,7 +41,8 @@ fn is_watch(path: &Path, query: &Query<'_>) -> bool {
     path.is_watch || (path.name.is_empty() && query.first("watch").is_some_and(is_true))
 }
 
-fn verb(method: &Method, path: Option<&Path>, is_watch: bool) -> &'static str {
+/// The verb of a request that is no upgrade; `other` for unknown methods.
+pub fn verb(method: &Method, path: Option<&Path>, is_watch: bool) -> &'static str {
     let is_collection = path.is_some_and(|path| path.name.is_empty());
     match *method {
         _ if is_watch => "watch",

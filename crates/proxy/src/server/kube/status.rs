@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::{
     access::{authorization::attributes::Attributes, denial::Forbidden},
+    audit::NotRecorded,
     cache::Expired,
     fanout::{Refusal, StreamEnd},
     kube_encoding::watch::error_event,
@@ -62,6 +63,15 @@ struct Details {
 struct ListMeta {
     #[serde(rename = "continue", skip_serializing_if = "String::is_empty")]
     continues: String,
+}
+
+/// In the extensions of a response: why the request failed.
+#[derive(Debug, Clone)]
+pub struct Refused {
+    /// The reason of the `Status`.
+    pub reason: &'static str,
+    /// Its message.
+    pub message: String,
 }
 
 /// A failed request.
@@ -209,6 +219,11 @@ impl Failure {
         Self::new(StatusCode::LOOP_DETECTED, "InternalError", message)
     }
 
+    /// 500: the request is answered only if it is recorded.
+    pub fn not_recorded(error: NotRecorded) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", error.to_string())
+    }
+
     fn retriable(self) -> Self {
         self.with(Details { retry_after_seconds: Some(RETRY_AFTER_SECONDS), ..Details::default() })
     }
@@ -236,6 +251,7 @@ impl Failure {
     pub fn response<B: From<Bytes>>(&self, media: Media) -> Response<B> {
         let mut response = Response::new(B::from(self.body(media)));
         *response.status_mut() = StatusCode::from_u16(self.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        response.extensions_mut().insert(Refused { reason: self.reason, message: self.message.clone() });
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(media.content_type()));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));

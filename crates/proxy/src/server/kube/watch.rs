@@ -16,6 +16,7 @@ use super::{
     status::Failure,
 };
 use crate::{
+    audit::Record,
     fanout::{Catalog, Fresh, Holder, Place, Refusal, Start, StreamWaker, SubscribeOptions},
     server::watch::{OpenedWatch, WatchProtocol},
 };
@@ -106,6 +107,7 @@ pub async fn open<C: Catalog>(
         protocol: WatchProtocol::Kube(media),
         place,
         lease,
+        record: Record::default(),
     }))
 }
 

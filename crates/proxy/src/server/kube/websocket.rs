@@ -30,7 +30,7 @@ use tokio_tungstenite::{
 use tokio_util::sync::CancellationToken;
 
 use super::{answer::CACHE_STATUS, hop_by_hop, host::is_loopback, status::Failure, tunnel::Tunnel};
-use crate::access::authentication::bearer_token::WEBSOCKET_TOKEN;
+use crate::{access::authentication::bearer_token::WEBSOCKET_TOKEN, audit::request_head::AUDIT_ID};
 use kubefan_model::Media;
 
 /// The longest message of a client, in bytes. The apiserver reads longer ones, and discards them as
@@ -126,9 +126,10 @@ impl Socket {
         headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
         headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
         headers.insert(header::SEC_WEBSOCKET_ACCEPT, accept);
-        let of_response = parts.headers.get(CACHE_STATUS).cloned().map(|value| (CACHE_STATUS, value));
+        let copied = [CACHE_STATUS, AUDIT_ID].into_iter();
+        let of_response = copied.filter_map(|name| Some((name.clone(), parts.headers.get(name)?.clone())));
         let protocol = protocol.map(|protocol| (header::SEC_WEBSOCKET_PROTOCOL, protocol));
-        headers.extend(of_response.into_iter().chain(protocol).map(|(name, value): (HeaderName, _)| (name, value)));
+        headers.extend(of_response.chain(protocol).map(|(name, value): (HeaderName, _)| (name, value)));
         response
     }
 }

@@ -27,6 +27,7 @@ use super::{
 };
 use crate::{
     access::AccessControl,
+    audit::AuditLog,
     fanout::Catalog,
     server::{client_info::ClientInfo, kube::forward::Forwarder},
     telemetry::metrics::{ConnectionEnd, Metrics},
@@ -43,18 +44,20 @@ pub struct Server<C> {
 
 impl<C: Catalog> Server<C> {
     /// A server for `catalog` and the gRPC services `others` on the same port. Callers read what
-    /// `access` allows. Requests that are not served from a cache go through `forwarder`; without
-    /// one they are refused. Every stream ends when `drain` is cancelled.
+    /// `access` allows, and every request is recorded in `audit`. Requests that are not served from
+    /// a cache go through `forwarder`; without one they are refused. Every stream ends when `drain`
+    /// is cancelled.
     pub fn new(
         catalog: Arc<C>,
         others: Routes,
         options: ServerOptions,
-        access: Arc<AccessControl>,
+        records: (Arc<AccessControl>, AuditLog),
         forwarder: Option<Arc<Forwarder>>,
         metrics: Arc<Metrics>,
         drain: CancellationToken,
     ) -> Arc<Self> {
-        let services = Services::new(catalog, others, options, access.clone(), forwarder, metrics.clone(), drain);
+        let access = records.0.clone();
+        let services = Services::new(catalog, others, options, records, forwarder, metrics.clone(), drain);
         Arc::new(Self { services: Arc::new(services), access, metrics, connections: AtomicU64::new(0) })
     }
 

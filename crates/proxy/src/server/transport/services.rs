@@ -15,6 +15,7 @@ use tower::util::MapResponseLayer;
 use super::{http2::arrival::PendingCalls, unread::Readers};
 use crate::{
     access::AccessControl,
+    audit::AuditLog,
     fanout::Catalog,
     server::{
         grpc::{call, service::Service, status},
@@ -78,19 +79,21 @@ pub struct Services<C> {
     pub pending: PendingCalls,
     /// What reads the sockets and streams.
     pub readers: Arc<Readers>,
+    /// Begins the records of gRPC calls; the Kubernetes API begins its own.
+    pub audit: AuditLog,
     /// Cancelled when every stream must end.
     pub drain: CancellationToken,
 }
 
 impl<C: Catalog> Services<C> {
     /// The services for `catalog` and the gRPC services `others`. Callers read what `access`
-    /// allows. Requests that are not served from a cache go through `forwarder`; without one they
-    /// are refused.
+    /// allows, and every request is recorded in `audit`. Requests that are not served from a cache
+    /// go through `forwarder`; without one they are refused.
     pub fn new(
         catalog: Arc<C>,
         others: Routes,
         options: ServerOptions,
-        access: Arc<AccessControl>,
+        (access, audit): (Arc<AccessControl>, AuditLog),
         forwarder: Option<Arc<Forwarder>>,
         metrics: Arc<Metrics>,
         drain: CancellationToken,
@@ -109,13 +112,13 @@ impl<C: Catalog> Services<C> {
         };
         let calls_pending = metrics.calls_pending();
         let grpc = Service::new(reader.clone(), metrics.clone());
-        let kube = KubeApi::new(reader, forwarder, kube_options, metrics);
+        let kube = KubeApi::new(reader, forwarder, kube_options, audit.clone(), metrics);
         let routed = WatchServiceServer::new(grpc.clone()).max_decoding_message_size(options.message_bytes_max);
         let router = others.add_service(routed).into_axum_router();
         let replace_status = MapResponseLayer::new(status::replace_library_status);
         let router = router.fallback(not_found).layer(replace_status).with_state(());
         let pending = PendingCalls::new(options.calls_pending_max, calls_pending);
-        Self { grpc, kube, router, options, pending, readers: Readers::new(), drain }
+        Self { grpc, kube, router, options, pending, readers: Readers::new(), audit, drain }
     }
 }
 

@@ -16,6 +16,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use super::socket::{Pace, ResponseNeeds};
 use crate::{
+    audit::record::put_id,
     fanout::{ConnectionWaker, ReadyStreams, StreamEnd},
     server::{
         kube::{answer::put_watch_headers, status},
@@ -47,13 +48,14 @@ impl WatchBody {
         drain: CancellationToken,
         needs: ResponseNeeds,
     ) -> Response<axum::body::Body> {
-        let (media, warnings) = (opened.protocol.media(), opened.subscription.warnings());
+        let (media, warnings, id) = (opened.protocol.media(), opened.subscription.warnings(), opened.record.id());
         let timers = WatchTimers::new(opened.bookmark_interval, opened.timeout_at, None, stall_timeout, true);
         let timer = Box::pin(sleep_until(Instant::now()));
         let drain = Box::pin(drain.cancelled_owned());
         let watch = Self { opened: Some(opened), connection_waker, timers, timer, drain, needs };
         let mut response = Response::new(axum::body::Body::new(watch));
         put_watch_headers(media, &warnings, response.headers_mut());
+        put_id(id, response.headers_mut());
         response
     }
 
@@ -61,6 +63,7 @@ impl WatchBody {
     fn end(&mut self, end: StreamEnd) -> Option<Bytes> {
         let mut opened = self.opened.take()?;
         let error_event = status::watch_error(&end).map(|failure| failure.event(opened.protocol.media()));
+        opened.record.ended(end.as_str(), None);
         opened.subscription.ended(end);
         error_event
     }

@@ -52,7 +52,7 @@ use crate::{
     fanout::{Catalog, ConnectionWaker, ReadyStreams, StreamEnd, StreamWaker},
     server::{
         client_info::ClientInfo,
-        grpc::call,
+        grpc::{audited, call},
         kube::answer::put_watch_headers,
         transport::{
             limits::{self, PASS_BYTES_MAX, PASS_REQUESTS_MAX},
@@ -244,6 +244,7 @@ impl<C: Catalog, T: Io> Connection<C, T> {
                 put_watch_headers(media, &opened.subscription.warnings(), response.headers_mut());
             }
         }
+        opened.record.put_id(response.headers_mut());
         let Ok(send) = respond.send_response(response, false) else { return };
         let id = send.stream_id().as_u32();
         let stall_timeout = self.services.options.snapshot_stall_timeout;
@@ -345,19 +346,24 @@ impl<C: Catalog, T: Io> Connection<C, T> {
         let services = self.services.clone();
         request.extensions_mut().insert(self.client.clone());
         if call::is_any_grpc(&request) {
+            let mut record = audited::begin(&services.audit, &mut request);
             let arrival = match Arrival::new(&services.pending, self.client.holder()) {
                 Ok(arrival) => arrival,
                 Err(status) => {
+                    record.refused(audited::outcome(&status));
+                    let mut response = status.into_http();
+                    record.put_id(response.headers_mut());
                     // Fails only if the stream is gone.
-                    let _ = respond.send_response(status.into_http(), true);
+                    let _ = respond.send_response(response, true);
                     return;
                 }
             };
             if call::is_grpc(&request) && request.uri().path() == WATCH {
                 let of = (self.client.clone(), self.connection_waker.clone());
-                self.requests.spawn(requests::open_grpc_watch(services, of, request, respond, arrival));
+                self.requests.spawn(requests::open_grpc_watch(services, of, request, respond, (arrival, record)));
             } else {
-                let answered = respond::serve_router(services, self.client.holder(), request, respond, arrival);
+                let answered =
+                    respond::serve_router(services, self.client.holder(), request, respond, (arrival, record));
                 self.requests.spawn(answered.map(|()| None));
             }
         } else {

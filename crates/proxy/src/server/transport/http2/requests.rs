@@ -10,7 +10,7 @@ use std::{
 };
 
 use h2::{RecvStream, server::SendResponse};
-use http::Request;
+use http::{Request, StatusCode};
 use prost::Message;
 use tokio::time::Instant;
 
@@ -20,10 +20,11 @@ use super::{
     respond::{self, OnCutOff, RequestBody, ResponseLimits},
 };
 use crate::{
+    audit::{Outcome, Record, record::put_id},
     fanout::{Catalog, ConnectionWaker, StreamWaker},
     server::{
         client_info::ClientInfo,
-        grpc::{call, status},
+        grpc::{audited, call, status},
         kube::answer::Answer,
         transport::services::Services,
         watch::OpenedWatch,
@@ -47,12 +48,13 @@ pub async fn open_grpc_watch<C: Catalog>(
     (client, connection_waker): (ClientInfo, Arc<ConnectionWaker>),
     request: Request<RecvStream>,
     mut respond: SendResponse<Payload>,
-    arrival: Arrival,
+    (arrival, mut record): (Arrival, Record),
 ) -> Option<StartedWatch> {
     let deadline_at = call::deadline_at(request.headers());
     let encoding = call::check_encoding(request.headers());
     // A call that waits for its message keeps no headers but its token.
     let presented = client.presents(request.headers(), false);
+    let (notes, id) = (record.notes(), record.id());
     let mut body = request.into_body();
     let stream_waker = StreamWaker::new(&connection_waker, respond.stream_id().as_u32());
     let opening = pin!(async {
@@ -66,18 +68,31 @@ pub async fn open_grpc_watch<C: Catalog>(
         let Some(message) = message else { return Ok(None) };
         let request = WatchRequest::decode(message).map_err(|error| status::malformed(&error.to_string()))?;
         // Boxed, so that a call that waits for its message does not have the memory for this.
-        Box::pin(services.grpc.open(request, &presented, stream_waker)).await.map(Some)
+        Box::pin(services.grpc.open(request, &presented, &notes, stream_waker)).await.map(Some)
     });
     let opened = tokio::select! {
         biased;
         opened = call::within(deadline_at, opening) => opened.unwrap_or_else(|| Err(status::deadline_exceeded())),
         _ = poll_fn(|cx| respond.poll_reset(cx)) => return None,
     };
-    match opened {
-        Ok(opened) => opened.map(|opened| StartedWatch { opened, respond, deadline_at }),
+    let opened = match opened {
+        Ok(None) => return None,
+        Ok(Some(opened)) => {
+            let recorded = record.started(Outcome::code(StatusCode::OK.as_u16()), false).await;
+            recorded.map(|()| opened).map_err(status::not_recorded)
+        }
         Err(status) => {
+            let recorded = record.answered(audited::outcome(&status), false).await;
+            Err(recorded.map_or_else(status::not_recorded, |()| status))
+        }
+    };
+    match opened {
+        Ok(opened) => Some(StartedWatch { opened: OpenedWatch { record, ..opened }, respond, deadline_at }),
+        Err(status) => {
+            let mut response = status.into_http();
+            put_id(id, response.headers_mut());
             // Fails only if the stream is gone.
-            let _ = respond.send_response(status.into_http(), true);
+            let _ = respond.send_response(response, true);
             None
         }
     }

@@ -23,9 +23,10 @@ use tower::Service;
 
 use super::{arrival::Arrival, payload::Payload};
 use crate::{
+    audit::{Outcome, Record, record::put_id},
     fanout::{Catalog, Holder, StreamEnd},
     server::{
-        grpc::{call, status},
+        grpc::{audited, call, status},
         transport::{
             limits::BATCH_BYTES_MAX,
             read_progress::ReadProgress,
@@ -120,13 +121,14 @@ pub enum OnCutOff {
 }
 
 /// Passes a gRPC request to the router and sends its response, unless the client goes away, stalls,
-/// or does not send its whole request in time. A stream holds a place among all streams.
+/// or does not send its whole request in time. A stream holds a place among all streams. The record
+/// is complete when the response has ended.
 pub async fn serve_router<C: Catalog>(
     services: Arc<Services<C>>,
     holder: Holder,
     request: Request<RecvStream>,
     mut respond: SendResponse<Payload>,
-    arrival: Arrival,
+    (arrival, mut record): (Arrival, Record),
 ) {
     let deadline_at = call::deadline_at(request.headers());
     let is_stream = call::is_stream(request.uri().path());
@@ -153,6 +155,14 @@ pub async fn serve_router<C: Catalog>(
         Some(Ok(response)) => response,
         None => status::deadline_exceeded().into_http(),
     };
+    let id = record.id();
+    // Present if the response consists of a status only.
+    let outcome = response.extensions().get::<Status>().map_or_else(|| Outcome::code(200), audited::outcome);
+    let mut response = match record.answered(outcome, false).await {
+        Ok(()) => response,
+        Err(not_recorded) => status::not_recorded(not_recorded).into_http(),
+    };
+    put_id(id, response.headers_mut());
     let limits = ResponseLimits { deadline_at, stall_timeout: Some(services.options.snapshot_stall_timeout) };
     self::respond(response, respond, limits, OnCutOff::GrpcStatus, &services.readers, ended).await;
 }

@@ -22,7 +22,7 @@ use super::payload::Payload;
 use crate::{
     fanout::{ConnectionWaker, StreamEnd},
     server::{
-        grpc::status,
+        grpc::{audited, status},
         kube,
         transport::{
             limits::BATCH_BYTES_MAX,
@@ -195,10 +195,16 @@ impl WatchStream {
 
     /// Ends the watch. The subscriber gets the reason after all bytes that were sent before.
     pub fn finish(mut self, end: StreamEnd) {
+        let record = &mut self.opened.record;
         // Both fail only if the stream is gone.
         let _ = match self.opened.protocol {
-            WatchProtocol::Grpc => self.send.send_trailers(status::trailers(status::ended(&end))),
+            WatchProtocol::Grpc => {
+                let status = status::ended(&end);
+                record.ended(end.as_str(), status.as_ref().map(audited::outcome));
+                self.send.send_trailers(status::trailers(status))
+            }
             WatchProtocol::Kube(media) => {
+                record.ended(end.as_str(), None);
                 let error = kube::status::watch_error(&end).map_or_else(Bytes::new, |failure| failure.event(media));
                 self.send.send_data(Payload::Bytes(error), true)
             }

@@ -1,0 +1,221 @@
+//! The record of one request, from its start to its end.
+//!
+//! The hazard is a path through the servers that forgets the end. So there is no call that ends a
+//! record: dropping it does, whatever happened to its request.
+
+use std::{borrow::Cow, net::IpAddr, sync::Arc, time::SystemTime};
+
+use http::{HeaderMap, HeaderValue};
+
+use super::{
+    event::{Event, ObjectRef, Outcome, Stage},
+    notes::Notes,
+    queue::{NotRecorded, Queue},
+    request_head::{AUDIT_ID, RequestHead, request_uri, source_ips, user_agent},
+};
+use crate::telemetry::requests::Protocol;
+
+const DECISION: &str = "authorization.k8s.io/decision";
+const REASON: &str = "authorization.k8s.io/reason";
+const PROTOCOL: &str = "kubefan.dev/protocol";
+const FORWARDED: &str = "kubefan.dev/forwarded";
+const OBJECTS: &str = "kubefan.dev/objects";
+const BYTES: &str = "kubefan.dev/bytes";
+/// Why a stream has ended, by the label of the metric.
+const END: &str = "kubefan.dev/end";
+/// The end of a stream whose caller went away.
+const CANCELLED: &str = "cancelled";
+
+/// The record of one request. Dropping it completes it. Without an audit log it is empty.
+#[derive(Default)]
+pub struct Record(Option<Box<Open>>);
+
+/// A record that was not completed yet.
+struct Open {
+    queue: Arc<Queue>,
+    id: HeaderValue,
+    received: SystemTime,
+    protocol: Protocol,
+    verb: Cow<'static, str>,
+    uri: String,
+    source_ips: Vec<IpAddr>,
+    user_agent: String,
+    object: Option<ObjectRef>,
+    notes: Notes,
+    outcome: Option<Outcome>,
+    is_forwarded: bool,
+    /// Whether its stream has started.
+    is_started: bool,
+    end: Option<&'static str>,
+}
+
+impl Record {
+    /// The record of a request that begins.
+    pub(super) fn new(queue: Arc<Queue>, id: HeaderValue, head: RequestHead<'_>) -> Self {
+        let RequestHead { protocol, verb, uri, headers, address, object } = head;
+        Self(Some(Box::new(Open {
+            received: (queue.clock)(),
+            queue,
+            id,
+            protocol,
+            verb,
+            uri: request_uri(uri),
+            source_ips: source_ips(headers, address),
+            user_agent: user_agent(headers),
+            object,
+            notes: Notes::new(),
+            outcome: None,
+            is_forwarded: false,
+            is_started: false,
+            end: None,
+        })))
+    }
+
+    /// What is found out about the request.
+    pub fn notes(&self) -> Notes {
+        self.0.as_ref().map(|open| open.notes.clone()).unwrap_or_default()
+    }
+
+    /// The ID of the record; `None` without an audit log, and once it was completed.
+    pub fn id(&self) -> Option<HeaderValue> {
+        self.0.as_ref().map(|open| open.id.clone())
+    }
+
+    /// Puts the ID into the headers of the answer, or of the forwarded request.
+    pub fn put_id(&self, headers: &mut HeaderMap) {
+        put_id(self.id(), headers);
+    }
+
+    /// Records that a stream starts, before its headers are sent.
+    ///
+    /// # Errors
+    /// The record cannot be written, and the mode demands it. Then the stream must not start.
+    pub async fn started(&mut self, outcome: Outcome, is_forwarded: bool) -> Result<(), NotRecorded> {
+        let Some(open) = &mut self.0 else { return Ok(()) };
+        (open.outcome, open.is_forwarded) = (Some(outcome), is_forwarded);
+        if !open.queue.is_strict {
+            open.is_started = true;
+            open.queue.push(open.line(Stage::ResponseStarted));
+            return Ok(());
+        }
+        let place = open.queue.place().await;
+        let written = match place {
+            Ok(place) => {
+                open.is_started = true;
+                place.write(open.line(Stage::ResponseStarted)).await
+            }
+            Err(not_recorded) => Err(not_recorded),
+        };
+        if written.is_err() {
+            // There is no stream.
+            self.0 = None;
+        }
+        written
+    }
+
+    /// Records the answer to a request that is no stream. If an answer waits for its record, the
+    /// record is complete with it, and else when the answer has ended.
+    ///
+    /// # Errors
+    /// The record cannot be written, and the mode demands it. Then the answer must not be sent.
+    pub async fn answered(&mut self, outcome: Outcome, is_forwarded: bool) -> Result<(), NotRecorded> {
+        let Some(open) = &mut self.0 else { return Ok(()) };
+        (open.outcome, open.is_forwarded) = (Some(outcome), is_forwarded);
+        if !open.queue.is_strict {
+            return Ok(());
+        }
+        let place = match open.queue.place().await {
+            Ok(place) => place,
+            Err(not_recorded) => {
+                self.0 = None;
+                return Err(not_recorded);
+            }
+        };
+        let line = open.line(Stage::ResponseComplete);
+        self.0 = None;
+        place.write(line).await
+    }
+
+    /// Notes the answer to a request that is refused without waiting for its record.
+    pub fn refused(&mut self, outcome: Outcome) {
+        if let Some(open) = &mut self.0 {
+            open.outcome = Some(outcome);
+        }
+    }
+
+    /// Notes why a stream ends, and its last status if it has one. A stream that is dropped without
+    /// a reason was cancelled by its caller.
+    pub fn ended(&mut self, end: &'static str, outcome: Option<Outcome>) {
+        if let Some(open) = &mut self.0 {
+            open.end = Some(end);
+            open.outcome = outcome.or(open.outcome.take());
+        }
+    }
+}
+
+/// Puts an ID into headers.
+pub fn put_id(id: Option<HeaderValue>, headers: &mut HeaderMap) {
+    if let Some(id) = id {
+        headers.insert(AUDIT_ID, id);
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        let Some(mut open) = self.0.take() else { return };
+        if std::thread::panicking() {
+            open.outcome = Some(Outcome::panicked());
+            return open.queue.push(open.line(Stage::Panic));
+        }
+        open.outcome.get_or_insert_with(Outcome::closed_early);
+        // Upstream may have ended a stream of its own.
+        if open.is_started && !open.is_forwarded {
+            open.end.get_or_insert(CANCELLED);
+        }
+        open.queue.push(open.line(Stage::ResponseComplete));
+    }
+}
+
+impl Open {
+    fn line(&self, stage: Stage) -> Vec<u8> {
+        let noted = self.notes.lock();
+        let noted = noted.as_deref();
+        // Visible ASCII.
+        let id = self.id.to_str().unwrap_or_default();
+        let mut event = Event::new(id, stage, self.received, (self.queue.clock)());
+        event.verb = &self.verb;
+        event.source_ips = &self.source_ips;
+        event.user_agent = &self.user_agent;
+        event.response_status = self.outcome.as_ref();
+        event.request_uri = Cow::Borrowed(&self.uri);
+        event.object_ref = self.object.as_ref().map(Cow::Borrowed);
+        event.annotations.insert(PROTOCOL, self.protocol.as_str().into());
+        if self.is_forwarded {
+            event.annotations.insert(FORWARDED, "true".into());
+        }
+        event.annotations.extend(self.end.map(|end| (END, end.into())));
+        let Some(noted) = noted else { return event.to_line() };
+        event.user = noted.user(self.is_forwarded);
+        if let Some(object) = noted.object() {
+            event.object_ref = Some(Cow::Owned(object));
+        }
+        if self.protocol == Protocol::Grpc
+            && let Some(uri) = noted.http_equivalent()
+        {
+            event.request_uri = Cow::Owned(uri);
+        }
+        if let Some((is_allowed, reason)) = &noted.decision {
+            event.annotations.insert(DECISION, if *is_allowed { "allow" } else { "forbid" }.into());
+            event.annotations.insert(REASON, Cow::Borrowed(reason));
+        }
+        // Of an answer that comes from upstream, kubefan counts nothing.
+        if let Some((objects, bytes)) = noted.sent.filter(|_| !self.is_forwarded) {
+            event.annotations.insert(OBJECTS, objects.to_string().into());
+            event.annotations.insert(BYTES, bytes.to_string().into());
+        }
+        event.to_line()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,129 @@
+//! What a request says about itself: its ID, its addresses, its client and its URI. All of it comes
+//! from the client, so all of it has limits.
+
+use std::{borrow::Cow, net::IpAddr};
+
+use http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
+
+use super::event::ObjectRef;
+use crate::telemetry::requests::Protocol;
+
+/// The header that has the ID of a request's records.
+pub const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
+
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
+
+/// The longest ID that is taken from a client, in bytes; the rest is cut off, as the apiserver does
+/// (`maxAuditIDLength`).
+const ID_BYTES_MAX: usize = 64;
+/// The longest User-Agent in a record, in bytes (`maxUserAgentLength` of the apiserver).
+const USER_AGENT_BYTES_MAX: usize = 1024;
+/// The longest URI in a record, in bytes.
+pub(super) const URI_BYTES_MAX: usize = 8 << 10;
+/// The most addresses in a record: the client's own, and those that it says it forwards for.
+const SOURCE_IPS_MAX: usize = 16;
+/// The end of a text that was cut (`auditinternal`'s words).
+const TRUNCATED: &str = "...TRUNCATED";
+
+/// How a request starts.
+pub struct RequestHead<'a> {
+    /// The protocol that it came in.
+    pub protocol: Protocol,
+    /// The apiserver's verb.
+    pub verb: Cow<'static, str>,
+    /// As sent.
+    pub uri: &'a Uri,
+    /// As sent.
+    pub headers: &'a HeaderMap,
+    /// The other end of the connection; `None` for a Unix socket.
+    pub address: Option<IpAddr>,
+    /// What its path names.
+    pub object: Option<ObjectRef>,
+}
+
+/// The ID that a client has chosen, if it can be one.
+pub(super) fn id_of(headers: &HeaderMap) -> Option<HeaderValue> {
+    let given = headers.get(AUDIT_ID)?.as_bytes();
+    let is_visible = |byte: &u8| byte.is_ascii_graphic();
+    let id = given.get(..ID_BYTES_MAX).unwrap_or(given);
+    (!id.is_empty() && id.iter().all(is_visible)).then(|| HeaderValue::from_bytes(id).ok())?
+}
+
+/// Where a request came from (`SourceIPs` in `apimachinery/pkg/util/net/http.go`): what it says,
+/// and last the other end of the connection, the only address that it cannot choose.
+pub(super) fn source_ips(headers: &HeaderMap, address: Option<IpAddr>) -> Vec<IpAddr> {
+    let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or_default();
+    let parse = |text: &str| text.trim().parse::<IpAddr>().ok().map(|ip| ip.to_canonical());
+    let mut ips: Vec<IpAddr> = text(X_FORWARDED_FOR).split(',').filter_map(parse).take(SOURCE_IPS_MAX - 2).collect();
+    ips.extend(parse(text(X_REAL_IP)).filter(|ip| !ips.contains(ip)));
+    ips.extend(address.map(|ip| ip.to_canonical()).filter(|ip| ips.last() != Some(ip)));
+    ips
+}
+
+/// The client's name for itself.
+pub(super) fn user_agent(headers: &HeaderMap) -> String {
+    let value = headers.get(header::USER_AGENT).map(|value| String::from_utf8_lossy(value.as_bytes()));
+    shortened(value.unwrap_or_default().into_owned(), USER_AGENT_BYTES_MAX)
+}
+
+/// The path and the query, as sent.
+pub(super) fn request_uri(uri: &Uri) -> String {
+    shortened(uri.path_and_query().map_or_else(|| uri.path(), |both| both.as_str()).to_owned(), URI_BYTES_MAX)
+}
+
+/// A text of at most `bytes_max` bytes, and a mark if it was longer.
+pub(super) fn shortened(mut text: String, bytes_max: usize) -> String {
+    if text.len() > bytes_max {
+        text.truncate((0..=bytes_max).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0));
+        text.push_str(TRUNCATED);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(given: &[(&'static str, &str)]) -> HeaderMap {
+        given.iter().map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap())).collect()
+    }
+
+    #[test]
+    fn an_id_of_a_client_is_taken_if_it_is_visible_text_and_cut_if_it_is_long() {
+        let id = |given: &str| id_of(&headers(&[("audit-id", given)])).map(|id| id.to_str().unwrap().to_owned());
+        assert_eq!(id("f3a1-x"), Some("f3a1-x".to_owned()));
+        assert_eq!(id(&"a".repeat(65)), Some("a".repeat(64)));
+        for bad in ["", "a b", "a\tb"] {
+            assert_eq!(id(bad), None, "{bad:?}");
+        }
+        let mut not_text = HeaderMap::new();
+        not_text.insert(AUDIT_ID, HeaderValue::from_bytes(b"\xff").unwrap());
+        assert_eq!(id_of(&not_text), None);
+        assert_eq!(id_of(&HeaderMap::new()), None);
+    }
+
+    #[test]
+    fn the_address_of_the_connection_is_last_and_not_repeated() {
+        let ips = |given: &[(&'static str, &str)], address: &str| {
+            let ips = source_ips(&headers(given), address.parse().ok());
+            ips.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(ips(&[], "::ffff:10.0.0.1"), "10.0.0.1");
+        assert_eq!(ips(&[], ""), "", "a Unix socket");
+        assert_eq!(ips(&[("x-forwarded-for", "1.1.1.1, x, 2.2.2.2")], "10.0.0.1"), "1.1.1.1 2.2.2.2 10.0.0.1");
+        assert_eq!(ips(&[("x-forwarded-for", "1.1.1.1"), ("x-real-ip", "1.1.1.1")], "1.1.1.1"), "1.1.1.1");
+        assert_eq!(ips(&[("x-real-ip", "2.2.2.2")], "1.1.1.1"), "2.2.2.2 1.1.1.1");
+        let many = vec!["1.1.1.1"; 1000].join(",");
+        assert_eq!(source_ips(&headers(&[("x-forwarded-for", &many)]), None).len(), SOURCE_IPS_MAX - 2);
+    }
+
+    #[test]
+    fn long_texts_are_cut_and_say_so() {
+        let agent = user_agent(&headers(&[("user-agent", &"a".repeat(2000))]));
+        assert_eq!(agent, "a".repeat(1024) + TRUNCATED);
+        let uri = format!("/api/v1/pods?labelSelector={}", "b".repeat(URI_BYTES_MAX)).parse().unwrap();
+        assert_eq!(request_uri(&uri).len(), URI_BYTES_MAX + TRUNCATED.len());
+        assert_eq!(request_uri(&"https://host/a?b=c".parse().unwrap()), "/a?b=c");
+    }
+}

@@ -1,0 +1,389 @@
+//! The audit log: what kubefan has answered is what is recorded, also when it ends or is killed.
+
+use std::path::{Path, PathBuf};
+
+use futures::future::join_all;
+use kubefan_common::proto::v1alpha1::{GetRequest, ListRequest, Target, WatchRequest, WatchResponse};
+use reqwest::{Method, Response, StatusCode};
+use serde_json::{Value, json};
+use tonic::{Code, Request, Streaming};
+
+use crate::{
+    authorization::{Who, World},
+    harness::{
+        Test,
+        apiserver::{ADMIN, ApiServer, NOBODY},
+        audit::Audit,
+        kubefan::{Kubefan, run},
+        record::connect,
+        tests, wait,
+    },
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    apiserver: a_session_equals_its_audit_log, what_started_before_a_kill_is_recorded,
+        a_full_disk_stops_no_service_unless_every_answer_must_be_recorded,
+        a_log_that_was_moved_is_continued_after_a_hangup;
+    local: an_audit_log_that_cannot_be_opened_is_one_line;
+};
+
+/// An audit log of kubefan.
+struct Log {
+    folder: tempfile::TempDir,
+}
+
+impl Log {
+    fn new() -> Log {
+        Log { folder: tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap() }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("audit.log")
+    }
+
+    fn flag(&self) -> String {
+        format!("--audit-log-path={}", self.path().display())
+    }
+
+    fn text(&self) -> String {
+        std::fs::read_to_string(self.path()).unwrap_or_default()
+    }
+
+    fn records(&self) -> Vec<Value> {
+        // The last line may be incomplete.
+        self.text().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    }
+
+    /// Waits for the record of a request at a stage.
+    async fn has(&self, id: &str, stage: &str) {
+        let is = |record: &Value| record["auditID"] == id && record["stage"] == stage;
+        wait::until(&format!("{stage} of {id}"), wait::SOON, || async { self.records().iter().any(is).then_some(()) })
+            .await;
+    }
+}
+
+/// A line of the log, as the session expects it: ID, protocol, verb, URI, user, code, stage, and
+/// whether it was forwarded or why it has ended.
+fn seen(record: &Value) -> String {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let annotations = &record["annotations"];
+    let mut parts = vec![
+        text(&record["auditID"]),
+        text(&annotations["kubefan.dev/protocol"]),
+        text(&record["verb"]),
+        text(&record["requestURI"]),
+        text(&record["user"]["username"]),
+        record["responseStatus"]["code"].to_string(),
+        text(&record["stage"]).replace("Response", ""),
+    ];
+    parts.extend(annotations["kubefan.dev/forwarded"].as_str().map(|_| "forwarded".to_owned()));
+    parts.extend(annotations["kubefan.dev/end"].as_str().map(str::to_owned));
+    parts.join(" ")
+}
+
+/// Sends the requests of a session one after the other, and keeps what the log should say.
+struct Session<'a> {
+    world: &'a World,
+    log: &'a Log,
+    expected: Vec<String>,
+}
+
+impl Session<'_> {
+    fn id(&self) -> String {
+        format!("session-{:02}", self.expected.len())
+    }
+
+    fn expect(&mut self, id: &str, line: String) {
+        self.expected.push(format!("{id} {line}"));
+    }
+
+    fn user(&self, who: Who) -> String {
+        match who {
+            Who::Admin => ADMIN.to_owned(),
+            Who::Stranger => NOBODY.to_owned(),
+            Who::Own => format!("system:serviceaccount:{}:own", self.world.own),
+            Who::Lister => format!("system:serviceaccount:{}:lister", self.world.own),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn sent(&self, who: Who, method: Method, uri: &str, code: StatusCode, id: &str) -> Response {
+        let request = self.world.client(who).request(method, self.world.url(uri)).header("audit-id", id);
+        let request = if uri.ends_with("configmaps") {
+            request
+                .header("content-type", "application/json")
+                .body(json!({ "metadata": { "name": format!("made-{id}") } }).to_string())
+        } else {
+            request
+        };
+        let answer = request.send().await.unwrap();
+        assert_eq!(answer.status(), code, "{uri}");
+        assert_eq!(answer.headers()["audit-id"], id, "{uri}");
+        answer
+    }
+
+    /// A whole answer. `user` as in the log: empty if kubefan does not know it.
+    async fn http(&mut self, who: Who, user: &str, uri: &str, code: StatusCode, tail: &str) {
+        let (id, is_post) = (self.id(), uri.ends_with("configmaps"));
+        let method = if is_post { Method::POST } else { Method::GET };
+        self.sent(who, method, uri, code, &id).await.bytes().await.unwrap();
+        let verb = match (is_post, uri.contains("/configmaps/") || uri == "/version") {
+            (true, _) => "create",
+            (_, true) => "get",
+            _ => "list",
+        };
+        self.expect(&id, format!("http {verb} {uri} {user} {} Complete{tail}", code.as_u16()));
+        self.log.has(&id, "ResponseComplete").await;
+    }
+
+    /// A watch over HTTP. It is returned open.
+    async fn watch(&mut self, who: Who, user: &str, uri: &str, tail: &str, end: &str) -> (String, Response) {
+        let id = self.id();
+        let answer = self.sent(who, Method::GET, uri, StatusCode::OK, &id).await;
+        for (stage, end) in [("Started", ""), ("Complete", end)] {
+            self.expect(&id, format!("http watch {uri} {user} 200 {stage}{tail}{end}"));
+        }
+        (id, answer)
+    }
+
+    fn call<T>(&self, who: Who, message: T, id: &str) -> Request<T> {
+        let mut request = self.world.call(who, message);
+        request.metadata_mut().insert("audit-id", id.parse().unwrap());
+        request
+    }
+
+    fn target(&self, resource: &str, name: &str) -> Option<Target> {
+        let (resource, namespace, name) = (resource.to_owned(), self.world.own.clone(), name.to_owned());
+        Some(Target { resource, namespace, name, ..Target::default() })
+    }
+}
+
+async fn a_session_equals_its_audit_log() {
+    let (log, audit) = (Log::new(), Audit::of_reads());
+    let api = ApiServer::start(audit.options()).await;
+    let mut world = World::start(api, &[&*log.flag(), "--on-demand=false"]).await;
+    // Only the session is compared.
+    let own = world.own.clone();
+    let base = format!("/api/v1/namespaces/{own}");
+    let mut session = Session { world: &world, log: &log, expected: Vec::new() };
+    let (of_own, of_lister, of_stranger) =
+        (session.user(Who::Own), session.user(Who::Lister), session.user(Who::Stranger));
+    let ok = StatusCode::OK;
+    session.http(Who::Own, &of_own, &format!("{base}/pods?resourceVersion=0"), ok, "").await;
+    session.http(Who::Lister, &of_lister, "/api/v1/pods?resourceVersion=0&limit=5", ok, "").await;
+    session.http(Who::Own, &of_own, &format!("{base}/configmaps/one?resourceVersion=0"), ok, "").await;
+    let missing = format!("{base}/configmaps/missing?resourceVersion=0");
+    session.http(Who::Own, &of_own, &missing, StatusCode::NOT_FOUND, "").await;
+    // A consistent get, a discovery and a write are the apiserver's to answer.
+    session.http(Who::Own, "", &format!("{base}/configmaps/one"), ok, " forwarded").await;
+    session.http(Who::Admin, "", "/version", ok, " forwarded").await;
+    session.http(Who::Admin, "", &format!("{base}/configmaps"), StatusCode::CREATED, " forwarded").await;
+    let list = format!("{base}/pods?resourceVersion=0");
+    session.http(Who::Stranger, &of_stranger, &list, StatusCode::FORBIDDEN, " forwarded").await;
+    session.http(Who::Invalid, "", &list, StatusCode::UNAUTHORIZED, " forwarded").await;
+    session.http(Who::Anonymous, "", &list, StatusCode::FORBIDDEN, " forwarded").await;
+
+    let timed = format!("{base}/configmaps?watch=1&timeoutSeconds=1");
+    let (id, watch) = session.watch(Who::Own, &of_own, &timed, "", " timeout").await;
+    watch.bytes().await.unwrap();
+    log.has(&id, "ResponseComplete").await;
+    let (id, watch) = session.watch(Who::Own, &of_own, &format!("{base}/pods?watch=1"), "", " cancelled").await;
+    drop(watch);
+    log.has(&id, "ResponseComplete").await;
+    let other = format!("{base}/serviceaccounts?watch=1&timeoutSeconds=1");
+    let (id, watch) = session.watch(Who::Admin, ADMIN, &other, " forwarded", "").await;
+    watch.bytes().await.unwrap();
+    log.has(&id, "ResponseComplete").await;
+
+    let mut grpc = world.grpc().await;
+    let id = session.id();
+    let get = GetRequest { target: session.target("cm", "one"), ..GetRequest::default() };
+    let answer = grpc.get(session.call(Who::Own, get, &id)).await.unwrap();
+    assert_eq!(answer.metadata().get("audit-id").unwrap().to_str().unwrap(), id);
+    session.expect(&id, format!("grpc get {base}/configmaps/one {of_own} 200 Complete"));
+    log.has(&id, "ResponseComplete").await;
+    for (who, user, code) in [(Who::Own, &*of_own, 200), (Who::Stranger, &of_stranger, 403), (Who::Anonymous, "", 401)]
+    {
+        let id = session.id();
+        let list = ListRequest { target: session.target("configmaps", ""), ..ListRequest::default() };
+        let (answered, refused) = match grpc.list(session.call(who, list, &id)).await {
+            Ok(answer) => (answer.metadata().clone(), Code::Ok),
+            Err(status) => (status.metadata().clone(), status.code()),
+        };
+        assert_eq!(answered.get("audit-id").unwrap().to_str().unwrap(), id, "{refused:?}");
+        // Before it is authenticated, a short name is not looked up.
+        let uri =
+            if code == 401 { "/kubefan.v1alpha1.WatchService/List".to_owned() } else { format!("{base}/configmaps") };
+        session.expect(&id, format!("grpc list {uri} {user} {code} Complete"));
+        log.has(&id, "ResponseComplete").await;
+    }
+    let mut open = Vec::new();
+    for (timeout_seconds, end) in [(1, "timeout"), (0, "cancelled"), (0, "draining")] {
+        let id = session.id();
+        let watch = WatchRequest { target: session.target("pods", ""), timeout_seconds, ..WatchRequest::default() };
+        let answer = grpc.watch(session.call(Who::Own, watch, &id)).await.unwrap();
+        assert_eq!(answer.metadata().get("audit-id").unwrap().to_str().unwrap(), id);
+        let mut stream: Streaming<_> = answer.into_inner();
+        let query = if timeout_seconds == 0 { "watch=true" } else { "timeoutSeconds=1&watch=true" };
+        let code = if end == "draining" { 503 } else { 200 };
+        for (stage, code, end) in [("Started", 200, ""), ("Complete", code, end)] {
+            session.expect(
+                &id,
+                format!("grpc watch {base}/pods?{query} {of_own} {code} {stage} {end}").trim_end().to_owned(),
+            );
+        }
+        match end {
+            "timeout" => while stream.message().await.unwrap().is_some() {},
+            "cancelled" => drop(stream),
+            _ => {
+                log.has(&id, "ResponseStarted").await;
+                open.push((id, stream));
+                continue;
+            }
+        }
+        log.has(&id, "ResponseComplete").await;
+    }
+    let expected = session.expected;
+    world.kubefan.process.terminate();
+    assert!(world.kubefan.process.ended(wait::SOON).await.success());
+    drop(open);
+
+    let records: Vec<Value> = log.records();
+    let of_session = |record: &&Value| record["auditID"].as_str().is_some_and(|id| id.starts_with("session-"));
+    let lines: Vec<String> = records.iter().filter(of_session).map(seen).collect();
+    assert_eq!(lines, expected);
+    for who in [Who::Own, Who::Lister, Who::Stranger, Who::Invalid, Who::Admin] {
+        assert!(!log.text().contains(world.token(who).unwrap()), "a token is in the log");
+    }
+    // What was forwarded is in the apiserver's own log, under the same ID and in the same form.
+    let theirs = audit.records("session-");
+    let mut compared = 0;
+    for record in records.iter().filter(of_session) {
+        let Some(their) = theirs.get(record["auditID"].as_str().unwrap()) else { continue };
+        // The apiserver records a failed authentication when its answer starts.
+        if record["stage"] != "ResponseComplete" || record["responseStatus"]["code"] == 401 {
+            continue;
+        }
+        compared += 1;
+        for field in ["kind", "apiVersion", "level", "auditID", "stage", "requestURI", "verb", "objectRef", "userAgent"]
+        {
+            assert_eq!(record[field], their[field], "{field} of {record} and {their}");
+        }
+        assert_eq!(record["responseStatus"]["code"], their["responseStatus"]["code"]);
+        let fields = |record: &Value| record.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+        let known = fields(their);
+        assert!(fields(record).iter().all(|field| known.contains(field)), "{record} and {their}");
+        let sources = |record: &Value| record["sourceIPs"].as_array().cloned().unwrap_or_default();
+        assert_eq!(sources(record)[0], sources(their)[0], "the client's address");
+    }
+    assert!(compared >= 5, "{compared} of {theirs:?}");
+}
+
+/// Opens watches over HTTP and gRPC at once. Returns their IDs and what holds them open.
+async fn watches(world: &World, count: usize) -> (Vec<String>, Vec<Response>, Vec<Streaming<WatchResponse>>) {
+    let uri = world.url(&format!("/api/v1/namespaces/{}/pods?watch=1&resourceVersion=0", world.own));
+    let ids: Vec<_> = (0..2 * count).map(|number| format!("watch-{number}")).collect();
+    let client = world.client(Who::Own);
+    let over_http = join_all(ids[..count].iter().map(|id| client.get(&uri).header("audit-id", id).send()));
+    let channel = world.grpc().await;
+    let over_grpc = join_all(ids[count..].iter().map(|id| {
+        let target = Some(Target { resource: "pods".to_owned(), namespace: world.own.clone(), ..Target::default() });
+        let mut call = world.call(Who::Own, WatchRequest { target, ..WatchRequest::default() });
+        call.metadata_mut().insert("audit-id", id.parse().unwrap());
+        let mut channel = channel.clone();
+        async move { channel.watch(call).await }
+    }));
+    let (over_http, over_grpc) = tokio::join!(over_http, over_grpc);
+    let over_http = over_http.into_iter().map(|answer| {
+        let answer = answer.unwrap();
+        assert_eq!(answer.status(), StatusCode::OK);
+        answer
+    });
+    (ids, over_http.collect(), over_grpc.into_iter().map(|answer| answer.unwrap().into_inner()).collect())
+}
+
+async fn what_started_before_a_kill_is_recorded() {
+    for mode in ["batch", "blocking-strict"] {
+        let log = Log::new();
+        let (path, mode_flag) = (log.flag(), format!("--audit-log-mode={mode}"));
+        let args = [&*path, &*mode_flag, "--passthrough=off"];
+        let mut world = World::start(ApiServer::shared().await, &args).await;
+        let (ids, over_http, over_grpc) = watches(&world, 20).await;
+        if mode == "batch" {
+            // The queue is first in, first out: with a later record, all of these are written.
+            let uri = world.url(&format!("/api/v1/namespaces/{}/pods?resourceVersion=0", world.own));
+            let later = world.client(Who::Own).get(uri).header("audit-id", "later").send().await.unwrap();
+            later.bytes().await.unwrap();
+            log.has("later", "ResponseComplete").await;
+        }
+        // With blocking-strict their headers have come after their records.
+        world.kubefan.process.kill9();
+        let records = log.records();
+        for id in &ids {
+            let of = records.iter().filter(|record| record["auditID"] == **id).map(seen).collect::<Vec<_>>();
+            assert_eq!(of.len(), 1, "{mode} {id}: {of:?}");
+            assert!(of[0].ends_with(" 200 Started"), "{mode} {of:?}");
+        }
+        drop((over_http, over_grpc));
+    }
+}
+
+async fn a_full_disk_stops_no_service_unless_every_answer_must_be_recorded() {
+    let api = ApiServer::shared().await;
+    for (mode, is_served) in [("batch", true), ("blocking-strict", false)] {
+        let mode = format!("--audit-log-mode={mode}");
+        let kubefan =
+            Kubefan::start(&api, &["--resource=configmaps", "--audit-log-path=/dev/full", &mode, "--passthrough=off"])
+                .await;
+        let url = format!("http://{}/api/v1/configmaps?resourceVersion=0", kubefan.grpc_addr);
+        let answer = reqwest::get(&url).await.unwrap();
+        let expected = if is_served { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
+        assert_eq!(answer.status(), expected);
+        let text = answer.text().await.unwrap();
+        assert_eq!(text.contains("--audit-log-mode=blocking-strict"), !is_served, "{text}");
+        let target = Some(Target { resource: "configmaps".to_owned(), ..Target::default() });
+        let watch = connect(kubefan.grpc_addr).await.watch(WatchRequest { target, ..WatchRequest::default() }).await;
+        assert_eq!(watch.as_ref().map_or_else(tonic::Status::code, |_| Code::Ok) == Code::Ok, is_served);
+        let errors = "kubefan_audit_write_errors_total";
+        wait::until("the failure to be counted", wait::SOON, || async {
+            kubefan.metric(errors).await.filter(|count| *count > 0.0).map(drop)
+        })
+        .await;
+        if !is_served {
+            assert_eq!(watch.map(drop).unwrap_err().code(), Code::Internal);
+            assert_eq!(kubefan.metric("kubefan_audit_requests_rejected_total").await, Some(2.0));
+        }
+        assert!(kubefan.process.log().contains("the audit log cannot be written"), "{}", kubefan.process.log());
+    }
+}
+
+async fn a_log_that_was_moved_is_continued_after_a_hangup() {
+    let (api, log) = (ApiServer::shared().await, Log::new());
+    let kubefan = Kubefan::start(&api, &["--resource=configmaps", &*log.flag(), "--passthrough=off"]).await;
+    let url = format!("http://{}/api/v1/configmaps?resourceVersion=0", kubefan.grpc_addr);
+    let ask = |id: &'static str| reqwest::Client::new().get(&url).header("audit-id", id).send();
+    assert_eq!(ask("before").await.unwrap().headers()["audit-id"], "before");
+    log.has("before", "ResponseComplete").await;
+    let user = log.records()[0]["user"]["username"].clone();
+    assert_eq!(user, "system:unsecured");
+    std::fs::rename(log.path(), Path::new(&log.path()).with_extension("moved")).unwrap();
+    kubefan.process.hang_up();
+    wait::until("a new file", wait::SOON, || async {
+        ask("after").await.unwrap();
+        log.path().exists().then_some(())
+    })
+    .await;
+    log.has("after", "ResponseComplete").await;
+}
+
+async fn an_audit_log_that_cannot_be_opened_is_one_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let kubeconfig = dir.path().join("config");
+    let text = "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{ name: c, cluster: { server: 'https://127.0.0.1:1' } }]\n\
+        contexts: [{ name: c, context: { cluster: c, user: u } }]\nusers: [{ name: u, user: { token: t } }]\n";
+    std::fs::write(&kubeconfig, text).unwrap();
+    let serve = ["serve", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--resource=pods"];
+    let kubeconfig = format!("--kubeconfig={}", kubeconfig.display());
+    let ran = run(&[&serve[..], &[&*kubeconfig, "--audit-log-path=/nonexistent/audit.log"]].concat()).await;
+    crate::bad_input::assert_line("no folder", &ran, 1, &["--audit-log-path /nonexistent/audit.log", "may write"]);
+}
