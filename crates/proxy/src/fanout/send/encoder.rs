@@ -78,8 +78,8 @@ pub struct Encoder {
 /// A delta and its base; `None` if it would not be shorter than the object.
 type MadeDelta = Option<(Bytes, DeltaBase)>;
 
-/// What was made of recent events. They are compared by address: a backfill may have an event of the
-/// same version with other bytes.
+/// What was made of recent events. They are compared by address: a backfill may have an event of
+/// the same version with other bytes.
 #[derive(Default)]
 struct Recent {
     changed: VecDeque<(Weak<WatchEvent>, bool)>,
