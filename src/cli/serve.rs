@@ -147,7 +147,10 @@ mod tests {
                         "on_demand",
                         "peer_transfer_bytes_max",
                         "connections_max",
-                        "api_audiences"
+                        "api_audiences",
+                        "authorization_always_allow_groups",
+                        "client_ca_file",
+                        "tls_cipher_suites"
                     ]
                     .contains(&id),
                 "{id}: {help}"

@@ -184,9 +184,9 @@ mod tests {
     fn no_options_at_all_are_the_defaults() {
         let default = ServeConfig::default();
         assert_eq!(ServeOptions::default().validate(), Ok(default.clone()));
-        // The limits of the tables are refused while the tables are off, and the rights of sockets
-        // without a file.
-        let refused = ["cache_tables_bytes_max", "listen_mode"];
+        // The limits of the tables are refused while the tables are off, the rights of sockets
+        // without a file, and the version of TLS without TLS.
+        let refused = ["cache_tables_bytes_max", "listen_mode", "tls_min_version"];
         let shown = default_texts().into_iter().filter(|(field, _)| !refused.contains(field));
         let flags: Vec<String> = shown.map(|(field, text)| format!("--{}={text}", field.replace('_', "-"))).collect();
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
