@@ -150,7 +150,9 @@ mod tests {
                         "api_audiences",
                         "authorization_always_allow_groups",
                         "authorization_mode",
-                        "audit_log_path"
+                        "audit_log_path",
+                        "client_ca_file",
+                        "tls_cipher_suites"
                     ]
                     .contains(&id),
                 "{id}: {help}"

@@ -51,6 +51,7 @@ use crate::{
             certificate::{Certificate, TlsError},
             listen::{BindError, Bound, Listener},
             tls,
+            tls_options::TlsOptions,
             unread::Readers,
         },
     },
@@ -207,7 +208,9 @@ impl App {
         let asks_for_certificates = explains || client_cas.is_some();
         let read = |files| Certificate::read(files, wall_clock, metrics.certificate_expiration());
         let certificate = config.serving.tls.as_ref().map(read).transpose()?;
-        let accept = |certificate| tls::acceptor(certificate, &config.serving.tls_options, asks_for_certificates);
+        let (min_version, cipher_suites) = (config.serving.tls_min_version, config.serving.tls_cipher_suites.clone());
+        let tls_options = TlsOptions { min_version, cipher_suites };
+        let accept = |certificate| tls::acceptor(certificate, &tls_options, asks_for_certificates);
         let tls = certificate.clone().map(accept).transpose()?;
         let (upgrades, hosts) = (config.passthrough.upgrades, config.serving.allowed_hosts.clone());
         #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]

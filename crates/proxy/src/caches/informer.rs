@@ -24,7 +24,7 @@ use tokio::{
     task::yield_now,
     time::{Instant, sleep_until},
 };
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::{
     allowance::Allowance,
@@ -409,7 +409,13 @@ impl Informer {
         if matches!(error, ReflectorError::Watch(_) | ReflectorError::VeryShortWatch) {
             hub.metrics().watch_restart(error.reason());
         }
-        warn!(resource = %self.served.gvr, scope = self.served.scope.namespace(), media = self.media().as_str(), reason = error.reason(), %error, "upstream failed");
+        let (scope, media) = (self.served.scope.namespace(), self.media().as_str());
+        match error.upstream() {
+            Some(UpstreamError::Forbidden { .. }) if self.forbidden_since.is_some() => {
+                debug!(resource = %self.served.gvr, scope, media, %error, "upstream still denies it");
+            }
+            _ => warn!(resource = %self.served.gvr, scope, media, reason = error.reason(), %error, "upstream failed"),
+        }
         self.retry_reread();
         let hub = &self.served.hub;
         if self.reflector.has_watch() {

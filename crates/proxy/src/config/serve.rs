@@ -191,8 +191,9 @@ mod tests {
         let default = ServeConfig::default();
         assert_eq!(ServeOptions::default().validate(), Ok(default.clone()));
         // The limits of the tables are refused while the tables are off, the rights of sockets
-        // without a file, and everything about an audit log without one.
-        let refused = ["cache_tables_bytes_max", "listen_mode"];
+        // without a file, the version of TLS without TLS, and everything about an audit log without
+        // one.
+        let refused = ["cache_tables_bytes_max", "listen_mode", "tls_min_version"];
         let is_refused = |field: &str| refused.contains(&field) || field.starts_with("audit_log_");
         let shown = default_texts().into_iter().filter(|(field, _)| !is_refused(field));
         let flags: Vec<String> = shown.map(|(field, text)| format!("--{}={text}", field.replace('_', "-"))).collect();

@@ -2,6 +2,7 @@
 
 use std::{path::PathBuf, time};
 
+use rustls::CipherSuite;
 use serde::Deserialize;
 
 use super::{
@@ -17,7 +18,7 @@ use crate::{
         kube::allowed_hosts::{AllowedHosts, HostPattern},
         transport::{
             certificate::TlsFiles,
-            tls_options::{TlsOptions, TlsVersion, cipher_suite},
+            tls_options::{TlsVersion, cipher_suite},
             unix_socket::SocketMode,
         },
     },
@@ -33,6 +34,7 @@ pub enum ConsistentReads {
     Upstream,
 }
 display_choice!(ConsistentReads);
+display_choice!(TlsVersion);
 
 section! {
     heading: "Serving";
@@ -42,8 +44,6 @@ section! {
     config: ServingConfig {
         /// TLS for the data port; `None`: plaintext.
         tls: Option<TlsFiles>, tls_files;
-        /// What a TLS handshake may agree on.
-        tls_options: TlsOptions, tls_options;
     }
 
     /// Serve gRPC and the Kubernetes API here: IP:PORT, :PORT or unix:PATH. Port 0 lets the system
@@ -68,12 +68,12 @@ section! {
     tls_cert_file("FILE"): PathBuf;
     /// The private key of the certificate (PEM).
     tls_private_key_file("FILE"): PathBuf;
-    /// The oldest version of TLS that clients may use [default: VersionTLS12]
-    tls_min_version("VERSION"): TlsVersion;
+    /// The oldest version of TLS that clients may use.
+    tls_min_version("VERSION"): TlsVersion = TlsVersion::Tls12 => tls_min_version: TlsVersion, any;
     /// Use only these cipher suites of TLS 1.2, by their names in Go. Those of TLS 1.3 are always
     /// on. Repeat it, or separate names by commas [default: all that kubefan has]
     #[arg(value_delimiter = ',')]
-    tls_cipher_suites("NAME"): Vec<String>;
+    tls_cipher_suites("NAME"): Vec<String> => tls_cipher_suites: Vec<CipherSuite>, cipher_suites;
     /// Connections at a time; more are closed at once
     /// [default: 50000, or as many as the limit of open files leaves]
     connections_max("COUNT"): usize => connections_max: Option<usize>, optional(at_least(1));
@@ -159,12 +159,9 @@ fn tls_files(options: &ServingOptions) -> Result<Option<TlsFiles>, ConfigError> 
     }
 }
 
-const TLS_MIN_VERSION: TlsVersion = TlsVersion::Tls12;
-
-fn tls_options(options: &ServingOptions) -> Result<TlsOptions, ConfigError> {
-    let suite = |name: &String| cipher_suite(name).map_err(|problem| unusable("--tls-cipher-suites", name, problem));
-    let cipher_suites = options.tls_cipher_suites.iter().flatten().map(suite).collect::<Result<Vec<_>, _>>()?;
-    Ok(TlsOptions { min_version: options.tls_min_version.unwrap_or(TLS_MIN_VERSION), cipher_suites })
+fn cipher_suites(flag: &'static str, given: Option<Vec<String>>) -> Result<Vec<CipherSuite>, ConfigError> {
+    let suite = |name: &String| cipher_suite(name).map_err(|problem| unusable(flag, name, problem));
+    given.iter().flatten().map(suite).collect()
 }
 
 impl ServingOptions {
@@ -179,7 +176,7 @@ impl ServingOptions {
                 "{flag} has no effect without TLS; add --tls-cert-file and --tls-private-key-file"
             ));
         }
-        if self.tls_cipher_suites.is_some() && serving.tls_options.min_version == TlsVersion::Tls13 {
+        if self.tls_cipher_suites.is_some() && serving.tls_min_version == TlsVersion::Tls13 {
             return ConfigError::contradiction(
                 "--tls-cipher-suites has no effect with --tls-min-version=VersionTLS13: the cipher suites of TLS 1.3 cannot \
                  be chosen; leave it out",

@@ -29,9 +29,13 @@ impl ClientInfo {
     /// What a request of this client with these headers presents. A token that came over TCP
     /// without TLS counts as known to others.
     pub fn presents(&self, headers: &HeaderMap, is_websocket: bool) -> Presented {
-        let is_exposed = self.address.is_some() && !self.is_encrypted;
         let certificate = self.certificate.as_ref().map(|certificate| certificate.verdict());
-        Presented::new(headers, is_websocket, is_exposed, self.holder()).with_certificate(certificate)
+        Presented::new(headers, is_websocket, self.is_exposed(), self.holder()).with_certificate(certificate)
+    }
+
+    /// Whether others could read what it sends: it came over TCP without TLS.
+    pub fn is_exposed(&self) -> bool {
+        self.address.is_some() && !self.is_encrypted
     }
 
     /// Whose share the places of this connection count to.

@@ -100,6 +100,10 @@ impl Forwarder {
         if let Some(upgrade) = &upgrade {
             write_upgrade(&mut parts.headers, upgrade.clone());
         }
+        let need = Need::of(verb, parts.uri.path());
+        let sends_nothing = self.upstream.credentials() == Credentials::Caller
+            && client.is_exposed()
+            && !parts.headers.contains_key(header::AUTHORIZATION);
         let switch = parts.extensions.remove::<Tunnel>().zip(parts.extensions.remove::<OnUpgrade>());
         let body = RequestBody::new(body, drain);
         let is_cut_off = body.is_cut_off();
@@ -107,9 +111,12 @@ impl Forwarder {
         let mut response = match self.upstream.send(&place, acting_as, request).await {
             Ok(response) => response,
             Err(_) if is_cut_off.load(Ordering::Relaxed) => return Failure::from(&Refusal::Draining).response(media),
-            Err(error) => return unanswered(&error, media),
+            Err(error) => return unanswered(&error, media, need),
         };
         passed_on.answered(response.status());
+        if sends_nothing && matches!(response.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
+            Warnings::own(NO_CREDENTIALS).put(response.headers_mut());
+        }
         response.extensions_mut().insert(FromUpstream);
         let switched = hop_by_hop::upgrade(response.headers());
         hop_by_hop::remove(response.headers_mut());
@@ -176,21 +183,54 @@ impl Forwarder {
     }
 }
 
-/// The answer if there is no response from upstream. The text is a warning too, because client-go
-/// shows no text of a failed discovery, and everything that kubectl does starts with discovery.
-fn unanswered(error: &UpstreamError, media: Media) -> Response<Body> {
+/// kubectl and client-go send no credentials without TLS, whatever their kubeconfig has.
+const NO_CREDENTIALS: &str = "kubefan forwarded this request without credentials: clients send none without TLS; serve TLS \
+    (--tls-cert-file, --tls-private-key-file), or on your own machine forward as yourself (--passthrough=self)";
+
+/// What the client of a request makes of a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Need {
+    /// client-go retries a watch in silence if its connection is refused, and if the answer is 429.
+    /// Of any other answer it reports an error, and then it lists again.
+    Watch,
+    /// client-go shows no text of a failed discovery, and everything that kubectl does starts with
+    /// discovery. It does show warnings.
+    Discovery,
+    /// The client shows the text.
+    Other,
+}
+
+impl Need {
+    fn of(verb: &str, path: &str) -> Self {
+        let names: Vec<&str> = path.split('/').filter(|name| !name.is_empty()).take(4).collect();
+        match names.as_slice() {
+            _ if verb == "watch" => Self::Watch,
+            ["version" | "openapi", ..] | ["api"] | ["api", _] | ["apis"] | ["apis", _] | ["apis", _, _] => {
+                Self::Discovery
+            }
+            _ => Self::Other,
+        }
+    }
+}
+
+/// The answer if there is no response from upstream.
+fn unanswered(error: &UpstreamError, media: Media, need: Need) -> Response<Body> {
     let (text, failure): (_, fn(String) -> Failure) = match error {
         UpstreamError::Unreachable { .. } => {
-            (format!("{error}; until it is reachable, kubefan answers only from its caches"), Failure::unreachable)
+            let text = format!(
+                "{error}; until it is reachable, kubefan answers only reads of any version (resourceVersion=0) and \
+                 watches of what it has cached"
+            );
+            (text, if need == Need::Watch { Failure::too_many_requests } else { Failure::unreachable })
         }
         UpstreamError::Tls { .. } | UpstreamError::Credentials { .. } => {
             (format!("{error}; see the kubeconfig that kubefan was started with"), Failure::bad_gateway)
         }
         _ => (error.to_string(), Failure::bad_gateway),
     };
-    let warning = Warnings::own(&text);
+    let warning = (need == Need::Discovery).then(|| Warnings::own(&text));
     let mut response = failure(text).response(media);
-    warning.put(response.headers_mut());
+    warning.iter().for_each(|warning| warning.put(response.headers_mut()));
     response
 }
 
@@ -245,21 +285,42 @@ mod tests {
     }
 
     #[test]
-    fn an_unreachable_apiserver_is_reported_in_the_status_and_as_a_warning_and_asks_for_no_retry() {
+    fn an_unreachable_apiserver_is_reported_in_the_status_and_asks_for_no_retry() {
         let unreachable =
             |message: &str| UpstreamError::Unreachable { server: "https://h:6443".into(), message: message.into() };
-        let response = unanswered(&unreachable("Connection refused"), Media::Protobuf);
+        let response = unanswered(&unreachable("Connection refused"), Media::Protobuf, Need::Discovery);
         assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
         assert_eq!(response.headers()[header::CONTENT_TYPE], Media::Protobuf.content_type(), "as the client asked");
         assert!(!response.headers().contains_key(header::RETRY_AFTER), "client-go would retry for ten seconds");
         assert_eq!(
             response.headers()[header::WARNING],
             "299 kubefan \"cannot reach the apiserver at https://h:6443: Connection refused; until it is reachable, kubefan answers \
-             only from its caches\""
+             only reads of any version (resourceVersion=0) and watches of what it has cached\""
         );
-        let response = unanswered(&UpstreamError::Reset { message: "closed".into() }, Media::Json);
+        let response = unanswered(&unreachable("Connection refused"), Media::Json, Need::Other);
+        assert!(!response.headers().contains_key(header::WARNING), "client-go would show it for every read");
+        let response = unanswered(&UpstreamError::Reset { message: "closed".into() }, Media::Json, Need::Discovery);
         assert_eq!(response.status(), StatusCode::BAD_GATEWAY);
         assert!(response.headers().contains_key(header::WARNING));
+    }
+
+    #[test]
+    fn a_watch_of_an_unreachable_apiserver_is_answered_so_that_informers_retry_in_silence() {
+        let unreachable = UpstreamError::Unreachable { server: "https://h:6443".into(), message: "refused".into() };
+        let response = unanswered(&unreachable, Media::Json, Need::Watch);
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(response.headers()[header::RETRY_AFTER], "1");
+        assert!(!response.headers().contains_key(header::WARNING));
+    }
+
+    #[test]
+    fn only_discovery_is_answered_with_a_warning() {
+        for path in ["/api", "/apis", "/api/v1", "/apis/apps", "/apis/apps/v1", "/openapi/v3", "/version"] {
+            assert_eq!(Need::of("get", path), Need::Discovery, "{path}");
+        }
+        for path in ["/api/v1/pods", "/apis/apps/v1/deployments", "/apis/apps/v1/namespaces/a/deployments/b"] {
+            assert_eq!((Need::of("list", path), Need::of("watch", path)), (Need::Other, Need::Watch), "{path}");
+        }
     }
 
     #[test]

@@ -10,8 +10,9 @@
 //! would be cheaper, but it says little: a load balancer accepts it while no apiserver is up, and
 //! an apiserver accepts it seconds before it has read its authorization rules. While `/readyz`
 //! answers 429 or 5xx the apiserver is starting. That is believed for a limited time only, because
-//! one failed check makes an apiserver unready that still serves. Any other answer means that
-//! requests are worth a try, and that their own failures say more than the probe's.
+//! one failed check makes an apiserver unready that still serves. A 403 is believed for a shorter
+//! time: it may be the apiserver's last word. Any other answer means that requests are worth a try,
+//! and that their own failures say more than the probe's.
 //!
 //! This file holds the data; `probe` sends the requests.
 

@@ -15,10 +15,14 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long an apiserver that is not ready is waited for.
 const UNREADY_MAX: Duration = Duration::from_secs(15);
+/// How long an apiserver that denies the probe is waited for. It denies everything until it has read
+/// its authorization rules, half a second after its start.
+const DENIED_MAX: Duration = Duration::from_secs(3);
 
 enum ProbeResult {
     Available,
-    Unready,
+    /// It is there, and is believed for so long that it cannot serve.
+    Unready(Duration),
     Away,
 }
 
@@ -45,10 +49,10 @@ impl Upstream {
                         tracing::info!(server = self.server(), "upstream is available again");
                     }
                 }
-                ProbeResult::Unready => {
+                ProbeResult::Unready(most) => {
                     probes.failed = true;
                     let since = *probes.unready_since.get_or_insert(sent);
-                    probes.succeeded = (since.elapsed() >= UNREADY_MAX).then_some(sent);
+                    probes.succeeded = (since.elapsed() >= most).then_some(sent);
                 }
                 ProbeResult::Away => {
                     probes.failed = true;
@@ -69,7 +73,8 @@ impl Upstream {
         match timeout(PROBE_TIMEOUT, answer).await {
             Err(_) | Ok(Err(UpstreamError::Unreachable { .. } | UpstreamError::Reset { .. })) => ProbeResult::Away,
             // A gateway may answer 504 for an apiserver that is down.
-            Ok(Err(error)) if error.is_passing() => ProbeResult::Unready,
+            Ok(Err(error)) if error.is_passing() => ProbeResult::Unready(UNREADY_MAX),
+            Ok(Err(UpstreamError::Forbidden { .. })) => ProbeResult::Unready(DENIED_MAX),
             Ok(Ok(_) | Err(_)) => ProbeResult::Available,
         }
     }
