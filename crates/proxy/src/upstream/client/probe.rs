@@ -15,8 +15,8 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long an apiserver that is not ready is waited for.
 const UNREADY_MAX: Duration = Duration::from_secs(15);
-/// How long an apiserver that denies the probe is waited for. It denies everything until it has read
-/// its authorization rules, half a second after its start.
+/// How long an apiserver that denies the probe is waited for. It denies everything until it has
+/// read its authorization rules, half a second after its start.
 const DENIED_MAX: Duration = Duration::from_secs(3);
 
 enum ProbeResult {
