@@ -250,6 +250,7 @@ async fn the_service_accounts_may_only_list_and_watch_the_cached_resources() {
         if overlay.dir == CLUSTER_PROXY.dir {
             let reviews = ["tokenreviews.authentication.k8s.io", "subjectaccessreviews.authorization.k8s.io"];
             wanted.extend(reviews.map(|resource| ("create".to_owned(), resource.to_owned())));
+            wanted.insert(("get".to_owned(), "configmaps/extension-apiserver-authentication".to_owned()));
         }
         assert_eq!(may, wanted);
     }
