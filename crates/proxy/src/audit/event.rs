@@ -10,7 +10,14 @@ use std::{
 
 use serde::Serialize;
 
+use super::request_head::shortened;
 use crate::access::Identity;
+use kubefan_common::text::one_line;
+
+/// The longest name in a record, in bytes. The path of a request may have a longer one.
+const NAME_BYTES_MAX: usize = 512;
+/// The longest message in a record, in characters. It may quote the path.
+const MESSAGE_CHARS_MAX: usize = 1024;
 
 /// The stage of a request that a record is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -47,6 +54,22 @@ pub struct ObjectRef {
     pub subresource: String,
 }
 
+impl ObjectRef {
+    /// The same, with its names cut to the longest that a record has.
+    pub(super) fn shortened(self) -> Self {
+        let short = |name| shortened(name, NAME_BYTES_MAX);
+        let Self { resource, namespace, name, api_group, api_version, subresource } = self;
+        Self {
+            resource: short(resource),
+            namespace: short(namespace),
+            name: short(name),
+            api_group: short(api_group),
+            api_version: short(api_version),
+            subresource: short(subresource),
+        }
+    }
+}
+
 /// How a request was answered (`metav1.Status`).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Outcome {
@@ -72,7 +95,8 @@ impl Outcome {
 
     /// A refusal, with a reason that machines can read.
     pub fn failure(code: u16, reason: &str, message: &str) -> Self {
-        Self { status: "Failure", message: message.to_owned(), reason: reason.to_owned(), code, ..Self::default() }
+        let message = one_line(message, MESSAGE_CHARS_MAX);
+        Self { status: "Failure", message, reason: reason.to_owned(), code, ..Self::default() }
     }
 
     /// The caller went away before there was an answer. The apiserver's words and code.

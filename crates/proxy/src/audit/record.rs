@@ -62,7 +62,7 @@ impl Record {
             uri: request_uri(uri),
             source_ips: source_ips(headers, address),
             user_agent: user_agent(headers),
-            object,
+            object: object.map(ObjectRef::shortened),
             notes: Notes::new(),
             outcome: None,
             is_forwarded: false,
@@ -86,14 +86,15 @@ impl Record {
         put_id(self.id(), headers);
     }
 
-    /// Records that a stream starts, before its headers are sent.
+    /// Records that a stream starts, before its headers are sent. A forwarded one does not wait for
+    /// that: the apiserver has it on record.
     ///
     /// # Errors
     /// The record cannot be written, and the mode demands it. Then the stream must not start.
     pub async fn started(&mut self, outcome: Outcome, is_forwarded: bool) -> Result<(), NotRecorded> {
         let Some(open) = &mut self.0 else { return Ok(()) };
         (open.outcome, open.is_forwarded) = (Some(outcome), is_forwarded);
-        if !open.queue.is_strict {
+        if is_forwarded || !open.queue.is_strict {
             open.is_started = true;
             open.queue.push(open.line(Stage::ResponseStarted));
             return Ok(());
@@ -113,15 +114,16 @@ impl Record {
         written
     }
 
-    /// Records the answer to a request that is no stream. If an answer waits for its record, the
-    /// record is complete with it, and else when the answer has ended.
+    /// Records the answer to a request that is no stream. With `blocking-strict` the record is
+    /// complete before the answer is sent, unless the answer is forwarded. Otherwise it is complete
+    /// when the answer has ended.
     ///
     /// # Errors
     /// The record cannot be written, and the mode demands it. Then the answer must not be sent.
     pub async fn answered(&mut self, outcome: Outcome, is_forwarded: bool) -> Result<(), NotRecorded> {
         let Some(open) = &mut self.0 else { return Ok(()) };
         (open.outcome, open.is_forwarded) = (Some(outcome), is_forwarded);
-        if !open.queue.is_strict {
+        if is_forwarded || !open.queue.is_strict {
             return Ok(());
         }
         let place = match open.queue.place().await {
@@ -168,7 +170,7 @@ impl Drop for Record {
             return open.queue.push(open.line(Stage::Panic));
         }
         open.outcome.get_or_insert_with(Outcome::closed_early);
-        // Upstream may have ended a stream of its own.
+        // Of a forwarded stream it is not known who has ended it.
         if open.is_started && !open.is_forwarded {
             open.end.get_or_insert(CANCELLED);
         }
@@ -197,7 +199,7 @@ impl Open {
         let Some(noted) = noted else { return event.to_line() };
         event.user = noted.user(self.is_forwarded);
         if let Some(object) = noted.object() {
-            event.object_ref = Some(Cow::Owned(object));
+            event.object_ref = Some(Cow::Owned(object.shortened()));
         }
         if self.protocol == Protocol::Grpc
             && let Some(uri) = noted.http_equivalent()

@@ -42,7 +42,7 @@ section! {
     /// written, and refuse it if that fails (blocking-strict).
     audit_log_mode("MODE"): AuditMode = AuditMode::Batch => mode: AuditMode, any;
     /// Records that wait to be written. More are dropped (batch), or their requests wait
-    /// (blocking-strict). One has about 1 KiB, at most about 10 KiB.
+    /// (blocking-strict). One has about 1 KiB, at most about 32 KiB.
     audit_log_batch_buffer_size("COUNT"): usize = 10_000 => records_max: usize, records;
 }
 

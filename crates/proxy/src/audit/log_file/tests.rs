@@ -49,6 +49,17 @@ fn day(day: u64) -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(day * 24 * 3600)
 }
 
+#[test]
+fn a_part_of_a_line_that_a_killed_process_left_is_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    for (left, expected) in [("one\ntw", "one\ntw\ntwo\n"), ("one\n", "one\ntwo\n"), ("", "two\n")] {
+        let path = folder.path().join("audit.log");
+        fs::write(&path, left).unwrap();
+        open(&path).unwrap().append(b"two\n").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), expected);
+    }
+}
+
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap();
     let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();

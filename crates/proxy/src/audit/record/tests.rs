@@ -63,6 +63,37 @@ fn begin(log: &AuditLog, protocol: Protocol, verb: &'static str, uri: &str) -> R
     log.begin(RequestHead { protocol, verb: verb.into(), uri, headers, address, object: None })
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_record_has_at_most_32_kib_whatever_its_client_sends() {
+    let long = "\"".repeat(60_000);
+    let name = || long.clone();
+    let object = ObjectRef {
+        resource: name(),
+        namespace: name(),
+        name: name(),
+        api_group: name(),
+        api_version: name(),
+        subresource: name(),
+    };
+    let records = recorded(async |log| {
+        let uri: Uri = format!("/{}", "a".repeat(60_000)).parse().unwrap();
+        let headers = HeaderMap::from_iter([(http::header::USER_AGENT, long.parse().unwrap())]);
+        let (uri, headers, verb) = (&uri, &headers, "get".into());
+        let mut record = log.begin(RequestHead {
+            protocol: Protocol::Http,
+            verb,
+            uri,
+            headers,
+            address: None,
+            object: Some(object),
+        });
+        record.answered(Outcome::failure(404, "NotFound", &long), false).await.unwrap();
+    })
+    .await;
+    let bytes = records[0].to_string().len();
+    assert!((16 << 10..32 << 10).contains(&bytes), "{bytes}");
+}
+
 fn alice() -> Caller {
     let groups = vec!["dev".to_owned(), "system:authenticated".to_owned()];
     let extra = [("scopes".to_owned(), vec!["a".to_owned()])].into();

@@ -333,7 +333,7 @@ impl Encoder {
                 self.format.bytes_of(&bytes, self.tables.as_deref()).unwrap_or(bytes)
             }
             (Transition::Leave, Some(previous)) => self.bytes(&previous),
-            // A gap has more events than are remembered.
+            // A gap has more events than are remembered, so each is encoded when it is sent.
             _ if resume.is_none() && !planted::is(Bug::RecalledByVersion) => self.bytes(&object),
             _ => self.event_bytes(event),
         };

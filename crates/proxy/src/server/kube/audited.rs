@@ -59,17 +59,15 @@ pub struct Answered {
 /// Records an answer. A stream starts with it; of everything else it is the end.
 ///
 /// # Errors
-/// The record cannot be written, and the mode demands it. An answer of the apiserver is sent
-/// nevertheless: what was asked for is done, and in the apiserver's own log.
+/// The record cannot be written, and the mode demands it.
 pub async fn answered(
     record: &mut Record,
     Answered { outcome, is_forwarded, is_stream }: Answered,
 ) -> Result<(), NotRecorded> {
-    let recorded = match is_stream {
+    match is_stream {
         true => record.started(outcome, is_forwarded).await,
         false => record.answered(outcome, is_forwarded).await,
-    };
-    recorded.or_else(|not_recorded| if is_forwarded { Ok(()) } else { Err(not_recorded) })
+    }
 }
 
 /// A response whose record is complete when its body has ended.

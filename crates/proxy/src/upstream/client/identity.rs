@@ -115,7 +115,7 @@ impl fmt::Display for Identity {
 pub(in crate::upstream) struct IdentityState {
     pub(in crate::upstream) checks_started: AtomicU64,
     /// Locked during a check. A caller that waited for the lock shares the result if the check
-    /// started after its doubt.
+    /// started after it asked.
     pub(in crate::upstream) check: tokio::sync::Mutex<CheckState>,
     pub(in crate::upstream) known: Mutex<Option<Identity>>,
 }
