@@ -449,5 +449,6 @@ async fn an_informer_of_a_quiet_resource_waits_for_no_bookmark() {
     let durations = metrics.lines().filter(|line| line.starts_with("kubefan_proof_duration_seconds_"));
     durations.filter(|line| !line.contains("_bucket")).for_each(|line| println!("{line}"));
     assert!(count("equal") >= 4, "{} by comparison", count("equal"));
-    assert_eq!((count("bookmark"), count("behind"), count("failed")), (0, 0, 0));
+    // The event of the object that is created may be late. Then the comparison is repeated.
+    assert_eq!((count("bookmark"), count("failed")), (0, 0));
 }

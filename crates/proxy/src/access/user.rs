@@ -50,7 +50,8 @@ impl Identity {
     /// (`AuthenticatedGroupAdder`).
     #[must_use]
     pub fn authenticated(mut self) -> Self {
-        if !self.groups.iter().any(|group| group == AUTHENTICATED || group == UNAUTHENTICATED) {
+        let is_marked = self.groups.iter().any(|group| group == AUTHENTICATED || group == UNAUTHENTICATED);
+        if self.user != ANONYMOUS && !is_marked {
             self.groups.push(AUTHENTICATED.to_owned());
         }
         self

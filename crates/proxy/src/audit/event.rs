@@ -10,7 +10,6 @@ use std::{
 
 use serde::Serialize;
 
-use super::request_head::shortened;
 use crate::access::Identity;
 use kubefan_common::text::one_line;
 
@@ -18,6 +17,8 @@ use kubefan_common::text::one_line;
 const NAME_BYTES_MAX: usize = 512;
 /// The longest message in a record, in characters. It may quote the path.
 const MESSAGE_CHARS_MAX: usize = 1024;
+/// The end of a text that was cut (`auditinternal`'s words).
+pub(super) const TRUNCATED: &str = "...TRUNCATED";
 
 /// The stage of a request that a record is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -197,6 +198,15 @@ impl<'a> Event<'a> {
         line.push(b'\n');
         line
     }
+}
+
+/// A text of at most `bytes_max` bytes, and a mark if it was longer.
+pub(super) fn shortened(mut text: String, bytes_max: usize) -> String {
+    if text.len() > bytes_max {
+        text.truncate((0..=bytes_max).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0));
+        text.push_str(TRUNCATED);
+    }
+    text
 }
 
 /// A time as `MicroTime` writes it.

@@ -142,8 +142,8 @@ impl LogFile {
         }
     }
 
-    /// Renames the file. If it cannot be renamed, it is continued: a file that is too long is better
-    /// than lost records.
+    /// Renames the file. If it cannot be renamed, it is continued: a file that is too long is
+    /// better than lost records.
     fn rotate(&mut self) {
         let renamed = free_name(&self.path, (self.clock)()).and_then(|backup| fs::rename(&self.path, backup));
         match renamed {
@@ -192,8 +192,8 @@ fn open(path: &Path) -> io::Result<Appender<File>> {
     Ok(Appender { output, bytes, is_torn: bytes > 0 && !ends_a_line(path, bytes) })
 }
 
-/// Whether a file of so many bytes ends with a whole line. A process that was killed may have left a
-/// part of one.
+/// Whether a file of so many bytes ends with a whole line. A process that was killed may have left
+/// a part of one.
 fn ends_a_line(path: &Path, bytes: u64) -> bool {
     let mut last = [0];
     let read = File::open(path).and_then(|file| file.read_exact_at(&mut last, bytes - 1));

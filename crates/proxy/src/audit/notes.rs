@@ -4,8 +4,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{
-    event::{ObjectRef, User},
-    request_head::{URI_BYTES_MAX, shortened},
+    event::{ObjectRef, User, shortened},
+    request_head::URI_BYTES_MAX,
 };
 use crate::access::{Authorized, Caller, Denial, Read, ReadVerb, authorization::attributes::Attributes};
 

@@ -5,7 +5,7 @@ use std::{borrow::Cow, net::IpAddr};
 
 use http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
 
-use super::event::ObjectRef;
+use super::event::{ObjectRef, shortened};
 use crate::telemetry::requests::Protocol;
 
 /// The header that has the ID of a request's records.
@@ -23,8 +23,6 @@ const USER_AGENT_BYTES_MAX: usize = 1024;
 pub(super) const URI_BYTES_MAX: usize = 8 << 10;
 /// The most addresses in a record: the client's own, and those that it says it forwards for.
 const SOURCE_IPS_MAX: usize = 16;
-/// The end of a text that was cut (`auditinternal`'s words).
-const TRUNCATED: &str = "...TRUNCATED";
 
 /// How a request starts.
 pub struct RequestHead<'a> {
@@ -72,18 +70,10 @@ pub(super) fn request_uri(uri: &Uri) -> String {
     shortened(uri.path_and_query().map_or_else(|| uri.path(), |both| both.as_str()).to_owned(), URI_BYTES_MAX)
 }
 
-/// A text of at most `bytes_max` bytes, and a mark if it was longer.
-pub(super) fn shortened(mut text: String, bytes_max: usize) -> String {
-    if text.len() > bytes_max {
-        text.truncate((0..=bytes_max).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0));
-        text.push_str(TRUNCATED);
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::audit::event::TRUNCATED;
 
     fn headers(given: &[(&'static str, &str)]) -> HeaderMap {
         given.iter().map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap())).collect()

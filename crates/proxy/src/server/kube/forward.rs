@@ -149,6 +149,12 @@ impl Forwarder {
         if request.headers().get_all(header::VIA).iter().any(|via| *via == self.via) {
             return Err((PassthroughRefusal::Loop, Failure::loop_detected(LOOP.to_owned())));
         }
+        if let Some(name) = hop_by_hop::hidden_identity(request.headers()) {
+            let message = format!(
+                "the header Connection names {name}, and without that header this would be another user's request"
+            );
+            return Err((PassthroughRefusal::Identity, Failure::bad_request(message)));
+        }
         match self.upstream.credentials() {
             Credentials::Caller if client.has_certificate && !has_token(request.headers()) => {
                 let message = "a client certificate cannot be forwarded to the apiserver, because TLS proves it only to kubefan; \

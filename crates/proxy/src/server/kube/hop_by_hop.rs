@@ -26,6 +26,16 @@ pub fn remove(headers: &mut HeaderMap) {
     }
 }
 
+/// A header that says who the caller is or which way a request came, if `Connection` names it.
+/// Without it the request would be another user's.
+pub fn hidden_identity(headers: &HeaderMap) -> Option<String> {
+    const NAMED: [&str; 4] = ["authorization", "audit-id", "via", "x-forwarded-for"];
+    let mut names = tokens(headers, &header::CONNECTION).map(str::to_ascii_lowercase);
+    names.find(|name| {
+        NAMED.contains(&name.as_str()) || name.starts_with("impersonate-") || name.starts_with("x-remote-")
+    })
+}
+
 /// The protocol that a request wants to upgrade to, if it is one of exec, attach, port-forward or
 /// websocket watches. A server may ignore all others, such as h2c.
 pub fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
@@ -54,6 +64,14 @@ mod tests {
             headers.append(name, value);
         }
         headers
+    }
+
+    #[test]
+    fn a_connection_header_must_not_hide_who_the_caller_is() {
+        for name in ["Authorization", "close, Impersonate-User", "X-Remote-Group", "keep-alive,audit-ID", "Via"] {
+            assert!(hidden_identity(&headers(&[("connection", name)])).is_some(), "{name}");
+        }
+        assert_eq!(hidden_identity(&headers(&[("connection", "close, upgrade, x-mine")])), None);
     }
 
     #[test]

@@ -10,8 +10,9 @@ use std::time::Duration;
 /// How long the TLS handshake, the first bytes of HTTP and the HTTP/2 handshake may each take.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The certificates in the chain of a client, its own included.
-pub const CLIENT_CHAIN_LENGTH_MAX: usize = 8;
+/// The certificates in the chain of a client, its own included. The verifier may try them in every
+/// order, so a few more would cost much more.
+pub const CLIENT_CHAIN_LENGTH_MAX: usize = 5;
 /// The bytes of the chain of a client. Its connection keeps it.
 pub const CLIENT_CHAIN_BYTES_MAX: usize = 16 << 10;
 

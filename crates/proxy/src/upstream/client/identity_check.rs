@@ -37,8 +37,8 @@ struct Metadata {
 
 impl Upstream {
     /// Confirms that what was received until now is from the cluster identified first: by a check
-    /// that starts now. An earlier check would say nothing about answers that came after it. Callers
-    /// that come during a check share the next one.
+    /// that starts now. An earlier check would say nothing about answers that came after it.
+    /// Callers that come during a check share the next one.
     ///
     /// # Errors
     /// `OtherCluster` if another cluster answers; `Unanswered` if the check itself failed.
