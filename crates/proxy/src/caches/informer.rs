@@ -88,9 +88,9 @@ pub(super) struct Informer {
     warm: bool,
     /// The reason of the list in progress, and the time of its request.
     listing: Option<(&'static str, Instant)>,
-    /// Set if a connection may have broken. Later updates count only after upstream has confirmed
-    /// that it is still the same cluster.
-    in_doubt: bool,
+    /// Set if a connection may have broken or changed. Later updates count only after upstream has
+    /// confirmed that it is still the same cluster.
+    is_unconfirmed: bool,
 }
 
 /// How often to yield to the task that reads upstream's socket before concluding that no more data
@@ -145,7 +145,7 @@ impl Informer {
             forbidden_since: None,
             warm,
             listing: None,
-            in_doubt: true,
+            is_unconfirmed: true,
         }
     }
 
@@ -166,6 +166,9 @@ impl Informer {
                 Ok(Step::Update { update, received }) => self.apply(&mut unannounced.batch, update, received).await,
                 Ok(Step::Watching { proven_at }) => {
                     self.forbidden_since = None;
+                    // A new request may use another connection than the list. A watch list is the
+                    // same request, and its end is confirmed.
+                    self.is_unconfirmed |= self.reflector.has_watch();
                     if self.is_confirmed(&mut unannounced.batch, None).await {
                         self.served.hub.warn(self.reflector.warnings());
                         self.served.hub.live();
@@ -175,12 +178,12 @@ impl Informer {
                 }
                 Ok(Step::Ended { reason }) => {
                     self.retry_reread();
-                    self.in_doubt = true;
+                    self.is_unconfirmed = true;
                     self.served.hub.metrics().watch_restart(reason);
                     None
                 }
                 Err(error) => {
-                    self.in_doubt = true;
+                    self.is_unconfirmed = true;
                     self.handle(&mut unannounced.batch, error).await
                 }
             };
@@ -281,11 +284,11 @@ impl Informer {
     /// not confirm it, the update must be discarded: this waits, and the reflector reads it again.
     /// `list` is the reason of a list that has just started.
     async fn is_confirmed(&mut self, batch: &mut CommitBatch, list: Option<&'static str>) -> bool {
-        if !self.in_doubt {
+        if !self.is_unconfirmed {
             return true;
         }
         let Err(error) = self.context.upstream.confirm().await else {
-            self.in_doubt = false;
+            self.is_unconfirmed = false;
             return true;
         };
         let hub = &self.served.hub;
@@ -309,7 +312,7 @@ impl Informer {
     async fn apply(&mut self, batch: &mut CommitBatch, update: Update, received: Instant) -> Option<Stopped> {
         let list = if let Update::ListBegin { reason } = update { Some(reason) } else { None };
         // Pages may come over several connections.
-        self.in_doubt |= matches!(update, Update::ListEnd(_));
+        self.is_unconfirmed |= matches!(update, Update::ListEnd(_));
         if !matches!(update, Update::ListItem(_)) && !self.is_confirmed(batch, list).await {
             return None;
         }
