@@ -21,6 +21,7 @@ use crate::harness::{
     apiserver::{ADMIN, ApiServer, NOBODY, Options},
     kubefan::{Kubefan, run, run_with},
     pki::{self, Authority},
+    rbac::{ServiceAccount, bind_cluster_role, grant},
     tests, wait,
 };
 
@@ -245,10 +246,8 @@ impl World {
         ]);
         for (who, name) in SERVICE_ACCOUNTS {
             let namespace = if who == ByGroup { &other } else { &own };
-            let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts");
-            api.create(&path, &json!({ "metadata": { "name": name } })).await;
-            let token = api.kubectl(&["create", "token", name, "-n", namespace]).await;
-            tokens.insert(who, Some(token.trim().to_owned()));
+            let account = ServiceAccount::create(&api, namespace, name).await;
+            tokens.insert(who, Some(account.token().await));
         }
         for (namespace, name) in [(&own, "one"), (&own, "two"), (&other, "one")] {
             let path = format!("/api/v1/namespaces/{namespace}/configmaps");
@@ -470,19 +469,6 @@ fn certificates(authority: &Authority, own: &str) -> BTreeMap<Who, (String, Stri
     ])
 }
 
-/// Creates a role, in a namespace or for the cluster, and binds it.
-pub(crate) async fn grant(api: &ApiServer, namespace: Option<&str>, name: &str, rules: &Value, subject: &Value) {
-    let (base, kind) = match namespace {
-        Some(namespace) => (format!("/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"), "Role"),
-        None => ("/apis/rbac.authorization.k8s.io/v1".to_owned(), "ClusterRole"),
-    };
-    let (metadata, plural) = (json!({ "name": name }), kind.to_lowercase());
-    api.create(&format!("{base}/{plural}s"), &json!({ "metadata": metadata, "rules": rules })).await;
-    let role = json!({ "apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name });
-    let binding = json!({ "metadata": metadata, "roleRef": role, "subjects": [subject] });
-    api.create(&format!("{base}/{plural}bindings"), &binding).await;
-}
-
 async fn verdicts_are_those_of_the_apiserver() {
     // The apiserver knows anonymous users, too.
     let world = World::start(ApiServer::shared().await, &["--passthrough=off", "--anonymous-auth"]).await;
@@ -661,13 +647,10 @@ async fn known_callers_are_served_through_an_outage_and_new_ones_are_not() {
 async fn a_review_needs_the_delegators_right() {
     let api = ApiServer::shared().await;
     let namespace = api.namespace("kubefan").await;
-    api.create(&format!("/api/v1/namespaces/{namespace}/serviceaccounts"), &json!({ "metadata": { "name": "proxy" } }))
-        .await;
-    let account = json!({ "kind": "ServiceAccount", "name": "proxy", "namespace": namespace });
+    let account = ServiceAccount::create(&api, &namespace, "proxy").await;
     let rules = json!([{ "apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"] }]);
-    grant(&api, None, &format!("{namespace}-reads"), &rules, &account).await;
-    let token = api.kubectl(&["create", "token", "proxy", "-n", &namespace]).await;
-    let kubeconfig = api.kubeconfig_with_token(&format!("{namespace}-proxy"), token.trim());
+    grant(&api, None, &format!("{namespace}-reads"), &rules, &account.subject()).await;
+    let kubeconfig = account.kubeconfig().await;
     let (cert, key) = api.server_certificate();
     let args = [
         "--resource=pods",
@@ -688,11 +671,8 @@ async fn a_review_needs_the_delegators_right() {
     let text = refused.text().await.unwrap();
     assert!(!text.contains("serviceaccount") && !text.contains(&namespace), "{text}");
     assert!(kubefan.process.log().contains("TokenReview"), "the log says why");
-    let role =
-        json!({ "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:auth-delegator" });
-    let binding =
-        json!({ "metadata": { "name": format!("{namespace}-reviews") }, "roleRef": role, "subjects": [account] });
-    api.create("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", &binding).await;
+    let binding = format!("{namespace}-reviews");
+    bind_cluster_role(&api, &binding, "system:auth-delegator", &account.subject()).await;
     wait::until("the reviews to be allowed", wait::SOON, || async {
         (ask().await.unwrap().status() == StatusCode::OK).then_some(())
     })

@@ -15,10 +15,9 @@ use kubefan_common::proto::v1alpha1::{
 use rcgen::ExtendedKeyUsagePurpose;
 use reqwest::{Client, StatusCode};
 use rustls::{
-    ClientConfig, ClientConnection, RootCertStore, SignatureScheme,
-    client::ResolvesClientCert,
+    ClientConfig, ClientConnection, RootCertStore,
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
-    sign::CertifiedKey,
+    sign::{CertifiedKey, SingleCertAndKey},
 };
 use serde_json::{Value, json};
 use tonic::{
@@ -31,6 +30,7 @@ use crate::harness::{
     apiserver::{ApiServer, NOBODY},
     kubefan::{Kubefan, run},
     pki::{Authority, named},
+    rbac::{ServiceAccount, bind_cluster_role, grant},
     tests, wait,
 };
 
@@ -156,20 +156,6 @@ async fn status(client: &Client, url: &str) -> (StatusCode, String) {
     (status, body["message"].as_str().unwrap_or_default().to_owned())
 }
 
-/// Presents a chain with any key.
-#[derive(Debug)]
-struct Presents(Arc<CertifiedKey>);
-
-impl ResolvesClientCert for Presents {
-    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
-        Some(self.0.clone())
-    }
-
-    fn has_certs(&self) -> bool {
-        true
-    }
-}
-
 /// The answer to a request with this certificate and this key, which need not belong together.
 fn asked_with(addr: SocketAddr, ca: &[u8], certificate: &str, key: &str, path: &str) -> std::io::Result<String> {
     let mut roots = RootCertStore::empty();
@@ -177,7 +163,7 @@ fn asked_with(addr: SocketAddr, ca: &[u8], certificate: &str, key: &str, path: &
     let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
     let key = rustls::crypto::ring::sign::any_supported_type(&key).unwrap();
     let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()];
-    let presents = Presents(Arc::new(CertifiedKey::new(chain, key)));
+    let presents = SingleCertAndKey::from(CertifiedKey::new(chain, key));
     let config = ClientConfig::builder().with_root_certificates(roots).with_client_cert_resolver(Arc::new(presents));
     let name = ServerName::from(addr.ip());
     let mut session = ClientConnection::new(Arc::new(config), name).unwrap();
@@ -323,21 +309,12 @@ async fn with_passthrough_kubefan_refuses_what_it_cannot_forward_in_the_words_of
 async fn without_the_right_to_read_the_cas_kubefan_says_so_once_and_takes_no_certificate() {
     let api = ApiServer::shared().await;
     let namespace = api.namespace("no-cas").await;
-    let rbac = "/apis/rbac.authorization.k8s.io/v1";
-    api.create(&format!("/api/v1/namespaces/{namespace}/serviceaccounts"), &json!({ "metadata": { "name": "proxy" } }))
-        .await;
-    let account = json!({ "kind": "ServiceAccount", "name": "proxy", "namespace": namespace });
+    let account = ServiceAccount::create(&api, &namespace, "proxy").await;
     let rules = json!([{ "apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"] }]);
-    let own = format!("{namespace}-reads");
-    api.create(&format!("{rbac}/clusterroles"), &json!({ "metadata": { "name": own }, "rules": rules })).await;
-    for role in [own.as_str(), "system:auth-delegator"] {
-        let reference = json!({ "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role });
-        let metadata = json!({ "name": format!("{namespace}-{}", role.replace(':', "-")) });
-        let binding = json!({ "metadata": metadata, "roleRef": reference, "subjects": [account] });
-        api.create(&format!("{rbac}/clusterrolebindings"), &binding).await;
-    }
-    let token = api.kubectl(&["create", "token", "proxy", "-n", &namespace]).await;
-    let kubeconfig = api.kubeconfig_with_token(&format!("{namespace}-proxy"), token.trim());
+    grant(&api, None, &format!("{namespace}-reads"), &rules, &account.subject()).await;
+    let binding = format!("{namespace}-reviews");
+    bind_cluster_role(&api, &binding, "system:auth-delegator", &account.subject()).await;
+    let kubeconfig = account.kubeconfig().await;
     let (cert, key) = api.server_certificate();
     let args = [
         "--resource=pods",

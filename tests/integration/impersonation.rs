@@ -5,12 +5,12 @@ use reqwest::{Client, Method, StatusCode};
 use serde_json::{Value, json};
 
 use crate::{
-    authorization::grant,
     deploy::CLUSTER_PROXY,
     harness::{
         Test,
         apiserver::{ApiServer, NOBODY, Options},
         kubefan::{Kubefan, run},
+        rbac::{ServiceAccount, grant},
         tests, wait,
     },
 };
@@ -38,12 +38,10 @@ impl World {
         let kubefan = Kubefan::spawn_as_given(&kubeconfig, &[&tls, &fixed[..], args].concat()).await;
         kubefan.ready().await;
         let namespace = api.namespace("impersonated").await;
-        let accounts = format!("/api/v1/namespaces/{namespace}/serviceaccounts");
-        api.create(&accounts, &json!({ "metadata": { "name": "agent" } })).await;
-        let account = json!({ "kind": "ServiceAccount", "name": "agent", "namespace": namespace });
+        let account = ServiceAccount::create(&api, &namespace, "agent").await;
         let rules = json!([{ "apiGroups": [""], "resources": ["configmaps"], "verbs": ["*"] }]);
-        grant(&api, Some(&namespace), "agent", &rules, &account).await;
-        let token = api.kubectl(&["create", "token", "agent", "-n", &namespace]).await.trim().to_owned();
+        grant(&api, Some(&namespace), "agent", &rules, &account.subject()).await;
+        let token = account.token().await;
         let world = World { api, kubefan, namespace, token };
         let client = world.api.client_with_token(&world.token);
         wait::until("the role to apply", wait::SOON, || async {

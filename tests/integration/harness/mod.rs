@@ -33,6 +33,7 @@ pub(crate) mod network;
 pub(crate) mod objects;
 pub(crate) mod pki;
 pub(crate) mod process;
+pub(crate) mod rbac;
 pub(crate) mod record;
 mod rest;
 pub(crate) mod resuming;

@@ -17,10 +17,7 @@ use super::{
     calls::{Call, Kind},
     watched::Watched,
 };
-use crate::{
-    authorization::grant,
-    harness::{Test, apiserver::ApiServer, kubefan::Kubefan, objects::version_of, tests, wait},
-};
+use crate::harness::{Test, apiserver::ApiServer, kubefan::Kubefan, objects::version_of, rbac::grant, tests, wait};
 
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: an_informer_gets_every_change_once_although_its_tokens_end, an_informer_that_is_forbidden_says_so;

@@ -1,4 +1,4 @@
-//! What is found out about a request while it is answered: who asks, for what, and with which
+//! What is found out about a request while it is answered: its caller, what it reads, and the
 //! verdict.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -39,7 +39,7 @@ impl Notes {
         Some(self.0.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Notes who asks.
+    /// Notes the caller.
     pub fn caller(&self, caller: &Caller) {
         if let Some(mut noted) = self.lock() {
             noted.caller = Some(caller.clone());

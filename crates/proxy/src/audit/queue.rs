@@ -22,7 +22,7 @@ pub type Clock = fn() -> SystemTime;
 pub struct Line {
     /// The JSON, with a line feed.
     pub text: Vec<u8>,
-    /// Who waits for it: receives whether it was written.
+    /// Receives whether it was written, if its request waits for that.
     pub written: Option<oneshot::Sender<bool>>,
 }
 

@@ -170,7 +170,7 @@ impl Drop for Record {
             return open.queue.push(open.line(Stage::Panic));
         }
         open.outcome.get_or_insert_with(Outcome::closed_early);
-        // Of a forwarded stream it is not known who has ended it.
+        // Either side may have ended a forwarded stream.
         if open.is_started && !open.is_forwarded {
             open.end.get_or_insert(CANCELLED);
         }

@@ -80,8 +80,8 @@ impl<C: Catalog> Reader<C> {
     }
 
     /// Returns a read as one that the caller of a request may do. Until then nothing is looked up
-    /// but the full name of the resource, which every user may see. `notes` get who asks for what,
-    /// and the verdict.
+    /// but the full name of the resource, which every user may see. `notes` get the caller, the
+    /// read and the verdict.
     ///
     /// # Errors
     /// Why the caller may not, or why that is not known.

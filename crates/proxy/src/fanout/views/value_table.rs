@@ -1,7 +1,7 @@
 //! Views by value, in a few bytes per value.
 //!
 //! Clients may choose a million values, so a table has neither their texts nor an allocation for
-//! each. The texts are in the selections of the views: who asks compares them.
+//! each. The texts are in the selections of the views: callers compare them.
 
 use hashbrown::{HashTable, hash_table::Entry};
 use slab::Slab;

@@ -5,10 +5,9 @@ use std::time::{Duration, SystemTime};
 use prometheus::Gauge;
 use rustls::{
     ClientConfig, RootCertStore,
-    client::ResolvesClientCert,
     crypto::ring,
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
-    sign::CertifiedKey,
+    sign::{CertifiedKey, SingleCertAndKey},
 };
 use tokio_rustls::TlsConnector;
 
@@ -19,24 +18,11 @@ use crate::{
 };
 
 /// Presents a chain with any key, also one that is not the certificate's.
-#[derive(Debug)]
-struct Presents(Arc<CertifiedKey>);
-
-impl ResolvesClientCert for Presents {
-    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
-        Some(self.0.clone())
-    }
-
-    fn has_certs(&self) -> bool {
-        true
-    }
-}
-
-fn present(chain: &[&Signer], key: &Signer) -> Arc<Presents> {
+fn present(chain: &[&Signer], key: &Signer) -> Arc<SingleCertAndKey> {
     let key = PrivateKeyDer::from_pem_slice(key.key_pem.as_bytes()).unwrap();
     let key = ring::sign::any_supported_type(&key).unwrap();
     let chain = chain.iter().map(|signer| signer.der.clone()).collect();
-    Arc::new(Presents(Arc::new(CertifiedKey::new(chain, key))))
+    Arc::new(CertifiedKey::new(chain, key).into())
 }
 
 fn wall_clock() -> SystemTime {
@@ -63,7 +49,11 @@ impl Servers {
         Self { acceptor: acceptor(certificate, &options, true).unwrap(), ca }
     }
 
-    fn client(&self, version: &'static rustls::SupportedProtocolVersion, presents: Arc<Presents>) -> ClientConfig {
+    fn client(
+        &self,
+        version: &'static rustls::SupportedProtocolVersion,
+        presents: Arc<SingleCertAndKey>,
+    ) -> ClientConfig {
         let mut roots = RootCertStore::empty();
         roots.add(self.ca.der.clone()).unwrap();
         let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));

@@ -1,0 +1,66 @@
+//! Service accounts and roles on the real kube-apiserver.
+
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+use super::apiserver::ApiServer;
+
+const GROUP: &str = "rbac.authorization.k8s.io";
+
+/// A service account that exists.
+pub(crate) struct ServiceAccount<'a> {
+    api: &'a ApiServer,
+    namespace: &'a str,
+    name: &'a str,
+}
+
+impl<'a> ServiceAccount<'a> {
+    pub(crate) async fn create(api: &'a ApiServer, namespace: &'a str, name: &'a str) -> Self {
+        let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts");
+        api.create(&path, &json!({ "metadata": { "name": name } })).await;
+        Self { api, namespace, name }
+    }
+
+    /// The subject of a binding.
+    pub(crate) fn subject(&self) -> Value {
+        json!({ "kind": "ServiceAccount", "name": self.name, "namespace": self.namespace })
+    }
+
+    /// A token of one hour.
+    pub(crate) async fn token(&self) -> String {
+        self.api.kubectl(&["create", "token", self.name, "-n", self.namespace]).await.trim().to_owned()
+    }
+
+    /// A kubeconfig with a token of one hour.
+    pub(crate) async fn kubeconfig(&self) -> PathBuf {
+        self.api.kubeconfig_with_token(&format!("{}-{}", self.namespace, self.name), &self.token().await)
+    }
+}
+
+/// Creates a role, in a namespace or for the cluster, and binds it.
+pub(crate) async fn grant(api: &ApiServer, namespace: Option<&str>, name: &str, rules: &Value, subject: &Value) {
+    let role = json!({ "metadata": { "name": name }, "rules": rules });
+    match namespace {
+        Some(namespace) => {
+            let base = format!("/apis/{GROUP}/v1/namespaces/{namespace}");
+            api.create(&format!("{base}/roles"), &role).await;
+            api.create(&format!("{base}/rolebindings"), &binding(name, "Role", name, subject)).await;
+        }
+        None => {
+            api.create(&format!("/apis/{GROUP}/v1/clusterroles"), &role).await;
+            bind_cluster_role(api, name, name, subject).await;
+        }
+    }
+}
+
+/// Binds a role of the cluster that exists.
+pub(crate) async fn bind_cluster_role(api: &ApiServer, name: &str, role: &str, subject: &Value) {
+    let path = format!("/apis/{GROUP}/v1/clusterrolebindings");
+    api.create(&path, &binding(name, "ClusterRole", role, subject)).await;
+}
+
+fn binding(name: &str, kind: &str, role: &str, subject: &Value) -> Value {
+    let role = json!({ "apiGroup": GROUP, "kind": kind, "name": role });
+    json!({ "metadata": { "name": name }, "roleRef": role, "subjects": [subject] })
+}
