@@ -47,6 +47,8 @@ pub enum Figure {
     ListMax,
     /// The slowest answer of `/livez`.
     LivezMax,
+    /// 1 if the goals of `hostile` are met, otherwise 0.
+    GoalsMet,
     /// The same beside the same attackers against a sink.
     BaselineLivezMax,
     /// Deliveries of the slowest subscriber at the end of the measured time, as a share of the
@@ -76,7 +78,7 @@ pub enum Figure {
 
 impl Figure {
     /// All figures, in the order of their columns.
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 32] = [
         Self::CpuPerDelivery,
         Self::FloorCpuPerDelivery,
         Self::FloorShare,
@@ -98,6 +100,7 @@ impl Figure {
         Self::ListMax,
         Self::LivezMax,
         Self::BaselineLivezMax,
+        Self::GoalsMet,
         Self::RssPerSubscriber,
         Self::RssPerSubscriberAfterLoad,
         Self::RssAddedPeak,
@@ -135,6 +138,7 @@ impl Figure {
             Self::Refused => "honest_requests_refused",
             Self::ListMax => "list_ms_max",
             Self::LivezMax => "livez_ms_max",
+            Self::GoalsMet => "goals_met",
             Self::BaselineLivezMax => "baseline_livez_ms_max",
             Self::MemoryMax => "memory_bytes_max",
             Self::RssAddedPeak => "rss_bytes_added_peak",
@@ -172,6 +176,7 @@ impl Figure {
             Self::Refused => ("refused", 0),
             Self::ListMax => ("list ms max", 1),
             Self::LivezMax => ("livez ms max", 1),
+            Self::GoalsMet => ("goals met", 0),
             Self::BaselineLivezMax => ("baseline", 1),
             Self::MemoryMax => ("memory max", 0),
             Self::RssAddedPeak => ("added RSS B", 0),

@@ -144,6 +144,15 @@ pub fn table(scenario: Scenario, reports: &[Report]) -> String {
         text.push_str(line.trim_end());
         text.push('\n');
     }
+    let met: Vec<(&str, bool)> = reports
+        .iter()
+        .filter_map(|report| Some((report.variant.name, report.figure(Figure::GoalsMet)?.median >= 1.0)))
+        .collect();
+    if !met.is_empty() {
+        let missed: Vec<&str> = met.iter().filter(|(_, is_met)| !is_met).map(|(name, _)| *name).collect();
+        let list = if missed.is_empty() { "none".to_owned() } else { missed.join(", ") };
+        let _ = writeln!(text, "goals met in {} of {} cases; missed: {list}", met.len() - missed.len(), met.len());
+    }
     for report in reports.iter().filter(|report| !report.note().is_empty()) {
         let _ = writeln!(text, "{}: {}", report.variant.name, report.note());
     }
@@ -188,5 +197,21 @@ kubefan          1000      32          2.00         4.00
 ";
         assert_eq!(table(Scenario::Fanout, &[report(&[2.0, 1.0, 4.0])]), expected);
         assert_eq!(table(Scenario::Fanout, &[report(&[2.0])]).lines().count(), 3);
+    }
+
+    #[test]
+    fn a_table_with_goals_names_the_cases_that_missed_them() {
+        let case = |name, goals_met: &[f64]| {
+            let variant = Variant { name, subscribers: 200, batch: None };
+            let mut report = Report::new(Scenario::Hostile, "kubefan", variant, 1000);
+            for met in goals_met {
+                let mut figures = Figures::default();
+                figures.set(Figure::GoalsMet, *met);
+                report.add(figures);
+            }
+            report
+        };
+        let table = table(Scenario::Hostile, &[case("a", &[1.0, 0.0, 1.0]), case("b", &[0.0]), case("c", &[1.0])]);
+        assert!(table.ends_with("goals met in 2 of 3 cases; missed: b\n"), "{table}");
     }
 }

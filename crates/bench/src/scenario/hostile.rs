@@ -4,7 +4,12 @@
 //!
 //! Each attack has a server of its own, so that none inherits the state that another left.
 
-use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use tokio::{
     task::JoinHandle,
@@ -39,6 +44,11 @@ const MEMORY_MAX: u64 = 256 << 20;
 const LIST_INTERVAL: Duration = Duration::from_secs(1);
 /// A list that takes longer counts as refused.
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
+/// So does a list that has taken longer when the attack ends, because it was not answered meanwhile.
+const LIST_SLOW: Duration = Duration::from_secs(2);
+/// The goals: the most that the 99th percentile may grow, and the slowest answer of `/livez`.
+const P99_RATIO_MAX: f64 = 2.0;
+const LIVEZ_MILLIS_MAX: f64 = 100.0;
 /// How long the subscribers may take to receive the last changes after an attack.
 const DELIVERY_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the changes flow before the attack.
@@ -80,8 +90,14 @@ pub(super) async fn measure(
     figures.set(Figure::Refused, attacked.refused as f64);
     figures.set(Figure::ListMax, attacked.list_millis);
     figures.set(Figure::LivezMax, attacked.livez_millis);
-    figures.set(Figure::RssMax, peak_bytes(&meter, has_peak)? as f64);
+    let peak = peak_bytes(&meter, has_peak)?;
+    figures.set(Figure::RssMax, peak as f64);
     figures.set(Figure::MemoryMax, MEMORY_MAX as f64);
+    let is_met = attacked.p99_millis <= P99_RATIO_MAX * baseline.p99_millis
+        && attacked.refused == 0
+        && attacked.livez_millis <= LIVEZ_MILLIS_MAX
+        && peak <= MEMORY_MAX;
+    figures.set(Figure::GoalsMet, f64::from(u8::from(is_met)));
     figures.set_note(attacked.note);
     Ok(vec![(Variant { name: attack.name, subscribers: run.options.honest, batch: None }, figures)])
 }
@@ -177,32 +193,46 @@ impl Honest {
         let (received, ages) = self.drive(source, attacking).await?;
         // An error is that of a subscriber that lost its stream, or did not receive everything.
         let (ages, failure) = ages.map_or_else(|error| (None, Some(error)), |ages| (Some(ages), None));
-        let (failed_lists, list_millis, list_error) = self.lists.take();
+        let lists = self.lists.take();
         let percentile = |percent| {
             let age = ages.as_ref().and_then(|ages| ages.percentile(percent));
             age.map_or(f64::NAN, |age| age.as_secs_f64() * 1e3)
         };
         let mut note = received?;
-        for error in failure.iter().map(ToString::to_string).chain(list_error) {
+        for error in failure.iter().map(ToString::to_string).chain(lists.error) {
             note.push_str(&format!("; honest: {error}"));
         }
         Ok(Noticed {
             p50_millis: percentile(50),
             p99_millis: percentile(99),
-            list_millis,
+            list_millis: lists.slowest.as_secs_f64() * 1e3,
             livez_millis: self.livez.take_slowest_millis(),
-            refused: failed_lists + u64::from(failure.is_some()),
+            refused: lists.failed + u64::from(failure.is_some()),
             note,
         })
     }
 }
 
-/// Failed lists, the slowest list in milliseconds, and the first error.
-type ListResults = (u64, f64, Option<String>);
+/// What came of the lists.
+#[derive(Debug, Default)]
+struct ListResults {
+    failed: u64,
+    slowest: Duration,
+    error: Option<String>,
+    /// When the list in flight began.
+    running: Option<Instant>,
+}
+
+impl ListResults {
+    fn add_failure(&mut self, error: String) {
+        self.failed += 1;
+        self.error.get_or_insert(error);
+    }
+}
 
 /// The honest client that lists every second.
 struct Lists {
-    results: Arc<std::sync::Mutex<ListResults>>,
+    results: Arc<Mutex<ListResults>>,
     task: JoinHandle<()>,
 }
 
@@ -213,9 +243,17 @@ impl Lists {
         Self { results, task }
     }
 
-    /// The results since the last call.
+    /// The results since the last call. The list in flight counts with the time that it has taken.
     fn take(&self) -> ListResults {
-        std::mem::take(&mut *self.results.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+        let mut results = self.results.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = ListResults { running: results.running, ..ListResults::default() };
+        let mut taken = std::mem::replace(&mut *results, next);
+        let so_far = taken.running.map_or(Duration::ZERO, |start| start.elapsed());
+        taken.slowest = taken.slowest.max(so_far);
+        if so_far > LIST_SLOW {
+            taken.add_failure(format!("a list has no end after {so_far:.1?}"));
+        }
+        taken
     }
 }
 
@@ -225,20 +263,22 @@ impl Drop for Lists {
     }
 }
 
-async fn list(endpoint: Endpoint, path: String, results: Arc<std::sync::Mutex<ListResults>>) {
+async fn list(endpoint: Endpoint, path: String, results: Arc<Mutex<ListResults>>) {
+    let lock = || results.lock().unwrap_or_else(PoisonError::into_inner);
     let mut ticks = interval(LIST_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     loop {
         ticks.tick().await;
         let start = Instant::now();
+        lock().running = Some(start);
         let listing = async { RestClient::connect(endpoint.clone()).await?.download(&path).await };
         let listed = timeout(LIST_TIMEOUT, listing).await;
         let listed = listed.unwrap_or_else(|_| Err(BenchError::Cluster(format!("no list within {LIST_TIMEOUT:?}"))));
-        let (failed, slowest, error) = &mut *results.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        *slowest = slowest.max(start.elapsed().as_secs_f64() * 1e3);
+        let mut results = lock();
+        results.running = None;
+        results.slowest = results.slowest.max(start.elapsed());
         if let Err(failure) = listed {
-            *failed += 1;
-            error.get_or_insert_with(|| failure.to_string());
+            results.add_failure(failure.to_string());
         }
     }
 }
