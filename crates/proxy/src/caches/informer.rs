@@ -323,7 +323,7 @@ impl Informer {
         match &update {
             Update::ListBegin { reason } => {
                 hub.listing(reason);
-                self.planned_relist.list_begun();
+                self.planned_relist.list_begun(received);
                 self.listing = Some((reason, received));
                 info!(resource = %self.served.gvr, media = self.media().as_str(), reason, "listing");
             }

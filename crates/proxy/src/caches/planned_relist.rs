@@ -28,6 +28,8 @@ pub(super) struct PlannedRelist {
 struct Plan {
     at: Instant,
     reason: &'static str,
+    /// When a relist was last asked for.
+    requested: Instant,
 }
 
 /// Completes when a planned relist is due and has a place.
@@ -40,17 +42,19 @@ impl PlannedRelist {
 
     /// Plans a relist, unless an earlier one is planned.
     pub(super) fn request(&self, at: Instant, reason: &'static str) {
-        let mut plan = self.plan();
-        if plan.is_none_or(|planned| at < planned.at) {
-            *plan = Some(Plan { at, reason });
-        }
+        let (mut plan, requested) = (self.plan(), Instant::now());
+        *plan = match *plan {
+            Some(planned) if planned.at <= at => Some(Plan { requested, ..planned }),
+            _ => Some(Plan { at, reason, requested }),
+        };
         drop(plan);
         self.changed.notify_one();
     }
 
-    /// Cancels the plan, because a list has begun.
-    pub(super) fn list_begun(&self) {
-        *self.plan() = None;
+    /// Cancels the plan, because a list was requested upstream at `at`. A plan that was asked for
+    /// later stays: the list may show the state before the change that was found.
+    pub(super) fn list_begun(&self, at: Instant) {
+        self.plan().take_if(|plan| plan.requested <= at);
     }
 
     /// Whether a relist is planned.
@@ -70,7 +74,7 @@ impl PlannedRelist {
     async fn due(&self) -> &'static str {
         loop {
             let plan = *self.plan();
-            let Some(Plan { at, reason }) = plan else {
+            let Some(Plan { at, reason, .. }) = plan else {
                 self.changed.notified().await;
                 continue;
             };
@@ -80,5 +84,36 @@ impl PlannedRelist {
                 () = sleep_until(at) => return reason,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_that_was_requested_before_a_change_was_found_does_not_cancel_the_relist() {
+        let relist = PlannedRelist::default();
+        let list = Instant::now();
+        tokio::time::advance(Duration::from_secs(1)).await;
+        relist.request(Instant::now(), SCHEMA_CHANGED);
+        relist.list_begun(list);
+        assert!(relist.is_planned());
+        relist.list_begun(Instant::now());
+        assert!(!relist.is_planned());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_earlier_of_two_plans_is_kept_and_counts_as_asked_for_by_both() {
+        let relist = PlannedRelist::default();
+        let list = Instant::now();
+        relist.request(list, "verification");
+        tokio::time::advance(Duration::from_secs(1)).await;
+        relist.request(Instant::now() + Duration::from_secs(60), SCHEMA_CHANGED);
+        relist.list_begun(list);
+        assert!(relist.is_planned());
+        assert_eq!(relist.due().await, "verification");
     }
 }
