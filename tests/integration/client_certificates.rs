@@ -229,7 +229,7 @@ async fn a_bundle_replaced_under_live_streams_ends_none() {
     world.trust(&[&other]);
     world.becomes(|| world.client(&master), StatusCode::UNAUTHORIZED).await;
     world.all_see(&mut streams, "replaced").await;
-    assert_eq!(status(&kept, &world.url()).await.0, StatusCode::OK, "a live connection keeps its identity");
+    assert_eq!(status(&kept, &world.url()).await.0, StatusCode::UNAUTHORIZED, "a live connection");
     let refused = world.client(&master);
     let (code, message) = status(&refused, &world.url()).await;
     assert_eq!(code, StatusCode::UNAUTHORIZED);
@@ -246,6 +246,7 @@ async fn a_bundle_replaced_under_live_streams_ends_none() {
     // A connection that was refused is known when its CA is trusted again.
     world.trust(&[&other, &world.authority]);
     world.becomes(|| refused.clone(), StatusCode::OK).await;
+    assert_eq!(status(&kept, &world.url()).await.0, StatusCode::OK, "so is one that was known before");
     world.all_see(&mut streams, "both").await;
 }
 

@@ -105,29 +105,39 @@ impl CaBundle {
     }
 
     /// Verifies the certificate of a client, which comes first in `chain`, at a time since 1970.
-    /// Others in the chain may lead from it to a CA.
+    /// Others in the chain may lead from it to a CA. Returns the last second of the certificate of
+    /// this path that ends first, since 1970.
     ///
     /// # Errors
     /// Why it proves nothing.
-    pub fn verify(&self, chain: &[CertificateDer<'_>], now: Duration) -> Result<(), Untrusted> {
-        let (leaf, others) = chain.split_first().ok_or(Untrusted::UnknownCa)?;
-        let leaf = EndEntityCert::try_from(leaf).map_err(|_| Untrusted::UnknownCa)?;
+    pub fn verify(&self, chain: &[CertificateDer<'_>], now: Duration) -> Result<Duration, Untrusted> {
+        let (client, others) = chain.split_first().ok_or(Untrusted::UnknownCa)?;
+        let leaf = EndEntityCert::try_from(client).map_err(|_| Untrusted::UnknownCa)?;
         let algorithms = ring::default_provider().signature_verification_algorithms;
         let (at, usage) = (UnixTime::since_unix_epoch(now), ForClients);
         let check = |path: &VerifiedPath<'_>| self.check(path, now);
         let verified = leaf.verify_for_usage(algorithms.all, &self.anchors, others, at, usage, None, Some(&check));
-        verified.map(drop).map_err(|error| match error {
+        let path = verified.map_err(|error| match error {
             webpki::Error::CertExpired { .. } | webpki::Error::CertNotValidYet { .. } => Untrusted::WrongTime,
             webpki::Error::RequiredEkuNotFoundContext(_) => Untrusted::WrongUsage,
             _ => Untrusted::UnknownCa,
-        })
+        })?;
+        let ca = self.limits(&path).map(|limits| limits.not_after);
+        let signed = path.intermediate_certificates().map(|certificate| certificate.der());
+        let ends = signed.chain([client.clone()]).filter_map(|der| Some(read(&der)?.validity().not_after));
+        ends.chain(ca).map(since_1970).min().ok_or(Untrusted::UnknownCa)
+    }
+
+    /// What the CA at the top of a path limits.
+    fn limits(&self, path: &VerifiedPath<'_>) -> Option<&Limits> {
+        let at = self.anchors.iter().position(|anchor| std::ptr::eq(anchor, path.anchor()))?;
+        self.limits.get(at)
     }
 
     /// Checks what the library leaves out of a chain: the limits of its CA, and the key usages of
     /// those between.
     fn check(&self, path: &VerifiedPath<'_>, now: Duration) -> Result<(), webpki::Error> {
-        let at = self.anchors.iter().position(|anchor| std::ptr::eq(anchor, path.anchor()));
-        let limits = at.and_then(|at| self.limits.get(at)).ok_or(webpki::Error::UnknownIssuer)?;
+        let limits = self.limits(path).ok_or(webpki::Error::UnknownIssuer)?;
         let between: Vec<_> = path.intermediate_certificates().map(|certificate| certificate.der()).collect();
         if between.iter().any(|der| read(der).is_none_or(|certificate| !may_sign(&certificate))) {
             return Err(webpki::Error::UnknownIssuer);
@@ -136,7 +146,7 @@ impl CaBundle {
             return Err(webpki::Error::PathLenConstraintViolated);
         }
         let seconds = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
-        let time = |at: ASN1Time| UnixTime::since_unix_epoch(Duration::from_secs(at.timestamp().max(0) as u64));
+        let time = |at: ASN1Time| UnixTime::since_unix_epoch(since_1970(at));
         let (now, not_before, not_after) = (UnixTime::since_unix_epoch(now), limits.not_before, limits.not_after);
         if seconds < not_before.timestamp() {
             return Err(webpki::Error::CertNotValidYet { time: now, not_before: time(not_before) });
@@ -167,6 +177,10 @@ impl ExtendedKeyUsageValidator for ForClients {
         let required = webpki::KeyUsage::client_auth();
         Err(webpki::Error::RequiredEkuNotFoundContext(webpki::RequiredEkuNotFoundContext { required, present }))
     }
+}
+
+fn since_1970(at: ASN1Time) -> Duration {
+    Duration::from_secs(u64::try_from(at.timestamp()).unwrap_or_default())
 }
 
 /// Parses a certificate that fills all of `der`.

@@ -1,8 +1,8 @@
 //! The certificate of a connection, and what it says about the caller.
 //!
 //! A chain costs signatures to verify, so that is done once, when the connection begins, and again
-//! only if it proved nothing and other CAs are trusted since. A caller that is known stays known
-//! while its connection lasts, until its certificate ends.
+//! when other CAs are trusted. A request that has arrived stays its caller's, until the certificate
+//! or one above it ends.
 
 use std::{
     fmt,
@@ -46,51 +46,36 @@ pub enum CertificateVerdict {
 
 /// The certificate that a client has presented, and of which it has the private key.
 pub struct ClientCertificate {
+    chain: Vec<CertificateDer<'static>>,
     cas: Arc<TrustedCas>,
-    state: Mutex<State>,
+    last: Mutex<LastVerdict>,
 }
 
-enum State {
-    Known(Arc<KnownCaller>),
-    /// The verdict on the chain, by the CAs of this generation.
-    Unknown {
-        chain: Vec<CertificateDer<'static>>,
-        generation: u64,
-        verdict: CertificateVerdict,
-    },
+/// The verdict on the chain, by the CAs of this generation.
+struct LastVerdict {
+    verdict: CertificateVerdict,
+    generation: u64,
 }
 
 impl ClientCertificate {
     /// Verifies a chain, whose first certificate is the client's.
     pub fn new(chain: &[CertificateDer<'_>], cas: Arc<TrustedCas>) -> Arc<Self> {
         let (trusted, generation) = cas.newest();
-        let state = match verdict(chain, &trusted, &cas) {
-            CertificateVerdict::Known(caller) => State::Known(caller),
-            verdict => {
-                let chain = chain.iter().map(|der| der.clone().into_owned()).collect();
-                State::Unknown { chain, generation, verdict }
-            }
-        };
-        Arc::new(Self { cas, state: Mutex::new(state) })
+        let last = Mutex::new(LastVerdict { verdict: verdict(chain, &trusted, &cas), generation });
+        let chain = chain.iter().map(|der| der.clone().into_owned()).collect();
+        Arc::new(Self { chain, cas, last })
     }
 
-    /// What it says about the caller.
+    /// What it says about the caller of a request that has arrived now.
     pub fn verdict(&self) -> CertificateVerdict {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if let State::Unknown { chain, generation, verdict: last } = &mut *state {
-            let (trusted, newest) = self.cas.newest();
-            if *generation != newest {
-                *generation = newest;
-                match verdict(chain, &trusted, &self.cas) {
-                    CertificateVerdict::Known(caller) => *state = State::Known(caller),
-                    other => *last = other,
-                }
-            }
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let (trusted, generation) = self.cas.newest();
+        if last.generation != generation {
+            *last = LastVerdict { verdict: verdict(&self.chain, &trusted, &self.cas), generation };
         }
-        match &*state {
-            State::Known(caller) if caller.is_expired() => CertificateVerdict::Refused(WRONG_TIME),
-            State::Known(caller) => CertificateVerdict::Known(caller.clone()),
-            State::Unknown { verdict, .. } => verdict.clone(),
+        match &last.verdict {
+            CertificateVerdict::Known(caller) if caller.is_expired() => CertificateVerdict::Refused(WRONG_TIME),
+            verdict => verdict.clone(),
         }
     }
 }
@@ -105,18 +90,16 @@ fn verdict(chain: &[CertificateDer<'_>], trusted: &Trusted, cas: &TrustedCas) ->
 
 fn verified(chain: &[CertificateDer<'_>], bundle: &CaBundle, cas: &TrustedCas) -> CertificateVerdict {
     let now = (cas.wall_clock)().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    if let Err(untrusted) = bundle.verify(chain, now) {
-        return CertificateVerdict::Refused(match untrusted {
-            Untrusted::UnknownCa => UNKNOWN_CA,
-            Untrusted::WrongTime => WRONG_TIME,
-            Untrusted::WrongUsage => WRONG_USAGE,
-        });
-    }
+    let not_after = match bundle.verify(chain, now) {
+        Ok(not_after) => not_after,
+        Err(Untrusted::UnknownCa) => return CertificateVerdict::Refused(UNKNOWN_CA),
+        Err(Untrusted::WrongTime) => return CertificateVerdict::Refused(WRONG_TIME),
+        Err(Untrusted::WrongUsage) => return CertificateVerdict::Refused(WRONG_USAGE),
+    };
     match chain.first().ok_or(NoUser::Unusable).and_then(subject::holder) {
-        Ok(holder) => {
-            let expires_at = Instant::now().checked_add(holder.not_after.saturating_sub(now));
-            let identity = holder.identity.without_extra(&cas.ignored_extra);
-            CertificateVerdict::Known(KnownCaller::new(identity, expires_at))
+        Ok(identity) => {
+            let expires_at = Instant::now().checked_add(not_after.saturating_sub(now));
+            CertificateVerdict::Known(KnownCaller::new(identity.without_extra(&cas.ignored_extra), expires_at))
         }
         Err(NoUser::Nameless) => CertificateVerdict::Nothing(NAMELESS),
         Err(NoUser::Unusable) => CertificateVerdict::Refused(UNUSABLE),

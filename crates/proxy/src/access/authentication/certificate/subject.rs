@@ -4,7 +4,7 @@
 //! The hazard is a subject that two programs read differently: with several common names, one of
 //! them would be the user here and another at the apiserver. So it is read as Go reads it.
 
-use std::{fmt::Write, time::Duration};
+use std::fmt::Write;
 
 use ring::digest::{SHA256, digest};
 use rustls::pki_types::CertificateDer;
@@ -31,25 +31,15 @@ pub enum NoUser {
     Unusable,
 }
 
-/// A user, and the end of its certificate.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holder {
-    /// The user.
-    pub identity: Identity,
-    /// The last second of the certificate, since 1970.
-    pub not_after: Duration,
-}
-
 /// The user that a certificate names, which a CA must have signed.
 ///
 /// # Errors
 /// Why it names none.
-pub fn holder(der: &CertificateDer<'_>) -> Result<Holder, NoUser> {
+pub fn holder(der: &CertificateDer<'_>) -> Result<Identity, NoUser> {
     let certificate = bundle::read(der).ok_or(NoUser::Unusable)?;
     let mut identity = user_of(certificate.subject().iter_attributes())?.authenticated();
     identity.extra.insert(CREDENTIAL_ID.to_owned(), vec![credential_id(der)]);
-    let not_after = u64::try_from(certificate.validity().not_after.timestamp()).unwrap_or_default();
-    Ok(Holder { identity, not_after: Duration::from_secs(not_after) })
+    Ok(identity)
 }
 
 fn user_of<'a>(attributes: impl Iterator<Item = &'a AttributeTypeAndValue<'a>>) -> Result<Identity, NoUser> {

@@ -41,14 +41,31 @@ async fn a_holder_is_known_until_the_certificate_ends() {
     assert_eq!(said(&certificate), Err(WRONG_TIME));
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_holder_is_known_no_longer_than_the_cas_above_its_certificate() {
+    let root = Signer::root(Content::ca("root").days(1, 3));
+    let between = root.sign(Content::ca("between").days(1, 2));
+    let client = between.sign(Content::client("alice", "readers").days(1, 4));
+    let certificate = ClientCertificate::new(&[client.der.clone(), between.der], trusting(&root));
+    let CertificateVerdict::Known(caller) = certificate.verdict() else { panic!("she is known") };
+    assert_eq!(caller.expires_at, Some(Instant::now() + 2 * DAY));
+    let direct = root.sign(Content::client("alice", "readers").days(1, 4));
+    let CertificateVerdict::Known(caller) = self::certificate(&direct, &trusting(&root)).verdict() else {
+        panic!("she is known")
+    };
+    assert_eq!(caller.expires_at, Some(Instant::now() + 3 * DAY));
+}
+
 #[tokio::test]
-async fn a_live_connection_keeps_its_identity_when_the_cas_change() {
+async fn a_live_connection_is_refused_when_its_ca_is_no_longer_trusted() {
     let (ca, other) = (Signer::root(Content::ca("ca")), Signer::root(Content::ca("ca")));
     let (cas, client) = (trusting(&ca), ca.sign(Content::client("alice", "readers")));
     let live = certificate(&client, &cas);
-    cas.replace(other.pem.as_bytes()).unwrap();
     assert_eq!(said(&live).as_deref(), Ok("alice"));
-    assert_eq!(said(&certificate(&client, &cas)), Err(UNKNOWN_CA), "a new connection");
+    cas.replace(other.pem.as_bytes()).unwrap();
+    assert_eq!(said(&live), Err(UNKNOWN_CA));
+    cas.replace(ca.pem.as_bytes()).unwrap();
+    assert_eq!(said(&live).as_deref(), Ok("alice"));
 }
 
 #[tokio::test]
