@@ -42,6 +42,10 @@ impl Default for Options {
 /// what was written before. It covers two backoffs of kubefan in a row (39 s each: one until
 /// upstream is back, one after its 410) and one of a client.
 const SILENCE_MAX: Duration = Duration::from_secs(120);
+/// How long subscribers and informers may take to be up to date after the last fault. A client that
+/// has failed often waits up to 60 s (30 s and as much jitter, as client-go), and if it is refused
+/// because a cache is not filled yet, as long again, and once more for a list.
+const CONVERGENCE_MAX: Duration = Duration::from_secs(240);
 /// How long a calm in the middle of a seed lasts at least: the longest silence, and writes in it.
 const CALM: Duration = Duration::from_secs(160);
 
@@ -391,7 +395,7 @@ async fn judge_when_quiet(
 ) -> Vec<(usize, Violation)> {
     loop {
         sleep(Duration::from_secs(1)).await;
-        let late = healed.elapsed() > SILENCE_MAX;
+        let late = healed.elapsed() > CONVERGENCE_MAX;
         let has_all = {
             let truth = world.truth.lock().unwrap();
             recorders.iter().all(|recorder| recorder.reached() >= truth.last_seen_by(recorder.spec().selection))
