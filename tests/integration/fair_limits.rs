@@ -17,7 +17,10 @@ use tokio::{
     net::{TcpSocket, TcpStream},
     time::Instant,
 };
-use tonic::{Code, transport::Channel};
+use tonic::{
+    Code,
+    transport::{Channel, Endpoint},
+};
 use tonic_types::StatusExt;
 
 use crate::{
@@ -35,7 +38,7 @@ use crate::{
 pub(crate) const TESTS: &[Test] = tests! {
     local: pending_calls_are_limited_and_leave_the_places_of_streams, reflection_and_health_watches_are_streams,
         a_live_watch_that_is_not_read_is_ended, selectors_beyond_the_limits_are_refused_or_passed_on,
-        many_values_in_selectors_take_a_few_times_their_text;
+        many_values_in_selectors_take_a_few_times_their_text, two_addresses_leave_a_stream_for_a_third;
     paused: a_call_without_a_request_is_ended, calls_without_a_request_do_not_hold_up_a_drain;
 };
 
@@ -116,6 +119,26 @@ async fn pending_calls_are_limited_and_leave_the_places_of_streams() {
     kubefan.metric_becomes("kubefan_calls_pending", 3.0).await;
     drop((silent, third));
     kubefan.metric_becomes("kubefan_calls_pending", 0.0).await;
+}
+
+async fn two_addresses_leave_a_stream_for_a_third() {
+    let simulated = Simulated::start().await;
+    let kubefan = simulated.kubefan(&["--resource=pods", "--subscribers-max=64"]).await;
+    let mut greedy = Vec::new();
+    for connection in 0..4 {
+        let endpoint = Endpoint::from_shared(format!("http://{}", kubefan.grpc_addr)).unwrap();
+        let endpoint = endpoint.local_address(Some([127, 0, 0, 2 + connection % 2].into()));
+        let mut grpc = WatchServiceClient::new(endpoint.connect().await.unwrap());
+        let status = loop {
+            match Watch::start(&mut grpc, target("pods"), "").await {
+                Ok(watch) => greedy.push(watch),
+                Err(status) => break status,
+            }
+        };
+        assert_eq!((status.code(), reason(&status)), (Code::ResourceExhausted, "LIMIT_REACHED".into()));
+    }
+    let honest = Watch::start(&mut connect(kubefan.grpc_addr).await, target("pods"), "").await;
+    assert!(honest.is_ok(), "{} streams of two addresses leave none: {:?}", greedy.len(), honest.err());
 }
 
 async fn reflection_and_health_watches_are_streams() {

@@ -12,6 +12,9 @@ pub const ANONYMOUS: &str = "system:anonymous";
 /// The group of that user.
 pub const UNAUTHENTICATED: &str = "system:unauthenticated";
 
+/// The extras of a token that is bound to a pod (`serviceaccount.UserInfo`).
+const POD_EXTRAS: [&str; 2] = ["authentication.kubernetes.io/pod-uid", "authentication.kubernetes.io/pod-name"];
+
 /// A SHA-256 digest.
 pub type Digest = [u8; SHA256_OUTPUT_LEN];
 
@@ -62,6 +65,12 @@ impl Identity {
     pub fn without_extra(mut self, ignored: &[String]) -> Self {
         self.extra.retain(|key, _| !ignored.contains(key));
         self
+    }
+
+    /// The uid of the pod that the token is bound to, or the name if only that is known.
+    pub fn pod(&self) -> Option<&str> {
+        let value = |key| self.extra.get(key)?.first().map(String::as_str);
+        POD_EXTRAS.into_iter().find_map(value)
     }
 
     /// A digest of everything in it. Two identities have the same only if they are equal.

@@ -1,123 +1,157 @@
-//! A queue that takes turns: first between addresses, then between the connections of one address,
-//! then in the order of arrival.
+//! A queue that takes turns: first between users, then between the workloads or addresses of one
+//! user, then between the connections of one of those, then in the order of arrival.
 //!
 //! The hazard is a client that queues thousands of requests, behind which those of all others would
 //! wait.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    net::IpAddr,
-};
+use std::collections::{HashMap, VecDeque};
 
-use super::fair_share::Holder;
-
-/// The address of those that wait; `None` for kubefan's own work.
-type AddressKey = Option<Option<IpAddr>>;
+use super::fair_share::{Holder, LevelKey, level_keys};
 
 /// The queue. It has no limit of its own: what is queued holds a place among streams or reads.
 #[derive(Debug)]
 pub struct FairQueue<T> {
-    /// The addresses that wait, in the order of their turns.
-    turns: VecDeque<AddressKey>,
-    addresses: HashMap<AddressKey, Connections<T>>,
+    turns: Turns<T>,
     next: u64,
 }
 
+/// Those that wait at one level, in the order of their turns. None is empty.
 #[derive(Debug)]
-struct Connections<T> {
-    turns: VecDeque<Option<Holder>>,
-    /// What waits, with its number. None is empty.
-    waiting: HashMap<Option<Holder>, VecDeque<(u64, T)>>,
+struct Turns<T> {
+    order: VecDeque<LevelKey>,
+    waiting: HashMap<LevelKey, Waiting<T>>,
+}
+
+#[derive(Debug)]
+enum Waiting<T> {
+    /// Those of the next level.
+    Turns(Turns<T>),
+    /// What a connection waits for.
+    Items(VecDeque<Item<T>>),
+}
+
+#[derive(Debug)]
+struct Item<T> {
+    number: u64,
+    holder: Option<Holder>,
+    item: T,
 }
 
 impl<T> Default for FairQueue<T> {
     fn default() -> Self {
-        Self { turns: VecDeque::new(), addresses: HashMap::new(), next: 0 }
+        Self { turns: Turns::default(), next: 0 }
     }
-}
-
-fn address_of(holder: Option<Holder>) -> AddressKey {
-    holder.map(|holder| holder.address())
 }
 
 impl<T> FairQueue<T> {
     /// Appends an item. Returns its number.
     pub fn push(&mut self, holder: Option<Holder>, item: T) -> u64 {
-        let (number, address) = (self.next, address_of(holder));
+        let number = self.next;
         self.next += 1;
-        let connections = self.addresses.entry(address).or_insert_with(|| {
-            self.turns.push_back(address);
-            Connections { turns: VecDeque::new(), waiting: HashMap::new() }
-        });
-        let waiting = connections.waiting.entry(holder).or_insert_with(|| {
-            connections.turns.push_back(holder);
-            VecDeque::new()
-        });
-        waiting.push_back((number, item));
+        self.turns.push(&level_keys(holder), Item { number, holder, item });
         number
     }
 
-    /// Takes the next item of those whose address and holder may have a turn.
-    pub fn pop(
-        &mut self,
-        address_may: impl Fn(Option<IpAddr>) -> bool,
-        may: impl Fn(Option<Holder>) -> bool,
-    ) -> Option<(Option<Holder>, T)> {
-        for _ in 0..self.turns.len() {
-            let key = self.turns.pop_front()?;
-            let connections = self.addresses.get_mut(&key)?;
-            let found = if key.is_none_or(&address_may) { connections.pop(&may) } else { None };
-            if connections.waiting.is_empty() {
-                self.addresses.remove(&key);
-            } else {
-                self.turns.push_back(key);
-            }
-            if found.is_some() {
-                return found;
-            }
-        }
-        None
+    /// Takes the next item of those that may have a turn, at each level.
+    pub fn pop(&mut self, may: impl Fn(usize, LevelKey) -> bool) -> Option<(Option<Holder>, T)> {
+        self.turns.pop(0, &may).map(|Item { holder, item, .. }| (holder, item))
     }
 
     /// Removes the item with this number, if it is still there.
     pub fn remove(&mut self, holder: Option<Holder>, number: u64) {
-        let key = address_of(holder);
-        let Some(connections) = self.addresses.get_mut(&key) else { return };
-        let Some(waiting) = connections.waiting.get_mut(&holder) else { return };
-        waiting.retain(|(other, _)| *other != number);
-        if waiting.is_empty() {
-            connections.waiting.remove(&holder);
-            connections.turns.retain(|other| *other != holder);
-        }
-        if connections.waiting.is_empty() {
-            self.addresses.remove(&key);
-            self.turns.retain(|other| *other != key);
-        }
+        self.turns.remove(&level_keys(holder), number);
     }
 }
 
-impl<T> Connections<T> {
-    fn pop(&mut self, may: impl Fn(Option<Holder>) -> bool) -> Option<(Option<Holder>, T)> {
-        let at = self.turns.iter().position(|holder| may(*holder))?;
-        self.turns.rotate_left(at);
-        let holder = self.turns.pop_front()?;
-        let waiting = self.waiting.get_mut(&holder)?;
-        let item = waiting.pop_front().map(|(_, item)| item);
-        if waiting.is_empty() {
-            self.waiting.remove(&holder);
-        } else {
-            self.turns.push_back(holder);
+impl<T> Default for Turns<T> {
+    fn default() -> Self {
+        Self { order: VecDeque::new(), waiting: HashMap::new() }
+    }
+}
+
+impl<T> Turns<T> {
+    fn push(&mut self, keys: &[LevelKey], item: Item<T>) {
+        let [key, below @ ..] = keys else { return };
+        let waiting = self.waiting.entry(*key).or_insert_with(|| {
+            self.order.push_back(*key);
+            if below.is_empty() { Waiting::Items(VecDeque::new()) } else { Waiting::Turns(Turns::default()) }
+        });
+        match waiting {
+            Waiting::Turns(turns) => turns.push(below, item),
+            Waiting::Items(items) => items.push_back(item),
         }
-        item.map(|item| (holder, item))
+    }
+
+    fn pop(&mut self, level: usize, may: &impl Fn(usize, LevelKey) -> bool) -> Option<Item<T>> {
+        for at in 0..self.order.len() {
+            let key = *self.order.get(at)?;
+            if !may(level, key) {
+                continue;
+            }
+            let Some(item) = self.waiting.get_mut(&key)?.pop(level + 1, may) else { continue };
+            // Those before it keep their turns.
+            self.order.remove(at);
+            if !self.forget_empty(key) {
+                self.order.push_back(key);
+            }
+            return Some(item);
+        }
+        None
+    }
+
+    fn remove(&mut self, keys: &[LevelKey], number: u64) {
+        let [key, below @ ..] = keys else { return };
+        match self.waiting.get_mut(key) {
+            Some(Waiting::Turns(turns)) => turns.remove(below, number),
+            Some(Waiting::Items(items)) => items.retain(|item| item.number != number),
+            None => return,
+        }
+        if self.forget_empty(*key) {
+            self.order.retain(|other| other != key);
+        }
+    }
+
+    /// Forgets what waits under a key if nothing does.
+    fn forget_empty(&mut self, key: LevelKey) -> bool {
+        let is_empty = self.waiting.get(&key).is_none_or(Waiting::is_empty);
+        if is_empty {
+            self.waiting.remove(&key);
+        }
+        is_empty
+    }
+}
+
+impl<T> Waiting<T> {
+    fn pop(&mut self, level: usize, may: &impl Fn(usize, LevelKey) -> bool) -> Option<Item<T>> {
+        match self {
+            Self::Turns(turns) => turns.pop(level, may),
+            Self::Items(items) => items.pop_front(),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        match self {
+            Self::Turns(turns) => turns.waiting.is_empty(),
+            Self::Items(items) => items.is_empty(),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
 
     fn holder(connection: u64, last_byte: u8) -> Option<Holder> {
         Some(Holder::new(connection, Some(IpAddr::from([10, 0, 0, last_byte]))))
+    }
+
+    /// Every item, in the order of the turns.
+    fn order(mut queue: FairQueue<&'static str>) -> Vec<&'static str> {
+        let order = std::iter::from_fn(|| queue.pop(|_, _| true).map(|(_, name)| name)).collect();
+        assert!(queue.turns.order.is_empty() && queue.turns.waiting.is_empty(), "{queue:?}");
+        order
     }
 
     #[test]
@@ -130,10 +164,23 @@ mod tests {
         }
         let gone = queue.push(holder(4, 3), "gone");
         queue.remove(holder(4, 3), gone);
-        let next = |queue: &mut FairQueue<&'static str>| queue.pop(|_| true, |_| true).map(|(_, name)| name);
-        let order: Vec<_> = std::iter::from_fn(|| next(&mut queue)).collect();
-        assert_eq!(order, ["a1", "c1", "b1", "c2", "a2", "a3"]);
-        assert!(queue.turns.is_empty() && queue.addresses.is_empty());
+        assert_eq!(order(queue), ["a1", "c1", "b1", "c2", "a2", "a3"]);
+    }
+
+    #[test]
+    fn a_user_with_many_workloads_has_one_turn() {
+        let mut queue = FairQueue::default();
+        for (connection, user, workload, name) in [
+            (1, "agents", Some("p1"), "p1"),
+            (2, "agents", Some("p2"), "p2"),
+            (3, "agents", Some("p2"), "p2 again"),
+            (4, "agents", Some("p3"), "p3"),
+            (5, "controller", None, "c1"),
+            (5, "controller", None, "c2"),
+        ] {
+            queue.push(holder(connection, 1).map(|holder| holder.identified(user, workload)), name);
+        }
+        assert_eq!(order(queue), ["p1", "c1", "p2", "c2", "p3", "p2 again"]);
     }
 
     #[test]
@@ -142,9 +189,9 @@ mod tests {
         queue.push(holder(1, 1), "a");
         queue.push(holder(2, 2), "b");
         queue.push(None, "own");
-        let not_the_first = |address: Option<IpAddr>| address != Some(IpAddr::from([10, 0, 0, 1]));
-        assert_eq!(queue.pop(not_the_first, |_| true), Some((holder(2, 2), "b")));
-        assert_eq!(queue.pop(|_| true, |holder| holder.is_some()), Some((holder(1, 1), "a")));
-        assert_eq!(queue.pop(|_| false, |_| true), Some((None, "own")));
+        let [_, first, _] = level_keys(holder(1, 1));
+        assert_eq!(queue.pop(|_, key| key != first), Some((holder(2, 2), "b")));
+        assert_eq!(queue.pop(|_, key| key != LevelKey::Own), Some((holder(1, 1), "a")));
+        assert_eq!(queue.pop(|_, key| key == LevelKey::Own), Some((None, "own")));
     }
 }

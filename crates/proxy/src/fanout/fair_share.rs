@@ -1,34 +1,54 @@
-//! A limited number of places, shared fairly among connections and peer addresses.
+//! A limited number of places, shared fairly among users, workloads or addresses, and connections.
 //!
 //! The hazard is one client that takes every place, so that all others are refused. A small fixed
 //! limit per client would refuse honest ones: a proxy may carry thousands of subscribers on a few
 //! connections. So a holder may take as many places as it likes while there are plenty. The last
-//! ones are refused to those that hold more than their share, first per connection, then per
-//! address. What is left is for newcomers.
+//! ones are refused to those that hold more than an equal part of what is left: first per
+//! connection, then per workload or address, then per user. So something is left for newcomers.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
-    hash::Hash,
+    hash::{BuildHasher, RandomState},
     net::{IpAddr, Ipv6Addr},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    num::NonZeroU64,
+    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
 };
 
 use kubefan_common::planted::{self, Bug};
 
-/// The last places, one in this many, are only for connections that hold less than their share.
-const FOR_CONNECTIONS: usize = 8;
-/// The very last places, one in this many, are only for addresses that hold less than their share.
-const FOR_ADDRESSES: usize = 16;
+/// The levels of a share, from the largest holder to the smallest.
+pub(super) const LEVELS: usize = 3;
+/// At each level, the last places, one in this many, are only for holders that hold less than an
+/// equal part of those that are left.
+const LAST_PARTS: [usize; LEVELS] = [32, 16, 8];
 
-/// Who holds a place: a connection, and the address at its other end.
+/// Who holds a place: a connection, the address at its other end, and, once they are known, its
+/// user and the workload that acts as that user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Holder {
     connection: u64,
-    address: Address,
+    /// `None` for a Unix socket.
+    address: Option<IpAddr>,
+    user: Option<NonZeroU64>,
+    workload: Option<NonZeroU64>,
 }
 
-/// `None` for a Unix socket.
-type Address = Option<IpAddr>;
+/// A holder at one level.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LevelKey {
+    /// kubefan itself, which has no share.
+    Own,
+    /// All users that are not known.
+    UnknownUser,
+    /// A user.
+    User(NonZeroU64),
+    /// A workload of a user.
+    Workload(NonZeroU64),
+    /// An address, if the workload is not known; `None` for a Unix socket.
+    Address(Option<IpAddr>),
+    /// A connection.
+    Connection(u64),
+}
 
 impl Holder {
     /// The connection with this number. IPv6 addresses count by their network of 64 bits, which one
@@ -39,33 +59,52 @@ impl Holder {
             IpAddr::V6(address) => IpAddr::V6(network(address)),
             v4 @ IpAddr::V4(_) => v4,
         });
-        Self { connection, address }
+        Self { connection, address, user: None, workload: None }
+    }
+
+    /// The same holder as a user. `workload` tells apart those that act as one user, wherever they
+    /// connect from: the pods of a DaemonSet have one service account, and may come through one
+    /// gateway. Without it their addresses do.
+    #[must_use]
+    pub fn identified(self, user: &str, workload: Option<&str>) -> Self {
+        Self { user: Some(key_of(user)), workload: workload.map(key_of), ..self }
     }
 
     /// The number of the connection.
     pub fn connection(&self) -> u64 {
         self.connection
     }
-
-    /// The address, or the network that it belongs to.
-    pub fn address(&self) -> Option<IpAddr> {
-        self.address
-    }
 }
 
-/// The places, and who holds how many. Every count is above zero.
+/// A short key of a name. Two names have the same only by chance; then they share a share.
+fn key_of(name: &str) -> NonZeroU64 {
+    static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    NonZeroU64::new(KEYS.hash_one(name)).unwrap_or(NonZeroU64::MIN)
+}
+
+/// The keys of a holder at each level; `None` is kubefan itself.
+pub(super) fn level_keys(holder: Option<Holder>) -> [LevelKey; LEVELS] {
+    let Some(Holder { connection, address, user, workload }) = holder else { return [LevelKey::Own; LEVELS] };
+    [
+        user.map_or(LevelKey::UnknownUser, LevelKey::User),
+        workload.map_or(LevelKey::Address(address), LevelKey::Workload),
+        LevelKey::Connection(connection),
+    ]
+}
+
+/// The places, and who holds how many.
 #[derive(Debug)]
 pub struct Shares {
     places_max: usize,
     held: usize,
-    connections: HashMap<u64, usize>,
-    addresses: HashMap<Address, usize>,
+    /// The places of each holder, by level. Every count is above zero.
+    levels: [HashMap<LevelKey, usize>; LEVELS],
 }
 
 impl Shares {
     /// `places_max` free places.
     pub fn new(places_max: usize) -> Self {
-        Self { places_max, held: 0, connections: HashMap::new(), addresses: HashMap::new() }
+        Self { places_max, held: 0, levels: Default::default() }
     }
 
     /// The number of places.
@@ -83,31 +122,35 @@ impl Shares {
         self.places_max.saturating_sub(self.held)
     }
 
-    /// Whether an address may take a place.
-    pub fn admits_address(&self, address: Option<IpAddr>) -> bool {
-        let free = self.free();
-        free > self.places_max / FOR_ADDRESSES || (free > 0 && self.is_below_share(&self.addresses, &address))
-    }
-
     /// Whether a connection may take a place. `None` stands for kubefan itself, which has no share.
     pub fn admits(&self, holder: Option<Holder>) -> bool {
-        let Some(Holder { connection, address }) = holder else { return self.free() > 0 };
-        self.admits_address(address)
-            && (self.free() > self.places_max / FOR_CONNECTIONS || self.is_below_share(&self.connections, &connection))
+        level_keys(holder).into_iter().enumerate().all(|(level, key)| self.admits_at(level, key))
     }
 
-    /// Whether `holder` has less than an equal part of all places, if one more came.
-    fn is_below_share<K: Hash + Eq>(&self, holders: &HashMap<K, usize>, holder: &K) -> bool {
-        let share = (self.places_max / (holders.len() + 1)).max(1);
-        holders.get(holder).is_none_or(|held| *held < share)
+    /// Whether a holder may take a place, as far as one level decides that.
+    pub(super) fn admits_at(&self, level: usize, key: LevelKey) -> bool {
+        let free = self.free();
+        free > self.places_max / LAST_PARTS[level] || (free > 0 && self.is_below_share(level, key))
+    }
+
+    /// Whether a holder has less than an equal part of the places that are left. A part of all
+    /// places would be too much: two holders of a half each would leave nothing.
+    fn is_below_share(&self, level: usize, key: LevelKey) -> bool {
+        if !has_share(key) {
+            return true;
+        }
+        let held = self.levels[level].get(&key).copied().unwrap_or(0);
+        let holders = self.levels[level].len() + usize::from(held == 0);
+        held < (self.free() / holders).max(1)
     }
 
     /// Takes a place without a check.
     pub fn take(&mut self, holder: Option<Holder>) {
         self.held += 1;
-        if let Some(Holder { connection, address }) = holder {
-            *self.connections.entry(connection).or_default() += 1;
-            *self.addresses.entry(address).or_default() += 1;
+        for (counts, key) in self.levels.iter_mut().zip(level_keys(holder)) {
+            if has_share(key) {
+                *counts.entry(key).or_default() += 1;
+            }
         }
     }
 
@@ -117,14 +160,17 @@ impl Shares {
         if self.held <= self.places_max || !planted::is(Bug::WithheldPermitsLost) {
             self.held = self.held.saturating_sub(1);
         }
-        if let Some(Holder { connection, address }) = holder {
-            count_down(&mut self.connections, connection);
-            count_down(&mut self.addresses, address);
+        for (counts, key) in self.levels.iter_mut().zip(level_keys(holder)) {
+            count_down(counts, key);
         }
     }
 }
 
-fn count_down<K: Hash + Eq>(counts: &mut HashMap<K, usize>, key: K) {
+fn has_share(key: LevelKey) -> bool {
+    !matches!(key, LevelKey::Own | LevelKey::UnknownUser)
+}
+
+fn count_down(counts: &mut HashMap<LevelKey, usize>, key: LevelKey) {
     if let Entry::Occupied(mut count) = counts.entry(key) {
         *count.get_mut() -= 1;
         if *count.get() == 0 {
@@ -208,7 +254,42 @@ mod tests {
         assert!(pool.try_take(holder(1, 1)).is_some(), "there are plenty again");
         drop((greedy, _others));
         let shares = pool.shares();
-        assert_eq!((shares.free(), shares.connections.len(), shares.addresses.len()), (160, 0, 0));
+        assert!(shares.free() == 160 && shares.levels.iter().all(HashMap::is_empty), "{shares:?}");
+    }
+
+    #[test]
+    fn a_few_addresses_leave_places_for_others() {
+        for addresses in [2, 3, 8, 12] {
+            let pool = FairPool::new(256);
+            let of = |connection: u64| {
+                fill(&pool, std::iter::repeat_n(holder(connection, (connection % addresses) as u8), 200))
+            };
+            let _greedy: Vec<_> = (0..4 * addresses).flat_map(of).collect();
+            let newcomer = pool.try_take(holder(1000, 200));
+            assert!(newcomer.is_some(), "{addresses} addresses leave {} places", pool.shares().free());
+        }
+    }
+
+    #[test]
+    fn a_user_with_many_addresses_and_connections_leaves_places_for_others() {
+        let pool = FairPool::new(160);
+        let of_user =
+            |user, number: u64, workload| holder(number, number as u8).map(|it| it.identified(user, workload));
+        let greedy = fill(&pool, (0..200).map(|number| of_user("greedy", number, None)));
+        assert_eq!(greedy.len(), 155, "a thirty-second is left");
+        assert!(pool.try_take(of_user("greedy", 201, Some("pod"))).is_none());
+        assert!(pool.try_take(of_user("honest", 201, None)).is_some());
+    }
+
+    #[test]
+    fn workloads_behind_one_address_are_told_apart() {
+        let pool = FairPool::new(160);
+        let of_pod = |pod: &str, connection| holder(connection, 1).map(|it| it.identified("agent", Some(pod)));
+        let _greedy: Vec<_> =
+            (0..20).flat_map(|number| fill(&pool, std::iter::repeat_n(of_pod("greedy", number), 50))).collect();
+        assert_eq!(pool.shares().free(), 10);
+        assert!(pool.try_take(of_pod("greedy", 100)).is_none());
+        assert!(pool.try_take(of_pod("other", 100)).is_some());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! backfills and transfers to peers.
 //!
 //! The hazard is a storm of starts that fills the memory. So a bounded number is admitted at a
-//! time; the others wait for a bounded time, and connections and addresses take turns. Live streams
+//! time; the others wait for a bounded time, and users, pods and connections take turns. Live streams
 //! never pass through here. Under memory pressure the limit is lowered.
 
 use std::{
@@ -141,7 +141,7 @@ impl Shared {
         let mut returned = Vec::new();
         while state.shares.free() > 0 {
             let State { shares, queue } = &mut *state;
-            let next = queue.pop(|address| shares.admits_address(address), |holder| shares.admits(holder));
+            let next = queue.pop(|level, key| shares.admits_at(level, key));
             let Some((holder, waiting)) = next else { break };
             let permit = self.permit(&mut state, holder);
             returned.extend(waiting.send(permit).err());

@@ -4,7 +4,10 @@ use std::{sync::Arc, time::SystemTime};
 
 use tokio::time::Instant;
 
-use crate::access::user::{Digest, Identity};
+use crate::{
+    access::user::{Digest, Identity},
+    fanout::Holder,
+};
 
 /// The wall clock, which the end of a credential is compared with.
 pub type Clock = fn() -> SystemTime;
@@ -34,6 +37,11 @@ impl KnownCaller {
     pub fn new(identity: Identity, expires_at: Option<Instant>) -> Arc<Self> {
         let digest = identity.digest();
         Arc::new(Self { identity, digest, expires_at })
+    }
+
+    /// The holder of a request of this caller.
+    pub fn holder(&self, holder: Holder) -> Holder {
+        holder.identified(&self.identity.user, self.identity.pod())
     }
 
     /// Whether the credential has expired.

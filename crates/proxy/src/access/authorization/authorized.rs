@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::access::authentication::caller::Caller;
+use crate::{access::authentication::caller::Caller, fanout::Holder};
 
 /// Something that its caller may read.
 #[derive(Debug, Clone)]
@@ -29,6 +29,14 @@ impl<T> Authorized<T> {
     /// Who may read it.
     pub fn caller(&self) -> &Caller {
         &self.caller
+    }
+
+    /// The holder of the request, as its user.
+    pub fn holder(&self, holder: Holder) -> Holder {
+        match &self.caller {
+            Caller::Any => holder,
+            Caller::Known(known) => known.holder(holder),
+        }
     }
 
     /// What the authorizer says about it; may be empty.

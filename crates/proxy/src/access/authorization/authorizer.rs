@@ -153,7 +153,7 @@ impl WebhookAuthorizer {
         {
             return Ok(reason);
         }
-        let (mut denied, mut is_outage) = (None, false);
+        let (mut denied, mut is_outage, holder) = (None, false, caller.holder(holder));
         for (attributes, key) in all.into_iter().zip(keys) {
             match self.review(caller, (attributes, key), holder, age).await {
                 Ok(AccessVerdict::Allowed(reason)) => return Ok(reason),

@@ -138,7 +138,7 @@ impl Shared {
                 sleep_until(next_at).await;
             }
             let mut state = self.lock();
-            let Some((_, waiting)) = state.waiting.pop(|_| true, |_| true) else {
+            let Some((_, waiting)) = state.waiting.pop(|_, _| true) else {
                 state.is_served = false;
                 return;
             };

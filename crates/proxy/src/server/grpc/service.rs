@@ -87,7 +87,7 @@ impl<C: Catalog> Service<C> {
         notes: &Notes,
         stream_waker: StreamWaker,
     ) -> Result<OpenedWatch, Status> {
-        let (reader, holder, mut counted) = (&self.reader, presented.holder, self.count(WATCH));
+        let (reader, mut counted) = (&self.reader, self.count(WATCH));
         let open = async {
             notes.parameter("resourceVersion", &request.resource_version);
             if request.timeout_seconds != 0 {
@@ -95,6 +95,7 @@ impl<C: Catalog> Service<C> {
             }
             let target = named(request.target.clone())?;
             let read = reader.authorize(presented, Read::collection(ReadVerb::Watch, target), notes).await?;
+            let holder = read.holder(presented.holder);
             let place = reader.admit_stream(holder)?;
             let version = request::version(&request.resource_version)?;
             let ends_after = request::timeout(request.timeout_seconds)?;
@@ -111,11 +112,11 @@ impl<C: Catalog> Service<C> {
                 (Some(version), false) => Start::Resume(version),
                 (Some(version), true) => Start::ResumeWithObjects(version),
             };
-            let (cluster, holder) = (request.cluster, Some(holder));
-            let terms = SubscribeOptions { on_lag, on_expired, cluster, holder, ..start.into() };
+            let cluster = request.cluster;
+            let terms = SubscribeOptions { on_lag, on_expired, cluster, holder: Some(holder), ..start.into() };
             let of_stream = stream_waker.of_stream();
             let subscription = reader.subscribe(&served, selection, format, terms, stream_waker).await?;
-            let lease = reader.lease(read, presented.holder, of_stream);
+            let lease = reader.lease(read, holder, of_stream);
             let timeout_at = ends_after.map(|ends_after| Instant::now() + ends_after);
             answered(&mut counted, &served);
             Ok(OpenedWatch {
@@ -148,13 +149,13 @@ impl<C: Catalog> WatchService for Service<C> {
     async fn list(&self, request: Request<ListRequest>) -> Result<Response<Self::ListStream>, Status> {
         let mut counted = self.count("list");
         let ((presented, notes), request) = (presented_by(&request), request.into_inner());
-        let holder = presented.holder;
         let open = async {
             let format = request::list_format(&request)?;
             let ListRequest { target, resource_version, .. } = request;
             notes.parameter("resourceVersion", &resource_version);
             let read = Read::collection(ReadVerb::List, named(target)?);
             let read = self.reader.authorize(&presented, read, &notes).await?;
+            let holder = read.holder(presented.holder);
             let place = self.reader.admit_stream(holder)?;
             let version = request::version(&resource_version)?;
             let selected = self.reader.select(&read, Media::Json).await?;
@@ -216,7 +217,7 @@ impl<C: Catalog> WatchService for Service<C> {
                 return invalid("target.name", "required");
             }
             let read = self.reader.authorize(&presented, Read::object(target), &notes).await?;
-            let _place = self.reader.admit_read(presented.holder)?;
+            let _place = self.reader.admit_read(read.holder(presented.holder))?;
             let version = request::version(&resource_version)?;
             let selected = self.reader.select(&read, Media::Json).await?;
             if selected.served.namespaced && key.namespace().is_empty() {

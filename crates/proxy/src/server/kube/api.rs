@@ -253,7 +253,7 @@ impl<C: Catalog> KubeApi<C> {
             true => ReadError::denied_by_certificate(denial),
             false => denial.into(),
         })?;
-        let holder = client.holder();
+        let holder = read.holder(client.holder());
         // Taken before a read waits for its cache.
         let place = if is_watch { reads.reader.admit_stream(holder)? } else { reads.reader.admit_read(holder)? };
         let formats = forms.map(|form| form.format(include));

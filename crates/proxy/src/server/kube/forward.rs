@@ -179,7 +179,12 @@ impl Forwarder {
             return Err((PassthroughRefusal::Upgrade, Failure::forbidden(message.to_owned())));
         }
         let lasts = request_info::is_long_running(verb, request.uri().path());
-        let share = self.places.try_take(Some(client.holder()));
+        // Callers are told apart by their credentials, which only the apiserver can verify. Those who
+        // make some up gain nothing: their address is counted too.
+        let credential = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let holder = client.holder();
+        let holder = credential.map_or(holder, |credential| holder.identified(credential, None));
+        let share = self.places.try_take(Some(holder));
         let permit = share.and_then(|share| Some((self.upstream.try_acquire(is_upgrade, lasts)?, share)));
         permit.ok_or_else(|| {
             let most = self.upstream.requests_max();
