@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kubefan_common::proto::v1alpha1::{OnExpired, WatchRequest};
 use kubefan_sim::apiserver::{Fault, FaultRule, SimApiserver, SimOptions, Verb};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
@@ -24,6 +24,7 @@ pub(crate) const TESTS: &[Test] = tests! {
     paused: an_etcd_restore_ends_every_stream_with_the_reason, an_etcd_restore_is_found_after_the_cluster_caught_up,
         a_version_beyond_the_cluster_is_refused_as_another_history, a_lagging_replica_restarts_no_stream,
         a_version_of_another_cluster_is_refused, an_etcd_restore_behind_an_open_watch_is_found,
+        an_etcd_restore_between_a_list_and_its_watch_is_found,
         a_lagging_apiserver_ends_no_stream, a_watch_resumes_if_the_version_lookup_is_forbidden,
         a_different_cluster_is_refused_until_the_first_is_back, objects_of_a_different_cluster_are_never_mixed_in,
         one_identity_check_serves_all_resources, without_access_to_kube_system_the_ca_is_the_identity;
@@ -200,6 +201,30 @@ async fn an_etcd_restore_behind_an_open_watch_is_found() {
     rig.network.connect_to(restored.clone());
     assert_rewritten(&end_of(&mut watch).await, &format!("was followed by a list at {backup}"));
     assert_eq!(restarts(&rig, "timeout"), 1.0, "found by an ordinary restart of the watch");
+}
+
+/// Otherwise the watch would be silent until the cluster has passed the version of the list, and
+/// miss what was written before.
+async fn an_etcd_restore_between_a_list_and_its_watch_is_found() {
+    let (rig, mut watch, _) = synced(Setup::of(&["pods"]).by_list()).await;
+    let (backup, version) = (rig.sim.backup(), rig.sim.revision());
+    rig.network.refuse(true);
+    rig.cut().await;
+    let written = write(&rig, "b")[2];
+    rig.sim.compact();
+    let (sim, mut is_listed, mut is_restored) = (rig.sim.clone(), false, false);
+    rig.network.rule(move |path| {
+        let is_list = path.contains("/pods") && !path.contains("watch=1") && !path.contains("metadata.name");
+        if is_listed && !is_restored && path.contains("/pods") {
+            sim.restore(&backup);
+            is_restored = true;
+        }
+        is_listed |= is_list;
+        None
+    });
+    rig.network.refuse(false);
+    let status = timeout(Duration::from_secs(60), end_of(&mut watch)).await.expect("it is found before the watch ends");
+    assert_rewritten(&status, &format!("version {written} was followed by a list at {version}"));
 }
 
 async fn a_lagging_apiserver_ends_no_stream() {

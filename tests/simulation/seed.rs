@@ -42,9 +42,10 @@ impl Default for Options {
 /// what was written before. It covers two backoffs of kubefan in a row (39 s each: one until
 /// upstream is back, one after its 410) and one of a client.
 const SILENCE_MAX: Duration = Duration::from_secs(120);
-/// How long subscribers and informers may take to be up to date after the last fault. A client that
-/// has failed often waits up to 60 s (30 s and as much jitter, as client-go), and if it is refused
-/// because a cache is not filled yet, as long again, and once more for a list.
+/// How long subscribers and informers may take to be up to date after the last fault. A cache whose
+/// watch is silent, because it was lost, notices that after up to 90 s. A client that has failed
+/// often waits up to 60 s (30 s and as much jitter, as client-go), and if it is then refused, as long
+/// again.
 const CONVERGENCE_MAX: Duration = Duration::from_secs(240);
 /// How long a calm in the middle of a seed lasts at least: the longest silence, and writes in it.
 const CALM: Duration = Duration::from_secs(160);

@@ -335,8 +335,9 @@ impl Tampering {
     }
 
     fn refused(&mut self, cache: &'static str, wait: Duration) {
-        let (asked_at, not_before) = (Instant::now(), Some(Instant::now() + wait));
-        self.standing.insert(cache, Standing { asked_at, not_before });
+        if let Some(standing) = self.standing.get_mut(cache) {
+            standing.not_before = Some(Instant::now() + wait);
+        }
     }
 }
 

@@ -50,7 +50,8 @@ impl<R: Rng> Reflector<R> {
             if let Some((update, received)) = self.ready.pop_front() {
                 self.state = match list {
                     PagedList { next: Some(_), .. } => State::Paging(list),
-                    _ => State::Listed { version: list_version, in_doubt: false },
+                    // The watch is another request: etcd may be restored before it arrives.
+                    _ => State::Listed { version: list_version, in_doubt: true },
                 };
                 return Ok(Step::Update { update, received });
             }
