@@ -15,7 +15,7 @@ use super::{
     projection::ProjectionArgs,
     select::{SelectArgs, ServerArgs, is_cluster_scoped},
     table::{PodColumns, Table},
-    watch::notice,
+    watch::{NOT_SYNCED_DELAY_MAX, Notices, waiting_for},
 };
 use kubefan_client::{
     Client, ClientError, Event, ObjectList, ReadOptions, ResolvedResource, Target, WatchItem, WatchOptions,
@@ -115,13 +115,19 @@ pub(super) async fn run(args: GetArgs) -> Result<(), CliError> {
 /// version, because kubefan itself has waited for that.
 async fn fetch(client: &Client, mut target: Target, read: &ReadOptions) -> Result<Found, ClientError> {
     let deadline = Instant::now() + FILL_TIMEOUT;
+    let mut is_waiting = false;
     loop {
         let result = fetch_once(client, target.clone(), read.clone()).await;
         match result {
             Err(error) if is_cluster_scoped(&error, &target) => target.namespace.clear(),
             Err(error) if error.code() == Code::Unavailable && error.reason() != "RESOURCE_VERSION_TOO_LARGE" => {
                 match error.retry_after() {
-                    Some(delay) if Instant::now() + delay < deadline => sleep(delay).await,
+                    Some(delay) if Instant::now() + delay < deadline => {
+                        if !std::mem::replace(&mut is_waiting, true) {
+                            eprintln!("{}", waiting_for(&target.resource, &error));
+                        }
+                        sleep(delay).await;
+                    }
                     _ => return Err(error),
                 }
             }
@@ -158,13 +164,16 @@ async fn follow(
         cluster: found.cluster,
         projection: projection.projection(),
         only_changes: projection.only_changes,
+        not_synced_delay_max: Some(NOT_SYNCED_DELAY_MAX),
         ..WatchOptions::default()
     };
+    let resource = found.target.resource.clone();
+    let mut notices = Notices::default();
     let mut watch = client.watch(found.target, options);
     while let Some(item) = watch.next().await {
         match item? {
             WatchItem::Event(event) => printer.print_changed(&found.resource, object(event))?,
-            other => notice(&other).into_iter().for_each(|line| eprintln!("{line}")),
+            other => notices.line(&resource, &other).into_iter().for_each(|line| eprintln!("{line}")),
         }
     }
     Ok(())

@@ -118,17 +118,28 @@ struct Context {
 pub(super) fn run(args: &KubeconfigArgs) -> Result<(), CliError> {
     let config = kubeconfig(args, std::io::stdin())?;
     let text = serde_saphyr::to_string(&config).map_err(CliError::plain)?;
-    match config.users.first().map(|user| &user.entry.user) {
-        Some(User::TokenFile(_)) => {}
-        Some(User::Token(_)) => eprintln!(
-            "kubefan: the kubeconfig contains the token: every user who can read it can act as its owner (chmod 600), until the token expires"
-        ),
-        None => eprintln!(
-            "kubefan: without --token-file or --token the kubeconfig has no user: add one, or kubectl asks for a user name and other \
-             clients are anonymous"
-        ),
+    let is_https = args.server.scheme() == Some(&Scheme::HTTPS);
+    if let Some(note) = note(config.users.first().map(|user| &user.entry.user), is_https) {
+        eprintln!("kubefan: {note}");
     }
     Ok(writeln!(std::io::stdout(), "{}", text.trim_end())?)
+}
+
+/// What the user must know of a kubeconfig with these credentials.
+fn note(user: Option<&User>, is_https: bool) -> Option<&'static str> {
+    match user {
+        Some(User::TokenFile(_)) => None,
+        Some(User::Token(_)) => Some(
+            "the kubeconfig contains the token: every user who can read it can act as its owner (chmod 600), until the token expires",
+        ),
+        None if is_https => Some(
+            "without --token-file or --token the kubeconfig has no user: add one, or kubectl asks for a user name and other clients \
+             are anonymous",
+        ),
+        None => Some(
+            "over http clients send no credentials, so kubefan must run with --passthrough=self, on the same machine",
+        ),
+    }
 }
 
 fn kubeconfig(args: &KubeconfigArgs, stdin: impl Read) -> Result<Kubeconfig, CliError> {
@@ -264,6 +275,14 @@ mod tests {
             assert!(error.contains(says), "{words:?}: {error}");
         }
         assert!(print(&["--server=http://127.0.0.1:7443"]).unwrap().auth_infos.is_empty());
+    }
+
+    #[test]
+    fn a_kubeconfig_without_credentials_has_a_note_that_fits_its_protocol() {
+        assert!(note(None, true).unwrap().contains("--token-file"));
+        assert!(note(None, false).unwrap().contains("--passthrough=self"));
+        assert!(note(Some(&User::Token("a".to_owned())), true).unwrap().contains("chmod 600"));
+        assert_eq!(note(Some(&User::TokenFile("a".into())), true), None);
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod completion;
 mod demo;
 mod error;
 mod get;
+mod given;
 mod kubeconfig;
 mod output;
 mod pod_status;
@@ -26,7 +27,10 @@ use std::{ffi::OsString, process::ExitCode};
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use self::error::CliError;
+use self::{
+    error::CliError,
+    given::{Given, is_set},
+};
 
 /// A watch fan-out proxy for Kubernetes.
 #[derive(Debug, Parser)]
@@ -66,15 +70,19 @@ enum Command {
 /// Runs the command line. Exit codes: 0 for success, 1 for an error (`verify`: a difference), 2 for
 /// invalid arguments (`verify`: also if the result cannot be determined), and 130 after ctrl-C.
 pub(crate) fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let cli = match command().try_get_matches_from(args).and_then(|matches| Cli::from_arg_matches(&matches)) {
+    let (command, args) = (command(), Vec::from_iter(args));
+    let given = Given { command: &command, args: &args, is_set };
+    let parsed = command.clone().try_get_matches_from(&args).and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => {
+            let error = given.with_variable(error);
             // Help and version arrive here too, with exit code 0.
             let _ = error.print();
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
         }
     };
-    match run(cli.command) {
+    match run(cli.command, &given) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is_broken_pipe() => ExitCode::SUCCESS,
         Err(CliError::Printed) => ExitCode::FAILURE,
@@ -91,9 +99,9 @@ pub(crate) fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-fn run(command: Command) -> Result<(), CliError> {
+fn run(command: Command, given: &Given<'_>) -> Result<(), CliError> {
     match command {
-        Command::Serve(args) => serve::run(*args, &variables()),
+        Command::Serve(args) => serve::run(*args, &variables(), given),
         #[cfg(feature = "sim")]
         Command::Demo(args) => demo::run(args),
         #[cfg(feature = "sim")]

@@ -7,11 +7,12 @@ use clap::{Args, Command};
 
 use super::{
     error::CliError,
+    given::{Given, is_set},
     shutdown::{hangups, shutdown},
 };
 use kubefan_proxy::{
     app,
-    config::{self, ServeConfig, ServeOptions},
+    config::{self, ConfigError, ServeConfig, ServeOptions},
     telemetry,
 };
 
@@ -48,17 +49,13 @@ pub(super) fn with_second_variables(command: Command) -> Command {
     used.fold(command, |command, names| command.mut_arg(names.field, |arg| arg.env(names.second)))
 }
 
-fn is_set(variable: &str) -> bool {
-    env::var_os(variable).is_some()
-}
-
 /// Runs until a signal. `variables` are the environment variables that a command reads.
-pub(super) fn run(args: ServeArgs, variables: &[String]) -> Result<(), CliError> {
+pub(super) fn run(args: ServeArgs, variables: &[String], given: &Given<'_>) -> Result<(), CliError> {
     if let Some(names) = config::second_variables().iter().find(|names| is_set(names.first) && is_set(names.second)) {
         let message = format!("{} and {} mean the same; set only one of them", names.first, names.second);
         return Err(CliError::Plain(message));
     }
-    let config = configure(args)?;
+    let config = configure(args).map_err(|error| describe(error, |flag| given.variable_of(flag)))?;
     telemetry::tracing::init(config.logging.format, &config.logging.level).map_err(CliError::Plain)?;
     let known: Vec<_> = variables.iter().map(String::as_str).collect();
     // A variable whose name or value is not UTF-8 is no misspelt name.
@@ -75,9 +72,20 @@ pub(super) fn run(args: ServeArgs, variables: &[String]) -> Result<(), CliError>
     })
 }
 
-fn configure(args: ServeArgs) -> Result<ServeConfig, CliError> {
-    let file = args.config.as_deref().map(config::file::read).transpose().map_err(CliError::plain)?;
-    args.options.overlay(file.unwrap_or_default()).validate().map_err(CliError::plain)
+fn configure(args: ServeArgs) -> Result<ServeConfig, ConfigError> {
+    let file = args.config.as_deref().map(config::file::read).transpose()?;
+    args.options.overlay(file.unwrap_or_default()).validate()
+}
+
+/// The error, with the environment variable that set the value in place of its flag.
+fn describe(error: ConfigError, variable_of: impl Fn(&str) -> Option<String>) -> CliError {
+    let text = error.to_string();
+    let flag = text.split(' ').next().unwrap_or_default();
+    let is_of_a_value = matches!(error, ConfigError::Value { .. } | ConfigError::File { .. });
+    match variable_of(flag).filter(|_| is_of_a_value) {
+        Some(variable) => CliError::Plain(text.replacen(flag, &variable, 1)),
+        None => CliError::Plain(text),
+    }
 }
 
 #[cfg(test)]
@@ -95,7 +103,7 @@ mod tests {
     fn parse(words: &[&str]) -> Result<ServeConfig, String> {
         let words = ["serve"].iter().chain(words);
         let only = Only::try_parse_from(words).map_err(|error| error.to_string())?;
-        configure(only.serve).map_err(|error| error.to_string())
+        configure(only.serve).map_err(|error| describe(error, |_| None).to_string())
     }
 
     #[test]
@@ -124,6 +132,19 @@ mod tests {
         assert_eq!(error, "error: --config /does/not/exist.yaml: No such file or directory (os error 2)");
         let error = parse(&["--listen", "0.0.0.0:7443", "--resource=pods"]).unwrap_err();
         assert!(error.starts_with("error: --listen 0.0.0.0:7443 can be reached") && !error.contains('\n'), "{error}");
+    }
+
+    #[test]
+    fn a_wrong_value_of_a_variable_is_named_by_the_variable() {
+        let variable = |flag: &str| Some(format!("KUBEFAN_{}", flag.strip_prefix("--")?.to_uppercase()));
+        let error = |words: &[&str]| {
+            let words = ["serve"].iter().chain(words);
+            describe(configure(Only::parse_from(words).serve).unwrap_err(), variable).to_string()
+        };
+        assert_eq!(error(&["--resource=a..b"]), "error: KUBEFAN_RESOURCE \"a..b\": no name of a resource");
+        assert!(error(&["--config=/does/not/exist"]).starts_with("error: KUBEFAN_CONFIG /does/not/exist: No such"));
+        let contradiction = error(&["--tls-cert-file=x.pem", "--resource=pods"]);
+        assert!(contradiction.starts_with("error: --tls-cert-file needs"), "two options: {contradiction}");
     }
 
     #[test]

@@ -18,11 +18,16 @@ use super::{
     select::{SelectArgs, Selected, ServerArgs, is_cluster_scoped},
     table::{Columns, PodColumns, type_name},
 };
-use kubefan_client::{Encoding, Event, EventType, OnExpired, OnLag, ResolvedResource, WatchItem, WatchOptions};
+use kubefan_client::{
+    ClientError, Encoding, Event, EventType, OnExpired, OnLag, ResolvedResource, WatchItem, WatchOptions,
+};
 use kubefan_common::proto::v1alpha1::DeleteReason;
 
 /// Width of the first column: `MODIFIED` is the longest type, but not in the first line.
 const TYPE_WIDTH: usize = 11;
+
+/// The longest delay before the next try while kubefan has not read the resource yet: a user waits.
+pub(super) const NOT_SYNCED_DELAY_MAX: Duration = Duration::from_secs(3);
 
 /// Print every change of the objects of one type
 #[derive(Debug, Args)]
@@ -103,6 +108,7 @@ pub(super) async fn run(args: WatchArgs) -> Result<(), CliError> {
             false => OnExpired::Fail,
         }),
         on_lag: args.on_lag,
+        not_synced_delay_max: Some(NOT_SYNCED_DELAY_MAX),
         ..WatchOptions::default()
     };
     let client = args.server.connect().await?;
@@ -114,6 +120,7 @@ pub(super) async fn run(args: WatchArgs) -> Result<(), CliError> {
         pods: PodColumns::of(&args.projection),
         out: BufWriter::new(stdout()),
     };
+    let mut notices = Notices::default();
     let mut interrupt = pin!(tokio::signal::ctrl_c());
     let result = loop {
         let item = {
@@ -135,7 +142,7 @@ pub(super) async fn run(args: WatchArgs) -> Result<(), CliError> {
             None => break Ok(()),
             Some(Ok(WatchItem::Event(event))) => printer.print(&event)?,
             Some(Ok(item)) => {
-                notice(&item).into_iter().for_each(|line| eprintln!("{line}"));
+                notices.line(resource, &item).into_iter().for_each(|line| eprintln!("{line}"));
                 if let WatchItem::SnapshotBegin { resource: Some(resource), .. } = item {
                     printer.resource = resource;
                 }
@@ -157,8 +164,38 @@ pub(super) async fn run(args: WatchArgs) -> Result<(), CliError> {
     result
 }
 
-/// The notice for the user about an item that is not an event.
-pub(super) fn notice(item: &WatchItem) -> Option<String> {
+/// Why a command does not answer yet.
+pub(super) fn waiting_for(resource: &str, error: &ClientError) -> String {
+    format!("waiting for {resource}: {error}; retrying")
+}
+
+/// What a watch reports about itself. While it waits for kubefan's first list it says so once.
+#[derive(Debug, Default)]
+pub(super) struct Notices {
+    is_waiting: bool,
+}
+
+impl Notices {
+    /// The notice for the user about an item that is not an event.
+    pub(super) fn line(&mut self, resource: &str, item: &WatchItem) -> Option<String> {
+        let was_waiting = self.is_waiting;
+        self.is_waiting = match item {
+            WatchItem::Disconnected { error, .. } => error.is_not_synced(),
+            // A stream that is open may still be refused.
+            WatchItem::Reconnected { .. } => was_waiting,
+            _ => false,
+        };
+        match item {
+            WatchItem::Disconnected { error, .. } if self.is_waiting => {
+                (!was_waiting).then(|| waiting_for(resource, error))
+            }
+            WatchItem::Reconnected { from } if was_waiting && from.is_empty() => None,
+            other => notice(other),
+        }
+    }
+}
+
+fn notice(item: &WatchItem) -> Option<String> {
     match item {
         WatchItem::Disconnected { error, retry_in } => {
             // An error with a reason is kubefan's own answer, so the connection works.
@@ -265,6 +302,8 @@ fn type_of(object: &Value) -> ResolvedResource {
 
 #[cfg(test)]
 mod tests {
+    use kubefan_client::ServerStatus;
+
     use super::*;
     use crate::cli::table::tests::ALL;
 
@@ -330,6 +369,31 @@ DELETED    42    default/web-1   (final state unknown)
         assert_eq!(lines.next().unwrap(), format!("{{\"type\":\"MODIFIED\",\"object\":{POD}}}"));
         let unknown: Value = serde_json::from_str(lines.next().unwrap()).unwrap();
         assert_eq!(unknown["object"]["metadata"]["name"], "web-1");
+    }
+
+    #[test]
+    fn a_watch_says_once_that_it_waits_for_the_first_list() {
+        let lost = |reason: &str, message: &str| WatchItem::Disconnected {
+            error: ClientError::Status(Box::new(ServerStatus {
+                code: tonic::Code::Unavailable,
+                reason: reason.to_owned(),
+                metadata: Default::default(),
+                message: message.to_owned(),
+                field: String::new(),
+                retry_after: None,
+            })),
+            retry_in: Duration::from_secs(3),
+        };
+        let not_synced = |why: &str| lost("NOT_SYNCED", &format!("pods is not synced: {why}"));
+        let back = || WatchItem::Reconnected { from: String::new() };
+        let mut notices = Notices::default();
+        let mut line = |item: WatchItem| notices.line("po", &item).unwrap_or_default();
+        assert_eq!(line(not_synced("listing")), "waiting for po: pods is not synced: listing; retrying");
+        assert_eq!([line(not_synced("refused")), line(back()), line(not_synced("refused"))], ["", "", ""]);
+        assert_eq!(line(lost("DRAINING", "draining")), "watch refused (draining); trying again in 3.0s");
+        assert_eq!(line(back()), "reconnected; starting over");
+        assert_eq!(line(WatchItem::Bookmark), "");
+        assert_eq!(line(not_synced("again")), "waiting for po: pods is not synced: again; retrying");
     }
 
     #[test]

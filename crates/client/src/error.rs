@@ -202,6 +202,11 @@ impl ClientError {
         }
     }
 
+    /// Whether kubefan has not read the resource completely yet.
+    pub fn is_not_synced(&self) -> bool {
+        matches!(self, Self::Status(status) if status.reason == "NOT_SYNCED")
+    }
+
     /// Whether the server refuses a watch because it was to start with the current state
     /// (`sendInitialEvents`). A list followed by a watch may then succeed.
     pub fn is_watch_list_unsupported(&self) -> bool {

@@ -7,3 +7,4 @@ pub mod planted;
 pub mod proto;
 pub mod sync;
 pub mod text;
+pub mod tls;

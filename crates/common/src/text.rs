@@ -23,6 +23,11 @@ pub fn without_user(text: &str) -> String {
     }
 }
 
+/// A text in which a library wrote a path with two kinds of quotes, as in `'"/a"'`, with one.
+pub fn with_single_quotes(text: &str) -> String {
+    text.replace("'\"", "\"").replace("\"'", "\"")
+}
+
 /// The error at the end of the chain of sources.
 pub fn innermost<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
     let mut innermost = error;
@@ -55,6 +60,13 @@ mod tests {
         let wrapped = io::Error::other(io::Error::other(std::fmt::Error));
         assert!(find::<std::fmt::Error>(&wrapped).is_some());
         assert!(find::<std::num::ParseIntError>(&wrapped).is_none());
+    }
+
+    #[test]
+    fn a_path_has_one_kind_of_quotes() {
+        let text = r#"failed to read file '"/a b"': No such file"#;
+        assert_eq!(with_single_quotes(text), r#"failed to read file "/a b": No such file"#);
+        assert_eq!(with_single_quotes("'a' \"b\""), "'a' \"b\"");
     }
 
     #[test]

@@ -26,10 +26,9 @@ use super::{
     projection::Projection,
 };
 use crate::{error::ClientError, random::generator};
-use kubefan_common::encoding::Encoding;
 use kubefan_common::{
     backoff::{Backoff, BackoffOptions},
-    encoding::{chunk, delta},
+    encoding::{Encoding, chunk, delta},
     planted::{self, Bug},
     proto::v1alpha1::{self, Event, ResolvedResource, Target, WatchRequest, WatchResponse, watch_response::Message},
 };
@@ -98,6 +97,8 @@ pub struct WatchOptions {
     pub on_lag: OnLag,
     /// The delays between retries.
     pub backoff: BackoffOptions,
+    /// A shorter limit of them while kubefan is not synced, for a user who waits.
+    pub not_synced_delay_max: Option<Duration>,
     /// Seed of the retry jitter, for simulations. `None` for a random one.
     pub seed: Option<u64>,
 }
@@ -116,6 +117,7 @@ impl Default for WatchOptions {
             on_expired: OnExpired::default(),
             on_lag: OnLag::default(),
             backoff: BackoffOptions::default(),
+            not_synced_delay_max: None,
             seed: None,
         }
     }
@@ -467,6 +469,8 @@ impl WatchStream {
         // A restart is delayed too: otherwise, with a ring that is too short, clients would read
         // snapshots in a tight loop.
         let retry_in = self.backoff.next_delay(Instant::now(), error.retry_after(), &mut self.rng);
+        let limit = self.options.not_synced_delay_max.filter(|_| error.is_not_synced());
+        let retry_in = limit.map_or(retry_in, |limit| retry_in.min(limit.max(error.retry_after().unwrap_or_default())));
         self.state = State::Waiting(Some(Instant::now() + retry_in));
         if restart {
             self.resume_version.clear();

@@ -19,6 +19,7 @@ use super::{
     reqwest_transport::{self, Execute, ReqwestTransport, describe},
 };
 use crate::{error::root_cause, token::Token};
+use kubefan_common::text::with_single_quotes;
 
 /// Sends a request with the kubeconfig's credentials.
 type Service = BoxCloneSyncService<::http::Request<reqwest::Body>, ::http::Response<reqwest::Body>, BoxError>;
@@ -135,7 +136,7 @@ fn explain(error: &KubeconfigError) -> String {
     match error {
         // The parser's own text may quote the file.
         KubeconfigError::Parse(_) => "not a kubeconfig: bad YAML".to_owned(),
-        other => other.to_string(),
+        other => with_single_quotes(&other.to_string()),
     }
 }
 

@@ -71,8 +71,22 @@ fn configured_resources(
     };
     let resources: Vec<_> = given.unwrap_or_default().iter().map(parse).collect::<Result<_, _>>()?;
     let only_names = resources.iter().map(|resource| resource.name.clone()).collect();
+    if let Some(wrong) = resources.iter().find(|resource| !is_resource_name(&resource.name)) {
+        return Err(unusable(flag, &wrong.name, no_resource_name(&wrong.name)));
+    }
     names(is_resource_name, "no name of a resource")(flag, Some(only_names))?;
     Ok(resources)
+}
+
+/// Why a text is no name of a resource.
+fn no_resource_name(text: &str) -> &'static str {
+    if text.contains(char::is_whitespace) {
+        "no name of a resource; separate several by commas, without spaces"
+    } else if text.contains('/') {
+        "no name of a resource; a subresource cannot be watched, and a group is written like deployments.apps"
+    } else {
+        "no name of a resource"
+    }
 }
 
 /// The form of a resource's name as kubectl takes it, such as `pods` or `deployments.v1.apps`.

@@ -200,6 +200,10 @@ mod tests {
             error("pageSize: 1\nresorces: [pods]\n"),
             "line 4: unknown key \"resorces\"; did you mean \"resources\"?"
         );
+        for key in ["ringMaxAge", "ring-age-max"] {
+            let expected = format!("line 3: unknown key {key:?}; did you mean \"ringAgeMax\"?");
+            assert_eq!(error(&format!("{key}: 1m\n")), expected);
+        }
         assert!(error("zzzzzzzzz: 1\n").starts_with("line 3: unknown key \"zzzzzzzzz\"; the keys are"));
     }
 

@@ -71,16 +71,63 @@ macro_rules! spelled {
 }
 pub(super) use spelled;
 
-/// The known name that a misspelt one probably means: at most three typing errors, and fewer than
-/// half of the characters.
+/// The known name that a misspelt one probably means: the same words in another order or spelling,
+/// or at most three typing errors, in fewer than half of the characters.
 pub(super) fn nearest<'a>(misspelt: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let distances = known.into_iter().map(|known| (strsim::damerau_levenshtein(misspelt, known), known));
+    let wanted = words(misspelt);
+    let distances = known.into_iter().map(|known| {
+        let words = words(known);
+        let is_reordered = wanted.len() == words.len() && wanted.iter().all(|word| words.contains(word));
+        let distance = strsim::damerau_levenshtein(&wanted.concat(), &words.concat());
+        (if is_reordered { 0 } else { distance }, known)
+    });
     let is_near = |(distance, _): &(usize, &str)| *distance <= 3 && *distance * 2 < misspelt.chars().count();
     distances.filter(is_near).min().map(|(_, known)| known)
 }
 
+/// The words of a name in any spelling, in lower case.
+fn words(name: &str) -> Vec<String> {
+    let mut words = Vec::<String>::new();
+    let mut starts = true;
+    let mut was_upper = true;
+    for c in name.chars() {
+        if !c.is_alphanumeric() {
+            starts = true;
+            continue;
+        }
+        starts |= c.is_uppercase() && !was_upper;
+        was_upper = c.is_uppercase();
+        if std::mem::take(&mut starts) {
+            words.push(String::new());
+        }
+        words.last_mut().into_iter().for_each(|word| word.extend(c.to_lowercase()));
+    }
+    words
+}
+
 #[cfg(test)]
 mod tests {
+    use super::{nearest, words};
+
+    #[test]
+    fn a_near_miss_is_of_the_same_words_or_has_a_few_typing_errors() {
+        let known = ["ringAgeMax", "ringBytesMax", "resources", "pageSize"];
+        for (misspelt, meant) in [
+            ("ringMaxAge", Some("ringAgeMax")),
+            ("ring-age-max", Some("ringAgeMax")),
+            ("--ring-bytes-max", Some("ringBytesMax")),
+            ("RING_AGE_MAX", Some("ringAgeMax")),
+            ("resorces", Some("resources")),
+            ("Resources", Some("resources")),
+            ("pagesize", Some("pageSize")),
+            ("zzzzzzzzz", None),
+            ("", None),
+        ] {
+            assert_eq!(nearest(misspelt, known), meant, "{misspelt}");
+        }
+        assert_eq!(words("aB-cD_EF.gHI"), ["a", "b", "c", "d", "ef", "g", "hi"]);
+    }
+
     #[test]
     fn one_name_has_three_spellings() {
         assert_eq!(spelled!("--", Kebab, ring_bytes_max), "--ring-bytes-max");

@@ -383,7 +383,7 @@ mod tests {
 
     #[test]
     fn a_value_that_cannot_be_used_is_named_with_its_flag() {
-        let cases: [(&[&str], &str); 15] = [
+        let cases: [(&[&str], &str); 17] = [
             (&["--allowed-hosts=a,http://b"], "--allowed-hosts \"http://b\": no name of a host; write it like"),
             (
                 &["--tls-cipher-suites=a"],
@@ -399,7 +399,15 @@ mod tests {
                 &["--resource=pods=xml"],
                 "--resource \"pods=xml\": \"xml\" is no medium; write pods=protobuf or pods=json+protobuf",
             ),
-            (&["--resource=a/b"], "--resource \"a/b\": no name of a resource"),
+            (&["--resource=a..b"], "--resource \"a..b\": no name of a resource"),
+            (
+                &["--resource=pods nodes"],
+                "--resource \"pods nodes\": no name of a resource; separate several by commas, without spaces",
+            ),
+            (
+                &["--resource=nodes,pods/log"],
+                "--resource \"pods/log\": no name of a resource; a subresource cannot be watched",
+            ),
             (&["--namespace=Default"], "--namespace \"Default\": no name of a namespace"),
             (&["--page-size=0"], "--page-size \"0\": must be at least 1"),
             (&["--max-message-size=3"], "--max-message-size \"3\": must be at least 1Ki"),

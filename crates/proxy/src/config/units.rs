@@ -16,11 +16,21 @@ pub struct ByteSize(pub u64);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidUnit {
     /// Not a duration.
-    #[error("{0:?} is no duration; write it like 30s, 1m30s or 500ms")]
+    #[error("{:?} is no duration; write it like 30s, 1m30s or 500ms{}", .0, hint(.0))]
     Duration(String),
     /// Not a size.
     #[error("{0:?} is no size; write it like 64Mi, 1Gi or 65536")]
     ByteSize(String),
+}
+
+/// What a wrong duration probably means, as the end of a sentence.
+fn hint(text: &str) -> String {
+    let days = text.strip_suffix('d').and_then(|days| days.parse::<u32>().ok());
+    match days {
+        Some(days) => format!("; there is no unit for days: write {}h", u64::from(days) * 24),
+        None if text.starts_with('-') => "; it cannot be negative".to_owned(),
+        None => String::new(),
+    }
 }
 
 impl Duration {
@@ -120,6 +130,17 @@ mod tests {
         assert_eq!(Duration(time::Duration::from_secs(90)).to_string(), "1m30s");
         for text in ["", "30", "-1s", "1 minute", "PT30S", "s", "1d", "1x", "99999999999999999999h"] {
             assert_eq!(text.parse::<Duration>(), Err(InvalidUnit::Duration(text.to_owned())));
+        }
+    }
+
+    #[test]
+    fn a_wrong_duration_has_a_hint() {
+        let error = |text: &str| text.parse::<Duration>().unwrap_err().to_string();
+        let plain = "is no duration; write it like 30s, 1m30s or 500ms";
+        assert_eq!(error("10d"), format!("\"10d\" {plain}; there is no unit for days: write 240h"));
+        assert_eq!(error("-5m"), format!("\"-5m\" {plain}; it cannot be negative"));
+        for text in ["10", "d", "99999999999d", "10x"] {
+            assert_eq!(error(text), format!("{text:?} {plain}"));
         }
     }
 

@@ -181,6 +181,28 @@ async fn a_break_inside_a_snapshot_or_a_gap_restarts_it() {
     assert_eq!(requested(&server), ["", "", "5", "20"]);
 }
 
+#[tokio::test]
+async fn the_delay_has_a_limit_of_its_own_while_kubefan_is_not_synced() {
+    let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
+    let refused = |reason: &str, retry_after| {
+        let mut details = ErrorDetails::with_error_info(reason, ERROR_DOMAIN, []);
+        details.set_retry_info(Some(retry_after));
+        vec![Err(Status::with_error_details(Code::Unavailable, "x", details))]
+    };
+    for (script, delay) in [
+        (refused("NOT_SYNCED", minutes(1)), minutes(2)),
+        (refused("NOT_SYNCED", minutes(3)), minutes(3)),
+        (refused("DRAINING", minutes(1)), minutes(10)),
+    ] {
+        let (_server, client) = serve(vec![script]).await;
+        let backoff =
+            BackoffOptions { initial: minutes(10), max: minutes(10), jitter: 0.0, ..BackoffOptions::default() };
+        let options = WatchOptions { backoff, not_synced_delay_max: Some(minutes(2)), ..options() };
+        let item = client.watch(Target::default(), options).next().await;
+        assert!(matches!(item, Some(Ok(WatchItem::Disconnected { retry_in, .. })) if retry_in == delay), "{item:?}");
+    }
+}
+
 fn expired() -> Step {
     let details = ErrorDetails::with_error_info("EXPIRED", ERROR_DOMAIN, []);
     Err(Status::with_error_details(Code::OutOfRange, "too old resource version: 3 (4)", details))

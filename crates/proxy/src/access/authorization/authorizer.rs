@@ -10,7 +10,7 @@ use futures::FutureExt;
 
 use super::{
     access_review::{self, AccessVerdict},
-    attributes::{Attributes, CACHED_BYTES_MAX},
+    attributes::{Attributes, CACHED_BYTES_MAX, ReadVerb},
     authorized::Authorized,
     read::Read,
 };
@@ -154,12 +154,22 @@ impl WebhookAuthorizer {
             return Ok(reason);
         }
         let (mut denied, mut is_outage, holder) = (None, false, caller.holder(holder));
-        for (attributes, key) in all.into_iter().zip(keys) {
-            match self.review(caller, (attributes, key), holder, age).await {
+        for (at, (attributes, key)) in all.iter().zip(&keys).enumerate() {
+            let by_watch = || self.allowed_by_watch(caller, &all[at..], &keys[at..]);
+            // Callers that return in an outage do not wait for a review that cannot succeed.
+            if self.reviews.is_away()
+                && let Some(reason) = by_watch()
+            {
+                return Ok(reason);
+            }
+            match self.review(caller, (attributes.clone(), *key), holder, age).await {
                 Ok(AccessVerdict::Allowed(reason)) => return Ok(reason),
                 Ok(AccessVerdict::Denied(reason)) => denied = Some(reason),
-                // The verdict about a narrower right may still count.
-                Err(ReviewError::Outage) => is_outage = true,
+                Err(ReviewError::Outage) => match by_watch() {
+                    Some(reason) => return Ok(reason),
+                    // The verdict about a narrower right may still count.
+                    None => is_outage = true,
+                },
                 Err(ReviewError::Busy(message)) => return Err(Denial::Busy(message)),
                 Err(ReviewError::Refused) => return Err(Denial::Unavailable(UNAVAILABLE)),
             }
@@ -172,6 +182,28 @@ impl WebhookAuthorizer {
             }
             _ => Err(Denial::Unavailable(UNAVAILABLE)),
         }
+    }
+
+    /// Why the caller may list in an outage: it may watch the same. `lists` are the reads from a
+    /// broad one to exactly what is asked for, with their keys.
+    ///
+    /// An informer starts with a watch that sends the objects of a list, for which the right to watch
+    /// is enough, and falls back to a list that was never reviewed. A verdict about the list itself,
+    /// and a refusal of a part of it, come first.
+    fn allowed_by_watch(&self, caller: &KnownCaller, lists: &[Attributes], keys: &[Digest]) -> Option<Arc<str>> {
+        let (list, key) = (lists.first()?, keys.first()?);
+        let is_refused = |key| self.reviews.kept(key).is_some_and(|verdict| !verdict.is_positive());
+        if list.verb != ReadVerb::List
+            || self.options.outage_grace.is_zero()
+            || self.reviews.kept(key).is_some()
+            || keys.iter().any(is_refused)
+        {
+            return None;
+        }
+        let watch = Attributes { verb: ReadVerb::Watch, ..list.clone() };
+        let Some(AccessVerdict::Allowed(reason)) = self.reviews.kept(&watch.key(&caller.digest)) else { return None };
+        self.reviews.count_in_grace();
+        Some(reason)
     }
 
     async fn review(

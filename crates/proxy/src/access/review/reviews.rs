@@ -84,6 +84,23 @@ where
         }
     }
 
+    /// The verdict that is kept, also one that counts only in an outage.
+    pub fn kept(&self, key: &K) -> Option<V> {
+        match self.shared.cache.get(key)? {
+            Kept::Fresh(verdict) | Kept::InGrace(verdict) => Some(verdict),
+        }
+    }
+
+    /// Whether the apiserver could not be asked a moment ago.
+    pub fn is_away(&self) -> bool {
+        self.shared.is_away()
+    }
+
+    /// Counts the use of a verdict that counts only because of an outage.
+    pub fn count_in_grace(&self) {
+        self.shared.metrics.in_grace.inc();
+    }
+
     /// The verdict from the cache, or from `review`. One review serves all that ask the same.
     pub async fn verdict(&self, key: K, holder: Holder, review: Review<V>) -> Result<V, ReviewError> {
         match self.shared.cache.get(&key) {

@@ -19,9 +19,12 @@ use hyper_util::client::legacy;
 use kube_client::{
     Config,
     client::{AuthError, ConfigExt},
-    config::KubeconfigError,
+    config::{AuthInfo, KubeconfigError},
 };
-use kubefan_common::text::{find, innermost};
+use kubefan_common::{
+    text::{find, innermost, with_single_quotes},
+    tls::{self, TlsSettings},
+};
 use reqwest::{NoProxy, Proxy, dns, redirect};
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt, service_fn, util::BoxCloneSyncService};
 
@@ -40,6 +43,13 @@ const HTTP2_STREAM_WINDOW_BYTES: u32 = 4 << 20;
 /// The window of the connection. It is larger than one stream's, so that one unread stream does not
 /// block the others.
 const HTTP2_CONNECTION_WINDOW_BYTES: u32 = 32 << 20;
+
+/// What an operator sets for the connection to the apiserver.
+const SETTINGS: TlsSettings = TlsSettings {
+    trust: "certificate-authority in kubefan's kubeconfig must contain the CA that has (in a pod, ca.crt of the service account); with \
+            insecure-skip-tls-verify any server could pass for it",
+    plaintext: "the server in kubefan's kubeconfig must begin with http://",
+};
 
 /// Scheme, host and port, for errors and logs. The URL's user info is omitted.
 pub(in crate::upstream) fn server_name(uri: &Uri) -> String {
@@ -170,8 +180,25 @@ pub(in crate::upstream) fn tls_config(config: &Config) -> Result<rustls::ClientC
     config.rustls_client_config().map_err(|error| match &error {
         kube_client::Error::Auth(_) => explain_auth(&error),
         // The innermost error would not name the file.
-        other => find::<KubeconfigError>(other).map_or_else(|| root_cause(other), ToString::to_string),
+        other => match (find::<KubeconfigError>(other), find::<rustls::Error>(other)) {
+            (Some(error), _) => with_single_quotes(&error.to_string()),
+            (None, Some(rustls::Error::InconsistentKeys(_))) => mismatch(&config.auth_info),
+            (None, _) => root_cause(other),
+        },
     })
+}
+
+/// The text for a client certificate and a key that do not belong together.
+fn mismatch(user: &AuthInfo) -> String {
+    let place = |file: &Option<String>, key: &str| match file {
+        Some(file) => format!("{file:?} ({key})"),
+        None => format!("{key}-data"),
+    };
+    format!(
+        "the client certificate {} and the private key {} of the kubeconfig do not belong together",
+        place(&user.client_certificate, "client-certificate"),
+        place(&user.client_key, "client-key")
+    )
 }
 
 /// The URL for requests. With `tls-server-name` its host is that name, because reqwest checks the
@@ -214,8 +241,9 @@ pub(in crate::upstream) fn classify(error: BoxError, server: &str) -> UpstreamEr
     if let Some(auth) = find::<AuthError>(error) {
         return UpstreamError::Credentials { message: shorten(&describe_auth(auth)) };
     }
-    if let Some(tls) = find::<rustls::Error>(error) {
-        return UpstreamError::Tls { server: server(), message: shorten(&tls.to_string()) };
+    if let Some(refused) = find::<rustls::Error>(error) {
+        let message = tls::explain(refused, SETTINGS).unwrap_or_else(|| refused.to_string());
+        return UpstreamError::Tls { server: server(), message: shorten(&message) };
     }
     let message = root_cause(error);
     let by_client = find::<reqwest::Error>(error).map(|error| error.is_connect() || error.is_dns());
@@ -241,7 +269,7 @@ pub(in crate::upstream) fn root_cause(error: &(dyn Error + 'static)) -> String {
         // A reqwest error without a source would print its URL.
         Some(error) if error.is_timeout() => "timed out".to_owned(),
         Some(_) => "the request could not be sent".to_owned(),
-        None => shorten(&root.to_string()),
+        None => shorten(tls::plain(&root.to_string())),
     }
 }
 
@@ -293,5 +321,34 @@ mod tests {
         assert_eq!(classify(broken, "https://h").reason(), "reset");
         let tls: BoxError = io::Error::new(io::ErrorKind::InvalidData, rustls::Error::DecryptError).into();
         assert_eq!(classify(tls, "https://h").reason(), "tls");
+    }
+
+    #[test]
+    fn failures_of_tls_name_the_settings_of_the_kubeconfig() {
+        let unknown = rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
+        let text = classify(io::Error::new(io::ErrorKind::InvalidData, unknown).into(), "https://h").to_string();
+        assert!(text.starts_with("TLS with the apiserver at https://h failed: no trusted CA has signed"), "{text}");
+        assert!(text.contains("certificate-authority") && text.contains("insecure-skip-tls-verify"), "{text}");
+        let cut =
+            io::Error::new(io::ErrorKind::UnexpectedEof, "peer closed connection without sending TLS close_notify");
+        let text = classify(cut.into(), "https://h").to_string();
+        assert!(text.contains("closed the connection without ending TLS") && !text.contains("close_notify"), "{text}");
+    }
+
+    #[test]
+    fn a_client_certificate_with_the_key_of_another_names_both_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let certified = || rcgen::generate_simple_self_signed(["kubefan".to_owned()]).unwrap();
+        let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+        std::fs::write(path("a.crt"), certified().cert.pem()).unwrap();
+        std::fs::write(path("b.key"), certified().signing_key.serialize_pem()).unwrap();
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let mut config = Config::new("https://127.0.0.1:6443".parse().unwrap());
+        config.root_cert = Some(Vec::new());
+        config.auth_info.client_certificate = Some(path("a.crt"));
+        config.auth_info.client_key = Some(path("b.key"));
+        let message = tls_config(&config).unwrap_err();
+        assert!(message.contains("do not belong together"), "{message}");
+        assert!(message.contains(&path("a.crt")) && message.contains(&path("b.key")), "{message}");
     }
 }

@@ -15,6 +15,7 @@ use kube_client::{
 };
 
 use crate::upstream::error::shorten;
+use kubefan_common::text::with_single_quotes;
 
 /// How to find the apiserver. If nothing is set, kubectl's rules apply.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -155,7 +156,7 @@ fn explain(error: &KubeconfigError, kubeconfig: Option<&Kubeconfig>) -> String {
         KubeconfigError::LoadClusterOfContext(name) => {
             format!("its context names the cluster {name:?}, which does not exist")
         }
-        other => other.to_string(),
+        other => with_single_quotes(&other.to_string()),
     };
     shorten(&message)
 }
@@ -196,6 +197,17 @@ mod tests {
         let error = settings.load().await.unwrap_err().to_string();
         assert!(error.contains("config: not a kubeconfig: bad YAML at line"), "{error}");
         assert!(!error.contains("very-secret"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_missing_file_of_the_kubeconfig_is_quoted_once() {
+        let missing = "{server: 'https://h:6443', certificate-authority: /does/not/exist.crt}";
+        let (_dir, settings) = settings(&TWO.replace("{server: 'https://h:6443'}", missing), None);
+        let error = settings.load().await.unwrap_err().to_string();
+        assert!(
+            error.contains("certificate authority: failed to read file \"/does/not/exist.crt\": No such"),
+            "{error}"
+        );
     }
 
     #[tokio::test]

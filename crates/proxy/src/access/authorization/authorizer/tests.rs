@@ -227,6 +227,74 @@ async fn in_an_outage_the_narrow_right_counts_although_the_broad_one_is_unknown(
     assert!(matches!(world.ask(own()).await, Err(Denial::Unavailable(_))));
 }
 
+fn outage() -> Option<UpstreamError> {
+    Some(UpstreamError::Reset { message: "x".into() })
+}
+
+fn is_unavailable(result: Result<(), Denial>) -> bool {
+    matches!(result, Err(Denial::Unavailable(_)))
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_an_outage_callers_that_may_watch_may_list_the_same() {
+    for fields in ["", "spec.nodeName=n1"] {
+        let world = World::new(options(), move |attributes| {
+            attributes["namespace"] == "a" && attributes["fieldSelector"].is_object() != fields.is_empty()
+        });
+        world.ask(pods(ReadVerb::Watch, "a", fields)).await.unwrap();
+        world.fake.fails_with(outage());
+        world.ask(pods(ReadVerb::List, "a", fields)).await.unwrap();
+        advance(14 * MINUTE).await;
+        world.ask(pods(ReadVerb::List, "a", fields)).await.unwrap();
+        let object = Target { name: "p".to_owned(), ..pods(ReadVerb::List, "a", "").target().clone() };
+        assert!(is_unavailable(world.ask(Read::object(object)).await), "a get");
+        assert!(is_unavailable(world.ask(pods(ReadVerb::List, "", fields)).await), "a broader list");
+        assert!(is_unavailable(world.ask(pods(ReadVerb::List, "b", fields)).await), "another namespace");
+        let other = Identity { user: "y".to_owned(), ..Identity::default() };
+        assert!(is_unavailable(world.ask_as(other, pods(ReadVerb::List, "a", fields)).await), "another user");
+        advance(MINUTE).await;
+        assert!(is_unavailable(world.ask(pods(ReadVerb::List, "a", fields)).await), "the grace is over");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_an_outage_the_right_to_watch_all_counts_for_a_list_of_a_part_and_the_right_to_list_for_no_watch() {
+    let world = World::new(options(), |_| true);
+    world.ask(pods(ReadVerb::Watch, "", "")).await.unwrap();
+    world.fake.fails_with(outage());
+    world.fake.taken();
+    world.ask(pods(ReadVerb::List, "a", "spec.nodeName=n1")).await.unwrap();
+    assert_eq!(world.asked(), ["list /"]);
+    world.ask(pods(ReadVerb::List, "a", "spec.nodeName=n2")).await.unwrap();
+    assert_eq!(world.asked(), [] as [&str; 0], "the outage is known");
+
+    let world = World::new(options(), |_| true);
+    world.ask(pods(ReadVerb::List, "", "")).await.unwrap();
+    world.fake.fails_with(outage());
+    assert!(is_unavailable(world.ask(pods(ReadVerb::Watch, "", "")).await));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_right_to_watch_counts_for_a_list_only_in_an_outage_with_a_grace_and_never_against_a_refusal() {
+    let may_watch = |attributes: &Value| attributes["verb"] == "watch";
+    let list = || pods(ReadVerb::List, "a", "spec.nodeName=n1");
+    let world = World::new(options(), may_watch);
+    world.ask(pods(ReadVerb::Watch, "", "")).await.unwrap();
+    assert!(is_forbidden(world.ask(list()).await), "no outage");
+    world.fake.fails_with(outage());
+    assert!(is_forbidden(world.ask(list()).await), "the refusals count");
+    advance(MINUTE).await;
+    assert!(is_forbidden(world.ask(list()).await), "in the grace too");
+    for (failure, outage_grace) in
+        [(outage(), Duration::ZERO), (Some(UpstreamError::Forbidden { message: "x".into() }), 10 * MINUTE)]
+    {
+        let world = World::new(AuthorizationOptions { outage_grace, ..options() }, may_watch);
+        world.ask(pods(ReadVerb::Watch, "", "")).await.unwrap();
+        world.fake.fails_with(failure);
+        assert!(is_unavailable(world.ask(list()).await), "no outage, or no grace");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn no_text_names_kubefans_own_account() {
     let world = World::new(options(), |_| true);
