@@ -1,0 +1,188 @@
+//! A control plane with callers and their roles, and kubefan in front of it.
+
+use std::collections::BTreeMap;
+
+use kubefan_common::proto::v1alpha1::watch_service_client::WatchServiceClient;
+use reqwest::{Client, Method, StatusCode};
+use serde_json::{Value, json};
+use tonic::{
+    Request,
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint},
+};
+
+use super::identities::{
+    SERVICE_ACCOUNTS, Who,
+    Who::{Admin, Anonymous, Apps, ByGroup, Cert, CertGroup, Inside, Invalid, ListOnly, Lister, Named, Own, Stranger},
+    certificates,
+};
+use crate::harness::{
+    apiserver::{ApiServer, NOBODY},
+    kubefan::Kubefan,
+    wait,
+};
+
+/// A control plane with the service accounts and their roles, and kubefan in front of it.
+pub(crate) struct World {
+    pub(crate) api: ApiServer,
+    pub(crate) kubefan: Kubefan,
+    pub(crate) own: String,
+    other: String,
+    tokens: BTreeMap<Who, Option<String>>,
+    /// Client certificates with their keys, in PEM.
+    certificates: BTreeMap<Who, (String, String)>,
+}
+
+const READS: [&str; 3] = ["get", "list", "watch"];
+
+impl World {
+    pub(crate) async fn start(api: ApiServer, args: &[&str]) -> World {
+        let (own, other) = (api.namespace("authorized").await, api.namespace("other").await);
+        let mut tokens: BTreeMap<Who, Option<String>> = BTreeMap::from([
+            (Anonymous, None),
+            (Invalid, Some("no-such-token".to_owned())),
+            (Admin, Some(api.admin_token())),
+            (Stranger, Some(format!("token-of-{NOBODY}"))),
+        ]);
+        for (who, name) in SERVICE_ACCOUNTS {
+            let namespace = if who == ByGroup { &other } else { &own };
+            let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts");
+            api.create(&path, &json!({ "metadata": { "name": name } })).await;
+            let token = api.kubectl(&["create", "token", name, "-n", namespace]).await;
+            tokens.insert(who, Some(token.trim().to_owned()));
+        }
+        for (namespace, name) in [(&own, "one"), (&own, "two"), (&other, "one")] {
+            let path = format!("/api/v1/namespaces/{namespace}/configmaps");
+            api.create(&path, &json!({ "metadata": { "name": name } })).await;
+        }
+        let account = |name: &str| json!({ "kind": "ServiceAccount", "name": name, "namespace": own });
+        let group = json!({
+            "kind": "Group", "apiGroup": "rbac.authorization.k8s.io", "name": format!("system:serviceaccounts:{other}"),
+        });
+        let by_certificate = |kind: &str| json!({ "kind": kind, "apiGroup": "rbac.authorization.k8s.io", "name": own });
+        let both = &["pods", "configmaps"][..];
+        let rule = |group: &str, resources: &[&str], verbs: &[&str], names: &[&str]| json!([{ "apiGroups": [group], "resources": resources, "verbs": verbs, "resourceNames": names }]);
+        for (in_namespace, name, rules, subject) in [
+            (false, "lister", rule("", both, &["list", "watch"], &[]), account("lister")),
+            (false, "apps", rule("apps", &["deployments"], &["list"], &[]), account("apps")),
+            (true, "own", rule("", both, &READS, &[]), account("own")),
+            (true, "list-only", rule("", &["pods"], &["list"], &[]), account("list-only")),
+            (true, "named", rule("", &["configmaps"], &READS, &["one"]), account("named")),
+            (true, "by-group", rule("", &["configmaps"], &["list"], &[]), group),
+            (true, "inside", rule("", &["namespaces"], &READS, &[]), account("inside")),
+            (true, "cert", rule("", both, &READS, &[]), by_certificate("User")),
+            (true, "cert-group", rule("", &["configmaps"], &["list"], &[]), by_certificate("Group")),
+        ] {
+            grant(&api, in_namespace.then_some(&*own), &format!("{own}-{name}"), &rules, &subject).await;
+        }
+        let (cert, key) = api.server_certificate();
+        let (cert, key) = (cert.to_str().unwrap().to_owned(), key.to_str().unwrap().to_owned());
+        let fixed = [
+            "--authorization-mode=Webhook",
+            "--resource=pods=json+protobuf,configmaps=json+protobuf,namespaces,deployments.apps",
+            "--tls-cert-file",
+            &cert,
+            "--tls-private-key-file",
+            &key,
+        ];
+        // kube-apiserver writes it soon after its start; kubefan looks once a minute.
+        let cas = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
+        wait::until("the CAs of clients", wait::SOON, || async {
+            (api.request(Method::GET, cas, None).await.0 == StatusCode::OK).then_some(())
+        })
+        .await;
+        let kubefan = Kubefan::start(&api, &[&fixed[..], args].concat()).await;
+        let certificates = certificates(api.authority(), &own);
+        let world = World { api, kubefan, own, other, tokens, certificates };
+        world.roles_apply().await;
+        world
+    }
+
+    /// Waits until the apiserver's authorizer has read all roles.
+    async fn roles_apply(&self) {
+        for (who, path) in [
+            (Lister, "/api/v1/pods".to_owned()),
+            (Apps, "/apis/apps/v1/deployments".to_owned()),
+            (Own, format!("/api/v1/namespaces/{}/pods", self.own)),
+            (ListOnly, format!("/api/v1/namespaces/{}/pods", self.own)),
+            (Named, format!("/api/v1/namespaces/{}/configmaps/one", self.own)),
+            (ByGroup, format!("/api/v1/namespaces/{}/configmaps", self.own)),
+            (Inside, format!("/api/v1/namespaces/{}", self.own)),
+            (Cert, format!("/api/v1/namespaces/{}/pods", self.own)),
+            (CertGroup, format!("/api/v1/namespaces/{}/configmaps", self.own)),
+        ] {
+            let client = self.client(who);
+            let url = format!("{}{path}", self.api.url());
+            wait::until(&format!("{who:?} may read {path}"), wait::SOON, || async {
+                (client.get(&url).send().await.unwrap().status() == StatusCode::OK).then_some(())
+            })
+            .await;
+        }
+    }
+
+    pub(crate) fn token(&self, who: Who) -> Option<&str> {
+        self.tokens.get(&who)?.as_deref()
+    }
+
+    fn ca(&self) -> String {
+        std::fs::read_to_string(self.api.ca_pem_path()).unwrap()
+    }
+
+    /// A client that trusts the apiserver and kubefan.
+    pub(crate) fn client(&self, who: Who) -> Client {
+        match self.token(who) {
+            Some(token) => self.api.client_with_token(token),
+            None => {
+                let ca = reqwest::Certificate::from_pem(self.ca().as_bytes()).unwrap();
+                let builder = Client::builder().tls_certs_only([ca]).no_proxy();
+                let builder = self.certificates.get(&who).into_iter().fold(builder, |builder, (certificate, key)| {
+                    builder.identity(reqwest::Identity::from_pem(format!("{certificate}{key}").as_bytes()).unwrap())
+                });
+                builder.build().unwrap()
+            }
+        }
+    }
+
+    pub(crate) fn url(&self, path: &str) -> String {
+        format!("https://{}{path}", self.kubefan.grpc_addr)
+    }
+
+    pub(crate) async fn grpc(&self) -> WatchServiceClient<Channel> {
+        self.grpc_as(Anonymous).await
+    }
+
+    /// A connection with the client certificate of a caller, if it has one.
+    pub(super) async fn grpc_as(&self, who: Who) -> WatchServiceClient<Channel> {
+        let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(self.ca()));
+        let tls =
+            self.certificates.get(&who).into_iter().fold(tls, |tls, (certificate, key)| {
+                tls.identity(tonic::transport::Identity::from_pem(certificate, key))
+            });
+        let endpoint = Endpoint::from_shared(self.url("")).unwrap().tls_config(tls).unwrap();
+        WatchServiceClient::new(endpoint.connect().await.unwrap())
+    }
+
+    pub(crate) fn call<T>(&self, who: Who, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        if let Some(token) = self.token(who) {
+            request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
+        }
+        request
+    }
+
+    pub(super) fn named(&self, text: &str) -> String {
+        text.replace("OTHER", &self.other).replace("NS", &self.own)
+    }
+}
+
+/// Creates a role, in a namespace or for the cluster, and binds it.
+pub(crate) async fn grant(api: &ApiServer, namespace: Option<&str>, name: &str, rules: &Value, subject: &Value) {
+    let (base, kind) = match namespace {
+        Some(namespace) => (format!("/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"), "Role"),
+        None => ("/apis/rbac.authorization.k8s.io/v1".to_owned(), "ClusterRole"),
+    };
+    let (metadata, plural) = (json!({ "name": name }), kind.to_lowercase());
+    api.create(&format!("{base}/{plural}s"), &json!({ "metadata": metadata, "rules": rules })).await;
+    let role = json!({ "apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name });
+    let binding = json!({ "metadata": metadata, "roleRef": role, "subjects": [subject] });
+    api.create(&format!("{base}/{plural}bindings"), &binding).await;
+}
