@@ -27,6 +27,12 @@ pub(crate) enum Who {
     Named,
     /// May list configmaps in NS by its group, as a service account of OTHER.
     ByGroup,
+    /// The same as Own, with the token of the pod `bound`.
+    BoundToPod,
+    /// The same as Own, with the token of the pod `barred`.
+    Barred,
+    /// A service account with the token of a pod that is gone.
+    BoundToGone,
     /// May get the namespace NS by a role in it.
     Inside,
     /// May list deployments of the whole cluster.
@@ -52,6 +58,10 @@ pub(crate) enum Who {
     /// A member of system:masters whose certificate has an empty uid.
     CertEmptyUid,
 }
+
+/// The pods whose tokens callers have.
+pub(super) const PODS: [(Who, &str); 3] =
+    [(Who::BoundToPod, "bound"), (Who::Barred, "barred"), (Who::BoundToGone, "gone")];
 
 pub(super) const SERVICE_ACCOUNTS: [(Who, &str); 7] = [
     (Who::Lister, "lister"),

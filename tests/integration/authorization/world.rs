@@ -11,8 +11,11 @@ use tonic::{
 };
 
 use super::identities::{
-    SERVICE_ACCOUNTS, Who,
-    Who::{Admin, Anonymous, Apps, ByGroup, Cert, CertGroup, Inside, Invalid, ListOnly, Lister, Named, Own, Stranger},
+    PODS, SERVICE_ACCOUNTS, Who,
+    Who::{
+        Admin, Anonymous, Apps, BoundToGone, ByGroup, Cert, CertGroup, Inside, Invalid, ListOnly, Lister, Named, Own,
+        Stranger,
+    },
     certificates,
 };
 use crate::harness::{
@@ -26,7 +29,7 @@ pub(crate) struct World {
     pub(crate) api: ApiServer,
     pub(crate) kubefan: Kubefan,
     pub(crate) own: String,
-    other: String,
+    pub(super) other: String,
     tokens: BTreeMap<Who, Option<String>>,
     /// Client certificates with their keys, in PEM.
     certificates: BTreeMap<Who, (String, String)>,
@@ -52,7 +55,8 @@ impl World {
         }
         for (namespace, name) in [(&own, "one"), (&own, "two"), (&other, "one")] {
             let path = format!("/api/v1/namespaces/{namespace}/configmaps");
-            api.create(&path, &json!({ "metadata": { "name": name } })).await;
+            let annotations = json!({ "content": content(namespace, name) });
+            api.create(&path, &json!({ "metadata": { "name": name, "annotations": annotations } })).await;
         }
         let account = |name: &str| json!({ "kind": "ServiceAccount", "name": name, "namespace": own });
         let group = json!({
@@ -74,27 +78,36 @@ impl World {
         ] {
             grant(&api, in_namespace.then_some(&*own), &format!("{own}-{name}"), &rules, &subject).await;
         }
-        let (cert, key) = api.server_certificate();
-        let (cert, key) = (cert.to_str().unwrap().to_owned(), key.to_str().unwrap().to_owned());
-        let fixed = [
-            "--authorization-mode=Webhook",
-            "--resource=pods=json+protobuf,configmaps=json+protobuf,namespaces,deployments.apps",
-            "--tls-cert-file",
-            &cert,
-            "--tls-private-key-file",
-            &key,
-        ];
         // kube-apiserver writes it soon after its start; kubefan looks once a minute.
         let cas = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
         wait::until("the CAs of clients", wait::SOON, || async {
             (api.request(Method::GET, cas, None).await.0 == StatusCode::OK).then_some(())
         })
         .await;
-        let kubefan = Kubefan::start(&api, &[&fixed[..], args].concat()).await;
+        let kubefan = kubefan(&api, args).await;
         let certificates = certificates(api.authority(), &own);
         let world = World { api, kubefan, own, other, tokens, certificates };
         world.roles_apply().await;
         world
+    }
+
+    /// The same world with the callers that have the token of a pod.
+    pub(super) async fn with_pods(mut self) -> World {
+        let pods = format!("/api/v1/namespaces/{}/pods", self.own);
+        for (who, name) in PODS {
+            let spec = json!({ "serviceAccountName": "own", "containers": [{ "name": "c", "image": "i" }] });
+            self.api.create(&pods, &json!({ "metadata": { "name": name }, "spec": spec })).await;
+            let bound = ["--bound-object-kind", "Pod", "--bound-object-name", name];
+            let token = self.api.kubectl(&[&["create", "token", "own", "-n", &self.own], &bound[..]].concat()).await;
+            self.tokens.insert(who, Some(token.trim().to_owned()));
+        }
+        self.api.delete(&format!("{pods}/gone")).await;
+        let (client, url) = (self.client(BoundToGone), format!("{}{pods}", self.api.url()));
+        wait::until("the token of a pod that is gone to end", wait::SOON, || async {
+            (client.get(&url).send().await.unwrap().status() == StatusCode::UNAUTHORIZED).then_some(())
+        })
+        .await;
+        self
     }
 
     /// Waits until the apiserver's authorizer has read all roles.
@@ -123,8 +136,13 @@ impl World {
         self.tokens.get(&who)?.as_deref()
     }
 
-    fn ca(&self) -> String {
+    pub(super) fn ca(&self) -> String {
         std::fs::read_to_string(self.api.ca_pem_path()).unwrap()
+    }
+
+    /// The client certificate of a caller, if it has one.
+    pub(super) fn certificate(&self, who: Who) -> Option<&(String, String)> {
+        self.certificates.get(&who)
     }
 
     /// A client that trusts the apiserver and kubefan.
@@ -152,13 +170,18 @@ impl World {
 
     /// A connection with the client certificate of a caller, if it has one.
     pub(super) async fn grpc_as(&self, who: Who) -> WatchServiceClient<Channel> {
+        WatchServiceClient::new(self.channel_as(who).await)
+    }
+
+    /// The same for any service.
+    pub(super) async fn channel_as(&self, who: Who) -> Channel {
         let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(self.ca()));
         let tls =
             self.certificates.get(&who).into_iter().fold(tls, |tls, (certificate, key)| {
                 tls.identity(tonic::transport::Identity::from_pem(certificate, key))
             });
         let endpoint = Endpoint::from_shared(self.url("")).unwrap().tls_config(tls).unwrap();
-        WatchServiceClient::new(endpoint.connect().await.unwrap())
+        endpoint.connect().await.unwrap()
     }
 
     pub(crate) fn call<T>(&self, who: Who, message: T) -> Request<T> {
@@ -172,6 +195,24 @@ impl World {
     pub(super) fn named(&self, text: &str) -> String {
         text.replace("OTHER", &self.other).replace("NS", &self.own)
     }
+}
+
+/// What an object contains and no other one does.
+pub(super) fn content(namespace: &str, name: &str) -> String {
+    format!("content-of-{namespace}-{name}")
+}
+
+async fn kubefan(api: &ApiServer, args: &[&str]) -> Kubefan {
+    let (cert, key) = api.server_certificate();
+    let fixed = [
+        "--authorization-mode=Webhook",
+        "--resource=pods=json+protobuf,configmaps=json+protobuf,namespaces,deployments.apps",
+        "--tls-cert-file",
+        cert.to_str().unwrap(),
+        "--tls-private-key-file",
+        key.to_str().unwrap(),
+    ];
+    Kubefan::start(api, &[&fixed[..], args].concat()).await
 }
 
 /// Creates a role, in a namespace or for the cluster, and binds it.
