@@ -60,6 +60,8 @@ mod verify;
 fn main() -> std::process::ExitCode {
     harness::run(&[
         audit_log::TESTS,
+        authorization::crafted::TESTS,
+        authorization::crafted_calls::TESTS,
         authorization::matrix::TESTS,
         authorization::refusals::TESTS,
         authorization::revocation::TESTS,

@@ -1,6 +1,6 @@
 //! A control plane with callers and their roles, and kubefan in front of it.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::SocketAddr};
 
 use kubefan_common::proto::v1alpha1::watch_service_client::WatchServiceClient;
 use reqwest::{Client, Method, StatusCode};
@@ -110,6 +110,11 @@ impl World {
         self
     }
 
+    /// Another kubefan in front of the same control plane.
+    pub(super) async fn another(&self, args: &[&str]) -> Kubefan {
+        kubefan(&self.api, args).await
+    }
+
     /// Waits until the apiserver's authorizer has read all roles.
     async fn roles_apply(&self) {
         for (who, path) in [
@@ -170,17 +175,17 @@ impl World {
 
     /// A connection with the client certificate of a caller, if it has one.
     pub(super) async fn grpc_as(&self, who: Who) -> WatchServiceClient<Channel> {
-        WatchServiceClient::new(self.channel_as(who).await)
+        WatchServiceClient::new(self.channel_to(self.kubefan.grpc_addr, who).await)
     }
 
-    /// The same for any service.
-    pub(super) async fn channel_as(&self, who: Who) -> Channel {
+    /// The same to any kubefan, for any service.
+    pub(super) async fn channel_to(&self, addr: SocketAddr, who: Who) -> Channel {
         let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(self.ca()));
         let tls =
             self.certificates.get(&who).into_iter().fold(tls, |tls, (certificate, key)| {
                 tls.identity(tonic::transport::Identity::from_pem(certificate, key))
             });
-        let endpoint = Endpoint::from_shared(self.url("")).unwrap().tls_config(tls).unwrap();
+        let endpoint = Endpoint::from_shared(format!("https://{addr}")).unwrap().tls_config(tls).unwrap();
         endpoint.connect().await.unwrap()
     }
 

@@ -14,7 +14,11 @@ use rustls::{
     ClientConfig, RootCertStore,
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
 };
-use tokio::{net::TcpStream, time::timeout};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::timeout,
+};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 /// Time limit for an answer with its body. A watch sets its own, shorter timeout.
@@ -36,6 +40,12 @@ pub(crate) struct Answer {
     pub(crate) status: StatusCode,
     /// Empty after an upgrade.
     pub(crate) body: Vec<u8>,
+}
+
+impl Answer {
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
 }
 
 impl Https<'_> {
@@ -74,6 +84,18 @@ impl Https<'_> {
         tokio::spawn(connection.with_upgrades());
         let request = request.uri(path).body(String::new()).unwrap();
         answer(sender.send_request(request).await.unwrap()).await
+    }
+
+    /// Sends bytes on a connection, and returns everything that comes until the server closes it.
+    pub(crate) async fn raw(&self, bytes: &[u8]) -> String {
+        let mut stream = self.connect(b"http/1.1").await;
+        // The server may refuse it before all has been written, or end without a TLS close.
+        let _ = stream.write_all(bytes).await;
+        let mut all = Vec::new();
+        let read = timeout(ANSWER_AT_MOST, stream.read_to_end(&mut all)).await;
+        let text = String::from_utf8_lossy(&all).into_owned();
+        assert!(read.is_ok(), "{} keeps the connection open: {text}", self.addr);
+        text
     }
 
     /// A connection for this protocol of ALPN.
