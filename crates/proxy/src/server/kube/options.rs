@@ -430,5 +430,8 @@ mod tests {
             let failure = Options::read(&Query::parse(query), false).expect_err(query);
             assert_eq!(failure.code(), code, "{query}");
         }
+        let read = |parameters: usize| Options::read(&Query::parse(&vec!["a"; parameters].join("&")), false);
+        assert!(read(10_000).is_ok());
+        assert_eq!(read(10_001).unwrap_err().code(), 400, "Go would read none of them");
     }
 }
