@@ -60,7 +60,12 @@ mod verify;
 fn main() -> std::process::ExitCode {
     harness::run(&[
         audit_log::TESTS,
-        authorization::TESTS,
+        authorization::crafted::TESTS,
+        authorization::crafted_calls::TESTS,
+        authorization::matrix::TESTS,
+        authorization::refusals::TESTS,
+        authorization::revocation::TESTS,
+        authorization::setup::TESTS,
         backfill::TESTS,
         bad_input::TESTS,
         bad_start::TESTS,

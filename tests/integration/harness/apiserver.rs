@@ -118,6 +118,11 @@ impl ApiServer {
         self.plane.path("ca.pem")
     }
 
+    /// The address behind [`Self::url`].
+    pub(crate) fn addr(&self) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], self.plane.port))
+    }
+
     /// The authority whose client certificates the apiserver accepts.
     pub(crate) fn authority(&self) -> &Authority {
         &self.plane.authority
@@ -332,6 +337,8 @@ impl ControlPlane {
     }
 
     fn spawn_apiserver(&self, program: &Path, port: u16) -> Process {
+        // kube-apiserver takes either of the two flags.
+        let is_configured = self.options.apiserver_flags.iter().any(|flag| flag.starts_with("--authorization-config"));
         let file = |flag: &str, name: &str| format!("--{flag}={}", self.path(name).display());
         let mut command = Command::new(program);
         command
@@ -350,13 +357,13 @@ impl ControlPlane {
                 "--bind-address=127.0.0.1",
                 "--advertise-address=127.0.0.1",
                 "--endpoint-reconciler-type=none",
-                "--authorization-mode=RBAC",
                 "--service-account-issuer=https://kubernetes.default.svc",
                 "--service-cluster-ip-range=10.0.0.0/24",
                 // No controller creates the default service account, and this plugin rejects pods
                 // without it.
                 "--disable-admission-plugins=ServiceAccount",
             ])
+            .args((!is_configured).then_some("--authorization-mode=RBAC"))
             .args(&self.options.apiserver_flags);
         Process::spawn("kube-apiserver", &mut command, &self.path("kube-apiserver.log"))
     }

@@ -186,6 +186,12 @@ impl Passthrough {
         self.options.requests_max
     }
 
+    /// Whether a request with this path would carry kubefan's credentials out of the path of the
+    /// server's URL, where another service may not know whom it acts as.
+    pub fn leads_out(&self, path: &str) -> bool {
+        self.options.credentials != Credentials::Caller && self.base.is_left_by(path)
+    }
+
     /// Acquires a permit for one request; the caller counts them all. `is_upgrade` requests get a
     /// separate connection. Long-running requests (`lasts`, and all upgrades) have a limit of their
     /// own. `None` if it is reached.
@@ -267,6 +273,12 @@ impl BaseUrl {
         let authority = authority.rsplit('@').next()?.parse().ok()?;
         let scheme = url.scheme().cloned().unwrap_or(Scheme::HTTPS);
         Some(Self { scheme, authority, prefix: url.path().trim_end_matches('/').to_owned() })
+    }
+
+    /// Whether a server that resolves dots could read a path as one outside of the prefix.
+    fn is_left_by(&self, path: &str) -> bool {
+        let path = path.to_ascii_lowercase().replace("%2e", ".").replace("%2f", "/").replace("%5c", "\\");
+        !self.prefix.is_empty() && path.split(['/', '\\']).any(|segment| segment == "..")
     }
 
     /// The full URL of a request. Path and query stay the same, byte for byte.
@@ -416,6 +428,23 @@ mod tests {
         }
         assert_eq!(join("https://h:6443", "http://elsewhere:1/api?x"), "https://h:6443/api?x", "absolute form");
         assert_eq!(join("https://admin:secret@h:6443", "/api"), "https://h:6443/api");
+    }
+
+    #[test]
+    fn a_path_with_dots_may_lead_out_of_a_prefix() {
+        let is_left = |base: &str, path| BaseUrl::of(&base.parse().unwrap()).unwrap().is_left_by(path);
+        for (path, is) in [
+            ("/api/v1/pods", false),
+            ("/api/v1/namespaces/a/configmaps/a..b", false),
+            ("/api/../../../../v3/tokens", true),
+            ("/api/%2e%2E/v3", true),
+            ("/api/.%2e%2Fv3", true),
+            ("/api/..%5cv3", true),
+            ("/..", true),
+        ] {
+            assert_eq!(is_left("https://h/k8s/clusters/a", path), is, "{path}");
+            assert!(!is_left("https://h:6443/", path), "all of the server is the apiserver");
+        }
     }
 
     #[test]

@@ -35,16 +35,17 @@ impl BearerToken {
         Some(Self(token.into()))
     }
 
-    /// `None` also if there are several, which the apiserver refuses.
+    /// `None` also for what the apiserver refuses: several tokens, valid or not, and a token
+    /// without another protocol beside it.
     fn in_protocols(headers: &HeaderMap) -> Option<Self> {
         let values = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL);
         let values = values.into_iter().filter_map(|value| value.to_str().ok());
-        let mut tokens = values.flat_map(|value| value.split(',')).filter_map(|name| {
-            let encoded = name.trim().strip_prefix(WEBSOCKET_TOKEN)?;
-            String::from_utf8(BASE64_URL_SAFE_NO_PAD.decode(encoded).ok()?).ok()
-        });
-        let token = tokens.next().filter(|token| !token.is_empty())?;
-        tokens.next().is_none().then(|| Self(token.into()))
+        let names = values.flat_map(|value| value.split(',')).map(str::trim);
+        let (tokens, others): (Vec<_>, Vec<_>) = names.partition(|name| name.starts_with(WEBSOCKET_TOKEN));
+        let [token] = tokens[..] else { return None };
+        let encoded = token.strip_prefix(WEBSOCKET_TOKEN).filter(|_| !others.is_empty())?;
+        let token = String::from_utf8(BASE64_URL_SAFE_NO_PAD.decode(encoded).ok()?).ok()?;
+        (!token.is_empty()).then(|| Self(token.into()))
     }
 
     /// The text, for a review.
@@ -126,12 +127,18 @@ mod tests {
         let (one, other) = (name("abc"), name("def"));
         let protocol = header::SEC_WEBSOCKET_PROTOCOL;
         assert_eq!(read(&[(protocol.clone(), &format!("v4, {one}"))]).as_deref(), Some("abc"));
-        assert_eq!(read(&[(protocol.clone(), &format!("{one}, {other}"))]), None, "two tokens");
-        assert_eq!(read(&[(protocol.clone(), &one), (protocol.clone(), &other)]), None, "two tokens");
-        assert_eq!(read(&[(protocol.clone(), &format!("{WEBSOCKET_TOKEN}!"))]), None);
+        assert_eq!(read(&[(protocol.clone(), &one), (protocol.clone(), "v4")]).as_deref(), Some("abc"));
+        assert_eq!(read(&[(protocol.clone(), &format!("v4, {one}, {other}"))]), None, "two tokens");
+        assert_eq!(read(&[(protocol.clone(), &one), (protocol.clone(), &format!("{other}, v4"))]), None, "two tokens");
+        assert_eq!(read(&[(protocol.clone(), &one)]), None, "no other protocol");
+        for invalid in ["", "!"] {
+            let name = format!("{WEBSOCKET_TOKEN}{invalid}");
+            assert_eq!(read(&[(protocol.clone(), &format!("v4, {name}"))]), None);
+            assert_eq!(read(&[(protocol.clone(), &format!("v4, {name}, {one}"))]), None, "two tokens");
+        }
         let both = [(header::AUTHORIZATION, "Bearer xyz"), (protocol.clone(), &one)];
         assert_eq!(read(&both).as_deref(), Some("xyz"));
-        assert_eq!(BearerToken::of(&headers(&[(protocol, &one)]), false), None, "no websocket");
+        assert_eq!(BearerToken::of(&headers(&[(protocol, &format!("v4, {one}"))]), false), None, "no websocket");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::access::user::{Digest, Parts};
-use kubefan_model::selector::{FieldOperator, FieldSelector, LabelSelector, Operator, Requirement};
+use kubefan_model::selector::{FieldOperator, FieldSelector, FieldTerm, LabelSelector, Operator, Requirement};
 
 /// Attributes of this size and more, in bytes, are not kept in a cache
 /// (`maxControlledAttrCacheSize` in the apiserver's webhook authorizer).
@@ -107,8 +107,7 @@ impl Attributes {
     /// The same as a part of a SubjectAccessReview (`ResourceAttributes`).
     pub(super) fn for_review(&self) -> ResourceAttributes<'_> {
         let labels: Vec<_> = self.labels.requirements().iter().filter_map(of_label).collect();
-        let fields: Vec<_> =
-            self.fields.terms().iter().map(|term| of_field(&term.path, term.op, &term.value)).collect();
+        let fields: Vec<_> = self.fields.terms().iter().filter_map(of_field).collect();
         ResourceAttributes {
             namespace: &self.namespace,
             verb: self.verb.as_str(),
@@ -175,12 +174,14 @@ fn of_label(requirement: &Requirement) -> Option<SelectorRequirement<'_>> {
     Some(SelectorRequirement { key: requirement.key(), operator, values: requirement.values().iter().collect() })
 }
 
-fn of_field<'a>(path: &'a str, op: FieldOperator, value: &'a str) -> SelectorRequirement<'a> {
+/// `None` for a term without a field, because a review must name one: likewise.
+fn of_field(term: &FieldTerm) -> Option<SelectorRequirement<'_>> {
+    let FieldTerm { path, op, value } = term;
     let operator = match op {
         FieldOperator::Equals => "In",
         FieldOperator::NotEquals => "NotIn",
     };
-    SelectorRequirement { key: path, operator, values: vec![value] }
+    (!path.is_empty()).then(|| SelectorRequirement { key: path, operator, values: vec![value] })
 }
 
 #[cfg(test)]
@@ -224,6 +225,7 @@ mod tests {
         let base = json!({ "verb": "list", "group": "apps", "version": "v1", "resource": "deployments" });
         assert_eq!(json(&attributes(ReadVerb::List, "", "", "", "")), base);
         assert_eq!(json(&attributes(ReadVerb::List, "", "", "n>1", "")), base, "no operator for it");
+        assert_eq!(json(&attributes(ReadVerb::List, "", "", "", "=x")), base, "no field");
         assert_eq!(
             json(&attributes(ReadVerb::Get, "a", "d", "x in (y,z),!b,n<5", "spec.nodeName=n,status.phase!=Failed")),
             json!({

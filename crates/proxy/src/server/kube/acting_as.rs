@@ -32,7 +32,7 @@ pub(super) async fn acting_as<C: Catalog>(
             leave out --as (in a kubeconfig: as), or send this request to the apiserver itself";
         return Err((PassthroughRefusal::Impersonation, Failure::forbidden(message.to_owned())));
     }
-    let presented = client.presents(headers, hop_by_hop::upgrade(headers).is_some());
+    let presented = client.presents(headers, hop_by_hop::is_websocket(headers));
     let refused = |denial: Denial| (PassthroughRefusal::Identity, Failure::from(&Refusal::from(denial)));
     let unknown = || refused(Denial::Unauthenticated("only requests of authenticated users are forwarded"));
     match reader.authenticate(&presented, notes).await.map_err(refused)? {

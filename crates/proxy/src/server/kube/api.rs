@@ -246,7 +246,7 @@ impl<C: Catalog> KubeApi<C> {
         // Only JSON can be pretty.
         let forms = forms.into_iter().map(|form| if is_pretty && form.is_json() { Form::Other } else { form });
         let client = client_of(request);
-        let presented = client.presents(&request.headers, hop_by_hop::upgrade(&request.headers).is_some());
+        let presented = client.presents(&request.headers, hop_by_hop::is_websocket(&request.headers));
         let notes = notes_of(request);
         let read = reads.reader.authorize(&presented, read_of(&asked, path, selectors), &notes).await;
         let read = read.map_err(|denial| match presented.is_by_certificate() {

@@ -142,7 +142,8 @@ impl Forwarder {
         client: &ClientInfo,
         is_upgrade: bool,
     ) -> Result<(PassthroughPermit, Place), (PassthroughRefusal, Failure)> {
-        if request.method() == Method::CONNECT || request.uri().path() == "*" {
+        let path = request.uri().path();
+        if request.method() == Method::CONNECT || path == "*" || self.upstream.leads_out(path) {
             let message = format!("{} {} is not a request for the apiserver", request.method(), request.uri());
             return Err((PassthroughRefusal::Method, Failure::method_not_allowed(message)));
         }

@@ -48,6 +48,12 @@ pub fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
     tokens(headers, &header::UPGRADE).any(is_known).then(|| headers.get(header::UPGRADE).cloned()).flatten()
 }
 
+/// Whether a request wants to upgrade to a websocket. Only then may one of its protocols be a
+/// token.
+pub fn is_websocket(headers: &HeaderMap) -> bool {
+    upgrade(headers).is_some_and(|to| to.as_bytes().eq_ignore_ascii_case(b"websocket"))
+}
+
 fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
     let values = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).map(str::trim).filter(|token| !token.is_empty())
@@ -102,16 +108,23 @@ mod tests {
 
     #[test]
     fn only_known_protocols_are_upgrades() {
-        for (connection, to, is) in [
-            ("Upgrade", "websocket", true),
-            ("keep-alive, upgrade", "WebSocket", true),
-            ("Upgrade", "SPDY/3.1", true),
-            ("Upgrade, HTTP2-Settings", "h2c", false),
-            ("keep-alive", "websocket", false),
-            ("Upgrade", "", false),
+        for (connection, to, is, has_websocket) in [
+            ("Upgrade", "websocket", true, true),
+            ("keep-alive, upgrade", "WebSocket", true, true),
+            ("Upgrade", "SPDY/3.1", true, false),
+            ("Upgrade", "h2c, websocket", true, false),
+            ("Upgrade, HTTP2-Settings", "h2c", false, false),
+            ("keep-alive", "websocket", false, false),
+            ("Upgrade", "", false, false),
         ] {
             let headers = headers(&[("connection", connection), ("upgrade", to)]);
-            assert_eq!(upgrade(&headers).is_some(), is, "{connection}, {to}");
+            assert_eq!(
+                (upgrade(&headers).is_some(), is_websocket(&headers)),
+                (is, has_websocket),
+                "{connection}, {to}"
+            );
         }
+        let first = [("connection", "Upgrade"), ("upgrade", "SPDY/3.1"), ("upgrade", "websocket")];
+        assert!(!is_websocket(&headers(&first)), "the apiserver reads the first");
     }
 }

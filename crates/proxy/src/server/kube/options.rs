@@ -146,7 +146,8 @@ impl<'a> Raw<'a> {
                 "timeoutSeconds" => raw.timeout_seconds = Some(number(value)?),
                 "allowWatchBookmarks" => raw.bookmarks = is_true(value),
                 "sendInitialEvents" => raw.send_initial_events = Some(is_true(value)),
-                _ => {}
+                // Only known names are kept, so that the time grows no faster than the query.
+                _ => continue,
             }
             seen.push(name);
         }
@@ -430,5 +431,8 @@ mod tests {
             let failure = Options::read(&Query::parse(query), false).expect_err(query);
             assert_eq!(failure.code(), code, "{query}");
         }
+        let read = |parameters: usize| Options::read(&Query::parse(&vec!["a"; parameters].join("&")), false);
+        assert!(read(10_000).is_ok());
+        assert_eq!(read(10_001).unwrap_err().code(), 400, "Go would read none of them");
     }
 }

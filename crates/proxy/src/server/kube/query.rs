@@ -9,6 +9,9 @@ use super::status::Failure;
 /// The longest query that is answered, in bytes.
 const QUERY_BYTES_MAX: usize = 64 << 10;
 
+/// The most parameters of a query. Go reads none of a query with more (`urlmaxqueryparams`).
+const PARAMETERS_MAX: usize = 10_000;
+
 /// The parameters of a query, in their order.
 #[derive(Debug)]
 pub struct Query<'a> {
@@ -30,6 +33,9 @@ impl<'a> Query<'a> {
     pub fn check(&self) -> Result<(), Failure> {
         if self.text.len() > QUERY_BYTES_MAX {
             return Err(Failure::bad_request(format!("the query is longer than {QUERY_BYTES_MAX} bytes")));
+        }
+        if self.text.split('&').count() > PARAMETERS_MAX {
+            return Err(Failure::bad_request(format!("the query has more than {PARAMETERS_MAX} parameters")));
         }
         let is_escaped =
             |part: &str| matches!(part.as_bytes(), [a, b, ..] if a.is_ascii_hexdigit() && b.is_ascii_hexdigit());

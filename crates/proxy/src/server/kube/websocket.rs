@@ -62,9 +62,7 @@ impl Socket {
     /// missing or foreign origin. The apiserver refuses the same, except foreign origins.
     pub fn from_request(headers: &HeaderMap, extensions: &Extensions) -> Result<Option<Self>, Failure> {
         let connection = extensions.get::<Tunnel>().cloned().zip(extensions.get::<OnUpgrade>().cloned());
-        let is_websocket = |to: HeaderValue| to.as_bytes().eq_ignore_ascii_case(b"websocket");
-        let is_asked = hop_by_hop::upgrade(headers).is_some_and(is_websocket);
-        let Some((tunnel, upgrade)) = connection.filter(|_| is_asked) else { return Ok(None) };
+        let Some((tunnel, upgrade)) = connection.filter(|_| hop_by_hop::is_websocket(headers)) else { return Ok(None) };
         let bad = |message: String| Failure::bad_request(format!("invalid websocket handshake: {message}"));
         let key = headers.get(header::SEC_WEBSOCKET_KEY).filter(|key| !key.is_empty());
         let key = key.ok_or_else(|| bad("Sec-WebSocket-Key is missing".to_owned()))?;

@@ -12,7 +12,8 @@ pub enum PassthroughRefusal {
     /// The request names another host or comes from another host's web page, and would be forwarded
     /// with kubefan's credentials.
     Foreign,
-    /// The method is one for an HTTP proxy, such as CONNECT.
+    /// The method is one for an HTTP proxy, such as CONNECT, or the path may lead to another
+    /// service with kubefan's credentials.
     Method,
     /// The request impersonates another user, but would be forwarded with kubefan's credentials.
     Impersonation,

@@ -1,0 +1,102 @@
+//! A right that is gone ends what it allowed, and an outage of the apiserver does not.
+
+use kubefan_common::proto::v1alpha1::{Target, WatchRequest};
+use reqwest::StatusCode;
+use serde_json::json;
+use tonic::Code;
+
+use super::{
+    identities::Who::{ListOnly, Named, Own, Stranger},
+    world::World,
+};
+use crate::harness::{
+    Test,
+    apiserver::{ApiServer, Options},
+    tests, wait,
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    apiserver: a_revoked_right_ends_with_its_verdict, a_live_watch_ends_when_its_right_is_revoked_and_others_continue,
+        known_callers_are_served_through_an_outage_and_new_ones_are_not;
+};
+
+async fn a_revoked_right_ends_with_its_verdict() {
+    let args = ["--passthrough=off", "--authorization-webhook-cache-authorized-ttl=1s"];
+    let world = World::start(ApiServer::shared().await, &args).await;
+    let url = world.url(&format!("/api/v1/namespaces/{}/pods?resourceVersion=0", world.own));
+    let client = world.client(Own);
+    assert_eq!(client.get(&url).send().await.unwrap().status(), StatusCode::OK);
+    let base = format!("/apis/rbac.authorization.k8s.io/v1/namespaces/{}", world.own);
+    world.api.delete(&format!("{base}/rolebindings/{}-own", world.own)).await;
+    wait::until("the right to end", wait::SOON, || async {
+        (client.get(&url).send().await.unwrap().status() == StatusCode::FORBIDDEN).then_some(())
+    })
+    .await;
+}
+
+async fn a_live_watch_ends_when_its_right_is_revoked_and_others_continue() {
+    let args = ["--passthrough=off", "--reauthorize-interval=1s"];
+    let world = World::start(ApiServer::shared().await, &args).await;
+    let target = |name: &str| {
+        let (resource, namespace) = ("configmaps".to_owned(), world.own.clone());
+        Some(Target { resource, namespace, name: name.to_owned(), ..Target::default() })
+    };
+    let watch = |who, name| world.call(who, WatchRequest { target: target(name), ..WatchRequest::default() });
+    let mut client = world.grpc().await;
+    let mut revoked = client.watch(watch(Own, "")).await.unwrap().into_inner();
+    let mut other = client.watch(watch(Named, "one")).await.unwrap().into_inner();
+    let path = format!("/api/v1/namespaces/{}/configmaps?watch=1&resourceVersion=0", world.own);
+    let over_http = world.client(Own).get(world.url(&path)).send().await.unwrap();
+    assert_eq!(over_http.status(), StatusCode::OK);
+    let base = format!("/apis/rbac.authorization.k8s.io/v1/namespaces/{}", world.own);
+    world.api.delete(&format!("{base}/rolebindings/{}-own", world.own)).await;
+    let end = async {
+        loop {
+            match revoked.message().await {
+                Ok(Some(_)) => {}
+                Ok(None) => panic!("it ended without a reason"),
+                Err(status) => break status,
+            }
+        }
+    };
+    let end = tokio::time::timeout(wait::SOON, end).await.expect("the watch ends");
+    assert_eq!(end.code(), Code::PermissionDenied, "{end:?}");
+    // The body ends, without an error.
+    tokio::time::timeout(wait::SOON, over_http.bytes()).await.expect("the watch ends").unwrap();
+    let one = format!("/api/v1/namespaces/{}/configmaps/one", world.own);
+    let changed = world.api.patch(&one, &json!({ "data": { "changed": "yes" } })).await;
+    let version = changed["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
+    let reaches = async { while other.message().await.unwrap().expect("it continues").resume_version != version {} };
+    tokio::time::timeout(wait::SOON, reaches).await.expect("the other watch continues");
+}
+
+async fn known_callers_are_served_through_an_outage_and_new_ones_are_not() {
+    let api = ApiServer::start(Options::default()).await;
+    let args = [
+        "--passthrough=off",
+        "--authentication-token-webhook-cache-ttl=1s",
+        "--authorization-webhook-cache-authorized-ttl=1s",
+    ];
+    let world = World::start(api, &args).await;
+    let url = world.url(&format!("/api/v1/namespaces/{}/pods?resourceVersion=0", world.own));
+    let ask = |who| {
+        let request = world.client(who).get(&url);
+        async move { request.send().await.unwrap().status() }
+    };
+    assert_eq!((ask(Own).await, ask(Stranger).await), (StatusCode::OK, StatusCode::FORBIDDEN));
+    world.api.kill9();
+    let grace = "kubefan_delegated_grace_total{review=\"access\"}";
+    wait::until("a verdict in grace", wait::SOON, || async {
+        assert_eq!(ask(Own).await, StatusCode::OK);
+        world.kubefan.metric(grace).await.filter(|count| *count > 0.0).map(drop)
+    })
+    .await;
+    assert_eq!(ask(ListOnly).await, StatusCode::SERVICE_UNAVAILABLE, "a new caller");
+    let text = world.client(ListOnly).get(&url).send().await.unwrap().text().await.unwrap();
+    assert!(text.contains("kubefan cannot ask the apiserver now"), "{text}");
+    world.api.restart().await;
+    wait::until("the new caller to be served", wait::SOON, || async {
+        (ask(ListOnly).await == StatusCode::OK).then_some(())
+    })
+    .await;
+}
