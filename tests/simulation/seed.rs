@@ -18,7 +18,7 @@ use super::{
     reader, schema, subscriber,
     tally::{STRAIGHT_STATES, STRAIGHT_WATCHES, straight, tally, tally_informers},
     truth::Truth,
-    upstream::FAILED_LIST,
+    upstream::{FAILED_LIST, REFUSED_STATES, REFUSED_WATCHES},
     workload::Workload,
     world::World,
 };
@@ -44,8 +44,8 @@ impl Default for Options {
 const SILENCE_MAX: Duration = Duration::from_secs(120);
 /// How long subscribers and informers may take to be up to date after the last fault. A cache whose
 /// watch is silent, because it was lost, notices that after up to 90 s. A client that has failed
-/// often waits up to 60 s (30 s and as much jitter, as client-go), and if it is then refused, as long
-/// again.
+/// often waits up to 60 s (30 s and as much jitter, as client-go), and if it is then refused, as
+/// long again.
 const CONVERGENCE_MAX: Duration = Duration::from_secs(240);
 /// How long a calm in the middle of a seed lasts at least: the longest silence, and writes in it.
 const CALM: Duration = Duration::from_secs(160);
@@ -107,10 +107,11 @@ impl Report {
     }
 
     /// Whether the replicas asked upstream for more states or watches than the same programs would
-    /// have asked straight. Three things are a replica's own: the first state of each cache when it
+    /// have asked straight. Five things are a replica's own: the first state of each cache when it
     /// starts, which programs that are rarely restarted do not need; a new watch after the drawn
-    /// idle timeout, which is shorter than any program's; and the lists for a new schema, because a
-    /// program keeps the bytes that it has.
+    /// idle timeout, which is shorter than any program's; the lists for a new schema, because a
+    /// program keeps the bytes that it has; requests that are refused, because a program that is
+    /// served from a cache does not notice; and watches of another cluster, which a program takes.
     fn costs_more(&self) -> Option<String> {
         let sum = |names: &[&str]| names.iter().filter_map(|name| self.counts.get(*name)).sum::<u64>();
         let states = sum(&["requests upstream: list of pods", "requests upstream: watch of pods with the state"]);
@@ -119,8 +120,11 @@ impl Report {
         let idle = sum(&["kubefan_upstream_watch_restarts_total idle"]);
         let rereads = sum(&["kubefan_relists_total schema_changed"]);
         let repeated = self.starting(&format!("requests upstream: {FAILED_LIST}")).min(REREAD_RETRIES_MAX * rereads);
-        let states_max = starts + rereads + repeated + sum(&[STRAIGHT_STATES]);
-        let watches_max = starts + idle + sum(&[STRAIGHT_STATES, STRAIGHT_WATCHES]);
+        let refused = |class: &str| sum(&[&format!("requests upstream: {class}")]);
+        let foreign = sum(&["kubefan_upstream_watch_restarts_total other_cluster"]);
+        let states_max = starts + rereads + repeated + refused(REFUSED_STATES) + sum(&[STRAIGHT_STATES]);
+        let watches_max =
+            starts + idle + foreign + refused(REFUSED_WATCHES) + sum(&[STRAIGHT_STATES, STRAIGHT_WATCHES]);
         let (seed, (proofs, explained)) = (self.seed, self.proofs());
         if states > states_max || watches > watches_max {
             return Some(format!(

@@ -53,6 +53,9 @@ const LOOK_UP: &str = "look-up of a version";
 
 /// The class of lists of pods at a version that had no result. They are also counted in theirs.
 pub(crate) const FAILED_LIST: &str = "list of pods at a version that failed";
+/// Requests of a cache that got no state and no watch.
+pub(crate) const REFUSED_STATES: &str = "refused state";
+pub(crate) const REFUSED_WATCHES: &str = "refused watch";
 
 /// The most look-ups of a cache that may fail within a second. Proofs that fail are a second apart,
 /// and a few readers and the watch ask for the version as well.
@@ -243,6 +246,9 @@ impl Transport {
         let is_failed = !response.as_ref().is_ok_and(|response| response.status().is_success());
         if is_failed && class == "list of pods" && path.contains(AT_VERSION) {
             *self.tampering.lock().unwrap().requests.entry(FAILED_LIST).or_default() += 1;
+        } else if is_failed && standing.is_some() {
+            let refused = if class == "watch of pods" { REFUSED_WATCHES } else { REFUSED_STATES };
+            *self.tampering.lock().unwrap().requests.entry(refused).or_default() += 1;
         }
         let response = response?;
         if path.ends_with("/namespaces/kube-system") && response.status() == http::StatusCode::OK {

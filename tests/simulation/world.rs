@@ -41,6 +41,8 @@ pub(crate) struct World {
     pub(crate) memory_short: Mutex<Option<Duration>>,
     /// A time in which no fault is active, or has an effect any more.
     pub(crate) quiet: Mutex<Option<Range<Duration>>>,
+    /// When the schema changed.
+    schema_changes: Mutex<Vec<Duration>>,
 }
 
 /// Controls one subscriber from outside: its connections to the replicas and its behaviour.
@@ -133,6 +135,7 @@ impl World {
             story: Mutex::default(),
             memory_short: Mutex::default(),
             quiet: Mutex::default(),
+            schema_changes: Mutex::default(),
         });
         world.apiservers.iter().for_each(|apiserver| world.break_resource(apiserver));
         world
@@ -151,6 +154,7 @@ impl World {
         truth.schema = number.unwrap_or(truth.schemas.min(9) as u8);
         truth.schemas += 1;
         schema::change(&self.sim, truth.schema);
+        self.schema_changes.lock().unwrap().push(self.now());
         before
     }
 
@@ -211,6 +215,7 @@ impl World {
             interruptions: requests.chain(starts).collect(),
             memory_short: *self.memory_short.lock().unwrap(),
             quiet: self.quiet.lock().unwrap().clone(),
+            schema_changes: self.schema_changes.lock().unwrap().clone(),
         }
     }
 

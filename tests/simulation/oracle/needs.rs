@@ -22,6 +22,8 @@ pub(crate) struct Facts {
     pub(crate) memory_short: Option<Duration>,
     /// A time without a reason to refuse anything: no fault is active, or has an effect any more.
     pub(crate) quiet: Option<Range<Duration>>,
+    /// When the schema changed.
+    pub(crate) schema_changes: Vec<Duration>,
 }
 
 /// Events that replicas get some time after they were written.
@@ -31,11 +33,15 @@ const DELAY: Duration = Duration::from_secs(5);
 /// upstream must confirm its identity afterwards.
 const LIST_TIME: Duration = Duration::from_secs(12);
 
+/// From a change of the schema until every replica has the new bytes. Until then a client that
+/// comes from another replica may have either, at one version.
+const SCHEMA_SETTLES: Duration = Duration::from_secs(160);
+
 impl Walk<'_> {
     /// Checks that it was not possible to continue exactly from `version` at the time `now`.
     pub(super) fn check_need(&self, what: &str, version: u64, now: Duration) -> Result<(), Breach> {
         let [epoch] = &self.truth.epochs[..] else { return Ok(()) };
-        let Facts { ring_events_max, ring_age_max, interruptions, memory_short, .. } = self.facts;
+        let Facts { ring_events_max, ring_age_max, interruptions, memory_short, schema_changes, .. } = self.facts;
         let at = epoch.after(version);
         let known = at.checked_sub(1).map_or(Duration::ZERO, |last| epoch.writes[last].at);
         let later = &epoch.writes[at..];
@@ -44,7 +50,8 @@ impl Walk<'_> {
         let in_ring = later.iter().take_while(|write| write.at <= now).count() + 1 < *ring_events_max
             && now.saturating_sub(oldest) + DELAY < *ring_age_max;
         let was_interrupted = interruptions.iter().any(|at| *at + LIST_TIME >= known && *at <= now);
-        match in_ring && !was_interrupted && memory_short.is_none_or(|at| at > now) {
+        let is_reread = schema_changes.iter().any(|at| *at + SCHEMA_SETTLES >= known && *at <= now);
+        match in_ring && !was_interrupted && !is_reread && memory_short.is_none_or(|at| at > now) {
             true => Err((
                 Guarantee::Resumable,
                 format!("got {what} from {version}, although every replica has had all later events in its ring"),

@@ -44,7 +44,7 @@ const MEMORY_MAX: u64 = 256 << 20;
 const LIST_INTERVAL: Duration = Duration::from_secs(1);
 /// A list that takes longer counts as refused.
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
-/// So does a list that has taken longer when the attack ends, because it was not answered meanwhile.
+/// So does a list that has taken longer when the attack ends: nothing was answered meanwhile.
 const LIST_SLOW: Duration = Duration::from_secs(2);
 /// The goals: the most that the 99th percentile may grow, and the slowest answer of `/livez`.
 const P99_RATIO_MAX: f64 = 2.0;

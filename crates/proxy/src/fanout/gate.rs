@@ -2,8 +2,8 @@
 //! backfills and transfers to peers.
 //!
 //! The hazard is a storm of starts that fills the memory. So a bounded number is admitted at a
-//! time; the others wait for a bounded time, and users, pods and connections take turns. Live streams
-//! never pass through here. Under memory pressure the limit is lowered.
+//! time; the others wait for a bounded time, and users, pods and connections take turns. Live
+//! streams never pass through here. Under memory pressure the limit is lowered.
 
 use std::{
     fmt,
@@ -280,8 +280,8 @@ mod tests {
         let enter = |gate: Arc<Gate>, holder| async move { gate.acquire(holder).await };
         let mut more: JoinSet<_> = (100..200).map(|number| enter(gate.clone(), of(number, 1))).collect();
         tokio::task::yield_now().await;
-        let _others: Vec<_> = (0..2).map(|number| gate.try_acquire(of(200 + number, 2)).unwrap()).collect();
-        let late = tokio::spawn(enter(gate.clone(), of(300, 3)));
+        let _others: Vec<_> = (2..4).map(|byte| gate.try_acquire(of(200 + u64::from(byte), byte)).unwrap()).collect();
+        let late = tokio::spawn(enter(gate.clone(), of(300, 4)));
         tokio::task::yield_now().await;
         drop(crowd.pop());
         assert!(late.await.unwrap().is_ok(), "it does not wait behind the crowd");

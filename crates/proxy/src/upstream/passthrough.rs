@@ -187,7 +187,7 @@ impl Passthrough {
     }
 
     /// Whether a request with this path would carry kubefan's credentials out of the path of the
-    /// server's URL, where another service may not know whom it acts as.
+    /// server's URL, to another service.
     pub fn leads_out(&self, path: &str) -> bool {
         self.options.credentials != Credentials::Caller && self.base.is_left_by(path)
     }

@@ -187,9 +187,9 @@ impl WebhookAuthorizer {
     /// Why the caller may list in an outage: it may watch the same. `lists` are the reads from a
     /// broad one to exactly what is asked for, with their keys.
     ///
-    /// An informer starts with a watch that sends the objects of a list, for which the right to watch
-    /// is enough, and falls back to a list that was never reviewed. A verdict about the list itself,
-    /// and a refusal of a part of it, come first.
+    /// An informer starts with a watch that sends the objects of a list, for which the right to
+    /// watch is enough, and falls back to a list that was never reviewed. A verdict about the list
+    /// itself, and a refusal of a part of it, come first.
     fn allowed_by_watch(&self, caller: &KnownCaller, lists: &[Attributes], keys: &[Digest]) -> Option<Arc<str>> {
         let (list, key) = (lists.first()?, keys.first()?);
         let is_refused = |key| self.reviews.kept(key).is_some_and(|verdict| !verdict.is_positive());

@@ -180,8 +180,8 @@ impl Forwarder {
             return Err((PassthroughRefusal::Upgrade, Failure::forbidden(message.to_owned())));
         }
         let lasts = request_info::is_long_running(verb, request.uri().path());
-        // Callers are told apart by their credentials, which only the apiserver can verify. Those who
-        // make some up gain nothing: their address is counted too.
+        // Callers are told apart by their credentials, which only the apiserver can verify. Those
+        // who make some up gain nothing: their address is counted too.
         let credential = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
         let holder = client.holder();
         let holder = credential.map_or(holder, |credential| holder.identified(credential, None));
