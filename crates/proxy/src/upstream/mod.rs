@@ -8,6 +8,7 @@ pub mod error;
 pub mod metadata;
 pub mod passthrough;
 pub mod reflector;
+mod repeat;
 mod transport;
 
 pub use client::{ReviewKind, Upstream, identity, lines};

@@ -20,6 +20,7 @@ use tower::{BoxError, ServiceExt, service_fn};
 use crate::upstream::{
     acting_as::ActingAs,
     error::{UpstreamError, shorten},
+    repeat,
     transport::{
         self,
         connection::{STREAMS_MAX, UpstreamBody},
@@ -236,8 +237,12 @@ impl Passthrough {
         }
         request.extensions_mut().clear();
         request.extensions_mut().insert(place.route);
-        let service = ForwardService::clone(&self.service.load());
-        let sent = forward(service, request).await.map_err(|error| transport::classify(error, &self.server));
+        let (again, service) = (repeat::copy_of(&request), ForwardService::clone(&self.service.load()));
+        let sent = match (forward(service.clone(), request).await, again) {
+            (Err(error), Some(again)) if repeat::is_unread(&*error) => forward(service, again).await,
+            (sent, _) => sent,
+        };
+        let sent = sent.map_err(|error| transport::classify(error, &self.server));
         let refused = match &sent {
             Ok(response) => credentials != Credentials::Caller && response.status() == StatusCode::UNAUTHORIZED,
             Err(error) => matches!(error, UpstreamError::Tls { .. } | UpstreamError::Credentials { .. }),

@@ -76,9 +76,9 @@
 //! A new watch can fail without any error: an apiserver answers a watch from a version that it has
 //! not reached with silence. If etcd was restored from a backup, the cluster's versions went back,
 //! and the watch would stay silent while the cache serves state that no longer exists. A watch that
-//! replaces an earlier one therefore starts in doubt: the step first asks for the cluster's version
-//! with a consistent read. A lower version than the known one becomes [`Update::WentBack`] and
-//! leads to `Empty`. An equal version proves that the cache is fresh.
+//! replaces an earlier one, or follows a paged list, therefore starts in doubt: the step then asks
+//! for the cluster's version with a consistent read. A lower version than the known one becomes
+//! [`Update::WentBack`] and leads to `Empty`. An equal version proves that the cache is fresh.
 //!
 //! Other rules follow client-go's reflector (`tools/cache/reflector.go`). The reflector emits
 //! [`Update`]s in upstream's order, and knows neither caches nor subscribers. The parser determines
@@ -338,8 +338,26 @@ impl<R: Rng> Reflector<R> {
     }
 
     async fn start_watch(&mut self, version: ResourceVersion, in_doubt: bool) -> Result<Step, ReflectorError> {
+        let from = version.to_string();
+        let least = WATCH_TIMEOUT_LEAST.as_secs();
+        let timeout = match self.backfills_from {
+            Some(_) => BACKFILL_WATCH_SECONDS,
+            None => self.random.random_range(least..2 * least),
+        };
+        let timeout = timeout.to_string();
+        let query = [
+            ("watch", "1"),
+            ("allowWatchBookmarks", "true"),
+            ("resourceVersion", from.as_str()),
+            ("timeoutSeconds", timeout.as_str()),
+        ];
+        let watch = match self.open(&query).await {
+            Ok(watch) => watch,
+            Err(error) => return Err(self.watch_failed(version, error)),
+        };
         let mut proven_at = None;
-        // A backfill needs no check: it starts behind the cache's own version.
+        // The question follows the watch: between an answer and a later watch etcd could be
+        // restored. A backfill needs none: it starts behind the cache's own version.
         if in_doubt && !self.version_query_refused && self.backfills_from.is_none() {
             let asked_at = Instant::now();
             match self.cluster_version().await? {
@@ -360,26 +378,8 @@ impl<R: Rng> Reflector<R> {
                 Err(error) => return Err(self.watch_failed(version, error)),
             }
         }
-        let from = version.to_string();
-        let least = WATCH_TIMEOUT_LEAST.as_secs();
-        let timeout = match self.backfills_from {
-            Some(_) => BACKFILL_WATCH_SECONDS,
-            None => self.random.random_range(least..2 * least),
-        };
-        let timeout = timeout.to_string();
-        let query = [
-            ("watch", "1"),
-            ("allowWatchBookmarks", "true"),
-            ("resourceVersion", from.as_str()),
-            ("timeoutSeconds", timeout.as_str()),
-        ];
-        match self.open(&query).await {
-            Ok(watch) => {
-                self.state = State::Watching { watch, version };
-                Ok(Step::Watching { proven_at })
-            }
-            Err(error) => Err(self.watch_failed(version, error)),
-        }
+        self.state = State::Watching { watch, version };
+        Ok(Step::Watching { proven_at })
     }
 
     /// Asks for the cluster's version. For Tables, the answer also shows whether the columns have

@@ -39,7 +39,7 @@ pub(super) enum State {
     /// In the initial events of a watch-list, started for `reason`.
     WatchListing { reason: &'static str, watch: OpenWatch },
     /// Everything up to `version` was emitted. The next step opens a watch from there. If
-    /// `in_doubt`, it first asks for the cluster's version.
+    /// `in_doubt`, it then asks for the cluster's version.
     Listed { version: ResourceVersion, in_doubt: bool },
     /// A watch is open, and everything up to `version` was emitted.
     Watching { watch: OpenWatch, version: ResourceVersion },
