@@ -30,7 +30,7 @@ use crate::harness::{
     apiserver::{ApiServer, NOBODY},
     kubefan::{Kubefan, run},
     pki::{Authority, named},
-    rbac::{ServiceAccount, bind_cluster_role, grant},
+    rbac::ServiceAccount,
     tests, wait,
 };
 
@@ -311,10 +311,8 @@ async fn without_the_right_to_read_the_cas_kubefan_says_so_once_and_takes_no_cer
     let api = ApiServer::shared().await;
     let namespace = api.namespace("no-cas").await;
     let account = ServiceAccount::create(&api, &namespace, "proxy").await;
-    let rules = json!([{ "apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"] }]);
-    grant(&api, None, &format!("{namespace}-reads"), &rules, &account.subject()).await;
-    let binding = format!("{namespace}-reviews");
-    bind_cluster_role(&api, &binding, "system:auth-delegator", &account.subject()).await;
+    account.may_read_pods().await;
+    account.may_review().await;
     let kubeconfig = account.kubeconfig().await;
     let (cert, key) = api.server_certificate();
     let args = [

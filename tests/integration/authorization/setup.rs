@@ -2,7 +2,6 @@
 //! commands that send tokens.
 
 use reqwest::{Client, StatusCode};
-use serde_json::json;
 
 use super::{
     identities::Who::{Lister, Own, Stranger},
@@ -12,7 +11,7 @@ use crate::harness::{
     Test,
     apiserver::{ADMIN, ApiServer, NOBODY},
     kubefan::{Kubefan, run, run_with},
-    rbac::{ServiceAccount, bind_cluster_role, grant},
+    rbac::ServiceAccount,
     tests, wait,
 };
 
@@ -28,8 +27,7 @@ async fn a_review_needs_the_delegators_right() {
     let api = ApiServer::shared().await;
     let namespace = api.namespace("kubefan").await;
     let account = ServiceAccount::create(&api, &namespace, "proxy").await;
-    let rules = json!([{ "apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"] }]);
-    grant(&api, None, &format!("{namespace}-reads"), &rules, &account.subject()).await;
+    account.may_read_pods().await;
     let kubeconfig = account.kubeconfig().await;
     let (cert, key) = api.server_certificate();
     let args = [
@@ -51,8 +49,7 @@ async fn a_review_needs_the_delegators_right() {
     let text = refused.text().await.unwrap();
     assert!(!text.contains("serviceaccount") && !text.contains(&namespace), "{text}");
     assert!(kubefan.process.log().contains("TokenReview"), "the log says why");
-    let binding = format!("{namespace}-reviews");
-    bind_cluster_role(&api, &binding, "system:auth-delegator", &account.subject()).await;
+    account.may_review().await;
     wait::until("the reviews to be allowed", wait::SOON, || async {
         (ask().await.unwrap().status() == StatusCode::OK).then_some(())
     })

@@ -27,6 +27,18 @@ impl<'a> ServiceAccount<'a> {
         json!({ "kind": "ServiceAccount", "name": self.name, "namespace": self.namespace })
     }
 
+    /// Lets it list and watch the pods of all namespaces.
+    pub(crate) async fn may_read_pods(&self) {
+        let rules = json!([{ "apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"] }]);
+        grant(self.api, None, &format!("{}-reads", self.namespace), &rules, &self.subject()).await;
+    }
+
+    /// Lets it create reviews of callers.
+    pub(crate) async fn may_review(&self) {
+        let binding = format!("{}-reviews", self.namespace);
+        bind_cluster_role(self.api, &binding, "system:auth-delegator", &self.subject()).await;
+    }
+
     /// A token of one hour.
     pub(crate) async fn token(&self) -> String {
         self.api.kubectl(&["create", "token", self.name, "-n", self.namespace]).await.trim().to_owned()
@@ -55,7 +67,7 @@ pub(crate) async fn grant(api: &ApiServer, namespace: Option<&str>, name: &str, 
 }
 
 /// Binds a role of the cluster that exists.
-pub(crate) async fn bind_cluster_role(api: &ApiServer, name: &str, role: &str, subject: &Value) {
+async fn bind_cluster_role(api: &ApiServer, name: &str, role: &str, subject: &Value) {
     let path = format!("/apis/{GROUP}/v1/clusterrolebindings");
     api.create(&path, &binding(name, "ClusterRole", role, subject)).await;
 }

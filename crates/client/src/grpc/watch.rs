@@ -97,7 +97,7 @@ pub struct WatchOptions {
     pub on_lag: OnLag,
     /// The delays between retries.
     pub backoff: BackoffOptions,
-    /// A shorter limit of them while kubefan is not synced, for a user who waits.
+    /// Their limit while kubefan is not synced, if it is shorter: a user may be waiting.
     pub not_synced_delay_max: Option<Duration>,
     /// Seed of the retry jitter, for simulations. `None` for a random one.
     pub seed: Option<u64>,
