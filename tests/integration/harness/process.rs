@@ -19,12 +19,25 @@ pub(crate) struct Process {
     name: &'static str,
     child: Child,
     watchdog: Child,
-    log: PathBuf,
+    logs: Vec<PathBuf>,
 }
 
 impl Process {
     /// Starts `command` and appends its output to the file `log`.
     pub(crate) fn spawn(name: &'static str, command: &mut Command, log: &Path) -> Process {
+        let out = appended(log);
+        let err = out.try_clone().expect("the log file's handle is cloned");
+        Process::start(name, command, (out, err), vec![log.to_owned()])
+    }
+
+    /// Like `spawn`, but standard error has a file of its own. `eprintln!` writes a line in several
+    /// parts, so a line of standard output in the same file could fall between them.
+    pub(crate) fn spawn_apart(name: &'static str, command: &mut Command, dir: &Path) -> Process {
+        let logs = vec![dir.join("stdout"), dir.join("stderr")];
+        Process::start(name, command, (appended(&logs[0]), appended(&logs[1])), logs)
+    }
+
+    fn start(name: &'static str, command: &mut Command, (out, err): (File, File), logs: Vec<PathBuf>) -> Process {
         // The variables of the tests themselves would look like misspelt settings.
         let given: Vec<_> = command.get_envs().map(|(name, _)| name.to_owned()).collect();
         for (name, _) in std::env::vars_os() {
@@ -32,8 +45,6 @@ impl Process {
                 command.env_remove(name);
             }
         }
-        let out = File::options().create(true).append(true).open(log).expect("the log file opens");
-        let err = out.try_clone().expect("the log file's handle is cloned");
         let child = command
             .stdin(Stdio::null())
             .stdout(out)
@@ -50,7 +61,7 @@ impl Process {
             .stderr(Stdio::null())
             .spawn()
             .expect("sh starts");
-        Process { name, child, watchdog, log: log.to_owned() }
+        Process { name, child, watchdog, logs }
     }
 
     /// The process ID, for reading its memory or sending a signal.
@@ -58,9 +69,9 @@ impl Process {
         self.child.id()
     }
 
-    /// The output so far.
+    /// The output so far. If the streams have a file each, standard output is first.
     pub(crate) fn log(&self) -> String {
-        fs::read_to_string(&self.log).unwrap_or_default()
+        self.logs.iter().map(|log| fs::read_to_string(log).unwrap_or_default()).collect()
     }
 
     /// The exit status, if the process has exited.
@@ -112,6 +123,10 @@ impl Drop for Process {
     }
 }
 
+fn appended(log: &Path) -> File {
+    File::options().create(true).append(true).open(log).expect("the log file opens")
+}
+
 /// A free port on loopback, for a program that cannot inherit a listener and must return to the
 /// same port after a restart. It is below the ephemeral ports, because an outgoing connection could
 /// take an ephemeral port while the program is down.
@@ -132,7 +147,7 @@ pub(crate) fn free_port() -> u16 {
 }
 
 pub(crate) const TESTS: &[Test] = tests! {
-    local: a_process_receives_signals_and_its_output_is_logged, a_child_is_killed_when_the_test_process_dies;
+    local: a_process_receives_signals_and_its_output_is_logged, a_line_in_parts_stays_whole_apart, a_child_is_killed_when_the_test_process_dies;
 };
 
 async fn a_process_receives_signals_and_its_output_is_logged() {
@@ -143,6 +158,14 @@ async fn a_process_receives_signals_and_its_output_is_logged() {
     process.terminate();
     assert_eq!(process.ended(wait::SOON).await.code(), Some(3));
     assert_eq!(process.log(), "ready\nbye\n");
+}
+
+async fn a_line_in_parts_stays_whole_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = "printf 'a line ' >&2; echo another; echo 'in parts' >&2";
+    let mut process = Process::spawn_apart("sh", Command::new("sh").args(["-c", script]), dir.path());
+    process.ended(wait::SOON).await;
+    assert_eq!(process.log(), "another\na line in parts\n");
 }
 
 async fn a_child_is_killed_when_the_test_process_dies() {
