@@ -31,6 +31,7 @@ use crate::{
 
 pub(crate) const TESTS: &[Test] = tests! {
     paused: an_outage_ends_for_all_caches_when_upstream_is_back, an_apiserver_that_starts_slowly_is_asked_in_time,
+        an_outage_behind_a_gateway_ends_when_upstream_is_back, one_failing_resource_is_not_an_outage,
         a_kubefan_that_starts_during_an_outage_is_ready_when_upstream_is, a_probe_that_is_denied_delays_nothing,
         an_apiserver_that_never_becomes_ready_is_used_all_the_same,
         http_watches_end_with_410_soon_after_an_apiserver_restart,
@@ -145,6 +146,37 @@ async fn an_apiserver_that_starts_slowly_is_asked_in_time() {
     let ready = Instant::now();
     all_live(&rig, RESOURCES).await;
     assert!(ready.elapsed() <= 2 * LIVE_WITHIN, "live after {:?}", ready.elapsed());
+}
+
+async fn an_outage_behind_a_gateway_ends_when_upstream_is_back() {
+    for code in [502, 503, 504] {
+        let outage = Duration::from_secs(300);
+        let (setup, sim) = with_widgets(RESOURCES);
+        let rig = Rig::synced(sim, setup).await;
+        let back = Instant::now() + outage;
+        rig.network.rule(move |_| {
+            let text = vec!["<html>no backend</html>".to_owned()];
+            (Instant::now() < back).then(|| answer(code, text, false))
+        });
+        rig.sim.restart();
+        sleep(outage).await;
+        let probes = rig.network.recorded_requests("/readyz").len();
+        assert!(probes <= outage.as_secs() as usize + 1, "{code}: {probes} probes for all caches");
+        all_live(&rig, RESOURCES).await;
+        assert!(back.elapsed() <= LIVE_WITHIN, "{code}: live after {:?}", back.elapsed());
+    }
+}
+
+async fn one_failing_resource_is_not_an_outage() {
+    let (setup, sim) = with_widgets(2);
+    let rig = Rig::synced(sim, setup).await;
+    let asked = || rig.network.recorded_requests(&collection(0)).len();
+    rig.network.rule(|path| path.starts_with(&collection(0)).then(|| answer(503, vec!["{}".to_owned()], false)));
+    rig.sim.restart();
+    sleep(Duration::from_secs(300)).await;
+    let probes = rig.network.recorded_requests("/readyz").len();
+    assert!(probes <= asked(), "{probes} probes for {} requests", asked());
+    assert!(asked() <= 30, "{} requests in five minutes", asked());
 }
 
 async fn a_kubefan_that_starts_during_an_outage_is_ready_when_upstream_is() {

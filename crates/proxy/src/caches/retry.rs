@@ -6,7 +6,9 @@
 //! - No connection: a backoff, and then until the probe that all caches share succeeds
 //!   ([`Upstream::until_available`]). The probe finds the end of an outage within about a second,
 //!   so the backoff does not grow while it lasts.
-//! - No complete answer, 429 and 5xx: a backoff, at least as long as the apiserver asks for.
+//! - No complete answer, 429 and 5xx: a backoff, at least as long as the apiserver asks for. After
+//!   502, 503, 504 and no answer in time, the end of an outage that the probe observes cuts it: a
+//!   gateway may have been in between ([`Upstream::until_outage_ends`]).
 //! - Any other refusal, or an answer that makes no sense: a backoff of its own. Such an answer
 //!   shows that upstream is there, so the backoff of the kinds above starts over.
 //! - 410: none. A list mends it, and the scheduler of lists spreads the load. If the next 410
@@ -70,7 +72,19 @@ impl Retry {
     pub(super) async fn wait_after(&mut self, error: Option<&UpstreamError>) {
         let delay = self.delay_after(error, Instant::now());
         if !delay.is_zero() {
-            sleep(delay).await;
+            let asked = error.and_then(UpstreamError::retry_after).unwrap_or_default();
+            let outage_ends = async {
+                match error {
+                    Some(error) if error.may_be_of_a_gateway() => {
+                        tokio::join!(sleep(asked), self.upstream.until_outage_ends());
+                    }
+                    _ => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = sleep(delay) => {}
+                () = outage_ends => {}
+            }
         }
         if let Some(UpstreamError::Unreachable { .. }) = error {
             self.upstream.until_available().await;

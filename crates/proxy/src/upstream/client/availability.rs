@@ -5,6 +5,10 @@
 //! one they would be a load on an apiserver that is starting. So a caller that cannot connect waits
 //! here. The first one sends a probe a second, and its success releases all of them.
 //!
+//! A gateway in front of the apiserver may accept connections during an outage and answer 502, 503
+//! or 504. Single requests get such answers from a healthy apiserver too. So these callers keep
+//! their own backoff, and the end of an outage only cuts it.
+//!
 //! The probe is `GET /readyz`: kube-apiserver allows it to every user, it costs one small answer,
 //! and through proxies and load balancers it takes the way of all other requests. A TCP connection
 //! would be cheaper, but it says little: a load balancer accepts it while no apiserver is up, and
@@ -38,13 +42,22 @@ pub(in crate::upstream) struct Availability {
 #[derive(Default)]
 pub(super) struct Probes {
     /// The earliest start of the next probe.
-    pub(super) not_before: Option<Instant>,
-    /// When the last successful probe was sent.
-    pub(super) succeeded: Option<Instant>,
+    pub(super) next_at: Option<Instant>,
+    /// When the last answered probe was sent, and its result.
+    pub(super) last: Option<(Instant, Health)>,
     /// Since when the apiserver answers that it is not ready.
     pub(super) unready_since: Option<Instant>,
     /// Whether the last probe failed.
     pub(super) failed: bool,
+}
+
+/// What a probe says about the requests that wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Health {
+    Serving,
+    /// The apiserver has said for long that it is not ready: requests are worth a try.
+    Unknown,
+    Down,
 }
 
 impl Availability {
@@ -57,8 +70,13 @@ impl Availability {
         *self.returned() = Some(Instant::now());
     }
 
+    /// When the last outage ended.
+    pub(super) fn ended_at(&self) -> Option<Instant> {
+        *self.returned()
+    }
+
     /// Whether an outage has ended a moment ago.
     pub(super) fn is_starting(&self) -> bool {
-        self.returned().is_some_and(|at| at.elapsed() < STARTING)
+        self.ended_at().is_some_and(|at| at.elapsed() < STARTING)
     }
 }
