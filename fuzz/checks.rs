@@ -23,7 +23,7 @@ use kubefan_common::{
     },
 };
 use kubefan_model::{
-    GroupVersionResource, Media, ResourceVersion, Scope,
+    GroupVersionResource, Media, ObjectKey, ResourceVersion, Scope,
     fields::FieldTable,
     format::IncludeObject,
     object::{Object, ObjectParser},
@@ -248,6 +248,10 @@ impl Catalog for EmptyCatalog {
         _: tokio::time::Instant,
     ) -> impl Future<Output = Result<ResourceVersion, Refusal>> + Send {
         std::future::ready(Err(Refusal::NotFound("the catalog is empty".to_owned())))
+    }
+
+    fn exists(&self, _: &GroupVersionResource, _: &ObjectKey, _: &str) -> Option<bool> {
+        None
     }
 
     fn holds(&self, _: &GroupVersionResource, _: Media) -> bool {

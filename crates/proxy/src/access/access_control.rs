@@ -101,14 +101,17 @@ impl AccessControl {
     }
 
     /// How the next stream is reviewed; `None` if it is not. The times are up to a fifth shorter
-    /// than configured, so that streams that start together are not reviewed together.
-    pub(super) fn next_stream(&self) -> Option<StreamOptions> {
+    /// than configured, so that streams that start together are not reviewed together. The number
+    /// (0 to 1) spreads what else they do.
+    pub(super) fn next_stream(&self) -> Option<(StreamOptions, f64)> {
         // Multiples of the golden ratio are spread more evenly than random numbers.
         const GOLDEN_RATIO: f64 = 0.618_033_988_749_894_9;
         let StreamOptions { reauthorize_interval, age_max } = self.streams?;
         let spread = (f64::from(self.started.fetch_add(1, Ordering::Relaxed)) * GOLDEN_RATIO).fract();
         let shorter = |time: Duration| time.mul_f64(1.0 - spread / 5.0);
-        Some(StreamOptions { reauthorize_interval: shorter(reauthorize_interval), age_max: age_max.map(shorter) })
+        let options =
+            StreamOptions { reauthorize_interval: shorter(reauthorize_interval), age_max: age_max.map(shorter) };
+        Some((options, spread))
     }
 
     /// Asks again whether a caller may still read. A verdict that is older than `age` does not

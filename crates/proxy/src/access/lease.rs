@@ -3,8 +3,8 @@
 //! The hazard is a right that was taken away: kube-apiserver checks a watch only when it starts,
 //! and a stream of kubefan may last for days. So each stream has a task that asks again. It asks by
 //! the caller's identity, because tokens are not kept. The stream ends when the right is gone, when
-//! the credential expires, and at its greatest age; then its client comes back with a new
-//! credential, and resumes.
+//! the credential expires, after an object that its token is bound to was deleted, and at its
+//! greatest age; then its client comes back with a new credential, and resumes.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -19,6 +19,7 @@ use tokio::{
 use super::{
     access_control::{AccessControl, StreamOptions},
     authorization::{Authorized, read::Read},
+    bound_object::BoundObject,
     denial::Denial,
 };
 use crate::{
@@ -32,6 +33,10 @@ const RECENT: u32 = 10;
 /// The time until the next attempt if there was no verdict. In an outage no data arrives that could
 /// be sent, so a stream may wait for the verdict.
 const RETRY: Duration = Duration::from_secs(30);
+
+/// How often the objects are looked up that a token is bound to.
+const LOOKUP_INTERVAL: Duration = Duration::from_secs(20);
+const UNBOUND: &str = "an object that the token of this stream is bound to was deleted";
 
 /// The right to a stream. Dropping it ends the reviews.
 pub struct Lease(Option<Box<Held>>);
@@ -48,19 +53,23 @@ impl Drop for Held {
 }
 
 impl Lease {
-    /// Starts the reviews of what a stream may read, unless callers are not distinguished. `wake`
-    /// is called when the stream must end.
+    /// Starts the reviews of what a stream may read, unless callers are not distinguished. `exists`
+    /// tells whether an object exists, if that is known. `wake` is called when the stream must end.
     pub fn start(
         access: &Arc<AccessControl>,
         read: Authorized<Read>,
         holder: Holder,
+        exists: impl Fn(&BoundObject) -> Option<bool> + Send + 'static,
         wake: impl Fn() + Send + 'static,
     ) -> Self {
-        let Some(options) = access.next_stream() else { return Self(None) };
+        let Some((options, spread)) = access.next_stream() else { return Self(None) };
         let (access, end) = (access.clone(), Arc::new(OnceLock::new()));
         let ended = end.clone();
         let task = tokio::spawn(async move {
-            let reason = until_it_ends(&access, &read, holder, options).await;
+            let reason = tokio::select! {
+                reason = until_it_ends(&access, &read, holder, options) => reason,
+                () = until_unbound(read.caller().bound(), spread, exists) => StreamEnd::Reauthenticate(UNBOUND),
+            };
             let _ = ended.set(reason);
             wake();
         });
@@ -104,6 +113,28 @@ async fn until_revoked(
             Err(Denial::Unavailable(_) | Denial::Busy(_)) => RETRY.min(interval),
             Err(denial) => return StreamEnd::Revoked(Refusal::from(denial).to_string()),
         };
+    }
+}
+
+/// Waits until one of the objects is deleted. One counts as deleted if it existed before: a cache
+/// that is behind does not have a new pod yet. `spread` (0 to 1) is the part of the interval until
+/// the second look-up.
+async fn until_unbound(bound: &[BoundObject], spread: f64, exists: impl Fn(&BoundObject) -> Option<bool>) {
+    if bound.is_empty() {
+        return std::future::pending().await;
+    }
+    let mut existed = vec![false; bound.len()];
+    let mut pause = LOOKUP_INTERVAL.mul_f64(spread);
+    loop {
+        for (object, existed) in bound.iter().zip(&mut existed) {
+            match exists(object) {
+                Some(true) => *existed = true,
+                Some(false) if *existed => return,
+                Some(false) | None => {}
+            }
+        }
+        sleep(pause).await;
+        pause = LOOKUP_INTERVAL;
     }
 }
 

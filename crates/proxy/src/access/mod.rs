@@ -6,6 +6,7 @@
 //! start, prove and backfill nothing without one.
 //!
 //! - [`user`]: who a caller is, as the apiserver names users.
+//! - [`bound_object`]: what a token of a service account is bound to.
 //! - [`authentication`]: from what a request presents to a caller.
 //! - [`authorization`]: from a caller and a read to a verdict.
 //! - [`review`]: what both kinds of reviews share: a queue, a cache, one review for all who ask the
@@ -17,6 +18,7 @@
 pub mod access_control;
 pub mod authentication;
 pub mod authorization;
+pub mod bound_object;
 pub mod denial;
 pub mod lease;
 pub mod review;
@@ -29,6 +31,7 @@ pub use authentication::{
     presented::Presented,
 };
 pub use authorization::{Authorized, attributes::ReadVerb, read::Read};
+pub use bound_object::BoundObject;
 pub use denial::Denial;
 pub use lease::Lease;
 pub use user::Identity;

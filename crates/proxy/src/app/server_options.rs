@@ -5,6 +5,7 @@ use std::fs;
 use super::open_files;
 use crate::{
     config::ServeConfig,
+    fanout::PlacesMax,
     server::{ServerOptions, kube::guard::Guard, selector_limits::SelectorLimits},
 };
 
@@ -13,8 +14,11 @@ impl From<&ServeConfig> for ServerOptions {
         Self {
             connections_max: open_files::connections_max(config.serving.connections_max, None, &config.passthrough),
             calls_pending_max: config.serving.calls_pending_max,
-            subscribers_max: config.serving.subscribers_max,
-            reads_max: config.serving.reads_max,
+            subscribers_max: PlacesMax {
+                all: config.serving.subscribers_max,
+                per_identity: config.serving.subscribers_max_per_identity,
+            },
+            reads_max: PlacesMax { all: config.serving.reads_max, per_identity: config.serving.reads_max_per_identity },
             selectors: SelectorLimits {
                 terms_max: config.serving.selector_terms_max,
                 values_max: config.serving.selector_values_max,

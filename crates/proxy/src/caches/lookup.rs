@@ -16,7 +16,7 @@ use crate::{
 };
 use kubefan_common::proto::v1alpha1::{ResourceState, ResourceStatus};
 use kubefan_common::sync::watch;
-use kubefan_model::{GroupVersionResource, Media, ResourceVersion, Scope, selection::Selection};
+use kubefan_model::{GroupVersionResource, Media, ObjectKey, ResourceVersion, Scope, selection::Selection};
 
 impl Catalog for Arc<Registry> {
     async fn find(
@@ -74,6 +74,18 @@ impl Catalog for Arc<Registry> {
 
     async fn advance(&self, served: &Served, patience: Patience) -> Result<(), Refusal> {
         Box::pin(self.cache_of(served)?.prover.advance(patience)).await
+    }
+
+    fn exists(&self, gvr: &GroupVersionResource, key: &ObjectKey, uid: &str) -> Option<bool> {
+        if !self.context.upstream_field_selector.is_empty() {
+            return None;
+        }
+        let scope = self.scope_of(self.caches.is_namespaced(gvr)?, key.namespace()).ok()?;
+        [Media::Json, Media::Protobuf].into_iter().find_map(|media| {
+            let cache = self.caches.get(&CacheId { gvr: gvr.clone(), scope: scope.clone(), media })?;
+            let (objects, _) = cache.served.hub.state()?;
+            Some(objects.get(key.as_str()).is_some_and(|object| object.uid() == uid))
+        })
     }
 
     fn holds(&self, gvr: &GroupVersionResource, media: Media) -> bool {
@@ -180,7 +192,7 @@ impl Registry {
     }
 
     /// The scope of a request. Fails if it is not cached.
-    fn scope_of(&self, namespaced: bool, namespace: &str) -> Result<Scope, Refusal> {
+    pub(super) fn scope_of(&self, namespaced: bool, namespace: &str) -> Result<Scope, Refusal> {
         let namespaces = &self.options.namespaces;
         if namespaces.is_empty() || !namespaced {
             return Ok(Scope::Cluster);

@@ -80,12 +80,18 @@ section! {
     /// Watches served from caches at a time, over gRPC and HTTP, and all other streams over gRPC;
     /// more are asked to retry later (over HTTP 429).
     subscribers_max("COUNT"): usize = 50_000 => subscribers_max: usize, at_least(1);
+    /// Such watches and streams of one identity at a time: a pod by its token, another user, or an
+    /// address where the user is not known [default: no limit]
+    subscribers_max_per_identity("COUNT"): usize
+        => subscribers_max_per_identity: Option<usize>, optional(at_least(1));
     /// gRPC calls at a time whose request has not arrived yet; more are asked to retry later. Each
     /// has 10s to send its request.
     calls_pending_max("COUNT"): usize = 10_000 => calls_pending_max: usize, at_least(1);
     /// Lists over HTTP and single objects over both protocols, served from caches at a time; more
     /// are asked to retry later (over HTTP 429).
     reads_max("COUNT"): usize = 5_000 => reads_max: usize, at_least(1);
+    /// Such lists and objects of one identity at a time [default: no limit]
+    reads_max_per_identity("COUNT"): usize => reads_max_per_identity: Option<usize>, optional(at_least(1));
     /// Terms of a label selector and a field selector together; a request with more is refused, or
     /// over HTTP forwarded to the apiserver.
     // A term is tested for every object and many events.

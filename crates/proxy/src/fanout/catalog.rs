@@ -12,7 +12,8 @@ use crate::{
 use kubefan_common::proto::v1alpha1::ResourceStatus;
 use kubefan_common::sync::watch;
 use kubefan_model::{
-    GroupVersionResource, Media, ResourceVersion, Scope, fields::FieldTable, object::ObjectParser, selection::Selection,
+    GroupVersionResource, Media, ObjectKey, ResourceVersion, Scope, fields::FieldTable, object::ObjectParser,
+    selection::Selection,
 };
 
 /// A resource that is served in one scope.
@@ -120,6 +121,10 @@ pub trait Catalog: Send + Sync + 'static {
         served: &Served,
         asked: Instant,
     ) -> impl Future<Output = Result<ResourceVersion, Refusal>> + Send;
+
+    /// Whether the object with this uid exists, as far as a cache of all objects of the resource
+    /// knows; `None` if there is no such cache. Starts nothing.
+    fn exists(&self, gvr: &GroupVersionResource, key: &ObjectKey, uid: &str) -> Option<bool>;
 
     /// Whether a resource is cached in any scope. Starts nothing.
     fn holds(&self, gvr: &GroupVersionResource, media: Media) -> bool;

@@ -4,7 +4,8 @@
 //! limit per client would refuse honest ones: a proxy may carry thousands of subscribers on a few
 //! connections. So a holder may take as many places as it likes while there are plenty. The last
 //! ones are refused to those that hold more than an equal part of what is left: first per
-//! connection, then per workload or address, then per user. So something is left for newcomers.
+//! connection, then per workload or address, then per user. So something is left for newcomers. An
+//! operator who knows the honest clients may set a limit for each identity beside it.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -92,19 +93,45 @@ pub(super) fn level_keys(holder: Option<Holder>) -> [LevelKey; LEVELS] {
     ]
 }
 
+/// How many places there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlacesMax {
+    /// All places.
+    pub all: usize,
+    /// Those that one identity may hold: a workload if it is known, otherwise a user, otherwise an
+    /// address. `None`: no limit.
+    pub per_identity: Option<usize>,
+}
+
+impl From<usize> for PlacesMax {
+    fn from(all: usize) -> Self {
+        Self { all, per_identity: None }
+    }
+}
+
 /// The places, and who holds how many.
 #[derive(Debug)]
 pub struct Shares {
     places_max: usize,
+    per_identity_max: Option<usize>,
     held: usize,
     /// The places of each holder, by level. Every count is above zero.
     levels: [HashMap<LevelKey, usize>; LEVELS],
+    /// The places of each identity, if they are limited.
+    identities: HashMap<LevelKey, usize>,
 }
 
 impl Shares {
-    /// `places_max` free places.
-    pub fn new(places_max: usize) -> Self {
-        Self { places_max, held: 0, levels: Default::default() }
+    /// So many free places.
+    pub fn new(places_max: impl Into<PlacesMax>) -> Self {
+        let PlacesMax { all, per_identity } = places_max.into();
+        Self {
+            places_max: all,
+            per_identity_max: per_identity,
+            held: 0,
+            levels: Default::default(),
+            identities: HashMap::new(),
+        }
     }
 
     /// The number of places.
@@ -125,6 +152,13 @@ impl Shares {
     /// Whether a connection may take a place. `None` stands for kubefan itself, which has no share.
     pub fn admits(&self, holder: Option<Holder>) -> bool {
         level_keys(holder).into_iter().enumerate().all(|(level, key)| self.admits_at(level, key))
+            && !self.is_at_identity_max(holder)
+    }
+
+    /// Whether the identity of a holder has as many places as one identity may hold.
+    fn is_at_identity_max(&self, holder: Option<Holder>) -> bool {
+        let held = |key| self.identities.get(&key).copied().unwrap_or(0);
+        self.per_identity_max.zip(identity(holder)).is_some_and(|(most, key)| held(key) >= most)
     }
 
     /// Whether a holder may take a place, as far as one level decides that.
@@ -152,6 +186,9 @@ impl Shares {
                 *counts.entry(key).or_default() += 1;
             }
         }
+        if let (Some(_), Some(key)) = (self.per_identity_max, identity(holder)) {
+            *self.identities.entry(key).or_default() += 1;
+        }
     }
 
     /// Gives a place back.
@@ -163,6 +200,20 @@ impl Shares {
         for (counts, key) in self.levels.iter_mut().zip(level_keys(holder)) {
             count_down(counts, key);
         }
+        if let Some(key) = identity(holder) {
+            count_down(&mut self.identities, key);
+        }
+    }
+}
+
+/// Whose limit counts a holder: its workload's, or else its user's, or else its address's. `None`
+/// for kubefan itself, and for a Unix socket, where nothing tells the clients apart.
+fn identity(holder: Option<Holder>) -> Option<LevelKey> {
+    match level_keys(holder) {
+        [_, workload @ LevelKey::Workload(_), _] => Some(workload),
+        [user @ LevelKey::User(_), ..] => Some(user),
+        [_, address @ LevelKey::Address(Some(_)), _] => Some(address),
+        _ => None,
     }
 }
 
@@ -191,8 +242,8 @@ pub struct Place {
 }
 
 impl FairPool {
-    /// A pool of `places_max` places.
-    pub fn new(places_max: usize) -> Arc<Self> {
+    /// A pool of so many places.
+    pub fn new(places_max: impl Into<PlacesMax>) -> Arc<Self> {
         Arc::new(Self(Mutex::new(Shares::new(places_max))))
     }
 
@@ -203,6 +254,12 @@ impl FairPool {
     /// The number of places.
     pub fn places_max(&self) -> usize {
         self.shares().places_max()
+    }
+
+    /// The places that one identity may hold, if this holder's identity holds them all.
+    pub fn identity_max(&self, holder: Option<Holder>) -> Option<usize> {
+        let shares = self.shares();
+        shares.per_identity_max.filter(|_| shares.is_at_identity_max(holder))
     }
 
     /// A place, if one is free and the holder may take it.
@@ -290,6 +347,23 @@ mod tests {
         assert_eq!(pool.shares().free(), 10);
         assert!(pool.try_take(of_pod("greedy", 100)).is_none());
         assert!(pool.try_take(of_pod("other", 100)).is_some());
+    }
+
+    #[test]
+    fn an_identity_is_a_workload_or_else_a_user_or_else_an_address() {
+        let pool = FairPool::new(PlacesMax { all: 1000, per_identity: Some(3) });
+        let of = |user: &str, pod: Option<&str>, byte: u8| holder(byte.into(), byte).map(|it| it.identified(user, pod));
+        let unknown = |connection| holder(connection, 1);
+        let takes = |holders: [Option<Holder>; 4]| fill(&pool, holders.into_iter());
+        let of_pods = ["one", "two"].map(|pod| takes([1, 2, 3, 4].map(|byte| of("agent", Some(pod), byte))));
+        let of_user = takes([1, 2, 3, 4].map(|byte| of("alice", None, byte)));
+        let of_address = takes([1, 2, 3, 4].map(unknown));
+        let unbound = takes([1, 2, 3, 4].map(|byte| of("agent", None, byte)));
+        assert!(of_pods.iter().chain([&of_user, &of_address, &unbound]).all(|places| places.len() == 3));
+        assert_eq!((pool.identity_max(unknown(9)), pool.identity_max(holder(9, 9))), (Some(3), None));
+        assert!(pool.try_take(None).is_some(), "kubefan itself");
+        drop(of_user);
+        assert!(pool.try_take(of("alice", None, 5)).is_some());
     }
 
     #[test]

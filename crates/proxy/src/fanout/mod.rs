@@ -22,7 +22,7 @@ mod tests;
 
 pub use crate::cache::{OnExpired, OnLag, Phase, Refusal};
 pub use catalog::{Catalog, Patience, Served};
-pub use fair_share::{FairPool, Holder, Place};
+pub use fair_share::{FairPool, Holder, Place, PlacesMax};
 pub use gate::{Gate, GateLimits, GatePermit};
 pub use hub::{CachePosition, CommitBatch, Fresh, Hub, HubOptions, HubStatus, ProvedState};
 pub use send::FrameBuf;

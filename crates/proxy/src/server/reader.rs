@@ -14,11 +14,11 @@ use super::{
     selector_limits::SelectorLimits,
 };
 use crate::{
-    access::{AccessControl, Authorized, Caller, Denial, Lease, Presented, Read, ReadVerb},
+    access::{AccessControl, Authorized, BoundObject, Caller, Denial, Lease, Presented, Read, ReadVerb},
     audit::Notes,
     cache::Backfill,
     fanout::{
-        Catalog, FairPool, Fresh, Holder, Need, NotSubscribed, OfStream, Patience, Phase, Place, Provided,
+        Catalog, FairPool, Fresh, Holder, Need, NotSubscribed, OfStream, Patience, Phase, Place, PlacesMax, Provided,
         ProvidedBackfill, Refusal, Served, StreamWaker, SubscribeOptions, Subscription,
     },
 };
@@ -67,7 +67,7 @@ impl<C: Catalog> Reader<C> {
         catalog: Arc<C>,
         access: Arc<AccessControl>,
         drain: CancellationToken,
-        (subscribers_max, reads_max): (usize, usize),
+        (subscribers_max, reads_max): (PlacesMax, PlacesMax),
         selectors: SelectorLimits,
     ) -> Self {
         let (subscribers, reads) = (FairPool::new(subscribers_max), FairPool::new(reads_max));
@@ -116,7 +116,9 @@ impl<C: Catalog> Reader<C> {
 
     /// The right to continue a watch of what may be read, which is reviewed while the watch lasts.
     pub fn lease(&self, read: Authorized<Read>, holder: Holder, stream: OfStream) -> Lease {
-        Lease::start(&self.access, read, holder, move || {
+        let catalog = self.catalog.clone();
+        let exists = move |object: &BoundObject| catalog.exists(&object.gvr(), &object.key, &object.uid);
+        Lease::start(&self.access, read, holder, exists, move || {
             stream.wake();
         })
     }
@@ -232,6 +234,11 @@ impl<C: Catalog> Reader<C> {
     /// read, or any other gRPC stream.
     pub fn admit_stream(&self, holder: Holder) -> Result<Place, Refusal> {
         self.subscribers.try_take(Some(holder)).ok_or_else(|| {
+            if let Some(limit) = self.subscribers.identity_max(Some(holder)) {
+                return Refusal::Exhausted(format!(
+                    "this kubefan serves at most {limit} streams of one identity at a time (--subscribers-max-per-identity)"
+                ));
+            }
             let limit = self.subscribers.places_max();
             Refusal::Exhausted(format!(
                 "this kubefan serves at most {limit} streams, and its last places are for clients with fewer of them (--subscribers-max)"
@@ -243,6 +250,11 @@ impl<C: Catalog> Reader<C> {
     /// that a crowd of them does not block watches.
     pub fn admit_read(&self, holder: Holder) -> Result<Place, Refusal> {
         self.reads.try_take(Some(holder)).ok_or_else(|| {
+            if let Some(limit) = self.reads.identity_max(Some(holder)) {
+                return Refusal::Exhausted(format!(
+                    "this kubefan answers at most {limit} reads of one identity at a time (--reads-max-per-identity)"
+                ));
+            }
             let limit = self.reads.places_max();
             Refusal::Exhausted(format!(
                 "this kubefan answers at most {limit} reads at a time, and its last places are for clients with fewer of them \

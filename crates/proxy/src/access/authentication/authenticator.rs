@@ -141,9 +141,8 @@ impl Authenticator {
                 let (options, clock) = (self.options.clone(), self.clock);
                 let review = async move {
                     let user = token_review::review(&upstream, &token, &options.api_audiences).await?;
-                    let verdict = user.map(|user| {
-                        KnownCaller::new(user.without_extra(&options.ignored_extra), end_of(&token, clock()))
-                    });
+                    let verdict =
+                        user.map(|user| KnownCaller::of_token(user, &options.ignored_extra, end_of(&token, clock())));
                     Ok((TokenVerdict(verdict), options.token_ttl))
                 };
                 self.reviews.verdict(key, holder, review.boxed()).await

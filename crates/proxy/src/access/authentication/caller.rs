@@ -5,7 +5,10 @@ use std::{sync::Arc, time::SystemTime};
 use tokio::time::Instant;
 
 use crate::{
-    access::user::{Digest, Identity},
+    access::{
+        bound_object::BoundObject,
+        user::{Digest, Identity},
+    },
     fanout::Holder,
 };
 
@@ -28,20 +31,33 @@ pub struct KnownCaller {
     pub identity: Identity,
     /// The digest of the identity, which is a part of every key in the cache of verdicts.
     pub digest: Digest,
+    /// The objects without which the credential is not valid.
+    pub bound: Vec<BoundObject>,
+    /// The uid of the pod that the credential is bound to, or its name.
+    pod: Option<String>,
     /// When the credential expires; `None` if that is not known.
     pub expires_at: Option<Instant>,
 }
 
 impl KnownCaller {
-    /// A caller with an identity.
+    /// A caller with an identity, and a credential that is bound to nothing.
     pub fn new(identity: Identity, expires_at: Option<Instant>) -> Arc<Self> {
         let digest = identity.digest();
-        Arc::new(Self { identity, digest, expires_at })
+        Arc::new(Self { identity, digest, bound: Vec::new(), pod: None, expires_at })
+    }
+
+    /// The caller with the token of this user. Extras with the keys `ignored_extra` say nothing
+    /// about its rights.
+    pub fn of_token(user: Identity, ignored_extra: &[String], expires_at: Option<Instant>) -> Arc<Self> {
+        let (bound, pod) = (BoundObject::of(&user), user.pod().map(str::to_owned));
+        let identity = user.without_extra(ignored_extra);
+        let digest = identity.digest();
+        Arc::new(Self { identity, digest, bound, pod, expires_at })
     }
 
     /// The holder of a request of this caller.
     pub fn holder(&self, holder: Holder) -> Holder {
-        holder.identified(&self.identity.user, self.identity.pod())
+        holder.identified(&self.identity.user, self.pod.as_deref())
     }
 
     /// Whether the credential has expired.
@@ -51,6 +67,14 @@ impl KnownCaller {
 }
 
 impl Caller {
+    /// The objects without which the caller's credential is not valid.
+    pub fn bound(&self) -> &[BoundObject] {
+        match self {
+            Self::Any => &[],
+            Self::Known(known) => &known.bound,
+        }
+    }
+
     /// When the caller's credential expires; `None` if that is not known.
     pub fn expires_at(&self) -> Option<Instant> {
         match self {

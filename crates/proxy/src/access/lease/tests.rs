@@ -34,6 +34,8 @@ struct World {
     fake: FakeReviews,
     allows: Arc<AtomicBool>,
     woken: Arc<AtomicUsize>,
+    /// Whether the pods of all tokens are deleted.
+    missing: Arc<AtomicBool>,
 }
 
 impl World {
@@ -65,19 +67,27 @@ impl World {
         let clock = || std::time::SystemTime::UNIX_EPOCH;
         let metrics = Metrics::new(prometheus::Registry::new()).unwrap();
         let access = AccessControl::webhook(&fake.upstream(), options, [7; 32], clock, metrics.access());
-        Self { access: Arc::new(access), fake, allows, woken: Arc::default() }
+        Self { access: Arc::new(access), fake, allows, woken: Arc::default(), missing: Arc::default() }
     }
 
     async fn stream(&self, user: &str, expires_at: Option<Instant>) -> Lease {
-        let identity = Identity { user: user.to_owned(), ..Identity::default() };
-        let caller = Caller::Known(KnownCaller::new(identity, expires_at));
+        self.stream_of(Identity { user: user.to_owned(), ..Identity::default() }, expires_at).await
+    }
+
+    async fn stream_of(&self, identity: Identity, expires_at: Option<Instant>) -> Lease {
+        let caller = Caller::Known(KnownCaller::of_token(identity, &[], expires_at));
         let target = Target { version: "v1".to_owned(), resource: "pods".to_owned(), ..Target::default() };
         let holder = Holder::new(1, None);
         let presented = Presented::new(&http::HeaderMap::new(), false, false, holder);
         let read = Read::collection(ReadVerb::Watch, target);
         let read = self.access.authorize(&caller, read, &presented).await.unwrap();
         let woken = self.woken.clone();
-        Lease::start(&self.access, read, holder, move || {
+        let missing = self.missing.clone();
+        let exists = move |object: &BoundObject| match object.resource {
+            "pods" => Some(!missing.load(Ordering::Relaxed)),
+            _ => None,
+        };
+        Lease::start(&self.access, read, holder, exists, move || {
             woken.fetch_add(1, Ordering::Relaxed);
         })
     }
@@ -171,4 +181,34 @@ async fn reviews_end_with_the_stream() {
     world.fake.taken();
     pass(2 * INTERVAL).await;
     assert_eq!((world.fake.taken().len(), world.woken()), (0, 0));
+}
+
+/// The user of a token that is bound to a pod.
+fn of_a_pod() -> Identity {
+    let extra = [("pod-name", "p"), ("pod-uid", "u")]
+        .map(|(key, value)| (format!("authentication.kubernetes.io/{key}"), vec![value.to_owned()]));
+    Identity { user: "system:serviceaccount:n:a".to_owned(), extra: extra.into(), ..Identity::default() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_ends_when_its_pod_is_deleted_and_others_continue() {
+    let world = World::new(None);
+    let (lease, other) = (world.stream_of(of_a_pod(), None).await, world.stream("b", None).await);
+    pass(2 * LOOKUP_INTERVAL).await;
+    assert_eq!((lease.end(), world.woken()), (None, 0));
+    world.missing.store(true, Ordering::Relaxed);
+    pass(LOOKUP_INTERVAL).await;
+    assert_eq!((lease.end(), other.end()), (Some(StreamEnd::Reauthenticate(UNBOUND)), None));
+    assert_eq!(world.woken(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_its_cache_does_not_have_yet_is_not_deleted() {
+    let world = World::new(None);
+    world.missing.store(true, Ordering::Relaxed);
+    let lease = world.stream_of(of_a_pod(), None).await;
+    pass(5 * LOOKUP_INTERVAL).await;
+    world.missing.store(false, Ordering::Relaxed);
+    pass(LOOKUP_INTERVAL).await;
+    assert_eq!((lease.end(), world.woken()), (None, 0));
 }

@@ -13,7 +13,7 @@ use kubefan_common::{
     proto::v1alpha1::{ResolvedResource, ResourceStatus},
     sync::watch,
 };
-use kubefan_model::{GroupVersionResource, Scope, fields::FieldTable, object::ObjectParser};
+use kubefan_model::{GroupVersionResource, ObjectKey, Scope, fields::FieldTable, object::ObjectParser};
 
 /// A catalog with one cache, which is not synced, and a count of the searches for it.
 struct OneCache {
@@ -79,6 +79,10 @@ impl Catalog for OneCache {
         unavailable()
     }
 
+    fn exists(&self, _: &GroupVersionResource, _: &ObjectKey, _: &str) -> Option<bool> {
+        None
+    }
+
     fn holds(&self, _: &GroupVersionResource, _: Media) -> bool {
         true
     }
@@ -101,7 +105,8 @@ async fn a_request_that_waits_for_its_cache_does_not_search_again_when_others_ch
     let catalog = OneCache::new();
     let selectors = SelectorLimits { terms_max: 1, values_max: 1 };
     let access = Arc::new(AccessControl::always_allow());
-    let reader = Arc::new(Reader::new(catalog.clone(), access, CancellationToken::new(), (1, 1), selectors));
+    let reader =
+        Arc::new(Reader::new(catalog.clone(), access, CancellationToken::new(), (1.into(), 1.into()), selectors));
     let target = v1alpha1::Target { resource: "pods".to_owned(), ..v1alpha1::Target::default() };
     let presented = Presented::new(&http::HeaderMap::new(), false, false, Holder::new(1, None));
     let read = reader.authorize(&presented, Read::collection(ReadVerb::List, target), &Notes::default()).await.unwrap();

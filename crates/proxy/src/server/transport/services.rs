@@ -16,7 +16,7 @@ use super::{http2::arrival::PendingCalls, unread::Readers};
 use crate::{
     access::AccessControl,
     audit::AuditLog,
-    fanout::Catalog,
+    fanout::{Catalog, PlacesMax},
     server::{
         grpc::{call, service::Service, status},
         kube::{
@@ -40,9 +40,9 @@ pub struct ServerOptions {
     /// Maximum number of gRPC calls whose request has not arrived yet.
     pub calls_pending_max: usize,
     /// Maximum number of open streams, over all connections.
-    pub subscribers_max: usize,
+    pub subscribers_max: PlacesMax,
     /// Maximum number of lists and gets over HTTP that are being answered.
-    pub reads_max: usize,
+    pub reads_max: PlacesMax,
     /// Maximum number of open streams of one connection.
     pub max_concurrent_streams: u32,
     /// Limits of selectors.
