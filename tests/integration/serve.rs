@@ -33,6 +33,7 @@ pub(crate) const TESTS: &[Test] = tests! {
     python: grpcio_without_tls_gets_the_reason_and_does_not_retry;
     local: a_data_port_with_a_certificate_accepts_only_tls, a_data_port_without_a_certificate_accepts_no_tls,
         an_expired_certificate_is_reported_by_both_sides, a_hangup_reads_the_certificate_again_and_ends_nothing,
+        a_certificate_is_rotated_under_500_streams_and_ends_none,
         a_unix_socket_is_served_and_removed,
         a_termination_ends_every_stream_with_its_reason, a_termination_waits_no_longer_than_the_drain_timeout,
         a_health_watch_does_not_delay_the_shutdown, health_covers_each_resource_before_its_sync_and_in_an_outage,
@@ -209,6 +210,41 @@ async fn a_hangup_reads_the_certificate_again_and_ends_nothing() {
     wait::until("the log line", wait::SOON, has).await;
     let version = simulated.create("later");
     watch.until(version).await;
+}
+
+async fn a_certificate_is_rotated_under_500_streams_and_ends_none() {
+    const CONNECTIONS: usize = 10;
+    const STREAMS: usize = 50;
+    let (simulated, authority, next) = (Simulated::start().await, Authority::new(), Authority::new());
+    let files = Files::new(&simulated, &authority);
+    files.write(authority.server());
+    let kubefan = files.kubefan(&simulated).await;
+    let connection = async |authority: &Authority| {
+        let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&authority.ca_pem));
+        let endpoint = Endpoint::from_shared(format!("https://{}", kubefan.grpc_addr)).unwrap();
+        endpoint.tls_config(tls).unwrap().connect().await.map(WatchServiceClient::new)
+    };
+    let mut watches = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let mut client = connection(&authority).await.unwrap();
+        for _ in 0..STREAMS {
+            let mut watch = Watch::start(&mut client, target("pods"), "").await.unwrap();
+            watch.until_resumable().await;
+            watches.push(watch);
+        }
+    }
+    // Of another CA, so that a client knows which of them it gets.
+    files.write(next.server());
+    kubefan.process.hang_up();
+    let renewed =
+        || async { kubefan.process.log().contains("the certificate of the data port was renewed").then_some(()) };
+    wait::until("the new certificate", wait::SOON, renewed).await;
+    let version = simulated.create("later");
+    for watch in &mut watches {
+        watch.until(version).await;
+    }
+    assert!(connection(&authority).await.is_err(), "new connections get the new certificate");
+    Watch::start(&mut connection(&next).await.unwrap(), target("pods"), "").await.unwrap().until(version).await;
 }
 
 async fn a_unix_socket_is_served_and_removed() {
