@@ -10,6 +10,7 @@ mod backfill;
 mod bad_input;
 mod bad_start;
 mod bench;
+mod benchmarks;
 mod client_certificates;
 mod clients;
 mod command_line;
@@ -70,6 +71,7 @@ fn main() -> std::process::ExitCode {
         bad_input::TESTS,
         bad_start::TESTS,
         bench::TESTS,
+        benchmarks::TESTS,
         client_certificates::TESTS,
         clients::client_go::TESTS,
         clients::kube_rs::TESTS,

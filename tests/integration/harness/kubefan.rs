@@ -125,7 +125,7 @@ impl Kubefan {
 }
 
 /// The path of the binary. Set the variable to a release build for measurements.
-fn binary() -> String {
+pub(crate) fn binary() -> String {
     std::env::var("KUBEFAN_TEST_BINARY").unwrap_or(env!("CARGO_BIN_EXE_kubefan").to_owned())
 }
 
