@@ -68,7 +68,7 @@ mod tests {
     #[test]
     fn a_token_is_bound_to_its_account_and_to_its_pod_or_node() {
         let account = format!("serviceaccounts {:?} of-account", ObjectKey::new("team", "agent"));
-        assert_eq!(bound("system:serviceaccount:team:agent", &[]), [account.clone()]);
+        assert_eq!(bound("system:serviceaccount:team:agent", &[]), std::slice::from_ref(&account));
         let node = [(NODE[0], "n1"), (NODE[1], "of-node")];
         let pod = [(POD[0], "p1"), (POD[1], "of-pod"), node[0], node[1]];
         let of_pod = format!("pods {:?} of-pod", ObjectKey::new("team", "p1"));
