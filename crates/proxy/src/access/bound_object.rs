@@ -2,8 +2,8 @@
 //!
 //! A TokenReview says who they are, and only for that moment: the apiserver refuses the token once
 //! one of them is deleted (`Validate` in `pkg/serviceaccount/claims.go`). kubefan keeps no token to
-//! ask again with. So it looks them up in its caches while a stream lasts. A token may also be bound
-//! to a Secret, which no TokenReview names.
+//! ask again with. So it looks them up in its caches while a stream lasts. A token may also be
+//! bound to a Secret, which no TokenReview names.
 
 use super::user::Identity;
 use kubefan_model::{GroupVersionResource, ObjectKey};

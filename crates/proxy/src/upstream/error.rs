@@ -174,8 +174,8 @@ impl UpstreamError {
         matches!(self, Self::Unreachable { .. } | Self::Reset { .. } | Self::Timeout { .. })
     }
 
-    /// Whether a gateway in front of an apiserver that is down may have caused it: 502, 503, 504, or
-    /// no answer in time.
+    /// Whether a gateway in front of an apiserver that is down may have caused it: 502, 503, 504,
+    /// or no answer in time.
     pub fn may_be_of_a_gateway(&self) -> bool {
         matches!(self, Self::Timeout { .. } | Self::Server { code: 502 | 503, .. })
     }
