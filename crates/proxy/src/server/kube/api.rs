@@ -228,6 +228,7 @@ impl<C: Catalog> KubeApi<C> {
         }
         let is_list = matches!(asked, ReadRequest::Collection(Options::List(_)));
         let is_watch = matches!(asked, ReadRequest::Collection(Options::Watch(_)));
+        let is_object = matches!(asked, ReadRequest::Object(_));
         if hop_by_hop::upgrade(&request.headers).is_some() {
             // Only a watch can be a websocket.
             let socket = if is_watch { Socket::from_request(&request.headers, &request.extensions)? } else { None };
@@ -284,6 +285,12 @@ impl<C: Catalog> KubeApi<C> {
         // A watch has the warnings in its own headers. A refusal gets them too.
         let mut response = match answer {
             Ok(Answer::Response(response)) => response,
+            // That an object does not exist, in an encoding that kubefan cannot make, such as YAML.
+            Err(ReadError::Final(failure))
+                if is_object && reads.has_upstream && negotiate::negotiate_failure(Some(accept)).is_none() =>
+            {
+                return Err(ReadError::Upstream(failure));
+            }
             Err(ReadError::Final(failure)) => refusal_from_cache(request, &failure),
             other => return other,
         };
@@ -346,7 +353,7 @@ fn refusal(parts: &Parts, failure: &Failure) -> Response<Body> {
 }
 
 fn failure_media(headers: &HeaderMap) -> Media {
-    negotiate::negotiate_failure(negotiate::accept_header(headers))
+    negotiate::negotiate_failure(negotiate::accept_header(headers)).unwrap_or_default()
 }
 
 /// A failure that was decided by a cache.

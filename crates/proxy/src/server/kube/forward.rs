@@ -80,7 +80,7 @@ impl Forwarder {
         drain: &CancellationToken,
     ) -> Response<Body> {
         let upgrade = hop_by_hop::upgrade(request.headers());
-        let media = negotiate::negotiate_failure(negotiate::accept_header(request.headers()));
+        let media = negotiate::negotiate_failure(negotiate::accept_header(request.headers())).unwrap_or_default();
         let admitted = self.admit(&request, verb, client, upgrade.is_some());
         let ((place, share), acting_as) = match admitted.and_then(|place| Ok((place, acting_as?))) {
             Ok(admitted) => admitted,

@@ -98,6 +98,11 @@ impl<'a> Clause<'a> {
         self.params.iter().rev().find(|(known, _)| *known == name).map_or("", |(_, value)| value)
     }
 
+    /// Whether it asks for the objects as another kind.
+    fn converts(&self) -> bool {
+        ["as", "g", "v"].iter().any(|name| !self.param(name).is_empty())
+    }
+
     /// The form that it asks for; `None` if the apiserver serves no such form.
     fn form(&self, is_list: bool) -> Option<Form> {
         let media = match (self.kind, self.subtype) {
@@ -106,7 +111,6 @@ impl<'a> Clause<'a> {
             ("application", "yaml" | "cbor") => return Some(Form::Other),
             _ => return None,
         };
-        let converts = ["as", "g", "v"].iter().any(|name| !self.param(name).is_empty());
         let stream = self.param("stream");
         if !matches!(stream, "" | "watch") || !matches!(self.param("sv"), "" | "v1") {
             return None;
@@ -115,7 +119,7 @@ impl<'a> Clause<'a> {
             return Some(Form::Other);
         }
         match (self.param("as"), self.param("g"), self.param("v")) {
-            _ if !converts => Some(Form::Whole(media)),
+            _ if !self.converts() => Some(Form::Whole(media)),
             ("PartialObjectMetadataList", "meta.k8s.io", "v1") if is_list => Some(Form::Partial(media)),
             ("PartialObjectMetadata", "meta.k8s.io", "v1") if !is_list => Some(Form::Partial(media)),
             ("Table", "meta.k8s.io", "v1") if media == Media::Json => Some(Form::Table),
@@ -137,6 +141,11 @@ pub fn negotiate(header: &str, is_list: bool) -> Vec<Form> {
     if header.is_empty() {
         return vec![Form::Whole(Media::Json)];
     }
+    clauses(header).iter().filter_map(|clause| clause.form(is_list)).collect()
+}
+
+/// The clauses in the order in which the apiserver considers them; none if it refuses the header.
+fn clauses(header: &str) -> Vec<Clause<'_>> {
     if !is_routed(header) {
         return Vec::new();
     }
@@ -153,15 +162,24 @@ pub fn negotiate(header: &str, is_list: bool) -> Vec<Form> {
             at -= 1;
         }
     }
-    clauses.iter().filter_map(|clause| clause.form(is_list)).collect()
+    clauses
 }
 
-/// The encoding of a `Status`, which has no other forms (`responsewriters.ErrorNegotiated` with
-/// `DefaultEndpointRestrictions`).
-pub fn negotiate_failure(header: Option<&str>) -> Media {
-    let forms = negotiate(header.unwrap_or_default(), false);
-    let whole = |form| if let Form::Whole(media) = form { Some(media) } else { None };
-    forms.into_iter().find_map(whole).unwrap_or_default()
+/// The encoding of a `Status`, which no clause converts (`responsewriters.ErrorNegotiated` with
+/// `DefaultEndpointRestrictions`); `None` if it is one that kubefan cannot make. That includes the
+/// indented JSON that the apiserver falls back to if every clause converts.
+pub fn negotiate_failure(header: Option<&str>) -> Option<Media> {
+    let clauses = clauses(header.unwrap_or_default());
+    if clauses.is_empty() {
+        return Some(Media::Json);
+    }
+    let forms = clauses.iter().filter(|clause| !clause.converts()).find_map(|clause| match clause.form(false)? {
+        Form::Whole(media) => Some(Some(media)),
+        Form::Other if clause.subtype == "json" => Some(Some(Media::Json)),
+        Form::Other => Some(None),
+        Form::Partial(_) | Form::Table => None,
+    });
+    forms.flatten()
 }
 
 /// The `Accept` header; empty if there is none, `None` if it is not visible ASCII.
@@ -241,7 +259,17 @@ mod tests {
             (Some("application/json,application/vnd.kubernetes.protobuf"), Media::Json),
             (Some(&*format!("{metadata},application/json")), Media::Json),
         ] {
-            assert_eq!(negotiate_failure(header), media, "{header:?}");
+            assert_eq!(negotiate_failure(header), Some(media), "{header:?}");
+        }
+    }
+
+    #[test]
+    fn upstream_makes_a_failure_in_yaml_or_of_a_form_that_no_failure_has() {
+        let partial = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+        let yaml = [format!("{partial},application/yaml;q=0"), format!("application/yaml;q=abc,{partial}")];
+        for header in yaml.iter().map(String::as_str).chain([partial]) {
+            assert_eq!(negotiate_failure(Some(header)), None, "{header}");
+            assert_eq!(negotiate(header, false)[0], Form::Partial(Media::Json), "{header}");
         }
     }
 }
