@@ -132,8 +132,8 @@ async fn a_limit_of_memory_kills_nothing_however_clients_behave() {
     }
     assert!(step_max >= STEP_NARROWED, "the load does not reach the limit: step {step_max}");
     drop((unread_clients, views));
-    // A client that reads is served. It starts over if its stream ends: after the last gap there may
-    // be no memory for the history that it needs.
+    // A client that reads is served. It starts over if its stream ends: after the last gap there
+    // may be no memory for the history that it needs.
     let last = simulated.stage("a", "last");
     wait::until("a watch", wait::SOON, || async {
         let mut watch = Watch::start(&mut connect(kubefan.grpc_addr).await, target("pods"), "").await.ok()?;
