@@ -174,11 +174,11 @@ impl Discovery {
 
     async fn lookup<F>(&self, name: &str, find: F) -> Result<ResourceInfo, DiscoveryError>
     where
-        F: Fn(&ResourceIndex) -> Result<&ResourceInfo, NoMatch>,
+        F: Fn(&ResourceIndex) -> Option<&ResourceInfo>,
     {
         let cached = || self.cached_mut().clone();
         let answers =
-            |cached: &CachedIndex| !cached.outdated && cached.index.as_ref().is_some_and(|index| find(index).is_ok());
+            |cached: &CachedIndex| !cached.outdated && cached.index.as_ref().is_some_and(|index| find(index).is_some());
         let mut last_attempt = None;
         if !answers(&cached()) {
             let mut attempt = self.last_attempt.lock().await;
@@ -195,16 +195,19 @@ impl Discovery {
             });
         };
         match (find(&index), last_attempt) {
-            (Ok(info), _) if info.is_watchable() => Ok(info.clone()),
-            (Ok(info), _) => Err(DiscoveryError::NotWatchable { name: name.to_owned(), verbs: info.verbs.clone() }),
+            (Some(info), _) if info.is_watchable() => Ok(info.clone()),
+            (Some(info), _) => Err(DiscoveryError::NotWatchable { name: name.to_owned(), verbs: info.verbs.clone() }),
             // An old index does not prove that the resource does not exist.
-            (Err(_), Some((_, Err(error)))) => Err(error.into()),
-            (Err(no_match), _) => Err(match no_match.failed.into_iter().next() {
-                Some(failed) if no_match.suggestion.is_none() => {
-                    DiscoveryError::GroupUnavailable { name: name.to_owned(), failed }
-                }
-                _ => DiscoveryError::UnknownResource { name: name.to_owned(), suggestion: no_match.suggestion },
-            }),
+            (None, Some((_, Err(error)))) => Err(error.into()),
+            (None, _) => {
+                let no_match = index.no_match(name);
+                Err(match no_match.failed.into_iter().next() {
+                    Some(failed) if no_match.suggestion.is_none() => {
+                        DiscoveryError::GroupUnavailable { name: name.to_owned(), failed }
+                    }
+                    _ => DiscoveryError::UnknownResource { name: name.to_owned(), suggestion: no_match.suggestion },
+                })
+            }
         }
     }
 

@@ -62,6 +62,9 @@ pub struct NoMatch {
     pub failed: Vec<FailedGroup>,
 }
 
+/// A name with more typing errors is another name.
+const TYPING_ERRORS_MAX: usize = 2;
+
 impl ResourceIndex {
     /// Adds the groups of an aggregated discovery document (`apidiscovery.k8s.io/v2`).
     pub fn add_aggregated(&mut self, document: &AggregatedDiscovery) {
@@ -99,33 +102,28 @@ impl ResourceIndex {
     /// Finds a resource by kubectl's rules: by plural, singular, kind or short name, alone or
     /// followed by `.group` or `.version.group`, ignoring case. An exact group takes precedence
     /// over a prefix (`ingresses.networking`), and full names take precedence over short names.
-    pub fn resolve(&self, name: &str) -> Result<&ResourceInfo, NoMatch> {
+    pub fn resolve(&self, name: &str) -> Option<&ResourceInfo> {
         let name = name.to_lowercase();
         let mut parts = name.splitn(3, '.');
         if let (Some(resource), Some(version), Some(group)) = (parts.next(), parts.next(), parts.next())
             && let Some(found) = self.lookup(resource, |gvr| gvr.version == version && gvr.group == group)
         {
-            return Ok(found);
+            return Some(found);
         }
-        let found = match name.split_once('.') {
+        match name.split_once('.') {
             Some((resource, group)) => self
                 .lookup(resource, |gvr| gvr.group == group)
                 .or_else(|| self.lookup(resource, |gvr| !group.is_empty() && gvr.group.starts_with(group))),
             None => self.lookup(&name, |_| true),
-        };
-        found.ok_or_else(|| self.no_match(&name))
+        }
     }
 
     /// Finds a resource by its full name; an empty version means the preferred one.
-    pub fn find(&self, group: &str, version: &str, resource: &str) -> Result<&ResourceInfo, NoMatch> {
+    pub fn find(&self, group: &str, version: &str, resource: &str) -> Option<&ResourceInfo> {
         let wanted = |gvr: &GroupVersionResource| {
             gvr.group == group && (version.is_empty() || gvr.version == version) && gvr.resource == resource
         };
-        self.resources.iter().find(|info| wanted(&info.gvr)).ok_or_else(|| {
-            let name =
-                [resource, version, group].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(".");
-            self.no_match(&name)
-        })
+        self.resources.iter().find(|info| wanted(&info.gvr))
     }
 
     fn lookup(&self, name: &str, wanted: impl Fn(&GroupVersionResource) -> bool) -> Option<&ResourceInfo> {
@@ -136,8 +134,10 @@ impl ResourceIndex {
             .or_else(|| candidates().find(|info| info.kind.to_lowercase() == name))
     }
 
-    fn no_match(&self, name: &str) -> NoMatch {
-        let (resource, group) = name.split_once('.').unwrap_or((name, ""));
+    /// What a name that was not found may have meant.
+    pub fn no_match(&self, name: &str) -> NoMatch {
+        let name = name.to_lowercase();
+        let (resource, group) = name.split_once('.').unwrap_or((&name, ""));
         let down = |failed: &&FailedGroup| {
             group.is_empty() || group == failed.group || group.ends_with(&format!(".{}", failed.group))
         };
@@ -146,10 +146,13 @@ impl ResourceIndex {
             names.chain(info.short_names.iter().map(String::as_str)).map(move |known| (known, info))
         });
         // At most two typing errors, and fewer than half of the characters, so that short names do
-        // not match everything.
+        // not match everything. The lengths come first: the distance takes time with the product of
+        // both, and any caller may ask for a long name.
+        let length = resource.chars().count();
         let near = names
+            .filter(|(known, _)| known.chars().count().abs_diff(length) <= TYPING_ERRORS_MAX)
             .map(|(known, info)| (strsim::damerau_levenshtein(resource, known), info))
-            .filter(|(distance, _)| *distance <= 2 && *distance * 2 < resource.chars().count())
+            .filter(|(distance, _)| *distance <= TYPING_ERRORS_MAX && *distance * 2 < length)
             .min_by_key(|(distance, _)| *distance);
         let failed: Vec<FailedGroup> = self.failed.iter().filter(down).cloned().collect();
         // A name in an unavailable group is probably right.
@@ -317,7 +320,7 @@ mod tests {
             ("gadgets", "example.com/v1beta1 gadgets"),
         ];
         for (name, expected) in cases {
-            let gvr = &index.resolve(name).unwrap_or_else(|error| panic!("{name}: {error:?}")).gvr;
+            let gvr = &index.resolve(name).unwrap_or_else(|| panic!("{name}")).gvr;
             assert_eq!(format!("{}/{} {}", gvr.group, gvr.version, gvr.resource), expected, "{name}");
         }
     }
@@ -327,26 +330,27 @@ mod tests {
         let index = index();
         assert_eq!(index.find("example.com", "", "widgets").unwrap().gvr.version, "v1");
         assert_eq!(index.find("example.com", "v1beta1", "widgets").unwrap().gvr.version, "v1beta1");
-        assert!(index.find("", "v1", "po").is_err());
+        assert!(index.find("", "v1", "po").is_none());
     }
 
     #[test]
     fn a_typing_error_gets_a_suggestion_and_nonsense_does_not() {
         let index = index();
-        assert_eq!(index.resolve("pds").unwrap_err().suggestion.as_deref(), Some("pods"));
+        assert!(index.resolve("pds").is_none());
+        assert_eq!(index.no_match("pds").suggestion.as_deref(), Some("pods"));
         assert_eq!(index.resolve("deployment.app").unwrap().gvr.resource, "deployments");
-        assert_eq!(index.resolve("delpoyments").unwrap_err().suggestion.as_deref(), Some("deployments.apps"));
+        assert_eq!(index.no_match("delpoyments").suggestion.as_deref(), Some("deployments.apps"));
         for nonsense in ["", "x", "xy", "flurbs", ".", "..", "...apps", "a.b.c.d.e"] {
-            assert_eq!(index.resolve(nonsense).unwrap_err().suggestion, None, "{nonsense}");
+            assert_eq!(index.no_match(nonsense).suggestion, None, "{nonsense}");
         }
     }
 
     #[test]
     fn an_unavailable_group_is_reported_only_for_names_that_it_may_contain() {
         let index = index();
-        assert_eq!(index.resolve("podmetrics.metrics.k8s.io").unwrap_err().failed.len(), 1);
-        assert_eq!(index.resolve("podmetrics").unwrap_err().failed[0].group, "metrics.k8s.io");
-        assert_eq!(index.resolve("podmetrics.apps").unwrap_err().failed, []);
+        assert_eq!(index.no_match("podmetrics.metrics.k8s.io").failed.len(), 1);
+        assert_eq!(index.no_match("podmetrics").failed[0].group, "metrics.k8s.io");
+        assert_eq!(index.no_match("podmetrics.apps").failed, []);
     }
 
     #[test]
