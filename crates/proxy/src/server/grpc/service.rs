@@ -6,13 +6,14 @@
 use std::{pin::Pin, sync::Arc};
 
 use futures::{Stream, stream};
-use tokio::time::Instant;
+use tokio::{task::yield_now, time::Instant};
 use tonic::{Code, Request, Response, Status};
 
 use super::{request, status};
 use crate::{
     access::{Presented, Read, ReadVerb},
     audit::{Notes, Record},
+    cache::{Store, scan::SLICE_TESTS},
     fanout::{Catalog, Holder, Patience, Place, Refusal, Served, Start, StreamWaker, SubscribeOptions},
     server::{
         client_info::ClientInfo,
@@ -134,6 +135,49 @@ impl<C: Catalog> Service<C> {
     }
 }
 
+/// A list that is being sent.
+struct Listing {
+    selected: Selected,
+    store: Store,
+    version: ResourceVersion,
+    format: Format,
+    notes: Notes,
+    /// What only the first chunk names: the resource and the cluster.
+    first: Option<(v1alpha1::ResolvedResource, String)>,
+    /// The last object that was tested.
+    last: Option<ObjectKey>,
+}
+
+impl Listing {
+    /// The next chunk, and whether it is the last. Other tasks run after each slice of tests.
+    async fn next(&mut self) -> (ListResponse, bool) {
+        let (mut objects, mut bytes) = (Vec::new(), 0);
+        let is_complete = loop {
+            let (reached, is_complete) = {
+                let mut scan = self.store.scan(&self.selected.selection, self.last.as_ref(), SLICE_TESTS);
+                while bytes < CHUNK_BYTES
+                    && let Some(object) = scan.next()
+                {
+                    bytes += object.json_len();
+                    objects.push(object.clone());
+                }
+                (scan.tested().cloned(), scan.is_complete())
+            };
+            self.last = reached.or(self.last.take());
+            if is_complete || bytes >= CHUNK_BYTES {
+                break is_complete;
+            }
+            yield_now().await;
+        };
+        self.selected.served.hub.metrics().snapshot_sent(objects.len(), bytes);
+        self.notes.sent(objects.len(), bytes);
+        let objects = objects.iter().map(|object| message(object, &self.format)).collect();
+        let (resource, cluster) = self.first.take().unzip();
+        let (resource_version, cluster) = (self.version.to_string(), cluster.unwrap_or_default());
+        (ListResponse { resource_version, objects, resource, cluster }, is_complete)
+    }
+}
+
 type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
@@ -170,28 +214,15 @@ impl<C: Catalog> WatchService for Service<C> {
             opened.map_err(|refusal: Refusal| refused(&mut counted, status::refused(&refusal)))?;
         answered(&mut counted, &selected.served);
         let hub = &selected.served.hub;
-        // Only the first chunk names the resource and the cluster.
-        let first_chunk = Some((hub.resource().clone(), hub.cluster().unwrap_or_default()));
-        let chunks = stream::unfold(Some((first_chunk, None::<ObjectKey>)), move |position| {
+        let first = Some((hub.resource().clone(), hub.cluster().unwrap_or_default()));
+        let listing = Listing { selected, store, version, format, notes, first, last: None };
+        let chunks = stream::unfold(Some(listing), move |listing| {
             let _until_the_end = (&permits, &counted);
-            let chunk = position.map(|(first_chunk, last)| {
-                let (mut objects, mut bytes, mut next) = (Vec::new(), 0, None);
-                for object in store.select(&selected.selection, last.as_ref()) {
-                    if bytes >= CHUNK_BYTES {
-                        next = objects.last().map(|last: &Arc<Object>| (None, Some(last.key().clone())));
-                        break;
-                    }
-                    bytes += object.json_len();
-                    objects.push(object.clone());
-                }
-                selected.served.hub.metrics().snapshot_sent(objects.len(), bytes);
-                notes.sent(objects.len(), bytes);
-                let objects = objects.iter().map(|object| message(object, &format)).collect();
-                let (resource, cluster) = first_chunk.unzip();
-                let (resource_version, cluster) = (version.to_string(), cluster.unwrap_or_default());
-                (Ok(ListResponse { resource_version, objects, resource, cluster }), next)
-            });
-            std::future::ready(chunk)
+            async {
+                let mut listing = listing?;
+                let (chunk, is_complete) = listing.next().await;
+                Some((Ok(chunk), (!is_complete).then_some(listing)))
+            }
         });
         Ok(Response::new(Box::pin(chunks)))
     }
