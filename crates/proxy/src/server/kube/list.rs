@@ -132,7 +132,7 @@ pub async fn list<C: Catalog>(
             meta.continues = ContinueToken::after(&last, version, &path.namespace, has_slash).encode();
             let before = if planted::is(Bug::RemainingCountsThePage) { 0 } else { limit };
             meta.remaining = has_no_selector.then(|| found - before);
-            pages.retain(&hub, version, &store);
+            pages.retain(&hub, version, &store, continues.is_empty());
         }
         left = limit;
     }

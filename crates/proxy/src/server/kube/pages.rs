@@ -23,9 +23,11 @@ use kubefan_model::{ObjectKey, ResourceVersion};
 
 /// The most snapshots that are retained for paged lists.
 const SNAPSHOTS_MAX: usize = 32;
-/// How long a snapshot is retained after it was last read. (The apiserver's etcd retains them for
-/// about five minutes.)
-const SNAPSHOT_AGE_MAX: Duration = Duration::from_secs(120);
+/// How long a snapshot is retained after it was last read.
+const SNAPSHOT_IDLE_MAX: Duration = Duration::from_secs(120);
+/// How long a snapshot is retained, however often it is read: it keeps objects that were changed
+/// since. The apiserver's etcd retains them for about as long.
+const SNAPSHOT_AGE_MAX: Duration = Duration::from_secs(300);
 /// The only version of tokens.
 const TOKEN_VERSION: &str = "meta.k8s.io/v1";
 
@@ -74,10 +76,17 @@ struct Retained {
     epoch: u64,
     version: ResourceVersion,
     store: Store,
+    retained_at: Instant,
     read_at: Instant,
 }
 
 impl Retained {
+    fn is_live(&self) -> bool {
+        self.read_at.elapsed() < SNAPSHOT_IDLE_MAX
+            && self.retained_at.elapsed() < SNAPSHOT_AGE_MAX
+            && self.hub.strong_count() > 0
+    }
+
     fn is_of(&self, hub: &Arc<Hub>, epoch: u64, version: ResourceVersion) -> bool {
         let is_same = std::ptr::eq(self.hub.as_ptr(), Arc::as_ptr(hub)) || planted::is(Bug::PagesOfAnotherCache);
         is_same && self.epoch == epoch && self.version == version
@@ -88,7 +97,7 @@ impl PageSnapshots {
     /// The retained snapshots, without the expired ones.
     fn live(&self) -> MutexGuard<'_, Vec<Retained>> {
         let mut retained = self.retained.lock().unwrap_or_else(PoisonError::into_inner);
-        retained.retain(|one| one.read_at.elapsed() < SNAPSHOT_AGE_MAX && one.hub.strong_count() > 0);
+        retained.retain(Retained::is_live);
         retained
     }
 
@@ -102,14 +111,18 @@ impl PageSnapshots {
         Some((found.store.clone(), version))
     }
 
-    /// Retains a snapshot. If there are too many, the one that was not read for the longest time is
-    /// dropped.
-    pub fn retain(self: &Arc<Self>, hub: &Arc<Hub>, version: ResourceVersion, store: &Store) {
+    /// Retains a snapshot, for the time that it may be retained if this is the first page of a
+    /// list. If there are too many, the one that was not read for the longest time is dropped.
+    pub fn retain(self: &Arc<Self>, hub: &Arc<Hub>, version: ResourceVersion, store: &Store, is_first: bool) {
         let Some(CachePosition { epoch, .. }) = hub.position() else { return };
         let mut live = self.live();
         let read_at = Instant::now();
         if let Some(known) = live.iter_mut().find(|one| one.is_of(hub, epoch, version)) {
             known.read_at = read_at;
+            // It is the newest state then.
+            if is_first {
+                known.retained_at = read_at;
+            }
             return;
         }
         if live.is_empty() {
@@ -120,13 +133,14 @@ impl PageSnapshots {
         {
             live.swap_remove(oldest);
         }
-        live.push(Retained { hub: Arc::downgrade(hub), epoch, version, store: store.clone(), read_at });
+        let (hub, store) = (Arc::downgrade(hub), store.clone());
+        live.push(Retained { hub, epoch, version, store, retained_at: read_at, read_at });
     }
 
     /// Drops expired snapshots until none is left.
     async fn drop_expired(self: Arc<Self>) {
         loop {
-            sleep(SNAPSHOT_AGE_MAX / 8).await;
+            sleep(SNAPSHOT_IDLE_MAX / 8).await;
             if self.live().is_empty() {
                 return;
             }
