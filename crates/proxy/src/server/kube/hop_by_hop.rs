@@ -29,7 +29,7 @@ pub fn remove(headers: &mut HeaderMap) {
 /// A header that says who the caller is or which way a request came, if `Connection` names it.
 /// Without it the request would be another user's.
 pub fn hidden_identity(headers: &HeaderMap) -> Option<String> {
-    const NAMED: [&str; 4] = ["authorization", "audit-id", "via", "x-forwarded-for"];
+    const NAMED: [&str; 5] = ["authorization", "audit-id", "sec-websocket-protocol", "via", "x-forwarded-for"];
     let mut names = tokens(headers, &header::CONNECTION).map(str::to_ascii_lowercase);
     names.find(|name| {
         NAMED.contains(&name.as_str()) || name.starts_with("impersonate-") || name.starts_with("x-remote-")
@@ -74,7 +74,14 @@ mod tests {
 
     #[test]
     fn a_connection_header_must_not_hide_who_the_caller_is() {
-        for name in ["Authorization", "close, Impersonate-User", "X-Remote-Group", "keep-alive,audit-ID", "Via"] {
+        for name in [
+            "Authorization",
+            "close, Impersonate-User",
+            "X-Remote-Group",
+            "keep-alive,audit-ID",
+            "Via",
+            "Upgrade, Sec-WebSocket-Protocol",
+        ] {
             assert!(hidden_identity(&headers(&[("connection", name)])).is_some(), "{name}");
         }
         assert_eq!(hidden_identity(&headers(&[("connection", "close, upgrade, x-mine")])), None);
