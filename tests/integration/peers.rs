@@ -18,6 +18,7 @@ use kubefan_proxy::{
     peer::{Dial, PeerError, Peers, Sender},
 };
 use kubefan_sim::apiserver::{Fault, SimApiserver, SimOptions, Status, Verb};
+use rcgen::{CertificateParams, ExtendedKeyUsagePurpose};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tonic::{
@@ -370,7 +371,15 @@ async fn changes_during_a_transfer_are_not_lost() {
 
 /// Writes a replica's certificate, key and CA. Returns the flags that name them.
 fn files(dir: &std::path::Path, name: &str, of: &Authority, trusts: &Authority) -> Vec<String> {
-    let (certificate, key) = of.peer();
+    files_of(dir, name, of.peer(), trusts)
+}
+
+fn files_of(
+    dir: &std::path::Path,
+    name: &str,
+    (certificate, key): (String, String),
+    trusts: &Authority,
+) -> Vec<String> {
     let texts = [("cert", certificate), ("key", key), ("ca", trusts.ca_pem.clone())];
     let write = |(what, text): (&str, String)| {
         let path = dir.join(format!("{name}-{what}.pem"));
@@ -410,7 +419,11 @@ async fn a_warm_start_between_processes_needs_their_certificates() {
             format!(r#"group="",media="json",namespace="{namespace}",resource="configmaps",result="{result}""#);
         metric(kubefan, &format!("kubefan_warm_starts_total{{{labels}}}")).await
     };
-    let first = start(&[&files(dir.path(), "first", &ours, &ours), &["--peer-listen=127.0.0.1:0".to_owned()]]).await;
+    let first = start(&[
+        &files(dir.path(), "first", &ours, &ours),
+        &["--peer-listen=127.0.0.1:0".to_owned(), "--peer-allowed-names=kubefan.test,127.0.0.1".to_owned()],
+    ])
+    .await;
     let port = |kubefan: &Kubefan| {
         let log = kubefan.process.log();
         let address = log
@@ -460,6 +473,14 @@ async fn a_warm_start_between_processes_needs_their_certificates() {
         assert_eq!(warm_starts(&third, "failed").await, 1.0, "{name}");
         assert!(third.process.log().contains("no warm start from this peer"), "{}", third.process.log());
     }
+    // And one with another name, by a certificate of the right CA.
+    let before = metric(&first, "kubefan_peers_refused_total").await;
+    let usages = [ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+    let other = ours.issue(CertificateParams::new(["other.test".to_owned()]).unwrap(), &usages);
+    let misnamed = start(&[&files_of(dir.path(), "misnamed", other, &ours), &peers]).await;
+    assert_eq!(warm_starts(&misnamed, "failed").await, 1.0);
+    let refused = metric(&first, "kubefan_peers_refused_total").await;
+    assert!(refused > before, "{}", first.process.log());
     let own = free_port();
     let own = [format!("--peers=127.0.0.1:{own}"), format!("--peer-listen=127.0.0.1:{own}")];
     let alone = start(&[&files(dir.path(), "alone", &ours, &ours), &own]).await;

@@ -14,7 +14,8 @@ const TRANSFER_BYTES_MAX: u64 = 4 << 30;
 /// The TLS files for peers. `None` if there are no peers.
 pub(super) fn tls(config: &ServeConfig) -> Option<PeerTls> {
     let files = config.peer.files.clone()?;
-    Some(PeerTls { cert_file: files.cert_file, key_file: files.key_file, ca_file: files.ca_file })
+    let (cert_file, key_file, ca_file) = (files.cert_file, files.key_file, files.ca_file);
+    Some(PeerTls { cert_file, key_file, ca_file, allowed_names: config.peer.allowed_names.clone() })
 }
 
 /// The peers that caches start from. `own_port` is the port where this replica serves peers, and

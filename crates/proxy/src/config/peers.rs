@@ -5,11 +5,12 @@
 
 use std::{fmt, path::PathBuf, str::FromStr, time};
 
+use rustls::pki_types::ServerName;
 use serde::{Deserialize, Deserializer, de};
 
 use super::{
     ByteSize, ConfigError, Duration, ListenAddress,
-    rules::{any, optional, size, wait},
+    rules::{any, optional, size, unusable, wait},
     section::section,
 };
 
@@ -78,6 +79,9 @@ section! {
         peers: Option<PeersName>, peers_unless_cold;
         /// `Some` if kubefan serves peers or copies from them.
         files: Option<PeerFiles>, peer_files;
+        /// The names, one of which the certificate of a replica that connects must have; empty for
+        /// any.
+        allowed_names: Vec<ServerName<'static>>, allowed_names;
     }
 
     /// Let other replicas copy the caches from here, over mutual TLS: IP:PORT or :PORT. Off unless
@@ -95,9 +99,13 @@ section! {
     peer_cert_file("FILE"): PathBuf;
     /// The private key of that certificate (PEM).
     peer_key_file("FILE"): PathBuf;
-    /// The CA of the replicas' certificates (PEM). Every holder of one of its certificates can read
-    /// everything cached.
+    /// The CA of the replicas' certificates (PEM). Every holder of one of its certificates with an
+    /// allowed name can read everything cached.
     peer_ca_file("FILE"): PathBuf;
+    /// Serve only replicas whose certificate has this name: a DNS name or an IP address. Repeat it,
+    /// or separate names by commas [default: the name of --peers, otherwise any]
+    #[arg(value_delimiter = ',')]
+    peer_allowed_names("NAME"): Vec<String>;
     /// How long copying a cache at the start may take, its check included; after that, kubefan
     /// lists.
     // Within the patience of a rollout; the pods of a large cluster take some seconds.
@@ -109,6 +117,17 @@ section! {
 
 fn peers_unless_cold(options: &PeerOptions) -> Result<Option<PeersName>, ConfigError> {
     Ok(options.peers.clone().filter(|_| options.cold != Some(true)))
+}
+
+/// Every replica has the name of `--peers`, because the others verify it when they connect.
+fn allowed_names(options: &PeerOptions) -> Result<Vec<ServerName<'static>>, ConfigError> {
+    let of_peers = || options.peers.iter().map(|peers| peers.host.clone()).collect();
+    let names = options.peer_allowed_names.clone().unwrap_or_else(of_peers);
+    let parse = |name: String| {
+        let parsed = ServerName::try_from(name.clone());
+        parsed.map_err(|_| unusable("--peer-allowed-names", name, "neither a DNS name nor an IP address"))
+    };
+    names.into_iter().map(parse).collect()
 }
 
 /// The three files, which are required if the replica serves peers or copies from them.
@@ -126,6 +145,9 @@ fn peer_files(options: &PeerOptions) -> Result<Option<PeerFiles>, ConfigError> {
         ("--peer-key-file", &options.peer_key_file),
         ("--peer-ca-file", &options.peer_ca_file),
     ];
+    if options.peer_allowed_names.is_some() && options.peer_listen.is_none() {
+        return ConfigError::contradiction("--peer-allowed-names has no effect without --peer-listen");
+    }
     match (needed_by, files.map(|(_, file)| file.clone())) {
         (Some(_), [Some(cert_file), Some(key_file), Some(ca_file)]) => {
             Ok(Some(PeerFiles { cert_file, key_file, ca_file }))

@@ -2,7 +2,8 @@
 //! peers' CA. There is no unencrypted mode.
 //!
 //! A transfer contains the whole cache, and any holder of a certificate from this CA may read it.
-//! The CA must therefore be used only for the replicas. The files are read anew for every
+//! The CA should therefore be used only for the replicas, and a peer that connects must have one of
+//! their names. The files are read anew for every
 //! connection, so that rotated files take effect at once; connections are rare.
 
 use std::{
@@ -17,6 +18,7 @@ use rustls::{
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
+use webpki::EndEntityCert;
 
 use super::error::PeerError;
 
@@ -29,6 +31,9 @@ pub struct PeerTls {
     pub key_file: PathBuf,
     /// The CA that every peer's certificate is verified against.
     pub ca_file: PathBuf,
+    /// A peer that connects must have one of these names in its certificate (DNS names or IP
+    /// addresses of `subjectAltName`); empty for any.
+    pub allowed_names: Vec<ServerName<'static>>,
 }
 
 struct PemFiles {
@@ -55,7 +60,19 @@ impl PeerTls {
     pub async fn accept<T: AsyncRead + AsyncWrite + Unpin>(&self, io: T) -> Result<server::TlsStream<T>, PeerError> {
         let this = self.clone();
         let config = blocking(move || this.server_config()).await?;
-        TlsAcceptor::from(Arc::new(config)).accept(io).await.map_err(|error| PeerError::Connect(error.to_string()))
+        let accepted = TlsAcceptor::from(Arc::new(config)).accept(io).await;
+        let accepted = accepted.map_err(|error| PeerError::Connect(error.to_string()))?;
+        match self.allows(accepted.get_ref().1.peer_certificates()) {
+            true => Ok(accepted),
+            false => Err(PeerError::Connect("its certificate has no allowed name (--peer-allowed-names)".to_owned())),
+        }
+    }
+
+    /// Whether the certificate at the start of a verified chain has an allowed name.
+    fn allows(&self, chain: Option<&[CertificateDer<'_>]>) -> bool {
+        let certificate = chain.and_then(<[_]>::first).and_then(|der| EndEntityCert::try_from(der).ok());
+        let has = |name| certificate.as_ref().is_some_and(|own| own.verify_is_valid_for_subject_name(name).is_ok());
+        self.allowed_names.is_empty() || self.allowed_names.iter().any(has)
     }
 
     /// Connects to a peer whose certificate must be valid for `name`.
