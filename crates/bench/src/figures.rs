@@ -20,6 +20,8 @@ pub enum Figure {
     CpuPerEventAndWatcher,
     /// CPU time of the server per client that receives the initial state.
     CpuPerClient,
+    /// The same relative to a server that does not know its callers, in the same run.
+    CpuRatio,
     /// Messages received by all subscribers together, per second of wall clock.
     DeliveriesPerSecond,
     /// Bytes read from the sockets, per message.
@@ -78,13 +80,14 @@ pub enum Figure {
 
 impl Figure {
     /// All figures, in the order of their columns.
-    pub const ALL: [Self; 32] = [
+    pub const ALL: [Self; 33] = [
         Self::CpuPerDelivery,
         Self::FloorCpuPerDelivery,
         Self::FloorShare,
         Self::CpuPerEvent,
         Self::CpuPerEventAndWatcher,
         Self::CpuPerClient,
+        Self::CpuRatio,
         Self::DeliveriesPerSecond,
         Self::SlowestSubscriberShare,
         Self::BytesPerDelivery,
@@ -122,6 +125,7 @@ impl Figure {
             Self::CpuPerEvent => "cpu_us_per_event",
             Self::CpuPerEventAndWatcher => "cpu_us_per_event_and_watcher",
             Self::CpuPerClient => "cpu_ms_per_client",
+            Self::CpuRatio => "cpu_ratio",
             Self::DeliveriesPerSecond => "deliveries_per_second",
             Self::SlowestSubscriberShare => "slowest_subscriber_share",
             Self::BytesPerDelivery => "bytes_per_delivery",
@@ -159,7 +163,8 @@ impl Figure {
             Self::FloorShare => ("share", 2),
             Self::CpuPerEvent => ("µs/event", 1),
             Self::CpuPerEventAndWatcher => ("µs/event+watcher", 4),
-            Self::CpuPerClient => ("CPU ms/client", 2),
+            Self::CpuPerClient => ("CPU ms/client", 3),
+            Self::CpuRatio => ("CPU ratio", 3),
             Self::DeliveriesPerSecond => ("deliveries/s", 0),
             Self::SlowestSubscriberShare => ("slowest", 3),
             Self::BytesPerDelivery => ("B/delivery", 0),

@@ -71,7 +71,10 @@ pub async fn run(
     let mut stop = pin!(stop);
     check_open_files(options)?;
     let directory = tempfile::tempdir()?;
-    let certificate = options.tls.then(|| Certificate::make(directory.path())).transpose()?;
+    // Tokens are taken over TLS only.
+    let needs_tls = |scenario: &Scenario| options.tls || *scenario == Scenario::Access;
+    let certificate =
+        options.scenarios.iter().any(needs_tls).then(|| Certificate::make(directory.path())).transpose()?;
     let endpoint = match &options.kubeconfig {
         Some(kubeconfig) => Some(Endpoint::read(kubeconfig).await?),
         None => None,
@@ -94,7 +97,7 @@ pub async fn run(
             let run_of = |spec| Run {
                 options,
                 spec,
-                certificate: certificate.as_ref(),
+                certificate: certificate.as_ref().filter(|_| needs_tls(scenario)),
                 endpoint: endpoint.as_ref(),
                 program: &options.program,
             };
@@ -170,6 +173,8 @@ fn line(variant: &scenario::Variant, figures: &Figures) -> String {
         Figure::RssPerSubscriberAfterLoad,
         Figure::RssMax,
         Figure::LatencyP99Ratio,
+        Figure::CpuPerClient,
+        Figure::CpuRatio,
         Figure::CatchUps,
         Figure::Seconds,
     ];

@@ -34,6 +34,8 @@ pub enum Scenario {
     /// Agents that watch the pods of their own nodes: from scratch, and after an outage. Only if
     /// named
     Agents,
+    /// What it costs to know callers and their rights, over TLS. Only if named
+    Access,
 }
 
 impl Scenario {
@@ -62,6 +64,7 @@ impl Scenario {
             Self::List => "list",
             Self::Hostile => "hostile",
             Self::Agents => "agents",
+            Self::Access => "access",
         }
     }
 
@@ -80,6 +83,9 @@ impl Scenario {
             }
             Self::Agents => {
                 "agents watch the pods of their own nodes: from scratch, and after an outage of BATCH changes"
+            }
+            Self::Access => {
+                "selective lists and watches over HTTP, with and without reviews of their callers; a client is a request"
             }
             Self::List => "lists of all pods over HTTP; a delivery is one object",
         }
@@ -145,8 +151,8 @@ pub struct BenchOptions {
     pub streams_per_connection: usize,
     /// Changes per burst. Each size is measured separately. Each at least 1.
     pub batches: Vec<usize>,
-    /// Numbers of pods, each measured separately; empty for 1,000, or 10,000 in `snapshot`, `list`
-    /// and `agents`.
+    /// Numbers of pods, each measured separately; empty for 1,000, or 10,000 in `snapshot`, `list`,
+    /// `agents` and `access`.
     pub objects: Vec<usize>,
     /// Approximate JSON size of a pod in bytes; `None` for the workload's own, 3 to 6 kB.
     pub object_bytes: Option<usize>,
@@ -165,7 +171,7 @@ pub struct BenchOptions {
     pub missed: usize,
     /// Subscribers that stop reading in `stalled`; `None` for one in twenty.
     pub stalled: Option<usize>,
-    /// Nodes in `agents`, with an agent each.
+    /// Nodes in `agents`, with an agent each, and in `access`.
     pub nodes: usize,
     /// The attacks of `hostile`; empty for all.
     pub attacks: Vec<&'static Attack>,

@@ -70,6 +70,11 @@ impl Endpoint {
         Self { base: format!("{scheme}://{}", connector.address).into(), connector, authorization: None }
     }
 
+    /// The same endpoint for the holder of a token.
+    fn with_token(&self, token: &str) -> Self {
+        Self { authorization: HeaderValue::try_from(format!("Bearer {token}")).ok(), ..self.clone() }
+    }
+
     /// Builds a request for a path such as `/api/v1/pods?watch=1`.
     pub(super) fn request(&self, method: Method, path: &str, content_type: Option<&str>) -> http::Result<Request<()>> {
         let mut request = Request::builder().method(method).uri(format!("{}{path}", self.base));
@@ -106,6 +111,21 @@ impl RestClient {
         // This task ends with the last clone. Its error also fails the pending requests.
         tokio::spawn(async move { connection.await.ok() });
         Ok(Self { endpoint, send })
+    }
+
+    /// The same connection for the holder of a token.
+    pub(super) fn with_token(&self, token: &str) -> Self {
+        Self { endpoint: self.endpoint.with_token(token), send: self.send.clone() }
+    }
+
+    /// Sends a request, and abandons the response once its headers are there.
+    pub(super) async fn open(&self, path: &str) -> Result<(), BenchError> {
+        let named = |message: String| BenchError::Cluster(format!("GET {path}: {message}"));
+        let failed = |error: h2::Error| named(error.to_string());
+        let request = self.endpoint.request(Method::GET, path, None).map_err(|error| named(error.to_string()))?;
+        let mut send = self.send.clone().ready().await.map_err(failed)?;
+        let response = send.send_request(request, true).map_err(failed)?.0.await.map_err(failed)?;
+        if response.status().is_success() { Ok(()) } else { Err(named(response.status().to_string())) }
     }
 
     /// Reads a response to its end, discards it, and returns its size in bytes.

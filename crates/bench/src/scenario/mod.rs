@@ -1,5 +1,6 @@
 //! The scenarios: each drives one run of one server and returns its figures.
 
+mod access;
 mod agents;
 mod fanout;
 mod full_state;
@@ -45,7 +46,7 @@ pub(super) struct Case {
 impl Case {
     /// The cases of a scenario.
     pub(super) fn of(scenario: Scenario, options: &BenchOptions) -> Vec<Self> {
-        let is_state = matches!(scenario, Scenario::Snapshot | Scenario::List | Scenario::Agents);
+        let is_state = matches!(scenario, Scenario::Snapshot | Scenario::List | Scenario::Agents | Scenario::Access);
         let least = if is_state { OBJECTS_OF_A_SNAPSHOT } else { OBJECTS };
         let sizes = if options.objects.is_empty() { &[least][..] } else { &options.objects };
         sizes.iter().flat_map(|objects| Self::with(scenario, options, *objects)).collect()
@@ -57,7 +58,7 @@ impl Case {
             // A view by node receives events only if the node has a pod.
             let objects = objects.max(views.unwrap_or_default());
             let nodes = match scenario {
-                Scenario::Agents => options.nodes,
+                Scenario::Agents | Scenario::Access => options.nodes,
                 _ => views.unwrap_or_else(|| objects.div_ceil(PODS_PER_NODE)),
             };
             let workload = WorkloadOptions { objects, nodes, namespaces: NAMESPACES, apps: APPS };
@@ -65,6 +66,7 @@ impl Case {
                 Scenario::Snapshot | Scenario::List => options.clients,
                 Scenario::Hostile => options.honest,
                 Scenario::Agents => options.nodes,
+                Scenario::Access => 1,
                 _ => views.unwrap_or(options.subscribers),
             };
             let source = SourceOptions { workload, object_bytes: options.object_bytes, seed: options.seed };
@@ -99,6 +101,7 @@ impl Case {
             (Scenario::Stalled, _) => stalled::measure(run, source).await,
             (Scenario::List, _) => list::measure(run, source).await,
             (Scenario::Agents, _) => agents::measure(run, source).await,
+            (Scenario::Access, _) => access::measure(run, source).await,
             // Has an attack.
             (Scenario::Hostile, _) => Ok(Vec::new()),
         }

@@ -21,6 +21,7 @@ use super::{
     protobuf,
     resource::CRD_GROUP,
     respond::{Body, takes_gzip},
+    review::Review,
     server::Inner,
     status::{Details, Status},
     store::Collection,
@@ -63,6 +64,11 @@ pub(super) async fn handle(inner: Arc<Inner>, request: Request<Incoming>) -> Res
         if parts.headers.get(header::AUTHORIZATION).is_none_or(|value| value.as_bytes() != expected.as_bytes()) {
             return Ok(inner.failure(&Status::failure(401, "Unauthorized", "Unauthorized")));
         }
+    }
+    if let (&Method::POST, Some(review)) = (&parts.method, Review::at(parts.uri.path())) {
+        let body = Limited::new(body, WRITE_BYTES_MAX).collect().await.map(|body| body.to_bytes());
+        let answer = review.answer(&body.unwrap_or_default());
+        return Ok(answer.map_or_else(|status| inner.failure(&status), |answer| inner.json(&answer)));
     }
     let target = match inner.route(parts.uri.path()) {
         Some(Ok(target)) => target,

@@ -4,7 +4,8 @@
 //! Whatever it implements behaves like Kubernetes 1.35, down to the bytes of events, lists and
 //! Status objects. Pods are also served as protobuf. It leaves out: other encodings (YAML, CBOR)
 //! and Tables; admission, defaulting and managed fields; finalizers and graceful deletion; and
-//! authorization. A strategic merge patch is applied as a JSON merge patch.
+//! authorization. Reviews of callers know every token, and allow everything. A strategic merge
+//! patch is applied as a JSON merge patch.
 
 mod accept;
 mod discovery;
@@ -16,6 +17,7 @@ mod options;
 mod protobuf;
 mod resource;
 mod respond;
+mod review;
 mod server;
 mod stats;
 mod status;
