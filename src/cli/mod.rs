@@ -2,6 +2,7 @@
 //! serve` over gRPC and follow kubectl's conventions: its flags, columns and exit codes, and one
 //! line per error.
 
+mod auth;
 #[cfg(feature = "sim")]
 mod bench;
 mod completion;
@@ -62,13 +63,15 @@ enum Command {
     Get(get::GetArgs),
     Watch(watch::WatchArgs),
     Verify(verify::VerifyArgs),
+    Auth(auth::AuthArgs),
     Kubeconfig(kubeconfig::KubeconfigArgs),
     Version(version::VersionArgs),
     Completion(completion::CompletionArgs),
 }
 
-/// Runs the command line. Exit codes: 0 for success, 1 for an error (`verify`: a difference), 2 for
-/// invalid arguments (`verify`: also if the result cannot be determined), and 130 after ctrl-C.
+/// Runs the command line. Exit codes: 0 for success, 1 for an error (`verify`: a difference, `auth
+/// can-i`: no), 2 for invalid arguments (both: also if the result cannot be determined), and 130
+/// after ctrl-C.
 pub(crate) fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let (command, args) = (command(), Vec::from_iter(args));
     let given = Given { command: &command, args: &args, is_set };
@@ -117,6 +120,7 @@ fn run(command: Command, given: &Given<'_>) -> Result<(), CliError> {
         Command::Get(args) => client_runtime()?.block_on(get::run(args)),
         Command::Watch(args) => client_runtime()?.block_on(watch::run(args)),
         Command::Verify(args) => client_runtime()?.block_on(verify::run(args)),
+        Command::Auth(args) => client_runtime()?.block_on(auth::run(args)),
         Command::Kubeconfig(args) => kubeconfig::run(&args),
         Command::Version(args) => version::run(&args),
         Command::Completion(args) => completion::run(&args, &mut command_for_completion()),
@@ -129,15 +133,25 @@ fn client_runtime() -> Result<tokio::runtime::Runtime, CliError> {
 
 /// The command, with the defaults of `serve` in its help.
 fn command() -> clap::Command {
-    // The help names environment variables, but must not show their values.
-    let command = Cli::command().mut_subcommands(|command| command.mut_args(|arg| arg.hide_env_values(true)));
+    let command = without_values(Cli::command());
     command.mut_subcommand("serve", |serve| serve::with_second_variables(serve::with_defaults(serve)))
+}
+
+/// The help names environment variables, but must not show their values.
+fn without_values(command: clap::Command) -> clap::Command {
+    command.mut_args(|arg| arg.hide_env_values(true)).mut_subcommands(without_values)
+}
+
+/// A command with those below it.
+fn with_subcommands(command: &clap::Command) -> Vec<&clap::Command> {
+    std::iter::once(command).chain(command.get_subcommands().flat_map(with_subcommands)).collect()
 }
 
 /// Every environment variable that a command reads.
 fn variables() -> Vec<String> {
     let command = Cli::command();
-    let args = command.get_subcommands().flat_map(clap::Command::get_arguments);
+    let all = with_subcommands(&command);
+    let args = all.into_iter().flat_map(clap::Command::get_arguments);
     let first = args.filter_map(|arg| Some(arg.get_env()?.to_str()?.to_owned()));
     let second = kubefan_proxy::config::second_variables().into_iter().map(|names| names.second.to_owned());
     first.chain(second).collect()
@@ -154,5 +168,15 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         command().debug_assert();
+    }
+
+    #[test]
+    fn no_help_shows_the_value_of_a_variable() {
+        let command = command();
+        let shown = with_subcommands(&command).into_iter().flat_map(|command| {
+            command.get_arguments().filter(|arg| arg.get_env().is_some() && !arg.is_hide_env_values_set())
+        });
+        assert_eq!(shown.map(|arg| arg.get_id().to_string()).collect::<Vec<_>>(), [] as [String; 0]);
+        assert!(variables().contains(&"KUBEFAN_ADMIN".to_owned()), "of a command below another");
     }
 }

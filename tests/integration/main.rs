@@ -61,11 +61,15 @@ mod verify;
 fn main() -> std::process::ExitCode {
     harness::run(&[
         audit_log::TESTS,
+        authorization::admin::TESTS,
         authorization::crafted::TESTS,
         authorization::crafted_calls::TESTS,
+        authorization::fleet::TESTS,
         authorization::matrix::TESTS,
         authorization::refusals::TESTS,
         authorization::revocation::TESTS,
+        authorization::rights::TESTS,
+        authorization::service_accounts::TESTS,
         authorization::setup::TESTS,
         backfill::TESTS,
         bad_input::TESTS,

@@ -64,8 +64,9 @@ async fn a_refusal_shows_nothing_and_starts_nothing() {
     assert_eq!(names(grpc.list_resources(of(Stranger)).await.unwrap().into_inner().resources), [] as [&str; 0]);
     let refused = grpc.list_resources(of(Anonymous)).await.unwrap_err();
     assert_eq!(refused.code(), Code::Unauthenticated);
-    let sees = world.kubefan.admin("/").await.unwrap().1;
-    assert!(!sees.contains("secrets"), "a cache was started");
+    let sees = world.kubefan.admin("/metrics").await.unwrap().1;
+    let secrets = sees.lines().find(|line| line.starts_with("kubefan_synced{") && line.contains("secrets"));
+    assert_eq!(secrets, None, "a cache was started");
 }
 
 async fn with_passthrough_the_apiserver_refuses_in_its_own_words() {

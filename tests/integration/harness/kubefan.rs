@@ -160,11 +160,17 @@ pub(crate) async fn run_with(args: &[&str], prepare: impl FnOnce(&mut tokio::pro
 
 const READY_AT_MOST: Duration = Duration::from_secs(60);
 
+/// What no log may have: the start of a JSON Web Token (`{"alg":` in base64) and of the tests'
+/// other tokens, and private keys.
+const SECRETS: [&str; 3] = ["eyJhbGciOi", "token-of-", "PRIVATE KEY"];
+
 impl Drop for Kubefan {
     fn drop(&mut self) {
         self.process.kill9();
         let panicked = self.process.log().contains("panicked");
         assert!(!panicked || std::thread::panicking(), "kubefan panicked:\n{}", self.process.log());
+        let secret = SECRETS.into_iter().find(|secret| self.process.log().contains(secret));
+        assert!(secret.is_none() || std::thread::panicking(), "{secret:?} is in a log:\n{}", self.process.log());
         if std::thread::panicking() {
             // Part of the failure report.
             eprintln!("kubefan printed:\n{}", self.process.log());

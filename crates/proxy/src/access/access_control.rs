@@ -17,9 +17,14 @@ use super::{
         caller::{Caller, Clock},
         certificate::{ClientCertificate, TrustedCas},
         presented::Presented,
+        service_account::ServiceAccounts,
     },
-    authorization::{AuthorizationOptions, Authorized, Authorizer, authorizer::WebhookAuthorizer, read::Read},
+    authorization::{
+        AuthorizationOptions, Authorized, Authorizer, authorizer::WebhookAuthorizer, explanation::Explanation,
+        non_resource::NonResource, read::Read,
+    },
     denial::Denial,
+    user::Identity,
 };
 use crate::{fanout::Holder, telemetry::metrics::AccessMetrics, upstream::Upstream};
 
@@ -89,6 +94,14 @@ impl AccessControl {
         Self { cas, ..self }
     }
 
+    /// Checks tokens of service accounts itself, where that is possible.
+    #[must_use]
+    pub fn with_service_accounts(self, service_accounts: Option<ServiceAccounts>) -> Self {
+        let authenticator =
+            self.authenticator.map(|authenticator| authenticator.with_service_accounts(service_accounts));
+        Self { authenticator, ..self }
+    }
+
     /// Verifies the certificate of a connection, which comes first in `chain`. `None` if
     /// certificates name no callers.
     pub fn certificate(&self, chain: &[CertificateDer<'_>]) -> Option<Arc<ClientCertificate>> {
@@ -109,8 +122,8 @@ impl AccessControl {
         let StreamOptions { reauthorize_interval, age_max } = self.streams?;
         let spread = (f64::from(self.started.fetch_add(1, Ordering::Relaxed)) * GOLDEN_RATIO).fract();
         let shorter = |time: Duration| time.mul_f64(1.0 - spread / 5.0);
-        let options =
-            StreamOptions { reauthorize_interval: shorter(reauthorize_interval), age_max: age_max.map(shorter) };
+        let (reauthorize_interval, age_max) = (shorter(reauthorize_interval), age_max.map(shorter));
+        let options = StreamOptions { reauthorize_interval, age_max };
         Some((options, spread))
     }
 
@@ -150,5 +163,29 @@ impl AccessControl {
         presented: &Presented,
     ) -> Result<Authorized<Read>, Denial> {
         self.authorizer.authorize(caller, read, presented.holder).await
+    }
+
+    /// Whether the caller of a request may read a path of kubefan's own.
+    ///
+    /// # Errors
+    /// Why it may not, or why that is not known.
+    pub async fn authorize_path(&self, path: NonResource, presented: &Presented) -> Result<(), Denial> {
+        if presented.impersonates {
+            return Err(Denial::Impersonation);
+        }
+        let caller = self.authenticate(presented).await?;
+        self.authorizer.authorize_path(&caller, path, presented.holder).await
+    }
+
+    /// What a user may read, and why, for the operator.
+    ///
+    /// # Errors
+    /// Why that is not known.
+    pub async fn explain(&self, user: Identity, read: &Read, holder: Holder) -> Result<Explanation, Denial> {
+        let user = match &self.authenticator {
+            Some(authenticator) => authenticator.without_ignored(user),
+            None => user,
+        };
+        self.authorizer.explain(user, read, holder).await
     }
 }

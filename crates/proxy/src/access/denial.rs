@@ -15,6 +15,8 @@ pub enum Denial {
     Certificate(&'static str),
     /// The caller may not read this.
     Forbidden(Box<Forbidden>),
+    /// The caller may not read this path of kubefan's own.
+    ForbiddenPath(Box<ForbiddenPath>),
     /// kubefan acts for the caller only, and the request names another user.
     Impersonation,
     /// The apiserver cannot be asked now.
@@ -32,6 +34,26 @@ pub struct Forbidden {
     pub user: String,
     /// What the authorizer says about it; may be empty.
     pub reason: String,
+}
+
+/// A path that the apiserver's authorizer does not allow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ForbiddenPath {
+    /// What was asked for.
+    pub path: &'static str,
+    /// The user that asked.
+    pub user: String,
+    /// What the authorizer says about it; may be empty.
+    pub reason: String,
+}
+
+impl ForbiddenPath {
+    /// The apiserver's words.
+    pub fn message(&self) -> String {
+        let Self { path, user, reason } = self;
+        let because = if reason.is_empty() { String::new() } else { format!(": {reason}") };
+        format!("User {user:?} cannot get path {path:?}{because}")
+    }
 }
 
 /// Why impersonation is refused where it is not forwarded.
@@ -77,6 +99,7 @@ impl From<Denial> for Refusal {
                 let (resource, advice) = (forbidden.qualified_resource(), forbidden.advice());
                 Self::Denied(format!("{resource} is forbidden: {}{advice}", forbidden.message()))
             }
+            Denial::ForbiddenPath(forbidden) => Self::Denied(forbidden.message()),
             Denial::Impersonation => Self::Denied(IMPERSONATION.to_owned()),
             Denial::Unavailable(why) => Self::Unavailable(why.to_owned()),
             Denial::Busy(message) => Self::Exhausted(message),

@@ -3,8 +3,10 @@
 //! The hazard is a right that was taken away: kube-apiserver checks a watch only when it starts,
 //! and a stream of kubefan may last for days. So each stream has a task that asks again. It asks by
 //! the caller's identity, because tokens are not kept. The stream ends when the right is gone, when
-//! the credential expires, after an object that its token is bound to was deleted, and at its
-//! greatest age; then its client comes back with a new credential, and resumes.
+//! the credential expires, after an object that its token is bound to was deleted, at its greatest
+//! age, and if there was no verdict for too long; then its client comes back with a new credential,
+//! and resumes. No verdict at all must not be better for a caller than a refusal: it can bring that
+//! about, with reviews of its own that this one waits behind.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -30,9 +32,9 @@ use crate::{
 /// A verdict counts in a review again if it is not older than this part of the interval: streams of
 /// one user share it.
 const RECENT: u32 = 10;
-/// The time until the next attempt if there was no verdict. In an outage no data arrives that could
-/// be sent, so a stream may wait for the verdict.
+/// The time until the next attempt if there was no verdict.
 const RETRY: Duration = Duration::from_secs(30);
+const UNREVIEWED: &str = "the right to this stream could not be reviewed for too long";
 
 /// How often the objects are looked up that a token is bound to.
 const LOOKUP_INTERVAL: Duration = Duration::from_secs(20);
@@ -105,11 +107,19 @@ async fn until_revoked(
     holder: Holder,
     interval: Duration,
 ) -> StreamEnd {
-    let mut pause = interval;
+    // In an outage the last verdict has counted for the grace before.
+    let unreviewed_max = 2 * interval;
+    let (mut pause, mut allowed_at) = (interval, Instant::now());
     loop {
         sleep(pause).await;
         pause = match access.authorize_again(read, holder, interval / RECENT).await {
-            Ok(()) => interval,
+            Ok(()) => {
+                allowed_at = Instant::now();
+                interval
+            }
+            Err(Denial::Unavailable(_) | Denial::Busy(_)) if allowed_at.elapsed() >= unreviewed_max => {
+                return StreamEnd::Reauthenticate(UNREVIEWED);
+            }
             Err(Denial::Unavailable(_) | Denial::Busy(_)) => RETRY.min(interval),
             Err(denial) => return StreamEnd::Revoked(Refusal::from(denial).to_string()),
         };

@@ -29,8 +29,11 @@ pub use authentication::{
     caller::Caller,
     certificate::{ClientCertificate, TrustedCas},
     presented::Presented,
+    service_account::{Exists, ServiceAccounts},
 };
-pub use authorization::{Authorized, attributes::ReadVerb, read::Read};
+pub use authorization::{
+    Authorized, attributes::ReadVerb, explanation::Explanation, non_resource::NonResource, read::Read,
+};
 pub use bound_object::BoundObject;
 pub use denial::Denial;
 pub use lease::Lease;

@@ -4,14 +4,15 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     access::{
-        AccessControl, AccessOptions, StreamOptions, TrustedCas,
+        AccessControl, AccessOptions, Exists, ServiceAccounts, StreamOptions, TrustedCas,
         authentication::{
             AuthenticationOptions, authenticator::KEY_BYTES, caller::Clock, certificate::trusted_cas::ClientCaError,
         },
         authorization::AuthorizationOptions,
         review::QueueLimits,
     },
-    config::{AuthorizationMode, CallerConfig, ServeConfig},
+    config::{AuthorizationMode, CallerConfig, ListenAddress, ServeConfig},
+    server::admin_access::Details,
     telemetry::metrics::Metrics,
     upstream::Upstream,
 };
@@ -37,11 +38,13 @@ pub(super) fn client_cas(config: &ServeConfig, clock: Clock) -> Result<Option<Ar
     }
 }
 
-/// Decides who may read what. `clock` is the wall clock, and `key` must be random.
+/// Decides who may read what. `exists` looks up what tokens are bound to, `clock` is the wall
+/// clock, and `key` must be random.
 pub(super) fn control(
     callers: &CallerConfig,
     upstream: &Upstream,
     client_cas: Option<Arc<TrustedCas>>,
+    exists: Exists,
     clock: Clock,
     key: [u8; KEY_BYTES],
     metrics: &Metrics,
@@ -69,12 +72,28 @@ pub(super) fn control(
         broad_first: callers.broad_first,
         queue,
     };
-    let streams = StreamOptions { reauthorize_interval: callers.reauthorize_interval, age_max: callers.stream_age_max };
+    let CallerConfig { reauthorize_interval, stream_age_max: age_max, .. } = *callers;
+    let streams = StreamOptions { reauthorize_interval, age_max };
     let options = AccessOptions { authentication, authorization, streams };
     Arc::new(match callers.mode {
         AuthorizationMode::AlwaysAllow => AccessControl::always_allow(),
         AuthorizationMode::Webhook => {
-            AccessControl::webhook(upstream, options, key, clock, metrics.access()).with_client_cas(client_cas)
+            let service_accounts = || ServiceAccounts::new(upstream.clone(), exists, metrics.access());
+            AccessControl::webhook(upstream, options, key, clock, metrics.access())
+                .with_client_cas(client_cas)
+                .with_service_accounts(callers.service_account_jwks.then(service_accounts))
         }
     })
+}
+
+/// Who sees the details that the admin port shows: every client where every caller may read
+/// everything, and where only kubefan's own user reaches the port.
+pub(super) fn admin_details(config: &ServeConfig) -> Details {
+    let ServeConfig { callers, serving, .. } = config;
+    let is_owners = matches!(serving.admin_listen, ListenAddress::Unix(_)) && serving.listen_mode.is_owners();
+    match (callers.mode, callers.admin_authorization) {
+        (AuthorizationMode::Webhook, true) => Details::Authorized,
+        (AuthorizationMode::Webhook, false) if !is_owners => Details::Closed,
+        _ => Details::Open,
+    }
 }

@@ -27,7 +27,7 @@ use tracing::{info, warn};
 use self::auditing::Audit;
 use crate::{
     access::{
-        AccessControl, TrustedCas,
+        AccessControl, BoundObject, TrustedCas,
         authentication::certificate::{cluster, trusted_cas::ClientCaError},
     },
     audit::AuditLog,
@@ -39,14 +39,15 @@ use crate::{
     config::{
         AuthorizationMode, CacheCompression, ConsistentReads, FormConfig, PassthroughConfig, ServeConfig, WatchListMode,
     },
-    fanout::GateLimits,
+    fanout::{Catalog, GateLimits},
     peer::{self, PeerError, Peers},
     server::{
         Server, ServerOptions,
         admin::{self, Admin},
+        admin_access::{AdminAccess, Details},
         admin_port,
         grpc::health,
-        kube::forward::Forwarder,
+        kube::forward::{ForwardOptions, Forwarder},
         transport::{
             certificate::{Certificate, TlsError},
             listen::{BindError, Bound, Listener},
@@ -134,7 +135,8 @@ pub async fn run(
     reloads: impl Stream<Item = ()> + Send,
 ) -> Result<(), AppError> {
     let (open_files, given) = (open_files::raise(), config.serving.connections_max);
-    let connections_max = open_files::connections_max(given, open_files, &config.passthrough);
+    let memory_max = memory_pressure::resident_max(memory_given(&config));
+    let connections_max = open_files::connections_max(given, (open_files, memory_max), &config.passthrough);
     config.serving.connections_max = Some(connections_max);
     let app = App::bind(config).await?;
     // Only now: a start that fails prints one line.
@@ -212,11 +214,15 @@ impl App {
         let tls_options = TlsOptions { min_version, cipher_suites };
         let accept = |certificate| tls::acceptor(certificate, &tls_options, asks_for_certificates);
         let tls = certificate.clone().map(accept).transpose()?;
-        let (upgrades, hosts) = (config.passthrough.upgrades, config.serving.allowed_hosts.clone());
+        let forwarding = ForwardOptions {
+            upgrades: config.passthrough.upgrades,
+            hosts: config.serving.allowed_hosts.clone(),
+            per_identity_max: config.passthrough.requests_max_per_identity,
+        };
         #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
         let number = rand::random();
-        let proxy = passthrough
-            .map(|passthrough| Arc::new(Forwarder::new(passthrough, upgrades, hosts, number, metrics.clone())));
+        let proxy =
+            passthrough.map(|passthrough| Arc::new(Forwarder::new(passthrough, forwarding, number, metrics.clone())));
         peers::tls(&config).map(|files| files.check()).transpose()?;
         let counted = metrics.clone();
         let upstream = upstream.with_observer(Arc::new(move |verb, code| match code {
@@ -267,19 +273,20 @@ impl App {
         let (stop, drain) = (CancellationToken::new(), CancellationToken::new());
         // Stops everything that this function started, however it returns.
         let _stop_all = (stop.clone().drop_guard(), drain.clone().drop_guard());
-        let memory_max = config.serving.memory_bytes_max.map(|given| usize::try_from(given).unwrap_or(usize::MAX));
-        let budget = MemoryBudget::new(memory_max);
+        let budget = MemoryBudget::new(memory_given(&config));
         let memory_max = budget.as_ref().map(|budget| budget.bytes_max);
         let sources = peers::sources(&config, own_port, memory_max);
         let registry = registry(&config, &upstream, sources, memory_max, &metrics, &stop);
         let informers = tokio::spawn(registry.clone().run());
-        let mut admin = serve_admin(admin, &registry, &metrics, &stop)?;
         #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
         let key = rand::random();
         if let Some(cas) = client_cas.clone().filter(|cas| !cas.is_of_file()) {
             tokio::spawn(stop.clone().run_until_cancelled_owned(cluster::follow(upstream.clone(), cas)));
         }
-        let access = callers::control(&config.callers, &upstream, client_cas, wall_clock, key, &metrics);
+        let caches = registry.clone();
+        let exists = Arc::new(move |object: &BoundObject| caches.exists(&object.gvr(), &object.key, &object.uid));
+        let access = callers::control(&config.callers, &upstream, client_cas, exists, wall_clock, key, &metrics);
+        let mut admin = serve_admin(admin, tls.clone(), &access, &config, &registry, &metrics, &stop)?;
         let (readers, mut data) = serve_data(data, tls, (access, log, proxy), &config, &registry, &metrics, &drain)?;
         if let Some(budget) = budget {
             let end_unread = move || readers.end_some();
@@ -318,6 +325,10 @@ impl App {
         }
         ended
     }
+}
+
+fn memory_given(config: &ServeConfig) -> Option<usize> {
+    config.serving.memory_bytes_max.map(|given| usize::try_from(given).unwrap_or(usize::MAX))
 }
 
 /// The clock that the time of a certificate is compared with.
@@ -389,19 +400,25 @@ type ServerTask = JoinHandle<Result<(), String>>;
 
 fn serve_admin(
     listener: Listener,
+    tls: Option<TlsAcceptor>,
+    access: &Arc<AccessControl>,
+    config: &ServeConfig,
     registry: &Arc<Registry>,
     metrics: &Arc<Metrics>,
     stop: &CancellationToken,
 ) -> Result<ServerTask, AppError> {
     let (refreshed, ready) = (registry.clone(), registry.clone());
+    let details = callers::admin_details(config);
+    let tls = tls.filter(|_| details == Details::Authorized && matches!(listener, Listener::Tcp(_)));
     let router = admin::router(Admin {
+        access: AdminAccess::new(details, access.clone()),
         catalog: registry.clone(),
         registry: metrics.registry().clone(),
         refresh: Box::new(move || refreshed.refresh_gauges()),
         readiness: Box::new(move || ready.readiness()),
     });
     let failed = |error: io::Error| AppError::Server { what: "the admin server", message: error.to_string() };
-    let ended = admin_port::serve(listener, router, stop.clone()).map_err(failed)?;
+    let ended = admin_port::serve(listener, tls, access.clone(), router, stop.clone()).map_err(failed)?;
     Ok(tokio::spawn(async move {
         let ended = ended.await.unwrap_or_else(|_| Err(io::Error::other("its thread has panicked")));
         ended.map_err(|error| error.to_string())

@@ -9,12 +9,19 @@ use tracing::{info, warn};
 
 use crate::{
     config::PassthroughConfig,
-    server::admin_port::{CONNECTIONS_MAX as ADMIN_CONNECTIONS_MAX, FILES_RESERVED},
+    server::{
+        admin_port::{CONNECTIONS_MAX as ADMIN_CONNECTIONS_MAX, FILES_RESERVED},
+        transport::limits::HEADER_LIST_BYTES_MAX,
+    },
     upstream::passthrough::connections_max as passthrough_connections_max,
 };
 
 /// The connections of the data port if nothing else limits them.
 const CONNECTIONS_MAX: usize = 50_000;
+
+/// What a connection may take before its caller is known: the headers of a request
+/// (`server::transport::limits::HEADER_LIST_BYTES_MAX`).
+const CONNECTION_BYTES: usize = HEADER_LIST_BYTES_MAX as usize;
 
 /// Descriptors for listeners, peers, certificates, credential plugins and the connections of
 /// kubefan's own lists and watches.
@@ -44,14 +51,18 @@ pub(super) fn log(open_files: Option<usize>, connections_max: usize, given: Opti
     }
 }
 
-/// How many connections the data port may have: as many as `given`, and no more than the limit of
-/// open files leaves beside what kubefan itself opens, but at least half of the limit.
+/// How many connections the data port may have: as many as `given`, otherwise as many as memory (in
+/// bytes) allows; and no more than the limit of open files leaves beside what kubefan itself opens,
+/// but at least half of the limit.
 pub(super) fn connections_max(
     given: Option<usize>,
-    open_files: Option<usize>,
+    (open_files, memory_max): (Option<usize>, Option<usize>),
     passthrough: &PassthroughConfig,
 ) -> usize {
-    let wanted = given.unwrap_or(CONNECTIONS_MAX);
+    let wanted = given.unwrap_or_else(|| {
+        let in_memory = memory_max.map_or(CONNECTIONS_MAX, |bytes| bytes / CONNECTION_BYTES);
+        CONNECTIONS_MAX.min(in_memory.max(1))
+    });
     let Some(open_files) = open_files else { return wanted };
     let own = OTHER_FILES_MAX + ADMIN_CONNECTIONS_MAX + FILES_RESERVED + forwarding_files(passthrough);
     let fitting = open_files.saturating_sub(own).max(open_files / 2).max(1);
@@ -72,7 +83,16 @@ mod tests {
     use crate::config::ServeConfig;
 
     fn fitting(given: Option<usize>, open_files: Option<usize>) -> usize {
-        connections_max(given, open_files, &ServeConfig::default().passthrough)
+        connections_max(given, (open_files, None), &ServeConfig::default().passthrough)
+    }
+
+    #[test]
+    fn the_headers_of_all_connections_fit_into_memory_unless_their_number_is_given() {
+        let of =
+            |given, memory_max| connections_max(given, (None, Some(memory_max)), &ServeConfig::default().passthrough);
+        assert_eq!(of(None, 64 << 20), 1024);
+        assert_eq!(of(None, 64 << 30), CONNECTIONS_MAX);
+        assert_eq!(of(Some(5000), 64 << 20), 5000);
     }
 
     #[test]
@@ -92,10 +112,10 @@ mod tests {
     #[test]
     fn sessions_that_are_passed_on_have_a_descriptor_each() {
         let mut passthrough = ServeConfig::default().passthrough;
-        let without = connections_max(None, Some(4096), &passthrough);
+        let without = connections_max(None, (Some(4096), None), &passthrough);
         passthrough.upgrades = true;
-        assert_eq!(connections_max(None, Some(4096), &passthrough), without - 800);
+        assert_eq!(connections_max(None, (Some(4096), None), &passthrough), without - 800);
         passthrough.credentials = None;
-        assert!(connections_max(None, Some(4096), &passthrough) > without);
+        assert!(connections_max(None, (Some(4096), None), &passthrough) > without);
     }
 }

@@ -12,13 +12,18 @@ use crate::{
 impl From<&ServeConfig> for ServerOptions {
     fn from(config: &ServeConfig) -> Self {
         Self {
-            connections_max: open_files::connections_max(config.serving.connections_max, None, &config.passthrough),
+            connections_max: open_files::connections_max(
+                config.serving.connections_max,
+                (None, None),
+                &config.passthrough,
+            ),
             calls_pending_max: config.serving.calls_pending_max,
             subscribers_max: PlacesMax {
                 all: config.serving.subscribers_max,
                 per_identity: config.serving.subscribers_max_per_identity,
             },
             reads_max: PlacesMax { all: config.serving.reads_max, per_identity: config.serving.reads_max_per_identity },
+            pending_bytes_max: config.serving.pending_bytes_max,
             selectors: SelectorLimits {
                 terms_max: config.serving.selector_terms_max,
                 values_max: config.serving.selector_values_max,
@@ -29,6 +34,7 @@ impl From<&ServeConfig> for ServerOptions {
             keepalive_timeout: config.serving.keepalive_timeout,
             snapshot_stall_timeout: config.serving.snapshot_stall_timeout,
             consistent_list_bytes_min: config.serving.consistent_list_bytes_min,
+            trusted_proxies: config.serving.trusted_proxies.clone(),
             narrowed_by: config.upstream.field_selector.clone().unwrap_or_default(),
             guard: config.serving.tls.is_none().then(|| guard(config)),
         }

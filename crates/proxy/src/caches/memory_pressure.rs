@@ -207,6 +207,14 @@ impl MemoryBudget {
     }
 }
 
+/// The budget of the resident memory in bytes: the one that was given, else four fifths of the
+/// limit of this process's control group.
+pub fn resident_max(given: Option<usize>) -> Option<usize> {
+    let group = MemoryGroup::of_this_process();
+    let limit = group.map(|group| usize::try_from(group.limit()).unwrap_or(usize::MAX));
+    shares(given, limit).map(|(bytes_max, _)| bytes_max)
+}
+
 /// The budgets of the resident memory and of what a group with this limit is charged. An operator
 /// who gives more than four fifths of the limit means that for both.
 fn shares(given: Option<usize>, limit: Option<usize>) -> Option<(usize, usize)> {

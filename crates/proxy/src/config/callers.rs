@@ -45,6 +45,12 @@ section! {
     /// [default: tokens for the apiserver]
     #[arg(value_delimiter = ',')]
     api_audiences("NAME"): Vec<String> => api_audiences: Vec<String>, names(is_text, "an empty text is no audience");
+    /// Check tokens of service accounts with the keys of the apiserver's issuer (OIDC discovery),
+    /// instead of a TokenReview for each. It needs --api-audiences, and --resource
+    /// serviceaccounts,pods: a token counts only as long as the objects exist that it is bound to.
+    /// What cannot be proved so is reviewed.
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    service_account_jwks("BOOL"): bool => service_account_jwks: bool, or_false;
     /// Take client certificates that one of these CAs has signed (PEM): their CN is the user's
     /// name, each O a group. The file is read again when it changes
     /// [default: the CAs of the ConfigMap kube-system/extension-apiserver-authentication]
@@ -91,6 +97,12 @@ section! {
     /// token may have become invalid before its end. 0s: never.
     stream_age_max("DURATION"): Duration = Duration::from_secs(3600)
         => stream_age_max: Option<time::Duration>, wait_or_never;
+    /// Serve the admin port over TLS with the certificate of the data port (on a Unix socket
+    /// without), and show the status page, metrics and what users may read only to callers that may
+    /// get the path (nonResourceURLs /, /metrics and /can-i). Probes (/livez, /readyz) stay open,
+    /// without the names of resources.
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    admin_authorization("BOOL"): bool => admin_authorization: bool, or_false;
     /// Reviews of tokens sent to the apiserver per second, and as many of reads. Twice as many may
     /// be sent at once after a silence. Others wait up to 10s, and addresses take turns.
     access_reviews_per_second("COUNT"): u32 = 200 => reviews_per_second: u32, at_least(1);
@@ -148,6 +160,8 @@ impl CallerOptions {
                 ("--anonymous-auth", self.anonymous_auth == Some(true)),
                 ("--authorization-always-allow-groups", self.authorization_always_allow_groups.is_some()),
                 ("--authorization-ignore-extra", self.authorization_ignore_extra.is_some()),
+                ("--admin-authorization", callers.admin_authorization),
+                ("--service-account-jwks", callers.service_account_jwks),
             ];
             return match given.iter().find(|(_, given)| *given) {
                 Some((flag, _)) => ConfigError::contradiction(format!(
@@ -182,6 +196,25 @@ impl CallerOptions {
             return ConfigError::contradiction(
                 "--client-ca-file has no effect without TLS, where clients present no certificates; add --tls-cert-file and \
                  --tls-private-key-file",
+            );
+        }
+        if passthrough == PassthroughMode::Impersonate && !callers.ignored_extra.is_empty() {
+            return ConfigError::contradiction(
+                "--authorization-ignore-extra leaves extras out of what kubefan knows of a user, and --passthrough=impersonate \
+                 would act as the user without them; give only one of them",
+            );
+        }
+        if callers.service_account_jwks && callers.api_audiences.is_empty() {
+            return ConfigError::contradiction(
+                "--service-account-jwks is for tokens of kubefan's own, because it cannot see everything that ends a token; add \
+                 --api-audiences, or leave it out",
+            );
+        }
+        if callers.admin_authorization && matches!(serving.admin_listen, ListenAddress::Tcp(_)) && serving.tls.is_none()
+        {
+            return ConfigError::contradiction(
+                "--admin-authorization needs TLS, because others could read the tokens of callers on the way; add --tls-cert-file \
+                 and --tls-private-key-file, or serve the admin port on a Unix socket (--admin-listen unix:PATH)",
             );
         }
         let is_exposed = matches!(listen, ListenAddress::Tcp(_)) && serving.tls.is_none();

@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 use super::{
     ConfigError, ListenAddress,
-    rules::{at_least, or_false},
+    rules::{at_least, optional, or_false},
     section::{display_choice, section},
 };
 use crate::upstream::passthrough::Credentials;
@@ -41,6 +41,10 @@ section! {
     passthrough("MODE"): PassthroughMode = PassthroughMode::Caller => credentials: Option<Credentials>, credentials;
     /// Requests forwarded at a time, watches included; more are asked to retry (429).
     passthrough_max("COUNT"): usize = 1000 => requests_max: usize, at_least(1);
+    /// Such requests of one identity at a time: a credential, or an address where there is none
+    /// [default: no limit]
+    passthrough_max_per_identity("COUNT"): usize
+        => requests_max_per_identity: Option<usize>, optional(at_least(1));
     /// Forward exec, attach, port-forward and websockets too.
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     passthrough_upgrades("BOOL"): bool => upgrades: bool, or_false;
@@ -68,6 +72,7 @@ impl PassthroughOptions {
         let given = [
             insecure,
             ("--passthrough-max", self.passthrough_max.is_some()),
+            ("--passthrough-max-per-identity", self.passthrough_max_per_identity.is_some()),
             ("--passthrough-upgrades", self.passthrough_upgrades == Some(true)),
         ];
         match (self.passthrough, given.iter().find(|(_, given)| *given)) {

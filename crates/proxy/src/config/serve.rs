@@ -291,7 +291,7 @@ mod tests {
     fn each_contradiction_names_its_flags() {
         let webhook = "--authorization-mode=Webhook";
         let tls = ["--tls-cert-file=a", "--tls-private-key-file=b"];
-        let cases: [(&[&str], &str); 32] = [
+        let cases: [(&[&str], &str); 36] = [
             (
                 &["--passthrough=impersonate"],
                 "--passthrough=impersonate acts as callers, and kubefan does not know them with",
@@ -334,6 +334,19 @@ mod tests {
                 "--tls-cipher-suites has no effect with --tls-min-version=VersionTLS13",
             ),
             (&["--anonymous-auth"], "--anonymous-auth has no effect with --authorization-mode=AlwaysAllow"),
+            (&["--admin-authorization"], "--admin-authorization has no effect with --authorization-mode=AlwaysAllow"),
+            (
+                &[webhook, "--listen=unix:/x", "--admin-authorization"],
+                "--admin-authorization needs TLS, because others could read the tokens",
+            ),
+            (
+                &[webhook, tls[0], tls[1], "--service-account-jwks"],
+                "--service-account-jwks is for tokens of kubefan's own",
+            ),
+            (
+                &[tls[0], tls[1], "--passthrough=impersonate", "--authorization-ignore-extra=a"],
+                "--authorization-ignore-extra leaves extras out of what kubefan knows",
+            ),
             (&["--listen-mode=0660"], "--listen-mode has no effect without --listen unix:PATH"),
             (&["--tls-cert-file=x.pem"], "--tls-cert-file needs --tls-private-key-file"),
             (&["--tls-private-key-file=x.pem"], "--tls-private-key-file needs --tls-cert-file"),

@@ -1,7 +1,8 @@
 //! The section "Serving": the data port, the admin port and their limits.
 
-use std::{path::PathBuf, time};
+use std::{net::IpAddr, path::PathBuf, time};
 
+use ipnet::IpNet;
 use rustls::CipherSuite;
 use serde::Deserialize;
 
@@ -64,6 +65,11 @@ section! {
     /// web page that a browser shows. Repeat it, or separate names by commas.
     #[arg(value_delimiter = ',')]
     allowed_hosts("NAME"): Vec<String> => allowed_hosts: AllowedHosts, host_names;
+    /// Believe the X-Forwarded-For of proxies at this address or in this network (CIDR): their
+    /// clients have limits and shares of their own, except of connections. Repeat it, or separate
+    /// networks by commas.
+    #[arg(value_delimiter = ',')]
+    trusted_proxies("NETWORK"): Vec<String> => trusted_proxies: Vec<IpNet>, networks;
     /// Serve over TLS with this certificate chain (PEM). It is read again when it changes.
     tls_cert_file("FILE"): PathBuf;
     /// The private key of the certificate (PEM).
@@ -74,8 +80,10 @@ section! {
     /// on. Repeat it, or separate names by commas [default: all that kubefan has]
     #[arg(value_delimiter = ',')]
     tls_cipher_suites("NAME"): Vec<String> => tls_cipher_suites: Vec<CipherSuite>, cipher_suites;
-    /// Connections at a time; more are closed at once
-    /// [default: 50000, or as many as the limit of open files leaves]
+    /// Connections at a time; more are closed at once, and the last ones are for addresses with
+    /// fewer
+    /// [default: 50000, or as many as the limit of open files leaves, and one per 64Ki of
+    /// --memory-max]
     connections_max("COUNT"): usize => connections_max: Option<usize>, optional(at_least(1));
     /// Watches served from caches at a time, over gRPC and HTTP, and all other streams over gRPC;
     /// more are asked to retry later (over HTTP 429).
@@ -87,6 +95,10 @@ section! {
     /// gRPC calls at a time whose request has not arrived yet; more are asked to retry later. Each
     /// has 10s to send its request.
     calls_pending_max("COUNT"): usize = 10_000 => calls_pending_max: usize, at_least(1);
+    /// Memory of requests that wait for the verdict about their caller
+    /// (--authorization-mode=Webhook); more are asked to retry later (over HTTP 429).
+    pending_requests_memory_max("SIZE"): ByteSize = ByteSize(64 << 20)
+        => pending_bytes_max: usize, size_in_memory(1 << 20);
     /// Lists over HTTP and single objects over both protocols, served from caches at a time; more
     /// are asked to retry later (over HTTP 429).
     reads_max("COUNT"): usize = 5_000 => reads_max: usize, at_least(1);
@@ -154,6 +166,13 @@ fn loopback(port: u16) -> ListenAddress {
 fn host_names(flag: &'static str, given: Option<Vec<String>>) -> Result<AllowedHosts, ConfigError> {
     let parse = |name: &String| name.parse::<HostPattern>().map_err(|error| unusable(flag, name, error.to_string()));
     Ok(AllowedHosts::new(given.unwrap_or_default().iter().map(parse).collect::<Result<_, _>>()?))
+}
+
+fn networks(flag: &'static str, given: Option<Vec<String>>) -> Result<Vec<IpNet>, ConfigError> {
+    let network = |text: &String| text.parse().ok().or_else(|| Some(IpNet::from(text.parse::<IpAddr>().ok()?)));
+    let problem = "neither an address nor a network; write it like 10.0.0.7 or 10.0.0.0/8";
+    let parse = |text: &String| network(text).ok_or_else(|| unusable(flag, text, problem));
+    given.iter().flatten().map(parse).collect()
 }
 
 fn tls_files(options: &ServingOptions) -> Result<Option<TlsFiles>, ConfigError> {

@@ -234,11 +234,12 @@ fn count_down(counts: &mut HashMap<LevelKey, usize>, key: LevelKey) {
 #[derive(Debug)]
 pub struct FairPool(Mutex<Shares>);
 
-/// A place in a pool, given back when it is dropped.
+/// One place in a pool, or several, given back when it is dropped.
 #[derive(Debug)]
 pub struct Place {
     pool: Arc<FairPool>,
     holder: Option<Holder>,
+    count: usize,
 }
 
 impl FairPool {
@@ -264,13 +265,21 @@ impl FairPool {
 
     /// A place, if one is free and the holder may take it.
     pub fn try_take(self: &Arc<Self>, holder: Option<Holder>) -> Option<Place> {
+        self.try_take_many(holder, 1)
+    }
+
+    /// So many places, if the holder may take them all. It costs time with their number.
+    pub fn try_take_many(self: &Arc<Self>, holder: Option<Holder>, count: usize) -> Option<Place> {
         let mut shares = self.shares();
-        if !shares.admits(holder) {
-            return None;
+        for taken in 0..count {
+            if !shares.admits(holder) {
+                (0..taken).for_each(|_| shares.give_back(holder));
+                return None;
+            }
+            shares.take(holder);
         }
-        shares.take(holder);
         drop(shares);
-        Some(Place { pool: self.clone(), holder })
+        Some(Place { pool: self.clone(), holder, count })
     }
 }
 
@@ -283,7 +292,8 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.pool.shares().give_back(self.holder);
+        let mut shares = self.pool.shares();
+        (0..self.count).for_each(|_| shares.give_back(self.holder));
     }
 }
 
@@ -293,6 +303,17 @@ mod tests {
 
     fn holder(connection: u64, last_byte: u8) -> Option<Holder> {
         Some(Holder::new(connection, Some(IpAddr::from([10, 0, 0, last_byte]))))
+    }
+
+    #[test]
+    fn many_places_are_taken_all_or_none() {
+        let pool = FairPool::new(160);
+        let held = pool.try_take_many(holder(1, 1), 100).unwrap();
+        assert!(pool.try_take_many(holder(1, 1), 100).is_none());
+        assert_eq!(pool.shares().free(), 60, "none is lost");
+        assert!(pool.try_take_many(holder(2, 2), 10).is_some());
+        drop(held);
+        assert_eq!(pool.shares().free(), 160);
     }
 
     fn fill(pool: &Arc<FairPool>, holders: impl Iterator<Item = Option<Holder>>) -> Vec<Place> {

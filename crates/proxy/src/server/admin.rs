@@ -1,26 +1,39 @@
-//! What the admin port answers: readiness, metrics, and a status page. It never shows an object and
-//! never sends a request upstream. The port itself answers about liveness.
+//! What the admin port answers: readiness, metrics, a status page, and what a user may read. It
+//! never shows an object, and sends no request upstream but those that a review needs. The port
+//! itself answers about liveness.
 
 use std::sync::Arc;
 
 use axum::{
     Router,
-    extract::{RawQuery, State},
+    extract::{Request, State},
     http::{StatusCode, header},
     response::{Html, IntoResponse, Response},
     routing::get,
 };
 use prometheus::{Encoder, Registry, TextEncoder};
 
-use crate::fanout::Catalog;
+use super::{
+    admin_access::{AdminAccess, Refused, refused},
+    can_i::CanI,
+    client_info::ClientInfo,
+    select::check_names,
+};
+use crate::{access::NonResource, fanout::Catalog};
 use kubefan_common::proto::v1alpha1::{ResourceState, ResourceStatus};
 use kubefan_model::Media;
 
 /// The overall readiness, and the readiness of each resource with a line of text.
 pub type Readiness = (bool, Vec<(bool, String)>);
 
+const PAGE: NonResource = NonResource::get("/");
+const METRICS: NonResource = NonResource::get("/metrics");
+const CAN_I: NonResource = NonResource::get("/can-i");
+
 /// What the admin port serves from.
 pub struct Admin<C> {
+    /// Who sees what.
+    pub access: AdminAccess,
     /// The caches.
     pub catalog: C,
     /// The metrics.
@@ -34,38 +47,69 @@ pub struct Admin<C> {
 /// The routes of the admin port, without those about liveness.
 pub fn router<C: Catalog>(admin: Admin<C>) -> Router {
     Router::new()
-        .route("/", get(page::<C>))
+        .route(PAGE.path(), get(page::<C>))
         .route("/readyz", get(readyz::<C>))
-        .route("/metrics", get(metrics::<C>))
+        .route(METRICS.path(), get(metrics::<C>))
+        .route(CAN_I.path(), get(can_i::<C>))
         .with_state(Arc::new(admin))
 }
 
 /// Like the apiserver's: `ok`, or a line per resource if one is not ready or if `?verbose` is set.
-async fn readyz<C: Catalog>(State(admin): State<Arc<Admin<C>>>, RawQuery(query): RawQuery) -> Response {
+async fn readyz<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request) -> Response {
     let (ready, lines) = (admin.readiness)();
-    let verbose =
-        query.is_some_and(|query| query.split('&').any(|pair| pair == "verbose" || pair.starts_with("verbose=")));
+    let (request, _) = request.into_parts();
+    let verbose = request
+        .uri
+        .query()
+        .is_some_and(|query| query.split('&').any(|pair| pair == "verbose" || pair.starts_with("verbose=")));
     if ready && !verbose {
         return "ok".into_response();
     }
-    let mut text: String =
-        lines.iter().map(|(ok, line)| format!("[{}]{line}\n", if *ok { '+' } else { '-' })).collect();
+    // Not by the right to /readyz, which every user has (ClusterRole system:public-info-viewer).
+    let mut text: String = match admin.access.shows_details(PAGE, &request).await {
+        true => lines.iter().map(|(ok, line)| format!("[{}]{line}\n", if *ok { '+' } else { '-' })).collect(),
+        false => {
+            let failed = lines.iter().filter(|(ok, _)| !ok).count();
+            format!("{failed} of {} checks fail; callers that may get the path / see which\n", lines.len())
+        }
+    };
     text += if ready { "readyz check passed\n" } else { "readyz check failed\n" };
     (if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text).into_response()
 }
 
-async fn metrics<C: Catalog>(State(admin): State<Arc<Admin<C>>>) -> Response {
-    (admin.refresh)();
-    let mut text = Vec::new();
-    match TextEncoder::new().encode(&admin.registry.gather(), &mut text) {
-        Ok(()) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
-    }
+/// What a user may read, and why: see [`CanI`].
+async fn can_i<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request) -> Result<Response, Refused> {
+    let (request, _) = request.into_parts();
+    admin.access.details(CAN_I, &request).await?;
+    let bad_request = |problem: String| (StatusCode::BAD_REQUEST, format!("{problem}\n"));
+    let CanI { user, read } = CanI::of_query(request.uri.query().unwrap_or_default()).map_err(bad_request)?;
+    let target = read.target();
+    check_names(target).map_err(|refusal| bad_request(refusal.to_string()))?;
+    let full_name = admin.catalog.full_name(&target.group, &target.version, &target.resource).await;
+    let read = match full_name {
+        Some(gvr) => read.of_resource(gvr),
+        None => read,
+    };
+    let holder = request.extensions.get::<ClientInfo>().cloned().unwrap_or_default().holder();
+    let explained = admin.access.control().explain(user, &read, holder).await.map_err(refused)?;
+    let text = serde_json::to_vec(&explained).unwrap_or_default();
+    Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
 }
 
-async fn page<C: Catalog>(State(admin): State<Arc<Admin<C>>>) -> Html<String> {
+async fn metrics<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request) -> Result<Response, Refused> {
+    admin.access.metrics(METRICS, &request.into_parts().0).await?;
+    (admin.refresh)();
+    let mut text = Vec::new();
+    Ok(match TextEncoder::new().encode(&admin.registry.gather(), &mut text) {
+        Ok(()) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    })
+}
+
+async fn page<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request) -> Result<Html<String>, Refused> {
+    admin.access.details(PAGE, &request.into_parts().0).await?;
     let rows: String = admin.catalog.list().iter().map(row).collect();
-    Html(format!(
+    Ok(Html(format!(
         "<!doctype html><html lang=en><meta charset=utf-8><meta http-equiv=refresh content=5><title>kubefan</title>\
          <style>body{{font:15px/1.5 system-ui,sans-serif;margin:2rem;color:#222}}table{{border-collapse:collapse}}\
          td,th{{padding:.3rem .9rem;text-align:left;border-bottom:1px solid #ddd}}td.n{{text-align:right;font-variant-numeric:tabular-nums}}\
@@ -74,7 +118,7 @@ async fn page<C: Catalog>(State(admin): State<Arc<Admin<C>>>) -> Html<String> {
          <th>Subscribers<th>Message</tr>{rows}</table>\
          <p><a href=/metrics>metrics</a> · <a href=\"/readyz?verbose\">readyz</a> · <a href=/livez>livez</a></p></html>",
         env!("CARGO_PKG_VERSION")
-    ))
+    )))
 }
 
 fn row((media, resource): &(Media, ResourceStatus)) -> String {

@@ -23,7 +23,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures::StreamExt;
-use http::{Request, StatusCode};
+use http::{Request, StatusCode, header};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -35,17 +35,23 @@ use tokio::{
     task::JoinSet,
     time::{Instant, MissedTickBehavior, interval, timeout},
 };
+use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use tonic::transport::server::Connected;
 use tower::ServiceExt;
 
 use super::{
+    client_info::ClientInfo,
     transport::{
         http1::socket::{MonitoredSocket, Pace, ResponseNeeds},
-        limits::HEADER_LIST_BYTES_MAX,
+        http2::connection::Io,
+        limits::{HANDSHAKE_TIMEOUT, HEADER_LIST_BYTES_MAX},
         listen::{Connection, Listener},
+        tls_handshake,
     },
     worker_check::{OBSERVATION_INTERVAL, WorkerCheck},
 };
+use crate::access::AccessControl;
 
 /// Connections at a time.
 pub const CONNECTIONS_MAX: usize = 64;
@@ -65,12 +71,15 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 /// Streams of an HTTP/2 connection.
 const HTTP2_STREAMS_MAX: u32 = 8;
 
-/// Answers, apart from those about liveness, that are made at a time.
+/// Answers, apart from those about liveness, that are made at a time: to requests without
+/// credentials, and as many to those with. The latter may wait for a review of their caller, and
+/// must not hold up probes.
 const ANSWERS_MAX: usize = 8;
 
-/// Serves the port on a thread of its own until `stop` is cancelled. `router` answers in the
-/// current runtime, whose workers `/livez` reports. The receiver gets the reason of the end, or an
-/// error if the thread panicked.
+/// Serves the port on a thread of its own until `stop` is cancelled, with `tls` over TLS: then
+/// `access` knows the holders of client certificates. `router` answers in the current runtime,
+/// whose workers `/livez` reports; its requests have the [`ClientInfo`]. The receiver gets the
+/// reason of the end, or an error if the thread panicked.
 ///
 /// # Errors
 /// The system has no thread or no file descriptor left.
@@ -79,14 +88,19 @@ const ANSWERS_MAX: usize = 8;
 /// Outside of a runtime.
 pub fn serve(
     listener: Listener,
+    tls: Option<TlsAcceptor>,
+    access: Arc<AccessControl>,
     router: Router,
     stop: CancellationToken,
 ) -> io::Result<oneshot::Receiver<io::Result<()>>> {
     let (end, ended) = oneshot::channel();
     let port = Arc::new(Port {
+        tls,
+        access,
         router,
         workers: Handle::current(),
         answers: Arc::new(Semaphore::new(ANSWERS_MAX)),
+        answers_to_callers: Arc::new(Semaphore::new(ANSWERS_MAX)),
         stuck: Mutex::default(),
     });
     let runtime = Builder::new_current_thread().enable_all().build()?;
@@ -99,10 +113,13 @@ pub fn serve(
 
 /// What all connections share.
 struct Port {
+    tls: Option<TlsAcceptor>,
+    access: Arc<AccessControl>,
     router: Router,
     /// The runtime that does the work.
     workers: Handle,
     answers: Arc<Semaphore>,
+    answers_to_callers: Arc<Semaphore>,
     /// The number of a worker that is stuck.
     stuck: Mutex<Option<usize>>,
 }
@@ -141,15 +158,32 @@ impl Port {
     }
 
     async fn connection(self: Arc<Self>, io: Connection, place: Arc<Place>) {
-        let needs = ResponseNeeds::default();
+        let (client, needs) = (io.connect_info(), ResponseNeeds::default());
         let io = MonitoredSocket::new(io, needs.clone(), STALL_TIMEOUT);
-        let of_request = place.clone();
+        let close = place.clone();
+        let served = async move {
+            match self.tls.clone() {
+                None => self.serve_http(io, client, needs, place).await,
+                Some(tls) => {
+                    let accepted = timeout(HANDSHAKE_TIMEOUT, tls_handshake::accept(io, tls)).await;
+                    let Ok(Ok(io)) = accepted else { return };
+                    let client = tls_handshake::client(&io, client, &self.access);
+                    self.serve_http(io, client, needs, place).await;
+                }
+            }
+        };
+        close.close.run_until_cancelled(served).await;
+    }
+
+    async fn serve_http<T: Io>(self: Arc<Self>, io: T, client: ClientInfo, needs: ResponseNeeds, place: Arc<Place>) {
         let service = service_fn(move |request: Request<Incoming>| {
-            let (port, place) = (self.clone(), of_request.clone());
+            let (port, place) = (self.clone(), place.clone());
             needs.begin(Pace::Pinning);
+            let mut request = request.map(|_| Body::empty());
+            request.extensions_mut().insert(client.clone());
             async move {
                 place.set_answering(true);
-                let response = port.answer(request.map(|_| Body::empty())).await;
+                let response = port.answer(request).await;
                 place.set_answering(false);
                 Ok::<_, Infallible>(response)
             }
@@ -167,18 +201,20 @@ impl Port {
             .keep_alive_interval(STALL_TIMEOUT)
             .max_header_list_size(HEADER_LIST_BYTES_MAX)
             .max_concurrent_streams(HTTP2_STREAMS_MAX);
-        let connection = builder.serve_connection(TokioIo::new(io), service);
         // A connection that fails concerns only its client.
-        let _ = place.close.run_until_cancelled(connection).await;
+        let _ = builder.serve_connection(TokioIo::new(io), service).await;
     }
 
     async fn answer(&self, request: Request<Body>) -> Response {
         if matches!(request.uri().path(), "/livez" | "/healthz") {
             return self.liveness();
         }
+        let has_certificate = request.extensions().get().is_some_and(|client: &ClientInfo| client.has_certificate);
+        let has_credentials = has_certificate || request.headers().contains_key(header::AUTHORIZATION);
+        let answers = if has_credentials { &self.answers_to_callers } else { &self.answers };
         let router = self.router.clone();
         let answered = async {
-            let permit = self.answers.clone().acquire_owned().await.ok()?;
+            let permit = answers.clone().acquire_owned().await.ok()?;
             let answering = self.workers.spawn(async move {
                 // Held by the task: what does not end occupies no more than its permit.
                 let _permit = permit;
@@ -271,7 +307,7 @@ mod tests {
             let listener = Listener::bind(&any, "--admin-listen", SocketMode::default()).await.unwrap();
             let port = listener.bound().unwrap().port().unwrap();
             let router = Router::new().route("/page", get(|| async { "a page" }));
-            serve(listener, router, stop.clone()).unwrap();
+            serve(listener, None, Arc::new(AccessControl::always_allow()), router, stop.clone()).unwrap();
             ([127, 0, 0, 1], port).into()
         });
         (runtime, address, stop.drop_guard())
@@ -331,7 +367,9 @@ mod tests {
     fn a_stuck_worker_fails_the_check() {
         let runtime = Builder::new_current_thread().build().unwrap();
         let (router, workers) = (Router::new(), runtime.handle().clone());
-        let port = Port { router, workers, answers: Arc::new(Semaphore::new(1)), stuck: Mutex::default() };
+        let (access, answers) = (Arc::new(AccessControl::always_allow()), Arc::new(Semaphore::new(1)));
+        let answers_to_callers = answers.clone();
+        let port = Port { tls: None, access, router, workers, answers, answers_to_callers, stuck: Mutex::default() };
         assert_eq!(port.liveness().status(), StatusCode::OK);
         *lock(&port.stuck) = Some(3);
         assert_eq!(port.liveness().status(), StatusCode::INTERNAL_SERVER_ERROR);

@@ -1,6 +1,10 @@
 //! The client at the other end of a connection.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    hash::{BuildHasher, RandomState},
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, LazyLock},
+};
 
 use http::HeaderMap;
 
@@ -23,7 +27,13 @@ pub struct ClientInfo {
     /// The certificate that may say who the caller is; `None` without one, and where certificates
     /// are not asked.
     pub certificate: Option<Arc<ClientCertificate>>,
+    /// Whether it is a proxy whose `X-Forwarded-For` is believed (`--trusted-proxies`).
+    pub is_trusted_proxy: bool,
+    /// The client behind a trusted proxy.
+    pub forwarded_for: Option<IpAddr>,
 }
+
+const X_FORWARDED_FOR: &str = "x-forwarded-for";
 
 impl ClientInfo {
     /// What a request of this client with these headers presents. A token that came over TCP
@@ -38,8 +48,48 @@ impl ClientInfo {
         self.address.is_some() && !self.is_encrypted
     }
 
-    /// Whose share the places of this connection count to.
+    /// The client of one request: of a trusted proxy, the one that it forwards for. That is the
+    /// last address in the header, which the proxy has seen itself; a client may have written the
+    /// others.
+    #[must_use]
+    pub fn of_request(&self, headers: &HeaderMap) -> Self {
+        let last = |headers: &HeaderMap| {
+            let value = headers.get_all(X_FORWARDED_FOR).into_iter().next_back()?.to_str().ok()?;
+            value.rsplit(',').next()?.trim().parse::<IpAddr>().ok()
+        };
+        let forwarded_for = if self.is_trusted_proxy { last(headers) } else { None };
+        Self { forwarded_for, ..self.clone() }
+    }
+
+    /// Whose share the places of a request count to. A proxy sends the requests of many clients on
+    /// one connection, so each of them counts as a connection of its own.
     pub fn holder(&self) -> Holder {
-        Holder::new(self.connection, self.address.map(|address| address.ip()))
+        static NUMBERS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+        match self.forwarded_for {
+            Some(client) => Holder::new(NUMBERS.hash_one(client), Some(client)),
+            None => Holder::new(self.connection, self.address.map(|address| address.ip())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_trusted_proxy_says_for_whom_it_forwards() {
+        let address = Some(([10, 0, 0, 1], 1).into());
+        let proxy = ClientInfo { connection: 7, address, is_trusted_proxy: true, ..ClientInfo::default() };
+        let of = |client: &ClientInfo, value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.append(X_FORWARDED_FOR, "3.3.3.3".parse().unwrap());
+            headers.append(X_FORWARDED_FOR, value.parse().unwrap());
+            client.of_request(&headers).holder()
+        };
+        assert_eq!(of(&proxy, "1.1.1.1, 2.2.2.2"), of(&proxy, "2.2.2.2"), "the last one");
+        assert_ne!(of(&proxy, "1.1.1.1"), of(&proxy, "2.2.2.2"));
+        assert_eq!(of(&proxy, "x"), proxy.holder());
+        let other = ClientInfo { is_trusted_proxy: false, ..proxy.clone() };
+        assert_eq!(of(&other, "1.1.1.1"), other.holder());
     }
 }

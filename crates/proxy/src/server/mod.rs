@@ -9,11 +9,13 @@
 //! - [`reader`]: admission limits, and reads and subscriptions for both APIs.
 //! - [`select`], [`selector_limits`], [`watch`] and [`client_info`]: the types they share.
 //!
-//! [`admin_port`] is the thread of the admin port, [`admin`] what it answers, and [`worker_check`]
-//! what it reports as alive.
+//! [`admin_port`] is the thread of the admin port, [`admin`] what it answers, [`admin_access`] who
+//! sees it, [`can_i`] a question that it answers, and [`worker_check`] what it reports as alive.
 
 pub mod admin;
+pub mod admin_access;
 pub mod admin_port;
+pub mod can_i;
 pub mod client_info;
 pub mod grpc;
 pub mod kube;

@@ -42,6 +42,22 @@ const SYNC_TIMEOUT: Duration = Duration::from_secs(5);
 /// is read.
 const BACKFILLS_MAX: usize = 3;
 
+/// The unit of the memory of requests that wait for their verdict, in bytes.
+const PENDING_UNIT_BYTES: usize = 1 << 10;
+
+/// Limits of what is served at a time.
+#[derive(Debug, Clone, Copy)]
+pub struct ReaderLimits {
+    /// Streams.
+    pub subscribers_max: PlacesMax,
+    /// Lists and gets.
+    pub reads_max: PlacesMax,
+    /// The memory of requests that wait for the verdict about their caller, in bytes.
+    pub pending_bytes_max: usize,
+    /// Limits of selectors.
+    pub selectors: SelectorLimits,
+}
+
 /// Reads from a catalog, within the limits of the data port.
 pub struct Reader<C> {
     catalog: Arc<C>,
@@ -49,6 +65,8 @@ pub struct Reader<C> {
     drain: CancellationToken,
     subscribers: Arc<FairPool>,
     reads: Arc<FairPool>,
+    /// The memory of requests that wait for their verdict, in units.
+    pending: Arc<FairPool>,
     selectors: SelectorLimits,
 }
 
@@ -61,17 +79,13 @@ pub struct NotReached {
 }
 
 impl<C: Catalog> Reader<C> {
-    /// A reader of `catalog` for so many streams and reads at a time, by callers that `access` lets
-    /// read. Once `drain` is cancelled it refuses every request.
-    pub fn new(
-        catalog: Arc<C>,
-        access: Arc<AccessControl>,
-        drain: CancellationToken,
-        (subscribers_max, reads_max): (PlacesMax, PlacesMax),
-        selectors: SelectorLimits,
-    ) -> Self {
+    /// A reader of `catalog` within these limits, for callers that `access` lets read. Once `drain`
+    /// is cancelled it refuses every request.
+    pub fn new(catalog: Arc<C>, access: Arc<AccessControl>, drain: CancellationToken, limits: ReaderLimits) -> Self {
+        let ReaderLimits { subscribers_max, reads_max, pending_bytes_max, selectors } = limits;
         let (subscribers, reads) = (FairPool::new(subscribers_max), FairPool::new(reads_max));
-        Self { catalog, access, drain, subscribers, reads, selectors }
+        let pending = FairPool::new(pending_bytes_max / PENDING_UNIT_BYTES);
+        Self { catalog, access, drain, subscribers, reads, pending, selectors }
     }
 
     /// Cancelled when kubefan shuts down and every stream must end.
@@ -95,7 +109,8 @@ impl<C: Catalog> Reader<C> {
         if presented.impersonates {
             return Err(Denial::Impersonation);
         }
-        let caller = self.authenticate(presented, notes).await?;
+        let _until_the_verdict = self.pend(presented, read.bytes())?;
+        let caller = self.known(presented, notes).await?;
         let needs_full_name = self.access.reviews() || notes.is_on();
         let read = if needs_full_name { self.with_full_name(read).await } else { read };
         notes.read(&read);
@@ -104,11 +119,33 @@ impl<C: Catalog> Reader<C> {
         verdict
     }
 
+    /// The memory of a request that waits for its verdict. Its caller is not known yet, and many
+    /// may wait for one review.
+    fn pend(&self, presented: &Presented, read_bytes: usize) -> Result<Option<Place>, Denial> {
+        if !self.access.reviews() {
+            return Ok(None);
+        }
+        let units = 1 + (presented.header_bytes + read_bytes) / PENDING_UNIT_BYTES;
+        let place = self.pending.try_take_many(Some(presented.holder), units);
+        place.map(Some).ok_or_else(|| {
+            let most = (self.pending.places_max() * PENDING_UNIT_BYTES) >> 20;
+            Denial::Busy(format!(
+                "too many requests wait for the verdict about their caller: they may take {most}Mi \
+                 (--pending-requests-memory-max), and the last is for clients with fewer of them; try again"
+            ))
+        })
+    }
+
     /// The caller of a request, which is noted for its record.
     ///
     /// # Errors
     /// Why it is not known.
     pub async fn authenticate(&self, presented: &Presented, notes: &Notes) -> Result<Caller, Denial> {
+        let _until_the_verdict = self.pend(presented, 0)?;
+        self.known(presented, notes).await
+    }
+
+    async fn known(&self, presented: &Presented, notes: &Notes) -> Result<Caller, Denial> {
         let caller = self.access.authenticate(presented).await?;
         notes.caller(&caller);
         Ok(caller)
@@ -145,14 +182,13 @@ impl<C: Catalog> Reader<C> {
         presented: &Presented,
         notes: &Notes,
     ) -> Result<Vec<v1alpha1::ResourceStatus>, Denial> {
+        self.authenticate(presented, notes).await?;
         // A resource may also be cached in other encodings, for the Kubernetes API.
         let all = self.catalog.list().into_iter().filter(|(media, _)| *media == Media::Json);
         let all = all.map(|(_, status)| status);
         if !self.access.reviews() {
-            notes.caller(&Caller::Any);
             return Ok(all.collect());
         }
-        notes.caller(&self.access.authenticate(presented).await?);
         // The record is of the call, and not of each resource.
         let apart = Notes::default();
         let mut listed = Vec::new();

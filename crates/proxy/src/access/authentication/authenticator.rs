@@ -19,6 +19,7 @@ use super::{
     caller::{Caller, Clock, KnownCaller},
     certificate::CertificateVerdict,
     presented::Presented,
+    service_account::ServiceAccounts,
     token_review,
 };
 use crate::{
@@ -83,6 +84,8 @@ pub struct Authenticator {
     key: hmac::Key,
     clock: Clock,
     reviews: Reviews<Digest, TokenVerdict>,
+    /// Checks tokens without a review; `None` if all are reviewed.
+    service_accounts: Option<ServiceAccounts>,
     metrics: AccessMetrics,
 }
 
@@ -99,7 +102,19 @@ impl Authenticator {
         let reviews = ReviewsOptions { entries_max: TOKENS_MAX, outage_grace, queue };
         let reviews = Reviews::new(reviews, metrics.reviews_of_tokens());
         let key = hmac::Key::new(hmac::HMAC_SHA256, &key);
-        Self { upstream, options: Arc::new(options), key, clock, reviews, metrics: metrics.clone() }
+        let (options, metrics) = (Arc::new(options), metrics.clone());
+        Self { upstream, options, key, clock, reviews, service_accounts: None, metrics }
+    }
+
+    /// Checks tokens of service accounts itself, where that is possible.
+    #[must_use]
+    pub fn with_service_accounts(self, service_accounts: Option<ServiceAccounts>) -> Self {
+        Self { service_accounts, ..self }
+    }
+
+    /// A user without the extras that are left out of reviews.
+    pub fn without_ignored(&self, user: Identity) -> Identity {
+        user.without_extra(&self.options.ignored_extra)
     }
 
     /// The caller of a request.
@@ -130,11 +145,20 @@ impl Authenticator {
         }
     }
 
+    /// The verdict about a token that needs no review.
+    fn checked(&self, token: &BearerToken, key: Digest) -> Option<TokenVerdict> {
+        let AuthenticationOptions { api_audiences, ignored_extra, token_ttl, .. } = &*self.options;
+        let caller = self.service_accounts.as_ref()?.caller(token, api_audiences, ignored_extra, self.clock)?;
+        let verdict = TokenVerdict(Some(caller));
+        self.reviews.keep(key, verdict.clone(), *token_ttl);
+        Some(verdict)
+    }
+
     async fn of_token(&self, token: &BearerToken, holder: Holder) -> Result<Arc<KnownCaller>, Denial> {
         let key = token.digest(&self.key, &self.options.api_audiences);
         let known = self.reviews.known(&key);
         self.metrics.token_looked_up(known.is_some());
-        let verdict = match known {
+        let verdict = match known.or_else(|| self.checked(token, key)) {
             Some(verdict) => Ok(verdict),
             None => {
                 let (upstream, token) = (self.upstream.clone(), token.clone());

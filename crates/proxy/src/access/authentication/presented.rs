@@ -22,13 +22,16 @@ pub struct Presented {
     pub impersonates: bool,
     /// Whose share of reviews it counts to.
     pub holder: Holder,
+    /// The size of its headers, which stay in memory while it waits for its verdict.
+    pub header_bytes: usize,
 }
 
 impl Presented {
     /// What a request with these headers presents.
     pub fn new(headers: &HeaderMap, is_websocket: bool, is_exposed: bool, holder: Holder) -> Self {
         let (token, impersonates) = (BearerToken::of(headers, is_websocket), impersonates(headers));
-        Self { token, is_exposed, certificate: None, impersonates, holder }
+        let header_bytes = headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+        Self { token, is_exposed, certificate: None, impersonates, holder, header_bytes }
     }
 
     /// The same, with the verdict on the connection's client certificate.

@@ -1,11 +1,14 @@
-//! SubjectAccessReviews: what the apiserver's authorizers say about a read of a user.
+//! SubjectAccessReviews: what the apiserver's authorizers say about a request of a user.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::attributes::{Attributes, ResourceAttributes};
+use super::{
+    attributes::{Attributes, ResourceAttributes},
+    non_resource::NonResource,
+};
 use crate::{
     access::{review::Outcome, user::Identity},
     upstream::{ReviewKind, Upstream, UpstreamError},
@@ -20,7 +23,26 @@ const ACCESS_REVIEW: ReviewKind = ReviewKind {
 /// The longest reason that a caller is shown, or that is kept, in characters.
 const REASON_CHARS_MAX: usize = 512;
 
-/// The verdict about a read.
+/// What a review is about.
+#[derive(Debug, Clone)]
+pub(super) enum Question {
+    /// A read of objects.
+    Read(Attributes),
+    /// A path of kubefan's own.
+    Path(NonResource),
+}
+
+impl Question {
+    /// Its size, in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Self::Read(attributes) => attributes.bytes(),
+            Self::Path(path) => path.path().len(),
+        }
+    }
+}
+
+/// The verdict about a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum AccessVerdict {
     /// The caller may, for this reason, which may be empty.
@@ -43,7 +65,10 @@ impl Outcome for AccessVerdict {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Spec<'a> {
-    resource_attributes: ResourceAttributes<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    resource_attributes: Option<ResourceAttributes<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    non_resource_attributes: Option<NonResource>,
     user: &'a str,
     #[serde(skip_serializing_if = "str::is_empty")]
     uid: &'a str,
@@ -61,14 +86,18 @@ struct Status {
     reason: String,
 }
 
-/// Asks whether a user may read.
+/// Asks whether a user may.
 pub(super) async fn review(
     upstream: &Upstream,
     user: &Identity,
-    attributes: &Attributes,
+    question: &Question,
 ) -> Result<AccessVerdict, UpstreamError> {
     let Identity { user, uid, groups, extra } = user;
-    let spec = Spec { resource_attributes: attributes.for_review(), user, uid, groups, extra };
+    let (resource_attributes, non_resource_attributes) = match question {
+        Question::Read(attributes) => (Some(attributes.for_review()), None),
+        Question::Path(path) => (None, Some(*path)),
+    };
+    let spec = Spec { resource_attributes, non_resource_attributes, user, uid, groups, extra };
     let status: Status = upstream.review(&ACCESS_REVIEW, &spec).await?;
     let reason = one_line(&status.reason, REASON_CHARS_MAX).into();
     Ok(match status.allowed && !status.denied {

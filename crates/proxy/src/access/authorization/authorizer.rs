@@ -9,15 +9,17 @@ use std::{sync::Arc, time::Duration};
 use futures::FutureExt;
 
 use super::{
-    access_review::{self, AccessVerdict},
+    access_review::{self, AccessVerdict, Question},
     attributes::{Attributes, CACHED_BYTES_MAX, ReadVerb},
     authorized::Authorized,
+    explanation::{Explanation, Step},
+    non_resource::NonResource,
     read::Read,
 };
 use crate::{
     access::{
         authentication::caller::{Caller, KnownCaller},
-        denial::{Denial, Forbidden},
+        denial::{Denial, Forbidden, ForbiddenPath},
         review::{Outcome, QueueLimits, ReviewError, Reviews, ReviewsOptions},
         user::{Digest, Identity},
     },
@@ -31,6 +33,8 @@ const VERDICTS_MAX: usize = 65_536;
 
 /// Why a caller is refused although nothing is known against it.
 const UNAVAILABLE: &str = "kubefan cannot ask the apiserver now what this caller may read; try again";
+const UNKNOWN: &str = "the caller is not known";
+const EXPIRED: &str = "the credential has expired";
 
 /// Options of authorization.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,7 +77,7 @@ impl Authorizer {
     pub async fn authorize(&self, caller: &Caller, read: Read, holder: Holder) -> Result<Authorized<Read>, Denial> {
         let reason = match (self, caller) {
             (Self::AlwaysAllow, _) => Arc::default(),
-            (Self::Webhook(_), Caller::Any) => return Err(Denial::Unauthenticated("the caller is not known")),
+            (Self::Webhook(_), Caller::Any) => return Err(Denial::Unauthenticated(UNKNOWN)),
             (Self::Webhook(webhook), Caller::Known(known)) => webhook.authorize(known, &read, holder, None).await?,
         };
         Ok(Authorized::new(read, caller.clone(), reason))
@@ -97,6 +101,32 @@ impl Authorizer {
             _ => Ok(()),
         }
     }
+
+    /// Whether the caller may read a path of kubefan's own.
+    ///
+    /// # Errors
+    /// Why it may not, or why that is not known.
+    pub async fn authorize_path(&self, caller: &Caller, path: NonResource, holder: Holder) -> Result<(), Denial> {
+        match (self, caller) {
+            (Self::AlwaysAllow, _) => Ok(()),
+            (Self::Webhook(_), Caller::Any) => Err(Denial::Unauthenticated(UNKNOWN)),
+            (Self::Webhook(webhook), Caller::Known(known)) => webhook.authorize_path(known, path, holder).await,
+        }
+    }
+
+    /// What a user may read, and why: for the operator, which decides nothing. Verdicts that are
+    /// kept are shown as they are.
+    ///
+    /// # Errors
+    /// Why that is not known.
+    pub async fn explain(&self, user: Identity, read: &Read, holder: Holder) -> Result<Explanation, Denial> {
+        match self {
+            Self::AlwaysAllow => {
+                Ok(Explanation::always_allowed("every caller may read everything (--authorization-mode=AlwaysAllow)"))
+            }
+            Self::Webhook(webhook) => webhook.explain(user, read, holder).await,
+        }
+    }
 }
 
 impl WebhookAuthorizer {
@@ -116,12 +146,70 @@ impl WebhookAuthorizer {
         age: Option<Duration>,
     ) -> Result<Arc<str>, Denial> {
         let verdict = self.verdict(caller, read, holder, age).await;
-        self.metrics.authorized(match &verdict {
+        self.count(&verdict);
+        verdict
+    }
+
+    fn count<T>(&self, verdict: &Result<T, Denial>) {
+        self.metrics.authorized(match verdict {
             Ok(_) => Some(true),
-            Err(Denial::Forbidden(_)) => Some(false),
+            Err(Denial::Forbidden(_) | Denial::ForbiddenPath(_)) => Some(false),
             Err(_) => None,
         });
+    }
+
+    async fn authorize_path(&self, caller: &Arc<KnownCaller>, path: NonResource, holder: Holder) -> Result<(), Denial> {
+        let verdict = self.path_verdict(caller, path, holder).await;
+        self.count(&verdict);
         verdict
+    }
+
+    async fn path_verdict(&self, caller: &Arc<KnownCaller>, path: NonResource, holder: Holder) -> Result<(), Denial> {
+        if caller.is_expired() {
+            return Err(Denial::Unauthenticated(EXPIRED));
+        }
+        if self.is_always_allowed(&caller.identity) {
+            return Ok(());
+        }
+        let key = path.key(&caller.digest);
+        match self.review(caller, (Question::Path(path), key), caller.holder(holder), None).await {
+            Ok(AccessVerdict::Allowed(_)) => Ok(()),
+            Ok(AccessVerdict::Denied(reason)) => {
+                let (user, reason) = (caller.identity.user.clone(), reason.to_string());
+                Err(Denial::ForbiddenPath(Box::new(ForbiddenPath { path: path.path(), user, reason })))
+            }
+            Err(error) => Err(unknown(error)),
+        }
+    }
+
+    async fn explain(&self, user: Identity, read: &Read, holder: Holder) -> Result<Explanation, Denial> {
+        if self.is_always_allowed(&user) {
+            return Ok(Explanation::always_allowed(
+                "a group of the user is not reviewed (--authorization-always-allow-groups)",
+            ));
+        }
+        let caller = KnownCaller::new(user, None);
+        let mut steps = Vec::new();
+        for attributes in self.questions(read) {
+            let key = attributes.key(&caller.digest);
+            let is_kept = self.reviews.known(&key).is_some();
+            let review = self.review(&caller, (Question::Read(attributes.clone()), key), holder, None);
+            let (is_allowed, reason) = match review.await.map_err(unknown)? {
+                AccessVerdict::Allowed(reason) => (true, reason),
+                AccessVerdict::Denied(reason) => (false, reason),
+            };
+            steps.push(Step::new(&attributes, is_allowed, reason, is_kept));
+            if is_allowed {
+                break;
+            }
+        }
+        Ok(Explanation::of(steps))
+    }
+
+    /// What is asked about a read, one after the other until something is allowed.
+    fn questions(&self, read: &Read) -> Vec<Attributes> {
+        let exact = read.attributes();
+        if self.options.broad_first { exact.from_broad_to_exact() } else { vec![exact] }
     }
 
     /// Why the caller may read. With an `age`, older verdicts in the cache do not count.
@@ -133,16 +221,12 @@ impl WebhookAuthorizer {
         age: Option<Duration>,
     ) -> Result<Arc<str>, Denial> {
         if caller.is_expired() {
-            return Err(Denial::Unauthenticated("the credential has expired"));
+            return Err(Denial::Unauthenticated(EXPIRED));
         }
         if self.is_always_allowed(&caller.identity) {
             return Ok(Arc::default());
         }
-        let exact = read.attributes();
-        let all = match self.options.broad_first {
-            true => exact.from_broad_to_exact(),
-            false => vec![exact.clone()],
-        };
+        let all = self.questions(read);
         let keys: Vec<_> = all.iter().map(|attributes| attributes.key(&caller.digest)).collect();
         let allowed = |key| match self.reviews.known(key) {
             Some(AccessVerdict::Allowed(reason)) => Some(reason),
@@ -162,7 +246,7 @@ impl WebhookAuthorizer {
             {
                 return Ok(reason);
             }
-            match self.review(caller, (attributes.clone(), *key), holder, age).await {
+            match self.review(caller, (Question::Read(attributes.clone()), *key), holder, age).await {
                 Ok(AccessVerdict::Allowed(reason)) => return Ok(reason),
                 Ok(AccessVerdict::Denied(reason)) => denied = Some(reason),
                 Err(ReviewError::Outage) => match by_watch() {
@@ -170,15 +254,14 @@ impl WebhookAuthorizer {
                     // The verdict about a narrower right may still count.
                     None => is_outage = true,
                 },
-                Err(ReviewError::Busy(message)) => return Err(Denial::Busy(message)),
-                Err(ReviewError::Refused) => return Err(Denial::Unavailable(UNAVAILABLE)),
+                Err(error) => return Err(unknown(error)),
             }
         }
         match denied {
             // The last answer is the one about exactly this read.
             Some(reason) if !is_outage => {
                 let (user, reason) = (caller.identity.user.clone(), reason.to_string());
-                Err(Denial::Forbidden(Box::new(Forbidden { attributes: exact, user, reason })))
+                Err(Denial::Forbidden(Box::new(Forbidden { attributes: read.attributes(), user, reason })))
             }
             _ => Err(Denial::Unavailable(UNAVAILABLE)),
         }
@@ -209,15 +292,15 @@ impl WebhookAuthorizer {
     async fn review(
         &self,
         caller: &Arc<KnownCaller>,
-        (attributes, key): (Attributes, Digest),
+        (question, key): (Question, Digest),
         holder: Holder,
         age: Option<Duration>,
     ) -> Result<AccessVerdict, ReviewError> {
-        let is_kept = attributes.bytes() < CACHED_BYTES_MAX;
+        let is_kept = question.bytes() < CACHED_BYTES_MAX;
         let AuthorizationOptions { authorized_ttl, unauthorized_ttl, .. } = self.options;
         let (upstream, caller) = (self.upstream.clone(), caller.clone());
         let review = async move {
-            let verdict = access_review::review(&upstream, &caller.identity, &attributes).await?;
+            let verdict = access_review::review(&upstream, &caller.identity, &question).await?;
             let fresh_for = if verdict.is_positive() { authorized_ttl } else { unauthorized_ttl };
             Ok((verdict, fresh_for))
         };
@@ -230,6 +313,14 @@ impl WebhookAuthorizer {
 
     fn is_always_allowed(&self, user: &Identity) -> bool {
         user.groups.iter().any(|group| self.options.always_allow_groups.contains(group))
+    }
+}
+
+/// Why there is no verdict, for the caller.
+fn unknown(error: ReviewError) -> Denial {
+    match error {
+        ReviewError::Busy(message) => Denial::Busy(message),
+        ReviewError::Outage | ReviewError::Refused => Denial::Unavailable(UNAVAILABLE),
     }
 }
 

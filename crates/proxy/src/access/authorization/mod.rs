@@ -4,6 +4,8 @@ mod access_review;
 pub mod attributes;
 pub mod authorized;
 pub mod authorizer;
+pub mod explanation;
+pub mod non_resource;
 pub mod read;
 
 pub use authorized::Authorized;

@@ -55,6 +55,12 @@ impl Read {
         &self.target
     }
 
+    /// The size of its texts, in bytes.
+    pub fn bytes(&self) -> usize {
+        let Target { group, version, resource, namespace, name, label_selector, field_selector, .. } = &self.target;
+        [group, version, resource, namespace, name, label_selector, field_selector].map(String::len).iter().sum()
+    }
+
     /// Whether the full name of its resource is known. Without a version, `resource` is any name
     /// that kubectl takes, or the version is the preferred one.
     pub fn has_full_name(&self) -> bool {

@@ -162,16 +162,29 @@ async fn a_stream_ends_with_its_token_and_at_its_greatest_age() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_outage_ends_no_stream() {
+async fn an_outage_within_the_grace_ends_no_stream() {
     let world = World::new(None);
     let lease = world.stream("a", None).await;
     world.fake.fails_with(Some(UpstreamError::Reset { message: "x".into() }));
-    pass(10 * INTERVAL).await;
+    // The last verdict counts for the grace.
+    pass(3 * INTERVAL).await;
     assert!(lease.end().is_none());
     world.allows.store(false, Ordering::Relaxed);
     world.fake.fails_with(None);
     pass(2 * RETRY).await;
     assert!(matches!(lease.end(), Some(StreamEnd::Revoked(_))), "after the outage the right is reviewed soon");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_ends_if_its_right_cannot_be_reviewed_for_too_long() {
+    // The apiserver answers, but gives kubefan no verdict.
+    let world = World::new(None);
+    let lease = world.stream("a", None).await;
+    world.fake.fails_with(Some(UpstreamError::Forbidden { message: "x".into() }));
+    pass(INTERVAL).await;
+    assert!(lease.end().is_none());
+    pass(INTERVAL + 2 * RETRY).await;
+    assert_eq!(lease.end(), Some(StreamEnd::Reauthenticate(UNREVIEWED)));
 }
 
 #[tokio::test(start_paused = true)]

@@ -91,6 +91,11 @@ where
         }
     }
 
+    /// Keeps a verdict that needed no review.
+    pub fn keep(&self, key: K, verdict: V, fresh_for: Duration) {
+        self.shared.cache.put(key, verdict, fresh_for);
+    }
+
     /// Whether the apiserver could not be asked a moment ago.
     pub fn is_away(&self) -> bool {
         self.shared.is_away()

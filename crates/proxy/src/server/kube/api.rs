@@ -214,12 +214,12 @@ impl<C: Catalog> KubeApi<C> {
             }
             false => ReadRequest::Object(options::read_get(&info.query).map_err(ReadError::Upstream)?),
         };
-        let (selectors, is_object) = match &asked {
-            ReadRequest::Collection(options) => (options.selectors(), false),
-            ReadRequest::Object(_) => (("", ""), true),
+        let selectors = match &asked {
+            ReadRequest::Collection(options) => options.selectors(),
+            ReadRequest::Object(_) => ("", ""),
         };
-        // If passthrough is off, a single object is served if it is cached.
-        if !is_object || reads.has_upstream {
+        // Upstream answers what the caches do not cover, so kubefan asks nothing about its caller.
+        if reads.has_upstream {
             narrowed::check(&reads.narrowed_by, path, selectors.1)?;
         }
         // Upstream finds one object sooner than a freshness proof could arrive.
@@ -254,6 +254,10 @@ impl<C: Catalog> KubeApi<C> {
             true => ReadError::denied_by_certificate(denial),
             false => denial.into(),
         })?;
+        // Only now: the refusal says what is cached. A single object is served if it is.
+        if !reads.has_upstream && !is_object {
+            narrowed::check(&reads.narrowed_by, path, selectors.1)?;
+        }
         let holder = read.holder(client.holder());
         // Taken before a read waits for its cache.
         let place = if is_watch { reads.reader.admit_stream(holder)? } else { reads.reader.admit_read(holder)? };

@@ -21,7 +21,7 @@ use super::{
 use crate::{
     access::authentication::bearer_token::WEBSOCKET_TOKEN,
     cache::warnings::Warnings,
-    fanout::{FairPool, Place, Refusal},
+    fanout::{FairPool, Place, PlacesMax, Refusal},
     server::client_info::ClientInfo,
     telemetry::metrics::{Metrics, PassthroughRefusal},
     upstream::{
@@ -39,6 +39,17 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 /// The answer if kubefan's own kubeconfig points at kubefan.
 const LOOP: &str = "the request has passed through this kubefan before: the apiserver in its kubeconfig (--kubeconfig) is kubefan itself";
 
+/// What is forwarded.
+#[derive(Debug, Clone)]
+pub struct ForwardOptions {
+    /// Whether exec, attach, port-forward and websockets are forwarded.
+    pub upgrades: bool,
+    /// With kubefan's own credentials, requests must name this machine or one of these.
+    pub hosts: AllowedHosts,
+    /// How many requests of one identity are forwarded at a time; `None` for no limit.
+    pub per_identity_max: Option<usize>,
+}
+
 /// Forwards requests upstream.
 pub struct Forwarder {
     upstream: Passthrough,
@@ -54,12 +65,15 @@ pub struct Forwarder {
 }
 
 impl Forwarder {
-    /// Forwards to `upstream`; exec, attach, port-forward and websockets only if `upgrades`. With
-    /// kubefan's own credentials, requests must name this machine or one of `hosts`. `number` must
-    /// be unique among all instances of kubefan.
-    pub fn new(upstream: Passthrough, upgrades: bool, hosts: AllowedHosts, number: u64, metrics: Arc<Metrics>) -> Self {
+    /// Forwards to `upstream`. `number` must be unique among all instances of kubefan.
+    pub fn new(
+        upstream: Passthrough,
+        ForwardOptions { upgrades, hosts, per_identity_max }: ForwardOptions,
+        number: u64,
+        metrics: Arc<Metrics>,
+    ) -> Self {
         let via = HeaderValue::try_from(format!("1.1 kubefan-{number:016x}"));
-        let places = FairPool::new(upstream.requests_max());
+        let places = FairPool::new(PlacesMax { all: upstream.requests_max(), per_identity: per_identity_max });
         Self { upstream, places, upgrades, hosts, via: via.expect("hexadecimal digits are visible"), metrics }
     }
 
@@ -188,6 +202,11 @@ impl Forwarder {
         let share = self.places.try_take(Some(holder));
         let permit = share.and_then(|share| Some((self.upstream.try_acquire(is_upgrade, lasts)?, share)));
         permit.ok_or_else(|| {
+            if let Some(most) = self.places.identity_max(Some(holder)) {
+                let message =
+                    format!("at most {most} requests of one identity are forwarded at a time (--passthrough-max-per-identity)");
+                return (PassthroughRefusal::Limit, Failure::too_many_requests(message));
+            }
             let most = self.upstream.requests_max();
             let message = format!("too many requests are being forwarded (--passthrough-max {most}, of which watches, logs and sessions may use four fifths, and the last are for clients with fewer of them)");
             (PassthroughRefusal::Limit, Failure::too_many_requests(message))

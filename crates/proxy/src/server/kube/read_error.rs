@@ -34,6 +34,7 @@ impl From<Denial> for ReadError {
             Denial::Unauthenticated(_) => Self::Upstream(Failure::unauthorized("Unauthorized".to_owned())),
             Denial::Certificate(why) => Self::Unknown(Failure::unauthorized(why.to_owned())),
             Denial::Forbidden(forbidden) => Self::Upstream(Failure::denied(&forbidden)),
+            Denial::ForbiddenPath(forbidden) => Self::Unknown(Failure::forbidden(forbidden.message())),
             Denial::Impersonation => Self::Upstream(Failure::forbidden(IMPERSONATION.to_owned())),
             // A fleet whose callers cannot be reviewed must not all turn to the apiserver.
             Denial::Unavailable(why) => Self::Unknown(Failure::unavailable(why.to_owned())),

@@ -1,13 +1,23 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use bytes::Bytes;
 use prometheus::Registry;
 use tokio::time::advance;
+use tower::{BoxError, service_fn, util::BoxCloneSyncService};
 
 use super::*;
 use crate::{
+    access::{
+        AccessOptions, StreamOptions, authentication::AuthenticationOptions, authorization::AuthorizationOptions,
+        review::QueueLimits,
+    },
     cache::{ProcessBudgets, RingLimits},
     fanout::{Fresh, Gate, GateLimits, Hub, HubOptions, StreamEnd},
     telemetry::metrics::Metrics,
+    upstream::{
+        Upstream,
+        client::{UpstreamBody, UpstreamOptions},
+    },
 };
 use kubefan_common::{
     proto::v1alpha1::{ResolvedResource, ResourceStatus},
@@ -104,9 +114,14 @@ impl Catalog for OneCache {
 async fn a_request_that_waits_for_its_cache_does_not_search_again_when_others_change() {
     let catalog = OneCache::new();
     let selectors = SelectorLimits { terms_max: 1, values_max: 1 };
+    let limits = ReaderLimits {
+        subscribers_max: 1.into(),
+        reads_max: 1.into(),
+        pending_bytes_max: PENDING_UNIT_BYTES,
+        selectors,
+    };
     let access = Arc::new(AccessControl::always_allow());
-    let reader =
-        Arc::new(Reader::new(catalog.clone(), access, CancellationToken::new(), (1.into(), 1.into()), selectors));
+    let reader = Arc::new(Reader::new(catalog.clone(), access, CancellationToken::new(), limits));
     let target = v1alpha1::Target { resource: "pods".to_owned(), ..v1alpha1::Target::default() };
     let presented = Presented::new(&http::HeaderMap::new(), false, false, Holder::new(1, None));
     let read = reader.authorize(&presented, Read::collection(ReadVerb::List, target), &Notes::default()).await.unwrap();
@@ -121,4 +136,81 @@ async fn a_request_that_waits_for_its_cache_does_not_search_again_when_others_ch
     catalog.served.hub.close(Phase::NotFound, StreamEnd::NotFound("gone".to_owned()));
     assert!(waiting.await.unwrap());
     assert_eq!(catalog.searches.load(Ordering::Relaxed), 2);
+}
+
+/// Access to an apiserver that never answers.
+fn unanswered() -> Arc<AccessControl> {
+    let never = |_: http::Request<Bytes>| std::future::pending::<Result<http::Response<UpstreamBody>, BoxError>>();
+    let service = BoxCloneSyncService::new(service_fn(never));
+    let base = http::Uri::from_static("https://sim.local:6443");
+    let upstream = Upstream::from_service(service, &base, UpstreamOptions::default());
+    let queue = QueueLimits {
+        per_second: 1000,
+        burst: 1000,
+        in_flight_max: 10,
+        waiting_max: 10,
+        wait_timeout: Duration::from_secs(10),
+    };
+    let outage_grace = Duration::ZERO;
+    let authentication = AuthenticationOptions {
+        api_audiences: Vec::new(),
+        token_ttl: Duration::ZERO,
+        outage_grace,
+        anonymous: false,
+        ignored_extra: Vec::new(),
+        queue,
+    };
+    let authorization = AuthorizationOptions {
+        authorized_ttl: Duration::ZERO,
+        unauthorized_ttl: Duration::ZERO,
+        outage_grace,
+        always_allow_groups: Vec::new(),
+        broad_first: true,
+        queue,
+    };
+    let streams = StreamOptions { reauthorize_interval: Duration::from_secs(1), age_max: None };
+    let options = AccessOptions { authentication, authorization, streams };
+    let metrics = Metrics::new(Registry::new()).unwrap();
+    Arc::new(AccessControl::webhook(
+        &upstream,
+        options,
+        [7; 32],
+        || std::time::SystemTime::UNIX_EPOCH,
+        metrics.access(),
+    ))
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_wait_for_their_verdict_take_little_memory() {
+    let limits = ReaderLimits {
+        subscribers_max: 1.into(),
+        reads_max: 1.into(),
+        pending_bytes_max: 64 * PENDING_UNIT_BYTES,
+        selectors: SelectorLimits { terms_max: 1, values_max: 1 },
+    };
+    let reader = Arc::new(Reader::new(OneCache::new(), unanswered(), CancellationToken::new(), limits));
+    let ask = |connection: u64, header_bytes: usize| {
+        let mut headers = http::HeaderMap::new();
+        headers.insert(http::header::AUTHORIZATION, "Bearer x".parse().unwrap());
+        headers.insert("x-long", "x".repeat(header_bytes).parse().unwrap());
+        let address = std::net::IpAddr::from([127, 0, 0, connection as u8]);
+        let presented = Presented::new(&headers, false, false, Holder::new(connection, Some(address)));
+        let target = v1alpha1::Target { resource: "pods".to_owned(), ..v1alpha1::Target::default() };
+        let reader = reader.clone();
+        tokio::spawn(async move {
+            reader.authorize(&presented, Read::collection(ReadVerb::List, target), &Notes::default()).await.map(drop)
+        })
+    };
+    let first = ask(1, 40 << 10);
+    tokio::task::yield_now().await;
+    let second = ask(2, 40 << 10).await.unwrap();
+    assert!(matches!(second, Err(Denial::Busy(why)) if why.contains("--pending-requests-memory-max")));
+    let short = ask(3, 10);
+    tokio::task::yield_now().await;
+    assert!(!first.is_finished() && !short.is_finished(), "they wait for the verdict");
+    first.abort();
+    assert!(first.await.is_err());
+    let again = ask(2, 40 << 10);
+    tokio::task::yield_now().await;
+    assert!(!again.is_finished(), "its memory is free again");
 }

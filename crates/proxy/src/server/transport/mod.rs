@@ -19,6 +19,7 @@ pub mod serve;
 pub mod services;
 mod spare_files;
 pub mod tls;
+pub mod tls_handshake;
 pub mod tls_options;
 pub mod unix_socket;
 pub mod unread;

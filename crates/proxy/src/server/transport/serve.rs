@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    net::SocketAddr,
     pin::pin,
     sync::{
         Arc,
@@ -10,7 +11,7 @@ use std::{
 };
 
 use futures::StreamExt;
-use tokio::{sync::Semaphore, task::JoinSet, time::timeout};
+use tokio::{task::JoinSet, time::timeout};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_util::sync::CancellationToken;
 use tonic::{service::Routes, transport::server::Connected};
@@ -18,17 +19,18 @@ use tonic::{service::Routes, transport::server::Connected};
 use super::{
     http1,
     http2::connection::{Connection, Io},
-    limits::{HANDSHAKE_TIMEOUT, TLS_BYTES_MAX},
+    limits::HANDSHAKE_TIMEOUT,
     listen::Listener,
     mismatch,
     preface::{self, Rewound},
     services::{ServerOptions, Services},
+    tls_handshake,
     unread::Readers,
 };
 use crate::{
     access::AccessControl,
     audit::AuditLog,
-    fanout::Catalog,
+    fanout::{Catalog, FairPool, Holder},
     server::{client_info::ClientInfo, kube::forward::Forwarder},
     telemetry::metrics::{ConnectionEnd, Metrics},
 };
@@ -70,9 +72,9 @@ impl<C: Catalog> Server<C> {
     /// ended. Dropping the future ends all.
     pub async fn run(self: Arc<Self>, listener: Listener, tls: Option<TlsAcceptor>) {
         let limit = self.services.options.connections_max;
-        let permits = Arc::new(Semaphore::new(limit.min(Semaphore::MAX_PERMITS)));
+        let places = FairPool::new(limit);
         let mut connections = JoinSet::new();
-        let mut refusing = false;
+        let (mut accepted_before, mut refusing) = (0, false);
         {
             let mut incoming = pin!(listener.incoming(0));
             loop {
@@ -85,7 +87,10 @@ impl<C: Catalog> Server<C> {
                 // The listener has logged the failure and waited.
                 let Some(Ok(io)) = accepted else { continue };
                 let metrics = self.metrics.connection();
-                let Ok(permit) = permits.clone().try_acquire_owned() else {
+                let client = self.client(&io);
+                accepted_before += 1;
+                let holder = Holder::new(accepted_before, client.address.map(|address| address.ip()));
+                let Some(place) = places.try_take(Some(holder)) else {
                     metrics.finished(ConnectionEnd::Refused);
                     if !std::mem::replace(&mut refusing, true) {
                         tracing::warn!(limit, "too many connections; new ones are closed at once (--connections-max)");
@@ -94,7 +99,6 @@ impl<C: Catalog> Server<C> {
                 };
                 refusing = false;
                 let (server, tls) = (self.clone(), tls.clone());
-                let client = io.connect_info();
                 let io = self.services.readers.observe_socket(io);
                 connections.spawn(async move {
                     let end = match tls {
@@ -103,44 +107,38 @@ impl<C: Catalog> Server<C> {
                         // session is large.
                         Some(tls) => match Box::pin(server.accept_tls(io, tls, &client)).await.map(Box::new) {
                             Ok(io) => {
-                                let chain = io.get_ref().1.peer_certificates();
-                                let certificate = chain.and_then(|chain| server.access.certificate(chain));
-                                let has_certificate = chain.is_some();
-                                let client = ClientInfo { is_encrypted: true, has_certificate, certificate, ..client };
+                                let client = tls_handshake::client(&io, client, &server.access);
                                 server.serve(io, client).await
                             }
                             Err(end) => end,
                         },
                     };
                     metrics.finished(end);
-                    drop(permit);
+                    drop(place);
                 });
             }
         }
         while connections.join_next().await.is_some() {}
     }
 
-    /// Performs the TLS handshake. A client that speaks plaintext gets an explanation.
+    /// The client of a connection.
+    fn client(&self, io: &impl Connected<ConnectInfo = ClientInfo>) -> ClientInfo {
+        let client = io.connect_info();
+        let networks = &self.services.options.trusted_proxies;
+        let is_of = |address: SocketAddr| networks.iter().any(|one| one.contains(&address.ip().to_canonical()));
+        ClientInfo { is_trusted_proxy: client.address.is_some_and(is_of), ..client }
+    }
+
+    /// Performs the TLS handshake.
     async fn accept_tls<T: Io>(
         &self,
         io: T,
         tls: TlsAcceptor,
         client: &ClientInfo,
     ) -> Result<TlsStream<Rewound<T>>, ConnectionEnd> {
-        let handshake = async {
-            let (is_http2, io) = preface::detect(io).await?;
-            if mismatch::is_plaintext(io.first()) {
-                match is_http2 {
-                    true => mismatch::refuse_http2(io, mismatch::NEEDS_TLS).await.map_err(io::Error::other)?,
-                    false => mismatch::refuse(io, mismatch::NEEDS_TLS).await?,
-                }
-                return Err(io::Error::other(mismatch::NEEDS_TLS));
-            }
-            tls.accept_with(io, |session| session.set_buffer_limit(Some(TLS_BYTES_MAX))).await
-        };
         tokio::select! {
             biased;
-            accepted = in_time(handshake) => accepted.map_err(|error| handshake_failed(&error, client)),
+            accepted = in_time(tls_handshake::accept(io, tls)) => accepted.map_err(|error| handshake_failed(&error, client)),
             () = self.services.drain.cancelled() => Err(ConnectionEnd::Draining),
         }
     }

@@ -8,6 +8,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use http::{Request, StatusCode};
+use ipnet::IpNet;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tower::util::MapResponseLayer;
@@ -24,7 +25,7 @@ use crate::{
             forward::Forwarder,
             guard::Guard,
         },
-        reader::Reader,
+        reader::{Reader, ReaderLimits},
         selector_limits::SelectorLimits,
     },
     telemetry::metrics::Metrics,
@@ -45,6 +46,8 @@ pub struct ServerOptions {
     pub reads_max: PlacesMax,
     /// Maximum number of open streams of one connection.
     pub max_concurrent_streams: u32,
+    /// The memory of requests that wait for the verdict about their caller, in bytes.
+    pub pending_bytes_max: usize,
     /// Limits of selectors.
     pub selectors: SelectorLimits,
     /// The longest gRPC request, in bytes.
@@ -58,6 +61,8 @@ pub struct ServerOptions {
     /// A consistent list of at least this many bytes of JSON waits a second or two for a freshness
     /// proof.
     pub consistent_list_bytes_min: usize,
+    /// Proxies whose `X-Forwarded-For` says who their clients are.
+    pub trusted_proxies: Vec<IpNet>,
     /// The field selector of the caches; objects that it does not select are not cached.
     pub narrowed_by: FieldSelector,
     /// Which requests are refused because a browser could be tricked into sending them. `None` with
@@ -102,8 +107,12 @@ impl<C: Catalog> Services<C> {
             catalog,
             access,
             drain.clone(),
-            (options.subscribers_max, options.reads_max),
-            options.selectors,
+            ReaderLimits {
+                subscribers_max: options.subscribers_max,
+                reads_max: options.reads_max,
+                pending_bytes_max: options.pending_bytes_max,
+                selectors: options.selectors,
+            },
         ));
         let kube_options = KubeApiOptions {
             consistent_list_bytes_min: options.consistent_list_bytes_min,

@@ -12,12 +12,16 @@ const AUTHORIZATIONS: [&str; 3] = ["allowed", "denied", "error"];
 /// Where the answer about a token came from.
 const TOKEN_CACHE: [&str; 2] = ["hit", "miss"];
 
+/// How tokens of service accounts were checked without a review: their user was proved, or not.
+const LOCAL_CHECKS: [&str; 2] = ["known", "reviewed"];
+
 /// The metrics of authentication and authorization.
 #[derive(Clone)]
 pub struct AccessMetrics {
     authentications: IntCounterVec,
     authorizations: IntCounterVec,
     token_cache: IntCounterVec,
+    local_checks: IntCounterVec,
     token_reviews: ReviewMetrics,
     access_reviews: ReviewMetrics,
 }
@@ -85,6 +89,11 @@ impl AccessMetrics {
             "Tokens that were looked up in the cache of verdicts, by status.",
             &["status"],
         )?;
+        let local_checks = register.counters(
+            "kubefan_authentication_local_checks_total",
+            "Tokens that were checked without a review (--service-account-jwks), by result.",
+            &["result"],
+        )?;
         for reviews in [&token_reviews, &access_reviews] {
             with_all(reviews.answered.clone(), &["ok"]);
         }
@@ -92,6 +101,7 @@ impl AccessMetrics {
             authentications: with_all(authentications, &AUTHENTICATIONS),
             authorizations: with_all(authorizations, &AUTHORIZATIONS),
             token_cache: with_all(token_cache, &TOKEN_CACHE),
+            local_checks: with_all(local_checks, &LOCAL_CHECKS),
             token_reviews,
             access_reviews,
         })
@@ -115,6 +125,12 @@ impl AccessMetrics {
     pub fn token_looked_up(&self, is_known: bool) {
         let [hit, miss] = TOKEN_CACHE;
         self.token_cache.with_label_values(&[if is_known { hit } else { miss }]).inc();
+    }
+
+    /// Counts a check of a token without a review, and whether it proved whose token it is.
+    pub fn checked_locally(&self, is_known: bool) {
+        let [known, reviewed] = LOCAL_CHECKS;
+        self.local_checks.with_label_values(&[if is_known { known } else { reviewed }]).inc();
     }
 
     /// The metrics of TokenReviews.

@@ -41,7 +41,8 @@ pub async fn serve<C: Catalog>(
     let io = MonitoredSocket::new(io, needs.clone(), services.options.snapshot_stall_timeout);
     let (upgraded, drain, address) = (tunnel.clone(), services.drain.clone(), client.address);
     let service = service_fn(move |mut request: Request<Incoming>| {
-        request.extensions_mut().insert(client.clone());
+        let client = client.of_request(request.headers());
+        request.extensions_mut().insert(client);
         request.extensions_mut().insert(upgraded.clone());
         answer(request, services.clone(), needs.clone())
     });

@@ -344,10 +344,11 @@ impl<C: Catalog, T: Io> Connection<C, T> {
     /// Starts the task that answers a request.
     fn answer(&mut self, mut request: Request<RecvStream>, mut respond: SendResponse<Payload>) {
         let services = self.services.clone();
-        request.extensions_mut().insert(self.client.clone());
+        let client = self.client.of_request(request.headers());
+        request.extensions_mut().insert(client.clone());
         if call::is_any_grpc(&request) {
             let mut record = audited::begin(&services.audit, &mut request);
-            let arrival = match Arrival::new(&services.pending, self.client.holder()) {
+            let arrival = match Arrival::new(&services.pending, client.holder()) {
                 Ok(arrival) => arrival,
                 Err(status) => {
                     record.refused(audited::outcome(&status));
@@ -359,11 +360,10 @@ impl<C: Catalog, T: Io> Connection<C, T> {
                 }
             };
             if call::is_grpc(&request) && request.uri().path() == WATCH {
-                let of = (self.client.clone(), self.connection_waker.clone());
+                let of = (client, self.connection_waker.clone());
                 self.requests.spawn(requests::open_grpc_watch(services, of, request, respond, (arrival, record)));
             } else {
-                let answered =
-                    respond::serve_router(services, self.client.holder(), request, respond, (arrival, record));
+                let answered = respond::serve_router(services, client.holder(), request, respond, (arrival, record));
                 self.requests.spawn(answered.map(|()| None));
             }
         } else {
