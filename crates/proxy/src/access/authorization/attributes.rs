@@ -54,15 +54,21 @@ pub struct Attributes {
 }
 
 impl Attributes {
+    /// The same read of the whole resource.
+    pub fn of_whole_resource(&self) -> Self {
+        let Self { verb, group, version, resource, .. } = self;
+        let (group, version, resource) = (group.clone(), version.clone(), resource.clone());
+        Self { verb: *verb, group, version, resource, ..Self::default() }
+    }
+
     /// The reads that include this one, from the broadest to itself: the whole resource, the
     /// namespace, and exactly this. A get has only itself.
     pub fn from_broad_to_exact(&self) -> Vec<Self> {
         let mut all = Vec::new();
         if self.verb != ReadVerb::Get {
-            let in_namespace =
-                Self { name: String::new(), labels: Default::default(), fields: Default::default(), ..self.clone() };
-            all.push(Self { namespace: String::new(), ..in_namespace.clone() });
-            all.push(in_namespace);
+            let whole = self.of_whole_resource();
+            all.push(whole.clone());
+            all.push(Self { namespace: self.namespace.clone(), ..whole });
         }
         all.push(self.clone());
         all.dedup();
