@@ -173,7 +173,11 @@ mod tests {
                         "authorization_mode",
                         "audit_log_path",
                         "client_ca_file",
-                        "tls_cipher_suites"
+                        "tls_cipher_suites",
+                        "subscribers_max_per_identity",
+                        "reads_max_per_identity",
+                        "passthrough_max_per_identity",
+                        "peer_allowed_names"
                     ]
                     .contains(&id),
                 "{id}: {help}"

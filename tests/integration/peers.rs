@@ -15,7 +15,7 @@ use kubefan_common::proto::v1alpha1::{
 };
 use kubefan_proxy::{
     caches::Registry,
-    peer::{Dial, PeerError, Peers, Sender},
+    peer::{Dial, NoTransferLog, PeerError, Peers, Sender},
 };
 use kubefan_sim::apiserver::{Fault, SimApiserver, SimOptions, Status, Verb};
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose};
@@ -36,7 +36,7 @@ use crate::harness::{
     process::free_port,
     record::{Query, Watch, assert_equal, connect},
     rig::{PODS, Rig, Setup, churn, pod, pods, stage, target},
-    tests,
+    tests, wait,
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
@@ -69,7 +69,7 @@ struct Memory {
 }
 
 fn serve(registry: Arc<Registry>, io: DuplexStream) {
-    let service = PeerServiceServer::new(Sender::new(registry));
+    let service = PeerServiceServer::new(Sender::new(registry, Arc::new(NoTransferLog)));
     let incoming = futures::stream::iter([Ok::<_, std::io::Error>(io)]).chain(futures::stream::pending());
     tokio::spawn(tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming));
 }
@@ -408,7 +408,7 @@ async fn a_warm_start_between_processes_needs_their_certificates() {
     };
     write(0).await;
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let (ours, others) = (Authority::new(), Authority::new());
+    let (ours, others, log) = (Authority::new(), Authority::new(), dir.path().join("audit.log"));
     let cache = ["--resource=configmaps".to_owned(), format!("--namespace={namespace}")];
     let start = async |args: &[&[String]]| {
         let args = [&[&cache[..]], args].concat().concat();
@@ -421,7 +421,11 @@ async fn a_warm_start_between_processes_needs_their_certificates() {
     };
     let first = start(&[
         &files(dir.path(), "first", &ours, &ours),
-        &["--peer-listen=127.0.0.1:0".to_owned(), "--peer-allowed-names=kubefan.test,127.0.0.1".to_owned()],
+        &[
+            "--peer-listen=127.0.0.1:0".to_owned(),
+            "--peer-allowed-names=kubefan.test,127.0.0.1".to_owned(),
+            format!("--audit-log-path={}", log.display()),
+        ],
     ])
     .await;
     let port = |kubefan: &Kubefan| {
@@ -454,6 +458,18 @@ async fn a_warm_start_between_processes_needs_their_certificates() {
     let second = start(&[&files(dir.path(), "second", &ours, &ours), &peers]).await;
     assert_eq!(warm_starts(&second, "warm").await, 1.0, "{}", second.process.log());
     assert_equal("on the second", &resume(&second).await, &expected);
+    // The transfer is on record, with the name in the certificate.
+    let record = wait::until("the record of the transfer", wait::SOON, || async {
+        let text = std::fs::read_to_string(&log).unwrap();
+        let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+        let records = whole.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        records.into_iter().find(|record| {
+            record["stage"] == "ResponseComplete" && record["requestURI"] == "/kubefan.v1alpha1.PeerService/Transfer"
+        })
+    })
+    .await;
+    assert_eq!((&record["user"]["username"], &record["verb"]), (&json!("kubefan"), &json!("list")), "{record}");
+    assert_eq!((&record["objectRef"]["namespace"], &record["sourceIPs"]), (&json!(namespace), &json!(["127.0.0.1"])));
     let labels = format!(r#"group="",media="json",namespace="{namespace}",resource="configmaps""#);
     let initial = format!(
         r#"kubefan_relists_total{{group="",media="json",namespace="{namespace}",reason="initial",resource="configmaps"}}"#

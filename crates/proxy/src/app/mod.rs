@@ -4,6 +4,7 @@
 mod auditing;
 mod callers;
 mod open_files;
+mod peer_records;
 mod peers;
 mod server_options;
 
@@ -24,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tracing::{info, warn};
 
-use self::auditing::Audit;
+use self::{auditing::Audit, peer_records::PeerRecords};
 use crate::{
     access::{
         AccessControl, BoundObject, TrustedCas,
@@ -40,7 +41,7 @@ use crate::{
         AuthorizationMode, CacheCompression, ConsistentReads, FormConfig, PassthroughConfig, ServeConfig, WatchListMode,
     },
     fanout::{Catalog, GateLimits},
-    peer::{self, PeerError, Peers},
+    peer::{self, PeerError, Peers, TransferLog},
     server::{
         Server, ServerOptions,
         admin::{self, Admin},
@@ -270,6 +271,8 @@ impl App {
         let own_port = self.bound_for_peers()?.and_then(|bound| bound.port());
         let Self { config, upstream, proxy, metrics, data, admin, peer, tls, certificate: _, client_cas, audit } = self;
         let Audit { log, writer, .. } = audit;
+        // The writer ends with the last copy of the log.
+        let peer_log = peer.is_some().then(|| log.clone());
         let (stop, drain) = (CancellationToken::new(), CancellationToken::new());
         // Stops everything that this function started, however it returns.
         let _stop_all = (stop.clone().drop_guard(), drain.clone().drop_guard());
@@ -293,9 +296,10 @@ impl App {
             let keep_within = memory_pressure::keep_within(registry.clone(), metrics.clone(), budget, end_unread);
             tokio::spawn(stop.clone().run_until_cancelled_owned(keep_within));
         }
-        if let (Some(listener), Some(tls)) = (peer, peers::tls(&config)) {
+        if let (Some(listener), Some(tls), Some(log)) = (peer, peers::tls(&config), peer_log) {
             let incoming = listener.incoming(0);
-            tokio::spawn(peer::server::serve(incoming, tls, registry.clone(), metrics.clone(), stop.clone()));
+            let from: (_, Arc<dyn TransferLog>) = (registry.clone(), Arc::new(PeerRecords(log)));
+            tokio::spawn(peer::server::serve(incoming, tls, from, metrics.clone(), stop.clone()));
         }
         info!(apiserver = upstream.server(), "started");
 

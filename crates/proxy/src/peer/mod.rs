@@ -19,6 +19,7 @@ pub mod receiver;
 pub mod sender;
 pub mod server;
 pub mod tls;
+mod transfer_log;
 
 #[cfg(test)]
 mod tests;
@@ -29,3 +30,4 @@ pub use error::PeerError;
 pub use identity::{CacheIdentity, schema_text};
 pub use receiver::{Dial, DnsDial, Peers};
 pub use sender::{OfferedCache, Sender, Source};
+pub use transfer_log::{NoTransferLog, TransferLog, TransferRecord};

@@ -22,10 +22,14 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 
-use super::{encode::Encoder, identity::CacheIdentity};
+use super::{
+    encode::Encoder,
+    identity::CacheIdentity,
+    transfer_log::{TransferLog, TransferRecord},
+};
 use crate::{
     cache::HistoryCopy,
-    fanout::{CachePosition, Hub, Phase},
+    fanout::{CachePosition, GatePermit, Hub, Phase},
     telemetry::metrics::Transfer,
 };
 use kubefan_common::proto::v1alpha1::{TransferRequest, TransferResponse, peer_service_server::PeerService};
@@ -66,6 +70,7 @@ type CacheId = (GroupVersionResource, Scope);
 /// The gRPC service for peers.
 pub struct Sender<S> {
     source: S,
+    log: Arc<dyn TransferLog>,
     all: Arc<Semaphore>,
     /// One semaphore per requested cache that exists here.
     each: Mutex<HashMap<CacheId, Arc<Semaphore>>>,
@@ -74,9 +79,9 @@ pub struct Sender<S> {
 type Parts = Pin<Box<dyn Stream<Item = Result<TransferResponse, Status>> + Send>>;
 
 impl<S: Source> Sender<S> {
-    /// Sends the caches in `source`.
-    pub fn new(source: S) -> Self {
-        Self { source, all: Arc::new(Semaphore::new(TRANSFERS_MAX)), each: Mutex::default() }
+    /// Sends the caches in `source`, and records each transfer in `log`.
+    pub fn new(source: S, log: Arc<dyn TransferLog>) -> Self {
+        Self { source, log, all: Arc::new(Semaphore::new(TRANSFERS_MAX)), each: Mutex::default() }
     }
 
     fn identity_of(
@@ -127,16 +132,42 @@ impl<S: Source> PeerService for Sender<S> {
     type TransferStream = Parts;
 
     async fn transfer(&self, request: Request<TransferRequest>) -> Result<Response<Parts>, Status> {
+        let (_, extensions, message) = request.into_parts();
+        let wanted = CacheIdentity::of_request(message);
+        let mut record = self.log.begin(&extensions, &wanted);
+        match self.begin(&wanted).await {
+            Ok(transfer) => {
+                record.started().await?;
+                Ok(Response::new(transfer.send(record)))
+            }
+            Err(status) => {
+                record.refused(&status);
+                Err(status)
+            }
+        }
+    }
+}
+
+/// A transfer that is about to be sent.
+struct Prepared {
+    hub: Arc<Hub>,
+    identity: CacheIdentity,
+    encoder: Encoder,
+    until: Instant,
+    permits: ([OwnedSemaphorePermit; 2], GatePermit),
+}
+
+impl<S: Source> Sender<S> {
+    async fn begin(&self, wanted: &CacheIdentity) -> Result<Prepared, Status> {
         let until = Instant::now() + TRANSFER_TIMEOUT;
-        let wanted = CacheIdentity::of_request(request.into_inner());
-        let CacheIdentity { gvr, scope, .. } = &wanted;
+        let CacheIdentity { gvr, scope, .. } = wanted;
         let find = || {
             let offer = self.source.offer(gvr, scope);
             offer.ok_or_else(|| Status::not_found(format!("{gvr} in {:?} is not cached here", scope.namespace())))
         };
         let cluster =
             self.source.cluster().ok_or_else(|| Status::failed_precondition("the cluster is not identified here"))?;
-        self.identity_of(&wanted, cluster.clone(), &find()?)?;
+        self.identity_of(wanted, cluster.clone(), &find()?)?;
         let id = (gvr.clone(), scope.clone());
         let permits = timeout_at(until, self.permits(&id));
         let permits = permits.await.map_err(|_| Status::unavailable("other replicas are being served"))??;
@@ -150,16 +181,24 @@ impl<S: Source> PeerService for Sender<S> {
             .map_err(|refusal| Status::resource_exhausted(refusal.to_string()))?;
         // The cache may have changed during the wait.
         let offer = find()?;
-        let identity = self.identity_of(&wanted, cluster, &offer)?;
+        let identity = self.identity_of(wanted, cluster, &offer)?;
         let (ahead, history) = copy(&offer.hub).await?;
         let encoder = Encoder::new(&identity, ahead.store, history, Instant::now());
+        Ok(Prepared { hub: offer.hub, identity, encoder, until, permits: (permits, permit) })
+    }
+}
+
+impl Prepared {
+    /// Sends it in a task, which ends with the record.
+    fn send(self, record: Box<dyn TransferRecord>) -> Parts {
+        let Self { hub, identity, encoder, until, permits } = self;
         let (parts, receiver) = mpsc::channel(CHUNKS_AHEAD);
         tokio::spawn(async move {
-            let _until_the_end = (permits, permit);
+            let _until_the_end = (permits, record);
             let result = send(encoder, parts, until, &identity).await;
-            offer.hub.metrics().transfer(result);
+            hub.metrics().transfer(result);
         });
-        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+        Box::pin(ReceiverStream::new(receiver))
     }
 }
 
