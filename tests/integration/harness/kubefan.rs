@@ -20,6 +20,8 @@ pub(crate) struct Kubefan {
     /// The address for health and metrics.
     pub(crate) admin_addr: SocketAddr,
     log: PathBuf,
+    /// The file of its audit log.
+    audit_log: Option<PathBuf>,
 }
 
 impl Kubefan {
@@ -88,7 +90,10 @@ impl Kubefan {
         .await
         .unwrap_or_else(|| Err("printed no addresses".to_owned()));
         match outcome {
-            Ok((grpc_addr, admin_addr)) => Kubefan { process, grpc_addr, admin_addr, log },
+            Ok((grpc_addr, admin_addr)) => {
+                let audit_log = args.iter().find_map(|arg| arg.strip_prefix("--audit-log-path=")).map(PathBuf::from);
+                Kubefan { process, grpc_addr, admin_addr, log, audit_log }
+            }
             Err(why) => panic!("kubefan serve {}: {why}; it printed:\n{}", args.join(" "), process.log()),
         }
     }
@@ -108,7 +113,16 @@ impl Kubefan {
     /// The admin port's answer to a GET, or `None` if there is none.
     pub(crate) async fn admin(&self, path: &str) -> Option<(reqwest::StatusCode, String)> {
         let response = reqwest::get(format!("http://{}{path}", self.admin_addr)).await.ok()?;
-        Some((response.status(), response.text().await.ok()?))
+        let (status, text) = (response.status(), response.text().await.ok()?);
+        assert_eq!(secret_in(&text), None, "of {path}: {text}");
+        Some((status, text))
+    }
+
+    /// What its audit log has. Empty without one, and once its directory is gone.
+    fn audit_log(&self) -> String {
+        // One test logs to a device that never ends.
+        let file = self.audit_log.as_ref().filter(|path| path.is_file());
+        file.and_then(|path| std::fs::read_to_string(path).ok()).unwrap_or_default()
     }
 
     /// The value of a line of the metrics, given with its labels.
@@ -155,22 +169,29 @@ pub(crate) async fn run_with(args: &[&str], prepare: impl FnOnce(&mut tokio::pro
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     let ran = Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) };
     assert!(!ran.stderr.contains("panicked"), "kubefan {}: {ran:?}", args.join(" "));
+    assert_eq!(secret_in(&ran.stderr), None, "kubefan {}: {ran:?}", args.join(" "));
     ran
 }
 
 const READY_AT_MOST: Duration = Duration::from_secs(60);
 
-/// What no log may have: the start of a JSON Web Token (`{"alg":` in base64) and of the tests'
+/// What no log, metric, page or error may have: the start of a JSON Web Token (`{"alg":` in base64) and of the tests'
 /// other tokens, and private keys.
 const SECRETS: [&str; 3] = ["eyJhbGciOi", "token-of-", "PRIVATE KEY"];
+
+/// A secret in what kubefan shows or writes.
+fn secret_in(text: &str) -> Option<&'static str> {
+    SECRETS.into_iter().find(|secret| text.contains(secret))
+}
 
 impl Drop for Kubefan {
     fn drop(&mut self) {
         self.process.kill9();
         let panicked = self.process.log().contains("panicked");
         assert!(!panicked || std::thread::panicking(), "kubefan panicked:\n{}", self.process.log());
-        let secret = SECRETS.into_iter().find(|secret| self.process.log().contains(secret));
-        assert!(secret.is_none() || std::thread::panicking(), "{secret:?} is in a log:\n{}", self.process.log());
+        let log = self.process.log() + &self.audit_log();
+        let secret = secret_in(&log);
+        assert!(secret.is_none() || std::thread::panicking(), "{secret:?} is in a log:\n{log}");
         if std::thread::panicking() {
             // Part of the failure report.
             eprintln!("kubefan printed:\n{}", self.process.log());

@@ -141,6 +141,10 @@ impl Registry {
             _ => discovery.find(group, version, resource).await,
         };
         let info = info.map_err(refusal)?;
+        // Before a cache is started for it.
+        if !info.namespaced && !namespace.is_empty() {
+            return Err(not_namespaced(&info.gvr));
+        }
         let scope = self.scope_of(info.namespaced, namespace)?;
         let id = CacheId { gvr: info.gvr.clone(), scope, media };
         let started = || self.caches.get(&id);
@@ -213,6 +217,11 @@ impl Registry {
             ))),
         }
     }
+}
+
+fn not_namespaced(gvr: &GroupVersionResource) -> Refusal {
+    let message = format!("{gvr} are not namespaced; leave it empty");
+    Refusal::Invalid { field: "target.namespace", message }
 }
 
 fn not_synced(resource: &str, message: &str) -> Refusal {

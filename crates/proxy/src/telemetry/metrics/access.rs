@@ -91,7 +91,7 @@ impl AccessMetrics {
         )?;
         let local_checks = register.counters(
             "kubefan_authentication_local_checks_total",
-            "Tokens that were checked without a review (--service-account-jwks), by result.",
+            "Tokens that were checked without a review, by result.",
             &["result"],
         )?;
         for reviews in [&token_reviews, &access_reviews] {
