@@ -5,10 +5,10 @@
 //! claim that does not fit, an object that no cache has. So it can save reviews, and refuses
 //! no caller that the apiserver knows.
 //!
-//! - [`json_web_token`]: the form of a token.
-//! - [`signing_keys`]: the keys that the apiserver signs with.
-//! - [`key_source`]: where they come from, and how often.
-//! - [`claims`]: what a token says, and whose it is.
+//! - `json_web_token`: the form of a token.
+//! - `signing_keys`: the keys that the apiserver signs with.
+//! - `key_source`: where they come from, and how often.
+//! - `claims`: what a token says, and whose it is.
 
 mod claims;
 mod json_web_token;
