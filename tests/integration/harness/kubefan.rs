@@ -175,8 +175,8 @@ pub(crate) async fn run_with(args: &[&str], prepare: impl FnOnce(&mut tokio::pro
 
 const READY_AT_MOST: Duration = Duration::from_secs(60);
 
-/// What no log, metric, page or error may have: the start of a JSON Web Token (`{"alg":` in base64) and of the tests'
-/// other tokens, and private keys.
+/// What no log, metric, page or error may have: the start of a JSON Web Token (`{"alg":` in base64)
+/// and of the tests' other tokens, and private keys.
 const SECRETS: [&str; 3] = ["eyJhbGciOi", "token-of-", "PRIVATE KEY"];
 
 /// A secret in what kubefan shows or writes.
