@@ -6,7 +6,11 @@ use clap::{Args, Subcommand, ValueEnum};
 use reqwest::{Certificate, ClientBuilder, StatusCode, Url, redirect};
 use serde::Deserialize;
 
-use super::{error::CliError, select::SelectArgs, table::Columns, token::TokenArg};
+use super::{
+    error::CliError,
+    select::{CredentialArgs, SelectArgs},
+    table::Columns,
+};
 use kubefan_common::text::innermost;
 
 /// A running kubefan answers within this time; a review may wait for its turn.
@@ -99,18 +103,8 @@ struct AdminArgs {
     #[arg(long = "admin", env = "KUBEFAN_ADMIN", value_name = "ADDRESS", default_value = "127.0.0.1:7444")]
     address: String,
 
-    /// The CA (PEM) that signed kubefan's certificate, instead of the system's
-    #[arg(long, visible_alias = "certificate-authority", env = "KUBEFAN_CA_FILE", value_name = "FILE")]
-    ca_file: Option<PathBuf>,
-
-    /// A file with the bearer token for kubefan, which is sent over TLS or to a Unix socket only
-    #[arg(long, env = "KUBEFAN_TOKEN_FILE", value_name = "FILE")]
-    token_file: Option<PathBuf>,
-
-    /// The bearer token for kubefan; - reads it from stdin. Other users of this machine see it in
-    /// the list of processes, so prefer --token-file or the variable
-    #[arg(long, env = "KUBEFAN_TOKEN", value_name = "TOKEN", conflicts_with = "token_file")]
-    token: Option<TokenArg>,
+    #[command(flatten)]
+    credentials: CredentialArgs,
 }
 
 /// The answer of the admin port.
@@ -199,7 +193,7 @@ fn query(args: &CanIArgs) -> Result<Vec<(&'static str, String)>, String> {
 impl AdminArgs {
     /// A client, and the URL of the port.
     async fn client(&self) -> Result<(reqwest::Client, Url), String> {
-        let Self { address, ca_file, .. } = self;
+        let Self { address, credentials: CredentialArgs { ca_file, .. } } = self;
         // Fails if there is one already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut builder = ClientBuilder::new()
@@ -231,12 +225,12 @@ impl AdminArgs {
     }
 
     fn token(&self) -> Result<Option<String>, String> {
-        if let Some(file) = &self.token_file {
+        if let Some(file) = &self.credentials.token_file {
             let token =
                 std::fs::read_to_string(file).map_err(|error| format!("--token-file {}: {error}", file.display()))?;
             return Ok(Some(token.trim().to_owned()));
         }
-        let given = self.token.as_ref().map(|given| given.read(std::io::stdin()));
+        let given = self.credentials.token.as_ref().map(|given| given.read(std::io::stdin()));
         given.transpose().map_err(|error| error.to_string())
     }
 }

@@ -19,27 +19,36 @@ pub(super) struct ServerArgs {
     #[arg(short, long, env = "KUBEFAN_SERVER", value_name = "ADDRESS", default_value = "127.0.0.1:7443")]
     server: String,
 
+    #[command(flatten)]
+    credentials: CredentialArgs,
+}
+
+/// How to trust a kubefan, and how to be known to it.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Connection")]
+pub(super) struct CredentialArgs {
     /// The CA (PEM) that signed kubefan's certificate, instead of the system's
     #[arg(long, visible_alias = "certificate-authority", env = "KUBEFAN_CA_FILE", value_name = "FILE")]
-    ca_file: Option<PathBuf>,
+    pub(super) ca_file: Option<PathBuf>,
 
     /// A file with the bearer token for kubefan, which is read again when it changes
     #[arg(long, env = "KUBEFAN_TOKEN_FILE", value_name = "FILE")]
-    token_file: Option<PathBuf>,
+    pub(super) token_file: Option<PathBuf>,
 
     /// The bearer token for kubefan; - reads it from stdin. Other users of this machine see it in
     /// the list of processes, so prefer --token-file or the variable
     #[arg(long, env = "KUBEFAN_TOKEN", value_name = "TOKEN", conflicts_with = "token_file")]
-    token: Option<TokenArg>,
+    pub(super) token: Option<TokenArg>,
 }
 
 impl ServerArgs {
     pub(super) async fn connect(&self) -> Result<Client, CliError> {
-        let token = self.token.as_ref().map(|given| given.read(std::io::stdin())).transpose()?;
+        let CredentialArgs { ca_file, token_file, token } = &self.credentials;
+        let token = token.as_ref().map(|given| given.read(std::io::stdin())).transpose()?;
         let options = ClientOptions {
-            ca_file: self.ca_file.clone(),
+            ca_file: ca_file.clone(),
             token,
-            token_file: self.token_file.clone(),
+            token_file: token_file.clone(),
             connect_timeout: CONNECT_TIMEOUT,
             ..ClientOptions::default()
         };

@@ -8,8 +8,6 @@
 use super::user::Identity;
 use kubefan_model::{GroupVersionResource, ObjectKey};
 
-/// What the name of a service account's user begins with (`ServiceAccountUsernamePrefix`).
-const ACCOUNT_PREFIX: &str = "system:serviceaccount:";
 /// The extras with the names and uids of a pod and of a node (`serviceaccount.UserInfo`).
 const POD: [&str; 2] = ["authentication.kubernetes.io/pod-name", "authentication.kubernetes.io/pod-uid"];
 const NODE: [&str; 2] = ["authentication.kubernetes.io/node-name", "authentication.kubernetes.io/node-uid"];
@@ -28,10 +26,7 @@ pub struct BoundObject {
 impl BoundObject {
     /// The objects that the token of a user is bound to; none if it is not a service account's.
     pub fn of(user: &Identity) -> Vec<Self> {
-        let Some((namespace, name)) = user.user.strip_prefix(ACCOUNT_PREFIX).and_then(|rest| rest.split_once(':'))
-        else {
-            return Vec::new();
-        };
+        let Some((namespace, name)) = user.service_account() else { return Vec::new() };
         let account = (!user.uid.is_empty()).then(|| Self {
             resource: "serviceaccounts",
             key: ObjectKey::new(namespace, name),

@@ -12,6 +12,11 @@ pub const ANONYMOUS: &str = "system:anonymous";
 /// The group of that user.
 pub const UNAUTHENTICATED: &str = "system:unauthenticated";
 
+/// What the name of a service account's user begins with (`ServiceAccountUsernamePrefix`).
+const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
+/// The group of all service accounts. The one of a namespace has its name behind a colon.
+const SERVICE_ACCOUNTS: &str = "system:serviceaccounts";
+
 /// The extras of a token that is bound to a pod (`serviceaccount.UserInfo`).
 const POD_EXTRAS: [&str; 2] = ["authentication.kubernetes.io/pod-uid", "authentication.kubernetes.io/pod-name"];
 
@@ -47,6 +52,21 @@ impl Identity {
     pub fn anonymous() -> Self {
         let groups = vec![UNAUTHENTICATED.to_owned()];
         Self { user: ANONYMOUS.to_owned(), groups, ..Self::default() }
+    }
+
+    /// The user name of a service account (`MakeUsername`).
+    pub fn service_account_name(namespace: &str, name: &str) -> String {
+        format!("{SERVICE_ACCOUNT}{namespace}:{name}")
+    }
+
+    /// The groups of the service accounts of a namespace (`MakeGroupNames`).
+    pub fn service_account_groups(namespace: &str) -> Vec<String> {
+        vec![SERVICE_ACCOUNTS.to_owned(), format!("{SERVICE_ACCOUNTS}:{namespace}")]
+    }
+
+    /// Namespace and name, if it is a service account.
+    pub fn service_account(&self) -> Option<(&str, &str)> {
+        self.user.strip_prefix(SERVICE_ACCOUNT)?.split_once(':')
     }
 
     /// Adds the group of all authenticated users, as the apiserver does

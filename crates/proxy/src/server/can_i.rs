@@ -7,11 +7,6 @@
 use crate::access::{Identity, Read, ReadVerb, user::ANONYMOUS};
 use kubefan_common::proto::v1alpha1::Target;
 
-/// The groups of service accounts, without the one of their namespace.
-const SERVICE_ACCOUNTS: &str = "system:serviceaccounts";
-/// How the names of service accounts start.
-const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
-
 /// A question of the operator.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CanI {
@@ -71,11 +66,10 @@ impl CanI {
 /// The user with the groups that the apiserver adds to a user that another one acts as
 /// (`WithImpersonation`).
 fn as_impersonated(mut user: Identity) -> Identity {
-    let of_account = user.user.strip_prefix(SERVICE_ACCOUNT).and_then(|name| name.split_once(':'));
-    if let Some((namespace, _)) = of_account
+    if let Some((namespace, _)) = user.service_account()
         && user.groups.is_empty()
     {
-        user.groups = vec![SERVICE_ACCOUNTS.to_owned(), format!("{SERVICE_ACCOUNTS}:{namespace}")];
+        user.groups = Identity::service_account_groups(namespace);
     }
     // As a request without credentials has it.
     if user.user == ANONYMOUS && user.groups.is_empty() {

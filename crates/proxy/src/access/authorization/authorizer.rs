@@ -230,20 +230,17 @@ impl WebhookAuthorizer {
             _ => None,
         };
         let exact = read.attributes();
-        // First the verdict that most reads have: each further one costs a digest.
-        if age.is_none()
-            && self.options.broad_first
-            && exact.verb != ReadVerb::Get
-            && let Some(reason) = allowed(&exact.of_whole_resource().key(&caller.digest))
-        {
-            return Ok(reason);
-        }
         let all = self.questions(exact.clone());
-        let keys: Vec<_> = all.iter().map(|attributes| attributes.key(&caller.digest)).collect();
-        if age.is_none()
-            && let Some(reason) = keys.iter().find_map(allowed)
-        {
-            return Ok(reason);
+        let mut keys = Vec::with_capacity(all.len());
+        for attributes in &all {
+            // Each key costs a digest, and most reads need the first alone.
+            let key = attributes.key(&caller.digest);
+            if age.is_none()
+                && let Some(reason) = allowed(&key)
+            {
+                return Ok(reason);
+            }
+            keys.push(key);
         }
         let (mut denied, mut is_outage, holder) = (None, false, caller.holder(holder));
         for (at, (attributes, key)) in all.iter().zip(&keys).enumerate() {

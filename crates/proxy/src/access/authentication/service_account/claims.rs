@@ -79,7 +79,7 @@ impl Claims {
     }
 
     fn user(&self) -> String {
-        format!("system:serviceaccount:{}:{}", self.bound.namespace, self.bound.serviceaccount.name)
+        Identity::service_account_name(&self.bound.namespace, &self.bound.serviceaccount.name)
     }
 
     /// Whose it is, as a TokenReview would say.
@@ -100,7 +100,7 @@ impl Claims {
         if let Some(id) = self.id.as_ref().filter(|id| !id.is_empty()) {
             add("credential-id", &format!("JTI={id}"));
         }
-        let groups = vec!["system:serviceaccounts".to_owned(), format!("system:serviceaccounts:{namespace}")];
+        let groups = Identity::service_account_groups(namespace);
         Identity { user: self.user(), uid: serviceaccount.uid.clone(), groups, extra }.authenticated()
     }
 
