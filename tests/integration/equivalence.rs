@@ -26,7 +26,8 @@ use crate::harness::{
 
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: subscribers_get_the_apiservers_events_after_a_list,
-        subscribers_get_the_apiservers_events_after_a_watch_list;
+        subscribers_get_the_apiservers_events_after_a_watch_list,
+        subscribers_behind_two_kubefans_get_the_apiservers_events;
     paused: subscribers_of_a_compressed_cache_get_the_same_bytes;
 };
 
@@ -66,21 +67,32 @@ const CHANGING: [Query; 8] = [
 ];
 
 async fn subscribers_get_the_apiservers_events_after_a_list() {
-    compare_with_the_apiserver("never").await;
+    compare_with_the_apiserver("never", 1).await;
 }
 
 async fn subscribers_get_the_apiservers_events_after_a_watch_list() {
-    compare_with_the_apiserver("auto").await;
+    compare_with_the_apiserver("auto", 1).await;
 }
 
-async fn compare_with_the_apiserver(watch_list: &str) {
+async fn subscribers_behind_two_kubefans_get_the_apiservers_events() {
+    compare_with_the_apiserver("auto", 2).await;
+}
+
+async fn compare_with_the_apiserver(watch_list: &str, tiers: usize) {
     let Scale { pods, subscribers, updates, seconds } = scale();
     let api = ApiServer::start(Options::default()).await;
     let mut workload = Workload::new(7, WorkloadOptions { objects: pods, ..WorkloadOptions::default() });
     load::populate(&api, &mut workload).await;
 
     let before = pod_watches(&api).await;
-    let kubefan = Kubefan::start(&api, &["--resource", "pods", "--watch-list", watch_list]).await;
+    let args = ["--resource", "pods", "--watch-list", watch_list];
+    let mut kubefans = vec![Kubefan::start(&api, &args).await];
+    for _ in 1..tiers {
+        let source = api.kubeconfig_to(&format!("http://{}", kubefans[kubefans.len() - 1].grpc_addr));
+        let source = format!("--upstream={}", source.display());
+        kubefans.push(Kubefan::start(&api, &[&args[..], &[&source]].concat()).await);
+    }
+    let kubefan = &kubefans[tiers - 1];
     let list = api.get_json("/api/v1/pods?limit=1").await;
     let start = list["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
 

@@ -19,7 +19,7 @@ use kubefan_proxy::{
     fanout::{Catalog, Phase, Refusal, Served},
     telemetry::metrics::Metrics,
     upstream::{
-        Upstream,
+        Source, Upstream,
         client::{UpstreamOptions, Verb},
         discovery::{Discovery, DiscoveryOptions},
         lines::LineOptions,
@@ -62,6 +62,7 @@ impl Caches {
         let (stop, metrics) = (CancellationToken::new(), Arc::new(Metrics::new(prometheus::Registry::new()).unwrap()));
         let context = CacheContext {
             upstream: upstream.clone(),
+            source: Source::apiserver(upstream.clone()),
             discovery: Arc::new(Discovery::new(upstream.clone(), DiscoveryOptions::default())),
             lists: ListScheduler::new(8, metrics.lists()),
             reflector: setup.reflector,

@@ -5,7 +5,7 @@
 //! `KUBEFAN_TEST_SCALE=full` runs it with 200 subscribers and 200 updates a second; the default is
 //! smaller.
 
-use std::{collections::HashMap, env, net::SocketAddr, time::Duration};
+use std::{collections::HashMap, env, net::SocketAddr, path::PathBuf, time::Duration};
 
 use tokio::{sync::watch, task::JoinSet, time::Instant};
 
@@ -23,7 +23,8 @@ use crate::harness::{
 
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: a_killed_kubefan_loses_and_repeats_nothing_after_its_restart,
-        replicas_restarted_in_turn_continue_each_others_streams;
+        replicas_restarted_in_turn_continue_each_others_streams,
+        nothing_is_lost_or_repeated_behind_two_kubefans_of_which_either_is_killed;
 };
 
 /// Requests for a whole state that one process may send, whatever its subscribers ask for.
@@ -110,6 +111,37 @@ async fn replicas_restarted_in_turn_continue_each_others_streams() {
     experiment.end().await;
 }
 
+async fn nothing_is_lost_or_repeated_behind_two_kubefans_of_which_either_is_killed() {
+    let scale = scale();
+    let mut experiment = Experiment::begin_behind_another(&scale).await;
+    for outage in scale.outages {
+        let asked = experiment.asked();
+        experiment.kill(0);
+        experiment.churn.more(*outage).await;
+        experiment.start(0).await;
+        experiment.all_are_live().await;
+        experiment.nothing_was_sent_again(0).await;
+        // No more than for the first state of a backfill, which the other kubefan passes on.
+        experiment.asked_at_most_twice(asked);
+
+        let asked = experiment.asked();
+        experiment.kill_the_source();
+        experiment.churn.more(*outage).await;
+        experiment.start_the_source().await;
+        experiment.all_are_live().await;
+        experiment.nothing_was_sent_again(0).await;
+        experiment.asked_at_most_twice(asked);
+    }
+    experiment.end().await;
+}
+
+/// A kubefan that the replicas list and watch at.
+struct SourceKubefan {
+    address: SocketAddr,
+    kubefan: Option<Kubefan>,
+    kubeconfig: PathBuf,
+}
+
 /// An apiserver whose pods change, kubefan in front of it, subscribers, and the apiserver's own
 /// watches of the same selections.
 struct Experiment {
@@ -117,6 +149,7 @@ struct Experiment {
     audit: Audit,
     churn: Churn,
     addresses: Vec<SocketAddr>,
+    source: Option<SourceKubefan>,
     replicas: Vec<Option<Kubefan>>,
     progress: Vec<watch::Receiver<Progress>>,
     subscribers: JoinSet<Subscriber>,
@@ -129,12 +162,34 @@ impl Experiment {
     async fn begin(scale: &Scale, replicas: usize) -> Experiment {
         let audit = Audit::new();
         let api = ApiServer::start(audit.options()).await;
+        Experiment::begin_with(scale, replicas, audit, api, None).await
+    }
+
+    /// One replica, which lists and watches at another kubefan.
+    async fn begin_behind_another(scale: &Scale) -> Experiment {
+        let audit = Audit::new();
+        let api = ApiServer::start(audit.options()).await;
+        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let kubefan = spawn(&api, address, None).await;
+        kubefan.ready().await;
+        let kubeconfig = api.kubeconfig_to(&format!("http://{address}"));
+        let source = SourceKubefan { address, kubefan: Some(kubefan), kubeconfig };
+        Experiment::begin_with(scale, 1, audit, api, Some(source)).await
+    }
+
+    async fn begin_with(
+        scale: &Scale,
+        replicas: usize,
+        audit: Audit,
+        api: ApiServer,
+        source: Option<SourceKubefan>,
+    ) -> Experiment {
         let writers: Vec<Writer> = Churn::populate(&api, scale.pods).await;
         let addresses: Vec<SocketAddr> =
             (0..replicas).map(|_| SocketAddr::from(([127, 0, 0, 1], free_port()))).collect();
         let mut started = Vec::new();
         for address in &addresses {
-            let kubefan = spawn(&api, *address).await;
+            let kubefan = spawn(&api, *address, source.as_ref()).await;
             kubefan.ready().await;
             started.push(Some(kubefan));
         }
@@ -161,7 +216,19 @@ impl Experiment {
         let (began, mut churn) = (Instant::now(), Churn::begin(writers, scale.updates_per_second));
         churn.more(scale.pods / 2).await;
         let replicas = started;
-        Experiment { api, audit, churn, addresses, replicas, progress, subscribers, recordings, end_sender, began }
+        Experiment {
+            api,
+            audit,
+            churn,
+            addresses,
+            source,
+            replicas,
+            progress,
+            subscribers,
+            recordings,
+            end_sender,
+            began,
+        }
     }
 
     fn kill(&mut self, replica: usize) {
@@ -171,7 +238,17 @@ impl Experiment {
 
     /// Starts a replica again and waits until it listens, but not until it is ready.
     async fn start(&mut self, replica: usize) {
-        self.replicas[replica] = Some(spawn(&self.api, self.addresses[replica]).await);
+        self.replicas[replica] = Some(spawn(&self.api, self.addresses[replica], self.source.as_ref()).await);
+    }
+
+    fn kill_the_source(&mut self) {
+        let source = self.source.as_mut().expect("there is another kubefan");
+        source.kubefan.take().expect("it does not run").process.kill9();
+    }
+
+    async fn start_the_source(&mut self) {
+        let source = self.source.as_mut().expect("there is another kubefan");
+        source.kubefan = Some(spawn(&self.api, source.address, None).await);
     }
 
     async fn is_ready(&self, replica: usize) {
@@ -256,6 +333,8 @@ impl Experiment {
     }
 }
 
-async fn spawn(api: &ApiServer, address: SocketAddr) -> Kubefan {
-    Kubefan::spawn_at(&api.kubeconfig(), &address.to_string(), &["--resource", "pods"]).await
+async fn spawn(api: &ApiServer, address: SocketAddr, source: Option<&SourceKubefan>) -> Kubefan {
+    let source = source.map(|source| format!("--upstream={}", source.kubeconfig.display()));
+    let args: Vec<&str> = ["--resource=pods"].into_iter().chain(source.as_deref()).collect();
+    Kubefan::spawn_at(&api.kubeconfig(), &address.to_string(), &args).await
 }

@@ -21,6 +21,7 @@ use kubefan_proxy::{
     server::{ClientInfo, Server, ServerOptions},
     telemetry::metrics::Metrics,
     upstream::{
+        Source,
         discovery::{Discovery, DiscoveryOptions},
         reflector::ReflectorOptions,
     },
@@ -150,6 +151,7 @@ impl Node {
         let upstream = self.transport.upstream();
         let context = CacheContext {
             upstream: upstream.clone(),
+            source: Source::apiserver(upstream.clone()),
             discovery: Arc::new(Discovery::new(upstream, DiscoveryOptions::default())),
             lists: ListScheduler::new(options.lists_max, metrics.lists()),
             reflector: ReflectorOptions {

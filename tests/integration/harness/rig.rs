@@ -22,6 +22,7 @@ use kubefan_proxy::{
     server::{ClientInfo, Server, ServerOptions},
     telemetry::metrics::Metrics,
     upstream::{
+        Source,
         discovery::{Discovery, DiscoveryOptions},
         lines::LineOptions,
         reflector::ReflectorOptions,
@@ -163,6 +164,7 @@ impl Rig {
         }));
         let context = CacheContext {
             upstream: upstream.clone(),
+            source: Source::apiserver(upstream.clone()),
             discovery: Arc::new(Discovery::new(upstream, DiscoveryOptions::default())),
             lists: ListScheduler::new(setup.lists_max, metrics.lists()),
             reflector: setup.reflector,

@@ -59,8 +59,8 @@ use crate::{
     },
     telemetry::metrics::Metrics,
     upstream::{
-        Upstream, UpstreamError,
-        client::{UpstreamOptions, Verb},
+        Source, Upstream, UpstreamError,
+        client::{UpstreamObserver, UpstreamOptions, Verb},
         discovery::{Discovery, DiscoveryOptions},
         lines::LINE_BYTES_MAX,
         passthrough::{Credentials, Passthrough, PassthroughOptions, check_reviewer},
@@ -116,6 +116,7 @@ pub enum AppError {
 pub struct App {
     config: ServeConfig,
     upstream: Upstream,
+    source: Source,
     proxy: Option<Arc<Forwarder>>,
     metrics: Arc<Metrics>,
     data: Listener,
@@ -180,7 +181,11 @@ impl App {
         if config.callers.mode == AuthorizationMode::Webhook {
             check_reviewer(&config.upstream.settings).await?;
         }
-        let upstream = Upstream::from_settings(config.upstream.settings.clone(), options).await?;
+        let upstream = Upstream::from_settings(config.upstream.settings.clone(), options.clone()).await?;
+        let kubefan = match &config.upstream.source {
+            Some(settings) => Some(Upstream::from_settings(settings.clone(), options).await?),
+            None => None,
+        };
         let passthrough = match config.passthrough {
             PassthroughConfig { credentials: Some(credentials), requests_max, allows_insecure_upstream, .. } => {
                 let options =
@@ -189,17 +194,18 @@ impl App {
             }
             PassthroughConfig { credentials: None, .. } => None,
         };
-        Self::bind_with(upstream, passthrough, config).await
+        Self::bind_with((upstream, kubefan), passthrough, config).await
     }
 
     /// Like [`Self::bind`], with an existing client of the apiserver instead of the configured one,
     /// and without passthrough.
     pub async fn bind_to(upstream: Upstream, config: ServeConfig) -> Result<Self, AppError> {
-        Self::bind_with(upstream, None, config).await
+        Self::bind_with((upstream, None), None, config).await
     }
 
+    /// `kubefan` is the one to list and watch at, instead of `upstream`.
     async fn bind_with(
-        upstream: Upstream,
+        (upstream, kubefan): (Upstream, Option<Upstream>),
         passthrough: Option<Passthrough>,
         config: ServeConfig,
     ) -> Result<Self, AppError> {
@@ -226,10 +232,15 @@ impl App {
             passthrough.map(|passthrough| Arc::new(Forwarder::new(passthrough, forwarding, number, metrics.clone())));
         peers::tls(&config).map(|files| files.check()).transpose()?;
         let counted = metrics.clone();
-        let upstream = upstream.with_observer(Arc::new(move |verb, code| match code {
+        let observer: UpstreamObserver = Arc::new(move |verb, code| match code {
             Some(code) => counted.upstream_request(verb.as_str(), code.as_str()),
             None => counted.upstream_request(verb.as_str(), "error"),
-        }));
+        });
+        let upstream = upstream.with_observer(observer.clone());
+        let source = match kubefan {
+            Some(kubefan) => Source::kubefan(kubefan.with_observer(observer), upstream.clone()),
+            None => Source::apiserver(upstream.clone()),
+        };
         if config.upstream.required {
             upstream.get(Verb::Get, "/version").await.map_err(AppError::Upstream)?;
         }
@@ -245,7 +256,7 @@ impl App {
         let path = config.audit.path.clone().unwrap_or_default();
         let audit = auditing::start(&config.audit, wall_clock, seed, &metrics);
         let audit = audit.map_err(|error| AppError::Audit { path, error })?;
-        Ok(Self { config, upstream, proxy, metrics, data, admin, peer, tls, certificate, client_cas, audit })
+        Ok(Self { config, upstream, source, proxy, metrics, data, admin, peer, tls, certificate, client_cas, audit })
     }
 
     /// The metrics that `/metrics` serves.
@@ -269,7 +280,20 @@ impl App {
     /// reconnect, within the drain timeout.
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), AppError> {
         let own_port = self.bound_for_peers()?.and_then(|bound| bound.port());
-        let Self { config, upstream, proxy, metrics, data, admin, peer, tls, certificate: _, client_cas, audit } = self;
+        let Self {
+            config,
+            upstream,
+            source,
+            proxy,
+            metrics,
+            data,
+            admin,
+            peer,
+            tls,
+            certificate: _,
+            client_cas,
+            audit,
+        } = self;
         let Audit { log, writer, .. } = audit;
         // The writer ends with the last copy of the log.
         let peer_log = peer.is_some().then(|| log.clone());
@@ -279,7 +303,8 @@ impl App {
         let budget = MemoryBudget::new(memory_given(&config));
         let memory_max = budget.as_ref().map(|budget| budget.bytes_max);
         let sources = peers::sources(&config, own_port, memory_max);
-        let registry = registry(&config, &upstream, sources, memory_max, &metrics, &stop);
+        let lists_and_watches_at = source.client().server().to_owned();
+        let registry = registry(&config, (&upstream, source), sources, memory_max, &metrics, &stop);
         let informers = tokio::spawn(registry.clone().run());
         #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
         let key = rand::random();
@@ -301,7 +326,7 @@ impl App {
             let from: (_, Arc<dyn TransferLog>) = (registry.clone(), Arc::new(PeerRecords(log)));
             tokio::spawn(peer::server::serve(incoming, tls, from, metrics.clone(), stop.clone()));
         }
-        info!(apiserver = upstream.server(), "started");
+        info!(apiserver = upstream.server(), lists_and_watches_at, "started");
 
         let ended = tokio::select! {
             () = shutdown => Ok(()),
@@ -343,7 +368,7 @@ fn wall_clock() -> SystemTime {
 
 fn registry(
     config: &ServeConfig,
-    upstream: &Upstream,
+    (upstream, source): (&Upstream, Source),
     peers: Option<Peers>,
     memory_bytes_max: Option<usize>,
     metrics: &Arc<Metrics>,
@@ -354,6 +379,7 @@ fn registry(
         |config: FormConfig| EncodingLimits { bytes_max: limit(config.bytes_max), idle_timeout: config.idle_timeout };
     let context = CacheContext {
         upstream: upstream.clone(),
+        source,
         discovery: Arc::new(Discovery::new(upstream.clone(), DiscoveryOptions::default())),
         lists: ListScheduler::new(config.upstream.lists_max, metrics.lists()),
         reflector: ReflectorOptions {

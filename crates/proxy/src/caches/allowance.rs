@@ -125,7 +125,8 @@ impl Allowance {
         let selector = selector.filter(|(_, selector)| !selector.is_empty());
         let query = encode_query([("limit", "1")].into_iter().chain(selector));
         // If this request fails, so does the list that follows, and the informer handles that.
-        let Ok(body) = context.upstream.get(Verb::List, &(served.gvr.collection_path(&served.scope) + &query)).await
+        let Ok(body) =
+            context.source.client().get(Verb::List, &(served.gvr.collection_path(&served.scope) + &query)).await
         else {
             return Ok(());
         };

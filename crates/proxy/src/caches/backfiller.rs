@@ -337,9 +337,9 @@ impl Backfiller {
 
     /// Reads a backfill, and confirms that upstream is still the cluster of this cache.
     async fn read_confirmed(&self, range: ReadRange) -> Result<Backfill, ReadError> {
-        let upstream = &self.context.upstream;
+        let source = &self.context.source;
         let backfill = self.read(range).await?;
-        upstream.confirm().await.map_err(|error| Refusal::Unavailable(error.to_string()))?;
+        source.confirm().await.map_err(|error| Refusal::Unavailable(error.to_string()))?;
         Ok(backfill)
     }
 

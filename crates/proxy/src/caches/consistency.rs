@@ -299,7 +299,7 @@ impl Prover {
     /// Watches from the cache's version until a bookmark at or above `asked`, then waits until the
     /// cache has received every event of that watch.
     async fn find_empty_range(&self, epoch: u64, asked: ResourceVersion) -> Result<EmptyRange, ProofFailure> {
-        let upstream = &self.context.upstream;
+        let source = &self.context.source;
         let mut from = self.reached(epoch)?;
         let mut watch = self.context.reflector_for(&self.served, WatchPurpose::Probe).for_backfill(from, false);
         let no_bookmark = || format!("upstream sent no bookmark up to version {asked}");
@@ -327,7 +327,7 @@ impl Prover {
                 }
             }
         };
-        upstream.confirm().await.map_err(|error| ProofFailure::Failed(error.to_string()))?;
+        source.confirm().await.map_err(|error| ProofFailure::Failed(error.to_string()))?;
         let _ = self.served.hub.reached(from, PROOF_TIMEOUT).await;
         Ok(EmptyRange { epoch, from, to, received })
     }

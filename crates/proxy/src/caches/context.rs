@@ -14,7 +14,7 @@ use crate::{
     peer::Peers,
     telemetry::metrics::WatchPurpose,
     upstream::{
-        Reflector, Upstream, UpstreamError,
+        Reflector, Source, Upstream, UpstreamError,
         discovery::Discovery,
         identity::IdentityError,
         metadata::MetadataTarget,
@@ -37,8 +37,10 @@ pub(super) enum VersionError {
 /// Clients and options that all caches share. A clone is cheap.
 #[derive(Clone)]
 pub struct CacheContext {
-    /// The apiserver.
+    /// The apiserver: discovery, self-checks and the confirmation of a peer's state.
     pub upstream: Upstream,
+    /// Where the caches list and watch: the apiserver, or the next kubefan on the way to it.
+    pub source: Source,
     /// The apiserver's resources.
     pub discovery: Arc<Discovery>,
     /// Which cache may list upstream now.
@@ -79,8 +81,8 @@ impl CacheContext {
     pub(super) fn reflector_for(&self, served: &Served, purpose: WatchPurpose) -> Reflector<StdRng> {
         let (hub, parser) = (served.hub.clone(), served.parser.clone());
         let open_watch = Arc::new(move || hub.metrics().upstream_watch(purpose));
-        let (upstream, target) = (self.upstream.clone(), self.target(served));
-        Reflector::new(upstream, target, parser, self.reflector, open_watch, self.generator())
+        let (source, target) = (self.source.client().clone(), self.target(served));
+        Reflector::new(source, target, parser, self.reflector, open_watch, self.generator())
     }
 
     /// Like [`target`](Self::target), for lists of metadata only.
@@ -95,8 +97,8 @@ impl CacheContext {
 
     /// The resource version that the cluster has reached. Fails if another cluster answers.
     pub(super) async fn cluster_version(&self, target: &Target) -> Result<ResourceVersion, VersionError> {
-        let version = self.upstream.cluster_version(target).await?;
-        self.upstream.confirm().await?;
+        let version = self.source.client().cluster_version(target).await?;
+        self.source.confirm().await?;
         Ok(version)
     }
 }

@@ -127,7 +127,7 @@ impl Informer {
     ) -> Self {
         let reflector = context.reflector_for(&served, WatchPurpose::Standing);
         let (writer, random) = (CacheWriter::new(context.cache_compression), context.generator());
-        let retry = Retry::new(context.upstream.clone(), context.generator());
+        let retry = Retry::new(context.source.client().clone(), context.generator());
         Self {
             context,
             served,
@@ -287,7 +287,7 @@ impl Informer {
         if !self.is_unconfirmed {
             return true;
         }
-        let Err(error) = self.context.upstream.confirm().await else {
+        let Err(error) = self.context.source.confirm().await else {
             self.is_unconfirmed = false;
             return true;
         };
@@ -343,7 +343,11 @@ impl Informer {
                 yield_now().await;
             }
         }
-        let is_proof = matches!(update, Update::Event(..) | Update::Bookmark(_));
+        let proven_at = match update {
+            Update::Event(..) => Some(received),
+            Update::Bookmark(_) => received.checked_sub(self.context.source.bookmark_age_max()),
+            _ => None,
+        };
         let listed = matches!(update, Update::ListEnd(_));
         // A list is consistent as of its request. It may have taken long. One that repeats the
         // objects at the version of the cache proves nothing.
@@ -361,9 +365,9 @@ impl Informer {
         if is_applied && list.is_none() {
             self.retry.served();
         }
-        if is_proof && is_applied {
+        if let Some(at) = proven_at.filter(|_| is_applied) {
             self.retry.watched();
-            hub.proved(received);
+            hub.proved(at);
         }
         match applied {
             Ok(Some(commit)) => {

@@ -31,12 +31,17 @@ section! {
     config: UpstreamConfig {
         /// Where the apiserver is.
         settings: UpstreamSettings, settings;
+        /// The kubefan to list and watch at, instead of the apiserver.
+        source: Option<UpstreamSettings>, source;
     }
 
     /// The kubeconfig, instead of $KUBECONFIG, ~/.kube/config or the pod's service account.
     kubeconfig("FILE"): PathBuf;
     /// The context of the kubeconfig, instead of its current one.
     context("NAME"): String;
+    /// List and watch at another kubefan, which this kubeconfig leads to. All else stays with the
+    /// apiserver: reviews, discovery, passthrough and self-checks.
+    upstream("FILE"): PathBuf;
     /// Cache only the objects that match, such as spec.nodeName=node-1 in a sidecar.
     upstream_field_selector("SELECTOR"): String => field_selector: Option<FieldSelector>, optional(field_selector);
     /// How the initial state is read: by WatchList if the apiserver has it, or always by paged
@@ -67,6 +72,11 @@ section! {
 
 fn settings(options: &UpstreamOptions) -> Result<UpstreamSettings, ConfigError> {
     Ok(UpstreamSettings { kubeconfig: options.kubeconfig.clone(), context: options.context.clone() })
+}
+
+fn source(options: &UpstreamOptions) -> Result<Option<UpstreamSettings>, ConfigError> {
+    let settings = |file: &PathBuf| UpstreamSettings { kubeconfig: Some(file.clone()), context: None };
+    Ok(options.upstream.as_ref().map(settings))
 }
 
 /// Checks the form only: the apiserver knows best which fields a resource has.

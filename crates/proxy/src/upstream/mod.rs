@@ -9,6 +9,7 @@ pub mod metadata;
 pub mod passthrough;
 pub mod reflector;
 mod repeat;
+pub mod source;
 mod transport;
 
 pub use client::{ReviewKind, Upstream, identity, lines};
@@ -16,4 +17,5 @@ pub use discovery::resource_index;
 pub use error::UpstreamError;
 pub use kubefan_common::backoff;
 pub use reflector::Reflector;
+pub use source::Source;
 pub use transport::settings;

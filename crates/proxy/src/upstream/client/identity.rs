@@ -35,6 +35,15 @@ pub enum IdentityError {
         /// The identity found now.
         found: String,
     },
+    /// One of two servers does not show which cluster it serves, so they may serve two.
+    #[error(
+        "{server} does not show which cluster it serves, and with --upstream both servers must show the same one; grant \
+         kubefan get on the namespace kube-system there"
+    )]
+    Unidentified {
+        /// Scheme, host and port.
+        server: String,
+    },
     /// The identity could not be read.
     #[error("cannot determine which cluster answers: {0}")]
     Unanswered(#[source] UpstreamError),
@@ -45,6 +54,7 @@ impl IdentityError {
     pub fn reason(&self) -> &'static str {
         match self {
             Self::OtherCluster { .. } => "other_cluster",
+            Self::Unidentified { .. } => "unidentified",
             Self::Unanswered(error) => error.reason(),
         }
     }
@@ -52,7 +62,7 @@ impl IdentityError {
     /// The delay that the apiserver asks for.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::OtherCluster { .. } => None,
+            Self::OtherCluster { .. } | Self::Unidentified { .. } => None,
             Self::Unanswered(error) => error.retry_after(),
         }
     }
