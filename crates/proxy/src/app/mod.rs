@@ -3,9 +3,9 @@
 
 mod auditing;
 mod callers;
-mod open_files;
+pub mod open_files;
 mod peer_records;
-mod peers;
+pub mod peers;
 mod server_options;
 
 use std::{

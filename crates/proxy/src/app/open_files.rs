@@ -36,6 +36,11 @@ pub(super) fn raise() -> Option<usize> {
     limit.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
+/// The highest limit of open files that this process may set; `None` if there is none.
+pub fn highest() -> Option<usize> {
+    getrlimit(Resource::Nofile).maximum.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX))
+}
+
 /// Logs the limit of open files and the limit of connections, which is `given` or less.
 pub(super) fn log(open_files: Option<usize>, connections_max: usize, given: Option<usize>) {
     match open_files {
@@ -54,7 +59,7 @@ pub(super) fn log(open_files: Option<usize>, connections_max: usize, given: Opti
 /// How many connections the data port may have: as many as `given`, otherwise as many as memory (in
 /// bytes) allows; and no more than the limit of open files leaves beside what kubefan itself opens,
 /// but at least half of the limit.
-pub(super) fn connections_max(
+pub fn connections_max(
     given: Option<usize>,
     (open_files, memory_max): (Option<usize>, Option<usize>),
     passthrough: &PassthroughConfig,

@@ -12,7 +12,7 @@ use crate::{
 const TRANSFER_BYTES_MAX: u64 = 4 << 30;
 
 /// The TLS files for peers. `None` if there are no peers.
-pub(super) fn tls(config: &ServeConfig) -> Option<PeerTls> {
+pub fn tls(config: &ServeConfig) -> Option<PeerTls> {
     let files = config.peer.files.clone()?;
     let (cert_file, key_file, ca_file) = (files.cert_file, files.key_file, files.ca_file);
     Some(PeerTls { cert_file, key_file, ca_file, allowed_names: config.peer.allowed_names.clone() })

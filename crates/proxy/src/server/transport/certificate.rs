@@ -43,6 +43,14 @@ pub struct TlsError {
 }
 
 impl TlsFiles {
+    /// Checks that the files can be used together. Their dates are not looked at.
+    ///
+    /// # Errors
+    /// A file cannot be read or used, or the key is not the certificate's.
+    pub fn check(&self) -> Result<(), TlsError> {
+        Pem::read(self)?.certified(self).map(|_| ())
+    }
+
     fn unusable(&self, message: impl fmt::Display) -> TlsError {
         let name = |path: &Path| path.display().to_string();
         TlsError { cert: name(&self.cert_file), key: name(&self.private_key_file), message: message.to_string() }
