@@ -5,19 +5,23 @@
 mod auth;
 #[cfg(feature = "sim")]
 mod bench;
+mod check;
 mod completion;
 #[cfg(feature = "sim")]
 mod demo;
 mod error;
+mod estimate;
 mod get;
 mod given;
 mod kubeconfig;
+mod object_sample;
 mod output;
 mod pod_status;
 mod projection;
 mod select;
 mod serve;
 mod shutdown;
+mod sizing;
 mod table;
 mod token;
 mod verify;
@@ -64,6 +68,8 @@ enum Command {
     Watch(watch::WatchArgs),
     Verify(verify::VerifyArgs),
     Auth(auth::AuthArgs),
+    Check(Box<check::CheckArgs>),
+    Estimate(estimate::EstimateArgs),
     Kubeconfig(kubeconfig::KubeconfigArgs),
     Version(version::VersionArgs),
     Completion(completion::CompletionArgs),
@@ -121,6 +127,14 @@ fn run(command: Command, given: &Given<'_>) -> Result<(), CliError> {
         Command::Watch(args) => client_runtime()?.block_on(watch::run(args)),
         Command::Verify(args) => client_runtime()?.block_on(verify::run(args)),
         Command::Auth(args) => client_runtime()?.block_on(auth::run(args)),
+        Command::Check(args) => {
+            let runtime = client_runtime()?;
+            let checked = runtime.block_on(check::run(*args, &variables(), given));
+            // A credential plugin that hangs was reported, and must not be waited for.
+            runtime.shutdown_background();
+            checked
+        }
+        Command::Estimate(args) => client_runtime()?.block_on(estimate::run(args)),
         Command::Kubeconfig(args) => kubeconfig::run(&args),
         Command::Version(args) => version::run(&args),
         Command::Completion(args) => completion::run(&args, &mut command_for_completion()),
@@ -131,10 +145,12 @@ fn client_runtime() -> Result<tokio::runtime::Runtime, CliError> {
     tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(CliError::plain)
 }
 
-/// The command, with the defaults of `serve` in its help.
+/// The command, with the defaults of `serve` in the help of those that take its options.
 fn command() -> clap::Command {
     let command = without_values(Cli::command());
-    command.mut_subcommand("serve", |serve| serve::with_second_variables(serve::with_defaults(serve)))
+    ["serve", "check"].into_iter().fold(command, |command, name| {
+        command.mut_subcommand(name, |serve| serve::with_second_variables(serve::with_defaults(serve)))
+    })
 }
 
 /// The help names environment variables, but must not show their values.

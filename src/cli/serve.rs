@@ -51,16 +51,9 @@ pub(super) fn with_second_variables(command: Command) -> Command {
 
 /// Runs until a signal. `variables` are the environment variables that a command reads.
 pub(super) fn run(args: ServeArgs, variables: &[String], given: &Given<'_>) -> Result<(), CliError> {
-    if let Some(names) = config::second_variables().iter().find(|names| is_set(names.first) && is_set(names.second)) {
-        let message = format!("{} and {} mean the same; set only one of them", names.first, names.second);
-        return Err(CliError::Plain(message));
-    }
-    let config = configure(args).map_err(|error| describe(error, |flag| given.variable_of(flag)))?;
+    let config = configuration(args, given)?;
     telemetry::tracing::init(config.logging.format, &config.logging.level).map_err(CliError::Plain)?;
-    let known: Vec<_> = variables.iter().map(String::as_str).collect();
-    // A variable whose name or value is not UTF-8 is no misspelt name.
-    let set = env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-    for message in config::environment::unknown(set, &known) {
+    for message in unknown_variables(variables) {
         tracing::warn!("{message}");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(CliError::plain)?;
@@ -70,6 +63,26 @@ pub(super) fn run(args: ServeArgs, variables: &[String], given: &Given<'_>) -> R
         let hangups = hangups().map_err(CliError::plain)?;
         app::run(config, shutdown, hangups).await.map_err(CliError::plain)
     })
+}
+
+/// The configuration that flags, environment and file make.
+///
+/// # Errors
+/// Why `serve` would not start with it, in one line.
+pub(super) fn configuration(args: ServeArgs, given: &Given<'_>) -> Result<ServeConfig, CliError> {
+    if let Some(names) = config::second_variables().iter().find(|names| is_set(names.first) && is_set(names.second)) {
+        let message = format!("{} and {} mean the same; set only one of them", names.first, names.second);
+        return Err(CliError::Plain(message));
+    }
+    configure(args).map_err(|error| describe(error, |flag| given.variable_of(flag)))
+}
+
+/// Describes the environment variables that look like options, and that no command reads.
+pub(super) fn unknown_variables(variables: &[String]) -> Vec<String> {
+    let known: Vec<_> = variables.iter().map(String::as_str).collect();
+    // A variable whose name or value is not UTF-8 is no misspelt name.
+    let set = env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    config::environment::unknown(set, &known)
 }
 
 fn configure(args: ServeArgs) -> Result<ServeConfig, ConfigError> {

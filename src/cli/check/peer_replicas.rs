@@ -1,0 +1,48 @@
+//! The group "peers": whether the other replicas can be found and reached over mutual TLS.
+
+use tokio::net::TcpStream;
+
+use kubefan_proxy::{app, config::ServeConfig};
+
+use super::{
+    network_step::{resolve, step},
+    report::{Finding, Report},
+};
+
+/// The addresses that are tried.
+const ADDRESSES_MAX: usize = 16;
+
+/// Checks the replicas that caches would be copied from. Without `--peers` there is nothing to do.
+pub(super) async fn check(config: &ServeConfig, report: &mut Report) {
+    let (Some(peers), Some(tls)) = (&config.peer.peers, app::peers::tls(config)) else { return };
+    report.group("peers");
+    report.waits_for(&format!("DNS for {}", peers.host));
+    let addresses = match resolve(&peers.host, peers.port).await {
+        Ok(addresses) => addresses,
+        Err(message) => {
+            let message = format!("{} cannot be resolved: {message}", peers.host);
+            let remedy = "correct only if other replicas run: the first one has no peers, and lists";
+            report.add(Finding::warning("DNS", message, remedy));
+            return;
+        }
+    };
+    for address in addresses.into_iter().take(ADDRESSES_MAX) {
+        report.waits_for(&format!("the peer {address}"));
+        let connection = match step(TcpStream::connect(address)).await {
+            Ok(connection) => connection,
+            Err(message) => {
+                let remedy = "does a replica run there, and do the NetworkPolicies admit it?";
+                report.add(Finding::warning(address.to_string(), format!("cannot be reached: {message}"), remedy));
+                continue;
+            }
+        };
+        report.add(match step(tls.connect(&peers.host, connection)).await {
+            Ok(_) => Finding::ok(address.to_string(), "mutual TLS is set up"),
+            Err(message) => Finding::error(
+                address.to_string(),
+                format!("mutual TLS failed: {message}"),
+                format!("all replicas need certificates of one CA, for the name {}", peers.host),
+            ),
+        });
+    }
+}

@@ -1,0 +1,73 @@
+//! The first objects of a resource: how many there are in all, and how large they are.
+
+use serde::{Deserialize, de::IgnoredAny};
+
+use kubefan_proxy::upstream::{
+    Upstream, UpstreamError,
+    client::{Verb, encode_query},
+};
+
+/// The objects that are read. Their mean size stands for that of all.
+const SAMPLE_OBJECTS: u64 = 20;
+
+/// What a list of the first objects says about all of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ObjectSample {
+    /// The version of the list.
+    pub(super) resource_version: String,
+    /// `None` if the server does not say how many follow, as with a selector.
+    pub(super) size: Option<ResourceSize>,
+}
+
+/// How much a cache of a resource holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct ResourceSize {
+    pub(super) objects: u64,
+    /// JSON, in bytes.
+    pub(super) bytes: u64,
+}
+
+#[derive(Deserialize)]
+struct List {
+    metadata: ListMeta,
+    items: Vec<IgnoredAny>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ListMeta {
+    resource_version: String,
+    remaining_item_count: Option<u64>,
+}
+
+impl ObjectSample {
+    /// Reads the first objects of a collection, such as `/api/v1/pods`.
+    pub(super) async fn read(upstream: &Upstream, path: &str, field_selector: &str) -> Result<Self, UpstreamError> {
+        let limit = SAMPLE_OBJECTS.to_string();
+        let selector = (!field_selector.is_empty()).then_some(("fieldSelector", field_selector));
+        let query = encode_query([("limit", limit.as_str())].into_iter().chain(selector));
+        let body = upstream.get(Verb::List, &format!("{path}{query}")).await?;
+        let list: List = serde_json::from_slice(&body).map_err(UpstreamError::invalid)?;
+        let size = size(list.items.len() as u64, list.metadata.remaining_item_count, body.len() as u64);
+        Ok(Self { resource_version: list.metadata.resource_version, size })
+    }
+}
+
+fn size(listed: u64, remaining: Option<u64>, bytes: u64) -> Option<ResourceSize> {
+    let is_all = listed < SAMPLE_OBJECTS;
+    let objects = listed + if is_all { remaining.unwrap_or(0) } else { remaining? };
+    Some(ResourceSize { objects, bytes: bytes.saturating_mul(objects).checked_div(listed).unwrap_or(0) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_is_extrapolated_from_the_first_objects() {
+        assert_eq!(size(20, Some(980), 100_000), Some(ResourceSize { objects: 1000, bytes: 5_000_000 }));
+        assert_eq!(size(3, None, 900), Some(ResourceSize { objects: 3, bytes: 900 }));
+        assert_eq!(size(0, None, 80), Some(ResourceSize { objects: 0, bytes: 0 }));
+        assert_eq!(size(20, None, 100_000), None, "with a selector the server does not count");
+    }
+}
