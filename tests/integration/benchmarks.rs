@@ -136,7 +136,8 @@ async fn sample(api: &ApiServer, kubeconfig: &Path, command: &[&str]) -> Sample 
     Sample { seconds, apiserver_cpu, objects: objects_sent(api, Some("pods")).await - objects_before }
 }
 
-fn cpu_seconds(pid: u32) -> f64 {
+/// The CPU time of a process, user and system.
+pub(crate) fn cpu_seconds(pid: u32) -> f64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     // The name of the program, in brackets, may contain spaces; user and system time are the 14th
     // and 15th field of all.

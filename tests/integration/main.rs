@@ -11,6 +11,7 @@ mod bad_input;
 mod bad_start;
 mod bench;
 mod benchmarks;
+mod check;
 mod client_certificates;
 mod clients;
 mod command_line;
@@ -21,6 +22,7 @@ mod demo;
 mod deploy;
 mod encodings;
 mod equivalence;
+mod estimate;
 mod examples;
 mod failures;
 mod fair_limits;
@@ -76,6 +78,7 @@ fn main() -> std::process::ExitCode {
         bad_start::TESTS,
         bench::TESTS,
         benchmarks::TESTS,
+        check::TESTS,
         client_certificates::TESTS,
         clients::client_go::TESTS,
         clients::kube_rs::TESTS,
@@ -91,6 +94,7 @@ fn main() -> std::process::ExitCode {
         deploy::TESTS,
         encodings::TESTS,
         equivalence::TESTS,
+        estimate::TESTS,
         examples::TESTS,
         examples::in_rust::TESTS,
         failures::TESTS,
