@@ -5,8 +5,10 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 script=$(basename "$0")
 tools=${KUBEFAN_RELEASE_TOOLS:-$root/target/release-tools}
 
-# Pinned: another version may give other bytes.
+# Pinned: another version may give other bytes. The scripts that source this file use them.
+# shellcheck disable=SC2034
 about_version=0.9.3
+# shellcheck disable=SC2034
 cyclonedx_version=0.5.9
 
 fail() {
@@ -31,6 +33,9 @@ version() {
     printf '%s' "$found"
 }
 
+# The address of the repository, in Cargo.toml; empty if none is given there.
+repository() { sed -n '/^\[workspace.package\]/,/^\[/s/^repository = "\(.*\)"$/\1/p' "$root/Cargo.toml"; }
+
 # The commit that is released. KUBEFAN_REVISION replaces it where there is no git repository.
 revision() { printf '%s' "${KUBEFAN_REVISION:-$(git -C "$root" rev-parse HEAD)}"; }
 
@@ -43,6 +48,14 @@ arch_of() {
         x86_64-*) printf amd64 ;;
         aarch64-*) printf arm64 ;;
         *) fail "target $1 is not released: use x86_64-unknown-linux-musl or aarch64-unknown-linux-musl" ;;
+    esac
+}
+
+# uname_of ARCH: the name that Linux has for it.
+uname_of() {
+    case $1 in
+        amd64) printf x86_64 ;;
+        arm64) printf aarch64 ;;
     esac
 }
 
@@ -61,7 +74,12 @@ python_tools() {
 
 # crate_tool NAME VERSION: the path of a crate's program at this version, built if necessary.
 crate_tool() {
-    local program=$tools/bin/$1
+    local program=$tools/bin/$1 found
+    found=$(command -v "$1" || true)
+    if [ -n "$found" ] && [ "$("$found" --version 2>/dev/null)" = "$1 $2" ]; then
+        printf '%s' "$found"
+        return
+    fi
     if ! grep -qs "^\"$1 $2 " "$tools/.crates.toml"; then
         need cargo https://rustup.rs
         cargo install --locked --debug --quiet --root "$tools" "$1" --version "=$2" >&2 ||
