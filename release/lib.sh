@@ -72,7 +72,7 @@ python_tools() {
     printf '%s/bin' "$venv"
 }
 
-# crate_tool NAME VERSION: the path of a crate's program at this version, built if necessary.
+# crate_tool NAME VERSION [FEATURES]: the path of a crate's program at this version, built if necessary.
 crate_tool() {
     local program=$tools/bin/$1 found
     found=$(command -v "$1" || true)
@@ -82,8 +82,17 @@ crate_tool() {
     fi
     if ! grep -qs "^\"$1 $2 " "$tools/.crates.toml"; then
         need cargo https://rustup.rs
-        cargo install --locked --debug --quiet --root "$tools" "$1" --version "=$2" >&2 ||
+        cargo install --locked --debug --quiet --root "$tools" "$1" --version "=$2" ${3:+--features "$3"} >&2 ||
             fail "$1 $2 cannot be installed"
     fi
+    printf '%s' "$program"
+}
+
+# go_tool MODULE PACKAGE: the path of a program of the Go module release/MODULE, built if necessary.
+go_tool() {
+    local program
+    program=$tools/bin/$(basename "$2")
+    need go "https://go.dev/dl/ has 1.26 or later"
+    go build -C "$root/release/$1" -trimpath -buildvcs=false -o "$program" "$2" >&2 || fail "$2 cannot be built"
     printf '%s' "$program"
 }
