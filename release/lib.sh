@@ -10,6 +10,9 @@ tools=${KUBEFAN_RELEASE_TOOLS:-$root/target/release-tools}
 about_version=0.9.3
 # shellcheck disable=SC2034
 cyclonedx_version=0.5.9
+# The version of .ci/run.
+# shellcheck disable=SC2034
+deny_version=0.20.2
 
 fail() {
     printf '%s: %s\n' "$script" "$*" >&2
@@ -82,7 +85,7 @@ crate_tool() {
     fi
     if ! grep -qs "^\"$1 $2 " "$tools/.crates.toml"; then
         need cargo https://rustup.rs
-        cargo install --locked --debug --quiet --root "$tools" "$1" --version "=$2" ${3:+--features "$3"} >&2 ||
+        cargo install --locked --quiet --root "$tools" "$1" --version "=$2" ${3:+--features "$3"} >&2 ||
             fail "$1 $2 cannot be installed"
     fi
     printf '%s' "$program"
