@@ -28,7 +28,7 @@ mod verify;
 mod version;
 mod watch;
 
-use std::{ffi::OsString, process::ExitCode};
+use std::{ffi::OsString, path::Path, process::ExitCode};
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
@@ -79,7 +79,8 @@ enum Command {
 /// can-i`: no), 2 for invalid arguments (both: also if the result cannot be determined), and 130
 /// after ctrl-C.
 pub(crate) fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let (command, args) = (command(), Vec::from_iter(args));
+    let args = Vec::from_iter(args);
+    let command = as_called(command(), args.first());
     let given = Given { command: &command, args: &args, is_set };
     let parsed = command.clone().try_get_matches_from(&args).and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match parsed {
@@ -153,6 +154,15 @@ fn command() -> clap::Command {
     })
 }
 
+/// The command as its user called it. kubectl runs `kubectl kubefan` as a program `kubectl-kubefan`
+/// (kubernetes.io/docs/tasks/extend-kubectl/kubectl-plugins).
+fn as_called(command: clap::Command, program: Option<&OsString>) -> clap::Command {
+    match program.and_then(|program| Path::new(program).file_stem()) {
+        Some(name) if name == "kubectl-kubefan" => command.bin_name("kubectl kubefan"),
+        _ => command,
+    }
+}
+
 /// The help names environment variables, but must not show their values.
 fn without_values(command: clap::Command) -> clap::Command {
     command.mut_args(|arg| arg.hide_env_values(true)).mut_subcommands(without_values)
@@ -184,6 +194,20 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         command().debug_assert();
+    }
+
+    #[test]
+    fn usage_is_that_of_the_plugin_when_kubectl_calls_it() {
+        let usage = |words: &[&str]| {
+            let program = OsString::from(words[0]);
+            let error = as_called(command(), Some(&program)).try_get_matches_from(words).expect_err("it asks for help");
+            error.to_string().lines().find(|line| line.starts_with("Usage:")).map(str::to_owned)
+        };
+        let expected = |text: &str| Some(text.to_owned());
+        assert_eq!(usage(&["kubefan", "--help"]), expected("Usage: kubefan <COMMAND>"));
+        assert_eq!(usage(&["/opt/bin/kubectl-kubefan", "--help"]), expected("Usage: kubectl kubefan <COMMAND>"));
+        let below = expected("Usage: kubectl kubefan version [OPTIONS]");
+        assert_eq!(usage(&["kubectl-kubefan", "version", "--help"]), below);
     }
 
     #[test]
