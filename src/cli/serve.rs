@@ -11,8 +11,8 @@ use super::{
     shutdown::{hangups, shutdown},
 };
 use kubefan_proxy::{
-    app,
-    config::{self, ConfigError, ServeConfig, ServeOptions},
+    app::{self, reload::WatchedFile},
+    config::{self, ConfigError, ConfigFile, ServeConfig, ServeOptions},
     telemetry,
 };
 
@@ -55,7 +55,7 @@ pub(super) fn run(args: ServeArgs, variables: &[String], given: &Given<'_>) -> R
         let message = format!("{} and {} mean the same; set only one of them", names.first, names.second);
         return Err(CliError::Plain(message));
     }
-    let config = configure(args).map_err(|error| describe(error, |flag| given.variable_of(flag)))?;
+    let (config, watched) = configure(args).map_err(|error| describe(error, |flag| given.variable_of(flag)))?;
     telemetry::tracing::init(config.logging.format, &config.logging.level).map_err(CliError::Plain)?;
     let known: Vec<_> = variables.iter().map(String::as_str).collect();
     // A variable whose name or value is not UTF-8 is no misspelt name.
@@ -68,13 +68,15 @@ pub(super) fn run(args: ServeArgs, variables: &[String], given: &Given<'_>) -> R
         let announce = |signal| tracing::info!(signal, "draining; ctrl-C again to stop at once");
         let shutdown = shutdown(announce).map_err(CliError::plain)?;
         let hangups = hangups().map_err(CliError::plain)?;
-        app::run(config, shutdown, hangups).await.map_err(CliError::plain)
+        app::run(config, watched, shutdown, hangups).await.map_err(CliError::plain)
     })
 }
 
-fn configure(args: ServeArgs) -> Result<ServeConfig, ConfigError> {
-    let file = args.config.as_deref().map(config::file::read).transpose()?;
-    args.options.overlay(file.unwrap_or_default()).validate()
+/// The configuration, and the file that it is from.
+fn configure(args: ServeArgs) -> Result<(ServeConfig, Option<WatchedFile>), ConfigError> {
+    let Some(path) = args.config else { return Ok((args.options.validate()?, None)) };
+    let watched = WatchedFile::read(ConfigFile::new(path, args.options))?;
+    Ok((watched.config().clone(), Some(watched)))
 }
 
 /// The error, with the environment variable that set the value in place of its flag.
@@ -103,7 +105,7 @@ mod tests {
     fn parse(words: &[&str]) -> Result<ServeConfig, String> {
         let words = ["serve"].iter().chain(words);
         let only = Only::try_parse_from(words).map_err(|error| error.to_string())?;
-        configure(only.serve).map_err(|error| describe(error, |_| None).to_string())
+        configure(only.serve).map(|(config, _)| config).map_err(|error| describe(error, |_| None).to_string())
     }
 
     #[test]
@@ -139,7 +141,7 @@ mod tests {
         let variable = |flag: &str| Some(format!("KUBEFAN_{}", flag.strip_prefix("--")?.to_uppercase()));
         let error = |words: &[&str]| {
             let words = ["serve"].iter().chain(words);
-            describe(configure(Only::parse_from(words).serve).unwrap_err(), variable).to_string()
+            describe(configure(Only::parse_from(words).serve).err().unwrap(), variable).to_string()
         };
         assert_eq!(error(&["--resource=a..b"]), "error: KUBEFAN_RESOURCE \"a..b\": no name of a resource");
         assert!(error(&["--config=/does/not/exist"]).starts_with("error: KUBEFAN_CONFIG /does/not/exist: No such"));

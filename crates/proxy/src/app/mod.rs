@@ -3,9 +3,11 @@
 
 mod auditing;
 mod callers;
+mod live;
 mod open_files;
 mod peer_records;
 mod peers;
+pub mod reload;
 mod server_options;
 
 use std::{
@@ -19,16 +21,16 @@ use std::{
 
 use futures::{FutureExt, Stream, StreamExt};
 use prometheus::Registry as PrometheusRegistry;
-use tokio::{task::JoinHandle, time::timeout};
+use tokio::{sync::Notify, task::JoinHandle, time::timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tracing::{info, warn};
 
-use self::{auditing::Audit, peer_records::PeerRecords};
+use self::{auditing::Audit, peer_records::PeerRecords, reload::WatchedFile};
 use crate::{
     access::{
-        AccessControl, BoundObject, TrustedCas,
+        AccessControl, BoundObject, Switches, TrustedCas,
         authentication::certificate::{cluster, trusted_cas::ClientCaError},
     },
     audit::AuditLog,
@@ -125,13 +127,17 @@ pub struct App {
     certificate: Option<Arc<Certificate>>,
     client_cas: Option<Arc<TrustedCas>>,
     audit: Audit,
+    /// `None` if the configuration never changes.
+    watched: Option<(WatchedFile, Arc<Notify>)>,
 }
 
 /// Binds, prints the addresses to stderr, and serves until `shutdown` completes and every stream
-/// has ended, or the drain timeout has passed. Each item of `reloads` reads the certificate and the
-/// CAs of clients again, and opens the audit log again. Raises the process's limit of open files.
+/// has ended, or the drain timeout has passed. Each item of `reloads` reads the configuration file,
+/// the certificate and the CAs of clients again, and opens the audit log again. `watched` is the
+/// file that `config` is from; its changes are applied. Raises the process's limit of open files.
 pub async fn run(
     mut config: ServeConfig,
+    watched: Option<WatchedFile>,
     shutdown: impl Future<Output = ()> + Send,
     reloads: impl Stream<Item = ()> + Send,
 ) -> Result<(), AppError> {
@@ -139,7 +145,7 @@ pub async fn run(
     let memory_max = memory_pressure::resident_max(memory_given(&config));
     let connections_max = open_files::connections_max(given, (open_files, memory_max), &config.passthrough);
     config.serving.connections_max = Some(connections_max);
-    let app = App::bind(config).await?;
+    let mut app = App::bind(config).await?;
     // Only now: a start that fails prints one line.
     open_files::log(open_files, connections_max, given);
     let (data, admin) = app.bound()?;
@@ -148,9 +154,13 @@ pub async fn run(
     if let Some(peers) = app.bound_for_peers()? {
         eprintln!("kubefan: serving peers on {peers}");
     }
+    let read_file = Arc::new(Notify::new());
+    app.watched = watched.map(|watched| (watched, read_file.clone()));
+    let is_watched = app.watched.is_some();
     let (certificate, client_cas) = (app.certificate.clone(), app.client_cas.clone());
     let audit_file = app.audit.reopen.clone();
     let reloading = reloads.for_each(async |()| {
+        read_file.notify_one();
         if let Some(audit_file) = &audit_file {
             audit_file.reopen();
             info!("the audit log is opened again before the next record");
@@ -160,7 +170,8 @@ pub async fn run(
                 certificate.reload();
                 client_cas.iter().for_each(|cas| cas.reload());
             }
-            None => info!("nothing to read again: the data port has no certificate"),
+            None if is_watched => {}
+            None => info!("nothing to read again: the data port has no certificate, and there is no --config"),
         }
     });
     let reloading = reloading.then(|()| std::future::pending::<Infallible>());
@@ -245,7 +256,7 @@ impl App {
         let path = config.audit.path.clone().unwrap_or_default();
         let audit = auditing::start(&config.audit, wall_clock, seed, &metrics);
         let audit = audit.map_err(|error| AppError::Audit { path, error })?;
-        Ok(Self { config, upstream, proxy, metrics, data, admin, peer, tls, certificate, client_cas, audit })
+        Ok(Self { config, upstream, proxy, metrics, data, admin, peer, tls, certificate, client_cas, audit, watched: None })
     }
 
     /// The metrics that `/metrics` serves.
@@ -269,7 +280,8 @@ impl App {
     /// reconnect, within the drain timeout.
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), AppError> {
         let own_port = self.bound_for_peers()?.and_then(|bound| bound.port());
-        let Self { config, upstream, proxy, metrics, data, admin, peer, tls, certificate: _, client_cas, audit } = self;
+        let Self { config, upstream, proxy, metrics, data, admin, peer, tls, certificate: _, client_cas, audit, watched } =
+            self;
         let Audit { log, writer, .. } = audit;
         // The writer ends with the last copy of the log.
         let peer_log = peer.is_some().then(|| log.clone());
@@ -288,7 +300,10 @@ impl App {
         }
         let caches = registry.clone();
         let exists = Arc::new(move |object: &BoundObject| caches.exists(&object.gvr(), &object.key, &object.uid));
-        let access = callers::control(&config.callers, &upstream, client_cas, exists, wall_clock, key, &metrics);
+        let modes = config.modes.modes.clone();
+        let switches = if watched.is_some() { Switches::new(modes) } else { Switches::fixed(modes) };
+        let control = (wall_clock as fn() -> SystemTime, key, switches.clone());
+        let access = callers::control(&config.callers, &upstream, client_cas, exists, control, &metrics);
         let mut admin = serve_admin(admin, tls.clone(), &access, &config, &registry, &metrics, &stop)?;
         let (readers, mut data) = serve_data(data, tls, (access, log, proxy), &config, &registry, &metrics, &drain)?;
         if let Some(budget) = budget {
@@ -300,6 +315,11 @@ impl App {
             let incoming = listener.incoming(0);
             let from: (_, Arc<dyn TransferLog>) = (registry.clone(), Arc::new(PeerRecords(log)));
             tokio::spawn(peer::server::serve(incoming, tls, from, metrics.clone(), stop.clone()));
+        }
+        metrics.reload().started(unix_time());
+        if let Some((file, asked)) = watched {
+            let following = file.follow(asked, metrics.reload().clone(), unix_time, live::apply(switches));
+            tokio::spawn(stop.clone().run_until_cancelled_owned(following));
         }
         info!(apiserver = upstream.server(), "started");
 
@@ -339,6 +359,11 @@ fn memory_given(config: &ServeConfig) -> Option<usize> {
 #[expect(clippy::disallowed_methods, reason = "the time enters here; code below takes it as a parameter")]
 fn wall_clock() -> SystemTime {
     SystemTime::now()
+}
+
+/// The wall clock in seconds since 1970.
+fn unix_time() -> f64 {
+    wall_clock().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
 fn registry(
