@@ -28,7 +28,7 @@ use crate::{
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: one_caller_is_denied_and_no_other;
     local: watches_follow_a_resource_to_the_apiserver_and_back_and_lose_nothing,
-        a_file_that_is_wrong_changes_nothing_and_says_why;
+        a_file_that_is_wrong_changes_nothing_and_says_why, resources_and_limits_change_while_kubefan_runs;
 };
 
 const HEAD: &str = "apiVersion: kubefan.dev/v1alpha1\nkind: ServeConfiguration\n";
@@ -175,10 +175,16 @@ async fn a_file_that_is_wrong_changes_nothing_and_says_why() {
         ("modes:\n  - resources: [pods]\n    mode: Off\n", "kubefan.yaml: line 6: modes: "),
         ("mods: []\n", "kubefan.yaml: line 4: unknown key \"mods\"; did you mean \"modes\"?"),
         ("modes: [{resources: [Pod], mode: Deny}]\n", "line 4: modes: \"Pod\" is no name of a resource"),
-        ("modes: [{resources: [pods], users: [x], mode: Deny}]\n", "modes with users or groups need to know who callers are"),
+        (
+            "modes: [{resources: [pods], users: [x], mode: Deny}]\n",
+            "modes with users or groups need to know who callers are",
+        ),
         (&format!("{PASSTHROUGH}metrics: x\n"), "line 5: unknown key \"metrics\""),
         (&format!("{PASSTHROUGH}listenMode: 0660\n"), "--listen-mode has no effect without"),
-        (&format!("{PASSTHROUGH}context: other\n"), "context cannot be changed without a restart; nothing of the file is applied"),
+        (
+            &format!("{PASSTHROUGH}context: other\n"),
+            "context cannot be changed without a restart; nothing of the file is applied",
+        ),
     ] {
         file.write(rest);
         kubefan.process.hang_up();
@@ -196,6 +202,56 @@ async fn a_file_that_is_wrong_changes_nothing_and_says_why() {
     wait::until("an answer to SIGHUP", wait::SOON, same).await;
     file.apply(&kubefan, PASSTHROUGH).await;
     assert!(kubefan.process.log().contains("modes"), "the log names what has changed");
+}
+
+async fn resources_and_limits_change_while_kubefan_runs() {
+    let simulated = Simulated::start().await;
+    let file = File::new(&simulated.dir, "onDemand: false\npassthrough: off\n");
+    let pods = "resources: [pods]\n";
+    file.write(pods);
+    let kubefan = simulated.kubefan(&[&file.flag()]).await;
+    let mut grpc = connect(kubefan.grpc_addr).await;
+    let mut watch = Watch::start(&mut grpc, target("pods"), "").await.unwrap();
+    watch.until(simulated.create("one")).await;
+    let code = async |resource| {
+        let mut grpc = connect(kubefan.grpc_addr).await;
+        match Watch::start(&mut grpc, target(resource), "").await {
+            Ok(_) => Code::Ok,
+            Err(status) => status.code(),
+        }
+    };
+    assert_eq!(code("nodes").await, Code::FailedPrecondition);
+
+    file.apply(&kubefan, "resources: [pods, nodes]\n").await;
+    let cached = || async { (code("nodes").await == Code::Ok).then_some(()) };
+    wait::until("nodes to be cached", wait::SOON, cached).await;
+    kubefan.ready().await;
+    watch.until(simulated.create("two")).await;
+    assert_eq!(simulated.sim.stats().watches_started, 2, "pods are watched as before");
+
+    file.apply(&kubefan, "resources: [nodes]\n").await;
+    let ended = loop {
+        match watch.step().await {
+            Ok(message) => assert!(message.is_some(), "a stream ends with a reason"),
+            Err(ended) => break ended,
+        }
+    };
+    assert_eq!((ended.code(), reason(&ended).as_str()), (Code::Unavailable, "STOPPED"), "{ended}");
+    assert!(ended.message().contains("pods is no longer cached"), "{ended}");
+    assert_eq!(code("pods").await, Code::FailedPrecondition);
+    let (_, ready) = kubefan.admin("/readyz?verbose").await.unwrap();
+    assert!(ready.contains("nodes synced") && !ready.contains("pods"), "{ready}");
+
+    file.apply(&kubefan, "resources: [pods, nodes]\nsubscribersMax: 1\n").await;
+    let held = wait::until("pods to be cached again", wait::SOON, || {
+        let mut grpc = grpc.clone();
+        async move { Watch::start(&mut grpc, target("pods"), "").await.ok() }
+    })
+    .await;
+    assert_eq!(code("nodes").await, Code::ResourceExhausted);
+    file.apply(&kubefan, "resources: [pods, nodes]\nsubscribersMax: 9\n").await;
+    assert_eq!(code("nodes").await, Code::Ok);
+    drop(held);
 }
 
 async fn one_caller_is_denied_and_no_other() {

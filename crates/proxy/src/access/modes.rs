@@ -258,7 +258,10 @@ mod tests {
             assert_eq!(good.parse::<ResourcePattern>().unwrap().to_string(), good);
         }
         for (bad, expected) in [
-            ("Pod", "\"Pod\" is no name of a resource; write the plural in lower case, like pods or deployments.apps, or \"*\" for all"),
+            (
+                "Pod",
+                "\"Pod\" is no name of a resource; write the plural in lower case, like pods or deployments.apps, or \"*\" for all",
+            ),
             ("pods/log", "\"pods/log\" is no name of a resource"),
             ("po*", "\"po*\" is no name"),
             ("", "\"\" is no name"),

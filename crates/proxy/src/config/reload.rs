@@ -9,7 +9,8 @@ use super::{ConfigError, ServeConfig, ServeOptions, file};
 
 /// The settings that a running kubefan takes over, by their keys in the file. All others need a
 /// restart.
-pub const LIVE: [&str; 1] = ["modes"];
+pub const LIVE: [&str; 6] =
+    ["modes", "readsMax", "readsMaxPerIdentity", "resources", "subscribersMax", "subscribersMaxPerIdentity"];
 
 /// The configuration file, with the flags and variables that win over it.
 #[derive(Debug, Clone)]
@@ -103,7 +104,10 @@ mod tests {
         assert!(changed("pageSize: 500\nrequireUpstream: false\nmodes: []\n").is_empty());
         assert_eq!(changed("pageSize: 501\n"), ["pageSize"]);
         assert_eq!(changed("modes: [{resources: [pods], mode: Deny}]\n"), ["modes"]);
-        assert_eq!(changed("tlsCertFile: a\ntlsPrivateKeyFile: b\nauthorizationMode: AlwaysAllow\n"), ["tlsCertFile", "tlsPrivateKeyFile"]);
+        assert_eq!(
+            changed("tlsCertFile: a\ntlsPrivateKeyFile: b\nauthorizationMode: AlwaysAllow\n"),
+            ["tlsCertFile", "tlsPrivateKeyFile"]
+        );
         let text = needs_restart(&["modes", "listen", "kubeconfig"]).unwrap();
         assert!(text.starts_with("listen, kubeconfig cannot be changed without a restart"), "{text}");
         assert_eq!(needs_restart(&LIVE), None);
@@ -114,8 +118,14 @@ mod tests {
         let rule = |rest: &str| configured(&format!("modes:\n  - resources: [pods]\n    {rest}\n")).unwrap_err();
         for (rest, expected) in [
             ("mode: Off", "--config kubefan.yaml: line 6: modes: "),
-            ("mode: Deny\n    user: [x]", "--config kubefan.yaml: line 7: unknown key \"user\"; did you mean \"users\"?"),
-            ("mode: Deny\n    users: [a*b]", "--config kubefan.yaml: line 7: modes: \"a*b\" is no name; write it exactly"),
+            (
+                "mode: Deny\n    user: [x]",
+                "--config kubefan.yaml: line 7: unknown key \"user\"; did you mean \"users\"?",
+            ),
+            (
+                "mode: Deny\n    users: [a*b]",
+                "--config kubefan.yaml: line 7: modes: \"a*b\" is no name; write it exactly",
+            ),
             ("users: [x]", "--config kubefan.yaml: line 5: modes: missing field `mode`"),
             ("mode: Deny\n    users: [x]", "modes with users or groups need to know who callers are"),
             ("mode: Passthrough\npassthrough: off", "modes with mode: Passthrough need a way to the apiserver"),

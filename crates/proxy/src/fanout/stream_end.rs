@@ -48,7 +48,9 @@ pub enum StreamEnd {
     #[error("{0}; resume with a valid credential, nothing is lost")]
     Reauthenticate(&'static str),
     /// The operator has changed who answers reads of this resource.
-    #[error("kubefan's operator has changed the mode of {0} (modes in kubefan's configuration file); come back, nothing is lost")]
+    #[error(
+        "kubefan's operator has changed the mode of {0} (modes in kubefan's configuration file); come back, nothing is lost"
+    )]
     Switched(String),
     /// kubefan is shutting down.
     #[error("kubefan is shutting down; resume, another replica may answer")]

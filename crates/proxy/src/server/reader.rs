@@ -91,6 +91,12 @@ impl<C: Catalog> Reader<C> {
         Self { catalog, access, drain, subscribers, reads, pending, selectors }
     }
 
+    /// Changes how many streams, and how many lists and gets, are served at a time.
+    pub fn set_places(&self, subscribers_max: PlacesMax, reads_max: PlacesMax) {
+        self.subscribers.set(subscribers_max);
+        self.reads.set(reads_max);
+    }
+
     /// Cancelled when kubefan shuts down and every stream must end.
     pub fn drain(&self) -> &CancellationToken {
         &self.drain
@@ -188,13 +194,7 @@ impl<C: Catalog> Reader<C> {
     }
 
     /// The right to continue a watch of what may be read, which is reviewed while the watch lasts.
-    pub fn lease(
-        &self,
-        read: Authorized<Read>,
-        gvr: &GroupVersionResource,
-        holder: Holder,
-        stream: OfStream,
-    ) -> Lease {
+    pub fn lease(&self, read: Authorized<Read>, gvr: &GroupVersionResource, holder: Holder, stream: OfStream) -> Lease {
         let catalog = self.catalog.clone();
         let exists = move |object: &BoundObject| catalog.exists(&object.gvr(), &object.key, &object.uid);
         let stream = Arc::new(stream);

@@ -45,7 +45,14 @@ fn someone_who_asks_gets_an_answer_at_once() {
     let asked = |rest: &str| (Ok(text(rest)), true);
     let refused = "refuse kubefan.yaml: line 4: unknown key \"mode\"; did you mean \"modes\"?";
     assert_eq!(
-        steps(&[asked(""), asked(DENY), asked("mode: x\n"), asked("mode: x\n"), (Ok(text("mode: x\n")), false), asked(DENY)]),
+        steps(&[
+            asked(""),
+            asked(DENY),
+            asked("mode: x\n"),
+            asked("mode: x\n"),
+            (Ok(text("mode: x\n")), false),
+            asked(DENY)
+        ]),
         ["same", "apply modes", refused, refused, "wait", "restored"]
     );
 }
