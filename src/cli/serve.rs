@@ -11,8 +11,8 @@ use super::{
     shutdown::{hangups, shutdown},
 };
 use kubefan_proxy::{
-    app,
-    config::{self, ConfigError, ServeConfig, ServeOptions},
+    app::{self, reload::WatchedFile},
+    config::{self, ConfigError, ConfigFile, ServeConfig, ServeOptions},
     telemetry,
 };
 
@@ -51,7 +51,7 @@ pub(super) fn with_second_variables(command: Command) -> Command {
 
 /// Runs until a signal. `variables` are the environment variables that a command reads.
 pub(super) fn run(args: ServeArgs, variables: &[String], given: &Given<'_>) -> Result<(), CliError> {
-    let config = configuration(args, given)?;
+    let (config, watched) = configuration(args, given)?;
     telemetry::tracing::init(config.logging.format, &config.logging.level).map_err(CliError::Plain)?;
     for message in unknown_variables(variables) {
         tracing::warn!("{message}");
@@ -61,15 +61,18 @@ pub(super) fn run(args: ServeArgs, variables: &[String], given: &Given<'_>) -> R
         let announce = |signal| tracing::info!(signal, "draining; ctrl-C again to stop at once");
         let shutdown = shutdown(announce).map_err(CliError::plain)?;
         let hangups = hangups().map_err(CliError::plain)?;
-        app::run(config, shutdown, hangups).await.map_err(CliError::plain)
+        app::run(config, watched, shutdown, hangups).await.map_err(CliError::plain)
     })
 }
 
-/// The configuration that flags, environment and file make.
+/// The configuration that flags, environment and file make, and the file that it is from.
 ///
 /// # Errors
 /// Why `serve` would not start with it, in one line.
-pub(super) fn configuration(args: ServeArgs, given: &Given<'_>) -> Result<ServeConfig, CliError> {
+pub(super) fn configuration(
+    args: ServeArgs,
+    given: &Given<'_>,
+) -> Result<(ServeConfig, Option<WatchedFile>), CliError> {
     if let Some(names) = config::second_variables().iter().find(|names| is_set(names.first) && is_set(names.second)) {
         let message = format!("{} and {} mean the same; set only one of them", names.first, names.second);
         return Err(CliError::Plain(message));
@@ -85,9 +88,11 @@ pub(super) fn unknown_variables(variables: &[String]) -> Vec<String> {
     config::environment::unknown(set, &known)
 }
 
-fn configure(args: ServeArgs) -> Result<ServeConfig, ConfigError> {
-    let file = args.config.as_deref().map(config::file::read).transpose()?;
-    args.options.overlay(file.unwrap_or_default()).validate()
+/// The configuration, and the file that it is from.
+fn configure(args: ServeArgs) -> Result<(ServeConfig, Option<WatchedFile>), ConfigError> {
+    let Some(path) = args.config else { return Ok((args.options.validate()?, None)) };
+    let watched = WatchedFile::read(ConfigFile::new(path, args.options))?;
+    Ok((watched.config().clone(), Some(watched)))
 }
 
 /// The error, with the environment variable that set the value in place of its flag.
@@ -116,7 +121,7 @@ mod tests {
     fn parse(words: &[&str]) -> Result<ServeConfig, String> {
         let words = ["serve"].iter().chain(words);
         let only = Only::try_parse_from(words).map_err(|error| error.to_string())?;
-        configure(only.serve).map_err(|error| describe(error, |_| None).to_string())
+        configure(only.serve).map(|(config, _)| config).map_err(|error| describe(error, |_| None).to_string())
     }
 
     #[test]
@@ -152,7 +157,7 @@ mod tests {
         let variable = |flag: &str| Some(format!("KUBEFAN_{}", flag.strip_prefix("--")?.to_uppercase()));
         let error = |words: &[&str]| {
             let words = ["serve"].iter().chain(words);
-            describe(configure(Only::parse_from(words).serve).unwrap_err(), variable).to_string()
+            describe(configure(Only::parse_from(words).serve).err().unwrap(), variable).to_string()
         };
         assert_eq!(error(&["--resource=a..b"]), "error: KUBEFAN_RESOURCE \"a..b\": no name of a resource");
         assert!(error(&["--config=/does/not/exist"]).starts_with("error: KUBEFAN_CONFIG /does/not/exist: No such"));

@@ -46,6 +46,7 @@ mod protobuf;
 mod quiet;
 mod recovery;
 mod relists;
+mod reload;
 mod restarts;
 mod resume;
 mod schema_changes;
@@ -134,6 +135,7 @@ fn main() -> std::process::ExitCode {
         quiet::upgrade::TESTS,
         recovery::TESTS,
         relists::TESTS,
+        reload::TESTS,
         restarts::TESTS,
         resume::TESTS,
         schema_changes::TESTS,

@@ -18,8 +18,8 @@ pub(super) fn check(
     report: &mut Report,
 ) -> Option<ServeConfig> {
     report.group("configuration");
-    let config = match serve::configuration(args, given) {
-        Ok(config) => config,
+    let (config, _) = match serve::configuration(args, given) {
+        Ok(configured) => configured,
         Err(error) => {
             let text = error.to_string();
             let text = text.strip_prefix("error: ").unwrap_or(&text);

@@ -86,6 +86,8 @@ impl Verdict {
         let gone = match error {
             ClientError::Unreachable { .. } => true,
             // kubefan's own errors have a reason or a delay. Others are of a proxy in between.
+            // kubefan answers no reads of the resource until its operator switches it back.
+            ClientError::Status(status) if status.reason == "PASSTHROUGH" => true,
             ClientError::Status(status) => {
                 use Code::{Aborted, Cancelled, DeadlineExceeded, Internal, Unavailable, Unknown};
                 status.reason.is_empty()

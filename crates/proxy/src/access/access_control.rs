@@ -24,6 +24,8 @@ use super::{
         non_resource::NonResource, read::Read,
     },
     denial::Denial,
+    modes::Modes,
+    switches::Switches,
     user::Identity,
 };
 use crate::{fanout::Holder, telemetry::metrics::AccessMetrics, upstream::Upstream};
@@ -59,13 +61,15 @@ pub struct AccessControl {
     streams: Option<StreamOptions>,
     /// The number of streams so far, which spreads their reviews.
     started: AtomicU32,
+    switches: Arc<Switches>,
 }
 
 impl AccessControl {
     /// Allows every caller everything (`--authorization-mode=AlwaysAllow`).
     pub fn always_allow() -> Self {
         let authorizer = Authorizer::AlwaysAllow;
-        Self { authenticator: None, cas: None, authorizer, streams: None, started: AtomicU32::new(0) }
+        let switches = Switches::fixed(Modes::default());
+        Self { authenticator: None, cas: None, authorizer, streams: None, started: AtomicU32::new(0), switches }
     }
 
     /// Asks the apiserver (`--authorization-mode=Webhook`). `key` must be random.
@@ -85,7 +89,19 @@ impl AccessControl {
             authorizer: Authorizer::Webhook(Box::new(authorizer)),
             streams: Some(streams),
             started: AtomicU32::new(0),
+            switches: Switches::fixed(Modes::default()),
         }
+    }
+
+    /// Lets the caches answer only what these modes leave to them.
+    #[must_use]
+    pub fn with_switches(self, switches: Arc<Switches>) -> Self {
+        Self { switches, ..self }
+    }
+
+    /// The modes in force.
+    pub fn switches(&self) -> &Arc<Switches> {
+        &self.switches
     }
 
     /// Knows callers by certificates of these CAs, too.

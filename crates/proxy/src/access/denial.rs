@@ -4,6 +4,7 @@
 //! may do. So a text has only what the caller asked for, and what the apiserver's authorizer says
 //! to the caller.
 
+use super::{modes::Mode, switches::Switched};
 use crate::{access::authorization::attributes::Attributes, cache::Refusal};
 
 /// Why a caller is refused.
@@ -17,6 +18,8 @@ pub enum Denial {
     Forbidden(Box<Forbidden>),
     /// The caller may not read this path of kubefan's own.
     ForbiddenPath(Box<ForbiddenPath>),
+    /// The operator has taken this read out of the cache.
+    Switched(Switched),
     /// kubefan acts for the caller only, and the request names another user.
     Impersonation,
     /// The apiserver cannot be asked now.
@@ -100,6 +103,8 @@ impl From<Denial> for Refusal {
                 Self::Denied(format!("{resource} is forbidden: {}{advice}", forbidden.message()))
             }
             Denial::ForbiddenPath(forbidden) => Self::Denied(forbidden.message()),
+            Denial::Switched(switched) if switched.mode == Mode::Deny => Self::Denied(switched.message()),
+            Denial::Switched(switched) => Self::Switched(switched.message()),
             Denial::Impersonation => Self::Denied(IMPERSONATION.to_owned()),
             Denial::Unavailable(why) => Self::Unavailable(why.to_owned()),
             Denial::Busy(message) => Self::Exhausted(message),

@@ -23,11 +23,13 @@ use super::{
     authorization::{Authorized, read::Read},
     bound_object::BoundObject,
     denial::Denial,
+    switches::{AnsweredIn, OpenGuard, OpenWatch},
 };
 use crate::{
     cache::Refusal,
     fanout::{Holder, StreamEnd},
 };
+use kubefan_model::GroupVersionResource;
 
 /// A verdict counts in a review again if it is not older than this part of the interval: streams of
 /// one user share it.
@@ -45,28 +47,50 @@ pub struct Lease(Option<Box<Held>>);
 
 struct Held {
     end: Arc<OnceLock<StreamEnd>>,
-    task: AbortHandle,
+    /// `None` if callers are not distinguished.
+    reviews: Option<AbortHandle>,
+    /// `None` if the modes never change.
+    _open: Option<OpenGuard>,
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.task.abort();
+        self.reviews.iter().for_each(AbortHandle::abort);
     }
 }
 
 impl Lease {
-    /// Starts the reviews of what a stream may read, unless callers are not distinguished. `exists`
-    /// tells whether an object exists, if that is known. `wake` is called when the stream must end.
+    /// Starts the reviews of what a stream may read of the resource `gvr`, unless callers are not
+    /// distinguished. `exists` tells whether an object exists, if that is known. `wake` is called
+    /// when the stream must end.
     pub fn start(
+        access: &Arc<AccessControl>,
+        read: Authorized<Read>,
+        gvr: &GroupVersionResource,
+        holder: Holder,
+        exists: impl Fn(&BoundObject) -> Option<bool> + Send + 'static,
+        wake: impl Fn() + Clone + Send + Sync + 'static,
+    ) -> Self {
+        let end = Arc::new(OnceLock::new());
+        let GroupVersionResource { group, resource, .. } = gvr.clone();
+        let watch = OpenWatch { group, resource, caller: Some(read.caller().clone()), by: AnsweredIn::Cache };
+        let open = access.switches().register(watch, end.clone(), wake.clone());
+        let reviews = Self::review(access, read, holder, exists, (end.clone(), wake));
+        match (&reviews, &open) {
+            (None, None) => Self(None),
+            _ => Self(Some(Box::new(Held { end, reviews, _open: open }))),
+        }
+    }
+
+    fn review(
         access: &Arc<AccessControl>,
         read: Authorized<Read>,
         holder: Holder,
         exists: impl Fn(&BoundObject) -> Option<bool> + Send + 'static,
-        wake: impl Fn() + Send + 'static,
-    ) -> Self {
-        let Some((options, spread)) = access.next_stream() else { return Self(None) };
-        let (access, end) = (access.clone(), Arc::new(OnceLock::new()));
-        let ended = end.clone();
+        (ended, wake): (Arc<OnceLock<StreamEnd>>, impl Fn() + Send + 'static),
+    ) -> Option<AbortHandle> {
+        let (options, spread) = access.next_stream()?;
+        let access = access.clone();
         let task = tokio::spawn(async move {
             let reason = tokio::select! {
                 reason = until_it_ends(&access, &read, holder, options) => reason,
@@ -75,7 +99,7 @@ impl Lease {
             let _ = ended.set(reason);
             wake();
         });
-        Self(Some(Box::new(Held { end, task: task.abort_handle() })))
+        Some(task.abort_handle())
     }
 
     /// Why the stream must end; `None` while it may continue.

@@ -13,6 +13,8 @@
 //!   same, and the grace in an outage.
 //! - [`denial`]: every reason for a refusal.
 //! - [`lease`]: the right to a stream, which is reviewed while the stream lasts.
+//! - [`modes`]: which reads an operator has taken out of the caches; [`switches`]: the modes in force,
+//!   and the open watches that a change of them ends.
 //! - [`access_control`]: both steps behind one type, for the servers.
 
 pub mod access_control;
@@ -21,7 +23,9 @@ pub mod authorization;
 pub mod bound_object;
 pub mod denial;
 pub mod lease;
+pub mod modes;
 pub mod review;
+pub mod switches;
 pub mod user;
 
 pub use access_control::{AccessControl, AccessOptions, StreamOptions};
@@ -37,4 +41,6 @@ pub use authorization::{
 pub use bound_object::BoundObject;
 pub use denial::Denial;
 pub use lease::Lease;
+pub use modes::Mode;
+pub use switches::{AnsweredIn, Switches};
 pub use user::Identity;

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     access::{
-        AccessControl, AccessOptions, Exists, ServiceAccounts, StreamOptions, TrustedCas,
+        AccessControl, AccessOptions, Exists, ServiceAccounts, StreamOptions, Switches, TrustedCas,
         authentication::{
             AuthenticationOptions, authenticator::KEY_BYTES, caller::Clock, certificate::trusted_cas::ClientCaError,
         },
@@ -39,14 +39,14 @@ pub(super) fn client_cas(config: &ServeConfig, clock: Clock) -> Result<Option<Ar
 }
 
 /// Decides who may read what. `exists` looks up what tokens are bound to, `clock` is the wall
-/// clock, and `key` must be random.
+/// clock, and `key` must be
+/// random. The caches answer what `switches` leave to them.
 pub(super) fn control(
     callers: &CallerConfig,
     upstream: &Upstream,
     client_cas: Option<Arc<TrustedCas>>,
     exists: Exists,
-    clock: Clock,
-    key: [u8; KEY_BYTES],
+    (clock, key, switches): (Clock, [u8; KEY_BYTES], Arc<Switches>),
     metrics: &Metrics,
 ) -> Arc<AccessControl> {
     let queue = QueueLimits {
@@ -75,7 +75,7 @@ pub(super) fn control(
     let CallerConfig { reauthorize_interval, stream_age_max: age_max, .. } = *callers;
     let streams = StreamOptions { reauthorize_interval, age_max };
     let options = AccessOptions { authentication, authorization, streams };
-    Arc::new(match callers.mode {
+    let access = match callers.mode {
         AuthorizationMode::AlwaysAllow => AccessControl::always_allow(),
         AuthorizationMode::Webhook => {
             let service_accounts = || ServiceAccounts::new(upstream.clone(), exists, metrics.access());
@@ -83,7 +83,8 @@ pub(super) fn control(
                 .with_client_cas(client_cas)
                 .with_service_accounts(callers.service_account_jwks.then(service_accounts))
         }
-    })
+    };
+    Arc::new(access.with_switches(switches))
 }
 
 /// Who sees the details that the admin port shows: every client where every caller may read

@@ -2,10 +2,15 @@
 //! order. It decides nothing else; policies about caches are in [`crate::caches`].
 
 mod auditing;
+mod cache_registry;
 mod callers;
+mod clock;
+mod failure;
+mod live;
 pub mod open_files;
 mod peer_records;
 pub mod peers;
+pub mod reload;
 mod server_options;
 
 use std::{
@@ -19,29 +24,33 @@ use std::{
 
 use futures::{FutureExt, Stream, StreamExt};
 use prometheus::Registry as PrometheusRegistry;
-use tokio::{task::JoinHandle, time::timeout};
+use tokio::{sync::Notify, task::JoinHandle, time::timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tracing::{info, warn};
 
-use self::{auditing::Audit, peer_records::PeerRecords};
+use self::{
+    auditing::Audit,
+    cache_registry::registry,
+    clock::{unix_time, wall_clock},
+    failure::{chain, server_error},
+    peer_records::PeerRecords,
+    reload::WatchedFile,
+};
 use crate::{
     access::{
-        AccessControl, BoundObject, TrustedCas,
+        AccessControl, BoundObject, Switches, TrustedCas,
         authentication::certificate::{cluster, trusted_cas::ClientCaError},
     },
     audit::AuditLog,
-    cache::{RetainedLimits, RingLimits},
     caches::{
-        CacheContext, EncodingLimits, ListScheduler, OnDemandLimits, Registry, RegistryOptions, SizeLimits,
+        Registry,
         memory_pressure::{self, MemoryBudget},
     },
-    config::{
-        AuthorizationMode, CacheCompression, ConsistentReads, FormConfig, PassthroughConfig, ServeConfig, WatchListMode,
-    },
-    fanout::{Catalog, GateLimits},
-    peer::{self, PeerError, Peers, TransferLog},
+    config::{AuthorizationMode, PassthroughConfig, ServeConfig},
+    fanout::Catalog,
+    peer::{self, PeerError, TransferLog},
     server::{
         Server, ServerOptions,
         admin::{self, Admin},
@@ -61,10 +70,7 @@ use crate::{
     upstream::{
         Source, Upstream, UpstreamError,
         client::{UpstreamObserver, UpstreamOptions, Verb},
-        discovery::{Discovery, DiscoveryOptions},
-        lines::LINE_BYTES_MAX,
         passthrough::{Credentials, Passthrough, PassthroughOptions, check_reviewer},
-        reflector::ReflectorOptions,
         settings::SettingsError,
     },
 };
@@ -126,13 +132,17 @@ pub struct App {
     certificate: Option<Arc<Certificate>>,
     client_cas: Option<Arc<TrustedCas>>,
     audit: Audit,
+    /// `None` if the configuration never changes.
+    watched: Option<(WatchedFile, Arc<Notify>)>,
 }
 
 /// Binds, prints the addresses to stderr, and serves until `shutdown` completes and every stream
-/// has ended, or the drain timeout has passed. Each item of `reloads` reads the certificate and the
-/// CAs of clients again, and opens the audit log again. Raises the process's limit of open files.
+/// has ended, or the drain timeout has passed. Each item of `reloads` reads the configuration file,
+/// the certificate and the CAs of clients again, and opens the audit log again. `watched` is the
+/// file that `config` is from; its changes are applied. Raises the process's limit of open files.
 pub async fn run(
     mut config: ServeConfig,
+    watched: Option<WatchedFile>,
     shutdown: impl Future<Output = ()> + Send,
     reloads: impl Stream<Item = ()> + Send,
 ) -> Result<(), AppError> {
@@ -140,7 +150,7 @@ pub async fn run(
     let memory_max = memory_pressure::resident_max(memory_given(&config));
     let connections_max = open_files::connections_max(given, (open_files, memory_max), &config.passthrough);
     config.serving.connections_max = Some(connections_max);
-    let app = App::bind(config).await?;
+    let mut app = App::bind(config).await?;
     // Only now: a start that fails prints one line.
     open_files::log(open_files, connections_max, given);
     let (data, admin) = app.bound()?;
@@ -149,9 +159,13 @@ pub async fn run(
     if let Some(peers) = app.bound_for_peers()? {
         eprintln!("kubefan: serving peers on {peers}");
     }
+    let read_file = Arc::new(Notify::new());
+    app.watched = watched.map(|watched| (watched, read_file.clone()));
+    let is_watched = app.watched.is_some();
     let (certificate, client_cas) = (app.certificate.clone(), app.client_cas.clone());
     let audit_file = app.audit.reopen.clone();
     let reloading = reloads.for_each(async |()| {
+        read_file.notify_one();
         if let Some(audit_file) = &audit_file {
             audit_file.reopen();
             info!("the audit log is opened again before the next record");
@@ -161,7 +175,8 @@ pub async fn run(
                 certificate.reload();
                 client_cas.iter().for_each(|cas| cas.reload());
             }
-            None => info!("nothing to read again: the data port has no certificate"),
+            None if is_watched => {}
+            None => info!("nothing to read again: the data port has no certificate, and there is no --config"),
         }
     });
     let reloading = reloading.then(|()| std::future::pending::<Infallible>());
@@ -256,7 +271,21 @@ impl App {
         let path = config.audit.path.clone().unwrap_or_default();
         let audit = auditing::start(&config.audit, wall_clock, seed, &metrics);
         let audit = audit.map_err(|error| AppError::Audit { path, error })?;
-        Ok(Self { config, upstream, source, proxy, metrics, data, admin, peer, tls, certificate, client_cas, audit })
+        Ok(Self {
+            config,
+            upstream,
+            source,
+            proxy,
+            metrics,
+            data,
+            admin,
+            peer,
+            tls,
+            certificate,
+            client_cas,
+            audit,
+            watched: None,
+        })
     }
 
     /// The metrics that `/metrics` serves.
@@ -293,6 +322,7 @@ impl App {
             certificate: _,
             client_cas,
             audit,
+            watched,
         } = self;
         let Audit { log, writer, .. } = audit;
         // The writer ends with the last copy of the log.
@@ -313,9 +343,14 @@ impl App {
         }
         let caches = registry.clone();
         let exists = Arc::new(move |object: &BoundObject| caches.exists(&object.gvr(), &object.key, &object.uid));
-        let access = callers::control(&config.callers, &upstream, client_cas, exists, wall_clock, key, &metrics);
+        let modes = config.modes.modes.clone();
+        let switches = if watched.is_some() { Switches::new(modes) } else { Switches::fixed(modes) };
+        let control = (wall_clock as fn() -> SystemTime, key, switches.clone());
+        let access = callers::control(&config.callers, &upstream, client_cas, exists, control, &metrics);
         let mut admin = serve_admin(admin, tls.clone(), &access, &config, &registry, &metrics, &stop)?;
-        let (readers, mut data) = serve_data(data, tls, (access, log, proxy), &config, &registry, &metrics, &drain)?;
+        let reloaded = registry.clone();
+        let (readers, set_places, mut data) =
+            serve_data(data, tls, (access, log, proxy), &config, &registry, &metrics, &drain)?;
         if let Some(budget) = budget {
             let end_unread = move || readers.end_some();
             let keep_within = memory_pressure::keep_within(registry.clone(), metrics.clone(), budget, end_unread);
@@ -325,6 +360,12 @@ impl App {
             let incoming = listener.incoming(0);
             let from: (_, Arc<dyn TransferLog>) = (registry.clone(), Arc::new(PeerRecords(log)));
             tokio::spawn(peer::server::serve(incoming, tls, from, metrics.clone(), stop.clone()));
+        }
+        metrics.reload().started(unix_time());
+        if let Some((file, asked)) = watched {
+            let apply = live::apply(switches, reloaded, set_places);
+            let following = file.follow(asked, metrics.reload().clone(), unix_time, apply);
+            tokio::spawn(stop.clone().run_until_cancelled_owned(following));
         }
         info!(apiserver = upstream.server(), lists_and_watches_at, "started");
 
@@ -358,72 +399,6 @@ impl App {
 
 fn memory_given(config: &ServeConfig) -> Option<usize> {
     config.serving.memory_bytes_max.map(|given| usize::try_from(given).unwrap_or(usize::MAX))
-}
-
-/// The clock that the time of a certificate is compared with.
-#[expect(clippy::disallowed_methods, reason = "the time enters here; code below takes it as a parameter")]
-fn wall_clock() -> SystemTime {
-    SystemTime::now()
-}
-
-fn registry(
-    config: &ServeConfig,
-    (upstream, source): (&Upstream, Source),
-    peers: Option<Peers>,
-    memory_bytes_max: Option<usize>,
-    metrics: &Arc<Metrics>,
-    stop: &CancellationToken,
-) -> Arc<Registry> {
-    let limit = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
-    let encoding =
-        |config: FormConfig| EncodingLimits { bytes_max: limit(config.bytes_max), idle_timeout: config.idle_timeout };
-    let context = CacheContext {
-        upstream: upstream.clone(),
-        source,
-        discovery: Arc::new(Discovery::new(upstream.clone(), DiscoveryOptions::default())),
-        lists: ListScheduler::new(config.upstream.lists_max, metrics.lists()),
-        reflector: ReflectorOptions {
-            page_size: config.upstream.page_size,
-            watch_list: config.upstream.watch_list == WatchListMode::Auto,
-            upstream_idle_timeout: config.upstream.idle_timeout,
-            line_bytes_max: LINE_BYTES_MAX,
-        },
-        upstream_field_selector: config.upstream.field_selector.as_ref().map(ToString::to_string).unwrap_or_default(),
-        schema_check_interval: config.upstream.schema_check_interval,
-        cache_compression: config.cache.compression == CacheCompression::Zstd,
-        peers,
-        seed: None,
-    };
-    let options = RegistryOptions {
-        resources: config.cache.resources.clone(),
-        namespaces: config.cache.namespaces.clone(),
-        ring: RingLimits {
-            ring_bytes_max: config.cache.ring_bytes_max.map(limit),
-            ring_events_max: config.cache.ring_events_max,
-            ring_age_max: config.cache.ring_age_max,
-            residue_bytes_max: config.cache.residue_bytes_max.map(limit),
-        },
-        coalesce_max: config.serving.coalesce_max,
-        gate: GateLimits {
-            snapshots_max: config.serving.snapshots_max,
-            snapshot_queue_timeout: config.serving.snapshot_queue_timeout,
-        },
-        staleness_max: config.serving.staleness_max,
-        proves: config.serving.consistent_reads == ConsistentReads::Probe,
-        self_check_interval: config.upstream.self_check_interval,
-        on_demand: config.on_demand.is_on.then(|| OnDemandLimits {
-            on_demand_resources_max: config.on_demand.resources_max,
-            size: SizeLimits {
-                on_demand_objects_max: config.on_demand.objects_max,
-                on_demand_bytes_max: limit(config.on_demand.bytes_max),
-            },
-            on_demand_idle_timeout: config.on_demand.idle_timeout,
-        }),
-        protobuf: config.on_demand.protobuf().map(encoding),
-        tables: config.on_demand.tables().map(encoding),
-        retained: RetainedLimits::of_memory(memory_bytes_max).with_selectors(config.serving.selector_bytes_max),
-    };
-    Registry::new(context, options, metrics.clone(), stop.clone())
 }
 
 type ServerTask = JoinHandle<Result<(), String>>;
@@ -463,7 +438,7 @@ fn serve_data(
     registry: &Arc<Registry>,
     metrics: &Arc<Metrics>,
     drain: &CancellationToken,
-) -> Result<(Arc<Readers>, ServerTask), AppError> {
+) -> Result<(Arc<Readers>, live::SetPlaces, ServerTask), AppError> {
     let failed = |error: &dyn std::error::Error| AppError::Server { what: "the gRPC server", message: chain(error) };
     let (reporter, health_service) = tonic_health::server::health_reporter();
     let reflection = || {
@@ -486,8 +461,10 @@ fn serve_data(
     let names_resources = !access.reviews();
     let server = Server::new(catalog, others, options, (access, audit), proxy, metrics.clone(), drain.clone());
     let (registry, drain) = (registry.clone(), drain.clone());
+    let reader = server.reader().clone();
     Ok((
         server.readers().clone(),
+        Box::new(move |subscribers_max, reads_max| reader.set_places(subscribers_max, reads_max)),
         tokio::spawn(async move {
             health::report_not_serving(&reporter).await;
             let changes = registry.changes();
@@ -501,19 +478,4 @@ fn serve_data(
             Ok(())
         }),
     ))
-}
-
-fn server_error(what: &'static str, result: Result<Result<(), String>, tokio::task::JoinError>) -> AppError {
-    let message = match result {
-        Ok(Ok(())) => "it ended without an error".to_owned(),
-        Ok(Err(message)) => message,
-        Err(error) => error.to_string(),
-    };
-    AppError::Server { what, message }
-}
-
-/// An error with its causes, because many libraries omit them from their own text.
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |error| error.source());
-    std::iter::once(error).chain(causes).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

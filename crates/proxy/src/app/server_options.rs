@@ -18,11 +18,8 @@ impl From<&ServeConfig> for ServerOptions {
                 &config.passthrough,
             ),
             calls_pending_max: config.serving.calls_pending_max,
-            subscribers_max: PlacesMax {
-                all: config.serving.subscribers_max,
-                per_identity: config.serving.subscribers_max_per_identity,
-            },
-            reads_max: PlacesMax { all: config.serving.reads_max, per_identity: config.serving.reads_max_per_identity },
+            subscribers_max: subscribers_max(config),
+            reads_max: reads_max(config),
             pending_bytes_max: config.serving.pending_bytes_max,
             selectors: SelectorLimits {
                 terms_max: config.serving.selector_terms_max,
@@ -39,6 +36,17 @@ impl From<&ServeConfig> for ServerOptions {
             guard: config.serving.tls.is_none().then(|| guard(config)),
         }
     }
+}
+
+/// How many streams are served at a time.
+pub(super) fn subscribers_max(config: &ServeConfig) -> PlacesMax {
+    let serving = &config.serving;
+    PlacesMax { all: serving.subscribers_max, per_identity: serving.subscribers_max_per_identity }
+}
+
+/// How many lists and gets are served at a time.
+pub(super) fn reads_max(config: &ServeConfig) -> PlacesMax {
+    PlacesMax { all: config.serving.reads_max, per_identity: config.serving.reads_max_per_identity }
 }
 
 /// Off loopback, requests may also name a Service. Where `/etc/resolv.conf` cannot be read, the

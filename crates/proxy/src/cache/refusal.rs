@@ -86,6 +86,9 @@ pub enum Refusal {
     /// Upstream could not be asked.
     #[error("{0}")]
     Unavailable(String),
+    /// The operator lets the apiserver answer.
+    #[error("{0}")]
+    Switched(String),
     /// kubefan is shutting down.
     #[error("kubefan is shutting down; try again, another replica may answer")]
     Draining,

@@ -9,7 +9,8 @@ use std::{
 };
 
 use tokio::{task::JoinSet, time::timeout};
-use tracing::warn;
+use tokio_util::task::AbortOnDropHandle;
+use tracing::{info, warn};
 
 use super::{
     cache_entry::{Cache, UncachedReason},
@@ -24,12 +25,62 @@ use crate::{
 };
 use kubefan_model::{GroupVersionResource, Media, Scope, object::ObjectParser};
 
+/// Why a configured resource has no cache at first.
+pub(super) const NOT_ASKED: &str = "the apiserver was not asked yet";
+
 /// The longest wait before the next look for a resource that does not exist: someone may create its
 /// CRD.
 const NOT_FOUND_WAIT_MAX: Duration = Duration::from_secs(10);
 
+/// Keeps the configured resources cached, without end, also when others are configured.
+pub(super) async fn keep_configured(registry: Arc<Registry>) {
+    let mut configured = registry.configured.subscribe();
+    let mut is_running = false;
+    let mut kept: Vec<(ConfiguredResource, AbortOnDropHandle<()>)> = Vec::new();
+    loop {
+        configured.mark_unchanged();
+        let wanted = configured.borrow().clone();
+        let (stay, gone): (Vec<_>, Vec<_>) = kept.into_iter().partition(|(resource, _)| wanted.contains(resource));
+        kept = stay;
+        for (resource, task) in gone {
+            task.abort();
+            // Until it has ended it could add a cache.
+            let _ = task.await;
+            forget(&registry, &resource.name);
+        }
+        for resource in wanted {
+            if kept.iter().all(|(known, _)| *known != resource) {
+                if is_running {
+                    registry.added.insert(resource.name.clone(), ());
+                }
+                let message = NOT_ASKED.to_owned();
+                registry.set_uncached(&resource.name, UncachedReason { phase: Phase::Syncing, message });
+                let task = tokio::spawn(keep_cached(registry.clone(), resource.clone()));
+                kept.push((resource, AbortOnDropHandle::new(task)));
+            }
+        }
+        is_running = true;
+        if configured.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Ends the caches of a resource that is no longer configured.
+fn forget(registry: &Registry, name: &str) {
+    info!(resource = name, "no longer cached: it is not configured any more");
+    for cache in registry.caches.remove_all(|cache| !cache.on_demand && cache.name == name) {
+        cache.stop.cancel();
+        let end = StreamEnd::Stopped(format!("{name} is no longer cached: it is not configured any more"));
+        cache.served.hub.close(Phase::Syncing, end);
+    }
+    registry.uncached.remove(name);
+    registry.added.remove(name);
+    registry.changed();
+}
+
 /// Keeps one configured resource cached, without end.
-pub(super) async fn keep_cached(registry: Arc<Registry>, resource: ConfiguredResource) {
+async fn keep_cached(registry: Arc<Registry>, resource: ConfiguredResource) {
     let ConfiguredResource { name, media } = resource;
     let mut retry = Retry::new(registry.context.upstream.clone(), registry.context.generator());
     // Only the first start asks peers. Later, readers would wait for them.

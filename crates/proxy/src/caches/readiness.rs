@@ -33,15 +33,24 @@ impl Registry {
             // A stale cache is ready within `staleness_max`: an outage of upstream affects all
             // replicas alike, so removing this one helps no client.
             let refused = self.options.staleness_max.is_some_and(|max| age.is_none_or(|age| age > max));
-            lines.push((cache.on_demand || phase.serves() && !refused, line));
+            let is_ready = if phase.serves() { !refused } else { self.is_added(&cache.name) };
+            lines.push((cache.on_demand || is_ready, line));
         }
         for uncached in self.uncached.iter() {
             // Requests for a resource that does not exist are answered with NOT_FOUND.
-            lines.push((uncached.phase == Phase::NotFound, line(uncached.key(), uncached.phase, &uncached.message)));
+            let is_ready = uncached.phase == Phase::NotFound || self.is_added(uncached.key());
+            lines.push((is_ready, line(uncached.key(), uncached.phase, &uncached.message)));
         }
         lines.extend(self.context.upstream.identity().map(|identity| (true, format!("identity {identity}"))));
         lines.sort_by(|(_, a), (_, b)| a.cmp(b));
         (lines.iter().all(|(ok, _)| *ok), lines)
+    }
+
+    /// Whether a resource was configured while kubefan runs. All replicas read the same file: were
+    /// they not ready until it is synced, none would be left, and never again if kubefan may not
+    /// read it.
+    fn is_added(&self, name: &str) -> bool {
+        self.added.contains_key(name)
     }
 
     /// Whether each resource is served, by its configured and its full name. A name alone covers

@@ -21,6 +21,7 @@ use super::{
     backfiller::Backfiller,
     cache_entry::{Cache, CacheEnd, CacheId, UncachedReason},
     cache_map::CacheMap,
+    configured::NOT_ASKED,
     consistency::Prover,
     context::CacheContext,
     discovered::DiscoveredResource,
@@ -79,6 +80,10 @@ pub struct Registry {
     /// What all caches together may hold beyond objects and history.
     budgets: ProcessBudgets,
     pub(super) caches: CacheMap,
+    /// The resources to cache.
+    pub(super) configured: watch::Sender<Vec<ConfiguredResource>>,
+    /// The names of those that were not configured at the start.
+    pub(super) added: DashMap<String, ()>,
     /// The configured resources without a cache, by their configured names.
     pub(super) uncached: DashMap<String, UncachedReason>,
     /// The caches that readers started and that failed, with the time and the reason.
@@ -111,7 +116,7 @@ impl Registry {
         stop: CancellationToken,
     ) -> Arc<Self> {
         let uncached = options.resources.iter().map(|resource| {
-            let message = "the apiserver was not asked yet".to_owned();
+            let message = NOT_ASKED.to_owned();
             (resource.name.clone(), UncachedReason { phase: Phase::Syncing, message })
         });
         let uncached = uncached.collect();
@@ -119,10 +124,12 @@ impl Registry {
         Arc::new(Self {
             context,
             budgets: ProcessBudgets::new(options.retained),
+            configured: watch::Sender::new(options.resources.clone()),
             options,
             gate,
             metrics,
             caches: CacheMap::default(),
+            added: DashMap::new(),
             uncached,
             refused: DashMap::new(),
             without_room: DashMap::new(),
@@ -134,6 +141,12 @@ impl Registry {
             changes: watch::Sender::new(0),
             stop,
         })
+    }
+
+    /// Replaces the resources to cache. New ones are cached as at the start; the streams of those
+    /// that are missing end.
+    pub fn configure(&self, resources: Vec<ConfiguredResource>) {
+        self.configured.send_replace(resources);
     }
 
     fn hub_options(&self) -> HubOptions {

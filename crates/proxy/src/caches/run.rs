@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::task::JoinSet;
 
-use super::{configured::keep_cached, on_demand::drop_idle, registry::Registry, self_check::check_all};
+use super::{configured::keep_configured, on_demand::drop_idle, registry::Registry, self_check::check_all};
 
 impl Registry {
     /// Keeps every configured resource cached, drops idle caches and runs self-checks, until the
@@ -13,9 +13,7 @@ impl Registry {
         let mut tasks = JoinSet::new();
         let discovery = self.context.discovery.clone();
         tasks.spawn(async move { discovery.keep_fresh().await });
-        for resource in self.options.resources.clone() {
-            tasks.spawn(keep_cached(self.clone(), resource));
-        }
+        tasks.spawn(keep_configured(self.clone()));
         if let Some(idle_timeout) = self.idle_timeout() {
             tasks.spawn(drop_idle(self.clone(), idle_timeout));
         }

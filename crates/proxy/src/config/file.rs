@@ -86,15 +86,19 @@ impl Visitor<'_> for KeyVisitor {
     }
 }
 
-/// Reads a file. Blocks meanwhile.
-pub fn read(path: &Path) -> Result<ServeOptions, ConfigError> {
+/// Reads the content of a file. Blocks meanwhile.
+pub(super) fn content(path: &Path) -> Result<String, ConfigError> {
     let broken = |message: String| ConfigError::File { file: path.to_owned(), message };
     let metadata = fs::metadata(path).map_err(|error| broken(error.to_string()))?;
     if metadata.len() > FILE_BYTES_MAX {
         return Err(broken(format!("longer than {FILE_BYTES_MAX} bytes")));
     }
-    let text = fs::read_to_string(path).map_err(|error| broken(error.to_string()))?;
-    parse(&text).map_err(broken)
+    fs::read_to_string(path).map_err(|error| broken(error.to_string()))
+}
+
+/// Reads the options in the content of the file at `path`.
+pub(super) fn parse_at(path: &Path, content: &str) -> Result<ServeOptions, ConfigError> {
+    parse(content).map_err(|message| ConfigError::File { file: path.to_owned(), message })
 }
 
 fn parse(text: &str) -> Result<ServeOptions, String> {

@@ -122,6 +122,23 @@ macro_rules! section {
             }
         }
 
+        impl $options {
+            /// The keys of the settings that differ.
+            #[allow(unused_variables, reason = "an option with a field of its own is compared as such")]
+            pub(super) fn changed(options: (&Self, &Self), config: (&$config, &$config)) -> Vec<&'static str> {
+                let mut changed = Vec::new();
+                $(
+                    let same = $crate::config::section::is_same!(
+                        options, config, $name $(, $field)? $(, $bare_field)?
+                    );
+                    if !same {
+                        changed.push($crate::config::names::spelled!("", Camel, $name));
+                    }
+                )*
+                changed
+            }
+        }
+
         impl $crate::config::section::Section for $options {
             const KEYS: &'static [&'static str] = &[$(
                 $crate::config::names::spelled!("", Camel, $name),
@@ -163,6 +180,17 @@ macro_rules! section {
     };
 }
 pub(super) use section;
+
+/// Whether an option is the same: as its field of the configuration, or as it was given.
+macro_rules! is_same {
+    ($options:ident, $config:ident, $name:ident) => {
+        $options.0.$name == $options.1.$name
+    };
+    ($options:ident, $config:ident, $name:ident, $field:ident) => {
+        $config.0.$field == $config.1.$field
+    };
+}
+pub(super) use is_same;
 
 /// The name of an option's flag: that of its field, unless the declaration names another.
 macro_rules! flag_name {

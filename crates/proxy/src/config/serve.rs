@@ -10,6 +10,7 @@ use super::{
     cache::{CacheConfig, CacheOptions},
     callers::{AuthorizationMode, CallerConfig, CallerOptions, default_mode},
     logging::{LoggingConfig, LoggingOptions},
+    modes::{ModeConfig, ModeOptions},
     on_demand::{OnDemandConfig, OnDemandOptions},
     passthrough::{PassthroughConfig, PassthroughMode, PassthroughOptions},
     peers::{PeerConfig, PeerOptions},
@@ -52,6 +53,16 @@ macro_rules! sections {
                 Ok($(self.$section.read(key, map)?)||*)
             }
 
+            /// The keys of the settings that differ. Those that become a field of the configuration
+            /// are compared as such: a default that is given does not differ from one that is not.
+            pub(super) fn changed(options: (&Self, &Self), config: (&ServeConfig, &ServeConfig)) -> Vec<&'static str> {
+                let changed = [$($options::changed(
+                    (&options.0.$section, &options.1.$section),
+                    (&config.0.$section, &config.1.$section),
+                )),*];
+                changed.concat()
+            }
+
             fn resolve(self) -> Result<ServeConfig, ConfigError> {
                 Ok(ServeConfig { $($section: self.$section.resolve()?),* })
             }
@@ -88,6 +99,8 @@ sections! {
     peer: PeerOptions => PeerConfig;
     /// The log.
     logging: LoggingOptions => LoggingConfig;
+    /// Who answers reads.
+    modes: ModeOptions => ModeConfig;
 }
 
 impl ServeOptions {
@@ -130,6 +143,7 @@ impl ServeOptions {
                 resource.name
             ));
         }
+        config.modes.check(&config.callers, &config.passthrough)?;
         check_staleness(serving.staleness_max, config.upstream.idle_timeout)?;
         Ok(config)
     }

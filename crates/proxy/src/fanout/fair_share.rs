@@ -117,7 +117,7 @@ pub struct Shares {
     held: usize,
     /// The places of each holder, by level. Every count is above zero.
     levels: [HashMap<LevelKey, usize>; LEVELS],
-    /// The places of each identity, if they are limited.
+    /// The places of each identity, which may be limited.
     identities: HashMap<LevelKey, usize>,
 }
 
@@ -142,6 +142,11 @@ impl Shares {
     /// Changes the number of places. Those that are held stay held, even if they are more.
     pub fn set_places_max(&mut self, places_max: usize) {
         self.places_max = places_max;
+    }
+
+    /// Changes both numbers. Places that are held stay held, even if they are more.
+    fn set(&mut self, PlacesMax { all, per_identity }: PlacesMax) {
+        (self.places_max, self.per_identity_max) = (all, per_identity);
     }
 
     /// The number of places that nothing holds.
@@ -186,7 +191,7 @@ impl Shares {
                 *counts.entry(key).or_default() += 1;
             }
         }
-        if let (Some(_), Some(key)) = (self.per_identity_max, identity(holder)) {
+        if let Some(key) = identity(holder) {
             *self.identities.entry(key).or_default() += 1;
         }
     }
@@ -252,6 +257,11 @@ impl FairPool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Changes the number of places. Those that are held stay held, even if they are more.
+    pub fn set(&self, places_max: PlacesMax) {
+        self.shares().set(places_max);
+    }
+
     /// The number of places.
     pub fn places_max(&self) -> usize {
         self.shares().places_max()
@@ -314,6 +324,18 @@ mod tests {
         assert!(pool.try_take_many(holder(2, 2), 10).is_some());
         drop(held);
         assert_eq!(pool.shares().free(), 160);
+    }
+
+    #[test]
+    fn a_limit_that_is_set_later_counts_what_is_held_already() {
+        let pool = FairPool::new(100);
+        let held = [pool.try_take(holder(1, 1)), pool.try_take(holder(2, 1))];
+        pool.set(PlacesMax { all: 100, per_identity: Some(2) });
+        assert!(pool.try_take(holder(3, 1)).is_none() && pool.try_take(holder(4, 2)).is_some());
+        drop(held);
+        assert!(pool.try_take(holder(3, 1)).is_some());
+        pool.set(PlacesMax { all: 0, per_identity: None });
+        assert!(pool.try_take(holder(3, 1)).is_none());
     }
 
     fn fill(pool: &Arc<FairPool>, holders: impl Iterator<Item = Option<Holder>>) -> Vec<Place> {

@@ -47,6 +47,11 @@ pub enum StreamEnd {
     /// The caller must authenticate itself again.
     #[error("{0}; resume with a valid credential, nothing is lost")]
     Reauthenticate(&'static str),
+    /// The operator has changed who answers reads of this resource.
+    #[error(
+        "kubefan's operator has changed the mode of {0} (modes in kubefan's configuration file); come back, nothing is lost"
+    )]
+    Switched(String),
     /// kubefan is shutting down.
     #[error("kubefan is shutting down; resume, another replica may answer")]
     Draining,
@@ -54,7 +59,7 @@ pub enum StreamEnd {
 
 impl StreamEnd {
     /// Every label, for pre-created metrics.
-    pub const ALL: [&str; 13] = [
+    pub const ALL: [&str; 14] = [
         "timeout",
         "deadline",
         "cancelled",
@@ -67,6 +72,7 @@ impl StreamEnd {
         "stopped",
         "revoked",
         "reauthenticate",
+        "switched",
         "draining",
     ];
 
@@ -85,6 +91,7 @@ impl StreamEnd {
             Self::Stopped(_) => "stopped",
             Self::Revoked(_) => "revoked",
             Self::Reauthenticate(_) => "reauthenticate",
+            Self::Switched(_) => "switched",
             Self::Draining => "draining",
         }
     }

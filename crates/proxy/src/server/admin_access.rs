@@ -101,6 +101,8 @@ pub fn refused(denial: Denial) -> Refused {
         Denial::Impersonation => {
             (StatusCode::FORBIDDEN, "the admin port lets no caller act as another user".to_owned())
         }
+        // No path of the admin port has a mode.
+        Denial::Switched(switched) => (StatusCode::FORBIDDEN, switched.message()),
         Denial::Unavailable(why) => (StatusCode::SERVICE_UNAVAILABLE, why.to_owned()),
         Denial::Busy(message) => (StatusCode::TOO_MANY_REQUESTS, message),
     };

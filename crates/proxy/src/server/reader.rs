@@ -14,7 +14,10 @@ use super::{
     selector_limits::SelectorLimits,
 };
 use crate::{
-    access::{AccessControl, Authorized, BoundObject, Caller, Denial, Lease, Presented, Read, ReadVerb},
+    access::{
+        AccessControl, Authorized, BoundObject, Caller, Denial, Lease, Mode, Presented, Read, ReadVerb, Switches,
+        switches::Switched,
+    },
     audit::Notes,
     cache::Backfill,
     fanout::{
@@ -88,6 +91,12 @@ impl<C: Catalog> Reader<C> {
         Self { catalog, access, drain, subscribers, reads, pending, selectors }
     }
 
+    /// Changes how many streams, and how many lists and gets, are served at a time.
+    pub fn set_places(&self, subscribers_max: PlacesMax, reads_max: PlacesMax) {
+        self.subscribers.set(subscribers_max);
+        self.reads.set(reads_max);
+    }
+
     /// Cancelled when kubefan shuts down and every stream must end.
     pub fn drain(&self) -> &CancellationToken {
         &self.drain
@@ -111,12 +120,45 @@ impl<C: Catalog> Reader<C> {
         }
         let _until_the_verdict = self.pend(presented, read.bytes())?;
         let caller = self.known(presented, notes).await?;
-        let needs_full_name = self.access.reviews() || notes.is_on();
+        let switches = self.access.switches();
+        let needs_full_name = self.access.reviews() || notes.is_on() || switches.is_any_set();
         let read = if needs_full_name { self.with_full_name(read).await } else { read };
         notes.read(&read);
+        let v1alpha1::Target { group, resource, .. } = read.target();
+        switches.check(group, resource, &caller).map_err(Denial::Switched)?;
         let verdict = self.access.authorize(&caller, read, presented).await;
         notes.decided(&verdict);
         verdict
+    }
+
+    /// Who answers a read of a resource, and the caller if that decides it. Without rules it costs
+    /// nothing, and a caller that no rule of the resource names is not asked for.
+    ///
+    /// # Errors
+    /// Why the caller is not known, or that the read is denied.
+    pub async fn mode(
+        &self,
+        (group, resource): (&str, &str),
+        presented: &Presented,
+        notes: &Notes,
+    ) -> Result<(Mode, Option<Caller>), Denial> {
+        let switches = self.access.switches();
+        let (mode, caller) = match switches.mode(group, resource, None) {
+            Some(mode) => (mode, None),
+            None => {
+                let caller = self.authenticate(presented, notes).await?;
+                (switches.mode(group, resource, Some(&caller)).unwrap_or(Mode::Deny), Some(caller))
+            }
+        };
+        match mode {
+            Mode::Deny => Err(Denial::Switched(Switched::new(mode, group, resource))),
+            _ => Ok((mode, caller)),
+        }
+    }
+
+    /// The modes in force.
+    pub fn switches(&self) -> &Arc<Switches> {
+        self.access.switches()
     }
 
     /// The memory of a request that waits for its verdict. Its caller is not known yet, and many
@@ -152,10 +194,11 @@ impl<C: Catalog> Reader<C> {
     }
 
     /// The right to continue a watch of what may be read, which is reviewed while the watch lasts.
-    pub fn lease(&self, read: Authorized<Read>, holder: Holder, stream: OfStream) -> Lease {
+    pub fn lease(&self, read: Authorized<Read>, gvr: &GroupVersionResource, holder: Holder, stream: OfStream) -> Lease {
         let catalog = self.catalog.clone();
         let exists = move |object: &BoundObject| catalog.exists(&object.gvr(), &object.key, &object.uid);
-        Lease::start(&self.access, read, holder, exists, move || {
+        let stream = Arc::new(stream);
+        Lease::start(&self.access, read, gvr, holder, exists, move || {
             stream.wake();
         })
     }
@@ -200,7 +243,7 @@ impl<C: Catalog> Reader<C> {
             let target = v1alpha1::Target { group, version, resource, namespace, ..v1alpha1::Target::default() };
             match self.authorize(presented, Read::collection(ReadVerb::List, target), &apart).await {
                 Ok(_) => listed.push(status),
-                Err(Denial::Forbidden(_)) => {}
+                Err(Denial::Forbidden(_) | Denial::Switched(_)) => {}
                 Err(denial) => return Err(denial),
             }
         }

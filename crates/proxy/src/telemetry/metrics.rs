@@ -9,6 +9,7 @@ mod audit;
 mod cache;
 mod labels;
 mod register;
+mod reload;
 
 use std::sync::Arc;
 
@@ -19,6 +20,7 @@ pub use self::{
     audit::AuditMetrics,
     cache::{CacheGauges, CacheMetrics, UpstreamWatchGuard},
     labels::{ConnectionEnd, Lag, PassthroughRefusal, Proof, Resume, SelfCheck, Transfer, WarmStart, WatchPurpose},
+    reload::ReloadMetrics,
 };
 use self::{cache::CacheFamilies, register::Registrar};
 use super::requests::RequestMetrics;
@@ -31,6 +33,7 @@ pub struct Metrics {
     requests: RequestMetrics,
     access: AccessMetrics,
     audit: AuditMetrics,
+    reload: ReloadMetrics,
     gate: GateMetrics,
     lists: ListMetrics,
     memory_used: IntGauge,
@@ -105,6 +108,7 @@ impl Metrics {
             requests: RequestMetrics::new(&registry)?,
             access: AccessMetrics::new(&register)?,
             audit: AuditMetrics::new(&register)?,
+            reload: ReloadMetrics::new(&register)?,
             gate,
             lists,
             memory_used: register
@@ -162,6 +166,11 @@ impl Metrics {
     /// The number of gRPC calls whose request has not arrived.
     pub fn calls_pending(&self) -> IntGauge {
         self.calls_pending.clone()
+    }
+
+    /// The metrics of the configuration file.
+    pub fn reload(&self) -> &ReloadMetrics {
+        &self.reload
     }
 
     /// The end of the data port's certificate, in seconds since 1970.

@@ -87,7 +87,7 @@ impl World {
             "pods" => Some(!missing.load(Ordering::Relaxed)),
             _ => None,
         };
-        Lease::start(&self.access, read, holder, exists, move || {
+        Lease::start(&self.access, read, &GroupVersionResource::new("", "v1", "pods"), holder, exists, move || {
             woken.fetch_add(1, Ordering::Relaxed);
         })
     }

@@ -117,7 +117,7 @@ impl<C: Catalog> Service<C> {
             let terms = SubscribeOptions { on_lag, on_expired, cluster, holder: Some(holder), ..start.into() };
             let of_stream = stream_waker.of_stream();
             let subscription = reader.subscribe(&served, selection, format, terms, stream_waker).await?;
-            let lease = reader.lease(read, holder, of_stream);
+            let lease = reader.lease(read, &served.gvr, holder, of_stream);
             let timeout_at = ends_after.map(|ends_after| Instant::now() + ends_after);
             answered(&mut counted, &served);
             Ok(OpenedWatch {

@@ -52,6 +52,7 @@ pub fn refused(refusal: &Refusal) -> Status {
             temporary_for(*retry_after, Code::ResourceExhausted, "LIMIT_REACHED", message)
         }
         Refusal::Unavailable(_) => temporary(Code::Unavailable, "UPSTREAM_UNAVAILABLE", message),
+        Refusal::Switched(_) => temporary(Code::Unavailable, "PASSTHROUGH", message),
         Refusal::Draining => temporary(Code::Unavailable, "DRAINING", message),
     }
 }
@@ -94,6 +95,7 @@ pub fn ended(end: &StreamEnd) -> Option<Status> {
         StreamEnd::Stopped(_) => Some(temporary(Code::Unavailable, "STOPPED", message)),
         StreamEnd::Revoked(message) => Some(failed(Code::PermissionDenied, "FORBIDDEN", shortened(message.clone()))),
         StreamEnd::Reauthenticate(_) => Some(temporary(Code::Unavailable, "REAUTHENTICATE", message)),
+        StreamEnd::Switched(_) => Some(temporary(Code::Unavailable, "SWITCHED", message)),
         StreamEnd::Draining => Some(temporary(Code::Unavailable, "DRAINING", message)),
     }
 }

@@ -1,10 +1,13 @@
 //! The answer to a request, and the headers of answers from the cache.
 
+use std::pin::pin;
+
 use axum::body::Body;
-use futures::StreamExt;
+use futures::{StreamExt, future::select};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
 use tokio_util::sync::CancellationToken;
 
+use super::until_switched::UntilSwitched;
 use crate::{cache::warnings::Warnings, server::watch::OpenedWatch};
 use kubefan_model::Media;
 
@@ -48,14 +51,24 @@ pub fn from_cache(content_type: &'static str, body: Body) -> Response<Body> {
 }
 
 /// The response to a watch that was not answered from a cache. A drain ends the watch, because its
-/// client reconnects to another replica. A refusal ends by itself; without its body it would not
-/// say why.
-pub fn forwarded_watch(response: Response<Body>, drain: &CancellationToken) -> Response<Body> {
+/// client reconnects to another replica, and so does a change of the mode of its resource. A refusal
+/// ends by itself; without its body it would not say why.
+pub fn forwarded_watch(
+    response: Response<Body>,
+    drain: &CancellationToken,
+    switched: Option<UntilSwitched>,
+) -> Response<Body> {
     if !response.status().is_success() {
         return response;
     }
     let drain = drain.clone().cancelled_owned();
-    response.map(|body| Body::from_stream(body.into_data_stream().take_until(drain)))
+    let ends = async move {
+        match switched {
+            Some(switched) => drop(select(pin!(drain), pin!(switched.ended())).await),
+            None => drain.await,
+        }
+    };
+    response.map(|body| Body::from_stream(body.into_data_stream().take_until(Box::pin(ends))))
 }
 
 #[cfg(test)]
@@ -72,7 +85,7 @@ mod tests {
         let sent = async |status| {
             let mut response = Response::new(Body::from("{}"));
             *response.status_mut() = status;
-            forwarded_watch(response, &drain).into_body().collect().await.unwrap().to_bytes()
+            forwarded_watch(response, &drain, None).into_body().collect().await.unwrap().to_bytes()
         };
         assert_eq!(sent(StatusCode::OK).await, "", "its client reconnects to another replica");
         assert_eq!(sent(StatusCode::SERVICE_UNAVAILABLE).await, "{}");

@@ -24,11 +24,12 @@ use super::{
     read_error::ReadError,
     request_info::{self, RequestInfo},
     status::Failure,
+    until_switched::UntilSwitched,
     watch::{self, DefaultTimeouts},
     websocket::Socket,
 };
 use crate::{
-    access::{Denial, Read, ReadVerb, authentication::presented::impersonates},
+    access::{Caller, Denial, Mode, Read, ReadVerb, authentication::presented::impersonates, switches::Switched},
     audit::{AuditLog, Notes, record::put_id},
     fanout::{Catalog, Refusal, StreamWaker},
     server::{client_info::ClientInfo, reader::Reader, watch::OpenedWatch},
@@ -68,6 +69,12 @@ pub struct KubeApiOptions {
     pub narrowed_by: FieldSelector,
     /// Which requests are refused because a browser could be tricked into sending them.
     pub guard: Option<Guard>,
+}
+
+/// The way of a read whose resource is switched to the apiserver.
+fn switched_upstream(mode: Mode, info: &RequestInfo<'_>) -> ReadError {
+    let Path { group, resource, .. } = info.path.clone().unwrap_or_default();
+    Denial::Switched(Switched::new(mode, &group, &resource)).into()
 }
 
 /// What a `GET` request reads.
@@ -146,8 +153,9 @@ impl<C: Catalog> KubeApi<C> {
                 Answer::Response(response.map(|_| Body::empty()))
             }
             // Logs and sessions could not be resumed.
-            Answer::Forwarded(response) if verb == "watch" => {
-                let response = forwarded_watch(response, self.reads.reader.drain());
+            Answer::Forwarded(mut response) if verb == "watch" => {
+                let switched = response.extensions_mut().remove::<UntilSwitched>();
+                let response = forwarded_watch(response, self.reads.reader.drain(), switched);
                 Answer::Forwarded(audited::recorded(response, record))
             }
             Answer::Forwarded(response) if is_long_running => Answer::Forwarded(audited::recorded(response, record)),
@@ -166,7 +174,13 @@ impl<C: Catalog> KubeApi<C> {
         stream_waker: StreamWaker,
     ) -> Answer {
         let (parts, body) = request.into_parts();
-        let failure = match self.read(&parts, info, stream_waker).await {
+        let mode = self.mode(&parts, info).await;
+        let read = match &mode {
+            Err(denial) => Err(denial.clone().into()),
+            Ok((Mode::Cache, _)) => self.read(&parts, info, stream_waker).await,
+            Ok((mode, _)) => Err(switched_upstream(*mode, info)),
+        };
+        let failure = match read {
             Ok(answer) => return answer,
             Err(ReadError::Final(failure)) => return Answer::Response(refusal_from_cache(&parts, &failure)),
             Err(ReadError::Unknown(failure)) => return Answer::Response(refusal(&parts, &failure)),
@@ -183,7 +197,25 @@ impl<C: Catalog> KubeApi<C> {
         // Boxed: most requests are not forwarded and need not have the memory for it.
         let request = Request::from_parts(parts, body);
         let drain = self.reads.reader.drain();
-        Answer::Forwarded(forwarder.forward(request, info.verb, &client, acting_as, drain).boxed().await)
+        let mut response = forwarder.forward(request, info.verb, &client, acting_as, drain).boxed().await;
+        if let (true, Some(path), Ok((mode, caller))) = (info.is_watch, &info.path, mode) {
+            let until = UntilSwitched::new(self.reads.reader.switches(), path, caller, mode);
+            until.map(|until| response.extensions_mut().insert(until));
+        }
+        Answer::Forwarded(response)
+    }
+
+    /// Who answers a request, and its caller if that decides it: only reads of objects have another
+    /// mode than `Cache`. This comes before everything that could forward the request.
+    async fn mode(&self, request: &Parts, info: &RequestInfo<'_>) -> Result<(Mode, Option<Caller>), Denial> {
+        let reads = matches!(request.method, Method::GET | Method::HEAD);
+        let Some(path) = info.path.as_ref().filter(|_| reads) else { return Ok((Mode::Cache, None)) };
+        let reader = &self.reads.reader;
+        if !reader.switches().is_any_set() {
+            return Ok((Mode::Cache, None));
+        }
+        let presented = client_of(request).presents(&request.headers, hop_by_hop::is_websocket(&request.headers));
+        reader.mode((&path.group, &path.resource), &presented, &notes_of(request)).await
     }
 
     /// Reads from a cache.

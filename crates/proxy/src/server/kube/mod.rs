@@ -52,5 +52,6 @@ pub mod request_body;
 pub mod request_info;
 pub mod status;
 pub mod tunnel;
+pub mod until_switched;
 pub mod watch;
 pub mod websocket;

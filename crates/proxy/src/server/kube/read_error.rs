@@ -2,7 +2,10 @@
 
 use super::status::Failure;
 use crate::{
-    access::denial::{Denial, IMPERSONATION},
+    access::{
+        Mode,
+        denial::{Denial, IMPERSONATION},
+    },
     fanout::Refusal,
 };
 
@@ -35,6 +38,10 @@ impl From<Denial> for ReadError {
             Denial::Certificate(why) => Self::Unknown(Failure::unauthorized(why.to_owned())),
             Denial::Forbidden(forbidden) => Self::Upstream(Failure::denied(&forbidden)),
             Denial::ForbiddenPath(forbidden) => Self::Unknown(Failure::forbidden(forbidden.message())),
+            Denial::Switched(switched) if switched.mode == Mode::Deny => {
+                Self::Unknown(Failure::forbidden(switched.message()))
+            }
+            Denial::Switched(switched) => Self::Upstream(Failure::unavailable(switched.message())),
             Denial::Impersonation => Self::Upstream(Failure::forbidden(IMPERSONATION.to_owned())),
             // A fleet whose callers cannot be reviewed must not all turn to the apiserver.
             Denial::Unavailable(why) => Self::Unknown(Failure::unavailable(why.to_owned())),
@@ -65,6 +72,7 @@ impl From<Refusal> for ReadError {
             // The limits of caches protect kubefan's memory, and the rate limit protects upstream
             // from reads that kubefan adds. Upstream has limits of its own for its clients.
             Refusal::NoRoom(_) | Refusal::RateLimited { .. } => Self::Upstream(failure),
+            Refusal::Switched(_) => Self::Upstream(failure),
             // The cache is not as fresh as requested.
             Refusal::NotSynced { .. } | Refusal::Stale { .. } | Refusal::Future { .. } | Refusal::Unavailable(_) => {
                 Self::Upstream(failure)

@@ -313,7 +313,9 @@ impl From<&Refusal> for Failure {
                 let retry_after_seconds = Some(u32::try_from(seconds).unwrap_or(u32::MAX));
                 Self::too_many_requests(message).with(Details { retry_after_seconds, ..Details::default() })
             }
-            Refusal::Stale { .. } | Refusal::Unavailable(_) | Refusal::Draining => Self::unavailable(message),
+            Refusal::Stale { .. } | Refusal::Unavailable(_) | Refusal::Switched(_) | Refusal::Draining => {
+                Self::unavailable(message)
+            }
             Refusal::NotFound(_) | Refusal::NotCached(_) => Self::not_served(message),
             Refusal::Unauthenticated(_) => Self::unauthorized("Unauthorized".to_owned()),
             Refusal::Forbidden(_) | Refusal::Denied(_) => Self::forbidden(message),

@@ -99,7 +99,7 @@ pub async fn open<C: Catalog>(
     };
     let timeout = timeout.unwrap_or_else(|| timeouts.next());
     let holder = place.holder().unwrap_or_else(|| Holder::new(0, None));
-    let lease = reads.reader.lease(read, holder, of_stream);
+    let lease = reads.reader.lease(read, &selected.served.gvr, holder, of_stream);
     Ok(Answer::Watch(OpenedWatch {
         subscription,
         bookmark_interval: bookmarks.then_some(BOOKMARK_INTERVAL),

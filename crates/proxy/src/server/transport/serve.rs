@@ -31,7 +31,7 @@ use crate::{
     access::AccessControl,
     audit::AuditLog,
     fanout::{Catalog, FairPool, Holder},
-    server::{client_info::ClientInfo, kube::forward::Forwarder},
+    server::{client_info::ClientInfo, kube::forward::Forwarder, reader::Reader},
     telemetry::metrics::{ConnectionEnd, Metrics},
 };
 
@@ -66,6 +66,11 @@ impl<C: Catalog> Server<C> {
     /// The clients, some of which may read nothing.
     pub fn readers(&self) -> &Arc<Readers> {
         &self.services.readers
+    }
+
+    /// Admission, and the reads of both APIs.
+    pub fn reader(&self) -> &Arc<Reader<C>> {
+        &self.services.reader
     }
 
     /// Serves the connections of `listener` until the drain, then waits until the last one has

@@ -72,6 +72,8 @@ pub struct ServerOptions {
 
 /// What all connections share.
 pub struct Services<C> {
+    /// Admission, and the reads of both APIs.
+    pub reader: Arc<Reader<C>>,
     /// The gRPC API.
     pub grpc: Service<C>,
     /// The Kubernetes API.
@@ -121,13 +123,13 @@ impl<C: Catalog> Services<C> {
         };
         let calls_pending = metrics.calls_pending();
         let grpc = Service::new(reader.clone(), metrics.clone());
-        let kube = KubeApi::new(reader, forwarder, kube_options, audit.clone(), metrics);
+        let kube = KubeApi::new(reader.clone(), forwarder, kube_options, audit.clone(), metrics);
         let routed = WatchServiceServer::new(grpc.clone()).max_decoding_message_size(options.message_bytes_max);
         let router = others.add_service(routed).into_axum_router();
         let replace_status = MapResponseLayer::new(status::replace_library_status);
         let router = router.fallback(not_found).layer(replace_status).with_state(());
         let pending = PendingCalls::new(options.calls_pending_max, calls_pending);
-        Self { grpc, kube, router, options, pending, readers: Readers::new(), audit, drain }
+        Self { reader, grpc, kube, router, options, pending, readers: Readers::new(), audit, drain }
     }
 }
 

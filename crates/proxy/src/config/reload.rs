@@ -1,0 +1,139 @@
+//! The configuration file while kubefan runs: reads it again, and says which settings differ.
+//!
+//! A file is taken as a whole or not at all. So a change of a setting that only a restart can apply
+//! refuses the whole file: what runs is always what one file says.
+
+use std::path::{Path, PathBuf};
+
+use super::{ConfigError, ServeConfig, ServeOptions, file};
+
+/// The settings that a running kubefan takes over, by their keys in the file. All others need a
+/// restart.
+pub const LIVE: [&str; 6] =
+    ["modes", "readsMax", "readsMaxPerIdentity", "resources", "subscribersMax", "subscribersMaxPerIdentity"];
+
+/// The configuration file, with the flags and variables that win over it.
+#[derive(Debug, Clone)]
+pub struct ConfigFile {
+    path: PathBuf,
+    flags: ServeOptions,
+}
+
+/// A configuration, and what was given for it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Configured {
+    options: ServeOptions,
+    /// The configuration.
+    pub config: ServeConfig,
+}
+
+impl Configured {
+    /// Checks what was given.
+    ///
+    /// # Errors
+    /// A value cannot be used, or two contradict each other.
+    pub fn new(options: ServeOptions) -> Result<Self, ConfigError> {
+        Ok(Self { config: options.clone().validate()?, options })
+    }
+
+    /// The keys of the settings that differ from `other`.
+    pub fn changed(&self, other: &Self) -> Vec<&'static str> {
+        ServeOptions::changed((&self.options, &other.options), (&self.config, &other.config))
+    }
+}
+
+impl ConfigFile {
+    /// The file at a path, which `flags` win over.
+    pub fn new(path: PathBuf, flags: ServeOptions) -> Self {
+        Self { path, flags }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its content. Blocks meanwhile.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn content(&self) -> Result<String, ConfigError> {
+        file::content(&self.path)
+    }
+
+    /// The configuration that a content of the file, the flags and the variables make together.
+    ///
+    /// # Errors
+    /// What is wrong, with the line if it is in the file.
+    pub fn parse(&self, content: &str) -> Result<Configured, ConfigError> {
+        Configured::new(self.flags.clone().overlay(file::parse_at(&self.path, content)?))
+    }
+}
+
+/// Why a change cannot be applied: the settings that need a restart. `None` if all are live.
+pub fn needs_restart(changed: &[&'static str]) -> Option<String> {
+    let fixed: Vec<&str> = changed.iter().copied().filter(|key| !LIVE.contains(key)).collect();
+    (!fixed.is_empty()).then(|| {
+        format!(
+            "{} cannot be changed without a restart; nothing of the file is applied: restart kubefan, or undo this change",
+            fixed.join(", ")
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADER: &str = "apiVersion: kubefan.dev/v1alpha1\nkind: ServeConfiguration\nresources: [pods]\n";
+
+    fn configured(rest: &str) -> Result<Configured, String> {
+        let file = ConfigFile::new("kubefan.yaml".into(), ServeOptions::default());
+        file.parse(&format!("{HEADER}{rest}")).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn every_live_setting_is_a_setting() {
+        let keys = ServeOptions::keys();
+        assert!(LIVE.iter().all(|key| keys.contains(key)), "{LIVE:?}");
+    }
+
+    #[test]
+    fn settings_that_differ_are_named_and_a_default_that_is_written_out_does_not_differ() {
+        let changed = |rest: &str| configured(rest).unwrap().changed(&configured("").unwrap());
+        assert!(changed("pageSize: 500\nrequireUpstream: false\nmodes: []\n").is_empty());
+        assert_eq!(changed("pageSize: 501\n"), ["pageSize"]);
+        assert_eq!(changed("modes: [{resources: [pods], mode: Deny}]\n"), ["modes"]);
+        assert_eq!(
+            changed("tlsCertFile: a\ntlsPrivateKeyFile: b\nauthorizationMode: AlwaysAllow\n"),
+            ["tlsCertFile", "tlsPrivateKeyFile"]
+        );
+        let text = needs_restart(&["modes", "listen", "kubeconfig"]).unwrap();
+        assert!(text.starts_with("listen, kubeconfig cannot be changed without a restart"), "{text}");
+        assert_eq!(needs_restart(&LIVE), None);
+    }
+
+    #[test]
+    fn a_wrong_rule_is_named_with_its_line_and_the_way_out() {
+        let rule = |rest: &str| configured(&format!("modes:\n  - resources: [pods]\n    {rest}\n")).unwrap_err();
+        for (rest, expected) in [
+            ("mode: Off", "--config kubefan.yaml: line 6: modes: "),
+            (
+                "mode: Deny\n    user: [x]",
+                "--config kubefan.yaml: line 7: unknown key \"user\"; did you mean \"users\"?",
+            ),
+            (
+                "mode: Deny\n    users: [a*b]",
+                "--config kubefan.yaml: line 7: modes: \"a*b\" is no name; write it exactly",
+            ),
+            ("users: [x]", "--config kubefan.yaml: line 5: modes: missing field `mode`"),
+            ("mode: Deny\n    users: [x]", "modes with users or groups need to know who callers are"),
+            ("mode: Passthrough\npassthrough: off", "modes with mode: Passthrough need a way to the apiserver"),
+        ] {
+            let error = rule(rest);
+            assert!(error.starts_with(expected) && !error.contains('\n'), "{error}");
+        }
+        let none = configured("modes: [{resources: [], mode: Deny}]\n").unwrap_err();
+        assert!(none.starts_with("modes has a rule for no resource"), "{none}");
+    }
+}
