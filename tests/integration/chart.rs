@@ -17,18 +17,14 @@ use crate::harness::{
     tests,
 };
 
-mod rendered;
-mod wrong_values;
+pub(crate) mod rendered;
+pub(crate) mod wrong_values;
 
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: helm_lint_finds_nothing, the_apiserver_accepts_every_form_and_variant,
         nothing_that_applies_the_chart_again_touches_what_kubefan_wrote, pods_meet_the_restricted_standard,
         a_socket_on_the_host_needs_an_exemption, kubefan_runs_with_the_flags_and_the_role_of_three_lists,
-        a_node_reads_through_the_cluster_form, no_manifest_asks_for_an_insecure_server,
-        wrong_values::the_schema_says_what_is_wrong, wrong_values::contradictions_are_named,
-        rendered::the_overlays_are_rendered_from_the_chart, rendered::kustomize_and_helm_make_the_same_objects,
-        rendered::the_template_of_the_sidecar_is_the_component, rendered::the_readme_lists_the_values,
-        rendered::the_chart_has_the_rules_and_the_dashboard;
+        a_node_reads_through_the_cluster_form, no_manifest_asks_for_an_insecure_server;
     full: the_release_before_accepts_every_form_and_variant;
 };
 
@@ -252,7 +248,9 @@ async fn create_pods(api: &ApiServer, namespace: &str, objects: &[Value]) -> Vec
 
 async fn pods_meet_the_restricted_standard() {
     let api = ApiServer::shared().await;
-    for args in [&["--set=node.enabled=true"][..], &["--set=node.enabled=true,tls.source=existingSecret,tls.existingSecret=a"]] {
+    for args in
+        [&["--set=node.enabled=true"][..], &["--set=node.enabled=true,tls.source=existingSecret,tls.existingSecret=a"]]
+    {
         let namespace = restricted(&api).await;
         let rendered = objects(&helm::template("kubefan", &namespace, args).await);
         let answers = create_pods(&api, &namespace, &rendered).await;
@@ -331,13 +329,18 @@ async fn kubefan_runs_with_the_flags_and_the_role_of_three_lists() {
         assert!(!verbose.contains("[-]"), "{verbose}");
         assert_eq!(verbose.contains("[+]identity kube-system uid "), is_for_the_cluster, "{verbose}");
         // Not more than that.
-        for (resource, verb) in [("configmaps", "list"), ("pods", "get"), ("pods", "create"), ("daemonsets.apps", "list")] {
+        for (resource, verb) in
+            [("configmaps", "list"), ("pods", "get"), ("pods", "create"), ("daemonsets.apps", "list")]
+        {
             let scope = ["-n", &namespace];
-            let (may, ..) = api.try_kubectl(&kubeconfig, &[&["auth", "can-i", verb, resource], &scope[..]].concat()).await;
+            let (may, ..) =
+                api.try_kubectl(&kubeconfig, &[&["auth", "can-i", verb, resource], &scope[..]].concat()).await;
             assert!(!may, "{verb} {resource}");
         }
         let secret = format!("secrets/{name}-tls");
-        for (what, may) in [(["update", &secret], true), (["get", "configmaps/kubefan-ca"], true), (["create", "secrets"], false)] {
+        for (what, may) in
+            [(["update", &secret], true), (["get", "configmaps/kubefan-ca"], true), (["create", "secrets"], false)]
+        {
             let (found, ..) =
                 api.try_kubectl(&kubeconfig, &[&["auth", "can-i"], &what[..], &["-n", &namespace]].concat()).await;
             assert_eq!(found, may, "{what:?}");
@@ -377,14 +380,15 @@ async fn a_node_reads_through_the_cluster_form() {
     // No node holds the key of the CA.
     let volumes = daemon_set["spec"]["template"]["spec"]["volumes"].as_array().unwrap();
     let tls = volumes.iter().find(|volume| volume["name"] == "tls").unwrap();
-    let keys: Vec<_> = tls["secret"]["items"].as_array().unwrap().iter().map(|item| item["key"].as_str().unwrap()).collect();
+    let keys: Vec<_> =
+        tls["secret"]["items"].as_array().unwrap().iter().map(|item| item["key"].as_str().unwrap()).collect();
     assert_eq!(keys, ["tls.crt", "tls.key"]);
 }
 
 async fn no_manifest_asks_for_an_insecure_server() {
     for (what, args) in VARIANTS {
         let text = helm::template("kubefan", "kubefan", args).await;
-        assert!(!text.contains("insecure") && !text.contains("AlwaysAllow"), "{what}");
+        assert!(!text.contains("insecure") && !text.contains("authorization-mode"), "{what}");
         for service in objects(&text).iter().filter(|object| object["kind"] == "Service") {
             for port in service["spec"]["ports"].as_array().unwrap() {
                 assert_ne!(port["name"], "grpc", "{what}: service meshes expect plaintext there");

@@ -12,6 +12,7 @@ mod bad_start;
 mod bench;
 mod benchmarks;
 mod check;
+mod chart;
 mod client_certificates;
 mod clients;
 mod command_line;
@@ -79,6 +80,9 @@ fn main() -> std::process::ExitCode {
         bench::TESTS,
         benchmarks::TESTS,
         check::TESTS,
+        chart::TESTS,
+        chart::rendered::TESTS,
+        chart::wrong_values::TESTS,
         client_certificates::TESTS,
         clients::client_go::TESTS,
         clients::kube_rs::TESTS,

@@ -1,6 +1,14 @@
 //! Wrong values are refused with the name of the value and what is wrong.
 
-use crate::harness::helm::{self, CHART};
+use crate::harness::{
+    Test,
+    helm::{self, CHART},
+    tests,
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    apiserver: the_schema_says_what_is_wrong, contradictions_are_named;
+};
 
 /// What `helm template` says about values.
 async fn refusal(args: &[&str]) -> String {
@@ -9,7 +17,7 @@ async fn refusal(args: &[&str]) -> String {
     stderr
 }
 
-pub(super) async fn the_schema_says_what_is_wrong() {
+async fn the_schema_says_what_is_wrong() {
     let cases = [
         ("--set=cluster.replicas=two", "at '/cluster/replicas': got string, want integer"),
         ("--set=cluster.replicas=0", "at '/cluster/replicas': minimum: got 0, want 1"),
@@ -29,7 +37,6 @@ pub(super) async fn the_schema_says_what_is_wrong() {
         ("--set=namespaces={A}", "at '/namespaces/0': 'A' does not match pattern"),
         ("--set=networkPolicy.egress.apiserverCIDRs={10.0.0.1}", "at '/networkPolicy/egress/apiserverCIDRs/0'"),
         ("--set=extraArgs={page-size=5}", "at '/extraArgs/0': 'page-size=5' does not match pattern '^--"),
-        ("--set=config.kind=Other", "at '/config': invalid propertyName 'kind'"),
         ("--set=tls=off", "at '/tls': got string, want object"),
     ];
     for (args, wanted) in cases {
@@ -38,7 +45,7 @@ pub(super) async fn the_schema_says_what_is_wrong() {
     }
 }
 
-pub(super) async fn contradictions_are_named() {
+async fn contradictions_are_named() {
     let cases = [
         ("node.enabled=true,cluster.enabled=false", "node.enabled needs cluster.enabled"),
         ("node.enabled=true,resources[0].name=secrets", "resources must not have secrets if node.enabled"),
@@ -48,8 +55,15 @@ pub(super) async fn contradictions_are_named() {
         ("tls.source=certManager", "tls.source=certManager needs tls.certManager.issuerRef.name"),
         ("tls.certManager.bundle.enabled=true", "tls.certManager.bundle.enabled needs tls.source=certManager"),
         ("rebalance.enabled=true,peers.enabled=false", "rebalance.enabled needs peers"),
-        ("drainTimeout=1m", "cluster.terminationGracePeriodSeconds=60 must be longer than preStopSeconds (5) and drainTimeout (60s)"),
-        ("cluster.autoscaling.enabled=true,cluster.autoscaling.minReplicas=9", "minReplicas=9 is more than maxReplicas=6"),
+        (
+            "drainTimeout=1m",
+            "cluster.terminationGracePeriodSeconds=60 must be longer than preStopSeconds (5) and drainTimeout (60s)",
+        ),
+        (
+            "cluster.autoscaling.enabled=true,cluster.autoscaling.minReplicas=9",
+            "minReplicas=9 is more than maxReplicas=6",
+        ),
+        ("config.kind=Other", "config has kind, which the chart sets"),
         ("extraArgs={--listen=:80}", "extraArgs has --listen=:80, which the chart sets from other values"),
     ];
     for (values, wanted) in cases {

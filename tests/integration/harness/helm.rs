@@ -44,7 +44,8 @@ pub(crate) async fn template(release: &str, namespace: &str, args: &[&str]) -> S
 /// The objects in a file of several documents.
 pub(crate) fn objects(yaml: &str) -> Vec<Value> {
     let documents = yaml.split("\n---\n").map(|text| text.strip_prefix("---\n").unwrap_or(text));
-    let read = |text: &str| -> Value { serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{error}:\n{text}")) };
+    let read =
+        |text: &str| -> Value { serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{error}:\n{text}")) };
     documents.filter(|text| text.lines().any(|line| line.starts_with("kind:"))).map(read).collect()
 }
 

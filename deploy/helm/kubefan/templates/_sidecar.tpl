@@ -4,7 +4,6 @@ and includes two templates with the same argument (README.md has an example).
 
 kubefan.sidecar is an entry of initContainers (restartPolicy: Always: it starts before the other
 containers and stops after them); kubefan.sidecarVolumes are its volumes. The argument:
-  root:           the values, files and release of the chart that depends ($)
   image:          the image
   resources:      what is cached, as kubectl names it: [pods]
   args:           further flags, such as --upstream-field-selector=spec.nodeName=$(NODE_NAME)

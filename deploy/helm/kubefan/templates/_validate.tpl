@@ -41,7 +41,12 @@
 {{- fail (printf "cluster.autoscaling.minReplicas=%d is more than maxReplicas=%d" (int .minReplicas) (int .maxReplicas)) }}
 {{- end }}
 {{- end }}
-{{- range concat .Values.extraArgs (list) }}
+{{- range list "apiVersion" "kind" }}
+{{- if hasKey $.Values.config . }}
+{{- fail (printf "config has %s, which the chart sets" .) }}
+{{- end }}
+{{- end }}
+{{- range .Values.extraArgs }}
 {{- if regexMatch "^--(listen|admin-listen|resource|namespace|tls-managed|peer-listen|peers)" . }}
 {{- fail (printf "extraArgs has %s, which the chart sets from other values" .) }}
 {{- end }}
