@@ -175,8 +175,8 @@ fn containers(object: &Value) -> Vec<&Value> {
     ["initContainers", "containers"].into_iter().filter_map(|list| pod[list].as_array()).flatten().collect()
 }
 
-/// As an operator does it: install, upgrade, roll back, uninstall. In between kubefan has filled the
-/// Secret and the ConfigMap, and other tools apply the same manifests.
+/// As an operator does it: install, upgrade, roll back, uninstall. In between kubefan has filled
+/// the Secret and the ConfigMap, and other tools apply the same manifests.
 async fn nothing_that_applies_the_chart_again_touches_what_kubefan_wrote() {
     let api = ApiServer::shared().await;
     let namespace = api.namespace("chart").await;
@@ -197,7 +197,8 @@ async fn nothing_that_applies_the_chart_again_touches_what_kubefan_wrote() {
         assert_eq!(api.get_json(&ca).await["data"], json!({ "ca.crt": "ca" }), "after {after}");
     };
 
-    run(&["upgrade", &namespace, CHART, "--set=cluster.replicas=3,commonLabels.team=a"]).await;
+    run(&["upgrade", &namespace, CHART, "--reset-then-reuse-values", "--set=cluster.replicas=3,commonLabels.team=a"])
+        .await;
     let deployment = format!("/apis/apps/v1/namespaces/{namespace}/deployments/{name}");
     assert_eq!(api.get_json(&deployment).await["spec"]["replicas"], 3);
     assert_eq!(api.get_json(&secret).await["metadata"]["labels"]["team"], "a");
@@ -348,7 +349,7 @@ async fn kubefan_runs_with_the_flags_and_the_role_of_three_lists() {
     }
 }
 
-/// The kubefan of a node as the chart configures it, in front of one of the cluster form: two tiers.
+/// The kubefan of a node as the chart configures it, in front of one of the cluster form.
 async fn a_node_reads_through_the_cluster_form() {
     let api = ApiServer::shared().await;
     let namespace = api.namespace("chart").await;

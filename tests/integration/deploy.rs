@@ -140,7 +140,7 @@ async fn the_apiserver_accepts_the_cluster_proxy_with_its_components() {
         let found = items.iter().find(|item| item["kind"] == kind && item["metadata"]["name"] == name);
         found.unwrap_or_else(|| panic!("no {kind} {name}"))
     };
-    // What kubefan would fill by itself is not there, so that nothing replaces what the operator made.
+    // What kubefan would fill by itself is not there: nothing replaces what the operator made.
     assert!(!items.iter().any(|item| item["kind"] == "Secret" || item["kind"] == "Role"), "{items:?}");
     let binding = named("ClusterRoleBinding", "kubefan-client-cas");
     assert_eq!(binding["subjects"][0]["namespace"], "kubefan", "{binding}");
@@ -255,7 +255,7 @@ async fn the_service_accounts_may_only_list_and_watch_the_cached_resources() {
         }
         assert_eq!(may, wanted);
     }
-    // In its own namespace also what it fills: one Secret and one ConfigMap, which it cannot create.
+    // In its own namespace also what it fills, and cannot create: a Secret and a ConfigMap.
     let own = rules_in(&api, &CLUSTER_PROXY, CLUSTER_PROXY.namespace).await;
     let elsewhere = rules_of(&api, &CLUSTER_PROXY).await;
     let of =

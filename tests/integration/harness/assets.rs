@@ -1,5 +1,5 @@
-//! Provides the programs of Kubernetes for the tests: etcd, kube-apiserver and kubectl, helm, and for
-//! a few large tests kube-apiserver of the release before and kube-state-metrics. The first use
+//! Provides the programs of Kubernetes for the tests: etcd, kube-apiserver, kubectl and helm, and
+//! for a few large tests kube-apiserver of the release before and kube-state-metrics. The first use
 //! builds them from Go modules into `target/test-assets`, in directories named after the build
 //! inputs. A file lock makes test processes that start together build only once. A rename at the
 //! end of a build prevents the use of an incomplete build.
