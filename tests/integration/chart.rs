@@ -3,7 +3,7 @@
 //! kubefan runs with the flags and the role that it renders, and nothing that applies it again
 //! touches what kubefan has written. `deploy/overlays` is rendered from it.
 
-use std::path::PathBuf;
+use std::path::Path;
 
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -291,7 +291,7 @@ fn given_certificate(api: &ApiServer) -> [String; 2] {
 }
 
 /// Starts kubefan with the flags, as a service account.
-async fn start(api: &ApiServer, kubeconfig: &PathBuf, flags: &[String]) -> Kubefan {
+async fn start(api: &ApiServer, kubeconfig: &Path, flags: &[String]) -> Kubefan {
     let certificate = given_certificate(api);
     let flags: Vec<&str> = flags.iter().chain(&certificate).map(String::as_str).collect();
     let kubefan = Kubefan::spawn_as_given(kubeconfig, &flags).await;
