@@ -32,7 +32,7 @@ pub(crate) struct Overlay {
 
 /// The overlay for one kubefan deployment per cluster.
 pub(crate) const CLUSTER_PROXY: Overlay = Overlay {
-    dir: concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/overlays/cluster-proxy"),
+    dir: concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/overlays/cluster"),
     namespace: "kubefan",
     service_account: "kubefan",
     workload: "/apis/apps/v1/namespaces/kubefan/deployments/kubefan",
@@ -42,8 +42,8 @@ pub(crate) const CLUSTER_PROXY: Overlay = Overlay {
 pub(crate) const SIDECAR: Overlay = Overlay {
     dir: concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/overlays/sidecar"),
     namespace: "node-agent",
-    service_account: "kubefan-sidecar",
-    workload: "/apis/apps/v1/namespaces/node-agent/daemonsets/agent-sidecar",
+    service_account: "agent",
+    workload: "/apis/apps/v1/namespaces/node-agent/daemonsets/agent",
 };
 
 impl Overlay {
@@ -112,7 +112,7 @@ async fn the_apiserver_accepts_both_overlays() {
     }
 }
 
-/// A directory with the cluster proxy and components of `deploy/components`.
+/// A directory with the cluster form and components of `deploy/components`.
 fn kustomization(components: &[&str]) -> tempfile::TempDir {
     // kustomize accepts only relative paths.
     let target = concat!(env!("CARGO_MANIFEST_DIR"), "/target");
@@ -121,7 +121,7 @@ fn kustomization(components: &[&str]) -> tempfile::TempDir {
     let components = components.iter().map(|name| format!("../../deploy/components/{name}")).collect::<Vec<_>>();
     let text = format!(
         "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: kubefan\n\
-         resources: [../../deploy/overlays/cluster-proxy]\ncomponents: [{}]\n",
+         resources: [../../deploy/overlays/cluster]\ncomponents: [{}]\n",
         components.join(", ")
     );
     std::fs::write(dir.path().join("kustomization.yaml"), text).unwrap();
@@ -131,7 +131,7 @@ fn kustomization(components: &[&str]) -> tempfile::TempDir {
 async fn the_apiserver_accepts_the_cluster_proxy_with_its_components() {
     let api = ApiServer::shared().await;
     CLUSTER_PROXY.make_namespace(&api).await;
-    let dir = kustomization(&["warm-start", "impersonation"]);
+    let dir = kustomization(&["tls", "peers", "impersonation"]);
     let path = dir.path().to_str().unwrap();
     let applied = api.kubectl(&["apply", "-k", path, "--dry-run=server", "-o", "json"]).await;
     let applied: Value = serde_json::from_str(&applied).unwrap();
@@ -140,8 +140,8 @@ async fn the_apiserver_accepts_the_cluster_proxy_with_its_components() {
         let found = items.iter().find(|item| item["kind"] == kind && item["metadata"]["name"] == name);
         found.unwrap_or_else(|| panic!("no {kind} {name}"))
     };
-    assert_eq!(named("Service", "kubefan-peers")["spec"]["ports"][0]["port"], 7445);
-    named("NetworkPolicy", "kubefan-peers");
+    // What kubefan would fill by itself is not there: nothing replaces what the operator made.
+    assert!(!items.iter().any(|item| item["kind"] == "Secret" || item["kind"] == "Role"), "{items:?}");
     let binding = named("ClusterRoleBinding", "kubefan-client-cas");
     assert_eq!(binding["subjects"][0]["namespace"], "kubefan", "{binding}");
     let rule = &named("ClusterRole", binding["roleRef"]["name"].as_str().unwrap())["rules"][0];
@@ -156,9 +156,10 @@ async fn the_apiserver_accepts_the_cluster_proxy_with_its_components() {
     assert_eq!(secrets, BTreeSet::from(["kubefan-peers", "kubefan-tls"]));
     assert_eq!(named("ClusterRoleBinding", "kubefan-reviews")["subjects"][0]["namespace"], "kubefan");
     assert_eq!(named("Service", "kubefan")["spec"]["ports"][0]["appProtocol"], "https");
-    for env in pod["containers"][0]["env"].as_array().unwrap() {
-        let flag = env["name"].as_str().unwrap().strip_prefix("KUBEFAN_").unwrap().to_lowercase().replace('_', "-");
-        let help = crate::harness::kubefan::run(&["serve", "--help"]).await;
+    let help = crate::harness::kubefan::run(&["serve", "--help"]).await;
+    let names = pod["containers"][0]["env"].as_array().unwrap().iter().map(|env| env["name"].as_str().unwrap());
+    for name in names.filter(|name| *name != "POD_NAMESPACE") {
+        let flag = name.strip_prefix("KUBEFAN_").unwrap().to_lowercase().replace('_', "-");
         assert!(help.stdout.contains(&format!("--{flag} ")), "{flag}");
     }
     let args: Vec<String> = serde_json::from_value(pod["containers"][0]["args"].clone()).unwrap();
@@ -207,7 +208,7 @@ async fn no_manifest_serves_everything_to_everyone() {
                 continue;
             }
             let text = std::fs::read_to_string(&path).unwrap();
-            assert!(!text.contains("insecure") && !text.contains("AlwaysAllow"), "{}", path.display());
+            assert!(!text.contains("insecure") && !text.contains("authorization-mode"), "{}", path.display());
         }
     }
 }
@@ -254,6 +255,16 @@ async fn the_service_accounts_may_only_list_and_watch_the_cached_resources() {
         }
         assert_eq!(may, wanted);
     }
+    // In its own namespace also what it fills, and cannot create: a Secret and a ConfigMap.
+    let own = rules_in(&api, &CLUSTER_PROXY, CLUSTER_PROXY.namespace).await;
+    let elsewhere = rules_of(&api, &CLUSTER_PROXY).await;
+    let of =
+        |rules: &[Value]| rules.iter().filter(|rule| !is_of_every_user(rule)).flat_map(pairs).collect::<BTreeSet<_>>();
+    let own: BTreeSet<_> = of(&own).difference(&of(&elsewhere)).cloned().collect();
+    let wanted = ["secrets/kubefan-tls", "configmaps/kubefan-ca"]
+        .into_iter()
+        .flat_map(|object| ["get", "update"].map(|verb| (verb.to_owned(), object.to_owned())));
+    assert_eq!(own, wanted.collect());
 }
 
 async fn kubefan_syncs_as_the_shipped_service_accounts_with_the_shipped_flags() {
@@ -281,8 +292,13 @@ fn resource_of_flag(flag: &str) -> Option<String> {
 
 /// All rules that the service account has in a namespace outside of its overlay.
 async fn rules_of(api: &ApiServer, overlay: &Overlay) -> Vec<Value> {
+    rules_in(api, overlay, "default").await
+}
+
+/// All rules that the service account has in a namespace.
+async fn rules_in(api: &ApiServer, overlay: &Overlay, namespace: &str) -> Vec<Value> {
     let url = format!("{}/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", api.url());
-    let review = json!({ "spec": { "namespace": "default" } }).to_string();
+    let review = json!({ "spec": { "namespace": namespace } }).to_string();
     let client = api.client_with_token(&overlay.token(api).await);
     let answer = client.post(url).header("content-type", "application/json").body(review).send().await.unwrap();
     let answer: Value = serde_json::from_slice(&answer.bytes().await.unwrap()).unwrap();

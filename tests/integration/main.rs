@@ -11,6 +11,7 @@ mod bad_input;
 mod bad_start;
 mod bench;
 mod benchmarks;
+mod chart;
 mod check;
 mod client_certificates;
 mod clients;
@@ -80,6 +81,9 @@ fn main() -> std::process::ExitCode {
         bench::TESTS,
         benchmarks::TESTS,
         check::TESTS,
+        chart::TESTS,
+        chart::rendered::TESTS,
+        chart::wrong_values::TESTS,
         client_certificates::TESTS,
         clients::client_go::TESTS,
         clients::kube_rs::TESTS,

@@ -1,5 +1,5 @@
-//! Provides the programs of Kubernetes for the tests: etcd, kube-apiserver and kubectl, and for a
-//! few large tests kube-apiserver of the release before and kube-state-metrics. The first use
+//! Provides the programs of Kubernetes for the tests: etcd, kube-apiserver, kubectl and helm, and
+//! for a few large tests kube-apiserver of the release before and kube-state-metrics. The first use
 //! builds them from Go modules into `target/test-assets`, in directories named after the build
 //! inputs. A file lock makes test processes that start together build only once. A rename at the
 //! end of a build prevents the use of an incomplete build.
@@ -47,7 +47,12 @@ enum Stamp {
     None,
     /// Without it, kube-apiserver does not serve the APIs that became stable in recent releases.
     Kubernetes,
+    /// Without it, helm takes charts for Kubernetes 1.20 unless it is connected to an apiserver.
+    Helm,
 }
+/// The minor release of Kubernetes that helm then assumes, as its own builds do: that of its
+/// libraries, and of the apiserver of the tests.
+const HELM_ASSUMES_MINOR: &str = "35";
 
 const CONTROL_PLANE: Module = Module {
     directory: concat!(env!("CARGO_MANIFEST_DIR"), "/tests/apiserver"),
@@ -75,6 +80,14 @@ const STATE_METRICS: Module = Module {
     versioned: "k8s.io/kube-state-metrics/v2",
     builds: &[("kube-state-metrics", &["k8s.io/kube-state-metrics/v2"], Stamp::None)],
     programs: &["kube-state-metrics"],
+};
+const HELM: Module = Module {
+    directory: concat!(env!("CARGO_MANIFEST_DIR"), "/tests/helm"),
+    name: "helm",
+    given: "helm",
+    versioned: "helm.sh/helm/v3",
+    builds: &[("helm", &["helm.sh/helm/v3/cmd/helm"], Stamp::Helm)],
+    programs: &["helm"],
 };
 /// Shorter waits print no progress.
 const PROGRESS_START: Duration = Duration::from_secs(1);
@@ -109,7 +122,12 @@ pub(crate) fn kube_state_metrics() -> PathBuf {
     extra(&STATE_METRICS)
 }
 
-/// A program that only large tests need.
+/// helm.
+pub(crate) fn helm() -> PathBuf {
+    extra(&HELM)
+}
+
+/// A program that only some tests need.
 fn extra(module: &Module) -> PathBuf {
     let dir = find_or_build(module).unwrap_or_else(|error| panic!("{error}"));
     dir.join(module.programs[0])
@@ -197,7 +215,18 @@ impl Recipe<'_> {
     }
 
     fn ldflags(&self, stamp: Stamp) -> String {
-        let Stamp::Kubernetes = stamp else { return "-s -w".to_owned() };
+        match stamp {
+            Stamp::None => return "-s -w".to_owned(),
+            Stamp::Helm => {
+                let places = ["chartutil", "lint/rules"].map(|package| {
+                    let version = format!("-X helm.sh/helm/v3/pkg/{package}.k8sVersion");
+                    format!("{version}Major=1 {version}Minor={HELM_ASSUMES_MINOR}")
+                });
+                let version = format!("-X helm.sh/helm/v3/internal/version.version=v{}", self.version);
+                return format!("-s -w {version} {}", places.join(" "));
+            }
+            Stamp::Kubernetes => {}
+        }
         let mut numbers = self.version.split('.');
         let (major, minor) = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
         let version = "-X k8s.io/component-base/version.git";

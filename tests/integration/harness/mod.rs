@@ -26,6 +26,7 @@ pub(crate) mod assets;
 pub(crate) mod audit;
 pub(crate) mod authorizer;
 pub(crate) mod churn;
+pub(crate) mod helm;
 pub(crate) mod https;
 pub(crate) mod kubefan;
 pub(crate) mod link;

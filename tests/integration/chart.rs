@@ -1,0 +1,399 @@
+//! The Helm chart in `deploy/helm`: apiservers accept every form and variant of it, its schema and
+//! its templates refuse wrong values by name, its pods meet the restricted standard, the real
+//! kubefan runs with the flags and the role that it renders, and nothing that applies it again
+//! touches what kubefan has written. `deploy/overlays` is rendered from it.
+
+use std::path::Path;
+
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+
+use crate::harness::{
+    Test,
+    apiserver::{ApiServer, Options},
+    assets,
+    helm::{self, CHART, named, objects},
+    kubefan::Kubefan,
+    tests,
+};
+
+pub(crate) mod rendered;
+pub(crate) mod wrong_values;
+
+pub(crate) const TESTS: &[Test] = tests! {
+    apiserver: helm_lint_finds_nothing, the_apiserver_accepts_every_form_and_variant,
+        nothing_that_applies_the_chart_again_touches_what_kubefan_wrote, pods_meet_the_restricted_standard,
+        a_socket_on_the_host_needs_an_exemption, kubefan_runs_with_the_flags_and_the_role_of_three_lists,
+        a_node_reads_through_the_cluster_form, no_manifest_asks_for_an_insecure_server;
+    full: the_release_before_accepts_every_form_and_variant;
+};
+
+/// A variant: what it shows, and the flags of helm.
+type Variant = (&'static str, &'static [&'static str]);
+
+const VARIANTS: &[Variant] = &[
+    ("the cluster form", &[]),
+    ("the node form", &["--set=node.enabled=true"]),
+    ("the node form for older servers", &["--set=node.enabled=true,node.sameNode=InternalTrafficPolicy"]),
+    ("a socket on the host", &["--set=node.enabled=true,node.hostSocket.enabled=true"]),
+    ("two namespaces", &["--set=namespaces={chart-a,chart-b}", "--set-json=resources=[{\"name\":\"pods\"}]"]),
+    (
+        "two namespaces without ClusterRoles",
+        &["--set=namespaces={chart-a,chart-b},rbac.clusterScoped=false", "--set-json=resources=[{\"name\":\"pods\"}]"],
+    ),
+    ("a given certificate", &["--set=tls.source=existingSecret,tls.existingSecret=given,peers.existingSecret=peers"]),
+    (
+        "cert-manager and trust-manager",
+        &[
+            "--set=tls.source=certManager,tls.certManager.issuerRef.name=ca",
+            "--set=tls.certManager.peersIssuerRef.name=peers",
+            "--set=tls.certManager.bundle.enabled=true,tls.certManager.bundle.secretName=ca",
+        ],
+    ),
+    ("the CA in other namespaces", &["--set=caBundle.namespaces={chart-a,chart-b}"]),
+    (
+        "autoscaling and placement",
+        &[
+            "--set=cluster.autoscaling.enabled=true,cluster.priorityClassName=system-cluster-critical",
+            "--set-json=cluster.tolerations=[{\"operator\":\"Exists\"}]",
+            "--set-json=cluster.affinity={\"nodeAffinity\":{}}",
+            "--set=cluster.nodeSelector.disk=ssd",
+            "--set=cluster.topologySpread.zone=DoNotSchedule,cluster.topologySpread.host=",
+        ],
+    ),
+    (
+        "limits of the network",
+        &[
+            "--set=networkPolicy.egress.apiserverCIDRs={10.0.0.1/32}",
+            "--set-json=networkPolicy.adminFrom=[{\"namespaceSelector\":{\"matchLabels\":{\"team\":\"a\"}}}]",
+            "--set-json=networkPolicy.from=[]",
+        ],
+    ),
+    ("a priority level of its own", &["--set=flowSchema.enabled=true,flowSchema.priorityLevel="]),
+    ("an existing priority level", &["--set=flowSchema.enabled=true,node.enabled=true"]),
+    (
+        "monitoring",
+        &[
+            "--set=monitoring.serviceMonitor.enabled=true,monitoring.prometheusRule.enabled=true",
+            "--set=monitoring.dashboard.enabled=true,admin.authorization=true",
+        ],
+    ),
+    (
+        "a configuration file and further flags",
+        &[
+            "--set=config.subscribersMax=100,extraArgs={--cache-compression=zstd},passthrough.mode=impersonate",
+            "--set=drainTimeout=20s,connectionAgeMax=2h,tls.minVersion=VersionTLS13,commonLabels.team=a",
+            "--set=image.digest=sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+            "--set=imagePullSecrets[0].name=registry",
+        ],
+    ),
+];
+
+/// The kinds of other projects that the chart may create: group, version, kind, plural, scope.
+const FOREIGN: &[(&str, &str, &str, &str, &str)] = &[
+    ("monitoring.coreos.com", "v1", "ServiceMonitor", "servicemonitors", "Namespaced"),
+    ("monitoring.coreos.com", "v1", "PrometheusRule", "prometheusrules", "Namespaced"),
+    ("cert-manager.io", "v1", "Certificate", "certificates", "Namespaced"),
+    ("trust.cert-manager.io", "v1alpha1", "Bundle", "bundles", "Cluster"),
+];
+
+/// A temporary file for kubectl.
+fn file(text: &str) -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
+    std::fs::write(file.path(), text).unwrap();
+    file
+}
+
+async fn apply(api: &ApiServer, text: &str, args: &[&str]) -> String {
+    let file = file(text);
+    api.kubectl(&[&["apply", "-f", file.path().to_str().unwrap()], args].concat()).await
+}
+
+async fn helm_lint_finds_nothing() {
+    for (what, args) in VARIANTS {
+        let printed = helm::helm(None, &[&["lint", "--strict", CHART], *args].concat()).await;
+        assert!(printed.contains("0 chart(s) failed") && !printed.contains("[WARNING]"), "{what}: {printed}");
+    }
+}
+
+async fn the_apiserver_accepts_every_form_and_variant() {
+    let api = ApiServer::start(Options::default()).await;
+    accepts_every_form_and_variant(&api, &[]).await;
+}
+
+async fn the_release_before_accepts_every_form_and_variant() {
+    let api = ApiServer::start(Options::default().program(assets::kube_apiserver_before())).await;
+    let version = api.get_json("/version").await["gitVersion"].as_str().unwrap().to_owned();
+    accepts_every_form_and_variant(&api, &["--kube-version", &version]).await;
+}
+
+async fn accepts_every_form_and_variant(api: &ApiServer, more: &[&str]) {
+    for (group, version, kind, plural, scope) in FOREIGN {
+        let schema = json!({ "openAPIV3Schema": {
+            "type": "object", "x-kubernetes-preserve-unknown-fields": true,
+        } });
+        let version = json!({ "name": version, "served": true, "storage": true, "schema": schema });
+        let names = json!({ "kind": kind, "plural": plural, "singular": kind.to_lowercase() });
+        let spec = json!({ "group": group, "scope": scope, "names": names, "versions": [version] });
+        let crd = json!({ "metadata": { "name": format!("{plural}.{group}") }, "spec": spec });
+        api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", &crd).await;
+        api.kubectl(&["wait", "--for=condition=Established", &format!("crd/{plural}.{group}")]).await;
+    }
+    for namespace in ["chart", "chart-a", "chart-b"] {
+        api.create("/api/v1/namespaces", &json!({ "metadata": { "name": namespace } })).await;
+    }
+    for (what, args) in VARIANTS {
+        let text = helm::template("kubefan", "chart", &[*args, more].concat()).await;
+        // Fields that the apiserver does not know are errors.
+        let applied = apply(api, &text, &["--dry-run=server", "--validate=strict"]).await;
+        let count = objects(&text).len();
+        assert!(count >= 9, "{what}: {text}");
+        let accepted = applied.lines().filter(|line| line.ends_with("(server dry run)")).count();
+        assert_eq!(accepted, count, "{what}: {applied}");
+        variables_are_defined_before_their_use(what, &objects(&text));
+    }
+}
+
+/// Kubernetes replaces `$(NAME)` only by variables that are earlier in the list.
+fn variables_are_defined_before_their_use(what: &str, objects: &[Value]) {
+    for container in objects.iter().flat_map(containers) {
+        let mut defined = Vec::new();
+        for variable in container["env"].as_array().into_iter().flatten() {
+            let value = variable["value"].as_str().unwrap_or_default();
+            let used = value.split("$(").skip(1).map(|rest| rest.split(')').next().unwrap());
+            for name in used {
+                assert!(defined.contains(&name), "{what}: {variable} uses {name}, which is not defined before");
+            }
+            defined.push(variable["name"].as_str().unwrap());
+        }
+    }
+}
+
+/// The containers of a workload; none of another object.
+fn containers(object: &Value) -> Vec<&Value> {
+    let pod = &object["spec"]["template"]["spec"];
+    ["initContainers", "containers"].into_iter().filter_map(|list| pod[list].as_array()).flatten().collect()
+}
+
+/// As an operator does it: install, upgrade, roll back, uninstall. In between kubefan has filled
+/// the Secret and the ConfigMap, and other tools apply the same manifests.
+async fn nothing_that_applies_the_chart_again_touches_what_kubefan_wrote() {
+    let api = ApiServer::shared().await;
+    let namespace = api.namespace("chart").await;
+    let kubeconfig = api.kubeconfig();
+    let run = async |args: &[&str]| helm::helm(Some(&kubeconfig), &[args, &["--namespace", &namespace]].concat()).await;
+    let notes = run(&["install", &namespace, CHART]).await;
+    let name = format!("{namespace}-kubefan");
+    assert!(notes.contains(&format!("rollout status deployment/{name}")), "{notes}");
+
+    let secret = format!("/api/v1/namespaces/{namespace}/secrets/{name}-tls");
+    let ca = format!("/api/v1/namespaces/{namespace}/configmaps/kubefan-ca");
+    assert_eq!(api.get_json(&secret).await["data"], Value::Null);
+    let data = json!({ "ca.crt": "Y2E=", "ca.key": "a2V5", "tls.crt": "Y2VydA==", "tls.key": "a2V5" });
+    api.patch(&secret, &json!({ "data": data })).await;
+    api.patch(&ca, &json!({ "data": { "ca.crt": "ca" } })).await;
+    let untouched = async |after: &str| {
+        assert_eq!(api.get_json(&secret).await["data"], data, "after {after}");
+        assert_eq!(api.get_json(&ca).await["data"], json!({ "ca.crt": "ca" }), "after {after}");
+    };
+
+    run(&["upgrade", &namespace, CHART, "--reset-then-reuse-values", "--set=cluster.replicas=3,commonLabels.team=a"])
+        .await;
+    let deployment = format!("/apis/apps/v1/namespaces/{namespace}/deployments/{name}");
+    assert_eq!(api.get_json(&deployment).await["spec"]["replicas"], 3);
+    assert_eq!(api.get_json(&secret).await["metadata"]["labels"]["team"], "a");
+    untouched("helm upgrade").await;
+    run(&["rollback", &namespace, "1"]).await;
+    assert_eq!(api.get_json(&deployment).await["spec"]["replicas"], 2);
+    untouched("helm rollback").await;
+    let text = helm::template(&namespace, &namespace, &["--set=commonLabels.team=b"]).await;
+    apply(&api, &text, &[]).await;
+    untouched("kubectl apply, as of kustomize").await;
+    apply(&api, &text, &["--server-side", "--force-conflicts", "--field-manager=argocd-controller"]).await;
+    assert_eq!(api.get_json(&secret).await["metadata"]["labels"]["team"], "b");
+    untouched("a server-side apply").await;
+    // What Argo CD and Flux compare: a difference would be the drift.
+    let file = file(&text);
+    let args = ["diff", "--server-side", "--force-conflicts", "--field-manager=argocd-controller", "-f"];
+    let (equal, difference, _) =
+        api.try_kubectl(&kubeconfig, &[&args[..], &[file.path().to_str().unwrap()]].concat()).await;
+    assert!(equal, "{difference}");
+
+    run(&["uninstall", &namespace]).await;
+    for path in [&secret, &ca, &deployment, &format!("/apis/rbac.authorization.k8s.io/v1/clusterroles/{name}")] {
+        assert_eq!(api.request(Method::GET, path, None).await.0, StatusCode::NOT_FOUND, "{path}");
+    }
+}
+
+/// A namespace that enforces the restricted standard.
+async fn restricted(api: &ApiServer) -> String {
+    let namespace = api.namespace("chart").await;
+    let labels = json!({ "pod-security.kubernetes.io/enforce": "restricted" });
+    api.patch(&format!("/api/v1/namespaces/{namespace}"), &json!({ "metadata": { "labels": labels } })).await;
+    namespace
+}
+
+/// Creates the pods of all workloads, as their controllers would, and returns the answers.
+async fn create_pods(api: &ApiServer, namespace: &str, objects: &[Value]) -> Vec<(String, StatusCode, Value)> {
+    let mut answers = Vec::new();
+    for workload in objects.iter().filter(|object| !containers(object).is_empty()) {
+        let kind = workload["kind"].as_str().unwrap().to_lowercase();
+        let mut pod = workload["spec"]["template"].clone();
+        pod["metadata"]["name"] = json!(format!("of-the-{kind}"));
+        let path = format!("/api/v1/namespaces/{namespace}/pods");
+        let (status, answer) = api.request(Method::POST, &path, Some(("application/json", &pod))).await;
+        answers.push((kind, status, answer));
+    }
+    answers
+}
+
+async fn pods_meet_the_restricted_standard() {
+    let api = ApiServer::shared().await;
+    for args in
+        [&["--set=node.enabled=true"][..], &["--set=node.enabled=true,tls.source=existingSecret,tls.existingSecret=a"]]
+    {
+        let namespace = restricted(&api).await;
+        let rendered = objects(&helm::template("kubefan", &namespace, args).await);
+        let answers = create_pods(&api, &namespace, &rendered).await;
+        assert_eq!(answers.len(), 2);
+        for (kind, status, answer) in answers {
+            assert_eq!(status, StatusCode::CREATED, "{kind}: {answer}");
+        }
+    }
+}
+
+async fn a_socket_on_the_host_needs_an_exemption() {
+    let api = ApiServer::shared().await;
+    let namespace = restricted(&api).await;
+    let args = ["--set=node.enabled=true,node.hostSocket.enabled=true"];
+    let rendered = objects(&helm::template("kubefan", &namespace, &args).await);
+    let mut answers = create_pods(&api, &namespace, &rendered).await;
+    answers.retain(|(kind, ..)| kind == "daemonset");
+    assert_eq!(answers[0].1, StatusCode::FORBIDDEN, "{answers:?}");
+    assert!(answers[0].2["message"].as_str().unwrap().contains("hostPath"), "{answers:?}");
+    let exempt = api.namespace("chart").await;
+    for (kind, status, answer) in create_pods(&api, &exempt, &rendered).await {
+        assert_eq!(status, StatusCode::CREATED, "{kind}: {answer}");
+    }
+}
+
+/// The flags of a workload's kubefan that do not name an address, as the pod would get them.
+fn flags(workload: &Value) -> Vec<String> {
+    let args: Vec<String> = serde_json::from_value(containers(workload)[0]["args"].clone()).unwrap();
+    assert_eq!(args[0], "serve");
+    args.into_iter().filter(|arg| arg != "serve" && !arg.contains("listen") && !arg.contains("kubeconfig=")).collect()
+}
+
+/// The flags for a certificate for loopback. The managed one needs the Services' names.
+fn given_certificate(api: &ApiServer) -> [String; 2] {
+    let (cert, key) = api.server_certificate();
+    [format!("--tls-cert-file={}", cert.display()), format!("--tls-private-key-file={}", key.display())]
+}
+
+/// Starts kubefan with the flags, as a service account.
+async fn start(api: &ApiServer, kubeconfig: &Path, flags: &[String]) -> Kubefan {
+    let certificate = given_certificate(api);
+    let flags: Vec<&str> = flags.iter().chain(&certificate).map(String::as_str).collect();
+    let kubefan = Kubefan::spawn_as_given(kubeconfig, &flags).await;
+    kubefan.ready().await;
+    kubefan
+}
+
+async fn token(api: &ApiServer, namespace: &str, account: &str) -> String {
+    api.kubectl(&["create", "token", account, "-n", namespace]).await.trim().to_owned()
+}
+
+async fn kubefan_runs_with_the_flags_and_the_role_of_three_lists() {
+    let api = ApiServer::shared().await;
+    let pods_and_more = r#"resources=[{"name":"pods","encoding":"json+protobuf"},{"group":"apps","name":"deployments"},
+        {"group":"coordination.k8s.io","name":"leases"},{"name":"secrets"}]"#;
+    let in_a_namespace = r#"resources=[{"name":"pods"},{"group":"apps","name":"replicasets"}]"#;
+    let lists: [(&[&str], &[&str], bool); 3] = [
+        (&[], &["namespaces", "nodes", "pods", "services", "endpointslices.discovery.k8s.io"], true),
+        (&["--set-json", pods_and_more], &["pods", "deployments.apps", "leases.coordination.k8s.io", "secrets"], true),
+        (&["--set-json", in_a_namespace, "--set=rbac.clusterScoped=false"], &["pods", "replicasets.apps"], false),
+    ];
+    for (args, resources, is_for_the_cluster) in lists {
+        let namespace = api.namespace("chart").await;
+        let only = format!("--set=namespaces={{{namespace}}}");
+        let only: &[&str] = if is_for_the_cluster { &[] } else { &[&only] };
+        let text = helm::template(&namespace, &namespace, &[args, only].concat()).await;
+        apply(&api, &text, &[]).await;
+        let name = format!("{namespace}-kubefan");
+        let deployment = objects(&text).into_iter().find(|object| object["kind"] == "Deployment").unwrap();
+        let kubeconfig = api.kubeconfig_with_token(&name, &token(&api, &namespace, &name).await);
+        let kubefan = start(&api, &kubeconfig, &flags(&deployment)).await;
+        let (_, verbose) = kubefan.admin("/readyz?verbose").await.unwrap();
+        for resource in resources {
+            assert!(verbose.contains(resource), "{resource}: {verbose}");
+        }
+        assert!(!verbose.contains("[-]"), "{verbose}");
+        assert_eq!(verbose.contains("[+]identity kube-system uid "), is_for_the_cluster, "{verbose}");
+        // Not more than that.
+        for (resource, verb) in
+            [("configmaps", "list"), ("pods", "get"), ("pods", "create"), ("daemonsets.apps", "list")]
+        {
+            let scope = ["-n", &namespace];
+            let (may, ..) =
+                api.try_kubectl(&kubeconfig, &[&["auth", "can-i", verb, resource], &scope[..]].concat()).await;
+            assert!(!may, "{verb} {resource}");
+        }
+        let secret = format!("secrets/{name}-tls");
+        for (what, may) in
+            [(["update", &secret], true), (["get", "configmaps/kubefan-ca"], true), (["create", "secrets"], false)]
+        {
+            let (found, ..) =
+                api.try_kubectl(&kubeconfig, &[&["auth", "can-i"], &what[..], &["-n", &namespace]].concat()).await;
+            assert_eq!(found, may, "{what:?}");
+        }
+    }
+}
+
+/// The kubefan of a node as the chart configures it, in front of one of the cluster form.
+async fn a_node_reads_through_the_cluster_form() {
+    let api = ApiServer::shared().await;
+    let namespace = api.namespace("chart").await;
+    let text = helm::template(&namespace, &namespace, &["--set=node.enabled=true"]).await;
+    apply(&api, &text, &[]).await;
+    let (name, rendered) = (format!("{namespace}-kubefan"), objects(&text));
+    let account = api.kubeconfig_with_token(&name, &token(&api, &namespace, &name).await);
+    let cluster = start(&api, &account, &flags(named(&rendered, "Deployment", &name))).await;
+
+    let node = format!("{name}-node");
+    let dir = tempfile::tempdir().unwrap();
+    let upstream = dir.path().join("kubeconfig");
+    std::fs::write(dir.path().join("token"), token(&api, &namespace, &node).await).unwrap();
+    std::fs::copy(api.ca_pem_path(), dir.path().join("ca.crt")).unwrap();
+    let kubeconfig = named(&rendered, "ConfigMap", &format!("{node}-upstream"))["data"]["kubeconfig"].as_str().unwrap();
+    let kubeconfig = kubeconfig
+        .replace(&format!("https://{name}-cluster"), &format!("https://{}", cluster.grpc_addr))
+        .replace("/etc/kubefan/upstream", dir.path().to_str().unwrap());
+    std::fs::write(&upstream, kubeconfig).unwrap();
+    let daemon_set = named(&rendered, "DaemonSet", &node);
+    let kubefan = start(&api, &upstream, &flags(daemon_set)).await;
+
+    let url = format!("https://{}/api/v1/namespaces/{namespace}/pods?resourceVersion=0", kubefan.grpc_addr);
+    let answer = api.client().get(&url).send().await.unwrap();
+    assert_eq!(answer.status(), StatusCode::OK);
+    assert!(answer.headers().contains_key("cache-status"), "{answer:?}");
+    let stranger = api.client_as(crate::harness::apiserver::NOBODY).get(&url).send().await.unwrap();
+    assert_eq!(stranger.status(), StatusCode::FORBIDDEN);
+    // No node holds the key of the CA.
+    let volumes = daemon_set["spec"]["template"]["spec"]["volumes"].as_array().unwrap();
+    let tls = volumes.iter().find(|volume| volume["name"] == "tls").unwrap();
+    let keys: Vec<_> =
+        tls["secret"]["items"].as_array().unwrap().iter().map(|item| item["key"].as_str().unwrap()).collect();
+    assert_eq!(keys, ["tls.crt", "tls.key"]);
+}
+
+async fn no_manifest_asks_for_an_insecure_server() {
+    for (what, args) in VARIANTS {
+        let text = helm::template("kubefan", "kubefan", args).await;
+        assert!(!text.contains("insecure") && !text.contains("authorization-mode"), "{what}");
+        for service in objects(&text).iter().filter(|object| object["kind"] == "Service") {
+            for port in service["spec"]["ports"].as_array().unwrap() {
+                assert_ne!(port["name"], "grpc", "{what}: service meshes expect plaintext there");
+            }
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! Files that are made from the chart or from the same source. `KUBEFAN_RENDER=1` writes them.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value;
+
+use crate::harness::{
+    Test,
+    apiserver::ApiServer,
+    helm::{self, CHART, named, objects},
+    tests,
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    apiserver: the_overlays_are_rendered_from_the_chart, kustomize_and_helm_make_the_same_objects,
+        the_template_of_the_sidecar_is_the_component, the_readme_lists_the_values,
+        the_chart_has_the_rules_and_the_dashboard;
+};
+
+/// The overlays of kustomize that are rendered from the chart.
+const OVERLAYS: [&str; 2] = ["cluster", "node"];
+
+fn deploy() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy")
+}
+
+fn overlay(name: &str) -> PathBuf {
+    deploy().join("overlays").join(name)
+}
+
+/// Compares a file with what it must be, or writes it.
+fn must_be(path: &Path, wanted: &str) {
+    if std::env::var_os("KUBEFAN_RENDER").is_some() {
+        fs::write(path, wanted).unwrap();
+    }
+    let found = fs::read_to_string(path).unwrap_or_default();
+    let first = found.lines().zip(wanted.lines()).find(|(found, wanted)| found != wanted);
+    let path = path.display();
+    assert!(
+        found == wanted,
+        "{path} differs at {first:?}: KUBEFAN_RENDER=1 cargo test --test integration chart:: writes it"
+    );
+}
+
+/// What the chart makes of an overlay's values.
+async fn render(overlay_name: &str) -> String {
+    let values = overlay(overlay_name).join("values.yaml");
+    helm::template("kubefan", "kubefan", &["--values", values.to_str().unwrap()]).await
+}
+
+/// The labels that only helm sets.
+const OF_HELM: [&str; 2] = ["helm.sh/chart", "app.kubernetes.io/managed-by"];
+
+async fn the_overlays_are_rendered_from_the_chart() {
+    for name in OVERLAYS {
+        let text = render(name).await;
+        let is_of_helm = |line: &str| {
+            line.starts_with("# Source: ")
+                || OF_HELM.iter().any(|label| line.trim_start().starts_with(&format!("{label}:")))
+        };
+        let lines = text.lines().filter(|line| !is_of_helm(line)).map(|line| format!("{line}\n"));
+        must_be(&overlay(name).join("kubefan.yaml"), &lines.collect::<String>());
+    }
+}
+
+/// Objects by kind and name, without the labels of helm.
+fn by_name(objects: Vec<Value>) -> BTreeMap<String, Value> {
+    let mut found = BTreeMap::new();
+    for mut object in objects {
+        let labels = object["metadata"]["labels"].as_object_mut();
+        labels.into_iter().for_each(|labels| labels.retain(|label, _| !OF_HELM.contains(&label.as_str())));
+        let name = format!("{} {}", object["kind"], object["metadata"]["name"]);
+        assert!(found.insert(name.clone(), object).is_none(), "{name} is there twice");
+    }
+    found
+}
+
+async fn kustomize_and_helm_make_the_same_objects() {
+    let api = ApiServer::shared().await;
+    for name in OVERLAYS {
+        let kustomized = api.kubectl(&["kustomize", overlay(name).to_str().unwrap()]).await;
+        let (kustomized, rendered) = (by_name(objects(&kustomized)), by_name(objects(&render(name).await)));
+        assert!(rendered.len() >= 15, "{rendered:?}");
+        assert_eq!(kustomized.keys().collect::<Vec<_>>(), rendered.keys().collect::<Vec<_>>());
+        for (object, of_helm) in &rendered {
+            assert_eq!(&kustomized[object], of_helm, "{object}");
+        }
+    }
+}
+
+/// A chart of an agent that includes kubefan's templates.
+const AGENT: &str = r#"
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: { name: agent }
+spec:
+  template:
+    spec:
+      initContainers:
+        - {{- include "kubefan.sidecar" .Values.sidecar | nindent 10 }}
+      volumes:
+        {{- include "kubefan.sidecarVolumes" .Values.sidecar | nindent 8 }}
+"#;
+
+async fn the_template_of_the_sidecar_is_the_component() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |file: &str, text: &str| {
+        let path = dir.path().join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    let dependency = format!("dependencies: [{{ name: kubefan, version: 0.1.0, repository: \"file://{CHART}\" }}]");
+    write("Chart.yaml", &format!("apiVersion: v2\nname: agent\nversion: 1.0.0\n{dependency}\n"));
+    let sidecar = r#"{ image: "kubefan:0.1.0", resources: [pods], args: ["--upstream-field-selector=spec.nodeName=$(NODE_NAME)"] }"#;
+    write("values.yaml", &format!("kubefan: {{ cluster: {{ enabled: false }} }}\nsidecar: {sidecar}\n"));
+    write("templates/agent.yaml", AGENT);
+    let chart = dir.path().to_str().unwrap();
+    helm::helm(None, &["dependency", "build", "--skip-refresh", chart]).await;
+    let rendered = objects(&helm::helm(None, &["template", "agent", chart]).await);
+    // The chart itself installs nothing.
+    assert_eq!(rendered.len(), 1, "{rendered:?}");
+    let component = fs::read_to_string(deploy().join("components/sidecar/sidecar.yaml")).unwrap();
+    let component = objects(&component);
+    let (of_helm, of_kustomize) = (&rendered[0]["spec"]["template"]["spec"], &component[0]["spec"]["template"]["spec"]);
+    for part in ["initContainers", "volumes"] {
+        assert_eq!(of_helm[part], of_kustomize[part], "{part}");
+    }
+    let api = ApiServer::shared().await;
+    let example = objects(&api.kubectl(&["kustomize", overlay("sidecar").to_str().unwrap()]).await);
+    let pod = &named(&example, "DaemonSet", "agent")["spec"]["template"]["spec"];
+    assert_eq!(pod["initContainers"], of_helm["initContainers"]);
+    // Only the sidecar has a token.
+    assert_eq!(pod["automountServiceAccountToken"], false);
+    let mounts = pod["containers"][0]["volumeMounts"].as_array().unwrap();
+    assert_eq!(mounts.iter().map(|mount| mount["name"].as_str().unwrap()).collect::<Vec<_>>(), ["kubefan-socket"]);
+}
+
+/// The rows of the table: each value with its path, its default and what the comment above it says.
+fn table(values: &str) -> String {
+    let mut rows = String::from("| value | default | meaning |\n|---|---|---|\n");
+    let mut path: Vec<(usize, &str)> = Vec::new();
+    let (mut meaning, mut described) = (String::new(), false);
+    let mut lines = values.lines().peekable();
+    while let Some(line) = lines.next() {
+        let text = line.trim_start();
+        let depth = line.len() - text.len();
+        if let Some(comment) = text.strip_prefix('#') {
+            let comment = comment.trim();
+            match comment.strip_prefix("-- ") {
+                Some(start) => (meaning, described) = (start.to_owned(), true),
+                None if described => meaning = format!("{meaning} {comment}"),
+                None => {}
+            }
+            continue;
+        }
+        let Some((key, value)) = text.split_once(':') else { continue };
+        path.retain(|(outer, _)| *outer < depth);
+        path.push((depth, key));
+        let mut default = value.trim().to_owned();
+        if default.is_empty() {
+            let mut items = Vec::new();
+            while let Some(item) = lines.next_if(|line| line.trim_start().starts_with("- ")) {
+                items.push(item.trim_start().trim_start_matches("- "));
+            }
+            default = if items.is_empty() { String::new() } else { format!("[{}]", items.join(", ")) };
+        }
+        if !default.is_empty() || described {
+            let name = path.iter().map(|(_, key)| *key).collect::<Vec<_>>().join(".");
+            let default = if default.is_empty() { default } else { format!("`{default}`") };
+            rows += &format!("| `{name}` | {default} | {} |\n", meaning.replace('|', "\\|"));
+        }
+        (meaning, described) = (String::new(), false);
+    }
+    rows
+}
+
+async fn the_readme_lists_the_values() {
+    let chart = Path::new(CHART);
+    let readme = fs::read_to_string(chart.join("README.md")).unwrap();
+    let (before, rest) = readme.split_once("<!-- values -->\n").expect("README.md has the start of the table");
+    let (_, after) = rest.split_once("<!-- end of values -->\n").expect("README.md has the end of the table");
+    let rows = table(&fs::read_to_string(chart.join("values.yaml")).unwrap());
+    assert!(rows.contains("| `cluster.replicas` | `2` |"), "{rows}");
+    must_be(&chart.join("README.md"), &format!("{before}<!-- values -->\n{rows}<!-- end of values -->\n{after}"));
+}
+
+/// The files of a folder that have this extension, by name.
+fn files(folder: &Path, extension: &str) -> BTreeMap<String, String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let selected = entries.filter(|path| path.extension().is_some_and(|found| found == extension));
+    selected
+        .map(|path| (path.file_name().unwrap().to_str().unwrap().to_owned(), fs::read_to_string(&path).unwrap()))
+        .collect()
+}
+
+/// A chart can read only files in it, so it has copies.
+async fn the_chart_has_the_rules_and_the_dashboard() {
+    let (source, copies) = (deploy().join("monitoring"), Path::new(CHART).join("files"));
+    let rules = files(&source.join("rules"), "yaml");
+    fs::create_dir_all(copies.join("rules")).unwrap();
+    for (name, text) in &rules {
+        must_be(&copies.join("rules").join(name), text);
+    }
+    assert_eq!(files(&copies.join("rules"), "yaml"), rules);
+    let dashboards = files(&source, "json");
+    for (name, text) in &dashboards {
+        must_be(&copies.join(name), text);
+    }
+    assert_eq!(files(&copies, "json"), dashboards);
+    let args = ["--set=monitoring.prometheusRule.enabled=true,monitoring.dashboard.enabled=true"];
+    let rendered = objects(&helm::template("kubefan", "kubefan", &args).await);
+    let count = |kind: &str| rendered.iter().filter(|object| object["kind"] == kind).count();
+    assert_eq!(count("PrometheusRule"), rules.len());
+    if let Some(dashboard) = dashboards.get("dashboard.json") {
+        let found = &named(&rendered, "ConfigMap", "kubefan-dashboard")["data"]["kubefan.json"];
+        let json = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+        assert_eq!(json(found.as_str().unwrap()), json(dashboard));
+    }
+}
