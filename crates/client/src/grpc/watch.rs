@@ -12,6 +12,9 @@
 //!
 //! A token ends sooner than a watch. kubefan then ends the stream, and the watch resumes with the
 //! token that the file has by then.
+//!
+//! A server may ask a stream to continue on a new connection, because other replicas have fewer
+//! streams or the connection is old. The watch does so at once, and its caller does not notice.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -38,6 +41,13 @@ const TIMEOUT_GRACE: Duration = Duration::from_secs(2);
 
 /// The reason of a stream that ended because its token did, or might have.
 const REAUTHENTICATE: &str = "REAUTHENTICATE";
+
+/// The reasons of a stream that the server asks to continue on a new connection, at once.
+const MOVED: [&str; 2] = ["REBALANCED", "CONNECTION_AGE"];
+
+/// A stream that is moved sooner than this after it was opened has failed: otherwise a server that
+/// moves every stream would be asked in a tight loop.
+const MOVED_AFTER: Duration = Duration::from_secs(5);
 
 /// What to do if history cannot resume from the requested version: it is too old or belongs to
 /// another history. (`--help` shows the text of the variants without links.)
@@ -208,8 +218,8 @@ pub struct WatchStream {
     backoff: Backoff,
     rng: SmallRng,
     broken: bool,
-    /// Whether there was a stream.
-    was_open: bool,
+    /// When the last stream was opened.
+    opened_at: Option<Instant>,
     /// What the last request was authorized with.
     sent: Option<HeaderValue>,
     /// `Some` if deltas are requested.
@@ -248,7 +258,7 @@ impl WatchStream {
             backoff: Backoff::new(options.backoff.clone()),
             rng: generator(options.seed),
             broken: false,
-            was_open: false,
+            opened_at: None,
             sent: None,
             delta_base: (options.encoding == Encoding::ZstdDelta)
                 .then(|| DeltaBase::new(options.delta_base_bytes_max, delta::OBJECT_BYTES_MAX)),
@@ -306,7 +316,7 @@ impl WatchStream {
                     match self.client.service.watch(client::request(request, self.sent.clone())).await {
                         Ok(response) => {
                             self.state = State::Open(Box::new(response.into_inner()));
-                            self.was_open = true;
+                            self.opened_at = Some(Instant::now());
                             self.next_cluster = None;
                             if std::mem::take(&mut self.broken) {
                                 return Some(Ok(WatchItem::Reconnected { from: self.resume_version.clone() }));
@@ -334,7 +344,14 @@ impl WatchStream {
                         let ended = tonic::Status::unavailable("the stream ended");
                         return Some(self.failed(self.client.error(&ended)));
                     }
-                    Err(status) => return Some(self.failed(self.client.error(&status))),
+                    Err(status) => {
+                        let error = self.client.error(&status);
+                        if !self.is_moved(&error) {
+                            return Some(self.failed(error));
+                        }
+                        // Nothing was lost, and nothing has failed.
+                        self.state = State::Waiting(None);
+                    }
                 },
             }
         }
@@ -454,6 +471,12 @@ impl WatchStream {
         WatchItem::Disconnected { error, retry_in }
     }
 
+    /// Whether the server asks the stream to continue on a new connection.
+    fn is_moved(&self, error: &ClientError) -> bool {
+        let was_open = self.opened_at.is_some_and(|at| at.elapsed() >= MOVED_AFTER);
+        was_open && MOVED.contains(&error.reason())
+    }
+
     fn failed(&mut self, error: ClientError) -> Result<WatchItem, ClientError> {
         let restart = error.is_expired() && self.options.on_expired == OnExpired::Restart;
         let is_refused = error.code() == Code::Unauthenticated;
@@ -461,7 +484,7 @@ impl WatchStream {
             self.client.token.expire(self.sent.as_ref());
         }
         // The file may get another token. A token that was never accepted is a mistake, though.
-        let may_login = is_refused && self.was_open && self.client.token.may_change();
+        let may_login = is_refused && self.opened_at.is_some() && self.client.token.may_change();
         if !restart && !may_login && !error.is_retryable() {
             self.state = State::Ended;
             return Err(error);

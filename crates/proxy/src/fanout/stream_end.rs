@@ -50,11 +50,17 @@ pub enum StreamEnd {
     /// kubefan is shutting down.
     #[error("kubefan is shutting down; resume, another replica may answer")]
     Draining,
+    /// The connection has reached its greatest age.
+    #[error("the connection has reached its greatest age (--connection-age-max); resume on a new one")]
+    Aged,
+    /// Other replicas have fewer streams.
+    #[error("other replicas have fewer streams; resume on a new connection")]
+    Rebalanced,
 }
 
 impl StreamEnd {
     /// Every label, for pre-created metrics.
-    pub const ALL: [&str; 13] = [
+    pub const ALL: [&str; 15] = [
         "timeout",
         "deadline",
         "cancelled",
@@ -68,6 +74,8 @@ impl StreamEnd {
         "revoked",
         "reauthenticate",
         "draining",
+        "connection_age",
+        "rebalanced",
     ];
 
     /// The label in metrics and logs.
@@ -86,6 +94,8 @@ impl StreamEnd {
             Self::Revoked(_) => "revoked",
             Self::Reauthenticate(_) => "reauthenticate",
             Self::Draining => "draining",
+            Self::Aged => "connection_age",
+            Self::Rebalanced => "rebalanced",
         }
     }
 }

@@ -42,7 +42,7 @@ impl Wake for IoWaker {
     }
 }
 
-/// The waker for the timer and the drain signal. An ordinary pass does not touch their memory; with
+/// The waker for the timer and the requests to end. An ordinary pass does not touch their memory; with
 /// a thousand connections that saves a good part of the cost of a pass.
 pub struct TimerWaker {
     connection_waker: Arc<ConnectionWaker>,
