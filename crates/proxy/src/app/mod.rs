@@ -6,6 +6,7 @@ mod callers;
 pub mod open_files;
 mod peer_records;
 pub mod peers;
+mod rebalancing;
 mod server_options;
 
 use std::{
@@ -25,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tracing::{info, warn};
 
-use self::{auditing::Audit, peer_records::PeerRecords};
+use self::auditing::Audit;
 use crate::{
     access::{
         AccessControl, BoundObject, TrustedCas,
@@ -41,7 +42,7 @@ use crate::{
         AuthorizationMode, CacheCompression, ConsistentReads, FormConfig, PassthroughConfig, ServeConfig, WatchListMode,
     },
     fanout::{Catalog, GateLimits},
-    peer::{self, PeerError, Peers, TransferLog},
+    peer::{PeerError, Peers},
     server::{
         Server, ServerOptions,
         admin::{self, Admin},
@@ -54,7 +55,6 @@ use crate::{
             listen::{BindError, Bound, Listener},
             tls,
             tls_options::TlsOptions,
-            unread::Readers,
         },
     },
     telemetry::metrics::Metrics,
@@ -315,16 +315,18 @@ impl App {
         let exists = Arc::new(move |object: &BoundObject| caches.exists(&object.gvr(), &object.key, &object.uid));
         let access = callers::control(&config.callers, &upstream, client_cas, exists, wall_clock, key, &metrics);
         let mut admin = serve_admin(admin, tls.clone(), &access, &config, &registry, &metrics, &stop)?;
-        let (readers, mut data) = serve_data(data, tls, (access, log, proxy), &config, &registry, &metrics, &drain)?;
+        let parts = (access.clone(), log, proxy);
+        let (server, mut data) = serve_data(data, tls, parts, &config, &registry, &metrics, &drain)?;
+        let (readers, connections) = (server.readers().clone(), server.connections().clone());
         if let Some(budget) = budget {
             let end_unread = move || readers.end_some();
             let keep_within = memory_pressure::keep_within(registry.clone(), metrics.clone(), budget, end_unread);
             tokio::spawn(stop.clone().run_until_cancelled_owned(keep_within));
         }
-        if let (Some(listener), Some(tls), Some(log)) = (peer, peers::tls(&config), peer_log) {
-            let incoming = listener.incoming(0);
-            let from: (_, Arc<dyn TransferLog>) = (registry.clone(), Arc::new(PeerRecords(log)));
-            tokio::spawn(peer::server::serve(incoming, tls, from, metrics.clone(), stop.clone()));
+        if let (Some(listener), Some(log)) = (peer, peer_log) {
+            let load = rebalancing::load(&config, &registry, &connections, &access, &drain);
+            peers::serve(listener, &config, (registry.clone(), log, load.clone()), &metrics, &stop);
+            rebalancing::start(&config, own_port, (connections, access, &upstream), load, &metrics, &drain);
         }
         info!(apiserver = upstream.server(), lists_and_watches_at, "started");
 
@@ -463,7 +465,7 @@ fn serve_data(
     registry: &Arc<Registry>,
     metrics: &Arc<Metrics>,
     drain: &CancellationToken,
-) -> Result<(Arc<Readers>, ServerTask), AppError> {
+) -> Result<(Arc<Server<Arc<Registry>>>, ServerTask), AppError> {
     let failed = |error: &dyn std::error::Error| AppError::Server { what: "the gRPC server", message: chain(error) };
     let (reporter, health_service) = tonic_health::server::health_reporter();
     let reflection = || {
@@ -487,7 +489,7 @@ fn serve_data(
     let server = Server::new(catalog, others, options, (access, audit), proxy, metrics.clone(), drain.clone());
     let (registry, drain) = (registry.clone(), drain.clone());
     Ok((
-        server.readers().clone(),
+        server.clone(),
         tokio::spawn(async move {
             health::report_not_serving(&reporter).await;
             let changes = registry.changes();

@@ -8,6 +8,7 @@ mod access;
 mod audit;
 mod cache;
 mod labels;
+mod moved_watches;
 mod register;
 
 use std::sync::Arc;
@@ -19,6 +20,7 @@ pub use self::{
     audit::AuditMetrics,
     cache::{CacheGauges, CacheMetrics, UpstreamWatchGuard},
     labels::{ConnectionEnd, Lag, PassthroughRefusal, Proof, Resume, SelfCheck, Transfer, WarmStart, WatchPurpose},
+    moved_watches::RebalanceMetrics,
 };
 use self::{cache::CacheFamilies, register::Registrar};
 use super::requests::RequestMetrics;
@@ -31,6 +33,7 @@ pub struct Metrics {
     requests: RequestMetrics,
     access: AccessMetrics,
     audit: AuditMetrics,
+    rebalance: RebalanceMetrics,
     gate: GateMetrics,
     lists: ListMetrics,
     memory_used: IntGauge,
@@ -105,6 +108,7 @@ impl Metrics {
             requests: RequestMetrics::new(&registry)?,
             access: AccessMetrics::new(&register)?,
             audit: AuditMetrics::new(&register)?,
+            rebalance: RebalanceMetrics::new(&register)?,
             gate,
             lists,
             memory_used: register
@@ -187,6 +191,11 @@ impl Metrics {
     /// The metrics of the audit log.
     pub fn audit(&self) -> &AuditMetrics {
         &self.audit
+    }
+
+    /// The metrics of rebalancing.
+    pub fn rebalance(&self) -> &RebalanceMetrics {
+        &self.rebalance
     }
 
     /// Counts a request to upstream.

@@ -15,6 +15,7 @@ use tonic_types::{ErrorDetails, StatusExt};
 
 use super::*;
 use crate::{ClientOptions, error::ERROR_DOMAIN};
+use kubefan_common::backoff::BackoffOptions;
 use kubefan_common::proto::v1alpha1::{
     self as pb,
     watch_service_server::{WatchService, WatchServiceServer},

@@ -222,8 +222,8 @@ impl Subscription {
         self.end = Some(end);
     }
 
-    /// The version to resume from, if everything up to it was handed out. `None` inside a backlog or
-    /// a gap.
+    /// The version to resume from, if everything up to it was handed out. `None` inside a backlog
+    /// or a gap.
     pub fn resume_version(&self) -> Option<ResourceVersion> {
         self.resume.filter(|_| self.backlog.is_none() && !self.inside_gap)
     }

@@ -95,7 +95,7 @@ pub struct OpenConnections {
     options: EndingOptions,
     drain: CancellationToken,
     all: Mutex<All>,
-    streams: AtomicUsize,
+    watches: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -145,7 +145,7 @@ fn spread(number: u64) -> f64 {
 impl OpenConnections {
     /// No connections yet. All that open end when `drain` is cancelled.
     pub fn new(options: EndingOptions, drain: CancellationToken) -> Arc<Self> {
-        Arc::new(Self { options, drain, all: Mutex::default(), streams: AtomicUsize::new(0) })
+        Arc::new(Self { options, drain, all: Mutex::default(), watches: AtomicUsize::new(0) })
     }
 
     /// Adds a connection.
@@ -162,8 +162,8 @@ impl OpenConnections {
     }
 
     /// Watches that are open, on all connections.
-    pub fn streams(&self) -> usize {
-        self.streams.load(Ordering::Relaxed)
+    pub fn watches(&self) -> usize {
+        self.watches.load(Ordering::Relaxed)
     }
 
     /// Asks connections to move their watches elsewhere, of about `streams` watches together: gRPC
@@ -245,7 +245,7 @@ impl OpenConnection {
     /// Counts a watch until it is dropped.
     pub fn watch(&self, movable: Movable) -> CountedWatch {
         self.0.shared.streams[movable as usize].fetch_add(1, Ordering::Relaxed);
-        self.0.all.streams.fetch_add(1, Ordering::Relaxed);
+        self.0.all.watches.fetch_add(1, Ordering::Relaxed);
         CountedWatch { connection: self.clone(), movable }
     }
 
@@ -298,7 +298,7 @@ impl Drop for CountedWatch {
     fn drop(&mut self) {
         let Registered { shared, all, .. } = &*self.connection.0;
         shared.streams[self.movable as usize].fetch_sub(1, Ordering::Relaxed);
-        all.streams.fetch_sub(1, Ordering::Relaxed);
+        all.watches.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -353,7 +353,7 @@ mod tests {
         let open: Vec<_> = [700u32, 1, 1, 98, 0, 200, 1000].map(|count| (all.open(), count)).into();
         let watches: Vec<_> =
             open.iter().flat_map(|(one, count)| (0..*count).map(|_| one.watch(Movable::Cheaply))).collect();
-        assert_eq!(all.streams(), 2000);
+        assert_eq!(all.watches(), 2000);
         let start = Instant::now();
         drain.cancel();
         let mut at = Vec::new();
@@ -368,7 +368,7 @@ mod tests {
             assert!((330..=337).contains(&ended), "{ended} in second {second}");
         }
         drop((open, watches));
-        assert_eq!((all.streams(), all.lock().connections.len()), (0, 0));
+        assert_eq!((all.watches(), all.lock().connections.len()), (0, 0));
     }
 
     #[tokio::test(start_paused = true)]

@@ -22,6 +22,7 @@ use super::{
     limits::HANDSHAKE_TIMEOUT,
     listen::Listener,
     mismatch,
+    open_connections::OpenConnections,
     preface::{self, Rewound},
     services::{ServerOptions, Services},
     tls_handshake,
@@ -66,6 +67,11 @@ impl<C: Catalog> Server<C> {
     /// The clients, some of which may read nothing.
     pub fn readers(&self) -> &Arc<Readers> {
         &self.services.readers
+    }
+
+    /// The open connections.
+    pub fn connections(&self) -> &Arc<OpenConnections> {
+        &self.services.connections
     }
 
     /// Serves the connections of `listener` until the drain, then waits until the last one has

@@ -30,8 +30,8 @@ use crate::{
 const WATCH: u32 = 1;
 
 /// Serves a connection until it ends, also after it was upgraded to another protocol. Once the
-/// drain starts, or it is asked to end otherwise, it ends after the current request. A client that reads a pinning response too
-/// slowly ends the connection.
+/// drain starts, or it is asked to end otherwise, it ends after the current request. A client that
+/// reads a pinning response too slowly ends the connection.
 pub async fn serve<C: Catalog>(
     io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     client: ClientInfo,

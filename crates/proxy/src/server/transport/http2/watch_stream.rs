@@ -186,9 +186,9 @@ impl WatchStream {
         }
     }
 
-    /// Ends a watch that was asked to, or asks again later: at a drain at once, otherwise when it is
-    /// current, so that its client resumes from memory. A last bookmark tells the client how far it
-    /// is.
+    /// Ends a watch that was asked to, or looks again later: at a drain at once, otherwise when it
+    /// is current, so that its client resumes from memory. A last bookmark tells the client how
+    /// far it is.
     fn leaves(&mut self, now: Instant) -> Option<StreamEnd> {
         let (at, end) = self.leave.as_mut().filter(|(at, _)| *at <= now)?;
         let (end, must) = (end.clone(), *end == StreamEnd::Draining);
