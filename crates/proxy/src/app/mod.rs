@@ -429,6 +429,7 @@ fn registry(
 }
 
 type ServerTask = JoinHandle<Result<(), String>>;
+type DataServer = Arc<Server<Arc<Registry>>>;
 
 fn serve_admin(
     listener: Listener,
@@ -465,7 +466,7 @@ fn serve_data(
     registry: &Arc<Registry>,
     metrics: &Arc<Metrics>,
     drain: &CancellationToken,
-) -> Result<(Arc<Server<Arc<Registry>>>, ServerTask), AppError> {
+) -> Result<(DataServer, ServerTask), AppError> {
     let failed = |error: &dyn std::error::Error| AppError::Server { what: "the gRPC server", message: chain(error) };
     let (reporter, health_service) = tonic_health::server::health_reporter();
     let reflection = || {

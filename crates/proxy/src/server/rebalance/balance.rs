@@ -223,6 +223,7 @@ mod tests {
     struct World {
         /// The replica of each client, and its order of replicas.
         clients: Vec<(usize, Vec<usize>)>,
+        counts: Vec<u64>,
         replicas: Vec<Balance>,
         moves: usize,
         /// How often a replica went from above the dead band to below the share.
@@ -230,16 +231,10 @@ mod tests {
     }
 
     impl World {
-        fn counts(&self) -> Vec<u64> {
-            let count = |replica| self.clients.iter().filter(|(at, _)| *at == replica).count() as u64;
-            (0..self.replicas.len()).map(count).collect()
-        }
-
         /// The largest count, as a multiple of the mean.
         fn largest(&self) -> f64 {
-            let counts = self.counts();
-            let mean = self.clients.len() as f64 / counts.len() as f64;
-            counts.into_iter().max().unwrap_or_default() as f64 / mean
+            let mean = self.clients.len() as f64 / self.counts.len() as f64;
+            self.counts.iter().copied().max().unwrap_or_default() as f64 / mean
         }
     }
 
@@ -253,8 +248,10 @@ mod tests {
             let at = order.iter().copied().find(|replica| *replica < before).unwrap_or(0);
             (at, order)
         });
-        let clients = clients.collect();
-        World { clients, replicas: (0..replicas).map(|_| Balance::new(1.0)).collect(), moves: 0, overshoots: 0 }
+        let clients: Vec<(usize, Vec<usize>)> = clients.collect();
+        let mut counts = vec![0; replicas];
+        clients.iter().for_each(|(at, _)| counts[*at] += 1);
+        World { clients, counts, replicas: (0..replicas).map(|_| Balance::new(1.0)).collect(), moves: 0, overshoots: 0 }
     }
 
     /// Lets the replicas decide for so many seconds, each at times of its own and by counts that
@@ -262,18 +259,18 @@ mod tests {
     fn run(world: &mut World, seconds: u64, of: Clients, random: &mut SmallRng) {
         let start = Instant::now();
         let mut next: Vec<Duration> = world.replicas.iter().map(|_| STEP.mul_f64(random.random())).collect();
-        let mut known = world.counts();
+        let mut known = world.counts.clone();
         for half_second in 0..2 * seconds {
             let now = Duration::from_millis(500 * half_second);
             if half_second % 4 == 0 {
-                known = world.counts();
+                known.clone_from(&world.counts);
             }
             for replica in 0..world.replicas.len() {
                 if now < next[replica] {
                     continue;
                 }
                 next[replica] = now + STEP.mul_f64(random.random_range(0.8..1.2));
-                let own = world.counts()[replica];
+                let own = world.counts[replica];
                 let others: Vec<u64> =
                     known.iter().enumerate().filter(|(at, _)| *at != replica).map(|(_, n)| *n).collect();
                 let decision = world.replicas[replica].decide(start + now, own, Some(&others), Some(1));
@@ -281,6 +278,9 @@ mod tests {
                 world.moves += decision.watches as usize;
                 if (own - decision.watches) as f64 <= decision.share - 1.0 && decision.watches > 0 {
                     world.overshoots += 1;
+                }
+                if decision.watches == 0 {
+                    continue;
                 }
                 let count = world.replicas.len();
                 let mut here: Vec<_> = world.clients.iter_mut().filter(|(at, _)| *at == replica).collect();
@@ -290,6 +290,8 @@ mod tests {
                         Clients::Random => random.random_range(0..count),
                         Clients::OwnOrder | Clients::SameOrder => order[0],
                     };
+                    world.counts[replica] -= 1;
+                    world.counts[*at] += 1;
                 }
             }
         }
@@ -298,19 +300,20 @@ mod tests {
     #[test]
     fn replicas_even_out_within_minutes_and_then_rest() {
         let cases = [(4000, 2, 3, 120), (4000, 1, 2, 150), (1200, 2, 3, 120), (4000, 4, 6, 120), (9000, 5, 10, 150)];
-        // Of clients with an order of their own, most of those that are moved late come back.
-        for (of, times) in [(Clients::Random, 1), (Clients::OwnOrder, 2)] {
+        // Of clients with an order of their own, most of those that are moved late come back, and
+        // a replica may be the first of more than 1.1 times its share: it tries now and then.
+        for (of, times, resting) in [(Clients::Random, 1, 100), (Clients::OwnOrder, 2, 10)] {
             for (count, before, replicas, seconds) in cases {
                 let random = &mut SmallRng::seed_from_u64(7);
                 let mut world = world(count, before, replicas, of, random);
                 run(&mut world, times * seconds, of, random);
-                let what = format!("{of:?} {count} {before}→{replicas}: {:?}", world.counts());
+                let what = format!("{of:?} {count} {before}→{replicas}: {:?}", world.counts);
                 assert!(world.largest() <= 1.15, "{what}");
                 assert_eq!(world.overshoots, 0, "{what}");
                 run(&mut world, 300, of, random);
                 let settled = world.moves;
                 run(&mut world, 600, of, random);
-                assert!(world.moves - settled <= count / 100, "{what}, then {} moves", world.moves - settled);
+                assert!(world.moves - settled <= count / resting, "{what}, then {} moves", world.moves - settled);
                 assert!(world.largest() <= 1.15, "{what}");
             }
         }
@@ -321,7 +324,7 @@ mod tests {
         let random = &mut SmallRng::seed_from_u64(7);
         let mut world = world(1000, 1, 3, Clients::SameOrder, random);
         run(&mut world, 3600, Clients::SameOrder, random);
-        assert_eq!(world.counts(), [1000, 0, 0]);
+        assert_eq!(world.counts, [1000, 0, 0]);
         assert!(world.moves < 1500, "{} moves in an hour", world.moves);
     }
 }
