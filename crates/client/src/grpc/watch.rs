@@ -12,6 +12,9 @@
 //!
 //! A token ends sooner than a watch. kubefan then ends the stream, and the watch resumes with the
 //! token that the file has by then.
+//!
+//! A server may ask a stream to continue on a new connection, because other replicas have fewer
+//! streams or the connection is old. The watch does so at once, and its caller does not notice.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -20,6 +23,7 @@ use rand::rngs::SmallRng;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tonic::{Code, Streaming, codegen::http::HeaderValue};
 
+pub use self::watch_options::{DELTA_BASE_BYTES_MAX, OnExpired, OnLag, WatchOptions};
 use super::{
     client::{self, Client},
     delta_base::{DeltaBase, DeltaBaseError},
@@ -27,7 +31,7 @@ use super::{
 };
 use crate::{error::ClientError, random::generator};
 use kubefan_common::{
-    backoff::{Backoff, BackoffOptions},
+    backoff::Backoff,
     encoding::{Encoding, chunk, delta},
     planted::{self, Bug},
     proto::v1alpha1::{self, Event, ResolvedResource, Target, WatchRequest, WatchResponse, watch_response::Message},
@@ -39,89 +43,12 @@ const TIMEOUT_GRACE: Duration = Duration::from_secs(2);
 /// The reason of a stream that ended because its token did, or might have.
 const REAUTHENTICATE: &str = "REAUTHENTICATE";
 
-/// What to do if history cannot resume from the requested version: it is too old or belongs to
-/// another history. (`--help` shows the text of the variants without links.)
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
-pub enum OnExpired {
-    /// End with the error
-    Fail,
-    /// Start over with a snapshot
-    #[default]
-    Restart,
-}
+/// The reasons of a stream that the server asks to continue on a new connection, at once.
+const MOVED: [&str; 2] = ["REBALANCED", "CONNECTION_AGE"];
 
-/// What to do if the stream has fallen behind the events that the server retains.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
-pub enum OnLag {
-    /// Treat it as an expired version
-    Expire,
-    /// Continue with a marked catch-up, which sends each changed object once
-    #[default]
-    Conflate,
-}
-
-/// Default of [`WatchOptions::delta_base_bytes_max`]: 1 GiB.
-pub const DELTA_BASE_BYTES_MAX: usize = 1 << 30;
-
-/// Options of a watch.
-#[derive(Debug, Clone)]
-pub struct WatchOptions {
-    /// Resume after this version: a [`WatchStream::resume_version`] of the same target, or the
-    /// version of a list. Empty starts with a snapshot.
-    pub resource_version: String,
-    /// The cluster of that version, from the list or the watch that returned it; empty if unknown.
-    /// The same address may lead to another cluster one day, where the version would be
-    /// meaningless.
-    pub cluster: String,
-    /// The watch ends after this time, counted over all its connections. Rounded up to whole
-    /// seconds on the wire. `None` for no limit.
-    pub timeout: Option<Duration>,
-    /// The server sends a bookmark if the stream was silent for this long and the version has
-    /// moved. `None` means the server's default of 60 s; the minimum is 1 s.
-    pub bookmark_interval: Option<Duration>,
-    /// The parts of each object to send.
-    pub projection: Projection,
-    /// Do not send changes that leave the projected bytes the same. Requires a projection that
-    /// leaves something out, or deltas.
-    pub only_changes: bool,
-    /// How objects are encoded on the wire. Events always carry whole objects; with deltas the
-    /// watch stores a copy of each.
-    pub encoding: Encoding,
-    /// Memory limit of those copies, in bytes. Above it the watch continues without deltas.
-    pub delta_base_bytes_max: usize,
-    /// What to do if history cannot resume from the version.
-    pub on_expired: OnExpired,
-    /// What to do if the stream has fallen behind the events that the server retains.
-    pub on_lag: OnLag,
-    /// The delays between retries.
-    pub backoff: BackoffOptions,
-    /// Their limit while kubefan is not synced, if it is shorter: a user may be waiting.
-    pub not_synced_delay_max: Option<Duration>,
-    /// Seed of the retry jitter, for simulations. `None` for a random one.
-    pub seed: Option<u64>,
-}
-
-impl Default for WatchOptions {
-    fn default() -> Self {
-        Self {
-            resource_version: String::new(),
-            cluster: String::new(),
-            timeout: None,
-            bookmark_interval: None,
-            projection: Projection::default(),
-            only_changes: false,
-            encoding: Encoding::default(),
-            delta_base_bytes_max: DELTA_BASE_BYTES_MAX,
-            on_expired: OnExpired::default(),
-            on_lag: OnLag::default(),
-            backoff: BackoffOptions::default(),
-            not_synced_delay_max: None,
-            seed: None,
-        }
-    }
-}
+/// A stream that is moved sooner than this after it was opened has failed: otherwise a server that
+/// moves every stream would be asked in a tight loop.
+const MOVED_AFTER: Duration = Duration::from_secs(5);
 
 /// An item of a watch.
 #[derive(Debug, Clone, PartialEq)]
@@ -208,8 +135,8 @@ pub struct WatchStream {
     backoff: Backoff,
     rng: SmallRng,
     broken: bool,
-    /// Whether there was a stream.
-    was_open: bool,
+    /// When the last stream was opened.
+    opened_at: Option<Instant>,
     /// What the last request was authorized with.
     sent: Option<HeaderValue>,
     /// `Some` if deltas are requested.
@@ -248,7 +175,7 @@ impl WatchStream {
             backoff: Backoff::new(options.backoff.clone()),
             rng: generator(options.seed),
             broken: false,
-            was_open: false,
+            opened_at: None,
             sent: None,
             delta_base: (options.encoding == Encoding::ZstdDelta)
                 .then(|| DeltaBase::new(options.delta_base_bytes_max, delta::OBJECT_BYTES_MAX)),
@@ -306,7 +233,7 @@ impl WatchStream {
                     match self.client.service.watch(client::request(request, self.sent.clone())).await {
                         Ok(response) => {
                             self.state = State::Open(Box::new(response.into_inner()));
-                            self.was_open = true;
+                            self.opened_at = Some(Instant::now());
                             self.next_cluster = None;
                             if std::mem::take(&mut self.broken) {
                                 return Some(Ok(WatchItem::Reconnected { from: self.resume_version.clone() }));
@@ -334,7 +261,14 @@ impl WatchStream {
                         let ended = tonic::Status::unavailable("the stream ended");
                         return Some(self.failed(self.client.error(&ended)));
                     }
-                    Err(status) => return Some(self.failed(self.client.error(&status))),
+                    Err(status) => {
+                        let error = self.client.error(&status);
+                        if !self.is_moved(&error) {
+                            return Some(self.failed(error));
+                        }
+                        // Nothing was lost, and nothing has failed.
+                        self.state = State::Waiting(None);
+                    }
                 },
             }
         }
@@ -454,6 +388,12 @@ impl WatchStream {
         WatchItem::Disconnected { error, retry_in }
     }
 
+    /// Whether the server asks the stream to continue on a new connection.
+    fn is_moved(&self, error: &ClientError) -> bool {
+        let was_open = self.opened_at.is_some_and(|at| at.elapsed() >= MOVED_AFTER);
+        was_open && MOVED.contains(&error.reason())
+    }
+
     fn failed(&mut self, error: ClientError) -> Result<WatchItem, ClientError> {
         let restart = error.is_expired() && self.options.on_expired == OnExpired::Restart;
         let is_refused = error.code() == Code::Unauthenticated;
@@ -461,7 +401,7 @@ impl WatchStream {
             self.client.token.expire(self.sent.as_ref());
         }
         // The file may get another token. A token that was never accepted is a mistake, though.
-        let may_login = is_refused && self.was_open && self.client.token.may_change();
+        let may_login = is_refused && self.opened_at.is_some() && self.client.token.may_change();
         if !restart && !may_login && !error.is_retryable() {
             self.state = State::Ended;
             return Err(error);
@@ -494,6 +434,8 @@ async fn message_before(
         Some(deadline) => timeout_at(deadline + TIMEOUT_GRACE, stream.message()).await.unwrap_or(Ok(None)),
     }
 }
+
+mod watch_options;
 
 #[cfg(test)]
 mod tests;

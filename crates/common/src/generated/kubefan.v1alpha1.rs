@@ -1283,6 +1283,25 @@ pub mod watch_service_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
+/// LoadRequest asks for the load of a replica.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LoadRequest {}
+/// LoadResponse is the load of a replica.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LoadResponse {
+    /// The watches that it serves, over gRPC and HTTP.
+    #[prost(uint64, tag = "1")]
+    pub watches: u64,
+    /// It takes new watches: it is ready, and does not drain.
+    #[prost(bool, tag = "2")]
+    pub ready: bool,
+    /// It drains: its watches are about to move.
+    #[prost(bool, tag = "3")]
+    pub draining: bool,
+    /// It could ask whether callers may read, when it last had to.
+    #[prost(bool, tag = "4")]
+    pub authorizes: bool,
+}
 /// TransferRequest requests one cache, and states the properties that it must have.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TransferRequest {
@@ -1540,7 +1559,7 @@ pub mod peer_service_client {
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
     /// PeerService sends the caches of a replica to a replica that starts, so that a rolling update
-    /// loses no history.
+    /// loses no history, and tells the others how loaded a replica is, so that they can even out.
     #[derive(Debug, Clone)]
     pub struct PeerServiceClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -1640,6 +1659,29 @@ pub mod peer_service_client {
                 .insert(GrpcMethod::new("kubefan.v1alpha1.PeerService", "Transfer"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// Load returns how many watches the replica serves, and whether it could take more. UNIMPLEMENTED
+        /// if it does not take part in rebalancing.
+        pub async fn load(
+            &mut self,
+            request: impl tonic::IntoRequest<super::LoadRequest>,
+        ) -> std::result::Result<tonic::Response<super::LoadResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kubefan.v1alpha1.PeerService/Load",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kubefan.v1alpha1.PeerService", "Load"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -1672,9 +1714,15 @@ pub mod peer_service_server {
             &self,
             request: tonic::Request<super::TransferRequest>,
         ) -> std::result::Result<tonic::Response<Self::TransferStream>, tonic::Status>;
+        /// Load returns how many watches the replica serves, and whether it could take more. UNIMPLEMENTED
+        /// if it does not take part in rebalancing.
+        async fn load(
+            &self,
+            request: tonic::Request<super::LoadRequest>,
+        ) -> std::result::Result<tonic::Response<super::LoadResponse>, tonic::Status>;
     }
     /// PeerService sends the caches of a replica to a replica that starts, so that a rolling update
-    /// loses no history.
+    /// loses no history, and tells the others how loaded a replica is, so that they can even out.
     #[derive(Debug)]
     pub struct PeerServiceServer<T> {
         inner: Arc<T>,
@@ -1793,6 +1841,49 @@ pub mod peer_service_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kubefan.v1alpha1.PeerService/Load" => {
+                    #[allow(non_camel_case_types)]
+                    struct LoadSvc<T: PeerService>(pub Arc<T>);
+                    impl<T: PeerService> tonic::server::UnaryService<super::LoadRequest>
+                    for LoadSvc<T> {
+                        type Response = super::LoadResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::LoadRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as PeerService>::load(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = LoadSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

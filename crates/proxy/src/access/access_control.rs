@@ -129,6 +129,11 @@ impl AccessControl {
         self.authenticator.is_some()
     }
 
+    /// Whether the apiserver could be asked about callers when it last had to be.
+    pub fn is_answered(&self) -> bool {
+        self.authenticator.as_ref().is_none_or(Authenticator::is_answered) && self.authorizer.is_answered()
+    }
+
     /// How the next stream is reviewed; `None` if it is not. The times are up to a fifth shorter
     /// than configured, so that streams that start together are not reviewed together. The number
     /// (0 to 1) spreads what else they do.

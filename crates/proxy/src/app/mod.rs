@@ -10,6 +10,7 @@ mod live;
 pub mod open_files;
 mod peer_records;
 pub mod peers;
+mod rebalancing;
 pub mod reload;
 mod server_options;
 
@@ -35,7 +36,6 @@ use self::{
     cache_registry::registry,
     clock::{unix_time, wall_clock},
     failure::{chain, server_error},
-    peer_records::PeerRecords,
     reload::WatchedFile,
 };
 use crate::{
@@ -50,7 +50,7 @@ use crate::{
     },
     config::{AuthorizationMode, PassthroughConfig, ServeConfig},
     fanout::Catalog,
-    peer::{self, PeerError, TransferLog},
+    peer::PeerError,
     server::{
         Server, ServerOptions,
         admin::{self, Admin},
@@ -63,7 +63,6 @@ use crate::{
             listen::{BindError, Bound, Listener},
             tls,
             tls_options::TlsOptions,
-            unread::Readers,
         },
     },
     telemetry::metrics::Metrics,
@@ -349,17 +348,21 @@ impl App {
         let access = callers::control(&config.callers, &upstream, client_cas, exists, control, &metrics);
         let mut admin = serve_admin(admin, tls.clone(), &access, &config, &registry, &metrics, &stop)?;
         let reloaded = registry.clone();
-        let (readers, set_places, mut data) =
-            serve_data(data, tls, (access, log, proxy), &config, &registry, &metrics, &drain)?;
+        let parts = (access.clone(), log, proxy);
+        let (server, mut data) = serve_data(data, tls, parts, &config, &registry, &metrics, &drain)?;
+        let (readers, connections, reader) =
+            (server.readers().clone(), server.connections().clone(), server.reader().clone());
+        let set_places: live::SetPlaces =
+            Box::new(move |subscribers_max, reads_max| reader.set_places(subscribers_max, reads_max));
         if let Some(budget) = budget {
             let end_unread = move || readers.end_some();
             let keep_within = memory_pressure::keep_within(registry.clone(), metrics.clone(), budget, end_unread);
             tokio::spawn(stop.clone().run_until_cancelled_owned(keep_within));
         }
-        if let (Some(listener), Some(tls), Some(log)) = (peer, peers::tls(&config), peer_log) {
-            let incoming = listener.incoming(0);
-            let from: (_, Arc<dyn TransferLog>) = (registry.clone(), Arc::new(PeerRecords(log)));
-            tokio::spawn(peer::server::serve(incoming, tls, from, metrics.clone(), stop.clone()));
+        if let (Some(listener), Some(log)) = (peer, peer_log) {
+            let load = rebalancing::load(&config, &registry, &connections, &access, &drain);
+            peers::serve(listener, &config, (registry.clone(), log, load.clone()), &metrics, &stop);
+            rebalancing::start(&config, own_port, (connections, access, &upstream), load, &metrics, &drain);
         }
         metrics.reload().started(unix_time());
         if let Some((file, asked)) = watched {
@@ -402,6 +405,7 @@ fn memory_given(config: &ServeConfig) -> Option<usize> {
 }
 
 type ServerTask = JoinHandle<Result<(), String>>;
+type DataServer = Arc<Server<Arc<Registry>>>;
 
 fn serve_admin(
     listener: Listener,
@@ -438,7 +442,7 @@ fn serve_data(
     registry: &Arc<Registry>,
     metrics: &Arc<Metrics>,
     drain: &CancellationToken,
-) -> Result<(Arc<Readers>, live::SetPlaces, ServerTask), AppError> {
+) -> Result<(DataServer, ServerTask), AppError> {
     let failed = |error: &dyn std::error::Error| AppError::Server { what: "the gRPC server", message: chain(error) };
     let (reporter, health_service) = tonic_health::server::health_reporter();
     let reflection = || {
@@ -461,10 +465,8 @@ fn serve_data(
     let names_resources = !access.reviews();
     let server = Server::new(catalog, others, options, (access, audit), proxy, metrics.clone(), drain.clone());
     let (registry, drain) = (registry.clone(), drain.clone());
-    let reader = server.reader().clone();
     Ok((
-        server.readers().clone(),
-        Box::new(move |subscribers_max, reads_max| reader.set_places(subscribers_max, reads_max)),
+        server.clone(),
         tokio::spawn(async move {
             health::report_not_serving(&reporter).await;
             let changes = registry.changes();

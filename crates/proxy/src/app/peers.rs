@@ -2,9 +2,16 @@
 
 use std::sync::Arc;
 
+use tokio_util::sync::CancellationToken;
+
+use super::peer_records::PeerRecords;
 use crate::{
+    audit::AuditLog,
+    caches::Registry,
     config::ServeConfig,
-    peer::{DnsDial, Peers, tls::PeerTls},
+    peer::{self, DnsDial, LoadSource, Peers, TransferLog, tls::PeerTls},
+    server::transport::listen::Listener,
+    telemetry::metrics::Metrics,
 };
 
 /// The size limit of a transfer if neither the configuration nor a memory budget sets one, in
@@ -26,4 +33,19 @@ pub(super) fn sources(config: &ServeConfig, own_port: Option<u16>, memory_max: O
     // During a transfer there is nothing else to release when memory is short.
     let half_of_memory = memory_max.map_or(TRANSFER_BYTES_MAX, |bytes| bytes as u64 / 2);
     Some(Peers::new(Arc::new(dial), config.peer.timeout, config.peer.transfer_bytes_max.unwrap_or(half_of_memory)))
+}
+
+/// Serves peers from the caches of `registry` until `stop` is cancelled; transfers are recorded in
+/// `log`. With `load`, peers may also ask how loaded this replica is.
+pub(super) fn serve(
+    listener: Listener,
+    config: &ServeConfig,
+    (registry, log, load): (Arc<Registry>, AuditLog, Option<LoadSource>),
+    metrics: &Arc<Metrics>,
+    stop: &CancellationToken,
+) {
+    let Some(tls) = tls(config) else { return };
+    let log: Arc<dyn TransferLog> = Arc::new(PeerRecords(log));
+    let from = (registry, log, load);
+    tokio::spawn(peer::server::serve(listener.incoming(0), tls, from, metrics.clone(), stop.clone()));
 }

@@ -6,8 +6,13 @@ use super::open_files;
 use crate::{
     config::ServeConfig,
     fanout::PlacesMax,
-    server::{ServerOptions, kube::guard::Guard, selector_limits::SelectorLimits},
+    server::{
+        ServerOptions, kube::guard::Guard, selector_limits::SelectorLimits, transport::open_connections::EndingOptions,
+    },
 };
+
+/// The part of the drain timeout in which streams end. In the rest clients take what was sent.
+const DRAIN_SPREAD: f64 = 0.75;
 
 impl From<&ServeConfig> for ServerOptions {
     fn from(config: &ServeConfig) -> Self {
@@ -24,6 +29,10 @@ impl From<&ServeConfig> for ServerOptions {
             selectors: SelectorLimits {
                 terms_max: config.serving.selector_terms_max,
                 values_max: config.serving.selector_values_max,
+            },
+            ending: EndingOptions {
+                drain_spread_max: config.serving.drain_timeout.mul_f64(DRAIN_SPREAD),
+                connection_age_max: config.serving.connection_age_max,
             },
             max_concurrent_streams: config.serving.max_concurrent_streams,
             message_bytes_max: config.serving.message_bytes_max,

@@ -58,6 +58,15 @@ impl<'de> Deserialize<'de> for PeersName {
     }
 }
 
+/// How a replica evens out its watches with those of the others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RebalanceConfig {
+    /// The other replicas.
+    pub peers: PeersName,
+    /// The most that is moved in a second, in percent of the watches.
+    pub percent: u32,
+}
+
 /// Certificate, key and CA of a replica among its peers, in PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerFiles {
@@ -77,6 +86,8 @@ section! {
     config: PeerConfig {
         /// The replicas to copy caches from; `None`: every start lists.
         peers: Option<PeersName>, peers_unless_cold;
+        /// `Some` if watches are moved to replicas that have fewer.
+        rebalance: Option<RebalanceConfig>, rebalancing;
         /// `Some` if kubefan serves peers or copies from them.
         files: Option<PeerFiles>, peer_files;
         /// The names, one of which the certificate of a replica that connects must have; empty for
@@ -106,6 +117,13 @@ section! {
     /// or separate names by commas [default: the name of --peers, otherwise any]
     #[arg(value_delimiter = ',')]
     peer_allowed_names("NAME"): Vec<String>;
+    /// Move watches to replicas that have fewer, if this one has more than 1.1 times its share:
+    /// gRPC streams that resume from memory first, then watches over HTTP with bookmarks. The
+    /// replicas of --peers tell each other how many they have.
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    rebalance("BOOL"): bool;
+    /// Move at most this part of a replica's watches in a second, from 1 to 10 percent.
+    rebalance_percent("PERCENT"): u32 = 1 => rebalance_percent: u32, percent;
     /// How long copying a cache at the start may take, its check included; after that, kubefan
     /// lists.
     // Within the patience of a rollout; the pods of a large cluster take some seconds.
@@ -117,6 +135,34 @@ section! {
 
 fn peers_unless_cold(options: &PeerOptions) -> Result<Option<PeersName>, ConfigError> {
     Ok(options.peers.clone().filter(|_| options.cold != Some(true)))
+}
+
+fn percent(flag: &'static str, given: u32) -> Result<u32, ConfigError> {
+    match given {
+        1..=10 => Ok(given),
+        _ => Err(unusable(flag, given, "must be from 1 to 10")),
+    }
+}
+
+fn rebalancing(options: &PeerOptions) -> Result<Option<RebalanceConfig>, ConfigError> {
+    if options.rebalance != Some(true) {
+        return match options.rebalance_percent {
+            Some(given) if given != 1 => {
+                ConfigError::contradiction("--rebalance-percent has no effect without --rebalance")
+            }
+            _ => Ok(None),
+        };
+    }
+    match (&options.peers, &options.peer_listen) {
+        (Some(peers), Some(_)) => {
+            let percent = options.rebalance_percent.unwrap_or(1);
+            Ok(Some(RebalanceConfig { peers: peers.clone(), percent }))
+        }
+        (None, _) => ConfigError::contradiction("--rebalance needs --peers: the replicas tell each other their load"),
+        (_, None) => {
+            ConfigError::contradiction("--rebalance needs --peer-listen: the replicas tell each other their load")
+        }
+    }
 }
 
 /// Every replica has the name of `--peers`, because the others verify it when they connect.

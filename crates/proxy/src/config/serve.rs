@@ -475,6 +475,16 @@ mod tests {
         assert_eq!(validated(&both).peer.peers, Some("p:1".parse().unwrap()));
         let cold = validated(&[both.as_slice(), &["--cold"]].concat()).peer;
         assert!(cold.peers.is_none() && cold.listen.is_some() && cold.files.is_some(), "it still serves peers");
+        let moves = |more: &[&'static str]| [both.as_slice(), &["--rebalance"], more].concat();
+        assert_eq!(validated(&both).peer.rebalance, None);
+        let rebalance = validated(&moves(&["--cold", "--rebalance-percent=5"])).peer.rebalance;
+        assert_eq!(rebalance.map(|it| (it.peers, it.percent)), Some(("p:1".parse().unwrap(), 5)));
+        assert!(problem(&["--rebalance"]).starts_with("--rebalance needs --peers:"));
+        let alone = [["--peers=p:1", "--rebalance"].as_slice(), &files].concat();
+        assert!(problem(&alone).starts_with("--rebalance needs --peer-listen:"));
+        let idle = [both.as_slice(), &["--rebalance-percent=2"]].concat();
+        assert_eq!(problem(&idle), "--rebalance-percent has no effect without --rebalance");
+        assert!(problem(&moves(&["--rebalance-percent=11"])).ends_with("must be from 1 to 10"));
         let same = [["--listen=127.0.0.1:1", "--peer-listen=127.0.0.1:1"].as_slice(), &files].concat();
         assert!(problem(&same).contains("are both 127.0.0.1:1"));
     }

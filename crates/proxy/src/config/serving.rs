@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::{
     ByteSize, ConfigError, Duration, ListenAddress,
-    rules::{any, any_duration, at_least, optional, or_false, size, size_in_memory, unusable, wait},
+    rules::{any, any_duration, at_least, optional, or_false, size, size_in_memory, unusable, wait, wait_or_never},
     section::{display_choice, section},
 };
 use crate::{
@@ -138,9 +138,15 @@ section! {
     /// Memory budget of the process. Close to it, kubefan retains less history and starts fewer
     /// snapshots [default: 80% of the limit of its cgroup, if there is one]
     memory_max("SIZE"): ByteSize => memory_bytes_max: Option<u64>, optional(size(MEMORY_BYTES_MIN));
-    /// On SIGTERM, streams have this long to end.
+    /// On SIGTERM, streams have this long to end. They end one after the other in the first three
+    /// quarters of it, or faster if they are few.
     // Well below the 30 s that a pod is given.
     drain_timeout("DURATION"): Duration = Duration::from_secs(10) => drain_timeout: time::Duration, any_duration;
+    /// End connections of about this age, so that clients choose a replica again: up to a tenth
+    /// less or more, gRPC streams with a status that asks clients to resume at once, requests and
+    /// watches over HTTP by themselves. 0s: never.
+    connection_age_max("DURATION"): Duration = Duration::from_secs(0)
+        => connection_age_max: Option<time::Duration>, wait_or_never;
     /// Under load, collect events for up to this long and send them together; an idle server sends
     /// at once. 0s: never wait.
     coalesce_max("DURATION"): Duration = Duration(COALESCE_MAX) => coalesce_max: time::Duration, any_duration;

@@ -55,11 +55,17 @@ pub enum StreamEnd {
     /// kubefan is shutting down.
     #[error("kubefan is shutting down; resume, another replica may answer")]
     Draining,
+    /// The connection has reached its greatest age.
+    #[error("the connection has reached its greatest age (--connection-age-max); resume on a new one")]
+    Aged,
+    /// Other replicas have fewer streams.
+    #[error("other replicas have fewer streams; resume on a new connection")]
+    Rebalanced,
 }
 
 impl StreamEnd {
     /// Every label, for pre-created metrics.
-    pub const ALL: [&str; 14] = [
+    pub const ALL: [&str; 16] = [
         "timeout",
         "deadline",
         "cancelled",
@@ -74,6 +80,8 @@ impl StreamEnd {
         "reauthenticate",
         "switched",
         "draining",
+        "connection_age",
+        "rebalanced",
     ];
 
     /// The label in metrics and logs.
@@ -93,6 +101,8 @@ impl StreamEnd {
             Self::Reauthenticate(_) => "reauthenticate",
             Self::Switched(_) => "switched",
             Self::Draining => "draining",
+            Self::Aged => "connection_age",
+            Self::Rebalanced => "rebalanced",
         }
     }
 }

@@ -25,6 +25,7 @@ use tracing::{info, warn};
 use super::{
     encode::Encoder,
     identity::CacheIdentity,
+    loads::Load,
     transfer_log::{TransferLog, TransferRecord},
 };
 use crate::{
@@ -32,7 +33,9 @@ use crate::{
     fanout::{CachePosition, GatePermit, Hub, Phase},
     telemetry::metrics::Transfer,
 };
-use kubefan_common::proto::v1alpha1::{TransferRequest, TransferResponse, peer_service_server::PeerService};
+use kubefan_common::proto::v1alpha1::{
+    LoadRequest, LoadResponse, TransferRequest, TransferResponse, peer_service_server::PeerService,
+};
 use kubefan_model::{GroupVersionResource, Scope};
 
 /// Time limit for one transfer, including its wait for other transfers.
@@ -67,9 +70,13 @@ pub trait Source: Send + Sync + 'static {
 
 type CacheId = (GroupVersionResource, Scope);
 
+/// Tells the load of this replica.
+pub type LoadSource = Arc<dyn Fn() -> Load + Send + Sync>;
+
 /// The gRPC service for peers.
 pub struct Sender<S> {
     source: S,
+    load: Option<LoadSource>,
     log: Arc<dyn TransferLog>,
     all: Arc<Semaphore>,
     /// One semaphore per requested cache that exists here.
@@ -81,7 +88,13 @@ type Parts = Pin<Box<dyn Stream<Item = Result<TransferResponse, Status>> + Send>
 impl<S: Source> Sender<S> {
     /// Sends the caches in `source`, and records each transfer in `log`.
     pub fn new(source: S, log: Arc<dyn TransferLog>) -> Self {
-        Self { source, log, all: Arc::new(Semaphore::new(TRANSFERS_MAX)), each: Mutex::default() }
+        Self { source, load: None, log, all: Arc::new(Semaphore::new(TRANSFERS_MAX)), each: Mutex::default() }
+    }
+
+    /// Also tells the load of this replica, if there is a source of it.
+    #[must_use]
+    pub fn with_load(self, load: Option<LoadSource>) -> Self {
+        Self { load, ..self }
     }
 
     fn identity_of(
@@ -145,6 +158,11 @@ impl<S: Source> PeerService for Sender<S> {
                 Err(status)
             }
         }
+    }
+
+    async fn load(&self, _: Request<LoadRequest>) -> Result<Response<LoadResponse>, Status> {
+        let load = self.load.as_ref().ok_or_else(|| Status::unimplemented("this replica does not rebalance"))?;
+        Ok(Response::new(load().into()))
     }
 }
 

@@ -9,6 +9,8 @@
 //! - [`reader`]: admission limits, and reads and subscriptions for both APIs.
 //! - [`select`], [`selector_limits`], [`watch`] and [`client_info`]: the types they share.
 //!
+//! [`rebalance`] moves watches to replicas that have fewer.
+//!
 //! [`admin_port`] is the thread of the admin port, [`admin`] what it answers, [`admin_access`] who
 //! sees it, [`can_i`] a question that it answers, and [`worker_check`] what it reports as alive.
 
@@ -20,6 +22,7 @@ pub mod client_info;
 pub mod grpc;
 pub mod kube;
 pub mod reader;
+pub mod rebalance;
 pub mod select;
 pub mod selector_limits;
 pub mod transport;

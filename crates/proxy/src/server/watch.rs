@@ -29,6 +29,28 @@ pub struct OpenedWatch {
     pub record: Record,
 }
 
+impl OpenedWatch {
+    /// How it can be moved to another replica.
+    pub fn movable(&self) -> Movable {
+        match (self.protocol, self.bookmark_interval) {
+            (WatchProtocol::Grpc, _) => Movable::Cheaply,
+            (WatchProtocol::Kube(_), Some(_)) => Movable::ByBookmark,
+            (WatchProtocol::Kube(_), None) => Movable::No,
+        }
+    }
+}
+
+/// How a watch can be moved to another replica.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Movable {
+    /// Its last message carries the version that it resumes from (gRPC).
+    Cheaply,
+    /// A last bookmark brings the version that it resumes from (HTTP with bookmarks).
+    ByBookmark,
+    /// Its client may know only an old version: it stays until its own timeout.
+    No,
+}
+
 /// The protocol of a watch: how its stream starts and ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WatchProtocol {

@@ -8,6 +8,7 @@ mod access;
 mod audit;
 mod cache;
 mod labels;
+mod moved_watches;
 mod register;
 mod reload;
 
@@ -20,6 +21,7 @@ pub use self::{
     audit::AuditMetrics,
     cache::{CacheGauges, CacheMetrics, UpstreamWatchGuard},
     labels::{ConnectionEnd, Lag, PassthroughRefusal, Proof, Resume, SelfCheck, Transfer, WarmStart, WatchPurpose},
+    moved_watches::RebalanceMetrics,
     reload::ReloadMetrics,
 };
 use self::{cache::CacheFamilies, register::Registrar};
@@ -33,6 +35,7 @@ pub struct Metrics {
     requests: RequestMetrics,
     access: AccessMetrics,
     audit: AuditMetrics,
+    rebalance: RebalanceMetrics,
     reload: ReloadMetrics,
     gate: GateMetrics,
     lists: ListMetrics,
@@ -108,6 +111,7 @@ impl Metrics {
             requests: RequestMetrics::new(&registry)?,
             access: AccessMetrics::new(&register)?,
             audit: AuditMetrics::new(&register)?,
+            rebalance: RebalanceMetrics::new(&register)?,
             reload: ReloadMetrics::new(&register)?,
             gate,
             lists,
@@ -196,6 +200,11 @@ impl Metrics {
     /// The metrics of the audit log.
     pub fn audit(&self) -> &AuditMetrics {
         &self.audit
+    }
+
+    /// The metrics of rebalancing.
+    pub fn rebalance(&self) -> &RebalanceMetrics {
+        &self.rebalance
     }
 
     /// Counts a request to upstream.

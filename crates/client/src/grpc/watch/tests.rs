@@ -15,6 +15,7 @@ use tonic_types::{ErrorDetails, StatusExt};
 
 use super::*;
 use crate::{ClientOptions, error::ERROR_DOMAIN};
+use kubefan_common::backoff::BackoffOptions;
 use kubefan_common::proto::v1alpha1::{
     self as pb,
     watch_service_server::{WatchService, WatchServiceServer},
@@ -200,6 +201,31 @@ async fn the_delay_has_a_limit_of_its_own_while_kubefan_is_not_synced() {
         let options = WatchOptions { backoff, not_synced_delay_max: Some(minutes(2)), ..options() };
         let item = client.watch(Target::default(), options).next().await;
         assert!(matches!(item, Some(Ok(WatchItem::Disconnected { retry_in, .. })) if retry_in == delay), "{item:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_watch_that_is_asked_to_move_resumes_at_once_and_its_caller_does_not_notice() {
+    for reason in MOVED {
+        let moved = || {
+            let mut details = ErrorDetails::with_error_info(reason, ERROR_DOMAIN, []);
+            details.set_retry_info(Some(Duration::ZERO));
+            Err(Status::with_error_details(Code::Unavailable, "come back", details))
+        };
+        let bookmark = message("9", Message::Bookmark(pb::Bookmark {}));
+        let scripts = vec![vec![begin(), end(), bookmark, moved()], vec![event("10", "b"), moved()]];
+        let (server, client) = serve(scripts).await;
+        let mut watch = client.watch(Target::default(), options());
+        for _ in 0..3 {
+            watch.next().await.unwrap().unwrap();
+        }
+        watch.opened_at = watch.opened_at.and_then(|at| at.checked_sub(MOVED_AFTER));
+        let item = watch.next().await.unwrap().unwrap();
+        assert!(matches!(&item, WatchItem::Event(event) if event.name == "b"), "{item:?}");
+        assert_eq!(requested(&server), ["", "9"]);
+        // A stream that is moved right after it was opened waits like one that failed.
+        let item = watch.next().await.unwrap().unwrap();
+        assert!(matches!(item, WatchItem::Disconnected { .. }), "{item:?}");
     }
 }
 

@@ -90,6 +90,11 @@ pub struct Authenticator {
 }
 
 impl Authenticator {
+    /// Whether the apiserver could be asked when it last had to be.
+    pub fn is_answered(&self) -> bool {
+        self.reviews.is_answered()
+    }
+
     /// Asks over `upstream`. `key` must be random: it hides tokens in the cache.
     pub fn new(
         upstream: Upstream,

@@ -70,6 +70,14 @@ pub struct WebhookAuthorizer {
 }
 
 impl Authorizer {
+    /// Whether the apiserver could be asked when it last had to be.
+    pub fn is_answered(&self) -> bool {
+        match self {
+            Self::AlwaysAllow => true,
+            Self::Webhook(webhook) => webhook.reviews.is_answered(),
+        }
+    }
+
     /// Returns the read as one that the caller may do.
     ///
     /// # Errors

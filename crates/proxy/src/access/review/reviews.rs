@@ -101,6 +101,11 @@ where
         self.shared.is_away()
     }
 
+    /// Whether the apiserver could be asked when it last had to be.
+    pub fn is_answered(&self) -> bool {
+        self.shared.away_at.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
     /// Counts the use of a verdict that counts only because of an outage.
     pub fn count_in_grace(&self) {
         self.shared.metrics.in_grace.inc();

@@ -222,6 +222,12 @@ impl Subscription {
         self.end = Some(end);
     }
 
+    /// The version to resume from, if everything up to it was handed out. `None` inside a backlog
+    /// or a gap.
+    pub fn resume_version(&self) -> Option<ResourceVersion> {
+        self.resume.filter(|_| self.backlog.is_none() && !self.inside_gap)
+    }
+
     /// Whether something is still being sent that pins old state.
     pub fn in_backlog(&self) -> bool {
         self.backlog.is_some()

@@ -17,6 +17,7 @@ use crate::{
 };
 
 use kubefan_common::text::without_user;
+use kubefan_model::ResourceVersion;
 
 const DOMAIN: &str = "kubefan.dev";
 
@@ -80,8 +81,9 @@ pub fn name(code: Code) -> &'static str {
     }
 }
 
-/// The status that a stream ends with; `None` for a clean end.
-pub fn ended(end: &StreamEnd) -> Option<Status> {
+/// The status that a stream ends with; `None` for a clean end. `sent` is the version to resume from
+/// if everything up to it was sent: a client that is asked to come back gets it again.
+pub fn ended(end: &StreamEnd, sent: Option<ResourceVersion>) -> Option<Status> {
     let message = without_user(&end.to_string());
     match end {
         StreamEnd::Timeout | StreamEnd::Cancelled => None,
@@ -96,8 +98,18 @@ pub fn ended(end: &StreamEnd) -> Option<Status> {
         StreamEnd::Revoked(message) => Some(failed(Code::PermissionDenied, "FORBIDDEN", shortened(message.clone()))),
         StreamEnd::Reauthenticate(_) => Some(temporary(Code::Unavailable, "REAUTHENTICATE", message)),
         StreamEnd::Switched(_) => Some(temporary(Code::Unavailable, "SWITCHED", message)),
-        StreamEnd::Draining => Some(temporary(Code::Unavailable, "DRAINING", message)),
+        StreamEnd::Draining => Some(come_back(RETRY_DELAY, "DRAINING", message, sent)),
+        StreamEnd::Aged => Some(come_back(Duration::ZERO, "CONNECTION_AGE", message, sent)),
+        StreamEnd::Rebalanced => Some(come_back(Duration::ZERO, "REBALANCED", message, sent)),
     }
+}
+
+/// The status of a stream that continues elsewhere.
+fn come_back(delay: Duration, reason: &str, message: String, sent: Option<ResourceVersion>) -> Status {
+    let metadata = sent.map(|version| ("resume_version".to_owned(), version.to_string()));
+    let mut details = ErrorDetails::with_error_info(reason, DOMAIN, metadata.into_iter().collect::<HashMap<_, _>>());
+    details.set_retry_info(Some(delay));
+    Status::with_error_details(Code::Unavailable, message, details)
 }
 
 /// Replaces a status that the gRPC library made by one with a reason of kubefan's. The library
@@ -236,7 +248,6 @@ fn temporary_for(delay: Duration, code: Code, reason: &str, message: String) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kubefan_model::ResourceVersion;
 
     #[test]
     fn an_expired_version_is_reported_with_the_oldest_version() {
@@ -274,6 +285,6 @@ mod tests {
         let status = refused(&Refusal::Invalid { field: "target.label_selector", message: "bad".into() });
         assert_eq!(status.get_details_bad_request().unwrap().field_violations[0].field, "target.label_selector");
         assert!(refused(&Refusal::Draining).get_details_retry_info().is_some());
-        assert!(ended(&StreamEnd::Timeout).is_none());
+        assert!(ended(&StreamEnd::Timeout, None).is_none());
     }
 }

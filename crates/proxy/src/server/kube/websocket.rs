@@ -105,14 +105,10 @@ impl Socket {
                 .max_message_size(Some(INCOMING_BYTES_MAX))
                 .max_frame_size(Some(INCOMING_BYTES_MAX));
             let mut socket = WebSocketStream::from_raw_socket(io, Role::Server, Some(config)).await;
-            let code = tokio::select! {
-                biased;
-                () = drain.cancelled() => Some(CloseCode::Away),
-                // The drain ends the body, too, and may be seen there first.
-                code = send(&mut socket, body, media, stall_timeout) => match code {
-                    Some(CloseCode::Normal) if drain.is_cancelled() => Some(CloseCode::Away),
-                    code => code,
-                },
+            let code = match send(&mut socket, body, media, stall_timeout).await {
+                // A drain ends the body.
+                Some(CloseCode::Normal) if drain.is_cancelled() => Some(CloseCode::Away),
+                code => code,
             };
             if let Some(code) = code {
                 close(&mut socket, code).await;

@@ -14,6 +14,7 @@ pub mod limits;
 pub mod listen;
 pub mod listen_address;
 pub mod mismatch;
+pub mod open_connections;
 pub mod preface;
 pub mod read_progress;
 pub mod serve;

@@ -22,6 +22,7 @@ use super::{
     limits::HANDSHAKE_TIMEOUT,
     listen::Listener,
     mismatch,
+    open_connections::OpenConnections,
     preface::{self, Rewound},
     services::{ServerOptions, Services},
     tls_handshake,
@@ -71,6 +72,11 @@ impl<C: Catalog> Server<C> {
     /// Admission, and the reads of both APIs.
     pub fn reader(&self) -> &Arc<Reader<C>> {
         &self.services.reader
+    }
+
+    /// The open connections.
+    pub fn connections(&self) -> &Arc<OpenConnections> {
+        &self.services.connections
     }
 
     /// Serves the connections of `listener` until the drain, then waits until the last one has

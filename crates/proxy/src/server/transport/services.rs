@@ -13,7 +13,11 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tower::util::MapResponseLayer;
 
-use super::{http2::arrival::PendingCalls, unread::Readers};
+use super::{
+    http2::arrival::PendingCalls,
+    open_connections::{EndingOptions, OpenConnections},
+    unread::Readers,
+};
 use crate::{
     access::AccessControl,
     audit::AuditLog,
@@ -46,6 +50,8 @@ pub struct ServerOptions {
     pub reads_max: PlacesMax,
     /// Maximum number of open streams of one connection.
     pub max_concurrent_streams: u32,
+    /// When connections end.
+    pub ending: EndingOptions,
     /// The memory of requests that wait for the verdict about their caller, in bytes.
     pub pending_bytes_max: usize,
     /// Limits of selectors.
@@ -88,7 +94,9 @@ pub struct Services<C> {
     pub readers: Arc<Readers>,
     /// Begins the records of gRPC calls; the Kubernetes API begins its own.
     pub audit: AuditLog,
-    /// Cancelled when every stream must end.
+    /// The open connections, which end when `drain` is cancelled.
+    pub connections: Arc<OpenConnections>,
+    /// Cancelled when no more requests are taken and every stream must end.
     pub drain: CancellationToken,
 }
 
@@ -129,7 +137,8 @@ impl<C: Catalog> Services<C> {
         let replace_status = MapResponseLayer::new(status::replace_library_status);
         let router = router.fallback(not_found).layer(replace_status).with_state(());
         let pending = PendingCalls::new(options.calls_pending_max, calls_pending);
-        Self { reader, grpc, kube, router, options, pending, readers: Readers::new(), audit, drain }
+        let connections = OpenConnections::new(options.ending, drain.clone());
+        Self { reader, grpc, kube, router, options, pending, readers: Readers::new(), audit, connections, drain }
     }
 }
 

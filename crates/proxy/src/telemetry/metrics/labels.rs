@@ -66,14 +66,27 @@ pub enum ConnectionEnd {
     Keepalive,
     /// kubefan is shutting down.
     Draining,
+    /// It reached its greatest age (`--connection-age-max`).
+    Age,
+    /// Its streams moved to replicas that have fewer (`--rebalance`).
+    Rebalanced,
     /// The limit on connections was reached (`--connections-max`).
     Refused,
 }
 
 impl ConnectionEnd {
     /// Every value.
-    pub const ALL: [Self; 7] =
-        [Self::Closed, Self::Error, Self::Idle, Self::Handshake, Self::Keepalive, Self::Draining, Self::Refused];
+    pub const ALL: [Self; 9] = [
+        Self::Closed,
+        Self::Error,
+        Self::Idle,
+        Self::Handshake,
+        Self::Keepalive,
+        Self::Draining,
+        Self::Age,
+        Self::Rebalanced,
+        Self::Refused,
+    ];
 
     pub(super) fn as_str(self) -> &'static str {
         match self {
@@ -83,6 +96,8 @@ impl ConnectionEnd {
             Self::Handshake => "handshake",
             Self::Keepalive => "keepalive",
             Self::Draining => "draining",
+            Self::Age => "age",
+            Self::Rebalanced => "rebalanced",
             Self::Refused => "refused",
         }
     }

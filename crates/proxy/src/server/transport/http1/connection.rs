@@ -21,7 +21,7 @@ use crate::{
         client_info::ClientInfo,
         grpc::call,
         kube::{answer::Answer, tunnel::Tunnel, websocket::Socket},
-        transport::{limits, services::Services},
+        transport::{limits, open_connections::OpenConnection, services::Services},
     },
     telemetry::metrics::ConnectionEnd,
 };
@@ -30,8 +30,8 @@ use crate::{
 const WATCH: u32 = 1;
 
 /// Serves a connection until it ends, also after it was upgraded to another protocol. Once the
-/// drain starts, it ends after the current request. A client that reads a pinning response too
-/// slowly ends the connection.
+/// drain starts, or it is asked to end otherwise, it ends after the current request. A client that
+/// reads a pinning response too slowly ends the connection.
 pub async fn serve<C: Catalog>(
     io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     client: ClientInfo,
@@ -39,12 +39,14 @@ pub async fn serve<C: Catalog>(
 ) -> ConnectionEnd {
     let (tunnel, needs) = (Tunnel::default(), ResponseNeeds::default());
     let io = MonitoredSocket::new(io, needs.clone(), services.options.snapshot_stall_timeout);
-    let (upgraded, drain, address) = (tunnel.clone(), services.drain.clone(), client.address);
+    let open = services.connections.open();
+    let (upgraded, drain, address, mut leaves) =
+        (tunnel.clone(), services.drain.clone(), client.address, open.leaves());
     let service = service_fn(move |mut request: Request<Incoming>| {
         let client = client.of_request(request.headers());
         request.extensions_mut().insert(client);
         request.extensions_mut().insert(upgraded.clone());
-        answer(request, services.clone(), needs.clone())
+        answer(request, services.clone(), needs.clone(), open.clone())
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -56,25 +58,25 @@ pub async fn serve<C: Catalog>(
     let mut connection = Box::pin(connection);
     let ended = tokio::select! {
         biased;
-        result = connection.as_mut() => Some(result),
-        () = drain.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            None
-        }
+        result = connection.as_mut() => Ok(result),
+        // Not in its turn: between two requests there is nothing to spread.
+        () = drain.cancelled() => Err(ConnectionEnd::Draining),
+        leave = leaves.next() => Err(leave.reason.connection_end()),
     };
     let end = match ended {
-        Some(Ok(())) => ConnectionEnd::Closed,
-        Some(Err(error)) => {
+        Ok(Ok(())) => ConnectionEnd::Closed,
+        Ok(Err(error)) => {
             let end = end_of(&error);
             if end == ConnectionEnd::Error {
                 tracing::debug!(error = %cause(&error), peer = ?address, "a connection failed");
             }
             end
         }
-        None => {
-            // The end is reported as the drain, even if the last request fails.
+        Err(end) => {
+            connection.as_mut().graceful_shutdown();
+            // This end is reported, even if the last request fails.
             let _ = connection.as_mut().await;
-            ConnectionEnd::Draining
+            end
         }
     };
     drop(connection);
@@ -109,6 +111,7 @@ async fn answer<C: Catalog>(
     request: Request<Incoming>,
     services: Arc<Services<C>>,
     needs: ResponseNeeds,
+    open: OpenConnection,
 ) -> Result<Response<axum::body::Body>, Infallible> {
     if call::is_any_grpc(&request) {
         let message = "gRPC needs HTTP/2; this connection speaks HTTP/1.1\n";
@@ -141,9 +144,7 @@ async fn answer<C: Catalog>(
     let response = match answer {
         Answer::Forwarded(response) => return Ok(response),
         Answer::Response(response) => response,
-        Answer::Watch(opened) => {
-            WatchBody::response(opened, connection_waker, stall_timeout, services.drain.clone(), needs)
-        }
+        Answer::Watch(opened) => WatchBody::response(opened, connection_waker, stall_timeout, &open, needs),
     };
     Ok(match socket {
         // If the watch was refused, the response stays as it is.

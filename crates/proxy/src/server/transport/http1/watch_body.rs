@@ -12,7 +12,6 @@ use futures::future::FutureExt;
 use http::Response;
 use http_body::{Body, Frame};
 use tokio::time::{Instant, Sleep, sleep_until};
-use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use super::socket::{Pace, ResponseNeeds};
 use crate::{
@@ -22,6 +21,7 @@ use crate::{
         kube::{answer::put_watch_headers, status},
         transport::{
             limits::BATCH_BYTES_MAX,
+            open_connections::{CountedWatch, LeaveReason, Leaves, OpenConnection},
             watch_timers::{Due, WatchTimers},
         },
         watch::OpenedWatch,
@@ -35,7 +35,10 @@ pub struct WatchBody {
     connection_waker: Arc<ConnectionWaker>,
     timers: WatchTimers,
     timer: Pin<Box<Sleep>>,
-    drain: Pin<Box<WaitForCancellationFutureOwned>>,
+    leaves: Leaves,
+    /// How it ends as soon as it is current.
+    leave: Option<StreamEnd>,
+    _counted: CountedWatch,
     needs: ResponseNeeds,
 }
 
@@ -45,14 +48,15 @@ impl WatchBody {
         opened: OpenedWatch,
         connection_waker: Arc<ConnectionWaker>,
         stall_timeout: Duration,
-        drain: CancellationToken,
+        open: &OpenConnection,
         needs: ResponseNeeds,
     ) -> Response<axum::body::Body> {
         let (media, warnings, id) = (opened.protocol.media(), opened.subscription.warnings(), opened.record.id());
         let timers = WatchTimers::new(opened.bookmark_interval, opened.timeout_at, None, stall_timeout, true);
         let timer = Box::pin(sleep_until(Instant::now()));
-        let drain = Box::pin(drain.cancelled_owned());
-        let watch = Self { opened: Some(opened), connection_waker, timers, timer, drain, needs };
+        let (leaves, counted) = (open.leaves(), open.watch(opened.movable()));
+        let opened = Some(opened);
+        let watch = Self { opened, connection_waker, timers, timer, leaves, leave: None, _counted: counted, needs };
         let mut response = Response::new(axum::body::Body::new(watch));
         put_watch_headers(media, &warnings, response.headers_mut());
         put_id(id, response.headers_mut());
@@ -73,8 +77,13 @@ impl WatchBody {
         self.connection_waker.take_ready(&mut ReadyStreams::new());
         loop {
             let Some(opened) = &mut self.opened else { return Poll::Ready(None) };
-            if self.drain.as_mut().poll(cx).is_ready() {
-                return Poll::Ready(self.end(StreamEnd::Draining));
+            while let Poll::Ready(leave) = self.leaves.poll_next(cx) {
+                match leave.reason {
+                    // It ends by its timeout, and then its connection.
+                    LeaveReason::Age => {}
+                    LeaveReason::Draining => return Poll::Ready(self.end(StreamEnd::Draining)),
+                    LeaveReason::Rebalanced => self.leave = Some(StreamEnd::Rebalanced),
+                }
             }
             if let Some(end) = opened.lease.end() {
                 return Poll::Ready(self.end(end));
@@ -87,6 +96,16 @@ impl WatchBody {
                     let remaining = pieces.remaining();
                     self.timers.sent(Instant::now(), remaining, opened.subscription.in_backlog());
                     return Poll::Ready(Some(pieces.copy_to_bytes(remaining)));
+                }
+                // Its client has everything, and a last bookmark says so.
+                Ok(None) if self.leave.is_some() && !opened.subscription.is_behind() => {
+                    return Poll::Ready(match opened.subscription.bookmark() {
+                        Some(mut bookmark) => {
+                            let remaining = bookmark.remaining();
+                            Some(bookmark.copy_to_bytes(remaining))
+                        }
+                        None => self.leave.take().and_then(|end| self.end(end)),
+                    });
                 }
                 Ok(None) => {}
                 Err(end) => return Poll::Ready(self.end(end)),

@@ -18,8 +18,8 @@
 //!
 //! Wake-ups: subscriptions and stream windows wake one stream through the connection's
 //! [`ConnectionWaker`]; h2 and the socket wake the whole task ([`IoWaker`]); the timer and the
-//! drain signal have a waker of their own ([`TimerWaker`]), because most passes need not look at
-//! them.
+//! requests to end ([`Leaves`]) have a waker of their own ([`TimerWaker`]), because most passes
+//! need not look at them.
 
 use std::{
     collections::BTreeMap,
@@ -29,7 +29,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use futures::{FutureExt, future::BoxFuture};
+use futures::FutureExt;
 use h2::{
     RecvStream,
     server::{self, SendResponse},
@@ -56,6 +56,7 @@ use crate::{
         kube::answer::put_watch_headers,
         transport::{
             limits::{self, PASS_BYTES_MAX, PASS_REQUESTS_MAX},
+            open_connections::{Leave, LeaveReason, Leaves, OpenConnection},
             services::Services,
         },
         watch::WatchProtocol,
@@ -94,13 +95,16 @@ pub struct Connection<C, T> {
     requests: JoinSet<Option<StartedWatch>>,
     deadlines: Deadlines,
     keepalive: Option<Keepalive>,
-    /// The drain signal; `None` once it was received.
-    drain: Option<BoxFuture<'static, ()>>,
+    open: OpenConnection,
+    leaves: Leaves,
+    /// Why it takes no more requests.
+    leaving: Option<LeaveReason>,
 }
 
 impl<C: Catalog, T: Io> Connection<C, T> {
     /// Performs the HTTP/2 handshake.
     pub async fn handshake(services: Arc<Services<C>>, io: T, client: ClientInfo) -> Result<Self, h2::Error> {
+        let open = services.connections.open();
         let (half, flusher) = coalesce(io);
         let mut http2 = server::Builder::new()
             .initial_window_size(limits::RECEIVE_WINDOW_BYTES)
@@ -124,7 +128,7 @@ impl<C: Catalog, T: Io> Connection<C, T> {
         let io_waker = IoWaker::new(connection_waker.clone());
         let waker = Waker::from(io_waker.clone());
         let timer_waker = TimerWaker::new(connection_waker.clone());
-        let drain = Some(services.drain.clone().cancelled_owned().boxed());
+        let leaves = open.leaves();
         Ok(Self {
             services,
             client,
@@ -140,7 +144,9 @@ impl<C: Catalog, T: Io> Connection<C, T> {
             requests: JoinSet::new(),
             deadlines,
             keepalive,
-            drain,
+            open,
+            leaves,
+            leaving: None,
         })
     }
 
@@ -154,7 +160,7 @@ impl<C: Catalog, T: Io> Connection<C, T> {
             // pass.
             self.io_waker.set_muted(true);
             self.poll_requests(cx);
-            let gone = self.poll_timer_and_drain();
+            let gone = self.poll_timer_and_leaves();
             self.send(&mut budget);
             self.io_waker.set_muted(false);
             if gone.is_ready() {
@@ -177,25 +183,29 @@ impl<C: Catalog, T: Io> Connection<C, T> {
         Poll::Pending
     }
 
-    /// Polls the timer and the drain signal if one of them has woken the task. `Ready` if the
+    /// Polls the timer and the requests to end if one of them has woken the task. `Ready` if the
     /// client is gone.
-    fn poll_timer_and_drain(&mut self) -> Poll<()> {
+    fn poll_timer_and_leaves(&mut self) -> Poll<()> {
         if !self.timer_waker.take() {
             return Poll::Pending;
         }
         let waker = Waker::from(self.timer_waker.clone());
         let mut cx = Context::from_waker(&waker);
-        self.poll_drain(&mut cx);
+        self.poll_leaves(&mut cx);
         self.poll_deadlines(&mut cx)
     }
 
-    /// On a drain: stops accepting requests and ends every watch with the reason.
-    fn poll_drain(&mut self, cx: &mut Context<'_>) {
-        if self.drain.as_mut().is_some_and(|drain| drain.poll_unpin(cx).is_ready()) {
-            self.drain = None;
+    /// On a request to end: stops accepting requests (GOAWAY), and ends the watches one after the
+    /// other with the reason.
+    fn poll_leaves(&mut self, cx: &mut Context<'_>) {
+        while let Poll::Ready(Leave { reason, over, .. }) = self.leaves.poll_next(cx) {
+            self.leaving = Some(reason);
             self.http2.graceful_shutdown();
-            while let Some((_, stream)) = self.streams.pop_first() {
-                stream.finish(StreamEnd::Draining);
+            let (now, count) = (Instant::now(), u32::try_from(self.streams.len()).unwrap_or(u32::MAX));
+            for (before, (id, stream)) in (0..).zip(&mut self.streams) {
+                let at = now + over.mul_f64(f64::from(before) / f64::from(count));
+                stream.leave(at, reason);
+                self.deadlines.push(at, *id);
             }
         }
     }
@@ -248,9 +258,12 @@ impl<C: Catalog, T: Io> Connection<C, T> {
         let Ok(send) = respond.send_response(response, false) else { return };
         let id = send.stream_id().as_u32();
         let stall_timeout = self.services.options.snapshot_stall_timeout;
-        let mut stream = Box::new(WatchStream::new(opened, send, &self.connection_waker, deadline_at, stall_timeout));
-        if self.drain.is_none() {
-            return stream.finish(StreamEnd::Draining);
+        let of = (&self.open, &self.connection_waker);
+        let mut stream = Box::new(WatchStream::new(opened, send, of, deadline_at, stall_timeout));
+        match self.leaving {
+            Some(LeaveReason::Draining) => return stream.finish(StreamEnd::Draining),
+            Some(reason) => stream.leave(Instant::now(), reason),
+            None => {}
         }
         stream.queued = true;
         self.ready.push(id);
@@ -329,8 +342,9 @@ impl<C: Catalog, T: Io> Connection<C, T> {
                     tracing::debug!(%error, peer = ?self.client.address, "a client violated the HTTP/2 protocol");
                     break Err(ConnectionEnd::Error);
                 }
-                Poll::Ready(_) if self.drain.is_none() => break Err(ConnectionEnd::Draining),
-                Poll::Ready(_) => break Err(ConnectionEnd::Closed),
+                Poll::Ready(_) => {
+                    break Err(self.leaving.map_or(ConnectionEnd::Closed, LeaveReason::connection_end));
+                }
             }
         };
         if self.flusher.take_received()
@@ -344,6 +358,10 @@ impl<C: Catalog, T: Io> Connection<C, T> {
     /// Starts the task that answers a request.
     fn answer(&mut self, mut request: Request<RecvStream>, mut respond: SendResponse<Payload>) {
         let services = self.services.clone();
+        if services.drain.is_cancelled() {
+            // It is refused, and the next one belongs on another connection.
+            self.http2.graceful_shutdown();
+        }
         let client = self.client.of_request(request.headers());
         request.extensions_mut().insert(client.clone());
         if call::is_any_grpc(&request) {

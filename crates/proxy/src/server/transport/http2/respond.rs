@@ -200,11 +200,11 @@ pub async fn respond(
         }
         Some(Err(SendError::Unread)) => {
             // Fails only if the stream is gone.
-            let _ = send.send_trailers(status::trailers(status::ended(&ObservedReader::end())));
+            let _ = send.send_trailers(status::trailers(status::ended(&ObservedReader::end(), None)));
         }
         Some(Err(SendError::Stalled)) => {
             let stall_timeout = stall_timeout.unwrap_or_default();
-            let end = status::ended(&StreamEnd::SnapshotStalled(stall_timeout));
+            let end = status::ended(&StreamEnd::SnapshotStalled(stall_timeout), None);
             // Fails only if the stream is gone.
             let _ = send.send_trailers(status::trailers(end));
         }

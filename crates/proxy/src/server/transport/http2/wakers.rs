@@ -42,8 +42,8 @@ impl Wake for IoWaker {
     }
 }
 
-/// The waker for the timer and the drain signal. An ordinary pass does not touch their memory; with
-/// a thousand connections that saves a good part of the cost of a pass.
+/// The waker for the timer and the requests to end. An ordinary pass does not touch their memory;
+/// with a thousand connections that saves a good part of the cost of a pass.
 pub struct TimerWaker {
     connection_waker: Arc<ConnectionWaker>,
     woken: AtomicBool,

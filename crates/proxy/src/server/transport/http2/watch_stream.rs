@@ -26,10 +26,11 @@ use crate::{
         kube,
         transport::{
             limits::BATCH_BYTES_MAX,
+            open_connections::{CountedWatch, LeaveReason, OpenConnection},
             unread::{ObservedReader, Readers},
             watch_timers::{Due, WatchTimers},
         },
-        watch::{OpenedWatch, WatchProtocol},
+        watch::{Movable, OpenedWatch, WatchProtocol},
     },
 };
 use kubefan_common::planted::{self, Bug};
@@ -38,6 +39,9 @@ use kubefan_common::planted::{self, Bug};
 /// watch also contains names.
 const BOOKMARK_BYTES_MAX: usize = 40;
 const BOOKMARK_EVENT_BYTES_MAX: usize = 512;
+
+/// How soon a stream that was asked to end, but is not current, looks again.
+const LEAVE_AGAIN: Duration = Duration::from_secs(1);
 
 /// A watch that is being sent.
 pub struct WatchStream {
@@ -49,6 +53,9 @@ pub struct WatchStream {
     stalled: bool,
     /// Its client, once the stream has waited for a window.
     reader: Option<ObservedReader>,
+    /// How it ends once it is asked to, and from when.
+    leave: Option<(Instant, StreamEnd)>,
+    _counted: CountedWatch,
     /// Whether it is in the connection's ready queue.
     pub queued: bool,
 }
@@ -70,18 +77,19 @@ impl WatchStream {
     pub fn new(
         opened: OpenedWatch,
         send: SendStream<Payload>,
-        connection_waker: &Arc<ConnectionWaker>,
+        (connection, connection_waker): (&OpenConnection, &Arc<ConnectionWaker>),
         deadline_at: Option<Instant>,
         stall_timeout: Duration,
     ) -> Self {
+        let counted = connection.watch(opened.movable());
         let id = send.stream_id().as_u32();
         let waker =
             Arc::new(Http2Waker { connection_waker: connection_waker.clone(), stream: id, ..Http2Waker::default() });
         let (interval, timeout_at) = (opened.bookmark_interval, opened.timeout_at);
         let bookmark_before_end = opened.protocol != WatchProtocol::Grpc;
         let timers = WatchTimers::new(interval, timeout_at, deadline_at, stall_timeout, bookmark_before_end);
-        let (stalled, reader, queued) = (false, None, false);
-        Self { opened, send, waker, timers, stalled, reader, queued }
+        let (stalled, reader, leave, queued) = (false, None, None, false);
+        Self { opened, send, waker, timers, stalled, reader, leave, _counted: counted, queued }
     }
 
     /// Sends a batch, as far as the window allows, and subtracts its bytes from `budget`. Without a
@@ -160,26 +168,63 @@ impl WatchStream {
 
     /// When [`Self::tick`] must be called next; `None` if no timer runs.
     pub fn due_at(&self, now: Instant) -> Option<Instant> {
-        self.timers.due_at(now, self.opened.subscription.in_backlog())
+        let timers = self.timers.due_at(now, self.opened.subscription.in_backlog());
+        let leaves = self.leave.as_ref().map(|(at, _)| *at);
+        timers.into_iter().chain(leaves).min()
+    }
+
+    /// Asks the watch to end from `at` on, if its client may be asked that for this reason.
+    pub fn leave(&mut self, at: Instant, reason: LeaveReason) {
+        let stays = match reason {
+            LeaveReason::Draining => false,
+            // A watch over HTTP ends by its timeout.
+            LeaveReason::Age => self.opened.movable() != Movable::Cheaply,
+            LeaveReason::Rebalanced => self.opened.movable() == Movable::No,
+        };
+        if !stays {
+            self.leave = Some((at, reason.stream_end()));
+        }
+    }
+
+    /// Ends a watch that was asked to, or looks again later: at a drain at once, otherwise when it
+    /// is current, so that its client resumes from memory. A last bookmark tells the client how
+    /// far it is.
+    fn leaves(&mut self, now: Instant) -> Option<StreamEnd> {
+        let (at, end) = self.leave.as_mut().filter(|(at, _)| *at <= now)?;
+        let (end, must) = (end.clone(), *end == StreamEnd::Draining);
+        let is_current = !self.stalled && !self.opened.subscription.is_behind();
+        if !is_current && !must {
+            *at = now + LEAVE_AGAIN;
+            return None;
+        }
+        if is_current && (self.opened.bookmark_interval.is_some() || self.opened.protocol == WatchProtocol::Grpc) {
+            self.send_bookmark();
+        }
+        Some(end)
     }
 
     /// Does what is due. Returns a reason if the watch ends.
     pub fn tick(&mut self, now: Instant) -> Option<StreamEnd> {
+        if let Some(end) = self.leaves(now) {
+            return Some(end);
+        }
         match self.timers.tick(now, self.opened.subscription.in_backlog()) {
             Due::Nothing => {}
             Due::End(end) => return Some(end),
-            Due::Bookmark => {
-                // A stalled stream would otherwise collect a bookmark per interval.
-                let has_window = !self.stalled && self.has_window_for_bookmark();
-                if (has_window || planted::is(Bug::EarlyBookmark))
-                    && let Some(bookmark) = self.opened.subscription.bookmark()
-                {
-                    // Fails only if the stream is gone, which its waker reports.
-                    let _ = self.send.send_data(Payload::FrameBuf(bookmark), false);
-                }
-            }
+            Due::Bookmark => self.send_bookmark(),
         }
         None
+    }
+
+    fn send_bookmark(&mut self) {
+        // A stalled stream would otherwise collect a bookmark per interval.
+        let has_window = !self.stalled && self.has_window_for_bookmark();
+        if (has_window || planted::is(Bug::EarlyBookmark))
+            && let Some(bookmark) = self.opened.subscription.bookmark()
+        {
+            // Fails only if the stream is gone, which its waker reports.
+            let _ = self.send.send_data(Payload::FrameBuf(bookmark), false);
+        }
     }
 
     fn has_window_for_bookmark(&mut self) -> bool {
@@ -199,7 +244,7 @@ impl WatchStream {
         // Both fail only if the stream is gone.
         let _ = match self.opened.protocol {
             WatchProtocol::Grpc => {
-                let status = status::ended(&end);
+                let status = status::ended(&end, self.opened.subscription.resume_version());
                 record.ended(end.as_str(), status.as_ref().map(audited::outcome));
                 self.send.send_trailers(status::trailers(status))
             }

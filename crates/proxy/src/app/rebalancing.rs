@@ -1,0 +1,56 @@
+//! The rebalancing of this replica with its peers, by the configuration.
+
+use std::sync::Arc;
+
+use rand::{SeedableRng, rngs::SmallRng};
+use tokio_util::sync::CancellationToken;
+
+use super::peers;
+use crate::{
+    access::AccessControl,
+    caches::Registry,
+    config::ServeConfig,
+    peer::{DnsDial, Load, LoadSource, Loads},
+    server::{rebalance::Rebalancer, transport::open_connections::OpenConnections},
+    telemetry::metrics::Metrics,
+    upstream::Upstream,
+};
+
+/// What this replica tells its peers. `None` if it does not take part.
+pub(super) fn load(
+    config: &ServeConfig,
+    registry: &Arc<Registry>,
+    connections: &Arc<OpenConnections>,
+    access: &Arc<AccessControl>,
+    drain: &CancellationToken,
+) -> Option<LoadSource> {
+    config.peer.rebalance.as_ref()?;
+    let (registry, connections, access, drain) = (registry.clone(), connections.clone(), access.clone(), drain.clone());
+    Some(Arc::new(move || Load {
+        watches: connections.watches() as u64,
+        is_ready: registry.readiness().0 && !drain.is_cancelled(),
+        is_draining: drain.is_cancelled(),
+        authorizes: access.is_answered(),
+    }))
+}
+
+/// Starts to move watches to the peers, if `own` tells how many this replica has, until `drain` is
+/// cancelled. `own_port` is the port where this replica serves peers.
+pub(super) fn start(
+    config: &ServeConfig,
+    own_port: Option<u16>,
+    (connections, access, upstream): (Arc<OpenConnections>, Arc<AccessControl>, &Upstream),
+    own: Option<LoadSource>,
+    metrics: &Metrics,
+    drain: &CancellationToken,
+) {
+    let (Some(own), Some(rebalance), Some(tls)) = (own, config.peer.rebalance.clone(), peers::tls(config)) else {
+        return;
+    };
+    let loads = Loads::new(Arc::new(DnsDial::new(rebalance.peers.host, rebalance.peers.port, tls, own_port)));
+    let reviewer = access.reviews().then(|| upstream.clone());
+    #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
+    let random = SmallRng::seed_from_u64(rand::random());
+    let rebalancer = Rebalancer { connections, own, loads, percent: rebalance.percent, reviewer };
+    tokio::spawn(rebalancer.run(metrics.rebalance().clone(), random, drain.clone()));
+}
