@@ -35,6 +35,7 @@ mod informers;
 mod memory;
 mod memory_limit;
 mod metrics;
+mod monitoring;
 mod on_demand;
 mod open_files;
 mod outages;
@@ -114,6 +115,7 @@ fn main() -> std::process::ExitCode {
         memory::TESTS,
         memory_limit::TESTS,
         metrics::TESTS,
+        monitoring::TESTS,
         on_demand::TESTS,
         open_files::TESTS,
         outages::TESTS,
