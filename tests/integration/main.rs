@@ -38,6 +38,7 @@ mod informers;
 mod memory;
 mod memory_limit;
 mod metrics;
+mod monitoring;
 mod on_demand;
 mod open_files;
 mod outages;
@@ -123,6 +124,7 @@ fn main() -> std::process::ExitCode {
         memory::TESTS,
         memory_limit::TESTS,
         metrics::TESTS,
+        monitoring::TESTS,
         on_demand::TESTS,
         open_files::TESTS,
         outages::TESTS,

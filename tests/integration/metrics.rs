@@ -28,7 +28,7 @@ pub(crate) const TESTS: &[Test] = tests! {
 
 /// The type, labels and help text of a metric.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Metric {
+pub(crate) struct Metric {
     kind: String,
     labels: BTreeSet<String>,
     help: String,
@@ -58,7 +58,7 @@ fn served(text: &str) -> BTreeMap<String, Metric> {
 }
 
 /// Parses the tables of the documentation.
-fn documented() -> BTreeMap<String, Metric> {
+pub(crate) fn documented() -> BTreeMap<String, Metric> {
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/metrics.md")).unwrap();
     let quoted = |cell: &str| cell.trim().trim_matches('`').to_owned();
     let rows = text.lines().filter(|line| line.starts_with("| `"));

@@ -1,5 +1,5 @@
 //! Provides the programs of Kubernetes for the tests: etcd, kube-apiserver, kubectl and helm, and
-//! for a few large tests kube-apiserver of the release before and kube-state-metrics. The first use
+//! for some tests kube-apiserver of the release before, kube-state-metrics and Prometheus. The first use
 //! builds them from Go modules into `target/test-assets`, in directories named after the build
 //! inputs. A file lock makes test processes that start together build only once. A rename at the
 //! end of a build prevents the use of an incomplete build.
@@ -38,6 +38,8 @@ struct Module {
     /// What is built at a time: the name of the only program, or empty if each is named after its
     /// package; and the packages.
     builds: &'static [(&'static str, &'static [&'static str], Stamp)],
+    /// Build tags.
+    tags: &'static str,
     programs: &'static [&'static str],
 }
 
@@ -63,6 +65,7 @@ const CONTROL_PLANE: Module = Module {
         ("", &["k8s.io/kubernetes/cmd/kube-apiserver", "k8s.io/kubernetes/cmd/kubectl"], Stamp::Kubernetes),
         ("etcd", &["go.etcd.io/etcd/server/v3"], Stamp::None),
     ],
+    tags: "",
     programs: &["etcd", "kube-apiserver", "kubectl"],
 };
 const RELEASE_BEFORE: Module = Module {
@@ -71,6 +74,7 @@ const RELEASE_BEFORE: Module = Module {
     given: "before",
     versioned: "k8s.io/kubernetes",
     builds: &[("", &["k8s.io/kubernetes/cmd/kube-apiserver"], Stamp::Kubernetes)],
+    tags: "",
     programs: &["kube-apiserver"],
 };
 const STATE_METRICS: Module = Module {
@@ -79,6 +83,7 @@ const STATE_METRICS: Module = Module {
     given: "state-metrics",
     versioned: "k8s.io/kube-state-metrics/v2",
     builds: &[("kube-state-metrics", &["k8s.io/kube-state-metrics/v2"], Stamp::None)],
+    tags: "",
     programs: &["kube-state-metrics"],
 };
 const HELM: Module = Module {
@@ -87,7 +92,22 @@ const HELM: Module = Module {
     given: "helm",
     versioned: "helm.sh/helm/v3",
     builds: &[("helm", &["helm.sh/helm/v3/cmd/helm"], Stamp::Helm)],
+    tags: "",
     programs: &["helm"],
+};
+const PROMETHEUS: Module = Module {
+    directory: concat!(env!("CARGO_MANIFEST_DIR"), "/tests/prometheus"),
+    name: "prometheus",
+    given: "prometheus",
+    versioned: "github.com/prometheus/prometheus",
+    builds: &[(
+        "",
+        &["github.com/prometheus/prometheus/cmd/prometheus", "github.com/prometheus/prometheus/cmd/promtool"],
+        Stamp::None,
+    )],
+    // The tests name targets, so it needs none of the clients of clouds that would find them.
+    tags: "remove_all_sd",
+    programs: &["prometheus", "promtool"],
 };
 /// Shorter waits print no progress.
 const PROGRESS_START: Duration = Duration::from_secs(1);
@@ -125,6 +145,11 @@ pub(crate) fn kube_state_metrics() -> PathBuf {
 /// helm.
 pub(crate) fn helm() -> PathBuf {
     extra(&HELM)
+}
+
+/// The directory with Prometheus and promtool.
+pub(crate) fn prometheus() -> PathBuf {
+    find_or_build(&PROMETHEUS).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// A program that only some tests need.
@@ -206,7 +231,7 @@ impl Recipe<'_> {
         for (program, packages, stamp) in self.module.builds {
             let what = format!("{}, up to 6 minutes the first time", packages.join(" and "));
             let output = if program.is_empty() { partial.clone() } else { partial.join(program) };
-            go_build(self.module.directory, &what, &partial, &output, &self.ldflags(*stamp), packages)?;
+            go_build(self.module, &what, &partial, &output, &self.ldflags(*stamp), packages)?;
         }
         if dir.exists() {
             fs::remove_dir_all(dir).map_err(io_error)?;
@@ -238,17 +263,18 @@ impl Recipe<'_> {
 }
 
 fn go_build(
-    directory: &str,
+    module: &Module,
     what: &str,
     log_dir: &Path,
     output: &Path,
     ldflags: &str,
     packages: &[&str],
 ) -> Result<(), String> {
+    let Module { directory, tags, .. } = *module;
     let log = log_dir.join("build.log");
     let log_file = File::create(&log).map_err(|error| format!("cannot create {}: {error}", log.display()))?;
     let mut go = Command::new("go")
-        .args(["build", "-trimpath", "-buildvcs=false", "-ldflags", ldflags, "-o"])
+        .args(["build", "-trimpath", "-buildvcs=false", "-tags", tags, "-ldflags", ldflags, "-o"])
         .arg(output)
         .args(packages)
         .current_dir(directory)

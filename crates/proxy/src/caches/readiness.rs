@@ -53,6 +53,13 @@ impl Registry {
         self.added.contains_key(name)
     }
 
+    /// The number of caches that are wanted and have no state to serve. A configured resource that
+    /// the apiserver does not have is not wanted.
+    pub(super) fn unsynced(&self) -> usize {
+        let caches = self.caches.iter().filter(|cache| !cache.served.hub.phase().borrow().serves()).count();
+        caches + self.uncached.iter().filter(|uncached| uncached.phase != Phase::NotFound).count()
+    }
+
     /// Whether each resource is served, by its configured and its full name. A name alone covers
     /// all scopes of the resource; a name with a namespace covers one.
     pub fn health(&self) -> HashMap<String, bool> {

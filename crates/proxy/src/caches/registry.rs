@@ -325,9 +325,11 @@ impl Registry {
         }
     }
 
-    /// Updates the gauges of all caches.
+    /// Updates the gauges of all caches, and those of the readiness.
     pub fn refresh_gauges(&self) {
         self.hubs().iter().for_each(|(_, hub)| hub.refresh_gauges());
+        let (is_ready, _) = self.readiness();
+        self.metrics.set_readiness(is_ready, self.unsynced());
     }
 }
 

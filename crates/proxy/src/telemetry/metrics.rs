@@ -39,6 +39,8 @@ pub struct Metrics {
     reload: ReloadMetrics,
     gate: GateMetrics,
     lists: ListMetrics,
+    ready: IntGauge,
+    caches_unsynced: IntGauge,
     memory_used: IntGauge,
     memory_max: IntGauge,
     memory_step: IntGauge,
@@ -115,6 +117,11 @@ impl Metrics {
             reload: ReloadMetrics::new(&register)?,
             gate,
             lists,
+            ready: register.int_gauge("kubefan_ready", "1 if /readyz passes.")?,
+            caches_unsynced: register.int_gauge(
+                "kubefan_caches_unsynced",
+                "Caches that are wanted and not served: they have no complete state.",
+            )?,
             memory_used: register
                 .int_gauge("kubefan_memory_used_bytes", "Memory in use at the last comparison with the budget.")?,
             memory_max: register
@@ -175,6 +182,12 @@ impl Metrics {
     /// The metrics of the configuration file.
     pub fn reload(&self) -> &ReloadMetrics {
         &self.reload
+    }
+
+    /// Sets whether `/readyz` passes, and how many caches are not served. Called for every scrape.
+    pub fn set_readiness(&self, is_ready: bool, caches_unsynced: usize) {
+        self.ready.set(i64::from(is_ready));
+        self.caches_unsynced.set(i64::try_from(caches_unsynced).unwrap_or(i64::MAX));
     }
 
     /// The end of the data port's certificate, in seconds since 1970.
