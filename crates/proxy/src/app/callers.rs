@@ -12,7 +12,7 @@ use crate::{
         review::QueueLimits,
     },
     config::{AuthorizationMode, CallerConfig, ListenAddress, ServeConfig},
-    server::admin_access::Details,
+    server::admin_access::{AdminAccess, Details},
     telemetry::metrics::Metrics,
     upstream::Upstream,
 };
@@ -95,5 +95,14 @@ pub(super) fn admin_details(config: &ServeConfig) -> Details {
         (AuthorizationMode::Webhook, true) => Details::Authorized,
         (AuthorizationMode::Webhook, false) if !is_owners => Details::Closed,
         _ => Details::Open,
+    }
+}
+
+/// Who sees and changes what over the admin port.
+pub(super) fn admin_access(config: &ServeConfig, access: &Arc<AccessControl>) -> AdminAccess {
+    let admitted = AdminAccess::new(admin_details(config), access.clone());
+    match config.serving.admin_listen.is_local() {
+        true => admitted.on_this_machine(config.serving.allowed_hosts.clone()),
+        false => admitted,
     }
 }

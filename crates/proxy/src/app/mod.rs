@@ -45,10 +45,11 @@ use crate::{
     server::{
         Server, ServerOptions,
         admin::{self, Admin},
-        admin_access::{AdminAccess, Details},
+        admin_access::Details,
         admin_port,
         grpc::health,
         kube::forward::{ForwardOptions, Forwarder},
+        subscribers::Subscribers,
         transport::{
             certificate::{Certificate, TlsError},
             listen::{BindError, Bound, Listener},
@@ -289,8 +290,10 @@ impl App {
         let caches = registry.clone();
         let exists = Arc::new(move |object: &BoundObject| caches.exists(&object.gvr(), &object.key, &object.uid));
         let access = callers::control(&config.callers, &upstream, client_cas, exists, wall_clock, key, &metrics);
-        let mut admin = serve_admin(admin, tls.clone(), &access, &config, &registry, &metrics, &stop)?;
-        let (readers, mut data) = serve_data(data, tls, (access, log, proxy), &config, &registry, &metrics, &drain)?;
+        let reads = (access.clone(), log, proxy);
+        let (clients, mut data) = serve_data(data, tls.clone(), reads, &config, &registry, &metrics, &drain)?;
+        let Clients { readers, subscribers } = clients;
+        let mut admin = serve_admin(admin, tls, (&access, subscribers), &config, &registry, &metrics, &stop)?;
         if let Some(budget) = budget {
             let end_unread = move || readers.end_some();
             let keep_within = memory_pressure::keep_within(registry.clone(), metrics.clone(), budget, end_unread);
@@ -400,12 +403,18 @@ fn registry(
     Registry::new(context, options, metrics.clone(), stop.clone())
 }
 
+/// What the data port knows of its clients.
+struct Clients {
+    readers: Arc<Readers>,
+    subscribers: Arc<Subscribers>,
+}
+
 type ServerTask = JoinHandle<Result<(), String>>;
 
 fn serve_admin(
     listener: Listener,
     tls: Option<TlsAcceptor>,
-    access: &Arc<AccessControl>,
+    (access, subscribers): (&Arc<AccessControl>, Arc<Subscribers>),
     config: &ServeConfig,
     registry: &Arc<Registry>,
     metrics: &Arc<Metrics>,
@@ -415,8 +424,9 @@ fn serve_admin(
     let details = callers::admin_details(config);
     let tls = tls.filter(|_| details == Details::Authorized && matches!(listener, Listener::Tcp(_)));
     let router = admin::router(Admin {
-        access: AdminAccess::new(details, access.clone()),
+        access: callers::admin_access(config, access),
         catalog: registry.clone(),
+        subscribers,
         registry: metrics.registry().clone(),
         refresh: Box::new(move || refreshed.refresh_gauges()),
         readiness: Box::new(move || ready.readiness()),
@@ -437,7 +447,7 @@ fn serve_data(
     registry: &Arc<Registry>,
     metrics: &Arc<Metrics>,
     drain: &CancellationToken,
-) -> Result<(Arc<Readers>, ServerTask), AppError> {
+) -> Result<(Clients, ServerTask), AppError> {
     let failed = |error: &dyn std::error::Error| AppError::Server { what: "the gRPC server", message: chain(error) };
     let (reporter, health_service) = tonic_health::server::health_reporter();
     let reflection = || {
@@ -461,7 +471,7 @@ fn serve_data(
     let server = Server::new(catalog, others, options, (access, audit), proxy, metrics.clone(), drain.clone());
     let (registry, drain) = (registry.clone(), drain.clone());
     Ok((
-        server.readers().clone(),
+        Clients { readers: server.readers().clone(), subscribers: server.subscribers().clone() },
         tokio::spawn(async move {
             health::report_not_serving(&reporter).await;
             let changes = registry.changes();

@@ -11,7 +11,10 @@ use crate::{
 
 impl From<&ServeConfig> for ServerOptions {
     fn from(config: &ServeConfig) -> Self {
+        #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
+        let ids_seed = rand::random();
         Self {
+            ids_seed,
             connections_max: open_files::connections_max(
                 config.serving.connections_max,
                 (None, None),

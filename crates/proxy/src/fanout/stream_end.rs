@@ -47,6 +47,9 @@ pub enum StreamEnd {
     /// The caller must authenticate itself again.
     #[error("{0}; resume with a valid credential, nothing is lost")]
     Reauthenticate(&'static str),
+    /// An operator ended this stream.
+    #[error("an operator ended this stream (kubefan disconnect); resume, nothing is lost")]
+    Disconnected,
     /// kubefan is shutting down.
     #[error("kubefan is shutting down; resume, another replica may answer")]
     Draining,
@@ -54,7 +57,7 @@ pub enum StreamEnd {
 
 impl StreamEnd {
     /// Every label, for pre-created metrics.
-    pub const ALL: [&str; 13] = [
+    pub const ALL: [&str; 14] = [
         "timeout",
         "deadline",
         "cancelled",
@@ -67,6 +70,7 @@ impl StreamEnd {
         "stopped",
         "revoked",
         "reauthenticate",
+        "disconnected",
         "draining",
     ];
 
@@ -85,6 +89,7 @@ impl StreamEnd {
             Self::Stopped(_) => "stopped",
             Self::Revoked(_) => "revoked",
             Self::Reauthenticate(_) => "reauthenticate",
+            Self::Disconnected => "disconnected",
             Self::Draining => "draining",
         }
     }

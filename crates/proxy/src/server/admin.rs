@@ -1,23 +1,25 @@
-//! What the admin port answers: readiness, metrics, a status page, and what a user may read. It
-//! never shows an object, and sends no request upstream but those that a review needs. The port
-//! itself answers about liveness.
+//! What the admin port answers: readiness, metrics, a status page, what a user may read, and who is
+//! connected. It ends the stream of a subscriber. It never shows an object, and sends no request
+//! upstream but those that a review needs. The port itself answers about liveness.
 
 use std::sync::Arc;
 
 use axum::{
     Router,
-    extract::{Request, State},
+    extract::{Path, Request, State},
     http::{StatusCode, header},
     response::{Html, IntoResponse, Response},
-    routing::get,
+    routing::{delete, get},
 };
 use prometheus::{Encoder, Registry, TextEncoder};
+use serde::Serialize;
 
 use super::{
     admin_access::{AdminAccess, Refused, refused},
     can_i::CanI,
     client_info::ClientInfo,
     select::check_names,
+    subscribers::{ListOptions, Subscribers},
 };
 use crate::{access::NonResource, fanout::Catalog};
 use kubefan_common::proto::v1alpha1::{ResourceState, ResourceStatus};
@@ -29,6 +31,9 @@ pub type Readiness = (bool, Vec<(bool, String)>);
 const PAGE: NonResource = NonResource::get("/");
 const METRICS: NonResource = NonResource::get("/metrics");
 const CAN_I: NonResource = NonResource::get("/can-i");
+const SUBSCRIBERS: NonResource = NonResource::get("/subscribers");
+/// As rules name it. No rule could name one subscriber: an id is as old as its stream.
+const SUBSCRIBER: NonResource = NonResource::delete("/subscribers/*");
 
 /// What the admin port serves from.
 pub struct Admin<C> {
@@ -36,6 +41,8 @@ pub struct Admin<C> {
     pub access: AdminAccess,
     /// The caches.
     pub catalog: C,
+    /// The watches of the data port.
+    pub subscribers: Arc<Subscribers>,
     /// The metrics.
     pub registry: Registry,
     /// Updates the gauges before they are read.
@@ -51,6 +58,8 @@ pub fn router<C: Catalog>(admin: Admin<C>) -> Router {
         .route("/readyz", get(readyz::<C>))
         .route(METRICS.path(), get(metrics::<C>))
         .route(CAN_I.path(), get(can_i::<C>))
+        .route(SUBSCRIBERS.path(), get(subscribers::<C>))
+        .route("/subscribers/{id}", delete(disconnect::<C>))
         .with_state(Arc::new(admin))
 }
 
@@ -81,7 +90,6 @@ async fn readyz<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request
 async fn can_i<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request) -> Result<Response, Refused> {
     let (request, _) = request.into_parts();
     admin.access.details(CAN_I, &request).await?;
-    let bad_request = |problem: String| (StatusCode::BAD_REQUEST, format!("{problem}\n"));
     let CanI { user, read } = CanI::of_query(request.uri.query().unwrap_or_default()).map_err(bad_request)?;
     let target = read.target();
     check_names(target).map_err(|refusal| bad_request(refusal.to_string()))?;
@@ -92,8 +100,39 @@ async fn can_i<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request)
     };
     let holder = request.extensions.get::<ClientInfo>().cloned().unwrap_or_default().holder();
     let explained = admin.access.control().explain(user, &read, holder).await.map_err(refused)?;
-    let text = serde_json::to_vec(&explained).unwrap_or_default();
-    Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
+    Ok(json(&explained))
+}
+
+/// Who is connected: see [`ListOptions`].
+async fn subscribers<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request) -> Result<Response, Refused> {
+    let (request, _) = request.into_parts();
+    admin.access.details(SUBSCRIBERS, &request).await?;
+    let options = ListOptions::of_query(request.uri.query().unwrap_or_default()).map_err(bad_request)?;
+    Ok(json(&admin.subscribers.list(options).await))
+}
+
+/// Ends one watch.
+async fn disconnect<C: Catalog>(
+    State(admin): State<Arc<Admin<C>>>,
+    Path(id): Path<String>,
+    request: Request,
+) -> Result<Response, Refused> {
+    admin.access.changes(SUBSCRIBER, &request.map(drop)).await?;
+    if !admin.subscribers.disconnect(&id) {
+        let text = format!("there is no subscriber {id:.64?} here: it has ended, or another replica serves it\n");
+        return Err((StatusCode::NOT_FOUND, text));
+    }
+    tracing::info!(id, "an operator disconnected a subscriber");
+    Ok(json(&serde_json::json!({ "id": id })))
+}
+
+fn bad_request(problem: String) -> Refused {
+    (StatusCode::BAD_REQUEST, format!("{problem}\n"))
+}
+
+fn json(answer: &impl Serialize) -> Response {
+    let text = serde_json::to_vec(answer).unwrap_or_default();
+    ([(header::CONTENT_TYPE, "application/json")], text).into_response()
 }
 
 async fn metrics<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request) -> Result<Response, Refused> {

@@ -7,7 +7,8 @@
 //!   them.
 //! - [`grpc`] and [`kube`]: the two APIs of the data port. Neither knows the other.
 //! - [`reader`]: admission limits, and reads and subscriptions for both APIs.
-//! - [`select`], [`selector_limits`], [`watch`] and [`client_info`]: the types they share.
+//! - [`select`], [`selector_limits`], [`watch`], [`subscribers`] and [`client_info`]: the types they
+//!   share.
 //!
 //! [`admin_port`] is the thread of the admin port, [`admin`] what it answers, [`admin_access`] who
 //! sees it, [`can_i`] a question that it answers, and [`worker_check`] what it reports as alive.
@@ -22,6 +23,7 @@ pub mod kube;
 pub mod reader;
 pub mod select;
 pub mod selector_limits;
+pub mod subscribers;
 pub mod transport;
 pub mod watch;
 pub mod worker_check;

@@ -94,6 +94,7 @@ pub fn ended(end: &StreamEnd) -> Option<Status> {
         StreamEnd::Stopped(_) => Some(temporary(Code::Unavailable, "STOPPED", message)),
         StreamEnd::Revoked(message) => Some(failed(Code::PermissionDenied, "FORBIDDEN", shortened(message.clone()))),
         StreamEnd::Reauthenticate(_) => Some(temporary(Code::Unavailable, "REAUTHENTICATE", message)),
+        StreamEnd::Disconnected => Some(temporary(Code::Unavailable, "DISCONNECTED", message)),
         StreamEnd::Draining => Some(temporary(Code::Unavailable, "DRAINING", message)),
     }
 }

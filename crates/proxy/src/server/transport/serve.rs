@@ -31,7 +31,7 @@ use crate::{
     access::AccessControl,
     audit::AuditLog,
     fanout::{Catalog, FairPool, Holder},
-    server::{client_info::ClientInfo, kube::forward::Forwarder},
+    server::{client_info::ClientInfo, kube::forward::Forwarder, subscribers::Subscribers},
     telemetry::metrics::{ConnectionEnd, Metrics},
 };
 
@@ -66,6 +66,11 @@ impl<C: Catalog> Server<C> {
     /// The clients, some of which may read nothing.
     pub fn readers(&self) -> &Arc<Readers> {
         &self.services.readers
+    }
+
+    /// The watches that are being sent.
+    pub fn subscribers(&self) -> &Arc<Subscribers> {
+        &self.services.subscribers
     }
 
     /// Serves the connections of `listener` until the drain, then waits until the last one has

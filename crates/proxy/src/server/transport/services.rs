@@ -27,6 +27,7 @@ use crate::{
         },
         reader::{Reader, ReaderLimits},
         selector_limits::SelectorLimits,
+        subscribers::Subscribers,
     },
     telemetry::metrics::Metrics,
 };
@@ -50,6 +51,8 @@ pub struct ServerOptions {
     pub pending_bytes_max: usize,
     /// Limits of selectors.
     pub selectors: SelectorLimits,
+    /// Random, so that the ids of streams are not those of another replica.
+    pub ids_seed: u32,
     /// The longest gRPC request, in bytes.
     pub message_bytes_max: usize,
     /// An HTTP/2 PING is sent after this silence.
@@ -84,6 +87,8 @@ pub struct Services<C> {
     pub pending: PendingCalls,
     /// What reads the sockets and streams.
     pub readers: Arc<Readers>,
+    /// The watches.
+    pub subscribers: Arc<Subscribers>,
     /// Begins the records of gRPC calls; the Kubernetes API begins its own.
     pub audit: AuditLog,
     /// Cancelled when every stream must end.
@@ -112,8 +117,10 @@ impl<C: Catalog> Services<C> {
                 reads_max: options.reads_max,
                 pending_bytes_max: options.pending_bytes_max,
                 selectors: options.selectors,
+                ids_seed: options.ids_seed,
             },
         ));
+        let subscribers = reader.registry().clone();
         let kube_options = KubeApiOptions {
             consistent_list_bytes_min: options.consistent_list_bytes_min,
             narrowed_by: options.narrowed_by.clone(),
@@ -127,7 +134,7 @@ impl<C: Catalog> Services<C> {
         let replace_status = MapResponseLayer::new(status::replace_library_status);
         let router = router.fallback(not_found).layer(replace_status).with_state(());
         let pending = PendingCalls::new(options.calls_pending_max, calls_pending);
-        Self { grpc, kube, router, options, pending, readers: Readers::new(), audit, drain }
+        Self { grpc, kube, router, options, pending, readers: Readers::new(), subscribers, audit, drain }
     }
 }
 

@@ -76,7 +76,7 @@ impl WatchBody {
             if self.drain.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(self.end(StreamEnd::Draining));
             }
-            if let Some(end) = opened.lease.end() {
+            if let Some(end) = opened.end() {
                 return Poll::Ready(self.end(end));
             }
             // A backlog pins state. After it, a watch that is not read fills the kernel's buffers.
