@@ -2,12 +2,14 @@
 //! serve` over gRPC and follow kubectl's conventions: its flags, columns and exit codes, and one
 //! line per error.
 
+mod admin;
 mod auth;
 #[cfg(feature = "sim")]
 mod bench;
 mod completion;
 #[cfg(feature = "sim")]
 mod demo;
+mod disconnect;
 mod error;
 mod get;
 mod given;
@@ -18,10 +20,12 @@ mod projection;
 mod select;
 mod serve;
 mod shutdown;
+mod subscribers;
 mod table;
 mod token;
 mod verify;
 mod version;
+mod visible;
 mod watch;
 
 use std::{ffi::OsString, process::ExitCode};
@@ -64,6 +68,8 @@ enum Command {
     Watch(watch::WatchArgs),
     Verify(verify::VerifyArgs),
     Auth(auth::AuthArgs),
+    Subscribers(subscribers::SubscribersArgs),
+    Disconnect(disconnect::DisconnectArgs),
     Kubeconfig(kubeconfig::KubeconfigArgs),
     Version(version::VersionArgs),
     Completion(completion::CompletionArgs),
@@ -121,6 +127,8 @@ fn run(command: Command, given: &Given<'_>) -> Result<(), CliError> {
         Command::Watch(args) => client_runtime()?.block_on(watch::run(args)),
         Command::Verify(args) => client_runtime()?.block_on(verify::run(args)),
         Command::Auth(args) => client_runtime()?.block_on(auth::run(args)),
+        Command::Subscribers(args) => client_runtime()?.block_on(subscribers::run(args)),
+        Command::Disconnect(args) => client_runtime()?.block_on(disconnect::run(args)),
         Command::Kubeconfig(args) => kubeconfig::run(&args),
         Command::Version(args) => version::run(&args),
         Command::Completion(args) => completion::run(&args, &mut command_for_completion()),

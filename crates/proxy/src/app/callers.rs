@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use super::server_options;
 use crate::{
     access::{
         AccessControl, AccessOptions, Exists, ServiceAccounts, StreamOptions, TrustedCas,
@@ -100,9 +101,6 @@ pub(super) fn admin_details(config: &ServeConfig) -> Details {
 
 /// Who sees and changes what over the admin port.
 pub(super) fn admin_access(config: &ServeConfig, access: &Arc<AccessControl>) -> AdminAccess {
-    let admitted = AdminAccess::new(admin_details(config), access.clone());
-    match config.serving.admin_listen.is_local() {
-        true => admitted.on_this_machine(config.serving.allowed_hosts.clone()),
-        false => admitted,
-    }
+    let guard = server_options::guard(config, &config.serving.admin_listen);
+    AdminAccess::new(admin_details(config), access.clone(), guard)
 }

@@ -4,7 +4,7 @@ use std::fs;
 
 use super::open_files;
 use crate::{
-    config::ServeConfig,
+    config::{ListenAddress, ServeConfig},
     fanout::PlacesMax,
     server::{ServerOptions, kube::guard::Guard, selector_limits::SelectorLimits},
 };
@@ -39,15 +39,15 @@ impl From<&ServeConfig> for ServerOptions {
             consistent_list_bytes_min: config.serving.consistent_list_bytes_min,
             trusted_proxies: config.serving.trusted_proxies.clone(),
             narrowed_by: config.upstream.field_selector.clone().unwrap_or_default(),
-            guard: config.serving.tls.is_none().then(|| guard(config)),
+            guard: config.serving.tls.is_none().then(|| guard(config, &config.serving.listen)),
         }
     }
 }
 
-/// Off loopback, requests may also name a Service. Where `/etc/resolv.conf` cannot be read, the
-/// cluster's domain is the usual one.
-fn guard(config: &ServeConfig) -> Guard {
-    let (hosts, is_loopback) = (config.serving.allowed_hosts.clone(), config.serving.listen.is_local());
+/// The hosts that requests to a port may name. Off loopback, they may also name a
+/// Service. Where `/etc/resolv.conf` cannot be read, the cluster's domain is the usual one.
+pub(super) fn guard(config: &ServeConfig, listen: &ListenAddress) -> Guard {
+    let (hosts, is_loopback) = (config.serving.allowed_hosts.clone(), listen.is_local());
     let hosts = match is_loopback {
         true => hosts,
         false => hosts.with_services(&fs::read_to_string("/etc/resolv.conf").unwrap_or_default()),

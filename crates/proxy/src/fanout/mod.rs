@@ -28,8 +28,7 @@ pub use hub::{CachePosition, CommitBatch, Fresh, Hub, HubOptions, HubStatus, Pro
 pub use send::FrameBuf;
 pub use stream_end::StreamEnd;
 pub use subscribe::{
-    Need, NotSubscribed, Observed, Observer, Provided, Start, SubscribeOptions, Subscription,
-    options::ProvidedBackfill,
+    Need, NotSubscribed, Observed, Observer, Provided, Start, SubscribeOptions, Subscription, options::ProvidedBackfill,
 };
 pub use views::log::Behind;
 pub use wake::{ConnectionWaker, OfStream, ReadyStreams, StreamWaker};

@@ -15,7 +15,7 @@ use http::{Extensions, HeaderMap, Request, StatusCode, header, request::Parts};
 
 use super::{
     client_info::ClientInfo,
-    kube::{allowed_hosts::AllowedHosts, guard},
+    kube::guard::{self, Guard},
 };
 use crate::access::{AccessControl, Denial, NonResource, Presented};
 
@@ -35,8 +35,9 @@ pub enum Details {
 pub struct AdminAccess {
     details: Details,
     access: Arc<AccessControl>,
-    /// The names of this machine, if only its programs reach the port.
-    local: Option<AllowedHosts>,
+    /// The names that requests may have for this port, and whether only programs of this machine
+    /// reach it.
+    guard: Guard,
 }
 
 /// A request that is not admitted: the status of its answer, and the text.
@@ -48,21 +49,18 @@ const CLOSED: &str = "this is shown to callers with the right to it only: start 
 const FROM_A_PAGE: &str = "this port changes nothing for web pages, nor under a name that is not this machine's: use the \
     kubefan command, and 127.0.0.1 or localhost\n";
 
+const FOREIGN: &str = "the request names a host that kubefan does not know, as a web page could: name an address, localhost or \
+    a name of --allowed-hosts\n";
+
 const OPEN_TO_OTHERS: &str = "callers are not authorized here, so this would let everyone who reaches the port end the streams of \
     others: serve the port on a loopback address or a Unix socket (--admin-listen), or authorize callers \
     (--authorization-mode=Webhook --admin-authorization)\n";
 
 impl AdminAccess {
     /// Shows details as `details` says. `access` knows callers and their rights.
-    pub fn new(details: Details, access: Arc<AccessControl>) -> Self {
-        Self { details, access, local: None }
-    }
-
-    /// Only programs of this machine reach the port. Requests may name these hosts, beside
-    /// `localhost` and its addresses.
-    #[must_use]
-    pub fn on_this_machine(self, hosts: AllowedHosts) -> Self {
-        Self { local: Some(hosts), ..self }
+    /// Requests name the hosts of `guard`.
+    pub fn new(details: Details, access: Arc<AccessControl>, guard: Guard) -> Self {
+        Self { details, access, guard }
     }
 
     /// Who callers are, and what they may read.
@@ -93,6 +91,20 @@ impl AdminAccess {
         }
     }
 
+    /// As [`Self::details`], for what names callers. Where they are not authorized, the host of the
+    /// request must be known too: another name could be that of a web page (DNS rebinding).
+    ///
+    /// # Errors
+    /// The answer to a caller that may not.
+    pub async fn callers(&self, path: NonResource, request: &Request<()>) -> Result<(), Refused> {
+        match self.details {
+            Details::Open if !self.guard.names_known_host(request) => Err((StatusCode::FORBIDDEN, FOREIGN.to_owned())),
+            Details::Open => Ok(()),
+            Details::Closed => Err((StatusCode::FORBIDDEN, CLOSED.to_owned())),
+            Details::Authorized => self.authorized(path, request.extensions(), request.headers()).await,
+        }
+    }
+
     /// Admits a request that changes something.
     ///
     /// # Errors
@@ -103,12 +115,12 @@ impl AdminAccess {
         if request.headers().contains_key(header::ORIGIN) {
             return refused(FROM_A_PAGE);
         }
-        match (self.details, &self.local) {
-            (Details::Authorized, _) => self.authorized(path, request.extensions(), request.headers()).await,
-            (Details::Closed, _) => refused(CLOSED),
-            (Details::Open, None) => refused(OPEN_TO_OTHERS),
-            (Details::Open, Some(hosts)) if guard::is_local(request, hosts) => Ok(()),
-            (Details::Open, Some(_)) => refused(FROM_A_PAGE),
+        match self.details {
+            Details::Authorized => self.authorized(path, request.extensions(), request.headers()).await,
+            Details::Closed => refused(CLOSED),
+            Details::Open if !self.guard.is_loopback => refused(OPEN_TO_OTHERS),
+            Details::Open if guard::is_local(request, &self.guard.hosts) => Ok(()),
+            Details::Open => refused(FROM_A_PAGE),
         }
     }
 
@@ -128,12 +140,7 @@ impl AdminAccess {
         self.authorized(path, &request.extensions, &request.headers).await
     }
 
-    async fn authorized(
-        &self,
-        path: NonResource,
-        extensions: &Extensions,
-        headers: &HeaderMap,
-    ) -> Result<(), Refused> {
+    async fn authorized(&self, path: NonResource, extensions: &Extensions, headers: &HeaderMap) -> Result<(), Refused> {
         self.access.authorize_path(path, &presented(extensions, headers)).await.map_err(refused)
     }
 }

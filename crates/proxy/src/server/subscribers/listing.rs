@@ -161,7 +161,9 @@ impl SortBy {
         type Of = (Arc<Subscriber>, Behind);
         match self {
             Self::Lag => {
-                keep(all, limit, |(one, behind): &Of| (Reverse((behind.is_expired, behind.time, behind.events)), one.id));
+                keep(all, limit, |(one, behind): &Of| {
+                    (Reverse((behind.is_expired, behind.time, behind.events)), one.id)
+                });
             }
             Self::Bytes => keep(all, limit, |(one, _)| (Reverse(one.observer.bytes()), one.id)),
             Self::Age => keep(all, limit, |(one, _)| (one.opened_at, one.id)),
@@ -267,9 +269,13 @@ mod tests {
         assert_eq!(ListOptions::of_query(""), Ok(ListOptions { sort: SortBy::Lag, limit: LIMIT }));
         let of = |query| ListOptions::of_query(query).map(|options| (options.sort, options.limit));
         assert_eq!(of("sort=bytes&limit=7"), Ok((SortBy::Bytes, 7)));
-        for (query, problem) in
-            [("sort=size", "sort by"), ("limit=0", "1 to"), ("limit=x", "1 to"), ("limit=99999", "1 to"), ("a=b", "\"a\"")]
-        {
+        for (query, problem) in [
+            ("sort=size", "sort by"),
+            ("limit=0", "1 to"),
+            ("limit=x", "1 to"),
+            ("limit=99999", "1 to"),
+            ("a=b", "\"a\""),
+        ] {
             assert!(of(query).is_err_and(|error| error.contains(problem)), "{query}");
         }
     }
