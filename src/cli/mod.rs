@@ -23,6 +23,7 @@ mod shutdown;
 mod subscribers;
 mod table;
 mod token;
+mod top;
 mod verify;
 mod version;
 mod visible;
@@ -68,6 +69,7 @@ enum Command {
     Watch(watch::WatchArgs),
     Verify(verify::VerifyArgs),
     Auth(auth::AuthArgs),
+    Top(top::TopArgs),
     Subscribers(subscribers::SubscribersArgs),
     Disconnect(disconnect::DisconnectArgs),
     Kubeconfig(kubeconfig::KubeconfigArgs),
@@ -127,6 +129,7 @@ fn run(command: Command, given: &Given<'_>) -> Result<(), CliError> {
         Command::Watch(args) => client_runtime()?.block_on(watch::run(args)),
         Command::Verify(args) => client_runtime()?.block_on(verify::run(args)),
         Command::Auth(args) => client_runtime()?.block_on(auth::run(args)),
+        Command::Top(args) => client_runtime()?.block_on(top::run(args)),
         Command::Subscribers(args) => client_runtime()?.block_on(subscribers::run(args)),
         Command::Disconnect(args) => client_runtime()?.block_on(disconnect::run(args)),
         Command::Kubeconfig(args) => kubeconfig::run(&args),

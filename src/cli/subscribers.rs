@@ -81,6 +81,7 @@ pub(super) struct Subscriber {
     address: String,
     resource: String,
     namespace: String,
+    cache_namespace: String,
     label_selector: String,
     field_selector: String,
     protocol: String,
@@ -163,7 +164,14 @@ impl Subscriber {
         row
     }
 
-    fn lag(&self) -> String {
+    /// The cache that it reads from.
+    pub(super) fn cache(&self) -> String {
+        let media = if self.protocol == "grpc" { "json" } else { &self.encoding };
+        [&self.resource, &self.cache_namespace, media].join("/")
+    }
+
+    /// How far it is behind.
+    pub(super) fn lag(&self) -> String {
         let more = if self.is_expired { "+" } else { "" };
         let what = match (self.in_backlog, self.lag_events, self.lag_seconds) {
             (_, 0, _) => format!("0{more}"),

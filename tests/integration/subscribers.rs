@@ -23,7 +23,7 @@ use crate::{
 
 pub(crate) const TESTS: &[Test] = tests! {
     local: the_one_that_lags_is_listed_first_and_ended_alone, a_grpc_client_learns_that_its_stream_was_ended,
-        web_pages_and_foreign_names_end_no_stream;
+        web_pages_and_foreign_names_end_no_stream, top_prints_one_table_if_stdout_is_no_terminal;
 };
 
 /// What a terminal or a page would take for more than text, as far as a header may have it.
@@ -141,4 +141,22 @@ async fn web_pages_and_foreign_names_end_no_stream() {
     assert_eq!(ask(Method::GET, "/subscribers", ("host", "evil.example")).await, StatusCode::FORBIDDEN);
     assert_eq!(ask(Method::POST, &path, ("x-other", "")).await, StatusCode::METHOD_NOT_ALLOWED);
     assert_eq!(listed(&kubefan).await.len(), 1, "it continues");
+}
+
+async fn top_prints_one_table_if_stdout_is_no_terminal() {
+    let simulated = Simulated::start().await;
+    let kubefan = simulated.kubefan(&["--resource=pods,nodes"]).await;
+    let _unread = unread_watch(&kubefan).await;
+    for args in [&["top", "--once"][..], &["top"]] {
+        let ran = command(&kubefan, args).await;
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        assert!(ran.stdout.starts_with("kubefan ") && ran.stdout.contains("1 subscribers"), "{ran:?}");
+        let row = ran.stdout.lines().find(|line| line.starts_with("pods ")).unwrap();
+        let cells: Vec<_> = row.split_whitespace().collect();
+        assert_eq!(cells[..8], ["pods", "<all>", "json", "synced", "3", "0.0", "1", "0"], "{ran:?}");
+    }
+    let state = json(&command(&kubefan, &["top", "-o", "json"]).await.stdout);
+    assert_eq!((&state["isReady"], &state["caches"][1]["resource"]), (&true.into(), &"pods".into()), "{state}");
+    let gone = run(&["top", "--once", "--admin=127.0.0.1:1"]).await;
+    assert!(gone.code == Some(1) && gone.stderr.contains("cannot reach the admin port"), "{gone:?}");
 }

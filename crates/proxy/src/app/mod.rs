@@ -3,6 +3,7 @@
 
 mod auditing;
 mod callers;
+mod history;
 mod open_files;
 mod peer_records;
 mod peers;
@@ -55,7 +56,6 @@ use crate::{
             listen::{BindError, Bound, Listener},
             tls,
             tls_options::TlsOptions,
-            unread::Readers,
         },
     },
     telemetry::metrics::Metrics,
@@ -291,11 +291,11 @@ impl App {
         let exists = Arc::new(move |object: &BoundObject| caches.exists(&object.gvr(), &object.key, &object.uid));
         let access = callers::control(&config.callers, &upstream, client_cas, exists, wall_clock, key, &metrics);
         let reads = (access.clone(), log, proxy);
-        let (clients, mut data) = serve_data(data, tls.clone(), reads, &config, &registry, &metrics, &drain)?;
-        let Clients { readers, subscribers } = clients;
-        let mut admin = serve_admin(admin, tls, (&access, subscribers), &config, &registry, &metrics, &stop)?;
+        let (server, mut data) = serve_data(data, tls.clone(), reads, &config, &registry, &metrics, &drain)?;
+        let watches = server.subscribers().clone();
+        let mut admin = serve_admin(admin, tls, (&access, watches), &config, &registry, &metrics, &stop)?;
         if let Some(budget) = budget {
-            let end_unread = move || readers.end_some();
+            let end_unread = move || server.readers().end_some();
             let keep_within = memory_pressure::keep_within(registry.clone(), metrics.clone(), budget, end_unread);
             tokio::spawn(stop.clone().run_until_cancelled_owned(keep_within));
         }
@@ -403,12 +403,6 @@ fn registry(
     Registry::new(context, options, metrics.clone(), stop.clone())
 }
 
-/// What the data port knows of its clients.
-struct Clients {
-    readers: Arc<Readers>,
-    subscribers: Arc<Subscribers>,
-}
-
 type ServerTask = JoinHandle<Result<(), String>>;
 
 fn serve_admin(
@@ -427,6 +421,7 @@ fn serve_admin(
         access: callers::admin_access(config, access),
         catalog: registry.clone(),
         subscribers,
+        history: history::sample(registry, metrics, stop),
         registry: metrics.registry().clone(),
         refresh: Box::new(move || refreshed.refresh_gauges()),
         readiness: Box::new(move || ready.readiness()),
@@ -447,7 +442,7 @@ fn serve_data(
     registry: &Arc<Registry>,
     metrics: &Arc<Metrics>,
     drain: &CancellationToken,
-) -> Result<(Clients, ServerTask), AppError> {
+) -> Result<(Arc<Server<Arc<Registry>>>, ServerTask), AppError> {
     let failed = |error: &dyn std::error::Error| AppError::Server { what: "the gRPC server", message: chain(error) };
     let (reporter, health_service) = tonic_health::server::health_reporter();
     let reflection = || {
@@ -471,7 +466,7 @@ fn serve_data(
     let server = Server::new(catalog, others, options, (access, audit), proxy, metrics.clone(), drain.clone());
     let (registry, drain) = (registry.clone(), drain.clone());
     Ok((
-        Clients { readers: server.readers().clone(), subscribers: server.subscribers().clone() },
+        server.clone(),
         tokio::spawn(async move {
             health::report_not_serving(&reporter).await;
             let changes = registry.changes();

@@ -8,7 +8,7 @@ use axum::{
     Router,
     extract::{Path, Request, State},
     http::{StatusCode, header},
-    response::{Html, IntoResponse, Response},
+    response::{IntoResponse, Response},
     routing::{delete, get},
 };
 use prometheus::{Encoder, Registry, TextEncoder};
@@ -19,11 +19,10 @@ use super::{
     can_i::CanI,
     client_info::ClientInfo,
     select::check_names,
+    status::{Sources, Status},
     subscribers::{ListOptions, Subscribers},
 };
-use crate::{access::NonResource, fanout::Catalog};
-use kubefan_common::proto::v1alpha1::{ResourceState, ResourceStatus};
-use kubefan_model::Media;
+use crate::{access::NonResource, fanout::Catalog, telemetry::history::History};
 
 /// The overall readiness, and the readiness of each resource with a line of text.
 pub type Readiness = (bool, Vec<(bool, String)>);
@@ -31,9 +30,14 @@ pub type Readiness = (bool, Vec<(bool, String)>);
 const PAGE: NonResource = NonResource::get("/");
 const METRICS: NonResource = NonResource::get("/metrics");
 const CAN_I: NonResource = NonResource::get("/can-i");
+const STATUS: NonResource = NonResource::get("/status");
 const SUBSCRIBERS: NonResource = NonResource::get("/subscribers");
 /// As rules name it. No rule could name one subscriber: an id is as old as its stream.
 const SUBSCRIBER: NonResource = NonResource::delete("/subscribers/*");
+
+/// What a browser may load for the status page.
+const PAGE_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
+    base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// What the admin port serves from.
 pub struct Admin<C> {
@@ -45,6 +49,8 @@ pub struct Admin<C> {
     pub subscribers: Arc<Subscribers>,
     /// The metrics.
     pub registry: Registry,
+    /// The last hour.
+    pub history: Arc<History>,
     /// Updates the gauges before they are read.
     pub refresh: Box<dyn Fn() + Send + Sync>,
     /// Returns the readiness.
@@ -58,6 +64,9 @@ pub fn router<C: Catalog>(admin: Admin<C>) -> Router {
         .route("/readyz", get(readyz::<C>))
         .route(METRICS.path(), get(metrics::<C>))
         .route(CAN_I.path(), get(can_i::<C>))
+        .route("/status.js", get(script))
+        .route("/status.css", get(style))
+        .route(STATUS.path(), get(status::<C>))
         .route(SUBSCRIBERS.path(), get(subscribers::<C>))
         .route("/subscribers/{id}", delete(disconnect::<C>))
         .with_state(Arc::new(admin))
@@ -145,40 +154,47 @@ async fn metrics<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Reques
     })
 }
 
-async fn page<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request) -> Result<Html<String>, Refused> {
+/// The status page, which asks for [`Status`] itself. It contains nothing about this kubefan.
+async fn page<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request) -> Result<Response, Refused> {
     admin.access.details(PAGE, &request.into_parts().0).await?;
-    let rows: String = admin.catalog.list().iter().map(row).collect();
-    Ok(Html(format!(
-        "<!doctype html><html lang=en><meta charset=utf-8><meta http-equiv=refresh content=5><title>kubefan</title>\
-         <style>body{{font:15px/1.5 system-ui,sans-serif;margin:2rem;color:#222}}table{{border-collapse:collapse}}\
-         td,th{{padding:.3rem .9rem;text-align:left;border-bottom:1px solid #ddd}}td.n{{text-align:right;font-variant-numeric:tabular-nums}}\
-         .ok{{color:#0a7d32}}.bad{{color:#b3261e}}</style>\
-         <h1>kubefan {}</h1><table><tr><th>Resource<th>Namespace<th>Encoding<th>State<th>Objects<th>Bytes<th>Version<th>Oldest\
-         <th>Subscribers<th>Message</tr>{rows}</table>\
-         <p><a href=/metrics>metrics</a> · <a href=\"/readyz?verbose\">readyz</a> · <a href=/livez>livez</a></p></html>",
-        env!("CARGO_PKG_VERSION")
-    )))
+    Ok(asset("text/html; charset=utf-8", include_str!("status_page/index.html")))
 }
 
-fn row((media, resource): &(Media, ResourceStatus)) -> String {
-    let state = resource.state();
-    let class = if matches!(state, ResourceState::Synced) { "ok" } else { "bad" };
-    let state = state.as_str_name().trim_start_matches("RESOURCE_STATE_").to_lowercase().replace('_', " ");
-    let namespace = if resource.namespace.is_empty() { "(all)" } else { &resource.namespace };
-    format!(
-        "<tr><td>{}<td>{}<td>{}<td class={class}>{state}<td class=n>{}<td class=n>{}<td class=n>{}<td class=n>{}<td class=n>{}<td>{}</tr>",
-        escape(&resource.name),
-        escape(namespace),
-        media.as_str(),
-        resource.object_count,
-        resource.object_bytes,
-        resource.resource_version,
-        resource.oldest_resource_version,
-        resource.subscribers,
-        escape(&resource.message),
-    )
+async fn script() -> Response {
+    asset("text/javascript; charset=utf-8", include_str!("status_page/status.js"))
 }
 
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+async fn style() -> Response {
+    asset("text/css; charset=utf-8", include_str!("status_page/status.css"))
+}
+
+/// A file of the status page. A browser runs nothing on the page but its own script.
+fn asset(kind: &'static str, text: &'static str) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, kind),
+        (header::CONTENT_SECURITY_POLICY, PAGE_POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
+    (headers, text).into_response()
+}
+
+/// The state as JSON: see [`Status`].
+async fn status<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request) -> Result<Response, Refused> {
+    let request = request.map(drop);
+    admin.access.callers(STATUS, &request).await?;
+    let with_histories = match request.uri().query().unwrap_or_default() {
+        "" => false,
+        "histories=true" => true,
+        other => return Err(bad_request(format!("{other:.64?} is no parameter of this path"))),
+    };
+    (admin.refresh)();
+    Ok(json(&Status::of(Sources {
+        families: &admin.registry.gather(),
+        caches: admin.catalog.list(),
+        readiness: (admin.readiness)(),
+        history: &admin.history,
+        with_histories,
+    })))
 }

@@ -11,7 +11,7 @@
 //!   share.
 //!
 //! [`admin_port`] is the thread of the admin port, [`admin`] what it answers, [`admin_access`] who
-//! sees it, [`can_i`] a question that it answers, and [`worker_check`] what it reports as alive.
+//! sees it, [`can_i`] a question that it answers, [`status`] what its status page shows, and [`worker_check`] what it reports as alive.
 
 pub mod admin;
 pub mod admin_access;
@@ -23,6 +23,7 @@ pub mod kube;
 pub mod reader;
 pub mod select;
 pub mod selector_limits;
+pub mod status;
 pub mod subscribers;
 pub mod transport;
 pub mod watch;

@@ -176,7 +176,7 @@ impl<C: Catalog> Reader<C> {
         stream: OfStream,
     ) -> Registered {
         let observer = subscription.observer();
-        self.registry.register(read.caller(), sender, (observer, served.fields.clone()), stream)
+        self.registry.register(read.caller(), sender, (observer, served), stream)
     }
 
     /// The subscribers.

@@ -74,6 +74,8 @@ pub struct Listed {
     pub api_version: String,
     /// The namespace; empty for all.
     pub namespace: String,
+    /// The namespace of the cache that it reads from; empty for all.
+    pub cache_namespace: String,
     /// The label selector; a long one is cut.
     pub label_selector: String,
     /// The field selector, likewise. A name is `metadata.name=NAME`.
@@ -196,6 +198,7 @@ impl Subscriber {
             resource: gvr.to_string(),
             api_version: gvr.version,
             namespace: selection.spec().namespace.clone(),
+            cache_namespace: self.cache_namespace.to_string(),
             label_selector: cut(&selection.spec().labels),
             field_selector: cut(&selection.field_selector(&self.fields)),
             protocol,

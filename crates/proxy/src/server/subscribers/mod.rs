@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use super::client_info::Sender;
 use crate::{
     access::Caller,
-    fanout::{Observer, OfStream, StreamEnd},
+    fanout::{Observer, OfStream, Served, StreamEnd},
 };
 use kubefan_model::fields::FieldTable;
 
@@ -58,6 +58,8 @@ struct Subscriber {
     forwarded_for: Option<IpAddr>,
     opened_at: Instant,
     observer: Observer,
+    /// The namespace that is cached; empty for all.
+    cache_namespace: Arc<str>,
     /// The names of the fields in its selector.
     fields: Arc<FieldTable>,
     is_disconnected: AtomicBool,
@@ -77,12 +79,12 @@ impl Subscribers {
         Arc::new(Self { seed, known: Mutex::default() })
     }
 
-    /// Enters a watch. `fields` names the fields that its selector may have, `stream` wakes it.
+    /// Enters a watch of a cache; `stream` wakes it.
     pub fn register(
         self: &Arc<Self>,
         caller: &Caller,
         sender: Sender,
-        (observer, fields): (Observer, Arc<FieldTable>),
+        (observer, served): (Observer, &Served),
         stream: OfStream,
     ) -> Registered {
         let user = match caller {
@@ -91,6 +93,7 @@ impl Subscribers {
         };
         let mut known = self.lock();
         let (user, user_agent) = (known.text(user), known.text(&sender.user_agent));
+        let cache_namespace = known.text(served.scope.namespace());
         let id = known.next_id(self.seed);
         let subscriber = Arc::new(Subscriber {
             id,
@@ -100,7 +103,8 @@ impl Subscribers {
             forwarded_for: sender.forwarded_for,
             opened_at: Instant::now(),
             observer,
-            fields,
+            cache_namespace,
+            fields: served.fields.clone(),
             is_disconnected: AtomicBool::new(false),
             stream,
         });
