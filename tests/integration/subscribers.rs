@@ -23,7 +23,8 @@ use crate::{
 
 pub(crate) const TESTS: &[Test] = tests! {
     local: the_one_that_lags_is_listed_first_and_ended_alone, a_grpc_client_learns_that_its_stream_was_ended,
-        web_pages_and_foreign_names_end_no_stream, top_prints_one_table_if_stdout_is_no_terminal;
+        web_pages_and_foreign_names_end_no_stream, top_prints_one_table_if_stdout_is_no_terminal,
+        a_browser_shows_the_status_and_takes_names_for_text;
 };
 
 /// What a terminal or a page would take for more than text, as far as a header may have it.
@@ -159,4 +160,43 @@ async fn top_prints_one_table_if_stdout_is_no_terminal() {
     assert_eq!((&state["isReady"], &state["caches"][1]["resource"]), (&true.into(), &"pods".into()), "{state}");
     let gone = run(&["top", "--once", "--admin=127.0.0.1:1"]).await;
     assert!(gone.code == Some(1) && gone.stderr.contains("cannot reach the admin port"), "{gone:?}");
+}
+
+/// Without a Chromium there is nothing to try it with.
+async fn a_browser_shows_the_status_and_takes_names_for_text() {
+    let names = ["chromium", "chromium-browser", "google-chrome"];
+    let found = names.into_iter().find(|name| std::process::Command::new(name).arg("--version").output().is_ok());
+    let Some(browser) = found else {
+        return eprintln!("no Chromium is installed, so the status page was not tried in one");
+    };
+    let simulated = Simulated::start().await;
+    let kubefan = simulated.kubefan(&["--resource=pods"]).await;
+    let _unread = unread_watch(&kubefan).await;
+    let page = reqwest::get(format!("http://{}/", kubefan.admin_addr)).await.unwrap();
+    let policy = page.headers()["content-security-policy"].to_str().unwrap().to_owned();
+    assert!(policy.starts_with("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
+    let profile = format!("--user-data-dir={}", simulated.dir.path().join("profile").display());
+    let mut command = tokio::process::Command::new(browser);
+    command.args([
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=15000",
+        "--dump-dom",
+        &profile,
+    ]);
+    command.arg(format!("http://{}/", kubefan.admin_addr)).kill_on_drop(true);
+    let output = tokio::time::timeout(std::time::Duration::from_secs(60), command.output());
+    let output = output.await.expect("the browser ends").unwrap();
+    let shown = String::from_utf8_lossy(&output.stdout);
+    for expected in [
+        "● Ready",
+        "● synced",
+        "&lt;script&gt;alert(1)&lt;/script&gt;",
+        r#"aria-label="Subscribers"#,
+        r#"<th scope="row" class="long" title="pods">pods</th>"#,
+    ] {
+        assert!(shown.contains(expected), "no {expected} in {shown}");
+    }
+    assert!(!shown.contains("<script>alert") && !shown.contains("does not answer"), "{shown}");
 }

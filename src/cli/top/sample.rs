@@ -161,11 +161,13 @@ impl Sample {
                 rate_of(|cache| cache.sent_bytes_total).map_or_else(|| NOTHING.to_owned(), |rate| bytes(rate as u64))
             ),
             format!(
-                "apiserver  {} watches open ({watches:.0} requested), {} lists, {} waiting, {} requests/s, {failed:.0} failed",
+                "apiserver  {} watches open ({} requested), {} lists, {} waiting, {} requests/s, {} failed",
                 upstream.watches,
+                watches as u64,
                 upstream.lists,
                 upstream.lists_waiting,
-                text(rate(requests(&self.status), before.map(|before| requests(&before.status))))
+                text(rate(requests(&self.status), before.map(|before| requests(&before.status)))),
+                failed as u64
             ),
         ];
         let caches = caches.iter().map(|cache| {

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use super::admin::Readiness;
 use crate::telemetry::{
     history::{History, SAMPLE_INTERVAL},
+    process,
     series::{CacheLabels, label, metrics, of_cache, total, value},
 };
 use kubefan_common::proto::v1alpha1::{ResourceState, ResourceStatus};
@@ -134,7 +135,7 @@ impl Status {
             process: Process {
                 resident_bytes: total(families, "process_resident_memory_bytes"),
                 memory_budget_bytes: total(families, "kubefan_memory_budget_bytes"),
-                cpu_seconds: total(families, "process_cpu_seconds_total"),
+                cpu_seconds: process::cpu_seconds().unwrap_or_default(),
             },
             subscribers: total(families, "kubefan_subscribers") as u64,
             connections: total(families, "kubefan_connections") as u64,

@@ -91,8 +91,11 @@ function draw(node, { values, what, unit, samples }) {
   svg.firstElementChild.setAttribute("points", points && from - 1 + ",40 " + points + " 359,40");
 }
 
-function show(status, now) {
-  const elapsed = before ? (now - before.at) / 1000 : 0;
+function show(status) {
+  // By kubefan's own clock. One that was started again counts from zero.
+  const now = status.uptimeSeconds;
+  if (before && now < before.at) { before = null; histories.clear(); }
+  const elapsed = before ? now - before.at : 0;
   const perSecond = (total, key) => {
     const earlier = before && before.totals.get(key);
     return earlier === undefined || earlier === null || elapsed <= 0 || total < earlier ? null : (total - earlier) / elapsed;
@@ -155,7 +158,6 @@ function showTotals(status, rated) {
   const cpu = rated(status.process.cpuSeconds, "cpu");
   const sum = (name) => status.caches.reduce((sum, cache) => sum + cache[name], 0);
   const list = [
-    ["Ready", status.isReady ? "yes" : "no"],
     ["Subscribers", number(status.subscribers)],
     ["Connections", number(status.connections)],
     ["Events/s received", rate(rated(sum("eventsTotal"), "events"))],
@@ -222,7 +224,7 @@ function showSubscribers(id, listed) {
       { text: one.protocol + "/" + one.encoding },
       { text: one.started },
     ];
-  }, "Nobody is connected.");
+  }, "No subscriber is connected.");
 }
 
 class Refused extends Error {}
@@ -248,7 +250,7 @@ async function round() {
   try {
     const status = await get("/status" + (rounds % HISTORIES_EVERY === 0 ? "?histories=true" : ""));
     rounds += 1;
-    show(status, performance.now());
+    show(status);
     lastAnswer = new Date();
     connection(status.isReady ? "● Ready" : "▲ Not ready", status.isReady ? "ok" : "warn");
     setText(byId("updated"), "updated " + lastAnswer.toLocaleTimeString());
