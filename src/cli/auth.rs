@@ -1,20 +1,11 @@
 //! `kubefan auth can-i`: asks the admin port of a running kubefan what a user may read, and why.
 
-use std::{io::stdout, path::PathBuf, time::Duration};
+use std::io::stdout;
 
 use clap::{Args, Subcommand, ValueEnum};
-use reqwest::{Certificate, ClientBuilder, StatusCode, Url, redirect};
 use serde::Deserialize;
 
-use super::{
-    error::CliError,
-    select::{CredentialArgs, SelectArgs},
-    table::Columns,
-};
-use kubefan_common::text::innermost;
-
-/// A running kubefan answers within this time; a review may wait for its turn.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+use super::{admin::AdminArgs, error::CliError, select::SelectArgs, table::Columns};
 
 /// Find out what callers may read
 #[derive(Debug, Args)]
@@ -96,17 +87,6 @@ impl Verb {
     }
 }
 
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Connection")]
-struct AdminArgs {
-    /// The address of kubefan's admin port: HOST:PORT, https://HOST:PORT or unix:PATH
-    #[arg(long = "admin", env = "KUBEFAN_ADMIN", value_name = "ADDRESS", default_value = "127.0.0.1:7444")]
-    address: String,
-
-    #[command(flatten)]
-    credentials: CredentialArgs,
-}
-
 /// The answer of the admin port.
 #[derive(Debug, Deserialize)]
 struct Explanation {
@@ -141,29 +121,8 @@ pub(super) async fn run(args: AuthArgs) -> Result<(), CliError> {
 
 async fn ask(args: &CanIArgs) -> Result<Explanation, String> {
     let query = query(args)?;
-    let AdminArgs { address, .. } = &args.admin;
-    let (client, base) = args.admin.client().await?;
-    let mut url = base.join("/can-i").map_err(|error| format!("--admin {address}: {error}"))?;
-    url.query_pairs_mut().extend_pairs(query);
-    // Others could read a token on the way.
-    let sends_token = url.scheme() == "https" || address.starts_with("unix:");
-    let mut request = client.get(url);
-    if let Some(token) = args.admin.token()?.filter(|_| sends_token) {
-        request = request.bearer_auth(token);
-    }
-    let unreachable = |error: reqwest::Error| {
-        let cause = innermost(&error);
-        format!("cannot reach the admin port of kubefan at {address}: {cause}; is `kubefan serve` running?")
-    };
-    let answer = request.send().await.map_err(unreachable)?;
-    let status = answer.status();
-    let text = answer.text().await.map_err(unreachable)?;
-    match status {
-        StatusCode::OK => serde_json::from_str(&text)
-            .map_err(|_| format!("{address} is not the admin port of a kubefan of this version (--admin)")),
-        StatusCode::NOT_FOUND => Err(format!("{address} is not the admin port of a kubefan of this version (--admin)")),
-        _ => Err(format!("{}: {}", status.as_u16(), text.trim_end())),
-    }
+    let admin = args.admin.connect().await?;
+    admin.parse(&admin.get("/can-i", &query).await?)
 }
 
 fn query(args: &CanIArgs) -> Result<Vec<(&'static str, String)>, String> {
@@ -188,51 +147,6 @@ fn query(args: &CanIArgs) -> Result<Vec<(&'static str, String)>, String> {
     query.extend(args.groups.iter().map(|group| ("group", group.clone())));
     query.extend(args.extra.iter().map(|extra| ("extra", extra.clone())));
     Ok(query)
-}
-
-impl AdminArgs {
-    /// A client, and the URL of the port.
-    async fn client(&self) -> Result<(reqwest::Client, Url), String> {
-        let Self { address, credentials: CredentialArgs { ca_file, .. } } = self;
-        // Fails if there is one already.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let mut builder = ClientBuilder::new()
-            .timeout(ANSWER_TIMEOUT)
-            // A redirect would send the token to another host.
-            .redirect(redirect::Policy::none())
-            .no_proxy();
-        if let Some(file) = ca_file {
-            let bytes =
-                tokio::fs::read(file).await.map_err(|error| format!("--ca-file {}: {error}", file.display()))?;
-            let certificates =
-                Certificate::from_pem_bundle(&bytes).ok().filter(|certificates| !certificates.is_empty());
-            let certificates =
-                certificates.ok_or(format!("--ca-file {}: it has no PEM certificate", file.display()))?;
-            builder = builder.tls_certs_only(certificates);
-        }
-        let url = match address.strip_prefix("unix:") {
-            Some(path) => {
-                builder = builder.unix_socket(PathBuf::from(path));
-                "http://localhost".to_owned()
-            }
-            None if address.contains("://") => address.clone(),
-            None => format!("http://{address}"),
-        };
-        let url: Url =
-            url.parse().map_err(|_| format!("--admin {address}: write it like 127.0.0.1:7444 or unix:PATH"))?;
-        let client = builder.build().map_err(|error| innermost(&error).to_string())?;
-        Ok((client, url))
-    }
-
-    fn token(&self) -> Result<Option<String>, String> {
-        if let Some(file) = &self.credentials.token_file {
-            let token =
-                std::fs::read_to_string(file).map_err(|error| format!("--token-file {}: {error}", file.display()))?;
-            return Ok(Some(token.trim().to_owned()));
-        }
-        let given = self.credentials.token.as_ref().map(|given| given.read(std::io::stdin()));
-        given.transpose().map_err(|error| error.to_string())
-    }
 }
 
 fn print(explanation: &Explanation) -> Result<(), CliError> {

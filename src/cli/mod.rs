@@ -2,6 +2,7 @@
 //! serve` over gRPC and follow kubectl's conventions: its flags, columns and exit codes, and one
 //! line per error.
 
+mod admin;
 mod auth;
 #[cfg(feature = "sim")]
 mod bench;
@@ -9,6 +10,7 @@ mod check;
 mod completion;
 #[cfg(feature = "sim")]
 mod demo;
+mod disconnect;
 mod error;
 mod estimate;
 mod get;
@@ -22,10 +24,13 @@ mod select;
 mod serve;
 mod shutdown;
 mod sizing;
+mod subscribers;
 mod table;
 mod token;
+mod top;
 mod verify;
 mod version;
+mod visible;
 mod watch;
 
 use std::{ffi::OsString, path::Path, process::ExitCode};
@@ -70,6 +75,9 @@ enum Command {
     Auth(auth::AuthArgs),
     Check(Box<check::CheckArgs>),
     Estimate(estimate::EstimateArgs),
+    Top(top::TopArgs),
+    Subscribers(subscribers::SubscribersArgs),
+    Disconnect(disconnect::DisconnectArgs),
     Kubeconfig(kubeconfig::KubeconfigArgs),
     Version(version::VersionArgs),
     Completion(completion::CompletionArgs),
@@ -136,6 +144,9 @@ fn run(command: Command, given: &Given<'_>) -> Result<(), CliError> {
             checked
         }
         Command::Estimate(args) => client_runtime()?.block_on(estimate::run(args)),
+        Command::Top(args) => client_runtime()?.block_on(top::run(args)),
+        Command::Subscribers(args) => client_runtime()?.block_on(subscribers::run(args)),
+        Command::Disconnect(args) => client_runtime()?.block_on(disconnect::run(args)),
         Command::Kubeconfig(args) => kubeconfig::run(&args),
         Command::Version(args) => version::run(&args),
         Command::Completion(args) => completion::run(&args, &mut command_for_completion()),

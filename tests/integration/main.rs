@@ -57,6 +57,7 @@ mod selective_reads;
 mod self_check;
 mod serve;
 mod staleness;
+mod subscribers;
 mod tables;
 mod unread;
 mod upstream_connections;
@@ -150,6 +151,7 @@ fn main() -> std::process::ExitCode {
         self_check::TESTS,
         serve::TESTS,
         staleness::TESTS,
+        subscribers::TESTS,
         tables::TESTS,
         unread::TESTS,
         upstream_connections::TESTS,

@@ -34,7 +34,8 @@ async fn authorized(world: &World) -> (Kubefan, String) {
         key.to_str().unwrap(),
     ];
     let operator = ServiceAccount::create(&world.api, &world.own, "operator").await;
-    let rules = json!([{ "nonResourceURLs": ["/", "/metrics", "/can-i"], "verbs": ["get"] }]);
+    let rules =
+        json!([{ "nonResourceURLs": ["/", "/metrics", "/can-i", "/status", "/subscribers"], "verbs": ["get"] }]);
     grant(&world.api, None, &format!("{}-operator", world.own), &rules, &operator.subject()).await;
     (Kubefan::spawn_as_given(&world.api.kubeconfig(), &args).await, operator.token().await)
 }
@@ -60,7 +61,7 @@ async fn the_admin_port_shows_details_to_callers_with_the_right_to_the_path() {
     })
     .await;
     let can_i = format!("/can-i?verb=list&resource=pods&user={}", NOBODY);
-    for path in ["/", "/metrics", &can_i] {
+    for path in ["/", "/metrics", &can_i, "/status", "/subscribers"] {
         for (who, expected) in [
             (Anonymous, StatusCode::UNAUTHORIZED),
             (Invalid, StatusCode::UNAUTHORIZED),
@@ -86,7 +87,22 @@ async fn the_admin_port_shows_details_to_callers_with_the_right_to_the_path() {
         assert!(status == StatusCode::OK && !text.contains("configmaps"), "{who:?}: {text}");
     }
     assert!(ask(operator.clone(), "/readyz?verbose").await.1.contains("configmaps"));
-    assert!(ask(operator.clone(), "/").await.1.contains("configmaps"));
+    assert!(ask(operator.clone(), "/status").await.1.contains("configmaps"));
+    // Who sees a stream need not have the right to end it.
+    let end = async || {
+        let answer = operator.delete(url("/subscribers/00000000")).send().await.unwrap();
+        (answer.status(), answer.text().await.unwrap())
+    };
+    let (status, text) = end().await;
+    assert!(status == StatusCode::FORBIDDEN && text.contains("cannot delete path"), "{status} {text}");
+    let account = json!({ "kind": "ServiceAccount", "name": "operator", "namespace": world.own });
+    let rules = json!([{ "nonResourceURLs": ["/subscribers/*"], "verbs": ["delete"] }]);
+    grant(&world.api, None, &format!("{}-steers", world.own), &rules, &account).await;
+    wait::until("the right to end streams", wait::SOON, async || {
+        let (status, text) = end().await;
+        (status == StatusCode::NOT_FOUND && text.contains("there is no subscriber")).then_some(())
+    })
+    .await;
     let as_admin = operator.get(url("/metrics")).header("impersonate-user", "admin").send().await.unwrap();
     assert_eq!(as_admin.status(), StatusCode::FORBIDDEN);
     let plain = reqwest::get(format!("http://{}/metrics", kubefan.admin_addr)).await.unwrap();
@@ -96,7 +112,7 @@ async fn the_admin_port_shows_details_to_callers_with_the_right_to_the_path() {
 async fn without_authorization_of_its_own_the_admin_port_shows_no_details() {
     let world = World::start(ApiServer::shared().await, &[]).await;
     let answer = async |path: &str| world.kubefan.admin(path).await.unwrap();
-    for path in ["/", "/can-i?verb=list&resource=pods&user=x"] {
+    for path in ["/", "/can-i?verb=list&resource=pods&user=x", "/status", "/subscribers"] {
         let (status, text) = answer(path).await;
         assert!(status == StatusCode::FORBIDDEN && text.contains("--admin-authorization"), "{path}: {text}");
     }

@@ -42,7 +42,9 @@ pub struct Forbidden {
 /// A path that the apiserver's authorizer does not allow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForbiddenPath {
-    /// What was asked for.
+    /// What was to be done.
+    pub verb: &'static str,
+    /// To which path.
     pub path: &'static str,
     /// The user that asked.
     pub user: String,
@@ -53,9 +55,9 @@ pub struct ForbiddenPath {
 impl ForbiddenPath {
     /// The apiserver's words.
     pub fn message(&self) -> String {
-        let Self { path, user, reason } = self;
+        let Self { verb, path, user, reason } = self;
         let because = if reason.is_empty() { String::new() } else { format!(": {reason}") };
-        format!("User {user:?} cannot get path {path:?}{because}")
+        format!("User {user:?} cannot {verb} path {path:?}{because}")
     }
 }
 

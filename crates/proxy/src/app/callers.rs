@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use super::server_options;
 use crate::{
     access::{
         AccessControl, AccessOptions, Exists, ServiceAccounts, StreamOptions, Switches, TrustedCas,
@@ -12,7 +13,7 @@ use crate::{
         review::QueueLimits,
     },
     config::{AuthorizationMode, CallerConfig, ListenAddress, ServeConfig},
-    server::admin_access::Details,
+    server::admin_access::{AdminAccess, Details},
     telemetry::metrics::Metrics,
     upstream::Upstream,
 };
@@ -97,4 +98,10 @@ pub(super) fn admin_details(config: &ServeConfig) -> Details {
         (AuthorizationMode::Webhook, false) if !is_owners => Details::Closed,
         _ => Details::Open,
     }
+}
+
+/// Who sees and changes what over the admin port.
+pub(super) fn admin_access(config: &ServeConfig, access: &Arc<AccessControl>) -> AdminAccess {
+    let guard = server_options::guard(config, &config.serving.admin_listen);
+    AdminAccess::new(admin_details(config), access.clone(), guard)
 }

@@ -6,6 +6,7 @@ mod cache_registry;
 mod callers;
 mod clock;
 mod failure;
+mod history;
 mod live;
 pub mod open_files;
 mod peer_records;
@@ -54,10 +55,11 @@ use crate::{
     server::{
         Server, ServerOptions,
         admin::{self, Admin},
-        admin_access::{AdminAccess, Details},
+        admin_access::Details,
         admin_port,
         grpc::health,
         kube::forward::{ForwardOptions, Forwarder},
+        subscribers::Subscribers,
         transport::{
             certificate::{Certificate, TlsError},
             listen::{BindError, Bound, Listener},
@@ -346,16 +348,16 @@ impl App {
         let switches = if watched.is_some() { Switches::new(modes) } else { Switches::fixed(modes) };
         let control = (wall_clock as fn() -> SystemTime, key, switches.clone());
         let access = callers::control(&config.callers, &upstream, client_cas, exists, control, &metrics);
-        let mut admin = serve_admin(admin, tls.clone(), &access, &config, &registry, &metrics, &stop)?;
         let reloaded = registry.clone();
         let parts = (access.clone(), log, proxy);
-        let (server, mut data) = serve_data(data, tls, parts, &config, &registry, &metrics, &drain)?;
-        let (readers, connections, reader) =
-            (server.readers().clone(), server.connections().clone(), server.reader().clone());
+        let (server, mut data) = serve_data(data, tls.clone(), parts, &config, &registry, &metrics, &drain)?;
+        let (watches, connections, reader) =
+            (server.subscribers().clone(), server.connections().clone(), server.reader().clone());
+        let mut admin = serve_admin(admin, tls, (&access, watches), &config, &registry, &metrics, &stop)?;
         let set_places: live::SetPlaces =
             Box::new(move |subscribers_max, reads_max| reader.set_places(subscribers_max, reads_max));
         if let Some(budget) = budget {
-            let end_unread = move || readers.end_some();
+            let end_unread = move || server.readers().end_some();
             let keep_within = memory_pressure::keep_within(registry.clone(), metrics.clone(), budget, end_unread);
             tokio::spawn(stop.clone().run_until_cancelled_owned(keep_within));
         }
@@ -410,7 +412,7 @@ type DataServer = Arc<Server<Arc<Registry>>>;
 fn serve_admin(
     listener: Listener,
     tls: Option<TlsAcceptor>,
-    access: &Arc<AccessControl>,
+    (access, subscribers): (&Arc<AccessControl>, Arc<Subscribers>),
     config: &ServeConfig,
     registry: &Arc<Registry>,
     metrics: &Arc<Metrics>,
@@ -420,8 +422,10 @@ fn serve_admin(
     let details = callers::admin_details(config);
     let tls = tls.filter(|_| details == Details::Authorized && matches!(listener, Listener::Tcp(_)));
     let router = admin::router(Admin {
-        access: AdminAccess::new(details, access.clone()),
+        access: callers::admin_access(config, access),
         catalog: registry.clone(),
+        subscribers,
+        history: history::sample(registry, metrics, stop),
         registry: metrics.registry().clone(),
         refresh: Box::new(move || refreshed.refresh_gauges()),
         readiness: Box::new(move || ready.readiness()),

@@ -4,7 +4,7 @@ use std::fs;
 
 use super::open_files;
 use crate::{
-    config::ServeConfig,
+    config::{ListenAddress, ServeConfig},
     fanout::PlacesMax,
     server::{
         ServerOptions, kube::guard::Guard, selector_limits::SelectorLimits, transport::open_connections::EndingOptions,
@@ -16,7 +16,10 @@ const DRAIN_SPREAD: f64 = 0.75;
 
 impl From<&ServeConfig> for ServerOptions {
     fn from(config: &ServeConfig) -> Self {
+        #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
+        let ids_seed = rand::random();
         Self {
+            ids_seed,
             connections_max: open_files::connections_max(
                 config.serving.connections_max,
                 (None, None),
@@ -42,7 +45,7 @@ impl From<&ServeConfig> for ServerOptions {
             consistent_list_bytes_min: config.serving.consistent_list_bytes_min,
             trusted_proxies: config.serving.trusted_proxies.clone(),
             narrowed_by: config.upstream.field_selector.clone().unwrap_or_default(),
-            guard: config.serving.tls.is_none().then(|| guard(config)),
+            guard: config.serving.tls.is_none().then(|| guard(config, &config.serving.listen)),
         }
     }
 }
@@ -58,10 +61,10 @@ pub(super) fn reads_max(config: &ServeConfig) -> PlacesMax {
     PlacesMax { all: config.serving.reads_max, per_identity: config.serving.reads_max_per_identity }
 }
 
-/// Off loopback, requests may also name a Service. Where `/etc/resolv.conf` cannot be read, the
-/// cluster's domain is the usual one.
-fn guard(config: &ServeConfig) -> Guard {
-    let (hosts, is_loopback) = (config.serving.allowed_hosts.clone(), config.serving.listen.is_local());
+/// The hosts that requests to a port may name. Off loopback, they may also name a
+/// Service. Where `/etc/resolv.conf` cannot be read, the cluster's domain is the usual one.
+pub(super) fn guard(config: &ServeConfig, listen: &ListenAddress) -> Guard {
+    let (hosts, is_loopback) = (config.serving.allowed_hosts.clone(), listen.is_local());
     let hosts = match is_loopback {
         true => hosts,
         false => hosts.with_services(&fs::read_to_string("/etc/resolv.conf").unwrap_or_default()),

@@ -27,5 +27,8 @@ pub use gate::{Gate, GateLimits, GatePermit};
 pub use hub::{CachePosition, CommitBatch, Fresh, Hub, HubOptions, HubStatus, ProvedState};
 pub use send::FrameBuf;
 pub use stream_end::StreamEnd;
-pub use subscribe::{Need, NotSubscribed, Provided, Start, SubscribeOptions, Subscription, options::ProvidedBackfill};
+pub use subscribe::{
+    Need, NotSubscribed, Observed, Observer, Provided, Start, SubscribeOptions, Subscription, options::ProvidedBackfill,
+};
+pub use views::log::Behind;
 pub use wake::{ConnectionWaker, OfStream, ReadyStreams, StreamWaker};

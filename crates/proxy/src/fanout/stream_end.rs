@@ -52,6 +52,9 @@ pub enum StreamEnd {
         "kubefan's operator has changed the mode of {0} (modes in kubefan's configuration file); come back, nothing is lost"
     )]
     Switched(String),
+    /// An operator ended this stream.
+    #[error("an operator ended this stream (kubefan disconnect); resume, nothing is lost")]
+    Disconnected,
     /// kubefan is shutting down.
     #[error("kubefan is shutting down; resume, another replica may answer")]
     Draining,
@@ -65,7 +68,7 @@ pub enum StreamEnd {
 
 impl StreamEnd {
     /// Every label, for pre-created metrics.
-    pub const ALL: [&str; 16] = [
+    pub const ALL: [&str; 17] = [
         "timeout",
         "deadline",
         "cancelled",
@@ -79,6 +82,7 @@ impl StreamEnd {
         "revoked",
         "reauthenticate",
         "switched",
+        "disconnected",
         "draining",
         "connection_age",
         "rebalanced",
@@ -100,6 +104,7 @@ impl StreamEnd {
             Self::Revoked(_) => "revoked",
             Self::Reauthenticate(_) => "reauthenticate",
             Self::Switched(_) => "switched",
+            Self::Disconnected => "disconnected",
             Self::Draining => "draining",
             Self::Aged => "connection_age",
             Self::Rebalanced => "rebalanced",

@@ -1,27 +1,28 @@
-//! What the admin port answers: readiness, metrics, a status page, and what a user may read. It
-//! never shows an object, and sends no request upstream but those that a review needs. The port
-//! itself answers about liveness.
+//! What the admin port answers: readiness, metrics, a status page, what a user may read, and who is
+//! connected. It ends the stream of a subscriber. It never shows an object, and sends no request
+//! upstream but those that a review needs. The port itself answers about liveness.
 
 use std::sync::Arc;
 
 use axum::{
     Router,
-    extract::{Request, State},
+    extract::{Path, Request, State},
     http::{StatusCode, header},
-    response::{Html, IntoResponse, Response},
-    routing::get,
+    response::{IntoResponse, Response},
+    routing::{delete, get},
 };
 use prometheus::{Encoder, Registry, TextEncoder};
+use serde::Serialize;
 
 use super::{
     admin_access::{AdminAccess, Refused, refused},
     can_i::CanI,
     client_info::ClientInfo,
     select::check_names,
+    status::{Sources, Status},
+    subscribers::{ListOptions, Subscribers},
 };
-use crate::{access::NonResource, fanout::Catalog};
-use kubefan_common::proto::v1alpha1::{ResourceState, ResourceStatus};
-use kubefan_model::Media;
+use crate::{access::NonResource, fanout::Catalog, telemetry::history::History};
 
 /// The overall readiness, and the readiness of each resource with a line of text.
 pub type Readiness = (bool, Vec<(bool, String)>);
@@ -29,6 +30,14 @@ pub type Readiness = (bool, Vec<(bool, String)>);
 const PAGE: NonResource = NonResource::get("/");
 const METRICS: NonResource = NonResource::get("/metrics");
 const CAN_I: NonResource = NonResource::get("/can-i");
+const STATUS: NonResource = NonResource::get("/status");
+const SUBSCRIBERS: NonResource = NonResource::get("/subscribers");
+/// As rules name it. No rule could name one subscriber: an id is as old as its stream.
+const SUBSCRIBER: NonResource = NonResource::delete("/subscribers/*");
+
+/// What a browser may load for the status page.
+const PAGE_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
+    base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// What the admin port serves from.
 pub struct Admin<C> {
@@ -36,8 +45,12 @@ pub struct Admin<C> {
     pub access: AdminAccess,
     /// The caches.
     pub catalog: C,
+    /// The watches of the data port.
+    pub subscribers: Arc<Subscribers>,
     /// The metrics.
     pub registry: Registry,
+    /// The last hour.
+    pub history: Arc<History>,
     /// Updates the gauges before they are read.
     pub refresh: Box<dyn Fn() + Send + Sync>,
     /// Returns the readiness.
@@ -51,6 +64,11 @@ pub fn router<C: Catalog>(admin: Admin<C>) -> Router {
         .route("/readyz", get(readyz::<C>))
         .route(METRICS.path(), get(metrics::<C>))
         .route(CAN_I.path(), get(can_i::<C>))
+        .route("/status.js", get(script))
+        .route("/status.css", get(style))
+        .route(STATUS.path(), get(status::<C>))
+        .route(SUBSCRIBERS.path(), get(subscribers::<C>))
+        .route("/subscribers/{id}", delete(disconnect::<C>))
         .with_state(Arc::new(admin))
 }
 
@@ -81,7 +99,6 @@ async fn readyz<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request
 async fn can_i<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request) -> Result<Response, Refused> {
     let (request, _) = request.into_parts();
     admin.access.details(CAN_I, &request).await?;
-    let bad_request = |problem: String| (StatusCode::BAD_REQUEST, format!("{problem}\n"));
     let CanI { user, read } = CanI::of_query(request.uri.query().unwrap_or_default()).map_err(bad_request)?;
     let target = read.target();
     check_names(target).map_err(|refusal| bad_request(refusal.to_string()))?;
@@ -92,8 +109,39 @@ async fn can_i<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request)
     };
     let holder = request.extensions.get::<ClientInfo>().cloned().unwrap_or_default().holder();
     let explained = admin.access.control().explain(user, &read, holder).await.map_err(refused)?;
-    let text = serde_json::to_vec(&explained).unwrap_or_default();
-    Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
+    Ok(json(&explained))
+}
+
+/// Who is connected: see [`ListOptions`].
+async fn subscribers<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request) -> Result<Response, Refused> {
+    let request = request.map(drop);
+    admin.access.callers(SUBSCRIBERS, &request).await?;
+    let options = ListOptions::of_query(request.uri().query().unwrap_or_default()).map_err(bad_request)?;
+    Ok(json(&admin.subscribers.list(options).await))
+}
+
+/// Ends one watch.
+async fn disconnect<C: Catalog>(
+    State(admin): State<Arc<Admin<C>>>,
+    Path(id): Path<String>,
+    request: Request,
+) -> Result<Response, Refused> {
+    admin.access.changes(SUBSCRIBER, &request.map(drop)).await?;
+    if !admin.subscribers.disconnect(&id) {
+        let text = format!("there is no subscriber {id:.64?} here: it has ended, or another replica serves it\n");
+        return Err((StatusCode::NOT_FOUND, text));
+    }
+    tracing::info!(id, "an operator disconnected a subscriber");
+    Ok(json(&serde_json::json!({ "id": id })))
+}
+
+fn bad_request(problem: String) -> Refused {
+    (StatusCode::BAD_REQUEST, format!("{problem}\n"))
+}
+
+fn json(answer: &impl Serialize) -> Response {
+    let text = serde_json::to_vec(answer).unwrap_or_default();
+    ([(header::CONTENT_TYPE, "application/json")], text).into_response()
 }
 
 async fn metrics<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request) -> Result<Response, Refused> {
@@ -106,40 +154,47 @@ async fn metrics<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Reques
     })
 }
 
-async fn page<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request) -> Result<Html<String>, Refused> {
+/// The status page, which asks for [`Status`] itself. It contains nothing about this kubefan.
+async fn page<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request) -> Result<Response, Refused> {
     admin.access.details(PAGE, &request.into_parts().0).await?;
-    let rows: String = admin.catalog.list().iter().map(row).collect();
-    Ok(Html(format!(
-        "<!doctype html><html lang=en><meta charset=utf-8><meta http-equiv=refresh content=5><title>kubefan</title>\
-         <style>body{{font:15px/1.5 system-ui,sans-serif;margin:2rem;color:#222}}table{{border-collapse:collapse}}\
-         td,th{{padding:.3rem .9rem;text-align:left;border-bottom:1px solid #ddd}}td.n{{text-align:right;font-variant-numeric:tabular-nums}}\
-         .ok{{color:#0a7d32}}.bad{{color:#b3261e}}</style>\
-         <h1>kubefan {}</h1><table><tr><th>Resource<th>Namespace<th>Encoding<th>State<th>Objects<th>Bytes<th>Version<th>Oldest\
-         <th>Subscribers<th>Message</tr>{rows}</table>\
-         <p><a href=/metrics>metrics</a> · <a href=\"/readyz?verbose\">readyz</a> · <a href=/livez>livez</a></p></html>",
-        env!("CARGO_PKG_VERSION")
-    )))
+    Ok(asset("text/html; charset=utf-8", include_str!("status_page/index.html")))
 }
 
-fn row((media, resource): &(Media, ResourceStatus)) -> String {
-    let state = resource.state();
-    let class = if matches!(state, ResourceState::Synced) { "ok" } else { "bad" };
-    let state = state.as_str_name().trim_start_matches("RESOURCE_STATE_").to_lowercase().replace('_', " ");
-    let namespace = if resource.namespace.is_empty() { "(all)" } else { &resource.namespace };
-    format!(
-        "<tr><td>{}<td>{}<td>{}<td class={class}>{state}<td class=n>{}<td class=n>{}<td class=n>{}<td class=n>{}<td class=n>{}<td>{}</tr>",
-        escape(&resource.name),
-        escape(namespace),
-        media.as_str(),
-        resource.object_count,
-        resource.object_bytes,
-        resource.resource_version,
-        resource.oldest_resource_version,
-        resource.subscribers,
-        escape(&resource.message),
-    )
+async fn script() -> Response {
+    asset("text/javascript; charset=utf-8", include_str!("status_page/status.js"))
 }
 
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+async fn style() -> Response {
+    asset("text/css; charset=utf-8", include_str!("status_page/status.css"))
+}
+
+/// A file of the status page. A browser runs nothing on the page but its own script.
+fn asset(kind: &'static str, text: &'static str) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, kind),
+        (header::CONTENT_SECURITY_POLICY, PAGE_POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
+    (headers, text).into_response()
+}
+
+/// The state as JSON: see [`Status`].
+async fn status<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request) -> Result<Response, Refused> {
+    let request = request.map(drop);
+    admin.access.callers(STATUS, &request).await?;
+    let with_histories = match request.uri().query().unwrap_or_default() {
+        "" => false,
+        "histories=true" => true,
+        other => return Err(bad_request(format!("{other:.64?} is no parameter of this path"))),
+    };
+    (admin.refresh)();
+    Ok(json(&Status::of(Sources {
+        families: &admin.registry.gather(),
+        caches: admin.catalog.list(),
+        readiness: (admin.readiness)(),
+        history: &admin.history,
+        with_histories,
+    })))
 }

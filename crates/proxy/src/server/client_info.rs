@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue, header::USER_AGENT};
 
 use crate::{
     access::{ClientCertificate, Presented},
@@ -32,6 +32,20 @@ pub struct ClientInfo {
     /// The client behind a trusted proxy.
     pub forwarded_for: Option<IpAddr>,
 }
+
+/// Who sends a request, as far as operators want to know. It proves nothing.
+#[derive(Debug, Clone, Default)]
+pub struct Sender {
+    /// The other end of the connection; `None` for a Unix socket.
+    pub address: Option<SocketAddr>,
+    /// The client behind a trusted proxy.
+    pub forwarded_for: Option<IpAddr>,
+    /// What the client says that it is, cut to a few hundred bytes; may be empty.
+    pub user_agent: Box<str>,
+}
+
+/// The longest user agent that is kept, in bytes.
+const USER_AGENT_BYTES_MAX: usize = 256;
 
 const X_FORWARDED_FOR: &str = "x-forwarded-for";
 
@@ -59,6 +73,17 @@ impl ClientInfo {
         };
         let forwarded_for = if self.is_trusted_proxy { last(headers) } else { None };
         Self { forwarded_for, ..self.clone() }
+    }
+
+    /// Who sends a request with these headers, for operators.
+    pub fn sender(&self, headers: &HeaderMap) -> Sender {
+        let value = headers.get(USER_AGENT).map_or(&b""[..], HeaderValue::as_bytes);
+        let value = &value[..value.len().min(USER_AGENT_BYTES_MAX)];
+        Sender {
+            address: self.address,
+            forwarded_for: self.forwarded_for,
+            user_agent: String::from_utf8_lossy(value).into_owned().into_boxed_str(),
+        }
     }
 
     /// Whose share the places of a request count to. A proxy sends the requests of many clients on

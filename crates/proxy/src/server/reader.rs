@@ -10,8 +10,10 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    client_info::Sender,
     select::{self, Selected},
     selector_limits::SelectorLimits,
+    subscribers::{Registered, Subscribers},
 };
 use crate::{
     access::{
@@ -59,6 +61,8 @@ pub struct ReaderLimits {
     pub pending_bytes_max: usize,
     /// Limits of selectors.
     pub selectors: SelectorLimits,
+    /// Random, so that the ids of streams are not those of another replica.
+    pub ids_seed: u32,
 }
 
 /// Reads from a catalog, within the limits of the data port.
@@ -71,6 +75,7 @@ pub struct Reader<C> {
     /// The memory of requests that wait for their verdict, in units.
     pending: Arc<FairPool>,
     selectors: SelectorLimits,
+    registry: Arc<Subscribers>,
 }
 
 /// Why a read that names a version is refused.
@@ -85,10 +90,11 @@ impl<C: Catalog> Reader<C> {
     /// A reader of `catalog` within these limits, for callers that `access` lets read. Once `drain`
     /// is cancelled it refuses every request.
     pub fn new(catalog: Arc<C>, access: Arc<AccessControl>, drain: CancellationToken, limits: ReaderLimits) -> Self {
-        let ReaderLimits { subscribers_max, reads_max, pending_bytes_max, selectors } = limits;
+        let ReaderLimits { subscribers_max, reads_max, pending_bytes_max, selectors, ids_seed } = limits;
         let (subscribers, reads) = (FairPool::new(subscribers_max), FairPool::new(reads_max));
         let pending = FairPool::new(pending_bytes_max / PENDING_UNIT_BYTES);
-        Self { catalog, access, drain, subscribers, reads, pending, selectors }
+        let registry = Subscribers::new(ids_seed);
+        Self { catalog, access, drain, subscribers, reads, pending, selectors, registry }
     }
 
     /// Changes how many streams, and how many lists and gets, are served at a time.
@@ -201,6 +207,24 @@ impl<C: Catalog> Reader<C> {
         Lease::start(&self.access, read, gvr, holder, exists, move || {
             stream.wake();
         })
+    }
+
+    /// Enters a watch among the subscribers, until the entry is dropped.
+    pub fn register(
+        &self,
+        read: &Authorized<Read>,
+        sender: Sender,
+        served: &Served,
+        subscription: &Subscription,
+        stream: OfStream,
+    ) -> Registered {
+        let observer = subscription.observer();
+        self.registry.register(read.caller(), sender, (observer, served), stream)
+    }
+
+    /// The subscribers.
+    pub fn registry(&self) -> &Arc<Subscribers> {
+        &self.registry
     }
 
     /// Authorizers know resources by their full names. One that is not known keeps its name: then

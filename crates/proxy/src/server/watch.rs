@@ -7,7 +7,8 @@ use tokio::time::Instant;
 use crate::{
     access::Lease,
     audit::Record,
-    fanout::{Place, Subscription},
+    fanout::{Place, StreamEnd, Subscription},
+    server::subscribers::Registered,
 };
 use kubefan_model::Media;
 
@@ -25,11 +26,18 @@ pub struct OpenedWatch {
     pub place: Place,
     /// The right of its caller, which is reviewed while the watch lasts.
     pub lease: Lease,
+    /// Its entry among the subscribers.
+    pub registered: Registered,
     /// Its record in the audit log, which is complete when the watch is dropped.
     pub record: Record,
 }
 
 impl OpenedWatch {
+    /// Why it must end, for a reason from outside; `None` while it may continue.
+    pub fn end(&self) -> Option<StreamEnd> {
+        self.lease.end().or_else(|| self.registered.end())
+    }
+
     /// How it can be moved to another replica.
     pub fn movable(&self) -> Movable {
         match (self.protocol, self.bookmark_interval) {

@@ -1,10 +1,12 @@
 //! Metrics, logs and process statistics.
 
 pub mod cgroup;
+pub mod history;
 mod log_format;
 pub mod metrics;
 pub mod process;
 pub mod requests;
+pub mod series;
 pub mod tracing;
 
 pub use log_format::LogFormat;

@@ -184,7 +184,12 @@ impl WebhookAuthorizer {
             Ok(AccessVerdict::Allowed(_)) => Ok(()),
             Ok(AccessVerdict::Denied(reason)) => {
                 let (user, reason) = (caller.identity.user.clone(), reason.to_string());
-                Err(Denial::ForbiddenPath(Box::new(ForbiddenPath { path: path.path(), user, reason })))
+                Err(Denial::ForbiddenPath(Box::new(ForbiddenPath {
+                    verb: path.verb(),
+                    path: path.path(),
+                    user,
+                    reason,
+                })))
             }
             Err(error) => Err(unknown(error)),
         }

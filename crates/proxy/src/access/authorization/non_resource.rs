@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::access::user::{Digest, Parts};
 
-/// A GET of a path.
+/// A request for a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct NonResource {
     path: &'static str,
@@ -16,6 +16,16 @@ impl NonResource {
     /// A GET of this path.
     pub const fn get(path: &'static str) -> Self {
         Self { path, verb: "get" }
+    }
+
+    /// A DELETE of this path.
+    pub const fn delete(path: &'static str) -> Self {
+        Self { path, verb: "delete" }
+    }
+
+    /// What is done to the path.
+    pub fn verb(&self) -> &'static str {
+        self.verb
     }
 
     /// The path.
@@ -43,8 +53,13 @@ mod tests {
     #[test]
     fn paths_and_callers_have_keys_of_their_own() {
         let (metrics, page) = (NonResource::get("/metrics"), NonResource::get("/"));
-        let keys =
-            [metrics.key(&[0; 32]), metrics.key(&[1; 32]), page.key(&[0; 32]), Attributes::default().key(&[0; 32])];
+        let keys = [
+            metrics.key(&[0; 32]),
+            metrics.key(&[1; 32]),
+            page.key(&[0; 32]),
+            NonResource::delete("/").key(&[0; 32]),
+            Attributes::default().key(&[0; 32]),
+        ];
         for (at, key) in keys.iter().enumerate() {
             assert!(!keys[..at].contains(key), "{at}");
         }

@@ -3,10 +3,12 @@
 mod backlog;
 mod catch_up;
 pub mod options;
+mod progress;
 mod start_point;
 mod subscription;
 mod try_subscribe;
 
 pub use options::{Provided, Start, SubscribeOptions};
+pub use progress::{Observed, Observer};
 pub use subscription::Subscription;
 pub use try_subscribe::{Need, NotSubscribed};

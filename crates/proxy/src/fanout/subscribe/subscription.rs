@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use super::{
     backlog::Backlog,
     options::{Start, SubscribeOptions},
+    progress::{Observer, Progress},
     start_point::StartPoint,
 };
 use crate::{
@@ -30,6 +31,7 @@ use crate::{
         },
         wake::{ReadyStreams, StreamWaker},
     },
+    telemetry::metrics::Resume,
 };
 use kubefan_common::planted::{self, Bug};
 use kubefan_model::ResourceVersion;
@@ -61,6 +63,9 @@ pub struct Subscription {
     permit: Option<Arc<GatePermit>>,
     /// The last version to resume from that was sent.
     resume: Option<ResourceVersion>,
+    /// What it shows of itself; `way` is how it started.
+    progress: Arc<Progress>,
+    way: Option<Resume>,
     /// Something was sent.
     is_started: bool,
     /// Other tasks should run before more of the backlog is made.
@@ -75,13 +80,13 @@ pub struct Subscription {
 
 impl Subscription {
     /// Called inside the critical section of the hub that made the start point and joined the view.
-    /// Events up to `floor` are skipped.
+    /// Events up to `floor` are skipped; `way` is how it resumes, if it does.
     pub(super) fn new(
         hub: Arc<Hub>,
         view: Arc<View>,
         (waker_id, waker): (usize, Arc<StreamWaker>),
         (start, permit): (StartPoint, Option<Arc<GatePermit>>),
-        floor: Option<ResourceVersion>,
+        (floor, way): (Option<ResourceVersion>, Option<Resume>),
         options: &SubscribeOptions,
     ) -> Self {
         let StartPoint { cursor, backlog, resume } = start;
@@ -93,6 +98,7 @@ impl Subscription {
             }
             Start::Resume(_) | Start::ResumeWithObjects(_) | Start::Await(_) | Start::Snapshot => DeltaBases::All,
         };
+        let progress = Progress::at(cursor, resume, backlog.is_some());
         let (backlog, waited, is_started, inside_gap, end) = (backlog.map(Box::new), None, false, false, None);
         Self {
             hub,
@@ -107,6 +113,8 @@ impl Subscription {
             holder,
             permit,
             resume,
+            progress,
+            way,
             is_started,
             must_yield: false,
             inside_gap,
@@ -125,7 +133,18 @@ impl Subscription {
     /// `None`: nothing now; the waker is armed and wakes when there is.
     pub fn take(&mut self, bytes_max: usize) -> Result<Option<FrameBuf>, StreamEnd> {
         let frames = self.take_shared(bytes_max)?;
-        Ok(frames.map(|frames| self.begin(frames)))
+        let frames = frames.map(|frames| self.begin(frames));
+        self.show(frames.as_ref());
+        Ok(frames)
+    }
+
+    /// Looks at it from outside, while it is sent.
+    pub fn observer(&self) -> Observer {
+        Observer::new(&self.hub, &self.view, self.progress.clone(), self.way)
+    }
+
+    fn show(&self, sent: Option<&FrameBuf>) {
+        self.progress.moved(self.cursor, self.resume, self.backlog.is_some(), sent.map_or(0, FrameBuf::len));
     }
 
     /// Adds to the first message what is not shared with other subscribers.
@@ -254,7 +273,9 @@ impl Subscription {
             self.resume = Some(head);
             let mut frames = self.view.encoder().writer(0);
             frames.message(&control::bookmark(head));
-            self.begin(frames.finish())
+            let frames = self.begin(frames.finish());
+            self.show(Some(&frames));
+            frames
         })
     }
 

@@ -112,7 +112,8 @@ impl Hub {
         state.used_at = Instant::now();
         drop(state);
         self.metrics.subscription_started();
-        Ok(Subscription::new(self.clone(), view, (place, waker.clone()), (start, permit), floor, options))
+        let way = resume.map(|(_, how)| how);
+        Ok(Subscription::new(self.clone(), view, (place, waker.clone()), (start, permit), (floor, way), options))
     }
 
     /// As [`Self::try_subscribe`], for a caller that waits for nothing: it takes a permit only if

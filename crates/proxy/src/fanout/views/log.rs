@@ -11,7 +11,7 @@
 //! can also grow at the old end, when a subscriber resumes from before the view was made. So
 //! sequence numbers start in the middle of their range.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use super::view_gap::ViewGap;
 use crate::{
@@ -41,6 +41,16 @@ impl LogItem {
         match record {
             Record::Event(event) => LogEntry::replayed(event, selection).map(Self::Event),
             Record::Gap(gap) => Some(Self::Gap(Arc::new(ViewGap::new(gap.clone(), None)))),
+        }
+    }
+
+    /// When it was read from upstream; `None` if it comes from history.
+    fn received(&self) -> Option<Instant> {
+        match self {
+            Self::Event(entry) => entry.received,
+            Self::Gap(gap) => gap.received(),
+            Self::Untested(_, received) => Some(*received),
+            Self::Unseen(_) => None,
         }
     }
 
@@ -89,6 +99,11 @@ impl Cursor {
         Self { item, place: 0 }
     }
 
+    /// The sequence number of the next item.
+    pub fn item(self) -> u64 {
+        self.item
+    }
+
     /// The place inside the item, if it is a gap.
     pub fn place(self) -> usize {
         self.place
@@ -121,6 +136,20 @@ impl Cursor {
     pub fn items_before(self, end: Self) -> usize {
         usize::try_from(end.item.saturating_sub(self.item)).unwrap_or(usize::MAX)
     }
+}
+
+/// How far a subscription is behind: what its view has for it and was not handed to its connection
+/// yet. What the connection, the kernel and the network hold is not counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Behind {
+    /// Events. If the log has trimmed some of them, those that are left.
+    pub events: usize,
+    /// How long the first of them has waited; `None` if there is none, or if it was read from
+    /// history.
+    pub time: Option<Duration>,
+    /// Some of them are no longer retained: the subscription continues with a catch-up or a
+    /// snapshot, or ends.
+    pub is_expired: bool,
 }
 
 /// The items after `floor`.
@@ -191,6 +220,16 @@ impl ViewLog {
         if self.items.capacity() > 4 * self.items.len().max(4) {
             self.items.shrink_to(2 * self.items.len());
         }
+    }
+
+    /// How far a subscription at this item is behind.
+    pub fn behind(&self, item: u64, now: Instant) -> Behind {
+        let is_expired = item < self.missed_before;
+        let next = Cursor::at(item.max(self.missed_before));
+        let Some(next) = self.seek(next) else { return Behind { is_expired, ..Behind::default() } };
+        let received = self.from(next).and_then(|mut items| items.next()?.received());
+        let time = received.map(|received| now.saturating_duration_since(received));
+        Behind { events: next.items_before(self.end()), time, is_expired }
     }
 
     /// The place of the first item.

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{
-    log::{Cursor, LogItem, Replayed, ViewLog},
+    log::{Behind, Cursor, LogItem, Replayed, ViewLog},
     segment::{SEGMENT_BYTES, Segment, Segments, cut},
     selected_objects::SelectedObjects,
     shared_snapshot::{SharedSnapshot, SharedSnapshotReader},
@@ -280,6 +280,11 @@ impl View {
     /// The end of the log.
     pub fn end(&self) -> Cursor {
         self.state().log.end()
+    }
+
+    /// How far a subscription at this item of the log is behind.
+    pub fn behind(&self, item: u64, now: Instant) -> Behind {
+        self.state().log.behind(item, now)
     }
 
     /// Whether the view has not ended, and has nothing after `cursor`.

@@ -44,6 +44,11 @@ impl ViewGap {
         self.gap.to
     }
 
+    /// When it was read from upstream; `None` if it comes from history.
+    pub fn received(&self) -> Option<Instant> {
+        self.received
+    }
+
     /// Whether events may be missing in it.
     pub fn is_lossy(&self) -> bool {
         self.gap.is_lossy

@@ -16,7 +16,7 @@ use crate::{
     cache::{Store, scan::SLICE_TESTS},
     fanout::{Catalog, Holder, Patience, Place, Refusal, Served, Start, StreamWaker, SubscribeOptions},
     server::{
-        client_info::ClientInfo,
+        client_info::{ClientInfo, Sender},
         reader::{NotReached, Reader},
         select::{self, Selected},
         watch::{OpenedWatch, WatchProtocol},
@@ -84,7 +84,7 @@ impl<C: Catalog> Service<C> {
     pub async fn open(
         &self,
         request: WatchRequest,
-        presented: &Presented,
+        (presented, sender): (&Presented, Sender),
         notes: &Notes,
         stream_waker: StreamWaker,
     ) -> Result<OpenedWatch, Status> {
@@ -115,8 +115,9 @@ impl<C: Catalog> Service<C> {
             };
             let cluster = request.cluster;
             let terms = SubscribeOptions { on_lag, on_expired, cluster, holder: Some(holder), ..start.into() };
-            let of_stream = stream_waker.of_stream();
+            let (of_stream, of_registered) = (stream_waker.of_stream(), stream_waker.of_stream());
             let subscription = reader.subscribe(&served, selection, format, terms, stream_waker).await?;
+            let registered = reader.register(&read, sender, &served, &subscription, of_registered);
             let lease = reader.lease(read, &served.gvr, holder, of_stream);
             let timeout_at = ends_after.map(|ends_after| Instant::now() + ends_after);
             answered(&mut counted, &served);
@@ -127,6 +128,7 @@ impl<C: Catalog> Service<C> {
                 protocol: WatchProtocol::Grpc,
                 place,
                 lease,
+                registered,
                 record: Record::default(),
             })
         };

@@ -98,6 +98,7 @@ pub fn ended(end: &StreamEnd, sent: Option<ResourceVersion>) -> Option<Status> {
         StreamEnd::Revoked(message) => Some(failed(Code::PermissionDenied, "FORBIDDEN", shortened(message.clone()))),
         StreamEnd::Reauthenticate(_) => Some(temporary(Code::Unavailable, "REAUTHENTICATE", message)),
         StreamEnd::Switched(_) => Some(temporary(Code::Unavailable, "SWITCHED", message)),
+        StreamEnd::Disconnected => Some(temporary(Code::Unavailable, "DISCONNECTED", message)),
         StreamEnd::Draining => Some(come_back(RETRY_DELAY, "DRAINING", message, sent)),
         StreamEnd::Aged => Some(come_back(Duration::ZERO, "CONNECTION_AGE", message, sent)),
         StreamEnd::Rebalanced => Some(come_back(Duration::ZERO, "REBALANCED", message, sent)),

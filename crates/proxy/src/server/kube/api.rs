@@ -311,7 +311,8 @@ impl<C: Catalog> KubeApi<C> {
         let read = ResolvedRead { path, selected, format, arrived_at, read, notes };
         let answer = match asked {
             ReadRequest::Collection(Options::Watch(options)) => {
-                watch::open(reads, &self.timeouts, read, options, place, stream_waker).await
+                let sender = client.sender(&request.headers);
+                watch::open(reads, &self.timeouts, read, options, (place, sender), stream_waker).await
             }
             ReadRequest::Collection(Options::List(options)) => {
                 list(reads, &self.pages, read, options, place).await.map(Answer::Response)

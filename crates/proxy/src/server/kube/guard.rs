@@ -57,6 +57,11 @@ impl Guard {
         )))
     }
 
+    /// Whether a request names a known host, or came over a Unix socket.
+    pub fn names_known_host<B>(&self, request: &Request<B>) -> bool {
+        !is_tcp(request) || self.is_known(host(request).unwrap_or_default())
+    }
+
     fn is_known(&self, host: &str) -> bool {
         host.is_empty() || is_localhost_or_address(host) || self.hosts.allow(host)
     }

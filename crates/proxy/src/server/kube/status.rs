@@ -336,6 +336,8 @@ pub fn watch_error(end: &StreamEnd) -> Option<Failure> {
             let message = format!("too old resource version: upstream's history was rewritten: {because}");
             Some(Failure::new(StatusCode::GONE, "Expired", message))
         }
+        // client-go waits a moment and watches on from its version, without a list.
+        StreamEnd::Disconnected => Some(Failure::too_many_requests(end.to_string())),
         _ => None,
     }
 }

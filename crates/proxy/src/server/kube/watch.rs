@@ -18,7 +18,10 @@ use super::{
 use crate::{
     audit::Record,
     fanout::{Catalog, Fresh, Holder, Place, Refusal, Start, StreamWaker, SubscribeOptions},
-    server::watch::{OpenedWatch, WatchProtocol},
+    server::{
+        client_info::Sender,
+        watch::{OpenedWatch, WatchProtocol},
+    },
 };
 use kubefan_common::planted::{self, Bug};
 use kubefan_model::Media;
@@ -55,7 +58,7 @@ pub async fn open<C: Catalog>(
     timeouts: &DefaultTimeouts,
     ResolvedRead { selected, format, arrived_at, read, .. }: ResolvedRead<'_>,
     options: WatchOptions,
-    place: Place,
+    (place, sender): (Place, Sender),
     stream_waker: StreamWaker,
 ) -> Result<Answer, ReadError> {
     let WatchOptions { start, bookmarks, marks_end, timeout, .. } = options;
@@ -90,7 +93,7 @@ pub async fn open<C: Catalog>(
         WatchStart::After(version) => after(version),
     };
     let terms = SubscribeOptions { marks_end, fresh, holder: place.holder(), ..start.into() };
-    let of_stream = stream_waker.of_stream();
+    let (of_stream, of_registered) = (stream_waker.of_stream(), stream_waker.of_stream());
     let subscribed = reads.reader.subscribe(&selected.served, selected.selection, format, terms, stream_waker).await;
     let subscription = match subscribed {
         Ok(subscription) => subscription,
@@ -99,6 +102,7 @@ pub async fn open<C: Catalog>(
     };
     let timeout = timeout.unwrap_or_else(|| timeouts.next());
     let holder = place.holder().unwrap_or_else(|| Holder::new(0, None));
+    let registered = reads.reader.register(&read, sender, &selected.served, &subscription, of_registered);
     let lease = reads.reader.lease(read, &selected.served.gvr, holder, of_stream);
     Ok(Answer::Watch(OpenedWatch {
         subscription,
@@ -107,6 +111,7 @@ pub async fn open<C: Catalog>(
         protocol: WatchProtocol::Kube(media),
         place,
         lease,
+        registered,
         record: Record::default(),
     }))
 }

@@ -119,6 +119,7 @@ async fn a_request_that_waits_for_its_cache_does_not_search_again_when_others_ch
         reads_max: 1.into(),
         pending_bytes_max: PENDING_UNIT_BYTES,
         selectors,
+        ids_seed: 0,
     };
     let access = Arc::new(AccessControl::always_allow());
     let reader = Arc::new(Reader::new(catalog.clone(), access, CancellationToken::new(), limits));
@@ -187,6 +188,7 @@ async fn requests_that_wait_for_their_verdict_take_little_memory() {
         reads_max: 1.into(),
         pending_bytes_max: 64 * PENDING_UNIT_BYTES,
         selectors: SelectorLimits { terms_max: 1, values_max: 1 },
+        ids_seed: 0,
     };
     let reader = Arc::new(Reader::new(OneCache::new(), unanswered(), CancellationToken::new(), limits));
     let ask = |connection: u64, header_bytes: usize| {

@@ -32,7 +32,7 @@ use crate::{
     access::AccessControl,
     audit::AuditLog,
     fanout::{Catalog, FairPool, Holder},
-    server::{client_info::ClientInfo, kube::forward::Forwarder, reader::Reader},
+    server::{client_info::ClientInfo, kube::forward::Forwarder, reader::Reader, subscribers::Subscribers},
     telemetry::metrics::{ConnectionEnd, Metrics},
 };
 
@@ -77,6 +77,11 @@ impl<C: Catalog> Server<C> {
     /// The open connections.
     pub fn connections(&self) -> &Arc<OpenConnections> {
         &self.services.connections
+    }
+
+    /// The watches that are being sent.
+    pub fn subscribers(&self) -> &Arc<Subscribers> {
+        self.services.reader.registry()
     }
 
     /// Serves the connections of `listener` until the drain, then waits until the last one has

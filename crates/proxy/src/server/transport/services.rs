@@ -56,6 +56,8 @@ pub struct ServerOptions {
     pub pending_bytes_max: usize,
     /// Limits of selectors.
     pub selectors: SelectorLimits,
+    /// Random, so that the ids of streams are not those of another replica.
+    pub ids_seed: u32,
     /// The longest gRPC request, in bytes.
     pub message_bytes_max: usize,
     /// An HTTP/2 PING is sent after this silence.
@@ -122,6 +124,7 @@ impl<C: Catalog> Services<C> {
                 reads_max: options.reads_max,
                 pending_bytes_max: options.pending_bytes_max,
                 selectors: options.selectors,
+                ids_seed: options.ids_seed,
             },
         ));
         let kube_options = KubeApiOptions {

@@ -85,7 +85,7 @@ impl WatchBody {
                     LeaveReason::Rebalanced => self.leave = Some(StreamEnd::Rebalanced),
                 }
             }
-            if let Some(end) = opened.lease.end() {
+            if let Some(end) = opened.end() {
                 return Poll::Ready(self.end(end));
             }
             // A backlog pins state. After it, a watch that is not read fills the kernel's buffers.

@@ -291,8 +291,11 @@ impl<C: Catalog, T: Io> Connection<C, T> {
             if !std::mem::replace(&mut stream.queued, true) {
                 self.ready.push(id);
             }
-            // Its turn may be far away, so a reset is noticed here.
-            if blocked && stream.is_gone() {
+            // Its turn may be far away, so its end is noticed here.
+            let end = if blocked { stream.end() } else { None };
+            if let Some(end) = end {
+                self.streams.remove(&id).into_iter().for_each(|stream| stream.finish(end.clone()));
+            } else if blocked && stream.is_gone() {
                 self.streams.remove(&id);
             }
         }

@@ -52,8 +52,9 @@ pub async fn open_grpc_watch<C: Catalog>(
 ) -> Option<StartedWatch> {
     let deadline_at = call::deadline_at(request.headers());
     let encoding = call::check_encoding(request.headers());
-    // A call that waits for its message keeps no headers but its token.
+    // A call that waits for its message keeps no headers but its token and its user agent.
     let presented = client.presents(request.headers(), false);
+    let sender = client.sender(request.headers());
     let (notes, id) = (record.notes(), record.id());
     let mut body = request.into_body();
     let stream_waker = StreamWaker::new(&connection_waker, respond.stream_id().as_u32());
@@ -68,7 +69,7 @@ pub async fn open_grpc_watch<C: Catalog>(
         let Some(message) = message else { return Ok(None) };
         let request = WatchRequest::decode(message).map_err(|error| status::malformed(&error.to_string()))?;
         // Boxed, so that a call that waits for its message does not have the memory for this.
-        Box::pin(services.grpc.open(request, &presented, &notes, stream_waker)).await.map(Some)
+        Box::pin(services.grpc.open(request, (&presented, sender), &notes, stream_waker)).await.map(Some)
     });
     let opened = tokio::select! {
         biased;

@@ -92,10 +92,15 @@ impl WatchStream {
         Self { opened, send, waker, timers, stalled, reader, leave, _counted: counted, queued }
     }
 
+    /// Why the watch must end, for a reason from outside.
+    pub fn end(&self) -> Option<StreamEnd> {
+        self.opened.end()
+    }
+
     /// Sends a batch, as far as the window allows, and subtracts its bytes from `budget`. Without a
     /// window, the client is one of the `readers` that may be given up.
     pub fn turn(&mut self, now: Instant, budget: &mut usize, readers: &Arc<Readers>) -> Turn {
-        if let Some(end) = self.opened.lease.end() {
+        if let Some(end) = self.end() {
             return Turn::Ended(end);
         }
         // h2 would wake us for the window that is requested here, which is read below anyway.

@@ -1,0 +1,139 @@
+//! The admin port of a running kubefan, as the commands for operators reach it.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::Args;
+use reqwest::{Certificate, Client, ClientBuilder, Method, StatusCode, Url, redirect};
+use serde::de::DeserializeOwned;
+
+use super::select::CredentialArgs;
+use kubefan_common::text::innermost;
+
+/// A running kubefan answers within this time; a review may wait for its turn.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Connection")]
+pub(super) struct AdminArgs {
+    /// The address of kubefan's admin port: HOST:PORT, https://HOST:PORT or unix:PATH
+    #[arg(long = "admin", env = "KUBEFAN_ADMIN", value_name = "ADDRESS", default_value = "127.0.0.1:7444")]
+    address: String,
+
+    #[command(flatten)]
+    credentials: CredentialArgs,
+}
+
+/// Asks an admin port.
+pub(super) struct Admin {
+    client: Client,
+    base: Url,
+    address: String,
+    token: Option<String>,
+}
+
+impl AdminArgs {
+    /// Reads the credentials. Sends nothing yet.
+    ///
+    /// # Errors
+    /// What is wrong with the arguments.
+    pub(super) async fn connect(&self) -> Result<Admin, String> {
+        let Self { address, credentials: CredentialArgs { ca_file, .. } } = self;
+        // Fails if there is one already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let mut builder = ClientBuilder::new()
+            .timeout(ANSWER_TIMEOUT)
+            // A redirect would send the token to another host.
+            .redirect(redirect::Policy::none())
+            .no_proxy();
+        if let Some(file) = ca_file {
+            let bytes =
+                tokio::fs::read(file).await.map_err(|error| format!("--ca-file {}: {error}", file.display()))?;
+            let certificates =
+                Certificate::from_pem_bundle(&bytes).ok().filter(|certificates| !certificates.is_empty());
+            let certificates =
+                certificates.ok_or(format!("--ca-file {}: it has no PEM certificate", file.display()))?;
+            builder = builder.tls_certs_only(certificates);
+        }
+        let url = match address.strip_prefix("unix:") {
+            Some(path) => {
+                builder = builder.unix_socket(PathBuf::from(path));
+                "http://localhost".to_owned()
+            }
+            None if address.contains("://") => address.clone(),
+            None => format!("http://{address}"),
+        };
+        let base: Url =
+            url.parse().map_err(|_| format!("--admin {address}: write it like 127.0.0.1:7444 or unix:PATH"))?;
+        let client = builder.build().map_err(|error| innermost(&error).to_string())?;
+        // Others could read a token on the way.
+        let sends_token = base.scheme() == "https" || address.starts_with("unix:");
+        let token = self.token()?.filter(|_| sends_token);
+        Ok(Admin { client, base, address: address.clone(), token })
+    }
+
+    fn token(&self) -> Result<Option<String>, String> {
+        if let Some(file) = &self.credentials.token_file {
+            let token =
+                std::fs::read_to_string(file).map_err(|error| format!("--token-file {}: {error}", file.display()))?;
+            return Ok(Some(token.trim().to_owned()));
+        }
+        let given = self.credentials.token.as_ref().map(|given| given.read(std::io::stdin()));
+        given.transpose().map_err(|error| error.to_string())
+    }
+}
+
+impl Admin {
+    /// The answer to a GET.
+    ///
+    /// # Errors
+    /// Why there is none, in the words of the user.
+    pub(super) async fn get(&self, path: &str, query: &[(&str, String)]) -> Result<String, String> {
+        self.send(Method::GET, path, query).await
+    }
+
+    /// The answer to a DELETE.
+    ///
+    /// # Errors
+    /// Why there is none, in the words of the user.
+    pub(super) async fn delete(&self, path: &str) -> Result<String, String> {
+        self.send(Method::DELETE, path, &[]).await
+    }
+
+    async fn send(&self, method: Method, path: &str, query: &[(&str, String)]) -> Result<String, String> {
+        let address = &self.address;
+        let mut url = self.base.join(path).map_err(|error| format!("--admin {address}: {error}"))?;
+        if !query.is_empty() {
+            url.query_pairs_mut().extend_pairs(query);
+        }
+        let mut request = self.client.request(method, url);
+        if let Some(token) = &self.token {
+            request = request.bearer_auth(token);
+        }
+        let unreachable = |error: reqwest::Error| {
+            let cause = innermost(&error);
+            format!("cannot reach the admin port of kubefan at {address}: {cause}; is `kubefan serve` running?")
+        };
+        let answer = request.send().await.map_err(unreachable)?;
+        let status = answer.status();
+        let text = answer.text().await.map_err(unreachable)?;
+        match status {
+            StatusCode::OK => Ok(text),
+            // What is not found below a path that exists has a reason.
+            StatusCode::NOT_FOUND if text.starts_with("there is no ") => Err(text.trim_end().to_owned()),
+            StatusCode::NOT_FOUND => Err(self.is_another()),
+            _ => Err(format!("{}: {}", status.as_u16(), text.trim_end())),
+        }
+    }
+
+    /// An answer.
+    ///
+    /// # Errors
+    /// It is not one of kubefan's.
+    pub(super) fn parse<T: DeserializeOwned>(&self, answer: &str) -> Result<T, String> {
+        serde_json::from_str(answer).map_err(|_| self.is_another())
+    }
+
+    fn is_another(&self) -> String {
+        format!("{} is not the admin port of a kubefan of this version (--admin)", self.address)
+    }
+}
