@@ -159,7 +159,7 @@ impl Subscriber {
                 self.started.clone(),
             ]);
         } else {
-            row.iter_mut().for_each(|cell| shorten(cell));
+            row.iter_mut().for_each(shorten);
         }
         row
     }

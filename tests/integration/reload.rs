@@ -80,7 +80,8 @@ struct Informer {
 impl Informer {
     async fn start(kubefan: &Kubefan) -> Informer {
         let url = format!("http://{}/api/v1/pods", kubefan.grpc_addr);
-        let list: Value = reqwest::get(format!("{url}?resourceVersion=0")).await.unwrap().json().await.unwrap();
+        let list = reqwest::get(format!("{url}?resourceVersion=0")).await.unwrap().bytes().await.unwrap();
+        let list: Value = serde_json::from_slice(&list).unwrap();
         let version = list["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
         Informer { url, version, names: Vec::new(), open: None, from_cache: Vec::new() }
     }

@@ -28,7 +28,9 @@ impl Watch {
         let (end, woken) = (Arc::new(OnceLock::new()), Arc::new(AtomicUsize::new(0)));
         let watch = OpenWatch { group: String::new(), resource: resource.to_owned(), caller, by };
         let wakes = woken.clone();
-        let wake = move || drop(wakes.fetch_add(1, Ordering::Relaxed));
+        let wake = move || {
+            wakes.fetch_add(1, Ordering::Relaxed);
+        };
         let guard = switches.register(watch, end.clone(), wake).unwrap();
         Self { end, woken, _guard: guard }
     }

@@ -92,7 +92,7 @@ impl Followed {
 
     fn value(&self, name: &str) -> f64 {
         let families = self.metrics.registry().gather();
-        families.iter().find(|family| family.name() == name).unwrap().get_metric()[0].get_gauge().value()
+        families.iter().find(|family| family.name() == name).unwrap().get_metric()[0].get_gauge().get_value()
     }
 
     /// Waits until the last reload had this result, and as many changes are applied.

@@ -14,7 +14,7 @@ use kubefan_model::Media;
 /// The answer to a request.
 pub enum Answer {
     /// A watch that was opened. The transport sends it.
-    Watch(OpenedWatch),
+    Watch(Box<OpenedWatch>),
     /// A whole response. The client must read it without long pauses, because it pins a snapshot or
     /// a place among forwarded requests.
     Response(Response<Body>),
@@ -64,7 +64,9 @@ pub fn forwarded_watch(
     let drain = drain.clone().cancelled_owned();
     let ends = async move {
         match switched {
-            Some(switched) => drop(select(pin!(drain), pin!(switched.ended())).await),
+            Some(switched) => {
+                select(pin!(drain), pin!(switched.ended())).await;
+            }
             None => drain.await,
         }
     };

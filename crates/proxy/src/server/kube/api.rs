@@ -147,7 +147,7 @@ impl<C: Catalog> KubeApi<C> {
         // Only now, because the request may have started the cache.
         counted.answered(&self.resource_label(info.path, uri.path()), code.as_str(), by);
         match answer {
-            Answer::Watch(opened) => Answer::Watch(OpenedWatch { record, ..opened }),
+            Answer::Watch(opened) => Answer::Watch(Box::new(OpenedWatch { record, ..*opened })),
             // The answer to a HEAD has no body, and nothing else enforces that for HTTP/2.
             Answer::Response(response) | Answer::Forwarded(response) if is_head && by != AnsweredBy::Upstream => {
                 Answer::Response(response.map(|_| Body::empty()))

@@ -104,7 +104,7 @@ pub async fn open<C: Catalog>(
     let holder = place.holder().unwrap_or_else(|| Holder::new(0, None));
     let registered = reads.reader.register(&read, sender, &selected.served, &subscription, of_registered);
     let lease = reads.reader.lease(read, &selected.served.gvr, holder, of_stream);
-    Ok(Answer::Watch(OpenedWatch {
+    Ok(Answer::Watch(Box::new(OpenedWatch {
         subscription,
         bookmark_interval: bookmarks.then_some(BOOKMARK_INTERVAL),
         timeout_at: Some(Instant::now() + timeout),
@@ -113,7 +113,7 @@ pub async fn open<C: Catalog>(
         lease,
         registered,
         record: Record::default(),
-    }))
+    })))
 }
 
 /// A watch whose only event is an error; the status of the response is 200.

@@ -265,11 +265,11 @@ mod tests {
             if half_second % 4 == 0 {
                 known.clone_from(&world.counts);
             }
-            for replica in 0..world.replicas.len() {
-                if now < next[replica] {
+            for (replica, next) in next.iter_mut().enumerate() {
+                if now < *next {
                     continue;
                 }
-                next[replica] = now + STEP.mul_f64(random.random_range(0.8..1.2));
+                *next = now + STEP.mul_f64(random.random_range(0.8..1.2));
                 let own = world.counts[replica];
                 let others: Vec<u64> =
                     known.iter().enumerate().filter(|(at, _)| *at != replica).map(|(_, n)| *n).collect();

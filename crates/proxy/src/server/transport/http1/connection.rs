@@ -144,7 +144,7 @@ async fn answer<C: Catalog>(
     let response = match answer {
         Answer::Forwarded(response) => return Ok(response),
         Answer::Response(response) => response,
-        Answer::Watch(opened) => WatchBody::response(opened, connection_waker, stall_timeout, &open, needs),
+        Answer::Watch(opened) => WatchBody::response(*opened, connection_waker, stall_timeout, &open, needs),
     };
     Ok(match socket {
         // If the watch was refused, the response stays as it is.

@@ -114,7 +114,7 @@ pub async fn answer_kube<C: Catalog>(
         _ = poll_fn(|cx| respond.poll_reset(cx)) => return None,
     };
     let (response, stall_timeout) = match answer {
-        Answer::Watch(opened) => return Some(StartedWatch { opened, respond, deadline_at: None }),
+        Answer::Watch(opened) => return Some(StartedWatch { opened: *opened, respond, deadline_at: None }),
         Answer::Response(response) => (response, Some(services.options.snapshot_stall_timeout)),
         Answer::Forwarded(response) => (response, None),
     };
