@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use h2::RecvStream;
 use http::{Request, StatusCode};
-use kubefan_common::proto::v1alpha1::{WatchRequest, watch_service_client::WatchServiceClient};
+use kubefan_common::proto::v1alpha1::WatchRequest;
 use reqwest::Method;
 use serde_json::Value;
 use tokio::net::TcpStream;
@@ -15,6 +15,7 @@ use crate::{
     harness::{
         Test,
         kubefan::{Kubefan, Ran, run},
+        record::connect,
         rig::{pods, target},
         simulated::{Simulated, json},
         tests, wait,
@@ -59,7 +60,7 @@ async fn unread_watch(kubefan: &Kubefan) -> RecvStream {
 async fn the_one_that_lags_is_listed_first_and_ended_alone() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods"]).await;
-    let mut client = WatchServiceClient::connect(format!("http://{}", kubefan.grpc_addr)).await.unwrap();
+    let mut client = connect(kubefan.grpc_addr).await;
     let request = WatchRequest { target: Some(target("pods")), ..WatchRequest::default() };
     let mut reading = client.watch(request).await.unwrap().into_inner();
     let mut unread = unread_watch(&kubefan).await;
@@ -108,7 +109,7 @@ async fn the_one_that_lags_is_listed_first_and_ended_alone() {
 async fn a_grpc_client_learns_that_its_stream_was_ended() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods"]).await;
-    let mut client = WatchServiceClient::connect(format!("http://{}", kubefan.grpc_addr)).await.unwrap();
+    let mut client = connect(kubefan.grpc_addr).await;
     let request = WatchRequest { target: Some(target("pods")), ..WatchRequest::default() };
     let mut stream = client.watch(request).await.unwrap().into_inner();
     stream.message().await.unwrap();

@@ -193,7 +193,7 @@ function showChecks(status) {
   });
 }
 
-const COLUMNS = ["Id", "Identity", "Resource", "Selector", "Behind", "Sent", "Age", "User agent", "Address", "Encoding", "Started"];
+const COLUMNS = ["Id", "Behind", "Sent", "Identity", "Resource", "Selector", "Age", "User agent", "Address", "Encoding", "Started"];
 
 function showSubscribers(id, listed) {
   const table = byId(id);
@@ -213,11 +213,11 @@ function showSubscribers(id, listed) {
       (one.lagSeconds === null ? "" : ", " + span(one.lagSeconds)) + (one.inBacklog ? ", catching up" : "");
     return [
       { text: one.id },
+      { text: behind, kind: one.isExpired ? "bad" : one.lagEvents > 0 ? "warn" : "" },
+      { text: bytes(one.bytesSent), kind: "n" },
       { text: one.identity || "any", kind: "long", title: one.identity },
       { text: resource, kind: "long", title: resource },
       { text: selector, kind: "long", title: selector },
-      { text: behind, kind: one.isExpired ? "bad" : one.lagEvents > 0 ? "warn" : "" },
-      { text: bytes(one.bytesSent), kind: "n" },
       { text: span(one.ageSeconds), kind: "n" },
       { text: one.userAgent || "–", kind: "long", title: one.userAgent },
       { text: one.address },
