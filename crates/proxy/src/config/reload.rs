@@ -126,7 +126,7 @@ mod tests {
                 "mode: Deny\n    users: [a*b]",
                 "--config kubefan.yaml: line 7: modes: \"a*b\" is no name; write it exactly",
             ),
-            ("users: [x]", "--config kubefan.yaml: line 5: modes: missing field `mode`"),
+            ("users: [x]", "--config kubefan.yaml: line 6: modes: missing field `mode`"),
             ("mode: Deny\n    users: [x]", "modes with users or groups need to know who callers are"),
             ("mode: Passthrough\npassthrough: off", "modes with mode: Passthrough need a way to the apiserver"),
         ] {

@@ -309,6 +309,7 @@ mod tests {
             }
             history.sample(&world.registry.gather(), start + SAMPLE_INTERVAL * round);
         }
-        assert_eq!((history.lock().caches.len(), history.recent().len()), (CACHES_MAX, RECENT_MAX));
+        let caches = history.lock().caches.len();
+        assert_eq!((caches, history.recent().len()), (CACHES_MAX, RECENT_MAX));
     }
 }
