@@ -8,9 +8,9 @@ use super::{admin::AdminArgs, error::CliError, visible::visible};
 
 /// End the stream of a client that watches through a running kubefan
 ///
-/// The client learns that an operator has ended its stream: over gRPC by the status UNAVAILABLE with
-/// the reason DISCONNECTED, over HTTP by an ERROR event with the code 429. Clients wait a moment and
-/// resume, and miss nothing. To keep one out, take its right to the resource away.
+/// The client learns that an operator has ended its stream: over gRPC by the status UNAVAILABLE
+/// with the reason DISCONNECTED, over HTTP by an ERROR event with the code 429. Clients wait a
+/// moment and resume, and miss nothing. To keep one out, take its right to the resource away.
 #[derive(Debug, Args)]
 pub(super) struct DisconnectArgs {
     /// The ids, as `kubefan subscribers` shows them

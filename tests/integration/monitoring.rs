@@ -1,5 +1,5 @@
-//! The alerts, their runbook and the dashboard in `deploy/monitoring`: they name metrics that exist,
-//! promtool's unit tests pass, and every alert has an entry.
+//! The alerts, their runbook and the dashboard in `deploy/monitoring`: they name metrics that
+//! exist, promtool's unit tests pass, and every alert has an entry.
 
 use std::{collections::BTreeSet, process::Command};
 

@@ -66,8 +66,8 @@ impl File {
     }
 }
 
-/// What an informer without bookmarks does over HTTP: it watches from its last version on, again and
-/// again, and counts the watches.
+/// What an informer without bookmarks does over HTTP: it watches from its last version on, again
+/// and again, and counts the watches.
 struct Informer {
     url: String,
     version: u64,

@@ -13,8 +13,8 @@ use super::sample::Shown;
 /// The least width of each column of [`Shown::header`].
 const WIDTHS: [u16; 10] = [24, 12, 9, 10, 9, 9, 11, 12, 9, 7];
 
-/// Draws the state, or the problem that keeps it from being current. The first `scrolled` caches are
-/// left out.
+/// Draws the state, or the problem that keeps it from being current. The first `scrolled` caches
+/// are left out.
 pub(super) fn draw(frame: &mut Frame<'_>, shown: Option<&Shown>, problem: Option<&str>, scrolled: usize) {
     let summary = shown.map_or(0, |shown| shown.summary.len() as u16);
     let rows = [Constraint::Length(summary), Constraint::Length(1), Constraint::Fill(1), Constraint::Length(1)];

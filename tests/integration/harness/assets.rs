@@ -1,8 +1,8 @@
 //! Provides the programs of Kubernetes for the tests: etcd, kube-apiserver, kubectl and helm, and
-//! for some tests kube-apiserver of the release before, kube-state-metrics and Prometheus. The first use
-//! builds them from Go modules into `target/test-assets`, in directories named after the build
-//! inputs. A file lock makes test processes that start together build only once. A rename at the
-//! end of a build prevents the use of an incomplete build.
+//! for some tests kube-apiserver of the release before, kube-state-metrics and Prometheus. The
+//! first use builds them from Go modules into `target/test-assets`, in directories named after the
+//! build inputs. A file lock makes test processes that start together build only once. A rename at
+//! the end of a build prevents the use of an incomplete build.
 
 #![expect(clippy::disallowed_methods, reason = "runs before any test does, outside of every runtime")]
 

@@ -13,8 +13,8 @@
 //!   same, and the grace in an outage.
 //! - [`denial`]: every reason for a refusal.
 //! - [`lease`]: the right to a stream, which is reviewed while the stream lasts.
-//! - [`modes`]: which reads an operator has taken out of the caches; [`switches`]: the modes in force,
-//!   and the open watches that a change of them ends.
+//! - [`modes`]: which reads an operator has taken out of the caches; [`switches`]: the modes in
+//!   force, and the open watches that a change of them ends.
 //! - [`access_control`]: both steps behind one type, for the servers.
 
 pub mod access_control;

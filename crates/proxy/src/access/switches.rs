@@ -1,9 +1,9 @@
 //! The modes in force, and the open watches that a change of them concerns.
 //!
-//! The hazard is a switch that works for new requests only: a watch may stay open for days. So every
-//! open watch is known here, and ends if another mode would answer it now. Its client comes back,
-//! resumes, and is answered in the new mode. Were all of them to end at once, all would come back at
-//! once; so they end in slices, in no order.
+//! The hazard is a switch that works for new requests only: a watch may stay open for days. So
+//! every open watch is known here, and ends if another mode would answer it now. Its client comes
+//! back, resumes, and is answered in the new mode. Were all of them to end at once, all would come
+//! back at once; so they end in slices, in no order.
 
 use std::{
     collections::HashMap,

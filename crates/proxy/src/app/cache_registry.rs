@@ -19,8 +19,8 @@ use crate::{
     },
 };
 
-/// A registry of the configured caches, which list and watch at `source`. `peers` are those to start from, and `memory_bytes_max` is the
-/// memory budget. Cancelling `stop` ends all its tasks.
+/// A registry of the configured caches, which list and watch at `source`. `peers` are those to
+/// start from, and `memory_bytes_max` is the memory budget. Cancelling `stop` ends all its tasks.
 pub(super) fn registry(
     config: &ServeConfig,
     (upstream, source): (&Upstream, Source),

@@ -1,6 +1,55 @@
-//! How the failures of servers are reported.
+//! Why kubefan cannot run, and how the failures of servers are reported.
 
-use super::AppError;
+use std::{io, path::PathBuf};
+
+use crate::{
+    access::authentication::certificate::trusted_cas::ClientCaError,
+    peer::PeerError,
+    server::transport::{certificate::TlsError, listen::BindError},
+    upstream::{UpstreamError, settings::SettingsError},
+};
+
+/// Why kubefan cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum AppError {
+    /// The settings for the apiserver (kubeconfig or service account) cannot be read.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// The apiserver is not reachable, and `--require-upstream` is set.
+    #[error("{0} (--require-upstream)")]
+    Upstream(#[source] UpstreamError),
+    /// A port cannot be bound.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// The certificate or its key cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// The CAs of client certificates cannot be used.
+    #[error(transparent)]
+    ClientCa(#[from] ClientCaError),
+    /// The audit log cannot be opened.
+    #[error("--audit-log-path {}: {error}; name a file that kubefan may write, or - for stdout", .path.display())]
+    Audit {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        error: io::Error,
+    },
+    /// A server failed.
+    #[error("{what} failed: {message}")]
+    Server {
+        /// The server.
+        what: &'static str,
+        /// The error, with its causes.
+        message: String,
+    },
+    /// The certificate, key or CA for peers cannot be used.
+    #[error(transparent)]
+    Peer(#[from] PeerError),
+    /// The metrics cannot be registered.
+    #[error("metrics: {0}")]
+    Metrics(#[from] prometheus::Error),
+}
 
 /// Why a server that should run for as long as kubefan has ended.
 pub(super) fn server_error(what: &'static str, result: Result<Result<(), String>, tokio::task::JoinError>) -> AppError {

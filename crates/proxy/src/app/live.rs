@@ -1,5 +1,5 @@
-//! Applies the settings that a running kubefan takes over (`config::reload::LIVE`). Nothing here can
-//! fail: what could be wrong was checked before.
+//! Applies the settings that a running kubefan takes over (`config::reload::LIVE`). Nothing here
+//! can fail: what could be wrong was checked before.
 
 use std::sync::Arc;
 

@@ -6,20 +6,19 @@ mod cache_registry;
 mod callers;
 mod clock;
 mod failure;
-mod history;
 mod live;
 pub mod open_files;
 mod peer_records;
 pub mod peers;
 mod rebalancing;
 pub mod reload;
+mod sampling;
 mod server_options;
 
 use std::{
     convert::Infallible,
     future::Future,
     io,
-    path::PathBuf,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -32,6 +31,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tracing::{info, warn};
 
+pub use self::failure::AppError;
 use self::{
     auditing::Audit,
     cache_registry::registry,
@@ -40,10 +40,7 @@ use self::{
     reload::WatchedFile,
 };
 use crate::{
-    access::{
-        AccessControl, BoundObject, Switches, TrustedCas,
-        authentication::certificate::{cluster, trusted_cas::ClientCaError},
-    },
+    access::{AccessControl, BoundObject, Switches, TrustedCas, authentication::certificate::cluster},
     audit::AuditLog,
     caches::{
         Registry,
@@ -51,7 +48,6 @@ use crate::{
     },
     config::{AuthorizationMode, PassthroughConfig, ServeConfig},
     fanout::Catalog,
-    peer::PeerError,
     server::{
         Server, ServerOptions,
         admin::{self, Admin},
@@ -61,63 +57,20 @@ use crate::{
         kube::forward::{ForwardOptions, Forwarder},
         subscribers::Subscribers,
         transport::{
-            certificate::{Certificate, TlsError},
-            listen::{BindError, Bound, Listener},
+            certificate::Certificate,
+            listen::{Bound, Listener},
             tls,
             tls_options::TlsOptions,
         },
     },
     telemetry::metrics::Metrics,
     upstream::{
-        Source, Upstream, UpstreamError,
+        Source, Upstream,
         client::{UpstreamObserver, UpstreamOptions, Verb},
         passthrough::{Credentials, Passthrough, PassthroughOptions, check_reviewer},
-        settings::SettingsError,
     },
 };
 use kubefan_common::proto::DESCRIPTORS;
-
-/// Why kubefan cannot run.
-#[derive(Debug, thiserror::Error)]
-pub enum AppError {
-    /// The settings for the apiserver (kubeconfig or service account) cannot be read.
-    #[error(transparent)]
-    Settings(#[from] SettingsError),
-    /// The apiserver is not reachable, and `--require-upstream` is set.
-    #[error("{0} (--require-upstream)")]
-    Upstream(#[source] UpstreamError),
-    /// A port cannot be bound.
-    #[error(transparent)]
-    Bind(#[from] BindError),
-    /// The certificate or its key cannot be used.
-    #[error(transparent)]
-    Tls(#[from] TlsError),
-    /// The CAs of client certificates cannot be used.
-    #[error(transparent)]
-    ClientCa(#[from] ClientCaError),
-    /// The audit log cannot be opened.
-    #[error("--audit-log-path {}: {error}; name a file that kubefan may write, or - for stdout", .path.display())]
-    Audit {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        error: io::Error,
-    },
-    /// A server failed.
-    #[error("{what} failed: {message}")]
-    Server {
-        /// The server.
-        what: &'static str,
-        /// The error, with its causes.
-        message: String,
-    },
-    /// The certificate, key or CA for peers cannot be used.
-    #[error(transparent)]
-    Peer(#[from] PeerError),
-    /// The metrics cannot be registered.
-    #[error("metrics: {0}")]
-    Metrics(#[from] prometheus::Error),
-}
 
 /// A kubefan whose ports are bound, but which does not serve yet.
 pub struct App {
@@ -425,7 +378,7 @@ fn serve_admin(
         access: callers::admin_access(config, access),
         catalog: registry.clone(),
         subscribers,
-        history: history::sample(registry, metrics, stop),
+        history: sampling::sample(registry, metrics, stop),
         registry: metrics.registry().clone(),
         refresh: Box::new(move || refreshed.refresh_gauges()),
         readiness: Box::new(move || ready.readiness()),

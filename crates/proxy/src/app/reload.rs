@@ -2,8 +2,8 @@
 //!
 //! The file is looked at by its content: a ConfigMap is a link that is moved to another directory,
 //! which neither the time of the file nor a watch of it would show. A content counts once two looks
-//! in a row have found it, because a file that is being written may be valid half-way; a SIGHUP does
-//! not wait for that.
+//! in a row have found it, because a file that is being written may be valid half-way; a SIGHUP
+//! does not wait for that.
 
 use std::{sync::Arc, time::Duration};
 
@@ -99,8 +99,8 @@ impl WatchedFile {
     }
 
     /// Looks at the file again and again, without end. Each notification of `asked` reads it at
-    /// once. `apply` gets the configuration before and after a change, and cannot fail. `now` is the
-    /// time in seconds since 1970.
+    /// once. `apply` gets the configuration before and after a change, and cannot fail. `now` is
+    /// the time in seconds since 1970.
     pub async fn follow(
         mut self,
         asked: Arc<Notify>,

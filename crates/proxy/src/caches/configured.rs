@@ -15,7 +15,7 @@ use tracing::{info, warn};
 use super::{
     cache_entry::{Cache, UncachedReason},
     discovered::DiscoveredResource,
-    registry::Registry,
+    registry::{NOT_ASKED, Registry},
     resource_media::ConfiguredResource,
     retry::Retry,
 };
@@ -24,9 +24,6 @@ use crate::{
     upstream::discovery::{DiscoveryError, ResourceInfo, SchemaFingerprint},
 };
 use kubefan_model::{GroupVersionResource, Media, Scope, object::ObjectParser};
-
-/// Why a configured resource has no cache at first.
-pub(super) const NOT_ASKED: &str = "the apiserver was not asked yet";
 
 /// The longest wait before the next look for a resource that does not exist: someone may create its
 /// CRD.

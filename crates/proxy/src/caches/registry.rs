@@ -21,7 +21,6 @@ use super::{
     backfiller::Backfiller,
     cache_entry::{Cache, CacheEnd, CacheId, UncachedReason},
     cache_map::CacheMap,
-    configured::NOT_ASKED,
     consistency::Prover,
     context::CacheContext,
     discovered::DiscoveredResource,
@@ -41,6 +40,9 @@ use crate::{
 use kubefan_common::proto::v1alpha1::ResolvedResource;
 use kubefan_common::sync::watch;
 use kubefan_model::{GroupVersionResource, Media, Scope, object::ObjectParser};
+
+/// Why a configured resource has no cache at first.
+pub(super) const NOT_ASKED: &str = "the apiserver was not asked yet";
 
 /// Options of all caches.
 #[derive(Clone)]

@@ -19,13 +19,10 @@ use super::{
     can_i::CanI,
     client_info::ClientInfo,
     select::check_names,
-    status::{Sources, Status},
+    status_report::{Readiness, Sources, Status},
     subscribers::{ListOptions, Subscribers},
 };
-use crate::{access::NonResource, fanout::Catalog, telemetry::history::History};
-
-/// The overall readiness, and the readiness of each resource with a line of text.
-pub type Readiness = (bool, Vec<(bool, String)>);
+use crate::{access::NonResource, fanout::Catalog, telemetry::last_hour::History};
 
 const PAGE: NonResource = NonResource::get("/");
 const METRICS: NonResource = NonResource::get("/metrics");

@@ -7,13 +7,14 @@
 //!   them.
 //! - [`grpc`] and [`kube`]: the two APIs of the data port. Neither knows the other.
 //! - [`reader`]: admission limits, and reads and subscriptions for both APIs.
-//! - [`select`], [`selector_limits`], [`watch`], [`subscribers`] and [`client_info`]: the types they
-//!   share.
+//! - [`select`], [`selector_limits`], [`watch`], [`subscribers`] and [`client_info`]: the types
+//!   they share.
 //!
 //! [`rebalance`] moves watches to replicas that have fewer.
 //!
 //! [`admin_port`] is the thread of the admin port, [`admin`] what it answers, [`admin_access`] who
-//! sees it, [`can_i`] a question that it answers, [`status`] what its status page shows, and [`worker_check`] what it reports as alive.
+//! sees it, [`can_i`] a question that it answers, [`status`] what its status page shows, and
+//! [`worker_check`] what it reports as alive.
 
 pub mod admin;
 pub mod admin_access;
@@ -26,7 +27,7 @@ pub mod reader;
 pub mod rebalance;
 pub mod select;
 pub mod selector_limits;
-pub mod status;
+pub mod status_report;
 pub mod subscribers;
 pub mod transport;
 pub mod watch;

@@ -7,10 +7,10 @@
 mod access;
 mod audit;
 mod cache;
+mod config_reload;
 mod labels;
 mod moved_watches;
 mod register;
-mod reload;
 
 use std::sync::Arc;
 
@@ -20,9 +20,9 @@ pub use self::{
     access::{AccessMetrics, ReviewMetrics},
     audit::AuditMetrics,
     cache::{CacheGauges, CacheMetrics, UpstreamWatchGuard},
+    config_reload::ReloadMetrics,
     labels::{ConnectionEnd, Lag, PassthroughRefusal, Proof, Resume, SelfCheck, Transfer, WarmStart, WatchPurpose},
     moved_watches::RebalanceMetrics,
-    reload::ReloadMetrics,
 };
 use self::{cache::CacheFamilies, register::Registrar};
 use super::requests::RequestMetrics;

@@ -1,7 +1,7 @@
 //! Metrics, logs and process statistics.
 
 pub mod cgroup;
-pub mod history;
+pub mod last_hour;
 mod log_format;
 pub mod metrics;
 pub mod process;

@@ -1,7 +1,7 @@
 //! What a live subscription shows of itself to those who ask from outside.
 //!
 //! The task that sends a subscription writes here where it is, in memory that no other subscription
-//! has a part in. Nothing is computed until somebody asks: how far it is behind follows from its
+//! has a part in. Nothing is computed until a caller asks: how far it is behind follows from its
 //! place and from the log of its view, whose lock is held for a moment.
 
 use std::sync::{

@@ -51,8 +51,8 @@ pub fn from_cache(content_type: &'static str, body: Body) -> Response<Body> {
 }
 
 /// The response to a watch that was not answered from a cache. A drain ends the watch, because its
-/// client reconnects to another replica, and so does a change of the mode of its resource. A refusal
-/// ends by itself; without its body it would not say why.
+/// client reconnects to another replica, and so does a change of the mode of its resource. A
+/// refusal ends by itself; without its body it would not say why.
 pub fn forwarded_watch(
     response: Response<Body>,
     drain: &CancellationToken,

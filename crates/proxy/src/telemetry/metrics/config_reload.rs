@@ -17,7 +17,7 @@ impl ReloadMetrics {
         let metrics = Self {
             successful: register.int_gauge(
                 "kubefan_config_last_reload_successful",
-                "Whether the configuration file (--config) is in force as it is now: 1, or 0 if it was refused.",
+                "Whether the configuration file is in force as it is now: 1, or 0 if it was refused.",
             )?,
             success_timestamp: register.gauge(
                 "kubefan_config_last_reload_success_timestamp_seconds",

@@ -1,4 +1,5 @@
-//! What the admin port tells of the state of kubefan as JSON: for the status page and `kubefan top`.
+//! What the admin port tells of the state of kubefan as JSON: for the status page and `kubefan
+//! top`.
 //!
 //! The numbers are those of the metrics. It names no caller.
 
@@ -6,14 +7,16 @@ use prometheus::proto::MetricFamily;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::admin::Readiness;
 use crate::telemetry::{
-    history::{History, SAMPLE_INTERVAL},
+    last_hour::{History, SAMPLE_INTERVAL},
     process,
     series::{CacheLabels, label, metrics, of_cache, total, value},
 };
 use kubefan_common::proto::v1alpha1::{ResourceState, ResourceStatus};
 use kubefan_model::Media;
+
+/// The overall readiness, and the readiness of each resource with a line of text.
+pub type Readiness = (bool, Vec<(bool, String)>);
 
 /// The state of kubefan.
 #[derive(Debug, Serialize)]

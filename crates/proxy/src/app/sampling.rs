@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     caches::Registry,
     telemetry::{
-        history::{History, SAMPLE_INTERVAL},
+        last_hour::{History, SAMPLE_INTERVAL},
         metrics::Metrics,
     },
 };
