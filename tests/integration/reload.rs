@@ -273,7 +273,8 @@ async fn one_caller_is_denied_and_no_other() {
     file.apply(&world.kubefan, &rule).await;
     while open.chunk().await.expect("it ends cleanly").is_some() {}
     // From the cache, by a proof, one object, and what would be forwarded in any case.
-    for query in ["?resourceVersion=0", "", "?limit=1", "/one", "?watch=true&timeoutSeconds=1", "?labelSelector=%3D%3D"] {
+    for query in ["?resourceVersion=0", "", "?limit=1", "/one", "?watch=true&timeoutSeconds=1", "?labelSelector=%3D%3D"]
+    {
         let (status, text) = ask(Own, query).await;
         assert_eq!(status, StatusCode::FORBIDDEN, "{query}: {text}");
         assert!(text.contains("mode Deny, under modes"), "{query}: {text}");
