@@ -13,7 +13,7 @@
 //! [`rebalance`] moves watches to replicas that have fewer.
 //!
 //! [`admin_port`] is the thread of the admin port, [`admin`] what it answers, [`admin_access`] who
-//! sees it, [`can_i`] a question that it answers, [`status`] what its status page shows, and
+//! sees it, [`can_i`] a question that it answers, [`status_report`] what its status page shows, and
 //! [`worker_check`] what it reports as alive.
 
 pub mod admin;

@@ -34,7 +34,7 @@ pub const DELTA_BASE_BYTES_MAX: usize = 1 << 30;
 /// Options of a watch.
 #[derive(Debug, Clone)]
 pub struct WatchOptions {
-    /// Resume after this version: a [`WatchStream::resume_version`] of the same target, or the
+    /// Resume after this version: a `WatchStream::resume_version` of the same target, or the
     /// version of a list. Empty starts with a snapshot.
     pub resource_version: String,
     /// The cluster of that version, from the list or the watch that returned it; empty if unknown.
