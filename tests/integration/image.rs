@@ -1,6 +1,6 @@
-//! The scripts that make the image and check it, on small static programs instead of kubefan, whose
-//! build takes minutes: what the image says and holds, that equal inputs give an equal digest, and
-//! what is refused.
+//! The scripts that make the image and the archives, on small static programs instead of kubefan, whose
+//! build takes minutes: what the image says and holds, that equal inputs give equal bytes, what is
+//! refused, and that the archives are where cargo binstall and krew look for them.
 
 use std::{
     fs,
@@ -14,7 +14,8 @@ use crate::harness::{Test, kubefan, tests};
 
 pub(crate) const TESTS: &[Test] = tests! {
     python: the_image_says_how_it_runs_and_holds_nothing_else, equal_inputs_give_an_equal_digest,
-        a_binary_that_needs_libraries_is_refused, what_must_not_be_in_an_image_is_found;
+        a_binary_that_needs_libraries_is_refused, what_must_not_be_in_an_image_is_found,
+        archives_are_where_cargo_binstall_and_krew_look;
 };
 
 /// Answers as kubefan does, as far as release/check-image asks.
@@ -175,4 +176,53 @@ async fn what_must_not_be_in_an_image_is_found() {
     fs::write(&largest, "other bytes").unwrap();
     let found = fails(&script("check-image").arg(images.path("image")).output().unwrap());
     assert!(found.contains("has another digest"), "{found}");
+}
+
+/// The targets of a release, with the names that Go has for their architectures.
+const TARGETS: [(&str, &str); 2] = [("x86_64-unknown-linux-musl", "amd64"), ("aarch64-unknown-linux-musl", "arm64")];
+
+/// Packs both programs into `output`, and returns the paths of the archives.
+fn archives(images: &Images, output: &str) -> Vec<PathBuf> {
+    let archive = |(target, arch): (&str, &str)| {
+        let mut command = script("archive");
+        command.args(["--target", target, "--binary"]).arg(images.path(arch));
+        command.arg("--licenses").arg(images.path("licenses")).arg(images.path(output));
+        succeeds(&command.output().unwrap()).trim().into()
+    };
+    TARGETS.map(archive).into()
+}
+
+/// A setting of `[package.metadata.binstall]`, with its variables replaced.
+fn binstall(setting: &str, target: &str) -> String {
+    let manifest = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")).unwrap();
+    let value = manifest.lines().find_map(|line| line.strip_prefix(setting)?.strip_prefix(" = ")).unwrap();
+    let variables = [("name", "kubefan"), ("bin", "kubefan"), ("version", env!("CARGO_PKG_VERSION"))];
+    let further = [("target", target), ("binary-ext", ""), ("repo", "https://example.com/kubefan")];
+    let replaced = |text: String, (name, value): (&str, &str)| text.replace(&format!("{{ {name} }}"), value);
+    variables.into_iter().chain(further).fold(value.trim_matches('"').to_owned(), replaced)
+}
+
+async fn archives_are_where_cargo_binstall_and_krew_look() {
+    let images = Images::new();
+    let made = archives(&images, "archives");
+    let again = archives(&images, "again");
+    for ((target, _), (path, other)) in TARGETS.iter().zip(made.iter().zip(&again)) {
+        assert_eq!(fs::read(path).unwrap(), fs::read(other).unwrap(), "{target}");
+        let url = binstall("pkg-url", target);
+        assert_eq!(url.rsplit('/').next(), path.file_name().unwrap().to_str(), "{target}");
+        let listed = succeeds(&Command::new("tar").arg("-tzf").arg(path).output().unwrap());
+        assert!(listed.lines().any(|line| line == binstall("bin-dir", target)), "{target}: {listed}");
+    }
+    let manifest = succeeds(&script("krew-manifest").arg(images.path("archives")).output().unwrap());
+    assert!(!["SOURCE", "VERSION", "SHA256_"].iter().any(|left| manifest.contains(left)), "{manifest}");
+    let manifest: Value = serde_saphyr::from_str(&manifest).unwrap();
+    assert_eq!(manifest["spec"]["version"], format!("v{}", env!("CARGO_PKG_VERSION")));
+    let platforms = manifest["spec"]["platforms"].as_array().unwrap();
+    assert_eq!(platforms.len(), TARGETS.len());
+    for ((platform, path), (target, arch)) in platforms.iter().zip(&made).zip(TARGETS) {
+        assert_eq!(platform["selector"]["matchLabels"]["arch"], arch);
+        assert_eq!(platform["uri"], binstall("pkg-url", target));
+        let sum = succeeds(&Command::new("sha256sum").arg(path).output().unwrap());
+        assert_eq!(platform["sha256"], sum.split(' ').next().unwrap());
+    }
 }
