@@ -191,7 +191,7 @@ async fn token(api: &ApiServer, namespace: &str, account: &str) -> String {
 }
 
 async fn kubefan_runs_with_the_flags_and_the_role_of_three_lists() {
-    runs_with_the_flags_and_the_role_of_three_lists(&*ApiServer::shared().await).await;
+    runs_with_the_flags_and_the_role_of_three_lists(&ApiServer::shared().await).await;
 }
 
 async fn kubefan_runs_with_the_newest_release() {
