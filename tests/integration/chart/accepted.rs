@@ -1,6 +1,7 @@
-//! Real apiservers of several releases accept everything that the chart and the overlays make: every
-//! field is one that they know, also in the kinds of other projects, whose own CRDs are loaded. Their
-//! pods meet the restricted standard, but for the socket on the host, and helm installs each form.
+//! Real apiservers of several releases accept everything that the chart and the overlays make:
+//! every field is one that they know, also in the kinds of other projects, whose own CRDs are
+//! loaded. Their pods meet the restricted standard, but for the socket on the host, and helm
+//! installs each form.
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +22,8 @@ pub(crate) const TESTS: &[Test] = tests! {
     full: other_releases_accept_every_form_and_variant;
 };
 
-/// The kinds of other projects that the chart may create: the Go module that has the CRD, and its file.
+/// The kinds of other projects that the chart may create: the Go module that has the CRD, and its
+/// file.
 const FOREIGN: [(&str, &str); 4] = [
     (
         "github.com/prometheus-operator/prometheus-operator",
@@ -119,8 +121,8 @@ fn variables_are_defined_before_their_use(what: &str, objects: &[Value]) {
     }
 }
 
-/// The apiserver takes the pods of all workloads, as their controllers would create them, into a namespace
-/// that enforces the restricted standard; but none with a socket on the host.
+/// The apiserver takes the pods of all workloads, as their controllers would create them, into a
+/// namespace that enforces the restricted standard; but none with a socket on the host.
 async fn pods_are_restricted(api: &ApiServer, what: &str, objects: &[Value]) {
     for workload in objects.iter().filter(|object| !containers(object).is_empty()) {
         let mut pod = workload["spec"]["template"].clone();

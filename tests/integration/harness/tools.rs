@@ -26,8 +26,8 @@ pub(crate) fn go_program(name: &str, dir: &Path) -> PathBuf {
     program
 }
 
-/// The directory with the files of the module `path`, at the version that the go.mod in `dir` requires.
-/// Go compares them with the go.sum beside it. Nothing is built.
+/// The directory with the files of the module `path`, at the version that the go.mod in `dir`
+/// requires. Go compares them with the go.sum beside it. Nothing is built.
 pub(crate) fn go_module(dir: &Path, path: &str) -> PathBuf {
     let text = fs::read_to_string(dir.join("go.mod")).expect("the directory has a go.mod");
     let version = text.lines().find_map(|line| line.trim().strip_prefix(path)?.strip_prefix(' '));
