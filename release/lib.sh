@@ -62,15 +62,24 @@ uname_of() {
     esac
 }
 
-# The Python programs of requirements.txt, whose hashes pip checks. Prints their directory.
+# Waits until no other script installs tools. Until the end of the (sub)shell.
+lock_tools() {
+    mkdir -p "$tools"
+    exec 9>"$tools/lock"
+    flock 9
+}
+
+# python_tools NAME: installs release/requirements/NAME.txt, whose hashes pip checks, and prints the
+# directory of its programs.
 python_tools() {
-    local venv=$tools/python
-    if ! cmp -s "$root/release/requirements.txt" "$venv/installed.txt"; then
+    local venv=$tools/python-$1 requirements=$root/release/requirements/$1.txt
+    lock_tools
+    if ! cmp -s "$requirements" "$venv/installed.txt"; then
         need python3 "the release needs python3 3.9 or later, with its venv module"
         python3 -m venv --clear "$venv" >&2
         "$venv/bin/pip" install --quiet --disable-pip-version-check --require-hashes \
-            -r "$root/release/requirements.txt" >&2 || fail "release/requirements.txt cannot be installed"
-        cp "$root/release/requirements.txt" "$venv/installed.txt"
+            -r "$requirements" >&2 || fail "$requirements cannot be installed"
+        cp "$requirements" "$venv/installed.txt"
     fi
     printf '%s/bin' "$venv"
 }
@@ -85,6 +94,7 @@ crate_tool() {
     fi
     if ! grep -qs "^\"$1 $2 " "$tools/.crates.toml"; then
         need cargo https://rustup.rs
+        lock_tools
         cargo install --locked --quiet --root "$tools" "$1" --version "=$2" ${3:+--features "$3"} >&2 ||
             fail "$1 $2 cannot be installed"
     fi
@@ -96,6 +106,7 @@ go_tool() {
     local program
     program=$tools/bin/$(basename "$2")
     need go "https://go.dev/dl/ has 1.26 or later"
+    lock_tools
     go build -C "$root/release/$1" -trimpath -buildvcs=false -o "$program" "$2" >&2 || fail "$2 cannot be built"
     printf '%s' "$program"
 }

@@ -1,7 +1,7 @@
-//! The Helm chart in `deploy/helm`: apiservers accept every form and variant of it, its schema and
-//! its templates refuse wrong values by name, its pods meet the restricted standard, the real
-//! kubefan runs with the flags and the role that it renders, and nothing that applies it again
-//! touches what kubefan has written. `deploy/overlays` is rendered from it.
+//! The Helm chart in `deploy/helm`: apiservers accept every form and variant of it (`accepted`),
+//! its schema and its templates refuse wrong values by name, the real kubefan runs with the flags
+//! and the role that it renders, and nothing that applies it again touches what kubefan has
+//! written. `deploy/overlays` is rendered from it.
 
 use std::path::Path;
 
@@ -17,15 +17,15 @@ use crate::harness::{
     tests,
 };
 
+pub(crate) mod accepted;
 pub(crate) mod rendered;
 pub(crate) mod wrong_values;
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: helm_lint_finds_nothing, the_apiserver_accepts_every_form_and_variant,
-        nothing_that_applies_the_chart_again_touches_what_kubefan_wrote, pods_meet_the_restricted_standard,
-        a_socket_on_the_host_needs_an_exemption, kubefan_runs_with_the_flags_and_the_role_of_three_lists,
-        a_node_reads_through_the_cluster_form, no_manifest_asks_for_an_insecure_server;
-    full: the_release_before_accepts_every_form_and_variant;
+    apiserver: helm_lint_finds_nothing, nothing_that_applies_the_chart_again_touches_what_kubefan_wrote,
+        kubefan_runs_with_the_flags_and_the_role_of_three_lists, a_node_reads_through_the_cluster_form,
+        no_manifest_asks_for_an_insecure_server;
+    full: kubefan_runs_with_the_newest_release;
 };
 
 /// A variant: what it shows, and the flags of helm.
@@ -89,14 +89,6 @@ const VARIANTS: &[Variant] = &[
     ),
 ];
 
-/// The kinds of other projects that the chart may create: group, version, kind, plural, scope.
-const FOREIGN: &[(&str, &str, &str, &str, &str)] = &[
-    ("monitoring.coreos.com", "v1", "ServiceMonitor", "servicemonitors", "Namespaced"),
-    ("monitoring.coreos.com", "v1", "PrometheusRule", "prometheusrules", "Namespaced"),
-    ("cert-manager.io", "v1", "Certificate", "certificates", "Namespaced"),
-    ("trust.cert-manager.io", "v1alpha1", "Bundle", "bundles", "Cluster"),
-];
-
 /// A temporary file for kubectl.
 fn file(text: &str) -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
@@ -113,59 +105,6 @@ async fn helm_lint_finds_nothing() {
     for (what, args) in VARIANTS {
         let printed = helm::helm(None, &[&["lint", "--strict", CHART], *args].concat()).await;
         assert!(printed.contains("0 chart(s) failed") && !printed.contains("[WARNING]"), "{what}: {printed}");
-    }
-}
-
-async fn the_apiserver_accepts_every_form_and_variant() {
-    let api = ApiServer::start(Options::default()).await;
-    accepts_every_form_and_variant(&api, &[]).await;
-}
-
-async fn the_release_before_accepts_every_form_and_variant() {
-    let api = ApiServer::start(Options::default().program(assets::kube_apiserver_before())).await;
-    let version = api.get_json("/version").await["gitVersion"].as_str().unwrap().to_owned();
-    accepts_every_form_and_variant(&api, &["--kube-version", &version]).await;
-}
-
-async fn accepts_every_form_and_variant(api: &ApiServer, more: &[&str]) {
-    for (group, version, kind, plural, scope) in FOREIGN {
-        let schema = json!({ "openAPIV3Schema": {
-            "type": "object", "x-kubernetes-preserve-unknown-fields": true,
-        } });
-        let version = json!({ "name": version, "served": true, "storage": true, "schema": schema });
-        let names = json!({ "kind": kind, "plural": plural, "singular": kind.to_lowercase() });
-        let spec = json!({ "group": group, "scope": scope, "names": names, "versions": [version] });
-        let crd = json!({ "metadata": { "name": format!("{plural}.{group}") }, "spec": spec });
-        api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", &crd).await;
-        api.kubectl(&["wait", "--for=condition=Established", &format!("crd/{plural}.{group}")]).await;
-    }
-    for namespace in ["chart", "chart-a", "chart-b"] {
-        api.create("/api/v1/namespaces", &json!({ "metadata": { "name": namespace } })).await;
-    }
-    for (what, args) in VARIANTS {
-        let text = helm::template("kubefan", "chart", &[*args, more].concat()).await;
-        // Fields that the apiserver does not know are errors.
-        let applied = apply(api, &text, &["--dry-run=server", "--validate=strict"]).await;
-        let count = objects(&text).len();
-        assert!(count >= 9, "{what}: {text}");
-        let accepted = applied.lines().filter(|line| line.ends_with("(server dry run)")).count();
-        assert_eq!(accepted, count, "{what}: {applied}");
-        variables_are_defined_before_their_use(what, &objects(&text));
-    }
-}
-
-/// Kubernetes replaces `$(NAME)` only by variables that are earlier in the list.
-fn variables_are_defined_before_their_use(what: &str, objects: &[Value]) {
-    for container in objects.iter().flat_map(containers) {
-        let mut defined = Vec::new();
-        for variable in container["env"].as_array().into_iter().flatten() {
-            let value = variable["value"].as_str().unwrap_or_default();
-            let used = value.split("$(").skip(1).map(|rest| rest.split(')').next().unwrap());
-            for name in used {
-                assert!(defined.contains(&name), "{what}: {variable} uses {name}, which is not defined before");
-            }
-            defined.push(variable["name"].as_str().unwrap());
-        }
     }
 }
 
@@ -225,58 +164,6 @@ async fn nothing_that_applies_the_chart_again_touches_what_kubefan_wrote() {
     }
 }
 
-/// A namespace that enforces the restricted standard.
-async fn restricted(api: &ApiServer) -> String {
-    let namespace = api.namespace("chart").await;
-    let labels = json!({ "pod-security.kubernetes.io/enforce": "restricted" });
-    api.patch(&format!("/api/v1/namespaces/{namespace}"), &json!({ "metadata": { "labels": labels } })).await;
-    namespace
-}
-
-/// Creates the pods of all workloads, as their controllers would, and returns the answers.
-async fn create_pods(api: &ApiServer, namespace: &str, objects: &[Value]) -> Vec<(String, StatusCode, Value)> {
-    let mut answers = Vec::new();
-    for workload in objects.iter().filter(|object| !containers(object).is_empty()) {
-        let kind = workload["kind"].as_str().unwrap().to_lowercase();
-        let mut pod = workload["spec"]["template"].clone();
-        pod["metadata"]["name"] = json!(format!("of-the-{kind}"));
-        let path = format!("/api/v1/namespaces/{namespace}/pods");
-        let (status, answer) = api.request(Method::POST, &path, Some(("application/json", &pod))).await;
-        answers.push((kind, status, answer));
-    }
-    answers
-}
-
-async fn pods_meet_the_restricted_standard() {
-    let api = ApiServer::shared().await;
-    for args in
-        [&["--set=node.enabled=true"][..], &["--set=node.enabled=true,tls.source=existingSecret,tls.existingSecret=a"]]
-    {
-        let namespace = restricted(&api).await;
-        let rendered = objects(&helm::template("kubefan", &namespace, args).await);
-        let answers = create_pods(&api, &namespace, &rendered).await;
-        assert_eq!(answers.len(), 2);
-        for (kind, status, answer) in answers {
-            assert_eq!(status, StatusCode::CREATED, "{kind}: {answer}");
-        }
-    }
-}
-
-async fn a_socket_on_the_host_needs_an_exemption() {
-    let api = ApiServer::shared().await;
-    let namespace = restricted(&api).await;
-    let args = ["--set=node.enabled=true,node.hostSocket.enabled=true"];
-    let rendered = objects(&helm::template("kubefan", &namespace, &args).await);
-    let mut answers = create_pods(&api, &namespace, &rendered).await;
-    answers.retain(|(kind, ..)| kind == "daemonset");
-    assert_eq!(answers[0].1, StatusCode::FORBIDDEN, "{answers:?}");
-    assert!(answers[0].2["message"].as_str().unwrap().contains("hostPath"), "{answers:?}");
-    let exempt = api.namespace("chart").await;
-    for (kind, status, answer) in create_pods(&api, &exempt, &rendered).await {
-        assert_eq!(status, StatusCode::CREATED, "{kind}: {answer}");
-    }
-}
-
 /// The flags of a workload's kubefan that do not name an address, as the pod would get them.
 fn flags(workload: &Value) -> Vec<String> {
     let args: Vec<String> = serde_json::from_value(containers(workload)[0]["args"].clone()).unwrap();
@@ -304,7 +191,15 @@ async fn token(api: &ApiServer, namespace: &str, account: &str) -> String {
 }
 
 async fn kubefan_runs_with_the_flags_and_the_role_of_three_lists() {
-    let api = ApiServer::shared().await;
+    runs_with_the_flags_and_the_role_of_three_lists(&ApiServer::shared().await).await;
+}
+
+async fn kubefan_runs_with_the_newest_release() {
+    let api = ApiServer::start(Options::default().program(assets::kube_apiserver_newest())).await;
+    runs_with_the_flags_and_the_role_of_three_lists(&api).await;
+}
+
+async fn runs_with_the_flags_and_the_role_of_three_lists(api: &ApiServer) {
     let pods_and_more = r#"resources=[{"name":"pods","encoding":"json+protobuf"},{"group":"apps","name":"deployments"},
         {"group":"coordination.k8s.io","name":"leases"},{"name":"secrets"}]"#;
     let in_a_namespace = r#"resources=[{"name":"pods"},{"group":"apps","name":"replicasets"}]"#;
@@ -318,11 +213,11 @@ async fn kubefan_runs_with_the_flags_and_the_role_of_three_lists() {
         let only = format!("--set=namespaces={{{namespace}}}");
         let only: &[&str] = if is_for_the_cluster { &[] } else { &[&only] };
         let text = helm::template(&namespace, &namespace, &[args, only].concat()).await;
-        apply(&api, &text, &[]).await;
+        apply(api, &text, &[]).await;
         let name = format!("{namespace}-kubefan");
         let deployment = objects(&text).into_iter().find(|object| object["kind"] == "Deployment").unwrap();
-        let kubeconfig = api.kubeconfig_with_token(&name, &token(&api, &namespace, &name).await);
-        let kubefan = start(&api, &kubeconfig, &flags(&deployment)).await;
+        let kubeconfig = api.kubeconfig_with_token(&name, &token(api, &namespace, &name).await);
+        let kubefan = start(api, &kubeconfig, &flags(&deployment)).await;
         let (_, verbose) = kubefan.admin("/readyz?verbose").await.unwrap();
         for resource in resources {
             assert!(verbose.contains(resource), "{resource}: {verbose}");

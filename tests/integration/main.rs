@@ -32,6 +32,7 @@ mod harness;
 mod harness_works;
 mod history;
 mod http;
+mod image;
 mod impersonation;
 mod informer_start;
 mod informers;
@@ -84,6 +85,7 @@ fn main() -> std::process::ExitCode {
         benchmarks::TESTS,
         check::TESTS,
         chart::TESTS,
+        chart::accepted::TESTS,
         chart::rendered::TESTS,
         chart::wrong_values::TESTS,
         client_certificates::TESTS,
@@ -115,6 +117,7 @@ fn main() -> std::process::ExitCode {
         http::HOSTILE,
         http::WEBSOCKET,
         http::LIMITS,
+        image::TESTS,
         impersonation::TESTS,
         informer_start::TESTS,
         informers::TESTS,

@@ -18,7 +18,7 @@ use crate::harness::{
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: the_overlays_are_rendered_from_the_chart, kustomize_and_helm_make_the_same_objects,
         the_template_of_the_sidecar_is_the_component, the_readme_lists_the_values,
-        the_chart_has_the_rules_and_the_dashboard;
+        the_chart_has_the_rules_and_the_dashboard, artifact_hub_understands_the_annotations;
 };
 
 /// The overlays of kustomize that are rendered from the chart.
@@ -220,5 +220,26 @@ async fn the_chart_has_the_rules_and_the_dashboard() {
         let found = &named(&rendered, "ConfigMap", "kubefan-dashboard")["data"]["kubefan.json"];
         let json = |text: &str| serde_json::from_str::<Value>(text).unwrap();
         assert_eq!(json(found.as_str().unwrap()), json(dashboard));
+    }
+}
+
+/// As its documentation of annotations in Helm charts says.
+async fn artifact_hub_understands_the_annotations() {
+    let chart = fs::read_to_string(Path::new(CHART).join("Chart.yaml")).unwrap();
+    let chart: Value = serde_saphyr::from_str(&chart).unwrap();
+    for version in ["version", "appVersion"] {
+        assert_eq!(chart[version], env!("CARGO_PKG_VERSION"));
+    }
+    let annotation = |name: &str| chart["annotations"][format!("artifacthub.io/{name}")].as_str().unwrap();
+    assert_eq!((annotation("category"), annotation("license")), ("networking", env!("CARGO_PKG_LICENSE")));
+    for flag in ["operator", "prerelease", "containsSecurityUpdates"] {
+        assert!(["true", "false"].contains(&annotation(flag)), "{flag}");
+    }
+    let changes: Vec<Value> = serde_saphyr::from_str(annotation("changes")).unwrap();
+    assert!(!changes.is_empty());
+    for change in changes {
+        let kind = change["kind"].as_str().unwrap();
+        assert!(["added", "changed", "deprecated", "removed", "fixed", "security"].contains(&kind), "{change}");
+        assert!(!change["description"].as_str().unwrap().is_empty(), "{change}");
     }
 }

@@ -1,5 +1,5 @@
 //! Provides the programs of Kubernetes for the tests: etcd, kube-apiserver, kubectl and helm, and
-//! for some tests kube-apiserver of the release before, kube-state-metrics and Prometheus. The
+//! for some tests kube-apiserver of other releases, kube-state-metrics and Prometheus. The
 //! first use builds them from Go modules into `target/test-assets`, in directories named after the
 //! build inputs. A file lock makes test processes that start together build only once. A rename at
 //! the end of a build prevents the use of an incomplete build.
@@ -68,15 +68,21 @@ const CONTROL_PLANE: Module = Module {
     tags: "",
     programs: &["etcd", "kube-apiserver", "kubectl"],
 };
-const RELEASE_BEFORE: Module = Module {
-    directory: concat!(env!("CARGO_MANIFEST_DIR"), "/tests/apiserver-before"),
-    name: "kubernetes",
-    given: "before",
-    versioned: "k8s.io/kubernetes",
-    builds: &[("", &["k8s.io/kubernetes/cmd/kube-apiserver"], Stamp::Kubernetes)],
-    tags: "",
-    programs: &["kube-apiserver"],
-};
+/// kube-apiserver alone, of another release than that of the tests.
+const fn of_release(directory: &'static str, given: &'static str) -> Module {
+    Module {
+        directory,
+        name: "kubernetes",
+        given,
+        versioned: "k8s.io/kubernetes",
+        builds: &[("", &["k8s.io/kubernetes/cmd/kube-apiserver"], Stamp::Kubernetes)],
+        tags: "",
+        programs: &["kube-apiserver"],
+    }
+}
+const RELEASE_BEFORE: Module = of_release(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/apiserver-before"), "before");
+const RELEASE_NEXT: Module = of_release(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/apiserver-next"), "next");
+const RELEASE_NEWEST: Module = of_release(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/apiserver-newest"), "newest");
 const STATE_METRICS: Module = Module {
     directory: concat!(env!("CARGO_MANIFEST_DIR"), "/tests/state-metrics"),
     name: "kube-state-metrics",
@@ -135,6 +141,16 @@ pub(crate) fn get() -> Result<&'static Assets, String> {
 /// kube-apiserver of the minor release before the one that the tests run against.
 pub(crate) fn kube_apiserver_before() -> PathBuf {
     extra(&RELEASE_BEFORE)
+}
+
+/// kube-apiserver of the minor release after it.
+pub(crate) fn kube_apiserver_next() -> PathBuf {
+    extra(&RELEASE_NEXT)
+}
+
+/// kube-apiserver of the newest release that builds.
+pub(crate) fn kube_apiserver_newest() -> PathBuf {
+    extra(&RELEASE_NEWEST)
 }
 
 /// kube-state-metrics.

@@ -138,7 +138,8 @@ impl Kubefan {
     }
 }
 
-/// The path of the binary. Set the variable to a release build for measurements.
+/// The path of the binary. Set the variable to a release build for measurements, or to the static
+/// binary of the image to test that.
 pub(crate) fn binary() -> String {
     std::env::var("KUBEFAN_TEST_BINARY").unwrap_or(env!("CARGO_BIN_EXE_kubefan").to_owned())
 }
@@ -160,7 +161,7 @@ pub(crate) async fn run(args: &[&str]) -> Ran {
 
 /// Like [`run`]; `prepare` can change the command before it starts.
 pub(crate) async fn run_with(args: &[&str], prepare: impl FnOnce(&mut tokio::process::Command)) -> Ran {
-    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_kubefan"));
+    let mut command = tokio::process::Command::new(binary());
     command.args(args).env_clear().env("HOME", "/nonexistent").stdin(std::process::Stdio::null()).kill_on_drop(true);
     prepare(&mut command);
     let output = tokio::time::timeout(READY_AT_MOST, command.output());

@@ -1,5 +1,5 @@
 //! Programs that a test runs: Go programs built from source, the examples in Rust, and a Python
-//! environment with the packages of a requirements file.
+//! environment with the packages of a requirements file. Also files that are only in a Go module.
 
 use std::{
     fs,
@@ -24,6 +24,22 @@ pub(crate) fn go_program(name: &str, dir: &Path) -> PathBuf {
     let program = assets::target_dir().join("test-assets").join(name);
     run("go", Command::new("go").args(["build", "-o"]).arg(&program).arg(".").current_dir(dir));
     program
+}
+
+/// The directory with the files of the module `path`, at the version that the go.mod in `dir`
+/// requires. Go compares them with the go.sum beside it. Nothing is built.
+pub(crate) fn go_module(dir: &Path, path: &str) -> PathBuf {
+    let text = fs::read_to_string(dir.join("go.mod")).expect("the directory has a go.mod");
+    let version = text.lines().find_map(|line| line.trim().strip_prefix(path)?.strip_prefix(' '));
+    let version = version.unwrap_or_else(|| panic!("{}/go.mod does not require {path}", dir.display()));
+    let mut go = Command::new("go");
+    let output = go.args(["mod", "download", "-json", &format!("{path}@{version}")]).current_dir(dir).output();
+    let output = output.unwrap_or_else(|error| panic!("this test needs go: {error}"));
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let answer: serde_json::Value =
+        serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error}: {output:?}"));
+    assert!(output.status.success(), "{answer}");
+    answer["Dir"].as_str().expect("go names the directory").into()
 }
 
 /// Builds the programs in `examples/rust`, and returns the one called `name`. Only one build runs
