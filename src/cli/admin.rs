@@ -60,6 +60,10 @@ impl AdminArgs {
                 "http://localhost".to_owned()
             }
             None if address.contains("://") => address.clone(),
+            // Without one it would be port 80.
+            None if !has_port(address) => {
+                return Err(format!("--admin {address}: it has no port, as in {address}:7444"));
+            }
             None => format!("http://{address}"),
         };
         let base: Url =
@@ -80,6 +84,11 @@ impl AdminArgs {
         let given = self.credentials.token.as_ref().map(|given| given.read(std::io::stdin()));
         given.transpose().map_err(|error| error.to_string())
     }
+}
+
+/// Whether HOST:PORT has the port.
+fn has_port(address: &str) -> bool {
+    address.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok())
 }
 
 impl Admin {
@@ -110,8 +119,13 @@ impl Admin {
             request = request.bearer_auth(token);
         }
         let unreachable = |error: reqwest::Error| {
-            let cause = innermost(&error);
-            format!("cannot reach the admin port of kubefan at {address}: {cause}; is `kubefan serve` running?")
+            let cause = innermost(&error).to_string();
+            let hint = if cause.contains("certificate") {
+                "--ca-file names the CA of its certificate"
+            } else {
+                "is `kubefan serve` running there? --admin names another address"
+            };
+            format!("cannot reach the admin port of kubefan at {address}: {cause}; {hint}")
         };
         let answer = request.send().await.map_err(unreachable)?;
         let status = answer.status();
@@ -121,7 +135,11 @@ impl Admin {
             // What is not found below a path that exists has a reason.
             StatusCode::NOT_FOUND if text.starts_with("there is no ") => Err(text.trim_end().to_owned()),
             StatusCode::NOT_FOUND => Err(self.is_another()),
-            _ => Err(format!("{}: {}", status.as_u16(), text.trim_end())),
+            // What a port with TLS answers to a request without.
+            StatusCode::BAD_REQUEST if text.contains("HTTPS") => {
+                Err(format!("{address} serves TLS: --admin https://{address}"))
+            }
+            _ => Err(format!("{address} answers {}: {}", status.as_u16(), text.trim_end())),
         }
     }
 
