@@ -22,7 +22,7 @@ const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const RUN: [&str; 6] = ["get", "watch", "subscribers", "top", "verify", "estimate"];
 
 /// Commands of other programs, by how they begin, and where they are tried.
-const OTHERS: [(&str, &str); 28] = [
+const OTHERS: [(&str, &str); 31] = [
     ("cargo ", "builds, tests and benchmarks: their filters are checked here, and .ci/run runs them or their like"),
     ("target/dist/deps/informers-HASH", "the benchmark of informers, with the hash of its build"),
     ("go build -C tests/clients", "the tests of informers build it"),
@@ -46,6 +46,9 @@ const OTHERS: [(&str, &str); 28] = [
     ("helm ", "chart.rs renders the chart with helm and applies it; an install needs a cluster that runs pods"),
     ("docker buildx build", "needs a container engine and a registry"),
     ("openssl req", "openssl's own; client_certificates.rs makes certificates of the same form"),
+    ("kubectl create clusterrolebinding", "kubectl's own"),
+    ("kubectl -n kubefan create ", "kubectl's own"),
+    ("export ", "the shell's own"),
     ("umask ", "the shell's own"),
     ("ulimit ", "the shell's own"),
     ("ln -s ", "the shell's own"),
@@ -146,7 +149,7 @@ async fn every_documented_command_of_kubefan_is_understood() {
         let mut arguments: Vec<&str> = arguments.iter().map(|word| if word == "PID" { "1" } else { &**word }).collect();
         let command = arguments[0];
         // Other servers and clusters than those of this test.
-        let elsewhere = ["--server", "--admin", "--kubeconfig", "--context", "--for"];
+        let elsewhere = ["--server", "--admin", "--tls-server-name", "--kubeconfig", "--context", "--for"];
         let is_run = RUN.contains(&command) && !arguments.iter().any(|word| elsewhere.contains(word));
         match command {
             "watch" if is_run => arguments.push("--timeout=1s"),
