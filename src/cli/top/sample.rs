@@ -242,6 +242,9 @@ impl Shown {
     }
 }
 
+/// As wide as a lag of a moment.
+const LAG_WIDTH: usize = "1 (0s)".len();
+
 /// The columns of caches. Where not all fit, those that say the least beside the others go first;
 /// a namespace goes only after what a wider window or `kubefan top --once` tells, because it is
 /// part of the name.
@@ -259,13 +262,19 @@ pub(super) const CACHES: Fitted = Fitted {
         "PROVED",
     ],
     right: &[4, 5, 6, 8, 9],
+    least: (7, LAG_WIDTH),
     uniform: &[1, 2],
     dropped_first: &[9, 8, 4, 2, 7, 1],
 };
 
 /// The columns of subscribers, as `kubefan subscribers` has them.
-pub(super) const SUBSCRIBER_COLUMNS: Fitted =
-    Fitted { header: &subscribers::COLUMNS, right: &[6, 7], uniform: &[3], dropped_first: &[3, 7, 6, 4, 2] };
+pub(super) const SUBSCRIBER_COLUMNS: Fitted = Fitted {
+    header: &subscribers::COLUMNS,
+    right: &[6, 7],
+    least: (5, LAG_WIDTH),
+    uniform: &[3],
+    dropped_first: &[3, 7, 6, 4, 2],
+};
 
 fn text(rate: Option<f64>) -> String {
     rate.map_or_else(

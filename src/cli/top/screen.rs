@@ -21,22 +21,23 @@ const CACHE_LINES_MIN: u16 = 4;
 /// The least lines of the subscribers, with title and header. With fewer they are left out.
 const SUBSCRIBER_LINES_MIN: u16 = 4;
 
-const KEYS: &str = "q quit   ? help   ↑↓ scroll   l lag   b bytes   a age   i identity";
+const KEYS: &str = "q quit  ? help  ↑↓ scroll  l lag  b bytes  a age  i identity";
+/// No line is longer than a narrow terminal.
 const HELP: [&str; 15] = [
     "q, Esc, ctrl-C    quit",
     "↑ ↓, k j          scroll the caches by one",
     "PgUp PgDn, space  by a page",
     "Home End, g G     to the first, to the last",
-    "l b a i           the subscribers by lag, bytes sent, age, identity",
+    "l b a i           subscribers by lag, bytes, age, identity",
     "?, h              this help",
     "",
-    "EVENTS/S   received from the apiserver, once for all subscribers",
-    "LAG        events not yet handed to the connection of the client",
-    "           that is furthest behind; how long the first has waited;",
-    "           + if some of them are no longer retained",
-    "PROVED     when the apiserver last proved the state of the cache",
+    "EVENTS/S  received from the apiserver, once for all",
+    "LAG       events that wait for the client furthest behind,",
+    "          and since when; + if some are no longer retained",
+    "PROVED    when the apiserver last proved the state",
     "",
-    "A narrow terminal has fewer columns; kubefan top --once has all.",
+    "A narrow terminal has fewer columns;",
+    "kubefan top --once has all.",
     "kubefan disconnect ID ends a stream.",
 ];
 
@@ -77,6 +78,8 @@ pub(super) struct Fitted {
     pub(super) header: &'static [&'static str],
     /// Numbers.
     pub(super) right: &'static [usize],
+    /// A column that changes its width all the time, and the least of it.
+    pub(super) least: (usize, usize),
     /// Those that go before all others if every row has the same there.
     pub(super) uniform: &'static [usize],
     /// Those that go then, in this order.
@@ -88,7 +91,8 @@ impl Fitted {
     fn columns(&self, rows: &[Vec<String>], width: u16) -> Vec<(usize, u16)> {
         let width_of = |column: usize| {
             let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| Line::from(&**cell).width());
-            cells.chain([self.header[column].len()]).max().unwrap_or(0) as u16
+            let least = if column == self.least.0 { self.least.1 } else { 0 };
+            cells.chain([self.header[column].len(), least]).max().unwrap_or(0) as u16
         };
         let mut columns: Vec<_> = (0..self.header.len()).map(|column| (column, width_of(column))).collect();
         let is_uniform = |column: &&usize| rows.windows(2).all(|two| two[0].get(**column) == two[1].get(**column));
@@ -260,6 +264,11 @@ mod tests {
         }
         let named = screen((80, 24), &shown(vec![cache("pods", "a"), cache("pods", "b")]), None, &mut View::default());
         assert!(named.contains("NAMESPACE"), "it tells two caches apart: {named}");
+    }
+
+    #[test]
+    fn the_help_fits_into_a_narrow_terminal() {
+        assert!(HELP.iter().chain([&KEYS]).all(|line| line.chars().count() <= 60));
     }
 
     #[test]
