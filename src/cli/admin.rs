@@ -19,8 +19,8 @@ pub(super) struct AdminArgs {
     #[arg(long = "admin", env = "KUBEFAN_ADMIN", value_name = "ADDRESS", default_value = "127.0.0.1:7444")]
     address: String,
 
-    /// The name in kubefan's certificate, where --admin has another: through kubectl port-forward the
-    /// name of its Service, such as kubefan.kubefan.svc
+    /// The name in kubefan's certificate, where --admin has another: through kubectl port-forward
+    /// that of its Service, such as kubefan.kubefan.svc
     #[arg(long, value_name = "NAME")]
     tls_server_name: Option<String>,
 

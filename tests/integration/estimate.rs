@@ -35,8 +35,7 @@ pub(crate) const TESTS: &[Test] = tests! {
 
 /// The watched resources.
 const WATCHED: [&str; 2] = ["configmaps", "pods"];
-/// What the clients ask for, in turns: with `kubectl` and most languages, and with client-go's typed
-/// clients.
+/// What the clients ask for, in turns: kubectl and most languages, and client-go's typed clients.
 const ENCODINGS: [&str; 2] = ["application/json", "application/vnd.kubernetes.protobuf,application/json"];
 
 struct Scale {

@@ -182,7 +182,7 @@ async fn a_browser_shows_the_status_and_takes_names_for_text() {
         "--headless",
         "--no-sandbox",
         "--disable-gpu",
-        // It asks nobody else.
+        // It asks no other server.
         "--disable-quic",
         "--no-first-run",
         "--disable-background-networking",

@@ -1,5 +1,6 @@
 //! `kubefan top`: what a running kubefan does now.
 
+mod fitted_table;
 mod sample;
 mod screen;
 

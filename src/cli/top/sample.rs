@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use serde::Deserialize;
 use tokio::time::Instant;
 
-use super::screen::Fitted;
+use super::fitted_table::Fitted;
 use crate::cli::{
     admin::Admin,
     subscribers::{self, Listed, SortBy, bytes},
@@ -18,7 +18,7 @@ const NOTHING: &str = "-";
 
 /// Subscribers that are asked for. Those that are furthest behind come first.
 const SUBSCRIBERS: u32 = 1000;
-/// Subscribers that are asked for to be shown in another order: as many as a large screen has lines.
+/// Subscribers that are asked for in another order: as many as a large screen has lines.
 const SHOWN_MAX: u32 = 100;
 
 /// The state at one moment.
