@@ -3,7 +3,7 @@
 
 use ratatui::{
     layout::{Alignment, Constraint},
-    style::{Style, Stylize},
+    style::Style,
     text::{Line, Text},
     widgets::{Row, Table},
 };
