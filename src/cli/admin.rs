@@ -1,6 +1,6 @@
 //! The admin port of a running kubefan, as the commands for operators reach it.
 
-use std::{path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::Args;
 use reqwest::{Certificate, Client, ClientBuilder, Method, StatusCode, Url, redirect};
@@ -18,6 +18,11 @@ pub(super) struct AdminArgs {
     /// The address of kubefan's admin port: HOST:PORT, https://HOST:PORT or unix:PATH
     #[arg(long = "admin", env = "KUBEFAN_ADMIN", value_name = "ADDRESS", default_value = "127.0.0.1:7444")]
     address: String,
+
+    /// The name in kubefan's certificate, where --admin has another: through kubectl port-forward
+    /// that of its Service, such as kubefan.kubefan.svc
+    #[arg(long, value_name = "NAME")]
+    tls_server_name: Option<String>,
 
     #[command(flatten)]
     credentials: CredentialArgs,
@@ -37,7 +42,7 @@ impl AdminArgs {
     /// # Errors
     /// What is wrong with the arguments.
     pub(super) async fn connect(&self) -> Result<Admin, String> {
-        let Self { address, credentials: CredentialArgs { ca_file, .. } } = self;
+        let Self { address, tls_server_name, credentials: CredentialArgs { ca_file, .. } } = self;
         // Fails if there is one already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut builder = ClientBuilder::new()
@@ -60,10 +65,22 @@ impl AdminArgs {
                 "http://localhost".to_owned()
             }
             None if address.contains("://") => address.clone(),
+            // Without one it would be port 80.
+            None if !has_port(address) => {
+                return Err(format!("--admin {address}: it has no port, as in {address}:7444"));
+            }
             None => format!("http://{address}"),
         };
-        let base: Url =
+        let mut base: Url =
             url.parse().map_err(|_| format!("--admin {address}: write it like 127.0.0.1:7444 or unix:PATH"))?;
+        if let Some(name) = tls_server_name {
+            if base.scheme() != "https" {
+                return Err(format!("--tls-server-name is for TLS, and --admin {address} has none: write https://"));
+            }
+            builder = builder.resolve_to_addrs(name, &addresses(&base).await?);
+            // reqwest checks the certificate against the host of the URL.
+            base.set_host(Some(name)).map_err(|_| format!("--tls-server-name {name}: it is no host name"))?;
+        }
         let client = builder.build().map_err(|error| innermost(&error).to_string())?;
         // Others could read a token on the way.
         let sends_token = base.scheme() == "https" || address.starts_with("unix:");
@@ -80,6 +97,18 @@ impl AdminArgs {
         let given = self.credentials.token.as_ref().map(|given| given.read(std::io::stdin()));
         given.transpose().map_err(|error| error.to_string())
     }
+}
+
+/// The addresses of the host of a URL.
+async fn addresses(url: &Url) -> Result<Vec<SocketAddr>, String> {
+    let (host, port) = (url.host_str().unwrap_or_default(), url.port_or_known_default().unwrap_or_default());
+    let found = tokio::net::lookup_host(format!("{host}:{port}")).await;
+    Ok(found.map_err(|error| format!("--admin {url}: {error}"))?.collect())
+}
+
+/// Whether HOST:PORT has the port.
+fn has_port(address: &str) -> bool {
+    address.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok())
 }
 
 impl Admin {
@@ -110,8 +139,13 @@ impl Admin {
             request = request.bearer_auth(token);
         }
         let unreachable = |error: reqwest::Error| {
-            let cause = innermost(&error);
-            format!("cannot reach the admin port of kubefan at {address}: {cause}; is `kubefan serve` running?")
+            let cause = innermost(&error).to_string();
+            let hint = if cause.contains("certificate") {
+                "--ca-file names the CA of its certificate, and --tls-server-name a name in it"
+            } else {
+                "is `kubefan serve` running there? --admin names another address"
+            };
+            format!("cannot reach the admin port of kubefan at {address}: {cause}; {hint}")
         };
         let answer = request.send().await.map_err(unreachable)?;
         let status = answer.status();
@@ -121,7 +155,11 @@ impl Admin {
             // What is not found below a path that exists has a reason.
             StatusCode::NOT_FOUND if text.starts_with("there is no ") => Err(text.trim_end().to_owned()),
             StatusCode::NOT_FOUND => Err(self.is_another()),
-            _ => Err(format!("{}: {}", status.as_u16(), text.trim_end())),
+            // What a port with TLS answers to a request without.
+            StatusCode::BAD_REQUEST if text.contains("HTTPS") => {
+                Err(format!("{address} serves TLS: --admin https://{address}"))
+            }
+            _ => Err(format!("{address} answers {}: {}", status.as_u16(), text.trim_end())),
         }
     }
 

@@ -38,6 +38,9 @@ struct List {
 struct ListMeta {
     resource_version: String,
     remaining_item_count: Option<u64>,
+    /// Absent in a list of all objects, which then has no count either.
+    #[serde(rename = "continue", default)]
+    token: String,
 }
 
 impl ObjectSample {
@@ -48,14 +51,16 @@ impl ObjectSample {
         let query = encode_query([("limit", limit.as_str())].into_iter().chain(selector));
         let body = upstream.get(Verb::List, &format!("{path}{query}")).await?;
         let list: List = serde_json::from_slice(&body).map_err(UpstreamError::invalid)?;
-        let size = size(list.items.len() as u64, list.metadata.remaining_item_count, body.len() as u64);
-        Ok(Self { resource_version: list.metadata.resource_version, size })
+        let ListMeta { resource_version, remaining_item_count, token } = list.metadata;
+        let remaining = if token.is_empty() { Some(0) } else { remaining_item_count };
+        let size = size(list.items.len() as u64, remaining, body.len() as u64);
+        Ok(Self { resource_version, size })
     }
 }
 
+/// `None` if it is not known how many follow.
 fn size(listed: u64, remaining: Option<u64>, bytes: u64) -> Option<ResourceSize> {
-    let is_all = listed < SAMPLE_OBJECTS;
-    let objects = listed + if is_all { remaining.unwrap_or(0) } else { remaining? };
+    let objects = listed + remaining?;
     Some(ResourceSize { objects, bytes: bytes.saturating_mul(objects).checked_div(listed).unwrap_or(0) })
 }
 
@@ -66,8 +71,8 @@ mod tests {
     #[test]
     fn a_size_is_extrapolated_from_the_first_objects() {
         assert_eq!(size(20, Some(980), 100_000), Some(ResourceSize { objects: 1000, bytes: 5_000_000 }));
-        assert_eq!(size(3, None, 900), Some(ResourceSize { objects: 3, bytes: 900 }));
-        assert_eq!(size(0, None, 80), Some(ResourceSize { objects: 0, bytes: 0 }));
+        assert_eq!(size(3, Some(0), 900), Some(ResourceSize { objects: 3, bytes: 900 }));
+        assert_eq!(size(0, Some(0), 80), Some(ResourceSize { objects: 0, bytes: 0 }));
         assert_eq!(size(20, None, 100_000), None, "with a selector the server does not count");
     }
 }

@@ -45,8 +45,12 @@ pub(super) struct SubscribersArgs {
     admin: AdminArgs,
 }
 
+/// The columns, unless the output is wide.
+pub(super) const COLUMNS: [&str; 8] = ["ID", "IDENTITY", "RESOURCE", "NAMESPACE", "SELECTOR", "LAG", "SENT", "AGE"];
+
+/// What comes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum SortBy {
+pub(super) enum SortBy {
     /// The furthest behind
     Lag,
     /// The most bytes
@@ -118,7 +122,11 @@ pub(super) async fn run(args: SubscribersArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-async fn list(admin: &Admin, sort: SortBy, limit: u32) -> Result<String, String> {
+/// The answer of the admin port.
+///
+/// # Errors
+/// Why there is none.
+pub(super) async fn list(admin: &Admin, sort: SortBy, limit: u32) -> Result<String, String> {
     let sort = match sort {
         SortBy::Lag => "lag",
         SortBy::Bytes => "bytes",
@@ -130,13 +138,12 @@ async fn list(admin: &Admin, sort: SortBy, limit: u32) -> Result<String, String>
 
 fn header(is_wide: bool) -> impl Iterator<Item = &'static str> {
     let wide: &[&str] = if is_wide { &["USER-AGENT", "ADDRESS", "ENCODING", "VERSION", "STARTED"] } else { &[] };
-    ["ID", "IDENTITY", "RESOURCE", "NAMESPACE", "SELECTOR", "LAG", "SENT", "AGE"]
-        .into_iter()
-        .chain(wide.iter().copied())
+    COLUMNS.into_iter().chain(wide.iter().copied())
 }
 
 impl Subscriber {
-    fn row(&self, is_wide: bool) -> Vec<String> {
+    /// The cells below [`COLUMNS`], or those of the wide output.
+    pub(super) fn row(&self, is_wide: bool) -> Vec<String> {
         let or = |text: &str, none: &str| if text.is_empty() { none.to_owned() } else { visible(text) };
         let selectors = [&*self.label_selector, &*self.field_selector];
         let selectors: Vec<_> = selectors.into_iter().filter(|selector| !selector.is_empty()).collect();

@@ -6,7 +6,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use futures::StreamExt;
+use futures::{StreamExt, future::join_all};
 use serde_json::Value;
 use tokio::task::JoinSet;
 
@@ -14,9 +14,10 @@ use crate::{
     benchmarks::cpu_seconds,
     harness::{
         Test,
-        apiserver::{ApiServer, NOBODY, Options},
+        apiserver::{ADMIN, ApiServer, NOBODY, Options},
         is_full_scale,
         kubefan::{Kubefan, run},
+        objects::version_of,
         simulated::{Simulated, json},
         tests, wait,
     },
@@ -27,55 +28,87 @@ use crate::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: moving_watches_saves_what_was_predicted, the_right_to_read_metrics_is_named;
+    apiserver: moving_watches_saves_what_was_predicted, the_calculator_agrees_with_a_run,
+        the_right_to_read_metrics_is_named;
     local: a_server_without_the_metrics_of_an_apiserver_is_refused, the_calculator_needs_no_cluster;
 };
 
-/// The watched objects. Their number decides only the first list.
-const OBJECTS: usize = 100;
+/// The watched resources.
+const WATCHED: [&str; 2] = ["configmaps", "pods"];
+/// What the clients ask for, in turns: kubectl and most languages, and client-go's typed clients.
+const ENCODINGS: [&str; 2] = ["application/json", "application/vnd.kubernetes.protobuf,application/json"];
 
 struct Scale {
     watches: usize,
+    /// Objects of each resource.
+    objects: usize,
+    /// Of both resources together.
     writes_per_second: u32,
     seconds: u64,
 }
 
 fn scale() -> Scale {
     match is_full_scale() {
-        true => Scale { watches: 500, writes_per_second: 20, seconds: 30 },
-        false => Scale { watches: 20, writes_per_second: 10, seconds: 3 },
+        true => Scale { watches: 500, objects: 100, writes_per_second: 40, seconds: 30 },
+        false => Scale { watches: 20, objects: 20, writes_per_second: 10, seconds: 3 },
     }
 }
 
-/// Open watches, each over a connection of its own, until they are dropped.
+/// Open watches, each over a connection of its own with TLS, until they are dropped.
 struct Watches {
     // Dropping it ends the tasks.
     _readers: JoinSet<()>,
 }
 
 impl Watches {
-    /// Opens watches and waits until each has had an event.
-    async fn open(count: usize, url: String, client: impl Fn() -> reqwest::Client) -> Watches {
+    /// Opens watches of the resources in turns, half of each in either encoding, from the present
+    /// version. Waits until each has had an event.
+    async fn open(api: &ApiServer, count: usize, server: &str) -> Watches {
         let mut readers = JoinSet::new();
         let mut received = Vec::new();
-        for _ in 0..count {
-            let events = Arc::new(AtomicU64::new(0));
-            received.push(events.clone());
-            let request = client().get(format!("{url}?watch=1&resourceVersion=0"));
+        let kinds = WATCHED.map(kind);
+        let paths = join_all(kinds.iter().map(async |kind| {
+            let list = api.get_json(&format!("{}?limit=1", kind.path())).await;
+            format!("{server}{}?watch=1&resourceVersion={}", kind.path(), version_of(&list))
+        }))
+        .await;
+        for number in 0..count {
+            let bytes = Arc::new(AtomicU64::new(0));
+            received.push(bytes.clone());
+            let client = api.client_as(ADMIN);
+            let accept = ENCODINGS[number / WATCHED.len() % ENCODINGS.len()];
+            let request = client.get(&paths[number % WATCHED.len()]).header("accept", accept);
             readers.spawn(async move {
                 let mut chunks = request.send().await.expect("the watch starts").bytes_stream();
                 while let Some(Ok(chunk)) = chunks.next().await {
-                    let lines = chunk.iter().filter(|byte| **byte == b'\n').count();
-                    events.fetch_add(lines as u64, Ordering::Relaxed);
+                    bytes.fetch_add(chunk.len() as u64, Ordering::Relaxed);
                 }
             });
         }
-        wait::until("an event for each watch", wait::SOON * 4, || async {
-            received.iter().all(|events| events.load(Ordering::Relaxed) > 0).then_some(())
+        wait::until("an event for each watch", wait::SOON * 6, || async {
+            received.iter().all(|bytes| bytes.load(Ordering::Relaxed) > 0).then_some(())
         })
         .await;
         Watches { _readers: readers }
     }
+}
+
+/// kubefan with TLS, and a cache of each encoding.
+async fn kubefan_of(api: &ApiServer) -> Kubefan {
+    let (certificate, key) = api.server_certificate();
+    let resources = WATCHED.map(|name| format!("{name}=json+protobuf")).join(",");
+    let files =
+        [format!("--tls-cert-file={}", certificate.display()), format!("--tls-private-key-file={}", key.display())];
+    Kubefan::start(api, &["--resource", &resources, &files[0], &files[1]]).await
+}
+
+/// Writes to the objects of both resources in turns.
+fn write(api: &ApiServer, scale: &Scale) -> cluster::Background {
+    let (paths, objects) = (WATCHED.map(|name| kind(name).path_in("default")), scale.objects);
+    cluster::write(api, scale.writes_per_second, move |tick| {
+        let tick = tick as usize;
+        format!("{}/o-{}", paths[tick % paths.len()], tick / paths.len() % objects)
+    })
 }
 
 /// What the command reports, and the CPU that the apiserver and kubefan used meanwhile, by the
@@ -100,12 +133,11 @@ impl Observed {
         Observed { report: json(&ran.stdout), cores, cores_of_kubefan }
     }
 
-    /// A figure of the resource.
+    /// A figure of both resources together.
     fn figure(&self, name: &str) -> f64 {
         let resources = self.report["resources"].as_array().unwrap();
-        let found = resources.iter().find(|found| found["resource"] == "configmaps");
-        let found = found.unwrap_or_else(|| panic!("no configmaps in {:#}", self.report));
-        found[name].as_f64().unwrap_or_else(|| panic!("no {name} in {found:#}"))
+        let found = resources.iter().filter(|found| WATCHED.iter().any(|watched| found["resource"] == *watched));
+        found.map(|found| found[name].as_f64().unwrap_or_else(|| panic!("no {name} in {found:#}"))).sum()
     }
 
     fn total(&self, part: &str, name: &str) -> f64 {
@@ -113,65 +145,145 @@ impl Observed {
     }
 }
 
-async fn watches_of_configmaps(api: &ApiServer) -> f64 {
+/// The open watches of both resources at the apiserver.
+async fn open_watches(api: &ApiServer) -> f64 {
     let lines = api.metric("apiserver_longrunning_requests").await;
-    let ours = lines.lines().filter(|line| line.contains("\"configmaps\"") && line.contains("verb=\"WATCH\""));
+    let ours = lines.lines().filter(|line| {
+        WATCHED.iter().any(|name| line.contains(&format!("resource=\"{name}\""))) && line.contains("verb=\"WATCH\"")
+    });
     ours.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
 }
 
 async fn moving_watches_saves_what_was_predicted() {
-    let Scale { watches, writes_per_second, seconds } = scale();
+    let scale = scale();
     let api = ApiServer::start(Options::default()).await;
-    let configmaps = kind("configmaps");
-    cluster::create(&api, &configmaps, 0..OBJECTS).await;
-    let path = configmaps.path_in("default");
-    let _writes = cluster::write(&api, writes_per_second, move |tick| format!("{path}/o-{}", tick as usize % OBJECTS));
-    let own = watches_of_configmaps(&api).await;
+    for name in WATCHED {
+        cluster::create(&api, &kind(name), 0..scale.objects).await;
+    }
+    let _writes = write(&api, &scale);
+    let own = open_watches(&api).await;
+    let idle = Observed::of(&api, None, scale.seconds).await;
 
     let direct = {
-        let _watches = Watches::open(watches, format!("{}{}", api.url(), configmaps.path()), || api.client()).await;
-        Observed::of(&api, None, seconds).await
+        let _watches = Watches::open(&api, scale.watches, api.url()).await;
+        Observed::of(&api, None, scale.seconds).await
     };
     let at_most = wait::SOON;
-    wait::until("the watches to end", at_most, || async { (watches_of_configmaps(&api).await <= own).then_some(()) })
-        .await;
-    let kubefan = Kubefan::start(&api, &["--resource=configmaps"]).await;
+    wait::until("the watches to end", at_most, || async { (open_watches(&api).await <= own).then_some(()) }).await;
+    let kubefan = kubefan_of(&api).await;
     let through = {
-        let url = format!("http://{}{}", kubefan.grpc_addr, configmaps.path());
-        let _watches = Watches::open(watches, url, reqwest::Client::new).await;
-        Observed::of(&api, Some(&kubefan), seconds).await
+        let server = format!("https://{}", kubefan.grpc_addr);
+        let _watches = Watches::open(&api, scale.watches, &server).await;
+        let observed = Observed::of(&api, Some(&kubefan), scale.seconds).await;
+        (observed, resident_bytes(&kubefan).await)
     };
+    let (through, kubefan_bytes) = through;
 
     let mut table = Table::new(
-        format!("{watches} watches of {OBJECTS} config maps, {writes_per_second} writes/s, {seconds} s"),
-        &["figure", "before", "predicted", "after"],
+        format!(
+            "{} watches of pods and config maps, half in protobuf; {} objects, {} writes/s, {} s",
+            scale.watches,
+            scale.objects * WATCHED.len(),
+            scale.writes_per_second,
+            scale.seconds
+        ),
+        &["figure", "without watches", "before", "predicted", "after"],
     );
     for (name, after) in [
         ("watches", "watchesAfter"),
         ("eventsPerSecond", "eventsPerSecondAfter"),
         ("eventBytesPerSecond", "eventBytesPerSecondAfter"),
     ] {
-        let figures = [direct.figure(name), direct.figure(after), through.figure(name)].map(|figure| figure.round());
-        table.row(&[&name, &figures[0], &figures[1], &figures[2]]);
+        let figures = [idle.figure(name), direct.figure(name), direct.figure(after), through.figure(name)];
+        let [none, before, predicted, after] = figures.map(|figure| figure.round());
+        table.row(&[&name, &none, &before, &predicted, &after]);
     }
     let cores = |cores: f64| format!("{cores:.3}");
     let predicted = direct.cores - direct.total("apiserver", "coresSaved");
-    table.row(&[&"apiserver, cores", &cores(direct.cores), &cores(predicted), &cores(through.cores)]);
+    let row = [idle.cores, direct.cores, predicted, through.cores].map(cores);
+    table.row(&[&"apiserver, cores", &row[0], &row[1], &row[2], &row[3]]);
+    let megabytes = |bytes: f64| format!("{:.0} MB", bytes / 1e6);
+    let row = [&idle, &direct, &through].map(|observed| megabytes(observed.total("apiserver", "residentBytes")));
+    table.row(&[&"apiserver, memory", &row[0], &row[1], &"", &row[2]]);
     let (least, most) = (direct.total("kubefan", "coresMin"), direct.total("kubefan", "coresMax"));
     let needs = format!("{} to {}", cores(least), cores(most));
-    table.row(&[&"kubefan, cores", &"", &needs, &cores(through.cores_of_kubefan)]);
+    table.row(&[&"kubefan, cores", &"", &"", &needs, &cores(through.cores_of_kubefan)]);
+    let needs = megabytes(direct.total("kubefan", "memoryBytesPerReplica"));
+    table.row(&[&"kubefan, memory", &"", &"", &needs, &megabytes(kubefan_bytes)]);
     println!("{table}");
 
     // The apiserver itself has some watches, too.
     let (opened, is_one) = (direct.figure("watches") - own, through.figure("watches") - own);
-    assert_eq!((opened, is_one), (watches as f64, 1.0), "{:#}", through.report);
-    assert_eq!(direct.figure("watchesAfter"), 1.0);
-    assert!(direct.total("kubefan", "subscribers") >= watches as f64);
-    // All watches get each change before, and one does afterwards.
+    let each = (WATCHED.len() * ENCODINGS.len()) as f64;
+    assert_eq!((opened, is_one), (scale.watches as f64, each), "{:#}", through.report);
+    assert_eq!(direct.figure("watchesAfter"), WATCHED.len() as f64);
+    assert!(direct.total("kubefan", "subscribers") >= scale.watches as f64);
+    // Each watch of a resource gets each change before, and one in each encoding does afterwards.
     let (sent, remaining) = (direct.figure("eventsPerSecond"), through.figure("eventsPerSecond"));
-    assert!(remaining * watches as f64 / 4.0 < sent, "{sent} events/s before, {remaining} after");
-    assert!(direct.figure("eventsPerSecondAfter") * 4.0 < sent, "{:#}", direct.report);
+    let fewer = scale.watches as f64 / WATCHED.len() as f64 / ENCODINGS.len() as f64;
+    assert!(remaining * fewer / 4.0 < sent, "{sent} events/s before, {remaining} after");
+    assert!(direct.figure("eventsPerSecondAfter") * 2.0 < sent, "{:#}", direct.report);
     assert!(direct.figure("jsonBytes") > 0.0, "{:#}", direct.report);
+}
+
+/// The resident memory, by the kernel.
+async fn resident_bytes(kubefan: &Kubefan) -> f64 {
+    kubefan.metric("process_resident_memory_bytes").await.expect("kubefan measures its memory")
+}
+
+/// With `KUBEFAN_TEST_SCALE=full` it prints what `kubefan estimate --objects …` says of a run, and
+/// the run's figures.
+async fn the_calculator_agrees_with_a_run() {
+    let (objects, watches, seconds) = if is_full_scale() { (5_000, 400, 30) } else { (50, 4, 2) };
+    let scale = Scale { watches, objects, writes_per_second: 20, seconds };
+    let api = ApiServer::start(Options::default()).await;
+    for name in WATCHED {
+        cluster::create(&api, &kind(name), 0..objects).await;
+    }
+    let kubefan = kubefan_of(&api).await;
+    let status = json(&run(&["top", "-o", "json", "--admin", &kubefan.admin_addr.to_string()]).await.stdout);
+    let empty = resident_bytes(&kubefan).await;
+    let _writes = write(&api, &scale);
+    let server = format!("https://{}", kubefan.grpc_addr);
+    let _watches = Watches::open(&api, watches, &server).await;
+    let observed = Observed::of(&api, Some(&kubefan), seconds).await;
+    let resident = resident_bytes(&kubefan).await;
+
+    // A cache in protobuf counts as one in JSON: it has as many objects, which are smaller.
+    let list =
+        join_all(WATCHED.map(kind).iter().map(async |kind| api.get_json(&kind.path()).await.to_string().len())).await;
+    let object_bytes = list.iter().sum::<usize>() / (objects * WATCHED.len());
+    let cached = objects * WATCHED.len() * ENCODINGS.len();
+    let figures = [
+        format!("--objects={cached}"),
+        format!("--object-bytes={object_bytes}"),
+        format!("--subscribers={watches}"),
+        // Each subscriber watches one of the resources.
+        format!("--events-per-second={}", scale.writes_per_second as usize / WATCHED.len()),
+        "--replicas=1".to_owned(),
+    ];
+    let figures: Vec<&str> = figures.iter().map(String::as_str).collect();
+    let calculated = json(&run(&[&["estimate", "-o", "json"][..], &figures].concat()).await.stdout);
+    let of = |path: &str| calculated.pointer(path).and_then(Value::as_f64).unwrap_or_else(|| panic!("no {path}"));
+    let mut table = Table::new(
+        format!(
+            "{cached} objects of {object_bytes} B, {watches} watches over TLS, {} writes/s",
+            scale.writes_per_second
+        ),
+        &["figure", "calculated", "measured"],
+    );
+    let megabytes = |bytes: f64| format!("{:.1} MB", bytes / 1e6);
+    let caches = of("/memoryPerReplica/process") + of("/memoryPerReplica/caches");
+    table.row(&[&"memory without subscribers", &megabytes(caches), &megabytes(empty)]);
+    table.row(&[&"memory", &megabytes(of("/memoryPerReplica/bytes")), &megabytes(resident)]);
+    let cores = format!("{:.3} to {:.3}", of("/coresMin"), of("/coresMax"));
+    table.row(&[&"cores", &cores, &format!("{:.3}", observed.cores_of_kubefan)]);
+    println!("{table}");
+    let held: u64 = status["caches"].as_array().unwrap().iter().filter_map(|cache| cache["objects"].as_u64()).sum();
+    // One config map of each namespace is the cluster's own.
+    assert!(held >= cached as u64, "{status:#}");
+    // A model of a distributed build on a quiet machine: elsewhere it is right within a factor.
+    assert!(resident < of("/memoryPerReplica/bytes") * 4.0 + 100e6, "{table}");
 }
 
 async fn the_right_to_read_metrics_is_named() {

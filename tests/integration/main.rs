@@ -21,6 +21,7 @@ mod connections;
 mod credentials;
 mod demo;
 mod deploy;
+mod documented_commands;
 mod encodings;
 mod equivalence;
 mod estimate;
@@ -101,6 +102,7 @@ fn main() -> std::process::ExitCode {
         demo::TESTS,
         credentials::TESTS,
         deploy::TESTS,
+        documented_commands::TESTS,
         encodings::TESTS,
         equivalence::TESTS,
         estimate::TESTS,

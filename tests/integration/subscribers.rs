@@ -182,6 +182,12 @@ async fn a_browser_shows_the_status_and_takes_names_for_text() {
         "--headless",
         "--no-sandbox",
         "--disable-gpu",
+        // It asks no other server.
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
         "--virtual-time-budget=15000",
         "--dump-dom",
         &profile,
@@ -193,6 +199,7 @@ async fn a_browser_shows_the_status_and_takes_names_for_text() {
     for expected in [
         "● Ready",
         "● synced",
+        "● Every cache is in sync with the apiserver",
         "&lt;script&gt;alert(1)&lt;/script&gt;",
         r#"aria-label="Subscribers"#,
         r#"<th scope="row" class="long" title="pods">pods</th>"#,

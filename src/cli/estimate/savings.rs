@@ -27,7 +27,7 @@ pub(super) const UNKNOWN: [&str; 6] = [
     "which lists a cache may answer: those with resourceVersion=0 and paged ones that continue; others are forwarded or proved",
     "other apiservers of the cluster: these are the metrics of one; add up those of all",
     "other times of day: the rates are those of the time that was observed",
-    "what the reads cost in other encodings: sizes of events are those that the clients of today ask for",
+    "which encodings the clients ask for: a resource that is read in JSON and in protobuf has a watch and a cache of each; sizes of events are those of today",
 ];
 
 /// What kubefan would save and need.

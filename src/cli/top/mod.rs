@@ -1,5 +1,6 @@
 //! `kubefan top`: what a running kubefan does now.
 
+mod fitted_table;
 mod sample;
 mod screen;
 
@@ -13,10 +14,14 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers
 use serde_json::Value;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use self::sample::{Sample, Shown};
+use self::{
+    sample::{Sample, Shown},
+    screen::View,
+};
 use super::{
     admin::{Admin, AdminArgs},
     error::CliError,
+    subscribers::SortBy,
     table::Columns,
 };
 
@@ -32,10 +37,10 @@ const KEYS_INTERVAL: Duration = Duration::from_millis(50);
 /// Input events that are read at a time.
 const KEYS_MAX: usize = 64;
 
-/// Show what a running kubefan does: caches, rates, subscribers, memory
+/// Show what a running kubefan does: caches, rates, subscribers, lag, memory
 ///
-/// It is refreshed every second. q quits. If stdout is no terminal, or with --once, it prints one
-/// table; rates are those of one second.
+/// It is refreshed every second. q quits, ? shows the other keys. If stdout is no terminal, or with
+/// --once, it prints one table; rates are those of one second.
 #[derive(Debug, Args)]
 pub(super) struct TopArgs {
     /// Print one table
@@ -71,11 +76,11 @@ pub(super) async fn run(args: TopArgs) -> Result<(), CliError> {
 
 /// Prints one table.
 async fn once(admin: &Admin) -> Result<(), CliError> {
-    let before = Sample::take(admin).await.map_err(CliError::Plain)?;
+    let before = Sample::take(admin, SortBy::Lag).await.map_err(CliError::Plain)?;
     sleep(INTERVAL).await;
-    let shown = Sample::take(admin).await.map_err(CliError::Plain)?.since(Some(&before));
+    let shown = Sample::take(admin, SortBy::Lag).await.map_err(CliError::Plain)?.since(Some(&before));
     let mut out = stdout().lock();
-    for line in &shown.summary {
+    for line in screen::lines(&shown.summary, usize::MAX) {
         writeln!(out, "{line}")?;
     }
     writeln!(out)?;
@@ -94,10 +99,10 @@ async fn follow(admin: &Admin) -> Result<(), CliError> {
 
 async fn refresh(admin: &Admin, terminal: &mut ratatui::DefaultTerminal) -> Result<(), CliError> {
     let (mut before, mut shown, mut problem): (Option<Sample>, Option<Shown>, Option<String>) = (None, None, None);
-    let mut scrolled = 0;
+    let mut view = View::default();
     loop {
         let next = Instant::now() + INTERVAL;
-        let mut taking = Box::pin(timeout(ANSWER_TIMEOUT, Sample::take(admin)));
+        let mut taking = Box::pin(timeout(ANSWER_TIMEOUT, Sample::take(admin, view.sort)));
         let mut taken = None;
         while taken.is_none() || Instant::now() < next {
             tokio::select! {
@@ -115,42 +120,71 @@ async fn refresh(admin: &Admin, terminal: &mut ratatui::DefaultTerminal) -> Resu
                 }
                 () = sleep_until((Instant::now() + KEYS_INTERVAL).min(next.max(Instant::now() + Duration::from_millis(1)))) => {}
             }
-            match command()? {
-                Some(Command::Quit) => return Ok(()),
-                Some(Command::Down) => scrolled += 1,
-                Some(Command::Up) => scrolled = usize::saturating_sub(scrolled, 1),
-                None => {}
+            if react(&mut view)? == Some(Quit) {
+                return Ok(());
             }
-            let most = shown.as_ref().map_or(0, |shown| shown.caches.len().saturating_sub(1));
-            scrolled = scrolled.min(most);
-            terminal.draw(|frame| screen::draw(frame, shown.as_ref(), problem.as_deref(), scrolled))?;
+            terminal.draw(|frame| screen::draw(frame, shown.as_ref(), problem.as_deref(), &mut view))?;
         }
     }
 }
 
-enum Command {
-    Quit,
-    Up,
-    Down,
-}
+/// The user wants to quit.
+#[derive(Debug, PartialEq, Eq)]
+struct Quit;
 
-/// What the user wants, of the keys since the last call. In raw mode ctrl-C is a key, not a signal.
-fn command() -> std::io::Result<Option<Command>> {
+/// Does what the user wants, by the keys since the last call. In raw mode ctrl-C is a key, not a
+/// signal.
+fn react(view: &mut View) -> std::io::Result<Option<Quit>> {
     for _ in 0..KEYS_MAX {
         if !event::poll(Duration::ZERO)? {
             break;
         }
         let Event::Key(key) = event::read()? else { continue };
-        if key.kind != KeyEventKind::Press {
-            continue;
-        }
-        match key.code {
-            KeyCode::Char('q') | KeyCode::Esc => return Ok(Some(Command::Quit)),
-            KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return Ok(Some(Command::Quit)),
-            KeyCode::Down | KeyCode::Char('j') => return Ok(Some(Command::Down)),
-            KeyCode::Up | KeyCode::Char('k') => return Ok(Some(Command::Up)),
-            _ => {}
+        if key.kind == KeyEventKind::Press && press(view, key.code, key.modifiers).is_some() {
+            return Ok(Some(Quit));
         }
     }
     Ok(None)
+}
+
+/// Changes the view as a key asks for, with the keys of `top`, `less` and vi.
+fn press(view: &mut View, code: KeyCode, modifiers: KeyModifiers) -> Option<Quit> {
+    let is_control = modifiers.contains(KeyModifiers::CONTROL);
+    match code {
+        KeyCode::Char('c') if is_control => return Some(Quit),
+        // Esc leaves the help first.
+        KeyCode::Esc if view.shows_help => view.shows_help = false,
+        KeyCode::Char('q') | KeyCode::Esc | KeyCode::F(10) => return Some(Quit),
+        KeyCode::Char('?' | 'h') | KeyCode::F(1) => view.shows_help = !view.shows_help,
+        KeyCode::Down | KeyCode::Char('j') => view.scroll(1),
+        KeyCode::Up | KeyCode::Char('k') => view.scroll(-1),
+        KeyCode::PageDown | KeyCode::Char(' ') => view.scroll_page(1),
+        KeyCode::PageUp => view.scroll_page(-1),
+        KeyCode::Home | KeyCode::Char('g') => view.scroll(isize::MIN),
+        KeyCode::End | KeyCode::Char('G') => view.scroll(isize::MAX),
+        KeyCode::Char('l') => view.sort = SortBy::Lag,
+        KeyCode::Char('b') => view.sort = SortBy::Bytes,
+        KeyCode::Char('a') => view.sort = SortBy::Age,
+        KeyCode::Char('i') => view.sort = SortBy::Identity,
+        _ => {}
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_quit_sort_and_show_the_help() {
+        let mut view = View::default();
+        let mut pressed = |code| (press(&mut view, code, KeyModifiers::NONE), view.shows_help, view.sort);
+        assert_eq!(pressed(KeyCode::Char('b')), (None, false, SortBy::Bytes));
+        assert_eq!(pressed(KeyCode::Char('?')), (None, true, SortBy::Bytes));
+        assert_eq!(pressed(KeyCode::Esc), (None, false, SortBy::Bytes), "Esc leaves the help");
+        assert_eq!(pressed(KeyCode::Esc).0, Some(Quit));
+        assert_eq!(pressed(KeyCode::Char('q')).0, Some(Quit));
+        assert_eq!(pressed(KeyCode::Char('c')).0, None);
+        assert_eq!(press(&mut View::default(), KeyCode::Char('c'), KeyModifiers::CONTROL), Some(Quit));
+    }
 }

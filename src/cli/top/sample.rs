@@ -5,9 +5,10 @@ use std::collections::HashMap;
 use serde::Deserialize;
 use tokio::time::Instant;
 
+use super::fitted_table::Fitted;
 use crate::cli::{
     admin::Admin,
-    subscribers::{Listed, bytes},
+    subscribers::{self, Listed, SortBy, bytes},
     visible::visible,
 };
 use kubefan_model::human_duration::human_duration;
@@ -16,22 +17,28 @@ use kubefan_model::human_duration::human_duration;
 const NOTHING: &str = "-";
 
 /// Subscribers that are asked for. Those that are furthest behind come first.
-const SUBSCRIBERS: &str = "1000";
+const SUBSCRIBERS: u32 = 1000;
+/// Subscribers that are asked for in another order: as many as a large screen has lines.
+const SHOWN_MAX: u32 = 100;
 
 /// The state at one moment.
 pub(super) struct Sample {
     status: Status,
     /// Who is furthest behind, by resource and namespace; `None` if that may not be seen.
     behind: Option<HashMap<String, String>>,
+    /// The first subscribers in the order that was asked for, or why they may not be seen.
+    subscribers: Result<Vec<Vec<String>>, String>,
     at: Instant,
 }
 
 /// The state with rates, as text.
 pub(super) struct Shown {
-    /// A few lines about the process.
-    pub(super) summary: Vec<String>,
+    /// About the process: what the figures are of, and the figures.
+    pub(super) summary: Vec<(&'static str, Vec<String>)>,
     /// The caches.
     pub(super) caches: Vec<CacheRow>,
+    /// The subscribers, as `kubefan subscribers` shows them, or why they may not be seen.
+    pub(super) subscribers: Result<Vec<Vec<String>>, String>,
 }
 
 /// A cache.
@@ -106,19 +113,28 @@ impl Sample {
     ///
     /// # Errors
     /// Why it gives no answer.
-    pub(super) async fn take(admin: &Admin) -> Result<Self, String> {
+    pub(super) async fn take(admin: &Admin, sort: SortBy) -> Result<Self, String> {
         let status = admin.parse(&admin.get("/status", &[]).await?)?;
-        let query = [("sort", "lag".to_owned()), ("limit", SUBSCRIBERS.to_owned())];
+        let listed = async |sort, limit| admin.parse::<Listed>(&subscribers::list(admin, sort, limit).await?);
         // Not everyone who sees the state may see who is connected.
-        let listed = admin.get("/subscribers", &query).await.ok().and_then(|text| admin.parse::<Listed>(&text).ok());
-        let behind = listed.map(|listed| {
+        let by_lag = listed(SortBy::Lag, SUBSCRIBERS).await;
+        let rows = |listed: &Listed| {
+            let first = listed.subscribers.iter().take(SHOWN_MAX as usize);
+            first.map(|subscriber| subscriber.row(false)).collect::<Vec<_>>()
+        };
+        let subscribers = match (&by_lag, sort) {
+            (Ok(listed), SortBy::Lag) => Ok(rows(listed)),
+            (Ok(_), sort) => listed(sort, SHOWN_MAX).await.map(|listed| rows(&listed)),
+            (Err(why), _) => Err(why.clone()),
+        };
+        let behind = by_lag.ok().map(|listed| {
             let mut behind = HashMap::new();
             for subscriber in listed.subscribers {
                 behind.entry(subscriber.cache()).or_insert_with(|| subscriber.lag());
             }
             behind
         });
-        Ok(Self { status, behind, at: Instant::now() })
+        Ok(Self { status, behind, subscribers, at: Instant::now() })
     }
 
     /// The state, with the rates since an earlier sample.
@@ -144,30 +160,43 @@ impl Sample {
             most => format!(" of {}", bytes(most as u64)),
         };
         let summary = vec![
-            format!(
-                "kubefan {}, up {}, {}",
-                visible(version),
-                human_duration(*uptime_seconds as i64),
-                if *is_ready { "ready" } else { "NOT READY" }
+            (
+                "",
+                vec![
+                    format!("kubefan {}", visible(version)),
+                    format!("up {}", human_duration(*uptime_seconds as i64)),
+                    if *is_ready { "ready" } else { "NOT READY" }.to_owned(),
+                ],
             ),
-            format!(
-                "process    memory {}{budget}, CPU {} cores",
-                bytes(process.resident_bytes as u64),
-                cpu.map_or_else(|| NOTHING.to_owned(), |cpu| format!("{cpu:.2}"))
+            (
+                "process",
+                vec![
+                    format!("memory {}{budget}", bytes(process.resident_bytes as u64)),
+                    format!("CPU {} cores", cpu.map_or_else(|| NOTHING.to_owned(), |cpu| format!("{cpu:.2}"))),
+                ],
             ),
-            format!(
-                "clients    {subscribers} subscribers, {connections} connections, {} deliveries/s, {}/s",
-                text(rate_of(|cache| cache.deliveries_total)),
-                rate_of(|cache| cache.sent_bytes_total).map_or_else(|| NOTHING.to_owned(), |rate| bytes(rate as u64))
+            (
+                "clients",
+                vec![
+                    format!("{subscribers} subscribers"),
+                    format!("{connections} connections"),
+                    format!("{} deliveries/s", text(rate_of(|cache| cache.deliveries_total))),
+                    rate_of(|cache| cache.sent_bytes_total)
+                        .map_or_else(|| format!("{NOTHING}/s"), |rate| format!("{}/s", bytes(rate as u64))),
+                ],
             ),
-            format!(
-                "apiserver  {} watches open ({} requested), {} lists, {} waiting, {} requests/s, {} failed",
-                upstream.watches,
-                watches as u64,
-                upstream.lists,
-                upstream.lists_waiting,
-                text(rate(requests(&self.status), before.map(|before| requests(&before.status)))),
-                failed as u64
+            (
+                "apiserver",
+                vec![
+                    format!("{} watches open ({} requested)", upstream.watches, watches as u64),
+                    format!("{} lists", upstream.lists),
+                    format!("{} waiting", upstream.lists_waiting),
+                    format!(
+                        "{} requests/s",
+                        text(rate(requests(&self.status), before.map(|before| requests(&before.status))))
+                    ),
+                    format!("{} failed", failed as u64),
+                ],
             ),
         ];
         let caches = caches.iter().map(|cache| {
@@ -175,7 +204,7 @@ impl Sample {
             let events = rate(cache.events_total, earlier.map(|earlier| earlier.events_total));
             self.row(cache, events)
         });
-        Shown { summary, caches: caches.collect() }
+        Shown { summary, caches: caches.collect(), subscribers: self.subscribers.clone() }
     }
 
     fn row(&self, cache: &Cache, events: Option<f64>) -> CacheRow {
@@ -209,21 +238,43 @@ pub(super) fn cache_key(resource: &str, namespace: &str, media: &str) -> String 
 impl Shown {
     /// The names of the columns.
     pub(super) fn header() -> Vec<String> {
-        let names = [
-            "RESOURCE",
-            "NAMESPACE",
-            "ENCODING",
-            "STATE",
-            "OBJECTS",
-            "EVENTS/S",
-            "SUBSCRIBERS",
-            "LAG",
-            "MEMORY",
-            "PROVED",
-        ];
-        names.map(str::to_owned).to_vec()
+        CACHES.header.iter().map(|name| (*name).to_owned()).collect()
     }
 }
+
+/// As wide as a lag of a moment.
+const LAG_WIDTH: usize = "1 (0s)".len();
+
+/// The columns of caches. Where not all fit, those that say the least beside the others go first;
+/// a namespace goes only after what a wider window or `kubefan top --once` tells, because it is
+/// part of the name.
+pub(super) const CACHES: Fitted = Fitted {
+    header: &[
+        "RESOURCE",
+        "NAMESPACE",
+        "ENCODING",
+        "STATE",
+        "OBJECTS",
+        "EVENTS/S",
+        "SUBSCRIBERS",
+        "LAG",
+        "MEMORY",
+        "PROVED",
+    ],
+    right: &[4, 5, 6, 8, 9],
+    least: (7, LAG_WIDTH),
+    uniform: &[1, 2],
+    dropped_first: &[9, 8, 4, 2, 7, 1],
+};
+
+/// The columns of subscribers, as `kubefan subscribers` has them.
+pub(super) const SUBSCRIBER_COLUMNS: Fitted = Fitted {
+    header: &subscribers::COLUMNS,
+    right: &[6, 7],
+    least: (5, LAG_WIDTH),
+    uniform: &[3],
+    dropped_first: &[3, 7, 6, 4, 2],
+};
 
 fn text(rate: Option<f64>) -> String {
     rate.map_or_else(

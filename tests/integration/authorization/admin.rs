@@ -18,7 +18,7 @@ use crate::harness::{
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: the_admin_port_shows_details_to_callers_with_the_right_to_the_path,
         without_authorization_of_its_own_the_admin_port_shows_no_details,
-        an_operator_learns_why_a_caller_is_denied;
+        an_operator_learns_why_a_caller_is_denied, a_certificate_is_checked_against_the_name_that_is_given;
 };
 
 /// A kubefan whose admin port authorizes its callers, with a service account that may use it.
@@ -121,6 +121,25 @@ async fn without_authorization_of_its_own_the_admin_port_shows_no_details() {
     }
 }
 
+/// As through a port-forward, where the address is not a name of the certificate.
+async fn a_certificate_is_checked_against_the_name_that_is_given() {
+    let world = World::start(ApiServer::shared().await, &[]).await;
+    let (kubefan, _) = authorized(&world).await;
+    let (admin, ca) = (format!("--admin=https://{}", kubefan.admin_addr), world.api.ca_pem_path());
+    let ca = format!("--ca-file={}", ca.display());
+    let ask = async |name| run(&["subscribers", &admin, &ca, "--tls-server-name", name]).await;
+    let known = ask("localhost").await;
+    assert!(known.stderr.contains("answers 401"), "it was reached, without a token: {known:?}");
+    let other = ask("kubefan.example").await;
+    assert!(other.code == Some(1) && other.stderr.contains("--ca-file names the CA"), "{other:?}");
+    let plain = run(&["subscribers", "--admin=127.0.0.1:7444", "--tls-server-name=localhost"]).await;
+    assert!(plain.stderr.contains("write https://"), "{plain:?}");
+    let no_port = run(&["subscribers", "--admin=127.0.0.1"]).await;
+    assert_eq!(no_port.stderr, "error: --admin 127.0.0.1: it has no port, as in 127.0.0.1:7444\n");
+    let plaintext = run(&["subscribers", "--admin", &kubefan.admin_addr.to_string()]).await;
+    assert!(plaintext.stderr.contains(&format!("--admin https://{}", kubefan.admin_addr)), "{plaintext:?}");
+}
+
 async fn an_operator_learns_why_a_caller_is_denied() {
     let world = World::start(ApiServer::shared().await, &[]).await;
     let (kubefan, token) = authorized(&world).await;
@@ -172,7 +191,7 @@ async fn an_operator_learns_why_a_caller_is_denied() {
         assert_eq!(status == StatusCode::OK, expected == Some(0), "{name}: {status}");
     }
     let undetermined = run(&["auth", "can-i", "list", "pods", "--as=x", &connection[0], &connection[1]]).await;
-    assert!(undetermined.code == Some(2) && undetermined.stderr.starts_with("error: 401: "), "{undetermined:?}");
+    assert!(undetermined.code == Some(2) && undetermined.stderr.contains(" answers 401: "), "{undetermined:?}");
     let answer = world.api.client_with_token(world.token(Own).unwrap());
     let answer = answer.get(format!("https://{}/can-i?verb=list", kubefan.admin_addr)).send().await.unwrap();
     assert_eq!(answer.status(), StatusCode::FORBIDDEN, "before anything else is looked at");

@@ -29,7 +29,7 @@ const CACHES_MAX: usize = 64;
 const RECENT_MAX: usize = 100;
 
 /// The counters of what is worth a record, with the label that says why, and what is normal.
-const WATCHED: [(&str, Kind, &str, &[&str]); 6] = [
+const WATCHED: [(&str, Kind, &str, &[&str]); 8] = [
     ("kubefan_relists_total", Kind::Relist, "reason", &["initial"]),
     ("kubefan_upstream_watch_restarts_total", Kind::WatchRestart, "reason", &["timeout", "idle"]),
     ("kubefan_self_checks_total", Kind::SelfCheck, "result", &["equal"]),
@@ -41,10 +41,20 @@ const WATCHED: [(&str, Kind, &str, &[&str]); 6] = [
         &["timeout", "deadline", "cancelled", "draining", "expired", "reauthenticate"],
     ),
     ("kubefan_requests_total", Kind::Refusal, "code", &[]),
+    ("kubefan_upstream_requests_total", Kind::UpstreamFailure, "code", &[]),
+    ("kubefan_config_reloads_total", Kind::Configuration, "result", &[]),
 ];
 
-/// The codes of requests that were refused, over HTTP and gRPC.
-const REFUSALS: [&str; 7] = ["401", "403", "429", "503", "UNAUTHENTICATED", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED"];
+/// The codes of requests that were refused, over HTTP and gRPC, and what they mean.
+const REFUSALS: [(&str, &str); 7] = [
+    ("401", "not authenticated"),
+    ("403", "not permitted"),
+    ("429", "a limit is reached"),
+    ("503", "unavailable"),
+    ("UNAUTHENTICATED", ""),
+    ("PERMISSION_DENIED", ""),
+    ("RESOURCE_EXHAUSTED", ""),
+];
 
 /// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -61,6 +71,10 @@ pub enum Kind {
     StreamEnd,
     /// A request that was refused.
     Refusal,
+    /// A request to upstream that failed.
+    UpstreamFailure,
+    /// A change of the configuration file.
+    Configuration,
 }
 
 impl Kind {
@@ -73,6 +87,8 @@ impl Kind {
             Self::Lag => "subscriber lagged",
             Self::StreamEnd => "stream ended",
             Self::Refusal => "request refused",
+            Self::UpstreamFailure => "apiserver request failed",
+            Self::Configuration => "configuration changed",
         }
     }
 }
@@ -184,15 +200,13 @@ impl State {
         let mut counters: HashMap<_, f64> = HashMap::new();
         for (name, kind, of_reason, normal) in WATCHED {
             for metric in metrics(families, name) {
-                let reason = label(metric, of_reason);
-                if normal.contains(&reason) || kind == Kind::Refusal && !REFUSALS.contains(&reason) {
+                let value_of = label(metric, of_reason);
+                let Some(reason) =
+                    reason(kind, label(metric, "verb"), value_of).filter(|_| !normal.contains(&value_of))
+                else {
                     continue;
-                }
-                let cache = CacheLabels { media: String::new(), ..CacheLabels::of(metric) };
-                let reason = match kind {
-                    Kind::Refusal => format!("{} {reason}", label(metric, "verb")),
-                    _ => reason.to_owned(),
                 };
+                let cache = CacheLabels { media: String::new(), ..CacheLabels::of(metric) };
                 *counters.entry((kind, cache, reason)).or_default() += value(metric);
             }
         }
@@ -207,6 +221,24 @@ impl State {
         }
         // Those of caches that are gone go too.
         self.counters = counters;
+    }
+}
+
+/// The reason in words, by the verb and the value of the counter's label. `None` if nothing went
+/// wrong.
+fn reason(kind: Kind, verb: &str, value: &str) -> Option<String> {
+    match kind {
+        Kind::Refusal => {
+            let (_, meaning) = REFUSALS.iter().find(|(code, _)| *code == value)?;
+            Some(if meaning.is_empty() { format!("{verb} {value}") } else { format!("{verb} {value}: {meaning}") })
+        }
+        // 101 is a tunnel, and 304 would be an answer, too.
+        Kind::UpstreamFailure if value.starts_with(['1', '2', '3']) => None,
+        Kind::UpstreamFailure if value == "error" => Some(format!("{verb}: no answer")),
+        Kind::UpstreamFailure => Some(format!("{verb} {value}")),
+        Kind::Configuration if value == "success" => Some("taken over".to_owned()),
+        Kind::Configuration => Some("refused; the log says why".to_owned()),
+        _ => Some(value.replace('_', " ")),
     }
 }
 
@@ -291,10 +323,21 @@ mod tests {
         assert_eq!(
             recent.iter().map(of).collect::<Vec<_>>(),
             [
-                (Kind::Refusal, "secrets".to_owned(), "watch 403".to_owned(), 1),
-                (Kind::Relist, "deployments.apps".to_owned(), "self_check".to_owned(), 2),
+                (Kind::Refusal, "secrets".to_owned(), "watch 403: not permitted".to_owned(), 1),
+                (Kind::Relist, "deployments.apps".to_owned(), "self check".to_owned(), 2),
             ]
         );
+    }
+
+    #[test]
+    fn a_reason_is_in_words_and_what_is_normal_has_none() {
+        let of = |kind, value| reason(kind, "watch", value);
+        assert_eq!(of(Kind::Refusal, "429").as_deref(), Some("watch 429: a limit is reached"));
+        assert_eq!(of(Kind::Refusal, "UNAUTHENTICATED").as_deref(), Some("watch UNAUTHENTICATED"));
+        assert_eq!((of(Kind::Refusal, "200"), of(Kind::UpstreamFailure, "201")), (None, None));
+        assert_eq!(of(Kind::UpstreamFailure, "error").as_deref(), Some("watch: no answer"));
+        assert_eq!(of(Kind::UpstreamFailure, "503").as_deref(), Some("watch 503"));
+        assert!(of(Kind::Configuration, "failure").unwrap().starts_with("refused"));
     }
 
     #[test]

@@ -74,15 +74,19 @@ function draw(node, { values, what, unit, samples }) {
   const label = values.length
     ? what + " over the last " + span(values.length * samples.seconds) + ": now " + unit(last) + ", at most " + unit(most)
     : what + ": no samples yet";
-  let svg = node.firstElementChild;
+  let svg = node.querySelector("svg");
   if (!svg) {
     svg = document.createElementNS(SVG, "svg");
     svg.setAttribute("role", "img");
     svg.setAttribute("viewBox", "0 0 360 40");
     svg.setAttribute("preserveAspectRatio", "none");
     svg.append(document.createElementNS(SVG, "polygon"), document.createElementNS(SVG, "polyline"));
-    node.append(svg);
+    const scale = document.createElement("small");
+    // The label of the chart says the same.
+    scale.setAttribute("aria-hidden", "true");
+    node.append(svg, scale);
   }
+  setText(node.querySelector("small"), values.length ? "at most " + unit(most) : "no samples yet");
   if (svg.getAttribute("aria-label") !== label) svg.setAttribute("aria-label", label);
   const from = 360 - values.length + 1;
   const height = (value) => (most > 0 ? 38 - (36 * value) / most : 38).toFixed(1);
@@ -105,6 +109,7 @@ function show(status) {
   setText(byId("version"), status.version);
   showTotals(status, rated);
   showChecks(status);
+  showHealth(status);
   const samples = { seconds: status.sampleSeconds };
   fill(byId("caches"), status.caches, keyOfCache, (cache) => {
     const key = keyOfCache(cache);
@@ -128,17 +133,13 @@ function show(status) {
       { chart: { values: drawn.subscribersHistory, what: "Subscribers", unit: number, samples } },
     ];
   }, "No resource is cached.");
-  const keys = new Map();
-  fill(byId("recent"), status.recent, (one) => {
-    const key = [one.what, one.resource, one.reason].join("\n"), times = (keys.get(key) || 0) + 1;
-    keys.set(key, times);
-    return key + "\n" + times;
-  }, (one) => [
-    { text: span(one.secondsAgo), kind: "n" },
+  fill(byId("recent"), grouped(status.recent), (one) => one.key, (one) => [
+    { text: span(one.latest), kind: "n" },
     { text: one.what, kind: "" },
     { text: one.resource || "–", kind: "long", title: one.resource },
     { text: one.reason, kind: "" },
     { text: number(one.count), kind: "n" },
+    { text: span(one.first), kind: "n" },
   ], "Nothing in the last samples.");
   fill(byId("upstream"), status.upstream.requests, (one) => one.verb + " " + one.code, (one) => [
     { text: one.verb },
@@ -147,6 +148,19 @@ function show(status) {
     { text: rate(rated(one.total, "upstream " + one.verb + " " + one.code)), kind: "n" },
   ], "No request yet.");
   before = { at: now, totals };
+}
+
+// One row for what happened again and again, the latest first.
+function grouped(recent) {
+  const groups = new Map();
+  for (const { secondsAgo, what, resource, reason, count } of recent) {
+    const key = [what, resource, reason].join("\n");
+    const group = groups.get(key) || { key, what, resource, reason, count: 0, latest: secondsAgo };
+    group.count += count;
+    group.first = secondsAgo;
+    groups.set(key, group);
+  }
+  return [...groups.values()];
 }
 
 function keyOfCache(cache) {
@@ -160,13 +174,11 @@ function showTotals(status, rated) {
   const list = [
     ["Subscribers", number(status.subscribers)],
     ["Connections", number(status.connections)],
-    ["Events/s received", rate(rated(sum("eventsTotal"), "events"))],
+    ["Events/s", rate(rated(sum("eventsTotal"), "events"))],
     ["Deliveries/s", rate(rated(sum("deliveriesTotal"), "deliveries"))],
     ["Sent/s", ((value) => value === null ? "–" : bytes(value))(rated(sum("sentBytesTotal"), "sent"))],
     ["Memory", bytes(status.process.residentBytes) + (budget ? " of " + bytes(budget) : "")],
     ["CPU", cpu === null ? "–" : cpu.toFixed(2) + " cores"],
-    ["Upstream watches", number(status.upstream.watches)],
-    ["Upstream lists", number(status.upstream.lists) + " (" + number(status.upstream.listsWaiting) + " wait)"],
     ["Up for", span(status.uptimeSeconds)],
   ];
   const node = byId("totals");
@@ -193,7 +205,30 @@ function showChecks(status) {
   });
 }
 
+// Whether the apiserver is there, by what the caches know of it.
+function showHealth(status) {
+  const known = status.caches.filter((cache) => cache.ageSeconds !== null);
+  const oldest = known.reduce((oldest, cache) => oldest && oldest.ageSeconds >= cache.ageSeconds ? oldest : cache, null);
+  const broken = status.caches.filter((cache) => cache.state !== "synced");
+  const { lists, listsWaiting } = status.upstream;
+  const watches = "Watches open: " + number(status.upstream.watches) + ". Lists now: " + number(lists) +
+    (listsWaiting ? ", and " + number(listsWaiting) + " waiting." : ".");
+  const node = byId("health");
+  node.className = broken.length ? "warn" : "ok";
+  if (broken.length) {
+    setText(node, "▲ " + number(broken.length) + " of " + number(status.caches.length) + " caches are not in sync with the apiserver. " + watches);
+  } else if (oldest) {
+    setText(node, "● Every cache is in sync with the apiserver; the oldest proof is " + span(oldest.ageSeconds) + " old (" + oldest.resource + "). " + watches);
+  } else {
+    node.className = "quiet";
+    setText(node, "No cache asks the apiserver. " + watches);
+  }
+}
+
 const COLUMNS = ["Id", "Behind", "Sent", "Identity", "Resource", "Selector", "Age", "User agent", "Address", "Encoding", "Started"];
+const NUMBERS = ["Sent", "Age"];
+// A subscriber that waits for less is on its way.
+const BEHIND_SECONDS = 5;
 
 function showSubscribers(id, listed) {
   const table = byId(id);
@@ -202,6 +237,7 @@ function showSubscribers(id, listed) {
     COLUMNS.forEach((name) => {
       const head = document.createElement("th");
       head.scope = "col";
+      if (NUMBERS.includes(name)) head.className = "n";
       setText(head, name);
       row.append(head);
     });
@@ -213,7 +249,7 @@ function showSubscribers(id, listed) {
       (one.lagSeconds === null ? "" : ", " + span(one.lagSeconds)) + (one.inBacklog ? ", catching up" : "");
     return [
       { text: one.id },
-      { text: behind, kind: one.isExpired ? "bad" : one.lagEvents > 0 ? "warn" : "" },
+      { text: behind, kind: one.isExpired ? "bad" : one.lagSeconds >= BEHIND_SECONDS ? "warn" : "" },
       { text: bytes(one.bytesSent), kind: "n" },
       { text: one.identity || "any", kind: "long", title: one.identity },
       { text: resource, kind: "long", title: resource },
@@ -242,6 +278,8 @@ async function get(path) {
 
 function connection(text, kind) {
   const node = byId("connection");
+  // Seen in the tab, too.
+  document.title = (kind === "ok" ? "" : text.slice(0, 2)) + "kubefan";
   setText(node, text);
   node.className = kind;
 }
