@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
+mod alerts_fire;
 mod audit_log;
 mod authorization;
 mod backfill;
@@ -66,6 +67,7 @@ mod verify;
 
 fn main() -> std::process::ExitCode {
     harness::run(&[
+        alerts_fire::TESTS,
         audit_log::TESTS,
         authorization::admin::TESTS,
         authorization::crafted::TESTS,
