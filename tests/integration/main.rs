@@ -60,6 +60,7 @@ mod serve;
 mod staleness;
 mod subscribers;
 mod tables;
+mod traces;
 mod unread;
 mod upstream_connections;
 mod upstream_faults;
@@ -155,6 +156,7 @@ fn main() -> std::process::ExitCode {
         staleness::TESTS,
         subscribers::TESTS,
         tables::TESTS,
+        traces::TESTS,
         unread::TESTS,
         upstream_connections::TESTS,
         upstream_faults::TESTS,

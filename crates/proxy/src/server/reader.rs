@@ -26,6 +26,7 @@ use crate::{
         Catalog, FairPool, Fresh, Holder, Need, NotSubscribed, OfStream, Patience, Phase, Place, PlacesMax, Provided,
         ProvidedBackfill, Refusal, Served, StreamWaker, SubscribeOptions, Subscription,
     },
+    telemetry::{metrics::Resume, traces},
 };
 use kubefan_common::{
     planted::{self, Bug},
@@ -132,7 +133,9 @@ impl<C: Catalog> Reader<C> {
         notes.read(&read);
         let v1alpha1::Target { group, resource, .. } = read.target();
         switches.check(group, resource, &caller).map_err(Denial::Switched)?;
+        let wait = traces::wait("authorize");
         let verdict = self.access.authorize(&caller, read, presented).await;
+        drop(wait);
         notes.decided(&verdict);
         verdict
     }
@@ -194,7 +197,10 @@ impl<C: Catalog> Reader<C> {
     }
 
     async fn known(&self, presented: &Presented, notes: &Notes) -> Result<Caller, Denial> {
-        let caller = self.access.authenticate(presented).await?;
+        let wait = traces::wait("authenticate");
+        let caller = self.access.authenticate(presented).await;
+        wait.note("kubefan.authenticated", caller.is_ok());
+        let caller = caller?;
         notes.caller(&caller);
         Ok(caller)
     }
@@ -292,7 +298,15 @@ impl<C: Catalog> Reader<C> {
         listed: Option<&Selection>,
         patience: Patience,
     ) -> Result<Fresh, Refusal> {
-        self.catalog.prove(served, listed, patience).await
+        let wait = traces::wait("freshness proof");
+        let fresh = self.catalog.prove(served, listed, patience).await;
+        let way = match &fresh {
+            Ok(Fresh::Cache) => "cache",
+            Ok(Fresh::State(_)) => "state",
+            Err(_) => "none",
+        };
+        wait.note("kubefan.proof", way);
+        fresh
     }
 
     /// Starts the cache of what may be read in an encoding, if that is allowed, without waiting for
@@ -325,11 +339,13 @@ impl<C: Catalog> Reader<C> {
             is_proved = self.catalog.advance(served, patience).await.is_ok();
             std::future::pending::<std::convert::Infallible>().await
         };
+        let wait = traces::wait("version");
         let reached = tokio::select! {
             biased;
             reached = served.hub.reached(version, FRESHNESS_TIMEOUT) => reached,
             never = proof => match never {},
         };
+        wait.note("kubefan.reached", reached.is_ok());
         reached.map_err(|refusal| NotReached { refusal, is_proved })
     }
 
@@ -423,9 +439,13 @@ impl<C: Catalog> Reader<C> {
         let (mut backfills, mut oldest) = (0, None);
         loop {
             match hub.try_subscribe(&selection, &format, &options, &mut provided, &waker) {
-                Ok(subscription) => return Ok(subscription),
+                Ok(subscription) => {
+                    traces::note("kubefan.resume", subscription.way());
+                    return Ok(subscription);
+                }
                 // The hub knows only its own history. A backfill may start at an older version.
                 Err(NotSubscribed::Refused(Refusal::Expired(expired))) => {
+                    traces::note("kubefan.resume", Resume::Expired.as_str());
                     return Err(expired.or_after(oldest).into());
                 }
                 Err(NotSubscribed::Refused(refusal)) => return Err(refusal),
@@ -464,6 +484,7 @@ impl<C: Catalog> Reader<C> {
         let hides = format.only_changes() && !planted::is(Bug::BackfillSendsUnchanged);
         let compares = selection.membership_can_change() || hides;
         let needs_state = compares && !planted::is(Bug::BackfillWithoutMembership);
+        let _wait = traces::wait("backfill");
         self.catalog.backfill(served, version, needs_state).await
     }
 
