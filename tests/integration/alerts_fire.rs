@@ -8,7 +8,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use futures::future::{BoxFuture, join_all};
+use futures::future::{LocalBoxFuture, join_all};
 use tokio::time::Instant;
 
 use crate::{
@@ -96,7 +96,7 @@ async fn all_durations_of_the_rules_are_shortened() {
     assert_eq!(shortened_line("  expr: kubefan_staleness_seconds > 300", 30), "  expr: kubefan_staleness_seconds > 10");
 }
 
-type Run = fn(Scene) -> BoxFuture<'static, ()>;
+type Run = fn(Scene) -> LocalBoxFuture<'static, ()>;
 
 /// Scenes: the job of each in Prometheus, which rules select by the word kubefan, and what happens.
 macro_rules! scenes {

@@ -73,6 +73,7 @@ pub(super) async fn connections(scene: Scene) {
 }
 
 /// Writes a certificate for loopback that ends after this time, and its key.
+#[expect(clippy::disallowed_methods, reason = "certificates end by the wall clock")]
 fn write_certificate(dir: &Path, authority: &Authority, valid: Duration) {
     let mut params = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
     params.not_after = (SystemTime::now() + valid).into();

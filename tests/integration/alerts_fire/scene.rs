@@ -23,7 +23,7 @@ use crate::harness::{
     wait,
 };
 
-/// Where nobody listens.
+/// Where no one listens.
 const NOWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1);
 /// The instances of each scene.
 const INSTANCES: [&str; 2] = ["a", "b"];
@@ -56,8 +56,11 @@ impl Stage {
                 links.push((*job, instance, Arc::new(Link::to(NOWHERE).await)));
             }
         }
-        let target =
-            |(job, instance, link): &(&'static str, &'static str, Arc<Link>)| Target { job, instance, addr: link.addr };
+        let target = |(job, instance, link): &(&'static str, &'static str, Arc<Link>)| Target {
+            job: *job,
+            instance: *instance,
+            addr: link.addr,
+        };
         let targets: Vec<_> = links.iter().map(target).collect();
         let prometheus = Arc::new(Prometheus::start(rules, &targets).await);
         Stage { prometheus, links, proved: Arc::default() }
@@ -103,7 +106,7 @@ impl Scene {
     /// Waits until an expression has such a value. `JOB` stands for the selector of this job.
     pub(super) async fn sees(&self, expression: &str, is: impl Fn(f64) -> bool) {
         let expression = expression.replace("JOB", &format!("job=\"{}\"", self.job));
-        let value = async || self.prometheus.value(&expression).await.filter(|value| is(*value));
+        let value = || async { self.prometheus.value(&expression).await.filter(|value| is(*value)) };
         wait::until(&expression, AT_MOST, value).await;
     }
 
@@ -166,7 +169,7 @@ impl Firing {
     }
 }
 
-/// What goes on until the value is dropped.
+/// What is repeated until the value is dropped.
 pub(super) struct Ongoing(JoinHandle<()>);
 
 impl Drop for Ongoing {
@@ -176,7 +179,7 @@ impl Drop for Ongoing {
 }
 
 /// Repeats something at this interval until the value is dropped.
-pub(super) fn every<F: Future<Output = ()> + Send>(
+pub(super) fn every<F: Future<Output = ()> + Send + 'static>(
     interval: Duration,
     mut act: impl FnMut() -> F + Send + 'static,
 ) -> Ongoing {

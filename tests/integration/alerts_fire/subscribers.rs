@@ -69,7 +69,7 @@ pub(super) async fn late(scene: Scene) {
     firing.resolved("they list again").await;
 }
 
-/// One list that nobody reads holds the only permit.
+/// One list that is not read holds the only permit.
 pub(super) async fn snapshots(scene: Scene) {
     let (simulated, _writing) = lively().await;
     for number in 0..128 {
