@@ -191,8 +191,8 @@ pub(super) fn every<F: Future<Output = ()> + Send + 'static>(
     }))
 }
 
-/// A simulated apiserver with three pods, whose version moves and which sends bookmarks each second,
-/// so that a cache is stale only when something is wrong.
+/// A simulated apiserver with three pods, whose version moves and which sends bookmarks each
+/// second, so that a cache is stale only when something is wrong.
 pub(super) async fn lively() -> (Arc<Simulated>, Ongoing) {
     let simulated =
         Simulated::with(SimOptions { bookmark_interval: Duration::from_secs(1), ..SimOptions::default() }).await;
