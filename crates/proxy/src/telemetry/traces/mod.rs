@@ -1,17 +1,17 @@
 //! Traces: a span for each request, and one for each thing that it waits for, exported over OTLP.
 //!
-//! The span of a request is in the context of the task that answers it ([`RequestSpan::follow`]), so
-//! the code that waits needs no parameter for it: [`wait`] begins a child, and [`note`] says
+//! The span of a request is in the context of the task that answers it ([`RequestSpan::follow`]),
+//! so the code that waits needs no parameter for it: [`wait`] begins a child, and [`note`] says
 //! something about the request. Without tracing there is no such context, and both find out so by
-//! one look at a thread's own memory. Events have no spans: a watch has one until it starts, and one
-//! from there to its end.
+//! one look at a thread's own memory. Events have no spans: a watch has one until it starts, and
+//! one from there to its end.
 //!
 //! The hazard is a collector that is slow or away. Spans wait in a queue of limited length, which
 //! drops what finds no room, and one task exports them.
 
 mod export;
 
-use std::{borrow::Cow, fmt, future::Future, sync::Arc};
+use std::{borrow::Cow, future::Future, sync::Arc};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use opentelemetry::{
@@ -162,13 +162,6 @@ impl Wait {
     pub fn note(&self, key: &'static str, value: impl Into<Value>) {
         if let Some(context) = &self.0 {
             context.span().set_attribute(KeyValue::new(key, value));
-        }
-    }
-
-    /// The wait was in vain.
-    pub fn failed(&self, reason: impl fmt::Display) {
-        if let Some(context) = &self.0 {
-            context.span().set_status(Status::error(reason.to_string()));
         }
     }
 
