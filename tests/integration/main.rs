@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
+mod alerts_fire;
 mod audit_log;
 mod authorization;
 mod backfill;
@@ -61,6 +62,7 @@ mod serve;
 mod staleness;
 mod subscribers;
 mod tables;
+mod traces;
 mod unread;
 mod upstream_connections;
 mod upstream_faults;
@@ -68,6 +70,7 @@ mod verify;
 
 fn main() -> std::process::ExitCode {
     harness::run(&[
+        alerts_fire::TESTS,
         audit_log::TESTS,
         authorization::admin::TESTS,
         authorization::crafted::TESTS,
@@ -158,6 +161,7 @@ fn main() -> std::process::ExitCode {
         staleness::TESTS,
         subscribers::TESTS,
         tables::TESTS,
+        traces::TESTS,
         unread::TESTS,
         upstream_connections::TESTS,
         upstream_faults::TESTS,

@@ -46,7 +46,7 @@ const ROUNDS_PER_GAP: usize = 20;
 const STEP_NARROWED: f64 = 3.0;
 
 /// Sends a request whose answer is never read, with little room at the client.
-async fn unread(port: u16, path: &str) -> TcpStream {
+pub(crate) async fn unread(port: u16, path: &str) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4 << 10).unwrap();
     let mut client = socket.connect((Ipv4Addr::LOCALHOST, port).into()).await.expect("kubefan lives");

@@ -16,21 +16,21 @@ pub(crate) const TESTS: &[Test] = tests! {
         every_panel_says_what_it_shows;
 };
 
-const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/monitoring");
+pub(crate) const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/monitoring");
 
-fn read(path: &str) -> String {
+pub(crate) fn read(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
 /// The panels with queries.
-fn panels() -> Vec<Value> {
+pub(crate) fn panels() -> Vec<Value> {
     let dashboard: Value = serde_json::from_str(&read(&format!("{FOLDER}/dashboard.json"))).unwrap();
     let panels = dashboard["panels"].as_array().unwrap();
     panels.iter().filter(|panel| panel["type"] != "row").cloned().collect()
 }
 
 /// The names of the alerts.
-fn alerts() -> BTreeSet<String> {
+pub(crate) fn alerts() -> BTreeSet<String> {
     let rules = read(&format!("{FOLDER}/alerts.yaml"));
     rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).map(str::to_owned).collect()
 }

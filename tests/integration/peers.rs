@@ -370,7 +370,8 @@ async fn changes_during_a_transfer_are_not_lost() {
 }
 
 /// Writes a replica's certificate, key and CA. Returns the flags that name them.
-fn files(dir: &std::path::Path, name: &str, of: &Authority, trusts: &Authority) -> Vec<String> {
+/// The flags of a replica with a certificate `of` one authority, which trusts another.
+pub(crate) fn files(dir: &std::path::Path, name: &str, of: &Authority, trusts: &Authority) -> Vec<String> {
     files_of(dir, name, of.peer(), trusts)
 }
 

@@ -44,6 +44,11 @@ impl Kubefan {
         Kubefan::spawn_command(Command::new(binary()), kubeconfig, listen, args).await
     }
 
+    /// Like [`Self::spawn`], with another binary.
+    pub(crate) async fn spawn_by(command: Command, kubeconfig: &Path, args: &[&str]) -> Kubefan {
+        Kubefan::spawn_command(command, kubeconfig, "127.0.0.1:0", args).await
+    }
+
     /// Like [`Self::spawn`]; the process that becomes kubefan first runs this command of the shell.
     pub(crate) async fn spawn_after(kubeconfig: &Path, shell: &str, args: &[&str]) -> Kubefan {
         let mut command = Command::new("sh");

@@ -6,6 +6,7 @@ use crate::{
     access::authentication::certificate::trusted_cas::ClientCaError,
     peer::PeerError,
     server::transport::{certificate::TlsError, listen::BindError},
+    telemetry::traces::TraceError,
     upstream::{UpstreamError, settings::SettingsError},
 };
 
@@ -46,6 +47,9 @@ pub enum AppError {
     /// The certificate, key or CA for peers cannot be used.
     #[error(transparent)]
     Peer(#[from] PeerError),
+    /// Traces cannot be exported.
+    #[error(transparent)]
+    Traces(#[from] TraceError),
     /// The metrics cannot be registered.
     #[error("metrics: {0}")]
     Metrics(#[from] prometheus::Error),

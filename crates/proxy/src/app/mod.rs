@@ -63,7 +63,10 @@ use crate::{
             tls_options::TlsOptions,
         },
     },
-    telemetry::metrics::Metrics,
+    telemetry::{
+        metrics::Metrics,
+        traces::{Exporter, Traces},
+    },
     upstream::{
         Source, Upstream,
         client::{UpstreamObserver, UpstreamOptions, Verb},
@@ -71,6 +74,9 @@ use crate::{
     },
 };
 use kubefan_common::proto::DESCRIPTORS;
+
+/// kubefan's version.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// A kubefan whose ports are bound, but which does not serve yet.
 pub struct App {
@@ -86,6 +92,8 @@ pub struct App {
     certificate: Option<Arc<Certificate>>,
     client_cas: Option<Arc<TrustedCas>>,
     audit: Audit,
+    traces: Traces,
+    exporter: Option<Exporter>,
     /// `None` if the configuration never changes.
     watched: Option<(WatchedFile, Arc<Notify>)>,
 }
@@ -225,6 +233,9 @@ impl App {
         let path = config.audit.path.clone().unwrap_or_default();
         let audit = auditing::start(&config.audit, wall_clock, seed, &metrics);
         let audit = audit.map_err(|error| AppError::Audit { path, error })?;
+        let traces = config.traces.settings.as_ref();
+        let traces = traces.map(|settings| Traces::start(settings, VERSION, metrics.traces().clone()));
+        let (traces, exporter) = traces.transpose()?.unzip();
         Ok(Self {
             config,
             upstream,
@@ -238,6 +249,8 @@ impl App {
             certificate,
             client_cas,
             audit,
+            traces: traces.unwrap_or_default(),
+            exporter,
             watched: None,
         })
     }
@@ -276,9 +289,12 @@ impl App {
             certificate: _,
             client_cas,
             audit,
+            traces,
+            exporter,
             watched,
         } = self;
         let Audit { log, writer, .. } = audit;
+        let log = log.with_traces(traces);
         // The writer ends with the last copy of the log.
         let peer_log = peer.is_some().then(|| log.clone());
         let (stop, drain) = (CancellationToken::new(), CancellationToken::new());
@@ -345,6 +361,9 @@ impl App {
         stop.cancel();
         if let Some(writer) = writer {
             writer.finish().await;
+        }
+        if let Some(exporter) = exporter {
+            exporter.finish().await;
         }
         // Short, because the tasks end as soon as they are cancelled.
         let _ = timeout(Duration::from_secs(2), informers).await;

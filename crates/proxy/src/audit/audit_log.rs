@@ -16,15 +16,22 @@ use super::{
     record::Record,
     request_head::{RequestHead, id_of},
 };
-use crate::telemetry::metrics::AuditMetrics;
+use crate::telemetry::{
+    metrics::AuditMetrics,
+    traces::{RequestSpan, Traces},
+};
 
 /// How long the writer may take for what is queued, once all requests have ended, and once more
 /// without those that have not.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Begins records. Clones are the same log; the default is none.
+/// Begins records. Clones are the same log; the default is none. The records of requests are also
+/// where their spans begin, so that both are complete together.
 #[derive(Clone, Default)]
-pub struct AuditLog(Option<Arc<Shared>>);
+pub struct AuditLog {
+    shared: Option<Arc<Shared>>,
+    traces: Traces,
+}
 
 struct Shared {
     queue: Arc<Queue>,
@@ -61,19 +68,32 @@ impl AuditLog {
         let closing = CancellationToken::new();
         let task = tokio::spawn(log_writer::run(lines, sink, closing.clone(), metrics));
         let ids = Mutex::new(StdRng::from_seed(seed));
-        (Self(Some(Arc::new(Shared { queue: Arc::new(queue), ids }))), AuditWriter { task, closing })
+        let shared = Some(Arc::new(Shared { queue: Arc::new(queue), ids }));
+        (Self { shared, traces: Traces::default() }, AuditWriter { task, closing })
     }
 
-    /// Whether there is a log.
+    /// The same log, whose records are spans too.
+    #[must_use]
+    pub fn with_traces(self, traces: Traces) -> Self {
+        Self { traces, ..self }
+    }
+
+    /// Whether requests have records: there is a log, or they are traced.
     pub fn is_on(&self) -> bool {
-        self.0.is_some()
+        self.shared.is_some() || self.traces.is_on()
     }
 
     /// Begins the record of a request.
     pub fn begin(&self, head: RequestHead<'_>) -> Record {
-        let Some(shared) = &self.0 else { return Record::default() };
-        let id = id_of(head.headers).unwrap_or_else(|| shared.next_id());
-        Record::new(shared.queue.clone(), id, head)
+        let line = self.shared.as_ref().map(|shared| {
+            let id = id_of(head.headers).unwrap_or_else(|| shared.next_id());
+            (shared.queue.clone(), id)
+        });
+        let span = match self.traces.is_on() {
+            true => self.traces.begin(head.headers, head.span_name(), head.span_attributes()),
+            false => RequestSpan::default(),
+        };
+        Record::new(line, span, head)
     }
 }
 

@@ -110,6 +110,16 @@ impl Outcome {
         Self::failure(500, "InternalError", "kubefan has failed (panic); its log says where")
     }
 
+    /// The status code.
+    pub(super) fn status_code(&self) -> u16 {
+        self.code
+    }
+
+    /// The reason, or the code if there is none.
+    pub(super) fn error_type(&self) -> String {
+        if self.reason.is_empty() { self.code.to_string() } else { self.reason.clone() }
+    }
+
     /// Whether the answer has the status code of a failure.
     pub fn is_failure(&self) -> bool {
         self.code >= 400

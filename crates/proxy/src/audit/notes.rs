@@ -7,7 +7,10 @@ use super::{
     event::{ObjectRef, User, shortened},
     request_head::URI_BYTES_MAX,
 };
-use crate::access::{Authorized, Caller, Denial, Read, ReadVerb, authorization::attributes::Attributes};
+use crate::{
+    access::{Authorized, Caller, Denial, Read, ReadVerb, authorization::attributes::Attributes},
+    telemetry::traces::RequestSpan,
+};
 
 /// The notes of one request. Clones are the same notes. Without an audit log they keep nothing.
 #[derive(Clone, Default)]
@@ -83,6 +86,21 @@ impl Notes {
 }
 
 impl Noted {
+    /// Says in a span what is read, and the verdict. It has no names of objects or users, and no
+    /// selectors: who may read traces need not be who may read the audit log.
+    pub(super) fn trace(&self, span: &RequestSpan) {
+        if let Some(object) = self.object() {
+            span.note("k8s.resource.group", object.api_group);
+            span.note("k8s.resource.name", object.resource);
+            let scope = if object.namespace.is_empty() { "cluster" } else { "namespace" };
+            span.note("k8s.resource.scope", scope);
+            span.note("k8s.namespace.name", object.namespace);
+        }
+        if let Some((is_allowed, _)) = &self.decision {
+            span.note("kubefan.authorization.decision", if *is_allowed { "allow" } else { "forbid" });
+        }
+    }
+
     /// The user; empty if nothing says who it is. Of a forwarded request whose callers are not
     /// distinguished here, only the apiserver knows.
     pub(super) fn user(&self, is_forwarded: bool) -> User<'_> {

@@ -13,7 +13,7 @@ use super::{
     queue::{NotRecorded, Queue},
     request_head::{AUDIT_ID, RequestHead, request_uri, source_ips, user_agent},
 };
-use crate::telemetry::requests::Protocol;
+use crate::telemetry::{requests::Protocol, traces::RequestSpan};
 
 const DECISION: &str = "authorization.k8s.io/decision";
 const REASON: &str = "authorization.k8s.io/reason";
@@ -26,9 +26,14 @@ const END: &str = "kubefan.dev/end";
 /// The end of a stream whose caller went away.
 const CANCELLED: &str = "cancelled";
 
-/// The record of one request. Dropping it completes it. Without an audit log it is empty.
+/// The record of one request: a line of the audit log, and a span. Dropping it completes both.
+/// Without an audit log it has no line, and without tracing no span.
 #[derive(Default)]
-pub struct Record(Option<Box<Open>>);
+pub struct Record {
+    open: Option<Box<Open>>,
+    notes: Notes,
+    span: RequestSpan,
+}
 
 /// A record that was not completed yet.
 struct Open {
@@ -41,7 +46,6 @@ struct Open {
     source_ips: Vec<IpAddr>,
     user_agent: String,
     object: Option<ObjectRef>,
-    notes: Notes,
     outcome: Option<Outcome>,
     is_forwarded: bool,
     /// Whether its stream has started.
@@ -51,34 +55,25 @@ struct Open {
 
 impl Record {
     /// The record of a request that begins.
-    pub(super) fn new(queue: Arc<Queue>, id: HeaderValue, head: RequestHead<'_>) -> Self {
-        let RequestHead { protocol, verb, uri, headers, address, object } = head;
-        Self(Some(Box::new(Open {
-            received: (queue.clock)(),
-            queue,
-            id,
-            protocol,
-            verb,
-            uri: request_uri(uri),
-            source_ips: source_ips(headers, address),
-            user_agent: user_agent(headers),
-            object: object.map(ObjectRef::shortened),
-            notes: Notes::new(),
-            outcome: None,
-            is_forwarded: false,
-            is_started: false,
-            end: None,
-        })))
+    pub(super) fn new(line: Option<(Arc<Queue>, HeaderValue)>, span: RequestSpan, head: RequestHead<'_>) -> Self {
+        let open = line.map(|(queue, id)| Box::new(Open::new(queue, id, head)));
+        let notes = if open.is_some() || span.is_on() { Notes::new() } else { Notes::default() };
+        Self { open, notes, span }
+    }
+
+    /// The span of the request.
+    pub fn span(&self) -> &RequestSpan {
+        &self.span
     }
 
     /// What is found out about the request.
     pub fn notes(&self) -> Notes {
-        self.0.as_ref().map(|open| open.notes.clone()).unwrap_or_default()
+        self.notes.clone()
     }
 
     /// The ID of the record; `None` without an audit log, and once it was completed.
     pub fn id(&self) -> Option<HeaderValue> {
-        self.0.as_ref().map(|open| open.id.clone())
+        self.open.as_ref().map(|open| open.id.clone())
     }
 
     /// Puts the ID into the headers of the answer, or of the forwarded request.
@@ -92,24 +87,26 @@ impl Record {
     /// # Errors
     /// The record cannot be written, and the mode demands it. Then the stream must not start.
     pub async fn started(&mut self, outcome: Outcome, is_forwarded: bool) -> Result<(), NotRecorded> {
-        let Some(open) = &mut self.0 else { return Ok(()) };
+        self.trace(&outcome, is_forwarded);
+        self.span.streams();
+        let Some(open) = &mut self.open else { return Ok(()) };
         (open.outcome, open.is_forwarded) = (Some(outcome), is_forwarded);
         if is_forwarded || !open.queue.is_strict {
             open.is_started = true;
-            open.queue.push(open.line(Stage::ResponseStarted));
+            open.queue.push(open.line(Stage::ResponseStarted, &self.notes));
             return Ok(());
         }
         let place = open.queue.place().await;
         let written = match place {
             Ok(place) => {
                 open.is_started = true;
-                place.write(open.line(Stage::ResponseStarted)).await
+                place.write(open.line(Stage::ResponseStarted, &self.notes)).await
             }
             Err(not_recorded) => Err(not_recorded),
         };
         if written.is_err() {
             // There is no stream.
-            self.0 = None;
+            self.open = None;
         }
         written
     }
@@ -121,7 +118,8 @@ impl Record {
     /// # Errors
     /// The record cannot be written, and the mode demands it. Then the answer must not be sent.
     pub async fn answered(&mut self, outcome: Outcome, is_forwarded: bool) -> Result<(), NotRecorded> {
-        let Some(open) = &mut self.0 else { return Ok(()) };
+        self.trace(&outcome, is_forwarded);
+        let Some(open) = &mut self.open else { return Ok(()) };
         (open.outcome, open.is_forwarded) = (Some(outcome), is_forwarded);
         if is_forwarded || !open.queue.is_strict {
             return Ok(());
@@ -129,18 +127,19 @@ impl Record {
         let place = match open.queue.place().await {
             Ok(place) => place,
             Err(not_recorded) => {
-                self.0 = None;
+                self.open = None;
                 return Err(not_recorded);
             }
         };
-        let line = open.line(Stage::ResponseComplete);
-        self.0 = None;
+        let line = open.line(Stage::ResponseComplete, &self.notes);
+        self.open = None;
         place.write(line).await
     }
 
     /// Notes the answer to a request that is refused without waiting for its record.
     pub fn refused(&mut self, outcome: Outcome) {
-        if let Some(open) = &mut self.0 {
+        self.trace(&outcome, false);
+        if let Some(open) = &mut self.open {
             open.outcome = Some(outcome);
         }
     }
@@ -148,9 +147,29 @@ impl Record {
     /// Notes why a stream ends, and its last status if it has one. A stream that is dropped without
     /// a reason was cancelled by its caller.
     pub fn ended(&mut self, end: &'static str, outcome: Option<Outcome>) {
-        if let Some(open) = &mut self.0 {
+        self.span.note("kubefan.stream.end", end);
+        if let Some(open) = &mut self.open {
             open.end = Some(end);
             open.outcome = outcome.or(open.outcome.take());
+        }
+    }
+
+    /// Says in the span what is known when the answer is.
+    fn trace(&self, outcome: &Outcome, is_forwarded: bool) {
+        if !self.span.is_on() {
+            return;
+        }
+        if let Some(noted) = self.notes.lock() {
+            noted.trace(&self.span);
+        }
+        self.span.note("http.response.status_code", i64::from(outcome.status_code()));
+        self.span.note("kubefan.forwarded", is_forwarded);
+        if outcome.is_failure() {
+            self.span.note("error.type", outcome.error_type());
+        }
+        // The conventions call only what the server is to blame for an error.
+        if outcome.status_code() >= 500 {
+            self.span.failed(outcome.error_type());
         }
     }
 }
@@ -164,23 +183,48 @@ pub fn put_id(id: Option<HeaderValue>, headers: &mut HeaderMap) {
 
 impl Drop for Record {
     fn drop(&mut self) {
-        let Some(mut open) = self.0.take() else { return };
+        if self.span.is_on()
+            && let Some((objects, bytes)) = self.notes.lock().and_then(|noted| noted.sent)
+        {
+            self.span.note("kubefan.sent.objects", i64::try_from(objects).unwrap_or(i64::MAX));
+            self.span.note("kubefan.sent.bytes", i64::try_from(bytes).unwrap_or(i64::MAX));
+        }
+        let Some(mut open) = self.open.take() else { return };
         if std::thread::panicking() {
             open.outcome = Some(Outcome::panicked());
-            return open.queue.push(open.line(Stage::Panic));
+            return open.queue.push(open.line(Stage::Panic, &self.notes));
         }
         open.outcome.get_or_insert_with(Outcome::closed_early);
         // Either side may have ended a forwarded stream.
         if open.is_started && !open.is_forwarded {
             open.end.get_or_insert(CANCELLED);
         }
-        open.queue.push(open.line(Stage::ResponseComplete));
+        open.queue.push(open.line(Stage::ResponseComplete, &self.notes));
     }
 }
 
 impl Open {
-    fn line(&self, stage: Stage) -> Vec<u8> {
-        let noted = self.notes.lock();
+    fn new(queue: Arc<Queue>, id: HeaderValue, head: RequestHead<'_>) -> Self {
+        let RequestHead { protocol, verb, uri, headers, address, object } = head;
+        Self {
+            received: (queue.clock)(),
+            queue,
+            id,
+            protocol,
+            verb,
+            uri: request_uri(uri),
+            source_ips: source_ips(headers, address),
+            user_agent: user_agent(headers),
+            object: object.map(ObjectRef::shortened),
+            outcome: None,
+            is_forwarded: false,
+            is_started: false,
+            end: None,
+        }
+    }
+
+    fn line(&self, stage: Stage, notes: &Notes) -> Vec<u8> {
+        let noted = notes.lock();
         let noted = noted.as_deref();
         // Visible ASCII.
         let id = self.id.to_str().unwrap_or_default();

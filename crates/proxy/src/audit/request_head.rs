@@ -4,6 +4,7 @@
 use std::{borrow::Cow, net::IpAddr};
 
 use http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
+use opentelemetry::KeyValue;
 
 use super::event::{ObjectRef, shortened};
 use crate::telemetry::requests::Protocol;
@@ -38,6 +39,58 @@ pub struct RequestHead<'a> {
     pub address: Option<IpAddr>,
     /// What its path names.
     pub object: Option<ObjectRef>,
+}
+
+impl RequestHead<'_> {
+    /// The name of its span: that of the gRPC method, or the method and the route of HTTP.
+    pub(super) fn span_name(&self) -> String {
+        match self.protocol {
+            Protocol::Grpc => self.uri.path().trim_start_matches('/').to_owned(),
+            Protocol::Http => format!("{} {}", self.verb, self.route()),
+        }
+    }
+
+    /// What its span says at the start. Nothing of it is a name of an object or a selector.
+    pub(super) fn span_attributes(&self) -> Vec<KeyValue> {
+        let mut attributes = vec![
+            KeyValue::new("k8s.request.verb", self.verb.to_string()),
+            KeyValue::new("user_agent.original", user_agent(self.headers)),
+        ];
+        attributes.extend(self.address.map(|ip| KeyValue::new("client.address", ip.to_canonical().to_string())));
+        match (self.protocol, self.uri.path().trim_start_matches('/').split_once('/')) {
+            (Protocol::Grpc, Some((service, method))) => attributes.extend([
+                KeyValue::new("rpc.system", "grpc"),
+                KeyValue::new("rpc.service", service.to_owned()),
+                KeyValue::new("rpc.method", method.to_owned()),
+            ]),
+            (Protocol::Grpc, None) => {}
+            (Protocol::Http, _) => attributes.push(KeyValue::new("http.route", self.route())),
+        }
+        attributes
+    }
+
+    /// The path with its variable parts replaced by their names. A path of no resource is one
+    /// route, because callers could make up any number of them.
+    fn route(&self) -> String {
+        let Some(object) = &self.object else { return "/{path}".to_owned() };
+        let ObjectRef { resource, namespace, name, api_group, api_version, subresource } = object;
+        let mut route = match api_group.is_empty() {
+            true => format!("/api/{api_version}"),
+            false => format!("/apis/{api_group}/{api_version}"),
+        };
+        // The reference to a namespace has its name twice.
+        if !namespace.is_empty() && resource != "namespaces" {
+            route += "/namespaces/{namespace}";
+        }
+        route += &format!("/{resource}");
+        if !name.is_empty() {
+            route += "/{name}";
+        }
+        if !subresource.is_empty() {
+            route += &format!("/{subresource}");
+        }
+        route
+    }
 }
 
 /// The ID that a client has chosen, if it can be one.

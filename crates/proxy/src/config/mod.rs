@@ -23,6 +23,7 @@ mod rules;
 mod section;
 pub mod serve;
 pub mod serving;
+mod traces;
 pub mod units;
 pub mod upstream;
 
@@ -37,6 +38,7 @@ pub use rules::ConfigError;
 pub use section::SecondVariable;
 pub use serve::{ServeConfig, ServeOptions, default_texts, second_variables};
 pub use serving::ConsistentReads;
+pub use traces::TraceConfig;
 pub use units::{ByteSize, Duration};
 pub use upstream::WatchListMode;
 

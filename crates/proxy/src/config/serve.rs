@@ -17,6 +17,7 @@ use super::{
     rules::unusable,
     section::{SecondVariable, Section},
     serving::{ConsistentReads, ServingConfig, ServingOptions, check_addresses},
+    traces::{ENDPOINT_VARIABLE, TraceConfig, TraceOptions},
     upstream::{UpstreamConfig, UpstreamOptions},
 };
 use crate::caches::ConfiguredResource;
@@ -70,7 +71,7 @@ macro_rules! sections {
 
         /// The environment variables with a second name.
         pub fn second_variables() -> Vec<SecondVariable> {
-            [$($options::SECOND_VARIABLES),*].concat()
+            [&[ENDPOINT_VARIABLE][..], $($options::SECOND_VARIABLES),*].concat()
         }
 
         /// The defaults as `--help` shows them, by the name of the option's field.
@@ -99,6 +100,8 @@ sections! {
     peer: PeerOptions => PeerConfig;
     /// The log.
     logging: LoggingOptions => LoggingConfig;
+    /// The traces.
+    traces: TraceOptions => TraceConfig;
     /// Who answers reads.
     modes: ModeOptions => ModeConfig;
 }
@@ -118,6 +121,7 @@ impl ServeOptions {
         self.serving.check_mode(&serving)?;
         self.serving.check_tls(&serving)?;
         self.audit.check()?;
+        self.traces.check()?;
         let is_local = serving.listen.is_local();
         self.on_demand.check_limits(is_local)?;
         if serving.consistent_reads == ConsistentReads::Upstream
@@ -205,10 +209,11 @@ mod tests {
         let default = ServeConfig::default();
         assert_eq!(ServeOptions::default().validate(), Ok(default.clone()));
         // The limits of the tables are refused while the tables are off, the rights of sockets
-        // without a file, the version of TLS without TLS, and everything about an audit log without
-        // one.
+        // without a file, the version of TLS without TLS, and everything about an audit log or a
+        // collector without one.
         let refused = ["cache_tables_bytes_max", "listen_mode", "tls_min_version"];
-        let is_refused = |field: &str| refused.contains(&field) || field.starts_with("audit_log_");
+        let is_refused =
+            |field: &str| refused.contains(&field) || field.starts_with("audit_log_") || field.starts_with("otlp_");
         let shown = default_texts().into_iter().filter(|(field, _)| !is_refused(field));
         let flags: Vec<String> = shown.map(|(field, text)| format!("--{}={text}", field.replace('_', "-"))).collect();
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();

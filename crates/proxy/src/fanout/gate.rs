@@ -17,7 +17,10 @@ use super::{
     fair_queue::FairQueue,
     fair_share::{Holder, Shares},
 };
-use crate::{cache::Refusal, telemetry::metrics::GateMetrics};
+use crate::{
+    cache::Refusal,
+    telemetry::{metrics::GateMetrics, traces},
+};
 
 /// How many are admitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +69,7 @@ impl Gate {
         if let Some(permit) = self.try_acquire(holder) {
             return Ok(permit);
         }
+        let _wait = traces::wait("permit");
         let turn = Turn::new(&self.shared, holder);
         let permit = match turn {
             Some(mut turn) => timeout(self.limits.snapshot_queue_timeout, &mut turn.granted).await.ok(),

@@ -4,6 +4,8 @@
 //! The hazard is a crowd of clients after a restart. They wait here for the first list, with
 //! limits, instead of asking the apiserver one by one.
 
+mod subscribe;
+
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep, timeout_at};
@@ -21,17 +23,13 @@ use crate::{
         switches::Switched,
     },
     audit::Notes,
-    cache::Backfill,
     fanout::{
-        Catalog, FairPool, Fresh, Holder, Need, NotSubscribed, OfStream, Patience, Phase, Place, PlacesMax, Provided,
-        ProvidedBackfill, Refusal, Served, StreamWaker, SubscribeOptions, Subscription,
+        Catalog, FairPool, Fresh, Holder, OfStream, Patience, Phase, Place, PlacesMax, Refusal, Served, Subscription,
     },
+    telemetry::traces,
 };
-use kubefan_common::{
-    planted::{self, Bug},
-    proto::v1alpha1,
-};
-use kubefan_model::{GroupVersionResource, Media, ResourceVersion, format::Format, selection::Selection};
+use kubefan_common::proto::v1alpha1;
+use kubefan_model::{GroupVersionResource, Media, ResourceVersion, selection::Selection};
 
 /// How long a read waits for the cache to reach the requested version; the apiserver waits as long.
 pub const FRESHNESS_TIMEOUT: Duration = Duration::from_secs(3);
@@ -42,10 +40,6 @@ const OWN_WATCH_WAIT: Duration = Duration::from_millis(50);
 
 /// How long a request waits for the first list of a cache.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The most backfills to read for one subscription: history may move past the end of each while it
-/// is read.
-const BACKFILLS_MAX: usize = 3;
 
 /// The unit of the memory of requests that wait for their verdict, in bytes.
 const PENDING_UNIT_BYTES: usize = 1 << 10;
@@ -132,7 +126,9 @@ impl<C: Catalog> Reader<C> {
         notes.read(&read);
         let v1alpha1::Target { group, resource, .. } = read.target();
         switches.check(group, resource, &caller).map_err(Denial::Switched)?;
+        let wait = traces::wait("authorize");
         let verdict = self.access.authorize(&caller, read, presented).await;
+        drop(wait);
         notes.decided(&verdict);
         verdict
     }
@@ -194,7 +190,10 @@ impl<C: Catalog> Reader<C> {
     }
 
     async fn known(&self, presented: &Presented, notes: &Notes) -> Result<Caller, Denial> {
-        let caller = self.access.authenticate(presented).await?;
+        let wait = traces::wait("authenticate");
+        let caller = self.access.authenticate(presented).await;
+        wait.note("kubefan.authenticated", caller.is_ok());
+        let caller = caller?;
         notes.caller(&caller);
         Ok(caller)
     }
@@ -292,7 +291,15 @@ impl<C: Catalog> Reader<C> {
         listed: Option<&Selection>,
         patience: Patience,
     ) -> Result<Fresh, Refusal> {
-        self.catalog.prove(served, listed, patience).await
+        let wait = traces::wait("freshness proof");
+        let fresh = self.catalog.prove(served, listed, patience).await;
+        let way = match &fresh {
+            Ok(Fresh::Cache) => "cache",
+            Ok(Fresh::State(_)) => "state",
+            Err(_) => "none",
+        };
+        wait.note("kubefan.proof", way);
+        fresh
     }
 
     /// Starts the cache of what may be read in an encoding, if that is allowed, without waiting for
@@ -325,11 +332,13 @@ impl<C: Catalog> Reader<C> {
             is_proved = self.catalog.advance(served, patience).await.is_ok();
             std::future::pending::<std::convert::Infallible>().await
         };
+        let wait = traces::wait("version");
         let reached = tokio::select! {
             biased;
             reached = served.hub.reached(version, FRESHNESS_TIMEOUT) => reached,
             never = proof => match never {},
         };
+        wait.note("kubefan.reached", reached.is_ok());
         reached.map_err(|refusal| NotReached { refusal, is_proved })
     }
 
@@ -396,103 +405,6 @@ impl<C: Catalog> Reader<C> {
                 return self.select(read, media).await;
             }
         }
-    }
-
-    /// Subscribes. The hub decides how; this fetches what the hub needs for it and asks again.
-    ///
-    /// # Errors
-    /// [`Refusal::Expired`] if neither the cache nor upstream can resume from the version, and the
-    /// options ask for no restart.
-    pub async fn subscribe(
-        &self,
-        served: &Served,
-        selection: Selection,
-        format: Format,
-        options: SubscribeOptions,
-        waker: StreamWaker,
-    ) -> Result<Subscription, Refusal> {
-        let (hub, waker) = (&served.hub, Arc::new(waker));
-        let mut provided = Provided::default();
-        if let Some(version) = options.resumes_from() {
-            provided.other_history = self.other_history(served, &options.cluster, version).await;
-        }
-        hub.index_for(&selection).await;
-        if let Some(version) = options.resumes_from() {
-            provided.replayed = hub.replay(&selection, &format, version).await;
-        }
-        let (mut backfills, mut oldest) = (0, None);
-        loop {
-            match hub.try_subscribe(&selection, &format, &options, &mut provided, &waker) {
-                Ok(subscription) => return Ok(subscription),
-                // The hub knows only its own history. A backfill may start at an older version.
-                Err(NotSubscribed::Refused(Refusal::Expired(expired))) => {
-                    return Err(expired.or_after(oldest).into());
-                }
-                Err(NotSubscribed::Refused(refusal)) => return Err(refusal),
-                Err(NotSubscribed::Needs(Need::Permit)) => {
-                    provided.permit = Some(Arc::new(hub.gate().acquire(options.holder).await?));
-                }
-                Err(NotSubscribed::Needs(Need::Backfill(version))) => {
-                    // A backfill takes its own permit while it is read.
-                    provided.permit = None;
-                    backfills += 1;
-                    provided.backfill = match backfills {
-                        ..=BACKFILLS_MAX => match self.backfill(served, (&selection, &format), version).await {
-                            Ok(backfill) => ProvidedBackfill::Read(backfill),
-                            Err(Refusal::Expired(expired)) => {
-                                oldest = Some(expired.oldest);
-                                ProvidedBackfill::Unavailable
-                            }
-                            Err(refusal) => return Err(refusal),
-                        },
-                        _ => ProvidedBackfill::Unavailable,
-                    };
-                }
-            }
-        }
-    }
-
-    /// The events after `version`, read again from upstream.
-    async fn backfill(
-        &self,
-        served: &Served,
-        (selection, format): (&Selection, &Format),
-        version: ResourceVersion,
-    ) -> Result<Arc<Backfill>, Refusal> {
-        // The state before an event decides whether an object enters or leaves, and whether its
-        // projection has changed.
-        let hides = format.only_changes() && !planted::is(Bug::BackfillSendsUnchanged);
-        let compares = selection.membership_can_change() || hides;
-        let needs_state = compares && !planted::is(Bug::BackfillWithoutMembership);
-        self.catalog.backfill(served, version, needs_state).await
-    }
-
-    /// Waits until the cache has reached `version`. Returns a refusal if the version belongs to
-    /// another history: to another cluster, or beyond what upstream says this cluster has reached.
-    ///
-    /// `None` also if the cache only lags, or if upstream could not be asked: then the hub refuses
-    /// the version and counts that.
-    async fn other_history(&self, served: &Served, cluster: &str, version: ResourceVersion) -> Option<Refusal> {
-        if let Some(known) = served.hub.cluster()
-            && !cluster.is_empty()
-            && cluster != known
-        {
-            let message =
-                format!("version {version} belongs to another cluster ({cluster:.64}); this cluster is {known}");
-            return Some(Refusal::Rewritten(message));
-        }
-        let asked = Instant::now();
-        // Upstream cannot answer instead.
-        let NotReached { is_proved, .. } = self.reach(served, version, Patience::NoFallback).await.err()?;
-        let reached = match is_proved {
-            true => served.hub.head(),
-            false => self.catalog.cluster_version(served, asked).await.ok(),
-        };
-        let reached = reached.filter(|reached| *reached < version)?;
-        Some(Refusal::Rewritten(format!(
-            "version {version} belongs to another history: the cluster has reached {reached} (etcd was restored from a backup, or \
-             this is another cluster)"
-        )))
     }
 }
 

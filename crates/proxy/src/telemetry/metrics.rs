@@ -11,6 +11,7 @@ mod config_reload;
 mod labels;
 mod moved_watches;
 mod register;
+mod traces;
 
 use std::sync::Arc;
 
@@ -23,6 +24,7 @@ pub use self::{
     config_reload::ReloadMetrics,
     labels::{ConnectionEnd, Lag, PassthroughRefusal, Proof, Resume, SelfCheck, Transfer, WarmStart, WatchPurpose},
     moved_watches::RebalanceMetrics,
+    traces::TraceMetrics,
 };
 use self::{cache::CacheFamilies, register::Registrar};
 use super::requests::RequestMetrics;
@@ -37,6 +39,7 @@ pub struct Metrics {
     audit: AuditMetrics,
     rebalance: RebalanceMetrics,
     reload: ReloadMetrics,
+    traces: TraceMetrics,
     gate: GateMetrics,
     lists: ListMetrics,
     ready: IntGauge,
@@ -115,6 +118,7 @@ impl Metrics {
             audit: AuditMetrics::new(&register)?,
             rebalance: RebalanceMetrics::new(&register)?,
             reload: ReloadMetrics::new(&register)?,
+            traces: TraceMetrics::new(&register)?,
             gate,
             lists,
             ready: register.int_gauge("kubefan_ready", "1 if /readyz passes.")?,
@@ -213,6 +217,11 @@ impl Metrics {
     /// The metrics of the audit log.
     pub fn audit(&self) -> &AuditMetrics {
         &self.audit
+    }
+
+    /// The metrics of the export of spans.
+    pub fn traces(&self) -> &TraceMetrics {
+        &self.traces
     }
 
     /// The metrics of rebalancing.

@@ -1,4 +1,4 @@
-//! Metrics, logs and process statistics.
+//! Metrics, logs, traces and process statistics.
 
 pub mod cgroup;
 pub mod last_hour;
@@ -7,6 +7,7 @@ pub mod metrics;
 pub mod process;
 pub mod requests;
 pub mod series;
+pub mod traces;
 pub mod tracing;
 
 pub use log_format::LogFormat;

@@ -26,6 +26,9 @@ capabilities:
 {{- end }}
 - --log-format={{ .Values.log.format }}
 - --log-level={{ .Values.log.level }}
+{{- with .Values.otlp.endpoint }}
+- --otlp-endpoint={{ . }}
+{{- end }}
 {{- with .Values.drainTimeout }}
 - --drain-timeout={{ . }}
 {{- end }}

@@ -19,7 +19,11 @@ use super::{
     review_queue::{QueueLimits, ReviewQueue},
     verdict_cache::{Kept, Outcome, VerdictCache},
 };
-use crate::{fanout::Holder, telemetry::metrics::ReviewMetrics, upstream::UpstreamError};
+use crate::{
+    fanout::Holder,
+    telemetry::{metrics::ReviewMetrics, traces},
+    upstream::UpstreamError,
+};
 
 /// For this long after a failure of the apiserver it is not asked again for a verdict that the
 /// grace covers.
@@ -129,7 +133,10 @@ where
             shared.cache.put(key, verdict.clone(), fresh_for);
             Ok(verdict)
         };
-        match self.flights.join(key, asked).await {
+        let wait = traces::wait(self.shared.metrics.kind);
+        let joined = self.flights.join(key, asked).await;
+        drop(wait);
+        match joined {
             Err(ReviewError::Outage) => self.last(&key),
             verdict => verdict,
         }

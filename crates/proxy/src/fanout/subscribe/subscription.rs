@@ -138,6 +138,11 @@ impl Subscription {
         Ok(frames)
     }
 
+    /// How it started: the way of its resume, or `snapshot`.
+    pub fn way(&self) -> &'static str {
+        self.way.map_or("snapshot", Resume::as_str)
+    }
+
     /// Looks at it from outside, while it is sent.
     pub fn observer(&self) -> Observer {
         Observer::new(&self.hub, &self.view, self.progress.clone(), self.way)

@@ -126,7 +126,7 @@ impl<C: Catalog> KubeApi<C> {
                 };
                 tokio::select! {
                     biased;
-                    answer = self.answer_guarded(request, &info, stream_waker) => answer,
+                    answer = record.span().follow(self.answer_guarded(request, &info, stream_waker)) => answer,
                     () = drained => Answer::Response(Failure::from(&Refusal::Draining).response(media)),
                 }
             }

@@ -23,7 +23,10 @@ use crate::{
     cache::warnings::Warnings,
     fanout::{FairPool, Place, PlacesMax, Refusal},
     server::client_info::ClientInfo,
-    telemetry::metrics::{Metrics, PassthroughRefusal},
+    telemetry::{
+        metrics::{Metrics, PassthroughRefusal},
+        traces,
+    },
     upstream::{
         UpstreamError,
         acting_as::ActingAs,
@@ -111,6 +114,8 @@ impl Forwarder {
         }
         append_client_address(&mut parts.headers, client);
         parts.headers.append(header::VIA, self.via.clone());
+        let wait = traces::wait_for_server("upstream");
+        wait.put_into(&mut parts.headers);
         if let Some(upgrade) = &upgrade {
             write_upgrade(&mut parts.headers, upgrade.clone());
         }
@@ -122,7 +127,11 @@ impl Forwarder {
         let body = RequestBody::new(body, drain);
         let is_cut_off = body.is_cut_off();
         let request = Request::from_parts(parts, body.boxed_unsync());
-        let mut response = match self.upstream.send(&place, acting_as, request).await {
+        let sent = self.upstream.send(&place, acting_as, request).await;
+        let status = sent.as_ref().map_or(0, |response| response.status().as_u16());
+        wait.note("http.response.status_code", i64::from(status));
+        drop(wait);
+        let mut response = match sent {
             Ok(response) => response,
             Err(_) if is_cut_off.load(Ordering::Relaxed) => return Failure::from(&Refusal::Draining).response(media),
             Err(error) => return unanswered(&error, media, need),

@@ -11,7 +11,7 @@ use crate::{
         AccessOptions, StreamOptions, authentication::AuthenticationOptions, authorization::AuthorizationOptions,
         review::QueueLimits,
     },
-    cache::{ProcessBudgets, RingLimits},
+    cache::{Backfill, ProcessBudgets, RingLimits},
     fanout::{Fresh, Gate, GateLimits, Hub, HubOptions, StreamEnd},
     telemetry::metrics::Metrics,
     upstream::{

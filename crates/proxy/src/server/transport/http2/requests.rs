@@ -58,23 +58,26 @@ pub async fn open_grpc_watch<C: Catalog>(
     let (notes, id) = (record.notes(), record.id());
     let mut body = request.into_body();
     let stream_waker = StreamWaker::new(&connection_waker, respond.stream_id().as_u32());
-    let opening = pin!(async {
-        encoding?;
-        let message = tokio::select! {
+    let opened = {
+        let opening = pin!(async {
+            encoding?;
+            let message = tokio::select! {
+                biased;
+                message = call::message(&mut body, services.options.message_bytes_max) => message?,
+                status = arrival.failed(services.drain.clone(), false) => return Err(status),
+            };
+            arrival.arrived();
+            let Some(message) = message else { return Ok(None) };
+            let request = WatchRequest::decode(message).map_err(|error| status::malformed(&error.to_string()))?;
+            // Boxed, so that a call that waits for its message does not have the memory for this.
+            let opened = Box::pin(services.grpc.open(request, (&presented, sender), &notes, stream_waker));
+            record.span().follow(opened).await.map(Some)
+        });
+        tokio::select! {
             biased;
-            message = call::message(&mut body, services.options.message_bytes_max) => message?,
-            status = arrival.failed(services.drain.clone(), false) => return Err(status),
-        };
-        arrival.arrived();
-        let Some(message) = message else { return Ok(None) };
-        let request = WatchRequest::decode(message).map_err(|error| status::malformed(&error.to_string()))?;
-        // Boxed, so that a call that waits for its message does not have the memory for this.
-        Box::pin(services.grpc.open(request, (&presented, sender), &notes, stream_waker)).await.map(Some)
-    });
-    let opened = tokio::select! {
-        biased;
-        opened = call::within(deadline_at, opening) => opened.unwrap_or_else(|| Err(status::deadline_exceeded())),
-        _ = poll_fn(|cx| respond.poll_reset(cx)) => return None,
+            opened = call::within(deadline_at, opening) => opened.unwrap_or_else(|| Err(status::deadline_exceeded())),
+            _ = poll_fn(|cx| respond.poll_reset(cx)) => return None,
+        }
     };
     let opened = match opened {
         Ok(None) => return None,

@@ -144,7 +144,7 @@ pub async fn serve_router<C: Catalog>(
     let mut ended = Box::pin(arrival.failed(services.drain.clone(), ends_with_drain));
     let request = request.map(|body| RequestBody { body, arrival: Some(arrival), is_stream });
     let mut router = services.router.clone();
-    let answer = pin!(router.call(request));
+    let answer = pin!(record.span().follow(router.call(request)));
     let answer = tokio::select! {
         biased;
         answer = call::within(deadline_at, answer) => answer,

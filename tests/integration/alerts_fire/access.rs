@@ -1,0 +1,126 @@
+//! Callers and the audit log: reviews that fail, denials, credentials that are not accepted, and a
+//! disk that is full. The apiserver is the real one, because it judges the callers.
+
+use std::{fs, os::unix::fs::symlink, path::PathBuf, sync::Arc};
+
+use serde_json::json;
+
+use super::scene::{OFTEN, Ongoing, Scene, asks, lively};
+use crate::harness::{
+    apiserver::ApiServer,
+    kubefan::Kubefan,
+    rbac::{ServiceAccount, grant},
+    simulated::Simulated,
+};
+
+/// kubefan with an account of its own, over TLS, with verdicts that count for a second.
+async fn reviewing(api: &ApiServer, namespace: &str) -> Kubefan {
+    let own = ServiceAccount::create(api, namespace, "kubefan").await;
+    own.may_read_pods().await;
+    own.may_review().await;
+    let (cert, key) = api.server_certificate();
+    let (cert, key) =
+        (format!("--tls-cert-file={}", cert.display()), format!("--tls-private-key-file={}", key.display()));
+    let args = [
+        "--authorization-mode=Webhook",
+        "--resource=pods",
+        "--authentication-skip-lookup",
+        "--authentication-token-webhook-cache-ttl=1s",
+        "--authorization-webhook-cache-authorized-ttl=1s",
+        "--authorization-webhook-cache-unauthorized-ttl=1s",
+    ];
+    let kubefan = Kubefan::spawn(&own.kubeconfig().await, &[&args[..], &[&*cert, &*key]].concat()).await;
+    kubefan.ready().await;
+    kubefan
+}
+
+fn pods_of(kubefan: &Kubefan) -> String {
+    format!("https://{}/api/v1/pods?resourceVersion=0", kubefan.grpc_addr)
+}
+
+/// The right to review is taken from kubefan's account.
+pub(super) async fn reviews(scene: Scene) {
+    let api = ApiServer::shared().await;
+    let namespace = api.namespace("reviews").await;
+    let kubefan = reviewing(&api, &namespace).await;
+    scene.scrape(&kubefan);
+    let caller = ServiceAccount::create(&api, &namespace, "caller").await;
+    let rules = json!([{ "apiGroups": [""], "resources": ["pods"], "verbs": ["list"] }]);
+    grant(&api, None, &format!("{namespace}-caller"), &rules, &caller.subject()).await;
+    let _known = asks(OFTEN, api.client_with_token(&caller.token().await), pods_of(&kubefan));
+    scene.sees("kubefan_authorization_attempts_total{JOB, result=\"allowed\"}", |count| count > 5.0).await;
+    let binding = format!("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/{namespace}-reviews");
+    api.delete(&binding).await;
+    let alerts = ["KubefanReviewsFailing{review=token}", "KubefanReviewsFailing{review=access}", "KubefanOutageGrace"];
+    let firing = scene.fired("kubefan's account lost `system:auth-delegator`", &alerts).await;
+    firing.scene().sees("kubefan_delegated_authn_request_total{JOB, result=\"forbidden\"}", |count| count > 0.0).await;
+    let role =
+        json!({ "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:auth-delegator" });
+    let subject = json!({ "kind": "ServiceAccount", "name": "kubefan", "namespace": namespace });
+    let (collection, name) = binding.rsplit_once('/').unwrap();
+    api.create(collection, &json!({ "metadata": { "name": name }, "roleRef": role, "subjects": [subject] })).await;
+    firing.resolved("the ClusterRole bound again").await;
+}
+
+/// A program lost its right, and another has a token that is none.
+pub(super) async fn denied(scene: Scene) {
+    let api = ApiServer::shared().await;
+    let namespace = api.namespace("denied").await;
+    let kubefan = reviewing(&api, &namespace).await;
+    scene.scrape(&kubefan);
+    let caller = ServiceAccount::create(&api, &namespace, "caller").await;
+    let token = caller.token().await;
+    let _denied = asks(OFTEN, api.client_with_token(&token), pods_of(&kubefan));
+    let wrong = asks(OFTEN, api.client_with_token("expired"), pods_of(&kubefan));
+    let alerts = ["KubefanDenialsSurging", "KubefanAuthenticationFailing"];
+    let firing = scene.fired("a program without the right, one with an expired token", &alerts).await;
+    let rules = json!([{ "apiGroups": [""], "resources": ["pods"], "verbs": ["list"] }]);
+    grant(&api, None, &format!("{namespace}-caller"), &rules, &caller.subject()).await;
+    drop(wrong);
+    firing.resolved("the right granted, the other client ended").await;
+}
+
+/// kubefan with an audit log on a full disk: the file leads to a device that has no room. The other
+/// values keep its world going.
+struct FullDisk {
+    kubefan: Kubefan,
+    log: PathBuf,
+    _asking: Ongoing,
+    _world: (Arc<Simulated>, Ongoing),
+}
+
+impl FullDisk {
+    async fn start(mode: &str, scene: &Scene) -> FullDisk {
+        let world = lively().await;
+        let log = world.0.dir.path().join("audit.log");
+        symlink("/dev/full", &log).unwrap();
+        let path = format!("--audit-log-path={}", log.display());
+        let mode = format!("--audit-log-mode={mode}");
+        let kubefan = world.0.kubefan(&["--resource=pods", &*path, &*mode, "--audit-log-batch-buffer-size=10"]).await;
+        scene.scrape(&kubefan);
+        let url = format!("http://{}/api/v1/pods?resourceVersion=0", kubefan.grpc_addr);
+        FullDisk { kubefan, log, _asking: asks(OFTEN, reqwest::Client::new(), url), _world: world }
+    }
+
+    /// The disk has room again: the log is a file, which kubefan opens on SIGHUP.
+    fn free(&self) {
+        fs::remove_file(&self.log).unwrap();
+        self.kubefan.process.hang_up();
+    }
+}
+
+pub(super) async fn audit_log(scene: Scene) {
+    let disk = FullDisk::start("batch", &scene).await;
+    let firing = scene.fired("a full disk", &["KubefanAuditLogFailing", "KubefanAuditRecordsDropped"]).await;
+    let log = disk.kubefan.process.log();
+    assert!(log.contains("the audit log cannot be written"), "{log}");
+    disk.free();
+    firing.resolved("room made, SIGHUP").await;
+}
+
+pub(super) async fn strict_audit_log(scene: Scene) {
+    let disk = FullDisk::start("blocking-strict", &scene).await;
+    let firing = scene.fired("a full disk, in the strict mode", &["KubefanAuditRefusesRequests"]).await;
+    disk.free();
+    firing.resolved("room made, SIGHUP").await;
+}

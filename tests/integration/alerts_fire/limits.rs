@@ -1,0 +1,106 @@
+//! Limits: memory, open files, connections, handshakes and certificates.
+
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, SystemTime},
+};
+
+use kubefan_sim::apiserver::SimOptions;
+use rcgen::{CertificateParams, ExtendedKeyUsagePurpose};
+
+use super::scene::{OFTEN, Scene, asks, every, large, lively};
+use crate::{
+    harness::{kubefan::Kubefan, pki::Authority, rig::pods, simulated::Simulated},
+    memory_limit::unread,
+};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// A memory budget that kubefan's state alone fills.
+pub(super) async fn memory(scene: Scene) {
+    let simulated =
+        Simulated::with(SimOptions { bookmark_interval: Duration::from_secs(1), ..SimOptions::default() }).await;
+    for number in 0..128 {
+        simulated.sim.create(&pods(), large(&format!("large-{number}"), 512 << 10)).unwrap();
+    }
+    let kubefan = simulated.kubefan(&["--resource=pods"]).await;
+    let resident = kubefan.metric("process_resident_memory_bytes").await.unwrap() as u64;
+    drop(kubefan);
+    let with = |bytes: u64| format!("--memory-max={bytes}");
+    let kubefan = simulated.kubefan(&["--resource=pods", &with(resident / 100 * 97)]).await;
+    scene.scrape(&kubefan);
+    let firing = scene
+        .fired("a memory budget below what the caches take", &["KubefanMemoryPressure", "KubefanMemoryExhausted"])
+        .await;
+    drop(kubefan);
+    let kubefan = simulated.kubefan(&["--resource=pods", &with(resident * 2)]).await;
+    firing.scene().scrape(&kubefan);
+    firing.resolved("a larger budget").await;
+}
+
+/// More connections than nine tenths of the open files.
+pub(super) async fn files(scene: Scene) {
+    let (simulated, _writing) = lively().await;
+    let shell = "ulimit -n 1024";
+    let kubefan = Kubefan::spawn_after(&simulated.kubeconfig(), shell, &["--resource=pods", "--passthrough=off"]).await;
+    kubefan.ready().await;
+    scene.scrape(&kubefan);
+    let mut clients = Vec::new();
+    for _ in 0..800 {
+        clients.push(unread(kubefan.grpc_addr.port(), "/api/v1/pods?watch=1&resourceVersion=0").await);
+    }
+    let firing = scene
+        .fired("800 watches, each on a connection of its own, and 1024 open files", &["KubefanOpenFilesNearLimit"])
+        .await;
+    drop(clients);
+    firing.resolved("the clients went to other replicas").await;
+}
+
+pub(super) async fn connections(scene: Scene) {
+    let (simulated, _writing) = lively().await;
+    let kubefan = simulated.kubefan(&["--resource=pods", "--connections-max=4"]).await;
+    scene.scrape(&kubefan);
+    let port = kubefan.grpc_addr.port();
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        held.push(unread(port, "/api/v1/pods?watch=1&resourceVersion=0").await);
+    }
+    let _more = every(OFTEN, move || async move { drop(tokio::net::TcpStream::connect(("127.0.0.1", port)).await) });
+    let firing = scene.fired("more connections than --connections-max", &["KubefanConnectionsRefused"]).await;
+    drop(held);
+    firing.resolved("the client that had them ended").await;
+}
+
+/// Writes a certificate for loopback that ends after this time, and its key.
+#[expect(clippy::disallowed_methods, reason = "certificates end by the wall clock")]
+fn write_certificate(dir: &Path, authority: &Authority, valid: Duration) {
+    let mut params = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
+    params.not_after = (SystemTime::now() + valid).into();
+    let (certificate, key) = authority.issue(params, &[ExtendedKeyUsagePurpose::ServerAuth]);
+    fs::write(dir.join("tls.key"), key).unwrap();
+    fs::write(dir.join("tls.crt"), certificate).unwrap();
+}
+
+/// A certificate that ends today, and clients that speak plaintext.
+pub(super) async fn certificate(scene: Scene) {
+    let (simulated, _writing) = lively().await;
+    let (authority, dir) = (Authority::new(), simulated.dir.path());
+    write_certificate(dir, &authority, 12 * HOUR);
+    let file = |flag: &str, name: &str| format!("--{flag}={}", dir.join(name).display());
+    let kubefan = simulated
+        .kubefan(&[
+            "--resource=pods",
+            &file("tls-cert-file", "tls.crt"),
+            &file("tls-private-key-file", "tls.key"),
+            "--passthrough=off",
+        ])
+        .await;
+    scene.scrape(&kubefan);
+    let plaintext = asks(OFTEN, reqwest::Client::new(), format!("http://{}/", kubefan.grpc_addr));
+    let alerts = ["KubefanCertificateExpiring", "KubefanCertificateExpiresSoon", "KubefanHandshakesFailing"];
+    let firing = scene.fired("a certificate of twelve hours, clients in plaintext", &alerts).await;
+    write_certificate(dir, &authority, 24 * 365 * HOUR);
+    drop(plaintext);
+    firing.resolved("a new certificate, the clients ended").await;
+}

@@ -1,0 +1,141 @@
+//! Subscribers: too slow, too late, too many, or served by a kubefan that has too little CPU.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use kubefan_common::proto::v1alpha1::{Projection, ProjectionType, Target, WatchRequest, WatchResponse};
+use tonic::Streaming;
+
+use super::scene::{OFTEN, Scene, asks, every, large, lively};
+use crate::{
+    harness::{
+        cpu_cgroup::CpuCgroup,
+        kubefan::Kubefan,
+        record::connect,
+        rig::{pods, target},
+    },
+    memory_limit::unread,
+};
+
+const LARGE_BYTES: usize = 32 << 10;
+
+fn watch(target: Target, resource_version: &str) -> WatchRequest {
+    WatchRequest { target: Some(target), resource_version: resource_version.to_owned(), ..WatchRequest::default() }
+}
+
+/// Clients that do not read, while large events come; each second some of them start anew.
+pub(super) async fn lag(scene: Scene) {
+    let (simulated, _writing) = lively().await;
+    simulated.sim.create(&pods(), large("large", LARGE_BYTES)).unwrap();
+    let kubefan = simulated.kubefan(&["--resource=pods", "--ring-events-max=20"]).await;
+    scene.scrape(&kubefan);
+    let sim = simulated.sim.clone();
+    let _events = every(Duration::from_millis(20), move || {
+        sim.update(&pods(), large("large", LARGE_BYTES)).unwrap();
+        std::future::ready(())
+    });
+    let (addr, sim) = (kubefan.grpc_addr, simulated.sim.clone());
+    let unread = every(OFTEN, move || {
+        let version = sim.revision().to_string();
+        async move {
+            let stream = connect(addr).await.watch(watch(target("pods"), &version)).await;
+            tokio::spawn(async move {
+                let _held = stream;
+                tokio::time::sleep(Duration::from_secs(10)).await;
+            });
+        }
+    });
+    let firing =
+        scene.fired("clients that do not read, at 50 events a second of 32 KiB", &["KubefanSubscribersLag"]).await;
+    drop(unread);
+    firing.resolved("the clients switched off").await;
+}
+
+/// Clients that come back with a version from before history begins.
+pub(super) async fn late(scene: Scene) {
+    let (simulated, _writing) = lively().await;
+    simulated.sim.compact();
+    let kubefan = simulated.kubefan(&["--resource=pods"]).await;
+    scene.scrape(&kubefan);
+    let client = connect(kubefan.grpc_addr).await;
+    let late = every(OFTEN, move || {
+        let mut client = client.clone();
+        async move {
+            let _refused = client.watch(watch(target("pods"), "1")).await;
+        }
+    });
+    let firing = scene.fired("clients that resume from a version that is gone", &["KubefanResumesExpire"]).await;
+    drop(late);
+    firing.resolved("they list again").await;
+}
+
+/// One list that is not read holds the only permit.
+pub(super) async fn snapshots(scene: Scene) {
+    let (simulated, _writing) = lively().await;
+    for number in 0..128 {
+        simulated.sim.create(&pods(), large(&format!("large-{number}"), LARGE_BYTES)).unwrap();
+    }
+    let limits =
+        ["--resource=pods", "--snapshots-max=1", "--snapshot-queue-timeout=1s", "--snapshot-stall-timeout=10m"];
+    let kubefan = simulated.kubefan(&limits).await;
+    scene.scrape(&kubefan);
+    let path = "/api/v1/pods?resourceVersion=0";
+    let held = unread(kubefan.grpc_addr.port(), path).await;
+    let _others = asks(OFTEN, reqwest::Client::new(), format!("http://{}{path}", kubefan.grpc_addr));
+    let firing = scene.fired("a list that is not read holds the only permit", &["KubefanSnapshotsRefused"]).await;
+    assert!(kubefan.metric("kubefan_snapshots").await == Some(1.0));
+    drop(held);
+    firing.resolved("its client ended").await;
+}
+
+/// One client has the only place for a watch.
+pub(super) async fn requests(scene: Scene) {
+    let (simulated, _writing) = lively().await;
+    let kubefan = simulated.kubefan(&["--resource=pods", "--subscribers-max=1", "--passthrough=off"]).await;
+    scene.scrape(&kubefan);
+    let held = connect(kubefan.grpc_addr).await.watch(watch(target("pods"), "")).await.unwrap();
+    let url = format!("http://{}/api/v1/pods?watch=1&resourceVersion=0&timeoutSeconds=1", kubefan.grpc_addr);
+    let text = reqwest::get(&url).await.unwrap().text().await.unwrap();
+    assert!(text.contains("--subscribers-max"), "the answer names the limit: {text}");
+    let _asking = asks(OFTEN, reqwest::Client::new(), url);
+    let firing = scene.fired("more watches than --subscribers-max", &["KubefanRequestsRefused"]).await;
+    drop(held);
+    firing.resolved("the client that had them ended").await;
+}
+
+/// Watches with projections of their own, so that they share no work.
+const WATCHES: usize = 60;
+
+/// kubefan is at its CPU limit, and its watches share no work.
+pub(super) async fn slow(scene: Scene) {
+    let group = CpuCgroup::with_percent(10).expect("a control group for CPU");
+    let (simulated, _writing) = lively().await;
+    simulated.sim.create(&pods(), large("large", LARGE_BYTES)).unwrap();
+    let kubefan = Kubefan::spawn_after(&simulated.kubeconfig(), &group.enter(), &["--resource=pods"]).await;
+    kubefan.ready().await;
+    scene.scrape(&kubefan);
+    let mut client = connect(kubefan.grpc_addr).await;
+    let mut streams = Vec::new();
+    for number in 0..WATCHES {
+        let paths = format!("metadata.annotations.filling,metadata.labels.l{number}");
+        let projection = Projection {
+            r#type: ProjectionType::FieldMask.into(),
+            paths: paths.split(',').map(str::to_owned).collect(),
+            ..Projection::default()
+        };
+        let request = WatchRequest { projection: Some(projection), ..watch(target("pods"), "") };
+        streams.push(client.watch(request).await.unwrap().into_inner());
+    }
+    async fn read(mut stream: Streaming<WatchResponse>) {
+        while let Ok(Some(_)) = stream.message().await {}
+    }
+    let _reading = tokio::spawn(async move { join_all(streams.into_iter().map(read)).await });
+    let sim = simulated.sim.clone();
+    let _events = every(Duration::from_millis(50), move || {
+        sim.update(&pods(), large("large", LARGE_BYTES)).unwrap();
+        std::future::ready(())
+    });
+    let firing = scene.fired("a tenth of a CPU for 60 watches that share no work", &["KubefanSlowDispatch"]).await;
+    group.unlimited();
+    firing.resolved("more CPU").await;
+}
