@@ -206,6 +206,8 @@ func (c *Client) call(ctx context.Context, send func(context.Context) error) err
 		if err != nil {
 			return err
 		}
+		// Without a connection the call fails at once, with the reason.
+		c.awaitConnection(ctx)
 		err = send(authorized)
 		if err == nil {
 			return nil
