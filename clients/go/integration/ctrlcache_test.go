@@ -2,7 +2,9 @@ package integration
 
 import (
 	"context"
+	"fmt"
 	"net/http"
+	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -24,8 +26,14 @@ import (
 
 	kubefan "kubefan.dev/clients/go"
 	"kubefan.dev/clients/go/ctrlcache"
+	"kubefan.dev/clients/go/informers"
 	"kubefan.dev/clients/go/internal/cluster"
 )
+
+func TestMain(m *testing.M) {
+	ctrl.SetLogger(logr.Discard())
+	os.Exit(m.Run())
+}
 
 // counted counts the reads of pods that reach the apiserver.
 type counted struct {
@@ -103,7 +111,11 @@ func TestAManagerOverKubefanEqualsOneStraight(t *testing.T) {
 	kube := connect(t, fan.Address, kubefan.Options{})
 
 	straight, want, wantReads := started(t, control, nil)
-	over, got, gotReads := started(t, control, ctrlcache.NewCache(kube, ctrlcache.Options{}))
+	over, got, gotReads := started(t, control, ctrlcache.NewCache(kube, ctrlcache.Options{
+		Configure: func(_ schema.GroupVersionKind, source *informers.ListWatch) {
+			source.OnError = func(err error) { t.Log(err) }
+		},
+	}))
 	change(t, control.Client, pods, updates)
 
 	// Writes go to the apiserver, and the cache has them when it says so.
@@ -113,7 +125,7 @@ func TestAManagerOverKubefanEqualsOneStraight(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range want {
-		eventually(t, "handler calls", func() string { return want[i].differs(got[i]) })
+		eventually(t, fmt.Sprintf("handler %d", i), func() string { return want[i].differs(got[i]) })
 	}
 	eventually(t, "stores", func() string {
 		lists := [2]corev1.PodList{}
@@ -174,6 +186,9 @@ func TestACacheReadsATypeDirectAndWaitsForAWrite(t *testing.T) {
 	})
 	limited, stop := context.WithTimeout(ctx, waitAtMost)
 	defer stop()
+	if !made.WaitForCacheSync(limited) {
+		t.Fatal("not started")
+	}
 	maps := &corev1.ConfigMapList{}
 	if err := made.List(limited, maps); err != nil {
 		t.Fatal(err)

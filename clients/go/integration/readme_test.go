@@ -19,14 +19,14 @@ func TestTheReadmesProgramRunsInAnEmptyProject(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	block := func(language string) string {
-		found := regexp.MustCompile("(?s)```" + language + "\n(.*?)```").FindSubmatch(text)
-		if found == nil {
+	block := func(language string, number int) string {
+		found := regexp.MustCompile("(?s)```"+language+"\n(.*?)```").FindAllSubmatch(text, -1)
+		if len(found) <= number {
 			t.Fatal("no block of ", language)
 		}
-		return string(found[1])
+		return string(found[number][1])
 	}
-	program := block("go")
+	program := block("go", 0)
 	if lines := strings.Count(strings.TrimSpace(program[strings.Index(program, "func main"):]), "\n"); lines >= 20 {
 		t.Error(lines, "lines in the first program")
 	}
@@ -39,23 +39,20 @@ func TestTheReadmesProgramRunsInAnEmptyProject(t *testing.T) {
 		t.Fatal(err)
 	}
 	project := t.TempDir()
-	shell := func(script string) *exec.Cmd {
+	shell := func(script string) {
 		command := exec.Command("sh", "-euc", script)
 		command.Dir = project
-		command.Env = append(os.Environ(), "GOFLAGS=-mod=mod")
-		return command
+		if out, err := command.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", script, err, out)
+		}
 	}
-	install := strings.ReplaceAll(block("sh"), "/path/to/kubefan/clients/go", module)
-	if out, err := shell(install).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	shell(strings.ReplaceAll(block("sh", 0), "/path/to/kubefan/clients/go", module))
 	program = strings.ReplaceAll(program, "127.0.0.1:7443", fan.Address)
 	if err := os.WriteFile(filepath.Join(project, "main.go"), []byte(program), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := shell("go build -o first .").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	// Built, to be ended by its process ID.
+	shell(strings.ReplaceAll(block("sh", 1), "go run .", "go build -o first ."))
 	if names, err := os.ReadFile(filepath.Join(project, "go.mod")); err != nil || strings.Contains(string(names), "k8s.io") {
 		t.Errorf("a program without informers gets them: %s %v", names, err)
 	}

@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"strings"
@@ -22,7 +23,7 @@ import (
 
 const (
 	// waitAtMost bounds each wait of a test.
-	waitAtMost = 3 * time.Minute
+	waitAtMost = 2 * time.Minute
 	pollEvery  = 50 * time.Millisecond
 	// writers is how many write at the same time.
 	writers = 16
@@ -150,11 +151,10 @@ func (c *calls) differs(other *calls) string {
 	defer c.mu.Unlock()
 	other.mu.Lock()
 	defer other.mu.Unlock()
-	if len(c.byKey) != len(other.byKey) {
-		return fmt.Sprintf("%d keys and %d", len(c.byKey), len(other.byKey))
-	}
-	for key, list := range c.byKey {
-		if mine, theirs := strings.Join(list, ", "), strings.Join(other.byKey[key], ", "); mine != theirs {
+	keys := maps.Clone(c.byKey)
+	maps.Copy(keys, other.byKey)
+	for key := range keys {
+		if mine, theirs := strings.Join(c.byKey[key], ", "), strings.Join(other.byKey[key], ", "); mine != theirs {
 			return fmt.Sprintf("%s: [%s] and [%s]", key, mine, theirs)
 		}
 	}
