@@ -62,6 +62,11 @@ func Start(t testing.TB) *Cluster {
 	if made.assets == "" || made.kubefan == "" {
 		t.Skip("needs KUBEFAN, the path of kubefan, and KUBEFAN_TEST_ASSETS, the folder of etcd and kube-apiserver")
 	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(made.logs())
+		}
+	})
 	made.credentials(t)
 	etcd, peer, secure := freePort(t), freePort(t), freePort(t)
 	etcdURL := fmt.Sprintf("http://127.0.0.1:%d", etcd)
