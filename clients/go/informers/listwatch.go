@@ -33,7 +33,8 @@ type ListWatch struct {
 	// set for each request. A list has the same Projection.
 	WatchOptions kubefan.WatchOptions
 	// OnError, if set, is called with each error that the watch mends by itself, such as a broken
-	// connection, and with each object that cannot be decoded. It must not block.
+	// connection, and with each object that cannot be decoded. It may be called from several
+	// goroutines, and must not block.
 	OnError func(error)
 
 	client *kubefan.Client
