@@ -2,10 +2,12 @@ package integration
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -33,6 +35,24 @@ import (
 func TestMain(m *testing.M) {
 	ctrl.SetLogger(logr.Discard())
 	os.Exit(m.Run())
+}
+
+// failures collects errors, also those that come after the test.
+type failures struct {
+	mu     sync.Mutex
+	errors []error
+}
+
+func (f *failures) add(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.errors = append(f.errors, err)
+}
+
+func (f *failures) all() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return errors.Join(f.errors...)
 }
 
 // counted counts the reads of pods that reach the apiserver.
@@ -110,12 +130,18 @@ func TestAManagerOverKubefanEqualsOneStraight(t *testing.T) {
 	fan := control.StartKubefan(t, "", "--resource", "pods")
 	kube := connect(t, fan.Address, kubefan.Options{})
 
+	broken := &failures{}
 	straight, want, wantReads := started(t, control, nil)
 	over, got, gotReads := started(t, control, ctrlcache.NewCache(kube, ctrlcache.Options{
 		Configure: func(_ schema.GroupVersionKind, source *informers.ListWatch) {
-			source.OnError = func(err error) { t.Log(err) }
+			source.OnError = broken.add
 		},
 	}))
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(broken.all())
+		}
+	})
 	change(t, control.Client, pods, updates)
 
 	// Writes go to the apiserver, and the cache has them when it says so.
