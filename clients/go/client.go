@@ -1,0 +1,297 @@
+package kubefan
+
+import (
+	"context"
+	"errors"
+	"io"
+	"runtime/debug"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
+	api "kubefan.dev/clients/go/kubefanv1alpha1"
+)
+
+const (
+	// With HTTP/2's default of 64 KiB a snapshot arrives at a quarter of the speed.
+	streamWindowBytes = 4 << 20
+	// More than one stream's window, so that a stream that is not read does not block the others.
+	connectionWindowBytes = 16 << 20
+	modulePath            = "kubefan.dev/clients/go"
+	// serviceConfig spreads clients over the replicas behind a name, each with one connection.
+	serviceConfig = `{"loadBalancingConfig":[{"pick_first":{"shuffleAddressList":true}}]}`
+)
+
+// Client is a client of one kubefan. It may be used from several goroutines, which share the
+// connection.
+type Client struct {
+	conn           *grpc.ClientConn
+	service        api.WatchServiceClient
+	address        string
+	token          *token
+	connectTimeout time.Duration
+}
+
+// ObjectList is a complete list.
+type ObjectList struct {
+	// ResourceVersion is the version of the state. A watch may start from it.
+	ResourceVersion string
+	// Cluster is the identity of the cluster that the version is from, for WatchOptions.Cluster.
+	Cluster string
+	// Resource is the resource as kubefan resolved it.
+	Resource *api.ResolvedResource
+	// Objects are in key order: namespace, then name.
+	Objects []*api.Object
+}
+
+// ReadOptions are the options of a list or a get.
+type ReadOptions struct {
+	// ResourceVersion: the state must not be older than this. kubefan waits up to 3 s for it. Empty
+	// accepts any state.
+	ResourceVersion string
+	// Projection is the parts of each object that are sent.
+	Projection Projection
+}
+
+// Connect connects to host:port, http://…, https://…, dns:host:port or unix:/path. It fails if there
+// is no connection within ConnectTimeout. Call Close at the end.
+func Connect(ctx context.Context, address string, options Options) (*Client, error) {
+	client, err := ConnectLazy(address, options)
+	if err != nil {
+		return nil, err
+	}
+	err = client.reach(ctx)
+	if err == nil {
+		_, err = client.token.value()
+	}
+	if err != nil {
+		_ = client.Close()
+		return nil, err
+	}
+	return client, nil
+}
+
+// ConnectLazy is like Connect, but connects with the first call. The server may start later: a watch
+// waits for it, and for a token file that is not there yet.
+func ConnectLazy(address string, options Options) (*Client, error) {
+	options = options.withDefaults()
+	wrong := func(err error) error {
+		return &Error{Address: address, Code: codes.InvalidArgument, Message: err.Error()}
+	}
+	where, err := parseAddress(address)
+	if err != nil {
+		return nil, wrong(err)
+	}
+	transport, err := transportOf(where, options)
+	if err != nil {
+		return nil, wrong(err)
+	}
+	token, err := newToken(options.Token, options.TokenFile)
+	if err != nil {
+		return nil, wrong(err)
+	}
+	conn, err := grpc.NewClient(where.target, append([]grpc.DialOption{
+		grpc.WithTransportCredentials(transport),
+		grpc.WithUserAgent("kubefan-go/" + version()),
+		grpc.WithDefaultServiceConfig(serviceConfig),
+		grpc.WithInitialWindowSize(streamWindowBytes),
+		grpc.WithInitialConnWindowSize(connectionWindowBytes),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(options.MessageBytesMax)),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: options.KeepaliveInterval, Timeout: options.KeepaliveTimeout}),
+	}, options.DialOptions...)...)
+	if err != nil {
+		return nil, wrong(err)
+	}
+	return &Client{
+		conn: conn, service: api.NewWatchServiceClient(conn), address: address, token: token,
+		connectTimeout: options.ConnectTimeout,
+	}, nil
+}
+
+// Close ends the connection and with it all watches.
+func (c *Client) Close() error { return c.conn.Close() }
+
+// Address is the one that the caller gave to Connect.
+func (c *Client) Address() string { return c.address }
+
+// Conn is the connection, for calls that this package does not have, such as gRPC health.
+func (c *Client) Conn() *grpc.ClientConn { return c.conn }
+
+// List returns the state at one version.
+func (c *Client) List(ctx context.Context, target Target, options ReadOptions) (*ObjectList, error) {
+	list := &ObjectList{}
+	err := c.ListChunks(ctx, target, options, func(chunk *api.ListResponse) error {
+		if list.ResourceVersion == "" {
+			list.Cluster, list.Resource = chunk.GetCluster(), chunk.GetResource()
+		}
+		list.ResourceVersion = chunk.GetResourceVersion()
+		list.Objects = append(list.Objects, chunk.GetObjects()...)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return list, nil
+}
+
+// ListChunks is like List, but calls each with one chunk of about 256 KiB at a time, all at the same
+// version. Only the first chunk has the resource and the cluster. An error of each ends the list.
+func (c *Client) ListChunks(
+	ctx context.Context, target Target, options ReadOptions, each func(*api.ListResponse) error,
+) error {
+	request := &api.ListRequest{
+		Target: target.message(), ResourceVersion: options.ResourceVersion, Projection: options.Projection.message(false),
+	}
+	return c.call(ctx, func(ctx context.Context) error {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		stream, err := c.service.List(ctx, request)
+		if err != nil {
+			return err
+		}
+		for count := 0; ; count++ {
+			chunk, err := stream.Recv()
+			switch {
+			case errors.Is(err, io.EOF) && count > 0:
+				return nil
+			case errors.Is(err, io.EOF):
+				return c.protocol("a list without a resource version")
+			case err != nil:
+				return err
+			case chunk.GetResourceVersion() == "":
+				return c.protocol("a list without a resource version")
+			}
+			if err := each(chunk); err != nil {
+				return err
+			}
+		}
+	})
+}
+
+// Get returns one object. Target.Name is required, and so is Target.Namespace for namespaced
+// resources.
+func (c *Client) Get(ctx context.Context, target Target, options ReadOptions) (*api.GetResponse, error) {
+	request := &api.GetRequest{
+		Target: target.message(), ResourceVersion: options.ResourceVersion, Projection: options.Projection.message(false),
+	}
+	var response *api.GetResponse
+	err := c.call(ctx, func(ctx context.Context) (err error) {
+		response, err = c.service.Get(ctx, request)
+		if err == nil && response.GetObject() == nil {
+			err = c.protocol("a get without an object")
+		}
+		return err
+	})
+	return response, err
+}
+
+// ListResources returns the state of each cache, ordered by name.
+func (c *Client) ListResources(ctx context.Context) ([]*api.ResourceStatus, error) {
+	var response *api.ListResourcesResponse
+	err := c.call(ctx, func(ctx context.Context) (err error) {
+		response, err = c.service.ListResources(ctx, &api.ListResourcesRequest{})
+		return err
+	})
+	return response.GetResources(), err
+}
+
+// call sends a request with the token; once more if kubefan refuses it and the file has another.
+func (c *Client) call(ctx context.Context, send func(context.Context) error) error {
+	for attempt := 0; ; attempt++ {
+		authorized, sent, err := c.authorize(ctx)
+		if err != nil {
+			return err
+		}
+		// Without a connection the call fails at once, with the reason.
+		c.awaitConnection(ctx)
+		err = send(authorized)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		failed := errorOf(err, c.address)
+		if failed.Code != codes.Unauthenticated || attempt > 0 || !c.token.replacement(sent) {
+			return failed
+		}
+	}
+}
+
+// authorize adds the token to a call. An unreadable file may be readable later.
+func (c *Client) authorize(ctx context.Context) (authorized context.Context, sent string, err error) {
+	sent, err = c.token.value()
+	if err != nil {
+		return nil, "", &Error{Address: c.address, Code: codes.Unavailable, Message: err.Error()}
+	}
+	if sent == "" {
+		return ctx, "", nil
+	}
+	return metadata.AppendToOutgoingContext(ctx, "authorization", sent), sent, nil
+}
+
+func (c *Client) protocol(problem string) *Error {
+	return &Error{
+		Address: c.address, Code: codes.Unimplemented, Message: "does not speak kubefan's protocol: " + problem,
+	}
+}
+
+// reach waits for a connection, and returns why there is none.
+func (c *Client) reach(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, c.connectTimeout)
+	defer cancel()
+	if c.awaitConnection(ctx) {
+		return nil
+	}
+	// The call fails with the reason for which there is no connection.
+	_, err := grpc_health_v1.NewHealthClient(c.conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{})
+	if err != nil && errorOf(err, c.address).Code != codes.Unimplemented {
+		return errorOf(err, c.address)
+	}
+	return nil
+}
+
+// awaitConnection makes one attempt to connect, whatever the delay after the one before: the caller
+// has a delay of its own. It returns whether there is a connection.
+func (c *Client) awaitConnection(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, c.connectTimeout)
+	defer cancel()
+	c.conn.ResetConnectBackoff()
+	for tried := false; ; {
+		state := c.conn.GetState()
+		switch state {
+		case connectivity.Ready:
+			return true
+		case connectivity.Idle:
+			c.conn.Connect()
+		case connectivity.Connecting:
+			tried = true
+		case connectivity.TransientFailure, connectivity.Shutdown:
+			if tried || state == connectivity.Shutdown {
+				return false
+			}
+			tried = true
+		}
+		if !c.conn.WaitForStateChange(ctx, state) {
+			return false
+		}
+	}
+}
+
+// version is the version of this module in the program; "unknown" if it was built from a folder.
+func version() string {
+	info, found := debug.ReadBuildInfo()
+	if !found {
+		return "unknown"
+	}
+	for _, module := range info.Deps {
+		if module.Path == modulePath && module.Replace == nil && module.Version != "" {
+			return module.Version
+		}
+	}
+	return "unknown"
+}

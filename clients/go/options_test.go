@@ -1,0 +1,119 @@
+package kubefan
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestEveryDocumentedFormOfAddressIsAccepted(t *testing.T) {
+	targets := map[string]string{
+		"127.0.0.1:7443":          "dns:///127.0.0.1:7443",
+		"[::1]:7443":              "dns:///[::1]:7443",
+		"dns:kubefan.svc:7443":    "dns:///kubefan.svc:7443",
+		"dns:///kubefan.svc:7443": "dns:///kubefan.svc:7443",
+		"http://h:1":              "dns:///h:1",
+		"https://h:1/":            "dns:///h:1",
+		"https://h":               "dns:///h:443",
+		"unix:/run/k.sock":        "unix:/run/k.sock",
+	}
+	for address, target := range targets {
+		got, err := parseAddress(address)
+		if err != nil || got.target != target || got.tls != strings.HasPrefix(address, "https:") {
+			t.Errorf("%s: %+v %v", address, got, err)
+		}
+	}
+	for _, wrong := range []string{"", "a b:c", "localhost:notaport", "https://h:99999", "dns:h:x", "h", "unix:", "ftp://h:1"} {
+		if got, err := parseAddress(wrong); err == nil {
+			t.Errorf("%q became %+v", wrong, got)
+		}
+	}
+}
+
+func TestATokenOrACertificateIsNeverSentInTheClear(t *testing.T) {
+	secrets := []Options{{Token: "secret"}, {TokenFile: "/does/not/exist"}, {CertFile: "c", KeyFile: "k"}, {CAFile: "ca"}}
+	for _, options := range secrets {
+		for _, address := range []string{"127.0.0.1:1", "http://h:1", "dns:h:1"} {
+			if _, err := ConnectLazy(address, options); err == nil || strings.Contains(err.Error(), "secret") {
+				t.Errorf("%s %+v: %v", address, options, err)
+			}
+		}
+	}
+	for address, options := range map[string]Options{
+		"https://h:1": {Token: "secret"}, "unix:/k.sock": {Token: "secret"}, "https://h:2": InCluster(""),
+	} {
+		client, err := ConnectLazy(address, options)
+		if err != nil {
+			t.Errorf("%s: %v", address, err)
+			continue
+		}
+		_ = client.Close()
+	}
+}
+
+func TestAReplacedTokenFileIsReadAfterTenSecondsAndAtOnceAfterARefusal(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "token")
+	token, err := newToken("", file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Unix(1000, 0)
+	token.now = func() time.Time { return now }
+	write := func(text string) {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	is := func(want string) {
+		t.Helper()
+		if got, err := token.value(); err != nil || got != want {
+			t.Fatalf("%q %v, not %q", got, err, want)
+		}
+	}
+	if _, err := token.value(); err == nil {
+		t.Fatal("there is no file yet")
+	}
+	write("first\n")
+	is("Bearer first")
+	write("second")
+	is("Bearer first")
+	if !token.replacement("Bearer first") || token.replacement("Bearer second") {
+		t.Fatal("the file has another token than the first")
+	}
+	is("Bearer second")
+	write("third")
+	token.expire("Bearer first")
+	is("Bearer second")
+	token.expire("Bearer second")
+	is("Bearer third")
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	now = now.Add(time.Minute)
+	is("Bearer third")
+	if _, err := newToken("very\nsecret", ""); err == nil || strings.Contains(err.Error(), "secret") {
+		t.Fatal(err)
+	}
+}
+
+func TestDelaysDoubleFrom800MillisecondsTo30SecondsAndStartAgainAfterTwoHealthyMinutes(t *testing.T) {
+	backoff := newBackoff(BackoffOptions{})
+	backoff.random = func() float64 { return 0 }
+	now := time.Unix(0, 0)
+	for _, want := range []int64{800, 1600, 3200, 6400, 12800, 25600, 30000, 30000} {
+		delay := backoff.delay(now, 0)
+		if delay.Milliseconds() != want {
+			t.Fatal(delay, want)
+		}
+		now = now.Add(delay)
+	}
+	if delay := backoff.delay(now.Add(2*time.Minute), 0); delay.Milliseconds() != 800 {
+		t.Fatal(delay)
+	}
+	backoff.random = func() float64 { return 1 }
+	if delay := backoff.delay(now, time.Minute); delay != time.Minute {
+		t.Fatal("the server asked for a minute", delay)
+	}
+}

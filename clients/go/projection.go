@@ -1,0 +1,101 @@
+package kubefan
+
+import api "kubefan.dev/clients/go/kubefanv1alpha1"
+
+// Target selects objects, like the path and the query of a Kubernetes list request.
+type Target struct {
+	// Group and Version of the API. If both are empty, Resource may be any name that kubectl
+	// accepts, such as "po" or "deployments.apps".
+	Group   string
+	Version string
+	// Resource is the plural name, such as "pods".
+	Resource string
+	// Namespace limits the objects. Empty: all namespaces.
+	Namespace string
+	// Name selects one object. Empty: all names.
+	Name string
+	// LabelSelector is written as for kubectl: "app=web,tier!=db".
+	LabelSelector string
+	// FieldSelector is written as for kubectl: "spec.nodeName=n1".
+	FieldSelector string
+}
+
+func (t Target) message() *api.Target {
+	return &api.Target{
+		Group: t.Group, Version: t.Version, Resource: t.Resource, Namespace: t.Namespace, Name: t.Name,
+		LabelSelector: t.LabelSelector, FieldSelector: t.FieldSelector,
+	}
+}
+
+// Projection selects the parts of each object that are sent. The zero value selects everything.
+//
+// If anything is left out, metadata.resourceVersion and metadata.managedFields are left out too. The
+// version is in the event.
+type Projection struct {
+	// MetadataOnly sends a PartialObjectMetadata of meta.k8s.io/v1. Fields must be empty.
+	MetadataOnly bool
+	// Fields sends only these fields, such as "spec.nodeName". A path through a list applies to each
+	// object in it: "spec.containers.image". A backslash makes a dot part of a name:
+	// `metadata.annotations.example\.com/name`. At most 64 paths, of at most 1,024 bytes and 32 names.
+	Fields []string
+	// DropManagedFields leaves metadata.managedFields out.
+	DropManagedFields bool
+	// DropLastApplied leaves the annotation of "kubectl apply" out.
+	DropLastApplied bool
+}
+
+// IsFull tells whether every byte of an object is sent.
+func (p Projection) IsFull() bool {
+	return !p.MetadataOnly && len(p.Fields) == 0 && !p.DropManagedFields && !p.DropLastApplied
+}
+
+func (p Projection) message(onlyChanges bool) *api.Projection {
+	if p.IsFull() && !onlyChanges {
+		return nil
+	}
+	kind := api.ProjectionType_PROJECTION_TYPE_FULL
+	switch {
+	case len(p.Fields) > 0:
+		kind = api.ProjectionType_PROJECTION_TYPE_FIELD_MASK
+	case p.MetadataOnly:
+		kind = api.ProjectionType_PROJECTION_TYPE_METADATA
+	}
+	return &api.Projection{
+		Type: kind, Paths: p.Fields, DropManagedFields: p.DropManagedFields, DropLastApplied: p.DropLastApplied,
+		OnlyChanges: onlyChanges,
+	}
+}
+
+// Encoding is how objects are encoded on the wire. Events have whole objects whatever it is.
+type Encoding int
+
+const (
+	// EncodingJSON sends every object as JSON.
+	EncodingJSON Encoding = iota
+	// EncodingZstd sends snapshots in compressed chunks, and events as JSON.
+	EncodingZstd
+	// EncodingZstdDelta is experimental. It sends snapshots in compressed chunks, and an event as the
+	// difference from the object's previous bytes. The watch keeps a copy of each object.
+	EncodingZstdDelta
+)
+
+// OnLag is the action for a stream that has fallen behind the events that the server retains.
+type OnLag int
+
+const (
+	// OnLagConflate continues with a marked catch-up, which has each changed object once.
+	OnLagConflate OnLag = iota
+	// OnLagExpire treats it as a version that has expired.
+	OnLagExpire
+)
+
+// OnExpired is the action for a watch that cannot resume from its version, because that is too old
+// or belongs to another history.
+type OnExpired int
+
+const (
+	// OnExpiredRestart starts over with a snapshot.
+	OnExpiredRestart OnExpired = iota
+	// OnExpiredFail ends the watch with the error.
+	OnExpiredFail
+)

@@ -1,0 +1,429 @@
+package kubefan
+
+import (
+	"context"
+	"errors"
+	"io"
+	"iter"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/durationpb"
+	api "kubefan.dev/clients/go/kubefanv1alpha1"
+)
+
+const (
+	// The server ends a watch at its timeout. If it is this late, the client ends the watch itself.
+	timeoutGrace = 2 * time.Second
+	// A stream that is moved sooner than this after it was opened has failed: otherwise a server that
+	// moves every stream would be asked in a tight loop.
+	movedAfter = 5 * time.Second
+)
+
+// WatchStream is a running watch. It is for one goroutine. It survives its connection: it reconnects
+// with the last resume version, so the server sends exactly the changes in between. It never resumes
+// from an object's own version, because that does not say which changes the selector has covered.
+type WatchStream struct {
+	client  *Client
+	target  Target
+	options WatchOptions
+	ctx     context.Context
+	cancel  context.CancelFunc
+
+	resumeVersion string
+	cluster       string
+	// nextCluster is the cluster of the version that the current snapshot ends with.
+	nextCluster *string
+	// deadline is zero without a timeout.
+	deadline time.Time
+	backoff  *backoff
+	retryAt  time.Time
+
+	stream      api.WatchService_WatchClient
+	closeStream func()
+	// openedAt is zero until a stream was opened.
+	openedAt time.Time
+	// sent is what the last request was authorized with.
+	sent   string
+	broken bool
+	ended  bool
+
+	// base is nil unless deltas are used.
+	base *deltaBase
+	// baseIsCurrent: the base is the state at exactly resumeVersion, not a later one.
+	baseIsCurrent bool
+	// chunk has the events of a snapshot chunk that are not yet returned.
+	chunk []*api.Event
+}
+
+// Watch starts a watch, which ends with ctx. Nothing is sent before the first read. Errors that the
+// watch cannot mend by itself, such as a wrong selector, are those of a read.
+func (c *Client) Watch(ctx context.Context, target Target, options WatchOptions) *WatchStream {
+	if options.DeltaBaseBytesMax <= 0 {
+		options.DeltaBaseBytesMax = DeltaBaseBytesMax
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	watch := &WatchStream{
+		client: c, target: target, options: options, ctx: ctx, cancel: cancel,
+		resumeVersion: options.ResourceVersion, cluster: options.Cluster, backoff: newBackoff(options.Backoff),
+	}
+	if options.Timeout > 0 {
+		watch.deadline = time.Now().Add(options.Timeout)
+	}
+	if options.Encoding == EncodingZstdDelta {
+		watch.base = newDeltaBase(options.DeltaBaseBytesMax)
+	}
+	return watch
+}
+
+// All returns the items of the watch, for a range loop. Its last pair may have an error. A loop that
+// ends closes the watch.
+func (w *WatchStream) All() iter.Seq2[WatchItem, error] {
+	return func(yield func(WatchItem, error) bool) {
+		defer w.Close()
+		for {
+			item, err := w.Next()
+			if errors.Is(err, io.EOF) || !yield(item, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// Next waits for the next item. It returns io.EOF after the timeout, the error of the context when
+// that has ended, and otherwise an *Error that a retry cannot mend. After an error there are no more
+// items.
+func (w *WatchStream) Next() (WatchItem, error) {
+	for {
+		if err := w.ctx.Err(); err != nil {
+			w.end()
+			return WatchItem{}, err
+		}
+		if len(w.chunk) > 0 {
+			event := w.chunk[0]
+			w.chunk[0] = nil
+			w.chunk = w.chunk[1:]
+			return w.item(WatchItem{Kind: ItemEvent, Event: event}), nil
+		}
+		if w.ended {
+			return WatchItem{}, io.EOF
+		}
+		if w.stream == nil {
+			item, done, err := w.reopen()
+			if done || err != nil {
+				return item, err
+			}
+			continue
+		}
+		response, err := w.stream.Recv()
+		if err != nil {
+			item, done, err := w.streamEnded(err)
+			if done || err != nil {
+				return item, err
+			}
+			continue
+		}
+		if item, done := w.accept(response); done {
+			return item, nil
+		}
+	}
+}
+
+// Close ends the watch.
+func (w *WatchStream) Close() {
+	w.end()
+	w.cancel()
+}
+
+// Open makes one attempt to connect, if there is no stream, and returns its error. The watch may be
+// read whatever it returns, unless the error is not temporary.
+func (w *WatchStream) Open() error {
+	if w.stream != nil || w.ended {
+		return nil
+	}
+	return w.open()
+}
+
+// ResumeVersion is the version to resume from, with Cluster.
+func (w *WatchStream) ResumeVersion() string { return w.resumeVersion }
+
+// Cluster is the identity of the cluster that ResumeVersion is from. Empty if it is unknown.
+func (w *WatchStream) Cluster() string { return w.cluster }
+
+func (w *WatchStream) item(item WatchItem) WatchItem {
+	item.ResumeVersion, item.Cluster = w.resumeVersion, w.cluster
+	return item
+}
+
+func (w *WatchStream) end() {
+	w.ended = true
+	w.drop()
+}
+
+// drop forgets the stream. Deltas and chunks of another stream do not continue it.
+func (w *WatchStream) drop() {
+	if w.closeStream != nil {
+		w.closeStream()
+	}
+	w.stream, w.closeStream = nil, nil
+}
+
+// reopen waits for the moment of the next attempt and makes it.
+func (w *WatchStream) reopen() (item WatchItem, done bool, err error) {
+	wake := w.retryAt
+	if !w.deadline.IsZero() && wake.After(w.deadline) {
+		wake = w.deadline
+	}
+	if wait := time.Until(wake); wait > 0 {
+		timer := time.NewTimer(wait)
+		defer timer.Stop()
+		select {
+		case <-w.ctx.Done():
+			return WatchItem{}, false, nil // Next returns the error of the context.
+		case <-timer.C:
+		}
+	}
+	if !w.deadline.IsZero() && !time.Now().Before(w.deadline) {
+		w.end()
+		return WatchItem{}, true, io.EOF
+	}
+	switch err := w.open(); {
+	case err != nil:
+		return w.failed(err)
+	case w.broken:
+		w.broken = false
+		return w.item(WatchItem{Kind: ItemReconnected}), true, nil
+	default:
+		return WatchItem{}, false, nil
+	}
+}
+
+// open makes one attempt, or two if the token file has a newer token than the one refused.
+func (w *WatchStream) open() error {
+	for attempt := 0; ; attempt++ {
+		ctx, sent, err := w.client.authorize(w.ctx)
+		if err != nil {
+			return err
+		}
+		w.sent = sent
+		ctx, cancel := context.WithCancel(ctx)
+		// Without a connection the call fails at once, with the reason.
+		w.client.awaitConnection(ctx)
+		stream, err := w.client.service.Watch(ctx, w.request())
+		if err == nil {
+			// The headers come when the server has accepted the request. Without them, Recv has the error.
+			if header, headerErr := stream.Header(); headerErr == nil && header != nil {
+				w.stream, w.closeStream, w.openedAt, w.nextCluster = stream, w.closer(cancel), time.Now(), nil
+				return nil
+			}
+			_, err = stream.Recv()
+		}
+		cancel()
+		if err == nil || errors.Is(err, io.EOF) {
+			err = errEnded(w.client.address)
+		}
+		failed := errorOf(err, w.client.address)
+		if failed.Code != codes.Unauthenticated || attempt > 0 || !w.client.token.replacement(sent) {
+			return failed
+		}
+	}
+}
+
+// closer returns what ends a stream. A stream past the watch's deadline is ended too.
+func (w *WatchStream) closer(cancel func()) func() {
+	if w.deadline.IsZero() {
+		return cancel
+	}
+	timer := time.AfterFunc(time.Until(w.deadline)+timeoutGrace, cancel)
+	return func() {
+		timer.Stop()
+		cancel()
+	}
+}
+
+func errEnded(address string) *Error {
+	return &Error{Address: address, Code: codes.Unavailable, Message: "the stream ended"}
+}
+
+// request is the request for the rest of the watch.
+func (w *WatchStream) request() *api.WatchRequest {
+	encoding, dropManagedFields := api.Encoding_ENCODING_UNSPECIFIED, w.options.Projection.DropManagedFields
+	switch {
+	case w.options.Encoding == EncodingZstd:
+		encoding = api.Encoding_ENCODING_ZSTD
+	case w.options.Encoding == EncodingZstdDelta && w.base != nil:
+		encoding = api.Encoding_ENCODING_ZSTD_DELTA
+	case w.options.Encoding == EncodingZstdDelta:
+		// Deltas had to be given up. This requests the bytes that they produced: the canonical form.
+		encoding, dropManagedFields = api.Encoding_ENCODING_ZSTD, true
+	}
+	projection := w.options.Projection
+	projection.DropManagedFields = dropManagedFields
+	request := &api.WatchRequest{
+		Target:          w.target.message(),
+		ResourceVersion: w.resumeVersion,
+		Cluster:         w.cluster,
+		Projection:      projection.message(w.options.OnlyChanges),
+		Encoding:        encoding,
+		StateKept:       w.baseIsCurrent && w.base != nil && w.base.complete,
+		OnLag:           api.OnLag_ON_LAG_CONFLATE,
+		OnExpired:       api.OnExpired_ON_EXPIRED_RESTART,
+	}
+	if w.options.OnLag == OnLagExpire {
+		request.OnLag = api.OnLag_ON_LAG_EXPIRE
+	}
+	if w.options.OnExpired == OnExpiredFail {
+		request.OnExpired = api.OnExpired_ON_EXPIRED_FAIL
+	}
+	if w.options.BookmarkInterval > 0 {
+		request.BookmarkInterval = durationpb.New(w.options.BookmarkInterval)
+	}
+	if !w.deadline.IsZero() {
+		request.TimeoutSeconds = max(int64((time.Until(w.deadline)+time.Second-1)/time.Second), 1)
+	}
+	return request
+}
+
+// accept applies a message, and returns its item unless the message has none of its own.
+func (w *WatchStream) accept(response *api.WatchResponse) (item WatchItem, done bool) {
+	done = true
+	var err error
+	switch message := response.GetMessage().(type) {
+	case *api.WatchResponse_Event:
+		item = WatchItem{Kind: ItemEvent, Event: message.Event}
+		err = w.resolve(message.Event)
+	case *api.WatchResponse_SnapshotBegin:
+		if w.base != nil {
+			w.base.clear()
+		}
+		begin := message.SnapshotBegin
+		cluster := begin.GetCluster()
+		w.nextCluster = &cluster
+		item = WatchItem{
+			Kind: ItemSnapshotBegin, ResourceVersion: begin.GetResourceVersion(), Resource: begin.GetResource(),
+			RestartedFrom: begin.GetRestartedFrom(), SnapshotCluster: cluster,
+		}
+	case *api.WatchResponse_SnapshotChunk:
+		var events []*api.Event
+		events, err = decodeChunk(message.SnapshotChunk.GetZstd())
+		for _, event := range events {
+			if err == nil {
+				err = w.resolve(event)
+			}
+		}
+		if err == nil {
+			w.chunk = events
+		}
+		done = false
+	case *api.WatchResponse_SnapshotEnd:
+		if w.base != nil {
+			w.base.endSnapshot()
+		}
+		item = WatchItem{Kind: ItemSnapshotEnd, ObjectCount: message.SnapshotEnd.GetObjectCount()}
+	case *api.WatchResponse_GapBegin:
+		begin := message.GapBegin
+		item = WatchItem{Kind: ItemGapBegin, ResourceVersion: begin.GetResourceVersion(), Reason: begin.GetReason()}
+	case *api.WatchResponse_GapEnd:
+		item = WatchItem{Kind: ItemGapEnd}
+	case *api.WatchResponse_CatchUpBegin:
+		item = WatchItem{Kind: ItemCatchUpBegin, ResourceVersion: message.CatchUpBegin.GetResourceVersion()}
+	case *api.WatchResponse_CatchUpEnd:
+		item = WatchItem{Kind: ItemCatchUpEnd}
+	case *api.WatchResponse_Bookmark:
+		item = WatchItem{Kind: ItemBookmark}
+	default:
+		// A message of a newer server. Its resume version counts anyway.
+		done = false
+	}
+	if err != nil {
+		return w.undecodable(err), true
+	}
+	w.baseIsCurrent = response.GetResumeVersion() != ""
+	if w.baseIsCurrent {
+		w.resumeVersion = response.GetResumeVersion()
+		if w.nextCluster != nil {
+			w.cluster, w.nextCluster = *w.nextCluster, nil
+		}
+	}
+	return w.item(item), done
+}
+
+func (w *WatchStream) resolve(event *api.Event) error {
+	switch {
+	case w.base != nil:
+		return w.base.resolve(event)
+	case event.GetDelta() != nil:
+		return errNoBase
+	default:
+		return nil
+	}
+}
+
+// undecodable reconnects after a message that cannot be decoded, so that the server sends it again
+// with whole objects. The resume version has not moved past it.
+func (w *WatchStream) undecodable(err error) WatchItem {
+	switch {
+	case errors.Is(err, errOverLimit):
+		w.base = nil
+	case w.base != nil:
+		w.base.clear()
+	}
+	w.baseIsCurrent = false
+	item, _, _ := w.failed(&Error{Address: w.client.address, Code: codes.DataLoss, Message: err.Error()})
+	return item
+}
+
+// streamEnded handles the end of the open stream.
+func (w *WatchStream) streamEnded(err error) (item WatchItem, done bool, _ error) {
+	if w.ctx.Err() != nil {
+		return WatchItem{}, false, nil // Next returns the error of the context.
+	}
+	isOver := !w.deadline.IsZero() && !time.Now().Before(w.deadline)
+	switch isEnd := errors.Is(err, io.EOF); {
+	case isOver || isEnd && !w.deadline.IsZero():
+		w.end()
+		return WatchItem{}, true, io.EOF
+	case isEnd:
+		return w.failed(errEnded(w.client.address))
+	}
+	failed := errorOf(err, w.client.address)
+	isMoved := failed.Reason == ReasonRebalanced || failed.Reason == ReasonConnectionAge
+	if isMoved && time.Since(w.openedAt) >= movedAfter {
+		// Nothing was lost, and nothing has failed.
+		w.drop()
+		w.retryAt = time.Time{}
+		return WatchItem{}, false, nil
+	}
+	return w.failed(failed)
+}
+
+// failed decides whether the watch goes on after an error.
+func (w *WatchStream) failed(err error) (item WatchItem, done bool, _ error) {
+	w.drop()
+	w.chunk = nil
+	if w.ctx.Err() != nil {
+		return WatchItem{}, false, nil
+	}
+	failure := errorOf(err, w.client.address)
+	isRefused := failure.Code == codes.Unauthenticated
+	if isRefused || failure.Reason == ReasonReauthenticate {
+		w.client.token.expire(w.sent)
+	}
+	restart := failure.IsExpired() && w.options.OnExpired == OnExpiredRestart
+	// The file may get another token. A token that was never accepted is a mistake, though.
+	mayLogin := isRefused && !w.openedAt.IsZero() && w.client.token.mayChange()
+	if !restart && !mayLogin && !failure.IsTemporary() {
+		w.end()
+		return WatchItem{}, true, failure
+	}
+	// A restart is delayed too: otherwise, with a ring that is too short, clients would read snapshots
+	// in a tight loop.
+	retryIn := w.backoff.delay(time.Now(), failure.RetryAfter)
+	w.retryAt = time.Now().Add(retryIn)
+	if restart {
+		w.resumeVersion, w.cluster, w.baseIsCurrent = "", "", false
+		return w.item(WatchItem{Kind: ItemRestarted, Err: failure}), true, nil
+	}
+	w.broken = true
+	return w.item(WatchItem{Kind: ItemDisconnected, Err: failure, RetryIn: retryIn}), true, nil
+}

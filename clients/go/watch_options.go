@@ -1,0 +1,103 @@
+package kubefan
+
+import (
+	"time"
+
+	api "kubefan.dev/clients/go/kubefanv1alpha1"
+)
+
+// DeltaBaseBytesMax is the default of WatchOptions.DeltaBaseBytesMax: 1 GiB.
+const DeltaBaseBytesMax = 1 << 30
+
+// WatchOptions are the options of a watch. The zero value starts with a snapshot.
+type WatchOptions struct {
+	// ResourceVersion: resume after this version, which is a WatchItem.ResumeVersion of the same
+	// target, or the version of a list. Empty starts with a snapshot.
+	ResourceVersion string
+	// Cluster is the cluster of that version, from the list or the watch that returned it. The same
+	// address may lead to another cluster one day, where the version would be meaningless.
+	Cluster string
+	// Timeout ends the watch, counted over all its connections. 0: no limit.
+	Timeout time.Duration
+	// BookmarkInterval is the silence after which the server sends a bookmark, if the version has
+	// moved. 0: the server's default of 60 s. Minimum: 1 s.
+	BookmarkInterval time.Duration
+	// Projection is the parts of each object that are sent.
+	Projection Projection
+	// OnlyChanges leaves out changes that leave the projected bytes as they were. It needs a projection
+	// that leaves something out, or deltas.
+	OnlyChanges bool
+	// Encoding is how objects are encoded on the wire.
+	Encoding Encoding
+	// DeltaBaseBytesMax limits the copies that deltas need, in bytes. Above it the watch continues
+	// without deltas. 0: 1 GiB.
+	DeltaBaseBytesMax int
+	// OnExpired is what to do if history cannot resume from the version.
+	OnExpired OnExpired
+	// OnLag is what to do if the stream has fallen behind the events that the server retains.
+	OnLag OnLag
+	// Backoff is the delays between retries.
+	Backoff BackoffOptions
+}
+
+// ItemKind is the kind of a WatchItem.
+type ItemKind int
+
+const (
+	// ItemEvent: an object was added, modified or deleted.
+	ItemEvent ItemKind = iota
+	// ItemSnapshotBegin: the events up to ItemSnapshotEnd are the complete state, and replace
+	// everything that the caller knew. If the connection breaks inside, a snapshot starts again.
+	ItemSnapshotBegin
+	// ItemSnapshotEnd: the snapshot is complete.
+	ItemSnapshotEnd
+	// ItemGapBegin: kubefan had to list again, and the events up to ItemGapEnd lead to the state after
+	// the gap. After a break inside, the gap may start again.
+	ItemGapBegin
+	// ItemGapEnd: the gap is complete.
+	ItemGapEnd
+	// ItemCatchUpBegin: the stream had fallen behind. The events up to ItemCatchUpEnd have each changed
+	// object once, in its latest state.
+	ItemCatchUpBegin
+	// ItemCatchUpEnd: the catch-up is complete.
+	ItemCatchUpEnd
+	// ItemBookmark: only ResumeVersion has moved.
+	ItemBookmark
+	// ItemDisconnected: the connection broke, for the reason in Err. The watch retries by itself after
+	// RetryIn. If a gap or a catch-up was not complete, the caller must undo its events, or hold such
+	// events back until the end: an object that was added inside and has been deleted since is never
+	// reported as deleted.
+	ItemDisconnected
+	// ItemReconnected: the connection is back. Nothing was lost, unless a mark says otherwise.
+	ItemReconnected
+	// ItemRestarted: history cannot resume from the version, as Err says, so a snapshot follows.
+	ItemRestarted
+)
+
+// WatchItem is one item of a watch.
+type WatchItem struct {
+	Kind ItemKind
+	// Event is set for ItemEvent, and nil otherwise. Its Object is the whole object, never a delta.
+	Event *api.Event
+	// ResumeVersion is the version to resume from after this item, with Cluster. It does not move
+	// inside a snapshot, a gap or a catch-up. Empty before the end of the first snapshot.
+	ResumeVersion string
+	Cluster       string
+	// ResourceVersion is that of a snapshot, or the one up to which the stream was exact before a gap or
+	// a catch-up.
+	ResourceVersion string
+	// SnapshotCluster is the cluster of an ItemSnapshotBegin. Cluster becomes it at ItemSnapshotEnd.
+	SnapshotCluster string
+	// RestartedFrom is set for an ItemSnapshotBegin that replaces what could not be resumed.
+	RestartedFrom string
+	// Resource of an ItemSnapshotBegin, as kubefan resolved it.
+	Resource *api.ResolvedResource
+	// Reason of an ItemGapBegin, as in the label of kubefan_relists_total.
+	Reason string
+	// ObjectCount of an ItemSnapshotEnd.
+	ObjectCount int64
+	// Err of an ItemDisconnected or an ItemRestarted.
+	Err error
+	// RetryIn of an ItemDisconnected.
+	RetryIn time.Duration
+}

@@ -1,0 +1,183 @@
+package kubefan
+
+import (
+	"context"
+	"errors"
+	"io"
+	"slices"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc/codes"
+	"kubefan.dev/clients/go/internal/scripted"
+	api "kubefan.dev/clients/go/kubefanv1alpha1"
+)
+
+// leaks checks that the test leaves no goroutine, after the server has ended.
+func leaks(t *testing.T) {
+	t.Helper()
+	t.Cleanup(func() { goleak.VerifyNone(t) })
+}
+
+// fast makes retries immediate.
+var fast = BackoffOptions{Initial: time.Millisecond, Max: time.Millisecond}
+
+func started(t *testing.T, server *scripted.Server, options WatchOptions) *WatchStream {
+	t.Helper()
+	client, err := Connect(t.Context(), server.Address, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	options.Backoff = fast
+	watch := client.Watch(context.Background(), Target{Resource: "pods"}, options)
+	t.Cleanup(func() {
+		watch.Close()
+		_ = client.Close()
+	})
+	return watch
+}
+
+func kinds(t *testing.T, watch *WatchStream, count int) (kinds []ItemKind) {
+	t.Helper()
+	for range count {
+		item, err := watch.Next()
+		if err != nil {
+			t.Fatal(err, kinds)
+		}
+		kinds = append(kinds, item.Kind)
+	}
+	return kinds
+}
+
+func TestAWatchResumesFromTheLastResumeVersionAndItsCluster(t *testing.T) {
+	leaks(t)
+	server := scripted.Start(t,
+		scripted.Answer{
+			Messages: append(scripted.Snapshot(10, "x"), scripted.Event("M", "x", 12), scripted.GapBegin(12), scripted.Inside("A", "y", 20)),
+			Err:      scripted.Refusal(codes.Unavailable, "DRAINING", "draining"),
+		},
+		scripted.Answer{Messages: []*api.WatchResponse{scripted.Event("A", "z", 13)}},
+	)
+	watch := started(t, server, WatchOptions{})
+	want := []ItemKind{
+		ItemSnapshotBegin, ItemEvent, ItemSnapshotEnd, ItemEvent, ItemGapBegin, ItemEvent, ItemDisconnected,
+		ItemReconnected, ItemEvent,
+	}
+	if got := kinds(t, watch, len(want)); !slices.Equal(got, want) {
+		t.Fatal(got)
+	}
+	second := server.Requests()[1]
+	if second.ResourceVersion != "12" || second.Cluster != "c" || watch.ResumeVersion() != "13" {
+		t.Fatal(second, watch.ResumeVersion())
+	}
+}
+
+func TestASnapshotThatBreaksStartsAgain(t *testing.T) {
+	leaks(t)
+	whole := scripted.Snapshot(10, "x", "y")
+	server := scripted.Start(t,
+		scripted.Answer{Messages: whole[:2], End: true},
+		scripted.Answer{Messages: whole},
+	)
+	watch := started(t, server, WatchOptions{})
+	want := []ItemKind{ItemSnapshotBegin, ItemEvent, ItemDisconnected, ItemReconnected, ItemSnapshotBegin, ItemEvent, ItemEvent, ItemSnapshotEnd}
+	if got := kinds(t, watch, len(want)); !slices.Equal(got, want) {
+		t.Fatal(got)
+	}
+	if version := server.Requests()[1].ResourceVersion; version != "" {
+		t.Fatal(version)
+	}
+}
+
+func TestAnExpiredVersionRestartsOrEndsTheWatch(t *testing.T) {
+	leaks(t)
+	expired := scripted.Answer{Err: scripted.Refusal(codes.OutOfRange, ReasonTooOld, "too old resource version: 5 (9)")}
+	server := scripted.Start(t, expired, scripted.Answer{Messages: scripted.Snapshot(10)}, expired)
+	watch := started(t, server, WatchOptions{ResourceVersion: "5", Cluster: "c"})
+	if got := kinds(t, watch, 3); !slices.Equal(got, []ItemKind{ItemRestarted, ItemSnapshotBegin, ItemSnapshotEnd}) {
+		t.Fatal(got)
+	}
+	watch = started(t, server, WatchOptions{ResourceVersion: "5", OnExpired: OnExpiredFail})
+	if _, err := watch.Next(); !IsExpired(err) {
+		t.Fatal(err)
+	}
+	if _, err := watch.Next(); !errors.Is(err, io.EOF) {
+		t.Fatal(err)
+	}
+}
+
+func TestAnErrorThatNoRetryMendsEndsTheWatch(t *testing.T) {
+	leaks(t)
+	server := scripted.Start(t, scripted.Answer{Err: scripted.Refusal(codes.PermissionDenied, "FORBIDDEN", "no")})
+	watch := started(t, server, WatchOptions{})
+	var failure *Error
+	if _, err := watch.Next(); !errors.As(err, &failure) || failure.Reason != "FORBIDDEN" || failure.IsTemporary() {
+		t.Fatal(err)
+	}
+}
+
+func TestAWatchEndsAtItsTimeout(t *testing.T) {
+	leaks(t)
+	server := scripted.Start(t, scripted.Answer{Messages: scripted.Snapshot(1), End: true})
+	watch := started(t, server, WatchOptions{Timeout: time.Hour})
+	count := 0
+	for _, err := range watch.All() {
+		if err != nil {
+			t.Fatal(err)
+		}
+		count++
+	}
+	if seconds := server.Requests()[0].TimeoutSeconds; count != 2 || seconds != 3600 {
+		t.Fatal(count, seconds)
+	}
+}
+
+func TestADeltaForOtherBytesIsAskedForAgainWithoutStateKept(t *testing.T) {
+	leaks(t)
+	wrong := scripted.Event("M", "x", 11)
+	wrong.GetEvent().Object, wrong.GetEvent().Delta = nil, &api.ObjectDelta{BaseCrc32: 1}
+	server := scripted.Start(t,
+		scripted.Answer{Messages: append(scripted.Snapshot(10, "x"), wrong)},
+		scripted.Answer{Messages: []*api.WatchResponse{scripted.Event("M", "x", 11)}, Err: scripted.Refusal(codes.Unavailable, "DRAINING", "")},
+		scripted.Answer{},
+	)
+	watch := started(t, server, WatchOptions{Encoding: EncodingZstdDelta})
+	want := []ItemKind{ItemSnapshotBegin, ItemEvent, ItemSnapshotEnd, ItemDisconnected, ItemReconnected, ItemEvent, ItemDisconnected, ItemReconnected}
+	if got := kinds(t, watch, len(want)); !slices.Equal(got, want) {
+		t.Fatal(got)
+	}
+	for i, request := range server.Requests() {
+		if request.StateKept || i > 0 && request.ResourceVersion != []string{"10", "11"}[i-1] {
+			t.Error(i, request)
+		}
+	}
+}
+
+func TestAWatchEndsWithItsContext(t *testing.T) {
+	leaks(t)
+	server := scripted.Start(t)
+	client, err := ConnectLazy(server.Address, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = client.Close() }()
+	ctx, cancel := context.WithCancel(context.Background())
+	watch := client.Watch(ctx, Target{Resource: "pods"}, WatchOptions{})
+	if err := watch.Open(); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	if _, err := watch.Next(); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+}
+
+func TestConnectSaysWhyThereIsNoConnection(t *testing.T) {
+	leaks(t)
+	_, err := Connect(t.Context(), "127.0.0.1:1", Options{})
+	var failure *Error
+	if !errors.As(err, &failure) || failure.Code != codes.Unavailable || !failure.IsTemporary() {
+		t.Fatal(err)
+	}
+}
