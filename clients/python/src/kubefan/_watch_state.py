@@ -45,6 +45,8 @@ from .v1alpha1 import watch_pb2 as api
 STREAM_SECONDS_MIN = 300.0
 #: The server ends a stream at its timeout. If it is this late, the client ends it.
 TIMEOUT_GRACE_SECONDS = 2.0
+#: Clocks of two machines differ by this much over the life of a stream.
+_CLOCK_SECONDS = 0.1
 #: The reasons of a stream that the server asks to continue on a new connection, at once.
 _MOVED = ("REBALANCED", "CONNECTION_AGE")
 #: A stream that is moved sooner than this after it was opened has failed: otherwise a server that
@@ -192,7 +194,7 @@ class WatchState:
 
     def finished(self, now: float) -> list[WatchItem]:
         """The stream has ended without an error."""
-        if self._deadline is not None and now >= self._deadline - TIMEOUT_GRACE_SECONDS / 2:
+        if self._deadline is not None and now >= self._deadline - _CLOCK_SECONDS:
             self.ended = True
             return []
         lived = 0.0 if self._opened_at is None else now - self._opened_at
