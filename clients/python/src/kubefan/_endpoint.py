@@ -118,6 +118,8 @@ def endpoint(address: str, options: ClientOptions) -> Endpoint:
         ("grpc.primary_user_agent", USER_AGENT),
         ("grpc.keepalive_time_ms", round(options.keepalive_interval * 1000)),
         ("grpc.keepalive_timeout_ms", round(options.keepalive_timeout * 1000)),
+        # A PING has a limit of its own, a minute by default, and the longer one counts.
+        ("grpc.http2.ping_timeout_ms", round(options.keepalive_timeout * 1000)),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.max_receive_message_length", options.message_bytes_max),
         ("grpc.http2.lookahead_bytes", _STREAM_WINDOW_BYTES),
