@@ -277,7 +277,7 @@ class WatchItems(AsyncIterator[WatchItem]):
         )
         self._call = call
         await call.initial_metadata()
-        # A call that was refused is over by now, and its error comes with the next step.
+        # A call that was refused is already over, and its error comes with the next step.
         return [] if call.done() else self._state.opened(time.monotonic())
 
     def _failed(self, error: KubefanError) -> list[WatchItem]:

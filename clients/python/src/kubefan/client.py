@@ -307,7 +307,7 @@ class WatchItems(Iterator[WatchItem]):
         if self._closed.is_set():
             call.cancel()
         call.initial_metadata()
-        # A call that was refused is over by now, and its error comes with the next step.
+        # A call that was refused is already over, and its error comes with the next step.
         return self._state.opened(time.monotonic()) if call.is_active() else []
 
     def _failed(self, error: KubefanError) -> list[WatchItem]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from pathlib import Path
 from typing import Any
 
 from kubefan import BackoffOptions, Encoding, Projection
@@ -21,8 +22,8 @@ _OBJECTS = 60
 
 
 def resident_kib() -> int:
-    with open("/proc/self/status") as file:
-        return int(next(line for line in file if line.startswith("VmRSS")).split()[1])
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmRSS")).split()[1])
 
 
 def test_stores_are_equal_after_random_kills(private_api: ApiServer) -> None:
