@@ -25,15 +25,15 @@ _POLL_SECONDS = 0.05
 _T = TypeVar("_T")
 
 
-def until(what: str, condition: Callable[[], _T]) -> _T:
+def until(what: str, condition: Callable[[], _T], seconds: float = WAIT_SECONDS_MAX) -> _T:
     """Waits until a condition is true, and returns its value."""
-    end = time.monotonic() + WAIT_SECONDS_MAX
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
         value = condition()
         if value:
             return value
         time.sleep(_POLL_SECONDS)
-    raise AssertionError(f"waited {WAIT_SECONDS_MAX} s for {what}")
+    raise AssertionError(f"waited {seconds} s for {what}")
 
 
 def kubefan_program() -> str:
@@ -74,7 +74,7 @@ class Process:
         """What it has written."""
         return self.log.read_text(errors="replace")
 
-    def until_written(self, pattern: str) -> re.Match[str]:
+    def until_written(self, pattern: str, seconds: float = WAIT_SECONDS_MAX) -> re.Match[str]:
         """Waits until it has written something."""
 
         def found() -> Optional[re.Match[str]]:
@@ -83,7 +83,7 @@ class Process:
                 assert self.process.poll() is None, f"it ended: {self.text()[-2000:]}"
             return match
 
-        match = until(f"{pattern!r} in {self.log.name}", found)
+        match = until(f"{pattern!r} in {self.log.name}", found, seconds)
         assert match is not None
         return match
 
