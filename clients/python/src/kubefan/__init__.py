@@ -1,0 +1,106 @@
+"""Watch Kubernetes objects through kubefan: watches that resume by themselves, and informers.
+
+`Client` is for ordinary programs, `kubefan.aio.Client` for asyncio.
+"""
+
+from ._endpoint import ClientOptions
+from ._keywords import ObjectList, ResourceStatus
+from .client import Client, WatchItems, WatchStream
+from .errors import (
+    Expired,
+    Forbidden,
+    InvalidAddress,
+    InvalidArgument,
+    KubefanError,
+    LimitReached,
+    NotCached,
+    NotFound,
+    ProtocolError,
+    Stopped,
+    Unauthenticated,
+    Unavailable,
+    Undecodable,
+    Unreachable,
+)
+from .handlers import Deleted
+from .informer import Informer, Registration
+from .items import (
+    Bookmark,
+    CatchUpBegin,
+    CatchUpEnd,
+    Disconnected,
+    Event,
+    GapBegin,
+    GapEnd,
+    Reconnected,
+    Resource,
+    Restarted,
+    SnapshotBegin,
+    SnapshotEnd,
+    WatchItem,
+)
+from .objects import DeleteReason, EventType, Object
+from .options import (
+    BackoffOptions,
+    Encoding,
+    Fallback,
+    OnExpired,
+    OnLag,
+    Projection,
+    Target,
+    WatchOptions,
+)
+from .store import Indexer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BackoffOptions",
+    "Bookmark",
+    "CatchUpBegin",
+    "CatchUpEnd",
+    "Client",
+    "ClientOptions",
+    "DeleteReason",
+    "Deleted",
+    "Disconnected",
+    "Encoding",
+    "Event",
+    "EventType",
+    "Expired",
+    "Fallback",
+    "Forbidden",
+    "GapBegin",
+    "GapEnd",
+    "Indexer",
+    "Informer",
+    "InvalidAddress",
+    "InvalidArgument",
+    "KubefanError",
+    "LimitReached",
+    "NotCached",
+    "NotFound",
+    "Object",
+    "ObjectList",
+    "OnExpired",
+    "OnLag",
+    "Projection",
+    "ProtocolError",
+    "Reconnected",
+    "Registration",
+    "Resource",
+    "ResourceStatus",
+    "Restarted",
+    "SnapshotBegin",
+    "SnapshotEnd",
+    "Stopped",
+    "Target",
+    "Unauthenticated",
+    "Unavailable",
+    "Undecodable",
+    "Unreachable",
+    "WatchItem",
+    "WatchItems",
+    "WatchOptions",
+    "WatchStream",
+]

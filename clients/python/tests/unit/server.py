@@ -1,0 +1,106 @@
+"""A server that answers each watch with a script, for what no real server does on request."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from typing import Any, Callable, Optional
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+from kubefan.v1alpha1 import watch_pb2 as api
+
+Script = Callable[[api.WatchRequest, Any], Iterator[api.WatchResponse]]
+
+
+class Server:
+    """A WatchService on a Unix socket or a port. Each watch gets the next script.
+
+    Attributes:
+        requests: The watches that were asked for.
+        tokens: The `authorization` of each.
+    """
+
+    def __init__(self, *scripts: Script, address: str = "127.0.0.1:0") -> None:
+        self.requests: list[api.WatchRequest] = []
+        self.tokens: list[str] = []
+        self._scripts = list(scripts)
+        self._lock = threading.Lock()
+        self._server = grpc.server(futures.ThreadPoolExecutor(16))
+        methods = {
+            "Watch": grpc.unary_stream_rpc_method_handler(
+                self._watch,
+                request_deserializer=api.WatchRequest.FromString,
+                response_serializer=api.WatchResponse.SerializeToString,
+            )
+        }
+        handler = grpc.method_handlers_generic_handler("kubefan.v1alpha1.WatchService", methods)
+        self._server.add_generic_rpc_handlers((handler,))
+        port = self._server.add_insecure_port(address)
+        self.address = address if address.startswith("unix:") else f"127.0.0.1:{port}"
+        self._server.start()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.stop(None).wait()
+
+    def _watch(self, request: api.WatchRequest, context: Any) -> Iterator[api.WatchResponse]:
+        with self._lock:
+            self.requests.append(request)
+            metadata = dict(context.invocation_metadata())
+            self.tokens.append(str(metadata.get("authorization", "")))
+            script = self._scripts.pop(0) if self._scripts else idle
+        context.send_initial_metadata(())
+        yield from script(request, context)
+
+
+def idle(_: api.WatchRequest, context: Any) -> Iterator[api.WatchResponse]:
+    """Stays silent until the client ends the call."""
+    ended = threading.Event()
+    if context.add_callback(ended.set):
+        ended.wait()
+    yield from ()
+
+
+def sends(*messages: api.WatchResponse, then: Optional[Script] = None) -> Script:
+    """Sends messages, then does something else; by default it stays silent."""
+
+    def script(request: api.WatchRequest, context: Any) -> Iterator[api.WatchResponse]:
+        yield from messages
+        yield from (then or idle)(request, context)
+
+    return script
+
+
+def fails(
+    code: grpc.StatusCode, reason: str = "", message: str = "", delay: Optional[float] = None
+) -> Script:
+    """Ends the call with one of kubefan's errors."""
+
+    def script(_: api.WatchRequest, context: Any) -> Iterator[api.WatchResponse]:
+        details: list[Any] = []
+        if reason:
+            details.append(error_details_pb2.ErrorInfo(reason=reason, domain="kubefan.dev"))
+        if delay is not None:
+            nanos = round(delay * 1e9)
+            details.append(
+                error_details_pb2.RetryInfo(
+                    retry_delay=duration_pb2.Duration(seconds=nanos // 10**9, nanos=nanos % 10**9)
+                )
+            )
+        packed = []
+        for detail in details:
+            box = any_pb2.Any()
+            box.Pack(detail)
+            packed.append(box)
+        status = status_pb2.Status(code=code.value[0], message=message, details=packed)
+        context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
+        context.abort(code, message or reason)
+        yield from ()
+
+    return script
