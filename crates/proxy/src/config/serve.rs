@@ -10,6 +10,7 @@ use super::{
     cache::{CacheConfig, CacheOptions},
     callers::{AuthorizationMode, CallerConfig, CallerOptions, default_mode},
     logging::{LoggingConfig, LoggingOptions},
+    managed_tls::TlsSource,
     modes::{ModeConfig, ModeOptions},
     on_demand::{OnDemandConfig, OnDemandOptions},
     passthrough::{PassthroughConfig, PassthroughMode, PassthroughOptions},
@@ -117,6 +118,7 @@ impl ServeOptions {
         self.callers.check(&callers, is_mode_given, &serving, passthrough)?;
         self.serving.check_mode(&serving)?;
         self.serving.check_tls(&serving)?;
+        self.peer.check(matches!(serving.tls, Some(TlsSource::Managed(_))))?;
         self.audit.check()?;
         let is_local = serving.listen.is_local();
         self.on_demand.check_limits(is_local)?;
