@@ -507,7 +507,10 @@ async fn check_reads_the_secret_and_writes_nothing() {
         let variables = install.variables.iter().filter(|(name, _)| !name.starts_with("KUBEFAN_PEER"));
         let variables: Vec<_> = variables.cloned().collect();
         let args = [&args[..], &[install.kubeconfig.to_str().unwrap()], &flags].concat();
-        let ran = run_with(&args, |command| drop(command.envs(variables))).await;
+        let ran = run_with(&args, |command| {
+            command.envs(variables);
+        })
+        .await;
         ran.stdout
     };
     let printed = check().await;

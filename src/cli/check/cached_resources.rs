@@ -155,7 +155,12 @@ mod tests {
 
     #[test]
     fn the_rule_grants_both_verbs() {
-        let right = |verb, namespace| Right { verb, resource: "pods", namespace: String::from(namespace).into(), ..Right::default() };
+        let right = |verb, namespace| Right {
+            verb,
+            resource: "pods",
+            namespace: String::from(namespace).into(),
+            ..Right::default()
+        };
         let both = judge_denied("pods", &[right("list", ""), right("watch", "")]);
         assert_eq!(both.message, "kubefan may not list and watch it");
         let rule = "{ apiGroups: [\"\"], resources: [pods], verbs: [list, watch] } by a ClusterRole";

@@ -31,7 +31,9 @@ pub(super) async fn check(
         Err(error) => {
             let remedy = match error.error {
                 UpstreamError::NotFound { .. } => "create it without data; the chart has it",
-                UpstreamError::Forbidden { .. } => "grant kubefan's account get and update of it; the chart has the role",
+                UpstreamError::Forbidden { .. } => {
+                    "grant kubefan's account get and update of it; the chart has the role"
+                }
                 _ => "",
             };
             report.add(Finding::error(name, error.to_string(), remedy));

@@ -59,9 +59,7 @@ use crate::{
         grpc::health,
         kube::forward::{ForwardOptions, Forwarder},
         subscribers::Subscribers,
-        transport::{
-            listen::{Bound, Listener},
-        },
+        transport::listen::{Bound, Listener},
     },
     telemetry::metrics::Metrics,
     upstream::{
@@ -304,7 +302,8 @@ impl App {
         let access = callers::control(&config.callers, &upstream, client_cas, exists, control, &metrics);
         let reloaded = registry.clone();
         let parts = (access.clone(), log, proxy);
-        let (server, mut data) = serve_data(data, tls.as_ref().map(|tls| tls.data.clone()), parts, &config, &registry, &metrics, &drain)?;
+        let (server, mut data) =
+            serve_data(data, tls.as_ref().map(|tls| tls.data.clone()), parts, &config, &registry, &metrics, &drain)?;
         let (watches, connections, reader) =
             (server.subscribers().clone(), server.connections().clone(), server.reader().clone());
         let mut admin = serve_admin(

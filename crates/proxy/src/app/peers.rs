@@ -10,7 +10,10 @@ use crate::{
     caches::Registry,
     config::ServeConfig,
     managed_tls::ManagedTls,
-    peer::{self, DnsDial, LoadSource, Peers, TransferLog, tls::{PeerTls, PeerTlsFiles}},
+    peer::{
+        self, DnsDial, LoadSource, Peers, TransferLog,
+        tls::{PeerTls, PeerTlsFiles},
+    },
     server::transport::listen::Listener,
     telemetry::metrics::Metrics,
 };

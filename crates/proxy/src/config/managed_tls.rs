@@ -69,7 +69,9 @@ pub(super) fn source(options: &ServingOptions) -> Result<Option<TlsSource>, Conf
         let problem = format!("at most {CONFIG_MAPS_MAX} ConfigMaps");
         return Err(unusable("--tls-managed-ca-config-maps", ca_config_maps.len(), problem));
     }
-    if let Some(twice) = (1..ca_config_maps.len()).find(|place| ca_config_maps[..*place].contains(&ca_config_maps[*place])) {
+    if let Some(twice) =
+        (1..ca_config_maps.len()).find(|place| ca_config_maps[..*place].contains(&ca_config_maps[*place]))
+    {
         let problem = "given twice; once is enough";
         return Err(unusable("--tls-managed-ca-config-maps", &ca_config_maps[twice], problem));
     }
@@ -113,7 +115,11 @@ fn dns_names(given: &[String]) -> Result<Vec<String>, ConfigError> {
         }
         // Who has the serving certificate must not pass for a replica.
         if plain == PEER_NAME || plain == peers_domain {
-            return Err(unusable(FLAG, name, "the name with which replicas prove themselves to each other; leave it out"));
+            return Err(unusable(
+                FLAG,
+                name,
+                "the name with which replicas prove themselves to each other; leave it out",
+            ));
         }
         if !names.contains(&lower) {
             names.push(lower);
@@ -143,14 +149,18 @@ mod tests {
             panic!("it is managed")
         };
         assert_eq!(managed.dns_names, ["kubefan", "*.kubefan-headless.kubefan.svc"]);
-        assert_eq!((managed.secret.to_string().as_str(), managed.lifetimes), ("kubefan/kubefan-tls", DEFAULT_LIFETIMES));
+        assert_eq!(
+            (managed.secret.to_string().as_str(), managed.lifetimes),
+            ("kubefan/kubefan-tls", DEFAULT_LIFETIMES)
+        );
         assert!(DEFAULT_LIFETIMES.ca >= DEFAULT_LIFETIMES.ca_min());
     }
 
     #[test]
     fn what_cannot_be_meant_is_refused_with_its_flag() {
         let problem = |change: fn(&mut ServingOptions)| given(change).unwrap_err();
-        let names = |options: &mut ServingOptions, name: &str| options.tls_managed_dns_names = Some(vec![name.to_owned()]);
+        let names =
+            |options: &mut ServingOptions, name: &str| options.tls_managed_dns_names = Some(vec![name.to_owned()]);
         assert!(problem(|options| options.tls_cert_file = Some("a".into())).contains("give only one of them"));
         assert!(problem(|options| options.tls_managed_dns_names = None).contains("needs --tls-managed-dns-names"));
         assert!(problem(|options| options.tls_managed_secret = None).contains("--tls-managed-dns-names has no effect"));
@@ -161,7 +171,8 @@ mod tests {
         for name in [PEER_NAME, "Peer.Kubefan.Internal", "*.kubefan.internal"] {
             assert!(given(|options| names(options, name)).unwrap_err().contains("prove themselves"), "{name}");
         }
-        let short = problem(|options| options.tls_managed_ca_lifetime = Some(Duration::from_secs(300 * DAY_SECONDS - 1)));
+        let short =
+            problem(|options| options.tls_managed_ca_lifetime = Some(Duration::from_secs(300 * DAY_SECONDS - 1)));
         assert!(short.contains("it must be at least 7200h"), "{short}");
         let twice = problem(|options| options.tls_managed_ca_config_maps = Some(vec!["a/b".parse().unwrap(); 2]));
         assert!(twice.contains("given twice"), "{twice}");

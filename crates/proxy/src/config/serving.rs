@@ -211,7 +211,9 @@ fn tls_source(options: &ServingOptions) -> Result<Option<TlsSource>, ConfigError
         return Ok(Some(managed));
     }
     match (options.tls_cert_file.clone(), options.tls_private_key_file.clone()) {
-        (Some(cert_file), Some(private_key_file)) => Ok(Some(TlsSource::Files(TlsFiles { cert_file, private_key_file }))),
+        (Some(cert_file), Some(private_key_file)) => {
+            Ok(Some(TlsSource::Files(TlsFiles { cert_file, private_key_file })))
+        }
         (Some(_), None) => ConfigError::contradiction("--tls-cert-file needs --tls-private-key-file"),
         (None, Some(_)) => ConfigError::contradiction("--tls-private-key-file needs --tls-cert-file"),
         (None, None) => Ok(None),

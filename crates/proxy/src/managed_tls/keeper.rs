@@ -251,7 +251,9 @@ impl<R: Rng> Keeper<R> {
         if !agrees && self.failed.insert("clock".to_owned(), String::new()).is_none() {
             let why = "the clock differs from the apiserver's, so it is not renewed here";
             *self.tls.status() = Err(why.to_owned());
-            warn!("the managed certificate is not renewed here: the clock differs from the apiserver's by more than {SKEW_MAX:?}");
+            warn!(
+                "the managed certificate is not renewed here: the clock differs from the apiserver's by more than {SKEW_MAX:?}"
+            );
         }
         if agrees {
             self.failed.remove("clock");

@@ -96,7 +96,8 @@ impl Material {
 
     /// What there is, in words. For reports.
     pub fn describe(&self, now: u64) -> Result<String, String> {
-        let end = |second: u64| Timestamp::from_second(second as i64).map_or_else(|_| "?".to_owned(), |at| at.to_string());
+        let end =
+            |second: u64| Timestamp::from_second(second as i64).map_or_else(|_| "?".to_owned(), |at| at.to_string());
         let Some(ca) = self.signing_not_after(now) else { return Err("it has no CA that can be used".to_owned()) };
         match &self.state.leaf {
             Ok(leaf) => Ok(format!("valid until {}, its CA until {}", end(leaf.not_after), end(ca))),
@@ -150,8 +151,9 @@ impl Material {
 
     /// The places of the CAs that can sign, the one that signs first.
     fn signers(&self, now: u64) -> Vec<usize> {
-        let mut places: Vec<_> =
-            (0..self.cas.len()).filter(|place| self.cas[*place].key.is_some() && now < self.cas[*place].facts.not_after).collect();
+        let mut places: Vec<_> = (0..self.cas.len())
+            .filter(|place| self.cas[*place].key.is_some() && now < self.cas[*place].facts.not_after)
+            .collect();
         places.sort_by_key(|place| (self.cas[*place].facts.created, self.cas[*place].facts.id.clone()));
         places
     }
@@ -170,7 +172,13 @@ impl Material {
         if names.len() > NAMES_MAX { wanted.to_vec() } else { names }
     }
 
-    fn renew(&mut self, signing: usize, names: &[String], options: &ManagedOptions, now: u64) -> Result<(), IssueError> {
+    fn renew(
+        &mut self,
+        signing: usize,
+        names: &[String],
+        options: &ManagedOptions,
+        now: u64,
+    ) -> Result<(), IssueError> {
         let Some((ca, key)) = self.cas.get(signing).and_then(|ca| Some((ca, ca.key.as_ref()?))) else { return Ok(()) };
         let not_after = (now + options.lifetimes.certificate.as_secs()).min(ca.facts.not_after);
         let Issued { certificate, key } = issue::certificate(&ca.pem, key, names, Usage::Server, (now, not_after))?;
@@ -314,6 +322,7 @@ fn id(der: &CertificateDer<'_>) -> String {
 
 fn pem(label: &str, der: &[u8]) -> String {
     let base64 = BASE64_STANDARD.encode(der);
-    let lines: String = base64.as_bytes().chunks(64).flat_map(|line| [String::from_utf8_lossy(line), "\n".into()]).collect();
+    let lines: String =
+        base64.as_bytes().chunks(64).flat_map(|line| [String::from_utf8_lossy(line), "\n".into()]).collect();
     format!("-----BEGIN {label}-----\n{lines}-----END {label}-----\n")
 }

@@ -58,7 +58,9 @@ pub struct LookError {
 
 fn reason(error: &UpstreamError) -> String {
     match error {
-        UpstreamError::NotFound { .. } => "it does not exist, and kubefan does not create it: apply its manifest again".to_owned(),
+        UpstreamError::NotFound { .. } => {
+            "it does not exist, and kubefan does not create it: apply its manifest again".to_owned()
+        }
         error => error.to_string(),
     }
 }

@@ -56,7 +56,6 @@ struct Proof {
 }
 
 impl PeerTls {
-
     /// Accepts a connection from a peer.
     ///
     /// # Errors
