@@ -304,7 +304,7 @@ async fn what_others_do_to_the_secret_is_mended_and_ends_no_stream() {
         made += 1;
         wait::until(what, wait::SOON, async || {
             let log = kubefan.process.log();
-            (log.matches(" made a new certificate").count() + log.matches("made a CA").count() >= made).then_some(())
+            (log.matches("made a new certificate").count() + log.matches("made a CA").count() >= made).then_some(())
         })
         .await;
         let after = install.published().await;
