@@ -2,9 +2,9 @@
 
 use std::time;
 
-use super::{ConfigError, Duration, rules::unusable, serving::ServingOptions};
+use super::{ConfigError, Duration, rules::unusable};
 use crate::{
-    managed_tls::{Lifetimes, ManagedOptions, PEER_NAME, is_dns_label},
+    managed_tls::{Lifetimes, ManagedOptions, ObjectName, PEER_NAME, is_dns_label},
     server::transport::certificate::TlsFiles,
 };
 
@@ -34,6 +34,19 @@ pub enum TlsSource {
     Managed(ManagedOptions),
 }
 
+/// What was given about the managed certificate.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Given {
+    pub(super) secret: Option<ObjectName>,
+    pub(super) dns_names: Option<Vec<String>>,
+    pub(super) ca_config_maps: Option<Vec<ObjectName>>,
+    pub(super) lifetime: Option<Duration>,
+    pub(super) ca_lifetime: Option<Duration>,
+    pub(super) ca_overlap: Option<Duration>,
+    /// Whether a certificate or a key is given as a file.
+    pub(super) has_files: bool,
+}
+
 /// A time that a certificate is valid, or published.
 pub(super) fn lifetime(flag: &'static str, given: Duration) -> Result<time::Duration, ConfigError> {
     if given < LIFETIME_MIN || given > LIFETIME_MAX {
@@ -43,28 +56,28 @@ pub(super) fn lifetime(flag: &'static str, given: Duration) -> Result<time::Dura
 }
 
 /// The managed certificate, if there is one.
-pub(super) fn source(options: &ServingOptions) -> Result<Option<TlsSource>, ConfigError> {
+pub(super) fn source(options: &Given) -> Result<Option<TlsSource>, ConfigError> {
     let given = [
-        ("--tls-managed-dns-names", options.tls_managed_dns_names.is_some()),
-        ("--tls-managed-ca-config-maps", options.tls_managed_ca_config_maps.is_some()),
-        ("--tls-managed-lifetime", options.tls_managed_lifetime.is_some()),
-        ("--tls-managed-ca-lifetime", options.tls_managed_ca_lifetime.is_some()),
-        ("--tls-managed-ca-overlap", options.tls_managed_ca_overlap.is_some()),
+        ("--tls-managed-dns-names", options.dns_names.is_some()),
+        ("--tls-managed-ca-config-maps", options.ca_config_maps.is_some()),
+        ("--tls-managed-lifetime", options.lifetime.is_some()),
+        ("--tls-managed-ca-lifetime", options.ca_lifetime.is_some()),
+        ("--tls-managed-ca-overlap", options.ca_overlap.is_some()),
     ];
-    let Some(secret) = options.tls_managed_secret.clone() else {
+    let Some(secret) = options.secret.clone() else {
         return match given.iter().find(|(_, given)| *given) {
             Some((flag, _)) => ConfigError::contradiction(format!("{flag} has no effect without --tls-managed-secret")),
             None => Ok(None),
         };
     };
-    if options.tls_cert_file.is_some() || options.tls_private_key_file.is_some() {
+    if options.has_files {
         return ConfigError::contradiction(
             "--tls-managed-secret makes the certificate, and --tls-cert-file and --tls-private-key-file name another one; \
              give only one of them",
         );
     }
-    let dns_names = dns_names(options.tls_managed_dns_names.as_deref().unwrap_or_default())?;
-    let ca_config_maps = options.tls_managed_ca_config_maps.clone().unwrap_or_default();
+    let dns_names = dns_names(options.dns_names.as_deref().unwrap_or_default())?;
+    let ca_config_maps = options.ca_config_maps.clone().unwrap_or_default();
     if ca_config_maps.len() > CONFIG_MAPS_MAX {
         let problem = format!("at most {CONFIG_MAPS_MAX} ConfigMaps");
         return Err(unusable("--tls-managed-ca-config-maps", ca_config_maps.len(), problem));
@@ -76,9 +89,9 @@ pub(super) fn source(options: &ServingOptions) -> Result<Option<TlsSource>, Conf
         return Err(unusable("--tls-managed-ca-config-maps", &ca_config_maps[twice], problem));
     }
     let lifetimes = Lifetimes {
-        certificate: options.tls_managed_lifetime.map_or(DEFAULT_LIFETIMES.certificate, |given| given.0),
-        ca: options.tls_managed_ca_lifetime.map_or(DEFAULT_LIFETIMES.ca, |given| given.0),
-        overlap: options.tls_managed_ca_overlap.map_or(DEFAULT_LIFETIMES.overlap, |given| given.0),
+        certificate: options.lifetime.map_or(DEFAULT_LIFETIMES.certificate, |given| given.0),
+        ca: options.ca_lifetime.map_or(DEFAULT_LIFETIMES.ca, |given| given.0),
+        overlap: options.ca_overlap.map_or(DEFAULT_LIFETIMES.overlap, |given| given.0),
     };
     // The values themselves are checked with their flags.
     let ca_min = lifetimes.certificate.saturating_add(lifetimes.overlap.saturating_mul(2)).saturating_mul(2);
@@ -132,11 +145,11 @@ fn dns_names(given: &[String]) -> Result<Vec<String>, ConfigError> {
 mod tests {
     use super::*;
 
-    fn given(change: impl FnOnce(&mut ServingOptions)) -> Result<Option<TlsSource>, String> {
-        let mut options = ServingOptions {
-            tls_managed_secret: Some("kubefan/kubefan-tls".parse().unwrap()),
-            tls_managed_dns_names: Some(vec!["kubefan.kubefan.svc".to_owned()]),
-            ..ServingOptions::default()
+    fn given(change: impl FnOnce(&mut Given)) -> Result<Option<TlsSource>, String> {
+        let mut options = Given {
+            secret: Some("kubefan/kubefan-tls".parse().unwrap()),
+            dns_names: Some(vec!["kubefan.kubefan.svc".to_owned()]),
+            ..Given::default()
         };
         change(&mut options);
         source(&options).map_err(|error| error.to_string())
@@ -145,7 +158,7 @@ mod tests {
     #[test]
     fn the_managed_certificate_has_names_in_lower_case_and_default_lifetimes() {
         let names = ["Kubefan", "kubefan", "*.kubefan-headless.kubefan.svc"].map(ToOwned::to_owned).to_vec();
-        let Ok(Some(TlsSource::Managed(managed))) = given(|options| options.tls_managed_dns_names = Some(names)) else {
+        let Ok(Some(TlsSource::Managed(managed))) = given(|options| options.dns_names = Some(names)) else {
             panic!("it is managed")
         };
         assert_eq!(managed.dns_names, ["kubefan", "*.kubefan-headless.kubefan.svc"]);
@@ -158,12 +171,11 @@ mod tests {
 
     #[test]
     fn what_cannot_be_meant_is_refused_with_its_flag() {
-        let problem = |change: fn(&mut ServingOptions)| given(change).unwrap_err();
-        let names =
-            |options: &mut ServingOptions, name: &str| options.tls_managed_dns_names = Some(vec![name.to_owned()]);
-        assert!(problem(|options| options.tls_cert_file = Some("a".into())).contains("give only one of them"));
-        assert!(problem(|options| options.tls_managed_dns_names = None).contains("needs --tls-managed-dns-names"));
-        assert!(problem(|options| options.tls_managed_secret = None).contains("--tls-managed-dns-names has no effect"));
+        let problem = |change: fn(&mut Given)| given(change).unwrap_err();
+        let names = |options: &mut Given, name: &str| options.dns_names = Some(vec![name.to_owned()]);
+        assert!(problem(|options| options.has_files = true).contains("give only one of them"));
+        assert!(problem(|options| options.dns_names = None).contains("needs --tls-managed-dns-names"));
+        assert!(problem(|options| options.secret = None).contains("--tls-managed-dns-names has no effect"));
         for name in ["", "a b", "https://a", "10.0.0.1:1", "*", "a.*.b", "-a"] {
             let refused = given(|options| names(options, name)).unwrap_err();
             assert!(refused.starts_with("--tls-managed-dns-names ") && refused.contains("no DNS name"), "{refused}");
@@ -171,10 +183,9 @@ mod tests {
         for name in [PEER_NAME, "Peer.Kubefan.Internal", "*.kubefan.internal"] {
             assert!(given(|options| names(options, name)).unwrap_err().contains("prove themselves"), "{name}");
         }
-        let short =
-            problem(|options| options.tls_managed_ca_lifetime = Some(Duration::from_secs(300 * DAY_SECONDS - 1)));
+        let short = problem(|options| options.ca_lifetime = Some(Duration::from_secs(300 * DAY_SECONDS - 1)));
         assert!(short.contains("it must be at least 7200h"), "{short}");
-        let twice = problem(|options| options.tls_managed_ca_config_maps = Some(vec!["a/b".parse().unwrap(); 2]));
+        let twice = problem(|options| options.ca_config_maps = Some(vec!["a/b".parse().unwrap(); 2]));
         assert!(twice.contains("given twice"), "{twice}");
         for (flag, text) in [("--x", Duration::from_secs(3)), ("--x", Duration::from_secs(u64::MAX / 4))] {
             assert!(lifetime(flag, text).unwrap_err().to_string().contains("must be from 4s to 175200h"));

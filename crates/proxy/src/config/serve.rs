@@ -118,7 +118,6 @@ impl ServeOptions {
         self.callers.check(&callers, is_mode_given, &serving, passthrough)?;
         self.serving.check_mode(&serving)?;
         self.serving.check_tls(&serving)?;
-        self.peer.check(matches!(serving.tls, Some(TlsSource::Managed(_))))?;
         self.audit.check()?;
         let is_local = serving.listen.is_local();
         self.on_demand.check_limits(is_local)?;
@@ -130,7 +129,9 @@ impl ServeOptions {
             );
         }
         self.on_demand.on_demand.get_or_insert(is_local);
+        let peer = self.peer.clone();
         let config = self.resolve()?;
+        peer.check(matches!(serving.tls, Some(TlsSource::Managed(_))))?;
         if config.cache.resources.is_empty() && !config.on_demand.is_on {
             return ConfigError::contradiction(
                 "nothing to serve: name what to cache with --resource, or let readers choose with --on-demand",
@@ -207,10 +208,12 @@ mod tests {
         let default = ServeConfig::default();
         assert_eq!(ServeOptions::default().validate(), Ok(default.clone()));
         // The limits of the tables are refused while the tables are off, the rights of sockets
-        // without a file, the version of TLS without TLS, and everything about an audit log without
-        // one.
+        // without a file, the version of TLS without TLS, and everything about an audit log or a
+        // managed certificate without one.
         let refused = ["cache_tables_bytes_max", "listen_mode", "tls_min_version"];
-        let is_refused = |field: &str| refused.contains(&field) || field.starts_with("audit_log_");
+        let is_refused = |field: &str| {
+            refused.contains(&field) || field.starts_with("audit_log_") || field.starts_with("tls_managed_")
+        };
         let shown = default_texts().into_iter().filter(|(field, _)| !is_refused(field));
         let flags: Vec<String> = shown.map(|(field, text)| format!("--{}={text}", field.replace('_', "-"))).collect();
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();

@@ -207,7 +207,16 @@ fn networks(flag: &'static str, given: Option<Vec<String>>) -> Result<Vec<IpNet>
 }
 
 fn tls_source(options: &ServingOptions) -> Result<Option<TlsSource>, ConfigError> {
-    if let Some(managed) = managed_tls::source(options)? {
+    let given = managed_tls::Given {
+        secret: options.tls_managed_secret.clone(),
+        dns_names: options.tls_managed_dns_names.clone(),
+        ca_config_maps: options.tls_managed_ca_config_maps.clone(),
+        lifetime: options.tls_managed_lifetime,
+        ca_lifetime: options.tls_managed_ca_lifetime,
+        ca_overlap: options.tls_managed_ca_overlap,
+        has_files: options.tls_cert_file.is_some() || options.tls_private_key_file.is_some(),
+    };
+    if let Some(managed) = managed_tls::source(&given)? {
         return Ok(Some(managed));
     }
     match (options.tls_cert_file.clone(), options.tls_private_key_file.clone()) {

@@ -102,7 +102,7 @@ impl ManagedTls {
     }
 
     /// Answers the handshakes of the admin port: before there is a certificate, with one that
-    /// nobody trusts, so that the kubelet's probes are answered, which do not verify it.
+    /// no client trusts, so that the kubelet's probes are answered, which do not verify it.
     ///
     /// # Errors
     /// That one cannot be made.
