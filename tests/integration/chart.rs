@@ -96,7 +96,7 @@ fn file(text: &str) -> tempfile::NamedTempFile {
     file
 }
 
-async fn apply(api: &ApiServer, text: &str, args: &[&str]) -> String {
+pub(crate) async fn apply(api: &ApiServer, text: &str, args: &[&str]) -> String {
     let file = file(text);
     api.kubectl(&[&["apply", "-f", file.path().to_str().unwrap()], args].concat()).await
 }
@@ -109,7 +109,7 @@ async fn helm_lint_finds_nothing() {
 }
 
 /// The containers of a workload; none of another object.
-fn containers(object: &Value) -> Vec<&Value> {
+pub(crate) fn containers(object: &Value) -> Vec<&Value> {
     let pod = &object["spec"]["template"]["spec"];
     ["initContainers", "containers"].into_iter().filter_map(|list| pod[list].as_array()).flatten().collect()
 }
@@ -165,7 +165,7 @@ async fn nothing_that_applies_the_chart_again_touches_what_kubefan_wrote() {
 }
 
 /// The flags of a workload's kubefan that do not name an address, as the pod would get them.
-fn flags(workload: &Value) -> Vec<String> {
+pub(crate) fn flags(workload: &Value) -> Vec<String> {
     let args: Vec<String> = serde_json::from_value(containers(workload)[0]["args"].clone()).unwrap();
     assert_eq!(args[0], "serve");
     args.into_iter().filter(|arg| arg != "serve" && !arg.contains("listen") && !arg.contains("kubeconfig=")).collect()
@@ -186,7 +186,7 @@ async fn start(api: &ApiServer, kubeconfig: &Path, flags: &[String]) -> Kubefan 
     kubefan
 }
 
-async fn token(api: &ApiServer, namespace: &str, account: &str) -> String {
+pub(crate) async fn token(api: &ApiServer, namespace: &str, account: &str) -> String {
     api.kubectl(&["create", "token", account, "-n", namespace]).await.trim().to_owned()
 }
 

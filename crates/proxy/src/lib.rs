@@ -32,7 +32,8 @@
 //!
 //! 1. `telemetry`: metrics and logs.
 //! 2. `cache`: one cache as a data structure.
-//! 3. `upstream` and `fanout`, which do not import each other.
+//! 3. `upstream` and `fanout`, which do not import each other; `managed_tls`, the certificate that
+//!    kubefan makes and renews itself.
 //! 4. `peer`: warm starts between replicas.
 //! 5. `caches`: the registry of all caches and its policies. It implements the trait
 //!    [`fanout::Catalog`].
@@ -52,6 +53,7 @@ pub mod caches;
 pub mod config;
 pub mod fanout;
 pub mod kube_encoding;
+pub mod managed_tls;
 pub mod peer;
 pub mod server;
 pub mod telemetry;

@@ -1,13 +1,14 @@
 //! Rights of kubefan's account, asked for by SelfSubjectAccessReview, and the group "rights": those
 //! beside list and watch.
 
-use std::fmt;
+use std::{borrow::Cow, fmt};
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use kubefan_proxy::{
-    config::ServeConfig,
+    config::{ServeConfig, TlsSource},
+    managed_tls::ObjectName,
     upstream::{ReviewKind, Upstream, UpstreamError, passthrough::Credentials},
 };
 
@@ -33,8 +34,8 @@ pub(super) struct Right<'a> {
     pub(super) verb: &'a str,
     pub(super) group: &'a str,
     pub(super) resource: &'a str,
-    pub(super) name: &'a str,
-    pub(super) namespace: &'a str,
+    pub(super) name: Cow<'a, str>,
+    pub(super) namespace: Cow<'a, str>,
     /// Such as `/metrics`, instead of a resource.
     pub(super) path: &'a str,
 }
@@ -114,7 +115,7 @@ pub(super) async fn check(config: &ServeConfig, upstream: &Upstream, report: &mu
 
 fn needs(config: &ServeConfig) -> Vec<Need> {
     let need = |right, purpose| Need { right, purpose, is_optional: false, role: "" };
-    let namespaces = Right { verb: "get", resource: "namespaces", name: "kube-system", ..Right::default() };
+    let namespaces = Right { verb: "get", resource: "namespaces", name: "kube-system".into(), ..Right::default() };
     let mut needs = vec![Need { is_optional: true, ..need(namespaces, "the identity of the cluster") }];
     if reviews_callers(config) {
         let create = |group, resource| Right { verb: "create", group, resource, ..Right::default() };
@@ -125,7 +126,7 @@ fn needs(config: &ServeConfig) -> Vec<Need> {
             needs.push(Need { role: "the ClusterRole system:auth-delegator has it", ..need(right, purpose) });
         }
         if config.serving.tls.is_some() && config.callers.client_ca_file.is_none() && !config.callers.skip_lookup {
-            let (name, namespace) = ("extension-apiserver-authentication", "kube-system");
+            let (name, namespace) = ("extension-apiserver-authentication".into(), "kube-system".into());
             let right = Right { verb: "get", resource: "configmaps", name, namespace, ..Right::default() };
             let role = "the Role extension-apiserver-authentication-reader of kube-system has it";
             needs.push(Need { is_optional: true, role, ..need(right, "the CAs of client certificates") });
@@ -135,6 +136,19 @@ fn needs(config: &ServeConfig) -> Vec<Need> {
                 let right = Right { verb: "get", path, ..Right::default() };
                 let role = "the ClusterRole system:service-account-issuer-discovery has it";
                 needs.push(Need { role, ..need(right, "the keys of service accounts' tokens") });
+            }
+        }
+    }
+    if let Some(TlsSource::Managed(managed)) = &config.serving.tls {
+        let of = |resource: &'static str, object: &ObjectName, verb| {
+            let (name, namespace) = (object.name.clone().into(), object.namespace.clone().into());
+            Right { verb, resource, name, namespace, ..Right::default() }
+        };
+        for verb in ["get", "update"] {
+            needs.push(need(of("secrets", &managed.secret, verb), "the managed certificate (--tls-managed-secret)"));
+            for map in &managed.ca_config_maps {
+                let right = of("configmaps", map, verb);
+                needs.push(Need { is_optional: true, ..need(right, "the managed CA, for clients that read it there") });
             }
         }
     }

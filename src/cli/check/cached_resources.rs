@@ -104,7 +104,7 @@ impl Cache<'_> {
         let mut denied = Vec::new();
         for verb in ["list", "watch"] {
             let (group, resource) = (self.gvr.group.as_str(), self.gvr.resource.as_str());
-            let right = Right { verb, group, resource, namespace: self.scope.namespace(), ..Right::default() };
+            let right = Right { verb, group, resource, namespace: self.scope.namespace().into(), ..Right::default() };
             if let Ok(Some(false)) = has(self.upstream, &right).await {
                 denied.push(right);
             }
@@ -155,7 +155,12 @@ mod tests {
 
     #[test]
     fn the_rule_grants_both_verbs() {
-        let right = |verb, namespace| Right { verb, resource: "pods", namespace, ..Right::default() };
+        let right = |verb, namespace| Right {
+            verb,
+            resource: "pods",
+            namespace: String::from(namespace).into(),
+            ..Right::default()
+        };
         let both = judge_denied("pods", &[right("list", ""), right("watch", "")]);
         assert_eq!(both.message, "kubefan may not list and watch it");
         let rule = "{ apiGroups: [\"\"], resources: [pods], verbs: [list, watch] } by a ClusterRole";

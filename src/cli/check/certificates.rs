@@ -5,7 +5,10 @@ use std::{fs, path::Path};
 use jiff::Timestamp;
 
 use kubefan_proxy::{
-    access::TrustedCas, app, config::ServeConfig, server::transport::certificate_facts::CertificateFacts,
+    access::TrustedCas,
+    app,
+    config::{ServeConfig, TlsSource},
+    managed_tls::certificate_facts::CertificateFacts,
 };
 
 use super::{
@@ -24,7 +27,11 @@ pub(super) fn check(config: &ServeConfig, report: &mut Report) {
     report.group("certificates");
     match &config.serving.tls {
         None => report.add(Finding::ok("data port", "without TLS (--tls-cert-file)")),
-        Some(files) => report.add_all(match files.check() {
+        // It is in the cluster: see `managed_certificate`.
+        Some(TlsSource::Managed(managed)) => {
+            report.add(Finding::ok("data port", format!("managed, in the Secret {}", managed.secret)));
+        }
+        Some(TlsSource::Files(files)) => report.add_all(match files.check() {
             Ok(()) => dated("data port", &files.cert_file),
             Err(error) => vec![Finding::error("data port", error.to_string(), "name a certificate and its own key")],
         }),
@@ -37,7 +44,7 @@ pub(super) fn check(config: &ServeConfig, report: &mut Report) {
     } else if reviews_callers(config) && config.callers.skip_lookup {
         report.add(Finding::ok("CAs of clients", "client certificates are not taken (--authentication-skip-lookup)"));
     }
-    if let Some(tls) = app::peers::tls(config) {
+    if let Some(tls) = app::peers::files(config) {
         report.add_all(match tls.check() {
             Ok(()) => [dated("peers", &tls.cert_file), dated("CA of peers", &tls.ca_file)].concat(),
             Err(error) => {

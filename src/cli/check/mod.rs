@@ -9,6 +9,7 @@ mod apiserver;
 mod cached_resources;
 mod certificates;
 mod configuration;
+mod managed_certificate;
 mod network_step;
 mod peer_replicas;
 mod ports;
@@ -63,7 +64,8 @@ pub(super) async fn run(args: CheckArgs, variables: &[String], given: &Given<'_>
             cached = Some(cached_resources::check(&config, upstream, &mut report).await);
             access_rights::check(&config, upstream, &mut report).await;
         }
-        peer_replicas::check(&config, &mut report).await;
+        let managed = managed_certificate::check(&config, upstream.as_ref(), &mut report).await;
+        peer_replicas::check(&config, managed.as_ref(), &mut report).await;
         resource_limits::check(&config, cached.as_deref(), &mut report);
     }
     match report.finish()? {

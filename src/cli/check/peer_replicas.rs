@@ -1,8 +1,10 @@
 //! The group "peers": whether the other replicas can be found and reached over mutual TLS.
 
+use std::sync::Arc;
+
 use tokio::net::TcpStream;
 
-use kubefan_proxy::{app, config::ServeConfig};
+use kubefan_proxy::{app, config::ServeConfig, managed_tls::ManagedTls};
 
 use super::{
     network_step::{resolve, step},
@@ -12,9 +14,10 @@ use super::{
 /// The addresses that are tried.
 const ADDRESSES_MAX: usize = 16;
 
-/// Checks the replicas that caches would be copied from. Without `--peers` there is nothing to do.
-pub(super) async fn check(config: &ServeConfig, report: &mut Report) {
-    let (Some(peers), Some(tls)) = (&config.peer.peers, app::peers::tls(config)) else { return };
+/// Checks the replicas that caches would be copied from. Without `--peers` there is nothing to do,
+/// and nothing without a certificate: `managed` is that of the cluster.
+pub(super) async fn check(config: &ServeConfig, managed: Option<&Arc<ManagedTls>>, report: &mut Report) {
+    let (Some(peers), Some(tls)) = (&config.peer.peers, app::peers::tls(config, managed)) else { return };
     report.group("peers");
     report.waits_for(&format!("DNS for {}", peers.host));
     let addresses = match resolve(&peers.host, peers.port).await {

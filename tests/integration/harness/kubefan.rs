@@ -61,6 +61,17 @@ impl Kubefan {
         Kubefan::spawn_process(Command::new(binary()), kubeconfig, "127.0.0.1:0", args).await
     }
 
+    /// Like [`Self::spawn_as_given`], with environment variables.
+    pub(crate) async fn spawn_with_variables(
+        kubeconfig: &Path,
+        args: &[&str],
+        variables: &[(String, String)],
+    ) -> Kubefan {
+        let mut command = Command::new(binary());
+        command.envs(variables.iter().cloned());
+        Kubefan::spawn_process(command, kubeconfig, "127.0.0.1:0", args).await
+    }
+
     /// Most tests are not about callers. So where their port has another default, all callers may
     /// read everything, unless `args` say something else.
     async fn spawn_command(command: Command, kubeconfig: &Path, listen: &str, args: &[&str]) -> Kubefan {

@@ -25,6 +25,9 @@ pub enum AppError {
     /// The certificate or its key cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
+    /// The options of TLS cannot be used together.
+    #[error("--tls-min-version, --tls-cipher-suites: {0}")]
+    TlsOptions(rustls::Error),
     /// The CAs of client certificates cannot be used.
     #[error(transparent)]
     ClientCa(#[from] ClientCaError),

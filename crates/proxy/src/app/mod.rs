@@ -14,6 +14,7 @@ mod rebalancing;
 pub mod reload;
 mod sampling;
 mod server_options;
+mod serving_certificate;
 
 use std::{
     convert::Infallible,
@@ -38,6 +39,7 @@ use self::{
     clock::{unix_time, wall_clock},
     failure::{chain, server_error},
     reload::WatchedFile,
+    serving_certificate::{Acceptors, ServingCertificate, with_certificate},
 };
 use crate::{
     access::{AccessControl, BoundObject, Switches, TrustedCas, authentication::certificate::cluster},
@@ -48,6 +50,7 @@ use crate::{
     },
     config::{AuthorizationMode, PassthroughConfig, ServeConfig},
     fanout::Catalog,
+    managed_tls::ManagedTls,
     server::{
         Server, ServerOptions,
         admin::{self, Admin},
@@ -56,12 +59,7 @@ use crate::{
         grpc::health,
         kube::forward::{ForwardOptions, Forwarder},
         subscribers::Subscribers,
-        transport::{
-            certificate::Certificate,
-            listen::{Bound, Listener},
-            tls,
-            tls_options::TlsOptions,
-        },
+        transport::listen::{Bound, Listener},
     },
     telemetry::{
         metrics::Metrics,
@@ -88,8 +86,8 @@ pub struct App {
     data: Listener,
     admin: Listener,
     peer: Option<Listener>,
-    tls: Option<TlsAcceptor>,
-    certificate: Option<Arc<Certificate>>,
+    tls: Option<Acceptors>,
+    certificate: Option<ServingCertificate>,
     client_cas: Option<Arc<TrustedCas>>,
     audit: Audit,
     traces: Traces,
@@ -192,12 +190,9 @@ impl App {
         // so that it can explain to their owners why a certificate cannot be forwarded.
         let explains = passthrough.as_ref().is_some_and(|passthrough| passthrough.credentials() == Credentials::Caller);
         let asks_for_certificates = explains || client_cas.is_some();
-        let read = |files| Certificate::read(files, wall_clock, metrics.certificate_expiration());
-        let certificate = config.serving.tls.as_ref().map(read).transpose()?;
-        let (min_version, cipher_suites) = (config.serving.tls_min_version, config.serving.tls_cipher_suites.clone());
-        let tls_options = TlsOptions { min_version, cipher_suites };
-        let accept = |certificate| tls::acceptor(certificate, &tls_options, asks_for_certificates);
-        let tls = certificate.clone().map(accept).transpose()?;
+        let certificate = ServingCertificate::new(&config, &metrics)?;
+        let accept = |certificate: &ServingCertificate| certificate.acceptors(&config, asks_for_certificates);
+        let tls = certificate.as_ref().map(accept).transpose()?;
         let forwarding = ForwardOptions {
             upgrades: config.passthrough.upgrades,
             hosts: config.serving.allowed_hosts.clone(),
@@ -207,7 +202,7 @@ impl App {
         let number = rand::random();
         let proxy =
             passthrough.map(|passthrough| Arc::new(Forwarder::new(passthrough, forwarding, number, metrics.clone())));
-        peers::tls(&config).map(|files| files.check()).transpose()?;
+        peers::files(&config).map(|files| files.check()).transpose()?;
         let counted = metrics.clone();
         let observer: UpstreamObserver = Arc::new(move |verb, code| match code {
             Some(code) => counted.upstream_request(verb.as_str(), code.as_str()),
@@ -286,7 +281,7 @@ impl App {
             admin,
             peer,
             tls,
-            certificate: _,
+            certificate,
             client_cas,
             audit,
             traces,
@@ -302,7 +297,11 @@ impl App {
         let _stop_all = (stop.clone().drop_guard(), drain.clone().drop_guard());
         let budget = MemoryBudget::new(memory_given(&config));
         let memory_max = budget.as_ref().map(|budget| budget.bytes_max);
-        let sources = peers::sources(&config, own_port, memory_max);
+        // First, because a warm start needs it.
+        certificate.iter().for_each(|certificate| certificate.keep(&upstream, &metrics, &stop));
+        let managed = certificate.as_ref().and_then(ServingCertificate::managed).cloned();
+        let peer_tls = peers::tls(&config, managed.as_ref());
+        let sources = peers::sources(&config, peer_tls.clone(), own_port, memory_max);
         let lists_and_watches_at = source.client().server().to_owned();
         let registry = registry(&config, (&upstream, source), sources, memory_max, &metrics, &stop);
         let informers = tokio::spawn(registry.clone().run());
@@ -319,10 +318,19 @@ impl App {
         let access = callers::control(&config.callers, &upstream, client_cas, exists, control, &metrics);
         let reloaded = registry.clone();
         let parts = (access.clone(), log, proxy);
-        let (server, mut data) = serve_data(data, tls.clone(), parts, &config, &registry, &metrics, &drain)?;
+        let (server, mut data) =
+            serve_data(data, tls.as_ref().map(|tls| tls.data.clone()), parts, &config, &registry, &metrics, &drain)?;
         let (watches, connections, reader) =
             (server.subscribers().clone(), server.connections().clone(), server.reader().clone());
-        let mut admin = serve_admin(admin, tls, (&access, watches), &config, &registry, &metrics, &stop)?;
+        let mut admin = serve_admin(
+            (admin, tls.map(|tls| tls.admin)),
+            managed,
+            (&access, watches),
+            &config,
+            &registry,
+            &metrics,
+            &stop,
+        )?;
         let set_places: live::SetPlaces =
             Box::new(move |subscribers_max, reads_max| reader.set_places(subscribers_max, reads_max));
         if let Some(budget) = budget {
@@ -330,10 +338,10 @@ impl App {
             let keep_within = memory_pressure::keep_within(registry.clone(), metrics.clone(), budget, end_unread);
             tokio::spawn(stop.clone().run_until_cancelled_owned(keep_within));
         }
-        if let (Some(listener), Some(log)) = (peer, peer_log) {
+        if let (Some(listener), Some(log), Some(tls)) = (peer, peer_log, peer_tls) {
             let load = rebalancing::load(&config, &registry, &connections, &access, &drain);
-            peers::serve(listener, &config, (registry.clone(), log, load.clone()), &metrics, &stop);
-            rebalancing::start(&config, own_port, (connections, access, &upstream), load, &metrics, &drain);
+            peers::serve(listener, tls.clone(), (registry.clone(), log, load.clone()), &metrics, &stop);
+            rebalancing::start(&config, (tls, own_port), (connections, access, &upstream), load, &metrics, &drain);
         }
         metrics.reload().started(unix_time());
         if let Some((file, asked)) = watched {
@@ -382,8 +390,8 @@ type ServerTask = JoinHandle<Result<(), String>>;
 type DataServer = Arc<Server<Arc<Registry>>>;
 
 fn serve_admin(
-    listener: Listener,
-    tls: Option<TlsAcceptor>,
+    (listener, tls): (Listener, Option<TlsAcceptor>),
+    managed: Option<Arc<ManagedTls>>,
     (access, subscribers): (&Arc<AccessControl>, Arc<Subscribers>),
     config: &ServeConfig,
     registry: &Arc<Registry>,
@@ -400,7 +408,7 @@ fn serve_admin(
         history: sampling::sample(registry, metrics, stop),
         registry: metrics.registry().clone(),
         refresh: Box::new(move || refreshed.refresh_gauges()),
-        readiness: Box::new(move || ready.readiness()),
+        readiness: Box::new(move || with_certificate(managed.as_ref(), ready.readiness())),
     });
     let failed = |error: io::Error| AppError::Server { what: "the admin server", message: error.to_string() };
     let ended = admin_port::serve(listener, tls, access.clone(), router, stop.clone()).map_err(failed)?;

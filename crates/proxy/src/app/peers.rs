@@ -9,7 +9,11 @@ use crate::{
     audit::AuditLog,
     caches::Registry,
     config::ServeConfig,
-    peer::{self, DnsDial, LoadSource, Peers, TransferLog, tls::PeerTls},
+    managed_tls::ManagedTls,
+    peer::{
+        self, DnsDial, LoadSource, Peers, TransferLog,
+        tls::{PeerTls, PeerTlsFiles},
+    },
     server::transport::listen::Listener,
     telemetry::metrics::Metrics,
 };
@@ -18,17 +22,28 @@ use crate::{
 /// bytes.
 const TRANSFER_BYTES_MAX: u64 = 4 << 30;
 
-/// The TLS files for peers. `None` if there are no peers.
-pub fn tls(config: &ServeConfig) -> Option<PeerTls> {
+/// The TLS files for peers. `None` if there are no peers, or if they use the managed certificate.
+pub fn files(config: &ServeConfig) -> Option<PeerTlsFiles> {
     let files = config.peer.files.clone()?;
     let (cert_file, key_file, ca_file) = (files.cert_file, files.key_file, files.ca_file);
-    Some(PeerTls { cert_file, key_file, ca_file, allowed_names: config.peer.allowed_names.clone() })
+    Some(PeerTlsFiles { cert_file, key_file, ca_file, allowed_names: config.peer.allowed_names.clone() })
+}
+
+/// How replicas prove themselves to each other: with the files, or else with the managed
+/// certificate. `None` if there are no peers.
+pub fn tls(config: &ServeConfig, managed: Option<&Arc<ManagedTls>>) -> Option<PeerTls> {
+    files(config).map(PeerTls::Files).or_else(|| Some(PeerTls::Managed(managed?.clone())))
 }
 
 /// The peers that caches start from. `own_port` is the port where this replica serves peers, and
 /// `memory_max` its memory budget in bytes.
-pub(super) fn sources(config: &ServeConfig, own_port: Option<u16>, memory_max: Option<usize>) -> Option<Peers> {
-    let (name, tls) = (config.peer.peers.clone()?, tls(config)?);
+pub(super) fn sources(
+    config: &ServeConfig,
+    tls: Option<PeerTls>,
+    own_port: Option<u16>,
+    memory_max: Option<usize>,
+) -> Option<Peers> {
+    let (name, tls) = (config.peer.peers.clone()?, tls?);
     let dial = DnsDial::new(name.host, name.port, tls, own_port);
     // During a transfer there is nothing else to release when memory is short.
     let half_of_memory = memory_max.map_or(TRANSFER_BYTES_MAX, |bytes| bytes as u64 / 2);
@@ -39,12 +54,11 @@ pub(super) fn sources(config: &ServeConfig, own_port: Option<u16>, memory_max: O
 /// `log`. With `load`, peers may also ask how loaded this replica is.
 pub(super) fn serve(
     listener: Listener,
-    config: &ServeConfig,
+    tls: PeerTls,
     (registry, log, load): (Arc<Registry>, AuditLog, Option<LoadSource>),
     metrics: &Arc<Metrics>,
     stop: &CancellationToken,
 ) {
-    let Some(tls) = tls(config) else { return };
     let log: Arc<dyn TransferLog> = Arc::new(PeerRecords(log));
     let from = (registry, log, load);
     tokio::spawn(peer::server::serve(listener.incoming(0), tls, from, metrics.clone(), stop.clone()));

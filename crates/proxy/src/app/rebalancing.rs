@@ -5,12 +5,11 @@ use std::sync::Arc;
 use rand::{SeedableRng, rngs::SmallRng};
 use tokio_util::sync::CancellationToken;
 
-use super::peers;
 use crate::{
     access::AccessControl,
     caches::Registry,
     config::ServeConfig,
-    peer::{DnsDial, Load, LoadSource, Loads},
+    peer::{DnsDial, Load, LoadSource, Loads, tls::PeerTls},
     server::{rebalance::Rebalancer, transport::open_connections::OpenConnections},
     telemetry::metrics::Metrics,
     upstream::Upstream,
@@ -38,15 +37,13 @@ pub(super) fn load(
 /// cancelled. `own_port` is the port where this replica serves peers.
 pub(super) fn start(
     config: &ServeConfig,
-    own_port: Option<u16>,
+    (tls, own_port): (PeerTls, Option<u16>),
     (connections, access, upstream): (Arc<OpenConnections>, Arc<AccessControl>, &Upstream),
     own: Option<LoadSource>,
     metrics: &Metrics,
     drain: &CancellationToken,
 ) {
-    let (Some(own), Some(rebalance), Some(tls)) = (own, config.peer.rebalance.clone(), peers::tls(config)) else {
-        return;
-    };
+    let (Some(own), Some(rebalance)) = (own, config.peer.rebalance.clone()) else { return };
     let loads = Loads::new(Arc::new(DnsDial::new(rebalance.peers.host, rebalance.peers.port, tls, own_port)));
     let reviewer = access.reviews().then(|| upstream.clone());
     #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]

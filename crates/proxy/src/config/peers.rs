@@ -88,7 +88,7 @@ section! {
         peers: Option<PeersName>, peers_unless_cold;
         /// `Some` if watches are moved to replicas that have fewer.
         rebalance: Option<RebalanceConfig>, rebalancing;
-        /// `Some` if kubefan serves peers or copies from them.
+        /// `Some` if kubefan serves peers or copies from them, with a certificate from files.
         files: Option<PeerFiles>, peer_files;
         /// The names, one of which the certificate of a replica that connects must have; empty for
         /// any.
@@ -106,7 +106,8 @@ section! {
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     cold("BOOL"): bool;
     /// This replica's certificate chain among its peers (PEM), for server and client
-    /// authentication, with the name of --peers. It is read for each connection.
+    /// authentication, with the name of --peers. It is read for each connection. Not needed with
+    /// --tls-managed-secret, whose CA replicas prove themselves with.
     peer_cert_file("FILE"): PathBuf;
     /// The private key of that certificate (PEM).
     peer_key_file("FILE"): PathBuf;
@@ -176,21 +177,13 @@ fn allowed_names(options: &PeerOptions) -> Result<Vec<ServerName<'static>>, Conf
     names.into_iter().map(parse).collect()
 }
 
-/// The three files, which are required if the replica serves peers or copies from them.
+/// The three files. They, or a managed certificate, are required if the replica serves peers or
+/// copies from them ([`PeerOptions::check`]).
 fn peer_files(options: &PeerOptions) -> Result<Option<PeerFiles>, ConfigError> {
-    let needed_by = match (&options.peer_listen, &options.peers) {
-        (Some(ListenAddress::Unix(_)), _) => {
-            return ConfigError::contradiction("--peer-listen is for other machines; give it an IP address and a port");
-        }
-        (Some(_), _) => Some("--peer-listen"),
-        (None, Some(_)) => Some("--peers"),
-        (None, None) => None,
-    };
-    let files = [
-        ("--peer-cert-file", &options.peer_cert_file),
-        ("--peer-key-file", &options.peer_key_file),
-        ("--peer-ca-file", &options.peer_ca_file),
-    ];
+    if matches!(options.peer_listen, Some(ListenAddress::Unix(_))) {
+        return ConfigError::contradiction("--peer-listen is for other machines; give it an IP address and a port");
+    }
+    let (needed_by, files) = (options.needed_by(), options.files());
     if options.peer_allowed_names.is_some() && options.peer_listen.is_none() {
         return ConfigError::contradiction("--peer-allowed-names has no effect without --peer-listen");
     }
@@ -198,6 +191,7 @@ fn peer_files(options: &PeerOptions) -> Result<Option<PeerFiles>, ConfigError> {
         (Some(_), [Some(cert_file), Some(key_file), Some(ca_file)]) => {
             Ok(Some(PeerFiles { cert_file, key_file, ca_file }))
         }
+        (Some(_), [None, None, None]) => Ok(None),
         (Some(flag), _) => {
             let missing = files.iter().find(|(_, file)| file.is_none()).map_or("", |(flag, _)| flag);
             ConfigError::contradiction(format!("{flag} needs {missing}: peers speak over mutual TLS only"))
@@ -208,6 +202,40 @@ fn peer_files(options: &PeerOptions) -> Result<Option<PeerFiles>, ConfigError> {
             }
             None => Ok(None),
         },
+    }
+}
+
+impl PeerOptions {
+    /// The option that needs a certificate.
+    fn needed_by(&self) -> Option<&'static str> {
+        match (&self.peer_listen, &self.peers) {
+            (Some(_), _) => Some("--peer-listen"),
+            (None, Some(_)) => Some("--peers"),
+            (None, None) => None,
+        }
+    }
+
+    fn files(&self) -> [(&'static str, &Option<PathBuf>); 3] {
+        [
+            ("--peer-cert-file", &self.peer_cert_file),
+            ("--peer-key-file", &self.peer_key_file),
+            ("--peer-ca-file", &self.peer_ca_file),
+        ]
+    }
+
+    /// Refuses peers without a certificate, and names of peers that cannot have them.
+    pub(super) fn check(&self, is_managed: bool) -> Result<(), ConfigError> {
+        let has_files = self.files().iter().any(|(_, file)| file.is_some());
+        match self.needed_by() {
+            Some(flag) if !has_files && !is_managed => ConfigError::contradiction(format!(
+                "{flag} needs --peer-cert-file: peers speak over mutual TLS only; or give --tls-managed-secret"
+            )),
+            Some(_) if !has_files && self.peer_allowed_names.is_some() => ConfigError::contradiction(
+                "--peer-allowed-names has no effect with --tls-managed-secret: its certificates for replicas have one name; \
+                 leave it out, or give --peer-cert-file, --peer-key-file and --peer-ca-file",
+            ),
+            _ => Ok(()),
+        }
     }
 }
 

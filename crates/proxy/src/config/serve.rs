@@ -10,6 +10,7 @@ use super::{
     cache::{CacheConfig, CacheOptions},
     callers::{AuthorizationMode, CallerConfig, CallerOptions, default_mode},
     logging::{LoggingConfig, LoggingOptions},
+    managed_tls::TlsSource,
     modes::{ModeConfig, ModeOptions},
     on_demand::{OnDemandConfig, OnDemandOptions},
     passthrough::{PassthroughConfig, PassthroughMode, PassthroughOptions},
@@ -132,7 +133,9 @@ impl ServeOptions {
             );
         }
         self.on_demand.on_demand.get_or_insert(is_local);
+        let peer = self.peer.clone();
         let config = self.resolve()?;
+        peer.check(matches!(serving.tls, Some(TlsSource::Managed(_))))?;
         if config.cache.resources.is_empty() && !config.on_demand.is_on {
             return ConfigError::contradiction(
                 "nothing to serve: name what to cache with --resource, or let readers choose with --on-demand",
@@ -210,10 +213,11 @@ mod tests {
         assert_eq!(ServeOptions::default().validate(), Ok(default.clone()));
         // The limits of the tables are refused while the tables are off, the rights of sockets
         // without a file, the version of TLS without TLS, and everything about an audit log or a
-        // collector without one.
+        // collector or a managed certificate without one.
         let refused = ["cache_tables_bytes_max", "listen_mode", "tls_min_version"];
+        let prefixes = ["audit_log_", "otlp_", "tls_managed_"];
         let is_refused =
-            |field: &str| refused.contains(&field) || field.starts_with("audit_log_") || field.starts_with("otlp_");
+            |field: &str| refused.contains(&field) || prefixes.iter().any(|prefix| field.starts_with(prefix));
         let shown = default_texts().into_iter().filter(|(field, _)| !is_refused(field));
         let flags: Vec<String> = shown.map(|(field, text)| format!("--{}={text}", field.replace('_', "-"))).collect();
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();

@@ -8,6 +8,7 @@ use serde::Deserialize;
 
 use super::{
     ByteSize, ConfigError, Duration, ListenAddress,
+    managed_tls::{self, DEFAULT_LIFETIMES, TlsSource, lifetime},
     rules::{any, any_duration, at_least, optional, or_false, size, size_in_memory, unusable, wait, wait_or_never},
     section::{display_choice, section},
 };
@@ -15,6 +16,7 @@ use crate::{
     cache::budget::SELECTOR_BYTES_MAX,
     caches::memory_pressure::MEMORY_BYTES_MIN,
     fanout::hub::COALESCE_MAX,
+    managed_tls::ObjectName,
     server::{
         kube::allowed_hosts::{AllowedHosts, HostPattern},
         transport::{
@@ -43,8 +45,8 @@ section! {
     options: ServingOptions;
     /// How `serve` serves.
     config: ServingConfig {
-        /// TLS for the data port; `None`: plaintext.
-        tls: Option<TlsFiles>, tls_files;
+        /// The certificate of the data port; `None`: plaintext.
+        tls: Option<TlsSource>, tls_source;
     }
 
     /// Serve gRPC and the Kubernetes API here: IP:PORT, :PORT or unix:PATH. Port 0 lets the system
@@ -74,6 +76,29 @@ section! {
     tls_cert_file("FILE"): PathBuf;
     /// The private key of the certificate (PEM).
     tls_private_key_file("FILE"): PathBuf;
+    /// Serve over TLS with a certificate that kubefan itself makes and renews, with its own CA, in
+    /// this Secret. The Secret must exist, may be empty, and kubefan needs the rights to get and
+    /// update it. All replicas share it. Peers use it too, unless --peer-cert-file is given.
+    tls_managed_secret("NAMESPACE/NAME"): ObjectName;
+    /// The DNS names that the managed certificate is for. Repeat it, or separate names by commas.
+    #[arg(value_delimiter = ',')]
+    tls_managed_dns_names("NAME"): Vec<String>;
+    /// Write the managed CA to these ConfigMaps, as ca.crt, for clients. They must exist, and
+    /// kubefan needs the rights to get and update them. Repeat it, or separate names by commas.
+    #[arg(value_delimiter = ',')]
+    tls_managed_ca_config_maps("NAMESPACE/NAME"): Vec<ObjectName>;
+    /// How long a managed certificate is valid. It is renewed after two thirds of this time.
+    tls_managed_lifetime("DURATION"): Duration = Duration(DEFAULT_LIFETIMES.certificate)
+        => managed_lifetime: time::Duration, lifetime;
+    /// How long a managed CA is valid. The next one is made before its end, in time for
+    /// --tls-managed-lifetime and twice --tls-managed-ca-overlap. At least twice as long as these
+    /// together.
+    tls_managed_ca_lifetime("DURATION"): Duration = Duration(DEFAULT_LIFETIMES.ca)
+        => managed_ca_lifetime: time::Duration, lifetime;
+    /// How long a new managed CA is published before it signs a certificate. Clients must read
+    /// the CA again within this time.
+    tls_managed_ca_overlap("DURATION"): Duration = Duration(DEFAULT_LIFETIMES.overlap)
+        => managed_ca_overlap: time::Duration, lifetime;
     /// The oldest version of TLS that clients may use.
     tls_min_version("VERSION"): TlsVersion = TlsVersion::Tls12 => tls_min_version: TlsVersion, any;
     /// Use only these cipher suites of TLS 1.2, by their names in Go. Those of TLS 1.3 are always
@@ -181,9 +206,23 @@ fn networks(flag: &'static str, given: Option<Vec<String>>) -> Result<Vec<IpNet>
     given.iter().flatten().map(parse).collect()
 }
 
-fn tls_files(options: &ServingOptions) -> Result<Option<TlsFiles>, ConfigError> {
+fn tls_source(options: &ServingOptions) -> Result<Option<TlsSource>, ConfigError> {
+    let given = managed_tls::Given {
+        secret: options.tls_managed_secret.clone(),
+        dns_names: options.tls_managed_dns_names.clone(),
+        ca_config_maps: options.tls_managed_ca_config_maps.clone(),
+        lifetime: options.tls_managed_lifetime,
+        ca_lifetime: options.tls_managed_ca_lifetime,
+        ca_overlap: options.tls_managed_ca_overlap,
+        has_files: options.tls_cert_file.is_some() || options.tls_private_key_file.is_some(),
+    };
+    if let Some(managed) = managed_tls::source(&given)? {
+        return Ok(Some(managed));
+    }
     match (options.tls_cert_file.clone(), options.tls_private_key_file.clone()) {
-        (Some(cert_file), Some(private_key_file)) => Ok(Some(TlsFiles { cert_file, private_key_file })),
+        (Some(cert_file), Some(private_key_file)) => {
+            Ok(Some(TlsSource::Files(TlsFiles { cert_file, private_key_file })))
+        }
         (Some(_), None) => ConfigError::contradiction("--tls-cert-file needs --tls-private-key-file"),
         (None, Some(_)) => ConfigError::contradiction("--tls-private-key-file needs --tls-cert-file"),
         (None, None) => Ok(None),

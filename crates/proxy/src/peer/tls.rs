@@ -2,9 +2,12 @@
 //! peers' CA. There is no unencrypted mode.
 //!
 //! A transfer contains the whole cache, and any holder of a certificate from this CA may read it.
-//! The CA should therefore be used only for the replicas, and a peer that connects must have one of
-//! their names. The files are read anew for every
-//! connection, so that rotated files take effect at once; connections are rare.
+//! A CA of files should therefore be used only for the replicas, and a peer that connects must have
+//! one of their names. The files are read anew for every connection, so that rotated files take
+//! effect at once; connections are rare.
+//!
+//! Without files, replicas prove themselves with the managed CA. It also signs the certificate of
+//! the data port, so both sides require a name that only replicas have ([`PEER_NAME`]).
 
 use std::{
     path::{Path, PathBuf},
@@ -21,10 +24,20 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 use webpki::EndEntityCert;
 
 use super::error::PeerError;
+use crate::managed_tls::{ManagedTls, PEER_NAME};
+
+/// What a replica proves itself with to its peers, and what it verifies them against.
+#[derive(Debug, Clone)]
+pub enum PeerTls {
+    /// PEM files.
+    Files(PeerTlsFiles),
+    /// A certificate of the managed CA.
+    Managed(Arc<ManagedTls>),
+}
 
 /// The PEM files of certificate, key and CA.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PeerTls {
+pub struct PeerTlsFiles {
     /// The certificate chain. Its certificate must allow both server and client authentication.
     pub cert_file: PathBuf,
     /// Its private key.
@@ -36,30 +49,20 @@ pub struct PeerTls {
     pub allowed_names: Vec<ServerName<'static>>,
 }
 
-struct PemFiles {
+struct Proof {
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
     roots: Arc<RootCertStore>,
 }
 
 impl PeerTls {
-    /// Checks that the files can be used.
-    ///
-    /// # Errors
-    /// [`PeerError::Tls`] names the file and the problem.
-    pub fn check(&self) -> Result<(), PeerError> {
-        self.server_config()?;
-        self.client_config().map(|_| ())
-    }
-
     /// Accepts a connection from a peer.
     ///
     /// # Errors
     /// [`PeerError::Tls`] if a file cannot be used, [`PeerError::Connect`] if the handshake fails
     /// or the other side is not a peer.
     pub async fn accept<T: AsyncRead + AsyncWrite + Unpin>(&self, io: T) -> Result<server::TlsStream<T>, PeerError> {
-        let this = self.clone();
-        let config = blocking(move || this.server_config()).await?;
+        let config = self.proof().await?.server_config()?;
         let accepted = TlsAcceptor::from(Arc::new(config)).accept(io).await;
         let accepted = accepted.map_err(|error| PeerError::Connect(error.to_string()))?;
         match self.allows(accepted.get_ref().1.peer_certificates()) {
@@ -71,11 +74,17 @@ impl PeerTls {
     /// Whether the certificate at the start of a verified chain has an allowed name.
     fn allows(&self, chain: Option<&[CertificateDer<'_>]>) -> bool {
         let certificate = chain.and_then(<[_]>::first).and_then(|der| EndEntityCert::try_from(der).ok());
-        let has = |name| certificate.as_ref().is_some_and(|own| own.verify_is_valid_for_subject_name(name).is_ok());
-        self.allowed_names.is_empty() || self.allowed_names.iter().any(has)
+        let has = |name: &ServerName<'_>| {
+            certificate.as_ref().is_some_and(|own| own.verify_is_valid_for_subject_name(name).is_ok())
+        };
+        match self {
+            Self::Files(files) => files.allowed_names.is_empty() || files.allowed_names.iter().any(has),
+            Self::Managed(_) => ServerName::try_from(PEER_NAME).is_ok_and(|name| has(&name)),
+        }
     }
 
-    /// Connects to a peer whose certificate must be valid for `name`.
+    /// Connects to a peer, whose certificate must be valid for `name`, or of the managed CA for
+    /// replicas.
     ///
     /// # Errors
     /// As [`Self::accept`].
@@ -84,38 +93,71 @@ impl PeerTls {
         name: &str,
         io: T,
     ) -> Result<client::TlsStream<T>, PeerError> {
-        let this = self.clone();
-        let config = blocking(move || this.client_config()).await?;
+        let config = self.proof().await?.client_config()?;
+        let name = match self {
+            Self::Files(_) => name,
+            Self::Managed(_) => PEER_NAME,
+        };
         let name = ServerName::try_from(name.to_owned()).map_err(|error| PeerError::Connect(error.to_string()))?;
         let connecting = TlsConnector::from(Arc::new(config)).connect(name, io);
         connecting.await.map_err(|error| PeerError::Connect(error.to_string()))
     }
 
-    fn server_config(&self) -> Result<ServerConfig, PeerError> {
-        let PemFiles { chain, key, roots } = self.read()?;
+    /// Reads the files, or waits for the managed certificate; callers limit how long.
+    async fn proof(&self) -> Result<Proof, PeerError> {
+        match self {
+            Self::Files(files) => {
+                let files = files.clone();
+                blocking(move || files.read()).await
+            }
+            Self::Managed(managed) => match managed.peer_proof().await {
+                Some(proof) => {
+                    let (chain, key, roots) = (proof.chain.clone(), proof.key.clone_key(), proof.roots.clone());
+                    Ok(Proof { chain, key, roots })
+                }
+                None => Err(PeerError::Connect("there is no managed certificate".to_owned())),
+            },
+        }
+    }
+}
+
+impl Proof {
+    fn server_config(self) -> Result<ServerConfig, PeerError> {
+        let Self { chain, key, roots } = self;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider.clone()).build();
-        let verifier = verifier.map_err(|error| self.unusable(&self.ca_file, error))?;
+        let verifier = verifier.map_err(unusable)?;
         let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
         let config =
             builder.and_then(|builder| builder.with_client_cert_verifier(verifier).with_single_cert(chain, key));
-        let mut config = config.map_err(|error| self.unusable(&self.cert_file, error))?;
+        let mut config = config.map_err(unusable)?;
         config.alpn_protocols = vec![b"h2".to_vec()];
         Ok(config)
     }
 
-    fn client_config(&self) -> Result<ClientConfig, PeerError> {
-        let PemFiles { chain, key, roots } = self.read()?;
+    fn client_config(self) -> Result<ClientConfig, PeerError> {
+        let Self { chain, key, roots } = self;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
         let config =
             builder.and_then(|builder| builder.with_root_certificates(roots).with_client_auth_cert(chain, key));
-        let mut config = config.map_err(|error| self.unusable(&self.cert_file, error))?;
+        let mut config = config.map_err(unusable)?;
         config.alpn_protocols = vec![b"h2".to_vec()];
         Ok(config)
     }
+}
 
-    fn read(&self) -> Result<PemFiles, PeerError> {
+impl PeerTlsFiles {
+    /// Checks that the files can be used.
+    ///
+    /// # Errors
+    /// [`PeerError::Tls`] names the file and the problem.
+    pub fn check(&self) -> Result<(), PeerError> {
+        self.read()?.server_config()?;
+        self.read()?.client_config().map(|_| ())
+    }
+
+    fn read(&self) -> Result<Proof, PeerError> {
         let read = |path: &Path| {
             std::fs::read(path).map_err(|error| PeerError::Tls(format!("cannot read {}: {error}", path.display())))
         };
@@ -132,12 +174,16 @@ impl PeerTls {
         for certificate in ca {
             roots.add(certificate).map_err(|error| self.unusable(&self.ca_file, error))?;
         }
-        Ok(PemFiles { chain, key, roots: Arc::new(roots) })
+        Ok(Proof { chain, key, roots: Arc::new(roots) })
     }
 
     fn unusable(&self, path: &Path, error: impl std::fmt::Display) -> PeerError {
         PeerError::Tls(format!("{} cannot be used: {error}", path.display()))
     }
+}
+
+fn unusable(error: impl std::fmt::Display) -> PeerError {
+    PeerError::Tls(format!("they cannot be used: {error}"))
 }
 
 /// Runs file reads on the blocking thread pool, because the disk may be slow.

@@ -9,6 +9,7 @@ mod audit;
 mod cache;
 mod config_reload;
 mod labels;
+mod managed_tls;
 mod moved_watches;
 mod register;
 mod traces;
@@ -23,6 +24,7 @@ pub use self::{
     cache::{CacheGauges, CacheMetrics, UpstreamWatchGuard},
     config_reload::ReloadMetrics,
     labels::{ConnectionEnd, Lag, PassthroughRefusal, Proof, Resume, SelfCheck, Transfer, WarmStart, WatchPurpose},
+    managed_tls::ManagedTlsMetrics,
     moved_watches::RebalanceMetrics,
     traces::TraceMetrics,
 };
@@ -53,7 +55,7 @@ pub struct Metrics {
     connections_started: IntCounter,
     connections_finished: IntCounterVec,
     calls_pending: IntGauge,
-    certificate_expiration: Gauge,
+    managed_tls: ManagedTlsMetrics,
     passthrough: IntCounterVec,
     passthrough_in_flight: IntGauge,
     passthrough_refused: IntCounterVec,
@@ -151,7 +153,7 @@ impl Metrics {
                 "kubefan_calls_pending",
                 "gRPC calls whose request has not arrived yet; at most --calls-pending-max.",
             )?,
-            certificate_expiration,
+            managed_tls: ManagedTlsMetrics::new(&register, certificate_expiration)?,
             passthrough: register.counters(
                 "kubefan_passthrough_requests_total",
                 "Requests forwarded upstream, by verb and HTTP status code; 'error' if there was no answer.",
@@ -196,7 +198,12 @@ impl Metrics {
 
     /// The end of the data port's certificate, in seconds since 1970.
     pub fn certificate_expiration(&self) -> Gauge {
-        self.certificate_expiration.clone()
+        self.managed_tls.certificate_expiration.clone()
+    }
+
+    /// The metrics of the managed certificate.
+    pub fn managed_tls(&self) -> ManagedTlsMetrics {
+        self.managed_tls.clone()
     }
 
     /// Counts a connection to the peer port whose client did not prove to be a peer.

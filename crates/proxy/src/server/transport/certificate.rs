@@ -134,10 +134,6 @@ impl Certificate {
         }
     }
 
-    pub(super) fn unusable(&self, error: &rustls::Error) -> TlsError {
-        self.files.unusable(error)
-    }
-
     fn current(&self) -> MutexGuard<'_, Current> {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }

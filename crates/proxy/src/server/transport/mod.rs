@@ -7,7 +7,6 @@
 //! take.
 
 pub mod certificate;
-pub mod certificate_facts;
 pub mod http1;
 pub mod http2;
 pub mod limits;

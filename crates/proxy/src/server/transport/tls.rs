@@ -11,27 +11,32 @@ use rustls::{
     client::danger::HandshakeSignatureValid,
     crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature},
     pki_types::{CertificateDer, UnixTime},
-    server::danger::{ClientCertVerified, ClientCertVerifier},
+    server::{
+        ResolvesServerCert,
+        danger::{ClientCertVerified, ClientCertVerifier},
+    },
 };
 use tokio_rustls::TlsAcceptor;
 
 use super::{
-    certificate::{Certificate, TlsError},
     limits::{CLIENT_CHAIN_BYTES_MAX, CLIENT_CHAIN_LENGTH_MAX},
     tls_options::TlsOptions,
 };
 
 /// Accepts connections with a certificate. ALPN prefers HTTP/2 and accepts HTTP/1.1. If
 /// `requests_client_certificate`, clients are asked for a certificate but need not have one.
+///
+/// # Errors
+/// The options leave no cipher suite.
 pub fn acceptor(
-    certificate: Arc<Certificate>,
+    certificate: Arc<dyn ResolvesServerCert>,
     options: &TlsOptions,
     requests_client_certificate: bool,
-) -> Result<TlsAcceptor, TlsError> {
+) -> Result<TlsAcceptor, rustls::Error> {
     let provider = Arc::new(options.provider());
     let possession = ProofOfPossession { algorithms: provider.signature_verification_algorithms };
     let builder = ServerConfig::builder_with_provider(provider).with_protocol_versions(&options.versions());
-    let builder = builder.map_err(|error| certificate.unusable(&error))?;
+    let builder = builder?;
     let builder = match requests_client_certificate {
         true => builder.with_client_cert_verifier(Arc::new(possession)),
         false => builder.with_no_client_auth(),

@@ -10,6 +10,7 @@ pub mod identity;
 mod identity_check;
 pub mod lines;
 mod probe;
+mod replace;
 mod review;
 
 use std::{
@@ -69,6 +70,8 @@ pub enum Verb {
     Watch,
     /// The creation of a review.
     Create,
+    /// The replacement of an object.
+    Update,
 }
 
 impl Verb {
@@ -79,6 +82,7 @@ impl Verb {
             Self::List => "list",
             Self::Watch => "watch",
             Self::Create => "create",
+            Self::Update => "update",
         }
     }
 }

@@ -14,7 +14,10 @@ use tokio_rustls::TlsConnector;
 use super::*;
 use crate::{
     access::authentication::certificate::fake_certificates::{Content, Signer},
-    server::transport::{certificate::TlsFiles, tls_options::TlsVersion},
+    server::transport::{
+        certificate::{Certificate, TlsFiles},
+        tls_options::TlsVersion,
+    },
 };
 
 /// Presents a chain with any key, also one that is not the certificate's.

@@ -27,7 +27,7 @@ impl CertificateFacts {
         CertificateDer::pem_slice_iter(pem).filter_map(|der| Self::of_der(&der.ok()?)).collect()
     }
 
-    fn of_der(der: &[u8]) -> Option<Self> {
+    pub(super) fn of_der(der: &[u8]) -> Option<Self> {
         let (_, certificate) = X509Certificate::from_der(der).ok()?;
         let alternatives = certificate.subject_alternative_name().ok().flatten();
         let names = alternatives.iter().flat_map(|extension| &extension.value.general_names).filter_map(name);

@@ -1,0 +1,267 @@
+//! Keeps the managed certificate: looks at the Secret, takes over what it has, publishes the CA,
+//! and does the next step. One task for the life of the process.
+//!
+//! A failure changes nothing that is in use. Its reason is logged once, counted, and shown by
+//! readiness as long as there is no certificate at all.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use rand::{Rng, RngExt};
+use serde_json::Value;
+use tokio::time::{Instant, sleep};
+use tracing::{info, warn};
+
+use super::{
+    in_use::{Held, ManagedTls, PeerProof},
+    managed_options::ManagedOptions,
+    material::Material,
+    next_step::{Step, next_step},
+    stored_objects::{self, LookError, Stored},
+};
+use crate::{
+    telemetry::metrics::ManagedTlsMetrics,
+    upstream::{
+        Upstream,
+        backoff::{Backoff, BackoffOptions},
+    },
+};
+
+/// A replica whose clock differs more from the apiserver's writes nothing: it would see
+/// certificates end that are good. Certificates begin an hour before they are made.
+const SKEW_MAX: Duration = Duration::from_secs(20 * 60);
+/// Steps in one look. A renewal needs one, a start two.
+const STEPS_MAX: usize = 4;
+/// Conflicts in one look. Each means that another replica has written.
+const CONFLICTS_MAX: usize = 8;
+/// How long a replica waits after a conflict, at most.
+const CONFLICT_DELAY_MAX: Duration = Duration::from_millis(200);
+/// The ConfigMaps are compared at every look if the bundle has changed, otherwise after so many.
+const LOOKS_PER_COMPARISON: u32 = 10;
+/// The life of the certificate for peers, which is never stored.
+const PEER_LIFETIME: Duration = Duration::from_secs(24 * 3600);
+
+/// The wall clock.
+type Clock = fn() -> SystemTime;
+
+/// The task that keeps the certificate.
+pub struct Keeper<R> {
+    upstream: Upstream,
+    options: ManagedOptions,
+    tls: Arc<ManagedTls>,
+    clock: Clock,
+    random: R,
+    metrics: ManagedTlsMetrics,
+    /// This replica's part of the spread of renewals.
+    jitter: f64,
+    material: Option<Material>,
+    /// The bundle that all ConfigMaps had, and the looks since.
+    published: Option<(String, u32)>,
+    /// The last failure of each object.
+    failed: BTreeMap<String, String>,
+}
+
+impl<R: Rng> Keeper<R> {
+    /// A task that fills `tls`. `clock` is the wall clock.
+    pub fn new(
+        upstream: Upstream,
+        options: ManagedOptions,
+        tls: Arc<ManagedTls>,
+        clock: Clock,
+        mut random: R,
+        metrics: ManagedTlsMetrics,
+    ) -> Self {
+        let jitter = random.random();
+        let (material, published, failed) = (None, None, BTreeMap::new());
+        Self { upstream, options, tls, clock, random, metrics, jitter, material, published, failed }
+    }
+
+    /// Keeps the certificate, without end.
+    pub async fn run(mut self) {
+        let max = self.options.lifetimes.look_interval();
+        let defaults = BackoffOptions::default();
+        let initial = defaults.initial.min(max);
+        let mut backoff = Backoff::new(BackoffOptions { initial, max, ..defaults });
+        loop {
+            let looked = self.look().await;
+            self.prove_to_peers();
+            let delay = match looked {
+                Ok(()) => max.mul_f64(self.random.random_range(0.75..1.25)),
+                Err(error) => backoff.next_delay(Instant::now(), error.error.retry_after(), &mut self.random),
+            };
+            let asked = self.tls.clone();
+            tokio::select! {
+                () = sleep(delay) => {}
+                () = asked.asked.notified() => {}
+            }
+        }
+    }
+
+    /// Looks, and does all steps that are due.
+    async fn look(&mut self) -> Result<(), LookError> {
+        let (mut steps, mut conflicts) = (0, 0);
+        while steps < STEPS_MAX && conflicts < CONFLICTS_MAX {
+            let secret = self.options.secret.clone();
+            let found = stored_objects::get(&self.upstream, Stored::Secret, &secret).await;
+            let found = self.noted("secret read", found)?;
+            let now = self.now();
+            let material = Material::read(&found.object, &self.options.dns_names, now);
+            self.take_over(&material, now);
+            let is_published = match material.certified() {
+                Some(_) => self.publish(&material.bundle()).await,
+                None => false,
+            };
+            let step = next_step(&material.state, is_published, now, &self.options.lifetimes, self.jitter);
+            if step == Step::Keep {
+                return Ok(());
+            }
+            if !self.agrees_on_the_time(found.date) {
+                return Ok(());
+            }
+            match self.write(material, step, found.object, now).await? {
+                true => steps += 1,
+                false => {
+                    conflicts += 1;
+                    sleep(CONFLICT_DELAY_MAX.mul_f64(self.random.random())).await;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Does a step. False if another replica has written meanwhile.
+    async fn write(&mut self, material: Material, step: Step, mut object: Value, now: u64) -> Result<bool, LookError> {
+        let secret = self.options.secret.clone();
+        if let Err(error) = material.apply(step, &mut object, &self.options, now) {
+            warn!(%error, %secret, "the managed certificate cannot be renewed");
+            return Ok(true);
+        }
+        let written = stored_objects::replace(&self.upstream, Stored::Secret, &secret, &object).await;
+        let written = self.noted("secret update", written)?;
+        if written {
+            match step {
+                Step::Begin => info!(%secret, "made a CA and a certificate: the Secret had no CA that can be used"),
+                Step::Renew(why) => info!(%secret, why, "made a new certificate"),
+                Step::Announce => info!(%secret, "made the next CA, which is published before it signs anything"),
+                Step::Published => info!(%secret, "the next CA is in all ConfigMaps"),
+                Step::Succeed => info!(%secret, "the next CA signs from now on; made a new certificate"),
+                Step::Forget => info!(%secret, "removed a CA that has ended"),
+                Step::Keep => {}
+            }
+        }
+        Ok(written)
+    }
+
+    /// Uses what the Secret has, if it can be used.
+    fn take_over(&mut self, material: &Material, now: u64) {
+        match material.describe(now) {
+            Ok(text) => *self.tls.status() = Ok(text),
+            Err(why) => *self.tls.status() = Err(why),
+        }
+        let Some((certified, facts)) = material.certified() else { return };
+        let before = self.tls.held();
+        let is_same = before.as_ref().is_some_and(|held| held.certified.cert == certified.cert);
+        let has_same_cas = self.material.as_ref().is_some_and(|last| last.bundle() == material.bundle());
+        self.metrics.certificate_expiration.set(facts.not_after as f64);
+        self.metrics.ca_expiration.set(material.signing_not_after(now).map_or(f64::INFINITY, |end| end as f64));
+        if is_same && has_same_cas {
+            return;
+        }
+        self.material = Some(material.clone());
+        let peer = self.peer_proof(material, now).or_else(|| before?.peer);
+        if !is_same {
+            info!(secret = %self.options.secret, "the certificate of the data port was read from its Secret");
+        }
+        self.tls.hold(Held { certified, peer });
+    }
+
+    /// Renews the proof for peers from the CA's key in memory, so that an outage does not end it.
+    fn prove_to_peers(&self) {
+        let now = self.now();
+        let (Some(held), Some(material)) = (self.tls.held(), &self.material) else { return };
+        if held.peer.as_ref().is_some_and(|peer| now < peer.renewed_at) {
+            return;
+        }
+        if let Some(peer) = self.peer_proof(material, now) {
+            self.tls.hold(Held { peer: Some(peer), ..held });
+        }
+    }
+
+    fn peer_proof(&self, material: &Material, now: u64) -> Option<Arc<PeerProof>> {
+        let made = PeerProof::make(material, now, now + PEER_LIFETIME.as_secs())?;
+        made.inspect_err(|error| warn!(%error, "this replica has no proof for its peers")).ok().map(Arc::new)
+    }
+
+    /// Writes the bundle to the ConfigMaps that do not have it. True if all have it that can.
+    async fn publish(&mut self, bundle: &str) -> bool {
+        if let Some((last, looks)) = &mut self.published
+            && last == bundle
+            && *looks < LOOKS_PER_COMPARISON
+        {
+            *looks += 1;
+            return true;
+        }
+        self.published = None;
+        let mut have_all = true;
+        for name in self.options.ca_config_maps.clone() {
+            let published = stored_objects::publish(&self.upstream, &name, bundle).await;
+            have_all &= match self.noted(&name.to_string(), published) {
+                Ok(has) => has,
+                // It does not hold up the others: no client reads the CA there.
+                Err(error) => error.is_lasting(),
+            };
+        }
+        if have_all {
+            self.published = Some((bundle.to_owned(), 0));
+        }
+        have_all
+    }
+
+    /// Counts a failure, and logs it if it is not the last one of this object.
+    fn noted<T>(&mut self, what: &str, result: Result<T, LookError>) -> Result<T, LookError> {
+        match &result {
+            Ok(_) => {
+                if self.failed.remove(what).is_some() {
+                    info!(what, "the managed certificate: it works again");
+                }
+            }
+            Err(error) => {
+                self.metrics.failed(error.is_write, error.stored.as_str());
+                let text = error.to_string();
+                if error.stored == Stored::Secret && !error.is_write {
+                    *self.tls.status() = Err(text.clone());
+                }
+                if self.failed.get(what) != Some(&text) {
+                    warn!("the managed certificate: {text}");
+                    self.failed.insert(what.to_owned(), text);
+                }
+            }
+        }
+        result
+    }
+
+    /// Whether this clock is near the apiserver's.
+    fn agrees_on_the_time(&mut self, date: Option<SystemTime>) -> bool {
+        let now = (self.clock)();
+        let differs = |date: SystemTime| now.duration_since(date).unwrap_or_else(|error| error.duration());
+        let agrees = date.is_none_or(|date| differs(date) <= SKEW_MAX);
+        if !agrees && self.failed.insert("clock".to_owned(), String::new()).is_none() {
+            let why = "the clock differs from the apiserver's, so it is not renewed here";
+            *self.tls.status() = Err(why.to_owned());
+            warn!(
+                "the managed certificate is not renewed here: the clock differs from the apiserver's by more than {SKEW_MAX:?}"
+            );
+        }
+        if agrees {
+            self.failed.remove("clock");
+        }
+        agrees
+    }
+
+    fn now(&self) -> u64 {
+        (self.clock)().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
+    }
+}

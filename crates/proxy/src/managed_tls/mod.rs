@@ -1,0 +1,35 @@
+//! The managed certificate: kubefan makes its own CA and its serving certificate, keeps both in a
+//! Secret, renews them, and publishes the CA in ConfigMaps for its clients.
+//!
+//! All replicas do the same, without a leader: each looks at the Secret again and again, decides
+//! what to do next ([`next_step`], without I/O), and writes with the version that it read. A
+//! conflict means that another replica was first, and then this one looks again.
+//!
+//! Two hazards. A client must never meet a certificate whose CA it could not know: so a new CA is
+//! published for a stated time before it signs anything, and the old one stays published until it
+//! ends, which nothing that it signed outlives. And the CA's key must not leave the Secret and the
+//! memory of the replicas that renew: no text of this module has content of the Secret.
+//!
+//! Replicas prove themselves to each other with certificates of the same CA that are never stored:
+//! each makes its own from the CA's key. Who has only the serving certificate has no such
+//! certificate ([`PEER_NAME`]).
+
+pub mod certificate_facts;
+mod in_use;
+mod issue;
+mod keeper;
+mod managed_options;
+mod material;
+mod next_step;
+mod stored_objects;
+
+#[cfg(test)]
+mod tests;
+
+pub use in_use::{ManagedTls, PeerProof};
+pub use issue::PEER_NAME;
+pub use keeper::Keeper;
+pub(crate) use managed_options::is_dns_label;
+pub use managed_options::{Lifetimes, ManagedOptions, ObjectName};
+pub use material::Material;
+pub use stored_objects::{LookError, look_once};

@@ -1,0 +1,349 @@
+//! The life of the managed certificate over several lives of a CA, with real certificates and
+//! simulated time, apiserver and replicas; and what happens to a Secret that others have changed.
+
+use std::{collections::VecDeque, time::Duration};
+
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
+use rustls::{
+    crypto::ring,
+    pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject},
+};
+use serde_json::{Value, json};
+use webpki::{EndEntityCert, KeyUsage};
+
+use super::{
+    issue::{self, Usage},
+    managed_options::{Lifetimes, ManagedOptions, ObjectName},
+    material::Material,
+    next_step::{CaFacts, LeafFacts, State, Step, next_step},
+};
+
+const START: u64 = 1_800_000_000;
+const DAY: u64 = 24 * 3600;
+const NAME: &str = "kubefan.kubefan.svc";
+
+fn options(lifetimes: Lifetimes) -> ManagedOptions {
+    let secret: ObjectName = "kubefan/kubefan-tls".parse().unwrap();
+    let dns_names = [NAME, "*.kubefan-headless.kubefan.svc"].map(str::to_owned).to_vec();
+    ManagedOptions { secret, dns_names, ca_config_maps: Vec::new(), lifetimes }
+}
+
+fn days(certificate: u64, ca: u64, overlap: u64) -> Lifetimes {
+    let days = |days: u64| Duration::from_secs(days * DAY);
+    Lifetimes { certificate: days(certificate), ca: days(ca), overlap: days(overlap) }
+}
+
+fn empty() -> Value {
+    json!({ "metadata": { "name": "kubefan-tls", "resourceVersion": "1" } })
+}
+
+/// Whether a client that has the bundle accepts the certificate at this time.
+fn accepts(bundle: &str, certificate: &CertificateDer<'_>, usage: KeyUsage, name: &str, now: u64) -> bool {
+    let ders: Vec<_> = CertificateDer::pem_slice_iter(bundle.as_bytes()).map(Result::unwrap).collect();
+    let anchors: Vec<_> = ders.iter().map(|der| webpki::anchor_from_trusted_cert(der).unwrap()).collect();
+    let leaf = EndEntityCert::try_from(certificate).unwrap();
+    let algorithms = ring::default_provider().signature_verification_algorithms.all;
+    let time = UnixTime::since_unix_epoch(Duration::from_secs(now));
+    leaf.verify_for_usage(algorithms, &anchors, &[], time, usage, None, None).is_ok()
+        && leaf.verify_is_valid_for_subject_name(&ServerName::try_from(name).unwrap()).is_ok()
+}
+
+/// Does all steps that are due, as if the ConfigMaps were always written at once.
+fn settle(secret: &mut Value, options: &ManagedOptions, now: u64) -> Vec<Step> {
+    let mut steps = Vec::new();
+    loop {
+        let material = Material::read(secret, &options.dns_names, now);
+        let step = next_step(&material.state, true, now, &options.lifetimes, 0.0);
+        if step == Step::Keep {
+            return steps;
+        }
+        assert!(steps.len() < 5, "{steps:?} and {step:?}");
+        steps.push(step);
+        material.apply(step, secret, options, now).unwrap();
+    }
+}
+
+struct Replica {
+    jitter: f64,
+    next_look: u64,
+    /// The version that it has read, and what it had.
+    read: Option<(u64, Material)>,
+    certificate: Option<(CertificateDer<'static>, u64)>,
+}
+
+struct World {
+    options: ManagedOptions,
+    random: SmallRng,
+    secret: Value,
+    version: u64,
+    now: u64,
+    replicas: Vec<Replica>,
+    /// What the two ConfigMaps had, each from a time on: the newest last.
+    published: [VecDeque<(u64, String)>; 2],
+    /// Until when the apiserver is away, or does not take the second ConfigMap.
+    away: (u64, u64),
+    steps: Vec<Step>,
+    must_verify: bool,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut random = SmallRng::seed_from_u64(seed);
+        let (certificate, overlap) = (random.random_range(20..90), random.random_range(5..40));
+        let ca_min = days(certificate, 0, overlap).ca_min().as_secs() / DAY;
+        let lifetimes = days(certificate, random.random_range(ca_min..ca_min * 2), overlap);
+        let new = |random: &mut SmallRng| Replica {
+            jitter: random.random(),
+            next_look: START + random.random_range(0..60),
+            read: None,
+            certificate: None,
+        };
+        Self {
+            options: options(lifetimes),
+            replicas: (0..3).map(|_| new(&mut random)).collect(),
+            random,
+            secret: empty(),
+            version: 0,
+            now: START,
+            published: Default::default(),
+            away: (0, 0),
+            steps: Vec::new(),
+            must_verify: true,
+        }
+    }
+
+    fn look_interval(&mut self) -> u64 {
+        let lifetimes = self.options.lifetimes;
+        let interval = lifetimes.certificate.min(lifetimes.overlap).as_secs() / 20;
+        self.random.random_range(interval / 2..interval)
+    }
+
+    /// The apiserver goes away, or refuses a ConfigMap, for half of an overlap at most. A replica
+    /// restarts, and knows nothing then.
+    fn disturb(&mut self) {
+        let lifetimes = self.options.lifetimes;
+        let max = (lifetimes.certificate / 6).min(lifetimes.overlap / 2).as_secs();
+        let until = self.now + self.random.random_range(0..max);
+        let number = self.random.random_range(0..self.replicas.len());
+        match self.random.random_range(0..40) {
+            0 if self.now > self.away.0 + max => self.away.0 = until,
+            1 if self.now > self.away.1 + max => self.away.1 = until,
+            2 => (self.replicas[number].read, self.replicas[number].certificate) = (None, None),
+            _ => {}
+        }
+    }
+
+    fn look(&mut self, number: usize) {
+        for _ in 0..4 {
+            if self.now < self.away.0 {
+                return;
+            }
+            let (now, version) = (self.now, self.version);
+            if self.replicas[number].read.as_ref().is_none_or(|(read, _)| *read != version) {
+                let material = Material::read(&self.secret, &self.options.dns_names, now);
+                self.replicas[number].read = Some((version, material));
+            }
+            let material = self.replicas[number].read.as_ref().map(|(_, material)| material.clone()).unwrap();
+            let mut is_published = false;
+            if let Some((certified, facts)) = material.certified() {
+                let certificate = (certified.cert[0].clone(), facts.not_after);
+                self.must_verify |= self.replicas[number].certificate.as_ref() != Some(&certificate);
+                self.replicas[number].certificate = Some(certificate);
+                is_published = self.publish(&material.bundle());
+            }
+            let jitter = self.replicas[number].jitter;
+            let step = next_step(&material.state, is_published, now, &self.options.lifetimes, jitter);
+            if step == Step::Keep {
+                return;
+            }
+            material.apply(step, &mut self.secret, &self.options, now).unwrap();
+            self.version += 1;
+            self.steps.push(step);
+        }
+    }
+
+    fn publish(&mut self, bundle: &str) -> bool {
+        let refused = [false, self.now < self.away.1];
+        let mut have_all = true;
+        for (published, refused) in self.published.iter_mut().zip(refused) {
+            let has = published.back().is_some_and(|(_, last)| last == bundle);
+            have_all &= has || !refused;
+            if !has && !refused {
+                published.push_back((self.now, bundle.to_owned()));
+                self.must_verify = true;
+            }
+        }
+        have_all
+    }
+
+    /// Each client that has read a ConfigMap at most one overlap ago accepts each replica.
+    fn check(&mut self) {
+        let since = self.now - self.options.lifetimes.overlap.as_secs();
+        for published in &mut self.published {
+            while published.len() > 1 && published[1].0 <= since {
+                published.pop_front();
+            }
+        }
+        for (number, replica) in self.replicas.iter().enumerate() {
+            let Some((certificate, not_after)) = &replica.certificate else { continue };
+            assert!(self.now <= *not_after, "the certificate of {number} has expired");
+            if !self.must_verify {
+                continue;
+            }
+            for (at, bundle) in self.published.iter().flatten() {
+                let server = KeyUsage::server_auth;
+                let accepted = accepts(bundle, certificate, server(), NAME, self.now);
+                assert!(accepted, "{number} at {}, by a bundle of {at}: {:?}", self.now - START, self.steps);
+            }
+        }
+        self.must_verify = false;
+    }
+}
+
+#[test]
+fn each_client_that_read_the_ca_at_most_one_overlap_ago_accepts_each_replica_for_years() {
+    for seed in 0..12 {
+        let mut world = World::new(seed);
+        let end = START + 3 * world.options.lifetimes.ca.as_secs();
+        while world.now < end {
+            let number = (0..3).min_by_key(|number| world.replicas[*number].next_look).unwrap();
+            world.now = world.replicas[number].next_look;
+            world.disturb();
+            world.look(number);
+            world.check();
+            world.replicas[number].next_look += world.look_interval();
+        }
+        let count = |step: Step| world.steps.iter().filter(|done| **done == step).count();
+        assert_eq!(count(Step::Begin), 1, "seed {seed}: one CA at the start, and never again without notice");
+        assert!(count(Step::Succeed) >= 2, "seed {seed}: {:?}", world.steps);
+        assert!(world.steps.len() < 200, "seed {seed}: {:?}", world.steps);
+    }
+}
+
+#[test]
+fn a_ca_lives_through_its_states_in_order() {
+    let options = options(days(90, 3 * 365, 30));
+    let mut secret = empty();
+    let at = |day: u64| START + day * DAY;
+    assert_eq!(settle(&mut secret, &options, at(0)), [Step::Begin]);
+    assert_eq!(settle(&mut secret, &options, at(59)), []);
+    let (mut done, mut bundles) = (Vec::new(), Vec::new());
+    for day in 60..1100 {
+        done.extend(settle(&mut secret, &options, at(day)).into_iter().map(|step| (day, step)));
+        let cas = Material::read(&secret, &options.dns_names, at(day)).state.cas.len();
+        if bundles.last().is_none_or(|(_, last)| *last != cas) {
+            bundles.push((day, cas));
+        }
+    }
+    let of = |step: Step| done.iter().filter(|(_, found)| *found == step).map(|(day, _)| *day).collect::<Vec<_>>();
+    assert_eq!(of(Step::Announce), [945], "150 days before the end: 90 and twice 30");
+    assert_eq!(of(Step::Published), [945]);
+    assert_eq!(of(Step::Succeed), [975]);
+    assert_eq!(bundles, [(60, 1), (945, 2), (1095, 1)], "the old CA stays until its end");
+    assert_eq!(of(Step::Begin), Vec::<u64>::new());
+    let renewals = done.iter().filter(|(_, step)| matches!(step, Step::Renew(_))).count();
+    assert_eq!(renewals, 17, "every 60 days");
+}
+
+#[test]
+fn a_next_ca_that_was_never_published_signs_only_when_nothing_else_is_left() {
+    let lifetimes = days(90, 3 * 365, 30);
+    let end = START + lifetimes.ca.as_secs();
+    let ca = |id: &str, created, not_after| CaFacts { id: id.to_owned(), created, not_after, has_key: true };
+    let at = |now: u64| {
+        let cas = vec![ca("a", START, end), ca("b", START + 945 * DAY, end + 945 * DAY)];
+        let leaf = Ok(LeafFacts { created: now, not_after: end });
+        next_step(&State { cas, leaf, published: None }, false, now, &lifetimes, 0.0)
+    };
+    assert_eq!(at(end - 31 * DAY), Step::Keep, "not published, so it waits");
+    assert_eq!(at(end - 29 * DAY), Step::Succeed, "a third of a certificate's life is left");
+}
+
+#[test]
+fn what_others_did_to_the_secret_is_mended_and_only_a_lost_ca_is_replaced() {
+    let options = options(days(90, 3 * 365, 30));
+    let mut good = empty();
+    settle(&mut good, &options, START);
+    let ca = |secret: &Value| secret["data"]["ca.crt"].clone();
+    let foreign = {
+        let ca = issue::ca(START, START + 100 * DAY).unwrap();
+        let names = [NAME.to_owned()];
+        issue::certificate(&ca.certificate, &ca.key, &names, Usage::Server, (START, START + DAY)).unwrap()
+    };
+    let encode = |text: &str| {
+        use base64::{Engine, prelude::BASE64_STANDARD};
+        json!(BASE64_STANDARD.encode(text))
+    };
+    type Harm<'a> = (&'a str, Box<dyn Fn(&mut Value) + 'a>, bool);
+    let harms: [Harm<'_>; 9] = [
+        ("no data", Box::new(|secret| secret["data"] = Value::Null), false),
+        ("no CA", Box::new(|secret| secret["data"]["ca.crt"] = json!("")), false),
+        ("no key of the CA", Box::new(|secret| secret["data"]["ca.key"] = json!("")), false),
+        ("rubbish in the CA", Box::new(|secret| secret["data"]["ca.crt"] = json!("%%%")), false),
+        ("another CA", Box::new(|secret| secret["data"]["ca.crt"] = encode(&foreign.certificate)), false),
+        ("no certificate", Box::new(|secret| secret["data"]["tls.crt"] = json!("")), true),
+        ("half a key", Box::new(|secret| secret["data"]["tls.key"] = json!("LS0tLS1CRUdJTg==")), true),
+        ("another key", Box::new(|secret| secret["data"]["tls.key"] = encode(&foreign.key.0)), true),
+        (
+            "another certificate with its key",
+            Box::new(|secret| {
+                secret["data"]["tls.crt"] = encode(&foreign.certificate);
+                secret["data"]["tls.key"] = encode(&foreign.key.0);
+            }),
+            true,
+        ),
+    ];
+    for (what, harm, keeps_ca) in harms {
+        let mut secret = good.clone();
+        harm(&mut secret);
+        let harmed = Material::read(&secret, &options.dns_names, START + DAY);
+        // Without the CA's key, the certificate is as good as before.
+        assert_eq!(harmed.certified().is_none(), what != "no key of the CA", "{what}");
+        let steps = settle(&mut secret, &options, START + DAY);
+        assert_eq!(steps.len(), 1, "{what}: {steps:?}");
+        assert_eq!(ca(&secret) == ca(&good), keeps_ca, "{what}: {steps:?}");
+        let mended = Material::read(&secret, &options.dns_names, START + DAY);
+        let (certified, _) = mended.certified().unwrap();
+        let server = KeyUsage::server_auth();
+        assert!(accepts(&mended.bundle(), &certified.cert[0], server, NAME, START + DAY), "{what}");
+    }
+}
+
+#[test]
+fn replicas_that_want_different_names_do_not_replace_each_others_certificate() {
+    let old = options(days(90, 3 * 365, 30));
+    let new = ManagedOptions { dns_names: vec![NAME.to_owned(), "new.example".to_owned()], ..old.clone() };
+    let mut secret = empty();
+    settle(&mut secret, &old, START);
+    assert_eq!(settle(&mut secret, &new, START + 1).len(), 1);
+    assert_eq!(settle(&mut secret, &old, START + 2), []);
+    assert_eq!(settle(&mut secret, &new, START + 3), []);
+    // The next regular renewal has only what its replica wants.
+    settle(&mut secret, &new, START + 61 * DAY);
+    let renewed = Material::read(&secret, &old.dns_names, START + 61 * DAY);
+    assert!(renewed.certified().is_none());
+}
+
+#[test]
+fn only_a_replica_has_a_certificate_for_peers() {
+    let options = options(days(90, 3 * 365, 30));
+    let mut secret = empty();
+    settle(&mut secret, &options, START);
+    let material = Material::read(&secret, &options.dns_names, START);
+    let (serving, _) = material.certified().unwrap();
+    let peer = material.peer_certificate(START, START + DAY).unwrap().unwrap();
+    let peer = CertificateDer::from_pem_slice(peer.certificate.as_bytes()).unwrap();
+    let bundle = material.bundle();
+    for usage in [KeyUsage::client_auth, KeyUsage::server_auth] {
+        assert!(accepts(&bundle, &peer, usage(), issue::PEER_NAME, START));
+        assert!(!accepts(&bundle, &serving.cert[0], usage(), issue::PEER_NAME, START), "a node has that certificate");
+    }
+    assert!(!accepts(&bundle, &serving.cert[0], KeyUsage::client_auth(), NAME, START));
+    assert!(!accepts(&bundle, &peer, KeyUsage::server_auth(), NAME, START), "it does not serve clients");
+}
+
+#[test]
+fn no_text_has_a_key() {
+    let issued = issue::ca(START, START + DAY).unwrap();
+    assert!(!format!("{issued:?}").contains("PRIVATE"));
+}

@@ -1,0 +1,59 @@
+//! The group "managed certificate": what the Secret has, and whether the ConfigMaps have its CA.
+//! Nothing is written, and nothing of a key is shown.
+
+use std::{sync::Arc, time::SystemTime};
+
+use kubefan_proxy::{
+    config::{ServeConfig, TlsSource},
+    managed_tls::{ManagedTls, look_once},
+    upstream::{Upstream, UpstreamError},
+};
+
+use super::{
+    certificates::wall_clock,
+    report::{Finding, Report},
+};
+
+/// Looks at the Secret. Returns the certificate, if it can be used; `upstream` is the apiserver,
+/// if it answers.
+pub(super) async fn check(
+    config: &ServeConfig,
+    upstream: Option<&Upstream>,
+    report: &mut Report,
+) -> Option<Arc<ManagedTls>> {
+    let (Some(TlsSource::Managed(options)), Some(upstream)) = (&config.serving.tls, upstream) else { return None };
+    report.group("managed certificate");
+    let name = format!("Secret {}", options.secret);
+    report.waits_for(&name);
+    let now = wall_clock().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let material = match look_once(upstream, options, now).await {
+        Ok(material) => material,
+        Err(error) => {
+            let remedy = match error.error {
+                UpstreamError::NotFound { .. } => "create it without data; the chart has it",
+                UpstreamError::Forbidden { .. } => {
+                    "grant kubefan's account get and update of it; the chart has the role"
+                }
+                _ => "",
+            };
+            report.add(Finding::error(name, error.to_string(), remedy));
+            return None;
+        }
+    };
+    match material.describe(now.as_secs()) {
+        Ok(text) => report.add(Finding::ok(name, text)),
+        Err(why) => {
+            let text = format!("{why}; `kubefan serve` will make a new one");
+            report.add(Finding::ok(name, text));
+        }
+    }
+    for map in &options.ca_config_maps {
+        let name = format!("ConfigMap {map}");
+        report.add(match material.is_published(upstream, map).await {
+            Ok(true) => Finding::ok(name, "has the CA"),
+            Ok(false) => Finding::ok(name, "does not have the CA yet; `kubefan serve` will write it"),
+            Err(error) => Finding::warning(name, error.to_string(), "clients there do not get the CA"),
+        });
+    }
+    ManagedTls::of(options.secret.clone(), &material, now.as_secs())
+}

@@ -1,0 +1,533 @@
+//! The managed certificate: the chart's default install comes up with TLS, replicas agree on one
+//! CA whatever others do to the Secret, and renewals and rotations end no stream and surprise no
+//! client. The real kubefan, with the flags, the variables and the rights that the chart renders.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use futures::future::join_all;
+use kubefan_common::proto::v1alpha1::{
+    Target, TransferRequest, WatchRequest, peer_service_client::PeerServiceClient,
+    watch_service_client::WatchServiceClient,
+};
+use reqwest::{Method, StatusCode};
+use rustls::{
+    ClientConfig, RootCertStore,
+    pki_types::{CertificateDer, ServerName, pem::PemObject},
+};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::Instant,
+};
+use tokio_rustls::{TlsConnector, client::TlsStream};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+
+use crate::{
+    chart::{apply, containers, flags, token},
+    harness::{
+        Test,
+        apiserver::{ApiServer, Options},
+        helm::{self, named, objects},
+        kubefan::{Kubefan, run_with},
+        pki::Authority,
+        process::free_port,
+        record::Watch,
+        tests, wait,
+    },
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    apiserver: the_default_install_comes_up_with_tls_and_three_replicas_have_one_ca,
+        what_others_do_to_the_secret_is_mended_and_ends_no_stream, a_storm_of_conflicts_is_survived,
+        a_start_waits_for_the_apiserver_and_an_outage_later_changes_nothing,
+        a_ca_is_rotated_under_streams_and_every_client_connects_at_every_moment,
+        replicas_copy_caches_and_neither_a_client_nor_a_node_passes_for_one,
+        a_config_map_that_cannot_be_written_is_named_and_harms_nothing, check_reads_the_secret_and_writes_nothing;
+};
+
+/// The chart, installed in a namespace of its own.
+struct Install<'a> {
+    api: &'a ApiServer,
+    namespace: String,
+    name: String,
+    kubeconfig: std::path::PathBuf,
+    flags: Vec<String>,
+    variables: Vec<(String, String)>,
+}
+
+impl<'a> Install<'a> {
+    async fn new(api: &'a ApiServer) -> Install<'a> {
+        let namespace = api.namespace("managed").await;
+        let text = helm::template(&namespace, &namespace, &[]).await;
+        apply(api, &text, &[]).await;
+        let name = format!("{namespace}-kubefan");
+        let rendered = objects(&text);
+        let deployment = named(&rendered, "Deployment", &name);
+        let kubeconfig = api.kubeconfig_with_token(&name, &token(api, &namespace, &name).await);
+        let variables = variables(deployment, &namespace);
+        Install { api, namespace, name, kubeconfig, flags: flags(deployment), variables }
+    }
+
+    /// Starts a replica with further flags.
+    async fn spawn(&self, more: &[&str]) -> Kubefan {
+        let flags: Vec<&str> = self.flags.iter().map(String::as_str).chain(more.iter().copied()).collect();
+        let is_of_peers = |name: &str| name.starts_with("KUBEFAN_PEER");
+        let mut variables = self.variables.clone();
+        variables.retain(|(name, _)| !is_of_peers(name));
+        Kubefan::spawn_with_variables(&self.kubeconfig, &flags, &variables).await
+    }
+
+    fn secret_path(&self) -> String {
+        format!("/api/v1/namespaces/{}/secrets/{}-tls", self.namespace, self.name)
+    }
+
+    fn config_map_path(&self) -> String {
+        format!("/api/v1/namespaces/{}/configmaps/kubefan-ca", self.namespace)
+    }
+
+    async fn secret(&self, key: &str) -> String {
+        text(&self.api.get_json(&self.secret_path()).await["data"][key])
+    }
+
+    /// The CA as clients get it.
+    async fn ca(&self) -> Option<String> {
+        self.api.get_json(&self.config_map_path()).await["data"]["ca.crt"].as_str().map(str::to_owned)
+    }
+
+    /// Waits until the ConfigMap has what the Secret has, and returns it.
+    async fn published(&self) -> String {
+        wait::until("the CA in the ConfigMap", wait::SOON, async || {
+            let ca = self.ca().await?;
+            (!ca.is_empty() && ca == self.secret("ca.crt").await).then_some(ca)
+        })
+        .await
+    }
+
+    /// The name by which clients connect.
+    fn host(&self) -> String {
+        format!("{}.{}.svc", self.name, self.namespace)
+    }
+
+    /// No log and no page has a part of a key.
+    async fn assert_no_secret(&self, kubefan: &Kubefan) {
+        let mut shown = kubefan.process.log();
+        for path in ["/metrics", "/readyz?verbose", "/status"] {
+            shown += &kubefan.admin(path).await.unwrap().1;
+        }
+        for key in ["tls.key", "ca.key"] {
+            let pem = self.secret(key).await;
+            let line = pem.lines().nth(1).unwrap();
+            assert!(line.len() > 30 && !shown.contains(line), "{key} is shown");
+            assert!(!shown.contains(&BASE64_STANDARD.encode(&pem)[40..80]), "{key} is shown");
+        }
+    }
+}
+
+/// The variables of the container, as the kubelet sets them.
+fn variables(deployment: &Value, namespace: &str) -> Vec<(String, String)> {
+    let container = containers(deployment)[0];
+    let of = |variable: &Value| {
+        let value = variable["value"].as_str().unwrap_or(namespace).replace("$(POD_NAMESPACE)", namespace);
+        (variable["name"].as_str().unwrap().to_owned(), value)
+    };
+    container["env"].as_array().unwrap().iter().map(of).collect()
+}
+
+fn text(base64: &Value) -> String {
+    let bytes = BASE64_STANDARD.decode(base64.as_str().unwrap_or_default()).unwrap();
+    String::from_utf8(bytes).unwrap()
+}
+
+fn count(pem: &str) -> usize {
+    pem.matches("BEGIN CERTIFICATE").count()
+}
+
+/// Connects as a client that trusts this CA alone.
+async fn connect(address: SocketAddr, ca: &str, host: &str) -> Result<TlsStream<TcpStream>, String> {
+    let mut roots = RootCertStore::empty();
+    for der in CertificateDer::pem_slice_iter(ca.as_bytes()) {
+        roots.add(der.unwrap()).unwrap();
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let mut config = config.with_root_certificates(roots).with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    let stream = TcpStream::connect(address).await.map_err(|error| error.to_string())?;
+    let host = ServerName::try_from(host.to_owned()).unwrap();
+    TlsConnector::from(Arc::new(config)).connect(host, stream).await.map_err(|error| error.to_string())
+}
+
+/// The certificate that a replica serves, which this CA must have signed.
+async fn served(kubefan: &Kubefan, ca: &str, host: &str) -> CertificateDer<'static> {
+    let stream = connect(kubefan.grpc_addr, ca, host).await.unwrap_or_else(|error| panic!("{host}: {error}"));
+    stream.get_ref().1.peer_certificates().unwrap()[0].clone().into_owned()
+}
+
+async fn channel(address: SocketAddr, ca: &str, host: &str) -> Channel {
+    let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca)).domain_name(host);
+    let endpoint = Endpoint::from_shared(format!("https://{address}")).unwrap();
+    endpoint.tls_config(tls).unwrap().connect().await.unwrap()
+}
+
+/// A watch over gRPC of the pods of a namespace, as the administrator.
+async fn watch(install: &Install<'_>, kubefan: &Kubefan, ca: &str) -> Watch {
+    let mut client = WatchServiceClient::new(channel(kubefan.grpc_addr, ca, &install.host()).await);
+    let target = Target { resource: "pods".into(), namespace: install.namespace.clone(), ..Target::default() };
+    let mut request = tonic::Request::new(WatchRequest { target: Some(target), ..WatchRequest::default() });
+    let bearer = format!("Bearer {}", install.api.admin_token());
+    request.metadata_mut().insert("authorization", bearer.parse().unwrap());
+    let mut watch = Watch::over(Box::pin(client.watch(request).await.unwrap().into_inner()), "");
+    watch.until_resumable().await;
+    watch
+}
+
+/// A watch over HTTP of the pods of a namespace, as the administrator.
+async fn http_watch(install: &Install<'_>, kubefan: &Kubefan, ca: &str) -> TlsStream<TcpStream> {
+    let mut stream = connect(kubefan.grpc_addr, ca, &install.host()).await.unwrap();
+    let request = format!(
+        "GET /api/v1/namespaces/{}/pods?watch=1&resourceVersion=0 HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {}\r\n\r\n",
+        install.namespace,
+        install.host(),
+        install.api.admin_token()
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    read_until(&mut stream, "HTTP/1.1 200 OK").await;
+    stream
+}
+
+async fn read_until(stream: &mut TlsStream<TcpStream>, text: &str) {
+    let mut read = String::new();
+    let reading = async {
+        while !read.contains(text) {
+            let mut bytes = [0; 4096];
+            let count = stream.read(&mut bytes).await.unwrap();
+            assert_ne!(count, 0, "the stream ended before {text:?}: {read}");
+            read += &String::from_utf8_lossy(&bytes[..count]);
+        }
+    };
+    tokio::time::timeout(wait::SOON, reading).await.unwrap_or_else(|_| panic!("no {text:?} came"));
+}
+
+async fn create_pod(install: &Install<'_>, name: &str) -> u64 {
+    let container = json!({ "name": "c", "image": "i" });
+    let pod = json!({ "metadata": { "name": name }, "spec": { "containers": [container] } });
+    let path = format!("/api/v1/namespaces/{}/pods", install.namespace);
+    let created = install.api.create(&path, &pod).await;
+    created["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap()
+}
+
+async fn logged(kubefan: &Kubefan, text: &str, times: usize) {
+    let has = || async { (kubefan.process.log().matches(text).count() >= times).then_some(()) };
+    wait::until(text, wait::SOON, has).await;
+}
+
+async fn the_default_install_comes_up_with_tls_and_three_replicas_have_one_ca() {
+    let api = ApiServer::shared().await;
+    let install = Install::new(&api).await;
+    let replicas = join_all((0..3).map(|_| install.spawn(&[]))).await;
+    join_all(replicas.iter().map(Kubefan::ready)).await;
+    let ca = install.published().await;
+    assert_eq!(count(&ca), 1, "{ca}");
+    let made: usize = replicas.iter().map(|kubefan| kubefan.process.log().matches("made a CA").count()).sum();
+    assert_eq!(made, 1, "the others lost the conflict");
+    let names = install.variables.iter().find(|(name, _)| name == "KUBEFAN_TLS_MANAGED_DNS_NAMES").unwrap();
+    let names: Vec<&str> = names.1.split(',').collect();
+    assert!(names.iter().any(|name| name.ends_with(".svc.cluster.local")), "{names:?}");
+    for kubefan in &replicas {
+        for name in &names {
+            served(kubefan, &ca, &name.replace('*', "pod-1")).await;
+        }
+        assert!(connect(kubefan.grpc_addr, &ca, "other.example").await.is_err());
+        let (_, verbose) = kubefan.admin("/readyz?verbose").await.unwrap();
+        assert!(verbose.contains(&format!("[+]certificate of the Secret {}/", install.namespace)), "{verbose}");
+        install.assert_no_secret(kubefan).await;
+    }
+    let end = replicas[0].metric("kubefan_serving_certificate_expiration_timestamp_seconds").await.unwrap();
+    let ca_end = replicas[0].metric("kubefan_managed_ca_expiration_timestamp_seconds").await.unwrap();
+    assert!(end.is_finite() && ca_end > end + 900.0 * 86_400.0, "{end} {ca_end}");
+    // Exactly get and update, by name.
+    let secret = format!("secrets/{}-tls", install.name);
+    for (verb, what, may) in [
+        ("get", secret.as_str(), true),
+        ("update", &secret, true),
+        ("get", "configmaps/kubefan-ca", true),
+        ("update", "configmaps/kubefan-ca", true),
+        ("list", "secrets", false),
+        ("watch", "secrets", false),
+        ("create", "secrets", false),
+        ("patch", &secret, false),
+        ("delete", &secret, false),
+        ("get", "secrets", false),
+        ("list", "configmaps", false),
+    ] {
+        let args = ["auth", "can-i", verb, what, "-n", &install.namespace];
+        assert_eq!(api.try_kubectl(&install.kubeconfig, &args).await.0, may, "{verb} {what}");
+    }
+    // A restart takes over what there is.
+    let before = served(&replicas[0], &ca, &install.host()).await;
+    let restarted = install.spawn(&[]).await;
+    restarted.ready().await;
+    assert_eq!(served(&restarted, &ca, &install.host()).await, before);
+}
+
+async fn what_others_do_to_the_secret_is_mended_and_ends_no_stream() {
+    let api = ApiServer::shared().await;
+    let install = Install::new(&api).await;
+    let kubefan = install.spawn(&[]).await;
+    kubefan.ready().await;
+    let first = install.published().await;
+    let mut stream = watch(&install, &kubefan, &first).await;
+    let path = install.secret_path();
+    let host = install.host();
+    let (certificate, key) = Authority::new().server();
+    let encode = |text: &str| json!(BASE64_STANDARD.encode(text));
+    let harms = [
+        ("a key that is cut off", json!({ "tls.key": "LS0tLS1CRUdJTg==" }), true),
+        ("a foreign certificate", json!({ "tls.crt": encode(&certificate), "tls.key": encode(&key) }), true),
+        ("no key of the CA", json!({ "ca.key": null }), false),
+        ("no data", json!(null), false),
+    ];
+    let mut made = 1;
+    for (what, data, keeps_ca) in harms {
+        let before = install.published().await;
+        api.patch(&path, &json!({ "data": data })).await;
+        kubefan.process.hang_up();
+        made += 1;
+        wait::until(what, wait::SOON, async || {
+            let log = kubefan.process.log();
+            (log.matches("made a new certificate").count() + log.matches("made a CA").count() >= made).then_some(())
+        })
+        .await;
+        let after = install.published().await;
+        assert_eq!(after == before, keeps_ca, "{what}");
+        wait::until(what, wait::SOON, async || connect(kubefan.grpc_addr, &after, &host).await.ok().map(drop)).await;
+        install.assert_no_secret(&kubefan).await;
+    }
+    // Without the Secret, which kubefan may not create, the last certificate stays in use.
+    let ca = install.published().await;
+    let mut secret = api.get_json(&path).await;
+    api.delete(&path).await;
+    kubefan.process.hang_up();
+    logged(&kubefan, "cannot be read: it does not exist, and kubefan does not create it", 1).await;
+    served(&kubefan, &ca, &host).await;
+    assert_eq!(kubefan.admin("/readyz").await.unwrap().0, StatusCode::OK);
+    let failures = r#"kubefan_managed_certificate_failures_total{object="secret",operation="read"}"#;
+    assert!(kubefan.metric(failures).await.unwrap() >= 1.0);
+    secret["metadata"] = json!({ "name": secret["metadata"]["name"] });
+    secret["data"] = Value::Null;
+    api.create(&format!("/api/v1/namespaces/{}/secrets", install.namespace), &secret).await;
+    kubefan.process.hang_up();
+    logged(&kubefan, "made a CA", 4).await;
+    assert_ne!(install.published().await, ca);
+    let version = create_pod(&install, "later").await;
+    stream.until(version).await;
+}
+
+async fn a_storm_of_conflicts_is_survived() {
+    let api = ApiServer::shared().await;
+    let install = Install::new(&api).await;
+    let (storm, path, stop) = (api.handle(), install.secret_path(), Arc::new(AtomicBool::new(false)));
+    let is_over = stop.clone();
+    // Another writer changes the Secret as fast as the apiserver lets it.
+    let writing = async {
+        let mut number = 0;
+        while !is_over.load(Ordering::Relaxed) {
+            number += 1;
+            let annotations = json!({ "storm": number.to_string() });
+            storm.patch(&path, &json!({ "metadata": { "annotations": annotations } })).await;
+        }
+        number
+    };
+    let replicas = async {
+        let replicas = join_all((0..3).map(|_| install.spawn(&[]))).await;
+        join_all(replicas.iter().map(Kubefan::ready)).await;
+        stop.store(true, Ordering::Relaxed);
+        replicas
+    };
+    let (writes, replicas) = futures::future::join(writing, replicas).await;
+    assert!(writes > 5, "{writes}");
+    let ca = install.published().await;
+    assert_eq!(count(&ca), 1);
+    for kubefan in &replicas {
+        served(kubefan, &ca, &install.host()).await;
+    }
+    let secret = api.get_json(&path).await;
+    assert_eq!(secret["metadata"]["annotations"]["storm"], writes.to_string(), "what others wrote is kept");
+}
+
+async fn a_start_waits_for_the_apiserver_and_an_outage_later_changes_nothing() {
+    let api = ApiServer::start(Options::default()).await;
+    let install = Install::new(&api).await;
+    api.kill9();
+    let kubefan = install.spawn(&[]).await;
+    let line = format!("[-]certificate of the Secret {}/", install.namespace);
+    wait::until("the reason in /readyz", wait::SOON, async || {
+        let (status, text) = kubefan.admin("/readyz").await?;
+        let says = status == StatusCode::SERVICE_UNAVAILABLE && text.contains(&line) && text.contains("cannot reach");
+        says.then_some(())
+    })
+    .await;
+    assert!(connect(kubefan.grpc_addr, &Authority::new().ca_pem, &install.host()).await.is_err());
+    api.restart().await;
+    kubefan.ready().await;
+    let ca = install.published().await;
+    let before = served(&kubefan, &ca, &install.host()).await;
+    api.kill9();
+    kubefan.process.hang_up();
+    logged(&kubefan, "the managed certificate: the Secret", 2).await;
+    assert_eq!(served(&kubefan, &ca, &install.host()).await, before);
+    assert_eq!(kubefan.admin("/readyz").await.unwrap().0, StatusCode::OK);
+    api.restart().await;
+    logged(&kubefan, "it works again", 2).await;
+    assert_eq!(served(&kubefan, &ca, &install.host()).await, before);
+}
+
+async fn a_ca_is_rotated_under_streams_and_every_client_connects_at_every_moment() {
+    /// The overlap is 5 s. Clients of this test hold a CA for up to 4 s.
+    const HELD: Duration = Duration::from_secs(4);
+    let api = ApiServer::shared().await;
+    let install = Install::new(&api).await;
+    let short = ["--tls-managed-lifetime=12s", "--tls-managed-ca-lifetime=44s", "--tls-managed-ca-overlap=5s"];
+    let replicas = join_all((0..2).map(|_| install.spawn(&short))).await;
+    join_all(replicas.iter().map(Kubefan::ready)).await;
+    let first = install.published().await;
+    let mut streams = Vec::new();
+    for kubefan in &replicas {
+        streams.push(watch(&install, kubefan, &first).await);
+    }
+    let mut over_http = http_watch(&install, &replicas[0], &first).await;
+    let logs = || replicas.iter().map(|kubefan| kubefan.process.log()).collect::<String>();
+    let (mut held, mut connections) = (vec![(Instant::now(), first.clone())], 0);
+    let deadline = Instant::now() + 2 * wait::SOON;
+    while !logs().contains("the next CA signs from now on") || held[0].1 == first {
+        assert!(Instant::now() < deadline, "no rotation: {}", logs());
+        held.push((Instant::now(), install.ca().await.unwrap()));
+        held.retain(|(at, _)| at.elapsed() < HELD);
+        for kubefan in &replicas {
+            let connected = connect(kubefan.grpc_addr, &held[0].1, &install.host()).await;
+            assert!(connected.is_ok(), "with a CA of {:?} ago: {connected:?}\n{}", held[0].0.elapsed(), logs());
+            connections += 1;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(connections > 50, "{connections}");
+    assert!(logs().matches("made a new certificate").count() >= 2, "renewed, and then by the next CA");
+    assert_eq!(count(&install.ca().await.unwrap()), 2, "the first CA is still trusted");
+    let last = install.secret("ca.key").await;
+    assert_eq!(last.matches("BEGIN PRIVATE KEY").count(), 1, "the key of the first CA is deleted");
+    let version = create_pod(&install, "after-the-rotation").await;
+    for stream in &mut streams {
+        stream.until(version).await;
+    }
+    read_until(&mut over_http, "after-the-rotation").await;
+}
+
+async fn replicas_copy_caches_and_neither_a_client_nor_a_node_passes_for_one() {
+    let api = ApiServer::shared().await;
+    let install = Install::new(&api).await;
+    let port = free_port();
+    let (listen, peers) = (format!("--peer-listen=127.0.0.1:{port}"), format!("--peers=127.0.0.1:{port}"));
+    let first = install.spawn(&[&listen]).await;
+    first.ready().await;
+    let second = install.spawn(&[&peers]).await;
+    second.ready().await;
+    let line = r#"kubefan_warm_starts_total{group="",media="json",namespace="",resource="pods",result="warm"}"#;
+    second.metric_becomes(line, 1.0).await;
+
+    let ca = install.published().await;
+    let refused = async || first.metric("kubefan_peers_refused_total").await.unwrap();
+    assert_eq!(refused().await, 0.0);
+    // A client that has the CA, and a node that has the serving certificate with its key.
+    let identity = Identity::from_pem(install.secret("tls.crt").await, install.secret("tls.key").await);
+    let names = ["peer.kubefan.internal".to_owned(), install.host()];
+    for (has, identity) in [("only the CA", None), ("the serving certificate", Some(identity))] {
+        for name in &names {
+            let before = refused().await;
+            let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&ca)).domain_name(name);
+            let tls = identity.clone().into_iter().fold(tls, |tls, identity| tls.identity(identity));
+            let endpoint = Endpoint::from_shared(format!("https://127.0.0.1:{port}")).unwrap();
+            let channel = endpoint.tls_config(tls).unwrap().connect_lazy();
+            let request = TransferRequest { resource: "pods".into(), version: "v1".into(), ..Default::default() };
+            let failed = PeerServiceClient::new(channel).transfer(request).await.unwrap_err();
+            assert!(std::error::Error::source(&failed).is_some(), "{has}: the connection, not the service: {failed}");
+            wait::until(has, wait::SOON, async || (refused().await > before).then_some(())).await;
+        }
+    }
+    // And a node that serves as a peer is not asked: its certificate lacks the name.
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: String| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let own = free_port();
+    let node = [
+        format!("--peer-listen=127.0.0.1:{own}"),
+        format!("--peer-cert-file={}", file("crt", install.secret("tls.crt").await)),
+        format!("--peer-key-file={}", file("key", install.secret("tls.key").await)),
+        format!("--peer-ca-file={}", file("ca", ca.clone())),
+    ];
+    let node = install.spawn(&node.each_ref().map(String::as_str)).await;
+    node.ready().await;
+    let misled = install.spawn(&[&format!("--peers=127.0.0.1:{own}")]).await;
+    misled.ready().await;
+    misled.metric_becomes(&line.replace("warm\"}", "failed\"}"), 1.0).await;
+}
+
+async fn a_config_map_that_cannot_be_written_is_named_and_harms_nothing() {
+    let api = ApiServer::shared().await;
+    let install = Install::new(&api).await;
+    let own = format!("{}/kubefan-ca", install.namespace);
+    let maps = format!("--tls-managed-ca-config-maps={own},{0}/missing,default/kubefan-ca", install.namespace);
+    let kubefan = install.spawn(&[&maps]).await;
+    kubefan.ready().await;
+    served(&kubefan, &install.published().await, &install.host()).await;
+    logged(&kubefan, "the ConfigMap default/kubefan-ca cannot be read: the apiserver denies", 1).await;
+    logged(&kubefan, &format!("the ConfigMap {}/missing cannot be read", install.namespace), 1).await;
+    assert_eq!(kubefan.admin("/readyz").await.unwrap().0, StatusCode::OK);
+    let failures = r#"kubefan_managed_certificate_failures_total{object="configmap",operation="read"}"#;
+    assert!(kubefan.metric(failures).await.unwrap() >= 2.0);
+}
+
+async fn check_reads_the_secret_and_writes_nothing() {
+    let api = ApiServer::shared().await;
+    let install = Install::new(&api).await;
+    let check = async || {
+        let args = ["check", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--kubeconfig"];
+        let flags: Vec<&str> = install.flags.iter().map(String::as_str).collect();
+        let variables = install.variables.iter().filter(|(name, _)| !name.starts_with("KUBEFAN_PEER"));
+        let variables: Vec<_> = variables.cloned().collect();
+        let args = [&args[..], &[install.kubeconfig.to_str().unwrap()], &flags].concat();
+        let ran = run_with(&args, |command| {
+            command.envs(variables);
+        })
+        .await;
+        ran.stdout
+    };
+    let printed = check().await;
+    assert!(printed.contains("it has no CA that can be used; `kubefan serve` will make a new one"), "{printed}");
+    for right in ["get secrets", "update secrets", "get configmaps kubefan-ca", "update configmaps kubefan-ca"] {
+        assert!(printed.contains(&format!("ok       {right}")), "{right}: {printed}");
+    }
+    assert_eq!(api.get_json(&install.secret_path()).await["data"], Value::Null, "nothing is written");
+    let kubefan = install.spawn(&[]).await;
+    kubefan.ready().await;
+    install.published().await;
+    let printed = check().await;
+    assert!(printed.contains("its CA until") && printed.contains("has the CA"), "{printed}");
+    assert!(!printed.contains("PRIVATE KEY"));
+    api.delete(&install.secret_path()).await;
+    let printed = check().await;
+    assert!(printed.contains("error    Secret") && printed.contains("create it without data"), "{printed}");
+    let (status, _) = api.request(Method::GET, &install.secret_path(), None).await;
+    assert_eq!(status, StatusCode::NOT_FOUND);
+}
