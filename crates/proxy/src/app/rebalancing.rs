@@ -25,12 +25,15 @@ pub(super) fn load(
     drain: &CancellationToken,
 ) -> Option<LoadSource> {
     config.peer.rebalance.as_ref()?;
+    #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
+    let instance = rand::random();
     let (registry, connections, access, drain) = (registry.clone(), connections.clone(), access.clone(), drain.clone());
     Some(Arc::new(move || Load {
         watches: connections.watches() as u64,
         is_ready: registry.readiness().0 && !drain.is_cancelled(),
         is_draining: drain.is_cancelled(),
         authorizes: access.is_answered(),
+        instance,
     }))
 }
 
@@ -47,7 +50,7 @@ pub(super) fn start(
     let (Some(own), Some(rebalance), Some(tls)) = (own, config.peer.rebalance.clone(), peers::tls(config)) else {
         return;
     };
-    let loads = Loads::new(Arc::new(DnsDial::new(rebalance.peers.host, rebalance.peers.port, tls, own_port)));
+    let loads = Loads::new(Arc::new(DnsDial::new(rebalance.peers.into(), tls, own_port)), own().instance);
     let reviewer = access.reviews().then(|| upstream.clone());
     #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
     let random = SmallRng::seed_from_u64(rand::random());

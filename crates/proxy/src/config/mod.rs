@@ -31,7 +31,7 @@ pub use cache::CacheCompression;
 pub use callers::{AuthorizationMode, CallerConfig};
 pub use on_demand::FormConfig;
 pub use passthrough::PassthroughConfig;
-pub use peers::{PeerConfig, PeerFiles, PeersName};
+pub use peers::{PeerConfig, PeerFiles, PeersName, PeersNames};
 pub use reload::{ConfigFile, Configured};
 pub use rules::ConfigError;
 pub use section::SecondVariable;
