@@ -51,6 +51,7 @@ mod relists;
 mod reload;
 mod restarts;
 mod resume;
+mod rollout;
 mod schema_changes;
 mod scopes;
 mod selective_reads;
@@ -145,6 +146,7 @@ fn main() -> std::process::ExitCode {
         reload::TESTS,
         restarts::TESTS,
         resume::TESTS,
+        rollout::TESTS,
         schema_changes::TESTS,
         scopes::TESTS,
         selective_reads::TESTS,
