@@ -55,6 +55,7 @@ mod relists;
 mod reload;
 mod restarts;
 mod resume;
+mod rollout;
 mod schema_changes;
 mod scopes;
 mod selective_reads;
@@ -155,6 +156,7 @@ fn main() -> std::process::ExitCode {
         reload::TESTS,
         restarts::TESTS,
         resume::TESTS,
+        rollout::TESTS,
         schema_changes::TESTS,
         scopes::TESTS,
         selective_reads::TESTS,

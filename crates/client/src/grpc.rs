@@ -1,11 +1,13 @@
 //! kubefan's gRPC API: calls that end by themselves, and a watch that reconnects and resumes.
 
+mod addresses;
 mod client;
 mod delta_base;
 mod grpc_list_watch;
 mod projection;
 mod watch;
 
+pub use addresses::Resolve;
 pub use client::{Client, ClientOptions, ObjectList, ReadOptions};
 pub use grpc_list_watch::GrpcListWatch;
 pub use projection::{Parts, Projection};

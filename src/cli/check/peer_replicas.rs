@@ -4,7 +4,12 @@ use std::sync::Arc;
 
 use tokio::net::TcpStream;
 
-use kubefan_proxy::{app, config::ServeConfig, managed_tls::ManagedTls};
+use kubefan_proxy::{
+    app,
+    config::{PeersName, ServeConfig},
+    managed_tls::ManagedTls,
+    peer::tls::PeerTls,
+};
 
 use super::{
     network_step::{resolve, step},
@@ -19,11 +24,17 @@ const ADDRESSES_MAX: usize = 16;
 pub(super) async fn check(config: &ServeConfig, managed: Option<&Arc<ManagedTls>>, report: &mut Report) {
     let (Some(peers), Some(tls)) = (&config.peer.peers, app::peers::tls(config, managed)) else { return };
     report.group("peers");
-    report.waits_for(&format!("DNS for {}", peers.host));
-    let addresses = match resolve(&peers.host, peers.port).await {
+    for name in peers.names() {
+        check_name(name, &tls, report).await;
+    }
+}
+
+async fn check_name(PeersName { host, port }: &PeersName, tls: &PeerTls, report: &mut Report) {
+    report.waits_for(&format!("DNS for {host}"));
+    let addresses = match resolve(host, *port).await {
         Ok(addresses) => addresses,
         Err(message) => {
-            let message = format!("{} cannot be resolved: {message}", peers.host);
+            let message = format!("{host} cannot be resolved: {message}");
             let remedy = "correct only if other replicas run: the first one has no peers, and lists";
             report.add(Finding::warning("DNS", message, remedy));
             return;
@@ -39,12 +50,12 @@ pub(super) async fn check(config: &ServeConfig, managed: Option<&Arc<ManagedTls>
                 continue;
             }
         };
-        report.add(match step(tls.connect(&peers.host, connection)).await {
+        report.add(match step(tls.connect(host, connection)).await {
             Ok(_) => Finding::ok(address.to_string(), "mutual TLS is set up"),
             Err(message) => Finding::error(
                 address.to_string(),
                 format!("mutual TLS failed: {message}"),
-                format!("all replicas need certificates of one CA, for the name {}", peers.host),
+                format!("all replicas need certificates of one CA, for the name {host}"),
             ),
         });
     }

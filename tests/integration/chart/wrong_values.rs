@@ -54,7 +54,6 @@ async fn contradictions_are_named() {
         ("tls.source=existingSecret", "tls.source=existingSecret needs tls.existingSecret"),
         ("tls.source=certManager", "tls.source=certManager needs tls.certManager.issuerRef.name"),
         ("tls.certManager.bundle.enabled=true", "tls.certManager.bundle.enabled needs tls.source=certManager"),
-        ("rebalance.enabled=true,peers.enabled=false", "rebalance.enabled needs peers"),
         (
             "drainTimeout=1m",
             "cluster.terminationGracePeriodSeconds=60 must be longer than preStopSeconds (5) and drainTimeout (60s)",

@@ -56,6 +56,11 @@ impl Kubefan {
         Kubefan::spawn_command(command, kubeconfig, "127.0.0.1:0", args).await
     }
 
+    /// Like [`Self::spawn`], with another binary of kubefan.
+    pub(crate) async fn spawn_program(program: &Path, kubeconfig: &Path, args: &[&str]) -> Kubefan {
+        Kubefan::spawn_command(Command::new(program), kubeconfig, "127.0.0.1:0", args).await
+    }
+
     /// Like [`Self::spawn`], with the default of `--authorization-mode`.
     pub(crate) async fn spawn_as_given(kubeconfig: &Path, args: &[&str]) -> Kubefan {
         Kubefan::spawn_process(Command::new(binary()), kubeconfig, "127.0.0.1:0", args).await

@@ -11,7 +11,10 @@ use tonic::{
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint},
 };
 
-use super::projection::Projection;
+use super::{
+    addresses::{Connector, Resolve},
+    projection::Projection,
+};
 use crate::{
     authorities,
     error::{ClientError, root_cause},
@@ -51,6 +54,9 @@ pub struct ClientOptions {
     /// A PING without an answer for this long means that the connection is dead; a watch then
     /// reconnects. Default: 15 s.
     pub keepalive_timeout: Duration,
+    /// Who looks up the addresses of the server's name, for each connection anew. A connection uses
+    /// a random one, and after a break another one if there is. `None`: the system.
+    pub resolver: Option<Arc<dyn Resolve>>,
 }
 
 impl Default for ClientOptions {
@@ -63,6 +69,7 @@ impl Default for ClientOptions {
             message_bytes_max: 64 << 20,
             keepalive_interval: Duration::from_secs(30),
             keepalive_timeout: Duration::from_secs(15),
+            resolver: None,
         }
     }
 }
@@ -79,6 +86,7 @@ impl fmt::Debug for ClientOptions {
             .field("message_bytes_max", &self.message_bytes_max)
             .field("keepalive_interval", &self.keepalive_interval)
             .field("keepalive_timeout", &self.keepalive_timeout)
+            .field("resolver", &self.resolver.as_ref().map(|_| "…"))
             .finish()
     }
 }
@@ -124,7 +132,9 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to `host:port`, `http://…`, `https://…`, `unix:/path` or `dns:host:port`.
+    /// Connects to `host:port`, `http://…`, `https://…`, `unix:/path` or `dns:host:port`. If the
+    /// name has several addresses, such as that of a headless Service, a random one is used, and
+    /// each reconnect looks the name up again and prefers another address.
     ///
     /// # Errors
     /// [`ClientError::Address`] if the address, the CA file, the token or its file is invalid, or
@@ -135,9 +145,11 @@ impl Client {
         let token = token(address, options)?;
         let wrong = |problem| ClientError::Address { address: address.to_owned(), problem };
         token.header().await.map_err(wrong)?;
-        let channel = endpoint
-            .connect()
-            .await
+        let channel = match is_unix(address) {
+            true => endpoint.connect().await,
+            false => endpoint.connect_with_connector(Connector::new(options.resolver.clone())).await,
+        };
+        let channel = channel
             .map_err(|error| ClientError::Unreachable { address: address.to_owned(), message: root_cause(&error) })?;
         Ok(Self { token: Arc::new(token), ..Self::from_channel(channel, address, options) })
     }
@@ -150,7 +162,11 @@ impl Client {
     /// could read the token on the way.
     pub async fn connect_lazy(address: &str, options: &ClientOptions) -> Result<Self, ClientError> {
         let (endpoint, token) = (endpoint(address, options).await?, token(address, options)?);
-        Ok(Self { token: Arc::new(token), ..Self::from_channel(endpoint.connect_lazy(), address, options) })
+        let channel = match is_unix(address) {
+            true => endpoint.connect_lazy(),
+            false => endpoint.connect_with_connector_lazy(Connector::new(options.resolver.clone())),
+        };
+        Ok(Self { token: Arc::new(token), ..Self::from_channel(channel, address, options) })
     }
 
     /// Returns a client over an existing channel. `address` is only used in error messages. Of the
@@ -311,7 +327,6 @@ async fn endpoint(address: &str, options: &ClientOptions) -> Result<Endpoint, Cl
         .user_agent(concat!("kubefan/", env!("CARGO_PKG_VERSION")))
         .map_err(|error| wrong(root_cause(&error)))?
         .connect_timeout(options.connect_timeout)
-        .tcp_nodelay(true)
         .http2_keep_alive_interval(options.keepalive_interval)
         .keep_alive_timeout(options.keepalive_timeout)
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
@@ -330,7 +345,11 @@ async fn endpoint(address: &str, options: &ClientOptions) -> Result<Endpoint, Cl
     Ok(endpoint)
 }
 
-/// Converts a gRPC address to a URI. The system resolves a `dns:` name at every connect.
+fn is_unix(address: &str) -> bool {
+    address.starts_with("unix:")
+}
+
+/// Converts a gRPC address to a URI. A name is resolved at every connect.
 fn endpoint_uri(address: &str) -> String {
     if address.starts_with("unix:") || address.contains("://") && !address.starts_with("dns:") {
         return address.to_owned();

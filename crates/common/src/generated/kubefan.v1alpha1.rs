@@ -1301,6 +1301,10 @@ pub struct LoadResponse {
     /// It could ask whether callers may read, when it last had to.
     #[prost(bool, tag = "4")]
     pub authorizes: bool,
+    /// A random number of the process, by which a replica with several addresses is counted once, and
+    /// finds itself.
+    #[prost(fixed64, tag = "5")]
+    pub instance: u64,
 }
 /// TransferRequest requests one cache, and states the properties that it must have.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -43,8 +43,8 @@ pub(super) fn sources(
     own_port: Option<u16>,
     memory_max: Option<usize>,
 ) -> Option<Peers> {
-    let (name, tls) = (config.peer.peers.clone()?, tls?);
-    let dial = DnsDial::new(name.host, name.port, tls, own_port);
+    let (names, tls) = (config.peer.peers.clone()?, tls?);
+    let dial = DnsDial::new(names.into(), tls, own_port);
     // During a transfer there is nothing else to release when memory is short.
     let half_of_memory = memory_max.map_or(TRANSFER_BYTES_MAX, |bytes| bytes as u64 / 2);
     Some(Peers::new(Arc::new(dial), config.peer.timeout, config.peer.transfer_bytes_max.unwrap_or(half_of_memory)))

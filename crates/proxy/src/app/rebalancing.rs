@@ -24,12 +24,15 @@ pub(super) fn load(
     drain: &CancellationToken,
 ) -> Option<LoadSource> {
     config.peer.rebalance.as_ref()?;
+    #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
+    let instance = rand::random();
     let (registry, connections, access, drain) = (registry.clone(), connections.clone(), access.clone(), drain.clone());
     Some(Arc::new(move || Load {
         watches: connections.watches() as u64,
         is_ready: registry.readiness().0 && !drain.is_cancelled(),
         is_draining: drain.is_cancelled(),
         authorizes: access.is_answered(),
+        instance,
     }))
 }
 
@@ -44,7 +47,7 @@ pub(super) fn start(
     drain: &CancellationToken,
 ) {
     let (Some(own), Some(rebalance)) = (own, config.peer.rebalance.clone()) else { return };
-    let loads = Loads::new(Arc::new(DnsDial::new(rebalance.peers.host, rebalance.peers.port, tls, own_port)));
+    let loads = Loads::new(Arc::new(DnsDial::new(rebalance.peers.into(), tls, own_port)), own().instance);
     let reviewer = access.reviews().then(|| upstream.clone());
     #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
     let random = SmallRng::seed_from_u64(rand::random());

@@ -34,7 +34,7 @@ pub use callers::{AuthorizationMode, CallerConfig};
 pub use managed_tls::TlsSource;
 pub use on_demand::FormConfig;
 pub use passthrough::PassthroughConfig;
-pub use peers::{PeerConfig, PeerFiles, PeersName};
+pub use peers::{PeerConfig, PeerFiles, PeersName, PeersNames};
 pub use reload::{ConfigFile, Configured};
 pub use rules::ConfigError;
 pub use section::SecondVariable;

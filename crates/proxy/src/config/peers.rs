@@ -52,7 +52,39 @@ impl fmt::Display for PeersName {
     }
 }
 
-impl<'de> Deserialize<'de> for PeersName {
+/// One name of all replicas, or a name for each, separated by commas.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeersNames(Vec<PeersName>);
+
+impl PeersNames {
+    /// The names. There is at least one.
+    pub fn names(&self) -> &[PeersName] {
+        &self.0
+    }
+}
+
+impl From<PeersNames> for Vec<(String, u16)> {
+    fn from(PeersNames(names): PeersNames) -> Self {
+        names.into_iter().map(|PeersName { host, port }| (host, port)).collect()
+    }
+}
+
+impl FromStr for PeersNames {
+    type Err = InvalidPeers;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.split(',').map(str::parse).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+impl fmt::Display for PeersNames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.0.iter().map(PeersName::to_string).collect();
+        f.write_str(&names.join(","))
+    }
+}
+
+impl<'de> Deserialize<'de> for PeersNames {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
     }
@@ -62,7 +94,7 @@ impl<'de> Deserialize<'de> for PeersName {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RebalanceConfig {
     /// The other replicas.
-    pub peers: PeersName,
+    pub peers: PeersNames,
     /// The most that is moved in a second, in percent of the watches.
     pub percent: u32,
 }
@@ -85,7 +117,7 @@ section! {
     /// How replicas find and serve each other.
     config: PeerConfig {
         /// The replicas to copy caches from; `None`: every start lists.
-        peers: Option<PeersName>, peers_unless_cold;
+        peers: Option<PeersNames>, peers_unless_cold;
         /// `Some` if watches are moved to replicas that have fewer.
         rebalance: Option<RebalanceConfig>, rebalancing;
         /// `Some` if kubefan serves peers or copies from them, with a certificate from files.
@@ -99,9 +131,9 @@ section! {
     /// given.
     peer_listen("ADDRESS"): ListenAddress => listen: Option<ListenAddress>, any;
     /// Start with a copy of another replica's caches, history included. The name resolves to the
-    /// replicas. The copy is checked against the apiserver; if the check fails, and without this
-    /// option, every start lists.
-    peers("NAME:PORT"): PeersName;
+    /// replicas, or there is a name for each, separated by commas. The copy is checked against the
+    /// apiserver; if the check fails, and without this option, every start lists.
+    peers("NAME:PORT"): PeersNames;
     /// Start by listing, even if --peers is given.
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     cold("BOOL"): bool;
@@ -134,7 +166,7 @@ section! {
     peer_transfer_bytes_max("SIZE"): ByteSize => transfer_bytes_max: Option<u64>, optional(size(1 << 20));
 }
 
-fn peers_unless_cold(options: &PeerOptions) -> Result<Option<PeersName>, ConfigError> {
+fn peers_unless_cold(options: &PeerOptions) -> Result<Option<PeersNames>, ConfigError> {
     Ok(options.peers.clone().filter(|_| options.cold != Some(true)))
 }
 
@@ -168,7 +200,7 @@ fn rebalancing(options: &PeerOptions) -> Result<Option<RebalanceConfig>, ConfigE
 
 /// Every replica has the name of `--peers`, because the others verify it when they connect.
 fn allowed_names(options: &PeerOptions) -> Result<Vec<ServerName<'static>>, ConfigError> {
-    let of_peers = || options.peers.iter().map(|peers| peers.host.clone()).collect();
+    let of_peers = || options.peers.iter().flat_map(PeersNames::names).map(|name| name.host.clone()).collect();
     let names = options.peer_allowed_names.clone().unwrap_or_else(of_peers);
     let parse = |name: String| {
         let parsed = ServerName::try_from(name.clone());
@@ -245,11 +277,13 @@ mod tests {
 
     #[test]
     fn peers_are_a_name_and_a_port() {
-        for text in ["kubefan-peers.kubefan.svc:7445", "127.0.0.1:1", "[::1]:7445"] {
-            assert_eq!(text.parse::<PeersName>().unwrap().to_string(), text);
+        for text in ["kubefan-peers.kubefan.svc:7445", "127.0.0.1:1", "[::1]:7445", "a:1,[::1]:2,a:3"] {
+            assert_eq!(text.parse::<PeersNames>().unwrap().to_string(), text);
         }
-        for text in ["", "name", ":7445", "name:", "name:0", "name:70000", "https://name:7445", "a b:1"] {
-            assert!(text.parse::<PeersName>().is_err(), "{text}");
+        for text in
+            ["", "name", ":7445", "name:", "name:0", "name:70000", "https://name:7445", "a b:1", "a:1,", "a:1,b"]
+        {
+            assert!(text.parse::<PeersNames>().is_err(), "{text}");
         }
     }
 }

@@ -1,6 +1,11 @@
 //! The load of the other replicas, asked over the port for peers.
 
-use std::{collections::HashMap, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    net::SocketAddr,
+    sync::Arc,
+    time::Duration,
+};
 
 use futures::future::join_all;
 use tokio::time::timeout;
@@ -25,17 +30,20 @@ pub struct Load {
     pub is_draining: bool,
     /// Whether it could ask who may read what, when it last had to.
     pub authorizes: bool,
+    /// A random number of the process: a replica with several addresses, such as one of each IP
+    /// family, counts once.
+    pub instance: u64,
 }
 
 impl From<Load> for LoadResponse {
-    fn from(Load { watches, is_ready, is_draining, authorizes }: Load) -> Self {
-        Self { watches, ready: is_ready, draining: is_draining, authorizes }
+    fn from(Load { watches, is_ready, is_draining, authorizes, instance }: Load) -> Self {
+        Self { watches, ready: is_ready, draining: is_draining, authorizes, instance }
     }
 }
 
 impl From<LoadResponse> for Load {
-    fn from(LoadResponse { watches, ready, draining, authorizes }: LoadResponse) -> Self {
-        Self { watches, is_ready: ready, is_draining: draining, authorizes }
+    fn from(LoadResponse { watches, ready, draining, authorizes, instance }: LoadResponse) -> Self {
+        Self { watches, is_ready: ready, is_draining: draining, authorizes, instance }
     }
 }
 
@@ -51,16 +59,17 @@ pub enum PeerLoad {
 /// Asks the other replicas. A connection is kept for the next question.
 pub struct Loads {
     dial: Arc<dyn Dial>,
+    own_instance: u64,
     connected: HashMap<SocketAddr, PeerServiceClient<Channel>>,
 }
 
 impl Loads {
-    /// Replicas found and reached by `dial`.
-    pub fn new(dial: Arc<dyn Dial>) -> Self {
-        Self { dial, connected: HashMap::new() }
+    /// Replicas found and reached by `dial`, other than the one that answers with `own_instance`.
+    pub fn new(dial: Arc<dyn Dial>, own_instance: u64) -> Self {
+        Self { dial, own_instance, connected: HashMap::new() }
     }
 
-    /// The answers of the replicas that can be reached, this one excepted.
+    /// The answers of the replicas that can be reached, this one excepted, each once.
     ///
     /// # Errors
     /// It is not known which replicas there are.
@@ -76,10 +85,13 @@ impl Loads {
                 Some((address, answer.ok()??))
             }
         });
-        let mut loads = Vec::new();
+        let (mut loads, mut counted) = (Vec::new(), HashSet::from([self.own_instance]));
         for (address, (client, load)) in join_all(asked).await.into_iter().flatten() {
             self.connected.insert(address, client);
-            loads.push(load);
+            let is_counted = matches!(load, PeerLoad::Known(Load { instance, .. }) if !counted.insert(instance));
+            if !is_counted {
+                loads.push(load);
+            }
         }
         Ok(loads)
     }
@@ -100,5 +112,74 @@ async fn ask_one(
         Ok(answer) => Some((client, PeerLoad::Known(answer.into_inner().into()))),
         Err(status) if status.code() == Code::Unimplemented => Some((client, PeerLoad::Unknown)),
         Err(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use futures::{future::BoxFuture, stream};
+    use hyper_util::rt::TokioIo;
+    use tonic::transport::{Endpoint, Server};
+    use tower::service_fn;
+
+    use super::*;
+    use crate::peer::{NoTransferLog, OfferedCache, Sender, Source};
+    use kubefan_common::proto::v1alpha1::peer_service_server::PeerServiceServer;
+    use kubefan_model::{GroupVersionResource, Scope};
+
+    struct Nothing;
+
+    impl Source for Nothing {
+        fn offer(&self, _: &GroupVersionResource, _: &Scope) -> Option<OfferedCache> {
+            None
+        }
+
+        fn cluster(&self) -> Option<String> {
+            None
+        }
+    }
+
+    /// Replicas by port: their load, or that they do not take part.
+    struct Replicas(Vec<(u16, Option<Load>)>);
+
+    impl Dial for Replicas {
+        fn addresses(&self) -> BoxFuture<'_, Result<Vec<SocketAddr>, PeerError>> {
+            let addresses = (0..=9).map(|port| SocketAddr::from(([192, 0, 2, 1], port))).collect();
+            Box::pin(std::future::ready(Ok(addresses)))
+        }
+
+        fn connect(&self, address: SocketAddr) -> BoxFuture<'_, Result<Channel, PeerError>> {
+            let found = self.0.iter().find(|(port, _)| *port == address.port()).cloned();
+            Box::pin(async move {
+                let refused = || PeerError::Connect("connection refused".to_owned());
+                let (_, load) = found.ok_or_else(refused)?;
+                let load = load.map(|load| Arc::new(move || load) as crate::peer::LoadSource);
+                let service = PeerServiceServer::new(Sender::new(Nothing, Arc::new(NoTransferLog)).with_load(load));
+                let (ours, theirs) = tokio::io::duplex(16 << 10);
+                let incoming = futures::StreamExt::chain(stream::iter([Ok::<_, io::Error>(theirs)]), stream::pending());
+                tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
+                let mut io = Some(TokioIo::new(ours));
+                let once = service_fn(move |_| {
+                    std::future::ready(io.take().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)))
+                });
+                let connected = Endpoint::from_static("http://peer").connect_with_connector(once).await;
+                connected.map_err(|_| refused())
+            })
+        }
+    }
+
+    #[tokio::test]
+    async fn a_replica_with_two_addresses_counts_once_and_this_one_does_not() {
+        let load = |instance, watches| Load { watches, is_ready: true, is_draining: false, authorizes: true, instance };
+        let (own, second, third) = (load(1, 10), load(2, 20), load(3, 30));
+        let all =
+            vec![(1, Some(own)), (2, Some(second)), (3, Some(third)), (4, Some(own)), (5, Some(second)), (6, None)];
+        let mut loads = Loads::new(Arc::new(Replicas(all)), own.instance);
+        for _ in 0..2 {
+            let found = loads.ask().await.unwrap();
+            assert_eq!(found, [PeerLoad::Known(second), PeerLoad::Known(third), PeerLoad::Unknown]);
+        }
     }
 }

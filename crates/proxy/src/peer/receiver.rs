@@ -4,9 +4,15 @@
 //! the caller has one for all peers together. Peers are tried in random order, so that replicas
 //! that start together do not all ask the same peer.
 
-use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt, io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, join_all};
 use hyper_util::rt::TokioIo;
 use rand::{Rng, seq::SliceRandom};
 use tokio::{
@@ -45,34 +51,52 @@ pub trait Dial: Send + Sync {
     fn connect(&self, address: SocketAddr) -> BoxFuture<'_, Result<Channel, PeerError>>;
 }
 
-/// Finds peers by a DNS name and connects to them over mutual TLS.
+/// Finds peers by DNS names and connects to them over mutual TLS.
 pub struct DnsDial {
-    host: String,
-    port: u16,
+    names: Vec<(String, u16)>,
     tls: PeerTls,
     /// This replica's own port for peers.
     own_port: Option<u16>,
+    /// The name that had each address when the names were last resolved. The certificate of a peer
+    /// must be valid for it.
+    found: Mutex<BTreeMap<SocketAddr, String>>,
 }
 
 impl DnsDial {
-    /// Peers at every address of `host`; their certificates must be valid for that name.
-    pub fn new(host: String, port: u16, tls: PeerTls, own_port: Option<u16>) -> Self {
-        Self { host, port, tls, own_port }
+    /// Peers at every address of these names, each with a port; their certificates must be valid
+    /// for their name.
+    pub fn new(names: Vec<(String, u16)>, tls: PeerTls, own_port: Option<u16>) -> Self {
+        Self { names, tls, own_port, found: Mutex::default() }
     }
 
-    fn name(&self) -> String {
-        format!("{}:{}", self.host, self.port)
+    /// The addresses, each with its name. A name that cannot be resolved hides no other.
+    async fn resolve(&self) -> Result<BTreeMap<SocketAddr, String>, PeerError> {
+        let lookup = async |(host, port): &(String, u16)| match lookup_host((host.as_str(), *port)).await {
+            Ok(found) => Ok(found.map(|address| (address, host.clone())).collect::<Vec<_>>()),
+            Err(error) if is_no_such_name(&error.to_string()) => Ok(Vec::new()),
+            Err(error) => Err(PeerError::Resolve { name: format!("{host}:{port}"), message: error.to_string() }),
+        };
+        let (mut found, mut failed) = (BTreeMap::new(), PeerError::Alone);
+        for looked_up in join_all(self.names.iter().map(lookup)).await {
+            match looked_up {
+                Ok(addresses) => found.extend(addresses),
+                Err(error) => failed = error,
+            }
+        }
+        if found.is_empty() { Err(failed) } else { Ok(found) }
     }
 
     async fn dial(&self, address: SocketAddr) -> Result<Channel, PeerError> {
         let connect = |error: &dyn fmt::Display| PeerError::Connect(error.to_string());
+        let name = self.found.lock().unwrap_or_else(PoisonError::into_inner).get(&address).cloned();
+        let name = name.ok_or_else(|| connect(&"no name has this address any more"))?;
         let stream = TcpStream::connect(address).await.map_err(|error| connect(&error))?;
         // A connection to one of this pod's own addresses has that address as its source too.
         let local = stream.local_addr().map_err(|error| connect(&error))?;
         if local.ip() == address.ip() && self.own_port == Some(address.port()) {
             return Err(PeerError::Alone);
         }
-        let io = self.tls.connect(&self.host, stream).await?;
+        let io = self.tls.connect(&name, stream).await?;
         let mut io = Some(TokioIo::new(io));
         let once = service_fn(move |_| {
             let io = io.take().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected));
@@ -85,18 +109,10 @@ impl DnsDial {
 impl Dial for DnsDial {
     fn addresses(&self) -> BoxFuture<'_, Result<Vec<SocketAddr>, PeerError>> {
         Box::pin(async {
-            let found = lookup_host((self.host.as_str(), self.port)).await;
-            let found = found.map_err(|error| match is_no_such_name(&error.to_string()) {
-                true => PeerError::Alone,
-                false => PeerError::Resolve { name: self.name(), message: error.to_string() },
-            })?;
-            let mut addresses: Vec<_> = found.collect();
-            addresses.sort();
-            addresses.dedup();
-            match addresses.is_empty() {
-                true => Err(PeerError::Alone),
-                false => Ok(addresses),
-            }
+            let found = self.resolve().await?;
+            let addresses = found.keys().copied().collect();
+            *self.found.lock().unwrap_or_else(PoisonError::into_inner) = found;
+            Ok(addresses)
         })
     }
 

@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     fn load(watches: u64) -> Load {
-        Load { watches, is_ready: true, is_draining: false, authorizes: true }
+        Load { watches, is_ready: true, is_draining: false, authorizes: true, instance: 0 }
     }
 
     #[test]

@@ -26,9 +26,6 @@
 {{- if and .Values.tls.certManager.bundle.enabled (or (ne .Values.tls.source "certManager") (not .Values.tls.certManager.bundle.secretName)) }}
 {{- fail "tls.certManager.bundle.enabled needs tls.source=certManager and tls.certManager.bundle.secretName" }}
 {{- end }}
-{{- if and .Values.rebalance.enabled (not (include "kubefan.peers" .)) }}
-{{- fail "rebalance.enabled needs peers: set peers.enabled and, unless tls.source=managed, peers.existingSecret" }}
-{{- end }}
 {{- $drain := include "kubefan.seconds" (.Values.drainTimeout | default "10s") | int }}
 {{- range $form := list "cluster" "node" }}
 {{- $values := index $.Values $form }}
