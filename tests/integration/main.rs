@@ -59,6 +59,8 @@ mod serve;
 mod staleness;
 mod subscribers;
 mod tables;
+mod tier_load;
+mod two_tiers;
 mod unread;
 mod upstream_connections;
 mod upstream_faults;
@@ -153,6 +155,8 @@ fn main() -> std::process::ExitCode {
         staleness::TESTS,
         subscribers::TESTS,
         tables::TESTS,
+        tier_load::TESTS,
+        two_tiers::TESTS,
         unread::TESTS,
         upstream_connections::TESTS,
         upstream_faults::TESTS,

@@ -11,6 +11,7 @@ use super::{
     callers::{AuthorizationMode, CallerConfig, CallerOptions, default_mode},
     logging::{LoggingConfig, LoggingOptions},
     modes::{ModeConfig, ModeOptions},
+    next_kubefan::SourceSettings,
     on_demand::{OnDemandConfig, OnDemandOptions},
     passthrough::{PassthroughConfig, PassthroughMode, PassthroughOptions},
     peers::{PeerConfig, PeerOptions},
@@ -142,6 +143,15 @@ impl ServeOptions {
                 "--resource {}=protobuf has no effect with --protobuf=off; give only one of them",
                 resource.name
             ));
+        }
+        if let Some(SourceSettings::Grpc(_)) = config.upstream.source {
+            config.on_demand.check_json_only()?;
+            if let Some(resource) = config.cache.resources.iter().find(as_protobuf) {
+                return ConfigError::contradiction(format!(
+                    "--resource {}=protobuf needs a kubeconfig as --upstream: a kubefan sends only JSON over gRPC",
+                    resource.name
+                ));
+            }
         }
         config.modes.check(&config.callers, &config.passthrough)?;
         check_staleness(serving.staleness_max, config.upstream.idle_timeout)?;
