@@ -48,7 +48,9 @@ async fn every_subscriber_behind_many_kubefans_gets_every_change() {
     while let Some(change) = workload.next_setup() {
         change.apply(&simulated.sim).expect("a new object");
     }
-    println!("| | kubefans | deliveries | CPU of all, µs a delivery | of the upper one, µs a change and stream | bytes sent to subscribers, a delivery | latency p50, ms | p99, ms |");
+    println!(
+        "| | kubefans | deliveries | CPU of all, µs a delivery | of the upper one, µs a change and stream | bytes sent to subscribers, a delivery | latency p50, ms | p99, ms |"
+    );
     println!("|---|---:|---:|---:|---:|---:|---:|---:|");
     let one = simulated.kubefan(&["--resource=pods"]).await;
     measure("one tier", &simulated, &mut workload, &scale, &[&one], None).await;
@@ -116,9 +118,8 @@ async fn measure(
     latencies.sort();
     let deliveries = latencies.len();
     let percentile = |percent: usize| latencies[(deliveries * percent / 100).min(deliveries - 1)].as_secs_f64() * 1e3;
-    let upper_cost = upper.map_or("-".to_owned(), |_| {
-        format!("{:.0}", upper_used * 1e6 / (scale.changes * serving.len()) as f64)
-    });
+    let upper_cost =
+        upper.map_or("-".to_owned(), |_| format!("{:.0}", upper_used * 1e6 / (scale.changes * serving.len()) as f64));
     println!(
         "| {name} | {} | {deliveries} | {:.1} | {upper_cost} | {:.0} | {:.1} | {:.1} |",
         all.len(),

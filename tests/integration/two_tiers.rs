@@ -36,7 +36,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         reads_behind_many_kubefans_share_the_apiservers_proof,
         behind_a_restarted_kubefan_a_selector_starts_over_and_all_else_resumes,
         a_right_of_the_other_kubefan_is_missed_behind_it_and_comes_back;
-}
+};
 
 /// A synced kubefan, another one behind it, and a subscriber of that with its snapshot.
 async fn behind(setup: Setup) -> (Rig, Rig, GrpcLink, Watch) {
@@ -92,7 +92,9 @@ async fn a_catch_up_between_two_kubefans_is_a_marked_gap() {
 }
 
 fn age(rig: &Rig) -> Duration {
-    Duration::from_secs_f64(rig.metric(r#"kubefan_staleness_seconds{group="",media="json",namespace="",resource="pods"}"#))
+    Duration::from_secs_f64(
+        rig.metric(r#"kubefan_staleness_seconds{group="",media="json",namespace="",resource="pods"}"#),
+    )
 }
 
 async fn the_age_behind_two_kubefans_is_the_sum() {
@@ -200,7 +202,14 @@ async fn a_user_and_a_node_that_lose_their_rights_lose_only_what_is_theirs() {
     let (cert, key) = api.server_certificate();
     let (cert, key) =
         (format!("--tls-cert-file={}", cert.display()), format!("--tls-private-key-file={}", key.display()));
-    let common = ["--resource=pods", "--passthrough=off", "--authorization-mode=Webhook", "--reauthorize-interval=1s", &cert, &key];
+    let common = [
+        "--resource=pods",
+        "--passthrough=off",
+        "--authorization-mode=Webhook",
+        "--reauthorize-interval=1s",
+        &cert,
+        &key,
+    ];
     let front = Kubefan::spawn(&accounts[0].kubeconfig().await, &common).await;
     front.ready().await;
     let dir = tempfile::tempdir().unwrap();
@@ -216,7 +225,8 @@ async fn a_user_and_a_node_that_lose_their_rights_lose_only_what_is_theirs() {
     node.ready().await;
 
     let client = async |token: String| {
-        let options = ClientOptions { ca_file: Some(api.ca_pem_path()), token: Some(token), ..ClientOptions::default() };
+        let options =
+            ClientOptions { ca_file: Some(api.ca_pem_path()), token: Some(token), ..ClientOptions::default() };
         Client::connect(&format!("https://{}", node.grpc_addr), &options).await.unwrap()
     };
     let all = || Target { resource: "pods".to_owned(), ..Target::default() };

@@ -18,8 +18,8 @@ use crate::{
     token::Token,
 };
 use kubefan_common::proto::v1alpha1::{
-    GetFreshnessRequest, GetFreshnessResponse, GetRequest, GetResponse, ListRequest, ListResourcesRequest, ListResponse, Object, ResolvedResource, ResourceStatus,
-    Target, watch_service_client::WatchServiceClient,
+    GetFreshnessRequest, GetFreshnessResponse, GetRequest, GetResponse, ListRequest, ListResourcesRequest,
+    ListResponse, Object, ResolvedResource, ResourceStatus, Target, watch_service_client::WatchServiceClient,
 };
 
 /// With HTTP/2's default of 64 KiB a snapshot arrives at a quarter of the speed.

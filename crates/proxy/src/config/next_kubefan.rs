@@ -92,7 +92,10 @@ pub(super) fn source(options: &UpstreamOptions) -> Result<Option<SourceSettings>
 /// Whether a text is an address, as `kubefan get --server` takes it, and not the name of a file.
 fn is_address(text: &str) -> bool {
     let has_port = |(host, port): (&str, &str)| !host.contains('/') && port.parse::<u16>().is_ok();
-    text.contains("://") || text.starts_with("unix:") || text.starts_with("dns:") || text.rsplit_once(':').is_some_and(has_port)
+    text.contains("://")
+        || text.starts_with("unix:")
+        || text.starts_with("dns:")
+        || text.rsplit_once(':').is_some_and(has_port)
 }
 
 /// The host and port of an address.

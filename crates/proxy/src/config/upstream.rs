@@ -88,7 +88,6 @@ fn settings(options: &UpstreamOptions) -> Result<UpstreamSettings, ConfigError> 
     Ok(UpstreamSettings { kubeconfig: options.kubeconfig.clone(), context: options.context.clone() })
 }
 
-
 /// Checks the form only: the apiserver knows best which fields a resource has.
 fn field_selector(flag: &'static str, selector: String) -> Result<FieldSelector, ConfigError> {
     let bad = selector.split(',').find(|term| {

@@ -359,7 +359,8 @@ impl<R: Rng> GrpcReflector<R> {
                 (_, Change::Gone(_)) => return Err(invalid("a delete without an object, outside of a marked span")),
             },
             Some(Ok(WatchItem::GapEnd | WatchItem::CatchUpEnd)) => {
-                let (reason, changes) = watch.marked.take().ok_or_else(|| invalid("the end of a span without its begin"))?;
+                let (reason, changes) =
+                    watch.marked.take().ok_or_else(|| invalid("the end of a span without its begin"))?;
                 let version = reached(&watch.stream).map_err(ReflectorError::Watch)?;
                 tracing::info!(resource = %self.target.gvr, reason, changes = changes.len(), "the next kubefan marked a difference");
                 Some(Update::Conflated { reason, changes, version })
@@ -419,6 +420,8 @@ impl<R: Rng> GrpcReflector<R> {
 
     /// Continues from the last version, unless the error made it useless.
     async fn watch_failed(&mut self, version: ResourceVersion, error: ClientError) -> ReflectorError {
+        // A step that is dropped from here on has lost nothing.
+        self.state = State::Listed { version };
         let is_rewritten = error.reason() == HISTORY_REWRITTEN;
         let error = self.kubefan.failed(&error).await;
         self.state = match &error {

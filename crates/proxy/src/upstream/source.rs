@@ -190,11 +190,7 @@ impl Source {
             return Ok(());
         }
         let shown = |uid| format!("kube-system uid {uid}");
-        Err(IdentityError::OtherCluster {
-            server: self.name().to_owned(),
-            known: shown(known),
-            found: shown(found),
-        })
+        Err(IdentityError::OtherCluster { server: self.name().to_owned(), known: shown(known), found: shown(found) })
     }
 }
 

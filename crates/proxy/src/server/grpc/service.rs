@@ -27,8 +27,8 @@ use crate::{
     },
 };
 use kubefan_common::proto::v1alpha1::{
-    self, GetFreshnessRequest, GetFreshnessResponse, GetRequest, GetResponse, ListRequest, ListResourcesRequest, ListResourcesResponse, ListResponse,
-    WatchRequest, WatchResponse, watch_service_server::WatchService,
+    self, GetFreshnessRequest, GetFreshnessResponse, GetRequest, GetResponse, ListRequest, ListResourcesRequest,
+    ListResourcesResponse, ListResponse, WatchRequest, WatchResponse, watch_service_server::WatchService,
 };
 use kubefan_common::text::without_user;
 use kubefan_model::{Media, ObjectKey, ResourceVersion, format::Format, object::Object};
@@ -281,7 +281,8 @@ impl<C: Catalog> WatchService for Service<C> {
         request: Request<GetFreshnessRequest>,
     ) -> Result<Response<GetFreshnessResponse>, Status> {
         let mut counted = self.count("get_freshness");
-        let ((presented, notes), GetFreshnessRequest { target, prove }) = (presented_by(&request), request.into_inner());
+        let ((presented, notes), GetFreshnessRequest { target, prove }) =
+            (presented_by(&request), request.into_inner());
         let read = async {
             let v1alpha1::Target { group, version, resource, namespace, .. } = named(target)?;
             let target = v1alpha1::Target { group, version, resource, namespace, ..Default::default() };

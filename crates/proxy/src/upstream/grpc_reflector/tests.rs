@@ -82,8 +82,7 @@ fn reflector(scripts: Vec<Vec<Sent>>) -> (Scripted, GrpcReflector<StdRng>) {
         std::future::ready(Ok::<_, std::io::Error>(TokioIo::new(ours)))
     };
     let channel = Endpoint::from_static("http://kubefan.test").connect_with_connector_lazy(service_fn(connect));
-    let kubefan =
-        KubefanClient::from_client(Client::from_channel(channel, "kubefan.test", &ClientOptions::default()));
+    let kubefan = KubefanClient::from_client(Client::from_channel(channel, "kubefan.test", &ClientOptions::default()));
     let gvr = GroupVersionResource::new("", "v1", "pods");
     let parser = Arc::new(ObjectParser::new(&FieldTable::new(&gvr, true, &[])).of("Pod", "v1"));
     let metrics = Metrics::new(prometheus::Registry::new()).expect("a new registry");
@@ -137,8 +136,7 @@ fn snapshot() -> Vec<Sent> {
 
 fn gap(reason: &str, events: Vec<Sent>, end: &str) -> Vec<Sent> {
     let begin = v1alpha1::GapBegin { resource_version: "10".to_owned(), reason: reason.to_owned() };
-    let (begin, end) =
-        (message("", Message::GapBegin(begin)), message(end, Message::GapEnd(v1alpha1::GapEnd {})));
+    let (begin, end) = (message("", Message::GapBegin(begin)), message(end, Message::GapEnd(v1alpha1::GapEnd {})));
     [vec![begin], events, vec![end]].concat()
 }
 
@@ -198,7 +196,8 @@ async fn a_reason_of_a_later_version_is_still_a_gap() {
 
 #[tokio::test]
 async fn an_age_counts_once_its_version_is_reached() {
-    let events = vec![event("11", v1alpha1::EventType::Modified, "a", 11), event("12", v1alpha1::EventType::Modified, "a", 12)];
+    let events =
+        vec![event("11", v1alpha1::EventType::Modified, "a", 11), event("12", v1alpha1::EventType::Modified, "a", 12)];
     let (_server, mut reflector) = reflector(vec![[snapshot(), events].concat()]);
     let (mut reached, began) = (0, Instant::now());
     loop {
