@@ -13,12 +13,12 @@
 //! versions, so such a difference has no place at its own version. It waits for the next one and
 //! becomes the step to it.
 
-mod conflated;
+mod marked;
 mod packing;
 
 use std::{collections::HashMap, sync::Arc};
 
-pub use self::conflated::ConflatedChange;
+pub use self::marked::ConflatedChange;
 use self::packing::Packing;
 use crate::cache::{gap::Gap, history::History, ring::Record, store::Store};
 use kubefan_common::{

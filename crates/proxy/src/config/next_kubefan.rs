@@ -3,9 +3,11 @@
 
 use std::{net::IpAddr, path::PathBuf};
 
-use super::{ConfigError, rules::unusable, upstream::UpstreamOptions};
+use super::{ConfigError, rules::unusable, serve::ServeConfig, upstream::UpstreamOptions};
+use crate::caches::ConfiguredResource;
 use crate::upstream::{kubefan_client::KubefanSettings, settings::UpstreamSettings};
 use kubefan_client::ClientCertificate;
+use kubefan_model::Media;
 
 const FLAG: &str = "--upstream";
 
@@ -87,6 +89,25 @@ pub(super) fn source(options: &UpstreamOptions) -> Result<Option<SourceSettings>
     }
     let address = address.to_owned();
     Ok(Some(SourceSettings::Grpc(KubefanSettings { address, ca_file, token_file, certificate, server_name })))
+}
+
+/// Refuses objects in a form that a kubefan does not send over gRPC. Protobuf is on by default, and
+/// requests for it go upstream.
+pub(super) fn check_forms(config: &ServeConfig) -> Result<(), ConfigError> {
+    if !matches!(config.upstream.source, Some(SourceSettings::Grpc(_))) {
+        return Ok(());
+    }
+    let needs = |flag: String| {
+        ConfigError::contradiction(format!(
+            "{flag} needs a kubeconfig as --upstream: a kubefan sends only JSON over gRPC"
+        ))
+    };
+    let is_protobuf = |resource: &&ConfiguredResource| resource.media.contains(&Media::Protobuf);
+    match config.cache.resources.iter().find(is_protobuf) {
+        Some(resource) => needs(format!("--resource {}=protobuf", resource.name)),
+        None if config.on_demand.caches_tables => needs("--cache-tables".to_owned()),
+        None => Ok(()),
+    }
 }
 
 /// Whether a text is an address, as `kubefan get --server` takes it, and not the name of a file.

@@ -75,17 +75,6 @@ impl OnDemandConfig {
         (self.protobuf_mode == ProtobufMode::On).then_some(form)
     }
 
-    /// Refuses tables, which a kubefan does not send over gRPC. Protobuf is on by default, and
-    /// requests for it go upstream.
-    pub(super) fn check_json_only(&self) -> Result<(), ConfigError> {
-        match self.caches_tables {
-            true => ConfigError::contradiction(
-                "--cache-tables needs a kubeconfig as --upstream: a kubefan sends only JSON over gRPC",
-            ),
-            false => Ok(()),
-        }
-    }
-
     /// Limits of the cached tables; `None` if none are cached.
     pub fn tables(&self) -> Option<FormConfig> {
         let form = FormConfig { bytes_max: self.tables_bytes_max, idle_timeout: self.idle_timeout };

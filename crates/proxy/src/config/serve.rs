@@ -11,7 +11,7 @@ use super::{
     callers::{AuthorizationMode, CallerConfig, CallerOptions, default_mode},
     logging::{LoggingConfig, LoggingOptions},
     modes::{ModeConfig, ModeOptions},
-    next_kubefan::SourceSettings,
+    next_kubefan::check_forms,
     on_demand::{OnDemandConfig, OnDemandOptions},
     passthrough::{PassthroughConfig, PassthroughMode, PassthroughOptions},
     peers::{PeerConfig, PeerOptions},
@@ -144,15 +144,7 @@ impl ServeOptions {
                 resource.name
             ));
         }
-        if let Some(SourceSettings::Grpc(_)) = config.upstream.source {
-            config.on_demand.check_json_only()?;
-            if let Some(resource) = config.cache.resources.iter().find(as_protobuf) {
-                return ConfigError::contradiction(format!(
-                    "--resource {}=protobuf needs a kubeconfig as --upstream: a kubefan sends only JSON over gRPC",
-                    resource.name
-                ));
-            }
-        }
+        check_forms(&config)?;
         config.modes.check(&config.callers, &config.passthrough)?;
         check_staleness(serving.staleness_max, config.upstream.idle_timeout)?;
         Ok(config)

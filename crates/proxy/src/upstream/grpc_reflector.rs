@@ -51,7 +51,7 @@ use kubefan_model::{ObjectKey, ResourceVersion, event::EventType, object::Object
 
 /// How often the next kubefan is asked for the age of its state, on average.
 pub const FRESHNESS_INTERVAL: Duration = Duration::from_secs(15);
-/// A quiet watch is told of a new version this soon. The shortest that kubefan takes.
+/// A quiet watch gets a new version this soon. The shortest that kubefan takes.
 const BOOKMARK_INTERVAL: Duration = Duration::from_secs(1);
 /// The reason of a marked catch-up, for the subscribers of this cache.
 const CATCH_UP: &str = "catch_up";
