@@ -50,7 +50,7 @@ use kubefan_common::proto::v1alpha1::{self, Event};
 use kubefan_model::{ObjectKey, ResourceVersion, event::EventType, object::ObjectParser};
 
 /// How often the next kubefan is asked for the age of its state, on average.
-pub const FRESHNESS_INTERVAL: Duration = Duration::from_secs(15);
+const FRESHNESS_INTERVAL: Duration = Duration::from_secs(15);
 /// A quiet watch gets a new version this soon. The shortest that kubefan takes.
 const BOOKMARK_INTERVAL: Duration = Duration::from_secs(1);
 /// The reason of a marked catch-up, for the subscribers of this cache.
@@ -293,7 +293,11 @@ impl<R: Rng> GrpcReflector<R> {
                 self.state = State::Snapshot { reason, watch };
                 return Ok(());
             }
-            Some(Ok(WatchItem::Event(event))) => Update::ListItem(self.parser.parse(&event.object)?),
+            Some(Ok(WatchItem::Event(event))) => {
+                let object = self.parser.parse(&event.object)?;
+                self.state = State::Snapshot { reason, watch };
+                Update::ListItem(object)
+            }
             Some(Ok(WatchItem::SnapshotEnd { .. })) => {
                 let version = reached(&watch.stream).map_err(ReflectorError::List)?;
                 self.state = State::Watching { watch, version };
@@ -307,9 +311,6 @@ impl<R: Rng> GrpcReflector<R> {
             }
             Some(Ok(_)) => return Err(ReflectorError::List(UpstreamError::invalid("a mark inside a snapshot"))),
         };
-        if let Update::ListItem(_) = &update {
-            self.state = State::Snapshot { reason, watch };
-        }
         self.ready.push_back(Step::Update { update, received });
         Ok(())
     }
@@ -331,7 +332,8 @@ impl<R: Rng> GrpcReflector<R> {
                         tracing::debug!(resource = %self.target.gvr, %error, "the age of the next kubefan's state is not known");
                     }
                 }
-                watch.asked = self.ask(FRESHNESS_INTERVAL.mul_f64(self.random.random_range(0.75..1.25)));
+                let after = FRESHNESS_INTERVAL.mul_f64(self.random.random_range(0.75..1.25));
+                watch.asked = self.ask(after);
                 self.watching(watch, version);
                 return Ok(());
             }
