@@ -1,7 +1,7 @@
 //! The reflector against a kubefan that plays a script: one part per stream.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     sync::{Mutex, PoisonError},
 };
 
@@ -216,7 +216,7 @@ async fn an_age_counts_once_its_version_is_reached() {
 #[tokio::test]
 async fn each_refusal_leads_where_that_of_an_apiserver_does() {
     let refused = |code, reason: &str| {
-        let details = ErrorDetails::with_error_info(reason, kubefan_client::ERROR_DOMAIN, []);
+        let details = ErrorDetails::with_error_info(reason, "kubefan.dev", HashMap::new());
         Err(Status::with_error_details(code, "no", details))
     };
     for (code, reason, expected) in [
