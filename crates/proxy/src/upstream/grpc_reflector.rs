@@ -105,7 +105,7 @@ enum State {
     /// A watch is open, and everything up to `version` was emitted.
     Watching { watch: OpenWatch, version: ResourceVersion },
     /// A kubefan cannot list the state at an older version.
-    NoState,
+    Unserved,
 }
 
 type Asked = Pin<Box<dyn Future<Output = Result<Freshness, UpstreamError>> + Send>>;
@@ -137,14 +137,14 @@ impl State {
                 item = watch.stream.next() => Input::Item(item),
                 answer = &mut watch.asked => Input::Freshness(answer),
             },
-            Self::Empty { .. } | Self::Listed { .. } | Self::NoState => Input::Nothing,
+            Self::Empty { .. } | Self::Listed { .. } | Self::Unserved => Input::Nothing,
         }
     }
 
     fn relist_reason(&self) -> &'static str {
         match self {
             Self::Empty { reason } | Self::Snapshot { reason, .. } => reason,
-            Self::Listed { .. } | Self::Watching { .. } | Self::NoState => "interrupted",
+            Self::Listed { .. } | Self::Watching { .. } | Self::Unserved => "interrupted",
         }
     }
 }
@@ -167,7 +167,7 @@ impl<R: Rng> GrpcReflector<R> {
     /// As [`Reflector::for_backfill`](super::Reflector::for_backfill). With `with_state` the first
     /// step fails with `Gone`.
     pub fn for_backfill(mut self, version: ResourceVersion, with_state: bool) -> Self {
-        self.state = if with_state { State::NoState } else { State::Listed { version } };
+        self.state = if with_state { State::Unserved } else { State::Listed { version } };
         self.is_backfill = true;
         self
     }
@@ -211,7 +211,7 @@ impl<R: Rng> GrpcReflector<R> {
                     self.state = State::Snapshot { reason, watch };
                 }
                 State::Listed { version } => return self.resume(version).await,
-                State::NoState => {
+                State::Unserved => {
                     let message = "another kubefan has no state of an older version".to_owned();
                     return Err(ReflectorError::List(UpstreamError::Gone { message }));
                 }
