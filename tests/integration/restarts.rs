@@ -143,17 +143,17 @@ async fn nothing_is_lost_or_repeated_behind_two_kubefans_over_grpc() {
     let mut experiment = Experiment::begin_behind_another(&scale, true).await;
     for outage in scale.outages {
         let asked = experiment.asked();
-        experiment.kill_the_source();
+        experiment.kill(0);
         experiment.churn.more(*outage).await;
-        experiment.start_the_source().await;
+        experiment.start(0).await;
         experiment.all_are_live().await;
         experiment.nothing_was_sent_again(0).await;
         experiment.asked_at_most_twice(asked);
 
         let asked = experiment.asked();
-        experiment.kill(0);
+        experiment.kill_the_source();
         experiment.churn.more(*outage).await;
-        experiment.start(0).await;
+        experiment.start_the_source().await;
         experiment.all_are_live().await;
         experiment.nothing_was_sent_again(0).await;
         experiment.asked_at_most_twice(asked);
