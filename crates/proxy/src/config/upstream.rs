@@ -47,8 +47,8 @@ section! {
     /// The CA of that kubefan's certificate (PEM), instead of the system's. Read again when it does
     /// not fit.
     upstream_ca_file("FILE"): PathBuf;
-    /// A file with the token to show there, read again when it changes [default: with TLS that of the
-    /// pod's service account, if there is one]
+    /// A file with the token to show there, read again when it changes
+    /// [default: with TLS that of the pod's service account, if there is one]
     upstream_token_file("FILE"): PathBuf;
     /// A client certificate to show there (PEM), instead of a token.
     upstream_cert_file("FILE"): PathBuf;
