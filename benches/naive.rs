@@ -112,7 +112,7 @@ impl Hub {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match update {
             // A list follows.
-            Update::WentBack { .. } => {}
+            Update::WentBack { .. } | Update::Conflated { .. } => {}
             Update::ListBegin { .. } => *state = State::default(),
             Update::ListItem(object) => {
                 let event = event(Kind::Added, &object);

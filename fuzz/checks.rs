@@ -146,7 +146,7 @@ pub(crate) fn upstream(data: &[u8]) {
         for _ in 0..STEPS_MAX {
             let update = match reflector.step().await {
                 Ok(Step::Update { update, .. }) => update,
-                Ok(Step::Watching { .. } | Step::Ended { .. }) => continue,
+                Ok(Step::Watching { .. } | Step::Proved { .. } | Step::Ended { .. }) => continue,
                 Err(_) => return,
             };
             let reached = writer.version();

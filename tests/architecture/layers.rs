@@ -12,7 +12,7 @@ pub(crate) const PACKAGES: &[Layer] = &[
     ("kubefan-common", &[]),
     ("kubefan-model", &["kubefan-common"]),
     ("kubefan-client", &["kubefan-common"]),
-    ("kubefan-proxy", &["kubefan-common", "kubefan-model"]),
+    ("kubefan-proxy", &["kubefan-client", "kubefan-common", "kubefan-model"]),
     ("kubefan-sim", &["kubefan-common", "kubefan-model"]),
     ("kubefan-demo", &["kubefan-client", "kubefan-common", "kubefan-model", "kubefan-proxy", "kubefan-sim"]),
     ("kubefan-bench", &["kubefan-client", "kubefan-common", "kubefan-model", "kubefan-proxy", "kubefan-sim"]),

@@ -27,7 +27,8 @@ use crate::harness::{
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: subscribers_get_the_apiservers_events_after_a_list,
         subscribers_get_the_apiservers_events_after_a_watch_list,
-        subscribers_behind_two_kubefans_get_the_apiservers_events;
+        subscribers_behind_two_kubefans_get_the_apiservers_events,
+        subscribers_behind_three_kubefans_over_grpc_get_the_apiservers_events;
     paused: subscribers_of_a_compressed_cache_get_the_same_bytes;
 };
 
@@ -67,18 +68,29 @@ const CHANGING: [Query; 8] = [
 ];
 
 async fn subscribers_get_the_apiservers_events_after_a_list() {
-    compare_with_the_apiserver("never", 1).await;
+    compare_with_the_apiserver("never", &[]).await;
 }
 
 async fn subscribers_get_the_apiservers_events_after_a_watch_list() {
-    compare_with_the_apiserver("auto", 1).await;
+    compare_with_the_apiserver("auto", &[]).await;
 }
 
 async fn subscribers_behind_two_kubefans_get_the_apiservers_events() {
-    compare_with_the_apiserver("auto", 2).await;
+    compare_with_the_apiserver("auto", &[Hop::Http]).await;
 }
 
-async fn compare_with_the_apiserver(watch_list: &str, tiers: usize) {
+async fn subscribers_behind_three_kubefans_over_grpc_get_the_apiservers_events() {
+    compare_with_the_apiserver("auto", &[Hop::Grpc, Hop::Grpc]).await;
+}
+
+/// How a kubefan lists and watches at another one.
+#[derive(Clone, Copy)]
+enum Hop {
+    Http,
+    Grpc,
+}
+
+async fn compare_with_the_apiserver(watch_list: &str, hops: &[Hop]) {
     let Scale { pods, subscribers, updates, seconds } = scale();
     let api = ApiServer::start(Options::default()).await;
     let mut workload = Workload::new(7, WorkloadOptions { objects: pods, ..WorkloadOptions::default() });
@@ -87,12 +99,15 @@ async fn compare_with_the_apiserver(watch_list: &str, tiers: usize) {
     let before = pod_watches(&api).await;
     let args = ["--resource", "pods", "--watch-list", watch_list];
     let mut kubefans = vec![Kubefan::start(&api, &args).await];
-    for _ in 1..tiers {
-        let source = api.kubeconfig_to(&format!("http://{}", kubefans[kubefans.len() - 1].grpc_addr));
-        let source = format!("--upstream={}", source.display());
+    for hop in hops {
+        let address = kubefans[kubefans.len() - 1].grpc_addr;
+        let source = match hop {
+            Hop::Http => format!("--upstream={}", api.kubeconfig_to(&format!("http://{address}")).display()),
+            Hop::Grpc => format!("--upstream={address}"),
+        };
         kubefans.push(Kubefan::start(&api, &[&args[..], &[&source]].concat()).await);
     }
-    let kubefan = &kubefans[tiers - 1];
+    let kubefan = &kubefans[hops.len()];
     let list = api.get_json("/api/v1/pods?limit=1").await;
     let start = list["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
 

@@ -64,7 +64,9 @@ mod serve;
 mod staleness;
 mod subscribers;
 mod tables;
+mod tier_load;
 mod traces;
+mod two_tiers;
 mod unread;
 mod upstream_connections;
 mod upstream_faults;
@@ -165,7 +167,9 @@ fn main() -> std::process::ExitCode {
         staleness::TESTS,
         subscribers::TESTS,
         tables::TESTS,
+        tier_load::TESTS,
         traces::TESTS,
+        two_tiers::TESTS,
         unread::TESTS,
         upstream_connections::TESTS,
         upstream_faults::TESTS,

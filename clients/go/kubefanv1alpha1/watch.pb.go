@@ -1368,7 +1368,8 @@ type GapBegin struct {
 	ResourceVersion string `protobuf:"bytes,1,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
 	// Why kubefan listed again, as in the label of kubefan_relists_total: "expired",
 	// "continue_expired", "not_found", "forbidden", "line_too_long", "broken_object", "out_of_order",
-	// "schema_changed" or "interrupted". More may be added.
+	// "schema_changed" or "interrupted". A kubefan that reads from another kubefan passes its reasons
+	// on, and marks what was a catch-up there with "catch_up". More may be added.
 	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2030,6 +2031,129 @@ func (x *GetResponse) GetCluster() string {
 	return ""
 }
 
+// GetFreshnessRequest requests the freshness of a cache.
+type GetFreshnessRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The resource and, as in a watch, the namespace. The name and the selectors are not looked at.
+	Target *Target `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
+	// Have the apiserver prove the state first. One proof serves all that ask at about the same time,
+	// and takes up to 4 s for a resource without changes. UNAVAILABLE if there was none.
+	Prove         bool `protobuf:"varint,2,opt,name=prove,proto3" json:"prove,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetFreshnessRequest) Reset() {
+	*x = GetFreshnessRequest{}
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetFreshnessRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetFreshnessRequest) ProtoMessage() {}
+
+func (x *GetFreshnessRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetFreshnessRequest.ProtoReflect.Descriptor instead.
+func (*GetFreshnessRequest) Descriptor() ([]byte, []int) {
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *GetFreshnessRequest) GetTarget() *Target {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *GetFreshnessRequest) GetProve() bool {
+	if x != nil {
+		return x.Prove
+	}
+	return false
+}
+
+// GetFreshnessResponse is the freshness of a cache.
+type GetFreshnessResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The version that the cache has reached: a client that has received everything at or below it
+	// was up to date when it was proved. With prove, it is not below the version that the cluster had
+	// when the request arrived.
+	ResourceVersion string `protobuf:"bytes,1,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
+	// How long ago the version was proved to be current. Through several kubefans, the sum. Unset: it
+	// never was.
+	Age *durationpb.Duration `protobuf:"bytes,2,opt,name=age,proto3" json:"age,omitempty"`
+	// The identity of the cluster that the version is from, as in SnapshotBegin.
+	Cluster       string `protobuf:"bytes,3,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetFreshnessResponse) Reset() {
+	*x = GetFreshnessResponse{}
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetFreshnessResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetFreshnessResponse) ProtoMessage() {}
+
+func (x *GetFreshnessResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetFreshnessResponse.ProtoReflect.Descriptor instead.
+func (*GetFreshnessResponse) Descriptor() ([]byte, []int) {
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *GetFreshnessResponse) GetResourceVersion() string {
+	if x != nil {
+		return x.ResourceVersion
+	}
+	return ""
+}
+
+func (x *GetFreshnessResponse) GetAge() *durationpb.Duration {
+	if x != nil {
+		return x.Age
+	}
+	return nil
+}
+
+func (x *GetFreshnessResponse) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
 // ListResourcesRequest has no fields yet.
 type ListResourcesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2039,7 +2163,7 @@ type ListResourcesRequest struct {
 
 func (x *ListResourcesRequest) Reset() {
 	*x = ListResourcesRequest{}
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[20]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2051,7 +2175,7 @@ func (x *ListResourcesRequest) String() string {
 func (*ListResourcesRequest) ProtoMessage() {}
 
 func (x *ListResourcesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[20]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2064,7 +2188,7 @@ func (x *ListResourcesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResourcesRequest.ProtoReflect.Descriptor instead.
 func (*ListResourcesRequest) Descriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{20}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{22}
 }
 
 // ListResourcesResponse lists the cached resources.
@@ -2078,7 +2202,7 @@ type ListResourcesResponse struct {
 
 func (x *ListResourcesResponse) Reset() {
 	*x = ListResourcesResponse{}
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[21]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2090,7 +2214,7 @@ func (x *ListResourcesResponse) String() string {
 func (*ListResourcesResponse) ProtoMessage() {}
 
 func (x *ListResourcesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[21]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2103,7 +2227,7 @@ func (x *ListResourcesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResourcesResponse.ProtoReflect.Descriptor instead.
 func (*ListResourcesResponse) Descriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{21}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListResourcesResponse) GetResources() []*ResourceStatus {
@@ -2146,7 +2270,7 @@ type ResourceStatus struct {
 
 func (x *ResourceStatus) Reset() {
 	*x = ResourceStatus{}
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[22]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2158,7 +2282,7 @@ func (x *ResourceStatus) String() string {
 func (*ResourceStatus) ProtoMessage() {}
 
 func (x *ResourceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[22]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2171,7 +2295,7 @@ func (x *ResourceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceStatus.ProtoReflect.Descriptor instead.
 func (*ResourceStatus) Descriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{22}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ResourceStatus) GetName() string {
@@ -2378,7 +2502,14 @@ const file_kubefan_v1alpha1_watch_proto_rawDesc = "" +
 	"\x06object\x18\x01 \x01(\v2\x18.kubefan.v1alpha1.ObjectR\x06object\x12)\n" +
 	"\x10resource_version\x18\x02 \x01(\tR\x0fresourceVersion\x12>\n" +
 	"\bresource\x18\x03 \x01(\v2\".kubefan.v1alpha1.ResolvedResourceR\bresource\x12\x18\n" +
-	"\acluster\x18\x04 \x01(\tR\acluster\"\x16\n" +
+	"\acluster\x18\x04 \x01(\tR\acluster\"]\n" +
+	"\x13GetFreshnessRequest\x120\n" +
+	"\x06target\x18\x01 \x01(\v2\x18.kubefan.v1alpha1.TargetR\x06target\x12\x14\n" +
+	"\x05prove\x18\x02 \x01(\bR\x05prove\"\x88\x01\n" +
+	"\x14GetFreshnessResponse\x12)\n" +
+	"\x10resource_version\x18\x01 \x01(\tR\x0fresourceVersion\x12+\n" +
+	"\x03age\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x03age\x12\x18\n" +
+	"\acluster\x18\x03 \x01(\tR\acluster\"\x16\n" +
 	"\x14ListResourcesRequest\"W\n" +
 	"\x15ListResourcesResponse\x12>\n" +
 	"\tresources\x18\x01 \x03(\v2 .kubefan.v1alpha1.ResourceStatusR\tresources\"\xfa\x03\n" +
@@ -2430,12 +2561,13 @@ const file_kubefan_v1alpha1_watch_proto_rawDesc = "" +
 	"\x15RESOURCE_STATE_SYNCED\x10\x02\x12\x18\n" +
 	"\x14RESOURCE_STATE_STALE\x10\x03\x12\x1c\n" +
 	"\x18RESOURCE_STATE_NOT_FOUND\x10\x04\x12\x1c\n" +
-	"\x18RESOURCE_STATE_FORBIDDEN\x10\x052\xc9\x02\n" +
+	"\x18RESOURCE_STATE_FORBIDDEN\x10\x052\xa8\x03\n" +
 	"\fWatchService\x12J\n" +
 	"\x05Watch\x12\x1e.kubefan.v1alpha1.WatchRequest\x1a\x1f.kubefan.v1alpha1.WatchResponse0\x01\x12G\n" +
 	"\x04List\x12\x1d.kubefan.v1alpha1.ListRequest\x1a\x1e.kubefan.v1alpha1.ListResponse0\x01\x12B\n" +
 	"\x03Get\x12\x1c.kubefan.v1alpha1.GetRequest\x1a\x1d.kubefan.v1alpha1.GetResponse\x12`\n" +
-	"\rListResources\x12&.kubefan.v1alpha1.ListResourcesRequest\x1a'.kubefan.v1alpha1.ListResourcesResponseB\xab\x01\n" +
+	"\rListResources\x12&.kubefan.v1alpha1.ListResourcesRequest\x1a'.kubefan.v1alpha1.ListResourcesResponse\x12]\n" +
+	"\fGetFreshness\x12%.kubefan.v1alpha1.GetFreshnessRequest\x1a&.kubefan.v1alpha1.GetFreshnessResponseB\xab\x01\n" +
 	"\x14com.kubefan.v1alpha1B\n" +
 	"WatchProtoP\x01Z&kubefan.dev/clients/go/kubefanv1alpha1\xa2\x02\x03KXX\xaa\x02\x10Kubefan.V1alpha1\xca\x02\x10Kubefan\\V1alpha1\xe2\x02\x1cKubefan\\V1alpha1\\GPBMetadata\xea\x02\x11Kubefan::V1alpha1b\x06proto3"
 
@@ -2452,7 +2584,7 @@ func file_kubefan_v1alpha1_watch_proto_rawDescGZIP() []byte {
 }
 
 var file_kubefan_v1alpha1_watch_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_kubefan_v1alpha1_watch_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_kubefan_v1alpha1_watch_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_kubefan_v1alpha1_watch_proto_goTypes = []any{
 	(OnLag)(0),                    // 0: kubefan.v1alpha1.OnLag
 	(OnExpired)(0),                // 1: kubefan.v1alpha1.OnExpired
@@ -2481,15 +2613,17 @@ var file_kubefan_v1alpha1_watch_proto_goTypes = []any{
 	(*Object)(nil),                // 24: kubefan.v1alpha1.Object
 	(*GetRequest)(nil),            // 25: kubefan.v1alpha1.GetRequest
 	(*GetResponse)(nil),           // 26: kubefan.v1alpha1.GetResponse
-	(*ListResourcesRequest)(nil),  // 27: kubefan.v1alpha1.ListResourcesRequest
-	(*ListResourcesResponse)(nil), // 28: kubefan.v1alpha1.ListResourcesResponse
-	(*ResourceStatus)(nil),        // 29: kubefan.v1alpha1.ResourceStatus
-	(*durationpb.Duration)(nil),   // 30: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 31: google.protobuf.Timestamp
+	(*GetFreshnessRequest)(nil),   // 27: kubefan.v1alpha1.GetFreshnessRequest
+	(*GetFreshnessResponse)(nil),  // 28: kubefan.v1alpha1.GetFreshnessResponse
+	(*ListResourcesRequest)(nil),  // 29: kubefan.v1alpha1.ListResourcesRequest
+	(*ListResourcesResponse)(nil), // 30: kubefan.v1alpha1.ListResourcesResponse
+	(*ResourceStatus)(nil),        // 31: kubefan.v1alpha1.ResourceStatus
+	(*durationpb.Duration)(nil),   // 32: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 33: google.protobuf.Timestamp
 }
 var file_kubefan_v1alpha1_watch_proto_depIdxs = []int32{
 	7,  // 0: kubefan.v1alpha1.WatchRequest.target:type_name -> kubefan.v1alpha1.Target
-	30, // 1: kubefan.v1alpha1.WatchRequest.bookmark_interval:type_name -> google.protobuf.Duration
+	32, // 1: kubefan.v1alpha1.WatchRequest.bookmark_interval:type_name -> google.protobuf.Duration
 	9,  // 2: kubefan.v1alpha1.WatchRequest.projection:type_name -> kubefan.v1alpha1.Projection
 	3,  // 3: kubefan.v1alpha1.WatchRequest.encoding:type_name -> kubefan.v1alpha1.Encoding
 	0,  // 4: kubefan.v1alpha1.WatchRequest.on_lag:type_name -> kubefan.v1alpha1.OnLag
@@ -2517,23 +2651,27 @@ var file_kubefan_v1alpha1_watch_proto_depIdxs = []int32{
 	3,  // 26: kubefan.v1alpha1.GetRequest.encoding:type_name -> kubefan.v1alpha1.Encoding
 	24, // 27: kubefan.v1alpha1.GetResponse.object:type_name -> kubefan.v1alpha1.Object
 	21, // 28: kubefan.v1alpha1.GetResponse.resource:type_name -> kubefan.v1alpha1.ResolvedResource
-	29, // 29: kubefan.v1alpha1.ListResourcesResponse.resources:type_name -> kubefan.v1alpha1.ResourceStatus
-	21, // 30: kubefan.v1alpha1.ResourceStatus.resource:type_name -> kubefan.v1alpha1.ResolvedResource
-	6,  // 31: kubefan.v1alpha1.ResourceStatus.state:type_name -> kubefan.v1alpha1.ResourceState
-	31, // 32: kubefan.v1alpha1.ResourceStatus.synced_since:type_name -> google.protobuf.Timestamp
-	8,  // 33: kubefan.v1alpha1.WatchService.Watch:input_type -> kubefan.v1alpha1.WatchRequest
-	22, // 34: kubefan.v1alpha1.WatchService.List:input_type -> kubefan.v1alpha1.ListRequest
-	25, // 35: kubefan.v1alpha1.WatchService.Get:input_type -> kubefan.v1alpha1.GetRequest
-	27, // 36: kubefan.v1alpha1.WatchService.ListResources:input_type -> kubefan.v1alpha1.ListResourcesRequest
-	10, // 37: kubefan.v1alpha1.WatchService.Watch:output_type -> kubefan.v1alpha1.WatchResponse
-	23, // 38: kubefan.v1alpha1.WatchService.List:output_type -> kubefan.v1alpha1.ListResponse
-	26, // 39: kubefan.v1alpha1.WatchService.Get:output_type -> kubefan.v1alpha1.GetResponse
-	28, // 40: kubefan.v1alpha1.WatchService.ListResources:output_type -> kubefan.v1alpha1.ListResourcesResponse
-	37, // [37:41] is the sub-list for method output_type
-	33, // [33:37] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	7,  // 29: kubefan.v1alpha1.GetFreshnessRequest.target:type_name -> kubefan.v1alpha1.Target
+	32, // 30: kubefan.v1alpha1.GetFreshnessResponse.age:type_name -> google.protobuf.Duration
+	31, // 31: kubefan.v1alpha1.ListResourcesResponse.resources:type_name -> kubefan.v1alpha1.ResourceStatus
+	21, // 32: kubefan.v1alpha1.ResourceStatus.resource:type_name -> kubefan.v1alpha1.ResolvedResource
+	6,  // 33: kubefan.v1alpha1.ResourceStatus.state:type_name -> kubefan.v1alpha1.ResourceState
+	33, // 34: kubefan.v1alpha1.ResourceStatus.synced_since:type_name -> google.protobuf.Timestamp
+	8,  // 35: kubefan.v1alpha1.WatchService.Watch:input_type -> kubefan.v1alpha1.WatchRequest
+	22, // 36: kubefan.v1alpha1.WatchService.List:input_type -> kubefan.v1alpha1.ListRequest
+	25, // 37: kubefan.v1alpha1.WatchService.Get:input_type -> kubefan.v1alpha1.GetRequest
+	29, // 38: kubefan.v1alpha1.WatchService.ListResources:input_type -> kubefan.v1alpha1.ListResourcesRequest
+	27, // 39: kubefan.v1alpha1.WatchService.GetFreshness:input_type -> kubefan.v1alpha1.GetFreshnessRequest
+	10, // 40: kubefan.v1alpha1.WatchService.Watch:output_type -> kubefan.v1alpha1.WatchResponse
+	23, // 41: kubefan.v1alpha1.WatchService.List:output_type -> kubefan.v1alpha1.ListResponse
+	26, // 42: kubefan.v1alpha1.WatchService.Get:output_type -> kubefan.v1alpha1.GetResponse
+	30, // 43: kubefan.v1alpha1.WatchService.ListResources:output_type -> kubefan.v1alpha1.ListResourcesResponse
+	28, // 44: kubefan.v1alpha1.WatchService.GetFreshness:output_type -> kubefan.v1alpha1.GetFreshnessResponse
+	40, // [40:45] is the sub-list for method output_type
+	35, // [35:40] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_kubefan_v1alpha1_watch_proto_init() }
@@ -2558,7 +2696,7 @@ func file_kubefan_v1alpha1_watch_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kubefan_v1alpha1_watch_proto_rawDesc), len(file_kubefan_v1alpha1_watch_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   23,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -30,6 +30,7 @@ const (
 	WatchService_List_FullMethodName          = "/kubefan.v1alpha1.WatchService/List"
 	WatchService_Get_FullMethodName           = "/kubefan.v1alpha1.WatchService/Get"
 	WatchService_ListResources_FullMethodName = "/kubefan.v1alpha1.WatchService/ListResources"
+	WatchService_GetFreshness_FullMethodName  = "/kubefan.v1alpha1.WatchService/GetFreshness"
 )
 
 // WatchServiceClient is the client API for WatchService service.
@@ -70,6 +71,10 @@ type WatchServiceClient interface {
 	Get(ctx context.Context, in *GetRequest, opts ...grpc.CallOption) (*GetResponse, error)
 	// ListResources returns the cached resources with their state and version.
 	ListResources(ctx context.Context, in *ListResourcesRequest, opts ...grpc.CallOption) (*ListResourcesResponse, error)
+	// GetFreshness returns the version that a cache has reached, and how old the apiserver's proof of
+	// it is. For clients that tell others how old their own state is, such as another kubefan. Needs
+	// the right to watch the target. Status codes are those of Watch.
+	GetFreshness(ctx context.Context, in *GetFreshnessRequest, opts ...grpc.CallOption) (*GetFreshnessResponse, error)
 }
 
 type watchServiceClient struct {
@@ -138,6 +143,16 @@ func (c *watchServiceClient) ListResources(ctx context.Context, in *ListResource
 	return out, nil
 }
 
+func (c *watchServiceClient) GetFreshness(ctx context.Context, in *GetFreshnessRequest, opts ...grpc.CallOption) (*GetFreshnessResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetFreshnessResponse)
+	err := c.cc.Invoke(ctx, WatchService_GetFreshness_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // WatchServiceServer is the server API for WatchService service.
 // All implementations must embed UnimplementedWatchServiceServer
 // for forward compatibility.
@@ -176,6 +191,10 @@ type WatchServiceServer interface {
 	Get(context.Context, *GetRequest) (*GetResponse, error)
 	// ListResources returns the cached resources with their state and version.
 	ListResources(context.Context, *ListResourcesRequest) (*ListResourcesResponse, error)
+	// GetFreshness returns the version that a cache has reached, and how old the apiserver's proof of
+	// it is. For clients that tell others how old their own state is, such as another kubefan. Needs
+	// the right to watch the target. Status codes are those of Watch.
+	GetFreshness(context.Context, *GetFreshnessRequest) (*GetFreshnessResponse, error)
 	mustEmbedUnimplementedWatchServiceServer()
 }
 
@@ -197,6 +216,9 @@ func (UnimplementedWatchServiceServer) Get(context.Context, *GetRequest) (*GetRe
 }
 func (UnimplementedWatchServiceServer) ListResources(context.Context, *ListResourcesRequest) (*ListResourcesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListResources not implemented")
+}
+func (UnimplementedWatchServiceServer) GetFreshness(context.Context, *GetFreshnessRequest) (*GetFreshnessResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetFreshness not implemented")
 }
 func (UnimplementedWatchServiceServer) mustEmbedUnimplementedWatchServiceServer() {}
 func (UnimplementedWatchServiceServer) testEmbeddedByValue()                      {}
@@ -277,6 +299,24 @@ func _WatchService_ListResources_Handler(srv interface{}, ctx context.Context, d
 	return interceptor(ctx, in, info, handler)
 }
 
+func _WatchService_GetFreshness_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetFreshnessRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(WatchServiceServer).GetFreshness(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: WatchService_GetFreshness_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(WatchServiceServer).GetFreshness(ctx, req.(*GetFreshnessRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // WatchService_ServiceDesc is the grpc.ServiceDesc for WatchService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -291,6 +331,10 @@ var WatchService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListResources",
 			Handler:    _WatchService_ListResources_Handler,
+		},
+		{
+			MethodName: "GetFreshness",
+			Handler:    _WatchService_GetFreshness_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

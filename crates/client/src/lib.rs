@@ -104,8 +104,8 @@ pub use error::{ApiStatus, ApiStatusCause, ClientError, ServerStatus};
 pub use fake::{FakeListWatch, FakeRequest};
 pub use fallback::{Fallback, PacedOptions, WithFallback};
 pub use grpc::{
-    Client, ClientOptions, GrpcListWatch, ObjectList, OnExpired, OnLag, Parts, Projection, ReadOptions, Resolve,
-    WatchItem, WatchOptions, WatchStream,
+    Client, ClientCertificate, ClientOptions, GrpcListWatch, ObjectList, OnExpired, OnLag, Parts, Projection,
+    ReadOptions, Resolve, WatchItem, WatchOptions, WatchStream,
 };
 pub use informer::{
     Backlog, EventHandler, FilteredHandler, HandlerCall, HandlerEnd, HandlerFuncs, HandlerOptions, InformerBuilder,
@@ -129,7 +129,9 @@ pub use store::{
 };
 pub use streams::{InformerEvent, Watcher, changed_only, objects, reflect, watcher, watcher_with};
 
-pub use kubefan_common::proto::v1alpha1::{Event, EventType, ResolvedResource, ResourceStatus, Target};
+pub use kubefan_common::proto::v1alpha1::{
+    Event, EventType, GetFreshnessResponse, ResolvedResource, ResourceStatus, Target,
+};
 pub use kubefan_common::{backoff::BackoffOptions, encoding::Encoding};
 
 /// The examples of the README are compiled as tests.

@@ -2,10 +2,15 @@
 //! apiserver, without a network, for tests on a paused clock. Subscribers are recorded by
 //! [`Watch`], as in all other tests.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use futures::StreamExt;
 use hyper_util::rt::TokioIo;
+use kubefan_client::{Client, ClientOptions};
 use kubefan_common::proto::v1alpha1::{
     ListRequest, ListResourcesRequest, ListResponse, ResourceStatus, Target, WatchRequest,
     watch_service_client::WatchServiceClient,
@@ -22,8 +27,9 @@ use kubefan_proxy::{
     server::{ClientInfo, Server, ServerOptions},
     telemetry::metrics::Metrics,
     upstream::{
-        Source,
+        Source, Upstream,
         discovery::{Discovery, DiscoveryOptions},
+        kubefan_client::KubefanClient,
         lines::LineOptions,
         reflector::ReflectorOptions,
     },
@@ -154,6 +160,20 @@ impl Rig {
 
     /// Like [`Self::start`], over a network that the test has prepared.
     pub(crate) fn over(network: Network, sim: SimApiserver, setup: Setup) -> Rig {
+        Rig::at(network, sim, setup, Source::apiserver)
+    }
+
+    /// Starts a kubefan that lists and watches at `front` over gRPC, through the link. All else
+    /// goes to the apiserver of `front`.
+    pub(crate) fn behind(front: &Rig, setup: Setup) -> (Rig, GrpcLink) {
+        let link = GrpcLink::default();
+        let channel = in_memory_through(front.server.clone(), link.clone());
+        let client = Client::from_channel(channel, "kubefan.test", &ClientOptions::default());
+        let source = |apiserver| Source::grpc(KubefanClient::from_client(client), apiserver);
+        (Rig::at(Network::to(front.sim.clone()), front.sim.clone(), setup, source), link)
+    }
+
+    fn at(network: Network, sim: SimApiserver, setup: Setup, source: impl FnOnce(Upstream) -> Source) -> Rig {
         let metrics = Arc::new(Metrics::new(prometheus::Registry::new()).unwrap());
         let counted = metrics.clone();
         let upstream = network.upstream().with_observer(Arc::new(move |verb, code| {
@@ -164,7 +184,7 @@ impl Rig {
         }));
         let context = CacheContext {
             upstream: upstream.clone(),
-            source: Source::apiserver(upstream.clone()),
+            source: source(upstream.clone()),
             discovery: Arc::new(Discovery::new(upstream, DiscoveryOptions::default())),
             lists: ListScheduler::new(setup.lists_max, metrics.lists()),
             reflector: setup.reflector,
@@ -337,12 +357,45 @@ impl Rig {
     }
 }
 
+/// The connections of one kubefan to another. Clones share it.
+#[derive(Clone)]
+pub(crate) struct GrpcLink(Arc<Mutex<Option<CancellationToken>>>);
+
+impl Default for GrpcLink {
+    fn default() -> Self {
+        GrpcLink(Arc::new(Mutex::new(Some(CancellationToken::new()))))
+    }
+}
+
+impl GrpcLink {
+    fn token(&self) -> Option<CancellationToken> {
+        self.0.lock().unwrap().clone()
+    }
+
+    /// Breaks all connections, and refuses new ones.
+    pub(crate) fn cut(&self) {
+        self.0.lock().unwrap().take().iter().for_each(CancellationToken::cancel);
+    }
+
+    /// Takes connections again.
+    pub(crate) fn mend(&self) {
+        *self.0.lock().unwrap() = Some(CancellationToken::new());
+    }
+}
+
 /// A channel to `server` through memory. It covers everything but the socket.
 fn in_memory(server: Arc<Server<Arc<Registry>>>) -> Channel {
+    in_memory_through(server, GrpcLink::default())
+}
+
+fn in_memory_through(server: Arc<Server<Arc<Registry>>>, link: GrpcLink) -> Channel {
     let connect = move |_| {
-        let (ours, theirs) = tokio::io::duplex(64 << 10);
-        tokio::spawn(server.clone().serve(theirs, ClientInfo::default()));
-        std::future::ready(Ok::<_, std::io::Error>(TokioIo::new(ours)))
+        let connected = link.token().map(|cut| {
+            let (ours, theirs) = tokio::io::duplex(64 << 10);
+            tokio::spawn(cut.run_until_cancelled_owned(server.clone().serve(theirs, ClientInfo::default())));
+            TokioIo::new(ours)
+        });
+        std::future::ready(connected.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::ConnectionRefused)))
     };
     Endpoint::from_static("http://kubefan.test").connect_with_connector_lazy(service_fn(connect))
 }

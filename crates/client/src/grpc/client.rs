@@ -8,7 +8,7 @@ use futures::{Stream, StreamExt};
 use tonic::{
     Code, Request, Response, Status,
     codegen::http::{HeaderValue, header::AUTHORIZATION},
-    transport::{Certificate, Channel, ClientTlsConfig, Endpoint},
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
 
 use super::{
@@ -21,8 +21,8 @@ use crate::{
     token::Token,
 };
 use kubefan_common::proto::v1alpha1::{
-    GetRequest, GetResponse, ListRequest, ListResourcesRequest, ListResponse, Object, ResolvedResource, ResourceStatus,
-    Target, watch_service_client::WatchServiceClient,
+    GetFreshnessRequest, GetFreshnessResponse, GetRequest, GetResponse, ListRequest, ListResourcesRequest,
+    ListResponse, Object, ResolvedResource, ResourceStatus, Target, watch_service_client::WatchServiceClient,
 };
 
 /// With HTTP/2's default of 64 KiB a snapshot arrives at a quarter of the speed.
@@ -32,12 +32,26 @@ const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
 /// Large frames need fewer system calls on both sides.
 const FRAME_BYTES_MAX: u32 = 1 << 20;
 
+/// A client certificate and its key, in PEM files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientCertificate {
+    /// The certificate, with those between it and the CA.
+    pub certificate_file: PathBuf,
+    /// Its private key.
+    pub key_file: PathBuf,
+}
+
 /// Connection settings.
 #[derive(Clone)]
 pub struct ClientOptions {
     /// PEM file with the CA that signed kubefan's certificate. Replaces the system's CAs. Only for
     /// `https://` addresses.
     pub ca_file: Option<PathBuf>,
+    /// PEM files with a client certificate and its key. Only for `https://` addresses.
+    pub client_certificate: Option<ClientCertificate>,
+    /// The name that kubefan's certificate must have, instead of the host of the address. Only for
+    /// `https://` addresses.
+    pub server_name: Option<String>,
     /// A bearer token, sent with each call. Only for `https://` addresses and Unix sockets.
     /// `token_file` takes precedence.
     pub token: Option<String>,
@@ -63,6 +77,8 @@ impl Default for ClientOptions {
     fn default() -> Self {
         Self {
             ca_file: None,
+            client_certificate: None,
+            server_name: None,
             token: None,
             token_file: None,
             connect_timeout: Duration::from_secs(10),
@@ -80,6 +96,8 @@ impl fmt::Debug for ClientOptions {
         formatter
             .debug_struct("ClientOptions")
             .field("ca_file", &self.ca_file)
+            .field("client_certificate", &self.client_certificate)
+            .field("server_name", &self.server_name)
             .field("token", &self.token.as_ref().map(|_| "…"))
             .field("token_file", &self.token_file)
             .field("connect_timeout", &self.connect_timeout)
@@ -248,6 +266,17 @@ impl Client {
         Ok(self.call(ListResourcesRequest {}, list).await?.resources)
     }
 
+    /// Returns the version that kubefan's cache of the target has reached, and how old the
+    /// apiserver's proof of it is. With `prove`, the apiserver proves it first, which may take
+    /// seconds. The name and the selectors of the target are not looked at.
+    ///
+    /// # Errors
+    /// The error status of the call: `UNAVAILABLE` if the version was not proved in time.
+    pub async fn get_freshness(&self, target: Target, prove: bool) -> Result<GetFreshnessResponse, ClientError> {
+        let request = GetFreshnessRequest { target: Some(target), prove };
+        self.call(request, |mut service, call| async move { service.get_freshness(call).await }).await
+    }
+
     /// Sends a request with the token; once more if kubefan refuses it and the file has another.
     async fn call<M: Clone, R, F>(&self, message: M, send: impl Fn(Service, Request<M>) -> F) -> Result<R, ClientError>
     where
@@ -338,9 +367,21 @@ async fn endpoint(address: &str, options: &ClientOptions) -> Result<Endpoint, Cl
             Some(file) => tls.ca_certificate(Certificate::from_pem(authorities::read(file).await.map_err(wrong)?.0)),
             None => tls.with_enabled_roots(),
         };
+        if let Some(ClientCertificate { certificate_file, key_file }) = &options.client_certificate {
+            let read = async |file: &PathBuf| {
+                let unread = |error| wrong(format!("client certificate {}: {error}", file.display()));
+                tokio::fs::read(file).await.map_err(unread)
+            };
+            tls = tls.identity(Identity::from_pem(read(certificate_file).await?, read(key_file).await?));
+        }
+        if let Some(name) = &options.server_name {
+            tls = tls.domain_name(name);
+        }
         endpoint = endpoint.tls_config(tls).map_err(|error| wrong(root_cause(&error)))?;
     } else if options.ca_file.is_some() {
         return Err(wrong("a CA file needs an https:// address".to_owned()));
+    } else if options.client_certificate.is_some() || options.server_name.is_some() {
+        return Err(wrong("a client certificate and a server name need an https:// address".to_owned()));
     }
     Ok(endpoint)
 }

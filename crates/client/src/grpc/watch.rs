@@ -174,7 +174,7 @@ impl WatchStream {
             deadline: None,
             backoff: Backoff::new(options.backoff.clone()),
             rng: generator(options.seed),
-            broken: false,
+            broken: options.reports_first_connection,
             opened_at: None,
             sent: None,
             delta_base: (options.encoding == Encoding::ZstdDelta)
@@ -195,6 +195,11 @@ impl WatchStream {
     /// The cluster of that version, for [`WatchOptions::cluster`]. Empty if it is unknown.
     pub fn cluster(&self) -> &str {
         &self.cluster
+    }
+
+    /// The cluster that the last snapshot named, also before its end. Empty if it is unknown.
+    pub fn snapshot_cluster(&self) -> &str {
+        self.next_cluster.as_deref().unwrap_or(&self.cluster)
     }
 
     /// Returns the next item, or `None` after the timeout. After an error the watch has ended.

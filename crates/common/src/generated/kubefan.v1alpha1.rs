@@ -265,7 +265,8 @@ pub struct GapBegin {
     pub resource_version: ::prost::alloc::string::String,
     /// Why kubefan listed again, as in the label of kubefan_relists_total: "expired",
     /// "continue_expired", "not_found", "forbidden", "line_too_long", "broken_object", "out_of_order",
-    /// "schema_changed" or "interrupted". More may be added.
+    /// "schema_changed" or "interrupted". A kubefan that reads from another kubefan passes its reasons
+    /// on, and marks what was a catch-up there with "catch_up". More may be added.
     #[prost(string, tag = "2")]
     pub reason: ::prost::alloc::string::String,
 }
@@ -390,6 +391,33 @@ pub struct GetResponse {
     pub resource: ::core::option::Option<ResolvedResource>,
     /// The identity of the cluster that the version is from, as in SnapshotBegin.
     #[prost(string, tag = "4")]
+    pub cluster: ::prost::alloc::string::String,
+}
+/// GetFreshnessRequest requests the freshness of a cache.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetFreshnessRequest {
+    /// The resource and, as in a watch, the namespace. The name and the selectors are not looked at.
+    #[prost(message, optional, tag = "1")]
+    pub target: ::core::option::Option<Target>,
+    /// Have the apiserver prove the state first. One proof serves all that ask at about the same time,
+    /// and takes up to 4 s for a resource without changes. UNAVAILABLE if there was none.
+    #[prost(bool, tag = "2")]
+    pub prove: bool,
+}
+/// GetFreshnessResponse is the freshness of a cache.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetFreshnessResponse {
+    /// The version that the cache has reached: a client that has received everything at or below it
+    /// was up to date when it was proved. With prove, it is not below the version that the cluster had
+    /// when the request arrived.
+    #[prost(string, tag = "1")]
+    pub resource_version: ::prost::alloc::string::String,
+    /// How long ago the version was proved to be current. Through several kubefans, the sum. Unset: it
+    /// never was.
+    #[prost(message, optional, tag = "2")]
+    pub age: ::core::option::Option<::prost_types::Duration>,
+    /// The identity of the cluster that the version is from, as in SnapshotBegin.
+    #[prost(string, tag = "3")]
     pub cluster: ::prost::alloc::string::String,
 }
 /// ListResourcesRequest has no fields yet.
@@ -910,6 +938,35 @@ pub mod watch_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
+        /// GetFreshness returns the version that a cache has reached, and how old the apiserver's proof of
+        /// it is. For clients that tell others how old their own state is, such as another kubefan. Needs
+        /// the right to watch the target. Status codes are those of Watch.
+        pub async fn get_freshness(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetFreshnessRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetFreshnessResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kubefan.v1alpha1.WatchService/GetFreshness",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("kubefan.v1alpha1.WatchService", "GetFreshness"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -982,6 +1039,16 @@ pub mod watch_service_server {
             request: tonic::Request<super::ListResourcesRequest>,
         ) -> std::result::Result<
             tonic::Response<super::ListResourcesResponse>,
+            tonic::Status,
+        >;
+        /// GetFreshness returns the version that a cache has reached, and how old the apiserver's proof of
+        /// it is. For clients that tell others how old their own state is, such as another kubefan. Needs
+        /// the right to watch the target. Status codes are those of Watch.
+        async fn get_freshness(
+            &self,
+            request: tonic::Request<super::GetFreshnessRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetFreshnessResponse>,
             tonic::Status,
         >;
     }
@@ -1228,6 +1295,51 @@ pub mod watch_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ListResourcesSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kubefan.v1alpha1.WatchService/GetFreshness" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetFreshnessSvc<T: WatchService>(pub Arc<T>);
+                    impl<
+                        T: WatchService,
+                    > tonic::server::UnaryService<super::GetFreshnessRequest>
+                    for GetFreshnessSvc<T> {
+                        type Response = super::GetFreshnessResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetFreshnessRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as WatchService>::get_freshness(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetFreshnessSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -16,6 +16,9 @@ pub enum AppError {
     /// The settings for the apiserver (kubeconfig or service account) cannot be read.
     #[error(transparent)]
     Settings(#[from] SettingsError),
+    /// The kubefan at `--upstream` cannot be addressed.
+    #[error("--upstream {0}")]
+    NextKubefan(#[from] kubefan_client::ClientError),
     /// The apiserver is not reachable, and `--require-upstream` is set.
     #[error("{0} (--require-upstream)")]
     Upstream(#[source] UpstreamError),

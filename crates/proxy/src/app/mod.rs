@@ -48,7 +48,7 @@ use crate::{
         Registry,
         memory_pressure::{self, MemoryBudget},
     },
-    config::{AuthorizationMode, PassthroughConfig, ServeConfig},
+    config::{AuthorizationMode, PassthroughConfig, ServeConfig, SourceSettings},
     fanout::Catalog,
     managed_tls::ManagedTls,
     server::{
@@ -68,6 +68,7 @@ use crate::{
     upstream::{
         Source, Upstream,
         client::{UpstreamObserver, UpstreamOptions, Verb},
+        kubefan_client::KubefanClient,
         passthrough::{Credentials, Passthrough, PassthroughOptions, check_reviewer},
     },
 };
@@ -157,9 +158,14 @@ impl App {
             check_reviewer(&config.upstream.settings).await?;
         }
         let upstream = Upstream::from_settings(config.upstream.settings.clone(), options.clone()).await?;
-        let kubefan = match &config.upstream.source {
-            Some(settings) => Some(Upstream::from_settings(settings.clone(), options).await?),
-            None => None,
+        let source = match config.upstream.source.clone() {
+            None => Source::apiserver(upstream.clone()),
+            Some(SourceSettings::Http(settings)) => {
+                Source::kubefan(Upstream::from_settings(settings, options).await?, upstream.clone())
+            }
+            Some(SourceSettings::Grpc(settings)) => {
+                Source::grpc(KubefanClient::from_settings(settings).await?, upstream.clone())
+            }
         };
         let passthrough = match config.passthrough {
             PassthroughConfig { credentials: Some(credentials), requests_max, allows_insecure_upstream, .. } => {
@@ -169,18 +175,18 @@ impl App {
             }
             PassthroughConfig { credentials: None, .. } => None,
         };
-        Self::bind_with((upstream, kubefan), passthrough, config).await
+        Self::bind_with((upstream, source), passthrough, config).await
     }
 
     /// Like [`Self::bind`], with an existing client of the apiserver instead of the configured one,
     /// and without passthrough.
     pub async fn bind_to(upstream: Upstream, config: ServeConfig) -> Result<Self, AppError> {
-        Self::bind_with((upstream, None), None, config).await
+        Self::bind_with((upstream.clone(), Source::apiserver(upstream)), None, config).await
     }
 
-    /// `kubefan` is the one to list and watch at, instead of `upstream`.
+    /// `source` is where the caches list and watch.
     async fn bind_with(
-        (upstream, kubefan): (Upstream, Option<Upstream>),
+        (upstream, source): (Upstream, Source),
         passthrough: Option<Passthrough>,
         config: ServeConfig,
     ) -> Result<Self, AppError> {
@@ -208,11 +214,7 @@ impl App {
             Some(code) => counted.upstream_request(verb.as_str(), code.as_str()),
             None => counted.upstream_request(verb.as_str(), "error"),
         });
-        let upstream = upstream.with_observer(observer.clone());
-        let source = match kubefan {
-            Some(kubefan) => Source::kubefan(kubefan.with_observer(observer), upstream.clone()),
-            None => Source::apiserver(upstream.clone()),
-        };
+        let (upstream, source) = (upstream.with_observer(observer.clone()), source.with_observer(observer));
         if config.upstream.required {
             upstream.get(Verb::Get, "/version").await.map_err(AppError::Upstream)?;
         }
@@ -302,7 +304,7 @@ impl App {
         let managed = certificate.as_ref().and_then(ServingCertificate::managed).cloned();
         let peer_tls = peers::tls(&config, managed.as_ref());
         let sources = peers::sources(&config, peer_tls.clone(), own_port, memory_max);
-        let lists_and_watches_at = source.client().server().to_owned();
+        let lists_and_watches_at = source.name().to_owned();
         let registry = registry(&config, (&upstream, source), sources, memory_max, &metrics, &stop);
         let informers = tokio::spawn(registry.clone().run());
         #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]

@@ -34,4 +34,4 @@ pub use refusal::Refusal;
 pub use resume::{HistorySource, OnExpired, OnLag};
 pub use ring::{EventRing, Expired, Record, RingLimits};
 pub use store::Store;
-pub use writer::{CacheWriter, Commit, Update, UpdateError};
+pub use writer::{CacheWriter, Commit, ConflatedChange, Update, UpdateError};

@@ -13,10 +13,12 @@
 //! versions, so such a difference has no place at its own version. It waits for the next one and
 //! becomes the step to it.
 
+mod marked;
 mod packing;
 
 use std::{collections::HashMap, sync::Arc};
 
+pub use self::marked::ConflatedChange;
 use self::packing::Packing;
 use crate::cache::{gap::Gap, history::History, ring::Record, store::Store};
 use kubefan_common::{
@@ -52,6 +54,16 @@ pub enum Update {
     Event(EventType, Object),
     /// Every event at or below this version was sent.
     Bookmark(ResourceVersion),
+    /// The difference between the state reached and a later one, which upstream has marked: it does
+    /// not know the single changes in between either.
+    Conflated {
+        /// Why upstream does not.
+        reason: &'static str,
+        /// In an order in which they lead to the later state.
+        changes: Vec<ConflatedChange>,
+        /// Its version.
+        version: ResourceVersion,
+    },
     /// The cluster's version is below one that it sent before: its state was restored. A list
     /// follows.
     WentBack {
@@ -236,6 +248,7 @@ impl CacheWriter {
                 self.rewritten = Some(format!("version {was} was sent before, and the cluster is at {reached}"));
                 Ok(None)
             }
+            Update::Conflated { reason, changes, version } => self.conflated(reason, changes, version),
             Update::Bookmark(version) => {
                 let reached = self.version.ok_or(UpdateError::NotListed)?;
                 // A bookmark at an older version says nothing new.

@@ -367,7 +367,11 @@ impl Backfiller {
             let at = match &update {
                 Update::Event(_, object) => Some(object.version()),
                 Update::Bookmark(version) => Some(*version),
-                Update::ListBegin { .. } | Update::ListItem(_) | Update::ListEnd(_) | Update::WentBack { .. } => None,
+                Update::ListBegin { .. }
+                | Update::ListItem(_)
+                | Update::ListEnd(_)
+                | Update::Conflated { .. }
+                | Update::WentBack { .. } => None,
             };
             if let Some(at) = at {
                 let another = || Refusal::Unavailable(format!("{gvr} is being listed again"));

@@ -79,7 +79,7 @@ fn forget(registry: &Registry, name: &str) {
 /// Keeps one configured resource cached, without end.
 async fn keep_cached(registry: Arc<Registry>, resource: ConfiguredResource) {
     let ConfiguredResource { name, media } = resource;
-    let mut retry = Retry::new(registry.context.upstream.clone(), registry.context.generator());
+    let mut retry = Retry::new(Some(registry.context.upstream.clone()), registry.context.generator());
     // Only the first start asks peers. Later, readers would wait for them.
     let mut warm = true;
     loop {

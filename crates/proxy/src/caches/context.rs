@@ -14,7 +14,7 @@ use crate::{
     peer::Peers,
     telemetry::metrics::WatchPurpose,
     upstream::{
-        Reflector, Source, Upstream, UpstreamError,
+        Source, SourceReflector, Upstream, UpstreamError,
         discovery::Discovery,
         identity::IdentityError,
         metadata::MetadataTarget,
@@ -78,11 +78,10 @@ impl CacheContext {
     }
 
     /// A reflector for a cache. Metrics count its watches by `purpose`.
-    pub(super) fn reflector_for(&self, served: &Served, purpose: WatchPurpose) -> Reflector<StdRng> {
+    pub(super) fn reflector_for(&self, served: &Served, purpose: WatchPurpose) -> SourceReflector<StdRng> {
         let (hub, parser) = (served.hub.clone(), served.parser.clone());
         let open_watch = Arc::new(move || hub.metrics().upstream_watch(purpose));
-        let (source, target) = (self.source.client().clone(), self.target(served));
-        Reflector::new(source, target, parser, self.reflector, open_watch, self.generator())
+        self.source.reflector(self.target(served), parser, self.reflector, open_watch, self.generator())
     }
 
     /// Like [`target`](Self::target), for lists of metadata only.
@@ -97,7 +96,7 @@ impl CacheContext {
 
     /// The resource version that the cluster has reached. Fails if another cluster answers.
     pub(super) async fn cluster_version(&self, target: &Target) -> Result<ResourceVersion, VersionError> {
-        let version = self.source.client().cluster_version(target).await?;
+        let version = self.source.cluster_version(target).await?;
         self.source.confirm().await?;
         Ok(version)
     }

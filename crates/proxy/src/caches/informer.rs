@@ -43,7 +43,7 @@ use crate::{
     peer::ReceivedCache,
     telemetry::metrics::WatchPurpose,
     upstream::{
-        Reflector, UpstreamError,
+        SourceReflector, UpstreamError,
         discovery::{Discovery, DiscoveryError},
         identity::IdentityError,
         reflector::{ReflectorError, Step},
@@ -72,7 +72,7 @@ pub(super) struct Informer {
     schema: Arc<CachedSchema>,
     prover: Arc<Prover>,
     allowance: Option<Allowance>,
-    reflector: Reflector<StdRng>,
+    reflector: SourceReflector<StdRng>,
     writer: CacheWriter,
     retry: Retry,
     random: StdRng,
@@ -127,7 +127,7 @@ impl Informer {
     ) -> Self {
         let reflector = context.reflector_for(&served, WatchPurpose::Standing);
         let (writer, random) = (CacheWriter::new(context.cache_compression), context.generator());
-        let retry = Retry::new(context.source.client().clone(), context.generator());
+        let retry = Retry::new(context.source.http().cloned(), context.generator());
         Self {
             context,
             served,
@@ -170,10 +170,15 @@ impl Informer {
                     // same request, and its end is confirmed.
                     self.is_unconfirmed |= self.reflector.has_watch();
                     if self.is_confirmed(&mut unannounced.batch, None).await {
-                        self.served.hub.warn(self.reflector.warnings());
+                        self.served.hub.warn(&self.reflector.warnings());
                         self.served.hub.live();
                         proven_at.into_iter().for_each(|at| self.served.hub.proved(at));
                     }
+                    None
+                }
+                Ok(Step::Proved { at }) => {
+                    self.retry.watched();
+                    self.served.hub.proved(at);
                     None
                 }
                 Ok(Step::Ended { reason }) => {
@@ -343,20 +348,18 @@ impl Informer {
                 yield_now().await;
             }
         }
-        let proven_at = match update {
-            Update::Event(..) => Some(received),
-            Update::Bookmark(_) => received.checked_sub(self.context.source.bookmark_age_max()),
-            _ => None,
-        };
+        let proven_at = self.context.source.proof_in(&update, received);
         let listed = matches!(update, Update::ListEnd(_));
         // A list is consistent as of its request. It may have taken long. One that repeats the
         // objects at the version of the cache proves nothing.
         let listing = if listed { self.listing.take() } else { None };
         let listed_at = listing.filter(|(reason, _)| *reason != SCHEMA_CHANGED).map(|(_, started)| started);
+        // A snapshot may be as old as the state of the kubefan that sent it.
+        let listed_at = listed_at.filter(|_| !self.context.source.marks());
         let applied = self.schema.write(&mut self.writer, &self.planned_relist, update);
         if listed {
             self.place = None;
-            hub.warn(self.reflector.warnings());
+            hub.warn(&self.reflector.warnings());
             if self.reflector.has_watch() {
                 hub.live();
             }

@@ -123,6 +123,9 @@ impl Registry {
             Media::Table => "no tables are cached; start kubefan with --cache-tables",
         };
         let limits = limits.ok_or_else(|| Refusal::NotCached(off.to_owned()))?;
+        if !self.context.source.has(media) {
+            return Err(Refusal::NotCached("the kubefan at --upstream sends JSON only over gRPC".to_owned()));
+        }
         match media {
             Media::Json | Media::Protobuf if kinds::is_known(gvr) => {}
             Media::Json | Media::Protobuf => return Err(Refusal::NotCached(not_built_in(gvr))),

@@ -3,7 +3,8 @@
 //! Two rules conflict: an outage should end for readers when it ends upstream, and a broken or
 //! busy apiserver must not be asked in a tight loop. So each kind of failure has its own wait:
 //!
-//! - No connection: a backoff, and then until the probe that all caches share succeeds
+//! - No connection: a backoff, over gRPC a short one; over HTTP
+//!   then until the probe that all caches share succeeds
 //!   ([`Upstream::until_available`]). The probe finds the end of an outage within about a second,
 //!   so the backoff does not grow while it lasts.
 //! - No complete answer, 429 and 5xx: a backoff, at least as long as the apiserver asks for. After
@@ -34,7 +35,8 @@ const STARTING_DELAY_MAX: Duration = Duration::from_secs(2);
 
 /// The retries of one task.
 pub(super) struct Retry {
-    upstream: Upstream,
+    /// The one whose probe finds the end of an outage; `None` if caches list and watch over gRPC.
+    upstream: Option<Upstream>,
     /// For requests without an answer, and for 429 and 5xx.
     unserved: Backoff,
     /// For versions that are too old.
@@ -45,7 +47,7 @@ pub(super) struct Retry {
 }
 
 impl Retry {
-    pub(super) fn new(upstream: Upstream, random: StdRng) -> Self {
+    pub(super) fn new(upstream: Option<Upstream>, random: StdRng) -> Self {
         let backoff = || Backoff::new(BackoffOptions::default());
         Self { upstream, unserved: backoff(), expired: backoff(), refused: backoff(), random }
     }
@@ -74,9 +76,9 @@ impl Retry {
         if !delay.is_zero() {
             let asked = error.and_then(UpstreamError::retry_after).unwrap_or_default();
             let outage_ends = async {
-                match error {
-                    Some(error) if error.may_be_of_a_gateway() => {
-                        tokio::join!(sleep(asked), self.upstream.until_outage_ends());
+                match (error, &self.upstream) {
+                    (Some(error), Some(upstream)) if error.may_be_of_a_gateway() => {
+                        tokio::join!(sleep(asked), upstream.until_outage_ends());
                     }
                     _ => std::future::pending().await,
                 }
@@ -86,8 +88,8 @@ impl Retry {
                 () = outage_ends => {}
             }
         }
-        if let Some(UpstreamError::Unreachable { .. }) = error {
-            self.upstream.until_available().await;
+        if let (Some(UpstreamError::Unreachable { .. }), Some(upstream)) = (error, &self.upstream) {
+            upstream.until_available().await;
         }
     }
 
@@ -103,7 +105,11 @@ impl Retry {
                 }
             }
         };
-        match self.upstream.is_starting() {
+        let is_starting = self.upstream.as_ref().map_or_else(
+            || matches!(error, Some(UpstreamError::Unreachable { .. } | UpstreamError::Reset { .. })),
+            Upstream::is_starting,
+        );
+        match is_starting {
             true => delay.min(STARTING_DELAY_MAX.max(asked.unwrap_or_default())),
             false => delay,
         }

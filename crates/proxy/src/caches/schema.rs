@@ -116,6 +116,10 @@ pub(super) async fn follow_schema(
         if context.upstream.confirm().await.is_ok() && !still_matches(context, served).await {
             return format!("{gvr} is served with another schema");
         }
+        if context.source.marks() {
+            // The other kubefan lists again, and sends what has changed.
+            continue;
+        }
         let delay = if is_upgrade { RELIST_SPREAD.mul_f64(random.random()) } else { Duration::ZERO };
         info!(resource = %gvr, ?delay, "the schema or the server's version may have changed; listing again");
         planned_relist.request(Instant::now() + delay, SCHEMA_CHANGED);
@@ -145,7 +149,7 @@ async fn next_schema(
         {
             return (now, is_upgrade);
         }
-        sleep(context.schema_check_interval).await;
+        sleep(context.source.schema_check_interval(context.schema_check_interval)).await;
     }
 }
 

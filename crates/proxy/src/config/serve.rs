@@ -12,6 +12,7 @@ use super::{
     logging::{LoggingConfig, LoggingOptions},
     managed_tls::TlsSource,
     modes::{ModeConfig, ModeOptions},
+    next_kubefan::check_forms,
     on_demand::{OnDemandConfig, OnDemandOptions},
     passthrough::{PassthroughConfig, PassthroughMode, PassthroughOptions},
     peers::{PeerConfig, PeerOptions},
@@ -150,6 +151,7 @@ impl ServeOptions {
                 resource.name
             ));
         }
+        check_forms(&config)?;
         config.modes.check(&config.callers, &config.passthrough)?;
         check_staleness(serving.staleness_max, config.upstream.idle_timeout)?;
         Ok(config)

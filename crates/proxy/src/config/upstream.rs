@@ -6,6 +6,7 @@ use serde::Deserialize;
 
 use super::{
     ConfigError, Duration,
+    next_kubefan::{SourceSettings, source},
     rules::{any, at_least, optional, or_false, unusable, wait, wait_or_never},
     section::{display_choice, section},
 };
@@ -32,16 +33,29 @@ section! {
         /// Where the apiserver is.
         settings: UpstreamSettings, settings;
         /// The kubefan to list and watch at, instead of the apiserver.
-        source: Option<UpstreamSettings>, source;
+        source: Option<SourceSettings>, source;
     }
 
     /// The kubeconfig, instead of $KUBECONFIG, ~/.kube/config or the pod's service account.
     kubeconfig("FILE"): PathBuf;
     /// The context of the kubeconfig, instead of its current one.
     context("NAME"): String;
-    /// List and watch at another kubefan, which this kubeconfig leads to. All else stays with the
-    /// apiserver: reviews, discovery, passthrough and self-checks.
-    upstream("FILE"): PathBuf;
+    /// List and watch at another kubefan: at the gRPC address https://HOST:PORT, unix:PATH or, on
+    /// this machine, HOST:PORT, or at the Kubernetes API that a kubeconfig leads to. All else stays
+    /// with --kubeconfig: reviews, discovery, passthrough and self-checks.
+    upstream("ADDRESS|FILE"): String;
+    /// The CA of that kubefan's certificate (PEM), instead of the system's. Read again when it does
+    /// not fit.
+    upstream_ca_file("FILE"): PathBuf;
+    /// A file with the token to show there, read again when it changes
+    /// [default: with TLS that of the pod's service account, if there is one]
+    upstream_token_file("FILE"): PathBuf;
+    /// A client certificate to show there (PEM), instead of a token.
+    upstream_cert_file("FILE"): PathBuf;
+    /// The private key of that certificate (PEM).
+    upstream_key_file("FILE"): PathBuf;
+    /// The name in that kubefan's certificate, instead of the host of its address.
+    upstream_server_name("NAME"): String;
     /// Cache only the objects that match, such as spec.nodeName=node-1 in a sidecar.
     upstream_field_selector("SELECTOR"): String => field_selector: Option<FieldSelector>, optional(field_selector);
     /// How the initial state is read: by WatchList if the apiserver has it, or always by paged
@@ -72,11 +86,6 @@ section! {
 
 fn settings(options: &UpstreamOptions) -> Result<UpstreamSettings, ConfigError> {
     Ok(UpstreamSettings { kubeconfig: options.kubeconfig.clone(), context: options.context.clone() })
-}
-
-fn source(options: &UpstreamOptions) -> Result<Option<UpstreamSettings>, ConfigError> {
-    let settings = |file: &PathBuf| UpstreamSettings { kubeconfig: Some(file.clone()), context: None };
-    Ok(options.upstream.as_ref().map(settings))
 }
 
 /// Checks the form only: the apiserver knows best which fields a resource has.

@@ -1,15 +1,18 @@
-//! The client of the apiserver: one list and watch per resource and scope, discovery, and
-//! passthrough.
+//! The client of the apiserver, or of the next kubefan on the way to it: one list and watch per
+//! resource and scope, discovery, and passthrough.
 
 pub mod acting_as;
 pub mod client;
 pub mod discovery;
 pub mod error;
+mod grpc_reflector;
+pub mod kubefan_client;
 pub mod metadata;
 pub mod passthrough;
 pub mod reflector;
 mod repeat;
 pub mod source;
+mod source_reflector;
 mod transport;
 
 pub use client::{ReviewKind, Upstream, identity, lines};
@@ -18,4 +21,5 @@ pub use error::UpstreamError;
 pub use kubefan_common::backoff;
 pub use reflector::Reflector;
 pub use source::Source;
+pub use source_reflector::SourceReflector;
 pub use transport::settings;

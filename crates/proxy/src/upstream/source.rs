@@ -7,49 +7,164 @@
 //! it sent itself.
 //!
 //! Versions are comparable only within one cluster, and the two addresses are configured
-//! separately. So the uid of the namespace kube-system must be readable at both, and be the same.
+//! separately. So both must show the uid of the namespace kube-system, and the same one. Over gRPC
+//! each snapshot names it.
+//!
+//! A kubefan's Kubernetes API has everything that an apiserver's has. Its gRPC service has more and
+//! less: it marks gaps and tells the age of its state, but has only JSON, and only the newest
+//! state.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use crate::upstream::{Upstream, identity::IdentityError};
+use rand::Rng;
+use tokio::time::Instant;
+
+use crate::{
+    cache::Update,
+    telemetry::metrics::UpstreamWatchGuard,
+    upstream::{
+        Reflector, SourceReflector, Upstream, UpstreamError,
+        client::UpstreamObserver,
+        grpc_reflector::GrpcReflector,
+        identity::IdentityError,
+        kubefan_client::KubefanClient,
+        reflector::{ReflectorOptions, Target},
+    },
+};
+use kubefan_model::{Media, ResourceVersion, object::ObjectParser};
 
 /// How long before it sends a bookmark a kubefan may have learned that nothing is missing: the
 /// interval of its bookmarks.
 const KUBEFAN_BOOKMARK_AGE_MAX: Duration = Duration::from_secs(60);
 
+/// How much less often a kubefan behind another one checks the schema of its resources. The other
+/// one sends the objects of a new schema by itself, and the apiserver should not be asked by each.
+const SCHEMA_CHECKS_FEWER: u32 = 10;
+
 /// The server of lists and watches. A clone is cheap.
 #[derive(Clone)]
 pub struct Source {
-    client: Upstream,
-    /// The apiserver, if `client` leads to a kubefan.
-    apiserver: Option<Upstream>,
+    server: Server,
+    apiserver: Upstream,
+}
+
+#[derive(Clone)]
+enum Server {
+    Apiserver,
+    /// The Kubernetes API of a kubefan.
+    Http(Upstream),
+    /// The gRPC service of a kubefan.
+    Grpc(KubefanClient),
 }
 
 impl Source {
     /// Lists and watches at the apiserver.
-    pub fn apiserver(client: Upstream) -> Self {
-        Self { client, apiserver: None }
+    pub fn apiserver(apiserver: Upstream) -> Self {
+        Self { server: Server::Apiserver, apiserver }
     }
 
-    /// Lists and watches at a kubefan in front of this apiserver.
-    pub fn kubefan(client: Upstream, apiserver: Upstream) -> Self {
-        Self { client, apiserver: Some(apiserver) }
+    /// Lists and watches at the Kubernetes API of a kubefan in front of this apiserver.
+    pub fn kubefan(kubefan: Upstream, apiserver: Upstream) -> Self {
+        Self { server: Server::Http(kubefan), apiserver }
     }
 
-    /// The client of that server.
-    pub fn client(&self) -> &Upstream {
-        &self.client
+    /// Lists and watches at the gRPC service of a kubefan in front of this apiserver.
+    pub fn grpc(kubefan: KubefanClient, apiserver: Upstream) -> Self {
+        Self { server: Server::Grpc(kubefan), apiserver }
+    }
+
+    /// Returns the same source, which calls `observer` for every request.
+    pub fn with_observer(self, observer: UpstreamObserver) -> Self {
+        let server = match self.server {
+            Server::Apiserver => Server::Apiserver,
+            Server::Http(kubefan) => Server::Http(kubefan.with_observer(observer.clone())),
+            Server::Grpc(kubefan) => Server::Grpc(kubefan.with_observer(observer.clone())),
+        };
+        Self { server, apiserver: self.apiserver.with_observer(observer) }
+    }
+
+    /// The address, for messages.
+    pub fn name(&self) -> &str {
+        match &self.server {
+            Server::Apiserver => self.apiserver.server(),
+            Server::Http(kubefan) => kubefan.server(),
+            Server::Grpc(kubefan) => kubefan.address(),
+        }
+    }
+
+    /// The client of a Kubernetes API; `None` over gRPC.
+    pub fn http(&self) -> Option<&Upstream> {
+        match &self.server {
+            Server::Apiserver => Some(&self.apiserver),
+            Server::Http(kubefan) => Some(kubefan),
+            Server::Grpc(_) => None,
+        }
     }
 
     /// Whether that server is a kubefan.
     pub fn is_kubefan(&self) -> bool {
-        self.apiserver.is_some()
+        !matches!(self.server, Server::Apiserver)
     }
 
-    /// How old the proof in a bookmark may be when it arrives. The apiserver's bookmarks are as of
-    /// when they are read.
-    pub fn bookmark_age_max(&self) -> Duration {
-        if self.is_kubefan() { KUBEFAN_BOOKMARK_AGE_MAX } else { Duration::ZERO }
+    /// Whether it marks gaps, tells the age of its state, and sends the objects of a new schema:
+    /// over gRPC.
+    pub fn marks(&self) -> bool {
+        matches!(self.server, Server::Grpc(_))
+    }
+
+    /// The interval of schema checks, if it is `configured` for the apiserver.
+    pub fn schema_check_interval(&self, configured: Duration) -> Duration {
+        if self.marks() { configured * SCHEMA_CHECKS_FEWER } else { configured }
+    }
+
+    /// Whether it has objects in this form.
+    pub fn has(&self, media: Media) -> bool {
+        media == Media::Json || !self.marks()
+    }
+
+    /// A reflector of a target. `open_watch` counts a watch until its guard is dropped.
+    pub fn reflector<R: Rng>(
+        &self,
+        target: Target,
+        parser: Arc<ObjectParser>,
+        options: ReflectorOptions,
+        open_watch: Arc<dyn Fn() -> UpstreamWatchGuard + Send + Sync>,
+        random: R,
+    ) -> SourceReflector<R> {
+        let client = match &self.server {
+            Server::Grpc(kubefan) => {
+                let reflector = GrpcReflector::new(kubefan.clone(), target, parser, open_watch, random);
+                return SourceReflector::Grpc(Box::new(reflector));
+            }
+            Server::Apiserver => &self.apiserver,
+            Server::Http(kubefan) => kubefan,
+        };
+        let reflector = Reflector::new(client.clone(), target, parser, options, open_watch, random);
+        SourceReflector::Http(Box::new(reflector))
+    }
+
+    /// The version that the cluster has reached.
+    ///
+    /// # Errors
+    /// As a list. Over gRPC also if the other kubefan could not prove its state.
+    pub async fn cluster_version(&self, target: &Target) -> Result<ResourceVersion, UpstreamError> {
+        match &self.server {
+            Server::Apiserver => self.apiserver.cluster_version(target).await,
+            Server::Http(kubefan) => kubefan.cluster_version(target).await,
+            Server::Grpc(kubefan) => Ok(kubefan.freshness(target, true).await?.version),
+        }
+    }
+
+    /// As of when an update that was `received` proves that the state is current; `None` if it
+    /// proves nothing. The apiserver's bookmarks are as of when they are read. Over gRPC only the
+    /// age proves something.
+    pub fn proof_in(&self, update: &Update, received: Instant) -> Option<Instant> {
+        match (&self.server, update) {
+            (Server::Grpc(_), _) => None,
+            (_, Update::Event(..)) | (Server::Apiserver, Update::Bookmark(_)) => Some(received),
+            (Server::Http(_), Update::Bookmark(_)) => received.checked_sub(KUBEFAN_BOOKMARK_AGE_MAX),
+            _ => None,
+        }
     }
 
     /// Like [`Upstream::confirm`]. A kubefan must also serve the cluster of the apiserver.
@@ -58,24 +173,25 @@ impl Source {
     /// As [`Upstream::confirm`]; `Unidentified` if one of the two does not show which cluster it
     /// serves.
     pub async fn confirm(&self) -> Result<(), IdentityError> {
-        self.client.confirm().await?;
-        let Some(apiserver) = &self.apiserver else { return Ok(()) };
-        if apiserver.cluster().is_none() {
-            apiserver.confirm().await?;
-        }
-        let cluster = |server: &Upstream| {
-            server.cluster().ok_or_else(|| IdentityError::Unidentified { server: server.server().to_owned() })
+        let found = match &self.server {
+            Server::Apiserver => return self.apiserver.confirm().await,
+            Server::Http(kubefan) => {
+                kubefan.confirm().await?;
+                kubefan.cluster()
+            }
+            Server::Grpc(kubefan) => kubefan.cluster(),
         };
-        let (known, found) = (cluster(apiserver)?, cluster(&self.client)?);
+        if self.apiserver.cluster().is_none() {
+            self.apiserver.confirm().await?;
+        }
+        let unidentified = |server: &str| IdentityError::Unidentified { server: server.to_owned() };
+        let known = self.apiserver.cluster().ok_or_else(|| unidentified(self.apiserver.server()))?;
+        let found = found.ok_or_else(|| unidentified(self.name()))?;
         if known == found {
             return Ok(());
         }
         let shown = |uid| format!("kube-system uid {uid}");
-        Err(IdentityError::OtherCluster {
-            server: self.client.server().to_owned(),
-            known: shown(known),
-            found: shown(found),
-        })
+        Err(IdentityError::OtherCluster { server: self.name().to_owned(), known: shown(known), found: shown(found) })
     }
 }
 

@@ -81,6 +81,13 @@ impl WatchService for Scripted {
     ) -> Result<Response<pb::ListResourcesResponse>, Status> {
         Ok(Response::new(pb::ListResourcesResponse::default()))
     }
+
+    async fn get_freshness(
+        &self,
+        _: Request<pb::GetFreshnessRequest>,
+    ) -> Result<Response<pb::GetFreshnessResponse>, Status> {
+        Ok(Response::new(pb::GetFreshnessResponse::default()))
+    }
 }
 
 async fn serve(scripts: Vec<Vec<Step>>) -> (Scripted, Client) {

@@ -65,6 +65,9 @@ pub struct WatchOptions {
     pub backoff: BackoffOptions,
     /// Their limit while kubefan is not synced, if it is shorter: a user may be waiting.
     pub not_synced_delay_max: Option<Duration>,
+    /// Report the first connection too, as `WatchItem::Reconnected`: kubefan has accepted the
+    /// watch, also if nothing follows for long.
+    pub reports_first_connection: bool,
     /// Seed of the retry jitter, for simulations. `None` for a random one.
     pub seed: Option<u64>,
 }
@@ -84,6 +87,7 @@ impl Default for WatchOptions {
             on_lag: OnLag::default(),
             backoff: BackoffOptions::default(),
             not_synced_delay_max: None,
+            reports_first_connection: false,
             seed: None,
         }
     }

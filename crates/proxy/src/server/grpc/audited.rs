@@ -20,7 +20,7 @@ pub fn begin<B>(log: &AuditLog, request: &mut Request<B>) -> Record {
     let verb = match method.filter(|_| log.is_on()) {
         Some("Watch") => "watch",
         Some("List" | "ListResources") => "list",
-        Some("Get") => "get",
+        Some("Get" | "GetFreshness") => "get",
         _ => return Record::default(),
     };
     let client: ClientInfo = request.extensions().get().cloned().unwrap_or_default();

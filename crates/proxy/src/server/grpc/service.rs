@@ -14,7 +14,7 @@ use crate::{
     access::{Presented, Read, ReadVerb},
     audit::{Notes, Record},
     cache::{Store, scan::SLICE_TESTS},
-    fanout::{Catalog, Holder, Patience, Place, Refusal, Served, Start, StreamWaker, SubscribeOptions},
+    fanout::{Catalog, Holder, HubStatus, Patience, Place, Refusal, Served, Start, StreamWaker, SubscribeOptions},
     server::{
         client_info::{ClientInfo, Sender},
         reader::{NotReached, Reader},
@@ -27,8 +27,8 @@ use crate::{
     },
 };
 use kubefan_common::proto::v1alpha1::{
-    self, GetRequest, GetResponse, ListRequest, ListResourcesRequest, ListResourcesResponse, ListResponse,
-    WatchRequest, WatchResponse, watch_service_server::WatchService,
+    self, GetFreshnessRequest, GetFreshnessResponse, GetRequest, GetResponse, ListRequest, ListResourcesRequest,
+    ListResourcesResponse, ListResponse, WatchRequest, WatchResponse, watch_service_server::WatchService,
 };
 use kubefan_common::text::without_user;
 use kubefan_model::{Media, ObjectKey, ResourceVersion, format::Format, object::Object};
@@ -272,6 +272,39 @@ impl<C: Catalog> WatchService for Service<C> {
             object: Some(message(object, &format)),
             resource_version: version.to_string(),
             resource: Some(served.hub.resource().clone()),
+            cluster: served.hub.cluster().unwrap_or_default(),
+        }))
+    }
+
+    async fn get_freshness(
+        &self,
+        request: Request<GetFreshnessRequest>,
+    ) -> Result<Response<GetFreshnessResponse>, Status> {
+        let mut counted = self.count("get_freshness");
+        let ((presented, notes), GetFreshnessRequest { target, prove }) =
+            (presented_by(&request), request.into_inner());
+        let read = async {
+            let v1alpha1::Target { group, version, resource, namespace, .. } = named(target)?;
+            let target = v1alpha1::Target { group, version, resource, namespace, ..Default::default() };
+            let read = self.reader.authorize(&presented, Read::collection(ReadVerb::Watch, target), &notes).await?;
+            let _place = self.reader.admit_read(read.holder(presented.holder))?;
+            let Selected { served, .. } = self.reader.select_synced(&read, Media::Json).await?;
+            if prove {
+                self.reader.prove(&served, None, Patience::NoFallback).await?;
+            }
+            let HubStatus { version, age, .. } = served.hub.status();
+            let version = match version {
+                Some(version) => version,
+                None => served.hub.snapshot()?.1,
+            };
+            Ok((served, version, age))
+        };
+        let (served, version, age) =
+            read.await.map_err(|refusal: Refusal| refused(&mut counted, status::refused(&refusal)))?;
+        answered(&mut counted, &served);
+        Ok(Response::new(GetFreshnessResponse {
+            resource_version: version.to_string(),
+            age: age.and_then(|age| age.try_into().ok()),
             cluster: served.hub.cluster().unwrap_or_default(),
         }))
     }

@@ -185,6 +185,12 @@ pub enum Step {
         /// there was one. The cache was fresh then.
         proven_at: Option<Instant>,
     },
+    /// Another kubefan's proof: its version was current at `at`, and everything up to it was
+    /// emitted.
+    Proved {
+        /// When it was current, at the latest.
+        at: Instant,
+    },
     /// The watch ended normally, or was silent for too long. The next step opens another.
     Ended {
         /// The label in metrics: `timeout` for a normal end, or `idle`.

@@ -1,0 +1,489 @@
+//! Lists and watches one resource in one scope at the next kubefan, over gRPC: the counterpart of
+//! [`Reflector`](super::Reflector), with the same steps.
+//!
+//! # What is simpler than over HTTP
+//!
+//! One call sends the state and its changes, so there are no pages and no second request after a
+//! list. A break loses nothing: the next call names the last version and its cluster, and kubefan
+//! itself finds out whether that version is of another history. A connection that is half open is
+//! found by the pings of HTTP/2.
+//!
+//! # What is different
+//!
+//! **Marked spans.** After a relist or a lag the next kubefan sends a difference between two states
+//! and marks it. Its events are collected, and become one update at its end mark. If the stream
+//! breaks inside, they are dropped, and the next call starts again from the version before: half a
+//! difference is a state that never was.
+//!
+//! **Age.** An event that arrives now may be old, because the next kubefan may have lost its own
+//! upstream. So neither events nor bookmarks prove anything here. Instead the next kubefan is asked
+//! how old its own proof is, when a watch opens and every [`FRESHNESS_INTERVAL`] after that. The
+//! answer counts once everything up to its version was received: the ages add up.
+//!
+//! **Bytes.** Objects have to be the apiserver's own, byte for byte. So the state comes in
+//! compressed chunks, and changes as whole objects: a delta leads to the form without
+//! `metadata.resourceVersion` and `metadata.managedFields`.
+//!
+//! # What a kubefan cannot answer
+//!
+//! The state at an older version, which a backfill for selectors needs. It counts as expired: the
+//! subscribers start over with a snapshot from this cache. The apiserver has it, but each kubefan
+//! that restarts would cost it a list of everything.
+
+use std::{collections::VecDeque, future::Future, mem, pin::Pin, sync::Arc, time::Duration};
+
+use rand::{Rng, RngExt};
+use tokio::time::{Instant, sleep};
+
+use super::{
+    client::Verb,
+    error::UpstreamError,
+    kubefan_client::{Freshness, KubefanClient},
+    reflector::{ReflectorError, Step, Target},
+};
+use crate::{
+    cache::{ConflatedChange, Update},
+    telemetry::metrics::UpstreamWatchGuard,
+};
+use kubefan_client::{ClientError, Encoding, OnExpired, OnLag, WatchItem, WatchOptions, WatchStream};
+use kubefan_common::proto::v1alpha1::{self, Event};
+use kubefan_model::{ObjectKey, ResourceVersion, event::EventType, object::ObjectParser};
+
+/// How often the next kubefan is asked for the age of its state, on average.
+const FRESHNESS_INTERVAL: Duration = Duration::from_secs(15);
+/// A quiet watch gets a new version this soon. The shortest that kubefan takes.
+const BOOKMARK_INTERVAL: Duration = Duration::from_secs(1);
+/// The reason of a marked catch-up, for the subscribers of this cache.
+const CATCH_UP: &str = "catch_up";
+/// The reason of a marked gap whose reason this version does not know.
+const UPSTREAM_GAP: &str = "upstream_gap";
+/// The reason of a relist when the version is of another history.
+const REWRITTEN: &str = "rewritten";
+/// The ErrorInfo reason of a version of another history.
+const HISTORY_REWRITTEN: &str = "HISTORY_REWRITTEN";
+
+/// The reasons of gaps, as labels.
+const REASONS: [&str; 14] = [
+    "initial",
+    "expired",
+    "continue_expired",
+    "not_found",
+    "forbidden",
+    "line_too_long",
+    "broken_object",
+    "out_of_order",
+    "schema_changed",
+    "self_check",
+    "interrupted",
+    REWRITTEN,
+    CATCH_UP,
+    UPSTREAM_GAP,
+];
+
+/// A list and watch of one [`Target`].
+pub struct GrpcReflector<R> {
+    kubefan: KubefanClient,
+    target: Target,
+    parser: Arc<ObjectParser>,
+    open_watch: Arc<dyn Fn() -> UpstreamWatchGuard + Send + Sync>,
+    random: R,
+    state: State,
+    /// Steps that were made but not yet returned.
+    ready: VecDeque<Step>,
+    /// Set for a backfill: only single events after this version, and no marked spans.
+    is_backfill: bool,
+}
+
+/// The position of the reflector.
+enum State {
+    /// Nothing usable is known. The next step asks for a snapshot, for `reason`.
+    Empty { reason: &'static str },
+    /// A snapshot was asked for, or is being read.
+    Snapshot { reason: &'static str, watch: OpenWatch },
+    /// Everything up to `version` was emitted. The next step opens a watch from there.
+    Listed { version: ResourceVersion },
+    /// A watch is open, and everything up to `version` was emitted.
+    Watching { watch: OpenWatch, version: ResourceVersion },
+    /// A kubefan cannot list the state at an older version.
+    Unserved,
+}
+
+type Asked = Pin<Box<dyn Future<Output = Result<Freshness, UpstreamError>> + Send>>;
+
+struct OpenWatch {
+    stream: WatchStream,
+    asked_at: Instant,
+    /// The events of a marked span so far.
+    marked: Option<(&'static str, Vec<ConflatedChange>)>,
+    /// The next answer about the age.
+    asked: Asked,
+    /// A proof that counts once its version is reached.
+    proof: Option<(ResourceVersion, Instant)>,
+    _guard: UpstreamWatchGuard,
+}
+
+enum Input {
+    Nothing,
+    Item(Option<Result<WatchItem, ClientError>>),
+    Freshness(Result<Freshness, UpstreamError>),
+}
+
+impl State {
+    /// Waits for what is received next. Cancel-safe.
+    async fn input(&mut self) -> Input {
+        match self {
+            Self::Snapshot { watch, .. } => Input::Item(watch.stream.next().await),
+            Self::Watching { watch, .. } => tokio::select! {
+                item = watch.stream.next() => Input::Item(item),
+                answer = &mut watch.asked => Input::Freshness(answer),
+            },
+            Self::Empty { .. } | Self::Listed { .. } | Self::Unserved => Input::Nothing,
+        }
+    }
+
+    fn relist_reason(&self) -> &'static str {
+        match self {
+            Self::Empty { reason } | Self::Snapshot { reason, .. } => reason,
+            Self::Listed { .. } | Self::Watching { .. } | Self::Unserved => "interrupted",
+        }
+    }
+}
+
+impl<R: Rng> GrpcReflector<R> {
+    /// A reflector that starts with a snapshot. `open_watch` counts a watch until its guard is
+    /// dropped.
+    pub fn new(
+        kubefan: KubefanClient,
+        target: Target,
+        parser: Arc<ObjectParser>,
+        open_watch: Arc<dyn Fn() -> UpstreamWatchGuard + Send + Sync>,
+        random: R,
+    ) -> Self {
+        let state = State::Empty { reason: "initial" };
+        let ready = VecDeque::new();
+        Self { kubefan, target, parser, open_watch, random, state, ready, is_backfill: false }
+    }
+
+    /// As [`Reflector::for_backfill`](super::Reflector::for_backfill). With `with_state` the first
+    /// step fails with `Gone`.
+    pub fn for_backfill(mut self, version: ResourceVersion, with_state: bool) -> Self {
+        self.state = if with_state { State::Unserved } else { State::Listed { version } };
+        self.is_backfill = true;
+        self
+    }
+
+    /// Discards the known state. The next step asks for a snapshot, for `reason`.
+    pub fn relist(&mut self, reason: &'static str) {
+        self.ready.clear();
+        self.state = State::Empty { reason };
+    }
+
+    /// Discards everything read after `version`. The next step continues from there.
+    pub fn resume_from(&mut self, version: ResourceVersion) {
+        self.ready.clear();
+        self.state = State::Listed { version };
+    }
+
+    /// Whether the next step reads from the open watch.
+    pub fn has_watch(&self) -> bool {
+        matches!(self.state, State::Watching { .. }) && self.ready.is_empty()
+    }
+
+    /// Whether the next step asks for a snapshot.
+    pub fn is_about_to_list(&self) -> bool {
+        matches!(self.state, State::Empty { .. }) && self.ready.is_empty()
+    }
+
+    /// Performs one step: opens a call, or takes what it has received. After an error the next step
+    /// continues from the last valid state.
+    ///
+    /// Cancel-safe if [`Self::has_watch`]. Otherwise drop the reflector if a step is dropped.
+    pub async fn step(&mut self) -> Result<Step, ReflectorError> {
+        loop {
+            if let Some(step) = self.ready.pop_front() {
+                return Ok(step);
+            }
+            let input = self.state.input().await;
+            let lost = State::Empty { reason: self.state.relist_reason() };
+            match mem::replace(&mut self.state, lost) {
+                State::Empty { reason } => {
+                    let watch = self.call(None);
+                    self.state = State::Snapshot { reason, watch };
+                }
+                State::Listed { version } => return self.resume(version).await,
+                State::Unserved => {
+                    let message = "another kubefan has no state of an older version".to_owned();
+                    return Err(ReflectorError::List(UpstreamError::Gone { message }));
+                }
+                State::Snapshot { reason, watch } => self.read_snapshot(reason, watch, input).await?,
+                State::Watching { watch, version } => self.read_watch(watch, version, input).await?,
+            }
+        }
+    }
+
+    /// A call that is sent when it is first read.
+    fn call(&mut self, from: Option<ResourceVersion>) -> OpenWatch {
+        let options = WatchOptions {
+            resource_version: from.map(|from| from.to_string()).unwrap_or_default(),
+            // Of the first answer, which was confirmed: a version is never taken for one of another
+            // cluster.
+            cluster: self.kubefan.cluster().filter(|_| from.is_some()).unwrap_or_default(),
+            bookmark_interval: Some(BOOKMARK_INTERVAL),
+            encoding: Encoding::Zstd,
+            on_expired: OnExpired::Fail,
+            on_lag: if self.is_backfill { OnLag::Expire } else { OnLag::Conflate },
+            reports_first_connection: true,
+            seed: Some(self.random.random()),
+            ..WatchOptions::default()
+        };
+        OpenWatch {
+            stream: self.kubefan.watch(&self.target, options),
+            asked_at: Instant::now(),
+            marked: None,
+            asked: self.ask(Duration::ZERO),
+            proof: None,
+            _guard: (self.open_watch)(),
+        }
+    }
+
+    /// Asks for the age after a time. A backfill does not need it.
+    fn ask(&self, after: Duration) -> Asked {
+        if self.is_backfill {
+            return Box::pin(std::future::pending());
+        }
+        let (kubefan, target) = (self.kubefan.clone(), self.target.clone());
+        Box::pin(async move {
+            sleep(after).await;
+            kubefan.freshness(&target, false).await
+        })
+    }
+
+    async fn resume(&mut self, version: ResourceVersion) -> Result<Step, ReflectorError> {
+        let mut watch = self.call(Some(version));
+        match watch.stream.next().await {
+            Some(Ok(WatchItem::Reconnected { .. })) => {
+                self.kubefan.observe(Verb::Watch, true);
+                self.state = State::Watching { watch, version };
+                Ok(Step::Watching { proven_at: None })
+            }
+            other => {
+                self.kubefan.observe(Verb::Watch, false);
+                Err(self.watch_failed(version, failure(other)).await)
+            }
+        }
+    }
+
+    async fn read_snapshot(
+        &mut self,
+        reason: &'static str,
+        watch: OpenWatch,
+        input: Input,
+    ) -> Result<(), ReflectorError> {
+        let Input::Item(item) = input else { return Ok(()) };
+        let received = Instant::now();
+        let update = match item {
+            Some(Ok(WatchItem::Reconnected { .. })) => {
+                self.kubefan.observe(Verb::List, true);
+                self.state = State::Snapshot { reason, watch };
+                return Ok(());
+            }
+            Some(Ok(WatchItem::SnapshotBegin { .. })) => {
+                self.kubefan.note_cluster(watch.stream.snapshot_cluster().to_owned());
+                self.ready.push_back(Step::Update { update: Update::ListBegin { reason }, received: watch.asked_at });
+                self.state = State::Snapshot { reason, watch };
+                return Ok(());
+            }
+            Some(Ok(WatchItem::Event(event))) => {
+                let object = self.parser.parse(&event.object)?;
+                self.state = State::Snapshot { reason, watch };
+                Update::ListItem(object)
+            }
+            Some(Ok(WatchItem::SnapshotEnd { .. })) => {
+                let version = reached(&watch.stream).map_err(ReflectorError::List)?;
+                self.state = State::Watching { watch, version };
+                self.ready.push_back(Step::Watching { proven_at: None });
+                Update::ListEnd(version)
+            }
+            Some(Ok(WatchItem::Disconnected { .. }) | Err(_)) | None => {
+                self.kubefan.observe(Verb::List, false);
+                let error = failure(item);
+                return Err(ReflectorError::List(self.kubefan.failed(&error).await));
+            }
+            Some(Ok(_)) => return Err(ReflectorError::List(UpstreamError::invalid("a mark inside a snapshot"))),
+        };
+        self.ready.push_back(Step::Update { update, received });
+        Ok(())
+    }
+
+    async fn read_watch(
+        &mut self,
+        mut watch: OpenWatch,
+        version: ResourceVersion,
+        input: Input,
+    ) -> Result<(), ReflectorError> {
+        let received = Instant::now();
+        let item = match input {
+            Input::Nothing => return Ok(()),
+            Input::Freshness(answer) => {
+                match answer {
+                    Ok(Freshness { version, proven_at: Some(at) }) => watch.proof = Some((version, at)),
+                    Ok(Freshness { proven_at: None, .. }) => {}
+                    Err(error) => {
+                        tracing::debug!(resource = %self.target.gvr, %error, "the age of the next kubefan's state is not known");
+                    }
+                }
+                let after = FRESHNESS_INTERVAL.mul_f64(self.random.random_range(0.75..1.25));
+                watch.asked = self.ask(after);
+                self.watching(watch, version);
+                return Ok(());
+            }
+            Input::Item(item) => item,
+        };
+        let update = match item {
+            Some(Ok(WatchItem::GapBegin { .. } | WatchItem::CatchUpBegin { .. })) if self.is_backfill => {
+                let message = "another kubefan no longer has the single events".to_owned();
+                return Err(ReflectorError::Watch(UpstreamError::Gone { message }));
+            }
+            Some(Ok(WatchItem::GapBegin { reason, .. })) => {
+                watch.marked = Some((known(&reason), Vec::new()));
+                None
+            }
+            Some(Ok(WatchItem::CatchUpBegin { .. })) => {
+                watch.marked = Some((CATCH_UP, Vec::new()));
+                None
+            }
+            Some(Ok(WatchItem::Event(event))) => match (&mut watch.marked, self.read(&event)?) {
+                (Some((_, changes)), change) => {
+                    changes.push(change.conflated());
+                    None
+                }
+                (_, Change::Event(kind, object)) => Some(Update::Event(kind, object)),
+                (_, Change::Gone(_)) => return Err(invalid("a delete without an object, outside of a marked span")),
+            },
+            Some(Ok(WatchItem::GapEnd | WatchItem::CatchUpEnd)) => {
+                let (reason, changes) =
+                    watch.marked.take().ok_or_else(|| invalid("the end of a span without its begin"))?;
+                let version = reached(&watch.stream).map_err(ReflectorError::Watch)?;
+                tracing::info!(resource = %self.target.gvr, reason, changes = changes.len(), "the next kubefan marked a difference");
+                Some(Update::Conflated { reason, changes, version })
+            }
+            Some(Ok(WatchItem::Bookmark)) => {
+                Some(Update::Bookmark(reached(&watch.stream).map_err(ReflectorError::Watch)?))
+            }
+            Some(Ok(WatchItem::SnapshotBegin { .. })) => {
+                // It starts over by itself. What was sent before is replaced.
+                self.kubefan.note_cluster(watch.stream.snapshot_cluster().to_owned());
+                let (reason, received) = ("expired", watch.asked_at);
+                watch.marked = None;
+                self.ready.push_back(Step::Update { update: Update::ListBegin { reason }, received });
+                self.state = State::Snapshot { reason, watch };
+                return Ok(());
+            }
+            // The server has moved the stream to another connection.
+            Some(Ok(WatchItem::Reconnected { .. })) => None,
+            Some(Ok(WatchItem::SnapshotEnd { .. } | WatchItem::Restarted { .. })) => {
+                return Err(invalid("the end of a snapshot without its begin"));
+            }
+            Some(Ok(WatchItem::Disconnected { .. }) | Err(_)) | None => {
+                return Err(self.watch_failed(version, failure(item)).await);
+            }
+        };
+        let at = match &update {
+            Some(Update::Event(_, object)) => object.version(),
+            Some(Update::Bookmark(at) | Update::Conflated { version: at, .. }) => *at,
+            _ => version,
+        };
+        self.ready.extend(update.map(|update| Step::Update { update, received }));
+        self.watching(watch, at.max(version));
+        Ok(())
+    }
+
+    /// Continues, and emits the proof whose version is reached.
+    fn watching(&mut self, mut watch: OpenWatch, version: ResourceVersion) {
+        if let Some((_, at)) = watch.proof.take_if(|(proved, _)| *proved <= version) {
+            self.ready.push_back(Step::Proved { at });
+        }
+        self.state = State::Watching { watch, version };
+    }
+
+    fn read(&self, event: &Event) -> Result<Change, ReflectorError> {
+        let kind = match event.r#type() {
+            v1alpha1::EventType::Added => EventType::Added,
+            v1alpha1::EventType::Modified => EventType::Modified,
+            v1alpha1::EventType::Deleted => EventType::Deleted,
+            v1alpha1::EventType::Unspecified => return Err(invalid("an event without a type")),
+        };
+        // As much as is known of its last state, which may be too little to be parsed.
+        if event.delete_reason() == v1alpha1::DeleteReason::FinalStateUnknown {
+            return Ok(Change::Gone(ObjectKey::new(&event.namespace, &event.name)));
+        }
+        Ok(Change::Event(kind, self.parser.parse(&event.object)?))
+    }
+
+    /// Continues from the last version, unless the error made it useless.
+    async fn watch_failed(&mut self, version: ResourceVersion, error: ClientError) -> ReflectorError {
+        // A step that is dropped from here on has lost nothing.
+        self.state = State::Listed { version };
+        let is_rewritten = error.reason() == HISTORY_REWRITTEN;
+        let error = self.kubefan.failed(&error).await;
+        self.state = match &error {
+            UpstreamError::Gone { .. } if is_rewritten => {
+                let (update, received) = (Update::WentBack { reached: version }, Instant::now());
+                self.ready.push_back(Step::Update { update, received });
+                State::Empty { reason: REWRITTEN }
+            }
+            UpstreamError::Gone { .. } => State::Empty { reason: "expired" },
+            UpstreamError::NotFound { .. } => State::Empty { reason: "not_found" },
+            UpstreamError::Forbidden { .. } => State::Empty { reason: "forbidden" },
+            _ => State::Listed { version },
+        };
+        ReflectorError::Watch(error)
+    }
+
+    /// Advances the version to resume from, after a proof that no events lie in between.
+    pub fn advance_to(&mut self, reached: ResourceVersion) {
+        if let State::Watching { version, .. } | State::Listed { version } = &mut self.state {
+            *version = reached.max(*version);
+        }
+    }
+}
+
+/// What an event says.
+enum Change {
+    Event(EventType, kubefan_model::object::Object),
+    Gone(ObjectKey),
+}
+
+impl Change {
+    fn conflated(self) -> ConflatedChange {
+        match self {
+            Self::Event(EventType::Deleted, object) => ConflatedChange::Remove(object.key().clone()),
+            Self::Event(_, object) => ConflatedChange::Put(object),
+            Self::Gone(key) => ConflatedChange::Remove(key),
+        }
+    }
+}
+
+/// The version up to which a stream has sent everything.
+fn reached(stream: &WatchStream) -> Result<ResourceVersion, UpstreamError> {
+    stream.resume_version().parse().map_err(UpstreamError::invalid)
+}
+
+fn known(reason: &str) -> &'static str {
+    REASONS.into_iter().find(|known| *known == reason).unwrap_or(UPSTREAM_GAP)
+}
+
+fn invalid(message: &str) -> ReflectorError {
+    ReflectorError::Watch(UpstreamError::invalid(message))
+}
+
+/// Why a stream has ended.
+fn failure(item: Option<Result<WatchItem, ClientError>>) -> ClientError {
+    match item {
+        Some(Err(error) | Ok(WatchItem::Disconnected { error, .. })) => error,
+        _ => ClientError::Undecodable { address: String::new(), message: "the stream ended".to_owned() },
+    }
+}
+
+#[cfg(test)]
+mod tests;

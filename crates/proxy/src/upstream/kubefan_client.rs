@@ -1,0 +1,234 @@
+//! The gRPC client of the next kubefan on the way to the apiserver.
+//!
+//! All caches share one connection. The files of the settings are read again when a new connection
+//! fails, because a CA and a client certificate are rotated while this process runs; the token file
+//! is read again all the time. Each answer that names its cluster is noted, so that no state of
+//! another cluster is taken ([`Source::confirm`](super::Source::confirm)).
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use http::StatusCode;
+use tokio::time::{Instant, timeout};
+use tonic::Code;
+
+use super::{
+    client::{UpstreamObserver, Verb},
+    error::{UpstreamError, shorten},
+    reflector::Target,
+};
+use kubefan_client::{Client, ClientCertificate, ClientError, ClientOptions, GetFreshnessResponse, WatchStream};
+use kubefan_common::proto::v1alpha1;
+use kubefan_model::{ResourceVersion, Scope};
+
+/// How long an answer about the freshness of a cache may take. A proof takes up to 4 s.
+const FRESHNESS_TIMEOUT: Duration = Duration::from_secs(6);
+/// The shortest time between two readings of the files of the settings.
+const RENEWAL_INTERVAL: Duration = Duration::from_secs(10);
+/// Where a pod has the token of its service account.
+const POD_TOKEN_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
+
+/// Where the next kubefan is, and what this one shows there.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct KubefanSettings {
+    /// As `kubefan get --server` takes it.
+    pub address: String,
+    /// The CA of its certificate; `None` for the system's.
+    pub ca_file: Option<PathBuf>,
+    /// A bearer token. `None`, with TLS and without a client certificate: that of the pod's service
+    /// account, if there is one.
+    pub token_file: Option<PathBuf>,
+    /// A client certificate.
+    pub certificate: Option<ClientCertificate>,
+    /// The name in its certificate; `None` for the host of the address.
+    pub server_name: Option<String>,
+}
+
+impl KubefanSettings {
+    fn options(&self) -> ClientOptions {
+        let has_tls = self.address.starts_with("https://");
+        let of_pod = || Some(PathBuf::from(POD_TOKEN_FILE)).filter(|file| has_tls && Path::exists(file));
+        let may_default = self.certificate.is_none();
+        ClientOptions {
+            ca_file: self.ca_file.clone(),
+            client_certificate: self.certificate.clone(),
+            server_name: self.server_name.clone(),
+            token_file: self.token_file.clone().or_else(|| of_pod().filter(|_| may_default)),
+            ..ClientOptions::default()
+        }
+    }
+
+    async fn client(&self) -> Result<Client, ClientError> {
+        Client::connect_lazy(&self.address, &self.options()).await
+    }
+}
+
+/// A client of one kubefan. A clone is cheap.
+#[derive(Clone)]
+pub struct KubefanClient {
+    inner: Arc<Inner>,
+    observer: UpstreamObserver,
+}
+
+struct Inner {
+    address: String,
+    /// `None` if the connection was given.
+    settings: Option<KubefanSettings>,
+    client: ArcSwap<Client>,
+    /// When the files were read. Locked while they are.
+    renewed: tokio::sync::Mutex<Instant>,
+    /// The cluster that the last answer named.
+    cluster: Mutex<Option<String>>,
+}
+
+/// How far the next kubefan's cache is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Freshness {
+    /// The version that it has reached.
+    pub version: ResourceVersion,
+    /// When that version was current, at the latest; `None` if that was never proved.
+    pub proven_at: Option<Instant>,
+}
+
+impl KubefanClient {
+    /// Reads the files of the settings. Connects with the first request.
+    ///
+    /// # Errors
+    /// An address or file that cannot be used.
+    pub async fn from_settings(settings: KubefanSettings) -> Result<Self, ClientError> {
+        let client = settings.client().await?;
+        Ok(Self::new(client, Some(settings)))
+    }
+
+    /// A client over an existing connection, for tests and simulation.
+    pub fn from_client(client: Client) -> Self {
+        Self::new(client, None)
+    }
+
+    fn new(client: Client, settings: Option<KubefanSettings>) -> Self {
+        let (address, cluster) = (client.address().to_owned(), Mutex::default());
+        let (client, renewed) = (ArcSwap::from_pointee(client), tokio::sync::Mutex::new(Instant::now()));
+        let inner = Inner { address, settings, client, renewed, cluster };
+        Self { inner: Arc::new(inner), observer: Arc::new(|_, _| {}) }
+    }
+
+    /// Returns the same client, which calls `observer` for every request.
+    pub fn with_observer(self, observer: UpstreamObserver) -> Self {
+        Self { observer, ..self }
+    }
+
+    /// The address, as it was given.
+    pub fn address(&self) -> &str {
+        &self.inner.address
+    }
+
+    /// The uid of the cluster that the last answer named; `None` if it named none.
+    pub fn cluster(&self) -> Option<String> {
+        self.inner.cluster.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn note_cluster(&self, cluster: String) {
+        let named = Some(cluster).filter(|cluster| !cluster.is_empty());
+        *self.inner.cluster.lock().unwrap_or_else(PoisonError::into_inner) = named;
+    }
+
+    pub(super) fn watch(&self, target: &Target, options: kubefan_client::WatchOptions) -> WatchStream {
+        self.inner.client.load().watch(message(target), options)
+    }
+
+    pub(super) fn observe(&self, verb: Verb, is_answered: bool) {
+        (self.observer)(verb, is_answered.then_some(StatusCode::OK));
+    }
+
+    /// How far the next kubefan's cache of a target is. With `prove`, the version is not below the
+    /// one that the cluster had at this call, and the apiserver is asked at most once for all
+    /// kubefans that ask there.
+    ///
+    /// # Errors
+    /// As a watch.
+    pub async fn freshness(&self, target: &Target, prove: bool) -> Result<Freshness, UpstreamError> {
+        let client = Client::clone(&self.inner.client.load());
+        let asked_at = Instant::now();
+        let answer = timeout(FRESHNESS_TIMEOUT, client.get_freshness(message(target), prove)).await;
+        self.observe(Verb::Get, matches!(answer, Ok(Ok(_))));
+        let GetFreshnessResponse { resource_version, age, cluster } = match answer {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(error)) => return Err(self.failed(&error).await),
+            Err(_) => {
+                let message = format!("no answer from {} within {FRESHNESS_TIMEOUT:?}", self.inner.address);
+                return Err(UpstreamError::Timeout { message, retry_after: None });
+            }
+        };
+        self.note_cluster(cluster);
+        let version = resource_version.parse().map_err(UpstreamError::invalid)?;
+        // The age is as of the answer, so this is a little too old.
+        let age = age.and_then(|age| Duration::try_from(age).ok());
+        Ok(Freshness { version, proven_at: age.and_then(|age| asked_at.checked_sub(age)) })
+    }
+
+    /// Takes note of a failure, and reads the files again if they may be the reason.
+    pub(super) async fn failed(&self, error: &ClientError) -> UpstreamError {
+        let may_be_of_files = error.is_unreachable() || error.code() == Code::Unauthenticated;
+        if may_be_of_files && let Some(settings) = &self.inner.settings {
+            let mut renewed = self.inner.renewed.lock().await;
+            if renewed.elapsed() >= RENEWAL_INTERVAL {
+                *renewed = Instant::now();
+                match settings.client().await {
+                    Ok(client) => self.inner.client.store(Arc::new(client)),
+                    Err(error) => tracing::warn!(%error, "cannot read the files for --upstream again"),
+                }
+            }
+        }
+        upstream_error(error)
+    }
+}
+
+/// The target of requests: the scope and the selector of a cache.
+fn message(target: &Target) -> v1alpha1::Target {
+    v1alpha1::Target {
+        group: target.gvr.group.clone(),
+        version: target.gvr.version.clone(),
+        resource: target.gvr.resource.clone(),
+        namespace: match &target.scope {
+            Scope::Cluster => String::new(),
+            Scope::Namespace(namespace) => namespace.clone(),
+        },
+        field_selector: target.field_selector.clone(),
+        ..v1alpha1::Target::default()
+    }
+}
+
+/// What a failure of the next kubefan means here: the same as the failure of an apiserver that asks
+/// for the same reaction.
+fn upstream_error(error: &ClientError) -> UpstreamError {
+    let (message, retry_after) = (shorten(&error.to_string()), error.retry_after());
+    let ClientError::Status(status) = error else {
+        return match error {
+            ClientError::Unreachable { address, message } => {
+                UpstreamError::Unreachable { server: address.clone(), message: shorten(message) }
+            }
+            ClientError::Undecodable { .. } => UpstreamError::Reset { message },
+            _ => UpstreamError::InvalidResponse { message },
+        };
+    };
+    match status.code {
+        _ if error.is_expired() => UpstreamError::Gone { message },
+        _ if error.is_resource_version_too_large() => UpstreamError::VersionTooLarge { message, retry_after },
+        Code::PermissionDenied => UpstreamError::Forbidden { message },
+        Code::Unauthenticated => UpstreamError::Auth { message },
+        Code::NotFound => UpstreamError::NotFound { message },
+        Code::ResourceExhausted => UpstreamError::TooManyRequests { message, retry_after },
+        Code::DeadlineExceeded => UpstreamError::Timeout { message, retry_after },
+        Code::InvalidArgument | Code::FailedPrecondition | Code::Unimplemented => {
+            UpstreamError::Refused { code: StatusCode::BAD_REQUEST.as_u16(), message }
+        }
+        Code::Unavailable => {
+            UpstreamError::Server { code: StatusCode::SERVICE_UNAVAILABLE.as_u16(), message, retry_after }
+        }
+        _ => UpstreamError::Reset { message },
+    }
+}

@@ -1,0 +1,266 @@
+//! kubefan behind kubefan over gRPC: guarantees, ages, proofs, identity and authorization hold
+//! through both. `equivalence` and `restarts` compare every event.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use kubefan_client::{Client, ClientOptions, Target, WatchItem, WatchOptions};
+use kubefan_proxy::fanout::{Catalog, Patience};
+use kubefan_sim::apiserver::{Fault, FaultRule, SimApiserver, SimOptions, Verb};
+use serde_json::json;
+use tokio::time::{sleep, timeout};
+use tonic::Code;
+
+use crate::{
+    freshness::{head, lookups, served, write_configmap},
+    harness::{
+        Test,
+        apiserver::ApiServer,
+        kubefan::Kubefan,
+        rbac::{ServiceAccount, grant},
+        record::Watch,
+        rig::{GrpcLink, PODS, Rig, Setup, churn, pod, pods, stage, target, versions},
+        tests, wait,
+    },
+    peers::small_ring,
+    upstream_faults::{relists, status, synced, write},
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    apiserver: a_user_and_a_node_that_lose_their_rights_lose_only_what_is_theirs;
+    paused: events_are_exact_and_objects_the_apiservers_behind_two_kubefans,
+        a_gap_is_marked_with_its_reason_behind_two_kubefans,
+        a_catch_up_between_two_kubefans_is_a_marked_gap,
+        the_age_behind_two_kubefans_is_the_sum,
+        a_kubefan_of_another_cluster_is_refused,
+        reads_behind_many_kubefans_share_the_apiservers_proof,
+        behind_a_restarted_kubefan_a_selector_starts_over_and_all_else_resumes,
+        a_right_of_the_other_kubefan_is_missed_behind_it_and_comes_back;
+};
+
+/// A synced kubefan, another one behind it, and a subscriber of that with its snapshot.
+async fn behind(setup: Setup) -> (Rig, Rig, GrpcLink, Watch) {
+    let (front, _, _) = synced(setup).await;
+    let (node, link) = Rig::behind(&front, Setup::of(&["pods"]));
+    node.ready().await;
+    let watch = node.watch_all("pods").await;
+    (front, node, link, watch)
+}
+
+async fn events_are_exact_and_objects_the_apiservers_behind_two_kubefans() {
+    let (_front, node, link, mut watch) = behind(Setup::of(&["pods"])).await;
+    assert_eq!(watch.state, node.truth(PODS).await);
+    let mut written = write(&node, "b").to_vec();
+    watch.until(written[2]).await;
+    link.cut();
+    node.readyz_has(" stale: ").await;
+    written.extend(write(&node, "missed"));
+    link.mend();
+    watch.until(written[5]).await;
+    assert_eq!((versions(&watch.events), &*watch.gaps), (written, &[][..]));
+    assert_eq!(watch.state, node.truth(PODS).await);
+    assert_eq!(relists(&node), 1.0, "listed once, at the start");
+    assert!(node.network.recorded_requests(PODS).is_empty(), "only the other kubefan is asked for pods");
+}
+
+async fn a_gap_is_marked_with_its_reason_behind_two_kubefans() {
+    let (front, node, _link, mut watch) = behind(Setup::of(&["pods"])).await;
+    front.sim.drop_connections();
+    front.fault(Verb::Watch, Fault::ServiceUnavailable, 2);
+    let last = churn(&front.sim, 0, 60);
+    front.sim.compact();
+    watch.until(last).await;
+    assert_eq!(watch.gap_reasons, ["expired"]);
+    assert_eq!(watch.state, node.truth(PODS).await);
+    assert_eq!(relists(&node), 1.0);
+    let after = write(&node, "after");
+    watch.until(after[2]).await;
+    assert_eq!((versions(&watch.events[watch.events.len() - 3..]), watch.gaps.len()), (after.to_vec(), 1));
+}
+
+async fn a_catch_up_between_two_kubefans_is_a_marked_gap() {
+    let (front, node, link, mut watch) = behind(small_ring()).await;
+    link.cut();
+    node.readyz_has(" stale: ").await;
+    let last = churn(&front.sim, 0, 60);
+    front.watch_all("pods").await.until(last).await;
+    link.mend();
+    watch.until(last).await;
+    assert_eq!(watch.gap_reasons, ["catch_up"]);
+    assert_eq!(watch.state, node.truth(PODS).await);
+    assert_eq!(relists(&node), 1.0);
+}
+
+fn age(rig: &Rig) -> Duration {
+    Duration::from_secs_f64(
+        rig.metric(r#"kubefan_staleness_seconds{group="",media="json",namespace="",resource="pods"}"#),
+    )
+}
+
+async fn the_age_behind_two_kubefans_is_the_sum() {
+    let (front, _, _) = synced(Setup::of(&["pods"])).await;
+    front.network.refuse(true);
+    front.cut().await;
+    sleep(Duration::from_secs(100)).await;
+    // Its snapshot is new, and the state in it is not.
+    let (node, link) = Rig::behind(&front, Setup::of(&["pods"]));
+    node.ready().await;
+    sleep(Duration::from_secs(1)).await;
+    assert!(age(&node) >= Duration::from_secs(100) && age(&node) < Duration::from_secs(130), "{:?}", age(&node));
+    link.cut();
+    sleep(Duration::from_secs(50)).await;
+    assert!(age(&node) >= Duration::from_secs(150), "{:?}", age(&node));
+    link.mend();
+    front.network.refuse(false);
+    write(&front, "b");
+    sleep(Duration::from_secs(30)).await;
+    assert!(age(&node) < Duration::from_secs(60), "{:?}", age(&node));
+}
+
+async fn a_kubefan_of_another_cluster_is_refused() {
+    let (front, _, _) = synced(Setup::of(&["pods"])).await;
+    let (node, _link) = Rig::behind(&front, Setup::of(&["pods"]));
+    node.network.connect_to(SimApiserver::new(SimOptions { seed: 99, ..SimOptions::default() }));
+    node.readyz_has("another cluster answers at kubefan.test: kube-system uid ").await;
+    assert!(!node.registry.readiness().0 && node.list(target("pods")).await.is_err());
+}
+
+async fn reads_behind_many_kubefans_share_the_apiservers_proof() {
+    let (front, _, _) = synced(Setup::of(&["pods"])).await;
+    let nodes: Vec<_> = (0..8).map(|_| Rig::behind(&front, Setup::of(&["pods"]))).collect();
+    for (node, _) in &nodes {
+        node.ready().await;
+    }
+    sleep(Duration::from_secs(20)).await;
+    let version = write_configmap(&front.sim);
+    let before = lookups(&front.network);
+    join_all(nodes.iter().map(|(node, _)| async {
+        let cache = served(node).await;
+        assert!(head(&cache) < version);
+        node.registry.advance(&cache, Patience::Bookmark).await.unwrap();
+        assert!(head(&cache) >= version);
+    }))
+    .await;
+    let asked = lookups(&front.network) - before;
+    assert!((1..=2).contains(&asked), "{asked} look-ups for {} kubefans", nodes.len());
+    assert!(nodes.iter().all(|(node, _)| lookups(&node.network) == 0));
+}
+
+async fn behind_a_restarted_kubefan_a_selector_starts_over_and_all_else_resumes() {
+    let (front, node, _link, mut watch) = behind(Setup::of(&["pods"])).await;
+    let from = watch.resume_version.clone();
+    let written = write(&node, "b");
+    watch.until(written[2]).await;
+    drop(node);
+    let (node, _link) = Rig::behind(&front, Setup::of(&["pods"]));
+    node.ready().await;
+    let mut resumed = node.watch(target("pods"), &from).await.unwrap();
+    resumed.until(written[2]).await;
+    assert_eq!((versions(&resumed.events), resumed.snapshots), (written.to_vec(), 0));
+    let expired = node.watch(stage("new"), &from).await.err().unwrap();
+    assert_eq!(expired.code(), Code::OutOfRange, "{expired}");
+    assert!(node.network.recorded_requests(PODS).is_empty(), "it costs the apiserver nothing");
+}
+
+async fn a_right_of_the_other_kubefan_is_missed_behind_it_and_comes_back() {
+    let (front, node, _link, mut watch) = behind(Setup::of(&["pods"])).await;
+    for verb in [Verb::Watch, Verb::List] {
+        let fault = status(403, "Forbidden", "no longer");
+        front.sim.set_fault(FaultRule { fault, verb: Some(verb), resource: Some(pods()), requests: usize::MAX });
+    }
+    front.sim.drop_connections();
+    let ended = timeout(Duration::from_secs(300), async {
+        loop {
+            if let Err(status) = watch.step().await {
+                return status;
+            }
+        }
+    });
+    assert_eq!(ended.await.expect("the stream ends").code(), Code::PermissionDenied);
+    assert!(node.list(target("pods")).await.is_err(), "not served from memory either");
+    front.sim.clear_faults();
+    front.sim.create(&pods(), pod("later", "new")).unwrap();
+    node.readyz_has("pods synced").await;
+    assert_eq!(node.watch_all("pods").await.state, node.truth(PODS).await);
+}
+
+/// A kubefan for the cluster and one for a node behind it, each with an account of its own, and a
+/// user with another one.
+async fn a_user_and_a_node_that_lose_their_rights_lose_only_what_is_theirs() {
+    let api = ApiServer::shared().await;
+    let namespaces = [api.namespace("front").await, api.namespace("node").await, api.namespace("user").await];
+    let mut accounts = Vec::new();
+    for namespace in &namespaces {
+        let account = ServiceAccount::create(&api, namespace, "kubefan").await;
+        account.may_read_pods().await;
+        let rules = json!([{ "apiGroups": [""], "resources": ["namespaces"], "verbs": ["get"] }]);
+        grant(&api, Some("kube-system"), &format!("{namespace}-identity"), &rules, &account.subject()).await;
+        accounts.push(account);
+    }
+    accounts[0].may_review().await;
+    accounts[1].may_review().await;
+    let (cert, key) = api.server_certificate();
+    let (cert, key) =
+        (format!("--tls-cert-file={}", cert.display()), format!("--tls-private-key-file={}", key.display()));
+    let common = [
+        "--resource=pods",
+        "--passthrough=off",
+        "--authorization-mode=Webhook",
+        "--reauthorize-interval=1s",
+        &cert,
+        &key,
+    ];
+    let front = Kubefan::spawn(&accounts[0].kubeconfig().await, &common).await;
+    front.ready().await;
+    let dir = tempfile::tempdir().unwrap();
+    let token = dir.path().join("token");
+    std::fs::write(&token, accounts[1].token().await).unwrap();
+    let upstream = [
+        format!("--upstream=https://{}", front.grpc_addr),
+        format!("--upstream-ca-file={}", api.ca_pem_path().display()),
+        format!("--upstream-token-file={}", token.display()),
+    ];
+    let args = [&common[..], &upstream.each_ref().map(String::as_str)].concat();
+    let node = Kubefan::spawn(&accounts[1].kubeconfig().await, &args).await;
+    node.ready().await;
+
+    let client = async |token: String| {
+        let options =
+            ClientOptions { ca_file: Some(api.ca_pem_path()), token: Some(token), ..ClientOptions::default() };
+        Client::connect(&format!("https://{}", node.grpc_addr), &options).await.unwrap()
+    };
+    let all = || Target { resource: "pods".to_owned(), ..Target::default() };
+    let mut of_user = client(accounts[2].token().await).await.watch(all(), WatchOptions::default());
+    let mut of_admin = client(api.admin_token()).await.watch(all(), WatchOptions::default());
+    for watch in [&mut of_user, &mut of_admin] {
+        while !matches!(watch.next().await.unwrap().unwrap(), WatchItem::SnapshotEnd { .. }) {}
+    }
+    let base = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
+    api.delete(&format!("{base}/{}-reads", namespaces[2])).await;
+    let ended = async { while let Some(Ok(_)) = of_user.next().await {} };
+    timeout(wait::SOON, ended).await.expect("the user's watch ends");
+
+    api.delete(&format!("{base}/{}-reads", namespaces[1])).await;
+    wait::until("the node to be denied", wait::SOON, || async {
+        let (_, text) = node.admin("/readyz?verbose").await?;
+        text.contains("denies kubefan pods").then_some(())
+    })
+    .await;
+    let subject = json!([accounts[1].subject()]);
+    let role = json!({ "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": format!("{}-reads", namespaces[1]) });
+    let name = format!("{}-reads", namespaces[1]);
+    api.create(base, &json!({ "metadata": { "name": name }, "roleRef": role, "subjects": subject })).await;
+    let path = format!("/api/v1/namespaces/{}/pods", namespaces[2]);
+    let made = api.create(&path, &crate::harness::objects::pod("after")).await;
+    let version = made["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
+    let arrives = async {
+        loop {
+            match of_admin.next().await.unwrap().unwrap() {
+                WatchItem::Event(event) if event.resource_version == version => return,
+                WatchItem::Disconnected { error, .. } => panic!("within the grace no stream ends: {error}"),
+                _ => {}
+            }
+        }
+    };
+    timeout(wait::SOON, arrives).await.expect("the other watch continues");
+}
