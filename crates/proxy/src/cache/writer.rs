@@ -13,13 +13,15 @@
 //! versions, so such a difference has no place at its own version. It waits for the next one and
 //! becomes the step to it.
 
-mod marked;
+mod comparison;
 mod packing;
 
 use std::{collections::HashMap, sync::Arc};
 
-pub use self::marked::ConflatedChange;
-use self::packing::Packing;
+use self::{
+    comparison::{difference, is_reencoded, new_object, same},
+    packing::Packing,
+};
 use crate::cache::{gap::Gap, history::History, ring::Record, store::Store};
 use kubefan_common::{
     planted::{self, Bug},
@@ -70,6 +72,15 @@ pub enum Update {
         /// The cluster's version.
         reached: ResourceVersion,
     },
+}
+
+/// A part of [`Update::Conflated`].
+#[derive(Debug)]
+pub enum ConflatedChange {
+    /// The object exists, in this state.
+    Put(Object),
+    /// No object has this key.
+    Remove(ObjectKey),
 }
 
 /// A new state of the cache.
@@ -334,6 +345,42 @@ impl CacheWriter {
         self.commit(version, Change::Record(Record::Gap(Arc::new(Gap::reencoded(version, reason, events)))))
     }
 
+    /// Applies a marked difference at once, as if the state that it leads to had been listed. A
+    /// reader never sees a part of it, and every view marks it as a gap.
+    fn conflated(
+        &mut self,
+        reason: &'static str,
+        changes: Vec<ConflatedChange>,
+        version: ResourceVersion,
+    ) -> Result<Option<Commit>, UpdateError> {
+        let from = self.version.ok_or(UpdateError::NotListed)?;
+        let (mut store, before) = (self.store.clone(), self.store.clone());
+        for change in changes {
+            match change {
+                ConflatedChange::Put(object) => {
+                    let cached = store.get(object.key().as_str());
+                    if !cached.is_some_and(|cached| same(cached, &object)) {
+                        let object = new_object(object, cached);
+                        self.packing.event(&object);
+                        store.insert(self.packing.current(&object));
+                    }
+                }
+                ConflatedChange::Remove(key) => drop(store.remove(key.as_str())),
+            }
+        }
+        let (contradiction, history, prepared) = Default::default();
+        let listing = Listing { store, reason, before, from: Some(from), contradiction, history, prepared };
+        let mut commit = self.replace(listing, version)?;
+        // No event is lost if only the encoding has changed.
+        if let Some(Commit { change: Change::Record(Record::Gap(gap)), .. }) = &mut commit
+            && reason == SCHEMA_CHANGED
+            && gap.events.iter().all(|event| is_reencoded(event))
+        {
+            *gap = Arc::new(Gap::reencoded(version, reason, gap.events.clone()));
+        }
+        Ok(commit)
+    }
+
     fn replace(&mut self, listing: Listing, version: ResourceVersion) -> Result<Option<Commit>, UpdateError> {
         if self.version != listing.from {
             return self.read_again(listing, version);
@@ -405,17 +452,6 @@ fn differs_at(version: ResourceVersion) -> String {
     format!("a list at version {version} differs from the state at that version")
 }
 
-/// Whether a list repeats an object. The same version has the same bytes, unless the schema has
-/// changed.
-fn same(cached: &Object, object: &Object) -> bool {
-    cached.version() == object.version() && cached.json_len() == object.json_len() && cached.bytes() == object.bytes()
-}
-
-/// Whether an object differs only in its bytes, because its schema has changed.
-fn is_reencoded(event: &WatchEvent) -> bool {
-    event.kind() == EventType::Modified && event.previous().is_some_and(|old| old.version() == event.version())
-}
-
 /// Why a listed object cannot exist if `cached` is its state at the version `reached`, earlier in
 /// the same history. Such an object is of a restored state that has since passed `reached` by other
 /// changes.
@@ -440,49 +476,6 @@ fn contradiction(
         }
         _ => None,
     }
-}
-
-/// The object, sharing the text of its key with the object that it replaces.
-fn new_object(mut object: Object, cached: Option<&Arc<Object>>) -> Arc<Object> {
-    if let Some(cached) = cached {
-        object.share_key(cached);
-    }
-    Arc::new(object)
-}
-
-/// The difference between two states: deletes first (a key whose uid changed is deleted, then
-/// added), then adds and changes in the order of their versions. An object with other bytes at the
-/// same version counts as changed, because its schema has. `packed` has replaced objects that are
-/// packed already.
-fn difference(
-    before: &Store,
-    after: &Store,
-    packed: &mut HashMap<ObjectKey, Arc<Object>>,
-    packer: &Arc<Packer>,
-) -> Vec<Arc<WatchEvent>> {
-    let mut event = |kind, object: &Arc<Object>, previous: Option<&Arc<Object>>| {
-        let event = WatchEvent::new(kind, object.version(), object.clone(), previous.cloned());
-        let previous = previous.and_then(|previous| packed.remove(previous.key()));
-        Arc::new(event.with_packed_previous(previous).packing(packer, None))
-    };
-    let mut deletes = Vec::new();
-    for old in before.iter() {
-        let new = after.get(old.key().as_str());
-        if new.map_or(!planted::is(Bug::RelistForgetsDeletes), |new| new.uid() != old.uid()) {
-            deletes.push(event(EventType::Deleted, old, Some(old)));
-        }
-    }
-    let mut changes = Vec::new();
-    for new in after.iter() {
-        match before.get(new.key().as_str()) {
-            Some(old) if Arc::ptr_eq(old, new) => {}
-            Some(old) if old.uid() == new.uid() => changes.push(event(EventType::Modified, new, Some(old))),
-            _ => changes.push(event(EventType::Added, new, None)),
-        }
-    }
-    changes.sort_by_key(|event| event.version());
-    deletes.append(&mut changes);
-    deletes
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 use std::{net::IpAddr, path::PathBuf};
 
-use super::{ConfigError, rules::unusable, serve::ServeConfig, upstream::UpstreamOptions};
+use super::{ConfigError, rules::unusable};
 use crate::caches::ConfiguredResource;
 use crate::upstream::{kubefan_client::KubefanSettings, settings::UpstreamSettings};
 use kubefan_client::ClientCertificate;
@@ -20,17 +20,21 @@ pub enum SourceSettings {
     Http(UpstreamSettings),
 }
 
+/// `--upstream` and the flags that go with it, as given.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Given {
+    /// An address or the name of a file.
+    pub(super) upstream: Option<String>,
+    pub(super) ca_file: Option<PathBuf>,
+    pub(super) token_file: Option<PathBuf>,
+    pub(super) certificate_file: Option<PathBuf>,
+    pub(super) key_file: Option<PathBuf>,
+    pub(super) server_name: Option<String>,
+}
+
 /// The other kubefan; `None` without `--upstream`.
-pub(super) fn source(options: &UpstreamOptions) -> Result<Option<SourceSettings>, ConfigError> {
-    let UpstreamOptions {
-        upstream,
-        upstream_ca_file: ca_file,
-        upstream_token_file: token_file,
-        upstream_cert_file: certificate_file,
-        upstream_key_file: key_file,
-        upstream_server_name: server_name,
-        ..
-    } = options.clone();
+pub(super) fn source(given: Given) -> Result<Option<SourceSettings>, ConfigError> {
+    let Given { upstream, ca_file, token_file, certificate_file, key_file, server_name } = given;
     let address = upstream.as_deref().filter(|upstream| is_address(upstream));
     let given = [
         (ca_file.is_some(), "--upstream-ca-file"),
@@ -93,8 +97,12 @@ pub(super) fn source(options: &UpstreamOptions) -> Result<Option<SourceSettings>
 
 /// Refuses objects in a form that a kubefan does not send over gRPC. Protobuf is on by default, and
 /// requests for it go upstream.
-pub(super) fn check_forms(config: &ServeConfig) -> Result<(), ConfigError> {
-    if !matches!(config.upstream.source, Some(SourceSettings::Grpc(_))) {
+pub(super) fn check_forms(
+    source: Option<&SourceSettings>,
+    resources: &[ConfiguredResource],
+    caches_tables: bool,
+) -> Result<(), ConfigError> {
+    if !matches!(source, Some(SourceSettings::Grpc(_))) {
         return Ok(());
     }
     let needs = |flag: String| {
@@ -103,9 +111,9 @@ pub(super) fn check_forms(config: &ServeConfig) -> Result<(), ConfigError> {
         ))
     };
     let is_protobuf = |resource: &&ConfiguredResource| resource.media.contains(&Media::Protobuf);
-    match config.cache.resources.iter().find(is_protobuf) {
+    match resources.iter().find(is_protobuf) {
         Some(resource) => needs(format!("--resource {}=protobuf", resource.name)),
-        None if config.on_demand.caches_tables => needs("--cache-tables".to_owned()),
+        None if caches_tables => needs("--cache-tables".to_owned()),
         None => Ok(()),
     }
 }
@@ -140,13 +148,13 @@ fn is_loopback(host: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn given(upstream: &str) -> UpstreamOptions {
-        UpstreamOptions { upstream: Some(upstream.to_owned()), ..UpstreamOptions::default() }
+    fn given(upstream: &str) -> Given {
+        Given { upstream: Some(upstream.to_owned()), ..Given::default() }
     }
 
     #[test]
     fn upstream_is_a_grpc_address_or_a_kubeconfig() {
-        assert_eq!(source(&UpstreamOptions::default()), Ok(None));
+        assert_eq!(source(Given::default()), Ok(None));
         for address in [
             "https://kubefan.kubefan.svc:7443",
             "unix:/run/kubefan.sock",
@@ -157,33 +165,33 @@ mod tests {
             "dns:localhost:7443",
             "dns:///localhost:7443",
         ] {
-            let Ok(Some(SourceSettings::Grpc(settings))) = source(&given(address)) else { panic!("{address}") };
+            let Ok(Some(SourceSettings::Grpc(settings))) = source(given(address)) else { panic!("{address}") };
             assert_eq!(settings, KubefanSettings { address: address.to_owned(), ..KubefanSettings::default() });
         }
         for file in ["kubeconfig", "/etc/kubefan/upstream", "./a:7", "C:file"] {
-            assert!(matches!(source(&given(file)), Ok(Some(SourceSettings::Http(_)))), "{file}");
+            assert!(matches!(source(given(file)), Ok(Some(SourceSettings::Http(_)))), "{file}");
         }
     }
 
     #[test]
     fn what_contradicts_an_address_is_named() {
-        let problem = |options: UpstreamOptions| source(&options).unwrap_err().to_string();
+        let problem = |options: Given| source(options).unwrap_err().to_string();
         let plain = ["kubefan.svc:7443", "http://10.0.0.1:7443", "dns:///kubefan.svc:7443"];
         for address in plain {
             assert!(problem(given(address)).contains("without TLS; write https://"), "{address}");
         }
         let file = || Some(PathBuf::from("f"));
-        let token = |upstream: &str| UpstreamOptions { upstream_token_file: file(), ..given(upstream) };
+        let token = |upstream: &str| Given { token_file: file(), ..given(upstream) };
         assert!(problem(token("localhost:7443")).contains("needs TLS or a Unix socket"));
         assert!(problem(token("kubeconfig")).contains("a kubeconfig, which has its own"));
-        let alone = UpstreamOptions { upstream_ca_file: file(), ..UpstreamOptions::default() };
+        let alone = Given { ca_file: file(), ..Given::default() };
         assert_eq!(problem(alone), "--upstream-ca-file has no effect without --upstream");
-        let ca = UpstreamOptions { upstream_ca_file: file(), ..given("unix:/run/k") };
+        let ca = Given { ca_file: file(), ..given("unix:/run/k") };
         assert!(problem(ca).starts_with("--upstream-ca-file needs TLS"));
-        let certificate = UpstreamOptions { upstream_cert_file: file(), ..given("https://h:1") };
+        let certificate = Given { certificate_file: file(), ..given("https://h:1") };
         assert!(problem(certificate.clone()).contains("need each other"));
-        let both = UpstreamOptions { upstream_key_file: file(), upstream_token_file: file(), ..certificate };
+        let both = Given { key_file: file(), token_file: file(), ..certificate };
         assert!(problem(both).contains("two accounts"));
-        assert!(source(&token("unix:/run/k")).is_ok() && source(&token("https://h:1")).is_ok());
+        assert!(source(token("unix:/run/k")).is_ok() && source(token("https://h:1")).is_ok());
     }
 }

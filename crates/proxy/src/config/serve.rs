@@ -151,7 +151,7 @@ impl ServeOptions {
                 resource.name
             ));
         }
-        check_forms(&config)?;
+        check_forms(config.upstream.source.as_ref(), &config.cache.resources, config.on_demand.caches_tables)?;
         config.modes.check(&config.callers, &config.passthrough)?;
         check_staleness(serving.staleness_max, config.upstream.idle_timeout)?;
         Ok(config)

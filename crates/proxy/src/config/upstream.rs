@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::{
     ConfigError, Duration,
-    next_kubefan::{SourceSettings, source},
+    next_kubefan::{self, SourceSettings},
     rules::{any, at_least, optional, or_false, unusable, wait, wait_or_never},
     section::{display_choice, section},
 };
@@ -86,6 +86,18 @@ section! {
 
 fn settings(options: &UpstreamOptions) -> Result<UpstreamSettings, ConfigError> {
     Ok(UpstreamSettings { kubeconfig: options.kubeconfig.clone(), context: options.context.clone() })
+}
+
+fn source(options: &UpstreamOptions) -> Result<Option<SourceSettings>, ConfigError> {
+    let options = options.clone();
+    next_kubefan::source(next_kubefan::Given {
+        upstream: options.upstream,
+        ca_file: options.upstream_ca_file,
+        token_file: options.upstream_token_file,
+        certificate_file: options.upstream_cert_file,
+        key_file: options.upstream_key_file,
+        server_name: options.upstream_server_name,
+    })
 }
 
 /// Checks the form only: the apiserver knows best which fields a resource has.
