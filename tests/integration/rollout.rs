@@ -1,7 +1,7 @@
 //! Replicas that come, go and even out under subscribers and writes: a scale-up, a rolling restart,
 //! a kill, and a roll from the release before to this one and back. No subscriber may lose an event
-//! or get one twice, no new replica may list upstream, and after each step the replica with the most
-//! watches has at most 1.15 times the mean.
+//! or get one twice, no new replica may list upstream, and after each step the replica with the
+//! most watches has at most 1.15 times the mean.
 //!
 //! `KUBEFAN_TEST_SCALE=full` runs it with 3,000 subscribers over gRPC and 1,000 over HTTP;
 //! `--release -- --nocapture --test-threads 1 rollout` shows the tables. Times depend on the

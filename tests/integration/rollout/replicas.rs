@@ -118,8 +118,8 @@ impl Replicas {
         self.places[place].replica = Some(Replica { kubefan, listed: 0.0 });
     }
 
-    /// Asks a replica to exit, as the kubelet does, and waits for it. A balancer has forgotten it by
-    /// then, because the chart lets a pod wait first; resolvers still remember it.
+    /// Asks a replica to exit, as the kubelet does, and waits for it. A balancer has forgotten it
+    /// by then, because the chart lets a pod wait first; resolvers still remember it.
     pub(super) async fn stop(&mut self, place: usize) {
         self.count_lists().await;
         let mut replica = self.places[place].replica.take().expect("a replica runs there");

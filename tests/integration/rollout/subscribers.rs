@@ -1,5 +1,5 @@
-//! The subscribers: over gRPC by the client library, and over HTTP as informers are. Each notes every
-//! event with the time at which it came.
+//! The subscribers: over gRPC by the client library, and over HTTP as informers are. Each notes
+//! every event with the time at which it came.
 
 use std::{
     sync::{

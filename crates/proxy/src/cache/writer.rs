@@ -13,13 +13,13 @@
 //! versions, so such a difference has no place at its own version. It waits for the next one and
 //! becomes the step to it.
 
-mod comparison;
+mod difference;
 mod packing;
 
 use std::{collections::HashMap, sync::Arc};
 
 use self::{
-    comparison::{difference, is_reencoded, new_object, same},
+    difference::{difference, is_reencoded, new_object, same},
     packing::Packing,
 };
 use crate::cache::{gap::Gap, history::History, ring::Record, store::Store};
