@@ -188,6 +188,7 @@ mod tests {
                         "connections_max",
                         "api_audiences",
                         "authorization_always_allow_groups",
+                        "upstream_token_file",
                         "authorization_mode",
                         "audit_log_path",
                         "client_ca_file",
