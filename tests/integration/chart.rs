@@ -265,7 +265,13 @@ async fn a_node_reads_through_the_cluster_form() {
         .replace("/etc/kubefan/upstream", dir.path().to_str().unwrap());
     std::fs::write(&upstream, kubeconfig).unwrap();
     let daemon_set = named(&rendered, "DaemonSet", &node);
-    let kubefan = start(&api, &upstream, &flags(daemon_set)).await;
+    let flags: Vec<_> = flags(daemon_set)
+        .iter()
+        .map(|flag| flag.replace(&format!("https://{name}-headless:7443"), &format!("https://{}", cluster.grpc_addr)))
+        .map(|flag| flag.replace("/etc/kubefan/upstream", dir.path().to_str().unwrap()))
+        .collect();
+    assert!(flags.iter().any(|flag| flag.starts_with("--upstream=https://127.0.0.1:")), "{flags:?}");
+    let kubefan = start(&api, &upstream, &flags).await;
 
     let url = format!("https://{}/api/v1/namespaces/{namespace}/pods?resourceVersion=0", kubefan.grpc_addr);
     let answer = api.client().get(&url).send().await.unwrap();

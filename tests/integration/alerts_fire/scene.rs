@@ -57,8 +57,8 @@ impl Stage {
             }
         }
         let target = |(job, instance, link): &(&'static str, &'static str, Arc<Link>)| Target {
-            job: *job,
-            instance: *instance,
+            job,
+            instance,
             addr: link.addr,
         };
         let targets: Vec<_> = links.iter().map(target).collect();
