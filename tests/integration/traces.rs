@@ -43,9 +43,12 @@ pub(crate) const TESTS: &[Test] = tests! {
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PARENT: &str = "b7ad6b7169203331";
 
-/// What a collector has received: the attributes of the resource, the headers, and the spans.
+/// The attributes of a resource, a header, and a span.
+type ReceivedSpan = (Vec<KeyValue>, Option<String>, Span);
+
+/// What a collector has received.
 #[derive(Clone, Default)]
-struct Received(Arc<Mutex<Vec<(Vec<KeyValue>, Option<String>, Span)>>>);
+struct Received(Arc<Mutex<Vec<ReceivedSpan>>>);
 
 #[tonic::async_trait]
 impl TraceService for Received {
