@@ -128,7 +128,7 @@ async fn run(factor: u32, first: Option<Run>, scenes: &[(&'static str, Run)]) ->
 async fn alerts_of_common_troubles_fire_and_resolve() {
     let scenes: &[(&str, Run)] = scenes![availability::not_ready, availability::wrong_file, limits::certificate];
     let (_, proved) = run(FACTOR_SHORT, None, scenes).await;
-    assert_eq!(proved.len(), 6, "{proved:?}");
+    assert_eq!(proved.len(), 7, "{proved:?}");
 }
 
 async fn every_alert_fires_and_resolves_and_every_query_has_series() {

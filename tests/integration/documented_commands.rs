@@ -22,13 +22,14 @@ const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const RUN: [&str; 6] = ["get", "watch", "subscribers", "top", "verify", "estimate"];
 
 /// Commands of other programs, by how they begin, and where they are tried.
-const OTHERS: [(&str, &str); 31] = [
+const OTHERS: [(&str, &str); 32] = [
     ("cargo ", "builds, tests and benchmarks: their filters are checked here, and .ci/run runs them or their like"),
     ("target/dist/deps/informers-HASH", "the benchmark of informers, with the hash of its build"),
     ("go build -C tests/clients", "the tests of informers build it"),
     ("cd examples/go && go run .", "examples.rs runs it"),
     ("cd examples/python", "examples.rs runs what follows it"),
     ("python ", "examples.rs runs it"),
+    ("pip install ./clients/python", "clients/python/tests/integration/test_readme.py installs it"),
     ("curl -s 127.0.0.1:7444/metrics", "metrics.rs reads the port"),
     ("curl -s '127.0.0.1:7444/readyz?verbose'", "serve.rs reads the port"),
     ("kubectl --server http://127.0.0.1:7443 get pods", "clients/kubectl.rs runs kubectl through kubefan"),
