@@ -320,6 +320,24 @@ class GetResponse(_message.Message):
     cluster: str
     def __init__(self, object: _Optional[_Union[Object, _Mapping]] = ..., resource_version: _Optional[str] = ..., resource: _Optional[_Union[ResolvedResource, _Mapping]] = ..., cluster: _Optional[str] = ...) -> None: ...
 
+class GetFreshnessRequest(_message.Message):
+    __slots__ = ("target", "prove")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    PROVE_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    prove: bool
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., prove: bool = ...) -> None: ...
+
+class GetFreshnessResponse(_message.Message):
+    __slots__ = ("resource_version", "age", "cluster")
+    RESOURCE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    AGE_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    resource_version: str
+    age: _duration_pb2.Duration
+    cluster: str
+    def __init__(self, resource_version: _Optional[str] = ..., age: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., cluster: _Optional[str] = ...) -> None: ...
+
 class ListResourcesRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
