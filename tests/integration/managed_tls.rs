@@ -73,17 +73,16 @@ impl<'a> Install<'a> {
         let rendered = objects(&text);
         let deployment = named(&rendered, "Deployment", &name);
         let kubeconfig = api.kubeconfig_with_token(&name, &token(api, &namespace, &name).await);
-        let variables = variables(deployment, &namespace);
+        let mut variables = variables(deployment, &namespace);
+        // No resolver knows the name of the peers here. Tests give peers by flags.
+        variables.retain(|(name, _)| !name.starts_with("KUBEFAN_PEER") && name != "KUBEFAN_REBALANCE");
         Install { api, namespace, name, kubeconfig, flags: flags(deployment), variables }
     }
 
     /// Starts a replica with further flags.
     async fn spawn(&self, more: &[&str]) -> Kubefan {
         let flags: Vec<&str> = self.flags.iter().map(String::as_str).chain(more.iter().copied()).collect();
-        let is_of_peers = |name: &str| name.starts_with("KUBEFAN_PEER");
-        let mut variables = self.variables.clone();
-        variables.retain(|(name, _)| !is_of_peers(name));
-        Kubefan::spawn_with_variables(&self.kubeconfig, &flags, &variables).await
+        Kubefan::spawn_with_variables(&self.kubeconfig, &flags, &self.variables).await
     }
 
     fn secret_path(&self) -> String {
@@ -503,8 +502,7 @@ async fn check_reads_the_secret_and_writes_nothing() {
     let check = async || {
         let args = ["check", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--kubeconfig"];
         let flags: Vec<&str> = install.flags.iter().map(String::as_str).collect();
-        let variables = install.variables.iter().filter(|(name, _)| !name.starts_with("KUBEFAN_PEER"));
-        let variables: Vec<_> = variables.cloned().collect();
+        let variables = install.variables.clone();
         let args = [&args[..], &[install.kubeconfig.to_str().unwrap()], &flags].concat();
         let ran = run_with(&args, |command| {
             command.envs(variables);
