@@ -12,7 +12,7 @@ use super::{
 };
 use kubefan_proxy::{
     app::{self, reload::WatchedFile},
-    config::{self, ConfigError, ConfigFile, ServeConfig, ServeOptions},
+    config::{self, ConfigError, ConfigFile, SecondVariable, ServeConfig, ServeOptions},
     telemetry,
 };
 
@@ -45,13 +45,15 @@ pub(super) fn with_defaults(command: Command) -> Command {
 /// Reads an option from the second name of its variable where only that is set. The parser knows
 /// one name.
 pub(super) fn with_second_variables(command: Command) -> Command {
-    let used = config::second_variables().into_iter().filter(|names| is_set(names.second) && !is_set(names.first));
+    let counts = |names: &SecondVariable| env::var_os(names.second).is_some_and(|value| names.counts(&value));
+    let used = config::second_variables().into_iter().filter(|names| !is_set(names.first) && counts(names));
     used.fold(command, |command, names| command.mut_arg(names.field, |arg| arg.env(names.second)))
 }
 
 /// Runs until a signal. `variables` are the environment variables that a command reads.
 pub(super) fn run(args: ServeArgs, variables: &[String], given: &Given<'_>) -> Result<(), CliError> {
-    let (config, watched) = configuration(args, given)?;
+    let (mut config, watched) = configuration(args, given)?;
+    config.traces.is_of_variable(given.variable_of("--otlp-endpoint").as_deref());
     telemetry::tracing::init(config.logging.format, &config.logging.level).map_err(CliError::Plain)?;
     for message in unknown_variables(variables) {
         tracing::warn!("{message}");
@@ -73,7 +75,8 @@ pub(super) fn configuration(
     args: ServeArgs,
     given: &Given<'_>,
 ) -> Result<(ServeConfig, Option<WatchedFile>), CliError> {
-    if let Some(names) = config::second_variables().iter().find(|names| is_set(names.first) && is_set(names.second)) {
+    let is_twice = |names: &&SecondVariable| !names.is_foreign && is_set(names.first) && is_set(names.second);
+    if let Some(names) = config::second_variables().iter().find(is_twice) {
         let message = format!("{} and {} mean the same; set only one of them", names.first, names.second);
         return Err(CliError::Plain(message));
     }

@@ -63,7 +63,7 @@ use crate::{
     },
     telemetry::{
         metrics::Metrics,
-        traces::{Exporter, Traces},
+        traces::{Exporter, TraceError, Traces},
     },
     upstream::{
         Source, Upstream,
@@ -231,8 +231,15 @@ impl App {
         let audit = auditing::start(&config.audit, wall_clock, seed, &metrics);
         let audit = audit.map_err(|error| AppError::Audit { path, error })?;
         let traces = config.traces.settings.as_ref();
+        let is_foreign = traces.is_some_and(|settings| settings.is_foreign);
         let traces = traces.map(|settings| Traces::start(settings, VERSION, metrics.traces().clone()));
-        let (traces, exporter) = traces.transpose()?.unzip();
+        let (traces, exporter) = match traces.transpose() {
+            Err(error @ TraceError::Endpoint { .. }) if is_foreign => {
+                warn!(%error, "no traces: this address of OTEL_EXPORTER_OTLP_ENDPOINT cannot be used");
+                (None, None)
+            }
+            traces => traces?.unzip(),
+        };
         Ok(Self {
             config,
             upstream,
@@ -335,10 +342,14 @@ impl App {
         )?;
         let set_places: live::SetPlaces =
             Box::new(move |subscribers_max, reads_max| reader.set_places(subscribers_max, reads_max));
-        if let Some(budget) = budget {
-            let end_unread = move || server.readers().end_some();
-            let keep_within = memory_pressure::keep_within(registry.clone(), metrics.clone(), budget, end_unread);
-            tokio::spawn(stop.clone().run_until_cancelled_owned(keep_within));
+        match budget {
+            Some(budget) => {
+                let end_unread = move || server.readers().end_some();
+                let keep_within = memory_pressure::keep_within(registry.clone(), metrics.clone(), budget, end_unread);
+                tokio::spawn(stop.clone().run_until_cancelled_owned(keep_within));
+            }
+            // It has a copy of the log, whose writer ends with the last one.
+            None => drop(server),
         }
         if let (Some(listener), Some(log), Some(tls)) = (peer, peer_log, peer_tls) {
             let load = rebalancing::load(&config, &registry, &connections, &access, &drain);

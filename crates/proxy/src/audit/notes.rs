@@ -89,7 +89,7 @@ impl Noted {
     /// Says in a span what is read, and the verdict. It has no names of objects or users, and no
     /// selectors: who may read traces need not be who may read the audit log.
     pub(super) fn trace(&self, span: &RequestSpan) {
-        if let Some(object) = self.object() {
+        if let Some(object) = self.object().map(ObjectRef::shortened) {
             span.note("k8s.resource.group", object.api_group);
             span.note("k8s.resource.name", object.resource);
             let scope = if object.namespace.is_empty() { "cluster" } else { "namespace" };

@@ -61,6 +61,11 @@ impl Record {
         Self { open, notes, span }
     }
 
+    /// Whether anything waits for the end of the request: a line, or a span.
+    pub fn is_on(&self) -> bool {
+        self.open.is_some() || self.span.is_on()
+    }
+
     /// The span of the request.
     pub fn span(&self) -> &RequestSpan {
         &self.span
@@ -87,8 +92,16 @@ impl Record {
     /// # Errors
     /// The record cannot be written, and the mode demands it. Then the stream must not start.
     pub async fn started(&mut self, outcome: Outcome, is_forwarded: bool) -> Result<(), NotRecorded> {
-        self.trace(&outcome, is_forwarded);
-        self.span.streams();
+        let traced = self.span.is_on().then(|| outcome.clone());
+        let written = self.write_start(outcome, is_forwarded).await;
+        self.trace_written(traced, is_forwarded, written);
+        if written.is_ok() {
+            self.span.streams();
+        }
+        written
+    }
+
+    async fn write_start(&mut self, outcome: Outcome, is_forwarded: bool) -> Result<(), NotRecorded> {
         let Some(open) = &mut self.open else { return Ok(()) };
         (open.outcome, open.is_forwarded) = (Some(outcome), is_forwarded);
         if is_forwarded || !open.queue.is_strict {
@@ -118,7 +131,13 @@ impl Record {
     /// # Errors
     /// The record cannot be written, and the mode demands it. Then the answer must not be sent.
     pub async fn answered(&mut self, outcome: Outcome, is_forwarded: bool) -> Result<(), NotRecorded> {
-        self.trace(&outcome, is_forwarded);
+        let traced = self.span.is_on().then(|| outcome.clone());
+        let written = self.write_answer(outcome, is_forwarded).await;
+        self.trace_written(traced, is_forwarded, written);
+        written
+    }
+
+    async fn write_answer(&mut self, outcome: Outcome, is_forwarded: bool) -> Result<(), NotRecorded> {
         let Some(open) = &mut self.open else { return Ok(()) };
         (open.outcome, open.is_forwarded) = (Some(outcome), is_forwarded);
         if is_forwarded || !open.queue.is_strict {
@@ -151,6 +170,15 @@ impl Record {
         if let Some(open) = &mut self.open {
             open.end = Some(end);
             open.outcome = outcome.or(open.outcome.take());
+        }
+    }
+
+    /// Says in the span what the caller gets, which is known once the record is written or not.
+    fn trace_written(&self, outcome: Option<Outcome>, is_forwarded: bool, written: Result<(), NotRecorded>) {
+        match (outcome, written) {
+            (Some(outcome), Ok(())) => self.trace(&outcome, is_forwarded),
+            (Some(_), Err(NotRecorded)) => self.trace(&Outcome::code(503), false),
+            (None, _) => {}
         }
     }
 
@@ -189,8 +217,13 @@ impl Drop for Record {
             self.span.note("kubefan.sent.objects", i64::try_from(objects).unwrap_or(i64::MAX));
             self.span.note("kubefan.sent.bytes", i64::try_from(bytes).unwrap_or(i64::MAX));
         }
+        let is_panic = std::thread::panicking();
+        if is_panic {
+            self.span.note("error.type", "panic");
+            self.span.failed("panic");
+        }
         let Some(mut open) = self.open.take() else { return };
-        if std::thread::panicking() {
+        if is_panic {
             open.outcome = Some(Outcome::panicked());
             return open.queue.push(open.line(Stage::Panic, &self.notes));
         }

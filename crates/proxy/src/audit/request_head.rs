@@ -25,6 +25,32 @@ pub(super) const URI_BYTES_MAX: usize = 8 << 10;
 /// The most addresses in a record: the client's own, and those that it says it forwards for.
 const SOURCE_IPS_MAX: usize = 16;
 
+/// The longest API group in the name of a span, in bytes: that of a DNS subdomain.
+const GROUP_BYTES_MAX: usize = 253;
+/// The longest version, resource or subresource in the name of a span, in bytes: that of a DNS
+/// label.
+const LABEL_BYTES_MAX: usize = 63;
+/// The verbs in names of spans: the apiserver's, and the methods of HTTP for what is no resource.
+const VERBS: [&str; 15] = [
+    "get",
+    "list",
+    "watch",
+    "create",
+    "update",
+    "patch",
+    "delete",
+    "deletecollection",
+    "post",
+    "put",
+    "head",
+    "options",
+    "connect",
+    "trace",
+    "other",
+];
+/// In place of a verb that a client has made up.
+const OTHER_VERB: &str = "_OTHER";
+
 /// How a request starts.
 pub struct RequestHead<'a> {
     /// The protocol that it came in.
@@ -46,14 +72,18 @@ impl RequestHead<'_> {
     pub(super) fn span_name(&self) -> String {
         match self.protocol {
             Protocol::Grpc => self.uri.path().trim_start_matches('/').to_owned(),
-            Protocol::Http => format!("{} {}", self.verb, self.route()),
+            Protocol::Http => format!("{} {}", self.span_verb(), self.route()),
         }
+    }
+
+    fn span_verb(&self) -> &str {
+        if VERBS.contains(&&*self.verb) { &self.verb } else { OTHER_VERB }
     }
 
     /// What its span says at the start. Nothing of it is a name of an object or a selector.
     pub(super) fn span_attributes(&self) -> Vec<KeyValue> {
         let mut attributes = vec![
-            KeyValue::new("k8s.request.verb", self.verb.to_string()),
+            KeyValue::new("k8s.request.verb", self.span_verb().to_owned()),
             KeyValue::new("user_agent.original", user_agent(self.headers)),
         ];
         attributes.extend(self.address.map(|ip| KeyValue::new("client.address", ip.to_canonical().to_string())));
@@ -70,9 +100,12 @@ impl RequestHead<'_> {
     }
 
     /// The path with its variable parts replaced by their names. A path of no resource is one
-    /// route, because callers could make up any number of them.
+    /// route, because callers could make up any number of them. So is one that no resource can
+    /// have: it is here before its caller is known.
     fn route(&self) -> String {
-        let Some(object) = &self.object else { return "/{path}".to_owned() };
+        let Some(object) = self.object.as_ref().filter(|object| can_exist(object)) else {
+            return "/{path}".to_owned();
+        };
         let ObjectRef { resource, namespace, name, api_group, api_version, subresource } = object;
         let mut route = match api_group.is_empty() {
             true => format!("/api/{api_version}"),
@@ -91,6 +124,16 @@ impl RequestHead<'_> {
         }
         route
     }
+}
+
+/// Whether the names of a resource are such as the apiserver takes.
+fn can_exist(object: &ObjectRef) -> bool {
+    let is_name = |text: &str, bytes_max: usize| {
+        let is_of_names = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'-');
+        text.len() <= bytes_max && text.bytes().all(is_of_names)
+    };
+    let labels = [&object.api_version, &object.resource, &object.subresource];
+    is_name(&object.api_group, GROUP_BYTES_MAX) && labels.into_iter().all(|label| is_name(label, LABEL_BYTES_MAX))
 }
 
 /// The ID that a client has chosen, if it can be one.
@@ -168,5 +211,41 @@ mod tests {
         let uri = format!("/api/v1/pods?labelSelector={}", "b".repeat(URI_BYTES_MAX)).parse().unwrap();
         assert_eq!(request_uri(&uri).len(), URI_BYTES_MAX + TRUNCATED.len());
         assert_eq!(request_uri(&"https://host/a?b=c".parse().unwrap()), "/a?b=c");
+    }
+    #[test]
+    fn the_name_of_a_span_has_only_what_a_resource_can_have() {
+        let name = |verb: &'static str, [api_group, api_version, resource, subresource]: [&str; 4]| {
+            let head = RequestHead {
+                protocol: Protocol::Http,
+                verb: verb.into(),
+                uri: &Uri::from_static("/"),
+                headers: &HeaderMap::new(),
+                address: None,
+                object: Some(ObjectRef {
+                    resource: resource.to_owned(),
+                    namespace: "a".to_owned(),
+                    name: "p".to_owned(),
+                    api_group: api_group.to_owned(),
+                    api_version: api_version.to_owned(),
+                    subresource: subresource.to_owned(),
+                }),
+            };
+            head.span_name()
+        };
+        let pods = ["", "v1", "pods", "log"];
+        assert_eq!(name("get", pods), "get /api/v1/namespaces/{namespace}/pods/{name}/log");
+        assert_eq!(name("made-up", pods), "_OTHER /api/v1/namespaces/{namespace}/pods/{name}/log");
+        let (group, label) = ("g".repeat(254), "l".repeat(64));
+        for made_up in [
+            [&group, "v1", "pods", ""],
+            ["", &label, "pods", ""],
+            ["", "v1", &label, ""],
+            ["", "v1", "pods", &label],
+            ["", "v1", "Pods", ""],
+            ["", "v1", "pods", "%41"],
+        ] {
+            assert_eq!(name("get", made_up), "get /{path}", "{made_up:?}");
+        }
+        assert!(name("get", [&group[1..], &label[1..], &label[1..], ""]).contains("/namespaces/{namespace}/"));
     }
 }

@@ -19,7 +19,7 @@ use super::{
     rules::unusable,
     section::{SecondVariable, Section},
     serving::{ConsistentReads, ServingConfig, ServingOptions, check_addresses},
-    traces::{ENDPOINT_VARIABLE, TraceConfig, TraceOptions},
+    traces::{self, TraceConfig, TraceOptions},
     upstream::{UpstreamConfig, UpstreamOptions},
 };
 use crate::caches::ConfiguredResource;
@@ -73,7 +73,7 @@ macro_rules! sections {
 
         /// The environment variables with a second name.
         pub fn second_variables() -> Vec<SecondVariable> {
-            [&[ENDPOINT_VARIABLE][..], $($options::SECOND_VARIABLES),*].concat()
+            [&traces::VARIABLES[..], $($options::SECOND_VARIABLES),*].concat()
         }
 
         /// The defaults as `--help` shows them, by the name of the option's field.

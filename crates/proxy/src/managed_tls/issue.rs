@@ -48,6 +48,13 @@ pub(super) enum Usage {
 #[error("a certificate cannot be made: {0}")]
 pub(super) struct IssueError(String);
 
+impl IssueError {
+    /// What was made cannot be used.
+    pub(super) fn unusable(why: &str) -> Self {
+        Self(format!("what the CA signs is of no use: {why}"))
+    }
+}
+
 impl From<rcgen::Error> for IssueError {
     fn from(error: rcgen::Error) -> Self {
         Self(error.to_string())

@@ -17,6 +17,7 @@ use tracing::{info, warn};
 
 use super::{
     in_use::{Held, ManagedTls, PeerProof},
+    issue::IssueError,
     managed_options::ManagedOptions,
     material::Material,
     next_step::{Step, next_step},
@@ -39,10 +40,14 @@ const STEPS_MAX: usize = 4;
 const CONFLICTS_MAX: usize = 8;
 /// How long a replica waits after a conflict, at most.
 const CONFLICT_DELAY_MAX: Duration = Duration::from_millis(200);
-/// The ConfigMaps are compared at every look if the bundle has changed, otherwise after so many.
+/// The ConfigMaps are compared at every look if the bundle has changed or one of them does not have
+/// it, otherwise after so many.
 const LOOKS_PER_COMPARISON: u32 = 10;
 /// The life of the certificate for peers, which is never stored.
 const PEER_LIFETIME: Duration = Duration::from_secs(24 * 3600);
+
+/// The making of a certificate, among what fails.
+const ISSUE: &str = "issue";
 
 /// The wall clock.
 type Clock = fn() -> SystemTime;
@@ -116,12 +121,19 @@ impl<R: Rng> Keeper<R> {
             };
             let step = next_step(&material.state, is_published, now, &self.options.lifetimes, self.jitter);
             if step == Step::Keep {
+                self.works(ISSUE);
                 return Ok(());
             }
             if !self.agrees_on_the_time(found.date) {
                 return Ok(());
             }
-            match self.write(material, step, found.object, now).await? {
+            let mut object = found.object;
+            if let Err(error) = material.apply(step, &mut object, &self.options, now) {
+                self.not_made(&error);
+                return Ok(());
+            }
+            self.works(ISSUE);
+            match self.write(step, &object).await? {
                 true => steps += 1,
                 false => {
                     conflicts += 1;
@@ -132,14 +144,10 @@ impl<R: Rng> Keeper<R> {
         Ok(())
     }
 
-    /// Does a step. False if another replica has written meanwhile.
-    async fn write(&mut self, material: Material, step: Step, mut object: Value, now: u64) -> Result<bool, LookError> {
+    /// Writes what a step has made. False if another replica has written meanwhile.
+    async fn write(&mut self, step: Step, object: &Value) -> Result<bool, LookError> {
         let secret = self.options.secret.clone();
-        if let Err(error) = material.apply(step, &mut object, &self.options, now) {
-            warn!(%error, %secret, "the managed certificate cannot be renewed");
-            return Ok(true);
-        }
-        let written = stored_objects::replace(&self.upstream, Stored::Secret, &secret, &object).await;
+        let written = stored_objects::replace(&self.upstream, Stored::Secret, &secret, object).await;
         let written = self.noted("secret update", written)?;
         if written {
             match step {
@@ -164,7 +172,8 @@ impl<R: Rng> Keeper<R> {
         let Some((certified, facts)) = material.certified() else { return };
         let before = self.tls.held();
         let is_same = before.as_ref().is_some_and(|held| held.certified.cert == certified.cert);
-        let has_same_cas = self.material.as_ref().is_some_and(|last| last.bundle() == material.bundle());
+        // Also whether their keys are there.
+        let has_same_cas = self.material.as_ref().is_some_and(|last| last.state.cas == material.state.cas);
         self.metrics.certificate_expiration.set(facts.not_after as f64);
         self.metrics.ca_expiration.set(material.signing_not_after(now).map_or(f64::INFINITY, |end| end as f64));
         if is_same && has_same_cas {
@@ -195,7 +204,8 @@ impl<R: Rng> Keeper<R> {
         made.inspect_err(|error| warn!(%error, "this replica has no proof for its peers")).ok().map(Arc::new)
     }
 
-    /// Writes the bundle to the ConfigMaps that do not have it. True if all have it that can.
+    /// Writes the bundle to the ConfigMaps that do not have it. True if all have it that can, and
+    /// one of them at least.
     async fn publish(&mut self, bundle: &str) -> bool {
         if let Some((last, looks)) = &mut self.published
             && last == bundle
@@ -205,42 +215,57 @@ impl<R: Rng> Keeper<R> {
             return true;
         }
         self.published = None;
-        let mut have_all = true;
-        for name in self.options.ca_config_maps.clone() {
-            let published = stored_objects::publish(&self.upstream, &name, bundle).await;
-            have_all &= match self.noted(&name.to_string(), published) {
-                Ok(has) => has,
-                // It does not hold up the others: no client reads the CA there.
-                Err(error) => error.is_lasting(),
-            };
+        let maps = self.options.ca_config_maps.clone();
+        let (mut having, mut is_open) = (0, false);
+        for name in &maps {
+            let published = stored_objects::publish(&self.upstream, name, bundle).await;
+            match self.noted(&name.to_string(), published) {
+                Ok(true) => having += 1,
+                Ok(false) => is_open = true,
+                // A lasting one does not hold up the others: no client reads the CA there.
+                Err(error) => is_open |= !error.is_lasting(),
+            }
         }
-        if have_all {
+        if having == maps.len() {
             self.published = Some((bundle.to_owned(), 0));
         }
-        have_all
+        !is_open && (having > 0 || maps.is_empty())
     }
 
     /// Counts a failure, and logs it if it is not the last one of this object.
     fn noted<T>(&mut self, what: &str, result: Result<T, LookError>) -> Result<T, LookError> {
         match &result {
-            Ok(_) => {
-                if self.failed.remove(what).is_some() {
-                    info!(what, "the managed certificate: it works again");
-                }
-            }
+            Ok(_) => self.works(what),
             Err(error) => {
                 self.metrics.failed(error.is_write, error.stored.as_str());
                 let text = error.to_string();
-                if error.stored == Stored::Secret && !error.is_write {
+                if error.stored == Stored::Secret {
                     *self.tls.status() = Err(text.clone());
                 }
-                if self.failed.get(what) != Some(&text) {
-                    warn!("the managed certificate: {text}");
-                    self.failed.insert(what.to_owned(), text);
-                }
+                self.fails(what, text);
             }
         }
         result
+    }
+
+    /// A certificate cannot be made. No other try would mend that, so nothing is written.
+    fn not_made(&mut self, error: &IssueError) {
+        self.metrics.failed(true, Stored::Secret.as_str());
+        *self.tls.status() = Err(error.to_string());
+        self.fails(ISSUE, error.to_string());
+    }
+
+    fn fails(&mut self, what: &str, text: String) {
+        if self.failed.get(what) != Some(&text) {
+            warn!("the managed certificate: {text}");
+            self.failed.insert(what.to_owned(), text);
+        }
+    }
+
+    fn works(&mut self, what: &str) {
+        if self.failed.remove(what).is_some() {
+            info!(what, "the managed certificate: it works again");
+        }
     }
 
     /// Whether this clock is near the apiserver's.
@@ -248,9 +273,11 @@ impl<R: Rng> Keeper<R> {
         let now = (self.clock)();
         let differs = |date: SystemTime| now.duration_since(date).unwrap_or_else(|error| error.duration());
         let agrees = date.is_none_or(|date| differs(date) <= SKEW_MAX);
+        if !agrees {
+            // At every look, which has said what the Secret has.
+            *self.tls.status() = Err("the clock differs from the apiserver's, so it is not renewed here".to_owned());
+        }
         if !agrees && self.failed.insert("clock".to_owned(), String::new()).is_none() {
-            let why = "the clock differs from the apiserver's, so it is not renewed here";
-            *self.tls.status() = Err(why.to_owned());
             warn!(
                 "the managed certificate is not renewed here: the clock differs from the apiserver's by more than {SKEW_MAX:?}"
             );

@@ -114,6 +114,9 @@ impl Material {
     }
 
     /// Changes the Secret by a step.
+    ///
+    /// # Errors
+    /// A certificate cannot be made that clients accept. Then the Secret is as it was.
     pub(super) fn apply(
         mut self,
         step: Step,
@@ -182,7 +185,10 @@ impl Material {
         let Some((ca, key)) = self.cas.get(signing).and_then(|ca| Some((ca, ca.key.as_ref()?))) else { return Ok(()) };
         let not_after = (now + options.lifetimes.certificate.as_secs()).min(ca.facts.not_after);
         let Issued { certificate, key } = issue::certificate(&ca.pem, key, names, Usage::Server, (now, not_after))?;
-        self.leaf = read_leaf(certificate.into_bytes(), key.0.into_bytes()).ok();
+        let leaf = read_leaf(certificate.into_bytes(), key.0.into_bytes()).map_err(IssueError::unusable)?;
+        // A CA of others may sign what no client accepts. Written, it would be renewed at each look.
+        judge(&leaf, &self.cas, names, now).map_err(IssueError::unusable)?;
+        self.leaf = Some(leaf);
         Ok(())
     }
 

@@ -20,7 +20,7 @@ const RENEWED_AFTER: f64 = 2.0 / 3.0;
 /// Replicas spread a renewal over this part of the life, so that usually one of them writes.
 const RENEWAL_SPREAD: f64 = 1.0 / 30.0;
 /// With this part of a certificate's life left, a CA is replaced even if the next one was not
-/// published for as long as it should.
+/// published for as long as it should. But the next one has half of what was left, at least.
 const UNPUBLISHED_LEFT: f64 = 1.0 / 3.0;
 
 /// A CA of the bundle.
@@ -98,7 +98,9 @@ pub(super) fn next_step(state: &State, is_published: bool, now: u64, lifetimes: 
         if since.is_some_and(|at| now >= at + seconds(lifetimes.overlap)) {
             return Step::Succeed;
         }
-        if (left as f64) < lifetimes.certificate.as_secs_f64() * UNPUBLISHED_LEFT {
+        let is_late = (left as f64) < lifetimes.certificate.as_secs_f64() * UNPUBLISHED_LEFT;
+        // One that was made a moment ago can be known to no client.
+        if is_late && now.saturating_sub(next.created) >= left {
             return Step::Succeed;
         }
         if since.is_none() && is_published {

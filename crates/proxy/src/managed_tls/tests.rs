@@ -250,13 +250,41 @@ fn a_next_ca_that_was_never_published_signs_only_when_nothing_else_is_left() {
     let lifetimes = days(90, 3 * 365, 30);
     let end = START + lifetimes.ca.as_secs();
     let ca = |id: &str, created, not_after| CaFacts { id: id.to_owned(), created, not_after, has_key: true };
-    let at = |now: u64| {
-        let cas = vec![ca("a", START, end), ca("b", START + 945 * DAY, end + 945 * DAY)];
+    let at_of = |made: u64, now: u64| {
+        let cas = vec![ca("a", START, end), ca("b", made, made + lifetimes.ca.as_secs())];
         let leaf = Ok(LeafFacts { created: now, not_after: end });
         next_step(&State { cas, leaf, published: None }, false, now, &lifetimes, 0.0)
     };
+    let at = |now: u64| at_of(START + 945 * DAY, now);
     assert_eq!(at(end - 31 * DAY), Step::Keep, "not published, so it waits");
     assert_eq!(at(end - 29 * DAY), Step::Succeed, "a third of a certificate's life is left");
+    let late = |left: u64| at_of(end - 20 * DAY, end - left * DAY);
+    assert_eq!(late(20), Step::Keep, "made a moment ago, so no client knows it");
+    assert_eq!(late(11), Step::Keep);
+    assert_eq!(late(10), Step::Succeed, "half of what was left has passed");
+}
+
+#[test]
+fn a_certificate_that_no_client_would_accept_is_not_written() {
+    use base64::{Engine, prelude::BASE64_STANDARD};
+    use rcgen::{BasicConstraints, CertificateParams, GeneralSubtree, IsCa, KeyPair, NameConstraints};
+    let options = options(days(90, 3 * 365, 30));
+    let key = KeyPair::generate().unwrap();
+    let mut ca = CertificateParams::new(Vec::new()).unwrap();
+    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let permitted_subtrees = vec![GeneralSubtree::DnsName("other.example".to_owned())];
+    ca.name_constraints = Some(NameConstraints { permitted_subtrees, excluded_subtrees: Vec::new() });
+    let mut secret = empty();
+    secret["data"] = json!({
+        "ca.crt": BASE64_STANDARD.encode(ca.self_signed(&key).unwrap().pem()),
+        "ca.key": BASE64_STANDARD.encode(key.serialize_pem()),
+    });
+    let before = secret.clone();
+    let material = Material::read(&secret, &options.dns_names, START);
+    let step = next_step(&material.state, true, START, &options.lifetimes, 0.0);
+    assert!(matches!(step, Step::Renew(_)), "{step:?}");
+    assert!(material.apply(step, &mut secret, &options, START).is_err());
+    assert_eq!(secret, before);
 }
 
 #[test]

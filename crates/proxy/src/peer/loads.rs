@@ -97,17 +97,22 @@ impl Loads {
     }
 }
 
-/// Asks one replica; `None` if it cannot be reached, or is this one. A connection that broke is
-/// opened again at the next question.
+/// Asks one replica; `None` if it cannot be reached, or is this one. A connection that was kept may
+/// have ended since, at the latest by its age, so a failure of it says nothing about the replica.
 async fn ask_one(
     dial: &dyn Dial,
     address: SocketAddr,
     connected: Option<PeerServiceClient<Channel>>,
 ) -> Option<(PeerServiceClient<Channel>, PeerLoad)> {
-    let mut client = match connected {
-        Some(client) => client,
-        None => PeerServiceClient::new(dial.connect(address).await.ok()?),
-    };
+    if let Some(client) = connected
+        && let Some(answered) = ask_over(client).await
+    {
+        return Some(answered);
+    }
+    ask_over(PeerServiceClient::new(dial.connect(address).await.ok()?)).await
+}
+
+async fn ask_over(mut client: PeerServiceClient<Channel>) -> Option<(PeerServiceClient<Channel>, PeerLoad)> {
     match client.load(LoadRequest {}).await {
         Ok(answer) => Some((client, PeerLoad::Known(answer.into_inner().into()))),
         Err(status) if status.code() == Code::Unimplemented => Some((client, PeerLoad::Unknown)),
@@ -128,6 +133,8 @@ mod tests {
     use crate::peer::{NoTransferLog, OfferedCache, Sender, Source};
     use kubefan_common::proto::v1alpha1::peer_service_server::PeerServiceServer;
     use kubefan_model::{GroupVersionResource, Scope};
+
+    const CONNECTION_AGE: Duration = Duration::from_secs(60);
 
     struct Nothing;
 
@@ -159,7 +166,8 @@ mod tests {
                 let service = PeerServiceServer::new(Sender::new(Nothing, Arc::new(NoTransferLog)).with_load(load));
                 let (ours, theirs) = tokio::io::duplex(16 << 10);
                 let incoming = futures::StreamExt::chain(stream::iter([Ok::<_, io::Error>(theirs)]), stream::pending());
-                tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
+                let server = Server::builder().max_connection_age(CONNECTION_AGE).add_service(service);
+                tokio::spawn(server.serve_with_incoming(incoming));
                 let mut io = Some(TokioIo::new(ours));
                 let once = service_fn(move |_| {
                     std::future::ready(io.take().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)))
@@ -180,6 +188,17 @@ mod tests {
         for _ in 0..2 {
             let found = loads.ask().await.unwrap();
             assert_eq!(found, [PeerLoad::Known(second), PeerLoad::Known(third), PeerLoad::Unknown]);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_replica_whose_kept_connection_has_ended_is_asked_over_a_new_one() {
+        let load = Load { watches: 1, is_ready: true, is_draining: false, authorizes: true, instance: 2 };
+        let mut loads = Loads::new(Arc::new(Replicas(vec![(1, Some(load))])), 1);
+        for _ in 0..3 {
+            assert_eq!(loads.ask().await.unwrap(), [PeerLoad::Known(load)]);
+            // Of simulated time.
+            tokio::time::sleep(2 * CONNECTION_AGE).await;
         }
     }
 }

@@ -32,6 +32,9 @@ const REQUESTS_MAX: u32 = 64;
 const REQUEST_BYTES_MAX: usize = 64 << 10;
 /// A silent peer gets an HTTP/2 ping after this time, and has as long to answer.
 const KEEPALIVE: Duration = Duration::from_secs(10);
+/// A connection takes no further requests after this time, and ends with the last one. Only
+/// handshakes verify certificates, so an older one could outlive the CA that it was proved by.
+const CONNECTION_AGE_MAX: Duration = Duration::from_secs(60);
 
 /// Serves peers over `incoming` from `source` until `stop` is cancelled, and records each transfer
 /// in `log`. With `load`, it also tells how loaded this replica is.
@@ -50,6 +53,7 @@ pub async fn serve<IO>(
         .max_concurrent_streams(REQUESTS_MAX)
         .http2_keepalive_interval(Some(KEEPALIVE))
         .http2_keepalive_timeout(Some(KEEPALIVE))
+        .max_connection_age(CONNECTION_AGE_MAX)
         .add_service(service);
     let proven = proven(incoming, tls, metrics);
     let served = tokio::select! {

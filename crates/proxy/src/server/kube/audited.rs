@@ -72,9 +72,9 @@ pub async fn answered(
 
 /// A response whose record is complete when its body has ended.
 pub fn recorded(response: Response<Body>, record: Record) -> Response<Body> {
-    match record.id() {
-        Some(_) => response.map(|body| Body::new(holding(body, record))),
-        None => response,
+    match record.is_on() {
+        true => response.map(|body| Body::new(holding(body, record))),
+        false => response,
     }
 }
 

@@ -3,12 +3,13 @@
 use std::{collections::HashMap, fmt, path::PathBuf, time::Duration};
 
 use opentelemetry::{Context, KeyValue};
-use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithHttpConfig, WithTonicConfig};
+use opentelemetry_otlp::{Protocol as OtlpProtocol, SpanExporter, WithExportConfig, WithHttpConfig, WithTonicConfig};
 use opentelemetry_sdk::{
     Resource,
     error::OTelSdkResult,
     trace::{Sampler, SdkTracerProvider, Span, SpanData, SpanExporter as _, SpanProcessor},
 };
+use reqwest::redirect::Policy;
 use tokio::{
     sync::mpsc::{Receiver, Sender, channel},
     task::JoinHandle,
@@ -50,6 +51,9 @@ pub enum Protocol {
 pub struct TraceSettings {
     /// The URL of the collector, `http` or `https`.
     pub endpoint: String,
+    /// Whether the URL is of a variable that is set for all programs. Then traces are off if it
+    /// cannot be used, and kubefan serves without them.
+    pub is_foreign: bool,
     /// How they are sent.
     pub protocol: Protocol,
     /// A file with headers of each request, one a line: `name: value`. They may be secret.
@@ -138,8 +142,9 @@ fn exporter(settings: &TraceSettings) -> Result<SpanExporter, TraceError> {
             }
         }
         Protocol::HttpProtobuf => {
-            let client =
-                reqwest::Client::builder().timeout(EXPORT_TIMEOUT).build().map_err(|error| unusable(&error))?;
+            // The headers may be secret: they go to the collector that was named, and nowhere else.
+            let client = reqwest::Client::builder().timeout(EXPORT_TIMEOUT).redirect(Policy::none());
+            let client = client.build().map_err(|error| unusable(&error))?;
             let text = |value: &http::HeaderValue| value.to_str().unwrap_or_default().to_owned();
             let headers: HashMap<_, _> =
                 headers.iter().map(|(name, value)| (name.as_str().to_owned(), text(value))).collect();
@@ -148,6 +153,8 @@ fn exporter(settings: &TraceSettings) -> Result<SpanExporter, TraceError> {
                 _ => endpoint.clone(),
             };
             let http = SpanExporter::builder().with_http().with_endpoint(endpoint).with_timeout(EXPORT_TIMEOUT);
+            // Otherwise the environment could choose JSON.
+            let http = http.with_protocol(OtlpProtocol::HttpBinary);
             http.with_http_client(client).with_headers(headers).build()
         }
     };
@@ -199,15 +206,19 @@ impl SpanProcessor for Queue {
 async fn run(mut spans: Receiver<SpanData>, exporter: SpanExporter, closing: CancellationToken, metrics: TraceMetrics) {
     let mut is_failing = false;
     loop {
+        // Here, because the end may come while a batch is exported.
+        if closing.is_cancelled() {
+            spans.close();
+        }
         let mut batch = Vec::new();
         tokio::select! {
             count = spans.recv_many(&mut batch, BATCH_SPANS_MAX) => if count == 0 { return },
-            () = closing.cancelled(), if !closing.is_cancelled() => spans.close(),
+            () = closing.cancelled(), if !closing.is_cancelled() => continue,
         }
         if batch.len() < BATCH_SPANS_MAX && !closing.is_cancelled() {
             tokio::select! {
                 () = sleep(BATCH_INTERVAL) => {}
-                () = closing.cancelled() => spans.close(),
+                () = closing.cancelled() => {}
             }
             while batch.len() < BATCH_SPANS_MAX
                 && let Ok(span) = spans.try_recv()

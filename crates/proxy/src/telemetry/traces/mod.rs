@@ -31,6 +31,9 @@ use super::metrics::TraceMetrics;
 
 /// The name of the instrumentation in spans.
 const SCOPE: &str = "kubefan";
+/// The longest `tracestate` that is taken from a client, in bytes, as W3C Trace Context demands. A
+/// longer one is ignored.
+const TRACESTATE_BYTES_MAX: usize = 512;
 
 /// Begins the spans of requests. Clones are the same traces; the default is none.
 #[derive(Clone, Default)]
@@ -187,7 +190,8 @@ struct Headers<'a>(&'a HeaderMap);
 
 impl Extractor for Headers<'_> {
     fn get(&self, key: &str) -> Option<&str> {
-        self.0.get(key)?.to_str().ok()
+        let value = self.0.get(key)?.to_str().ok()?;
+        (key != "tracestate" || value.len() <= TRACESTATE_BYTES_MAX).then_some(value)
     }
 
     fn keys(&self) -> Vec<&str> {
@@ -199,8 +203,31 @@ struct HeadersMut<'a>(&'a mut HeaderMap);
 
 impl Injector for HeadersMut<'_> {
     fn set(&mut self, key: &str, value: String) {
+        // No header rather than an empty one; the one that is here belongs to another parent.
+        if value.is_empty() {
+            self.0.remove(key);
+            return;
+        }
         if let (Ok(name), Ok(value)) = (HeaderName::try_from(key), HeaderValue::try_from(value)) {
             self.0.insert(name, value);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_tracestate_is_ignored_and_an_empty_one_is_not_sent() {
+        let mut headers = HeaderMap::new();
+        headers.insert("tracestate", "a".repeat(TRACESTATE_BYTES_MAX).parse().unwrap());
+        assert!(Headers(&headers).get("tracestate").is_some());
+        headers.insert("tracestate", "a".repeat(TRACESTATE_BYTES_MAX + 1).parse().unwrap());
+        assert!(Headers(&headers).get("tracestate").is_none());
+        HeadersMut(&mut headers).set("tracestate", String::new());
+        HeadersMut(&mut headers).set("traceparent", "b".to_owned());
+        assert_eq!(headers.len(), 1);
+        assert_eq!(headers["traceparent"], "b");
     }
 }

@@ -9,6 +9,8 @@ use crate::upstream::error::UpstreamError;
 
 /// The longest answer to a replacement, in bytes: the object, and what the apiserver adds.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
+/// In place of what the server says.
+const NO_MESSAGE: &str = "it does not take this object";
 
 impl Upstream {
     /// Replaces the object at a path by one that has the version that was read. Returns false if
@@ -33,11 +35,37 @@ impl Upstream {
         match answered.await {
             Ok(()) => Ok(true),
             Err(UpstreamError::Refused { code: 409, .. }) => Ok(false),
-            // Its message may quote what it refuses.
-            Err(UpstreamError::Refused { code, .. }) => {
-                Err(UpstreamError::Refused { code, message: "it does not take this object".to_owned() })
-            }
-            Err(error) => Err(error),
+            Err(error) => Err(without_text(error)),
         }
+    }
+}
+
+/// The same failure without the server's text: the apiserver, a webhook or a gateway may quote what
+/// it refuses.
+fn without_text(error: UpstreamError) -> UpstreamError {
+    use UpstreamError::*;
+    let message = NO_MESSAGE.to_owned();
+    match error {
+        Auth { .. } => Auth { message },
+        Forbidden { .. } => Forbidden { message },
+        NotFound { .. } => NotFound { message },
+        Gone { .. } => Gone { message },
+        VersionTooLarge { retry_after, .. } => VersionTooLarge { message, retry_after },
+        TooManyRequests { retry_after, .. } => TooManyRequests { message, retry_after },
+        // Also of a limit of kubefan's own, which the kind already says.
+        Timeout { retry_after, .. } => Timeout { message: "no answer in time".to_owned(), retry_after },
+        Server { code, retry_after, .. } => Server { code, message, retry_after },
+        Refused { code, .. } => Refused { code, message },
+        InvalidResponse { .. } => InvalidResponse { message: "the answer to an update".to_owned() },
+        // What the transport, or kubefan itself, says.
+        Unreachable { .. }
+        | Tls { .. }
+        | Credentials { .. }
+        | Reset { .. }
+        | Idle { .. }
+        | LineTooLong { .. }
+        | Truncated { .. }
+        | Cached { .. }
+        | TooLarge { .. } => error,
     }
 }

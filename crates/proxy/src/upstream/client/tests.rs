@@ -132,3 +132,22 @@ async fn a_broken_watch_yields_its_lines_and_then_the_error() {
     assert_eq!(lines.next_line().await.unwrap().unwrap(), "{\"type\":1}");
     assert_eq!(lines.next_line().await.unwrap_err().reason(), "reset");
 }
+
+#[tokio::test]
+async fn a_refused_replacement_says_nothing_of_what_the_server_quotes() {
+    let upstream = upstream(UpstreamOptions::default(), |request| async move {
+        let code: u16 = request.uri().path().rsplit('/').next().unwrap().parse().unwrap();
+        let body = serde_json::json!({
+            "kind": "Status", "code": code, "reason": "x", "message": "SECRET", "details": { "retryAfterSeconds": 3 },
+        });
+        Ok(answer(code, body.to_string()))
+    });
+    for code in [302, 400, 401, 403, 404, 410, 413, 422, 429, 500, 503, 504] {
+        let object = serde_json::json!({ "data": { "ca.key": "SECRET" } });
+        let error = upstream.replace(&format!("/{code}"), &object).await.unwrap_err();
+        assert!(!format!("{error} {error:?}").contains("SECRET"), "{code}: {error:?}");
+        let read = upstream.get(Verb::Get, &format!("/{code}")).await.unwrap_err();
+        assert_eq!((error.reason(), error.retry_after()), (read.reason(), read.retry_after()), "{code}");
+    }
+    assert_eq!(upstream.replace("/409", &serde_json::json!({})).await, Ok(false));
+}
