@@ -278,8 +278,8 @@ impl Informer {
             let Some(version) = range.target_for(hub) else { continue };
             let applied = self.schema.write(&mut self.writer, &self.planned_relist, Update::Bookmark(version));
             if let Ok(Some(commit)) = applied {
-                hub.proved(range.received);
                 unannounced.batch.commit(commit, range.received);
+                hub.proved(range.received);
                 *advanced_to = Some(version);
             }
         }
@@ -364,13 +364,16 @@ impl Informer {
                 hub.live();
             }
         }
-        let is_applied = applied.is_ok();
+        let (is_applied, is_commit) = (applied.is_ok(), matches!(applied, Ok(Some(_))));
         if is_applied && list.is_none() {
             self.retry.served();
         }
         if let Some(at) = proven_at.filter(|_| is_applied) {
             self.retry.watched();
-            hub.proved(at);
+            // Otherwise the version before would get an age that it was not proved to have.
+            if !is_commit {
+                hub.proved(at);
+            }
         }
         match applied {
             Ok(Some(commit)) => {
@@ -381,6 +384,7 @@ impl Informer {
                     listed_at.into_iter().for_each(|at| hub.listed(at));
                 }
                 batch.commit(commit, received);
+                proven_at.into_iter().for_each(|at| hub.proved(at));
             }
             Ok(None) => {}
             Err(error) => {

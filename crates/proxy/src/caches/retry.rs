@@ -106,7 +106,7 @@ impl Retry {
             }
         };
         let is_starting = self.upstream.as_ref().map_or_else(
-            || matches!(error, Some(UpstreamError::Unreachable { .. } | UpstreamError::Reset { .. })),
+            || matches!(error, Some(UpstreamError::Unreachable { .. })),
             Upstream::is_starting,
         );
         match is_starting {
