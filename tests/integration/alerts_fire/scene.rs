@@ -56,11 +56,8 @@ impl Stage {
                 links.push((*job, instance, Arc::new(Link::to(NOWHERE).await)));
             }
         }
-        let target = |(job, instance, link): &(&'static str, &'static str, Arc<Link>)| Target {
-            job,
-            instance,
-            addr: link.addr,
-        };
+        let target =
+            |(job, instance, link): &(&'static str, &'static str, Arc<Link>)| Target { job, instance, addr: link.addr };
         let targets: Vec<_> = links.iter().map(target).collect();
         let prometheus = Arc::new(Prometheus::start(rules, &targets).await);
         Stage { prometheus, links, proved: Arc::default() }

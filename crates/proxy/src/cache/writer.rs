@@ -256,9 +256,8 @@ impl CacheWriter {
             }
             Update::WentBack { reached } => {
                 // Without a state, nothing of it was sent.
-                self.rewritten = self
-                    .version
-                    .map(|was| format!("version {was} was sent before, and the cluster is at {reached}"));
+                self.rewritten =
+                    self.version.map(|was| format!("version {was} was sent before, and the cluster is at {reached}"));
                 Ok(None)
             }
             Update::Conflated { reason, changes, version } => self.conflated(reason, changes, version),

@@ -364,16 +364,9 @@ impl Informer {
                 hub.live();
             }
         }
-        let (is_applied, is_commit) = (applied.is_ok(), matches!(applied, Ok(Some(_))));
+        let is_applied = applied.is_ok();
         if is_applied && list.is_none() {
             self.retry.served();
-        }
-        if let Some(at) = proven_at.filter(|_| is_applied) {
-            self.retry.watched();
-            // Otherwise the version before would get an age that it was not proved to have.
-            if !is_commit {
-                hub.proved(at);
-            }
         }
         match applied {
             Ok(Some(commit)) => {
@@ -384,7 +377,6 @@ impl Informer {
                     listed_at.into_iter().for_each(|at| hub.listed(at));
                 }
                 batch.commit(commit, received);
-                proven_at.into_iter().for_each(|at| hub.proved(at));
             }
             Ok(None) => {}
             Err(error) => {
@@ -396,7 +388,12 @@ impl Informer {
                 self.wait_after(None).await;
             }
         }
-        // After the commit, because readers are served at once what it proves.
+        // After the commit, because readers are served at once what it proves, and the version before
+        // is not proved to have this age.
+        if let Some(at) = proven_at.filter(|_| is_applied) {
+            self.retry.watched();
+            self.served.hub.proved(at);
+        }
         if let Some(at) = listed_at.filter(|_| is_applied) {
             self.served.hub.listed(at);
         }

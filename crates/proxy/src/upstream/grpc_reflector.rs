@@ -30,7 +30,7 @@
 //! subscribers start over with a snapshot from this cache. The apiserver has it, but each kubefan
 //! that restarts would cost it a list of everything.
 
-use std::{collections::VecDeque, future::Future, mem, pin::Pin, sync::Arc, time::Duration};
+use std::{collections::VecDeque, mem, sync::Arc, time::Duration};
 
 use rand::{Rng, RngExt};
 use tokio::time::{Instant, sleep, timeout};
@@ -38,16 +38,14 @@ use tokio::time::{Instant, sleep, timeout};
 use super::{
     client::{Upstream, Verb},
     error::UpstreamError,
-    kubefan_client::{Freshness, KubefanClient},
+    kubefan_client::KubefanClient,
     reflector::{ReflectorError, Step, Target},
 };
-use crate::{
-    cache::Update,
-    telemetry::metrics::UpstreamWatchGuard,
-};
+use crate::{cache::Update, telemetry::metrics::UpstreamWatchGuard};
 use kubefan_client::{ClientError, Encoding, OnExpired, OnLag, WatchItem, WatchOptions, WatchStream};
 use kubefan_model::{ResourceVersion, object::ObjectParser};
 use span::{Change, REWRITTEN, Span};
+use state::{ANSWER_TIMEOUT, Asked, Input, OpenWatch, State};
 
 /// How often the next kubefan is asked for the age of its state, on average.
 const FRESHNESS_INTERVAL: Duration = Duration::from_secs(15);
@@ -56,9 +54,6 @@ const BOOKMARK_INTERVAL: Duration = Duration::from_secs(1);
 /// The ErrorInfo reason of a version of another history.
 const HISTORY_REWRITTEN: &str = "HISTORY_REWRITTEN";
 
-/// How long the other kubefan may take to open a watch, and between two parts of a snapshot. It waits
-/// for its own first list for some seconds.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// A watch that does not bring a version that the next kubefan already has for so long is stuck.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -79,68 +74,6 @@ pub struct GrpcReflector<R> {
     floor: Option<ResourceVersion>,
     /// Set for a backfill: only single events after this version, and no marked spans.
     is_backfill: bool,
-}
-
-/// The position of the reflector.
-enum State {
-    /// Nothing usable is known. The next step asks for a snapshot, for `reason`.
-    Empty { reason: &'static str },
-    /// A snapshot was asked for, or is being read.
-    Snapshot { reason: &'static str, watch: OpenWatch },
-    /// Everything up to `version` was emitted. The next step opens a watch from there.
-    Listed { version: ResourceVersion },
-    /// A watch is open, and everything up to `version` was emitted.
-    Watching { watch: OpenWatch, version: ResourceVersion },
-    /// A kubefan cannot list the state at an older version.
-    Unserved,
-}
-
-type Asked = Pin<Box<dyn Future<Output = Result<Freshness, UpstreamError>> + Send>>;
-
-struct OpenWatch {
-    stream: WatchStream,
-    asked_at: Instant,
-    /// The cluster of its state. Empty if it is unknown.
-    cluster: String,
-    /// The events of a marked span so far.
-    marked: Option<Span>,
-    /// When the last message was received.
-    received_at: Instant,
-    /// The next answer about the age.
-    asked: Asked,
-    /// A proof that counts once its version is reached, and when it was received.
-    proof: Option<(Freshness, Instant)>,
-    _guard: UpstreamWatchGuard,
-}
-
-enum Input {
-    Nothing,
-    Item(Option<Result<WatchItem, ClientError>>),
-    Stalled,
-    Freshness(Result<Freshness, UpstreamError>),
-}
-
-impl State {
-    /// Waits for what is received next. Cancel-safe.
-    async fn input(&mut self) -> Input {
-        match self {
-            Self::Snapshot { watch, .. } => {
-                timeout(ANSWER_TIMEOUT, watch.stream.next()).await.map_or(Input::Stalled, Input::Item)
-            }
-            Self::Watching { watch, .. } => tokio::select! {
-                item = watch.stream.next() => Input::Item(item),
-                answer = &mut watch.asked => Input::Freshness(answer),
-            },
-            Self::Empty { .. } | Self::Listed { .. } | Self::Unserved => Input::Nothing,
-        }
-    }
-
-    fn relist_reason(&self) -> &'static str {
-        match self {
-            Self::Empty { reason } | Self::Snapshot { reason, .. } => reason,
-            Self::Listed { .. } | Self::Watching { .. } | Self::Unserved => "interrupted",
-        }
-    }
 }
 
 impl<R: Rng> GrpcReflector<R> {
@@ -535,6 +468,7 @@ fn failure(item: Option<Result<WatchItem, ClientError>>) -> ClientError {
 }
 
 mod span;
+mod state;
 
 #[cfg(test)]
 mod tests;
