@@ -16,7 +16,10 @@ use bytes::{Bytes, BytesMut};
 use futures::{FutureExt, stream};
 use http_body_util::{BodyExt, Full, StreamBody};
 use kubefan_common::{
-    encoding::{chunk, delta},
+    encoding::{
+        chunk::{self, ChunkError},
+        delta,
+    },
     proto::v1alpha1::{
         Event, GetRequest, ListRequest, ObjectDelta, ResourceStatus, TransferEntry, TransferHeader, TransferResponse,
         TransferTrailer, WatchRequest, transfer_entry::Entry, transfer_response::Part,
@@ -342,7 +345,11 @@ pub(crate) fn encodings(data: &[u8]) {
     if let Ok(events) = chunk::decode(data, BYTES_MAX) {
         let again =
             chunk::encode(events.iter().map(Event::encode_length_delimited_to_vec)).expect("it fitted into one chunk");
-        assert_eq!(chunk::decode(&again, 2 * BYTES_MAX).as_ref(), Ok(&events));
+        // Without the fields that it does not know, an event may be too short.
+        match chunk::decode(&again, 2 * BYTES_MAX) {
+            Err(ChunkError::TooManyEvents { .. }) => {}
+            decoded => assert_eq!(decoded.as_ref(), Ok(&events)),
+        }
     }
     let (base, rest) = split_parts(data);
     let sent = ObjectDelta {

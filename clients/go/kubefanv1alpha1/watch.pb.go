@@ -2034,7 +2034,7 @@ func (x *GetResponse) GetCluster() string {
 // GetFreshnessRequest requests the freshness of a cache.
 type GetFreshnessRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The resource and, as in a watch, the namespace. The name and the selectors are not looked at.
+	// The resource and, as in a watch, the namespace. The selectors matter for authorization alone.
 	Target *Target `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
 	// Have the apiserver prove the state first. One proof serves all that ask at about the same time,
 	// and takes up to 4 s for a resource without changes. UNAVAILABLE if there was none.

@@ -9,6 +9,7 @@ use std::{collections::HashMap, error::Error as _, time::Duration};
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
+use api_status::RETRY_AFTER_MAX;
 pub use api_status::{ApiStatus, ApiStatusCause};
 use cause::NEEDS_TLS;
 pub(crate) use cause::root_cause;
@@ -99,7 +100,7 @@ pub struct ServerStatus {
     /// The invalid field of the request (`google.rpc.BadRequest`), such as `target.namespace`.
     /// Empty if there is none.
     pub field: String,
-    /// The delay that the server asks for before a retry (`google.rpc.RetryInfo`).
+    /// The delay that the server asks for before a retry (`google.rpc.RetryInfo`), at most 300 s.
     pub retry_after: Option<Duration>,
 }
 
@@ -135,7 +136,10 @@ impl ClientError {
                 .and_then(|bad| bad.field_violations.into_iter().next())
                 .map(|violation| violation.field)
                 .unwrap_or_default(),
-            retry_after: status.get_details_retry_info().and_then(|info| info.retry_delay),
+            retry_after: status
+                .get_details_retry_info()
+                .and_then(|info| info.retry_delay)
+                .map(|delay| delay.min(RETRY_AFTER_MAX)),
         }))
     }
 
@@ -280,6 +284,13 @@ mod tests {
             (Code::OutOfRange, "EXPIRED", Some(Duration::from_secs(3)))
         );
         assert_eq!(error.to_string(), "too old resource version: 5 (7)");
+    }
+
+    #[test]
+    fn a_retry_delay_is_never_longer_than_the_limit() {
+        let details = ErrorDetails::with_retry_info(Some(Duration::from_secs(i64::MAX.unsigned_abs())));
+        let status = Status::with_error_details(Code::Unavailable, "later", details);
+        assert_eq!(ClientError::from_status(&status, "h:1").retry_after(), Some(RETRY_AFTER_MAX));
     }
 
     #[test]

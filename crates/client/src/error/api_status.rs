@@ -6,7 +6,7 @@ use kubefan_common::text::one_line;
 use serde::Deserialize;
 
 /// Longest delay that a server may ask for.
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
+pub(super) const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
 /// Longest message, in characters.
 const MESSAGE_CHARS_MAX: usize = 1024;
 

@@ -20,6 +20,13 @@ const LEVEL: i32 = 1;
 /// limit for one object. Senders stay near 1 MiB to limit the memory of readers.
 pub const CONTENT_BYTES_MAX: usize = 64 << 20;
 
+/// The least bytes per event, its length included, on average. An event with a key and an object is
+/// longer. An event in memory is far larger, so bytes that decode to empty events would take
+/// gigabytes.
+const EVENT_BYTES_MIN: usize = 16;
+/// So many events are decoded however short they are.
+const SHORT_EVENTS_MAX: usize = 1024;
+
 /// Why a chunk cannot be decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ChunkError {
@@ -29,6 +36,14 @@ pub enum ChunkError {
     /// Its content is not a sequence of events.
     #[error("snapshot chunk: {0}")]
     Content(#[from] prost::DecodeError),
+    /// Its events are shorter than events can be.
+    #[error("snapshot chunk: more than {events_max} events in {content_bytes} bytes")]
+    TooManyEvents {
+        /// The most events that content of this size may have.
+        events_max: usize,
+        /// The size of the content in bytes.
+        content_bytes: usize,
+    },
 }
 
 /// Encodes a chunk. `events` are encoded `Event` messages, each after its length as a varint, split
@@ -71,8 +86,13 @@ pub fn decode_content(zstd: &[u8], content_bytes_max: usize) -> Result<Vec<u8>, 
 /// before they are decompressed. All objects share one allocation.
 pub fn decode(zstd: &[u8], content_bytes_max: usize) -> Result<Vec<Event>, ChunkError> {
     let mut content = Bytes::from(super::decompress(zstd, b"", content_bytes_max)?);
+    let content_bytes = content.len();
+    let events_max = SHORT_EVENTS_MAX.max(content_bytes / EVENT_BYTES_MIN);
     let mut events = Vec::new();
     while content.has_remaining() {
+        if events.len() == events_max {
+            return Err(ChunkError::TooManyEvents { events_max, content_bytes });
+        }
         events.push(Event::decode_length_delimited(&mut content)?);
     }
     Ok(events)
@@ -122,6 +142,13 @@ mod tests {
         let refused = decode(&bomb, CONTENT_BYTES_MAX - 1).unwrap_err();
         assert!(matches!(refused, ChunkError::Frame(FrameError::TooLarge { .. })), "{refused}");
         assert!(encode_content(&vec![0; CONTENT_BYTES_MAX + 1]).is_err());
+    }
+
+    #[test]
+    fn content_of_empty_events_is_refused() {
+        let bomb = encode_content(&vec![0; 1 << 20]).unwrap();
+        let refused = decode(&bomb, CONTENT_BYTES_MAX).unwrap_err();
+        assert_eq!(refused, ChunkError::TooManyEvents { events_max: 1 << 16, content_bytes: 1 << 20 });
     }
 
     #[test]

@@ -396,7 +396,7 @@ pub struct GetResponse {
 /// GetFreshnessRequest requests the freshness of a cache.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetFreshnessRequest {
-    /// The resource and, as in a watch, the namespace. The name and the selectors are not looked at.
+    /// The resource and, as in a watch, the namespace. The selectors matter for authorization alone.
     #[prost(message, optional, tag = "1")]
     pub target: ::core::option::Option<Target>,
     /// Have the apiserver prove the state first. One proof serves all that ask at about the same time,

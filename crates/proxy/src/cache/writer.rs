@@ -255,8 +255,9 @@ impl CacheWriter {
                 }))
             }
             Update::WentBack { reached } => {
-                let was = self.version.ok_or(UpdateError::NotListed)?;
-                self.rewritten = Some(format!("version {was} was sent before, and the cluster is at {reached}"));
+                // Without a state, nothing of it was sent.
+                self.rewritten =
+                    self.version.map(|was| format!("version {was} was sent before, and the cluster is at {reached}"));
                 Ok(None)
             }
             Update::Conflated { reason, changes, version } => self.conflated(reason, changes, version),
@@ -354,7 +355,9 @@ impl CacheWriter {
         version: ResourceVersion,
     ) -> Result<Option<Commit>, UpdateError> {
         let from = self.version.ok_or(UpdateError::NotListed)?;
-        let (mut store, before) = (self.store.clone(), self.store.clone());
+        let before = self.store.clone();
+        // A new encoding that waits for the next version comes with this one.
+        let mut store = self.reencoded.take().map_or_else(|| before.clone(), |reencoded| reencoded.store);
         for change in changes {
             match change {
                 ConflatedChange::Put(object) => {

@@ -78,19 +78,13 @@ const OWN_WATCH_WAIT: Duration = Duration::from_millis(50);
 const QUIET_AFTER: Duration = Duration::from_millis(100);
 /// The time limit of one proof. The bookmark arrives after 1 to 2.25 seconds.
 const PROOF_TIMEOUT: Duration = Duration::from_secs(4);
+/// The same behind another kubefan, whose proof may wait for one that is under way there.
+const PROOF_TIMEOUT_BEHIND: Duration = Duration::from_secs(9);
 /// How long to wait for the bookmark of an open watch, which asks upstream for a shorter timeout.
 const BOOKMARK_TIMEOUT: Duration = Duration::from_secs(3);
 /// A watch that ends without a bookmark after at least this time counts as a failed wait. A shorter
 /// one has delayed no reader.
 const LONG_WAIT: Duration = Duration::from_secs(1);
-/// How long a reader waits for its proof, the one under way included.
-fn wait_limit(patience: Patience) -> Duration {
-    match patience {
-        Patience::AtOnce => Duration::from_millis(40),
-        Patience::Bookmark | Patience::NoFallback => 2 * PROOF_TIMEOUT,
-    }
-}
-
 /// The freshness proofs of one cache.
 pub(super) struct Prover {
     context: CacheContext,
@@ -199,10 +193,23 @@ impl Prover {
                 None => unproved("its last update is too old for an immediate proof, or the last proof too recent"),
             });
         };
-        match place.answer(wait_limit(patience)).await {
+        match place.answer(self.wait_limit(patience)).await {
             Some(Ok(_)) => Ok(()),
             Some(Err(failure)) => Err(unproved(failure.reason())),
             None => Err(unproved("upstream did not answer in time")),
+        }
+    }
+
+    /// The time limit of one proof.
+    fn proof_timeout(&self) -> Duration {
+        if self.context.source.marks() { PROOF_TIMEOUT_BEHIND } else { PROOF_TIMEOUT }
+    }
+
+    /// How long a reader waits for its proof, the one under way included.
+    fn wait_limit(&self, patience: Patience) -> Duration {
+        match patience {
+            Patience::AtOnce => Duration::from_millis(40),
+            Patience::Bookmark | Patience::NoFallback => 2 * self.proof_timeout(),
         }
     }
 
@@ -215,7 +222,7 @@ impl Prover {
         if patience == Patience::AtOnce && self.is_quiet() {
             return None;
         }
-        let place = self.rounds.join(wait_limit(patience), |greatest| *greatest = patience.max(*greatest))?;
+        let place = self.rounds.join(self.wait_limit(patience), |greatest| *greatest = patience.max(*greatest))?;
         if place.must_run {
             tokio::spawn(self.clone().run());
         }
@@ -227,9 +234,9 @@ impl Prover {
         while let Some(round) = self.rounds.begin(PROOF_INTERVAL).await {
             let (started, patience) = (Instant::now(), round.demand);
             let is_attempt = patience > Patience::AtOnce && self.bookmarks().begin(started);
-            let proof = timeout(PROOF_TIMEOUT, self.run_one(is_attempt || patience == Patience::NoFallback)).await;
-            let proof =
-                proof.unwrap_or_else(|_| Err(ProofFailure::Failed(format!("no proof within {PROOF_TIMEOUT:?}"))));
+            let limit = self.proof_timeout();
+            let proof = timeout(limit, self.run_one(is_attempt || patience == Patience::NoFallback)).await;
+            let proof = proof.unwrap_or_else(|_| Err(ProofFailure::Failed(format!("no proof within {limit:?}"))));
             let label = proof.as_ref().map_or_else(ProofFailure::result, |proof| *proof);
             self.served.hub.metrics().proof(label, started.elapsed());
             if matches!(label, Proof::Held | Proof::CaughtUp) || planted::is(Bug::FailedProofsInARow) {
@@ -280,7 +287,7 @@ impl Prover {
             )));
         } else if self.context.source.marks() {
             // It has the version already, and sends a bookmark within a second.
-            let _ = hub.reached(asked, PROOF_TIMEOUT).await;
+            let _ = hub.reached(asked, self.proof_timeout()).await;
             Proof::CaughtUp
         } else {
             tokio::select! {

@@ -278,8 +278,8 @@ impl Informer {
             let Some(version) = range.target_for(hub) else { continue };
             let applied = self.schema.write(&mut self.writer, &self.planned_relist, Update::Bookmark(version));
             if let Ok(Some(commit)) = applied {
-                hub.proved(range.received);
                 unannounced.batch.commit(commit, range.received);
+                hub.proved(range.received);
                 *advanced_to = Some(version);
             }
         }
@@ -368,10 +368,6 @@ impl Informer {
         if is_applied && list.is_none() {
             self.retry.served();
         }
-        if let Some(at) = proven_at.filter(|_| is_applied) {
-            self.retry.watched();
-            hub.proved(at);
-        }
         match applied {
             Ok(Some(commit)) => {
                 if first {
@@ -392,7 +388,12 @@ impl Informer {
                 self.wait_after(None).await;
             }
         }
-        // After the commit, because readers are served at once what it proves.
+        // After the commit, because readers are served at once what it proves, and the version before
+        // is not proved to have this age.
+        if let Some(at) = proven_at.filter(|_| is_applied) {
+            self.retry.watched();
+            self.served.hub.proved(at);
+        }
         if let Some(at) = listed_at.filter(|_| is_applied) {
             self.served.hub.listed(at);
         }

@@ -105,10 +105,10 @@ impl Retry {
                 }
             }
         };
-        let is_starting = self.upstream.as_ref().map_or_else(
-            || matches!(error, Some(UpstreamError::Unreachable { .. } | UpstreamError::Reset { .. })),
-            Upstream::is_starting,
-        );
+        let is_starting = self
+            .upstream
+            .as_ref()
+            .map_or_else(|| matches!(error, Some(UpstreamError::Unreachable { .. })), Upstream::is_starting);
         match is_starting {
             true => delay.min(STARTING_DELAY_MAX.max(asked.unwrap_or_default())),
             false => delay,

@@ -12,7 +12,7 @@ use super::{
     logging::{LoggingConfig, LoggingOptions},
     managed_tls::TlsSource,
     modes::{ModeConfig, ModeOptions},
-    next_kubefan::check_forms,
+    next_kubefan::{SourceSettings, check_forms},
     on_demand::{OnDemandConfig, OnDemandOptions},
     passthrough::{PassthroughConfig, PassthroughMode, PassthroughOptions},
     peers::{PeerConfig, PeerOptions},
@@ -153,7 +153,8 @@ impl ServeOptions {
         }
         check_forms(config.upstream.source.as_ref(), &config.cache.resources, config.on_demand.caches_tables)?;
         config.modes.check(&config.callers, &config.passthrough)?;
-        check_staleness(serving.staleness_max, config.upstream.idle_timeout)?;
+        let is_grpc = matches!(config.upstream.source, Some(SourceSettings::Grpc(_)));
+        check_staleness(serving.staleness_max, config.upstream.idle_timeout, is_grpc)?;
         Ok(config)
     }
 }
@@ -166,10 +167,15 @@ impl Default for ServeConfig {
 
 /// A resource without changes since it was listed is asked about after the idle timeout, and its
 /// bookmark follows about a minute later. With a shorter limit it would look stale although it is
-/// not.
-fn check_staleness(given: Option<time::Duration>, idle_timeout: time::Duration) -> Result<(), ConfigError> {
+/// not. Over gRPC the ages of both kubefans add up, and the other one is asked from time to time.
+fn check_staleness(
+    given: Option<time::Duration>,
+    idle_timeout: time::Duration,
+    is_grpc: bool,
+) -> Result<(), ConfigError> {
     const BOOKMARK: time::Duration = time::Duration::from_secs(90);
-    let least = idle_timeout + BOOKMARK;
+    const ASKED: time::Duration = time::Duration::from_secs(30);
+    let least = idle_timeout + BOOKMARK + if is_grpc { ASKED } else { time::Duration::ZERO };
     let most = time::Duration::from_secs(24 * 3600).max(least);
     match given.map(Duration) {
         Some(given) if given.0 < least || given.0 > most => {

@@ -78,13 +78,15 @@ impl Loads {
             Err(PeerError::Alone) => Vec::new(),
             found => found?,
         };
+        let mut known = std::mem::take(&mut self.connected);
         let asked = addresses.into_iter().take(REPLICAS_MAX).map(|address| {
-            let (dial, known) = (self.dial.clone(), self.connected.remove(&address));
+            let (dial, connected) = (self.dial.clone(), known.remove(&address));
             async move {
-                let answer = timeout(ANSWER_TIMEOUT, ask_one(&*dial, address, known)).await;
+                let answer = timeout(ANSWER_TIMEOUT, ask_one(&*dial, address, connected)).await;
                 Some((address, answer.ok()??))
             }
         });
+        // The replicas that are gone are forgotten.
         let (mut loads, mut counted) = (Vec::new(), HashSet::from([self.own_instance]));
         for (address, (client, load)) in join_all(asked).await.into_iter().flatten() {
             self.connected.insert(address, client);

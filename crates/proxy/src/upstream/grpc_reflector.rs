@@ -30,55 +30,32 @@
 //! subscribers start over with a snapshot from this cache. The apiserver has it, but each kubefan
 //! that restarts would cost it a list of everything.
 
-use std::{collections::VecDeque, future::Future, mem, pin::Pin, sync::Arc, time::Duration};
+use std::{collections::VecDeque, mem, sync::Arc, time::Duration};
 
 use rand::{Rng, RngExt};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::{
-    client::Verb,
+    client::{Upstream, Verb},
     error::UpstreamError,
-    kubefan_client::{Freshness, KubefanClient},
+    kubefan_client::KubefanClient,
     reflector::{ReflectorError, Step, Target},
 };
-use crate::{
-    cache::{ConflatedChange, Update},
-    telemetry::metrics::UpstreamWatchGuard,
-};
+use crate::{cache::Update, telemetry::metrics::UpstreamWatchGuard};
 use kubefan_client::{ClientError, Encoding, OnExpired, OnLag, WatchItem, WatchOptions, WatchStream};
-use kubefan_common::proto::v1alpha1::{self, Event};
-use kubefan_model::{ObjectKey, ResourceVersion, event::EventType, object::ObjectParser};
+use kubefan_model::{ResourceVersion, object::ObjectParser};
+use span::{Change, REWRITTEN, Span};
+use state::{ANSWER_TIMEOUT, Asked, Input, OpenWatch, State};
 
 /// How often the next kubefan is asked for the age of its state, on average.
 const FRESHNESS_INTERVAL: Duration = Duration::from_secs(15);
 /// A quiet watch gets a new version this soon. The shortest that kubefan takes.
 const BOOKMARK_INTERVAL: Duration = Duration::from_secs(1);
-/// The reason of a marked catch-up, for the subscribers of this cache.
-const CATCH_UP: &str = "catch_up";
-/// The reason of a marked gap whose reason this version does not know.
-const UPSTREAM_GAP: &str = "upstream_gap";
-/// The reason of a relist when the version is of another history.
-const REWRITTEN: &str = "rewritten";
 /// The ErrorInfo reason of a version of another history.
 const HISTORY_REWRITTEN: &str = "HISTORY_REWRITTEN";
 
-/// The reasons of gaps, as labels.
-const REASONS: [&str; 14] = [
-    "initial",
-    "expired",
-    "continue_expired",
-    "not_found",
-    "forbidden",
-    "line_too_long",
-    "broken_object",
-    "out_of_order",
-    "schema_changed",
-    "self_check",
-    "interrupted",
-    REWRITTEN,
-    CATCH_UP,
-    UPSTREAM_GAP,
-];
+/// A watch that does not bring a version that the next kubefan already has for so long is stuck.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A list and watch of one [`Target`].
 pub struct GrpcReflector<R> {
@@ -90,63 +67,13 @@ pub struct GrpcReflector<R> {
     state: State,
     /// Steps that were made but not yet returned.
     ready: VecDeque<Step>,
+    /// Whose cluster every state that was taken is of, once it is known.
+    apiserver: Option<Upstream>,
+    /// The version of the newest state so far. An older snapshot is not taken without a proof that
+    /// the cluster itself went back.
+    floor: Option<ResourceVersion>,
     /// Set for a backfill: only single events after this version, and no marked spans.
     is_backfill: bool,
-}
-
-/// The position of the reflector.
-enum State {
-    /// Nothing usable is known. The next step asks for a snapshot, for `reason`.
-    Empty { reason: &'static str },
-    /// A snapshot was asked for, or is being read.
-    Snapshot { reason: &'static str, watch: OpenWatch },
-    /// Everything up to `version` was emitted. The next step opens a watch from there.
-    Listed { version: ResourceVersion },
-    /// A watch is open, and everything up to `version` was emitted.
-    Watching { watch: OpenWatch, version: ResourceVersion },
-    /// A kubefan cannot list the state at an older version.
-    Unserved,
-}
-
-type Asked = Pin<Box<dyn Future<Output = Result<Freshness, UpstreamError>> + Send>>;
-
-struct OpenWatch {
-    stream: WatchStream,
-    asked_at: Instant,
-    /// The events of a marked span so far.
-    marked: Option<(&'static str, Vec<ConflatedChange>)>,
-    /// The next answer about the age.
-    asked: Asked,
-    /// A proof that counts once its version is reached.
-    proof: Option<(ResourceVersion, Instant)>,
-    _guard: UpstreamWatchGuard,
-}
-
-enum Input {
-    Nothing,
-    Item(Option<Result<WatchItem, ClientError>>),
-    Freshness(Result<Freshness, UpstreamError>),
-}
-
-impl State {
-    /// Waits for what is received next. Cancel-safe.
-    async fn input(&mut self) -> Input {
-        match self {
-            Self::Snapshot { watch, .. } => Input::Item(watch.stream.next().await),
-            Self::Watching { watch, .. } => tokio::select! {
-                item = watch.stream.next() => Input::Item(item),
-                answer = &mut watch.asked => Input::Freshness(answer),
-            },
-            Self::Empty { .. } | Self::Listed { .. } | Self::Unserved => Input::Nothing,
-        }
-    }
-
-    fn relist_reason(&self) -> &'static str {
-        match self {
-            Self::Empty { reason } | Self::Snapshot { reason, .. } => reason,
-            Self::Listed { .. } | Self::Watching { .. } | Self::Unserved => "interrupted",
-        }
-    }
 }
 
 impl<R: Rng> GrpcReflector<R> {
@@ -161,7 +88,13 @@ impl<R: Rng> GrpcReflector<R> {
     ) -> Self {
         let state = State::Empty { reason: "initial" };
         let ready = VecDeque::new();
-        Self { kubefan, target, parser, open_watch, random, state, ready, is_backfill: false }
+        let (apiserver, floor, is_backfill) = (None, None, false);
+        Self { kubefan, target, parser, open_watch, random, state, ready, apiserver, floor, is_backfill }
+    }
+
+    /// The same for a kubefan in front of this apiserver.
+    pub fn with_apiserver(self, apiserver: Upstream) -> Self {
+        Self { apiserver: Some(apiserver), ..self }
     }
 
     /// As [`Reflector::for_backfill`](super::Reflector::for_backfill). With `with_state` the first
@@ -181,6 +114,7 @@ impl<R: Rng> GrpcReflector<R> {
     /// Discards everything read after `version`. The next step continues from there.
     pub fn resume_from(&mut self, version: ResourceVersion) {
         self.ready.clear();
+        self.floor = Some(version);
         self.state = State::Listed { version };
     }
 
@@ -223,11 +157,12 @@ impl<R: Rng> GrpcReflector<R> {
 
     /// A call that is sent when it is first read.
     fn call(&mut self, from: Option<ResourceVersion>) -> OpenWatch {
+        // A state was taken only if it was of the apiserver's cluster.
+        let of_apiserver = self.apiserver.as_ref().and_then(Upstream::cluster);
+        let cluster = of_apiserver.or_else(|| self.kubefan.cluster()).filter(|_| from.is_some()).unwrap_or_default();
         let options = WatchOptions {
             resource_version: from.map(|from| from.to_string()).unwrap_or_default(),
-            // Of the first answer, which was confirmed: a version is never taken for one of another
-            // cluster.
-            cluster: self.kubefan.cluster().filter(|_| from.is_some()).unwrap_or_default(),
+            cluster: cluster.clone(),
             bookmark_interval: Some(BOOKMARK_INTERVAL),
             encoding: Encoding::Zstd,
             on_expired: OnExpired::Fail,
@@ -239,7 +174,9 @@ impl<R: Rng> GrpcReflector<R> {
         OpenWatch {
             stream: self.kubefan.watch(&self.target, options),
             asked_at: Instant::now(),
+            cluster,
             marked: None,
+            received_at: Instant::now(),
             asked: self.ask(Duration::ZERO),
             proof: None,
             _guard: (self.open_watch)(),
@@ -259,14 +196,24 @@ impl<R: Rng> GrpcReflector<R> {
     }
 
     async fn resume(&mut self, version: ResourceVersion) -> Result<Step, ReflectorError> {
+        if self.kubefan.cluster().is_none() {
+            // After a warm start no snapshot has named it. Without it no state counts as confirmed.
+            self.state = State::Listed { version };
+            self.kubefan.freshness(&self.target, false).await.map_err(ReflectorError::Watch)?;
+        }
         let mut watch = self.call(Some(version));
-        match watch.stream.next().await {
-            Some(Ok(WatchItem::Reconnected { .. })) => {
+        match timeout(ANSWER_TIMEOUT, watch.stream.next()).await {
+            Ok(Some(Ok(WatchItem::Reconnected { .. }))) => {
                 self.kubefan.observe(Verb::Watch, true);
                 self.state = State::Watching { watch, version };
                 Ok(Step::Watching { proven_at: None })
             }
-            other => {
+            Err(_) => {
+                self.kubefan.observe(Verb::Watch, false);
+                self.state = State::Listed { version };
+                Err(ReflectorError::Watch(stalled()))
+            }
+            Ok(other) => {
                 self.kubefan.observe(Verb::Watch, false);
                 Err(self.watch_failed(version, failure(other)).await)
             }
@@ -279,7 +226,14 @@ impl<R: Rng> GrpcReflector<R> {
         watch: OpenWatch,
         input: Input,
     ) -> Result<(), ReflectorError> {
-        let Input::Item(item) = input else { return Ok(()) };
+        let item = match input {
+            Input::Item(item) => item,
+            Input::Stalled => {
+                self.kubefan.observe(Verb::List, false);
+                return Err(ReflectorError::List(stalled()));
+            }
+            Input::Nothing | Input::Freshness(_) => return Ok(()),
+        };
         let received = Instant::now();
         let update = match item {
             Some(Ok(WatchItem::Reconnected { .. })) => {
@@ -287,11 +241,8 @@ impl<R: Rng> GrpcReflector<R> {
                 self.state = State::Snapshot { reason, watch };
                 return Ok(());
             }
-            Some(Ok(WatchItem::SnapshotBegin { .. })) => {
-                self.kubefan.note_cluster(watch.stream.snapshot_cluster().to_owned());
-                self.ready.push_back(Step::Update { update: Update::ListBegin { reason }, received: watch.asked_at });
-                self.state = State::Snapshot { reason, watch };
-                return Ok(());
+            Some(Ok(WatchItem::SnapshotBegin { resource_version, .. })) => {
+                return self.begin_snapshot(reason, watch, &resource_version).await;
             }
             Some(Ok(WatchItem::Event(event))) => {
                 let object = self.parser.parse(&event.object)?;
@@ -300,6 +251,7 @@ impl<R: Rng> GrpcReflector<R> {
             }
             Some(Ok(WatchItem::SnapshotEnd { .. })) => {
                 let version = reached(&watch.stream).map_err(ReflectorError::List)?;
+                self.floor = Some(version);
                 self.state = State::Watching { watch, version };
                 self.ready.push_back(Step::Watching { proven_at: None });
                 Update::ListEnd(version)
@@ -315,6 +267,34 @@ impl<R: Rng> GrpcReflector<R> {
         Ok(())
     }
 
+    /// Takes a snapshot, unless its state is older than one before: the kubefan that sends it may be
+    /// behind another one at the same address.
+    async fn begin_snapshot(
+        &mut self,
+        reason: &'static str,
+        mut watch: OpenWatch,
+        version: &str,
+    ) -> Result<(), ReflectorError> {
+        watch.cluster = watch.stream.snapshot_cluster().to_owned();
+        self.kubefan.note_cluster(watch.cluster.clone());
+        let version: ResourceVersion =
+            version.parse().map_err(|error| ReflectorError::List(UpstreamError::invalid(error)))?;
+        let mut went_back = (reason == REWRITTEN).then_some(version);
+        if let Some(floor) = self.floor.filter(|floor| went_back.is_none() && version < *floor) {
+            let proved = self.kubefan.freshness(&self.target, true).await.map_err(ReflectorError::List)?;
+            if proved.version >= floor || proved.is_of_another(&watch.cluster) {
+                let message = format!("a snapshot at version {version}, after version {floor}");
+                return Err(ReflectorError::List(UpstreamError::VersionTooLarge { message, retry_after: None }));
+            }
+            went_back = Some(proved.version);
+        }
+        let went_back = went_back.map(|reached| Update::WentBack { reached });
+        let updates = went_back.into_iter().chain([Update::ListBegin { reason }]);
+        self.ready.extend(updates.map(|update| Step::Update { update, received: watch.asked_at }));
+        self.state = State::Snapshot { reason, watch };
+        Ok(())
+    }
+
     async fn read_watch(
         &mut self,
         mut watch: OpenWatch,
@@ -323,14 +303,32 @@ impl<R: Rng> GrpcReflector<R> {
     ) -> Result<(), ReflectorError> {
         let received = Instant::now();
         let item = match input {
-            Input::Nothing => return Ok(()),
+            Input::Nothing | Input::Stalled => return Ok(()),
             Input::Freshness(answer) => {
                 match answer {
-                    Ok(Freshness { version, proven_at: Some(at) }) => watch.proof = Some((version, at)),
-                    Ok(Freshness { proven_at: None, .. }) => {}
+                    Ok(answer) if answer.is_of_another(&watch.cluster) => {
+                        self.state = State::Listed { version };
+                        return Err(invalid("the next kubefan now serves another cluster"));
+                    }
+                    // One that is not reached yet stays: with a newer one each time, a cache that
+                    // is always a little behind would never be proved.
+                    Ok(answer) if answer.proven_at.is_some() => {
+                        watch.proof.get_or_insert((answer, received));
+                    }
+                    Ok(_) => {}
                     Err(error) => {
                         tracing::debug!(resource = %self.target.gvr, %error, "the age of the next kubefan's state is not known");
                     }
+                }
+                let is_quiet = watch.marked.is_none() || watch.received_at.elapsed() >= IDLE_TIMEOUT;
+                if is_quiet && watch.proof.as_ref().is_some_and(|(_, since)| since.elapsed() >= IDLE_TIMEOUT) {
+                    self.watching(watch, version);
+                    if !self.ready.is_empty() {
+                        return Ok(());
+                    }
+                    self.state = State::Listed { version };
+                    self.ready.push_back(Step::Ended { reason: "idle" });
+                    return Ok(());
                 }
                 let after = FRESHNESS_INTERVAL.mul_f64(self.random.random_range(0.75..1.25));
                 watch.asked = self.ask(after);
@@ -339,48 +337,59 @@ impl<R: Rng> GrpcReflector<R> {
             }
             Input::Item(item) => item,
         };
+        watch.received_at = received;
         let update = match item {
             Some(Ok(WatchItem::GapBegin { .. } | WatchItem::CatchUpBegin { .. })) if self.is_backfill => {
                 let message = "another kubefan no longer has the single events".to_owned();
                 return Err(ReflectorError::Watch(UpstreamError::Gone { message }));
             }
+            // One inside another comes after the stream has moved to another connection: it starts
+            // again from the version before both.
             Some(Ok(WatchItem::GapBegin { reason, .. })) => {
-                watch.marked = Some((known(&reason), Vec::new()));
+                watch.marked = Some(Span::gap(&reason));
                 None
             }
             Some(Ok(WatchItem::CatchUpBegin { .. })) => {
-                watch.marked = Some((CATCH_UP, Vec::new()));
+                watch.marked = Some(Span::catch_up());
                 None
             }
-            Some(Ok(WatchItem::Event(event))) => match (&mut watch.marked, self.read(&event)?) {
-                (Some((_, changes)), change) => {
-                    changes.push(change.conflated());
+            Some(Ok(WatchItem::Event(event))) => match (&mut watch.marked, Change::read(&event, &self.parser)?) {
+                (Some(_), _) if moved_past(&watch.stream, version)? => {
+                    return Err(invalid("a version inside a marked span"));
+                }
+                (Some(span), change) => {
+                    span.push(change)?;
                     None
                 }
                 (_, Change::Event(kind, object)) => Some(Update::Event(kind, object)),
                 (_, Change::Gone(_)) => return Err(invalid("a delete without an object, outside of a marked span")),
             },
             Some(Ok(WatchItem::GapEnd | WatchItem::CatchUpEnd)) => {
-                let (reason, changes) =
-                    watch.marked.take().ok_or_else(|| invalid("the end of a span without its begin"))?;
+                let span = watch.marked.take().ok_or_else(|| invalid("the end of a span without its begin"))?;
+                let Span { reason, changes, .. } = span;
+                if !moved_past(&watch.stream, version)? {
+                    return Err(invalid("the end of a span without a new version"));
+                }
                 let version = reached(&watch.stream).map_err(ReflectorError::Watch)?;
                 tracing::info!(resource = %self.target.gvr, reason, changes = changes.len(), "the next kubefan marked a difference");
                 Some(Update::Conflated { reason, changes, version })
             }
+            Some(Ok(WatchItem::Bookmark)) if watch.marked.is_some() => {
+                return Err(invalid("a bookmark inside a marked span"));
+            }
             Some(Ok(WatchItem::Bookmark)) => {
                 Some(Update::Bookmark(reached(&watch.stream).map_err(ReflectorError::Watch)?))
             }
-            Some(Ok(WatchItem::SnapshotBegin { .. })) => {
+            Some(Ok(WatchItem::SnapshotBegin { resource_version, .. })) => {
                 // It starts over by itself. What was sent before is replaced.
-                self.kubefan.note_cluster(watch.stream.snapshot_cluster().to_owned());
-                let (reason, received) = ("expired", watch.asked_at);
                 watch.marked = None;
-                self.ready.push_back(Step::Update { update: Update::ListBegin { reason }, received });
-                self.state = State::Snapshot { reason, watch };
-                return Ok(());
+                return self.begin_snapshot("expired", watch, &resource_version).await;
             }
-            // The server has moved the stream to another connection.
-            Some(Ok(WatchItem::Reconnected { .. })) => None,
+            // The server has moved the stream to another connection. An incomplete span comes again.
+            Some(Ok(WatchItem::Reconnected { .. })) => {
+                watch.marked = None;
+                None
+            }
             Some(Ok(WatchItem::SnapshotEnd { .. } | WatchItem::Restarted { .. })) => {
                 return Err(invalid("the end of a snapshot without its begin"));
             }
@@ -400,24 +409,11 @@ impl<R: Rng> GrpcReflector<R> {
 
     /// Continues, and emits the proof whose version is reached.
     fn watching(&mut self, mut watch: OpenWatch, version: ResourceVersion) {
-        if let Some((_, at)) = watch.proof.take_if(|(proved, _)| *proved <= version) {
-            self.ready.push_back(Step::Proved { at });
+        self.floor = self.floor.max(Some(version));
+        if let Some((proof, _)) = watch.proof.take_if(|(proof, _)| proof.version <= version) {
+            self.ready.extend(proof.proven_at.map(|at| Step::Proved { at }));
         }
         self.state = State::Watching { watch, version };
-    }
-
-    fn read(&self, event: &Event) -> Result<Change, ReflectorError> {
-        let kind = match event.r#type() {
-            v1alpha1::EventType::Added => EventType::Added,
-            v1alpha1::EventType::Modified => EventType::Modified,
-            v1alpha1::EventType::Deleted => EventType::Deleted,
-            v1alpha1::EventType::Unspecified => return Err(invalid("an event without a type")),
-        };
-        // As much as is known of its last state, which may be too little to be parsed.
-        if event.delete_reason() == v1alpha1::DeleteReason::FinalStateUnknown {
-            return Ok(Change::Gone(ObjectKey::new(&event.namespace, &event.name)));
-        }
-        Ok(Change::Event(kind, self.parser.parse(&event.object)?))
     }
 
     /// Continues from the last version, unless the error made it useless.
@@ -427,11 +423,8 @@ impl<R: Rng> GrpcReflector<R> {
         let is_rewritten = error.reason() == HISTORY_REWRITTEN;
         let error = self.kubefan.failed(&error).await;
         self.state = match &error {
-            UpstreamError::Gone { .. } if is_rewritten => {
-                let (update, received) = (Update::WentBack { reached: version }, Instant::now());
-                self.ready.push_back(Step::Update { update, received });
-                State::Empty { reason: REWRITTEN }
-            }
+            // The snapshot that follows says where the cluster is.
+            UpstreamError::Gone { .. } if is_rewritten => State::Empty { reason: REWRITTEN },
             UpstreamError::Gone { .. } => State::Empty { reason: "expired" },
             UpstreamError::NotFound { .. } => State::Empty { reason: "not_found" },
             UpstreamError::Forbidden { .. } => State::Empty { reason: "forbidden" },
@@ -448,29 +441,18 @@ impl<R: Rng> GrpcReflector<R> {
     }
 }
 
-/// What an event says.
-enum Change {
-    Event(EventType, kubefan_model::object::Object),
-    Gone(ObjectKey),
-}
-
-impl Change {
-    fn conflated(self) -> ConflatedChange {
-        match self {
-            Self::Event(EventType::Deleted, object) => ConflatedChange::Remove(object.key().clone()),
-            Self::Event(_, object) => ConflatedChange::Put(object),
-            Self::Gone(key) => ConflatedChange::Remove(key),
-        }
-    }
-}
-
 /// The version up to which a stream has sent everything.
 fn reached(stream: &WatchStream) -> Result<ResourceVersion, UpstreamError> {
     stream.resume_version().parse().map_err(UpstreamError::invalid)
 }
 
-fn known(reason: &str) -> &'static str {
-    REASONS.into_iter().find(|known| *known == reason).unwrap_or(UPSTREAM_GAP)
+fn moved_past(stream: &WatchStream, version: ResourceVersion) -> Result<bool, ReflectorError> {
+    Ok(reached(stream).map_err(ReflectorError::Watch)? > version)
+}
+
+fn stalled() -> UpstreamError {
+    let message = format!("the next kubefan sent nothing for {ANSWER_TIMEOUT:?}");
+    UpstreamError::Timeout { message, retry_after: None }
 }
 
 fn invalid(message: &str) -> ReflectorError {
@@ -484,6 +466,9 @@ fn failure(item: Option<Result<WatchItem, ClientError>>) -> ClientError {
         _ => ClientError::Undecodable { address: String::new(), message: "the stream ended".to_owned() },
     }
 }
+
+mod span;
+mod state;
 
 #[cfg(test)]
 mod tests;

@@ -25,8 +25,9 @@ use kubefan_client::{Client, ClientCertificate, ClientError, ClientOptions, GetF
 use kubefan_common::proto::v1alpha1;
 use kubefan_model::{ResourceVersion, Scope};
 
-/// How long an answer about the freshness of a cache may take. A proof takes up to 4 s.
-const FRESHNESS_TIMEOUT: Duration = Duration::from_secs(6);
+/// How long an answer about the freshness of a cache may take. A proof takes up to 4 s, and may wait
+/// for one that is under way.
+const FRESHNESS_TIMEOUT: Duration = Duration::from_secs(9);
 /// The shortest time between two readings of the files of the settings.
 const RENEWAL_INTERVAL: Duration = Duration::from_secs(10);
 /// Where a pod has the token of its service account.
@@ -86,12 +87,21 @@ struct Inner {
 }
 
 /// How far the next kubefan's cache is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Freshness {
     /// The version that it has reached.
     pub version: ResourceVersion,
     /// When that version was current, at the latest; `None` if that was never proved.
     pub proven_at: Option<Instant>,
+    /// The uid of its cluster. Empty if it is unknown.
+    pub cluster: String,
+}
+
+impl Freshness {
+    /// Whether it is known to be of another cluster than this one.
+    pub(super) fn is_of_another(&self, cluster: &str) -> bool {
+        !self.cluster.is_empty() && !cluster.is_empty() && self.cluster != cluster
+    }
 }
 
 impl KubefanClient {
@@ -163,11 +173,11 @@ impl KubefanClient {
                 return Err(UpstreamError::Timeout { message, retry_after: None });
             }
         };
-        self.note_cluster(cluster);
+        self.note_cluster(cluster.clone());
         let version = resource_version.parse().map_err(UpstreamError::invalid)?;
         // The age is as of the answer, so this is a little too old.
         let age = age.and_then(|age| Duration::try_from(age).ok());
-        Ok(Freshness { version, proven_at: age.and_then(|age| asked_at.checked_sub(age)) })
+        Ok(Freshness { version, proven_at: age.and_then(|age| asked_at.checked_sub(age)), cluster })
     }
 
     /// Takes note of a failure, and reads the files again if they may be the reason.

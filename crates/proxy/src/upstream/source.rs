@@ -133,7 +133,8 @@ impl Source {
     ) -> SourceReflector<R> {
         let client = match &self.server {
             Server::Grpc(kubefan) => {
-                let reflector = GrpcReflector::new(kubefan.clone(), target, parser, open_watch, random);
+                let reflector = GrpcReflector::new(kubefan.clone(), target, parser, open_watch, random)
+                    .with_apiserver(self.apiserver.clone());
                 return SourceReflector::Grpc(Box::new(reflector));
             }
             Server::Apiserver => &self.apiserver,

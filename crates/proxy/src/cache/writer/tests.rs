@@ -221,6 +221,23 @@ fn a_list_of_now_replaces_an_encoding_that_waits() {
 }
 
 #[test]
+fn an_encoding_that_waits_comes_with_a_marked_difference() {
+    let mut writer = awaiting();
+    let changes = vec![ConflatedChange::Remove(ObjectKey::new("", "c"))];
+    let update = Update::Conflated { reason: "expired", changes, version: version(15) };
+    let commit = writer.apply(update).unwrap().unwrap();
+    assert_eq!((is_new(&commit, "a"), is_new(&commit, "b"), commit.store.get("c").is_none()), (true, true, true));
+    assert!(!writer.awaits_version());
+}
+
+#[test]
+fn a_cluster_that_went_back_means_nothing_to_a_cache_without_a_state() {
+    let mut writer = CacheWriter::default();
+    assert!(writer.apply(Update::WentBack { reached: version(9) }).unwrap().is_none());
+    list(&mut writer, vec![], 9);
+}
+
+#[test]
 fn another_state_at_the_version_reached_starts_a_new_history() {
     let commit = list(&mut awaiting(), vec![reencoded("a", "1", 5)], 10);
     assert!(matches!(commit.change, Change::Start { .. }));

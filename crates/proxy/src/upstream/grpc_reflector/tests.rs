@@ -16,10 +16,13 @@ use tonic_types::{ErrorDetails, StatusExt};
 use tower::service_fn;
 
 use super::*;
-use crate::telemetry::metrics::{Metrics, WatchPurpose};
+use crate::{
+    cache::ConflatedChange,
+    telemetry::metrics::{Metrics, WatchPurpose},
+};
 use kubefan_client::{Client, ClientOptions};
 use kubefan_common::proto::v1alpha1::{
-    WatchResponse,
+    self, Event, WatchResponse,
     watch_response::Message,
     watch_service_server::{WatchService, WatchServiceServer},
 };
@@ -125,7 +128,12 @@ fn gone(name: &str) -> Sent {
 
 /// A snapshot of one object at version 10.
 fn snapshot() -> Vec<Sent> {
-    let begin = v1alpha1::SnapshotBegin { resource_version: "10".into(), cluster: "c".into(), ..Default::default() };
+    snapshot_of("c")
+}
+
+fn snapshot_of(cluster: &str) -> Vec<Sent> {
+    let begin =
+        v1alpha1::SnapshotBegin { resource_version: "10".into(), cluster: cluster.into(), ..Default::default() };
     let end = v1alpha1::SnapshotEnd { object_count: 1 };
     vec![
         message("", Message::SnapshotBegin(begin)),
@@ -173,6 +181,50 @@ async fn steps(reflector: &mut GrpcReflector<StdRng>, count: usize) -> Vec<Strin
 
 const LISTED: [&str; 4] = ["list initial", "item n/a", "watching", "listed 10"];
 
+fn refused(code: Code, reason: &str) -> Sent {
+    let details = ErrorDetails::with_error_info(reason, "kubefan.dev", HashMap::new());
+    Err(Status::with_error_details(code, "no", details))
+}
+
+#[tokio::test]
+async fn a_snapshot_from_before_is_taken_only_if_the_cluster_went_back() {
+    // The other kubefan proves that the cluster is at version 12.
+    for (version, expected) in
+        [(11, ["expired", "version_too_large"].as_slice()), (20, &["expired", "went back", "list expired"])]
+    {
+        let newer = event(&version.to_string(), v1alpha1::EventType::Modified, "a", version);
+        let first = [snapshot(), vec![newer, refused(Code::OutOfRange, "RESOURCE_VERSION_TOO_OLD")]].concat();
+        let (_server, mut reflector) = reflector(vec![first, snapshot()]);
+        assert_eq!(steps(&mut reflector, 4).await, LISTED);
+        assert_eq!(steps(&mut reflector, expected.len() + 1).await[1..], *expected, "{version}");
+    }
+}
+
+#[tokio::test]
+async fn a_resume_without_a_snapshot_names_the_cluster_too() {
+    let (server, mut reflector) = reflector(vec![vec![]]);
+    reflector.resume_from(ResourceVersion::new(10).expect("a version"));
+    assert_eq!(steps(&mut reflector, 1).await, ["watching"]);
+    assert_eq!(server.requests.lock().unwrap_or_else(PoisonError::into_inner)[0].cluster, "c");
+}
+
+#[tokio::test]
+async fn an_age_of_another_cluster_ends_the_watch() {
+    let (_server, mut reflector) = reflector(vec![snapshot_of("d")]);
+    assert_eq!(steps(&mut reflector, 5).await[4], "invalid_response");
+}
+
+#[tokio::test]
+async fn a_span_with_a_version_inside_or_none_at_its_end_is_refused() {
+    let added = |version: &str| event(version, v1alpha1::EventType::Added, "b", 12);
+    let bookmark = message("12", Message::Bookmark(v1alpha1::Bookmark {}));
+    for (inside, end) in [(vec![added(""), bookmark], "12"), (vec![added("12")], "12"), (vec![added("")], "")] {
+        let (_server, mut reflector) = reflector(vec![[snapshot(), gap("expired", inside, end)].concat(), snapshot()]);
+        assert_eq!(steps(&mut reflector, 4).await, LISTED);
+        assert_eq!(steps(&mut reflector, 2).await, ["invalid_response", "list interrupted"]);
+    }
+}
+
 #[tokio::test]
 async fn a_marked_span_that_breaks_is_dropped_and_asked_for_again() {
     let mut broken = gap("expired", vec![event("", v1alpha1::EventType::Added, "b", 12)], "");
@@ -215,10 +267,6 @@ async fn an_age_counts_once_its_version_is_reached() {
 
 #[tokio::test]
 async fn each_refusal_leads_where_that_of_an_apiserver_does() {
-    let refused = |code, reason: &str| {
-        let details = ErrorDetails::with_error_info(reason, "kubefan.dev", HashMap::new());
-        Err(Status::with_error_details(code, "no", details))
-    };
     for (code, reason, expected) in [
         (Code::OutOfRange, "RESOURCE_VERSION_TOO_OLD", ["expired", "list expired"]),
         (Code::PermissionDenied, "FORBIDDEN", ["forbidden", "list forbidden"]),

@@ -1,0 +1,102 @@
+//! The events of a marked span, until its end.
+
+use crate::cache::ConflatedChange;
+use kubefan_model::{
+    ObjectKey,
+    event::EventType,
+    object::{Object, ObjectParser},
+};
+
+use super::{ReflectorError, invalid};
+use kubefan_common::proto::v1alpha1::{self, Event};
+
+/// The reason of a marked catch-up, for the subscribers of this cache.
+pub(super) const CATCH_UP: &str = "catch_up";
+/// The reason of a marked gap whose reason this version does not know.
+const UPSTREAM_GAP: &str = "upstream_gap";
+/// The reason of a relist when the version is of another history.
+pub(super) const REWRITTEN: &str = "rewritten";
+
+/// The most changes of one span. A longer one is read as a snapshot, which the limits of a cache
+/// apply to while it is received.
+const CHANGES_MAX: usize = 1 << 20;
+/// The same for the bytes of their objects.
+const BYTES_MAX: usize = 1 << 30;
+
+/// The reasons of gaps, as labels.
+const REASONS: [&str; 14] = [
+    "initial",
+    "expired",
+    "continue_expired",
+    "not_found",
+    "forbidden",
+    "line_too_long",
+    "broken_object",
+    "out_of_order",
+    "schema_changed",
+    "self_check",
+    "interrupted",
+    REWRITTEN,
+    CATCH_UP,
+    UPSTREAM_GAP,
+];
+
+/// What a marked span has brought so far.
+pub(super) struct Span {
+    pub(super) reason: &'static str,
+    pub(super) changes: Vec<ConflatedChange>,
+    bytes: usize,
+}
+
+impl Span {
+    pub(super) fn catch_up() -> Self {
+        Self { reason: CATCH_UP, changes: Vec::new(), bytes: 0 }
+    }
+
+    pub(super) fn gap(reason: &str) -> Self {
+        let reason = REASONS.into_iter().find(|known| *known == reason).unwrap_or(UPSTREAM_GAP);
+        Self { reason, changes: Vec::new(), bytes: 0 }
+    }
+
+    /// Adds a change. An error if there are too many.
+    pub(super) fn push(&mut self, change: Change) -> Result<(), ReflectorError> {
+        if let Change::Event(_, object) = &change {
+            self.bytes += object.json_len();
+        }
+        self.changes.push(change.conflated());
+        if self.changes.len() > CHANGES_MAX || self.bytes > BYTES_MAX {
+            return Err(invalid(&format!("more than {CHANGES_MAX} changes or {BYTES_MAX} bytes in one marked span")));
+        }
+        Ok(())
+    }
+}
+
+/// What an event says.
+pub(super) enum Change {
+    Event(EventType, Object),
+    Gone(ObjectKey),
+}
+
+impl Change {
+    pub(super) fn read(event: &Event, parser: &ObjectParser) -> Result<Self, ReflectorError> {
+        let kind = match event.r#type() {
+            v1alpha1::EventType::Added => EventType::Added,
+            v1alpha1::EventType::Modified => EventType::Modified,
+            v1alpha1::EventType::Deleted => EventType::Deleted,
+            v1alpha1::EventType::Unspecified => return Err(invalid("an event without a type")),
+        };
+        // As much as is known of its last state, which may be too little to be parsed.
+        if event.delete_reason() == v1alpha1::DeleteReason::FinalStateUnknown {
+            return Ok(Self::Gone(ObjectKey::new(&event.namespace, &event.name)));
+        }
+        Ok(Self::Event(kind, parser.parse(&event.object)?))
+    }
+
+    fn conflated(self) -> ConflatedChange {
+        match self {
+            Self::Event(EventType::Deleted, object) => ConflatedChange::Remove(object.key().clone()),
+            Self::Event(_, object) => ConflatedChange::Put(object),
+            Self::Gone(key) => ConflatedChange::Remove(key),
+        }
+    }
+}
