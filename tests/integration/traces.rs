@@ -201,7 +201,7 @@ async fn requests_have_spans_with_their_decisions_and_without_secrets() {
     let denied = collector.span(&list, "kubefan.authorization.decision", "forbid").await;
     assert_eq!(
         (&*attribute(&denied, "http.response.status_code"), &*attribute(&denied, "error.type")),
-        ("403", "Forbidden")
+        ("403", "403")
     );
     assert_eq!(ask(Who::Own, &format!("{path}/one")).await, StatusCode::OK);
     let forwarded =
