@@ -199,10 +199,7 @@ async fn requests_have_spans_with_their_decisions_and_without_secrets() {
     }
     assert_eq!(ask(Who::Stranger, &format!("{path}?resourceVersion=0")).await, StatusCode::FORBIDDEN);
     let denied = collector.span(&list, "kubefan.authorization.decision", "forbid").await;
-    assert_eq!(
-        (&*attribute(&denied, "http.response.status_code"), &*attribute(&denied, "error.type")),
-        ("403", "403")
-    );
+    assert_eq!((&*attribute(&denied, "http.response.status_code"), &*attribute(&denied, "error.type")), ("403", "403"));
     assert_eq!(ask(Who::Own, &format!("{path}/one")).await, StatusCode::OK);
     let forwarded =
         collector.span("get /api/v1/namespaces/{namespace}/configmaps/{name}", "kubefan.forwarded", "true").await;
