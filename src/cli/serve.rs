@@ -192,6 +192,8 @@ mod tests {
                         "api_audiences",
                         "authorization_always_allow_groups",
                         "upstream_token_file",
+                        "otlp_endpoint",
+                        "otlp_sampling_ratio",
                         "authorization_mode",
                         "audit_log_path",
                         "client_ca_file",

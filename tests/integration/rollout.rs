@@ -42,8 +42,8 @@ mod service;
 mod subscribers;
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: replicas_behind_a_balancer_even_out_and_lose_nothing, replicas_of_a_name_even_out_and_lose_nothing;
-    full: an_upgrade_and_its_way_back_lose_nothing;
+    apiserver: replicas_behind_a_balancer_even_out_and_lose_nothing;
+    full: replicas_of_a_name_even_out_and_lose_nothing, an_upgrade_and_its_way_back_lose_nothing;
 };
 
 /// The configuration of all replicas.

@@ -262,5 +262,6 @@ async fn a_user_and_a_node_that_lose_their_rights_lose_only_what_is_theirs() {
             }
         }
     };
-    timeout(wait::SOON, arrives).await.expect("the other watch continues");
+    // The node asks again about twice a minute.
+    timeout(3 * wait::SOON, arrives).await.expect("the other watch continues");
 }

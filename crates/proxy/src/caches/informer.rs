@@ -388,8 +388,8 @@ impl Informer {
                 self.wait_after(None).await;
             }
         }
-        // After the commit, because readers are served at once what it proves, and the version before
-        // is not proved to have this age.
+        // After the commit, because readers are served at once what it proves, and the version
+        // before is not proved to have this age.
         if let Some(at) = proven_at.filter(|_| is_applied) {
             self.retry.watched();
             self.served.hub.proved(at);

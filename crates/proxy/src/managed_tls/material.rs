@@ -186,7 +186,7 @@ impl Material {
         let not_after = (now + options.lifetimes.certificate.as_secs()).min(ca.facts.not_after);
         let Issued { certificate, key } = issue::certificate(&ca.pem, key, names, Usage::Server, (now, not_after))?;
         let leaf = read_leaf(certificate.into_bytes(), key.0.into_bytes()).map_err(IssueError::unusable)?;
-        // A CA of others may sign what no client accepts. Written, it would be renewed at each look.
+        // A CA of others may sign what no client accepts. Written, it would be renewed every time.
         judge(&leaf, &self.cas, names, now).map_err(IssueError::unusable)?;
         self.leaf = Some(leaf);
         Ok(())

@@ -44,8 +44,8 @@ use super::{
 use crate::{cache::Update, telemetry::metrics::UpstreamWatchGuard};
 use kubefan_client::{ClientError, Encoding, OnExpired, OnLag, WatchItem, WatchOptions, WatchStream};
 use kubefan_model::{ResourceVersion, object::ObjectParser};
-use span::{Change, REWRITTEN, Span};
-use state::{ANSWER_TIMEOUT, Asked, Input, OpenWatch, State};
+use position::{ANSWER_TIMEOUT, Asked, Input, OpenWatch, State};
+use span::{Change, REWRITTEN, Span, invalid};
 
 /// How often the next kubefan is asked for the age of its state, on average.
 const FRESHNESS_INTERVAL: Duration = Duration::from_secs(15);
@@ -267,8 +267,8 @@ impl<R: Rng> GrpcReflector<R> {
         Ok(())
     }
 
-    /// Takes a snapshot, unless its state is older than one before: the kubefan that sends it may be
-    /// behind another one at the same address.
+    /// Takes a snapshot, unless its state is older than one before: the kubefan that sends it may
+    /// be behind another one at the same address.
     async fn begin_snapshot(
         &mut self,
         reason: &'static str,
@@ -385,7 +385,7 @@ impl<R: Rng> GrpcReflector<R> {
                 watch.marked = None;
                 return self.begin_snapshot("expired", watch, &resource_version).await;
             }
-            // The server has moved the stream to another connection. An incomplete span comes again.
+            // The stream goes on over another connection. An incomplete span comes again.
             Some(Ok(WatchItem::Reconnected { .. })) => {
                 watch.marked = None;
                 None
@@ -455,10 +455,6 @@ fn stalled() -> UpstreamError {
     UpstreamError::Timeout { message, retry_after: None }
 }
 
-fn invalid(message: &str) -> ReflectorError {
-    ReflectorError::Watch(UpstreamError::invalid(message))
-}
-
 /// Why a stream has ended.
 fn failure(item: Option<Result<WatchItem, ClientError>>) -> ClientError {
     match item {
@@ -467,8 +463,8 @@ fn failure(item: Option<Result<WatchItem, ClientError>>) -> ClientError {
     }
 }
 
+mod position;
 mod span;
-mod state;
 
 #[cfg(test)]
 mod tests;

@@ -25,8 +25,8 @@ use kubefan_client::{Client, ClientCertificate, ClientError, ClientOptions, GetF
 use kubefan_common::proto::v1alpha1;
 use kubefan_model::{ResourceVersion, Scope};
 
-/// How long an answer about the freshness of a cache may take. A proof takes up to 4 s, and may wait
-/// for one that is under way.
+/// How long an answer about the freshness of a cache may take. A proof takes up to 4 s, and may
+/// wait for one that is under way.
 const FRESHNESS_TIMEOUT: Duration = Duration::from_secs(9);
 /// The shortest time between two readings of the files of the settings.
 const RENEWAL_INTERVAL: Duration = Duration::from_secs(10);

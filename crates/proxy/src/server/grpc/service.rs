@@ -284,8 +284,8 @@ impl<C: Catalog> WatchService for Service<C> {
         let ((presented, notes), GetFreshnessRequest { target, prove }) =
             (presented_by(&request), request.into_inner());
         let read = async {
-            // Rights may depend on the selectors, as for the watch that this belongs to. The answer is
-            // that of the whole cache.
+            // Rights may depend on the selectors, as for the watch that this belongs to. The answer
+            // is that of the whole cache.
             let target = v1alpha1::Target { name: String::new(), ..named(target)? };
             let read = self.reader.authorize(&presented, Read::collection(ReadVerb::Watch, target), &notes).await?;
             let _place = self.reader.admit_read(read.holder(presented.holder))?;

@@ -1,14 +1,15 @@
 //! The events of a marked span, until its end.
 
-use crate::cache::ConflatedChange;
+use crate::{
+    cache::ConflatedChange,
+    upstream::{error::UpstreamError, reflector::ReflectorError},
+};
+use kubefan_common::proto::v1alpha1::{self, Event};
 use kubefan_model::{
     ObjectKey,
     event::EventType,
     object::{Object, ObjectParser},
 };
-
-use super::{ReflectorError, invalid};
-use kubefan_common::proto::v1alpha1::{self, Event};
 
 /// The reason of a marked catch-up, for the subscribers of this cache.
 pub(super) const CATCH_UP: &str = "catch_up";
@@ -99,4 +100,9 @@ impl Change {
             Self::Gone(key) => ConflatedChange::Remove(key),
         }
     }
+}
+
+/// The failure of a stream that breaks the contract.
+pub(super) fn invalid(message: &str) -> ReflectorError {
+    ReflectorError::Watch(UpstreamError::invalid(message))
 }

@@ -12,8 +12,8 @@ use crate::{
 use kubefan_client::{ClientError, WatchItem, WatchStream};
 use kubefan_model::ResourceVersion;
 
-/// How long the other kubefan may take to open a watch, and between two parts of a snapshot. It waits
-/// for its own first list for some seconds.
+/// How long the other kubefan may take to open a watch, and between two parts of a snapshot. It
+/// waits for its own first list for some seconds.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The position of the reflector.
