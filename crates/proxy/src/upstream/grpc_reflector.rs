@@ -385,7 +385,7 @@ impl<R: Rng> GrpcReflector<R> {
                 watch.marked = None;
                 return self.begin_snapshot("expired", watch, &resource_version).await;
             }
-            // The stream goes on over another connection. An incomplete span comes again.
+            // The stream continues over another connection. An incomplete span comes again.
             Some(Ok(WatchItem::Reconnected { .. })) => {
                 watch.marked = None;
                 None
