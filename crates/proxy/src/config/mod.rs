@@ -25,7 +25,7 @@ mod rules;
 mod section;
 pub mod serve;
 pub mod serving;
-mod traces;
+pub mod traces;
 pub mod units;
 pub mod upstream;
 

@@ -2,7 +2,7 @@
 //! Secret, renews them, and publishes the CA in ConfigMaps for its clients.
 //!
 //! All replicas do the same, without a leader: each looks at the Secret again and again, decides
-//! what to do next ([`next_step`], without I/O), and writes with the version that it read. A
+//! what to do next (`next_step`, without I/O), and writes with the version that it read. A
 //! conflict means that another replica was first, and then this one looks again.
 //!
 //! Two hazards. A client must never meet a certificate whose CA it could not know: so a new CA is
