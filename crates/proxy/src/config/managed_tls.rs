@@ -126,7 +126,7 @@ fn dns_names(given: &[String]) -> Result<Vec<String>, ConfigError> {
         if lower.len() > 253 || !plain.split('.').all(is_dns_label) {
             return Err(unusable(FLAG, name, "no DNS name; write it like kubefan.kubefan.svc or *.example.com"));
         }
-        // Who has the serving certificate must not pass for a replica.
+        // A holder of the serving certificate must not pass for a replica.
         if plain == PEER_NAME || plain == peers_domain {
             return Err(unusable(
                 FLAG,

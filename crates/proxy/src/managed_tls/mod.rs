@@ -11,7 +11,7 @@
 //! memory of the replicas that renew: no text of this module has content of the Secret.
 //!
 //! Replicas prove themselves to each other with certificates of the same CA that are never stored:
-//! each makes its own from the CA's key. Who has only the serving certificate has no such
+//! each makes its own from the CA's key. A holder of the serving certificate alone has no such
 //! certificate ([`PEER_NAME`]).
 
 pub mod certificate_facts;
