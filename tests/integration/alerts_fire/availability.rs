@@ -106,6 +106,6 @@ pub(super) async fn wrong_file(scene: Scene) {
     write("resuorces: [pods]");
     let firing = scene.fired("a misspelt key in the configuration file", &["KubefanConfigReloadFailed"]).await;
     assert!(kubefan.process.log().contains("resuorces"), "the log names the key: {}", kubefan.process.log());
-    write("resources: [pods]\nringAgeMax: 10m");
+    write("resources: [pods]");
     firing.resolved("the file mended").await;
 }

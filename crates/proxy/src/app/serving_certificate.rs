@@ -89,9 +89,16 @@ impl ServingCertificate {
         }
     }
 
-    /// Keeps a managed certificate until `stop` is cancelled.
+    /// Follows the files, or keeps the managed certificate, until `stop` is cancelled.
     pub(super) fn keep(&self, upstream: &Upstream, metrics: &Metrics, stop: &CancellationToken) {
-        let Self::Managed(managed, options) = self else { return };
+        let (managed, options) = match self {
+            Self::Managed(managed, options) => (managed, options),
+            Self::Files(certificate) => {
+                let (certificate, stop) = (certificate.clone(), stop.clone());
+                tokio::spawn(async move { stop.run_until_cancelled(certificate.follow()).await });
+                return;
+            }
+        };
         #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
         let random = SmallRng::seed_from_u64(rand::random());
         let (upstream, managed, options) = (upstream.clone(), managed.clone(), options.clone());

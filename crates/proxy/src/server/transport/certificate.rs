@@ -20,7 +20,7 @@ use rustls::{
     server::{ClientHello, ResolvesServerCert},
     sign::CertifiedKey,
 };
-use tokio::time::Instant;
+use tokio::time::{Instant, MissedTickBehavior, interval};
 use tracing::{info, warn};
 use webpki::{EndEntityCert, KeyUsage};
 
@@ -57,7 +57,7 @@ impl TlsFiles {
     }
 }
 
-/// How often the files are checked for a renewed certificate, at most. New connections use it,
+/// How often the files are checked for a renewed certificate. New connections use it,
 /// existing ones do not.
 const RENEWAL_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -131,6 +131,17 @@ impl Certificate {
         if !self.renew(&mut self.current()) {
             let cert_file = self.files.cert_file.display();
             info!(%cert_file, "the certificate of the data port was read again; it has not changed");
+        }
+    }
+
+    /// Looks at the files again and again, without end. Handshakes do so too, but where clients
+    /// only keep old connections, the reported end would stay that of the old certificate.
+    pub async fn follow(&self) {
+        let mut looks = interval(RENEWAL_INTERVAL);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            looks.tick().await;
+            self.newest();
         }
     }
 
@@ -315,6 +326,20 @@ mod tests {
         write(&files, "third.example", (1, 1));
         certificate.reload();
         assert_ne!(presented(), second, "a reload does not wait");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_of_a_renewed_certificate_is_reported_without_a_handshake() {
+        let dir = tempfile::tempdir().unwrap();
+        let (files, expiration) = (files(&dir), gauge());
+        write(&files, "a.example", (1, 1));
+        let certificate = Certificate::read(&files, now, expiration.clone()).unwrap();
+        let following = tokio::spawn(async move { certificate.follow().await });
+        tokio::task::yield_now().await;
+        write(&files, "a.example", (1, 30));
+        tokio::time::sleep(2 * RENEWAL_INTERVAL).await;
+        assert_eq!(expiration.get(), (NOW_SECONDS + 30 * DAY_SECONDS) as f64);
+        following.abort();
     }
 
     #[tokio::test(start_paused = true)]
