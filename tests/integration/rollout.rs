@@ -100,6 +100,9 @@ enum By {
     Name,
 }
 
+/// The name that has the addresses of all ready replicas.
+const NAME: &str = "kubefan.test";
+
 /// The most that a replica has, as a multiple of the mean, once replicas are even.
 const EVEN: f64 = 1.15;
 const EVEN_AT_MOST: Duration = Duration::from_secs(120);
@@ -208,7 +211,7 @@ impl<'a> Experiment<'a> {
                 let resolver = Some(Arc::new(all.endpoints.clone()) as Arc<dyn kubefan_client::Resolve>);
                 let options = ClientOptions { resolver, ..ClientOptions::default() };
                 let plain = reqwest::Client::builder().dns_resolver(Arc::new(all.endpoints.clone()));
-                ("kubefan.test".to_owned(), options, plain)
+                (NAME.to_owned(), options, plain)
             }
         };
         let (plain, url) = (plain.no_proxy().build().expect("a client is built"), format!("http://{address}"));
@@ -254,11 +257,12 @@ impl<'a> Experiment<'a> {
         while evens || acted.elapsed() < self.scale.even_for {
             sleep(LOOK_INTERVAL).await;
             spread = self.spread().await;
-            if spread > EVEN {
+            let all_are_back = self.replicas.watches().await.iter().sum::<f64>() >= self.subscribers() as f64;
+            if spread > EVEN || !all_are_back {
                 even_since = None;
                 assert!(
                     acted.elapsed() < EVEN_AT_MOST,
-                    "{name}: the largest still is {spread:.2} of the mean: {:?}\n{}",
+                    "{name}: the largest still is {spread:.2} of the mean, or subscribers are away: {:?}\n{}",
                     self.replicas.watches().await,
                     self.replicas.logs()
                 );
@@ -288,6 +292,10 @@ impl<'a> Experiment<'a> {
         ];
         println!("{name}: {}", cells.join(" | "));
         self.phases.push((phase, cells));
+    }
+
+    fn subscribers(&self) -> usize {
+        self.grpc.len() + self.http.len()
     }
 
     /// The largest number of watches, as a multiple of the mean. A watch that is moving counts

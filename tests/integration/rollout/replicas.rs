@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use tokio::time::sleep;
 
 use super::{
-    By, Setup,
+    By, NAME, Setup,
     service::{Balancer, Endpoints},
 };
 use crate::harness::{
@@ -102,6 +102,8 @@ impl Replicas {
                 args.push(format!("--peers={}", names.join(",")));
                 args.push("--rebalance".to_owned());
                 args.push(format!("--rebalance-percent={}", self.setup.rebalance_percent));
+                // Without TLS, a name that is no Service's must be allowed.
+                args.push(format!("--allowed-hosts={NAME}"));
                 kubefan::binary().into()
             }
             Release::Before(binary) => {

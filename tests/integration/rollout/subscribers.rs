@@ -166,7 +166,11 @@ pub(super) async fn http(client: reqwest::Client, url: String, test: Test, numbe
 }
 
 async fn list(client: &reqwest::Client, url: &str) -> Option<u64> {
-    let text = client.get(url).send().await.ok()?.error_for_status().ok()?.text().await.ok()?;
+    let answer = client.get(url).send().await.ok()?;
+    let status = answer.status();
+    let text = answer.text().await.ok()?;
+    // The apiserver's way to say "later".
+    assert!(!status.is_client_error() || status == 429, "{status}: {text}");
     let list: Object = serde_json::from_str(&text).ok()?;
     list.metadata.resource_version.parse().ok()
 }
