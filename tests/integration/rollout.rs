@@ -106,6 +106,8 @@ const NAME: &str = "kubefan.test";
 /// The most that a replica has, as a multiple of the mean, once replicas are even.
 const EVEN: f64 = 1.15;
 const EVEN_AT_MOST: Duration = Duration::from_secs(120);
+/// An informer of client-go waits up to a minute between two attempts.
+const BACK_AT_MOST: Duration = Duration::from_secs(300);
 const OPEN_AT_MOST: Duration = Duration::from_secs(120);
 const FINISHED_AT_MOST: Duration = Duration::from_secs(120);
 /// Subscribers that connect in a second.
@@ -251,34 +253,39 @@ impl<'a> Experiment<'a> {
             (micros(self.test.start), self.replicas.endpoints.asked(), self.audit.requests("").len());
         act(&mut self.replicas).await;
         let acted = Instant::now();
-        let (before, mut even_since) = (self.spread().await, None);
+        let (before, mut even_since) = (self.spread().await, None::<Instant>);
         println!("{name}: the largest is {before:.2} of the mean");
-        let (mut even_after, mut spread) = (None, before);
+        let mut spread = before;
         while evens || acted.elapsed() < self.scale.even_for {
             sleep(LOOK_INTERVAL).await;
             spread = self.spread().await;
-            let all_are_back = self.replicas.watches().await.iter().sum::<f64>() >= self.subscribers() as f64;
-            if spread > EVEN || !all_are_back {
+            if spread > EVEN {
                 even_since = None;
                 assert!(
                     acted.elapsed() < EVEN_AT_MOST,
-                    "{name}: the largest still is {spread:.2} of the mean, or subscribers are away: {:?}\n{}",
+                    "{name}: the largest still is {spread:.2} of the mean: {:?}\n{}",
                     self.replicas.watches().await,
                     self.replicas.logs()
                 );
                 continue;
             }
             let since = *even_since.get_or_insert_with(Instant::now);
-            even_after.get_or_insert_with(|| acted.elapsed());
-            if since.elapsed() >= self.scale.even_for {
+            if since.elapsed() < self.scale.even_for {
+                continue;
+            }
+            // The next step must not hit those that wait before they come back.
+            let watches = self.replicas.watches().await;
+            if watches.iter().sum::<f64>() >= self.subscribers() as f64 {
                 break;
             }
+            assert!(acted.elapsed() < BACK_AT_MOST, "{name}: subscribers are away: {watches:?}");
         }
         let upstream = UpstreamRequests::of(&self.audit.requests("")[requests..], &[KUBEFAN]);
         let (lists, warm_starts) = self.replicas.starts().await;
         let connects = self.replicas.endpoints.asked() - asked;
         let phase = Phase { name, from, until: micros(self.test.start) };
-        let even = even_after.map_or("-".to_owned(), |after| format!("{:.0}", after.as_secs_f64()));
+        let even =
+            even_since.map_or("-".to_owned(), |since| format!("{:.0}", since.duration_since(acted).as_secs_f64()));
         let cells = vec![
             format!("{:.0}", (phase.until - phase.from) as f64 / 1e6),
             format!("{before:.2}"),
