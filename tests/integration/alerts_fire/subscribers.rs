@@ -23,7 +23,10 @@ fn watch(target: Target, resource_version: &str) -> WatchRequest {
     WatchRequest { target: Some(target), resource_version: resource_version.to_owned(), ..WatchRequest::default() }
 }
 
-/// Clients that do not read, while large events come; each second some of them start anew.
+/// Messages that a client reads after its pause: more than its window holds.
+const READ_AFTER_PAUSE: usize = 20;
+
+/// Clients that pause while large events come.
 pub(super) async fn lag(scene: Scene) {
     let (simulated, _writing) = lively().await;
     simulated.sim.create(&pods(), large("large", LARGE_BYTES)).unwrap();
@@ -35,19 +38,24 @@ pub(super) async fn lag(scene: Scene) {
         std::future::ready(())
     });
     let (addr, sim) = (kubefan.grpc_addr, simulated.sim.clone());
-    let unread = every(OFTEN, move || {
+    let pausing = every(OFTEN, move || {
         let version = sim.revision().to_string();
         async move {
-            let stream = connect(addr).await.watch(watch(target("pods"), &version)).await;
+            let Ok(stream) = connect(addr).await.watch(watch(target("pods"), &version)).await else { return };
             tokio::spawn(async move {
-                let _held = stream;
-                tokio::time::sleep(Duration::from_secs(10)).await;
+                let mut stream = stream.into_inner();
+                // Longer than the window and the ring last. What follows finds it behind.
+                tokio::time::sleep(Duration::from_secs(5)).await;
+                for _ in 0..READ_AFTER_PAUSE {
+                    if !matches!(stream.message().await, Ok(Some(_))) {
+                        break;
+                    }
+                }
             });
         }
     });
-    let firing =
-        scene.fired("clients that do not read, at 50 events a second of 32 KiB", &["KubefanSubscribersLag"]).await;
-    drop(unread);
+    let firing = scene.fired("clients that pause, at 50 events a second of 32 KiB", &["KubefanSubscribersLag"]).await;
+    drop(pausing);
     firing.resolved("the clients switched off").await;
 }
 
