@@ -253,18 +253,18 @@ impl<'a> Experiment<'a> {
             (micros(self.test.start), self.replicas.endpoints.asked(), self.audit.requests("").len());
         act(&mut self.replicas).await;
         let acted = Instant::now();
-        let (before, mut even_since) = (self.spread().await, None::<Instant>);
+        let mut watches = self.replicas.watches().await;
+        let (before, mut even_since) = (largest(&watches), None::<Instant>);
         println!("{name}: the largest is {before:.2} of the mean");
-        let mut spread = before;
         while evens || acted.elapsed() < self.scale.even_for {
             sleep(LOOK_INTERVAL).await;
-            spread = self.spread().await;
+            watches = self.replicas.watches().await;
+            let spread = largest(&watches);
             if spread > EVEN {
                 even_since = None;
                 assert!(
                     acted.elapsed() < EVEN_AT_MOST,
-                    "{name}: the largest still is {spread:.2} of the mean: {:?}\n{}",
-                    self.replicas.watches().await,
+                    "{name}: the largest still is {spread:.2} of the mean: {watches:?}\n{}",
                     self.replicas.logs()
                 );
                 continue;
@@ -274,8 +274,7 @@ impl<'a> Experiment<'a> {
                 continue;
             }
             // The next step must not hit those that wait before they come back.
-            let watches = self.replicas.watches().await;
-            if watches.iter().sum::<f64>() >= self.subscribers() as f64 {
+            if watches.iter().sum::<f64>() >= (self.grpc.len() + self.http.len()) as f64 {
                 break;
             }
             assert!(acted.elapsed() < BACK_AT_MOST, "{name}: subscribers are away: {watches:?}");
@@ -290,8 +289,8 @@ impl<'a> Experiment<'a> {
             format!("{:.0}", (phase.until - phase.from) as f64 / 1e6),
             format!("{before:.2}"),
             even,
-            format!("{spread:.2}"),
-            format!("{:?}", self.replicas.watches().await),
+            format!("{:.2}", largest(&watches)),
+            format!("{watches:?}"),
             connects.to_string(),
             warm_starts.to_string(),
             lists.to_string(),
@@ -299,18 +298,6 @@ impl<'a> Experiment<'a> {
         ];
         println!("{name}: {}", cells.join(" | "));
         self.phases.push((phase, cells));
-    }
-
-    fn subscribers(&self) -> usize {
-        self.grpc.len() + self.http.len()
-    }
-
-    /// The largest number of watches, as a multiple of the mean. A watch that is moving counts
-    /// where it was or not at all.
-    async fn spread(&self) -> f64 {
-        let watches = self.replicas.watches().await;
-        let mean = watches.iter().sum::<f64>() / watches.len() as f64;
-        watches.iter().copied().fold(0.0, f64::max) / mean.max(1.0)
     }
 
     async fn end(self, title: &str) {
@@ -371,6 +358,13 @@ impl<'a> Experiment<'a> {
         assert!(lists.iter().all(|lists| *lists == "0"), "lists upstream after the first step: {lists:?}");
         println!("clients find replicas by {:?}", self.by);
     }
+}
+
+/// The largest number of watches, as a multiple of the mean. A watch that is moving counts where it
+/// was or not at all.
+fn largest(watches: &[f64]) -> f64 {
+    let mean = watches.iter().sum::<f64>() / watches.len() as f64;
+    watches.iter().copied().fold(0.0, f64::max) / mean.max(1.0)
 }
 
 /// Writes at a fixed rate: an object is changed, sometimes deleted, and then created again.

@@ -169,8 +169,11 @@ async fn list(client: &reqwest::Client, url: &str) -> Option<u64> {
     let answer = client.get(url).send().await.ok()?;
     let status = answer.status();
     let text = answer.text().await.ok()?;
-    // The apiserver's way to say "later".
+    // 429 is the apiserver's way to say "later"; another refusal would last.
     assert!(!status.is_client_error() || status == 429, "{status}: {text}");
+    if !status.is_success() {
+        return None;
+    }
     let list: Object = serde_json::from_str(&text).ok()?;
     list.metadata.resource_version.parse().ok()
 }

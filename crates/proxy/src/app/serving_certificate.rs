@@ -91,19 +91,23 @@ impl ServingCertificate {
 
     /// Follows the files, or keeps the managed certificate, until `stop` is cancelled.
     pub(super) fn keep(&self, upstream: &Upstream, metrics: &Metrics, stop: &CancellationToken) {
-        let (managed, options) = match self {
-            Self::Managed(managed, options) => (managed, options),
+        let stop = stop.clone();
+        match self {
             Self::Files(certificate) => {
-                let (certificate, stop) = (certificate.clone(), stop.clone());
+                let certificate = certificate.clone();
                 tokio::spawn(async move { stop.run_until_cancelled(certificate.follow()).await });
-                return;
             }
-        };
-        #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
-        let random = SmallRng::seed_from_u64(rand::random());
-        let (upstream, managed, options) = (upstream.clone(), managed.clone(), options.clone());
-        let keeper = Keeper::new(upstream, options, managed, wall_clock, random, metrics.managed_tls());
-        tokio::spawn(stop.clone().run_until_cancelled_owned(keeper.run()));
+            Self::Managed(managed, options) => {
+                #[expect(
+                    clippy::disallowed_methods,
+                    reason = "randomness enters here; code below takes it as a parameter"
+                )]
+                let random = SmallRng::seed_from_u64(rand::random());
+                let (upstream, managed, options) = (upstream.clone(), managed.clone(), options.clone());
+                let keeper = Keeper::new(upstream, options, managed, wall_clock, random, metrics.managed_tls());
+                tokio::spawn(stop.run_until_cancelled_owned(keeper.run()));
+            }
+        }
     }
 }
 

@@ -20,7 +20,7 @@ use rustls::{
     server::{ClientHello, ResolvesServerCert},
     sign::CertifiedKey,
 };
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::sleep;
 use tracing::{info, warn};
 use webpki::{EndEntityCert, KeyUsage};
 
@@ -57,8 +57,8 @@ impl TlsFiles {
     }
 }
 
-/// How often the files are checked for a renewed certificate. New connections use it,
-/// existing ones do not.
+/// How often the files are checked for a renewed certificate. New connections use it, existing ones
+/// do not.
 const RENEWAL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The wall clock, which the time of a certificate is compared with.
@@ -108,7 +108,6 @@ struct Current {
     validity: Option<Validity>,
     /// The wrong time that was warned of.
     warned: Option<WrongTime>,
-    looked_at: Instant,
 }
 
 impl Certificate {
@@ -119,7 +118,7 @@ impl Certificate {
     pub fn read(files: &TlsFiles, wall_clock: Clock, expiration: Gauge) -> Result<Arc<Self>, TlsError> {
         let pem = Pem::read(files)?;
         let certified = pem.certified(files)?;
-        let current = Current { certified, pem, validity: None, warned: None, looked_at: Instant::now() };
+        let current = Current { certified, pem, validity: None, warned: None };
         let certificate = Self { files: files.clone(), wall_clock, expiration, current: Mutex::new(current) };
         certificate.begin_to_use(&mut certificate.current());
         Ok(Arc::new(certificate))
@@ -134,14 +133,14 @@ impl Certificate {
         }
     }
 
-    /// Looks at the files again and again, without end. Handshakes do so too, but where clients
-    /// only keep old connections, the reported end would stay that of the old certificate.
+    /// Looks at the files again and again, without end. Not handshakes but this task looks, because
+    /// the reported end must be right where clients only keep old connections, too.
     pub async fn follow(&self) {
-        let mut looks = interval(RENEWAL_INTERVAL);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            looks.tick().await;
-            self.newest();
+            sleep(RENEWAL_INTERVAL).await;
+            let mut current = self.current();
+            self.renew(&mut current);
+            self.warn_of_wrong_time(&mut current);
         }
     }
 
@@ -149,20 +148,8 @@ impl Certificate {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The newest usable certificate. The files are small and rarely read, so the handshake may
-    /// wait for that.
-    fn newest(&self) -> Arc<CertifiedKey> {
-        let mut current = self.current();
-        if current.looked_at.elapsed() >= RENEWAL_INTERVAL {
-            self.renew(&mut current);
-            self.warn_of_wrong_time(&mut current);
-        }
-        current.certified.clone()
-    }
-
     /// Reads the files again. False if they have not changed.
     fn renew(&self, current: &mut Current) -> bool {
-        current.looked_at = Instant::now();
         let renewed = Pem::read(&self.files).and_then(|pem| match pem == current.pem {
             true => Ok(None),
             false => pem.certified(&self.files).map(|certified| Some((certified, pem))),
@@ -212,7 +199,7 @@ impl fmt::Debug for Certificate {
 
 impl ResolvesServerCert for Certificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(self.newest())
+        Some(self.current().certified.clone())
     }
 }
 
@@ -305,21 +292,31 @@ mod tests {
         std::fs::write(&files.private_key_file, key.serialize_pem()).unwrap();
     }
 
+    /// Follows the files until the test ends.
+    fn follow(certificate: &Arc<Certificate>) {
+        let certificate = certificate.clone();
+        tokio::spawn(async move { certificate.follow().await });
+    }
+
+    /// The least wait after which the files have been looked at once more.
+    const AFTER_A_LOOK: Duration = RENEWAL_INTERVAL.saturating_add(Duration::from_millis(1));
+
     #[tokio::test(start_paused = true)]
     async fn a_renewed_certificate_is_used_and_a_broken_one_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let files = files(&dir);
         write(&files, "first.example", (1, 1));
         let certificate = Certificate::read(&files, now, gauge()).unwrap();
-        let presented = || certificate.newest().cert.clone();
+        follow(&certificate);
+        let presented = || certificate.current().certified.cert.clone();
         let first = presented();
         write(&files, "second.example", (1, 1));
         assert_eq!(presented(), first, "the files are not read for each connection");
-        tokio::time::advance(RENEWAL_INTERVAL).await;
+        sleep(AFTER_A_LOOK).await;
         let second = presented();
         assert_ne!(second, first);
         std::fs::write(&files.private_key_file, "half a fi").unwrap();
-        tokio::time::advance(RENEWAL_INTERVAL).await;
+        sleep(AFTER_A_LOOK).await;
         assert_eq!(presented(), second);
         certificate.reload();
         assert_eq!(presented(), second);
@@ -333,13 +330,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (files, expiration) = (files(&dir), gauge());
         write(&files, "a.example", (1, 1));
-        let certificate = Certificate::read(&files, now, expiration.clone()).unwrap();
-        let following = tokio::spawn(async move { certificate.follow().await });
-        tokio::task::yield_now().await;
+        follow(&Certificate::read(&files, now, expiration.clone()).unwrap());
         write(&files, "a.example", (1, 30));
-        tokio::time::sleep(2 * RENEWAL_INTERVAL).await;
+        sleep(AFTER_A_LOOK).await;
         assert_eq!(expiration.get(), (NOW_SECONDS + 30 * DAY_SECONDS) as f64);
-        following.abort();
     }
 
     #[tokio::test(start_paused = true)]
