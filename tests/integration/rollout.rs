@@ -106,7 +106,8 @@ const NAME: &str = "kubefan.test";
 /// The most that a replica has, as a multiple of the mean, once replicas are even.
 const EVEN: f64 = 1.15;
 const EVEN_AT_MOST: Duration = Duration::from_secs(120);
-/// An informer of client-go waits up to a minute between two attempts.
+/// An informer of client-go, and the client library as it does, waits up to a minute between two
+/// attempts.
 const BACK_AT_MOST: Duration = Duration::from_secs(300);
 const OPEN_AT_MOST: Duration = Duration::from_secs(120);
 const FINISHED_AT_MOST: Duration = Duration::from_secs(120);
