@@ -164,11 +164,26 @@ async fn nothing_that_applies_the_chart_again_touches_what_kubefan_wrote() {
     }
 }
 
-/// The flags of a workload's kubefan that do not name an address, as the pod would get them.
-pub(crate) fn flags(workload: &Value) -> Vec<String> {
+/// The flags of kubefan in a workload, without those that a test sets: see [`flags_of`].
+pub(crate) fn flags(workload: &Value, rendered: &[Value], dir: &Path) -> Vec<String> {
     let args: Vec<String> = serde_json::from_value(containers(workload)[0]["args"].clone()).unwrap();
+    flags_of(&args, rendered.iter().find_map(|object| object["data"]["config.yaml"].as_str()), dir)
+}
+
+/// The flags among a container's arguments, without addresses and kubeconfigs, which a test sets.
+/// The configuration file that the pod mounts is written to `dir`, and `--config` names it there.
+pub(crate) fn flags_of(args: &[String], config: Option<&str>, dir: &Path) -> Vec<String> {
     assert_eq!(args[0], "serve");
-    args.into_iter().filter(|arg| arg != "serve" && !arg.contains("listen") && !arg.contains("kubeconfig=")).collect()
+    let is_of_the_pod = |arg: &&String| arg.contains("listen=") || arg.contains("kubeconfig=");
+    let here = |arg: &String| match arg.strip_prefix("--config=") {
+        None => arg.clone(),
+        Some(_) => {
+            let file = dir.join("config.yaml");
+            std::fs::write(&file, config.expect("no ConfigMap has the configuration file")).unwrap();
+            format!("--config={}", file.display())
+        }
+    };
+    args[1..].iter().filter(|arg| !is_of_the_pod(arg)).map(here).collect()
 }
 
 /// The flags for a certificate for loopback. The managed one needs the Services' names.
@@ -215,9 +230,11 @@ async fn runs_with_the_flags_and_the_role_of_three_lists(api: &ApiServer) {
         let text = helm::template(&namespace, &namespace, &[args, only].concat()).await;
         apply(api, &text, &[]).await;
         let name = format!("{namespace}-kubefan");
-        let deployment = objects(&text).into_iter().find(|object| object["kind"] == "Deployment").unwrap();
+        let rendered = objects(&text);
+        let deployment = named(&rendered, "Deployment", &name);
         let kubeconfig = api.kubeconfig_with_token(&name, &token(api, &namespace, &name).await);
-        let kubefan = start(api, &kubeconfig, &flags(&deployment)).await;
+        let dir = tempfile::tempdir().unwrap();
+        let kubefan = start(api, &kubeconfig, &flags(deployment, &rendered, dir.path())).await;
         let (_, verbose) = kubefan.admin("/readyz?verbose").await.unwrap();
         for resource in resources {
             assert!(verbose.contains(resource), "{resource}: {verbose}");
@@ -252,10 +269,11 @@ async fn a_node_reads_through_the_cluster_form() {
     apply(&api, &text, &[]).await;
     let (name, rendered) = (format!("{namespace}-kubefan"), objects(&text));
     let account = api.kubeconfig_with_token(&name, &token(&api, &namespace, &name).await);
-    let cluster = start(&api, &account, &flags(named(&rendered, "Deployment", &name))).await;
+    let dir = tempfile::tempdir().unwrap();
+    let deployment = named(&rendered, "Deployment", &name);
+    let cluster = start(&api, &account, &flags(deployment, &rendered, dir.path())).await;
 
     let node = format!("{name}-node");
-    let dir = tempfile::tempdir().unwrap();
     let upstream = dir.path().join("kubeconfig");
     std::fs::write(dir.path().join("token"), token(&api, &namespace, &node).await).unwrap();
     std::fs::copy(api.ca_pem_path(), dir.path().join("ca.crt")).unwrap();
@@ -265,7 +283,7 @@ async fn a_node_reads_through_the_cluster_form() {
         .replace("/etc/kubefan/upstream", dir.path().to_str().unwrap());
     std::fs::write(&upstream, kubeconfig).unwrap();
     let daemon_set = named(&rendered, "DaemonSet", &node);
-    let flags: Vec<_> = flags(daemon_set)
+    let flags: Vec<_> = flags(daemon_set, &rendered, dir.path())
         .iter()
         .map(|flag| flag.replace(&format!("https://{name}-headless:7443"), &format!("https://{}", cluster.grpc_addr)))
         .map(|flag| flag.replace("/etc/kubefan/upstream", dir.path().to_str().unwrap()))

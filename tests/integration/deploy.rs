@@ -2,16 +2,22 @@
 //! the restricted pod security standard, the shipped service accounts have exactly the rights that
 //! the `--resource` flags and the reviews of callers need, and callers are authorized.
 
-use std::{collections::BTreeSet, path::PathBuf};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
 
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use crate::harness::{
-    Test,
-    apiserver::{ApiServer, NOBODY},
-    kubefan::Kubefan,
-    tests,
+use crate::{
+    chart::flags_of,
+    harness::{
+        Test,
+        apiserver::{ApiServer, NOBODY},
+        kubefan::Kubefan,
+        tests,
+    },
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
@@ -92,6 +98,13 @@ impl Overlay {
         api.kubeconfig_with_token(self.service_account, &self.token(api).await)
     }
 
+    /// kubefan's flags in the applied overlay, without those that a test sets: see [`flags_of`].
+    pub(crate) async fn flags(&self, api: &ApiServer, dir: &Path) -> Vec<String> {
+        let path = format!("/api/v1/namespaces/{}/configmaps/kubefan", self.namespace);
+        let (_, config) = api.request(Method::GET, &path, None).await;
+        flags_of(&self.args(api).await, config["data"]["config.yaml"].as_str(), dir)
+    }
+
     /// The arguments of kubefan in the applied overlay.
     pub(crate) async fn args(&self, api: &ApiServer) -> Vec<String> {
         let workload = api.get_json(self.workload).await;
@@ -151,7 +164,7 @@ async fn the_apiserver_accepts_the_cluster_proxy_with_its_components() {
         .as_array()
         .unwrap()
         .iter()
-        .map(|volume| volume["secret"]["secretName"].as_str().unwrap())
+        .filter_map(|volume| volume["secret"]["secretName"].as_str())
         .collect();
     assert_eq!(secrets, BTreeSet::from(["kubefan-peers", "kubefan-tls"]));
     assert_eq!(named("ClusterRoleBinding", "kubefan-reviews")["subjects"][0]["namespace"], "kubefan");
@@ -166,8 +179,10 @@ async fn the_apiserver_accepts_the_cluster_proxy_with_its_components() {
     let args: Vec<String> = serde_json::from_value(pod["containers"][0]["args"].clone()).unwrap();
     assert!(args.contains(&"--passthrough=impersonate".to_owned()), "{args:?}");
     // The certificate files exist only in the pod. Here their absence must be the only error.
+    let config = named("ConfigMap", "kubefan")["data"]["config.yaml"].as_str();
+    let flags = flags_of(&args, config, dir.path());
     let kubeconfig = format!("--kubeconfig={}", api.kubeconfig().display());
-    let args: Vec<&str> = args.iter().map(String::as_str).chain([kubeconfig.as_str()]).collect();
+    let args: Vec<&str> = ["serve", &kubeconfig].into_iter().chain(flags.iter().map(String::as_str)).collect();
     let env = pod["containers"][0]["env"].as_array().unwrap().iter();
     let env: Vec<_> = env.filter_map(|env| Some((env["name"].as_str()?, env["value"].as_str()?))).collect();
     assert!(env.iter().any(|(name, _)| *name == "KUBEFAN_TLS_CERT_FILE"), "{env:?}");
@@ -182,10 +197,12 @@ async fn the_cluster_proxy_authorizes_its_callers() {
     let kubeconfig = CLUSTER_PROXY.service_account_kubeconfig(&api).await;
     let shipped = CLUSTER_PROXY.args(&api).await;
     assert!(!shipped.iter().any(|arg| arg.contains("insecure") || arg.contains("authorization")), "{shipped:?}");
-    let flags = shipped.iter().map(String::as_str).filter(|arg| *arg != "serve" && !arg.contains("listen="));
+    let dir = tempfile::tempdir().unwrap();
+    let flags = CLUSTER_PROXY.flags(&api, dir.path()).await;
     let (cert, key) = api.server_certificate();
     let tls = ["--tls-cert-file", cert.to_str().unwrap(), "--tls-private-key-file", key.to_str().unwrap()];
-    let kubefan = Kubefan::spawn_as_given(&kubeconfig, &flags.chain(tls).collect::<Vec<_>>()).await;
+    let kubefan =
+        Kubefan::spawn_as_given(&kubeconfig, &flags.iter().map(String::as_str).chain(tls).collect::<Vec<_>>()).await;
     kubefan.ready().await;
     let url = format!("https://{}/api/v1/nodes?resourceVersion=0", kubefan.grpc_addr);
     let ask = |client: reqwest::Client| {
@@ -273,8 +290,8 @@ async fn kubefan_syncs_as_the_shipped_service_accounts_with_the_shipped_flags() 
     for overlay in [CLUSTER_PROXY, SIDECAR] {
         let kubeconfig = overlay.service_account_kubeconfig(&api).await;
         let shipped = overlay.args(&api).await;
-        // The harness sets the addresses and the subcommand itself.
-        let flags = shipped.iter().filter(|arg| *arg != "serve" && !arg.contains("listen="));
+        let dir = tempfile::tempdir().unwrap();
+        let flags = overlay.flags(&api, dir.path()).await.into_iter();
         let flags: Vec<String> = flags.map(|flag| flag.replace("$(NODE_NAME)", "node-1")).collect();
         let kubefan = Kubefan::spawn(&kubeconfig, &flags.iter().map(String::as_str).collect::<Vec<_>>()).await;
         kubefan.ready().await;

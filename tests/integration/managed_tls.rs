@@ -62,6 +62,8 @@ struct Install<'a> {
     kubeconfig: std::path::PathBuf,
     flags: Vec<String>,
     variables: Vec<(String, String)>,
+    /// The configuration file that the flags name.
+    _config: tempfile::TempDir,
 }
 
 impl<'a> Install<'a> {
@@ -76,7 +78,9 @@ impl<'a> Install<'a> {
         let mut variables = variables(deployment, &namespace);
         // No resolver knows the name of the peers here. Tests give peers by flags.
         variables.retain(|(name, _)| !name.starts_with("KUBEFAN_PEER") && name != "KUBEFAN_REBALANCE");
-        Install { api, namespace, name, kubeconfig, flags: flags(deployment), variables }
+        let config = tempfile::tempdir().unwrap();
+        let flags = flags(deployment, &rendered, config.path());
+        Install { api, namespace, name, kubeconfig, flags, variables, _config: config }
     }
 
     /// Starts a replica with further flags.

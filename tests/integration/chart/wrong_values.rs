@@ -26,6 +26,19 @@ async fn the_schema_says_what_is_wrong() {
         ("--set=image.pullPolicy=always", "value must be one of 'Always', 'IfNotPresent', 'Never'"),
         ("--set=image.digest=abc", "at '/image/digest': 'abc' does not match pattern '^$|^sha256:"),
         ("--set=image.repository=", "at '/image/repository': minLength: got 0, want 1"),
+        (
+            "--set=image.repository=REGISTRY/kubefan",
+            "at '/image/repository': 'REGISTRY/kubefan' does not match pattern",
+        ),
+        (
+            "--set-json=config.modes=[{\"resources\":[\"pods\"],\"mode\":\"Off\"}]",
+            "at '/config/modes/0/mode': value must be one of 'Cache', 'Passthrough', 'Deny'",
+        ),
+        ("--set-json=config.modes=[{\"mode\":\"Deny\"}]", "at '/config/modes/0': missing property 'resources'"),
+        (
+            "--set-json=config.modes=[{\"resources\":[\"po\"],\"mode\":\"Deny\"}]",
+            "at '/config/modes/0/resources/0': 'not' failed",
+        ),
         ("--set=drainTimeout=60", "at '/drainTimeout': got number, want string"),
         ("--set=drainTimeout=soon", "at '/drainTimeout': 'soon' does not match pattern '^$|^[0-9]+(s|m|h)$'"),
         ("--set=service.port=99999", "at '/service/port': maximum: got 99,999, want 65,535"),

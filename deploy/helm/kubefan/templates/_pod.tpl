@@ -41,9 +41,7 @@ capabilities:
 {{- if .Values.admin.authorization }}
 - --admin-authorization
 {{- end }}
-{{- if .Values.config }}
 - --config=/etc/kubefan/config/config.yaml
-{{- end }}
 {{- with .Values.extraArgs }}
 {{ toYaml . }}
 {{- end }}
@@ -111,14 +109,11 @@ app.kubernetes.io/component: {{ $form }}
 {{- toYaml (merge (dict) $values.podAnnotations $annotations) }}
 {{- end }}
 
+{{/* It is there without settings too: kubefan looks only at a file that was there at its start. */}}
 {{- define "kubefan.configVolume" -}}
-{{- if .Values.config }}
 - name: config
   configMap: { name: {{ include "kubefan.fullname" . }} }
 {{- end }}
-{{- end }}
 {{- define "kubefan.configMount" -}}
-{{- if .Values.config }}
 - { name: config, mountPath: /etc/kubefan/config, readOnly: true }
-{{- end }}
 {{- end }}
