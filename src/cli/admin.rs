@@ -19,11 +19,6 @@ pub(super) struct AdminArgs {
     #[arg(long = "admin", env = "KUBEFAN_ADMIN", value_name = "ADDRESS", default_value = "127.0.0.1:7444")]
     address: String,
 
-    /// The name in kubefan's certificate, where --admin has another: through kubectl port-forward
-    /// that of its Service, such as kubefan.kubefan.svc
-    #[arg(long, value_name = "NAME")]
-    tls_server_name: Option<String>,
-
     #[command(flatten)]
     credentials: CredentialArgs,
 }
@@ -42,7 +37,7 @@ impl AdminArgs {
     /// # Errors
     /// What is wrong with the arguments.
     pub(super) async fn connect(&self) -> Result<Admin, String> {
-        let Self { address, tls_server_name, credentials: CredentialArgs { ca_file, .. } } = self;
+        let Self { address, credentials: CredentialArgs { ca_file, tls_server_name, .. } } = self;
         // Fails if there is one already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut builder = ClientBuilder::new()

@@ -31,6 +31,11 @@ pub(super) struct CredentialArgs {
     #[arg(long, visible_alias = "certificate-authority", env = "KUBEFAN_CA_FILE", value_name = "FILE")]
     pub(super) ca_file: Option<PathBuf>,
 
+    /// The name in kubefan's certificate, where the address has another: through kubectl
+    /// port-forward that of its Service, such as kubefan.kubefan.svc
+    #[arg(long, env = "KUBEFAN_TLS_SERVER_NAME", value_name = "NAME")]
+    pub(super) tls_server_name: Option<String>,
+
     /// A file with the bearer token for kubefan, which is read again when it changes
     #[arg(long, env = "KUBEFAN_TOKEN_FILE", value_name = "FILE")]
     pub(super) token_file: Option<PathBuf>,
@@ -43,10 +48,11 @@ pub(super) struct CredentialArgs {
 
 impl ServerArgs {
     pub(super) async fn connect(&self) -> Result<Client, CliError> {
-        let CredentialArgs { ca_file, token_file, token } = &self.credentials;
+        let CredentialArgs { ca_file, tls_server_name, token_file, token } = &self.credentials;
         let token = token.as_ref().map(|given| given.read(std::io::stdin())).transpose()?;
         let options = ClientOptions {
             ca_file: ca_file.clone(),
+            server_name: tls_server_name.clone(),
             token,
             token_file: token_file.clone(),
             connect_timeout: CONNECT_TIMEOUT,

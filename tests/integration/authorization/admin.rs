@@ -134,6 +134,12 @@ async fn a_certificate_is_checked_against_the_name_that_is_given() {
     assert!(other.code == Some(1) && other.stderr.contains("--ca-file names the CA"), "{other:?}");
     let plain = run(&["subscribers", "--admin=127.0.0.1:7444", "--tls-server-name=localhost"]).await;
     assert!(plain.stderr.contains("write https://"), "{plain:?}");
+    let server = format!("--server=https://{}", kubefan.grpc_addr);
+    let read = async |name| run(&["get", "pods", &server, &ca, "--tls-server-name", name]).await;
+    let known = read("localhost").await;
+    assert!(known.stderr.contains("Unauthenticated"), "it was reached, without a token: {known:?}");
+    let other = read("kubefan.example").await;
+    assert!(other.code == Some(1) && other.stderr.contains("certificate"), "{other:?}");
     let no_port = run(&["subscribers", "--admin=127.0.0.1"]).await;
     assert_eq!(no_port.stderr, "error: --admin 127.0.0.1: it has no port, as in 127.0.0.1:7444\n");
     let plaintext = run(&["subscribers", "--admin", &kubefan.admin_addr.to_string()]).await;
