@@ -5,6 +5,7 @@ use futures::StreamExt;
 
 use kubefan_model::{GroupVersionResource, Media, Scope};
 use kubefan_proxy::{
+    app::mode_names,
     config::ServeConfig,
     upstream::{
         Upstream, UpstreamError,
@@ -53,6 +54,9 @@ pub(super) async fn check(config: &ServeConfig, upstream: &Upstream, report: &mu
     }
     if config.cache.resources.is_empty() {
         report.add(Finding::ok("from the start", "none; readers choose (--on-demand)"));
+    }
+    for unmatched in mode_names::unmatched(&config.modes.modes, &discovery).await {
+        report.add(Finding::warning("modes", unmatched.to_string(), "`kubectl api-resources -o name` lists all"));
     }
     sizes
 }

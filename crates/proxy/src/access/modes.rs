@@ -82,7 +82,13 @@ impl fmt::Display for ResourcePattern {
 }
 
 impl ResourcePattern {
-    fn matches(&self, group: &str, resource: &str) -> bool {
+    /// Whether it is for one name, and not for all resources or for all of a group.
+    pub fn names_resource(&self) -> bool {
+        self.resource.is_some()
+    }
+
+    /// Whether it is for this resource.
+    pub fn matches(&self, group: &str, resource: &str) -> bool {
         self.resource.as_ref().is_none_or(|own| own == resource) && self.group.as_ref().is_none_or(|own| own == group)
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::info;
 
-use super::server_options;
+use super::{mode_names, server_options};
 use crate::{access::Switches, caches::Registry, config::ServeConfig, fanout::PlacesMax};
 
 /// Changes how many streams, and how many reads, are served at a time.
@@ -27,10 +27,11 @@ pub(super) fn apply(
         }
         if before.modes != after.modes {
             switches.replace(after.modes.modes.clone());
-            let switches = switches.clone();
+            let (switches, modes, registry) = (switches.clone(), after.modes.modes.clone(), registry.clone());
             _ending = Some(AbortOnDropHandle::new(tokio::spawn(async move {
                 let ended = switches.end_concerned().await;
                 info!(ended, "the open watches that the new modes concern have ended");
+                mode_names::warn_of_unmatched(&modes, registry.discovery()).await;
             })));
         }
     }

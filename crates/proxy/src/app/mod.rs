@@ -7,6 +7,7 @@ mod callers;
 mod clock;
 mod failure;
 mod live;
+pub mod mode_names;
 pub mod open_files;
 mod peer_records;
 pub mod peers;
@@ -62,6 +63,7 @@ use crate::{
         transport::listen::{Bound, Listener},
     },
     telemetry::{
+        LogFormat,
         metrics::Metrics,
         traces::{Exporter, TraceError, Traces},
     },
@@ -115,10 +117,10 @@ pub async fn run(
     // Only now: a start that fails prints one line.
     open_files::log(open_files, connections_max, given);
     let (data, admin) = app.bound()?;
-    eprintln!("kubefan: serving gRPC and the Kubernetes API on {data}");
-    eprintln!("kubefan: serving admin on {admin}");
+    app.print_address("gRPC and the Kubernetes API", &data);
+    app.print_address("admin", &admin);
     if let Some(peers) = app.bound_for_peers()? {
-        eprintln!("kubefan: serving peers on {peers}");
+        app.print_address("peers", &peers);
     }
     let read_file = Arc::new(Notify::new());
     app.watched = watched.map(|watched| (watched, read_file.clone()));
@@ -276,6 +278,14 @@ impl App {
         self.peer.as_ref().map(Listener::bound).transpose().map_err(failed)
     }
 
+    /// Prints an address to stderr. A log in JSON has no other lines, so there it is logged.
+    fn print_address(&self, what: &str, address: &Bound) {
+        match self.config.logging.format {
+            LogFormat::Text => eprintln!("kubefan: serving {what} on {address}"),
+            LogFormat::Json => info!(%address, what, "serving"),
+        }
+    }
+
     /// Serves until `shutdown` completes. Then every stream ends with a status that makes clients
     /// reconnect, within the drain timeout.
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), AppError> {
@@ -356,6 +366,9 @@ impl App {
             peers::serve(listener, tls.clone(), (registry.clone(), log, load.clone()), &metrics, &stop);
             rebalancing::start(&config, (tls, own_port), (connections, access, &upstream), load, &metrics, &drain);
         }
+        let (named, modes) = (registry.clone(), config.modes.modes.clone());
+        let warning = async move { mode_names::warn_of_unmatched(&modes, named.discovery()).await };
+        tokio::spawn(stop.clone().run_until_cancelled_owned(warning));
         metrics.reload().started(unix_time());
         if let Some((file, asked)) = watched {
             let apply = live::apply(switches, reloaded, set_places);

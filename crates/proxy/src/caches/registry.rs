@@ -35,7 +35,7 @@ use crate::{
     cache::{ProcessBudgets, RetainedLimits, RingLimits},
     fanout::{Gate, GateLimits, Hub, HubOptions, Phase, Served, StreamEnd},
     telemetry::metrics::Metrics,
-    upstream::discovery::{DiscoveryError, SchemaFingerprint},
+    upstream::discovery::{Discovery, DiscoveryError, SchemaFingerprint},
 };
 use kubefan_common::proto::v1alpha1::ResolvedResource;
 use kubefan_common::sync::watch;
@@ -187,6 +187,11 @@ impl Registry {
     /// A number that changes when a cache is added, is removed or enters another phase.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
+    }
+
+    /// What the apiserver serves.
+    pub fn discovery(&self) -> &Discovery {
+        &self.context.discovery
     }
 
     /// [`DiscoveredResource::find`] with this registry's discovery.

@@ -85,7 +85,10 @@ async fn readyz<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request
         true => lines.iter().map(|(ok, line)| format!("[{}]{line}\n", if *ok { '+' } else { '-' })).collect(),
         false => {
             let failed = lines.iter().filter(|(ok, _)| !ok).count();
-            format!("{failed} of {} checks fail; callers that may get the path / see which\n", lines.len())
+            format!(
+                "{failed} of {} checks fail; send the token of a caller that may get the path / to see which\n",
+                lines.len()
+            )
         }
     };
     text += if ready { "readyz check passed\n" } else { "readyz check failed\n" };
