@@ -39,6 +39,7 @@ const OTHERS: [(&str, &str); 32] = [
     ("kubectl auth can-i", "kubectl's own"),
     ("kubectl create namespace", "kubectl's own"),
     ("kubectl label namespace", "deploy.rs applies the label's policy"),
+    ("kubectl apply -f kubefan.yaml", "chart.rs applies what `helm template` prints"),
     ("kubectl apply -k deploy/overlays/", "deploy.rs applies the overlays to a real apiserver"),
     ("kubectl -n kubefan rollout status", "needs a cluster that runs pods"),
     ("kubectl -n kubefan get configmap kubefan-ca", "needs a cluster that runs pods"),
