@@ -41,11 +41,14 @@ use super::{
     kubefan_client::KubefanClient,
     reflector::{ReflectorError, Step, Target},
 };
-use crate::{cache::Update, telemetry::metrics::UpstreamWatchGuard};
+use crate::{
+    cache::{RelistReason, Update},
+    telemetry::metrics::UpstreamWatchGuard,
+};
 use kubefan_client::{ClientError, Encoding, OnExpired, OnLag, WatchItem, WatchOptions, WatchStream};
 use kubefan_model::{ResourceVersion, object::ObjectParser};
 use position::{ANSWER_TIMEOUT, Asked, Input, OpenWatch, State};
-use span::{Change, REWRITTEN, Span, invalid};
+use span::{Change, Span, invalid};
 
 /// How often the next kubefan is asked for the age of its state, on average.
 const FRESHNESS_INTERVAL: Duration = Duration::from_secs(15);
@@ -86,7 +89,7 @@ impl<R: Rng> GrpcReflector<R> {
         open_watch: Arc<dyn Fn() -> UpstreamWatchGuard + Send + Sync>,
         random: R,
     ) -> Self {
-        let state = State::Empty { reason: "initial" };
+        let state = State::Empty { reason: RelistReason::Initial };
         let ready = VecDeque::new();
         let (apiserver, floor, is_backfill) = (None, None, false);
         Self { kubefan, target, parser, open_watch, random, state, ready, apiserver, floor, is_backfill }
@@ -106,7 +109,7 @@ impl<R: Rng> GrpcReflector<R> {
     }
 
     /// Discards the known state. The next step asks for a snapshot, for `reason`.
-    pub fn relist(&mut self, reason: &'static str) {
+    pub fn relist(&mut self, reason: RelistReason) {
         self.ready.clear();
         self.state = State::Empty { reason };
     }
@@ -222,7 +225,7 @@ impl<R: Rng> GrpcReflector<R> {
 
     async fn read_snapshot(
         &mut self,
-        reason: &'static str,
+        reason: RelistReason,
         watch: OpenWatch,
         input: Input,
     ) -> Result<(), ReflectorError> {
@@ -271,7 +274,7 @@ impl<R: Rng> GrpcReflector<R> {
     /// be behind another one at the same address.
     async fn begin_snapshot(
         &mut self,
-        reason: &'static str,
+        reason: RelistReason,
         mut watch: OpenWatch,
         version: &str,
     ) -> Result<(), ReflectorError> {
@@ -279,7 +282,7 @@ impl<R: Rng> GrpcReflector<R> {
         self.kubefan.note_cluster(watch.cluster.clone());
         let version: ResourceVersion =
             version.parse().map_err(|error| ReflectorError::List(UpstreamError::invalid(error)))?;
-        let mut went_back = (reason == REWRITTEN).then_some(version);
+        let mut went_back = (reason == RelistReason::Rewritten).then_some(version);
         if let Some(floor) = self.floor.filter(|floor| went_back.is_none() && version < *floor) {
             let proved = self.kubefan.freshness(&self.target, true).await.map_err(ReflectorError::List)?;
             if proved.version >= floor || proved.is_of_another(&watch.cluster) {
@@ -371,7 +374,7 @@ impl<R: Rng> GrpcReflector<R> {
                     return Err(invalid("the end of a span without a new version"));
                 }
                 let version = reached(&watch.stream).map_err(ReflectorError::Watch)?;
-                tracing::info!(resource = %self.target.gvr, reason, changes = changes.len(), "the next kubefan marked a difference");
+                tracing::info!(resource = %self.target.gvr, reason = reason.as_str(), changes = changes.len(), "the next kubefan marked a difference");
                 Some(Update::Conflated { reason, changes, version })
             }
             Some(Ok(WatchItem::Bookmark)) if watch.marked.is_some() => {
@@ -383,7 +386,7 @@ impl<R: Rng> GrpcReflector<R> {
             Some(Ok(WatchItem::SnapshotBegin { resource_version, .. })) => {
                 // It starts over by itself. What was sent before is replaced.
                 watch.marked = None;
-                return self.begin_snapshot("expired", watch, &resource_version).await;
+                return self.begin_snapshot(RelistReason::Expired, watch, &resource_version).await;
             }
             // The stream continues over another connection. An incomplete span comes again.
             Some(Ok(WatchItem::Reconnected { .. })) => {
@@ -424,10 +427,10 @@ impl<R: Rng> GrpcReflector<R> {
         let error = self.kubefan.failed(&error).await;
         self.state = match &error {
             // The snapshot that follows says where the cluster is.
-            UpstreamError::Gone { .. } if is_rewritten => State::Empty { reason: REWRITTEN },
-            UpstreamError::Gone { .. } => State::Empty { reason: "expired" },
-            UpstreamError::NotFound { .. } => State::Empty { reason: "not_found" },
-            UpstreamError::Forbidden { .. } => State::Empty { reason: "forbidden" },
+            UpstreamError::Gone { .. } if is_rewritten => State::Empty { reason: RelistReason::Rewritten },
+            UpstreamError::Gone { .. } => State::Empty { reason: RelistReason::Expired },
+            UpstreamError::NotFound { .. } => State::Empty { reason: RelistReason::NotFound },
+            UpstreamError::Forbidden { .. } => State::Empty { reason: RelistReason::Forbidden },
             _ => State::Listed { version },
         };
         ReflectorError::Watch(error)

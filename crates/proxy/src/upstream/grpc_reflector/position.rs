@@ -6,6 +6,7 @@ use tokio::time::{Instant, timeout};
 
 use super::span::Span;
 use crate::{
+    cache::RelistReason,
     telemetry::metrics::UpstreamWatchGuard,
     upstream::{error::UpstreamError, kubefan_client::Freshness},
 };
@@ -19,9 +20,9 @@ pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// The position of the reflector.
 pub(super) enum State {
     /// Nothing usable is known. The next step asks for a snapshot, for `reason`.
-    Empty { reason: &'static str },
+    Empty { reason: RelistReason },
     /// A snapshot was asked for, or is being read.
-    Snapshot { reason: &'static str, watch: OpenWatch },
+    Snapshot { reason: RelistReason, watch: OpenWatch },
     /// Everything up to `version` was emitted. The next step opens a watch from there.
     Listed { version: ResourceVersion },
     /// A watch is open, and everything up to `version` was emitted.
@@ -70,10 +71,10 @@ impl State {
         }
     }
 
-    pub(super) fn relist_reason(&self) -> &'static str {
+    pub(super) fn relist_reason(&self) -> RelistReason {
         match self {
-            Self::Empty { reason } | Self::Snapshot { reason, .. } => reason,
-            Self::Listed { .. } | Self::Watching { .. } | Self::Unserved => "interrupted",
+            Self::Empty { reason } | Self::Snapshot { reason, .. } => *reason,
+            Self::Listed { .. } | Self::Watching { .. } | Self::Unserved => RelistReason::Interrupted,
         }
     }
 }

@@ -155,7 +155,7 @@ async fn steps(reflector: &mut GrpcReflector<StdRng>, count: usize) -> Vec<Strin
     while steps.len() < count {
         steps.push(match reflector.step().await {
             Ok(Step::Proved { .. }) => continue,
-            Ok(Step::Update { update: Update::ListBegin { reason }, .. }) => format!("list {reason}"),
+            Ok(Step::Update { update: Update::ListBegin { reason }, .. }) => format!("list {}", reason.as_str()),
             Ok(Step::Update { update: Update::ListItem(object), .. }) => format!("item {}", object.key()),
             Ok(Step::Update { update: Update::ListEnd(version), .. }) => format!("listed {version}"),
             Ok(Step::Update { update: Update::Event(_, object), .. }) => format!("event {}", object.version()),
@@ -169,7 +169,7 @@ async fn steps(reflector: &mut GrpcReflector<StdRng>, count: usize) -> Vec<Strin
                         ConflatedChange::Remove(key) => format!("-{}", key.name()),
                     })
                     .collect();
-                format!("{reason} {} to {version}", changes.join(" "))
+                format!("{} {} to {version}", reason.as_str(), changes.join(" "))
             }
             Ok(Step::Watching { .. }) => "watching".to_owned(),
             Ok(Step::Ended { reason }) => format!("ended {reason}"),
@@ -243,7 +243,7 @@ async fn a_marked_span_that_breaks_is_dropped_and_asked_for_again() {
 async fn a_reason_of_a_later_version_is_still_a_gap() {
     let events = vec![event("", v1alpha1::EventType::Modified, "a", 12)];
     let (_server, mut reflector) = reflector(vec![[snapshot(), gap("who_knows", events, "12")].concat()]);
-    assert_eq!(steps(&mut reflector, 5).await[4], "upstream_gap +a to 12");
+    assert_eq!(steps(&mut reflector, 5).await[4], "other +a to 12");
 }
 
 #[tokio::test]
