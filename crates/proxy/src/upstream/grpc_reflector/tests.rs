@@ -13,12 +13,13 @@ use tonic::{
     transport::{Endpoint, Server},
 };
 use tonic_types::{ErrorDetails, StatusExt};
-use tower::service_fn;
+use tower::{service_fn, util::BoxCloneSyncService};
 
 use super::*;
 use crate::{
     cache::ConflatedChange,
     telemetry::metrics::{Metrics, WatchPurpose},
+    upstream::client::UpstreamOptions,
 };
 use kubefan_client::{Client, ClientOptions};
 use kubefan_common::proto::v1alpha1::{
@@ -93,7 +94,15 @@ fn reflector(scripts: Vec<Vec<Sent>>) -> (Scripted, GrpcReflector<StdRng>) {
     let open_watch = Arc::new(move || metrics.upstream_watch(WatchPurpose::Standing));
     let (kind, scope, field_selector) = ("Pod".to_owned(), Scope::Cluster, String::new());
     let target = Target { gvr, kind, namespaced: true, scope, field_selector };
-    (server, GrpcReflector::new(kubefan, target, parser, open_watch, StdRng::seed_from_u64(1)))
+    (server, GrpcReflector::new(kubefan, apiserver(), target, parser, open_watch, StdRng::seed_from_u64(1)))
+}
+
+/// One that does not answer.
+fn apiserver() -> Upstream {
+    let refused = || std::io::Error::from(std::io::ErrorKind::ConnectionRefused).into();
+    let service = service_fn(move |_| std::future::ready(Err(refused())));
+    let base = http::Uri::from_static("https://apiserver.test");
+    Upstream::from_service(BoxCloneSyncService::new(service), &base, UpstreamOptions::default())
 }
 
 fn message(resume_version: &str, message: Message) -> Sent {
