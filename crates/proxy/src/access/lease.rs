@@ -5,8 +5,8 @@
 //! the caller's identity, because tokens are not kept. The stream ends when the right is gone, when
 //! the credential expires, after an object that its token is bound to was deleted, at its greatest
 //! age, and if there was no verdict for too long; then its client comes back with a new credential,
-//! and resumes. No verdict at all must not be better for a caller than a refusal: it can bring that
-//! about, with reviews of its own that this one waits behind.
+//! and resumes. A caller can delay its own review by sending many others. So a stream without a
+//! verdict ends, as a refused one does.
 
 use std::{
     sync::{Arc, OnceLock},
