@@ -20,8 +20,8 @@ use super::{
 const ADDRESSES_MAX: usize = 16;
 
 /// Checks the replicas of `--peers`: kubefan would copy caches from them, and move watches to them.
-/// Without `--peers` there is nothing to do, and nothing without a certificate: `managed` is that of
-/// the cluster.
+/// Without `--peers` there is nothing to do, and nothing without a certificate: `managed` is that
+/// of the cluster.
 pub(super) async fn check(config: &ServeConfig, managed: Option<&Arc<ManagedTls>>, report: &mut Report) {
     let (Some(peers), Some(tls)) = (&config.peer.peers, app::peers::tls(config, managed)) else { return };
     report.group("peers");

@@ -35,8 +35,8 @@ pub fn tls(config: &ServeConfig, managed: Option<&Arc<ManagedTls>>) -> Option<Pe
     files(config).map(PeerTls::Files).or_else(|| Some(PeerTls::Managed(managed?.clone())))
 }
 
-/// The peers whose caches this replica copies when it starts. `own_port` is the port where this replica serves peers, and
-/// `memory_max` its memory budget in bytes.
+/// The peers whose caches this replica copies when it starts. `own_port` is the port where it
+/// serves peers, and `memory_max` its memory budget in bytes.
 pub(super) fn warm_start_peers(
     config: &ServeConfig,
     tls: Option<PeerTls>,

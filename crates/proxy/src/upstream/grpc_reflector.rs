@@ -45,11 +45,11 @@ use crate::{
     cache::{RelistReason, Update},
     telemetry::metrics::UpstreamWatchGuard,
 };
-use failure::{Failure, stalled};
 use kubefan_client::{ClientError, Encoding, OnExpired, OnLag, WatchItem, WatchOptions, WatchStream};
 use kubefan_model::{ResourceVersion, object::ObjectParser};
 use position::{ANSWER_TIMEOUT, FreshnessAnswer, Input, OpenWatch, State};
 use span::{Change, Span, invalid};
+use stream_failure::{StreamFailure, stalled};
 
 /// How often the next kubefan is asked for the age of its state, on average.
 const FRESHNESS_INTERVAL: Duration = Duration::from_secs(15);
@@ -257,7 +257,7 @@ impl<R: Rng> GrpcReflector<R> {
             }
             Some(Ok(WatchItem::Disconnected { .. }) | Err(_)) | None => {
                 self.kubefan.observe(Verb::List, false);
-                return Err(ReflectorError::List(Failure::of(&self.kubefan, item).await.error));
+                return Err(ReflectorError::List(StreamFailure::of(&self.kubefan, item).await.error));
             }
             Some(Ok(_)) => return Err(ReflectorError::List(UpstreamError::invalid("a mark inside a snapshot"))),
         };
@@ -438,7 +438,7 @@ impl<R: Rng> GrpcReflector<R> {
     ) -> ReflectorError {
         // A step that is dropped from here on has lost nothing.
         self.state = State::Resume { version };
-        let Failure { error, is_rewritten } = Failure::of(&self.kubefan, last).await;
+        let StreamFailure { error, is_rewritten } = StreamFailure::of(&self.kubefan, last).await;
         self.state = match &error {
             // The snapshot that follows says where the cluster is.
             UpstreamError::Gone { .. } if is_rewritten => State::Empty { reason: RelistReason::Rewritten },
@@ -467,9 +467,9 @@ fn moved_past(stream: &WatchStream, version: ResourceVersion) -> Result<bool, Re
     Ok(reached(stream).map_err(ReflectorError::Watch)? > version)
 }
 
-mod failure;
 mod position;
 mod span;
+mod stream_failure;
 
 #[cfg(test)]
 mod tests;

@@ -406,6 +406,15 @@ mod tests {
         assert!(timeout(Duration::from_secs(5000), requests[0].next()).await.is_err());
     }
 
+    #[test]
+    fn a_watch_that_cannot_move_ends_only_at_a_drain_and_one_over_http_not_by_age() {
+        let all = [Movable::Cheaply, Movable::ByBookmark, Movable::No];
+        let ended_by = |reason: EndReason| all.map(|movable| reason.ends(movable));
+        assert_eq!(ended_by(EndReason::Draining), [true, true, true]);
+        assert_eq!(ended_by(EndReason::Rebalanced), [true, true, false]);
+        assert_eq!(ended_by(EndReason::Age), [true, false, false]);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn those_that_resume_from_memory_move_first_and_no_more_than_were_asked_for() {
         let all = OpenConnections::new(EndingOptions::default());

@@ -18,8 +18,8 @@
 //!
 //! Wake-ups: subscriptions and stream windows wake one stream through the connection's
 //! [`ConnectionWaker`]; h2 and the socket wake the whole task ([`IoWaker`]); the timer and the
-//! requests to end ([`EndRequests`]) have a waker of their own ([`TimerWaker`]), because most passes
-//! need not look at them.
+//! requests to end ([`EndRequests`]) have a waker of their own ([`TimerWaker`]), because most
+//! passes need not look at them.
 
 use std::{
     collections::BTreeMap,

@@ -8,13 +8,13 @@ use kubefan_client::{ClientError, WatchItem};
 const HISTORY_REWRITTEN: &str = "HISTORY_REWRITTEN";
 
 /// Why a stream has failed.
-pub(super) struct Failure {
+pub(super) struct StreamFailure {
     pub(super) error: UpstreamError,
     /// Whether the version that was asked for is of another history.
     pub(super) is_rewritten: bool,
 }
 
-impl Failure {
+impl StreamFailure {
     /// By what the stream brought last.
     pub(super) async fn of(kubefan: &KubefanClient, last: Option<Result<WatchItem, ClientError>>) -> Self {
         let error = match last {
