@@ -23,7 +23,7 @@ use super::{
     authorization::{Authorized, read::Read},
     bound_object::BoundObject,
     denial::Denial,
-    switches::{AnsweredIn, OpenGuard, OpenWatch},
+    switches::{Answerer, ModeWatch, ModeWatchGuard},
 };
 use crate::{
     cache::Refusal,
@@ -50,7 +50,7 @@ struct Held {
     /// `None` if callers are not distinguished.
     reviews: Option<AbortHandle>,
     /// `None` if the modes never change.
-    _open: Option<OpenGuard>,
+    _open: Option<ModeWatchGuard>,
 }
 
 impl Drop for Held {
@@ -73,7 +73,7 @@ impl Lease {
     ) -> Self {
         let end = Arc::new(OnceLock::new());
         let GroupVersionResource { group, resource, .. } = gvr.clone();
-        let watch = OpenWatch { group, resource, caller: Some(read.caller().clone()), by: AnsweredIn::Cache };
+        let watch = ModeWatch { group, resource, caller: Some(read.caller().clone()), by: Answerer::Cache };
         let open = access.switches().register(watch, end.clone(), wake.clone());
         let reviews = Self::review(access, read, holder, exists, (end.clone(), wake));
         match (&reviews, &open) {
