@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::Args;
-use reqwest::{Certificate, Client, ClientBuilder, Method, StatusCode, Url, redirect};
+use reqwest::{Certificate, Client, ClientBuilder, Method, Response, StatusCode, Url, redirect};
 use serde::de::DeserializeOwned;
 
 use super::select::CredentialArgs;
@@ -123,9 +123,21 @@ impl Admin {
         self.send(Method::DELETE, path, &[]).await
     }
 
-    async fn send(&self, method: Method, path: &str, query: &[(&str, String)]) -> Result<String, String> {
+    /// The answer to a GET of a path with its query, whatever its status is.
+    ///
+    /// # Errors
+    /// Why there is none, in the words of the user.
+    pub(super) async fn fetch(&self, target: &str) -> Result<Response, String> {
+        self.request(Method::GET, target, &[]).await
+    }
+
+    async fn request(&self, method: Method, path: &str, query: &[(&str, String)]) -> Result<Response, String> {
         let address = &self.address;
         let mut url = self.base.join(path).map_err(|error| format!("--admin {address}: {error}"))?;
+        // A path with two slashes would be another host.
+        if url.origin() != self.base.origin() {
+            return Err(format!("{path:?} is not a path of {address}"));
+        }
         if !query.is_empty() {
             url.query_pairs_mut().extend_pairs(query);
         }
@@ -133,18 +145,24 @@ impl Admin {
         if let Some(token) = &self.token {
             request = request.bearer_auth(token);
         }
-        let unreachable = |error: reqwest::Error| {
-            let cause = innermost(&error).to_string();
-            let hint = if cause.contains("certificate") {
-                "--ca-file names the CA of its certificate, and --tls-server-name a name in it"
-            } else {
-                "is `kubefan serve` running there? --admin names another address"
-            };
-            format!("cannot reach the admin port of kubefan at {address}: {cause}; {hint}")
+        request.send().await.map_err(|error| self.unreachable(&error))
+    }
+
+    fn unreachable(&self, error: &reqwest::Error) -> String {
+        let cause = innermost(error).to_string();
+        let hint = if cause.contains("certificate") {
+            "--ca-file names the CA of its certificate, and --tls-server-name a name in it"
+        } else {
+            "is `kubefan serve` running there? --admin names another address"
         };
-        let answer = request.send().await.map_err(unreachable)?;
+        format!("cannot reach the admin port of kubefan at {}: {cause}; {hint}", self.address)
+    }
+
+    async fn send(&self, method: Method, path: &str, query: &[(&str, String)]) -> Result<String, String> {
+        let address = &self.address;
+        let answer = self.request(method, path, query).await?;
         let status = answer.status();
-        let text = answer.text().await.map_err(unreachable)?;
+        let text = answer.text().await.map_err(|error| self.unreachable(&error))?;
         match status {
             StatusCode::OK => Ok(text),
             // What is not found below a path that exists has a reason.

@@ -24,6 +24,7 @@ mod select;
 mod serve;
 mod shutdown;
 mod sizing;
+mod status_page;
 mod subscribers;
 mod table;
 mod token;
@@ -78,6 +79,7 @@ enum Command {
     Top(top::TopArgs),
     Subscribers(subscribers::SubscribersArgs),
     Disconnect(disconnect::DisconnectArgs),
+    StatusPage(status_page::StatusPageArgs),
     Kubeconfig(kubeconfig::KubeconfigArgs),
     Version(version::VersionArgs),
     Completion(completion::CompletionArgs),
@@ -147,6 +149,7 @@ fn run(command: Command, given: &Given<'_>) -> Result<(), CliError> {
         Command::Top(args) => client_runtime()?.block_on(top::run(args)),
         Command::Subscribers(args) => client_runtime()?.block_on(subscribers::run(args)),
         Command::Disconnect(args) => client_runtime()?.block_on(disconnect::run(args)),
+        Command::StatusPage(args) => client_runtime()?.block_on(status_page::run(args)),
         Command::Kubeconfig(args) => kubeconfig::run(&args),
         Command::Version(args) => version::run(&args),
         Command::Completion(args) => completion::run(&args, &mut command_for_completion()),

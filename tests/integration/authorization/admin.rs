@@ -1,5 +1,7 @@
 //! The admin port: who sees what it tells of the cluster, and what it tells an operator.
 
+use std::process::Command;
+
 use reqwest::StatusCode;
 use serde_json::{Value, json};
 
@@ -11,6 +13,7 @@ use crate::harness::{
     Test,
     apiserver::{ApiServer, NOBODY},
     kubefan::{Kubefan, run},
+    process::Process,
     rbac::{ServiceAccount, grant},
     tests, wait,
 };
@@ -18,6 +21,7 @@ use crate::harness::{
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: the_admin_port_shows_details_to_callers_with_the_right_to_the_path,
         without_authorization_of_its_own_the_admin_port_shows_no_details,
+        a_browser_sees_the_status_page_with_the_operators_token,
         an_operator_learns_why_a_caller_is_denied, a_certificate_is_checked_against_the_name_that_is_given;
 };
 
@@ -144,6 +148,45 @@ async fn a_certificate_is_checked_against_the_name_that_is_given() {
     assert_eq!(no_port.stderr, "error: --admin 127.0.0.1: it has no port, as in 127.0.0.1:7444\n");
     let plaintext = run(&["subscribers", "--admin", &kubefan.admin_addr.to_string()]).await;
     assert!(plaintext.stderr.contains(&format!("--admin https://{}", kubefan.admin_addr)), "{plaintext:?}");
+}
+
+/// A browser has no token: `kubefan status-page` adds it, for pages of its own address alone.
+async fn a_browser_sees_the_status_page_with_the_operators_token() {
+    let world = World::start(ApiServer::shared().await, &[]).await;
+    let (kubefan, token) = authorized(&world).await;
+    let (url, operator) = (format!("https://{}/readyz", kubefan.admin_addr), world.api.client_with_token(&token));
+    wait::until("readiness", wait::SOON, || async {
+        (operator.get(&url).send().await.ok()?.status() == StatusCode::OK).then_some(())
+    })
+    .await;
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kubefan"));
+    command.args(["status-page", "--port=0", "--token", &token]);
+    command.arg(format!("--admin=https://{}", kubefan.admin_addr));
+    command.arg(format!("--ca-file={}", world.api.ca_pem_path().display()));
+    let _page = Process::spawn_apart("kubefan status-page", &mut command, dir.path());
+    let address = wait::until("the address of the page", wait::SOON, || async {
+        let printed = std::fs::read_to_string(dir.path().join("stdout")).ok()?;
+        Some(printed.split_once(' ')?.0.to_owned())
+    })
+    .await;
+    let client = reqwest::Client::new();
+    let ask = async |request: reqwest::RequestBuilder| {
+        let answer = request.send().await.unwrap();
+        (answer.status(), answer.text().await.unwrap())
+    };
+    let (status, page) = ask(client.get(&address)).await;
+    assert!(status == StatusCode::OK && page.starts_with("<!"), "{status}: {page}");
+    let (status, state) = ask(client.get(format!("{address}status"))).await;
+    assert!(status == StatusCode::OK && state.contains("\"pods\""), "{status}: {state}");
+    let (status, why) = ask(client.get(&address).header("host", "evil.example")).await;
+    assert!(status == StatusCode::FORBIDDEN && why.contains(&address), "{status}: {why}");
+    let delete = client.delete(format!("{address}subscribers/1"));
+    assert_eq!(ask(delete).await.0, StatusCode::METHOD_NOT_ALLOWED);
+    let elsewhere = format!("{}/evil.example/", address);
+    assert_eq!(ask(client.get(elsewhere)).await.0, StatusCode::BAD_GATEWAY);
+    let no_token = run(&["status-page", "--port=0", "--admin", &format!("https://{}", kubefan.admin_addr)]).await;
+    assert!(no_token.code == Some(1) && no_token.stdout.is_empty(), "{no_token:?}");
 }
 
 async fn an_operator_learns_why_a_caller_is_denied() {
