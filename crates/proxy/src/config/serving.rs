@@ -87,6 +87,11 @@ section! {
     /// kubefan needs the rights to get and update them. Repeat it, or separate names by commas.
     #[arg(value_delimiter = ',')]
     tls_managed_ca_config_maps("NAMESPACE/NAME"): Vec<ObjectName>;
+    /// Write the managed certificate, its key and the CA to these Secrets, without the CA's key: for
+    /// servers that must not hold that, such as a kubefan on each node. They must exist, and kubefan
+    /// needs the rights to get and update them. Repeat it, or separate names by commas.
+    #[arg(value_delimiter = ',')]
+    tls_managed_copies("NAMESPACE/NAME"): Vec<ObjectName>;
     /// How long a managed certificate is valid. It is renewed after two thirds of this time.
     tls_managed_lifetime("DURATION"): Duration = Duration(DEFAULT_LIFETIMES.certificate)
         => managed_lifetime: time::Duration, lifetime;
@@ -211,6 +216,7 @@ fn tls_source(options: &ServingOptions) -> Result<Option<TlsSource>, ConfigError
         secret: options.tls_managed_secret.clone(),
         dns_names: options.tls_managed_dns_names.clone(),
         ca_config_maps: options.tls_managed_ca_config_maps.clone(),
+        copies: options.tls_managed_copies.clone(),
         lifetime: options.tls_managed_lifetime,
         ca_lifetime: options.tls_managed_ca_lifetime,
         ca_overlap: options.tls_managed_ca_overlap,

@@ -1,5 +1,5 @@
 //! Keeps the managed certificate: looks at the Secret, takes over what it has, publishes the CA,
-//! and does the next step. One task for the life of the process.
+//! writes the copies, and does the next step. One task for the life of the process.
 //!
 //! A failure changes nothing that is in use. Its reason is logged once, counted, and shown by
 //! readiness as long as there is no certificate at all.
@@ -18,10 +18,10 @@ use tracing::{info, warn};
 use super::{
     in_use::{Held, ManagedTls, PeerProof},
     issue::IssueError,
-    managed_options::ManagedOptions,
-    material::Material,
+    managed_options::{ManagedOptions, Stored},
+    material::{Material, Part},
     next_step::{Step, next_step},
-    stored_objects::{self, LookError, Stored},
+    stored_objects::{self, LookError},
 };
 use crate::{
     telemetry::metrics::ManagedTlsMetrics,
@@ -40,8 +40,8 @@ const STEPS_MAX: usize = 4;
 const CONFLICTS_MAX: usize = 8;
 /// How long a replica waits after a conflict, at most.
 const CONFLICT_DELAY_MAX: Duration = Duration::from_millis(200);
-/// The ConfigMaps are compared at every look if the bundle has changed or one of them does not have
-/// it, otherwise after so many.
+/// The ConfigMaps and copies are compared at every look if the certificate or the bundle has changed
+/// or one of them does not have it, otherwise after so many.
 const LOOKS_PER_COMPARISON: u32 = 10;
 /// The life of the certificate for peers, which is never stored.
 const PEER_LIFETIME: Duration = Duration::from_secs(24 * 3600);
@@ -63,8 +63,8 @@ pub struct Keeper<R> {
     /// This replica's part of the spread of renewals.
     jitter: f64,
     material: Option<Material>,
-    /// The bundle that all ConfigMaps had, and the looks since.
-    published: Option<(String, u32)>,
+    /// What all ConfigMaps and copies had, and the looks since.
+    published: Option<([Part; 2], u32)>,
     /// The last failure of each object.
     failed: BTreeMap<String, String>,
 }
@@ -116,7 +116,7 @@ impl<R: Rng> Keeper<R> {
             let material = Material::read(&found.object, &self.options.dns_names, now);
             self.take_over(&material, now);
             let is_published = match material.certified() {
-                Some(_) => self.publish(&material.bundle()).await,
+                Some(_) => self.publish(&material).await,
                 None => false,
             };
             let step = next_step(&material.state, is_published, now, &self.options.lifetimes, self.jitter);
@@ -204,32 +204,37 @@ impl<R: Rng> Keeper<R> {
         made.inspect_err(|error| warn!(%error, "this replica has no proof for its peers")).ok().map(Arc::new)
     }
 
-    /// Writes the bundle to the ConfigMaps that do not have it. True if all have it that can, and
-    /// one of them at least.
-    async fn publish(&mut self, bundle: &str) -> bool {
+    /// Writes the ConfigMaps and copies that do not have their part. True if all ConfigMaps have it
+    /// that can, and one of them at least. Copies do not count: clients read no CA there.
+    async fn publish(&mut self, material: &Material) -> bool {
+        let parts = [Stored::ConfigMap, Stored::Copy].map(|stored| material.part(stored));
         if let Some((last, looks)) = &mut self.published
-            && last == bundle
+            && *last == parts
             && *looks < LOOKS_PER_COMPARISON
         {
             *looks += 1;
             return true;
         }
         self.published = None;
-        let maps = self.options.ca_config_maps.clone();
-        let (mut having, mut is_open) = (0, false);
-        for name in &maps {
-            let published = stored_objects::publish(&self.upstream, name, bundle).await;
-            match self.noted(&name.to_string(), published) {
-                Ok(true) => having += 1,
-                Ok(false) => is_open = true,
+        let objects: Vec<_> = self.options.published_in().map(|(stored, name)| (stored, name.clone())).collect();
+        let (mut maps, mut have_all, mut is_open) = (0, true, false);
+        for (stored, name) in &objects {
+            let is_map = *stored == Stored::ConfigMap;
+            let published = stored_objects::publish(&self.upstream, *stored, name, &material.part(*stored)).await;
+            let published = self.noted(&format!("{} {name}", stored.kind()), published);
+            have_all &= matches!(published, Ok(true));
+            match published {
+                Ok(true) if is_map => maps += 1,
+                Ok(false) if is_map => is_open = true,
                 // A lasting one does not hold up the others: no client reads the CA there.
-                Err(error) => is_open |= !error.is_lasting(),
+                Err(error) if is_map => is_open |= !error.is_lasting(),
+                _ => {}
             }
         }
-        if having == maps.len() {
-            self.published = Some((bundle.to_owned(), 0));
+        if have_all {
+            self.published = Some((parts, 0));
         }
-        !is_open && (having > 0 || maps.is_empty())
+        !is_open && (maps > 0 || self.options.ca_config_maps.is_empty())
     }
 
     /// Counts a failure, and logs it if it is not the last one of this object.

@@ -18,14 +18,14 @@ use x509_parser::{certificate::X509Certificate, prelude::FromDer};
 use super::{
     certificate_facts::CertificateFacts,
     issue::{self, BACKDATED_SECONDS, IssueError, Issued, KeyPem, Usage},
-    managed_options::ManagedOptions,
+    managed_options::{ManagedOptions, Stored},
     next_step::{CaFacts, LeafFacts, State, Step},
 };
 
 const CERT: &str = "tls.crt";
 const KEY: &str = "tls.key";
 /// The bundle, also in the ConfigMaps.
-pub(super) const CA: &str = "ca.crt";
+const CA: &str = "ca.crt";
 const CA_KEYS: &str = "ca.key";
 /// The CA that was seen in all ConfigMaps, and since when: `ID TIME`.
 const PUBLISHED: &str = "kubefan.dev/ca-published";
@@ -33,6 +33,10 @@ const PUBLISHED: &str = "kubefan.dev/ca-published";
 const CAS_MAX: usize = 16;
 /// Names of a certificate. Replicas of two versions may want different ones, and get all of them.
 const NAMES_MAX: usize = 256;
+
+/// What another object gets of the Secret: values of `data`, as they are sent. A key with null is
+/// removed from it.
+pub(super) type Part = BTreeMap<&'static str, Value>;
 
 /// What a Secret has.
 #[derive(Clone)]
@@ -76,6 +80,22 @@ impl Material {
     /// The bundle: the CA that signs, the next one, and those that have signed before.
     pub(super) fn bundle(&self) -> String {
         self.cas.iter().map(|ca| ca.pem.as_str()).collect()
+    }
+
+    /// What an object gets, if there is a certificate that can be used: never a CA's key. A node
+    /// that mounts a copy may read all of it, whatever its pod mounts.
+    pub(super) fn part(&self, stored: Stored) -> Part {
+        let base64 = |bytes: &[u8]| Value::String(BASE64_STANDARD.encode(bytes));
+        match (stored, &self.leaf) {
+            (Stored::ConfigMap, _) => BTreeMap::from([(CA, Value::String(self.bundle()))]),
+            (Stored::Copy, Some(leaf)) => BTreeMap::from([
+                (CERT, base64(&leaf.pem)),
+                (KEY, base64(&leaf.key)),
+                (CA, base64(self.bundle().as_bytes())),
+                (CA_KEYS, Value::Null),
+            ]),
+            (Stored::Copy, None) | (Stored::Secret, _) => Part::new(),
+        }
     }
 
     /// The CAs of the bundle.
