@@ -50,7 +50,12 @@ pub(super) struct Given {
 }
 
 /// A time that a certificate is valid, or published.
-pub(super) fn lifetime(flag: &'static str, given: Duration) -> Result<time::Duration, ConfigError> {
+fn lifetime(
+    flag: &'static str,
+    given: Option<Duration>,
+    default: time::Duration,
+) -> Result<time::Duration, ConfigError> {
+    let Some(given) = given else { return Ok(default) };
     if given < LIFETIME_MIN || given > LIFETIME_MAX {
         return Err(unusable(flag, given, format!("must be from {LIFETIME_MIN} to {LIFETIME_MAX}")));
     }
@@ -88,20 +93,18 @@ pub(super) fn source(options: &Given) -> Result<Option<TlsSource>, ConfigError> 
         return Err(unusable(COPIES_FLAG, &secret, problem));
     }
     let lifetimes = Lifetimes {
-        certificate: options.lifetime.map_or(DEFAULT_LIFETIMES.certificate, |given| given.0),
-        ca: options.ca_lifetime.map_or(DEFAULT_LIFETIMES.ca, |given| given.0),
-        overlap: options.ca_overlap.map_or(DEFAULT_LIFETIMES.overlap, |given| given.0),
+        certificate: lifetime("--tls-managed-lifetime", options.lifetime, DEFAULT_LIFETIMES.certificate)?,
+        ca: lifetime("--tls-managed-ca-lifetime", options.ca_lifetime, DEFAULT_LIFETIMES.ca)?,
+        overlap: lifetime("--tls-managed-ca-overlap", options.ca_overlap, DEFAULT_LIFETIMES.overlap)?,
     };
-    // The values themselves are checked with their flags.
-    let ca_min = lifetimes.certificate.saturating_add(lifetimes.overlap.saturating_mul(2)).saturating_mul(2);
-    if lifetimes.ca < ca_min {
+    if lifetimes.ca < lifetimes.ca_min() {
         return ConfigError::contradiction(format!(
             "--tls-managed-ca-lifetime {} is too short: with --tls-managed-lifetime {} and --tls-managed-ca-overlap {} it must \
              be at least {}",
             Duration(lifetimes.ca),
             Duration(lifetimes.certificate),
             Duration(lifetimes.overlap),
-            Duration(ca_min),
+            Duration(lifetimes.ca_min()),
         ));
     }
     Ok(Some(TlsSource::Managed(ManagedOptions { secret, dns_names, ca_config_maps, copies, lifetimes })))
@@ -201,8 +204,10 @@ mod tests {
         assert!(twice.starts_with("--tls-managed-copies ") && twice.contains("given twice"), "{twice}");
         let itself = problem(|options| options.copies = options.secret.clone().map(|secret| vec![secret]));
         assert!(itself.contains("which has the CA's key"), "{itself}");
-        for (flag, text) in [("--x", Duration::from_secs(3)), ("--x", Duration::from_secs(u64::MAX / 4))] {
-            assert!(lifetime(flag, text).unwrap_err().to_string().contains("must be from 4s to 175200h"));
+        for time in [Duration::from_secs(3), Duration::from_secs(u64::MAX / 4)] {
+            let refused = given(|options| options.ca_overlap = Some(time)).unwrap_err();
+            assert!(refused.starts_with("--tls-managed-ca-overlap "), "{refused}");
+            assert!(refused.contains("must be from 4s to 175200h"), "{refused}");
         }
         for text in ["", "a", "/a", "a/", "a/b/c", "A/b", "a/..", "a.b/c"] {
             assert!(text.parse::<crate::managed_tls::ObjectName>().is_err(), "{text}");
