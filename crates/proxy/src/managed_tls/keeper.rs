@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use super::{
-    in_use::{Held, ManagedTls, PeerProof},
+    in_use::{Held, HeldProof, ManagedTls},
     issue::IssueError,
     managed_options::{ManagedOptions, Stored},
     material::{Material, Part},
@@ -199,9 +199,9 @@ impl<R: Rng> Keeper<R> {
         }
     }
 
-    fn peer_proof(&self, material: &Material, now: u64) -> Option<Arc<PeerProof>> {
-        let made = PeerProof::make(material, now, now + PEER_LIFETIME.as_secs())?;
-        made.inspect_err(|error| warn!(%error, "this replica has no proof for its peers")).ok().map(Arc::new)
+    fn peer_proof(&self, material: &Material, now: u64) -> Option<HeldProof> {
+        let made = HeldProof::make(material, now, now + PEER_LIFETIME.as_secs())?;
+        made.inspect_err(|error| warn!(%error, "this replica has no proof for its peers")).ok()
     }
 
     /// Writes the ConfigMaps and copies that do not have their part. True if all ConfigMaps have it
