@@ -48,6 +48,8 @@ const PEER_LIFETIME: Duration = Duration::from_secs(24 * 3600);
 
 /// The making of a certificate, among what fails.
 const ISSUE: &str = "issue";
+/// The clock, among what fails.
+const CLOCK: &str = "clock";
 
 /// The wall clock.
 type Clock = fn() -> SystemTime;
@@ -124,9 +126,11 @@ impl<R: Rng> Keeper<R> {
                 self.works(ISSUE);
                 return Ok(());
             }
-            if !self.agrees_on_the_time(found.date) {
+            if let Some(skew) = found.date.and_then(|date| clock_skew(date, (self.clock)())) {
+                self.has_a_wrong_clock(skew);
                 return Ok(());
             }
+            self.works(CLOCK);
             let mut object = found.object;
             if let Err(error) = material.apply(step, &mut object, &self.options, now) {
                 self.not_made(&error);
@@ -151,12 +155,12 @@ impl<R: Rng> Keeper<R> {
         let written = self.noted("secret update", written)?;
         if written {
             match step {
-                Step::Begin => info!(%secret, "made a CA and a certificate: the Secret had no CA that can be used"),
-                Step::Renew(why) => info!(%secret, why, "made a new certificate"),
-                Step::Announce => info!(%secret, "made the next CA, which is published before it signs anything"),
-                Step::Published => info!(%secret, "the next CA is in all ConfigMaps"),
-                Step::Succeed => info!(%secret, "the next CA signs from now on; made a new certificate"),
-                Step::Forget => info!(%secret, "removed a CA that has ended"),
+                Step::CreateCa => info!(%secret, "made a CA and a certificate: the Secret had no CA that can be used"),
+                Step::RenewCertificate(why) => info!(%secret, why, "made a new certificate"),
+                Step::CreateNextCa => info!(%secret, "made the next CA, which is published before it signs anything"),
+                Step::RecordPublication => info!(%secret, "the next CA is in all ConfigMaps"),
+                Step::SwitchToNextCa => info!(%secret, "the next CA signs from now on; made a new certificate"),
+                Step::RemoveExpiredCas => info!(%secret, "removed a CA that has ended"),
                 Step::Keep => {}
             }
         }
@@ -165,10 +169,7 @@ impl<R: Rng> Keeper<R> {
 
     /// Uses what the Secret has, if it can be used.
     fn take_over(&mut self, material: &Material, now: u64) {
-        match material.describe(now) {
-            Ok(text) => *self.tls.status() = Ok(text),
-            Err(why) => *self.tls.status() = Err(why),
-        }
+        *self.tls.status() = material.describe(now);
         let Some((certified, facts)) = material.certified() else { return };
         let before = self.tls.held();
         let is_same = before.as_ref().is_some_and(|held| held.certified.cert == certified.cert);
@@ -273,27 +274,34 @@ impl<R: Rng> Keeper<R> {
         }
     }
 
-    /// Whether this clock is near the apiserver's.
-    fn agrees_on_the_time(&mut self, date: Option<SystemTime>) -> bool {
-        let now = (self.clock)();
-        let differs = |date: SystemTime| now.duration_since(date).unwrap_or_else(|error| error.duration());
-        let agrees = date.is_none_or(|date| differs(date) <= SKEW_MAX);
-        if !agrees {
-            // At every look, which has said what the Secret has.
-            *self.tls.status() = Err("the clock differs from the apiserver's, so it is not renewed here".to_owned());
-        }
-        if !agrees && self.failed.insert("clock".to_owned(), String::new()).is_none() {
-            warn!(
-                "the managed certificate is not renewed here: the clock differs from the apiserver's by more than {SKEW_MAX:?}"
-            );
-        }
-        if agrees {
-            self.failed.remove("clock");
-        }
-        agrees
+    fn has_a_wrong_clock(&mut self, skew: Duration) {
+        let seconds = skew.as_secs();
+        // At every look, which has said what the Secret has.
+        *self.tls.status() =
+            Err(format!("the clock differs from the apiserver's by {seconds} s, so it is not renewed here"));
+        // Without the seconds, which differ at each look.
+        self.fails(CLOCK, "it is not renewed here, because the clock differs from the apiserver's".to_owned());
     }
 
     fn now(&self) -> u64 {
         (self.clock)().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
+    }
+}
+
+/// How far the clock is from the apiserver's, if that is more than it may be.
+fn clock_skew(date: SystemTime, now: SystemTime) -> Option<Duration> {
+    let skew = now.duration_since(date).unwrap_or_else(|error| error.duration());
+    (skew > SKEW_MAX).then_some(skew)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_may_differ_by_twenty_minutes_in_both_directions() {
+        let at = |minutes: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(minutes * 60);
+        let skew = |minutes: u64| clock_skew(at(100), at(minutes)).map(|skew| skew.as_secs() / 60);
+        assert_eq!([79, 80, 100, 120, 121].map(skew), [Some(21), None, None, None, Some(21)]);
     }
 }

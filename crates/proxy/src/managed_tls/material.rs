@@ -1,7 +1,7 @@
 //! Reads what the Secret has, and makes what it will have. What cannot be read or does not fit is
 //! as if it were not there: the next step replaces it. No text here has content of the Secret.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{borrow::Borrow, collections::BTreeMap, sync::Arc, time::Duration};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use jiff::Timestamp;
@@ -16,10 +16,10 @@ use webpki::{EndEntityCert, KeyUsage};
 use x509_parser::{certificate::X509Certificate, prelude::FromDer};
 
 use super::{
-    certificate_facts::CertificateFacts,
+    certificate_facts::{CertificateFacts, date},
     issue::{self, BACKDATED_SECONDS, IssueError, Issued, KeyPem, Usage},
     managed_options::{ManagedOptions, Stored},
-    next_step::{CaFacts, LeafFacts, State, Step},
+    next_step::{CaFacts, LeafFacts, State, Step, signing_and_next},
 };
 
 const CERT: &str = "tls.crt";
@@ -52,6 +52,12 @@ struct Ca {
     der: CertificateDer<'static>,
     pem: String,
     key: Option<KeyPem>,
+}
+
+impl Borrow<CaFacts> for Ca {
+    fn borrow(&self) -> &CaFacts {
+        &self.facts
+    }
 }
 
 #[derive(Clone)]
@@ -111,13 +117,12 @@ impl Material {
 
     /// The end of the CA that signs, in seconds since 1970. `None` if there is none.
     pub(super) fn signing_not_after(&self, now: u64) -> Option<u64> {
-        self.state.signers(now).first().map(|ca| ca.not_after)
+        signing_and_next(&self.state.cas, now).map(|(signing, _)| signing.not_after)
     }
 
     /// What there is, in words. For reports.
     pub fn describe(&self, now: u64) -> Result<String, String> {
-        let end =
-            |second: u64| Timestamp::from_second(second as i64).map_or_else(|_| "?".to_owned(), |at| at.to_string());
+        let end = |second: u64| date(i64::try_from(second).unwrap_or(i64::MAX));
         let Some(ca) = self.signing_not_after(now) else { return Err("it has no CA that can be used".to_owned()) };
         match &self.state.leaf {
             Ok(leaf) => Ok(format!("valid until {}, its CA until {}", end(leaf.not_after), end(ca))),
@@ -127,8 +132,7 @@ impl Material {
 
     /// Makes a certificate for a replica among its peers, until `not_after` at most.
     pub(super) fn peer_certificate(&self, now: u64, not_after: u64) -> Option<Result<Issued, IssueError>> {
-        let signing = self.state.signers(now).first().map(|facts| facts.id.clone())?;
-        let ca = self.cas.iter().find(|ca| ca.facts.id == signing)?;
+        let (ca, _) = signing_and_next(&self.cas, now)?;
         let until = (now, not_after.min(ca.facts.not_after));
         Some(issue::certificate(&ca.pem, ca.key.as_ref()?, &[issue::PEER_NAME.to_owned()], Usage::Peer, until))
     }
@@ -148,41 +152,30 @@ impl Material {
         let mut published = self.state.published.take();
         self.cas.retain(|ca| now < ca.facts.not_after);
         match step {
-            Step::Keep | Step::Forget => {}
-            Step::Begin => {
+            Step::Keep | Step::RemoveExpiredCas => {}
+            Step::CreateCa => {
                 self.cas = vec![Ca::make(now, lifetimes.ca)?];
                 published = None;
-                self.renew(0, &options.dns_names, options, now)?;
+                self.renew(&options.dns_names, options, now)?;
             }
-            Step::Announce => self.cas.push(Ca::make(now, lifetimes.ca)?),
-            Step::Published => published = self.next(now).map(|ca| (ca.facts.id.clone(), now)),
-            Step::Renew(_) | Step::Succeed => {
-                if step == Step::Succeed {
-                    let next = self.next(now).map(|ca| ca.facts.id.clone());
-                    self.cas.iter_mut().filter(|ca| Some(&ca.facts.id) != next.as_ref()).for_each(Ca::forget_key);
-                    published = None;
-                }
-                let names = self.names(&options.dns_names);
-                if let Some(signing) = self.signers(now).first().copied() {
-                    self.renew(signing, &names, options, now)?;
-                }
+            Step::CreateNextCa => self.cas.push(Ca::make(now, lifetimes.ca)?),
+            Step::RecordPublication => published = self.next(now).map(|id| (id, now)),
+            Step::SwitchToNextCa => {
+                let next = self.next(now);
+                self.cas.iter_mut().filter(|ca| Some(&ca.facts.id) != next.as_ref()).for_each(Ca::forget_key);
+                published = None;
+                self.renew(&self.names(&options.dns_names), options, now)?;
             }
+            Step::RenewCertificate(_) => self.renew(&self.names(&options.dns_names), options, now)?,
         }
         self.write(secret, published, now);
         Ok(())
     }
 
-    /// The places of the CAs that can sign, the one that signs first.
-    fn signers(&self, now: u64) -> Vec<usize> {
-        let mut places: Vec<_> = (0..self.cas.len())
-            .filter(|place| self.cas[*place].key.is_some() && now < self.cas[*place].facts.not_after)
-            .collect();
-        places.sort_by_key(|place| (self.cas[*place].facts.created, self.cas[*place].facts.id.clone()));
-        places
-    }
-
-    fn next(&self, now: u64) -> Option<&Ca> {
-        self.signers(now).get(1..)?.last().map(|place| &self.cas[*place])
+    /// What tells the next CA from all others.
+    fn next(&self, now: u64) -> Option<String> {
+        let (_, next) = signing_and_next(&self.cas, now)?;
+        next.map(|ca| ca.facts.id.clone())
     }
 
     /// The names of the next certificate: those that are wanted. While replicas of two versions
@@ -195,14 +188,9 @@ impl Material {
         if names.len() > NAMES_MAX { wanted.to_vec() } else { names }
     }
 
-    fn renew(
-        &mut self,
-        signing: usize,
-        names: &[String],
-        options: &ManagedOptions,
-        now: u64,
-    ) -> Result<(), IssueError> {
-        let Some((ca, key)) = self.cas.get(signing).and_then(|ca| Some((ca, ca.key.as_ref()?))) else { return Ok(()) };
+    fn renew(&mut self, names: &[String], options: &ManagedOptions, now: u64) -> Result<(), IssueError> {
+        let signing = signing_and_next(&self.cas, now);
+        let Some((ca, key)) = signing.and_then(|(ca, _)| Some((ca, ca.key.as_ref()?))) else { return Ok(()) };
         let not_after = (now + options.lifetimes.certificate.as_secs()).min(ca.facts.not_after);
         let Issued { certificate, key } = issue::certificate(&ca.pem, key, names, Usage::Server, (now, not_after))?;
         let leaf = read_leaf(certificate.into_bytes(), key.0.into_bytes()).map_err(IssueError::unusable)?;
@@ -213,10 +201,10 @@ impl Material {
     }
 
     fn write(&mut self, secret: &mut Value, published: Option<(String, u64)>, now: u64) {
-        let order = self.signers(now);
         // The CA that signs first: some programs read only the first.
-        let rest = (0..self.cas.len()).filter(|place| !order.contains(place)).collect::<Vec<_>>();
-        let all: Vec<&Ca> = order.into_iter().chain(rest).map(|place| &self.cas[place]).collect();
+        let signing = signing_and_next(&self.cas, now).map(|(ca, _)| ca.facts.id.clone());
+        let mut all: Vec<&Ca> = self.cas.iter().collect();
+        all.sort_by_key(|ca| Some(&ca.facts.id) != signing.as_ref());
         let bundle: String = all.iter().map(|ca| ca.pem.as_str()).collect();
         let keys: String = all.iter().filter_map(|ca| Some(ca.key.as_ref()?.0.as_str())).collect();
         let mut data: BTreeMap<&str, &[u8]> = BTreeMap::from([(CA, bundle.as_bytes()), (CA_KEYS, keys.as_bytes())]);

@@ -227,8 +227,8 @@ fn each_client_that_read_the_ca_at_most_one_overlap_ago_accepts_each_replica_for
             world.replicas[number].next_look += world.look_interval();
         }
         let count = |step: Step| world.steps.iter().filter(|done| **done == step).count();
-        assert_eq!(count(Step::Begin), 1, "seed {seed}: one CA at the start, and never again without notice");
-        assert!(count(Step::Succeed) >= 2, "seed {seed}: {:?}", world.steps);
+        assert_eq!(count(Step::CreateCa), 1, "seed {seed}: one CA at the start, and never again without notice");
+        assert!(count(Step::SwitchToNextCa) >= 2, "seed {seed}: {:?}", world.steps);
         assert!(world.steps.len() < 200, "seed {seed}: {:?}", world.steps);
         assert!(world.copy["data"].is_object(), "seed {seed}");
     }
@@ -239,7 +239,7 @@ fn a_ca_lives_through_its_states_in_order() {
     let options = options(days(90, 3 * 365, 30));
     let mut secret = empty();
     let at = |day: u64| START + day * DAY;
-    assert_eq!(settle(&mut secret, &options, at(0)), [Step::Begin]);
+    assert_eq!(settle(&mut secret, &options, at(0)), [Step::CreateCa]);
     assert_eq!(settle(&mut secret, &options, at(59)), []);
     let (mut done, mut bundles) = (Vec::new(), Vec::new());
     for day in 60..1100 {
@@ -250,12 +250,12 @@ fn a_ca_lives_through_its_states_in_order() {
         }
     }
     let of = |step: Step| done.iter().filter(|(_, found)| *found == step).map(|(day, _)| *day).collect::<Vec<_>>();
-    assert_eq!(of(Step::Announce), [945], "150 days before the end: 90 and twice 30");
-    assert_eq!(of(Step::Published), [945]);
-    assert_eq!(of(Step::Succeed), [975]);
+    assert_eq!(of(Step::CreateNextCa), [945], "150 days before the end: 90 and twice 30");
+    assert_eq!(of(Step::RecordPublication), [945]);
+    assert_eq!(of(Step::SwitchToNextCa), [975]);
     assert_eq!(bundles, [(60, 1), (945, 2), (1095, 1)], "the old CA stays until its end");
-    assert_eq!(of(Step::Begin), Vec::<u64>::new());
-    let renewals = done.iter().filter(|(_, step)| matches!(step, Step::Renew(_))).count();
+    assert_eq!(of(Step::CreateCa), Vec::<u64>::new());
+    let renewals = done.iter().filter(|(_, step)| matches!(step, Step::RenewCertificate(_))).count();
     assert_eq!(renewals, 18, "every 60 days");
 }
 
@@ -271,11 +271,11 @@ fn a_next_ca_that_was_never_published_signs_only_when_nothing_else_is_left() {
     };
     let at = |now: u64| at_of(START + 945 * DAY, now);
     assert_eq!(at(end - 31 * DAY), Step::Keep, "not published, so it waits");
-    assert_eq!(at(end - 29 * DAY), Step::Succeed, "a third of a certificate's life is left");
+    assert_eq!(at(end - 29 * DAY), Step::SwitchToNextCa, "a third of a certificate's life is left");
     let late = |left: u64| at_of(end - 20 * DAY, end - left * DAY);
     assert_eq!(late(20), Step::Keep, "made a moment ago, so no client knows it");
     assert_eq!(late(11), Step::Keep);
-    assert_eq!(late(10), Step::Succeed, "half of what was left has passed");
+    assert_eq!(late(10), Step::SwitchToNextCa, "half of what was left has passed");
 }
 
 #[test]
@@ -296,7 +296,7 @@ fn a_certificate_that_no_client_would_accept_is_not_written() {
     let before = secret.clone();
     let material = Material::read(&secret, &options.dns_names, START);
     let step = next_step(&material.state, true, START, &options.lifetimes, 0.0);
-    assert!(matches!(step, Step::Renew(_)), "{step:?}");
+    assert!(matches!(step, Step::RenewCertificate(_)), "{step:?}");
     assert!(material.apply(step, &mut secret, &options, START).is_err());
     assert_eq!(secret, before);
 }
