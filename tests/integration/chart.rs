@@ -24,7 +24,8 @@ pub(crate) mod wrong_values;
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: helm_lint_finds_nothing, nothing_that_applies_the_chart_again_touches_what_kubefan_wrote,
         kubefan_runs_with_the_flags_and_the_role_of_three_lists, a_node_reads_through_the_cluster_form,
-        no_pod_has_a_secret_with_the_key_of_the_ca, no_manifest_asks_for_an_insecure_server;
+        no_pod_has_a_secret_with_the_key_of_the_ca, a_changed_setting_restarts_pods_if_it_must,
+        modes_do_not_cut_off_the_pods_of_the_nodes, no_manifest_asks_for_an_insecure_server;
     full: kubefan_runs_with_the_newest_release;
 };
 
@@ -167,7 +168,9 @@ async fn nothing_that_applies_the_chart_again_touches_what_kubefan_wrote() {
 /// The flags of kubefan in a workload, without those that a test sets: see [`flags_of`].
 pub(crate) fn flags(workload: &Value, rendered: &[Value], dir: &Path) -> Vec<String> {
     let args: Vec<String> = serde_json::from_value(containers(workload)[0]["args"].clone()).unwrap();
-    flags_of(&args, rendered.iter().find_map(|object| object["data"]["config.yaml"].as_str()), dir)
+    let volumes = workload["spec"]["template"]["spec"]["volumes"].as_array().unwrap();
+    let config = volumes.iter().find(|volume| volume["name"] == "config").unwrap()["configMap"]["name"].as_str();
+    flags_of(&args, named(rendered, "ConfigMap", config.unwrap())["data"]["config.yaml"].as_str(), dir)
 }
 
 /// The flags among a container's arguments, without addresses and kubeconfigs, which a test sets.
@@ -318,6 +321,43 @@ async fn no_pod_has_a_secret_with_the_key_of_the_ca() {
         let serves_on_nodes = args.iter().any(|arg| arg.contains("node.enabled=true") && !arg.contains("hostSocket"));
         assert_eq!(copy.is_some(), serves_on_nodes, "{what}");
     }
+}
+
+/// Pods restart for a setting exactly if a running kubefan would refuse it.
+async fn a_changed_setting_restarts_pods_if_it_must() {
+    let pods = async |settings: Value| {
+        let settings = format!("--set-json=config={settings}");
+        let text = helm::template("kubefan", "kubefan", &["--set=node.enabled=true", &settings]).await;
+        let rendered = objects(&text);
+        [("Deployment", "kubefan"), ("DaemonSet", "kubefan-node")]
+            .map(|(kind, name)| named(&rendered, kind, name)["spec"]["template"].clone())
+    };
+    let before = pods(json!({ "ringAgeMax": "5m" })).await;
+    assert_ne!(before, pods(json!({ "ringAgeMax": "6m" })).await);
+    for key in kubefan_proxy::config::reload::LIVE {
+        let changed = match key {
+            "modes" => json!([{ "resources": ["pods"], "mode": "Deny" }]),
+            "resources" => json!(["pods"]),
+            "maxStaleness" => json!("9m"),
+            _ => json!(7),
+        };
+        assert_eq!(before, pods(json!({ "ringAgeMax": "5m", key: changed })).await, "{key}");
+    }
+}
+
+/// Modes are for readers. The pods of the nodes apply them, and their own caches stay in sync.
+async fn modes_do_not_cut_off_the_pods_of_the_nodes() {
+    let modes = r#"--set-json=config.modes=[{"resources":["pods"],"mode":"Deny"}]"#;
+    let text = helm::template("kubefan", "fleet", &["--set=node.enabled=true", modes]).await;
+    let rendered = objects(&text);
+    let modes = |name| {
+        let file = named(&rendered, "ConfigMap", name)["data"]["config.yaml"].as_str().unwrap().to_owned();
+        serde_saphyr::from_str::<Value>(&file).unwrap()["modes"].clone()
+    };
+    let deny = json!({ "resources": ["pods"], "mode": "Deny" });
+    let nodes = json!({ "resources": ["*"], "users": ["system:serviceaccount:fleet:kubefan-node"], "mode": "Cache" });
+    assert_eq!(modes("kubefan"), json!([nodes, deny]));
+    assert_eq!(modes("kubefan-node"), json!([deny]));
 }
 
 async fn no_manifest_asks_for_an_insecure_server() {

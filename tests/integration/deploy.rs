@@ -186,7 +186,8 @@ async fn the_apiserver_accepts_the_cluster_proxy_with_its_components() {
     let kubeconfig = format!("--kubeconfig={}", api.kubeconfig().display());
     let args: Vec<&str> = ["serve", &kubeconfig].into_iter().chain(flags.iter().map(String::as_str)).collect();
     let env = pod["containers"][0]["env"].as_array().unwrap().iter();
-    let env: Vec<_> = env.filter_map(|env| Some((env["name"].as_str()?, env["value"].as_str()?))).collect();
+    let value = |env: &Value| Some(env["value"].as_str()?.replace("$(POD_NAMESPACE)", "kubefan"));
+    let env: Vec<_> = env.filter_map(|env| Some((env["name"].as_str()?, value(env)?))).collect();
     assert!(env.iter().any(|(name, _)| *name == "KUBEFAN_TLS_CERT_FILE"), "{env:?}");
     let ran = crate::harness::kubefan::run_with(&args, |command| _ = command.envs(env)).await;
     assert!(ran.stderr.contains("cannot read /etc/kubefan/tls/"), "{ran:?}");

@@ -22,7 +22,7 @@ const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const RUN: [&str; 6] = ["get", "watch", "subscribers", "top", "verify", "estimate"];
 
 /// Commands of other programs, by how they begin, and where they are tried.
-const OTHERS: [(&str, &str); 32] = [
+const OTHERS: [(&str, &str); 33] = [
     ("cargo ", "builds, tests and benchmarks: their filters are checked here, and .ci/run runs them or their like"),
     ("target/dist/deps/informers-HASH", "the benchmark of informers, with the hash of its build"),
     ("go build -C tests/clients", "the tests of informers build it"),
@@ -39,6 +39,7 @@ const OTHERS: [(&str, &str); 32] = [
     ("kubectl auth can-i", "kubectl's own"),
     ("kubectl create namespace", "kubectl's own"),
     ("kubectl label namespace", "deploy.rs applies the label's policy"),
+    ("kubectl apply -f kubefan.yaml", "chart.rs applies what `helm template` prints"),
     ("kubectl apply -k deploy/overlays/", "deploy.rs applies the overlays to a real apiserver"),
     ("kubectl -n kubefan rollout status", "needs a cluster that runs pods"),
     ("kubectl -n kubefan get configmap kubefan-ca", "needs a cluster that runs pods"),

@@ -94,6 +94,12 @@ async fn beyond_max_staleness_reads_are_refused_and_streams_stay_open() {
     assert!(!rig.registry.readiness().0, "another replica may be fresher");
     assert_silent(&mut watch, Duration::from_secs(60)).await;
 
+    // The operator prefers old reads, and then not.
+    rig.registry.limit_staleness(None);
+    assert!(rig.list(target("pods")).await.is_ok() && rig.registry.readiness().0);
+    rig.registry.limit_staleness(Some(Duration::from_secs(180)));
+    assert!(rig.list(target("pods")).await.is_err() && !rig.registry.readiness().0);
+
     rig.network.refuse(false);
     let after = write(&rig, "c");
     watch.until(after[2]).await;

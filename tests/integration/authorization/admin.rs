@@ -137,7 +137,7 @@ async fn a_certificate_is_checked_against_the_name_that_is_given() {
     let server = format!("--server=https://{}", kubefan.grpc_addr);
     let read = async |name| run(&["get", "pods", &server, &ca, "--tls-server-name", name]).await;
     let known = read("localhost").await;
-    assert!(known.stderr.contains("Unauthenticated"), "it was reached, without a token: {known:?}");
+    assert!(known.stderr.contains("(Unauthorized)"), "it was reached, without a token: {known:?}");
     let other = read("kubefan.example").await;
     assert!(other.code == Some(1) && other.stderr.contains("certificate"), "{other:?}");
     let no_port = run(&["subscribers", "--admin=127.0.0.1"]).await;

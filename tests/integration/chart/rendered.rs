@@ -113,9 +113,9 @@ async fn the_template_of_the_sidecar_is_the_component() {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
     };
-    let dependency = format!("dependencies: [{{ name: kubefan, version: 0.1.0, repository: \"file://{CHART}\" }}]");
+    let dependency = format!("dependencies: [{{ name: kubefan, version: 0.2.0, repository: \"file://{CHART}\" }}]");
     write("Chart.yaml", &format!("apiVersion: v2\nname: agent\nversion: 1.0.0\n{dependency}\n"));
-    let sidecar = r#"{ image: "kubefan:0.1.0", resources: [pods], args: ["--upstream-field-selector=spec.nodeName=$(NODE_NAME)"] }"#;
+    let sidecar = r#"{ image: "kubefan:0.2.0", resources: [pods], args: ["--upstream-field-selector=spec.nodeName=$(NODE_NAME)"] }"#;
     write("values.yaml", &format!("kubefan: {{ cluster: {{ enabled: false }} }}\nsidecar: {sidecar}\n"));
     write("templates/agent.yaml", AGENT);
     let chart = dir.path().to_str().unwrap();

@@ -69,13 +69,22 @@ async fn contradictions_are_named() {
         ("tls.certManager.bundle.enabled=true", "tls.certManager.bundle.enabled needs tls.source=certManager"),
         (
             "drainTimeout=1m",
-            "cluster.terminationGracePeriodSeconds=60 must be longer than preStopSeconds (5) and drainTimeout (60s)",
+            "cluster.terminationGracePeriodSeconds=60 must be 10 s longer than preStopSeconds (5) and drainTimeout (60s)",
         ),
         (
             "cluster.autoscaling.enabled=true,cluster.autoscaling.minReplicas=9",
             "minReplicas=9 is more than maxReplicas=6",
         ),
         ("config.kind=Other", "config has kind, which the chart sets"),
+        ("node.config.kind=Other", "node.config has kind, which the chart sets"),
+        ("node.enabled=true,passthrough.mode=off", "passthrough.mode=off needs node.enabled=false"),
+        ("node.enabled=true,rbac.clusterScoped=false,namespaces={a}", "node.enabled needs rbac.clusterScoped"),
+        (
+            "node.enabled=true,node.hostSocket.enabled=true,admin.authorization=true",
+            "admin.authorization needs TLS, which the pods of the nodes do not have",
+        ),
+        ("node.enabled=true,config.cacheTables=true", "cacheTables is for the cluster form alone"),
+        ("node.enabled=true,extraArgs={--cache-tables}", "cacheTables is for the cluster form alone"),
         ("extraArgs={--listen=:80}", "extraArgs has --listen=:80, which the chart sets from other values"),
     ];
     for (values, wanted) in cases {

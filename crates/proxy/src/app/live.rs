@@ -22,6 +22,9 @@ pub(super) fn apply(
     let mut _ending = None;
     move |before, after| {
         set_places(server_options::subscribers_max(after), server_options::reads_max(after));
+        if before.serving.staleness_max != after.serving.staleness_max {
+            registry.limit_staleness(after.serving.staleness_max);
+        }
         if before.cache.resources != after.cache.resources {
             registry.configure(after.cache.resources.clone());
         }

@@ -63,7 +63,6 @@ use crate::{
         transport::listen::{Bound, Listener},
     },
     telemetry::{
-        LogFormat,
         metrics::Metrics,
         traces::{Exporter, TraceError, Traces},
     },
@@ -117,10 +116,10 @@ pub async fn run(
     // Only now: a start that fails prints one line.
     open_files::log(open_files, connections_max, given);
     let (data, admin) = app.bound()?;
-    app.print_address("gRPC and the Kubernetes API", &data);
-    app.print_address("admin", &admin);
+    eprintln!("kubefan: serving gRPC and the Kubernetes API on {data}");
+    eprintln!("kubefan: serving admin on {admin}");
     if let Some(peers) = app.bound_for_peers()? {
-        app.print_address("peers", &peers);
+        eprintln!("kubefan: serving peers on {peers}");
     }
     let read_file = Arc::new(Notify::new());
     app.watched = watched.map(|watched| (watched, read_file.clone()));
@@ -276,14 +275,6 @@ impl App {
     pub fn bound_for_peers(&self) -> Result<Option<Bound>, AppError> {
         let failed = |error: io::Error| AppError::Server { what: "listening", message: error.to_string() };
         self.peer.as_ref().map(Listener::bound).transpose().map_err(failed)
-    }
-
-    /// Prints an address to stderr. A log in JSON has no other lines, so there it is logged.
-    fn print_address(&self, what: &str, address: &Bound) {
-        match self.config.logging.format {
-            LogFormat::Text => eprintln!("kubefan: serving {what} on {address}"),
-            LogFormat::Json => info!(%address, what, "serving"),
-        }
     }
 
     /// Serves until `shutdown` completes. Then every stream ends with a status that makes clients

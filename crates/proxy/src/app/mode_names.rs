@@ -1,5 +1,5 @@
-//! Names of resources in `modes` that match nothing. Such a rule changes nothing, and whoever wrote
-//! it in an emergency must learn that: a short name such as `po`, or a typing error.
+//! Names of resources in `modes` that match nothing. Such a rule changes nothing, and its author
+//! must learn that in an emergency: it is a short name such as `po`, or a typing error.
 
 use std::fmt;
 

@@ -32,7 +32,7 @@ impl Registry {
             let line = line(&title, phase, &message) + &proven + &missing_right;
             // A stale cache is ready within `staleness_max`: an outage of upstream affects all
             // replicas alike, so removing this one helps no client.
-            let refused = self.options.staleness_max.is_some_and(|max| age.is_none_or(|age| age > max));
+            let refused = self.staleness_max.borrow().is_some_and(|max| age.is_none_or(|age| age > max));
             let is_ready = if phase.serves() { !refused } else { self.is_added(&cache.name) };
             lines.push((cache.on_demand || is_ready, line));
         }

@@ -84,6 +84,8 @@ pub struct Registry {
     pub(super) caches: CacheMap,
     /// The resources to cache.
     pub(super) configured: watch::Sender<Vec<ConfiguredResource>>,
+    /// The limit in force: see [`RegistryOptions::staleness_max`].
+    pub(super) staleness_max: watch::Sender<Option<Duration>>,
     /// The names of those that were not configured at the start.
     pub(super) added: DashMap<String, ()>,
     /// The configured resources without a cache, by their configured names.
@@ -127,6 +129,7 @@ impl Registry {
             context,
             budgets: ProcessBudgets::new(options.retained),
             configured: watch::Sender::new(options.resources.clone()),
+            staleness_max: watch::Sender::new(options.staleness_max),
             options,
             gate,
             metrics,
@@ -149,6 +152,14 @@ impl Registry {
     /// that are missing end.
     pub fn configure(&self, resources: Vec<ConfiguredResource>) {
         self.configured.send_replace(resources);
+    }
+
+    /// Replaces the greatest age of a state's last proof at which it may be read.
+    pub fn limit_staleness(&self, staleness_max: Option<Duration>) {
+        self.staleness_max.send_replace(staleness_max);
+        for cache in self.caches.iter() {
+            cache.served.hub.limit_staleness(staleness_max);
+        }
     }
 
     fn hub_options(&self) -> HubOptions {
@@ -233,7 +244,6 @@ impl Registry {
             parser,
             scope: scope.clone(),
         };
-        served.hub.limit_staleness(self.options.staleness_max);
         let backfiller = Backfiller::new(self.context.clone(), served.clone());
         let cluster_version = ClusterVersion::new(self.context.clone(), &served);
         let schema = Arc::new(CachedSchema::new(discovered.schema.clone()));
@@ -256,6 +266,8 @@ impl Registry {
             // A configured resource replaces the cache that a reader had started.
             before.stop.cancel();
         }
+        // Only now: a change of the limit finds the cache, or happened before.
+        cache.served.hub.limit_staleness(*self.staleness_max.borrow());
         let (registry, mut phase) = (Arc::downgrade(self), cache.served.hub.phase());
         tokio::spawn(async move {
             // Ends when the hub is dropped.

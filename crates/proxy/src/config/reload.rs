@@ -9,8 +9,15 @@ use super::{ConfigError, ServeConfig, ServeOptions, file};
 
 /// The settings that a running kubefan takes over, by their keys in the file. All others need a
 /// restart.
-pub const LIVE: [&str; 6] =
-    ["modes", "readsMax", "readsMaxPerIdentity", "resources", "subscribersMax", "subscribersMaxPerIdentity"];
+pub const LIVE: [&str; 7] = [
+    "maxStaleness",
+    "modes",
+    "readsMax",
+    "readsMaxPerIdentity",
+    "resources",
+    "subscribersMax",
+    "subscribersMaxPerIdentity",
+];
 
 /// The configuration file, with the flags and variables that win over it.
 #[derive(Debug, Clone)]

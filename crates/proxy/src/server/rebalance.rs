@@ -78,7 +78,7 @@ impl Rebalancer {
     /// Whether the apiserver can be asked now what callers may read.
     async fn can_ask(&self) -> bool {
         match &self.reviewer {
-            Some(upstream) => timeout(PROBE_TIMEOUT, upstream.until_available()).await.is_ok(),
+            Some(upstream) => timeout(PROBE_TIMEOUT, upstream.until_serving()).await.is_ok(),
             None => true,
         }
     }

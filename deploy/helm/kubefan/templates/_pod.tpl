@@ -32,11 +32,8 @@ capabilities:
 {{- with .Values.drainTimeout }}
 - --drain-timeout={{ . }}
 {{- end }}
-{{- with .Values.connectionAgeMax }}
+{{- with include "kubefan.connectionAgeMax" . }}
 - --connection-age-max={{ . }}
-{{- end }}
-{{- with .Values.tls.minVersion }}
-- --tls-min-version={{ . }}
 {{- end }}
 {{- if .Values.admin.authorization }}
 - --admin-authorization
@@ -45,6 +42,11 @@ capabilities:
 {{- with .Values.extraArgs }}
 {{ toYaml . }}
 {{- end }}
+{{- end }}
+
+{{/* Clients that have moved away from the pod of their node must come back to it some time. */}}
+{{- define "kubefan.connectionAgeMax" -}}
+{{- .Values.connectionAgeMax | default (ternary "30m" "" .Values.node.enabled) }}
 {{- end }}
 
 {{- define "kubefan.probes" -}}
@@ -106,14 +108,38 @@ app.kubernetes.io/component: {{ $form }}
 {{- define "kubefan.podAnnotations" -}}
 {{- $root := index . 0 }}{{ $form := index . 1 }}{{ $values := index $root.Values $form }}
 {{- $annotations := dict "kubectl.kubernetes.io/default-container" "kubefan" }}
+{{- /* What a running kubefan does not take over restarts the pods: config::reload::LIVE has the rest. */}}
+{{- $config := include (printf "kubefan.%sConfig" $form) $root | fromYaml }}
+{{- $fixed := omit $config "apiVersion" "kind" "maxStaleness" "modes" "readsMax" "readsMaxPerIdentity" "resources" "subscribersMax" "subscribersMaxPerIdentity" }}
+{{- if $fixed }}
+{{- $_ := set $annotations "kubefan.dev/config-checksum" (toJson $fixed | sha256sum) }}
+{{- end }}
 {{- toYaml (merge (dict) $values.podAnnotations $annotations) }}
 {{- end }}
 
-{{/* It is there without settings too: kubefan looks only at a file that was there at its start. */}}
-{{- define "kubefan.configVolume" -}}
-- name: config
-  configMap: { name: {{ include "kubefan.fullname" . }} }
-{{- end }}
 {{- define "kubefan.configMount" -}}
 - { name: config, mountPath: /etc/kubefan/config, readOnly: true }
+{{- end }}
+
+{{/* The configuration files. The flags that the chart sets count more. */}}
+{{- define "kubefan.clusterConfig" -}}
+apiVersion: kubefan.dev/v1alpha1
+kind: ServeConfiguration
+{{- $config := deepCopy .Values.config }}
+{{- if and .Values.node.enabled $config.modes }}
+{{- /* Modes are for the clients of the nodes' pods, which apply them. The pods go on caching. */}}
+{{- $user := printf "system:serviceaccount:%s:%s-node" .Release.Namespace (include "kubefan.fullname" .) }}
+{{- $rule := dict "resources" (list "*") "users" (list $user) "mode" "Cache" }}
+{{- $_ := set $config "modes" (prepend $config.modes $rule) }}
+{{- end }}
+{{- with $config }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+{{- define "kubefan.nodeConfig" -}}
+apiVersion: kubefan.dev/v1alpha1
+kind: ServeConfiguration
+{{- with mergeOverwrite (deepCopy .Values.config) .Values.node.config }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}

@@ -20,7 +20,7 @@ args:
   - serve
   # Only processes of the same user can connect: callers are not distinguished.
   - --listen=unix:/run/kubefan/kubefan.sock
-  - --admin-listen=0.0.0.0:7444
+  - --admin-listen=:7444
   {{- range .resources }}
   - --resource={{ . }}
   {{- end }}

@@ -3,6 +3,21 @@
 {{- if and .Values.node.enabled (not .Values.cluster.enabled) }}
 {{- fail "node.enabled needs cluster.enabled: the pods of the nodes watch through the cluster form" }}
 {{- end }}
+{{- if .Values.node.enabled }}
+{{- if eq .Values.passthrough.mode "off" }}
+{{- fail "passthrough.mode=off needs node.enabled=false: the pods of the nodes ask the apiserver through the cluster form" }}
+{{- end }}
+{{- if not .Values.rbac.clusterScoped }}
+{{- fail "node.enabled needs rbac.clusterScoped: the pods of the nodes compare the cluster's identity, and review their callers" }}
+{{- end }}
+{{- if and .Values.node.hostSocket.enabled .Values.admin.authorization }}
+{{- fail "admin.authorization needs TLS, which the pods of the nodes do not have with node.hostSocket.enabled" }}
+{{- end }}
+{{- $config := include "kubefan.nodeConfig" . | fromYaml }}
+{{- if or $config.cacheTables (has "--cache-tables" .Values.extraArgs) }}
+{{- fail "cacheTables is for the cluster form alone: instead of extraArgs, set config.cacheTables=true and node.config.cacheTables=false" }}
+{{- end }}
+{{- end }}
 {{- range .Values.resources }}
 {{- if and $.Values.node.enabled (eq .name "secrets") (not .group) }}
 {{- fail "resources must not have secrets if node.enabled: each node would hold all of them" }}
@@ -29,8 +44,8 @@
 {{- $drain := include "kubefan.seconds" (.Values.drainTimeout | default "10s") | int }}
 {{- range $form := list "cluster" "node" }}
 {{- $values := index $.Values $form }}
-{{- if and $values.enabled (le (int $values.terminationGracePeriodSeconds) (add (int $values.preStopSeconds) $drain | int)) }}
-{{- fail (printf "%s.terminationGracePeriodSeconds=%d must be longer than preStopSeconds (%d) and drainTimeout (%ds) together" $form (int $values.terminationGracePeriodSeconds) (int $values.preStopSeconds) $drain) }}
+{{- if and $values.enabled (lt (int $values.terminationGracePeriodSeconds) (add (int $values.preStopSeconds) $drain 10 | int)) }}
+{{- fail (printf "%s.terminationGracePeriodSeconds=%d must be 10 s longer than preStopSeconds (%d) and drainTimeout (%ds) together: what is left to write follows the drain" $form (int $values.terminationGracePeriodSeconds) (int $values.preStopSeconds) $drain) }}
 {{- end }}
 {{- end }}
 {{- with .Values.cluster.autoscaling }}
@@ -38,9 +53,11 @@
 {{- fail (printf "cluster.autoscaling.minReplicas=%d is more than maxReplicas=%d" (int .minReplicas) (int .maxReplicas)) }}
 {{- end }}
 {{- end }}
-{{- range list "apiVersion" "kind" }}
-{{- if hasKey $.Values.config . }}
-{{- fail (printf "config has %s, which the chart sets" .) }}
+{{- range $key := list "apiVersion" "kind" }}
+{{- range $name, $config := dict "config" $.Values.config "node.config" $.Values.node.config }}
+{{- if hasKey $config $key }}
+{{- fail (printf "%s has %s, which the chart sets" $name $key) }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- range .Values.extraArgs }}

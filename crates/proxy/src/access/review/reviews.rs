@@ -28,6 +28,8 @@ use crate::{
 /// For this long after a failure of the apiserver it is not asked again for a verdict that the
 /// grace covers.
 const OUTAGE_PAUSE: Duration = Duration::from_secs(1);
+/// How long a failed review says that the apiserver cannot be asked.
+const UNANSWERED_FOR: Duration = Duration::from_secs(60);
 
 /// Options of the reviews of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,9 +107,11 @@ where
         self.shared.is_away()
     }
 
-    /// Whether the apiserver could be asked when it last had to be.
+    /// Whether the apiserver could be asked when it last had to be. A failure counts for a minute:
+    /// without callers nothing is asked.
     pub fn is_answered(&self) -> bool {
-        self.shared.away_at.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+        let away_at = self.shared.away_at.lock().unwrap_or_else(PoisonError::into_inner);
+        away_at.is_none_or(|at| at.elapsed() >= UNANSWERED_FOR)
     }
 
     /// Counts the use of a verdict that counts only because of an outage.

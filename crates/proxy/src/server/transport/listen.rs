@@ -2,7 +2,7 @@
 
 use std::{
     fmt, io,
-    net::SocketAddr,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::{AsFd, BorrowedFd},
     path::PathBuf,
     pin::Pin,
@@ -139,7 +139,8 @@ impl Listener {
                 // Other systems have no such option; there a slow reader fills the kernel's buffer.
                 #[cfg(any(target_os = "linux", target_os = "android"))]
                 SockRef::from(&stream).set_tcp_notsent_lowat(UNSENT_BYTES_MAX)?;
-                Ok(Connection::Tcp(stream, address))
+                // An IPv4 client of a listener for both is shown as such.
+                Ok(Connection::Tcp(stream, SocketAddr::new(address.ip().to_canonical(), address.port())))
             }
             Self::Unix(_, listener) => listener.accept().await.map(|(stream, _)| Connection::Unix(stream)),
         }
@@ -192,11 +193,29 @@ impl Listener {
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// Binds a TCP address, with a long accept queue. Like Rust's own listeners, it reuses an address
-/// whose old connections linger.
+/// whose old connections linger. `[::]` takes IPv4 too, and is `0.0.0.0` on a system without IPv6.
 pub fn listen_tcp(address: SocketAddr) -> io::Result<TcpListener> {
+    match listen_at(address) {
+        Err(error) if address.ip() == Ipv6Addr::UNSPECIFIED && has_no_ipv6(&error) => {
+            listen_at((Ipv4Addr::UNSPECIFIED, address.port()).into())
+        }
+        bound => bound,
+    }
+}
+
+/// Whether the system was built, or started, without IPv6.
+fn has_no_ipv6(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::AddrNotAvailable
+        || error.raw_os_error() == Some(rustix::io::Errno::AFNOSUPPORT.raw_os_error())
+}
+
+fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     #[cfg(unix)]
     socket.set_reuseaddr(true)?;
+    if address.ip() == Ipv6Addr::UNSPECIFIED {
+        SockRef::from(&socket).set_only_v6(false)?;
+    }
     socket.bind(address)?;
     socket.listen(BACKLOG.unsigned_abs())
 }
@@ -295,6 +314,17 @@ mod tests {
         let connect = |_| std::net::TcpStream::connect_timeout(&address, Duration::from_secs(5)).unwrap();
         let connected: Vec<_> = (0..crowd).map(connect).collect();
         assert_eq!(connected.len(), crowd);
+    }
+
+    #[tokio::test]
+    async fn a_listener_on_all_addresses_takes_ipv4_and_shows_it_as_such() {
+        let listener = listen_tcp((Ipv6Addr::UNSPECIFIED, 0).into()).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let listener = Listener::Tcp(listener);
+        let connect = TcpStream::connect((Ipv4Addr::LOCALHOST, port));
+        let (client, accepted) = tokio::join!(connect, listener.accept());
+        let Ok(Connection::Tcp(_, shown)) = accepted else { panic!("it is TCP") };
+        assert_eq!(shown, client.unwrap().local_addr().unwrap());
     }
 
     #[cfg(any(target_os = "linux", target_os = "android"))]

@@ -57,6 +57,8 @@ pub(super) enum Health {
     Serving,
     /// The apiserver has said for long that it is not ready: requests are worth a try.
     Unknown,
+    /// The apiserver serves, and denies kubefan the probe.
+    Denied,
     Down,
 }
 

@@ -24,8 +24,8 @@ const DENIED_MAX: Duration = Duration::from_secs(3);
 /// The apiserver's answer to one probe.
 enum ProbeResult {
     Available,
-    /// It is there, and is believed for so long that it cannot serve.
-    Unready(Duration),
+    /// It is there, and is believed for so long that it cannot serve; then it has this health.
+    Unready(Duration, Health),
     Away,
 }
 
@@ -36,6 +36,14 @@ impl Upstream {
     /// Cancel-safe: another caller continues the probes.
     pub async fn until_available(&self) {
         self.until_probed(|health| health != Health::Down).await;
+    }
+
+    /// As [`Self::until_available`], but an apiserver that says that it is not ready is not
+    /// available, however long it has said so.
+    ///
+    /// Cancel-safe.
+    pub async fn until_serving(&self) {
+        self.until_probed(|health| matches!(health, Health::Serving | Health::Denied)).await;
     }
 
     /// Waits for the end of an outage: until the apiserver serves a probe after one that it did not
@@ -90,10 +98,10 @@ impl Upstream {
                 }
                 Health::Serving
             }
-            ProbeResult::Unready(most) => {
+            ProbeResult::Unready(most, then) => {
                 probes.failed = true;
                 let since = *probes.unready_since.get_or_insert(sent);
-                if since.elapsed() >= most { Health::Unknown } else { Health::Down }
+                if since.elapsed() >= most { then } else { Health::Down }
             }
             ProbeResult::Away => {
                 probes.failed = true;
@@ -116,8 +124,8 @@ impl Upstream {
         match timeout(PROBE_TIMEOUT, answer).await {
             Err(_) | Ok(Err(UpstreamError::Unreachable { .. } | UpstreamError::Reset { .. })) => ProbeResult::Away,
             // A gateway may answer 504 for an apiserver that is down.
-            Ok(Err(error)) if error.is_passing() => ProbeResult::Unready(UNREADY_MAX),
-            Ok(Err(UpstreamError::Forbidden { .. })) => ProbeResult::Unready(DENIED_MAX),
+            Ok(Err(error)) if error.is_passing() => ProbeResult::Unready(UNREADY_MAX, Health::Unknown),
+            Ok(Err(UpstreamError::Forbidden { .. })) => ProbeResult::Unready(DENIED_MAX, Health::Denied),
             Ok(Ok(_) | Err(_)) => ProbeResult::Available,
         }
     }

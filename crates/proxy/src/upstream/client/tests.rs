@@ -151,3 +151,14 @@ async fn a_refused_replacement_says_nothing_of_what_the_server_quotes() {
     }
     assert_eq!(upstream.replace("/409", &serde_json::json!({})).await, Ok(false));
 }
+
+/// A balancer answers 503 for an apiserver that is gone, for as long as it is gone.
+#[tokio::test(start_paused = true)]
+async fn an_apiserver_that_is_not_ready_is_tried_in_the_end_and_never_serves() {
+    let minute = Duration::from_secs(60);
+    let unready = upstream(UpstreamOptions::default(), |_| async { Ok(answer(503, "")) });
+    tokio::time::timeout(minute, unready.until_available()).await.unwrap();
+    assert!(tokio::time::timeout(minute, unready.until_serving()).await.is_err());
+    let denied = upstream(UpstreamOptions::default(), |_| async { Ok(answer(403, "")) });
+    tokio::time::timeout(minute, denied.until_serving()).await.unwrap();
+}

@@ -133,6 +133,19 @@ async fn during_an_outage_the_apiserver_is_asked_once_a_second() {
     assert_eq!((world.verdict(1).await, world.asked()), (Ok(false), 3), "the outage has ended");
 }
 
+/// A replica without callers asks nothing more: it must not keep the others from rebalancing.
+#[tokio::test(start_paused = true)]
+async fn a_failure_counts_for_a_minute() {
+    let world = World::new();
+    assert!(world.reviews.is_answered());
+    world.answers(Err(unreachable()));
+    assert!(world.verdict(1).await.is_err());
+    advance(UNANSWERED_FOR - SECOND).await;
+    assert!(!world.reviews.is_answered());
+    advance(SECOND).await;
+    assert!(world.reviews.is_answered());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_fresh_verdict_replaces_the_one_in_the_cache() {
     let world = World::new();
