@@ -36,7 +36,7 @@ use kubefan_model::{
 };
 use kubefan_proxy::{
     access::{AccessControl, Caller, Presented, Read, ReadVerb},
-    cache::{Backfill, CacheWriter, HistoryCopy, RingLimits, writer::Change},
+    cache::{Backfill, CacheWriter, HistoryCopy, RelistReason, RingLimits, writer::Change},
     fanout::{Catalog, Fresh, Holder, Patience, Refusal, Served},
     peer::{CacheIdentity, Decoder, Encoder},
     server::{
@@ -160,7 +160,7 @@ pub(crate) fn upstream(data: &[u8]) {
                     commit.store.iter().for_each(|object| check_round_trip(object, &parser));
                 }
                 Ok(None) => {}
-                Err(_) => reflector.relist("out_of_order"),
+                Err(_) => reflector.relist(RelistReason::OutOfOrder),
             }
         }
     };

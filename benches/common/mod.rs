@@ -18,7 +18,7 @@ use kubefan_model::{
 };
 use kubefan_proxy::{
     cache::{
-        CacheWriter, ProcessBudgets, Record, RingLimits, Update,
+        CacheWriter, ProcessBudgets, Record, RelistReason, RingLimits, Update,
         writer::{Change, Commit},
     },
     fanout::{
@@ -219,7 +219,7 @@ pub(crate) fn hub(kind: &PodKind, ring_events_max: usize) -> Arc<Hub> {
 /// Applies a complete list to the writer. Returns the resulting commit.
 pub(crate) fn apply_list(writer: &mut CacheWriter, objects: Vec<Object>, version: u64) -> Option<Commit> {
     let mut apply = |update| writer.apply(update).expect("a list");
-    apply(Update::ListBegin { reason: "bench" });
+    apply(Update::ListBegin { reason: RelistReason::Initial });
     for object in objects {
         apply(Update::ListItem(object));
     }

@@ -149,7 +149,7 @@ impl Admin {
             StatusCode::OK => Ok(text),
             // What is not found below a path that exists has a reason.
             StatusCode::NOT_FOUND if text.starts_with("there is no ") => Err(text.trim_end().to_owned()),
-            StatusCode::NOT_FOUND => Err(self.is_another()),
+            StatusCode::NOT_FOUND => Err(self.unlike_kubefan()),
             // What a port with TLS answers to a request without.
             StatusCode::BAD_REQUEST if text.contains("HTTPS") => {
                 Err(format!("{address} serves TLS: --admin https://{address}"))
@@ -163,10 +163,11 @@ impl Admin {
     /// # Errors
     /// It is not one of kubefan's.
     pub(super) fn parse<T: DeserializeOwned>(&self, answer: &str) -> Result<T, String> {
-        serde_json::from_str(answer).map_err(|_| self.is_another())
+        serde_json::from_str(answer).map_err(|_| self.unlike_kubefan())
     }
 
-    fn is_another(&self) -> String {
+    /// The message about an answer that no kubefan gives.
+    fn unlike_kubefan(&self) -> String {
         format!("{} is not the admin port of a kubefan of this version (--admin)", self.address)
     }
 }

@@ -71,7 +71,7 @@ enum Output {
 
 /// The answer of the admin port.
 #[derive(Debug, Deserialize)]
-pub(super) struct Listed {
+pub(super) struct SubscriberList {
     pub(super) total: usize,
     pub(super) subscribers: Vec<Subscriber>,
 }
@@ -108,7 +108,7 @@ pub(super) async fn run(args: SubscribersArgs) -> Result<(), CliError> {
         let value: Value = admin.parse(&text).map_err(CliError::Plain)?;
         return Ok(writeln!(out, "{value:#}")?);
     }
-    let listed: Listed = admin.parse(&text).map_err(CliError::Plain)?;
+    let listed: SubscriberList = admin.parse(&text).map_err(CliError::Plain)?;
     let is_wide = args.output == Some(Output::Wide);
     let header = header(is_wide).map(str::to_owned).collect();
     let rows = listed.subscribers.iter().map(|subscriber| subscriber.row(is_wide));
@@ -171,10 +171,10 @@ impl Subscriber {
         row
     }
 
-    /// The cache that it reads from.
+    /// The [key](cache_key) of the cache that it reads from.
     pub(super) fn cache(&self) -> String {
         let media = if self.protocol == "grpc" { "json" } else { &self.encoding };
-        [&self.resource, &self.cache_namespace, media].join("/")
+        cache_key(&self.resource, &self.cache_namespace, media)
     }
 
     /// How far it is behind.
@@ -187,6 +187,11 @@ impl Subscriber {
         };
         if self.in_backlog { format!("{what}, catching up") } else { what }
     }
+}
+
+/// Tells a cache from the others of a kubefan.
+pub(super) fn cache_key(resource: &str, namespace: &str, media: &str) -> String {
+    [resource, namespace, media].join("/")
 }
 
 fn shorten(cell: &mut String) {

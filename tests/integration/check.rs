@@ -21,7 +21,7 @@ pub(crate) const TESTS: &[Test] = tests! {
     local: each_step_to_the_apiserver_is_named, an_invalid_configuration_is_one_finding,
         unusable_certificates_are_found_before_clients_fail, a_port_in_use_names_its_process,
         a_misspelt_variable_is_named, a_resource_that_does_not_exist_is_named,
-        a_mode_for_a_name_that_matches_nothing_is_named;
+        a_mode_for_a_name_that_matches_nothing_is_named, peers_are_reached_although_no_cache_is_copied_from_them;
 };
 
 /// Runs the check with ports of its own and returns its report.
@@ -219,4 +219,23 @@ async fn a_mode_for_a_name_that_matches_nothing_is_named() {
         let message = format!("no resource is called {name:?}, so its rule matches nothing; did you mean \"pods\"?");
         assert_eq!(finding["message"], message);
     }
+}
+
+async fn peers_are_reached_although_no_cache_is_copied_from_them() {
+    let simulated = Simulated::start().await;
+    let (authority, dir) = (Authority::new(), tempfile::tempdir().unwrap());
+    let (cert, key) = write(dir.path(), authority.peer());
+    let ca = dir.path().join("ca.crt");
+    fs::write(&ca, &authority.ca_pem).unwrap();
+    let address = format!("127.0.0.1:{}", free_port());
+    let args = [
+        format!("--peers={address}"),
+        format!("--peer-cert-file={cert}"),
+        format!("--peer-key-file={key}"),
+        format!("--peer-ca-file={}", ca.display()),
+    ];
+    let mut args: Vec<&str> = args.iter().map(String::as_str).collect();
+    args.extend(["--resource=pods", "--peer-listen=127.0.0.1:0", "--cold", "--rebalance"]);
+    let (_, report) = check(&simulated.kubeconfig(), &args).await;
+    assert_finding(&report, "peers", &address, "warning", "cannot be reached");
 }

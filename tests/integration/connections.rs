@@ -221,7 +221,7 @@ async fn a_drain_ends_every_stream_with_its_reason() {
         stream.snapshot().await;
         streams.push(stream);
     }
-    rig.drain.cancel();
+    rig.drain();
     for stream in &mut streams {
         let status = stream.next().await.unwrap_err();
         assert_eq!(

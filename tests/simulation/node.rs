@@ -235,6 +235,7 @@ impl Node {
     pub(crate) fn drain(&self) {
         if let Some(running) = &*self.running.lock().unwrap() {
             running.drain.cancel();
+            running.server.connections().drain();
         }
     }
 

@@ -96,7 +96,7 @@ impl Dial for Others {
         let others = self.peering.ports.lock().unwrap();
         let others = others.keys().filter(|number| **number != self.own);
         let others: Vec<_> = others.map(|number| SocketAddr::from(([10, 0, 0, *number as u8], 1))).collect();
-        let found = if others.is_empty() { Err(PeerError::Alone) } else { Ok(others) };
+        let found = if others.is_empty() { Err(PeerError::NoOtherReplica) } else { Ok(others) };
         std::future::ready(found).boxed()
     }
 

@@ -5,6 +5,7 @@ pub mod encoding;
 #[doc(hidden)]
 pub mod planted;
 pub mod proto;
+pub mod spread;
 pub mod sync;
 pub mod text;
 pub mod tls;

@@ -34,7 +34,7 @@
 //! 2. `cache`: one cache as a data structure.
 //! 3. `upstream` and `fanout`, which do not import each other; `managed_tls`, the certificate that
 //!    kubefan makes and renews itself.
-//! 4. `peer`: warm starts between replicas.
+//! 4. `peer`: warm starts between replicas, and their load.
 //! 5. `caches`: the registry of all caches and its policies. It implements the trait
 //!    [`fanout::Catalog`].
 //! 6. `access`: who a caller is, and what it may read.

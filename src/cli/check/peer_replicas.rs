@@ -19,8 +19,9 @@ use super::{
 /// The addresses that are tried.
 const ADDRESSES_MAX: usize = 16;
 
-/// Checks the replicas that caches would be copied from. Without `--peers` there is nothing to do,
-/// and nothing without a certificate: `managed` is that of the cluster.
+/// Checks the replicas of `--peers`: kubefan would copy caches from them, and move watches to them.
+/// Without `--peers` there is nothing to do, and nothing without a certificate: `managed` is that
+/// of the cluster.
 pub(super) async fn check(config: &ServeConfig, managed: Option<&Arc<ManagedTls>>, report: &mut Report) {
     let (Some(peers), Some(tls)) = (&config.peer.peers, app::peers::tls(config, managed)) else { return };
     report.group("peers");

@@ -99,7 +99,7 @@ pub(super) struct Sizing {
     cores_max: f64,
     /// With --cores: the longest that an event waits. `None` also if the cores are too few.
     #[serde(skip_serializing_if = "Option::is_none")]
-    wave_seconds: Option<f64>,
+    event_wait_seconds_max: Option<f64>,
     #[serde(skip)]
     cores: Option<f64>,
     upstream: Upstream,
@@ -197,7 +197,7 @@ impl Sizing {
             memory_per_replica: Memory { process, caches, connections, bytes, peak },
             cores_min: ingestion + deliveries.cores_min(),
             cores_max: ingestion + deliveries.cores_max(),
-            wave_seconds: wave.map(|wave| wave.as_secs_f64()),
+            event_wait_seconds_max: wave.map(|wave| wave.as_secs_f64()),
             cores: args.cores,
             upstream: Upstream {
                 watches_per_resource: replicas,
@@ -266,7 +266,7 @@ impl Sizing {
     }
 
     fn latency(&self, cores: f64) -> String {
-        match self.wave_seconds {
+        match self.event_wait_seconds_max {
             Some(seconds) if seconds >= 0.001 => {
                 format!("with {cores} cores per replica an event waits at most {:.0} ms", seconds * 1000.0)
             }
@@ -301,7 +301,7 @@ mod tests {
         let json = sizing(&[&SCALE[..], &["--cores=32"]].concat(), 1).unwrap();
         assert_eq!((json.json_bytes, json.deliveries_per_second), (9e8, 5e6));
         assert!((17.0..19.0).contains(&json.cores_min), "{json:?}");
-        assert!((0.035..0.05).contains(&json.wave_seconds.unwrap()), "{json:?}");
+        assert!((0.035..0.05).contains(&json.event_wait_seconds_max.unwrap()), "{json:?}");
         assert!((0.8e9..0.9e9).contains(&json.memory_per_replica.connections), "{json:?}");
         let metadata = sizing(&[&SCALE[..], &["--form=metadata"]].concat(), 1).unwrap();
         assert!((1.5..2.5).contains(&metadata.cores_min), "{metadata:?}");

@@ -79,18 +79,20 @@ pub(super) struct ResourceSavings {
 impl ResourceSavings {
     fn of(now: ResourceLoad, replicas: f64) -> Self {
         let (watches, events) = (now.watches(), now.events_per_second);
-        let is_taken_over = watches > replicas;
         let changes = now.changes_per_second.unwrap_or(events / watches.max(1.0));
-        let events_after = if is_taken_over { events.min(changes * replicas) } else { events };
-        let share = if events > 0.0 { events_after / events } else { 1.0 };
-        Self {
+        let mut savings = Self {
             watches,
             watches_after: watches.min(replicas),
-            events_per_second_after: events_after,
-            event_bytes_per_second_after: now.event_bytes_per_second * share,
+            events_per_second_after: events,
+            event_bytes_per_second_after: now.event_bytes_per_second,
             json_bytes: None,
             now,
+        };
+        if savings.is_taken_over() && events > 0.0 {
+            savings.events_per_second_after = events.min(changes * replicas);
+            savings.event_bytes_per_second_after *= savings.events_per_second_after / events;
         }
+        savings
     }
 
     /// Whether kubefan would have fewer watches.

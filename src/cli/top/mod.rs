@@ -6,13 +6,15 @@ mod screen;
 
 use std::{
     io::{IsTerminal, Write, stdout},
+    pin::pin,
     time::Duration,
 };
 
 use clap::{Args, ValueEnum};
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use crossterm::event::{Event, EventStream, KeyCode, KeyEventKind, KeyModifiers};
+use futures::StreamExt;
 use serde_json::Value;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{sleep, timeout};
 
 use self::{
     sample::{Sample, Shown},
@@ -30,12 +32,6 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 /// A kubefan that takes longer to answer counts as gone.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// How often keys are looked at.
-const KEYS_INTERVAL: Duration = Duration::from_millis(50);
-
-/// Input events that are read at a time.
-const KEYS_MAX: usize = 64;
 
 /// Show what a running kubefan does: caches, rates, subscribers, lag, memory
 ///
@@ -99,15 +95,18 @@ async fn follow(admin: &Admin) -> Result<(), CliError> {
 
 async fn refresh(admin: &Admin, terminal: &mut ratatui::DefaultTerminal) -> Result<(), CliError> {
     let (mut before, mut shown, mut problem): (Option<Sample>, Option<Shown>, Option<String>) = (None, None, None);
-    let mut view = View::default();
+    let (mut view, mut events) = (View::default(), EventStream::new());
     loop {
-        let next = Instant::now() + INTERVAL;
-        let mut taking = Box::pin(timeout(ANSWER_TIMEOUT, Sample::take(admin, view.sort)));
-        let mut taken = None;
-        while taken.is_none() || Instant::now() < next {
+        let mut taking = pin!(timeout(ANSWER_TIMEOUT, Sample::take(admin, view.sort)));
+        let mut interval = pin!(sleep(INTERVAL));
+        let (mut is_taken, mut is_over) = (false, false);
+        while !(is_taken && is_over) {
             tokio::select! {
                 biased;
-                sample = &mut taking, if taken.is_none() => {
+                Some(event) = events.next() => if react(&mut view, &event?) == Some(Quit) {
+                    return Ok(());
+                },
+                sample = &mut taking, if !is_taken => {
                     match sample.unwrap_or_else(|_| Err("kubefan does not answer".to_owned())) {
                         Ok(sample) => {
                             shown = Some(sample.since(before.as_ref()));
@@ -116,12 +115,9 @@ async fn refresh(admin: &Admin, terminal: &mut ratatui::DefaultTerminal) -> Resu
                         // The rates of a kubefan that has restarted begin anew.
                         Err(why) => (before, problem) = (None, Some(why)),
                     }
-                    taken = Some(());
+                    is_taken = true;
                 }
-                () = sleep_until((Instant::now() + KEYS_INTERVAL).min(next.max(Instant::now() + Duration::from_millis(1)))) => {}
-            }
-            if react(&mut view)? == Some(Quit) {
-                return Ok(());
+                () = &mut interval, if !is_over => is_over = true,
             }
             terminal.draw(|frame| screen::draw(frame, shown.as_ref(), problem.as_deref(), &mut view))?;
         }
@@ -132,19 +128,12 @@ async fn refresh(admin: &Admin, terminal: &mut ratatui::DefaultTerminal) -> Resu
 #[derive(Debug, PartialEq, Eq)]
 struct Quit;
 
-/// Does what the user wants, by the keys since the last call. In raw mode ctrl-C is a key, not a
-/// signal.
-fn react(view: &mut View) -> std::io::Result<Option<Quit>> {
-    for _ in 0..KEYS_MAX {
-        if !event::poll(Duration::ZERO)? {
-            break;
-        }
-        let Event::Key(key) = event::read()? else { continue };
-        if key.kind == KeyEventKind::Press && press(view, key.code, key.modifiers).is_some() {
-            return Ok(Some(Quit));
-        }
+/// Does what the user wants. In raw mode ctrl-C is a key, not a signal.
+fn react(view: &mut View, event: &Event) -> Option<Quit> {
+    match event {
+        Event::Key(key) if key.kind == KeyEventKind::Press => press(view, key.code, key.modifiers),
+        _ => None,
     }
-    Ok(None)
 }
 
 /// Changes the view as a key asks for, with the keys of `top`, `less` and vi.

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::fitted_table::Fitted;
 use crate::cli::{
     admin::Admin,
-    subscribers::{self, Listed, SortBy, bytes},
+    subscribers::{self, SortBy, SubscriberList, bytes, cache_key},
     visible::visible,
 };
 use kubefan_model::human_duration::human_duration;
@@ -103,8 +103,8 @@ struct Cache {
 }
 
 impl Cache {
-    fn key(&self) -> [&str; 3] {
-        [&self.resource, &self.namespace, &self.encoding]
+    fn key(&self) -> String {
+        cache_key(&self.resource, &self.namespace, &self.encoding)
     }
 }
 
@@ -115,10 +115,10 @@ impl Sample {
     /// Why it gives no answer.
     pub(super) async fn take(admin: &Admin, sort: SortBy) -> Result<Self, String> {
         let status = admin.parse(&admin.get("/status", &[]).await?)?;
-        let listed = async |sort, limit| admin.parse::<Listed>(&subscribers::list(admin, sort, limit).await?);
+        let listed = async |sort, limit| admin.parse::<SubscriberList>(&subscribers::list(admin, sort, limit).await?);
         // Not everyone who sees the state may see who is connected.
         let by_lag = listed(SortBy::Lag, SUBSCRIBERS).await;
-        let rows = |listed: &Listed| {
+        let rows = |listed: &SubscriberList| {
             let first = listed.subscribers.iter().take(SHOWN_MAX as usize);
             first.map(|subscriber| subscriber.row(false)).collect::<Vec<_>>()
         };
@@ -209,10 +209,9 @@ impl Sample {
 
     fn row(&self, cache: &Cache, events: Option<f64>) -> CacheRow {
         let or = |text: &str, none: &str| if text.is_empty() { none.to_owned() } else { visible(text) };
-        let key = cache_key(&cache.resource, &cache.namespace, &cache.encoding);
         let lag = match &self.behind {
             None => NOTHING.to_owned(),
-            Some(behind) => behind.get(&key).cloned().unwrap_or_else(|| "0".to_owned()),
+            Some(behind) => behind.get(&cache.key()).cloned().unwrap_or_else(|| "0".to_owned()),
         };
         let cells = vec![
             visible(&cache.resource),
@@ -230,11 +229,6 @@ impl Sample {
     }
 }
 
-/// The cache that a subscriber reads from.
-pub(super) fn cache_key(resource: &str, namespace: &str, media: &str) -> String {
-    [resource, namespace, media].join("/")
-}
-
 impl Shown {
     /// The names of the columns.
     pub(super) fn header() -> Vec<String> {
@@ -245,9 +239,8 @@ impl Shown {
 /// As wide as a lag of a moment.
 const LAG_WIDTH: usize = "1 (0s)".len();
 
-/// The columns of caches. Where not all fit, those that say the least beside the others go first;
-/// a namespace goes only after what a wider window or `kubefan top --once` tells, because it is
-/// part of the name.
+/// The columns of caches. If the columns do not fit, the least useful ones are left out first.
+/// NAMESPACE is left out last, because it is part of the cache's name.
 pub(super) const CACHES: Fitted = Fitted {
     header: &[
         "RESOURCE",

@@ -147,7 +147,7 @@ pub(crate) struct Rig {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) server: Arc<Server<Arc<Registry>>>,
     /// Ends every subscriber's stream.
-    pub(crate) drain: CancellationToken,
+    drain: CancellationToken,
     client: WatchServiceClient<Channel>,
     _stop: DropGuard,
 }
@@ -204,6 +204,12 @@ impl Rig {
         let server = Server::new(catalog, Routes::default(), options, access, None, metrics.clone(), drain.clone());
         let client = WatchServiceClient::new(in_memory(server.clone())).max_decoding_message_size(64 << 20);
         Rig { sim, network, registry, metrics, server, drain, client, _stop: stop.drop_guard() }
+    }
+
+    /// Ends every stream with DRAINING.
+    pub(crate) fn drain(&self) {
+        self.drain.cancel();
+        self.server.connections().drain();
     }
 
     /// Starts kubefan and waits until it is ready.

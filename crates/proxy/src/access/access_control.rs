@@ -29,6 +29,7 @@ use super::{
     user::Identity,
 };
 use crate::{fanout::Holder, telemetry::metrics::AccessMetrics, upstream::Upstream};
+use kubefan_common::spread::spread;
 
 /// Options of both steps.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -138,10 +139,8 @@ impl AccessControl {
     /// than configured, so that streams that start together are not reviewed together. The number
     /// (0 to 1) spreads what else they do.
     pub(super) fn next_stream(&self) -> Option<(StreamOptions, f64)> {
-        // Multiples of the golden ratio are spread more evenly than random numbers.
-        const GOLDEN_RATIO: f64 = 0.618_033_988_749_894_9;
         let StreamOptions { reauthorize_interval, age_max } = self.streams?;
-        let spread = (f64::from(self.started.fetch_add(1, Ordering::Relaxed)) * GOLDEN_RATIO).fract();
+        let spread = spread(self.started.fetch_add(1, Ordering::Relaxed).into());
         let shorter = |time: Duration| time.mul_f64(1.0 - spread / 5.0);
         let (reauthorize_interval, age_max) = (shorter(reauthorize_interval), age_max.map(shorter));
         let options = StreamOptions { reauthorize_interval, age_max };

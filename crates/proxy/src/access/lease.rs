@@ -5,8 +5,8 @@
 //! the caller's identity, because tokens are not kept. The stream ends when the right is gone, when
 //! the credential expires, after an object that its token is bound to was deleted, at its greatest
 //! age, and if there was no verdict for too long; then its client comes back with a new credential,
-//! and resumes. No verdict at all must not be better for a caller than a refusal: it can bring that
-//! about, with reviews of its own that this one waits behind.
+//! and resumes. A caller can delay its own review by sending many others. So a stream without a
+//! verdict ends, as a refused one does.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -23,7 +23,7 @@ use super::{
     authorization::{Authorized, read::Read},
     bound_object::BoundObject,
     denial::Denial,
-    switches::{AnsweredIn, OpenGuard, OpenWatch},
+    switches::{Answerer, ModeWatch, ModeWatchGuard},
 };
 use crate::{
     cache::Refusal,
@@ -50,7 +50,7 @@ struct Held {
     /// `None` if callers are not distinguished.
     reviews: Option<AbortHandle>,
     /// `None` if the modes never change.
-    _open: Option<OpenGuard>,
+    _open: Option<ModeWatchGuard>,
 }
 
 impl Drop for Held {
@@ -73,7 +73,7 @@ impl Lease {
     ) -> Self {
         let end = Arc::new(OnceLock::new());
         let GroupVersionResource { group, resource, .. } = gvr.clone();
-        let watch = OpenWatch { group, resource, caller: Some(read.caller().clone()), by: AnsweredIn::Cache };
+        let watch = ModeWatch { group, resource, caller: Some(read.caller().clone()), by: Answerer::Cache };
         let open = access.switches().register(watch, end.clone(), wake.clone());
         let reviews = Self::review(access, read, holder, exists, (end.clone(), wake));
         match (&reviews, &open) {

@@ -42,5 +42,5 @@ pub use bound_object::BoundObject;
 pub use denial::Denial;
 pub use lease::Lease;
 pub use modes::Mode;
-pub use switches::{AnsweredIn, Switches};
+pub use switches::{Answerer, Switches};
 pub use user::Identity;

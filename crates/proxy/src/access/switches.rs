@@ -65,24 +65,24 @@ impl Switched {
 pub struct Switches {
     modes: ArcSwap<Modes>,
     /// `None` if the modes never change.
-    open: Option<Mutex<HashMap<u64, Arc<Open>>>>,
+    open: Option<Mutex<HashMap<u64, Arc<RegisteredWatch>>>>,
     /// The number of the last watch.
     last: AtomicU64,
 }
 
 /// Who answers an open watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AnsweredIn {
+pub enum Answerer {
     /// A cache.
     Cache,
     /// The apiserver, because of the mode.
-    Passthrough,
+    ApiserverByMode,
     /// The apiserver, because no cache could answer.
-    Forwarded,
+    ApiserverWithoutCache,
 }
 
-/// What is known of an open watch.
-pub struct OpenWatch {
+/// What the mode of an open watch depends on, and who answers it.
+pub struct ModeWatch {
     /// The group of its resource.
     pub group: String,
     /// The plural of its resource.
@@ -90,22 +90,22 @@ pub struct OpenWatch {
     /// Who reads; `None` if that was not asked.
     pub caller: Option<Caller>,
     /// Who answers.
-    pub by: AnsweredIn,
+    pub by: Answerer,
 }
 
-struct Open {
-    watch: OpenWatch,
+struct RegisteredWatch {
+    watch: ModeWatch,
     end: Arc<OnceLock<StreamEnd>>,
     wake: Box<dyn Fn() + Send + Sync>,
 }
 
 /// Keeps a watch known. Dropping it forgets the watch.
-pub struct OpenGuard {
+pub struct ModeWatchGuard {
     switches: Arc<Switches>,
     number: u64,
 }
 
-impl Drop for OpenGuard {
+impl Drop for ModeWatchGuard {
     fn drop(&mut self) {
         if let Some(mut open) = self.switches.open() {
             open.remove(&self.number);
@@ -133,7 +133,7 @@ impl Switches {
         Arc::new(Self { modes: ArcSwap::from_pointee(modes), open, last: AtomicU64::new(0) })
     }
 
-    fn open(&self) -> Option<MutexGuard<'_, HashMap<u64, Arc<Open>>>> {
+    fn open(&self) -> Option<MutexGuard<'_, HashMap<u64, Arc<RegisteredWatch>>>> {
         Some(self.open.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -168,29 +168,29 @@ impl Switches {
     /// Makes a watch known. If another mode answers it, `end` is set and `wake` is called.
     pub fn register(
         self: &Arc<Self>,
-        watch: OpenWatch,
+        watch: ModeWatch,
         end: Arc<OnceLock<StreamEnd>>,
         wake: impl Fn() + Send + Sync + 'static,
-    ) -> Option<OpenGuard> {
+    ) -> Option<ModeWatchGuard> {
         let number = self.last.fetch_add(1, Ordering::Relaxed);
-        let opened = Arc::new(Open { watch, end, wake: Box::new(wake) });
+        let opened = Arc::new(RegisteredWatch { watch, end, wake: Box::new(wake) });
         self.open()?.insert(number, opened.clone());
         // The modes may have changed after the watch was let in, and before it was known.
         self.end_if_concerned(&opened);
-        Some(OpenGuard { switches: self.clone(), number })
+        Some(ModeWatchGuard { switches: self.clone(), number })
     }
 
-    fn must_end(&self, OpenWatch { group, resource, caller, by }: &OpenWatch) -> bool {
+    fn must_end(&self, ModeWatch { group, resource, caller, by }: &ModeWatch) -> bool {
         match (by, self.mode(group, resource, caller.as_ref())) {
             // Its caller must be known now.
             (_, None) => true,
-            (AnsweredIn::Cache | AnsweredIn::Forwarded, Some(Mode::Cache)) => false,
-            (AnsweredIn::Passthrough | AnsweredIn::Forwarded, Some(Mode::Passthrough)) => false,
+            (Answerer::Cache | Answerer::ApiserverWithoutCache, Some(Mode::Cache)) => false,
+            (Answerer::ApiserverByMode | Answerer::ApiserverWithoutCache, Some(Mode::Passthrough)) => false,
             _ => true,
         }
     }
 
-    fn end_if_concerned(&self, open: &Open) -> bool {
+    fn end_if_concerned(&self, open: &RegisteredWatch) -> bool {
         if !self.must_end(&open.watch) {
             return false;
         }
@@ -203,7 +203,7 @@ impl Switches {
     /// Ends the watches that another mode would answer now, slice by slice. Each is judged by the
     /// modes of the moment. Returns how many have ended.
     pub async fn end_concerned(&self) -> usize {
-        let all: Vec<Arc<Open>> = match self.open() {
+        let all: Vec<Arc<RegisteredWatch>> = match self.open() {
             Some(open) => open.values().filter(|open| self.must_end(&open.watch)).cloned().collect(),
             None => return 0,
         };

@@ -83,7 +83,7 @@ pub struct App {
     config: ServeConfig,
     upstream: Upstream,
     source: Source,
-    proxy: Option<Arc<Forwarder>>,
+    forwarder: Option<Arc<Forwarder>>,
     metrics: Arc<Metrics>,
     data: Listener,
     admin: Listener,
@@ -207,7 +207,7 @@ impl App {
         };
         #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
         let number = rand::random();
-        let proxy =
+        let forwarder =
             passthrough.map(|passthrough| Arc::new(Forwarder::new(passthrough, forwarding, number, metrics.clone())));
         peers::files(&config).map(|files| files.check()).transpose()?;
         let counted = metrics.clone();
@@ -245,7 +245,7 @@ impl App {
             config,
             upstream,
             source,
-            proxy,
+            forwarder,
             metrics,
             data,
             admin,
@@ -285,7 +285,7 @@ impl App {
             config,
             upstream,
             source,
-            proxy,
+            forwarder,
             metrics,
             data,
             admin,
@@ -311,9 +311,9 @@ impl App {
         certificate.iter().for_each(|certificate| certificate.keep(&upstream, &metrics, &stop));
         let managed = certificate.as_ref().and_then(ServingCertificate::managed).cloned();
         let peer_tls = peers::tls(&config, managed.as_ref());
-        let sources = peers::sources(&config, peer_tls.clone(), own_port, memory_max);
+        let peers = peers::warm_start_peers(&config, peer_tls.clone(), own_port, memory_max);
         let lists_and_watches_at = source.name().to_owned();
-        let registry = registry(&config, (&upstream, source), sources, memory_max, &metrics, &stop);
+        let registry = registry(&config, (&upstream, source), peers, memory_max, &metrics, &stop);
         let informers = tokio::spawn(registry.clone().run());
         #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
         let key = rand::random();
@@ -327,7 +327,7 @@ impl App {
         let control = (wall_clock as fn() -> SystemTime, key, switches.clone());
         let access = callers::control(&config.callers, &upstream, client_cas, exists, control, &metrics);
         let reloaded = registry.clone();
-        let parts = (access.clone(), log, proxy);
+        let parts = (access.clone(), log, forwarder);
         let (server, mut data) =
             serve_data(data, tls.as_ref().map(|tls| tls.data.clone()), parts, &config, &registry, &metrics, &drain)?;
         let (watches, connections, reader) =
@@ -370,7 +370,7 @@ impl App {
 
         let ended = tokio::select! {
             () = shutdown => Ok(()),
-            result = &mut data => Err(server_error("the gRPC server", result)),
+            result = &mut data => Err(server_error("the data port", result)),
             result = &mut admin => Err(server_error("the admin server", result)),
         };
         if ended.is_ok() {
@@ -438,13 +438,13 @@ fn serve_admin(
 fn serve_data(
     listener: Listener,
     tls: Option<TlsAcceptor>,
-    (access, audit, proxy): (Arc<AccessControl>, AuditLog, Option<Arc<Forwarder>>),
+    (access, audit, forwarder): (Arc<AccessControl>, AuditLog, Option<Arc<Forwarder>>),
     config: &ServeConfig,
     registry: &Arc<Registry>,
     metrics: &Arc<Metrics>,
     drain: &CancellationToken,
 ) -> Result<(DataServer, ServerTask), AppError> {
-    let failed = |error: &dyn std::error::Error| AppError::Server { what: "the gRPC server", message: chain(error) };
+    let failed = |error: &dyn std::error::Error| AppError::Server { what: "the data port", message: chain(error) };
     let (reporter, health_service) = tonic_health::server::health_reporter();
     let reflection = || {
         tonic_reflection::server::Builder::configure()
@@ -464,7 +464,7 @@ fn serve_data(
     let options = ServerOptions::from(config);
     // The health of a resource by its name would show that it is cached.
     let names_resources = !access.reviews();
-    let server = Server::new(catalog, others, options, (access, audit), proxy, metrics.clone(), drain.clone());
+    let server = Server::new(catalog, others, options, (access, audit), forwarder, metrics.clone(), drain.clone());
     let (registry, drain) = (registry.clone(), drain.clone());
     Ok((
         server.clone(),

@@ -30,20 +30,20 @@ pub fn files(config: &ServeConfig) -> Option<PeerTlsFiles> {
 }
 
 /// How replicas prove themselves to each other: with the files, or else with the managed
-/// certificate. `None` if there are no peers.
+/// certificate, which exists without peers too. `None` with neither.
 pub fn tls(config: &ServeConfig, managed: Option<&Arc<ManagedTls>>) -> Option<PeerTls> {
     files(config).map(PeerTls::Files).or_else(|| Some(PeerTls::Managed(managed?.clone())))
 }
 
-/// The peers that caches start from. `own_port` is the port where this replica serves peers, and
-/// `memory_max` its memory budget in bytes.
-pub(super) fn sources(
+/// The peers whose caches this replica copies when it starts. `own_port` is the port where it
+/// serves peers, and `memory_max` its memory budget in bytes.
+pub(super) fn warm_start_peers(
     config: &ServeConfig,
     tls: Option<PeerTls>,
     own_port: Option<u16>,
     memory_max: Option<usize>,
 ) -> Option<Peers> {
-    let (names, tls) = (config.peer.peers.clone()?, tls?);
+    let (names, tls) = (config.peer.peers.clone().filter(|_| config.peer.warm_start)?, tls?);
     let dial = DnsDial::new(names.into(), tls, own_port);
     // During a transfer there is nothing else to release when memory is short.
     let half_of_memory = memory_max.map_or(TRANSFER_BYTES_MAX, |bytes| bytes as u64 / 2);

@@ -23,7 +23,7 @@ pub(super) fn load(
     access: &Arc<AccessControl>,
     drain: &CancellationToken,
 ) -> Option<LoadSource> {
-    config.peer.rebalance.as_ref()?;
+    config.peer.rebalance.then_some(())?;
     #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
     let instance = rand::random();
     let (registry, connections, access, drain) = (registry.clone(), connections.clone(), access.clone(), drain.clone());
@@ -46,11 +46,11 @@ pub(super) fn start(
     metrics: &Metrics,
     drain: &CancellationToken,
 ) {
-    let (Some(own), Some(rebalance)) = (own, config.peer.rebalance.clone()) else { return };
-    let loads = Loads::new(Arc::new(DnsDial::new(rebalance.peers.into(), tls, own_port)), own().instance);
+    let (Some(own), Some(peers)) = (own, config.peer.peers.clone()) else { return };
+    let loads = Loads::new(Arc::new(DnsDial::new(peers.into(), tls, own_port)), own().instance);
     let reviewer = access.reviews().then(|| upstream.clone());
     #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
     let random = SmallRng::seed_from_u64(rand::random());
-    let rebalancer = Rebalancer { connections, own, loads, percent: rebalance.percent, reviewer };
+    let rebalancer = Rebalancer { connections, own, loads, percent: config.peer.rebalance_percent, reviewer };
     tokio::spawn(rebalancer.run(metrics.rebalance().clone(), random, drain.clone()));
 }

@@ -213,7 +213,7 @@ impl ConflatedHistory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::Gap;
+    use crate::cache::{Gap, RelistReason};
     use kubefan_model::fields::FieldTable;
 
     #[test]
@@ -222,7 +222,7 @@ mod tests {
         let mut history = ConflatedHistory::new(version(1));
         let parser = Arc::new(ObjectParser::new(&FieldTable::default()));
         for from in (0..=GAPS_MAX as u64).map(|gap| 10 * gap + 10) {
-            let gap = Gap::new(version(from), version(from + 5), "test", Vec::new());
+            let gap = Gap::new(version(from), version(from + 5), RelistReason::Expired, Vec::new());
             history.push(&Record::Gap(Arc::new(gap)), &parser, |_, _| {});
         }
         assert_eq!((history.gaps.len(), history.floor()), (GAPS_MAX + 1, version(1)));

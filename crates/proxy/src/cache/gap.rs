@@ -12,7 +12,10 @@ use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
-use super::term::{Column, Term, Values};
+use super::{
+    relist_reason::RelistReason,
+    term::{Column, Term, Values},
+};
 use kubefan_common::planted::{self, Bug};
 use kubefan_model::{
     ResourceVersion,
@@ -33,8 +36,8 @@ pub struct Gap {
     pub from: ResourceVersion,
     /// History is exact again from here.
     pub to: ResourceVersion,
-    /// Why upstream was listed again; also a metric label.
-    pub reason: &'static str,
+    /// Why the events in between are not known.
+    pub reason: RelistReason,
     /// The difference between the two states: deletes, then adds and changes in the order of their
     /// versions.
     pub events: Vec<Arc<WatchEvent>>,
@@ -49,13 +52,13 @@ type Positions = HashMap<Box<str>, Vec<u32>>;
 
 impl Gap {
     /// The difference between two lists: changes in between may be missing.
-    pub fn new(from: ResourceVersion, to: ResourceVersion, reason: &'static str, events: Vec<Arc<WatchEvent>>) -> Self {
+    pub fn new(from: ResourceVersion, to: ResourceVersion, reason: RelistReason, events: Vec<Arc<WatchEvent>>) -> Self {
         Self { from, to, reason, events, is_lossy: true, columns: Mutex::default() }
     }
 
     /// Objects that have other bytes at the versions that they had, as of the version `to`. An
     /// event at that version itself may be among them.
-    pub fn reencoded(to: ResourceVersion, reason: &'static str, events: Vec<Arc<WatchEvent>>) -> Self {
+    pub fn reencoded(to: ResourceVersion, reason: RelistReason, events: Vec<Arc<WatchEvent>>) -> Self {
         Self { is_lossy: false, ..Self::new(to.below().unwrap_or(to), to, reason, events) }
     }
 
@@ -185,7 +188,7 @@ mod tests {
                 Arc::new(WatchEvent::new(kind, version, object(number, *after, *is), Some(previous)))
             });
             let version = |number| ResourceVersion::new(number).unwrap();
-            let gap = Gap::new(version(1), version(1000), "test", events.collect());
+            let gap = Gap::new(version(1), version(1000), RelistReason::Expired, events.collect());
             for (labels, fields) in LABELS.into_iter().flat_map(|labels| FIELDS.map(|fields| (labels, fields))) {
                 for namespace in ["", "ns1"] {
                     let (labels, fields) = (LabelSelector::parse(labels).unwrap(), FieldSelector::parse(fields).unwrap());

@@ -417,7 +417,7 @@ impl PublishedCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::{Gap, budget::Budget};
+    use crate::cache::{Gap, RelistReason, budget::Budget};
     use kubefan_model::fields::FieldTable;
 
     fn version(number: u64) -> ResourceVersion {
@@ -444,7 +444,7 @@ mod tests {
     }
 
     fn gap(from: u64, to: u64) -> Change {
-        let gap = Gap::new(version(from), version(to), "test", Vec::new());
+        let gap = Gap::new(version(from), version(to), RelistReason::Expired, Vec::new());
         Change::Record(Record::Gap(Arc::new(gap)))
     }
 

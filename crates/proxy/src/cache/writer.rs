@@ -22,7 +22,7 @@ use self::{
     difference::{difference, is_reencoded, new_object, same},
     packing::Packing,
 };
-use crate::cache::{gap::Gap, history::History, ring::Record, store::Store};
+use crate::cache::{gap::Gap, history::History, relist_reason::RelistReason, ring::Record, store::Store};
 use kubefan_common::{
     planted::{self, Bug},
     unless_planted,
@@ -35,18 +35,13 @@ use kubefan_model::{
     sampler::Sampler,
 };
 
-/// The reason of a list that a self-check asked for.
-pub const SELF_CHECK: &str = "self_check";
-/// The reason of a list after the schema or the server's version has changed.
-pub const SCHEMA_CHANGED: &str = "schema_changed";
-
 /// What the reflector read, in upstream's order.
 #[derive(Debug)]
 pub enum Update {
     /// A list starts: the first, or another because of `reason`.
     ListBegin {
-        /// Why; the label of `kubefan_relists_total`.
-        reason: &'static str,
+        /// Why.
+        reason: RelistReason,
     },
     /// One object of the list.
     ListItem(Object),
@@ -60,7 +55,7 @@ pub enum Update {
     /// not know the single changes in between either.
     Conflated {
         /// Why upstream does not.
-        reason: &'static str,
+        reason: RelistReason,
         /// In an order in which they lead to the later state.
         changes: Vec<ConflatedChange>,
         /// Its version.
@@ -149,14 +144,14 @@ pub struct CacheWriter {
 /// The state at the version reached, with the bytes of another schema.
 struct Reencoded {
     store: Store,
-    reason: &'static str,
+    reason: RelistReason,
     /// The objects that differ, in the order of their versions.
     events: Vec<Arc<WatchEvent>>,
 }
 
 struct Listing {
     store: Store,
-    reason: &'static str,
+    reason: RelistReason,
     /// The cached state when the list began, and its version.
     before: Store,
     from: Option<ResourceVersion>,
@@ -350,7 +345,7 @@ impl CacheWriter {
     /// reader never sees a part of it, and every view marks it as a gap.
     fn conflated(
         &mut self,
-        reason: &'static str,
+        reason: RelistReason,
         changes: Vec<ConflatedChange>,
         version: ResourceVersion,
     ) -> Result<Option<Commit>, UpdateError> {
@@ -376,7 +371,7 @@ impl CacheWriter {
         let mut commit = self.replace(listing, version)?;
         // No event is lost if only the encoding has changed.
         if let Some(Commit { change: Change::Record(Record::Gap(gap)), .. }) = &mut commit
-            && reason == SCHEMA_CHANGED
+            && reason == RelistReason::SchemaChanged
             && gap.events.iter().all(|event| is_reencoded(event))
         {
             *gap = Arc::new(Gap::reencoded(version, reason, gap.events.clone()));
@@ -462,7 +457,7 @@ fn contradiction(
     cached: Option<&Arc<Object>>,
     object: &Object,
     reached: ResourceVersion,
-    reason: &str,
+    reason: RelistReason,
 ) -> Option<String> {
     let (key, version) = (object.key(), object.version());
     match cached {
@@ -474,7 +469,7 @@ fn contradiction(
         }
         // An object that a self-check finds missing was lost on the way; that alone does not mean
         // another history.
-        None if version <= reached && reason != SELF_CHECK => {
+        None if version <= reached && reason != RelistReason::SelfCheck => {
             Some(format!("{key} is listed at version {version}, and was not there at {reached}"))
         }
         _ => None,

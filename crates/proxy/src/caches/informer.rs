@@ -38,7 +38,7 @@ use super::{
     warm_start::warm_start,
 };
 use crate::{
-    cache::{CacheWriter, Update, writer::SCHEMA_CHANGED},
+    cache::{CacheWriter, RelistReason, Update},
     fanout::{CommitBatch, Phase, Served, StreamEnd},
     peer::ReceivedCache,
     telemetry::metrics::WatchPurpose,
@@ -87,7 +87,7 @@ pub(super) struct Informer {
     /// Whether the first run may start with the state of a peer.
     warm: bool,
     /// The reason of the list in progress, and the time of its request.
-    listing: Option<(&'static str, Instant)>,
+    listing: Option<(RelistReason, Instant)>,
     /// Set if a connection may have broken or changed. Later updates count only after upstream has
     /// confirmed that it is still the same cluster.
     is_unconfirmed: bool,
@@ -103,7 +103,7 @@ const EVENTS_PER_WAKE_MAX: usize = 64;
 enum Next {
     Step(Result<Step, ReflectorError>),
     /// A planned relist is due.
-    Relist(&'static str, ListPlace),
+    Relist(RelistReason, ListPlace),
 }
 
 /// Commits whose subscribers are not woken yet. Dropping it wakes them.
@@ -226,7 +226,7 @@ impl Informer {
                 Next::Relist(reason, place) => {
                     (self.place, self.due_relist, self.list_progress) = (Some(place), None, Instant::now());
                     match reason {
-                        SCHEMA_CHANGED => self.reflector.reread(reason),
+                        RelistReason::SchemaChanged => self.reflector.reread(reason),
                         _ => self.reflector.relist(reason),
                     }
                 }
@@ -288,7 +288,7 @@ impl Informer {
     /// Whether the last update is from the cluster of this cache. If it is not, or if upstream does
     /// not confirm it, the update must be discarded: this waits, and the reflector reads it again.
     /// `list` is the reason of a list that has just started.
-    async fn is_confirmed(&mut self, batch: &mut CommitBatch, list: Option<&'static str>) -> bool {
+    async fn is_confirmed(&mut self, batch: &mut CommitBatch, list: Option<RelistReason>) -> bool {
         if !self.is_unconfirmed {
             return true;
         }
@@ -303,11 +303,11 @@ impl Informer {
         hub.trouble(error.to_string());
         match (list.or(self.listing.take().map(|(reason, _)| reason)), self.writer.version()) {
             (None, Some(version)) => self.reflector.resume_from(version),
-            (Some(SCHEMA_CHANGED), Some(version)) => {
+            (Some(RelistReason::SchemaChanged), Some(version)) => {
                 self.reflector.resume_from(version);
-                self.planned_relist.request(Instant::now() + REREAD_INTERVAL, SCHEMA_CHANGED);
+                self.planned_relist.request(Instant::now() + REREAD_INTERVAL, RelistReason::SchemaChanged);
             }
-            (reason, _) => self.reflector.relist(reason.unwrap_or("initial")),
+            (reason, _) => self.reflector.relist(reason.unwrap_or(RelistReason::Initial)),
         }
         let cause = if let IdentityError::Unanswered(cause) = &error { Some(cause) } else { None };
         self.wait_after(cause).await;
@@ -326,11 +326,11 @@ impl Informer {
             self.list_progress = Instant::now();
         }
         match &update {
-            Update::ListBegin { reason } => {
+            &Update::ListBegin { reason } => {
                 hub.listing(reason);
                 self.planned_relist.list_begun(received);
                 self.listing = Some((reason, received));
-                info!(resource = %self.served.gvr, media = self.media().as_str(), reason, "listing");
+                info!(resource = %self.served.gvr, media = self.media().as_str(), reason = reason.as_str(), "listing");
             }
             Update::Event(kind, _) => hub.metrics().received(*kind),
             Update::WentBack { reached } => {
@@ -353,7 +353,8 @@ impl Informer {
         // A list is consistent as of its request. It may have taken long. One that repeats the
         // objects at the version of the cache proves nothing.
         let listing = if listed { self.listing.take() } else { None };
-        let listed_at = listing.filter(|(reason, _)| *reason != SCHEMA_CHANGED).map(|(_, started)| started);
+        let listed_at =
+            listing.filter(|(reason, _)| *reason != RelistReason::SchemaChanged).map(|(_, started)| started);
         // A snapshot may be as old as the state of the kubefan that sent it.
         let listed_at = listed_at.filter(|_| !self.context.source.marks());
         let applied = self.schema.write(&mut self.writer, &self.planned_relist, update);
@@ -384,7 +385,7 @@ impl Informer {
                 warn!(resource = %self.served.gvr, %error, "listing again");
                 batch.wake();
                 hub.trouble(error.to_string());
-                self.reflector.relist("out_of_order");
+                self.reflector.relist(RelistReason::OutOfOrder);
                 self.wait_after(None).await;
             }
         }
@@ -461,9 +462,9 @@ impl Informer {
 
     /// Plans to read the objects again for the schema, if the list for it has ended early.
     fn retry_reread(&mut self) {
-        if matches!(self.listing, Some((SCHEMA_CHANGED, _))) && !self.reflector.is_about_to_list() {
+        if matches!(self.listing, Some((RelistReason::SchemaChanged, _))) && !self.reflector.is_about_to_list() {
             (self.listing, self.place) = (None, None);
-            unless_planted!(RereadGivenUp => self.planned_relist.request(Instant::now() + REREAD_INTERVAL, SCHEMA_CHANGED));
+            unless_planted!(RereadGivenUp => self.planned_relist.request(Instant::now() + REREAD_INTERVAL, RelistReason::SchemaChanged));
         }
     }
 
@@ -478,7 +479,7 @@ impl Informer {
         // Objects that kubefan may not read must not be served from memory either.
         hub.close(Phase::Forbidden, StreamEnd::Forbidden(message));
         self.writer = CacheWriter::new(self.context.cache_compression);
-        self.reflector.relist("forbidden");
+        self.reflector.relist(RelistReason::Forbidden);
     }
 
     fn media(&self) -> Media {

@@ -19,7 +19,7 @@
 //!   registry                         the map of all caches, and the task of each
 //!   configured, on_demand,           policies: which caches exist, are checked, limited, offered
 //!     self_check, memory_pressure,     to peers, and reported as ready
-//!     peer_source, readiness
+//!     offered_caches, readiness
 //!   lookup, run                      the servers' view of the registry; its background tasks
 //! ```
 
@@ -37,8 +37,8 @@ mod list_scheduler;
 mod lookup;
 pub mod memory_pressure;
 mod missing_right;
+mod offered_caches;
 mod on_demand;
-mod peer_source;
 mod planned_relist;
 mod read_limit;
 mod readiness;

@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::list_scheduler::{ListPlace, ListPriority, ListScheduler};
-use crate::cache::writer::SCHEMA_CHANGED;
+use crate::cache::RelistReason;
 
 /// The relist of one cache that is planned, if there is one.
 #[derive(Default)]
@@ -27,13 +27,13 @@ pub(super) struct PlannedRelist {
 #[derive(Clone, Copy)]
 struct Plan {
     at: Instant,
-    reason: &'static str,
+    reason: RelistReason,
     /// When a relist was last asked for.
     requested: Instant,
 }
 
 /// Completes when a planned relist is due and has a place.
-pub(super) type DueRelist = Pin<Box<dyn Future<Output = (&'static str, ListPlace)> + Send>>;
+pub(super) type DueRelist = Pin<Box<dyn Future<Output = (RelistReason, ListPlace)> + Send>>;
 
 impl PlannedRelist {
     fn plan(&self) -> MutexGuard<'_, Option<Plan>> {
@@ -41,7 +41,7 @@ impl PlannedRelist {
     }
 
     /// Plans a relist, unless an earlier one is planned.
-    pub(super) fn request(&self, at: Instant, reason: &'static str) {
+    pub(super) fn request(&self, at: Instant, reason: RelistReason) {
         let (mut plan, requested) = (self.plan(), Instant::now());
         *plan = match *plan {
             Some(planned) if planned.at <= at => Some(Plan { requested, ..planned }),
@@ -66,12 +66,13 @@ impl PlannedRelist {
     pub(super) fn due_with_place(self: Arc<Self>, lists: ListScheduler) -> DueRelist {
         Box::pin(async move {
             let reason = self.due().await;
-            let priority = if reason == SCHEMA_CHANGED { ListPriority::Upkeep } else { ListPriority::Relist };
+            let priority =
+                if reason == RelistReason::SchemaChanged { ListPriority::Upkeep } else { ListPriority::Relist };
             (reason, lists.acquire(priority).await)
         })
     }
 
-    async fn due(&self) -> &'static str {
+    async fn due(&self) -> RelistReason {
         loop {
             let plan = *self.plan();
             let Some(Plan { at, reason, .. }) = plan else {
@@ -98,7 +99,7 @@ mod tests {
         let relist = PlannedRelist::default();
         let list = Instant::now();
         tokio::time::advance(Duration::from_secs(1)).await;
-        relist.request(Instant::now(), SCHEMA_CHANGED);
+        relist.request(Instant::now(), RelistReason::SchemaChanged);
         relist.list_begun(list);
         assert!(relist.is_planned());
         relist.list_begun(Instant::now());
@@ -109,11 +110,11 @@ mod tests {
     async fn the_earlier_of_two_plans_is_kept_and_counts_as_asked_for_by_both() {
         let relist = PlannedRelist::default();
         let list = Instant::now();
-        relist.request(list, "verification");
+        relist.request(list, RelistReason::SelfCheck);
         tokio::time::advance(Duration::from_secs(1)).await;
-        relist.request(Instant::now() + Duration::from_secs(60), SCHEMA_CHANGED);
+        relist.request(Instant::now() + Duration::from_secs(60), RelistReason::SchemaChanged);
         relist.list_begun(list);
         assert!(relist.is_planned());
-        assert_eq!(relist.due().await, "verification");
+        assert_eq!(relist.due().await, RelistReason::SelfCheck);
     }
 }

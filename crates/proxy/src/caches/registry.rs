@@ -4,7 +4,7 @@
 //! an await, else a slow task could block all readers.
 //!
 //! Modules above this one decide which caches exist: `configured`, `on_demand`. Others read the
-//! map: `catalog`, `readiness`, `self_check`, `memory_pressure` and `peer_source`.
+//! map: `catalog`, `readiness`, `self_check`, `memory_pressure` and `offered_caches`.
 
 use std::{
     sync::{Arc, Mutex, atomic::AtomicUsize},

@@ -14,7 +14,7 @@ use tracing::info;
 
 use super::{context::CacheContext, discovered::DiscoveredResource, planned_relist::PlannedRelist};
 use crate::{
-    cache::{CacheWriter, Commit, Update, UpdateError, writer::SCHEMA_CHANGED},
+    cache::{CacheWriter, Commit, RelistReason, Update, UpdateError},
     fanout::Served,
     peer::schema_text,
     upstream::discovery::SchemaFingerprint,
@@ -122,7 +122,7 @@ pub(super) async fn follow_schema(
         }
         let delay = if is_upgrade { RELIST_SPREAD.mul_f64(random.random()) } else { Duration::ZERO };
         info!(resource = %gvr, ?delay, "the schema or the server's version may have changed; listing again");
-        planned_relist.request(Instant::now() + delay, SCHEMA_CHANGED);
+        planned_relist.request(Instant::now() + delay, RelistReason::SchemaChanged);
     }
 }
 

@@ -14,8 +14,8 @@ use tracing::{debug, warn};
 use super::{cache_entry::Cache, context::CacheContext, registry::Registry};
 use crate::{
     cache::{
+        RelistReason,
         comparison::{Comparison, Differences},
-        writer::SELF_CHECK,
     },
     fanout::{Phase, Served},
     telemetry::metrics::SelfCheck,
@@ -70,7 +70,7 @@ async fn check(context: &CacheContext, cache: &Cache) {
         CheckResult::Equal => SelfCheck::Equal,
         CheckResult::Different(differences) => {
             warn!(resource = %gvr, scope, count = differences.count, keys = %differences, "the cache differs from upstream; listing again");
-            cache.planned_relist.request(Instant::now(), SELF_CHECK);
+            cache.planned_relist.request(Instant::now(), RelistReason::SelfCheck);
             SelfCheck::Different
         }
         CheckResult::Expired => SelfCheck::Expired,

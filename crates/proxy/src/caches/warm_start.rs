@@ -53,7 +53,7 @@ enum ColdStart {
 impl ColdStart {
     fn result(&self) -> WarmStart {
         match self {
-            Self::Peer(PeerError::Alone) => WarmStart::Alone,
+            Self::Peer(PeerError::NoOtherReplica) => WarmStart::Alone,
             Self::Peer(_) | Self::Identity(_) | Self::Unidentified | Self::UnknownSchema => WarmStart::Failed,
             Self::Unchecked(_) | Self::Different { .. } => WarmStart::Unconfirmed,
             Self::Timeout(_) => WarmStart::Timeout,
@@ -84,7 +84,7 @@ pub(super) async fn warm_start(
             info!(%resource, scope, %version, ?received, bytes, ?took, "warm start");
             Some((restored, proven_at))
         }
-        Err(error @ ColdStart::Peer(PeerError::Alone)) => {
+        Err(error @ ColdStart::Peer(PeerError::NoOtherReplica)) => {
             info!(%resource, scope, %error, "cold start");
             None
         }

@@ -90,14 +90,8 @@ impl<'de> Deserialize<'de> for PeersNames {
     }
 }
 
-/// How a replica evens out its watches with those of the others.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RebalanceConfig {
-    /// The other replicas.
-    pub peers: PeersNames,
-    /// The most that is moved in a second, in percent of the watches.
-    pub percent: u32,
-}
+/// The default of `--rebalance-percent`.
+const REBALANCE_PERCENT: u32 = 1;
 
 /// Certificate, key and CA of a replica among its peers, in PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,10 +110,10 @@ section! {
     options: PeerOptions;
     /// How replicas find and serve each other.
     config: PeerConfig {
-        /// The replicas to copy caches from; `None`: every start lists.
-        peers: Option<PeersNames>, peers_unless_cold;
-        /// `Some` if watches are moved to replicas that have fewer.
-        rebalance: Option<RebalanceConfig>, rebalancing;
+        /// Whether a start copies the caches of `peers`. If not, it lists.
+        warm_start: bool, warm_start;
+        /// Whether watches are moved to those of `peers` that have fewer.
+        rebalance: bool, rebalancing;
         /// `Some` if kubefan serves peers or copies from them, with a certificate from files.
         files: Option<PeerFiles>, peer_files;
         /// The names, one of which the certificate of a replica that connects must have; empty for
@@ -133,7 +127,7 @@ section! {
     /// Start with a copy of another replica's caches, history included. The name resolves to the
     /// replicas, or there is a name for each, separated by commas. The copy is checked against the
     /// apiserver; if the check fails, and without this option, every start lists.
-    peers("NAME:PORT"): PeersNames;
+    peers("NAME:PORT"): PeersNames => peers: Option<PeersNames>, optional(any);
     /// Start by listing, even if --peers is given.
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     cold("BOOL"): bool;
@@ -156,7 +150,7 @@ section! {
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     rebalance("BOOL"): bool;
     /// Move at most this part of a replica's watches in a second, from 1 to 10 percent.
-    rebalance_percent("PERCENT"): u32 = 1 => rebalance_percent: u32, percent;
+    rebalance_percent("PERCENT"): u32 = REBALANCE_PERCENT => rebalance_percent: u32, percent;
     /// How long copying a cache at the start may take, its check included; after that, kubefan
     /// lists.
     // Within the patience of a rollout; the pods of a large cluster take some seconds.
@@ -166,8 +160,8 @@ section! {
     peer_transfer_bytes_max("SIZE"): ByteSize => transfer_bytes_max: Option<u64>, optional(size(1 << 20));
 }
 
-fn peers_unless_cold(options: &PeerOptions) -> Result<Option<PeersNames>, ConfigError> {
-    Ok(options.peers.clone().filter(|_| options.cold != Some(true)))
+fn warm_start(options: &PeerOptions) -> Result<bool, ConfigError> {
+    Ok(options.peers.is_some() && options.cold != Some(true))
 }
 
 fn percent(flag: &'static str, given: u32) -> Result<u32, ConfigError> {
@@ -177,20 +171,17 @@ fn percent(flag: &'static str, given: u32) -> Result<u32, ConfigError> {
     }
 }
 
-fn rebalancing(options: &PeerOptions) -> Result<Option<RebalanceConfig>, ConfigError> {
+fn rebalancing(options: &PeerOptions) -> Result<bool, ConfigError> {
     if options.rebalance != Some(true) {
         return match options.rebalance_percent {
-            Some(given) if given != 1 => {
+            Some(given) if given != REBALANCE_PERCENT => {
                 ConfigError::contradiction("--rebalance-percent has no effect without --rebalance")
             }
-            _ => Ok(None),
+            _ => Ok(false),
         };
     }
     match (&options.peers, &options.peer_listen) {
-        (Some(peers), Some(_)) => {
-            let percent = options.rebalance_percent.unwrap_or(1);
-            Ok(Some(RebalanceConfig { peers: peers.clone(), percent }))
-        }
+        (Some(_), Some(_)) => Ok(true),
         (None, _) => ConfigError::contradiction("--rebalance needs --peers: the replicas tell each other their load"),
         (_, None) => {
             ConfigError::contradiction("--rebalance needs --peer-listen: the replicas tell each other their load")

@@ -14,7 +14,8 @@ use tokio::time::Instant;
 
 use super::{encode::TransferCounts, error::PeerError, identity::CacheIdentity};
 use crate::cache::{
-    CacheWriter, Commit, Gap, History, PriorState, Record, RingLimits, Store, Update, UpdateError, writer::Change,
+    CacheWriter, Commit, Gap, History, PriorState, Record, RelistReason, RingLimits, Store, Update, UpdateError,
+    writer::Change,
 };
 use kubefan_common::{
     encoding::chunk,
@@ -33,22 +34,6 @@ use kubefan_model::{
 /// The largest chunk that is accepted, compressed or not, in bytes. It is larger than any object
 /// that an apiserver stores.
 pub(super) const CHUNK_BYTES_MAX: usize = 32 << 20;
-
-/// The known reasons for a relist. A newer peer may send others, which become `other`.
-const REASONS: [&str; 12] = [
-    "broken_object",
-    "continue_expired",
-    "expired",
-    "forbidden",
-    "initial",
-    "interrupted",
-    "line_too_long",
-    "not_found",
-    "out_of_order",
-    "rewritten",
-    "schema_changed",
-    "self_check",
-];
 
 /// A completely received cache.
 pub struct ReceivedCache {
@@ -97,7 +82,7 @@ struct HistoryBuilder {
 struct OpenGap {
     from: ResourceVersion,
     to: ResourceVersion,
-    reason: &'static str,
+    reason: RelistReason,
     at: Instant,
     missing: u64,
     events: Vec<Arc<WatchEvent>>,
@@ -166,7 +151,7 @@ impl Decoder {
         if !(header.conflated_floor <= header.ring_floor && header.ring_floor <= header.version) {
             return Err(PeerError::broken("the versions of its history are not in order"));
         }
-        self.writer.apply(Update::ListBegin { reason: "warm_start" }).map_err(broken)?;
+        self.writer.apply(Update::ListBegin { reason: RelistReason::WarmStart }).map_err(broken)?;
         self.state = State::Objects(Box::new(ObjectOrder { header, last: None }));
         Ok(())
     }
@@ -323,7 +308,7 @@ impl HistoryBuilder {
             return Err(PeerError::broken(format_args!("a relist from {from} to {to} is out of order")));
         }
         self.reach(to, self.header.version, false)?;
-        let reason = REASONS.iter().find(|reason| **reason == gap.reason).copied().unwrap_or("other");
+        let reason = RelistReason::parse(&gap.reason);
         let (at, missing) = (before(now, gap.age_millis), gap.events);
         self.gap = Some(OpenGap { from, to, reason, at, missing, events: Vec::new() });
         self.close_gap(now);

@@ -174,7 +174,7 @@ impl EventEncoder {
             entries.push(Entry::Gap(TransferGap {
                 from: gap.from.to_string(),
                 to: gap.to.to_string(),
-                reason: gap.reason.to_owned(),
+                reason: gap.reason.as_str().to_owned(),
                 events: gap.events.len() as u64,
                 age_millis,
             }));

@@ -14,9 +14,12 @@ pub enum PeerError {
         /// The resolver's error.
         message: String,
     },
-    /// There is no other replica.
+    /// No address of another replica was found.
     #[error("there is no other replica")]
-    Alone,
+    NoOtherReplica,
+    /// The address is one of this replica.
+    #[error("this is the address of this replica")]
+    OwnAddress,
     /// A file with the certificate, the key or the peers' CA cannot be used.
     #[error("--peer-cert-file, --peer-key-file, --peer-ca-file: {0}")]
     Files(String),

@@ -52,7 +52,7 @@ impl From<LoadResponse> for Load {
 pub enum PeerLoad {
     /// Its load.
     Known(Load),
-    /// It does not take part in rebalancing; a replica of an older version does not.
+    /// It does not tell: it runs without `--rebalance`, or its version is too old to know it.
     Unknown,
 }
 
@@ -75,7 +75,7 @@ impl Loads {
     /// It is not known which replicas there are.
     pub async fn ask(&mut self) -> Result<Vec<PeerLoad>, PeerError> {
         let addresses = match self.dial.addresses().await {
-            Err(PeerError::Alone) => Vec::new(),
+            Err(PeerError::NoOtherReplica) => Vec::new(),
             found => found?,
         };
         let mut known = std::mem::take(&mut self.connected);
@@ -90,8 +90,8 @@ impl Loads {
         let (mut loads, mut counted) = (Vec::new(), HashSet::from([self.own_instance]));
         for (address, (client, load)) in join_all(asked).await.into_iter().flatten() {
             self.connected.insert(address, client);
-            let is_counted = matches!(load, PeerLoad::Known(Load { instance, .. }) if !counted.insert(instance));
-            if !is_counted {
+            let is_repeated = matches!(load, PeerLoad::Known(Load { instance, .. }) if !counted.insert(instance));
+            if !is_repeated {
                 loads.push(load);
             }
         }
@@ -132,7 +132,7 @@ mod tests {
     use tower::service_fn;
 
     use super::*;
-    use crate::peer::{NoTransferLog, OfferedCache, Sender, Source};
+    use crate::peer::{NoTransferLog, OfferedCache, OfferedCaches, Sender};
     use kubefan_common::proto::v1alpha1::peer_service_server::PeerServiceServer;
     use kubefan_model::{GroupVersionResource, Scope};
 
@@ -140,7 +140,7 @@ mod tests {
 
     struct Nothing;
 
-    impl Source for Nothing {
+    impl OfferedCaches for Nothing {
         fn offer(&self, _: &GroupVersionResource, _: &Scope) -> Option<OfferedCache> {
             None
         }

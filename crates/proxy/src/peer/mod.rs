@@ -1,15 +1,15 @@
-//! Warm start from a peer: a starting replica copies state and history from a running one, so that
-//! a rolling update loses no history.
+//! What replicas tell each other, over mutual TLS: their caches for a warm start, and their load.
 //!
-//! A peer sends its cache at one version: the objects, the conflated history, and the recent
-//! events. The receiver uses a transfer only as a whole, and serves nothing from it before `app`
-//! has compared the keys, versions, uids and labels with upstream. A peer's certificate proves who
-//! the peer is, not that its data is right. The remaining content of the objects and the history
-//! are taken on trust. Any failure here costs only time, because a replica can always start with a
-//! list.
+//! **Warm start.** A starting replica copies state and history from a running one, so that a
+//! rolling update loses no history. A peer sends its cache at one version: the objects, the
+//! conflated history, and the recent events. The receiver uses a transfer only as a whole, and
+//! `caches::warm_start` compares the keys, versions, uids and labels with upstream before anything
+//! of it is served. A peer's certificate proves who the peer is, not that its data is right. The
+//! remaining content of the objects and the history are taken on trust. Any failure here costs only
+//! time, because a replica can always start with a list.
 //!
-//! In the drawing in [`crate`] this module appears twice: the receiver next to `upstream`, as
-//! another source for a cache, and the sender next to `server`.
+//! **Load.** A replica asks the others how many watches they serve. `server::rebalance` decides
+//! from the answers which watches move.
 
 pub mod decode;
 pub mod encode;
@@ -31,5 +31,5 @@ pub use error::PeerError;
 pub use identity::{CacheIdentity, schema_text};
 pub use loads::{Load, Loads, PeerLoad};
 pub use receiver::{Dial, DnsDial, Peers};
-pub use sender::{LoadSource, OfferedCache, Sender, Source};
+pub use sender::{LoadSource, OfferedCache, OfferedCaches, Sender};
 pub use transfer_log::{NoTransferLog, TransferLog, TransferRecord};

@@ -47,7 +47,7 @@ pub trait Dial: Send + Sync {
     /// The addresses of the peers, without this replica's own if that is known.
     fn addresses(&self) -> BoxFuture<'_, Result<Vec<SocketAddr>, PeerError>>;
 
-    /// Connects to one peer.
+    /// Connects to one peer. Fails with [`PeerError::OwnAddress`] if the address is this replica's.
     fn connect(&self, address: SocketAddr) -> BoxFuture<'_, Result<Channel, PeerError>>;
 }
 
@@ -76,7 +76,7 @@ impl DnsDial {
             Err(error) if is_no_such_name(&error.to_string()) => Ok(Vec::new()),
             Err(error) => Err(PeerError::Resolve { name: format!("{host}:{port}"), message: error.to_string() }),
         };
-        let (mut found, mut failed) = (BTreeMap::new(), PeerError::Alone);
+        let (mut found, mut failed) = (BTreeMap::new(), PeerError::NoOtherReplica);
         for looked_up in join_all(self.names.iter().map(lookup)).await {
             match looked_up {
                 Ok(addresses) => found.extend(addresses),
@@ -94,7 +94,7 @@ impl DnsDial {
         // A connection to one of this pod's own addresses has that address as its source too.
         let local = stream.local_addr().map_err(|error| connect(&error))?;
         if local.ip() == address.ip() && self.own_port == Some(address.port()) {
-            return Err(PeerError::Alone);
+            return Err(PeerError::OwnAddress);
         }
         let io = self.tls.connect(&name, stream).await?;
         let mut io = Some(TokioIo::new(io));
@@ -163,11 +163,11 @@ impl Peers {
     ) -> Result<(SocketAddr, ReceivedCache), PeerError> {
         let mut addresses = self.dial.addresses().await?;
         addresses.shuffle(random);
-        let mut last = PeerError::Alone;
+        let mut last = PeerError::NoOtherReplica;
         for address in addresses.into_iter().take(ADDRESSES_MAX) {
             match self.fetch_from(address, wanted, decoder()).await {
                 Ok(restored) => return Ok((address, restored)),
-                Err(PeerError::Alone) => {}
+                Err(PeerError::OwnAddress) => {}
                 Err(error) => {
                     info!(resource = %wanted.gvr, scope = wanted.scope.namespace(), peer = %address, %error, "no warm start from this peer");
                     last = error;

@@ -59,8 +59,8 @@ pub struct OfferedCache {
     pub schema: Option<String>,
 }
 
-/// Finds caches to send.
-pub trait Source: Send + Sync + 'static {
+/// The caches that may be sent.
+pub trait OfferedCaches: Send + Sync + 'static {
     /// The cache of a resource and scope.
     fn offer(&self, gvr: &GroupVersionResource, scope: &Scope) -> Option<OfferedCache>;
 
@@ -75,7 +75,7 @@ pub type LoadSource = Arc<dyn Fn() -> Load + Send + Sync>;
 
 /// The gRPC service for peers.
 pub struct Sender<S> {
-    source: S,
+    caches: S,
     load: Option<LoadSource>,
     log: Arc<dyn TransferLog>,
     all: Arc<Semaphore>,
@@ -85,10 +85,10 @@ pub struct Sender<S> {
 
 type Parts = Pin<Box<dyn Stream<Item = Result<TransferResponse, Status>> + Send>>;
 
-impl<S: Source> Sender<S> {
-    /// Sends the caches in `source`, and records each transfer in `log`.
-    pub fn new(source: S, log: Arc<dyn TransferLog>) -> Self {
-        Self { source, load: None, log, all: Arc::new(Semaphore::new(TRANSFERS_MAX)), each: Mutex::default() }
+impl<S: OfferedCaches> Sender<S> {
+    /// Sends those of `caches`, and records each transfer in `log`.
+    pub fn new(caches: S, log: Arc<dyn TransferLog>) -> Self {
+        Self { caches, load: None, log, all: Arc::new(Semaphore::new(TRANSFERS_MAX)), each: Mutex::default() }
     }
 
     /// Also tells the load of this replica, if there is a source of it.
@@ -141,7 +141,7 @@ async fn copy(hub: &Hub) -> Result<(CachePosition, HistoryCopy), Status> {
 }
 
 #[tonic::async_trait]
-impl<S: Source> PeerService for Sender<S> {
+impl<S: OfferedCaches> PeerService for Sender<S> {
     type TransferStream = Parts;
 
     async fn transfer(&self, request: Request<TransferRequest>) -> Result<Response<Parts>, Status> {
@@ -175,16 +175,16 @@ struct Prepared {
     permits: ([OwnedSemaphorePermit; 2], GatePermit),
 }
 
-impl<S: Source> Sender<S> {
+impl<S: OfferedCaches> Sender<S> {
     async fn begin(&self, wanted: &CacheIdentity) -> Result<Prepared, Status> {
         let until = Instant::now() + TRANSFER_TIMEOUT;
         let CacheIdentity { gvr, scope, .. } = wanted;
         let find = || {
-            let offer = self.source.offer(gvr, scope);
+            let offer = self.caches.offer(gvr, scope);
             offer.ok_or_else(|| Status::not_found(format!("{gvr} in {:?} is not cached here", scope.namespace())))
         };
         let cluster =
-            self.source.cluster().ok_or_else(|| Status::failed_precondition("the cluster is not identified here"))?;
+            self.caches.cluster().ok_or_else(|| Status::failed_precondition("the cluster is not identified here"))?;
         self.identity_of(wanted, cluster.clone(), &find()?)?;
         let id = (gvr.clone(), scope.clone());
         let permits = timeout_at(until, self.permits(&id));

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::{Server, server::Connected};
 use tracing::{error, warn};
 
-use super::{LoadSource, PeerError, Sender, Source, TransferLog, tls::PeerTls};
+use super::{LoadSource, OfferedCaches, PeerError, Sender, TransferLog, tls::PeerTls};
 use crate::telemetry::metrics::Metrics;
 use kubefan_common::proto::v1alpha1::peer_service_server::PeerServiceServer;
 
@@ -36,19 +36,19 @@ const KEEPALIVE: Duration = Duration::from_secs(10);
 /// handshakes verify certificates, so an older one could outlive the CA that it was proved by.
 const CONNECTION_AGE_MAX: Duration = Duration::from_secs(60);
 
-/// Serves peers over `incoming` from `source` until `stop` is cancelled, and records each transfer
+/// Serves peers over `incoming` from `caches` until `stop` is cancelled, and records each transfer
 /// in `log`. With `load`, it also tells how loaded this replica is.
 pub async fn serve<IO>(
     incoming: impl Stream<Item = io::Result<IO>>,
     tls: PeerTls,
-    (source, log, load): (impl Source, Arc<dyn TransferLog>, Option<LoadSource>),
+    (caches, log, load): (impl OfferedCaches, Arc<dyn TransferLog>, Option<LoadSource>),
     metrics: Arc<Metrics>,
     stop: CancellationToken,
 ) where
     IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
 {
     let service =
-        PeerServiceServer::new(Sender::new(source, log).with_load(load)).max_decoding_message_size(REQUEST_BYTES_MAX);
+        PeerServiceServer::new(Sender::new(caches, log).with_load(load)).max_decoding_message_size(REQUEST_BYTES_MAX);
     let server = Server::builder()
         .max_concurrent_streams(REQUESTS_MAX)
         .http2_keepalive_interval(Some(KEEPALIVE))

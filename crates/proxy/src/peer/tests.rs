@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::{
-    cache::{CacheWriter, History, HistoryCopy, Record, RingLimits, Store, Update, writer::Change},
+    cache::{CacheWriter, Gap, History, HistoryCopy, Record, RelistReason, RingLimits, Store, Update, writer::Change},
     upstream::discovery::SchemaFingerprint,
 };
 use kubefan_common::proto::v1alpha1::{TransferResponse, transfer_response::Part};
@@ -85,7 +85,7 @@ fn cache(steps: &[Step], records: usize, pack: bool, now: Instant) -> Cache {
     let object = |name: u8, label: u8, filler: u8, number: u64| {
         parser.parse(json(name, label, filler, number).as_bytes()).unwrap()
     };
-    writer.apply(Update::ListBegin { reason: "initial" }).unwrap();
+    writer.apply(Update::ListBegin { reason: RelistReason::Initial }).unwrap();
     writer.apply(Update::ListItem(object(0, 0, 1, 3))).unwrap();
     let commit = writer.apply(Update::ListEnd(version(5))).unwrap().unwrap();
     let mut cache = Cache {
@@ -109,7 +109,7 @@ fn cache(steps: &[Step], records: usize, pack: bool, now: Instant) -> Cache {
             Step::Delete { .. } => {}
             Step::Relist { keep } => {
                 let keep: std::collections::BTreeMap<_, _> = keep.iter().copied().collect();
-                updates.push(Update::ListBegin { reason: "expired" });
+                updates.push(Update::ListBegin { reason: RelistReason::Expired });
                 for (name, label) in &keep {
                     number += 1;
                     updates.push(Update::ListItem(object(*name, *label, 1, number)));
@@ -167,7 +167,7 @@ fn contents(store: &Store, history: &History) -> String {
     lines.push(format!("{:?}", conflated.gaps().collect::<Vec<_>>()));
     for record in history.ring().since(history.ring().floor()).unwrap() {
         if let Record::Gap(gap) = record {
-            lines.push(format!("gap {} {} {}", gap.from, gap.to, gap.reason));
+            lines.push(format!("gap {} {} {}", gap.from, gap.to, gap.reason.as_str()));
         }
         for event in record.events() {
             let (object, previous) = (event.object().bytes(), event.previous().map(|previous| previous.bytes()));
@@ -184,6 +184,18 @@ fn restored(restored: ReceivedCache) -> (Store, History, CacheWriter) {
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap()
+}
+
+#[test]
+fn a_gap_that_was_a_catch_up_upstream_keeps_its_reason() {
+    runtime().block_on(async {
+        let now = Instant::now();
+        let mut cache = cache(&[], 10, false, now);
+        cache.history.push(Record::Gap(Arc::new(Gap::new(version(5), version(9), RelistReason::CatchUp, vec![]))), now);
+        cache.version = version(9);
+        let (store, history, _) = restored(decode(parts(&cache, 10, 1000, now), limits(10), false).unwrap());
+        assert_eq!(contents(&store, &history), contents(&cache.store, &cache.history));
+    });
 }
 
 proptest! {

@@ -64,12 +64,12 @@ pub struct Reader<C> {
     catalog: Arc<C>,
     access: Arc<AccessControl>,
     drain: CancellationToken,
-    subscribers: Arc<FairPool>,
-    reads: Arc<FairPool>,
+    stream_places: Arc<FairPool>,
+    read_places: Arc<FairPool>,
     /// The memory of requests that wait for their verdict, in units.
     pending: Arc<FairPool>,
     selectors: SelectorLimits,
-    registry: Arc<Subscribers>,
+    subscribers: Arc<Subscribers>,
 }
 
 /// Why a read that names a version is refused.
@@ -85,16 +85,16 @@ impl<C: Catalog> Reader<C> {
     /// is cancelled it refuses every request.
     pub fn new(catalog: Arc<C>, access: Arc<AccessControl>, drain: CancellationToken, limits: ReaderLimits) -> Self {
         let ReaderLimits { subscribers_max, reads_max, pending_bytes_max, selectors, ids_seed } = limits;
-        let (subscribers, reads) = (FairPool::new(subscribers_max), FairPool::new(reads_max));
+        let (stream_places, read_places) = (FairPool::new(subscribers_max), FairPool::new(reads_max));
         let pending = FairPool::new(pending_bytes_max / PENDING_UNIT_BYTES);
-        let registry = Subscribers::new(ids_seed);
-        Self { catalog, access, drain, subscribers, reads, pending, selectors, registry }
+        let subscribers = Subscribers::new(ids_seed);
+        Self { catalog, access, drain, stream_places, read_places, pending, selectors, subscribers }
     }
 
     /// Changes how many streams, and how many lists and gets, are served at a time.
     pub fn set_places(&self, subscribers_max: PlacesMax, reads_max: PlacesMax) {
-        self.subscribers.set(subscribers_max);
-        self.reads.set(reads_max);
+        self.stream_places.set(subscribers_max);
+        self.read_places.set(reads_max);
     }
 
     /// Cancelled when kubefan shuts down and every stream must end.
@@ -218,12 +218,12 @@ impl<C: Catalog> Reader<C> {
         stream: OfStream,
     ) -> Registered {
         let observer = subscription.observer();
-        self.registry.register(read.caller(), sender, (observer, served), stream)
+        self.subscribers.register(read.caller(), sender, (observer, served), stream)
     }
 
     /// The subscribers.
-    pub fn registry(&self) -> &Arc<Subscribers> {
-        &self.registry
+    pub fn subscribers(&self) -> &Arc<Subscribers> {
+        &self.subscribers
     }
 
     /// Authorizers know resources by their full names. One that is not known keeps its name: then
@@ -345,13 +345,13 @@ impl<C: Catalog> Reader<C> {
     /// A place for one stream: a watch, or a gRPC list, which pins a snapshot for as long as it is
     /// read, or any other gRPC stream.
     pub fn admit_stream(&self, holder: Holder) -> Result<Place, Refusal> {
-        self.subscribers.try_take(Some(holder)).ok_or_else(|| {
-            if let Some(limit) = self.subscribers.identity_max(Some(holder)) {
+        self.stream_places.try_take(Some(holder)).ok_or_else(|| {
+            if let Some(limit) = self.stream_places.identity_max(Some(holder)) {
                 return Refusal::Exhausted(format!(
                     "this kubefan serves at most {limit} streams of one identity at a time (--subscribers-max-per-identity)"
                 ));
             }
-            let limit = self.subscribers.places_max();
+            let limit = self.stream_places.places_max();
             Refusal::Exhausted(format!(
                 "this kubefan serves at most {limit} streams, and its last places are for clients with fewer of them (--subscribers-max)"
             ))
@@ -361,13 +361,13 @@ impl<C: Catalog> Reader<C> {
     /// A place for one read, kept until the response has ended. Reads have a limit of their own, so
     /// that a crowd of them does not block watches.
     pub fn admit_read(&self, holder: Holder) -> Result<Place, Refusal> {
-        self.reads.try_take(Some(holder)).ok_or_else(|| {
-            if let Some(limit) = self.reads.identity_max(Some(holder)) {
+        self.read_places.try_take(Some(holder)).ok_or_else(|| {
+            if let Some(limit) = self.read_places.identity_max(Some(holder)) {
                 return Refusal::Exhausted(format!(
                     "this kubefan answers at most {limit} reads of one identity at a time (--reads-max-per-identity)"
                 ));
             }
-            let limit = self.reads.places_max();
+            let limit = self.read_places.places_max();
             Refusal::Exhausted(format!(
                 "this kubefan answers at most {limit} reads at a time, and its last places are for clients with fewer of them \
                  (--reads-max)"

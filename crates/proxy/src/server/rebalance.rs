@@ -40,7 +40,7 @@ pub struct Rebalancer {
     pub loads: Loads,
     /// The most that is moved in a second, in percent of the watches.
     pub percent: u32,
-    /// Who is asked what callers may read; `None` if callers are not distinguished.
+    /// The apiserver, which reviews callers; `None` without reviews.
     pub reviewer: Option<Upstream>,
 }
 

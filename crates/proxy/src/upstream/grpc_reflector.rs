@@ -38,23 +38,26 @@ use tokio::time::{Instant, sleep, timeout};
 use super::{
     client::{Upstream, Verb},
     error::UpstreamError,
-    kubefan_client::KubefanClient,
+    kubefan_client::{Freshness, KubefanClient},
     reflector::{ReflectorError, Step, Target},
 };
-use crate::{cache::Update, telemetry::metrics::UpstreamWatchGuard};
+use crate::{
+    cache::{RelistReason, Update},
+    telemetry::metrics::UpstreamWatchGuard,
+};
 use kubefan_client::{ClientError, Encoding, OnExpired, OnLag, WatchItem, WatchOptions, WatchStream};
 use kubefan_model::{ResourceVersion, object::ObjectParser};
-use position::{ANSWER_TIMEOUT, Asked, Input, OpenWatch, State};
-use span::{Change, REWRITTEN, Span, invalid};
+use position::{ANSWER_TIMEOUT, FreshnessAnswer, Input, OpenWatch, State};
+use span::{Change, Span, invalid};
+use stream_failure::{StreamFailure, stalled};
 
 /// How often the next kubefan is asked for the age of its state, on average.
 const FRESHNESS_INTERVAL: Duration = Duration::from_secs(15);
 /// A quiet watch gets a new version this soon. The shortest that kubefan takes.
 const BOOKMARK_INTERVAL: Duration = Duration::from_secs(1);
-/// The ErrorInfo reason of a version of another history.
-const HISTORY_REWRITTEN: &str = "HISTORY_REWRITTEN";
 
-/// A watch that does not bring a version that the next kubefan already has for so long is stuck.
+/// The upstream kubefan has reached a version. A watch that does not bring it within this time is
+/// stuck.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A list and watch of one [`Target`].
@@ -67,8 +70,8 @@ pub struct GrpcReflector<R> {
     state: State,
     /// Steps that were made but not yet returned.
     ready: VecDeque<Step>,
-    /// Whose cluster every state that was taken is of, once it is known.
-    apiserver: Option<Upstream>,
+    /// The apiserver. Every snapshot must be of its cluster.
+    apiserver: Upstream,
     /// The version of the newest state so far. An older snapshot is not taken without a proof that
     /// the cluster itself went back.
     floor: Option<ResourceVersion>,
@@ -77,36 +80,32 @@ pub struct GrpcReflector<R> {
 }
 
 impl<R: Rng> GrpcReflector<R> {
-    /// A reflector that starts with a snapshot. `open_watch` counts a watch until its guard is
-    /// dropped.
+    /// A reflector that starts with a snapshot from a kubefan in front of `apiserver`. `open_watch`
+    /// counts a watch until its guard is dropped.
     pub fn new(
         kubefan: KubefanClient,
+        apiserver: Upstream,
         target: Target,
         parser: Arc<ObjectParser>,
         open_watch: Arc<dyn Fn() -> UpstreamWatchGuard + Send + Sync>,
         random: R,
     ) -> Self {
-        let state = State::Empty { reason: "initial" };
+        let state = State::Empty { reason: RelistReason::Initial };
         let ready = VecDeque::new();
-        let (apiserver, floor, is_backfill) = (None, None, false);
+        let (floor, is_backfill) = (None, false);
         Self { kubefan, target, parser, open_watch, random, state, ready, apiserver, floor, is_backfill }
-    }
-
-    /// The same for a kubefan in front of this apiserver.
-    pub fn with_apiserver(self, apiserver: Upstream) -> Self {
-        Self { apiserver: Some(apiserver), ..self }
     }
 
     /// As [`Reflector::for_backfill`](super::Reflector::for_backfill). With `with_state` the first
     /// step fails with `Gone`.
     pub fn for_backfill(mut self, version: ResourceVersion, with_state: bool) -> Self {
-        self.state = if with_state { State::Unserved } else { State::Listed { version } };
+        self.state = if with_state { State::Unserved } else { State::Resume { version } };
         self.is_backfill = true;
         self
     }
 
     /// Discards the known state. The next step asks for a snapshot, for `reason`.
-    pub fn relist(&mut self, reason: &'static str) {
+    pub fn relist(&mut self, reason: RelistReason) {
         self.ready.clear();
         self.state = State::Empty { reason };
     }
@@ -115,7 +114,7 @@ impl<R: Rng> GrpcReflector<R> {
     pub fn resume_from(&mut self, version: ResourceVersion) {
         self.ready.clear();
         self.floor = Some(version);
-        self.state = State::Listed { version };
+        self.state = State::Resume { version };
     }
 
     /// Whether the next step reads from the open watch.
@@ -144,7 +143,7 @@ impl<R: Rng> GrpcReflector<R> {
                     let watch = self.call(None);
                     self.state = State::Snapshot { reason, watch };
                 }
-                State::Listed { version } => return self.resume(version).await,
+                State::Resume { version } => return self.resume(version).await,
                 State::Unserved => {
                     let message = "another kubefan has no state of an older version".to_owned();
                     return Err(ReflectorError::List(UpstreamError::Gone { message }));
@@ -158,8 +157,8 @@ impl<R: Rng> GrpcReflector<R> {
     /// A call that is sent when it is first read.
     fn call(&mut self, from: Option<ResourceVersion>) -> OpenWatch {
         // A state was taken only if it was of the apiserver's cluster.
-        let of_apiserver = self.apiserver.as_ref().and_then(Upstream::cluster);
-        let cluster = of_apiserver.or_else(|| self.kubefan.cluster()).filter(|_| from.is_some()).unwrap_or_default();
+        let known = || self.apiserver.cluster().or_else(|| self.kubefan.cluster());
+        let cluster = from.and_then(|_| known()).unwrap_or_default();
         let options = WatchOptions {
             resource_version: from.map(|from| from.to_string()).unwrap_or_default(),
             cluster: cluster.clone(),
@@ -173,18 +172,18 @@ impl<R: Rng> GrpcReflector<R> {
         };
         OpenWatch {
             stream: self.kubefan.watch(&self.target, options),
-            asked_at: Instant::now(),
+            called_at: Instant::now(),
             cluster,
             marked: None,
             received_at: Instant::now(),
-            asked: self.ask(Duration::ZERO),
+            freshness: self.ask(Duration::ZERO),
             proof: None,
             _guard: (self.open_watch)(),
         }
     }
 
     /// Asks for the age after a time. A backfill does not need it.
-    fn ask(&self, after: Duration) -> Asked {
+    fn ask(&self, after: Duration) -> FreshnessAnswer {
         if self.is_backfill {
             return Box::pin(std::future::pending());
         }
@@ -198,7 +197,7 @@ impl<R: Rng> GrpcReflector<R> {
     async fn resume(&mut self, version: ResourceVersion) -> Result<Step, ReflectorError> {
         if self.kubefan.cluster().is_none() {
             // After a warm start no snapshot has named it. Without it no state counts as confirmed.
-            self.state = State::Listed { version };
+            self.state = State::Resume { version };
             self.kubefan.freshness(&self.target, false).await.map_err(ReflectorError::Watch)?;
         }
         let mut watch = self.call(Some(version));
@@ -210,19 +209,19 @@ impl<R: Rng> GrpcReflector<R> {
             }
             Err(_) => {
                 self.kubefan.observe(Verb::Watch, false);
-                self.state = State::Listed { version };
+                self.state = State::Resume { version };
                 Err(ReflectorError::Watch(stalled()))
             }
             Ok(other) => {
                 self.kubefan.observe(Verb::Watch, false);
-                Err(self.watch_failed(version, failure(other)).await)
+                Err(self.watch_failed(version, other).await)
             }
         }
     }
 
     async fn read_snapshot(
         &mut self,
-        reason: &'static str,
+        reason: RelistReason,
         watch: OpenWatch,
         input: Input,
     ) -> Result<(), ReflectorError> {
@@ -258,8 +257,7 @@ impl<R: Rng> GrpcReflector<R> {
             }
             Some(Ok(WatchItem::Disconnected { .. }) | Err(_)) | None => {
                 self.kubefan.observe(Verb::List, false);
-                let error = failure(item);
-                return Err(ReflectorError::List(self.kubefan.failed(&error).await));
+                return Err(ReflectorError::List(StreamFailure::of(&self.kubefan, item).await.error));
             }
             Some(Ok(_)) => return Err(ReflectorError::List(UpstreamError::invalid("a mark inside a snapshot"))),
         };
@@ -271,7 +269,7 @@ impl<R: Rng> GrpcReflector<R> {
     /// be behind another one at the same address.
     async fn begin_snapshot(
         &mut self,
-        reason: &'static str,
+        reason: RelistReason,
         mut watch: OpenWatch,
         version: &str,
     ) -> Result<(), ReflectorError> {
@@ -279,7 +277,7 @@ impl<R: Rng> GrpcReflector<R> {
         self.kubefan.note_cluster(watch.cluster.clone());
         let version: ResourceVersion =
             version.parse().map_err(|error| ReflectorError::List(UpstreamError::invalid(error)))?;
-        let mut went_back = (reason == REWRITTEN).then_some(version);
+        let mut went_back = (reason == RelistReason::Rewritten).then_some(version);
         if let Some(floor) = self.floor.filter(|floor| went_back.is_none() && version < *floor) {
             let proved = self.kubefan.freshness(&self.target, true).await.map_err(ReflectorError::List)?;
             if proved.version >= floor || proved.is_of_another(&watch.cluster) {
@@ -290,53 +288,69 @@ impl<R: Rng> GrpcReflector<R> {
         }
         let went_back = went_back.map(|reached| Update::WentBack { reached });
         let updates = went_back.into_iter().chain([Update::ListBegin { reason }]);
-        self.ready.extend(updates.map(|update| Step::Update { update, received: watch.asked_at }));
+        self.ready.extend(updates.map(|update| Step::Update { update, received: watch.called_at }));
         self.state = State::Snapshot { reason, watch };
         Ok(())
     }
 
     async fn read_watch(
         &mut self,
-        mut watch: OpenWatch,
+        watch: OpenWatch,
         version: ResourceVersion,
         input: Input,
     ) -> Result<(), ReflectorError> {
-        let received = Instant::now();
-        let item = match input {
-            Input::Nothing | Input::Stalled => return Ok(()),
-            Input::Freshness(answer) => {
-                match answer {
-                    Ok(answer) if answer.is_of_another(&watch.cluster) => {
-                        self.state = State::Listed { version };
-                        return Err(invalid("the next kubefan now serves another cluster"));
-                    }
-                    // One that is not reached yet stays: with a newer one each time, a cache that
-                    // is always a little behind would never be proved.
-                    Ok(answer) if answer.proven_at.is_some() => {
-                        watch.proof.get_or_insert((answer, received));
-                    }
-                    Ok(_) => {}
-                    Err(error) => {
-                        tracing::debug!(resource = %self.target.gvr, %error, "the age of the next kubefan's state is not known");
-                    }
-                }
-                let is_quiet = watch.marked.is_none() || watch.received_at.elapsed() >= IDLE_TIMEOUT;
-                if is_quiet && watch.proof.as_ref().is_some_and(|(_, since)| since.elapsed() >= IDLE_TIMEOUT) {
-                    self.watching(watch, version);
-                    if !self.ready.is_empty() {
-                        return Ok(());
-                    }
-                    self.state = State::Listed { version };
-                    self.ready.push_back(Step::Ended { reason: "idle" });
-                    return Ok(());
-                }
-                let after = FRESHNESS_INTERVAL.mul_f64(self.random.random_range(0.75..1.25));
-                watch.asked = self.ask(after);
-                self.watching(watch, version);
-                return Ok(());
+        match input {
+            Input::Nothing | Input::Stalled => Ok(()),
+            Input::Freshness(answer) => self.read_freshness(watch, version, answer),
+            Input::Item(item) => self.read_item(watch, version, item).await,
+        }
+    }
+
+    /// Takes an answer about the age. The watch ends if it does not bring the version of an earlier
+    /// one.
+    fn read_freshness(
+        &mut self,
+        mut watch: OpenWatch,
+        version: ResourceVersion,
+        answer: Result<Freshness, UpstreamError>,
+    ) -> Result<(), ReflectorError> {
+        match answer {
+            Ok(answer) if answer.is_of_another(&watch.cluster) => {
+                self.state = State::Resume { version };
+                return Err(invalid("the next kubefan now serves another cluster"));
             }
-            Input::Item(item) => item,
-        };
+            // One that is not reached yet stays: with a newer one each time, a cache that is always
+            // a little behind would never be proved.
+            Ok(answer) if answer.proven_at.is_some() => {
+                watch.proof.get_or_insert((answer, Instant::now()));
+            }
+            Ok(_) => {}
+            Err(error) => {
+                tracing::debug!(resource = %self.target.gvr, %error, "the age of the next kubefan's state is not known");
+            }
+        }
+        let is_quiet = watch.marked.is_none() || watch.received_at.elapsed() >= IDLE_TIMEOUT;
+        if is_quiet && watch.proof.as_ref().is_some_and(|(_, since)| since.elapsed() >= IDLE_TIMEOUT) {
+            self.continue_watch(watch, version);
+            if self.ready.is_empty() {
+                self.state = State::Resume { version };
+                self.ready.push_back(Step::Ended { reason: "idle" });
+            }
+            return Ok(());
+        }
+        let after = FRESHNESS_INTERVAL.mul_f64(self.random.random_range(0.75..1.25));
+        watch.freshness = self.ask(after);
+        self.continue_watch(watch, version);
+        Ok(())
+    }
+
+    async fn read_item(
+        &mut self,
+        mut watch: OpenWatch,
+        version: ResourceVersion,
+        item: Option<Result<WatchItem, ClientError>>,
+    ) -> Result<(), ReflectorError> {
+        let received = Instant::now();
         watch.received_at = received;
         let update = match item {
             Some(Ok(WatchItem::GapBegin { .. } | WatchItem::CatchUpBegin { .. })) if self.is_backfill => {
@@ -371,7 +385,7 @@ impl<R: Rng> GrpcReflector<R> {
                     return Err(invalid("the end of a span without a new version"));
                 }
                 let version = reached(&watch.stream).map_err(ReflectorError::Watch)?;
-                tracing::info!(resource = %self.target.gvr, reason, changes = changes.len(), "the next kubefan marked a difference");
+                tracing::info!(resource = %self.target.gvr, reason = reason.as_str(), changes = changes.len(), "the next kubefan marked a difference");
                 Some(Update::Conflated { reason, changes, version })
             }
             Some(Ok(WatchItem::Bookmark)) if watch.marked.is_some() => {
@@ -383,7 +397,7 @@ impl<R: Rng> GrpcReflector<R> {
             Some(Ok(WatchItem::SnapshotBegin { resource_version, .. })) => {
                 // It starts over by itself. What was sent before is replaced.
                 watch.marked = None;
-                return self.begin_snapshot("expired", watch, &resource_version).await;
+                return self.begin_snapshot(RelistReason::Expired, watch, &resource_version).await;
             }
             // The stream continues over another connection. An incomplete span comes again.
             Some(Ok(WatchItem::Reconnected { .. })) => {
@@ -394,7 +408,7 @@ impl<R: Rng> GrpcReflector<R> {
                 return Err(invalid("the end of a snapshot without its begin"));
             }
             Some(Ok(WatchItem::Disconnected { .. }) | Err(_)) | None => {
-                return Err(self.watch_failed(version, failure(item)).await);
+                return Err(self.watch_failed(version, item).await);
             }
         };
         let at = match &update {
@@ -403,12 +417,12 @@ impl<R: Rng> GrpcReflector<R> {
             _ => version,
         };
         self.ready.extend(update.map(|update| Step::Update { update, received }));
-        self.watching(watch, at.max(version));
+        self.continue_watch(watch, at.max(version));
         Ok(())
     }
 
     /// Continues, and emits the proof whose version is reached.
-    fn watching(&mut self, mut watch: OpenWatch, version: ResourceVersion) {
+    fn continue_watch(&mut self, mut watch: OpenWatch, version: ResourceVersion) {
         self.floor = self.floor.max(Some(version));
         if let Some((proof, _)) = watch.proof.take_if(|(proof, _)| proof.version <= version) {
             self.ready.extend(proof.proven_at.map(|at| Step::Proved { at }));
@@ -417,25 +431,28 @@ impl<R: Rng> GrpcReflector<R> {
     }
 
     /// Continues from the last version, unless the error made it useless.
-    async fn watch_failed(&mut self, version: ResourceVersion, error: ClientError) -> ReflectorError {
+    async fn watch_failed(
+        &mut self,
+        version: ResourceVersion,
+        last: Option<Result<WatchItem, ClientError>>,
+    ) -> ReflectorError {
         // A step that is dropped from here on has lost nothing.
-        self.state = State::Listed { version };
-        let is_rewritten = error.reason() == HISTORY_REWRITTEN;
-        let error = self.kubefan.failed(&error).await;
+        self.state = State::Resume { version };
+        let StreamFailure { error, is_rewritten } = StreamFailure::of(&self.kubefan, last).await;
         self.state = match &error {
             // The snapshot that follows says where the cluster is.
-            UpstreamError::Gone { .. } if is_rewritten => State::Empty { reason: REWRITTEN },
-            UpstreamError::Gone { .. } => State::Empty { reason: "expired" },
-            UpstreamError::NotFound { .. } => State::Empty { reason: "not_found" },
-            UpstreamError::Forbidden { .. } => State::Empty { reason: "forbidden" },
-            _ => State::Listed { version },
+            UpstreamError::Gone { .. } if is_rewritten => State::Empty { reason: RelistReason::Rewritten },
+            UpstreamError::Gone { .. } => State::Empty { reason: RelistReason::Expired },
+            UpstreamError::NotFound { .. } => State::Empty { reason: RelistReason::NotFound },
+            UpstreamError::Forbidden { .. } => State::Empty { reason: RelistReason::Forbidden },
+            _ => State::Resume { version },
         };
         ReflectorError::Watch(error)
     }
 
     /// Advances the version to resume from, after a proof that no events lie in between.
     pub fn advance_to(&mut self, reached: ResourceVersion) {
-        if let State::Watching { version, .. } | State::Listed { version } = &mut self.state {
+        if let State::Watching { version, .. } | State::Resume { version } = &mut self.state {
             *version = reached.max(*version);
         }
     }
@@ -450,21 +467,9 @@ fn moved_past(stream: &WatchStream, version: ResourceVersion) -> Result<bool, Re
     Ok(reached(stream).map_err(ReflectorError::Watch)? > version)
 }
 
-fn stalled() -> UpstreamError {
-    let message = format!("the next kubefan sent nothing for {ANSWER_TIMEOUT:?}");
-    UpstreamError::Timeout { message, retry_after: None }
-}
-
-/// Why a stream has ended.
-fn failure(item: Option<Result<WatchItem, ClientError>>) -> ClientError {
-    match item {
-        Some(Err(error) | Ok(WatchItem::Disconnected { error, .. })) => error,
-        _ => ClientError::Undecodable { address: String::new(), message: "the stream ended".to_owned() },
-    }
-}
-
 mod position;
 mod span;
+mod stream_failure;
 
 #[cfg(test)]
 mod tests;

@@ -133,8 +133,8 @@ impl Source {
     ) -> SourceReflector<R> {
         let client = match &self.server {
             Server::Grpc(kubefan) => {
-                let reflector = GrpcReflector::new(kubefan.clone(), target, parser, open_watch, random)
-                    .with_apiserver(self.apiserver.clone());
+                let (kubefan, apiserver) = (kubefan.clone(), self.apiserver.clone());
+                let reflector = GrpcReflector::new(kubefan, apiserver, target, parser, open_watch, random);
                 return SourceReflector::Grpc(Box::new(reflector));
             }
             Server::Apiserver => &self.apiserver,
@@ -156,9 +156,9 @@ impl Source {
         }
     }
 
-    /// As of when an update that was `received` proves that the state is current; `None` if it
-    /// proves nothing. The apiserver's bookmarks are as of when they are read. Over gRPC only the
-    /// age proves something.
+    /// The time at which `update` proves that the state was current; `None` if it proves nothing.
+    /// The apiserver's bookmarks are as of when they are `received`. Over gRPC only the age proves
+    /// something.
     pub fn proof_in(&self, update: &Update, received: Instant) -> Option<Instant> {
         match (&self.server, update) {
             (Server::Grpc(_), _) => None,

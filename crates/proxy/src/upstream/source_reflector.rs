@@ -7,7 +7,7 @@ use super::{
     grpc_reflector::GrpcReflector,
     reflector::{ReflectorError, Step},
 };
-use crate::cache::warnings::Warnings;
+use crate::cache::{RelistReason, warnings::Warnings};
 use kubefan_model::ResourceVersion;
 
 /// A list and watch of one target. The methods are those of [`Reflector`].
@@ -45,7 +45,7 @@ impl<R: Rng> SourceReflector<R> {
     }
 
     /// See [`Reflector::relist`].
-    pub fn relist(&mut self, reason: &'static str) {
+    pub fn relist(&mut self, reason: RelistReason) {
         each!(self, reflector => reflector.relist(reason));
     }
 
@@ -56,7 +56,7 @@ impl<R: Rng> SourceReflector<R> {
 
     /// See [`Reflector::reread`]. A kubefan sends objects of a new schema by itself, so over gRPC a
     /// snapshot replaces the state.
-    pub fn reread(&mut self, reason: &'static str) {
+    pub fn reread(&mut self, reason: RelistReason) {
         match self {
             Self::Http(reflector) => reflector.reread(reason),
             Self::Grpc(reflector) => reflector.relist(reason),

@@ -20,13 +20,13 @@ fn caller(user: &str) -> Caller {
 struct Watch {
     end: Arc<OnceLock<StreamEnd>>,
     woken: Arc<AtomicUsize>,
-    _guard: OpenGuard,
+    _guard: ModeWatchGuard,
 }
 
 impl Watch {
-    fn open(switches: &Arc<Switches>, resource: &str, caller: Option<Caller>, by: AnsweredIn) -> Self {
+    fn open(switches: &Arc<Switches>, resource: &str, caller: Option<Caller>, by: Answerer) -> Self {
         let (end, woken) = (Arc::new(OnceLock::new()), Arc::new(AtomicUsize::new(0)));
-        let watch = OpenWatch { group: String::new(), resource: resource.to_owned(), caller, by };
+        let watch = ModeWatch { group: String::new(), resource: resource.to_owned(), caller, by };
         let wakes = woken.clone();
         let wake = move || {
             wakes.fetch_add(1, Ordering::Relaxed);
@@ -45,11 +45,11 @@ impl Watch {
 async fn a_change_ends_the_watches_that_it_concerns_and_no_others() {
     let switches = Switches::new(Modes::default());
     let open = |resource, name: &str, by| Watch::open(&switches, resource, Some(caller(name)), by);
-    let quiet = open("pods", "quiet", AnsweredIn::Cache);
-    let noisy = open("pods", "noisy", AnsweredIn::Cache);
-    let nodes = open("nodes", "noisy", AnsweredIn::Cache);
-    let forwarded = open("pods", "noisy", AnsweredIn::Forwarded);
-    let unknown = Watch::open(&switches, "pods", None, AnsweredIn::Forwarded);
+    let quiet = open("pods", "quiet", Answerer::Cache);
+    let noisy = open("pods", "noisy", Answerer::Cache);
+    let nodes = open("nodes", "noisy", Answerer::Cache);
+    let forwarded = open("pods", "noisy", Answerer::ApiserverWithoutCache);
+    let unknown = Watch::open(&switches, "pods", None, Answerer::ApiserverWithoutCache);
     switches.replace(modes(&[("pods", Some("noisy"), Mode::Deny)]));
     assert!(!noisy.has_ended(), "until its turn");
     assert_eq!(switches.end_concerned().await, 3);
@@ -61,12 +61,12 @@ async fn a_change_ends_the_watches_that_it_concerns_and_no_others() {
 #[tokio::test(start_paused = true)]
 async fn watches_follow_a_resource_to_passthrough_and_back() {
     let switches = Switches::new(Modes::default());
-    let cached = Watch::open(&switches, "pods", None, AnsweredIn::Cache);
-    let forwarded = Watch::open(&switches, "pods", None, AnsweredIn::Forwarded);
+    let cached = Watch::open(&switches, "pods", None, Answerer::Cache);
+    let forwarded = Watch::open(&switches, "pods", None, Answerer::ApiserverWithoutCache);
     switches.replace(modes(&[("pods", None, Mode::Passthrough)]));
     assert_eq!(switches.end_concerned().await, 1);
     assert!(cached.has_ended() && !forwarded.has_ended(), "what the apiserver answers stays there");
-    let passed = Watch::open(&switches, "pods", None, AnsweredIn::Passthrough);
+    let passed = Watch::open(&switches, "pods", None, Answerer::ApiserverByMode);
     switches.replace(Modes::default());
     drop(cached);
     assert_eq!(switches.end_concerned().await, 1);
@@ -76,13 +76,13 @@ async fn watches_follow_a_resource_to_passthrough_and_back() {
 #[tokio::test(start_paused = true)]
 async fn a_watch_that_opens_during_the_change_ends_too() {
     let switches = Switches::new(modes(&[("pods", None, Mode::Deny)]));
-    assert!(Watch::open(&switches, "pods", None, AnsweredIn::Cache).has_ended());
+    assert!(Watch::open(&switches, "pods", None, Answerer::Cache).has_ended());
 }
 
 #[tokio::test(start_paused = true)]
 async fn many_watches_end_in_slices_and_a_change_in_between_spares_the_rest() {
     let switches = Switches::new(Modes::default());
-    let all: Vec<Watch> = (0..200).map(|_| Watch::open(&switches, "pods", None, AnsweredIn::Cache)).collect();
+    let all: Vec<Watch> = (0..200).map(|_| Watch::open(&switches, "pods", None, Answerer::Cache)).collect();
     let ended = || all.iter().filter(|watch| watch.has_ended()).count();
     switches.replace(modes(&[("pods", None, Mode::Deny)]));
     let ending = tokio::spawn({

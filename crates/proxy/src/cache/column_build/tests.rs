@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use tokio::time::Instant;
 
 use super::*;
-use crate::cache::{CacheWriter, CachedState, PriorStep, PublishedCache, RingLimits, Update};
+use crate::cache::{CacheWriter, CachedState, PriorStep, PublishedCache, RelistReason, RingLimits, Update};
 use kubefan_model::{
     GroupVersionResource,
     event::EventType,
@@ -71,7 +71,7 @@ impl Pods {
     }
 
     fn list(&mut self, pods: impl Iterator<Item = Object>, version: u64, now: Instant) {
-        self.apply(Update::ListBegin { reason: "test" }, now);
+        self.apply(Update::ListBegin { reason: RelistReason::Expired }, now);
         pods.for_each(|pod| self.apply(Update::ListItem(pod), now));
         self.apply(Update::ListEnd(ResourceVersion::new(version).unwrap()), now);
     }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::cache::RelistReason;
 use kubefan_model::{
     event::EventType,
     fields::FieldTable,
@@ -141,7 +142,7 @@ async fn an_object_from_a_relist_is_packed_when_it_is_replaced() {
     let deleted = WatchEvent::new(EventType::Deleted, gone.version(), gone.clone(), Some(gone.clone()));
     let deleted = Arc::new(deleted.packing(&Arc::default(), None));
     let events = vec![deleted.clone(), change(&first, None)];
-    push(&mut ring, Record::Gap(Arc::new(Gap::new(version(10), version(20), "test", events))));
+    push(&mut ring, Record::Gap(Arc::new(Gap::new(version(10), version(20), RelistReason::Expired, events))));
     push(&mut ring, Record::Event(change(&second, Some(&first))));
     age(&mut ring, 100);
     assert!(Arc::ptr_eq(&deleted.object(), &deleted.previous().unwrap()) && deleted.object().is_packed());
@@ -166,7 +167,7 @@ async fn an_object_with_other_bytes_at_the_same_version_is_not_shared() {
     let brought = change(&first, None);
     push(&mut ring, Record::Event(brought.clone()));
     let events = vec![change(&other, Some(&first))];
-    push(&mut ring, Record::Gap(Arc::new(Gap::new(version(11), version(20), "test", events))));
+    push(&mut ring, Record::Gap(Arc::new(Gap::new(version(11), version(20), RelistReason::Expired, events))));
     push(&mut ring, Record::Event(change(&second, Some(&other))));
     age(&mut ring, 100);
     assert_eq!(brought.object().bytes(), first.bytes());
@@ -191,7 +192,7 @@ async fn without_a_configured_limit_history_follows_the_size_of_the_cache() {
 async fn a_version_inside_a_gap_cannot_be_resumed_from() {
     let mut ring = EventRing::new(limits(), version(10));
     push(&mut ring, event(12));
-    let gap = Gap::new(version(12), version(20), "expired", vec![]);
+    let gap = Gap::new(version(12), version(20), RelistReason::Expired, vec![]);
     push(&mut ring, Record::Gap(Arc::new(gap)));
     assert_eq!(since(&ring, 12), Ok(vec![20]));
     assert_eq!(since(&ring, 15), Err(20));

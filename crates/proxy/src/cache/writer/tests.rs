@@ -11,7 +11,7 @@ fn object(name: &str, uid: &str, number: u64) -> Object {
 }
 
 fn list(writer: &mut CacheWriter, objects: Vec<Object>, number: u64) -> Commit {
-    writer.apply(Update::ListBegin { reason: "test" }).unwrap();
+    writer.apply(Update::ListBegin { reason: RelistReason::Expired }).unwrap();
     for object in objects {
         writer.apply(Update::ListItem(object)).unwrap();
     }
@@ -92,7 +92,7 @@ fn a_relist_prepared_in_parts_has_the_same_difference() {
     let commit = |parts: Option<usize>| {
         let mut writer = CacheWriter::default();
         list(&mut writer, (0..100).map(|number| pod(number, 5)).collect(), 10);
-        writer.apply(Update::ListBegin { reason: "test" }).unwrap();
+        writer.apply(Update::ListBegin { reason: RelistReason::Expired }).unwrap();
         for number in (0..100).filter(|number| number % 3 > 0) {
             let version = if number % 3 == 1 { 5 } else { 15 };
             writer.apply(Update::ListItem(pod(number, version))).unwrap();
@@ -156,7 +156,7 @@ fn reencoded(name: &str, uid: &str, number: u64) -> Object {
 fn awaiting() -> CacheWriter {
     let mut writer = CacheWriter::default();
     list(&mut writer, vec![object("a", "1", 5), object("b", "2", 6), object("c", "3", 7)], 10);
-    writer.apply(Update::ListBegin { reason: SCHEMA_CHANGED }).unwrap();
+    writer.apply(Update::ListBegin { reason: RelistReason::SchemaChanged }).unwrap();
     for object in [reencoded("a", "1", 5), reencoded("b", "2", 6), object("c", "3", 7)] {
         writer.apply(Update::ListItem(object)).unwrap();
     }
@@ -202,7 +202,7 @@ fn a_change_before_the_next_version_is_part_of_that_step() {
 fn a_change_of_the_only_object_with_other_bytes_is_an_event() {
     let mut writer = CacheWriter::default();
     list(&mut writer, vec![object("a", "1", 5)], 10);
-    writer.apply(Update::ListBegin { reason: SCHEMA_CHANGED }).unwrap();
+    writer.apply(Update::ListBegin { reason: RelistReason::SchemaChanged }).unwrap();
     writer.apply(Update::ListItem(reencoded("a", "1", 5))).unwrap();
     assert!(writer.apply(Update::ListEnd(version(10))).unwrap().is_none());
     let commit = writer.apply(Update::Event(Modified, reencoded("a", "1", 11))).unwrap().unwrap();
@@ -224,7 +224,7 @@ fn a_list_of_now_replaces_an_encoding_that_waits() {
 fn an_encoding_that_waits_comes_with_a_marked_difference() {
     let mut writer = awaiting();
     let changes = vec![ConflatedChange::Remove(ObjectKey::new("", "c"))];
-    let update = Update::Conflated { reason: "expired", changes, version: version(15) };
+    let update = Update::Conflated { reason: RelistReason::Expired, changes, version: version(15) };
     let commit = writer.apply(update).unwrap().unwrap();
     assert_eq!((is_new(&commit, "a"), is_new(&commit, "b"), commit.store.get("c").is_none()), (true, true, true));
     assert!(!writer.awaits_version());
@@ -253,7 +253,7 @@ fn a_list_at_an_older_version_starts_a_new_history() {
 
 #[test]
 fn a_list_that_contradicts_the_cache_starts_a_new_history() {
-    let because = |reason: &'static str, second: Object| {
+    let because = |reason: RelistReason, second: Object| {
         let mut writer = CacheWriter::default();
         list(&mut writer, vec![object("a", "1", 5), object("b", "2", 8)], 10);
         writer.apply(Update::ListBegin { reason }).unwrap();
@@ -265,12 +265,15 @@ fn a_list_that_contradicts_the_cache_starts_a_new_history() {
             _ => String::new(),
         }
     };
-    assert_eq!(because("test", object("b", "7", 8)), "b at version 8 had uid 2, and has 7");
-    assert_eq!(because("test", object("b", "2", 7)), "b was at version 8, and is listed at 7");
-    assert_eq!(because("test", object("c", "3", 9)), "c is listed at version 9, and was not there at 10");
-    assert_eq!(because(SELF_CHECK, object("c", "3", 9)), "", "it was missed, and a gap tells it");
+    assert_eq!(because(RelistReason::Expired, object("b", "7", 8)), "b at version 8 had uid 2, and has 7");
+    assert_eq!(because(RelistReason::Expired, object("b", "2", 7)), "b was at version 8, and is listed at 7");
+    assert_eq!(
+        because(RelistReason::Expired, object("c", "3", 9)),
+        "c is listed at version 9, and was not there at 10"
+    );
+    assert_eq!(because(RelistReason::SelfCheck, object("c", "3", 9)), "", "it was missed, and a gap tells it");
     for possible in [object("b", "2", 8), object("b", "7", 12), object("c", "3", 11)] {
-        assert_eq!(because("test", possible), "");
+        assert_eq!(because(RelistReason::Expired, possible), "");
     }
 }
 
@@ -280,7 +283,7 @@ fn after_the_cluster_went_back_a_newer_list_starts_a_new_history() {
     list(&mut writer, vec![object("a", "1", 5)], 10);
     writer.apply(Update::WentBack { reached: version(7) }).unwrap();
     // The first try fails midway.
-    writer.apply(Update::ListBegin { reason: "rewritten" }).unwrap();
+    writer.apply(Update::ListBegin { reason: RelistReason::Rewritten }).unwrap();
     let commit = list(&mut writer, vec![object("a", "1", 5)], 12);
     let Change::Start { because } = commit.change else { panic!("it goes on") };
     assert_eq!(because, "version 10 was sent before, and the cluster is at 7");
@@ -305,7 +308,7 @@ fn objects_that_change_during_a_list_keep_their_state_and_the_others_get_its_byt
     for parts in [None, Some(1)] {
         let mut writer = CacheWriter::default();
         list(&mut writer, first.clone().collect(), 10);
-        writer.apply(Update::ListBegin { reason: "schema_changed" }).unwrap();
+        writer.apply(Update::ListBegin { reason: RelistReason::SchemaChanged }).unwrap();
         for object in [reencoded("a", "1", 5), reencoded("b", "1", 6)] {
             writer.apply(Update::ListItem(object)).unwrap();
         }
@@ -340,7 +343,7 @@ fn objects_that_change_during_a_list_keep_their_state_and_the_others_get_its_byt
 #[test]
 fn other_bytes_that_wait_are_committed_during_the_next_list_and_not_again() {
     let mut writer = awaiting();
-    writer.apply(Update::ListBegin { reason: "schema_changed" }).unwrap();
+    writer.apply(Update::ListBegin { reason: RelistReason::SchemaChanged }).unwrap();
     let commit = writer.apply(Update::Event(Modified, object("c", "3", 11))).unwrap().unwrap();
     assert_eq!(told(&commit), [(Modified, "a".into(), 5), (Modified, "b".into(), 6), (Modified, "c".into(), 11)]);
     for object in [reencoded("a", "1", 5), reencoded("b", "2", 6), reencoded("c", "3", 7)] {
@@ -356,7 +359,7 @@ fn a_list_with_events_that_contradicts_the_state_of_its_start_leads_to_a_new_his
     for (listed, at) in [(vec![], 10), (vec![object("a", "1", 4)], 10), (vec![object("a", "1", 5)], 9)] {
         let mut writer = CacheWriter::default();
         list(&mut writer, vec![object("a", "1", 5)], 10);
-        writer.apply(Update::ListBegin { reason: "schema_changed" }).unwrap();
+        writer.apply(Update::ListBegin { reason: RelistReason::SchemaChanged }).unwrap();
         writer.apply(Update::Event(Added, object("b", "1", 11))).unwrap();
         for object in listed {
             writer.apply(Update::ListItem(object)).unwrap();
@@ -423,7 +426,7 @@ proptest! {
         };
         let mut writer = CacheWriter::default();
         list(&mut writer, all(&before), 90);
-        writer.apply(Update::ListBegin { reason: "test" }).unwrap();
+        writer.apply(Update::ListBegin { reason: RelistReason::Expired }).unwrap();
         for object in all(&after) {
             writer.apply(Update::ListItem(object)).unwrap();
         }

@@ -291,11 +291,13 @@ fn peers_need_certificates_and_certificates_peers() {
     let both = [["--peers=p:1", "--peer-listen=0.0.0.0:7445"].as_slice(), &files].concat();
     assert_eq!(validated(&both).peer.peers, Some("p:1".parse().unwrap()));
     let cold = validated(&[both.as_slice(), &["--cold"]].concat()).peer;
-    assert!(cold.peers.is_none() && cold.listen.is_some() && cold.files.is_some(), "it still serves peers");
+    assert!(!cold.warm_start && cold.listen.is_some() && cold.files.is_some(), "it still serves peers");
+    assert_eq!(cold.peers, Some("p:1".parse().unwrap()), "check still connects to them");
     let moves = |more: &[&'static str]| [both.as_slice(), &["--rebalance"], more].concat();
-    assert_eq!(validated(&both).peer.rebalance, None);
-    let rebalance = validated(&moves(&["--cold", "--rebalance-percent=5"])).peer.rebalance;
-    assert_eq!(rebalance.map(|it| (it.peers, it.percent)), Some(("p:1".parse().unwrap(), 5)));
+    assert!(validated(&both).peer.warm_start && !validated(&both).peer.rebalance);
+    let moving = validated(&moves(&["--cold", "--rebalance-percent=5"])).peer;
+    assert_eq!((moving.rebalance, moving.rebalance_percent), (true, 5));
+    assert_eq!(validated(&moves(&[])).peer.rebalance_percent, 1);
     assert!(problem(&["--rebalance"]).starts_with("--rebalance needs --peers:"));
     let alone = [["--peers=p:1", "--rebalance"].as_slice(), &files].concat();
     assert!(problem(&alone).starts_with("--rebalance needs --peer-listen:"));

@@ -22,8 +22,8 @@ use tokio::{
 
 use crate::{
     cache::{
-        Budgets, CachedState, Commit, HistoryCopy, Phase, ProcessBudgets, PublishedCache, Refusal, RingLimits, Store,
-        published::Applied, term::Column, warnings::Warnings, writer::Change,
+        Budgets, CachedState, Commit, HistoryCopy, Phase, ProcessBudgets, PublishedCache, Refusal, RelistReason,
+        RingLimits, Store, published::Applied, term::Column, warnings::Warnings, writer::Change,
     },
     fanout::{
         gate::Gate,
@@ -320,8 +320,8 @@ impl Hub {
 
     /// Reports that upstream is being listed because of `reason`: the cached state will be
     /// replaced.
-    pub fn listing(&self, reason: &'static str) {
-        self.metrics.relist(reason);
+    pub fn listing(&self, reason: RelistReason) {
+        self.metrics.relist(reason.as_str());
         self.lock().published.listing();
     }
 

@@ -34,7 +34,7 @@ pub fn snapshot_end(version: ResourceVersion, object_count: u64) -> WatchRespons
 
 /// Opens a gap.
 pub fn gap_begin(gap: &Gap) -> WatchResponse {
-    let begin = GapBegin { resource_version: gap.from.to_string(), reason: gap.reason.to_owned() };
+    let begin = GapBegin { resource_version: gap.from.to_string(), reason: gap.reason.as_str().to_owned() };
     response(None, Message::GapBegin(begin))
 }
 

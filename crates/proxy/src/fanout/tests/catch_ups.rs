@@ -320,7 +320,7 @@ impl World {
                 let from = self.at;
                 writes.into_iter().for_each(|(name, app)| drop(self.write(name, app)));
                 self.inside_gaps.extend(from + 1..self.at);
-                self.cache.apply(Update::ListBegin { reason: "test" });
+                self.cache.apply(Update::ListBegin { reason: RelistReason::Expired });
                 let names: Vec<_> = self.now.keys().copied().collect();
                 names.into_iter().for_each(|name| self.cache.apply(Update::ListItem(self.object(name))));
                 self.cache.apply(Update::ListEnd(version(self.at)));

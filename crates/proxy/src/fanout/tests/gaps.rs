@@ -23,7 +23,7 @@ impl Cache {
     /// Lists the state at the version reached. The objects of one app have other bytes.
     fn list_again(&mut self, objects: &[(&str, &str, u64)], app: &str) {
         let at = self.writer.version().unwrap();
-        self.apply(Update::ListBegin { reason: "schema_changed" });
+        self.apply(Update::ListBegin { reason: RelistReason::SchemaChanged });
         for (name, of, version) in objects {
             let object = if *of == app { self.reencoded(name, of, *version) } else { self.object(name, of, *version) };
             self.apply(Update::ListItem(object));
@@ -103,7 +103,7 @@ async fn a_gap_costs_each_view_one_item_and_sends_each_what_it_selects() {
     }
     let web: Vec<_> = objects.iter().map(|(name, _, version)| format!("+{name}@{version}")).collect();
     let gap = |inside: &[&[String]]| {
-        [&["gap from 10 test".to_owned()][..], &inside.concat(), &["end of gap (3000)".to_owned()]].concat()
+        [&["gap from 10 expired".to_owned()][..], &inside.concat(), &["end of gap (3000)".to_owned()]].concat()
     };
     let line = |text: &str| vec![text.to_owned()];
     assert_eq!(seen[0], gap(&[&line("?b@6"), &web, &line("~a@2000")]));
@@ -153,7 +153,7 @@ async fn a_watch_that_a_gap_and_a_close_end_in_one_wave_is_woken() {
     assert!(watch.take(1 << 20).unwrap().is_none());
     // No wave starts between the two.
     let mut batch = cache.hub.batch();
-    for update in [Update::ListBegin { reason: "test" }, Update::ListEnd(version(20))] {
+    for update in [Update::ListBegin { reason: RelistReason::Expired }, Update::ListEnd(version(20))] {
         if let Some(commit) = cache.writer.apply(update).unwrap() {
             batch.commit(commit, Instant::now());
         }

@@ -8,7 +8,7 @@ use prost::Message;
 use tokio::time::Instant;
 
 use crate::{
-    cache::{CacheWriter, ProcessBudgets, RingLimits, Update},
+    cache::{CacheWriter, ProcessBudgets, RelistReason, RingLimits, Update},
     fanout::{
         ConnectionWaker, FrameBuf, Gate, GateLimits, Hub, HubOptions, Phase, ReadyStreams, Refusal, Start, StreamEnd,
         StreamWaker, Subscription,
@@ -95,7 +95,7 @@ impl Cache {
     }
 
     fn list(&mut self, objects: &[(&str, &str, u64)], at: u64) {
-        self.apply(Update::ListBegin { reason: "test" });
+        self.apply(Update::ListBegin { reason: RelistReason::Expired });
         for (name, app, version) in objects {
             self.apply(Update::ListItem(self.object(name, app, *version)));
         }
@@ -269,7 +269,7 @@ async fn a_relist_is_a_marked_gap_and_its_end_can_be_resumed_from() {
     cache.list(&[("a", "db", 18), ("c", "web", 15)], 20);
     cache.event(Modified, "c", "web", 21);
     let lines = ready(&mut web).await;
-    assert_eq!(lines, ["gap from 10 test", "?b@6", "+c@15", "<a@18", "end of gap (20)", "~c@21 (21)"]);
+    assert_eq!(lines, ["gap from 10 expired", "?b@6", "+c@15", "<a@18", "end of gap (20)", "~c@21 (21)"]);
     assert_eq!(ready(&mut cache.after("app=web", 20).unwrap()).await, ["~c@21 (21)"]);
     let inside = cache.after("app=web", 15).err().unwrap();
     assert_eq!(inside.to_string(), "too old resource version: 15 (20)");

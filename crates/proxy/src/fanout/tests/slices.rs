@@ -125,7 +125,7 @@ async fn unseen_events_are_passed_and_what_ends_a_view_comes_after_its_events() 
     cache.event(Modified, "a", "web", 31);
     cache.list(&[("a", "web", 31), ("b", "web", 33)], 40);
     cache.event(Modified, "a", "web", 41);
-    let expected = ["~a@31 (31)", "gap from 31 test", "+b@33", "end of gap (40)", "~a@41 (41)"];
+    let expected = ["~a@31 (31)", "gap from 31 expired", "+b@33", "end of gap (40)", "~a@41 (41)"];
     assert_eq!(lines(&mut web).await, expected);
     cache.event(Deleted, "a", "web", 42);
     cache.hub.close(Phase::NotFound, StreamEnd::Stopped("gone".to_owned()));

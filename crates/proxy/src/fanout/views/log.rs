@@ -326,14 +326,14 @@ impl ViewLog {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::{Gap, budget::Budget};
+    use crate::cache::{Gap, RelistReason, budget::Budget};
 
     fn version(number: u64) -> ResourceVersion {
         ResourceVersion::new(number).unwrap()
     }
 
     fn item(number: u64) -> LogItem {
-        let gap = Gap::new(version(1), version(number), "test", vec![]);
+        let gap = Gap::new(version(1), version(number), RelistReason::Expired, vec![]);
         LogItem::Gap(Arc::new(ViewGap::new(Arc::new(gap), None)))
     }
 

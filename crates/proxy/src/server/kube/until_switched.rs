@@ -6,24 +6,24 @@ use tokio::sync::Notify;
 
 use super::path::Path;
 use crate::access::{
-    AnsweredIn, Caller, Mode, Switches,
-    switches::{OpenGuard, OpenWatch},
+    Answerer, Caller, Mode, Switches,
+    switches::{ModeWatch, ModeWatchGuard},
 };
 
 /// Known until another mode answers the watch. In the extensions of its response.
 #[derive(Clone)]
 pub struct UntilSwitched {
     ended: Arc<Notify>,
-    _open: Arc<OpenGuard>,
+    _open: Arc<ModeWatchGuard>,
 }
 
 impl UntilSwitched {
     /// Makes a forwarded watch known. `None` if modes never change.
     pub fn new(switches: &Arc<Switches>, path: &Path, caller: Option<Caller>, mode: Mode) -> Option<Self> {
-        let by = if mode == Mode::Passthrough { AnsweredIn::Passthrough } else { AnsweredIn::Forwarded };
+        let by = if mode == Mode::Passthrough { Answerer::ApiserverByMode } else { Answerer::ApiserverWithoutCache };
         let ended = Arc::new(Notify::new());
         let notify = ended.clone();
-        let watch = OpenWatch { group: path.group.clone(), resource: path.resource.clone(), caller, by };
+        let watch = ModeWatch { group: path.group.clone(), resource: path.resource.clone(), caller, by };
         // One permit is kept, so an end before the body is polled is not lost.
         let open = switches.register(watch, Arc::new(OnceLock::new()), move || notify.notify_one())?;
         Some(Self { ended, _open: Arc::new(open) })

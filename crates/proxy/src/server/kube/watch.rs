@@ -23,7 +23,10 @@ use crate::{
         watch::{OpenedWatch, WatchProtocol},
     },
 };
-use kubefan_common::planted::{self, Bug};
+use kubefan_common::{
+    planted::{self, Bug},
+    spread::spread,
+};
 use kubefan_model::Media;
 
 /// A bookmark is sent after this time without events, as the apiserver does.
@@ -42,10 +45,7 @@ pub struct DefaultTimeouts {
 impl DefaultTimeouts {
     /// The timeout of the next watch.
     fn next(&self) -> Duration {
-        // Multiples of the golden ratio are spread more evenly than random numbers.
-        const GOLDEN_RATIO: f64 = 0.618_033_988_749_894_9;
-        let spread = (f64::from(self.watches.fetch_add(1, Ordering::Relaxed)) * GOLDEN_RATIO).fract();
-        TIMEOUT_MIN.mul_f64(1.0 + spread)
+        TIMEOUT_MIN.mul_f64(1.0 + spread(self.watches.fetch_add(1, Ordering::Relaxed).into()))
     }
 }
 

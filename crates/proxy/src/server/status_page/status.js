@@ -2,7 +2,7 @@
 // Everything from kubefan is inserted as text: names and user agents are chosen by others. Rows and
 // cells are changed in place, so that focus, scrolling and a selection stay.
 
-const PAUSE = 5000, ANSWER = 8000, HISTORIES_EVERY = 6, TOP = 10;
+const PAUSE_MILLIS = 5000, ANSWER_MILLIS = 8000, HISTORIES_EVERY_ROUNDS = 6, TOP_ROWS = 10;
 const SVG = "http://www.w3.org/2000/svg";
 const byId = (id) => document.getElementById(id);
 let rounds = 0, before = null, lastAnswer = null;
@@ -36,7 +36,7 @@ function span(seconds) {
   return Math.floor(seconds / 86400) + "d";
 }
 
-// Makes the rows of a table those of `items`. A cell is { text, kind, chart, title }.
+// Makes the rows of a table those of `items`. A cell is { text, kind, chart, title, columns }.
 function fill(table, items, keyOf, cellsOf, none) {
   const body = table.tBodies[0];
   const known = new Map([...body.rows].map((row) => [row.dataset.key, row]));
@@ -227,7 +227,7 @@ function showHealth(status) {
 
 const COLUMNS = ["Id", "Behind", "Sent", "Identity", "Resource", "Selector", "Age", "User agent", "Address", "Encoding", "Started"];
 const NUMBERS = ["Sent", "Age"];
-// A subscriber that waits for less is on its way.
+// A lag below this is normal.
 const BEHIND_SECONDS = 5;
 
 function showSubscribers(id, listed) {
@@ -266,7 +266,7 @@ function showSubscribers(id, listed) {
 class Refused extends Error {}
 
 async function get(path) {
-  const stop = new AbortController(), timer = setTimeout(() => stop.abort(), ANSWER);
+  const stop = new AbortController(), timer = setTimeout(() => stop.abort(), ANSWER_MILLIS);
   try {
     const answer = await fetch(path, { signal: stop.signal, cache: "no-store" });
     if (!answer.ok) throw new Refused(answer.status + ": " + (await answer.text()).slice(0, 500));
@@ -286,7 +286,7 @@ function connection(text, kind) {
 
 async function round() {
   try {
-    const status = await get("/status" + (rounds % HISTORIES_EVERY === 0 ? "?histories=true" : ""));
+    const status = await get("/status" + (rounds % HISTORIES_EVERY_ROUNDS === 0 ? "?histories=true" : ""));
     rounds += 1;
     show(status);
     lastAnswer = new Date();
@@ -294,7 +294,7 @@ async function round() {
     setText(byId("updated"), "updated " + lastAnswer.toLocaleTimeString());
     try {
       for (const [id, sort] of [["lag", "lag"], ["bytes", "bytes"]]) {
-        showSubscribers(id, await get("/subscribers?sort=" + sort + "&limit=" + TOP));
+        showSubscribers(id, await get("/subscribers?sort=" + sort + "&limit=" + TOP_ROWS));
       }
       byId("lag-note").hidden = true;
     } catch (error) {
@@ -309,7 +309,7 @@ async function round() {
     if (error instanceof Refused) connection("✕ kubefan refuses: " + error.message, "bad");
     else connection("✕ kubefan does not answer" + since + "; trying again", "bad");
   }
-  setTimeout(round, PAUSE);
+  setTimeout(round, PAUSE_MILLIS);
 }
 
 round();

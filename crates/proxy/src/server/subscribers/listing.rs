@@ -53,13 +53,13 @@ pub struct ListedSubscribers {
     /// All watches, also those that are not listed.
     pub total: usize,
     /// The first of them.
-    pub subscribers: Vec<Listed>,
+    pub subscribers: Vec<ListedSubscriber>,
 }
 
 /// A watch.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Listed {
+pub struct ListedSubscriber {
     /// Names it for as long as it lasts.
     pub id: String,
     /// The user; empty if callers are not distinguished.
@@ -186,11 +186,11 @@ fn keep<T, K: Ord>(all: &mut Vec<T>, limit: usize, key: impl Fn(&T) -> K) {
 }
 
 impl Subscriber {
-    fn listed(&self, observed: Observed, behind: Behind, now: Instant) -> Listed {
+    fn listed(&self, observed: Observed, behind: Behind, now: Instant) -> ListedSubscriber {
         let Observed { resource, selection, format, version } = observed;
         let gvr = GroupVersionResource::new(resource.group, resource.version, resource.resource);
         let (protocol, encoding) = names(&format);
-        Listed {
+        ListedSubscriber {
             id: text_of(self.id),
             identity: self.user.to_string(),
             user_agent: self.user_agent.to_string(),

@@ -54,13 +54,13 @@ impl<C: Catalog> Server<C> {
         catalog: Arc<C>,
         others: Routes,
         options: ServerOptions,
-        records: (Arc<AccessControl>, AuditLog),
+        (access, audit): (Arc<AccessControl>, AuditLog),
         forwarder: Option<Arc<Forwarder>>,
         metrics: Arc<Metrics>,
         drain: CancellationToken,
     ) -> Arc<Self> {
-        let access = records.0.clone();
-        let services = Services::new(catalog, others, options, records, forwarder, metrics.clone(), drain);
+        let callers = (access.clone(), audit);
+        let services = Services::new(catalog, others, options, callers, forwarder, metrics.clone(), drain);
         Arc::new(Self { services: Arc::new(services), access, metrics, connections: AtomicU64::new(0) })
     }
 
@@ -81,7 +81,7 @@ impl<C: Catalog> Server<C> {
 
     /// The watches that are being sent.
     pub fn subscribers(&self) -> &Arc<Subscribers> {
-        self.services.reader.registry()
+        self.services.reader.subscribers()
     }
 
     /// Serves the connections of `listener` until the drain, then waits until the last one has
@@ -134,6 +134,7 @@ impl<C: Catalog> Server<C> {
                 });
             }
         }
+        self.services.connections.drain();
         while connections.join_next().await.is_some() {}
     }
 

@@ -96,7 +96,7 @@ pub struct Services<C> {
     pub readers: Arc<Readers>,
     /// Begins the records of gRPC calls; the Kubernetes API begins its own.
     pub audit: AuditLog,
-    /// The open connections, which end when `drain` is cancelled.
+    /// The open connections.
     pub connections: Arc<OpenConnections>,
     /// Cancelled when no more requests are taken and every stream must end.
     pub drain: CancellationToken,
@@ -140,7 +140,7 @@ impl<C: Catalog> Services<C> {
         let replace_status = MapResponseLayer::new(status::replace_library_status);
         let router = router.fallback(not_found).layer(replace_status).with_state(());
         let pending = PendingCalls::new(options.calls_pending_max, calls_pending);
-        let connections = OpenConnections::new(options.ending, drain.clone());
+        let connections = OpenConnections::new(options.ending);
         Self { reader, grpc, kube, router, options, pending, readers: Readers::new(), audit, connections, drain }
     }
 }

@@ -6,6 +6,7 @@ use tokio::time::{Instant, timeout};
 
 use super::span::Span;
 use crate::{
+    cache::RelistReason,
     telemetry::metrics::UpstreamWatchGuard,
     upstream::{error::UpstreamError, kubefan_client::Freshness},
 };
@@ -19,22 +20,23 @@ pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// The position of the reflector.
 pub(super) enum State {
     /// Nothing usable is known. The next step asks for a snapshot, for `reason`.
-    Empty { reason: &'static str },
+    Empty { reason: RelistReason },
     /// A snapshot was asked for, or is being read.
-    Snapshot { reason: &'static str, watch: OpenWatch },
+    Snapshot { reason: RelistReason, watch: OpenWatch },
     /// Everything up to `version` was emitted. The next step opens a watch from there.
-    Listed { version: ResourceVersion },
+    Resume { version: ResourceVersion },
     /// A watch is open, and everything up to `version` was emitted.
     Watching { watch: OpenWatch, version: ResourceVersion },
     /// A kubefan cannot list the state at an older version.
     Unserved,
 }
 
-pub(super) type Asked = Pin<Box<dyn Future<Output = Result<Freshness, UpstreamError>> + Send>>;
+/// The next kubefan's answer about the age of its state.
+pub(super) type FreshnessAnswer = Pin<Box<dyn Future<Output = Result<Freshness, UpstreamError>> + Send>>;
 
 pub(super) struct OpenWatch {
     pub(super) stream: WatchStream,
-    pub(super) asked_at: Instant,
+    pub(super) called_at: Instant,
     /// The cluster of its state. Empty if it is unknown.
     pub(super) cluster: String,
     /// The events of a marked span so far.
@@ -42,7 +44,7 @@ pub(super) struct OpenWatch {
     /// When the last message was received.
     pub(super) received_at: Instant,
     /// The next answer about the age.
-    pub(super) asked: Asked,
+    pub(super) freshness: FreshnessAnswer,
     /// A proof that counts once its version is reached, and when it was received.
     pub(super) proof: Option<(Freshness, Instant)>,
     pub(super) _guard: UpstreamWatchGuard,
@@ -64,16 +66,16 @@ impl State {
             }
             Self::Watching { watch, .. } => tokio::select! {
                 item = watch.stream.next() => Input::Item(item),
-                answer = &mut watch.asked => Input::Freshness(answer),
+                answer = &mut watch.freshness => Input::Freshness(answer),
             },
-            Self::Empty { .. } | Self::Listed { .. } | Self::Unserved => Input::Nothing,
+            Self::Empty { .. } | Self::Resume { .. } | Self::Unserved => Input::Nothing,
         }
     }
 
-    pub(super) fn relist_reason(&self) -> &'static str {
+    pub(super) fn relist_reason(&self) -> RelistReason {
         match self {
-            Self::Empty { reason } | Self::Snapshot { reason, .. } => reason,
-            Self::Listed { .. } | Self::Watching { .. } | Self::Unserved => "interrupted",
+            Self::Empty { reason } | Self::Snapshot { reason, .. } => *reason,
+            Self::Resume { .. } | Self::Watching { .. } | Self::Unserved => RelistReason::Interrupted,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The events of a marked span, until its end.
 
 use crate::{
-    cache::ConflatedChange,
+    cache::{ConflatedChange, RelistReason},
     upstream::{error::UpstreamError, reflector::ReflectorError},
 };
 use kubefan_common::proto::v1alpha1::{self, Event};
@@ -11,52 +11,26 @@ use kubefan_model::{
     object::{Object, ObjectParser},
 };
 
-/// The reason of a marked catch-up, for the subscribers of this cache.
-pub(super) const CATCH_UP: &str = "catch_up";
-/// The reason of a marked gap whose reason this version does not know.
-const UPSTREAM_GAP: &str = "upstream_gap";
-/// The reason of a relist when the version is of another history.
-pub(super) const REWRITTEN: &str = "rewritten";
-
 /// The most changes of one span. A longer one is read as a snapshot, which the limits of a cache
 /// apply to while it is received.
 const CHANGES_MAX: usize = 1 << 20;
 /// The same for the bytes of their objects.
 const BYTES_MAX: usize = 1 << 30;
 
-/// The reasons of gaps, as labels.
-const REASONS: [&str; 14] = [
-    "initial",
-    "expired",
-    "continue_expired",
-    "not_found",
-    "forbidden",
-    "line_too_long",
-    "broken_object",
-    "out_of_order",
-    "schema_changed",
-    "self_check",
-    "interrupted",
-    REWRITTEN,
-    CATCH_UP,
-    UPSTREAM_GAP,
-];
-
 /// What a marked span has brought so far.
 pub(super) struct Span {
-    pub(super) reason: &'static str,
+    pub(super) reason: RelistReason,
     pub(super) changes: Vec<ConflatedChange>,
     bytes: usize,
 }
 
 impl Span {
     pub(super) fn catch_up() -> Self {
-        Self { reason: CATCH_UP, changes: Vec::new(), bytes: 0 }
+        Self { reason: RelistReason::CatchUp, changes: Vec::new(), bytes: 0 }
     }
 
     pub(super) fn gap(reason: &str) -> Self {
-        let reason = REASONS.into_iter().find(|known| *known == reason).unwrap_or(UPSTREAM_GAP);
-        Self { reason, changes: Vec::new(), bytes: 0 }
+        Self { reason: RelistReason::parse(reason), changes: Vec::new(), bytes: 0 }
     }
 
     /// Adds a change. An error if there are too many.

@@ -13,12 +13,13 @@ use tonic::{
     transport::{Endpoint, Server},
 };
 use tonic_types::{ErrorDetails, StatusExt};
-use tower::service_fn;
+use tower::{service_fn, util::BoxCloneSyncService};
 
 use super::*;
 use crate::{
     cache::ConflatedChange,
     telemetry::metrics::{Metrics, WatchPurpose},
+    upstream::client::UpstreamOptions,
 };
 use kubefan_client::{Client, ClientOptions};
 use kubefan_common::proto::v1alpha1::{
@@ -93,7 +94,15 @@ fn reflector(scripts: Vec<Vec<Sent>>) -> (Scripted, GrpcReflector<StdRng>) {
     let open_watch = Arc::new(move || metrics.upstream_watch(WatchPurpose::Standing));
     let (kind, scope, field_selector) = ("Pod".to_owned(), Scope::Cluster, String::new());
     let target = Target { gvr, kind, namespaced: true, scope, field_selector };
-    (server, GrpcReflector::new(kubefan, target, parser, open_watch, StdRng::seed_from_u64(1)))
+    (server, GrpcReflector::new(kubefan, apiserver(), target, parser, open_watch, StdRng::seed_from_u64(1)))
+}
+
+/// One that does not answer.
+fn apiserver() -> Upstream {
+    let refused = || std::io::Error::from(std::io::ErrorKind::ConnectionRefused).into();
+    let service = service_fn(move |_| std::future::ready(Err(refused())));
+    let base = http::Uri::from_static("https://apiserver.test");
+    Upstream::from_service(BoxCloneSyncService::new(service), &base, UpstreamOptions::default())
 }
 
 fn message(resume_version: &str, message: Message) -> Sent {
@@ -155,7 +164,7 @@ async fn steps(reflector: &mut GrpcReflector<StdRng>, count: usize) -> Vec<Strin
     while steps.len() < count {
         steps.push(match reflector.step().await {
             Ok(Step::Proved { .. }) => continue,
-            Ok(Step::Update { update: Update::ListBegin { reason }, .. }) => format!("list {reason}"),
+            Ok(Step::Update { update: Update::ListBegin { reason }, .. }) => format!("list {}", reason.as_str()),
             Ok(Step::Update { update: Update::ListItem(object), .. }) => format!("item {}", object.key()),
             Ok(Step::Update { update: Update::ListEnd(version), .. }) => format!("listed {version}"),
             Ok(Step::Update { update: Update::Event(_, object), .. }) => format!("event {}", object.version()),
@@ -169,7 +178,7 @@ async fn steps(reflector: &mut GrpcReflector<StdRng>, count: usize) -> Vec<Strin
                         ConflatedChange::Remove(key) => format!("-{}", key.name()),
                     })
                     .collect();
-                format!("{reason} {} to {version}", changes.join(" "))
+                format!("{} {} to {version}", reason.as_str(), changes.join(" "))
             }
             Ok(Step::Watching { .. }) => "watching".to_owned(),
             Ok(Step::Ended { reason }) => format!("ended {reason}"),
@@ -243,7 +252,7 @@ async fn a_marked_span_that_breaks_is_dropped_and_asked_for_again() {
 async fn a_reason_of_a_later_version_is_still_a_gap() {
     let events = vec![event("", v1alpha1::EventType::Modified, "a", 12)];
     let (_server, mut reflector) = reflector(vec![[snapshot(), gap("who_knows", events, "12")].concat()]);
-    assert_eq!(steps(&mut reflector, 5).await[4], "upstream_gap +a to 12");
+    assert_eq!(steps(&mut reflector, 5).await[4], "other +a to 12");
 }
 
 #[tokio::test]

@@ -109,7 +109,10 @@ use crate::upstream::{
         state::{OpenWatch, PagedList, Reread, State},
     },
 };
-use crate::{cache::Update, telemetry::metrics::UpstreamWatchGuard};
+use crate::{
+    cache::{RelistReason, Update},
+    telemetry::metrics::UpstreamWatchGuard,
+};
 use kubefan_common::planted::{self, Bug};
 use kubefan_model::{Media, ResourceVersion, event::EventType, object::ObjectParser};
 
@@ -125,8 +128,6 @@ const WATCH_TIMEOUT_LEAST: Duration = Duration::from_secs(300);
 /// bookmark, which proves that no event is missing: the apiserver sends that bookmark two seconds
 /// before the end, and checks for due bookmarks about once a second.
 const BACKFILL_WATCH_SECONDS: u64 = 3;
-/// The reason for a relist when the cluster's version is below the known one.
-const REWRITTEN: &str = "rewritten";
 
 /// A list and watch of one [`Target`].
 pub struct Reflector<R> {
@@ -174,7 +175,7 @@ impl<R: Rng> Reflector<R> {
             options,
             open_watch,
             random,
-            state: State::Empty { reason: "initial" },
+            state: State::Empty { reason: RelistReason::Initial },
             warnings: Warnings::default(),
             ready: VecDeque::new(),
             watch_list_refused: false,
@@ -190,7 +191,7 @@ impl<R: Rng> Reflector<R> {
     /// [within that list](Self::is_within_list).
     pub fn for_backfill(mut self, version: ResourceVersion, with_state: bool) -> Self {
         self.state = match with_state {
-            true => State::Empty { reason: "backfill" },
+            true => State::Empty { reason: RelistReason::Backfill },
             false => State::Listed { version, in_doubt: false },
         };
         // Only a list can return the state at an older version.
@@ -200,7 +201,7 @@ impl<R: Rng> Reflector<R> {
     }
 
     /// Discards the known state. The next step lists, for `reason`.
-    pub fn relist(&mut self, reason: &'static str) {
+    pub fn relist(&mut self, reason: RelistReason) {
         self.ready.clear();
         self.state = State::Empty { reason };
     }
@@ -273,12 +274,12 @@ impl<R: Rng> Reflector<R> {
         }
     }
 
-    fn start_paging(&mut self, reason: &'static str) -> Step {
+    fn start_paging(&mut self, reason: RelistReason) -> Step {
         self.state = State::Paging(PagedList::new(reason));
         Step::Update { update: Update::ListBegin { reason }, received: Instant::now() }
     }
 
-    async fn start_watch_list(&mut self, reason: &'static str) -> Result<Step, ReflectorError> {
+    async fn start_watch_list(&mut self, reason: RelistReason) -> Result<Step, ReflectorError> {
         let query = [
             ("watch", "1"),
             ("sendInitialEvents", "true"),
@@ -304,7 +305,7 @@ impl<R: Rng> Reflector<R> {
 
     /// Reads one initial event. Any failure before the bookmark that ends them restarts the list,
     /// because half a state is useless.
-    async fn read_watch_list(&mut self, reason: &'static str, mut watch: OpenWatch) -> Result<Step, ReflectorError> {
+    async fn read_watch_list(&mut self, reason: RelistReason, mut watch: OpenWatch) -> Result<Step, ReflectorError> {
         // Reset below if this line is valid.
         self.next_is_paged = true;
         let line = match watch.lines.next_line().await {
@@ -364,7 +365,7 @@ impl<R: Rng> Reflector<R> {
                 Ok(reached) if reached < version => {
                     // Unlike a watch, a consistent read is never behind, whichever apiserver
                     // answers.
-                    self.state = State::Empty { reason: REWRITTEN };
+                    self.state = State::Empty { reason: RelistReason::Rewritten };
                     return Ok(Step::Update { update: Update::WentBack { reached }, received: asked_at });
                 }
                 Ok(reached) => proven_at = (reached == version).then_some(asked_at),
@@ -425,7 +426,7 @@ impl<R: Rng> Reflector<R> {
             Err(error) => {
                 // Skipping the object would lose a change, and a new watch would send it again.
                 // Only a list helps.
-                self.state = State::Empty { reason: "broken_object" };
+                self.state = State::Empty { reason: RelistReason::BrokenObject };
                 return Err(error);
             }
         };
@@ -438,11 +439,11 @@ impl<R: Rng> Reflector<R> {
     /// Continues from the last version, unless the error made it useless.
     fn watch_failed(&mut self, version: ResourceVersion, error: UpstreamError) -> ReflectorError {
         self.state = match &error {
-            UpstreamError::Gone { .. } => State::Empty { reason: "expired" },
+            UpstreamError::Gone { .. } => State::Empty { reason: RelistReason::Expired },
             // A new watch would send the same event again.
-            UpstreamError::LineTooLong { .. } => State::Empty { reason: "line_too_long" },
-            UpstreamError::NotFound { .. } => State::Empty { reason: "not_found" },
-            UpstreamError::Forbidden { .. } => State::Empty { reason: "forbidden" },
+            UpstreamError::LineTooLong { .. } => State::Empty { reason: RelistReason::LineTooLong },
+            UpstreamError::NotFound { .. } => State::Empty { reason: RelistReason::NotFound },
+            UpstreamError::Forbidden { .. } => State::Empty { reason: RelistReason::Forbidden },
             _ => State::Listed { version, in_doubt: !planted::is(Bug::BrokenWatchTrusted) },
         };
         ReflectorError::Watch(error)

@@ -8,7 +8,7 @@ use rand::Rng;
 use tokio::time::Instant;
 
 use crate::{
-    cache::Update,
+    cache::{RelistReason, Update},
     upstream::{
         client::Verb,
         error::UpstreamError,
@@ -83,7 +83,7 @@ impl<R: Rng> Reflector<R> {
             // etcd compacted the version of the pages meanwhile. A list without pages cannot expire
             // (client-go's pager does the same).
             self.unpaged = true;
-            State::Empty { reason: "continue_expired" }
+            State::Empty { reason: RelistReason::ContinueExpired }
         } else {
             State::Empty { reason: list.reason }
         };

@@ -12,7 +12,7 @@ use rand::Rng;
 use tokio::time::{Instant, sleep};
 
 use crate::{
-    cache::Update,
+    cache::{RelistReason, Update},
     upstream::{
         client::Verb,
         error::UpstreamError,
@@ -32,7 +32,7 @@ const PAGE_FAILURES_MAX: usize = 3;
 impl<R: Rng> Reflector<R> {
     /// Lists the objects again at the version of the open watch, for `reason`. Without an open
     /// watch this does nothing.
-    pub fn reread(&mut self, reason: &'static str) {
+    pub fn reread(&mut self, reason: RelistReason) {
         if !self.has_watch() {
             return;
         }

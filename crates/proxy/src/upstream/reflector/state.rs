@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::{
-    cache::{Update, warnings::Warnings},
+    cache::{RelistReason, Update, warnings::Warnings},
     telemetry::metrics::UpstreamWatchGuard,
     upstream::{
         client::{BodyStream, lines::Lines},
@@ -33,11 +33,11 @@ pub struct ReflectorOptions {
 /// The position of the reflector. The documentation of this module describes the transitions.
 pub(super) enum State {
     /// Nothing usable is known. The next step lists, for `reason`.
-    Empty { reason: &'static str },
+    Empty { reason: RelistReason },
     /// In a paged list.
     Paging(PagedList),
     /// In the initial events of a watch-list, started for `reason`.
-    WatchListing { reason: &'static str, watch: OpenWatch },
+    WatchListing { reason: RelistReason, watch: OpenWatch },
     /// Everything up to `version` was emitted. The next step opens a watch from there. If
     /// `in_doubt`, it then asks for the cluster's version.
     Listed { version: ResourceVersion, in_doubt: bool },
@@ -50,13 +50,13 @@ pub(super) enum State {
 impl State {
     /// The reason for the relist if this state is lost. A list that is lost passes its own reason
     /// on.
-    pub(super) fn relist_reason(&self) -> &'static str {
+    pub(super) fn relist_reason(&self) -> RelistReason {
         match self {
             Self::Empty { reason } | Self::Paging(PagedList { reason, .. }) | Self::WatchListing { reason, .. } => {
-                reason
+                *reason
             }
-            Self::Rereading(Reread { reason, .. }) => reason,
-            Self::Listed { .. } | Self::Watching { .. } => "interrupted",
+            Self::Rereading(Reread { reason, .. }) => *reason,
+            Self::Listed { .. } | Self::Watching { .. } => RelistReason::Interrupted,
         }
     }
 }
@@ -70,7 +70,7 @@ const PAGE_FAILING_MAX: Duration = Duration::from_secs(60);
 /// The position in a paged list.
 pub(super) struct PagedList {
     /// Why the list was started.
-    pub(super) reason: &'static str,
+    pub(super) reason: RelistReason,
     /// The continue token. `None` before the first page.
     pub(super) next: Option<String>,
     /// The version of the first page.
@@ -81,7 +81,7 @@ pub(super) struct PagedList {
 
 impl PagedList {
     /// A list from its first page.
-    pub(super) fn new(reason: &'static str) -> Self {
+    pub(super) fn new(reason: RelistReason) -> Self {
         Self { reason, next: None, version: None, failures: None }
     }
 
@@ -107,7 +107,7 @@ pub(super) type PageRequest = Pin<Box<dyn Future<Output = PageResult> + Send>>;
 /// The position in a list beside an open watch.
 pub(super) struct Reread {
     /// Why the list was started.
-    pub(super) reason: &'static str,
+    pub(super) reason: RelistReason,
     /// The version of the list.
     pub(super) at: ResourceVersion,
     /// The continue token. `None` before the first page.
@@ -205,12 +205,12 @@ mod tests {
     #[test]
     fn a_page_is_retried_for_a_minute_and_then_the_list_starts_over() {
         let start = Instant::now();
-        let mut list = PagedList { next: Some("token".to_owned()), ..PagedList::new("test") };
+        let mut list = PagedList { next: Some("token".to_owned()), ..PagedList::new(RelistReason::Initial) };
         assert!(list.page_may_be_retried(start));
         assert!(list.page_may_be_retried(start + Duration::from_secs(59)));
         assert!(!list.page_may_be_retried(start + PAGE_FAILING_MAX));
         assert!(list.may_continue(start + Duration::from_secs(59)) && !list.may_continue(start + PAGE_FAILING_MAX));
-        let mut first_page = PagedList::new("test");
+        let mut first_page = PagedList::new(RelistReason::Initial);
         assert!(!first_page.page_may_be_retried(start));
     }
 }

@@ -40,8 +40,8 @@ pub async fn serve<C: Catalog>(
     let (tunnel, needs) = (Tunnel::default(), ResponseNeeds::default());
     let io = MonitoredSocket::new(io, needs.clone(), services.options.snapshot_stall_timeout);
     let open = services.connections.open();
-    let (upgraded, drain, address, mut leaves) =
-        (tunnel.clone(), services.drain.clone(), client.address, open.leaves());
+    let (upgraded, drain, address, mut end_requests) =
+        (tunnel.clone(), services.drain.clone(), client.address, open.end_requests());
     let service = service_fn(move |mut request: Request<Incoming>| {
         let client = client.of_request(request.headers());
         request.extensions_mut().insert(client);
@@ -61,7 +61,7 @@ pub async fn serve<C: Catalog>(
         result = connection.as_mut() => Ok(result),
         // Not in its turn: between two requests there is nothing to spread.
         () = drain.cancelled() => Err(ConnectionEnd::Draining),
-        leave = leaves.next() => Err(leave.reason.connection_end()),
+        request = end_requests.next() => Err(request.reason.connection_end()),
     };
     let end = match ended {
         Ok(Ok(())) => ConnectionEnd::Closed,

@@ -21,7 +21,7 @@ use crate::{
         kube::{answer::put_watch_headers, status},
         transport::{
             limits::BATCH_BYTES_MAX,
-            open_connections::{CountedWatch, LeaveReason, Leaves, OpenConnection},
+            open_connections::{CountedWatch, EndReason, EndRequests, OpenConnection},
             watch_timers::{Due, WatchTimers},
         },
         watch::OpenedWatch,
@@ -35,9 +35,9 @@ pub struct WatchBody {
     connection_waker: Arc<ConnectionWaker>,
     timers: WatchTimers,
     timer: Pin<Box<Sleep>>,
-    leaves: Leaves,
-    /// How it ends as soon as it is current.
-    leave: Option<StreamEnd>,
+    end_requests: EndRequests,
+    /// Why it ends as soon as it is current.
+    ending: Option<EndReason>,
     _counted: CountedWatch,
     needs: ResponseNeeds,
 }
@@ -54,9 +54,10 @@ impl WatchBody {
         let (media, warnings, id) = (opened.protocol.media(), opened.subscription.warnings(), opened.record.id());
         let timers = WatchTimers::new(opened.bookmark_interval, opened.timeout_at, None, stall_timeout, true);
         let timer = Box::pin(sleep_until(Instant::now()));
-        let (leaves, counted) = (open.leaves(), open.watch(opened.movable()));
+        let (end_requests, counted) = (open.end_requests(), open.watch(opened.movable()));
         let opened = Some(opened);
-        let watch = Self { opened, connection_waker, timers, timer, leaves, leave: None, _counted: counted, needs };
+        let watch =
+            Self { opened, connection_waker, timers, timer, end_requests, ending: None, _counted: counted, needs };
         let mut response = Response::new(axum::body::Body::new(watch));
         put_watch_headers(media, &warnings, response.headers_mut());
         put_id(id, response.headers_mut());
@@ -77,12 +78,11 @@ impl WatchBody {
         self.connection_waker.take_ready(&mut ReadyStreams::new());
         loop {
             let Some(opened) = &mut self.opened else { return Poll::Ready(None) };
-            while let Poll::Ready(leave) = self.leaves.poll_next(cx) {
-                match leave.reason {
-                    // It ends by its timeout, and then its connection.
-                    LeaveReason::Age => {}
-                    LeaveReason::Draining => return Poll::Ready(self.end(StreamEnd::Draining)),
-                    LeaveReason::Rebalanced => self.leave = Some(StreamEnd::Rebalanced),
+            while let Poll::Ready(request) = self.end_requests.poll_next(cx) {
+                match request.reason {
+                    EndReason::Draining => return Poll::Ready(self.end(StreamEnd::Draining)),
+                    reason if reason.ends(opened.movable()) => self.ending = Some(reason),
+                    _ => {}
                 }
             }
             if let Some(end) = opened.end() {
@@ -98,13 +98,13 @@ impl WatchBody {
                     return Poll::Ready(Some(pieces.copy_to_bytes(remaining)));
                 }
                 // Its client has everything, and a last bookmark says so.
-                Ok(None) if self.leave.is_some() && !opened.subscription.is_behind() => {
+                Ok(None) if self.ending.is_some() && !opened.subscription.is_behind() => {
                     return Poll::Ready(match opened.subscription.bookmark() {
                         Some(mut bookmark) => {
                             let remaining = bookmark.remaining();
                             Some(bookmark.copy_to_bytes(remaining))
                         }
-                        None => self.leave.take().and_then(|end| self.end(end)),
+                        None => self.ending.take().and_then(|reason| self.end(reason.stream_end())),
                     });
                 }
                 Ok(None) => {}

@@ -18,8 +18,8 @@
 //!
 //! Wake-ups: subscriptions and stream windows wake one stream through the connection's
 //! [`ConnectionWaker`]; h2 and the socket wake the whole task ([`IoWaker`]); the timer and the
-//! requests to end ([`Leaves`]) have a waker of their own ([`TimerWaker`]), because most passes
-//! need not look at them.
+//! requests to end ([`EndRequests`]) have a waker of their own ([`TimerWaker`]), because most
+//! passes need not look at them.
 
 use std::{
     collections::BTreeMap,
@@ -56,7 +56,7 @@ use crate::{
         kube::answer::put_watch_headers,
         transport::{
             limits::{self, PASS_BYTES_MAX, PASS_REQUESTS_MAX},
-            open_connections::{Leave, LeaveReason, Leaves, OpenConnection},
+            open_connections::{EndReason, EndRequest, EndRequests, OpenConnection},
             services::Services,
         },
         watch::WatchProtocol,
@@ -96,9 +96,9 @@ pub struct Connection<C, T> {
     deadlines: Deadlines,
     keepalive: Option<Keepalive>,
     open: OpenConnection,
-    leaves: Leaves,
+    end_requests: EndRequests,
     /// Why it takes no more requests.
-    leaving: Option<LeaveReason>,
+    ending: Option<EndReason>,
 }
 
 impl<C: Catalog, T: Io> Connection<C, T> {
@@ -128,7 +128,7 @@ impl<C: Catalog, T: Io> Connection<C, T> {
         let io_waker = IoWaker::new(connection_waker.clone());
         let waker = Waker::from(io_waker.clone());
         let timer_waker = TimerWaker::new(connection_waker.clone());
-        let leaves = open.leaves();
+        let end_requests = open.end_requests();
         Ok(Self {
             services,
             client,
@@ -145,8 +145,8 @@ impl<C: Catalog, T: Io> Connection<C, T> {
             deadlines,
             keepalive,
             open,
-            leaves,
-            leaving: None,
+            end_requests,
+            ending: None,
         })
     }
 
@@ -160,7 +160,7 @@ impl<C: Catalog, T: Io> Connection<C, T> {
             // pass.
             self.io_waker.set_muted(true);
             self.poll_requests(cx);
-            let gone = self.poll_timer_and_leaves();
+            let gone = self.poll_timer_and_end_requests();
             self.send(&mut budget);
             self.io_waker.set_muted(false);
             if gone.is_ready() {
@@ -185,26 +185,26 @@ impl<C: Catalog, T: Io> Connection<C, T> {
 
     /// Polls the timer and the requests to end if one of them has woken the task. `Ready` if the
     /// client is gone.
-    fn poll_timer_and_leaves(&mut self) -> Poll<()> {
+    fn poll_timer_and_end_requests(&mut self) -> Poll<()> {
         if !self.timer_waker.take() {
             return Poll::Pending;
         }
         let waker = Waker::from(self.timer_waker.clone());
         let mut cx = Context::from_waker(&waker);
-        self.poll_leaves(&mut cx);
+        self.poll_end_requests(&mut cx);
         self.poll_deadlines(&mut cx)
     }
 
     /// On a request to end: stops accepting requests (GOAWAY), and ends the watches one after the
     /// other with the reason.
-    fn poll_leaves(&mut self, cx: &mut Context<'_>) {
-        while let Poll::Ready(Leave { reason, over, .. }) = self.leaves.poll_next(cx) {
-            self.leaving = Some(reason);
+    fn poll_end_requests(&mut self, cx: &mut Context<'_>) {
+        while let Poll::Ready(EndRequest { reason, over, .. }) = self.end_requests.poll_next(cx) {
+            self.ending = Some(reason);
             self.http2.graceful_shutdown();
             let (now, count) = (Instant::now(), u32::try_from(self.streams.len()).unwrap_or(u32::MAX));
             for (before, (id, stream)) in (0..).zip(&mut self.streams) {
                 let at = now + over.mul_f64(f64::from(before) / f64::from(count));
-                stream.leave(at, reason);
+                stream.end_from(at, reason);
                 self.deadlines.push(at, *id);
             }
         }
@@ -260,9 +260,9 @@ impl<C: Catalog, T: Io> Connection<C, T> {
         let stall_timeout = self.services.options.snapshot_stall_timeout;
         let of = (&self.open, &self.connection_waker);
         let mut stream = Box::new(WatchStream::new(opened, send, of, deadline_at, stall_timeout));
-        match self.leaving {
-            Some(LeaveReason::Draining) => return stream.finish(StreamEnd::Draining),
-            Some(reason) => stream.leave(Instant::now(), reason),
+        match self.ending {
+            Some(EndReason::Draining) => return stream.finish(StreamEnd::Draining),
+            Some(reason) => stream.end_from(Instant::now(), reason),
             None => {}
         }
         stream.queued = true;
@@ -346,7 +346,7 @@ impl<C: Catalog, T: Io> Connection<C, T> {
                     break Err(ConnectionEnd::Error);
                 }
                 Poll::Ready(_) => {
-                    break Err(self.leaving.map_or(ConnectionEnd::Closed, LeaveReason::connection_end));
+                    break Err(self.ending.map_or(ConnectionEnd::Closed, EndReason::connection_end));
                 }
             }
         };

@@ -26,11 +26,11 @@ use crate::{
         kube,
         transport::{
             limits::BATCH_BYTES_MAX,
-            open_connections::{CountedWatch, LeaveReason, OpenConnection},
+            open_connections::{CountedWatch, EndReason, OpenConnection},
             unread::{ObservedReader, Readers},
             watch_timers::{Due, WatchTimers},
         },
-        watch::{Movable, OpenedWatch, WatchProtocol},
+        watch::{OpenedWatch, WatchProtocol},
     },
 };
 use kubefan_common::planted::{self, Bug};
@@ -41,7 +41,7 @@ const BOOKMARK_BYTES_MAX: usize = 40;
 const BOOKMARK_EVENT_BYTES_MAX: usize = 512;
 
 /// How soon a stream that was asked to end, but is not current, looks again.
-const LEAVE_AGAIN: Duration = Duration::from_secs(1);
+const END_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A watch that is being sent.
 pub struct WatchStream {
@@ -53,8 +53,8 @@ pub struct WatchStream {
     stalled: bool,
     /// Its client, once the stream has waited for a window.
     reader: Option<ObservedReader>,
-    /// How it ends once it is asked to, and from when.
-    leave: Option<(Instant, StreamEnd)>,
+    /// From when it ends because it was asked to, and why.
+    ending: Option<(Instant, EndReason)>,
     _counted: CountedWatch,
     /// Whether it is in the connection's ready queue.
     pub queued: bool,
@@ -88,8 +88,8 @@ impl WatchStream {
         let (interval, timeout_at) = (opened.bookmark_interval, opened.timeout_at);
         let bookmark_before_end = opened.protocol != WatchProtocol::Grpc;
         let timers = WatchTimers::new(interval, timeout_at, deadline_at, stall_timeout, bookmark_before_end);
-        let (stalled, reader, leave, queued) = (false, None, None, false);
-        Self { opened, send, waker, timers, stalled, reader, leave, _counted: counted, queued }
+        let (stalled, reader, ending, queued) = (false, None, None, false);
+        Self { opened, send, waker, timers, stalled, reader, ending, _counted: counted, queued }
     }
 
     /// Why the watch must end, for a reason from outside.
@@ -174,43 +174,35 @@ impl WatchStream {
     /// When [`Self::tick`] must be called next; `None` if no timer runs.
     pub fn due_at(&self, now: Instant) -> Option<Instant> {
         let timers = self.timers.due_at(now, self.opened.subscription.in_backlog());
-        let leaves = self.leave.as_ref().map(|(at, _)| *at);
-        timers.into_iter().chain(leaves).min()
+        timers.into_iter().chain(self.ending.map(|(at, _)| at)).min()
     }
 
-    /// Asks the watch to end from `at` on, if its client may be asked that for this reason.
-    pub fn leave(&mut self, at: Instant, reason: LeaveReason) {
-        let stays = match reason {
-            LeaveReason::Draining => false,
-            // A watch over HTTP ends by its timeout.
-            LeaveReason::Age => self.opened.movable() != Movable::Cheaply,
-            LeaveReason::Rebalanced => self.opened.movable() == Movable::No,
-        };
-        if !stays {
-            self.leave = Some((at, reason.stream_end()));
+    /// Asks the watch to end from `at` on, if the reason ends watches like this one.
+    pub fn end_from(&mut self, at: Instant, reason: EndReason) {
+        if reason.ends(self.opened.movable()) {
+            self.ending = Some((at, reason));
         }
     }
 
     /// Ends a watch that was asked to, or looks again later: at a drain at once, otherwise when it
     /// is current, so that its client resumes from memory. A last bookmark tells the client how
     /// far it is.
-    fn leaves(&mut self, now: Instant) -> Option<StreamEnd> {
-        let (at, end) = self.leave.as_mut().filter(|(at, _)| *at <= now)?;
-        let (end, must) = (end.clone(), *end == StreamEnd::Draining);
+    fn asked_end(&mut self, now: Instant) -> Option<StreamEnd> {
+        let (_, reason) = self.ending.filter(|(at, _)| *at <= now)?;
         let is_current = !self.stalled && !self.opened.subscription.is_behind();
-        if !is_current && !must {
-            *at = now + LEAVE_AGAIN;
+        if !is_current && reason != EndReason::Draining {
+            self.ending = Some((now + END_RETRY_INTERVAL, reason));
             return None;
         }
         if is_current && (self.opened.bookmark_interval.is_some() || self.opened.protocol == WatchProtocol::Grpc) {
             self.send_bookmark();
         }
-        Some(end)
+        Some(reason.stream_end())
     }
 
     /// Does what is due. Returns a reason if the watch ends.
     pub fn tick(&mut self, now: Instant) -> Option<StreamEnd> {
-        if let Some(end) = self.leaves(now) {
+        if let Some(end) = self.asked_end(now) {
             return Some(end);
         }
         match self.timers.tick(now, self.opened.subscription.in_backlog()) {

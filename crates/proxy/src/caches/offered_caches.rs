@@ -1,12 +1,12 @@
-//! The registry as the source of warm starts: it offers its caches to peers.
+//! The registry as the sender to peers sees it: it offers its caches for their warm starts.
 
 use std::sync::Arc;
 
 use super::{cache_entry::CacheId, registry::Registry};
-use crate::peer::{OfferedCache, Source};
+use crate::peer::{OfferedCache, OfferedCaches};
 use kubefan_model::{GroupVersionResource, Media, Scope};
 
-impl Source for Arc<Registry> {
+impl OfferedCaches for Arc<Registry> {
     fn offer(&self, gvr: &GroupVersionResource, scope: &Scope) -> Option<OfferedCache> {
         let id = CacheId { gvr: gvr.clone(), scope: scope.clone(), media: Media::Json };
         let cache = self.caches.get(&id)?.clone();

@@ -1,0 +1,82 @@
+//! Why a cache was listed again, or why its history has a marked gap.
+//!
+//! Every reason of this version is in one table: replicas and kubefans behind each other pass
+//! reasons on as text, and a text that one of them does not know would lose its meaning.
+
+macro_rules! relist_reasons {
+    ($($(#[$doc:meta])+ $reason:ident = $text:literal;)+) => {
+        /// Why a list was started, and why a gap is in the history.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum RelistReason {
+            $($(#[$doc])+ $reason,)+
+        }
+
+        impl RelistReason {
+            /// Every reason.
+            pub const ALL: &[Self] = &[$(Self::$reason),+];
+
+            /// The label of `kubefan_relists_total`, and the text in the messages for subscribers
+            /// and for other replicas.
+            pub fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$reason => $text,)+
+                }
+            }
+        }
+    };
+}
+
+relist_reasons! {
+    /// The first list.
+    Initial = "initial";
+    /// The state of another replica, in place of the first list.
+    WarmStart = "warm_start";
+    /// A state at an older version, for a backfill.
+    Backfill = "backfill";
+    /// Upstream no longer has the events after the version.
+    Expired = "expired";
+    /// Upstream no longer has the next page of a list.
+    ContinueExpired = "continue_expired";
+    /// Upstream does not serve the resource.
+    NotFound = "not_found";
+    /// Upstream does not let kubefan read the resource.
+    Forbidden = "forbidden";
+    /// An event was longer than the limit.
+    LineTooLong = "line_too_long";
+    /// An object could not be parsed.
+    BrokenObject = "broken_object";
+    /// The events were not in order.
+    OutOfOrder = "out_of_order";
+    /// The schema or the server's version has changed, so the same objects may have other bytes.
+    SchemaChanged = "schema_changed";
+    /// A self-check found a difference.
+    SelfCheck = "self_check";
+    /// What was being read is lost, and no version is known to continue from.
+    Interrupted = "interrupted";
+    /// The cluster continues another history, as after a restore from a backup.
+    Rewritten = "rewritten";
+    /// The other kubefan, which is upstream here, sent a catch-up.
+    CatchUp = "catch_up";
+    /// A reason that this version does not know. A newer kubefan has sent it.
+    Other = "other";
+}
+
+impl RelistReason {
+    /// The reason of a text that another kubefan has sent.
+    pub fn parse(text: &str) -> Self {
+        Self::ALL.iter().copied().find(|reason| reason.as_str() == text).unwrap_or(Self::Other)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reason_is_known_by_its_text_and_a_newer_one_is_another() {
+        for reason in RelistReason::ALL {
+            assert_eq!(RelistReason::parse(reason.as_str()), *reason);
+        }
+        assert_eq!(RelistReason::parse("of a newer version"), RelistReason::Other);
+    }
+}
