@@ -36,7 +36,10 @@ pub(crate) const ROOMS: &[Layer] = &[
     ("caches", &["cache", "fanout", "kube_encoding", "peer", "telemetry", "upstream"]),
     ("access", &["cache", "fanout", "telemetry", "upstream"]),
     ("audit", &["access", "telemetry"]),
-    ("server", &["access", "audit", "cache", "fanout", "kube_encoding", "peer", "telemetry", "upstream"]),
+    (
+        "server",
+        &["access", "audit", "cache", "fanout", "kube_encoding", "managed_tls", "peer", "telemetry", "upstream"],
+    ),
     (
         "config",
         &[

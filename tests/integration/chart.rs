@@ -24,8 +24,8 @@ pub(crate) mod wrong_values;
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: helm_lint_finds_nothing, nothing_that_applies_the_chart_again_touches_what_kubefan_wrote,
         kubefan_runs_with_the_flags_and_the_role_of_three_lists, a_node_reads_through_the_cluster_form,
-        a_changed_setting_restarts_pods_if_it_must, modes_do_not_cut_off_the_pods_of_the_nodes,
-        no_manifest_asks_for_an_insecure_server;
+        no_pod_has_a_secret_with_the_key_of_the_ca, a_changed_setting_restarts_pods_if_it_must,
+        modes_do_not_cut_off_the_pods_of_the_nodes, no_manifest_asks_for_an_insecure_server;
     full: kubefan_runs_with_the_newest_release;
 };
 
@@ -300,12 +300,27 @@ async fn a_node_reads_through_the_cluster_form() {
     assert!(answer.headers().contains_key("cache-status"), "{answer:?}");
     let stranger = api.client_as(crate::harness::apiserver::NOBODY).get(&url).send().await.unwrap();
     assert_eq!(stranger.status(), StatusCode::FORBIDDEN);
-    // No node holds the key of the CA.
-    let volumes = daemon_set["spec"]["template"]["spec"]["volumes"].as_array().unwrap();
-    let tls = volumes.iter().find(|volume| volume["name"] == "tls").unwrap();
-    let keys: Vec<_> =
-        tls["secret"]["items"].as_array().unwrap().iter().map(|item| item["key"].as_str().unwrap()).collect();
-    assert_eq!(keys, ["tls.crt", "tls.key"]);
+}
+
+/// A kubelet may read the whole Secret of a pod on its node, whichever keys the pod mounts.
+async fn no_pod_has_a_secret_with_the_key_of_the_ca() {
+    for (what, args) in VARIANTS {
+        let rendered = objects(&helm::template("kubefan", "kubefan", args).await);
+        let variable = |name: &str| {
+            let env = containers(named(&rendered, "Deployment", "kubefan"))[0]["env"].as_array().unwrap();
+            let found = env.iter().find(|variable| variable["name"] == name)?;
+            Some(found["value"].as_str().unwrap().trim_start_matches("$(POD_NAMESPACE)/").to_owned())
+        };
+        let pods: Vec<_> = rendered.iter().map(|object| object["spec"]["template"]["spec"].to_string()).collect();
+        // In a volume or a variable.
+        let is_in_a_pod = |secret: &String| pods.iter().any(|pod| pod.contains(&format!("\"{secret}\"")));
+        let secret = variable("KUBEFAN_TLS_MANAGED_SECRET");
+        assert!(secret.is_none_or(|secret| !is_in_a_pod(&secret)), "{what}");
+        let copy = variable("KUBEFAN_TLS_MANAGED_COPIES");
+        assert!(copy.iter().all(is_in_a_pod), "{what}");
+        let serves_on_nodes = args.iter().any(|arg| arg.contains("node.enabled=true") && !arg.contains("hostSocket"));
+        assert_eq!(copy.is_some(), serves_on_nodes, "{what}");
+    }
 }
 
 /// Pods restart for a setting exactly if a running kubefan would refuse it.

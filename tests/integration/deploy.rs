@@ -15,6 +15,7 @@ use crate::{
     harness::{
         Test,
         apiserver::{ApiServer, NOBODY},
+        helm::{named, objects},
         kubefan::Kubefan,
         tests,
     },
@@ -22,6 +23,7 @@ use crate::{
 
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: the_apiserver_accepts_both_overlays, the_apiserver_accepts_the_cluster_proxy_with_its_components,
+        the_node_form_takes_a_given_certificate,
         the_cluster_proxy_authorizes_its_callers, no_manifest_serves_everything_to_everyone,
         the_pods_meet_the_restricted_standard, the_service_accounts_may_only_list_and_watch_the_cached_resources,
         kubefan_syncs_as_the_shipped_service_accounts_with_the_shipped_flags;
@@ -93,7 +95,7 @@ impl Overlay {
     /// Like [`Self::service_account_kubeconfig`], with a component of `deploy/components`.
     pub(crate) async fn service_account_kubeconfig_with(&self, api: &ApiServer, component: &str) -> PathBuf {
         self.make_namespace(api).await;
-        let dir = kustomization(&[component]);
+        let dir = kustomization("cluster", &[component]);
         api.kubectl(&["apply", "-k", dir.path().to_str().unwrap()]).await;
         api.kubeconfig_with_token(self.service_account, &self.token(api).await)
     }
@@ -125,8 +127,8 @@ async fn the_apiserver_accepts_both_overlays() {
     }
 }
 
-/// A directory with the cluster form and components of `deploy/components`.
-fn kustomization(components: &[&str]) -> tempfile::TempDir {
+/// A directory with an overlay and components of `deploy/components`.
+fn kustomization(overlay: &str, components: &[&str]) -> tempfile::TempDir {
     // kustomize accepts only relative paths.
     let target = concat!(env!("CARGO_MANIFEST_DIR"), "/target");
     std::fs::create_dir_all(target).unwrap();
@@ -134,7 +136,7 @@ fn kustomization(components: &[&str]) -> tempfile::TempDir {
     let components = components.iter().map(|name| format!("../../deploy/components/{name}")).collect::<Vec<_>>();
     let text = format!(
         "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: kubefan\n\
-         resources: [../../deploy/overlays/cluster]\ncomponents: [{}]\n",
+         resources: [../../deploy/overlays/{overlay}]\ncomponents: [{}]\n",
         components.join(", ")
     );
     std::fs::write(dir.path().join("kustomization.yaml"), text).unwrap();
@@ -144,7 +146,7 @@ fn kustomization(components: &[&str]) -> tempfile::TempDir {
 async fn the_apiserver_accepts_the_cluster_proxy_with_its_components() {
     let api = ApiServer::shared().await;
     CLUSTER_PROXY.make_namespace(&api).await;
-    let dir = kustomization(&["tls", "peers", "impersonation"]);
+    let dir = kustomization("cluster", &["tls", "peers", "impersonation"]);
     let path = dir.path().to_str().unwrap();
     let applied = api.kubectl(&["apply", "-k", path, "--dry-run=server", "-o", "json"]).await;
     let applied: Value = serde_json::from_str(&applied).unwrap();
@@ -189,6 +191,19 @@ async fn the_apiserver_accepts_the_cluster_proxy_with_its_components() {
     assert!(env.iter().any(|(name, _)| *name == "KUBEFAN_TLS_CERT_FILE"), "{env:?}");
     let ran = crate::harness::kubefan::run_with(&args, |command| _ = command.envs(env)).await;
     assert!(ran.stderr.contains("cannot read /etc/kubefan/tls/"), "{ran:?}");
+}
+
+async fn the_node_form_takes_a_given_certificate() {
+    let api = ApiServer::shared().await;
+    let dir = kustomization("node", &["tls"]);
+    let rendered = objects(&api.kubectl(&["kustomize", dir.path().to_str().unwrap()]).await);
+    assert!(!rendered.iter().any(|object| object["kind"] == "Secret" || object["kind"] == "Role"), "{rendered:?}");
+    for (kind, name) in [("Deployment", "kubefan"), ("DaemonSet", "kubefan-node")] {
+        let pod = &named(&rendered, kind, name)["spec"]["template"]["spec"];
+        let tls = pod["volumes"].as_array().unwrap().iter().find(|volume| volume["name"] == "tls").unwrap();
+        assert_eq!(tls["secret"]["secretName"], "kubefan-tls", "{kind}");
+        assert!(!pod.to_string().contains("KUBEFAN_TLS_MANAGED"), "{kind}: {pod}");
+    }
 }
 
 /// kubefan as it is shipped, but for the address and the certificate: as the shipped account it can

@@ -51,8 +51,12 @@ pub(crate) const TESTS: &[Test] = tests! {
         a_start_waits_for_the_apiserver_and_an_outage_later_changes_nothing,
         a_ca_is_rotated_under_streams_and_every_client_connects_at_every_moment,
         replicas_copy_caches_and_neither_a_client_nor_a_node_passes_for_one,
-        a_config_map_that_cannot_be_written_is_named_and_harms_nothing, check_reads_the_secret_and_writes_nothing;
+        a_config_map_that_cannot_be_written_is_named_and_harms_nothing, check_reads_the_secret_and_writes_nothing,
+        nodes_get_each_certificate_and_never_a_key_of_the_ca;
 };
+
+/// The flag of helm for the form with a DaemonSet.
+const NODE_FORM: &[&str] = &["--set=node.enabled=true"];
 
 /// The chart, installed in a namespace of its own.
 struct Install<'a> {
@@ -68,8 +72,13 @@ struct Install<'a> {
 
 impl<'a> Install<'a> {
     async fn new(api: &'a ApiServer) -> Install<'a> {
+        Self::with(api, &[]).await
+    }
+
+    /// With flags of helm.
+    async fn with(api: &'a ApiServer, args: &[&str]) -> Install<'a> {
         let namespace = api.namespace("managed").await;
-        let text = helm::template(&namespace, &namespace, &[]).await;
+        let text = helm::template(&namespace, &namespace, args).await;
         apply(api, &text, &[]).await;
         let name = format!("{namespace}-kubefan");
         let rendered = objects(&text);
@@ -500,9 +509,58 @@ async fn a_config_map_that_cannot_be_written_is_named_and_harms_nothing() {
     assert!(kubefan.metric(failures).await.unwrap() >= 2.0);
 }
 
+/// Nodes serve with a Secret of their own, because a kubelet may read the whole Secret of a pod.
+async fn nodes_get_each_certificate_and_never_a_key_of_the_ca() {
+    let api = ApiServer::shared().await;
+    let install = Install::with(&api, NODE_FORM).await;
+    let name = format!("{}-node-tls", install.name);
+    let path = format!("/api/v1/namespaces/{}/secrets/{name}", install.namespace);
+    assert_eq!(api.get_json(&path).await["data"], Value::Null);
+    for (verb, may) in [("get", true), ("update", true), ("patch", false), ("delete", false)] {
+        let args = ["auth", "can-i", verb, &format!("secrets/{name}"), "-n", &install.namespace];
+        assert_eq!(api.try_kubectl(&install.kubeconfig, &args).await.0, may, "{verb}");
+    }
+    let short = ["--tls-managed-lifetime=12s", "--tls-managed-ca-lifetime=44s", "--tls-managed-ca-overlap=5s"];
+    let kubefan = install.spawn(&short).await;
+    kubefan.ready().await;
+    let mut seen = Vec::new();
+    let deadline = Instant::now() + 2 * wait::SOON;
+    // At least one renewal, and one by the next CA.
+    while !(seen.len() > 2 && kubefan.process.log().contains("the next CA signs from now on")) {
+        assert!(Instant::now() < deadline, "{}", kubefan.process.log());
+        let data = api.get_json(&path).await["data"].take();
+        let Some(keys) = data.as_object().map(|data| data.keys().cloned().collect::<Vec<_>>()) else { continue };
+        assert_eq!(keys, ["ca.crt", "tls.crt", "tls.key"]);
+        if seen.last() != Some(&data["tls.crt"]) {
+            seen.push(data["tls.crt"].clone());
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    // What it has is what the replica serves, and clients accept it.
+    wait::until("the certificate of the Secret in the copy", wait::SOON, async || {
+        let (secret, copy) = (api.get_json(&install.secret_path()).await, api.get_json(&path).await);
+        ["tls.crt", "tls.key", "ca.crt"].iter().all(|key| secret["data"][*key] == copy["data"][*key]).then_some(())
+    })
+    .await;
+    // What others put there goes away, and without it the replica serves as before.
+    api.patch(&path, &json!({ "data": { "ca.key": "a2V5" } })).await;
+    wait::until("a copy without ca.key", wait::SOON, async || {
+        api.get_json(&path).await["data"].get("ca.key").is_none().then_some(())
+    })
+    .await;
+    api.delete(&path).await;
+    logged(&kubefan, &format!("the Secret {}/{name} cannot be read: it does not exist", install.namespace), 1).await;
+    let failures = r#"kubefan_managed_certificate_failures_total{object="copy",operation="read"}"#;
+    assert!(kubefan.metric(failures).await.unwrap() >= 1.0);
+    assert_eq!(kubefan.admin("/readyz").await.unwrap().0, StatusCode::OK);
+    let (_, verbose) = kubefan.admin("/readyz?verbose").await.unwrap();
+    assert!(!verbose.contains("the last one is in use"), "the Secret itself can be read: {verbose}");
+    install.assert_no_secret(&kubefan).await;
+}
+
 async fn check_reads_the_secret_and_writes_nothing() {
     let api = ApiServer::shared().await;
-    let install = Install::new(&api).await;
+    let install = Install::with(&api, NODE_FORM).await;
     let check = async || {
         let args = ["check", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--kubeconfig"];
         let flags: Vec<&str> = install.flags.iter().map(String::as_str).collect();
@@ -516,15 +574,21 @@ async fn check_reads_the_secret_and_writes_nothing() {
     };
     let printed = check().await;
     assert!(printed.contains("it has no CA that can be used; `kubefan serve` will make a new one"), "{printed}");
-    for right in ["get secrets", "update secrets", "get configmaps kubefan-ca", "update configmaps kubefan-ca"] {
+    let copy = format!("{}-node-tls", install.name);
+    let rights = ["get secrets", "update secrets", "get configmaps kubefan-ca", "update configmaps kubefan-ca"];
+    for right in [&rights[..], &[&format!("get secrets {copy}"), &format!("update secrets {copy}")]].concat() {
         assert!(printed.contains(&format!("ok       {right}")), "{right}: {printed}");
     }
+    assert!(printed.contains("does not have the certificate yet"), "{printed}");
     assert_eq!(api.get_json(&install.secret_path()).await["data"], Value::Null, "nothing is written");
     let kubefan = install.spawn(&[]).await;
     kubefan.ready().await;
     install.published().await;
+    let path = format!("/api/v1/namespaces/{}/secrets/{copy}", install.namespace);
+    wait::until("the copy", wait::SOON, async || api.get_json(&path).await["data"].as_object().map(drop)).await;
     let printed = check().await;
     assert!(printed.contains("its CA until") && printed.contains("has the CA"), "{printed}");
+    assert!(printed.contains("has the certificate"), "{printed}");
     assert!(!printed.contains("PRIVATE KEY"));
     api.delete(&install.secret_path()).await;
     let printed = check().await;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use kubefan_proxy::{
     config::{ServeConfig, TlsSource},
-    managed_tls::ObjectName,
+    managed_tls::{ObjectName, Stored},
     upstream::{ReviewKind, Upstream, UpstreamError, passthrough::Credentials},
 };
 
@@ -146,9 +146,13 @@ fn needs(config: &ServeConfig) -> Vec<Need> {
         };
         for verb in ["get", "update"] {
             needs.push(need(of("secrets", &managed.secret, verb), "the managed certificate (--tls-managed-secret)"));
-            for map in &managed.ca_config_maps {
-                let right = of("configmaps", map, verb);
-                needs.push(Need { is_optional: true, ..need(right, "the managed CA, for clients that read it there") });
+            for (stored, object) in managed.published_in() {
+                let purpose = match stored {
+                    Stored::ConfigMap => "the managed CA, for clients that read it there",
+                    Stored::Secret | Stored::Copy => "the managed certificate, for who serves with a copy of it",
+                };
+                let right = of(stored.resource(), object, verb);
+                needs.push(Need { is_optional: true, ..need(right, purpose) });
             }
         }
     }

@@ -8,7 +8,7 @@ use kubefan_proxy::{
     access::TrustedCas,
     app,
     config::{ServeConfig, TlsSource},
-    managed_tls::certificate_facts::CertificateFacts,
+    managed_tls::certificate_facts::{CertificateFacts, WrongTime, date},
 };
 
 use super::{
@@ -32,13 +32,13 @@ pub(super) fn check(config: &ServeConfig, report: &mut Report) {
             report.add(Finding::ok("data port", format!("managed, in the Secret {}", managed.secret)));
         }
         Some(TlsSource::Files(files)) => report.add_all(match files.check() {
-            Ok(()) => dated("data port", &files.cert_file),
+            Ok(()) => dated("data port", &files.cert_file, Content::Chain),
             Err(error) => vec![Finding::error("data port", error.to_string(), "name a certificate and its own key")],
         }),
     }
     if let Some(file) = &config.callers.client_ca_file {
         report.add_all(match TrustedCas::of_file(file.clone(), wall_clock, Vec::new()) {
-            Ok(_) => dated("CAs of clients", file),
+            Ok(_) => dated("CAs of clients", file, Content::Cas),
             Err(error) => vec![Finding::error("CAs of clients", error.to_string(), "name a PEM file of CAs")],
         });
     } else if reviews_callers(config) && config.callers.skip_lookup {
@@ -46,7 +46,10 @@ pub(super) fn check(config: &ServeConfig, report: &mut Report) {
     }
     if let Some(tls) = app::peers::files(config) {
         report.add_all(match tls.check() {
-            Ok(()) => [dated("peers", &tls.cert_file), dated("CA of peers", &tls.ca_file)].concat(),
+            Ok(()) => {
+                let own = dated("peers", &tls.cert_file, Content::Chain);
+                [own, dated("CA of peers", &tls.ca_file, Content::Cas)].concat()
+            }
             Err(error) => {
                 let remedy =
                     "name a certificate, its own key and a CA (--peer-cert-file, --peer-key-file, --peer-ca-file)";
@@ -56,20 +59,26 @@ pub(super) fn check(config: &ServeConfig, report: &mut Report) {
     }
 }
 
+/// What a file has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Content {
+    /// A certificate that is presented, and those that lead to its CA.
+    Chain,
+    /// CAs.
+    Cas,
+}
+
 /// The findings about the dates of the certificates in a file: of the one that is presented, or of
-/// all CAs that a bundle has.
-fn dated(check: &str, file: &Path) -> Vec<Finding> {
+/// all CAs.
+fn dated(check: &str, file: &Path, content: Content) -> Vec<Finding> {
     let facts = CertificateFacts::all_of_pem(&fs::read(file).unwrap_or_default());
     let now = Timestamp::try_from(wall_clock()).unwrap_or_default().as_second();
-    let is_bundle = check.starts_with("CA");
-    let seen = if is_bundle { facts.as_slice() } else { &facts[..facts.len().min(1)] };
+    let seen = if content == Content::Cas { facts.as_slice() } else { &facts[..facts.len().min(1)] };
     seen.iter().map(|facts| judge(check, &file.display().to_string(), facts, now)).collect()
 }
 
 /// Judges the dates of a certificate. `now` is in seconds since 1970.
 fn judge(check: &str, file: &str, facts: &CertificateFacts, now: i64) -> Finding {
-    let date =
-        |second: i64| Timestamp::from_second(second).map_or_else(|_| second.to_string(), |time| time.to_string());
     let names = match facts.names.as_slice() {
         [] => String::new(),
         names => {
@@ -79,11 +88,12 @@ fn judge(check: &str, file: &str, facts: &CertificateFacts, now: i64) -> Finding
         }
     };
     let end = date(facts.not_after);
-    if now > facts.not_after {
-        Finding::error(check, format!("{file} has expired: it was valid until {end}"), "renew it")
-    } else if now < facts.not_before {
-        let start = date(facts.not_before);
-        Finding::error(check, format!("{file} is not valid before {start}"), "correct the clock, or issue it again")
+    if let Some(wrong) = facts.wrong_at(now) {
+        let remedy = match wrong {
+            WrongTime::Expired(_) => "renew it",
+            WrongTime::NotYet(_) => "correct the clock, or issue it again",
+        };
+        Finding::error(check, format!("{file} {wrong}"), remedy)
     } else if facts.not_after - now < EXPIRES_SOON_SECONDS {
         let days = (facts.not_after - now) / (24 * 3600);
         Finding::warning(check, format!("{file}{names} expires in {days} days, on {end}"), "renew it")

@@ -1,11 +1,11 @@
-//! The group "managed certificate": what the Secret has, and whether the ConfigMaps have its CA.
-//! Nothing is written, and nothing of a key is shown.
+//! The group "managed certificate": what the Secret has, and whether the ConfigMaps and the copies
+//! have their part of it. Nothing is written, and nothing of a key is shown.
 
 use std::{sync::Arc, time::SystemTime};
 
 use kubefan_proxy::{
     config::{ServeConfig, TlsSource},
-    managed_tls::{ManagedTls, look_once},
+    managed_tls::{ManagedTls, Stored, look_once},
     upstream::{Upstream, UpstreamError},
 };
 
@@ -47,12 +47,16 @@ pub(super) async fn check(
             report.add(Finding::ok(name, text));
         }
     }
-    for map in &options.ca_config_maps {
-        let name = format!("ConfigMap {map}");
-        report.add(match material.is_published(upstream, map).await {
-            Ok(true) => Finding::ok(name, "has the CA"),
-            Ok(false) => Finding::ok(name, "does not have the CA yet; `kubefan serve` will write it"),
-            Err(error) => Finding::warning(name, error.to_string(), "clients there do not get the CA"),
+    for (stored, object) in options.published_in() {
+        let name = format!("{} {object}", stored.kind());
+        let (part, harm) = match stored {
+            Stored::ConfigMap => ("CA", "clients there do not get the CA"),
+            Stored::Secret | Stored::Copy => ("certificate", "who serves with it does not get the certificate"),
+        };
+        report.add(match material.is_published(upstream, stored, object).await {
+            Ok(true) => Finding::ok(name, format!("has the {part}")),
+            Ok(false) => Finding::ok(name, format!("does not have the {part} yet; `kubefan serve` will write it")),
+            Err(error) => Finding::warning(name, error.to_string(), harm),
         });
     }
     ManagedTls::of(options.secret.clone(), &material, now.as_secs())

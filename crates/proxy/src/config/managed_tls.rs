@@ -8,8 +8,8 @@ use crate::{
     server::transport::certificate::TlsFiles,
 };
 
-/// The ConfigMaps that the CA may be written to.
-const CONFIG_MAPS_MAX: usize = 1000;
+/// The ConfigMaps that the CA may be written to, and the copies of the certificate.
+const OBJECTS_MAX: usize = 1000;
 /// The names of the certificate.
 const DNS_NAMES_MAX: usize = 100;
 /// The shortest time that may be configured. Less leaves no time for a look at the Secret.
@@ -17,6 +17,7 @@ const LIFETIME_MIN: Duration = Duration::from_secs(4);
 /// The longest.
 const LIFETIME_MAX: Duration = Duration::from_secs(20 * 365 * 24 * 3600);
 
+const COPIES_FLAG: &str = "--tls-managed-copies";
 const DAY_SECONDS: u64 = 24 * 3600;
 /// A certificate of 90 days is renewed 30 days before its end, as cert-manager does.
 pub(super) const DEFAULT_LIFETIMES: Lifetimes = Lifetimes {
@@ -40,6 +41,7 @@ pub(super) struct Given {
     pub(super) secret: Option<ObjectName>,
     pub(super) dns_names: Option<Vec<String>>,
     pub(super) ca_config_maps: Option<Vec<ObjectName>>,
+    pub(super) copies: Option<Vec<ObjectName>>,
     pub(super) lifetime: Option<Duration>,
     pub(super) ca_lifetime: Option<Duration>,
     pub(super) ca_overlap: Option<Duration>,
@@ -48,7 +50,12 @@ pub(super) struct Given {
 }
 
 /// A time that a certificate is valid, or published.
-pub(super) fn lifetime(flag: &'static str, given: Duration) -> Result<time::Duration, ConfigError> {
+fn lifetime(
+    flag: &'static str,
+    given: Option<Duration>,
+    default: time::Duration,
+) -> Result<time::Duration, ConfigError> {
+    let Some(given) = given else { return Ok(default) };
     if given < LIFETIME_MIN || given > LIFETIME_MAX {
         return Err(unusable(flag, given, format!("must be from {LIFETIME_MIN} to {LIFETIME_MAX}")));
     }
@@ -60,6 +67,7 @@ pub(super) fn source(options: &Given) -> Result<Option<TlsSource>, ConfigError> 
     let given = [
         ("--tls-managed-dns-names", options.dns_names.is_some()),
         ("--tls-managed-ca-config-maps", options.ca_config_maps.is_some()),
+        (COPIES_FLAG, options.copies.is_some()),
         ("--tls-managed-lifetime", options.lifetime.is_some()),
         ("--tls-managed-ca-lifetime", options.ca_lifetime.is_some()),
         ("--tls-managed-ca-overlap", options.ca_overlap.is_some()),
@@ -77,35 +85,40 @@ pub(super) fn source(options: &Given) -> Result<Option<TlsSource>, ConfigError> 
         );
     }
     let dns_names = dns_names(options.dns_names.as_deref().unwrap_or_default())?;
-    let ca_config_maps = options.ca_config_maps.clone().unwrap_or_default();
-    if ca_config_maps.len() > CONFIG_MAPS_MAX {
-        let problem = format!("at most {CONFIG_MAPS_MAX} ConfigMaps");
-        return Err(unusable("--tls-managed-ca-config-maps", ca_config_maps.len(), problem));
-    }
-    if let Some(twice) =
-        (1..ca_config_maps.len()).find(|place| ca_config_maps[..*place].contains(&ca_config_maps[*place]))
-    {
-        let problem = "given twice; once is enough";
-        return Err(unusable("--tls-managed-ca-config-maps", &ca_config_maps[twice], problem));
+    let ca_config_maps = objects("--tls-managed-ca-config-maps", options.ca_config_maps.clone())?;
+    let copies = objects(COPIES_FLAG, options.copies.clone())?;
+    // It would lose the CA's key.
+    if copies.contains(&secret) {
+        let problem = "the Secret of --tls-managed-secret, which has the CA's key; name another one";
+        return Err(unusable(COPIES_FLAG, &secret, problem));
     }
     let lifetimes = Lifetimes {
-        certificate: options.lifetime.map_or(DEFAULT_LIFETIMES.certificate, |given| given.0),
-        ca: options.ca_lifetime.map_or(DEFAULT_LIFETIMES.ca, |given| given.0),
-        overlap: options.ca_overlap.map_or(DEFAULT_LIFETIMES.overlap, |given| given.0),
+        certificate: lifetime("--tls-managed-lifetime", options.lifetime, DEFAULT_LIFETIMES.certificate)?,
+        ca: lifetime("--tls-managed-ca-lifetime", options.ca_lifetime, DEFAULT_LIFETIMES.ca)?,
+        overlap: lifetime("--tls-managed-ca-overlap", options.ca_overlap, DEFAULT_LIFETIMES.overlap)?,
     };
-    // The values themselves are checked with their flags.
-    let ca_min = lifetimes.certificate.saturating_add(lifetimes.overlap.saturating_mul(2)).saturating_mul(2);
-    if lifetimes.ca < ca_min {
+    if lifetimes.ca < lifetimes.ca_min() {
         return ConfigError::contradiction(format!(
             "--tls-managed-ca-lifetime {} is too short: with --tls-managed-lifetime {} and --tls-managed-ca-overlap {} it must \
              be at least {}",
             Duration(lifetimes.ca),
             Duration(lifetimes.certificate),
             Duration(lifetimes.overlap),
-            Duration(ca_min),
+            Duration(lifetimes.ca_min()),
         ));
     }
-    Ok(Some(TlsSource::Managed(ManagedOptions { secret, dns_names, ca_config_maps, lifetimes })))
+    Ok(Some(TlsSource::Managed(ManagedOptions { secret, dns_names, ca_config_maps, copies, lifetimes })))
+}
+
+fn objects(flag: &'static str, given: Option<Vec<ObjectName>>) -> Result<Vec<ObjectName>, ConfigError> {
+    let objects = given.unwrap_or_default();
+    if objects.len() > OBJECTS_MAX {
+        return Err(unusable(flag, objects.len(), format!("at most {OBJECTS_MAX} objects")));
+    }
+    if let Some(twice) = (1..objects.len()).find(|place| objects[..*place].contains(&objects[*place])) {
+        return Err(unusable(flag, &objects[twice], "given twice; once is enough"));
+    }
+    Ok(objects)
 }
 
 fn dns_names(given: &[String]) -> Result<Vec<String>, ConfigError> {
@@ -187,8 +200,14 @@ mod tests {
         assert!(short.contains("it must be at least 7200h"), "{short}");
         let twice = problem(|options| options.ca_config_maps = Some(vec!["a/b".parse().unwrap(); 2]));
         assert!(twice.contains("given twice"), "{twice}");
-        for (flag, text) in [("--x", Duration::from_secs(3)), ("--x", Duration::from_secs(u64::MAX / 4))] {
-            assert!(lifetime(flag, text).unwrap_err().to_string().contains("must be from 4s to 175200h"));
+        let twice = problem(|options| options.copies = Some(vec!["a/b".parse().unwrap(); 2]));
+        assert!(twice.starts_with("--tls-managed-copies ") && twice.contains("given twice"), "{twice}");
+        let itself = problem(|options| options.copies = options.secret.clone().map(|secret| vec![secret]));
+        assert!(itself.contains("which has the CA's key"), "{itself}");
+        for time in [Duration::from_secs(3), Duration::from_secs(u64::MAX / 4)] {
+            let refused = given(|options| options.ca_overlap = Some(time)).unwrap_err();
+            assert!(refused.starts_with("--tls-managed-ca-overlap "), "{refused}");
+            assert!(refused.contains("must be from 4s to 175200h"), "{refused}");
         }
         for text in ["", "a", "/a", "a/", "a/b/c", "A/b", "a/..", "a.b/c"] {
             assert!(text.parse::<crate::managed_tls::ObjectName>().is_err(), "{text}");

@@ -73,6 +73,8 @@ impl SecondVariable {
 ///     memory_max("SIZE"): ByteSize => memory_bytes_max: Option<u64>, optional(size(1));
 ///     /// An option that only the functions above read.
 ///     tls_cert_file("FILE"): PathBuf;
+///     /// The same; they also set the default, which is shown in the help.
+///     tls_managed_lifetime("DURATION"): Duration, default: Duration(DEFAULT_LIFETIMES.certificate);
 ///     /// The flag is --resource, the key in the file is `resources`. Both places take both.
 ///     namespaces as namespace("NAME"): Vec<String> => namespaces: Vec<String>, names(...);
 /// }
@@ -90,7 +92,8 @@ macro_rules! section {
             $(#[$attr:meta])*
             $name:ident $(as $flag:ident)? ($value_name:literal): $given:ty
             $(= $default:expr => $field:ident: $type:ty, $rule:expr)?
-            $(=> $bare_field:ident: $bare_type:ty, $bare_rule:expr)?;
+            $(=> $bare_field:ident: $bare_type:ty, $bare_rule:expr)?
+            $(, default: $shown:expr)?;
         )*
     ) => {
         $(#[$options_attr])*
@@ -187,10 +190,16 @@ macro_rules! section {
             }
 
             fn default_texts() -> Vec<(&'static str, String)> {
-                vec![$($({
-                    let default: $given = $default;
-                    (stringify!($name), default.to_string())
-                },)?)*]
+                vec![
+                    $($({
+                        let default: $given = $default;
+                        (stringify!($name), default.to_string())
+                    },)?)*
+                    $($({
+                        let default: $given = $shown;
+                        (stringify!($name), default.to_string())
+                    },)?)*
+                ]
             }
         }
     };

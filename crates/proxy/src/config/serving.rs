@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::{
     ByteSize, ConfigError, Duration, ListenAddress,
-    managed_tls::{self, DEFAULT_LIFETIMES, TlsSource, lifetime},
+    managed_tls::{self, DEFAULT_LIFETIMES, TlsSource},
     rules::{any, any_duration, at_least, optional, or_false, size, size_in_memory, unusable, wait, wait_or_never},
     section::{display_choice, section},
 };
@@ -87,18 +87,20 @@ section! {
     /// kubefan needs the rights to get and update them. Repeat it, or separate names by commas.
     #[arg(value_delimiter = ',')]
     tls_managed_ca_config_maps("NAMESPACE/NAME"): Vec<ObjectName>;
+    /// Write the managed certificate, its key and the CA to these Secrets, without the CA's key: for
+    /// servers that must not hold that, such as a kubefan on each node. They must exist, and kubefan
+    /// needs the rights to get and update them. Repeat it, or separate names by commas.
+    #[arg(value_delimiter = ',')]
+    tls_managed_copies("NAMESPACE/NAME"): Vec<ObjectName>;
     /// How long a managed certificate is valid. It is renewed after two thirds of this time.
-    tls_managed_lifetime("DURATION"): Duration = Duration(DEFAULT_LIFETIMES.certificate)
-        => managed_lifetime: time::Duration, lifetime;
+    tls_managed_lifetime("DURATION"): Duration, default: Duration(DEFAULT_LIFETIMES.certificate);
     /// How long a managed CA is valid. The next one is made before its end, in time for
     /// --tls-managed-lifetime and twice --tls-managed-ca-overlap. At least twice as long as these
     /// together.
-    tls_managed_ca_lifetime("DURATION"): Duration = Duration(DEFAULT_LIFETIMES.ca)
-        => managed_ca_lifetime: time::Duration, lifetime;
+    tls_managed_ca_lifetime("DURATION"): Duration, default: Duration(DEFAULT_LIFETIMES.ca);
     /// How long a new managed CA is published before it signs a certificate. Clients must read
     /// the CA again within this time.
-    tls_managed_ca_overlap("DURATION"): Duration = Duration(DEFAULT_LIFETIMES.overlap)
-        => managed_ca_overlap: time::Duration, lifetime;
+    tls_managed_ca_overlap("DURATION"): Duration, default: Duration(DEFAULT_LIFETIMES.overlap);
     /// The oldest version of TLS that clients may use.
     tls_min_version("VERSION"): TlsVersion = TlsVersion::Tls12 => tls_min_version: TlsVersion, any;
     /// Use only these cipher suites of TLS 1.2, by their names in Go. Those of TLS 1.3 are always
@@ -211,6 +213,7 @@ fn tls_source(options: &ServingOptions) -> Result<Option<TlsSource>, ConfigError
         secret: options.tls_managed_secret.clone(),
         dns_names: options.tls_managed_dns_names.clone(),
         ca_config_maps: options.tls_managed_ca_config_maps.clone(),
+        copies: options.tls_managed_copies.clone(),
         lifetime: options.tls_managed_lifetime,
         ca_lifetime: options.tls_managed_ca_lifetime,
         ca_overlap: options.tls_managed_ca_overlap,

@@ -1,7 +1,11 @@
 //! What a certificate says about itself: its dates and its names. For reports; nothing is verified.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::{
+    fmt,
+    net::{Ipv4Addr, Ipv6Addr},
+};
 
+use jiff::Timestamp;
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 use x509_parser::{certificate::X509Certificate, extensions::GeneralName, prelude::FromDer};
 
@@ -27,7 +31,16 @@ impl CertificateFacts {
         CertificateDer::pem_slice_iter(pem).filter_map(|der| Self::of_der(&der.ok()?)).collect()
     }
 
-    pub(super) fn of_der(der: &[u8]) -> Option<Self> {
+    /// Whether the certificate is used outside its time. `now` is in seconds since 1970.
+    pub fn wrong_at(&self, now: i64) -> Option<WrongTime> {
+        if now < self.not_before {
+            return Some(WrongTime::NotYet(self.not_before));
+        }
+        (now > self.not_after).then_some(WrongTime::Expired(self.not_after))
+    }
+
+    /// Reads a certificate. `None` if it cannot be read.
+    pub fn of_der(der: &[u8]) -> Option<Self> {
         let (_, certificate) = X509Certificate::from_der(der).ok()?;
         let alternatives = certificate.subject_alternative_name().ok().flatten();
         let names = alternatives.iter().flat_map(|extension| &extension.value.general_names).filter_map(name);
@@ -38,6 +51,29 @@ impl CertificateFacts {
             names: names.collect(),
         })
     }
+}
+
+/// A certificate is used outside its time, whose start or end is in seconds since 1970.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WrongTime {
+    /// Before its start.
+    NotYet(i64),
+    /// After its end.
+    Expired(i64),
+}
+
+impl fmt::Display for WrongTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotYet(start) => write!(f, "is not valid before {}", date(*start)),
+            Self::Expired(end) => write!(f, "has expired: it was valid until {}", date(*end)),
+        }
+    }
+}
+
+/// A time in seconds since 1970, as reports show it.
+pub fn date(second: i64) -> String {
+    Timestamp::from_second(second).map_or_else(|_| format!("{second} s after 1970"), |time| time.to_string())
 }
 
 fn name(name: &GeneralName<'_>) -> Option<String> {
@@ -56,6 +92,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_certificate_is_valid_at_both_ends_of_its_time() {
+        let facts = CertificateFacts { not_before: 10, not_after: 20, names: Vec::new() };
+        for (now, wrong) in
+            [(9, Some(WrongTime::NotYet(10))), (10, None), (20, None), (21, Some(WrongTime::Expired(20)))]
+        {
+            assert_eq!(facts.wrong_at(now), wrong, "{now}");
+        }
+    }
+
+    #[test]
     fn dates_and_names_are_those_of_the_first_certificate() {
         let mut params = rcgen::CertificateParams::new(["kubefan.svc".to_owned(), "10.0.0.7".to_owned()]).unwrap();
         params.not_before = rcgen::date_time_ymd(2026, 1, 1);
@@ -66,6 +112,10 @@ mod tests {
         assert_eq!((facts.not_before, facts.not_after), (1_767_225_600, 1_798_761_600));
         assert_eq!(facts.names, ["kubefan.svc", "10.0.0.7"]);
         assert_eq!(CertificateFacts::all_of_pem(format!("{pem}{pem}").as_bytes()).len(), 2);
+        assert_eq!(
+            facts.wrong_at(1_798_761_601).unwrap().to_string(),
+            "has expired: it was valid until 2027-01-01T00:00:00Z"
+        );
         for text in ["", "no certificate", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
             assert_eq!(CertificateFacts::of_pem(text.as_bytes()), None, "{text}");
         }

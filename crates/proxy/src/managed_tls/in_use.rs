@@ -28,8 +28,6 @@ pub struct PeerProof {
     pub key: PrivateKeyDer<'static>,
     /// The CAs.
     pub roots: Arc<RootCertStore>,
-    /// Its middle, in seconds since 1970: it is renewed then.
-    pub(super) renewed_at: u64,
 }
 
 /// What is in use.
@@ -38,7 +36,15 @@ pub(super) struct Held {
     /// The serving certificate.
     pub(super) certified: Arc<CertifiedKey>,
     /// `None` if it could not be made.
-    pub(super) peer: Option<Arc<PeerProof>>,
+    pub(super) peer: Option<HeldProof>,
+}
+
+/// A proof that is in use.
+#[derive(Clone)]
+pub(super) struct HeldProof {
+    proof: Arc<PeerProof>,
+    /// Its middle, in seconds since 1970: it is renewed then.
+    pub(super) renewed_at: u64,
 }
 
 /// The managed certificate of this process.
@@ -61,7 +67,7 @@ impl ManagedTls {
     /// One that has been read once. `None` if there is no certificate that can be used.
     pub fn of(secret: ObjectName, material: &Material, now: u64) -> Option<Arc<Self>> {
         let (certified, facts) = material.certified()?;
-        let peer = PeerProof::make(material, now, facts.not_after)?.ok().map(Arc::new);
+        let peer = HeldProof::make(material, now, facts.not_after)?.ok();
         let managed = Self::unread(secret);
         managed.hold(Held { certified, peer });
         Some(managed)
@@ -86,7 +92,7 @@ impl ManagedTls {
     pub async fn peer_proof(&self) -> Option<Arc<PeerProof>> {
         let mut held = self.held.subscribe();
         let held = held.wait_for(|held| held.as_ref().is_some_and(|held| held.peer.is_some())).await.ok()?;
-        held.as_ref()?.peer.clone()
+        Some(held.as_ref()?.peer.as_ref()?.proof.clone())
     }
 
     pub(super) fn held(&self) -> Option<Held> {
@@ -117,7 +123,7 @@ impl ManagedTls {
     }
 }
 
-impl PeerProof {
+impl HeldProof {
     /// Makes one from the CA's key. `None` without a CA.
     pub(super) fn make(material: &Material, now: u64, not_after: u64) -> Option<Result<Self, IssueError>> {
         let not_after = not_after.min(material.signing_not_after(now)?);
@@ -128,8 +134,8 @@ impl PeerProof {
             let key = PrivateKeyDer::from_pem_slice(key.0.as_bytes()).map_err(unreadable)?;
             let mut roots = RootCertStore::empty();
             roots.add_parsable_certificates(material.roots());
-            let renewed_at = now + not_after.saturating_sub(now) / 2;
-            Ok(Self { chain: chain.map_err(unreadable)?, key, roots: Arc::new(roots), renewed_at })
+            let proof = PeerProof { chain: chain.map_err(unreadable)?, key, roots: Arc::new(roots) };
+            Ok(Self { proof: Arc::new(proof), renewed_at: now + not_after.saturating_sub(now) / 2 })
         }))
     }
 }

@@ -1,5 +1,5 @@
 //! Keeps the managed certificate: looks at the Secret, takes over what it has, publishes the CA,
-//! and does the next step. One task for the life of the process.
+//! writes the copies, and does the next step. One task for the life of the process.
 //!
 //! A failure changes nothing that is in use. Its reason is logged once, counted, and shown by
 //! readiness as long as there is no certificate at all.
@@ -16,12 +16,12 @@ use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use super::{
-    in_use::{Held, ManagedTls, PeerProof},
+    in_use::{Held, HeldProof, ManagedTls},
     issue::IssueError,
-    managed_options::ManagedOptions,
-    material::Material,
+    managed_options::{ManagedOptions, Stored},
+    material::{Material, Part},
     next_step::{Step, next_step},
-    stored_objects::{self, LookError, Stored},
+    stored_objects::{self, LookError},
 };
 use crate::{
     telemetry::metrics::ManagedTlsMetrics,
@@ -40,14 +40,16 @@ const STEPS_MAX: usize = 4;
 const CONFLICTS_MAX: usize = 8;
 /// How long a replica waits after a conflict, at most.
 const CONFLICT_DELAY_MAX: Duration = Duration::from_millis(200);
-/// The ConfigMaps are compared at every look if the bundle has changed or one of them does not have
-/// it, otherwise after so many.
+/// The ConfigMaps and copies are compared at every look if the certificate or the bundle has changed
+/// or one of them does not have it, otherwise after so many.
 const LOOKS_PER_COMPARISON: u32 = 10;
 /// The life of the certificate for peers, which is never stored.
 const PEER_LIFETIME: Duration = Duration::from_secs(24 * 3600);
 
 /// The making of a certificate, among what fails.
 const ISSUE: &str = "issue";
+/// The clock, among what fails.
+const CLOCK: &str = "clock";
 
 /// The wall clock.
 type Clock = fn() -> SystemTime;
@@ -63,8 +65,8 @@ pub struct Keeper<R> {
     /// This replica's part of the spread of renewals.
     jitter: f64,
     material: Option<Material>,
-    /// The bundle that all ConfigMaps had, and the looks since.
-    published: Option<(String, u32)>,
+    /// What all ConfigMaps and copies had, and the looks since.
+    published: Option<([Part; 2], u32)>,
     /// The last failure of each object.
     failed: BTreeMap<String, String>,
 }
@@ -116,7 +118,7 @@ impl<R: Rng> Keeper<R> {
             let material = Material::read(&found.object, &self.options.dns_names, now);
             self.take_over(&material, now);
             let is_published = match material.certified() {
-                Some(_) => self.publish(&material.bundle()).await,
+                Some(_) => self.publish(&material).await,
                 None => false,
             };
             let step = next_step(&material.state, is_published, now, &self.options.lifetimes, self.jitter);
@@ -124,9 +126,11 @@ impl<R: Rng> Keeper<R> {
                 self.works(ISSUE);
                 return Ok(());
             }
-            if !self.agrees_on_the_time(found.date) {
+            if let Some(skew) = found.date.and_then(|date| clock_skew(date, (self.clock)())) {
+                self.has_a_wrong_clock(skew);
                 return Ok(());
             }
+            self.works(CLOCK);
             let mut object = found.object;
             if let Err(error) = material.apply(step, &mut object, &self.options, now) {
                 self.not_made(&error);
@@ -151,12 +155,12 @@ impl<R: Rng> Keeper<R> {
         let written = self.noted("secret update", written)?;
         if written {
             match step {
-                Step::Begin => info!(%secret, "made a CA and a certificate: the Secret had no CA that can be used"),
-                Step::Renew(why) => info!(%secret, why, "made a new certificate"),
-                Step::Announce => info!(%secret, "made the next CA, which is published before it signs anything"),
-                Step::Published => info!(%secret, "the next CA is in all ConfigMaps"),
-                Step::Succeed => info!(%secret, "the next CA signs from now on; made a new certificate"),
-                Step::Forget => info!(%secret, "removed a CA that has ended"),
+                Step::CreateCa => info!(%secret, "made a CA and a certificate: the Secret had no CA that can be used"),
+                Step::RenewCertificate(why) => info!(%secret, why, "made a new certificate"),
+                Step::CreateNextCa => info!(%secret, "made the next CA, which is published before it signs anything"),
+                Step::RecordPublication => info!(%secret, "the next CA is in all ConfigMaps"),
+                Step::SwitchToNextCa => info!(%secret, "the next CA signs from now on; made a new certificate"),
+                Step::RemoveExpiredCas => info!(%secret, "removed a CA that has ended"),
                 Step::Keep => {}
             }
         }
@@ -165,10 +169,7 @@ impl<R: Rng> Keeper<R> {
 
     /// Uses what the Secret has, if it can be used.
     fn take_over(&mut self, material: &Material, now: u64) {
-        match material.describe(now) {
-            Ok(text) => *self.tls.status() = Ok(text),
-            Err(why) => *self.tls.status() = Err(why),
-        }
+        *self.tls.status() = material.describe(now);
         let Some((certified, facts)) = material.certified() else { return };
         let before = self.tls.held();
         let is_same = before.as_ref().is_some_and(|held| held.certified.cert == certified.cert);
@@ -199,37 +200,42 @@ impl<R: Rng> Keeper<R> {
         }
     }
 
-    fn peer_proof(&self, material: &Material, now: u64) -> Option<Arc<PeerProof>> {
-        let made = PeerProof::make(material, now, now + PEER_LIFETIME.as_secs())?;
-        made.inspect_err(|error| warn!(%error, "this replica has no proof for its peers")).ok().map(Arc::new)
+    fn peer_proof(&self, material: &Material, now: u64) -> Option<HeldProof> {
+        let made = HeldProof::make(material, now, now + PEER_LIFETIME.as_secs())?;
+        made.inspect_err(|error| warn!(%error, "this replica has no proof for its peers")).ok()
     }
 
-    /// Writes the bundle to the ConfigMaps that do not have it. True if all have it that can, and
-    /// one of them at least.
-    async fn publish(&mut self, bundle: &str) -> bool {
+    /// Writes the ConfigMaps and copies that do not have their part. True if all ConfigMaps have it
+    /// that can, and one of them at least. Copies do not count: clients read no CA there.
+    async fn publish(&mut self, material: &Material) -> bool {
+        let parts = [Stored::ConfigMap, Stored::Copy].map(|stored| material.part(stored));
         if let Some((last, looks)) = &mut self.published
-            && last == bundle
+            && *last == parts
             && *looks < LOOKS_PER_COMPARISON
         {
             *looks += 1;
             return true;
         }
         self.published = None;
-        let maps = self.options.ca_config_maps.clone();
-        let (mut having, mut is_open) = (0, false);
-        for name in &maps {
-            let published = stored_objects::publish(&self.upstream, name, bundle).await;
-            match self.noted(&name.to_string(), published) {
-                Ok(true) => having += 1,
-                Ok(false) => is_open = true,
+        let objects: Vec<_> = self.options.published_in().map(|(stored, name)| (stored, name.clone())).collect();
+        let (mut maps, mut have_all, mut is_open) = (0, true, false);
+        for (stored, name) in &objects {
+            let is_map = *stored == Stored::ConfigMap;
+            let published = stored_objects::publish(&self.upstream, *stored, name, &material.part(*stored)).await;
+            let published = self.noted(&format!("{} {name}", stored.kind()), published);
+            have_all &= matches!(published, Ok(true));
+            match published {
+                Ok(true) if is_map => maps += 1,
+                Ok(false) if is_map => is_open = true,
                 // A lasting one does not hold up the others: no client reads the CA there.
-                Err(error) => is_open |= !error.is_lasting(),
+                Err(error) if is_map => is_open |= !error.is_lasting(),
+                _ => {}
             }
         }
-        if having == maps.len() {
-            self.published = Some((bundle.to_owned(), 0));
+        if have_all {
+            self.published = Some((parts, 0));
         }
-        !is_open && (having > 0 || maps.is_empty())
+        !is_open && (maps > 0 || self.options.ca_config_maps.is_empty())
     }
 
     /// Counts a failure, and logs it if it is not the last one of this object.
@@ -268,27 +274,34 @@ impl<R: Rng> Keeper<R> {
         }
     }
 
-    /// Whether this clock is near the apiserver's.
-    fn agrees_on_the_time(&mut self, date: Option<SystemTime>) -> bool {
-        let now = (self.clock)();
-        let differs = |date: SystemTime| now.duration_since(date).unwrap_or_else(|error| error.duration());
-        let agrees = date.is_none_or(|date| differs(date) <= SKEW_MAX);
-        if !agrees {
-            // At every look, which has said what the Secret has.
-            *self.tls.status() = Err("the clock differs from the apiserver's, so it is not renewed here".to_owned());
-        }
-        if !agrees && self.failed.insert("clock".to_owned(), String::new()).is_none() {
-            warn!(
-                "the managed certificate is not renewed here: the clock differs from the apiserver's by more than {SKEW_MAX:?}"
-            );
-        }
-        if agrees {
-            self.failed.remove("clock");
-        }
-        agrees
+    fn has_a_wrong_clock(&mut self, skew: Duration) {
+        let seconds = skew.as_secs();
+        // At every look, which has said what the Secret has.
+        *self.tls.status() =
+            Err(format!("the clock differs from the apiserver's by {seconds} s, so it is not renewed here"));
+        // Without the seconds, which differ at each look.
+        self.fails(CLOCK, "it is not renewed here, because the clock differs from the apiserver's".to_owned());
     }
 
     fn now(&self) -> u64 {
         (self.clock)().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
+    }
+}
+
+/// How far the clock is from the apiserver's, if that is more than it may be.
+fn clock_skew(date: SystemTime, now: SystemTime) -> Option<Duration> {
+    let skew = now.duration_since(date).unwrap_or_else(|error| error.duration());
+    (skew > SKEW_MAX).then_some(skew)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_may_differ_by_twenty_minutes_in_both_directions() {
+        let at = |minutes: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(minutes * 60);
+        let skew = |minutes: u64| clock_skew(at(100), at(minutes)).map(|skew| skew.as_secs() / 60);
+        assert_eq!([79, 80, 100, 120, 121].map(skew), [Some(21), None, None, None, Some(21)]);
     }
 }

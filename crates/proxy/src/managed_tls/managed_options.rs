@@ -51,6 +51,44 @@ impl<'de> Deserialize<'de> for ObjectName {
     }
 }
 
+/// What is read and written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stored {
+    /// The Secret with the CA and its key.
+    Secret,
+    /// A ConfigMap with the CA.
+    ConfigMap,
+    /// A Secret with the certificate and its key, without the CA's.
+    Copy,
+}
+
+impl Stored {
+    /// The label in metrics.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Secret => "secret",
+            Self::ConfigMap => "configmap",
+            Self::Copy => "copy",
+        }
+    }
+
+    /// The resource, as a role names it.
+    pub fn resource(self) -> &'static str {
+        match self {
+            Self::Secret | Self::Copy => "secrets",
+            Self::ConfigMap => "configmaps",
+        }
+    }
+
+    /// The kind, as a manifest names it.
+    pub fn kind(self) -> &'static str {
+        match self {
+            Self::Secret | Self::Copy => "Secret",
+            Self::ConfigMap => "ConfigMap",
+        }
+    }
+}
+
 /// How long the certificates are valid, and the CAs overlap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lifetimes {
@@ -90,8 +128,18 @@ pub struct ManagedOptions {
     pub dns_names: Vec<String>,
     /// The ConfigMaps that the CA is published in.
     pub ca_config_maps: Vec<ObjectName>,
+    /// The Secrets that get the certificate and its key, without the CA's.
+    pub copies: Vec<ObjectName>,
     /// The times.
     pub lifetimes: Lifetimes,
+}
+
+impl ManagedOptions {
+    /// All that gets a part of the Secret.
+    pub fn published_in(&self) -> impl Iterator<Item = (Stored, &ObjectName)> {
+        let maps = self.ca_config_maps.iter().map(|name| (Stored::ConfigMap, name));
+        maps.chain(self.copies.iter().map(|name| (Stored::Copy, name)))
+    }
 }
 
 /// A label of a DNS name, in lower case (RFC 1123).

@@ -1,7 +1,7 @@
 //! Reads what the Secret has, and makes what it will have. What cannot be read or does not fit is
 //! as if it were not there: the next step replaces it. No text here has content of the Secret.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{borrow::Borrow, collections::BTreeMap, sync::Arc, time::Duration};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use jiff::Timestamp;
@@ -16,16 +16,16 @@ use webpki::{EndEntityCert, KeyUsage};
 use x509_parser::{certificate::X509Certificate, prelude::FromDer};
 
 use super::{
-    certificate_facts::CertificateFacts,
+    certificate_facts::{CertificateFacts, date},
     issue::{self, BACKDATED_SECONDS, IssueError, Issued, KeyPem, Usage},
-    managed_options::ManagedOptions,
-    next_step::{CaFacts, LeafFacts, State, Step},
+    managed_options::{ManagedOptions, Stored},
+    next_step::{CaFacts, LeafFacts, State, Step, signing_and_next},
 };
 
 const CERT: &str = "tls.crt";
 const KEY: &str = "tls.key";
 /// The bundle, also in the ConfigMaps.
-pub(super) const CA: &str = "ca.crt";
+const CA: &str = "ca.crt";
 const CA_KEYS: &str = "ca.key";
 /// The CA that was seen in all ConfigMaps, and since when: `ID TIME`.
 const PUBLISHED: &str = "kubefan.dev/ca-published";
@@ -33,6 +33,10 @@ const PUBLISHED: &str = "kubefan.dev/ca-published";
 const CAS_MAX: usize = 16;
 /// Names of a certificate. Replicas of two versions may want different ones, and get all of them.
 const NAMES_MAX: usize = 256;
+
+/// What another object gets of the Secret: values of `data`, as they are sent. A key with null is
+/// removed from it.
+pub(super) type Part = BTreeMap<&'static str, Value>;
 
 /// What a Secret has.
 #[derive(Clone)]
@@ -48,6 +52,12 @@ struct Ca {
     der: CertificateDer<'static>,
     pem: String,
     key: Option<KeyPem>,
+}
+
+impl Borrow<CaFacts> for Ca {
+    fn borrow(&self) -> &CaFacts {
+        &self.facts
+    }
 }
 
 #[derive(Clone)]
@@ -78,6 +88,22 @@ impl Material {
         self.cas.iter().map(|ca| ca.pem.as_str()).collect()
     }
 
+    /// What an object gets, if there is a certificate that can be used: never a CA's key. A node
+    /// that mounts a copy may read all of it, whatever its pod mounts.
+    pub(super) fn part(&self, stored: Stored) -> Part {
+        let base64 = |bytes: &[u8]| Value::String(BASE64_STANDARD.encode(bytes));
+        match (stored, &self.leaf) {
+            (Stored::ConfigMap, _) => BTreeMap::from([(CA, Value::String(self.bundle()))]),
+            (Stored::Copy, Some(leaf)) => BTreeMap::from([
+                (CERT, base64(&leaf.pem)),
+                (KEY, base64(&leaf.key)),
+                (CA, base64(self.bundle().as_bytes())),
+                (CA_KEYS, Value::Null),
+            ]),
+            (Stored::Copy, None) | (Stored::Secret, _) => Part::new(),
+        }
+    }
+
     /// The CAs of the bundle.
     pub(super) fn roots(&self) -> impl Iterator<Item = CertificateDer<'static>> {
         self.cas.iter().map(|ca| ca.der.clone())
@@ -91,13 +117,12 @@ impl Material {
 
     /// The end of the CA that signs, in seconds since 1970. `None` if there is none.
     pub(super) fn signing_not_after(&self, now: u64) -> Option<u64> {
-        self.state.signers(now).first().map(|ca| ca.not_after)
+        signing_and_next(&self.state.cas, now).map(|(signing, _)| signing.not_after)
     }
 
     /// What there is, in words. For reports.
     pub fn describe(&self, now: u64) -> Result<String, String> {
-        let end =
-            |second: u64| Timestamp::from_second(second as i64).map_or_else(|_| "?".to_owned(), |at| at.to_string());
+        let end = |second: u64| date(i64::try_from(second).unwrap_or(i64::MAX));
         let Some(ca) = self.signing_not_after(now) else { return Err("it has no CA that can be used".to_owned()) };
         match &self.state.leaf {
             Ok(leaf) => Ok(format!("valid until {}, its CA until {}", end(leaf.not_after), end(ca))),
@@ -107,8 +132,7 @@ impl Material {
 
     /// Makes a certificate for a replica among its peers, until `not_after` at most.
     pub(super) fn peer_certificate(&self, now: u64, not_after: u64) -> Option<Result<Issued, IssueError>> {
-        let signing = self.state.signers(now).first().map(|facts| facts.id.clone())?;
-        let ca = self.cas.iter().find(|ca| ca.facts.id == signing)?;
+        let (ca, _) = signing_and_next(&self.cas, now)?;
         let until = (now, not_after.min(ca.facts.not_after));
         Some(issue::certificate(&ca.pem, ca.key.as_ref()?, &[issue::PEER_NAME.to_owned()], Usage::Peer, until))
     }
@@ -128,41 +152,30 @@ impl Material {
         let mut published = self.state.published.take();
         self.cas.retain(|ca| now < ca.facts.not_after);
         match step {
-            Step::Keep | Step::Forget => {}
-            Step::Begin => {
+            Step::Keep | Step::RemoveExpiredCas => {}
+            Step::CreateCa => {
                 self.cas = vec![Ca::make(now, lifetimes.ca)?];
                 published = None;
-                self.renew(0, &options.dns_names, options, now)?;
+                self.renew(&options.dns_names, options, now)?;
             }
-            Step::Announce => self.cas.push(Ca::make(now, lifetimes.ca)?),
-            Step::Published => published = self.next(now).map(|ca| (ca.facts.id.clone(), now)),
-            Step::Renew(_) | Step::Succeed => {
-                if step == Step::Succeed {
-                    let next = self.next(now).map(|ca| ca.facts.id.clone());
-                    self.cas.iter_mut().filter(|ca| Some(&ca.facts.id) != next.as_ref()).for_each(Ca::forget_key);
-                    published = None;
-                }
-                let names = self.names(&options.dns_names);
-                if let Some(signing) = self.signers(now).first().copied() {
-                    self.renew(signing, &names, options, now)?;
-                }
+            Step::CreateNextCa => self.cas.push(Ca::make(now, lifetimes.ca)?),
+            Step::RecordPublication => published = self.next(now).map(|id| (id, now)),
+            Step::SwitchToNextCa => {
+                let next = self.next(now);
+                self.cas.iter_mut().filter(|ca| Some(&ca.facts.id) != next.as_ref()).for_each(Ca::forget_key);
+                published = None;
+                self.renew(&self.names(&options.dns_names), options, now)?;
             }
+            Step::RenewCertificate(_) => self.renew(&self.names(&options.dns_names), options, now)?,
         }
         self.write(secret, published, now);
         Ok(())
     }
 
-    /// The places of the CAs that can sign, the one that signs first.
-    fn signers(&self, now: u64) -> Vec<usize> {
-        let mut places: Vec<_> = (0..self.cas.len())
-            .filter(|place| self.cas[*place].key.is_some() && now < self.cas[*place].facts.not_after)
-            .collect();
-        places.sort_by_key(|place| (self.cas[*place].facts.created, self.cas[*place].facts.id.clone()));
-        places
-    }
-
-    fn next(&self, now: u64) -> Option<&Ca> {
-        self.signers(now).get(1..)?.last().map(|place| &self.cas[*place])
+    /// What tells the next CA from all others.
+    fn next(&self, now: u64) -> Option<String> {
+        let (_, next) = signing_and_next(&self.cas, now)?;
+        next.map(|ca| ca.facts.id.clone())
     }
 
     /// The names of the next certificate: those that are wanted. While replicas of two versions
@@ -175,14 +188,9 @@ impl Material {
         if names.len() > NAMES_MAX { wanted.to_vec() } else { names }
     }
 
-    fn renew(
-        &mut self,
-        signing: usize,
-        names: &[String],
-        options: &ManagedOptions,
-        now: u64,
-    ) -> Result<(), IssueError> {
-        let Some((ca, key)) = self.cas.get(signing).and_then(|ca| Some((ca, ca.key.as_ref()?))) else { return Ok(()) };
+    fn renew(&mut self, names: &[String], options: &ManagedOptions, now: u64) -> Result<(), IssueError> {
+        let signing = signing_and_next(&self.cas, now);
+        let Some((ca, key)) = signing.and_then(|(ca, _)| Some((ca, ca.key.as_ref()?))) else { return Ok(()) };
         let not_after = (now + options.lifetimes.certificate.as_secs()).min(ca.facts.not_after);
         let Issued { certificate, key } = issue::certificate(&ca.pem, key, names, Usage::Server, (now, not_after))?;
         let leaf = read_leaf(certificate.into_bytes(), key.0.into_bytes()).map_err(IssueError::unusable)?;
@@ -193,10 +201,10 @@ impl Material {
     }
 
     fn write(&mut self, secret: &mut Value, published: Option<(String, u64)>, now: u64) {
-        let order = self.signers(now);
         // The CA that signs first: some programs read only the first.
-        let rest = (0..self.cas.len()).filter(|place| !order.contains(place)).collect::<Vec<_>>();
-        let all: Vec<&Ca> = order.into_iter().chain(rest).map(|place| &self.cas[place]).collect();
+        let signing = signing_and_next(&self.cas, now).map(|(ca, _)| ca.facts.id.clone());
+        let mut all: Vec<&Ca> = self.cas.iter().collect();
+        all.sort_by_key(|ca| Some(&ca.facts.id) != signing.as_ref());
         let bundle: String = all.iter().map(|ca| ca.pem.as_str()).collect();
         let keys: String = all.iter().filter_map(|ca| Some(ca.key.as_ref()?.0.as_str())).collect();
         let mut data: BTreeMap<&str, &[u8]> = BTreeMap::from([(CA, bundle.as_bytes()), (CA_KEYS, keys.as_bytes())]);

@@ -1,5 +1,6 @@
 //! The managed certificate: kubefan makes its own CA and its serving certificate, keeps both in a
-//! Secret, renews them, and publishes the CA in ConfigMaps for its clients.
+//! Secret, renews them, and publishes the CA in ConfigMaps for its clients. Who serves with the
+//! certificate but does not renew it gets a copy, a Secret of its own without the CA's key.
 //!
 //! All replicas do the same, without a leader: each looks at the Secret again and again, decides
 //! what to do next (`next_step`, without I/O), and writes with the version that it read. A
@@ -30,6 +31,6 @@ pub use in_use::{ManagedTls, PeerProof};
 pub use issue::PEER_NAME;
 pub use keeper::Keeper;
 pub(crate) use managed_options::is_dns_label;
-pub use managed_options::{Lifetimes, ManagedOptions, ObjectName};
+pub use managed_options::{Lifetimes, ManagedOptions, ObjectName, Stored};
 pub use material::Material;
 pub use stored_objects::{LookError, look_once};

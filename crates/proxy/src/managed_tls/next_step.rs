@@ -1,17 +1,16 @@
 //! Decides what to do next about the managed certificate: a function of what the Secret has and of
-//! the time. The life of a CA, as the states that follow each other:
+//! the time. The steps in the life of a CA, in their order:
 //!
-//! 1. **Signing.** One CA has a key here, and signs.
-//! 2. **Announced.** The next CA is made, long before the end of the first. It signs nothing.
-//! 3. **Published.** The next CA is in all ConfigMaps. From then on the overlap counts.
-//! 4. **Succeeded.** The overlap has passed: the next CA signs. The key of the first is deleted.
-//! 5. **Forgotten.** The first CA has ended, and is removed from the bundle. Nothing that it
-//!    signed outlives it.
+//! 1. **Create the CA.** It signs, and its certificates are renewed, until the fourth step.
+//! 2. **Create the next CA**, long before the end of the first. It signs nothing.
+//! 3. **Record the publication**: the next CA is in all ConfigMaps. From then on the overlap counts.
+//! 4. **Switch to the next CA** when the overlap has passed. The key of the first is deleted.
+//! 5. **Remove the expired CA** from the bundle. Nothing that it signed outlives it.
 //!
 //! All times are in seconds since 1970. They come from the certificates themselves, so replicas
 //! that start know them too.
 
-use std::time::Duration;
+use std::{borrow::Borrow, time::Duration};
 
 use super::managed_options::Lifetimes;
 
@@ -63,59 +62,59 @@ pub(super) enum Step {
     /// Nothing.
     Keep,
     /// Make a CA and a certificate. Nothing that clients know remains.
-    Begin,
+    CreateCa,
     /// Make a certificate with the CA that signs, for this reason.
-    Renew(&'static str),
+    RenewCertificate(&'static str),
     /// Make the next CA, which signs nothing yet.
-    Announce,
+    CreateNextCa,
     /// Note that the next CA is published.
-    Published,
+    RecordPublication,
     /// Make a certificate with the next CA, and delete the key of the one before.
-    Succeed,
+    SwitchToNextCa,
     /// Remove the CAs that have ended.
-    Forget,
+    RemoveExpiredCas,
 }
 
-impl State {
-    /// The CAs that can sign now, the oldest first: the one that signs, and the next one.
-    pub(super) fn signers(&self, now: u64) -> Vec<&CaFacts> {
-        let mut signers: Vec<_> = self.cas.iter().filter(|ca| ca.has_key && now < ca.not_after).collect();
-        signers.sort_by(|a, b| (a.created, &a.id).cmp(&(b.created, &b.id)));
-        signers
-    }
+/// The CA that signs, and the next one, if there is one: the oldest and the newest of those that
+/// have a key and have not ended.
+pub(super) fn signing_and_next<T: Borrow<CaFacts>>(cas: &[T], now: u64) -> Option<(&T, Option<&T>)> {
+    let facts = cas.iter().map(|ca| (ca.borrow(), ca));
+    let mut can_sign: Vec<(&CaFacts, &T)> = facts.filter(|(facts, _)| facts.has_key && now < facts.not_after).collect();
+    can_sign.sort_by_key(|(facts, _)| (facts.created, &facts.id));
+    let ((_, signing), later) = can_sign.split_first()?;
+    Some((*signing, later.last().map(|(_, next)| *next)))
 }
 
 /// Decides. `is_published`: all ConfigMaps have the bundle. `jitter` is this replica's own, from 0
 /// to 1.
 pub(super) fn next_step(state: &State, is_published: bool, now: u64, lifetimes: &Lifetimes, jitter: f64) -> Step {
-    let signers = state.signers(now);
-    let (Some(signing), next) = (signers.first(), signers.get(1..).unwrap_or_default().last()) else {
-        return Step::Begin;
-    };
+    let Some((signing, next)) = signing_and_next(&state.cas, now) else { return Step::CreateCa };
     let left = signing.not_after - now;
     if let Some(next) = next {
         let since = state.published.as_ref().filter(|(id, at)| *id == next.id && *at <= now).map(|(_, at)| *at);
         if since.is_some_and(|at| now >= at + seconds(lifetimes.overlap)) {
-            return Step::Succeed;
+            return Step::SwitchToNextCa;
         }
         let is_late = (left as f64) < lifetimes.certificate.as_secs_f64() * UNPUBLISHED_LEFT;
         // One that was made a moment ago can be known to no client.
         if is_late && now.saturating_sub(next.created) >= left {
-            return Step::Succeed;
+            return Step::SwitchToNextCa;
         }
         if since.is_none() && is_published {
-            return Step::Published;
+            return Step::RecordPublication;
         }
     }
     match &state.leaf {
-        Err(why) => return Step::Renew(why),
-        Ok(leaf) if now >= renewal(leaf, jitter) => return Step::Renew("two thirds of its life have passed"),
+        Err(why) => return Step::RenewCertificate(why),
+        Ok(leaf) if now >= renewal(leaf, jitter) => {
+            return Step::RenewCertificate("two thirds of its life have passed");
+        }
         Ok(_) => {}
     }
     if next.is_none() && left <= seconds(lifetimes.next_ca_before_end()) {
-        return Step::Announce;
+        return Step::CreateNextCa;
     }
-    if state.cas.iter().any(|ca| ca.not_after <= now) { Step::Forget } else { Step::Keep }
+    if state.cas.iter().any(|ca| ca.not_after <= now) { Step::RemoveExpiredCas } else { Step::Keep }
 }
 
 /// When a certificate is renewed.

@@ -1,49 +1,17 @@
-//! Reads and replaces the Secret and the ConfigMaps at the apiserver: get and update by their
-//! names, nothing else. A message never has content of the Secret.
+//! Reads and replaces the Secret, the ConfigMaps and the copies at the apiserver: get and update by
+//! their names, nothing else. A message never has content of a Secret.
 
 use std::time::{Duration, SystemTime};
 
 use http::header;
 use jiff::fmt::rfc2822;
-use serde_json::{Value, json};
+use serde_json::{Map, Value};
 
 use super::{
-    managed_options::{ManagedOptions, ObjectName},
-    material::{CA, Material},
+    managed_options::{ManagedOptions, ObjectName, Stored},
+    material::{Material, Part},
 };
 use crate::upstream::{Upstream, UpstreamError, client::Verb};
-
-/// What is read and written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stored {
-    Secret,
-    ConfigMap,
-}
-
-impl Stored {
-    /// The label in metrics.
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Secret => "secret",
-            Self::ConfigMap => "configmap",
-        }
-    }
-
-    fn path(self, ObjectName { namespace, name }: &ObjectName) -> String {
-        let resource = match self {
-            Self::Secret => "secrets",
-            Self::ConfigMap => "configmaps",
-        };
-        format!("/api/v1/namespaces/{namespace}/{resource}/{name}")
-    }
-
-    fn title(self, name: &ObjectName) -> String {
-        match self {
-            Self::Secret => format!("the Secret {name}"),
-            Self::ConfigMap => format!("the ConfigMap {name}"),
-        }
-    }
-}
 
 /// An object that cannot be read or replaced.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -72,6 +40,14 @@ impl LookError {
     }
 }
 
+fn path(stored: Stored, ObjectName { namespace, name }: &ObjectName) -> String {
+    format!("/api/v1/namespaces/{namespace}/{}/{name}", stored.resource())
+}
+
+fn title(stored: Stored, name: &ObjectName) -> String {
+    format!("the {} {name}", stored.kind())
+}
+
 /// An object, and the apiserver's time.
 pub(super) struct Found {
     pub(super) object: Value,
@@ -80,8 +56,8 @@ pub(super) struct Found {
 }
 
 pub(super) async fn get(upstream: &Upstream, stored: Stored, name: &ObjectName) -> Result<Found, LookError> {
-    let failed = |error| LookError { title: stored.title(name), stored, is_write: false, error };
-    let answer = upstream.get_accept(Verb::Get, &stored.path(name), "application/json").await.map_err(failed)?;
+    let failed = |error| LookError { title: title(stored, name), stored, is_write: false, error };
+    let answer = upstream.get_accept(Verb::Get, &path(stored, name), "application/json").await.map_err(failed)?;
     let date = answer.headers().get(header::DATE).and_then(|date| rfc2822::parse(date.to_str().ok()?).ok());
     let object: Value = serde_json::from_slice(answer.body()).unwrap_or_default();
     // The parser's own message could quote the object.
@@ -98,31 +74,49 @@ pub(super) async fn replace(
     name: &ObjectName,
     object: &Value,
 ) -> Result<bool, LookError> {
-    let failed = |error| LookError { title: stored.title(name), stored, is_write: true, error };
-    upstream.replace(&stored.path(name), object).await.map_err(failed)
+    let failed = |error| LookError { title: title(stored, name), stored, is_write: true, error };
+    upstream.replace(&path(stored, name), object).await.map_err(failed)
 }
 
-/// Writes the bundle to a ConfigMap, unless it has it. True if it has it now.
-pub(super) async fn publish(upstream: &Upstream, name: &ObjectName, bundle: &str) -> Result<bool, LookError> {
-    let mut map = get(upstream, Stored::ConfigMap, name).await?.object;
-    if map["data"][CA] == bundle {
+/// Writes to a ConfigMap or a copy its part of the Secret, unless it has it. True if it has it now.
+pub(super) async fn publish(
+    upstream: &Upstream,
+    stored: Stored,
+    name: &ObjectName,
+    part: &Part,
+) -> Result<bool, LookError> {
+    let mut object = get(upstream, stored, name).await?.object;
+    if !fill(&mut object, part) {
         return Ok(true);
     }
-    if !map["data"].is_object() {
-        map["data"] = json!({});
+    replace(upstream, stored, name, &object).await
+}
+
+/// Gives an object its part. False if it has it.
+pub(super) fn fill(object: &mut Value, part: &Part) -> bool {
+    if part.iter().all(|(key, value)| object["data"][key] == *value) {
+        return false;
     }
-    map["data"][CA] = Value::String(bundle.to_owned());
-    replace(upstream, Stored::ConfigMap, name, &map).await
+    let mut data = object["data"].as_object().cloned().unwrap_or_default();
+    data.extend(part.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
+    // Sent as null, a key would stay, without a value.
+    object["data"] = Value::Object(data.into_iter().filter(|(_, value)| !value.is_null()).collect::<Map<_, _>>());
+    true
 }
 
 impl Material {
-    /// Whether a ConfigMap has the bundle. For reports.
+    /// Whether a ConfigMap or a copy has its part of the Secret. For reports.
     ///
     /// # Errors
     /// It cannot be read.
-    pub async fn is_published(&self, upstream: &Upstream, name: &ObjectName) -> Result<bool, LookError> {
-        let map = get(upstream, Stored::ConfigMap, name).await?.object;
-        Ok(map["data"][CA].as_str().is_some_and(|has| has == self.bundle()))
+    pub async fn is_published(
+        &self,
+        upstream: &Upstream,
+        stored: Stored,
+        name: &ObjectName,
+    ) -> Result<bool, LookError> {
+        let (mut object, part) = (get(upstream, stored, name).await?.object, self.part(stored));
+        Ok(!part.is_empty() && !fill(&mut object, &part))
     }
 }
 

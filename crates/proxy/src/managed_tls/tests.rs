@@ -13,9 +13,10 @@ use webpki::{EndEntityCert, KeyUsage};
 
 use super::{
     issue::{self, Usage},
-    managed_options::{Lifetimes, ManagedOptions, ObjectName},
+    managed_options::{Lifetimes, ManagedOptions, ObjectName, Stored},
     material::Material,
     next_step::{CaFacts, LeafFacts, State, Step, next_step},
+    stored_objects::fill,
 };
 
 const START: u64 = 1_800_000_000;
@@ -25,7 +26,7 @@ const NAME: &str = "kubefan.kubefan.svc";
 fn options(lifetimes: Lifetimes) -> ManagedOptions {
     let secret: ObjectName = "kubefan/kubefan-tls".parse().unwrap();
     let dns_names = [NAME, "*.kubefan-headless.kubefan.svc"].map(str::to_owned).to_vec();
-    ManagedOptions { secret, dns_names, ca_config_maps: Vec::new(), lifetimes }
+    ManagedOptions { secret, dns_names, ca_config_maps: Vec::new(), copies: Vec::new(), lifetimes }
 }
 
 fn days(certificate: u64, ca: u64, overlap: u64) -> Lifetimes {
@@ -80,7 +81,9 @@ struct World {
     replicas: Vec<Replica>,
     /// What the two ConfigMaps had, each from a time on: the newest last.
     published: [VecDeque<(u64, String)>; 2],
-    /// Until when the apiserver is away, or does not take the second ConfigMap.
+    /// The copy, which nodes serve with.
+    copy: Value,
+    /// Until when the apiserver is away, or does not take the second ConfigMap and the copy.
     away: (u64, u64),
     steps: Vec<Step>,
     must_verify: bool,
@@ -106,6 +109,7 @@ impl World {
             version: 0,
             now: START,
             published: Default::default(),
+            copy: empty(),
             away: (0, 0),
             steps: Vec::new(),
             must_verify: true,
@@ -149,7 +153,7 @@ impl World {
                 let certificate = (certified.cert[0].clone(), facts.not_after);
                 self.must_verify |= self.replicas[number].certificate.as_ref() != Some(&certificate);
                 self.replicas[number].certificate = Some(certificate);
-                is_published = self.publish(&material.bundle());
+                is_published = self.publish(&material);
             }
             let jitter = self.replicas[number].jitter;
             let step = next_step(&material.state, is_published, now, &self.options.lifetimes, jitter);
@@ -162,8 +166,10 @@ impl World {
         }
     }
 
-    fn publish(&mut self, bundle: &str) -> bool {
+    fn publish(&mut self, material: &Material) -> bool {
         let refused = [false, self.now < self.away.1];
+        self.must_verify |= !refused[1] && fill(&mut self.copy, &material.part(Stored::Copy));
+        let bundle = &material.bundle();
         let mut have_all = true;
         for (published, refused) in self.published.iter_mut().zip(refused) {
             let has = published.back().is_some_and(|(_, last)| last == bundle);
@@ -176,7 +182,8 @@ impl World {
         have_all
     }
 
-    /// Each client that has read a ConfigMap at most one overlap ago accepts each replica.
+    /// Each client that has read a ConfigMap at most one overlap ago accepts each replica, and each
+    /// node, which has the copy.
     fn check(&mut self) {
         let since = self.now - self.options.lifetimes.overlap.as_secs();
         for published in &mut self.published {
@@ -184,8 +191,14 @@ impl World {
                 published.pop_front();
             }
         }
-        for (number, replica) in self.replicas.iter().enumerate() {
-            let Some((certificate, not_after)) = &replica.certificate else { continue };
+        let mut served: Vec<_> = self.replicas.iter().map(|replica| replica.certificate.clone()).collect();
+        if self.must_verify && self.copy["data"].is_object() {
+            let node = Material::read(&self.copy, &self.options.dns_names, self.now).certified();
+            let (certified, facts) = node.expect("the certificate of nodes can be used");
+            served.push(Some((certified.cert[0].clone(), facts.not_after)));
+        }
+        for (number, certificate) in served.iter().enumerate() {
+            let Some((certificate, not_after)) = certificate else { continue };
             assert!(self.now <= *not_after, "the certificate of {number} has expired");
             if !self.must_verify {
                 continue;
@@ -214,9 +227,10 @@ fn each_client_that_read_the_ca_at_most_one_overlap_ago_accepts_each_replica_for
             world.replicas[number].next_look += world.look_interval();
         }
         let count = |step: Step| world.steps.iter().filter(|done| **done == step).count();
-        assert_eq!(count(Step::Begin), 1, "seed {seed}: one CA at the start, and never again without notice");
-        assert!(count(Step::Succeed) >= 2, "seed {seed}: {:?}", world.steps);
+        assert_eq!(count(Step::CreateCa), 1, "seed {seed}: one CA at the start, and never again without notice");
+        assert!(count(Step::SwitchToNextCa) >= 2, "seed {seed}: {:?}", world.steps);
         assert!(world.steps.len() < 200, "seed {seed}: {:?}", world.steps);
+        assert!(world.copy["data"].is_object(), "seed {seed}");
     }
 }
 
@@ -225,7 +239,7 @@ fn a_ca_lives_through_its_states_in_order() {
     let options = options(days(90, 3 * 365, 30));
     let mut secret = empty();
     let at = |day: u64| START + day * DAY;
-    assert_eq!(settle(&mut secret, &options, at(0)), [Step::Begin]);
+    assert_eq!(settle(&mut secret, &options, at(0)), [Step::CreateCa]);
     assert_eq!(settle(&mut secret, &options, at(59)), []);
     let (mut done, mut bundles) = (Vec::new(), Vec::new());
     for day in 60..1100 {
@@ -236,12 +250,12 @@ fn a_ca_lives_through_its_states_in_order() {
         }
     }
     let of = |step: Step| done.iter().filter(|(_, found)| *found == step).map(|(day, _)| *day).collect::<Vec<_>>();
-    assert_eq!(of(Step::Announce), [945], "150 days before the end: 90 and twice 30");
-    assert_eq!(of(Step::Published), [945]);
-    assert_eq!(of(Step::Succeed), [975]);
+    assert_eq!(of(Step::CreateNextCa), [945], "150 days before the end: 90 and twice 30");
+    assert_eq!(of(Step::RecordPublication), [945]);
+    assert_eq!(of(Step::SwitchToNextCa), [975]);
     assert_eq!(bundles, [(60, 1), (945, 2), (1095, 1)], "the old CA stays until its end");
-    assert_eq!(of(Step::Begin), Vec::<u64>::new());
-    let renewals = done.iter().filter(|(_, step)| matches!(step, Step::Renew(_))).count();
+    assert_eq!(of(Step::CreateCa), Vec::<u64>::new());
+    let renewals = done.iter().filter(|(_, step)| matches!(step, Step::RenewCertificate(_))).count();
     assert_eq!(renewals, 18, "every 60 days");
 }
 
@@ -257,11 +271,11 @@ fn a_next_ca_that_was_never_published_signs_only_when_nothing_else_is_left() {
     };
     let at = |now: u64| at_of(START + 945 * DAY, now);
     assert_eq!(at(end - 31 * DAY), Step::Keep, "not published, so it waits");
-    assert_eq!(at(end - 29 * DAY), Step::Succeed, "a third of a certificate's life is left");
+    assert_eq!(at(end - 29 * DAY), Step::SwitchToNextCa, "a third of a certificate's life is left");
     let late = |left: u64| at_of(end - 20 * DAY, end - left * DAY);
     assert_eq!(late(20), Step::Keep, "made a moment ago, so no client knows it");
     assert_eq!(late(11), Step::Keep);
-    assert_eq!(late(10), Step::Succeed, "half of what was left has passed");
+    assert_eq!(late(10), Step::SwitchToNextCa, "half of what was left has passed");
 }
 
 #[test]
@@ -282,7 +296,7 @@ fn a_certificate_that_no_client_would_accept_is_not_written() {
     let before = secret.clone();
     let material = Material::read(&secret, &options.dns_names, START);
     let step = next_step(&material.state, true, START, &options.lifetimes, 0.0);
-    assert!(matches!(step, Step::Renew(_)), "{step:?}");
+    assert!(matches!(step, Step::RenewCertificate(_)), "{step:?}");
     assert!(material.apply(step, &mut secret, &options, START).is_err());
     assert_eq!(secret, before);
 }
@@ -368,6 +382,32 @@ fn only_a_replica_has_a_certificate_for_peers() {
     }
     assert!(!accepts(&bundle, &serving.cert[0], KeyUsage::client_auth(), NAME, START));
     assert!(!accepts(&bundle, &peer, KeyUsage::server_auth(), NAME, START), "it does not serve clients");
+}
+
+#[test]
+fn a_copy_has_the_certificate_of_the_secret_and_never_a_key_of_a_ca() {
+    use base64::{Engine, prelude::BASE64_STANDARD};
+    let options = options(days(90, 3 * 365, 30));
+    let (mut secret, mut copy) = (empty(), empty());
+    copy["data"] = json!({ "ca.key": "a2V5", "theirs": "dGhlaXJz" });
+    assert!(Material::read(&secret, &options.dns_names, START).part(Stored::Copy).is_empty(), "nothing is written");
+    for day in 0..1100 {
+        settle(&mut secret, &options, START + day * DAY);
+        let part = Material::read(&secret, &options.dns_names, START + day * DAY).part(Stored::Copy);
+        fill(&mut copy, &part);
+        assert!(!fill(&mut copy, &part), "it has it");
+        let of = |object: &Value, key: &str| object["data"][key].as_str().unwrap().to_owned();
+        for key in ["tls.crt", "tls.key", "ca.crt"] {
+            assert_eq!(of(&copy, key), of(&secret, key), "day {day}");
+        }
+        let keys: Vec<_> = copy["data"].as_object().unwrap().keys().collect();
+        assert_eq!(keys, ["ca.crt", "theirs", "tls.crt", "tls.key"], "a CA's key that was there is removed");
+        let pem = |object: &Value, key: &str| BASE64_STANDARD.decode(of(object, key)).unwrap();
+        let ca_keys = String::from_utf8(pem(&secret, "ca.key")).unwrap();
+        let copied = String::from_utf8(pem(&copy, "tls.key")).unwrap();
+        let mut lines = ca_keys.lines().filter(|line| !line.starts_with("-----"));
+        assert!(!lines.any(|line| copied.contains(line)), "day {day}");
+    }
 }
 
 #[test]

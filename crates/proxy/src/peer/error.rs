@@ -20,9 +20,12 @@ pub enum PeerError {
     /// The address is one of this replica.
     #[error("this is the address of this replica")]
     OwnAddress,
-    /// A certificate, a key or the peers' CA cannot be used.
+    /// A file with the certificate, the key or the peers' CA cannot be used.
     #[error("--peer-cert-file, --peer-key-file, --peer-ca-file: {0}")]
-    Tls(String),
+    Files(String),
+    /// The certificate that the managed CA signed for this replica cannot be used.
+    #[error("this replica's certificate of the managed CA cannot be used: {0}")]
+    Managed(String),
     /// The peer is unreachable, or did not prove its identity.
     #[error("no connection: {0}")]
     Connect(String),

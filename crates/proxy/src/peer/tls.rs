@@ -24,7 +24,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 use webpki::EndEntityCert;
 
 use super::error::PeerError;
-use crate::managed_tls::{ManagedTls, PEER_NAME};
+use crate::managed_tls::{ManagedTls, PEER_NAME, PeerProof};
 
 /// What a replica proves itself with to its peers, and what it verifies them against.
 #[derive(Debug, Clone)]
@@ -49,25 +49,22 @@ pub struct PeerTlsFiles {
     pub allowed_names: Vec<ServerName<'static>>,
 }
 
-struct Proof {
-    chain: Vec<CertificateDer<'static>>,
-    key: PrivateKeyDer<'static>,
-    roots: Arc<RootCertStore>,
-}
-
 impl PeerTls {
     /// Accepts a connection from a peer.
     ///
     /// # Errors
-    /// [`PeerError::Tls`] if a file cannot be used, [`PeerError::Connect`] if the handshake fails
-    /// or the other side is not a peer.
+    /// [`PeerError::Files`] or [`PeerError::Managed`] if this replica has nothing to prove itself
+    /// with, [`PeerError::Connect`] if the handshake fails or the other side is not a peer.
     pub async fn accept<T: AsyncRead + AsyncWrite + Unpin>(&self, io: T) -> Result<server::TlsStream<T>, PeerError> {
-        let config = self.proof().await?.server_config()?;
+        let config = self.proof().await?.server_config().map_err(|error| self.unusable(error))?;
         let accepted = TlsAcceptor::from(Arc::new(config)).accept(io).await;
         let accepted = accepted.map_err(|error| PeerError::Connect(error.to_string()))?;
         match self.allows(accepted.get_ref().1.peer_certificates()) {
             true => Ok(accepted),
-            false => Err(PeerError::Connect("its certificate has no allowed name (--peer-allowed-names)".to_owned())),
+            false => Err(PeerError::Connect(match self {
+                Self::Files(_) => "its certificate has no allowed name (--peer-allowed-names)".to_owned(),
+                Self::Managed(_) => format!("its certificate is not that of a replica: it lacks the name {PEER_NAME}"),
+            })),
         }
     }
 
@@ -93,7 +90,7 @@ impl PeerTls {
         name: &str,
         io: T,
     ) -> Result<client::TlsStream<T>, PeerError> {
-        let config = self.proof().await?.client_config()?;
+        let config = self.proof().await?.client_config().map_err(|error| self.unusable(error))?;
         let name = match self {
             Self::Files(_) => name,
             Self::Managed(_) => PEER_NAME,
@@ -104,44 +101,43 @@ impl PeerTls {
     }
 
     /// Reads the files, or waits for the managed certificate; callers limit how long.
-    async fn proof(&self) -> Result<Proof, PeerError> {
+    async fn proof(&self) -> Result<Arc<PeerProof>, PeerError> {
         match self {
             Self::Files(files) => {
                 let files = files.clone();
-                blocking(move || files.read()).await
+                blocking(move || files.read()).await.map(Arc::new)
             }
-            Self::Managed(managed) => match managed.peer_proof().await {
-                Some(proof) => {
-                    let (chain, key, roots) = (proof.chain.clone(), proof.key.clone_key(), proof.roots.clone());
-                    Ok(Proof { chain, key, roots })
-                }
-                None => Err(PeerError::Connect("there is no managed certificate".to_owned())),
-            },
+            Self::Managed(managed) => {
+                managed.peer_proof().await.ok_or_else(|| PeerError::Managed("there is none".to_owned()))
+            }
+        }
+    }
+
+    fn unusable(&self, error: rustls::Error) -> PeerError {
+        match self {
+            Self::Files(_) => unusable_files(error),
+            Self::Managed(_) => PeerError::Managed(error.to_string()),
         }
     }
 }
 
-impl Proof {
-    fn server_config(self) -> Result<ServerConfig, PeerError> {
-        let Self { chain, key, roots } = self;
+impl PeerProof {
+    fn server_config(&self) -> Result<ServerConfig, rustls::Error> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider.clone()).build();
-        let verifier = verifier.map_err(unusable)?;
-        let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let config =
-            builder.and_then(|builder| builder.with_client_cert_verifier(verifier).with_single_cert(chain, key));
-        let mut config = config.map_err(unusable)?;
+        let verifier = WebPkiClientVerifier::builder_with_provider(self.roots.clone(), provider.clone()).build();
+        let verifier = verifier.map_err(|error| rustls::Error::General(error.to_string()))?;
+        let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+        let builder = builder.with_client_cert_verifier(verifier);
+        let mut config = builder.with_single_cert(self.chain.clone(), self.key.clone_key())?;
         config.alpn_protocols = vec![b"h2".to_vec()];
         Ok(config)
     }
 
-    fn client_config(self) -> Result<ClientConfig, PeerError> {
-        let Self { chain, key, roots } = self;
+    fn client_config(&self) -> Result<ClientConfig, rustls::Error> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let config =
-            builder.and_then(|builder| builder.with_root_certificates(roots).with_client_auth_cert(chain, key));
-        let mut config = config.map_err(unusable)?;
+        let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+        let builder = builder.with_root_certificates(self.roots.clone());
+        let mut config = builder.with_client_auth_cert(self.chain.clone(), self.key.clone_key())?;
         config.alpn_protocols = vec![b"h2".to_vec()];
         Ok(config)
     }
@@ -151,15 +147,16 @@ impl PeerTlsFiles {
     /// Checks that the files can be used.
     ///
     /// # Errors
-    /// [`PeerError::Tls`] names the file and the problem.
+    /// [`PeerError::Files`] names the file and the problem.
     pub fn check(&self) -> Result<(), PeerError> {
-        self.read()?.server_config()?;
-        self.read()?.client_config().map(|_| ())
+        let proof = self.read()?;
+        proof.server_config().map_err(unusable_files)?;
+        proof.client_config().map(drop).map_err(unusable_files)
     }
 
-    fn read(&self) -> Result<Proof, PeerError> {
+    fn read(&self) -> Result<PeerProof, PeerError> {
         let read = |path: &Path| {
-            std::fs::read(path).map_err(|error| PeerError::Tls(format!("cannot read {}: {error}", path.display())))
+            std::fs::read(path).map_err(|error| PeerError::Files(format!("cannot read {}: {error}", path.display())))
         };
         let certificates = |path: &Path| -> Result<Vec<CertificateDer<'static>>, PeerError> {
             let read = read(path)?;
@@ -174,16 +171,16 @@ impl PeerTlsFiles {
         for certificate in ca {
             roots.add(certificate).map_err(|error| self.unusable(&self.ca_file, error))?;
         }
-        Ok(Proof { chain, key, roots: Arc::new(roots) })
+        Ok(PeerProof { chain, key, roots: Arc::new(roots) })
     }
 
     fn unusable(&self, path: &Path, error: impl std::fmt::Display) -> PeerError {
-        PeerError::Tls(format!("{} cannot be used: {error}", path.display()))
+        PeerError::Files(format!("{} cannot be used: {error}", path.display()))
     }
 }
 
-fn unusable(error: impl std::fmt::Display) -> PeerError {
-    PeerError::Tls(format!("they cannot be used: {error}"))
+fn unusable_files(error: rustls::Error) -> PeerError {
+    PeerError::Files(format!("they cannot be used: {error}"))
 }
 
 /// Runs file reads on the blocking thread pool, because the disk may be slow.
@@ -191,5 +188,5 @@ async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, PeerError> + Send + 'static,
 ) -> Result<T, PeerError> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|_| Err(PeerError::Tls("reading the files failed".to_owned())))
+    done.unwrap_or_else(|_| Err(PeerError::Files("reading the files failed".to_owned())))
 }

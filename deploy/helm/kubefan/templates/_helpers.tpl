@@ -66,6 +66,16 @@ labels:
 {{- end }}
 {{- end }}
 
+{{/* The Secret that nodes mount. A kubelet may read all of it, whatever the pod mounts, so it never
+has the key of the managed CA. */}}
+{{- define "kubefan.nodeTlsSecret" -}}
+{{- if eq .Values.tls.source "managed" -}}
+{{ include "kubefan.fullname" . }}-node-tls
+{{- else -}}
+{{ include "kubefan.tlsSecret" . }}
+{{- end }}
+{{- end }}
+
 {{/* The Secret of the peers' certificate. Empty: the managed one, or none. */}}
 {{- define "kubefan.peersSecret" -}}
 {{- if .Values.peers.existingSecret -}}

@@ -16,13 +16,14 @@ use std::{
 use prometheus::Gauge;
 use rustls::{
     crypto::ring,
-    pki_types::{CertificateDer, PrivateKeyDer, UnixTime, pem::PemObject},
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
     server::{ClientHello, ResolvesServerCert},
     sign::CertifiedKey,
 };
 use tokio::time::sleep;
 use tracing::{info, warn};
-use webpki::{EndEntityCert, KeyUsage};
+
+use crate::managed_tls::certificate_facts::{CertificateFacts, WrongTime};
 
 /// A certificate and its private key, as PEM files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,7 +106,8 @@ pub struct Certificate {
 struct Current {
     certified: Arc<CertifiedKey>,
     pem: Pem,
-    validity: Option<Validity>,
+    /// `None` if they cannot be read.
+    facts: Option<CertificateFacts>,
     /// The wrong time that was warned of.
     warned: Option<WrongTime>,
 }
@@ -118,7 +120,7 @@ impl Certificate {
     pub fn read(files: &TlsFiles, wall_clock: Clock, expiration: Gauge) -> Result<Arc<Self>, TlsError> {
         let pem = Pem::read(files)?;
         let certified = pem.certified(files)?;
-        let current = Current { certified, pem, validity: None, warned: None };
+        let current = Current { certified, pem, facts: None, warned: None };
         let certificate = Self { files: files.clone(), wall_clock, expiration, current: Mutex::new(current) };
         certificate.begin_to_use(&mut certificate.current());
         Ok(Arc::new(certificate))
@@ -169,17 +171,17 @@ impl Certificate {
     }
 
     fn begin_to_use(&self, current: &mut Current) {
-        current.validity = current.certified.cert.first().and_then(Validity::of);
+        current.facts = current.certified.cert.first().and_then(|der| CertificateFacts::of_der(der));
         current.warned = None;
         // Without an end that can be read, no alert on the end must fire.
-        let ends = current.validity.map_or(f64::INFINITY, |validity| validity.not_after.as_secs() as f64);
+        let ends = current.facts.as_ref().map_or(f64::INFINITY, |facts| facts.not_after as f64);
         self.expiration.set(ends);
         self.warn_of_wrong_time(current);
     }
 
     fn warn_of_wrong_time(&self, current: &mut Current) {
-        let now = (self.wall_clock)().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let wrong = current.validity.and_then(|validity| validity.wrong_at(now));
+        let now = (self.wall_clock)().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+        let wrong = current.facts.as_ref().and_then(|facts| facts.wrong_at(i64::try_from(now).unwrap_or(i64::MAX)));
         if let Some(wrong) = wrong.filter(|wrong| current.warned != Some(*wrong)) {
             warn!(
                 cert_file = %self.files.cert_file.display(),
@@ -200,63 +202,6 @@ impl fmt::Debug for Certificate {
 impl ResolvesServerCert for Certificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(self.current().certified.clone())
-    }
-}
-
-/// When a certificate is valid, as times since 1970.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Validity {
-    not_before: Duration,
-    not_after: Duration,
-}
-
-/// A certificate is used outside its time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum WrongTime {
-    NotYet(Duration),
-    Expired(Duration),
-}
-
-impl Validity {
-    /// `None` if the certificate cannot be parsed.
-    fn of(certificate: &CertificateDer<'_>) -> Option<Self> {
-        let parsed = EndEntityCert::try_from(certificate).ok()?;
-        // The library that rustls verifies with shows the times only in its errors: that of a
-        // verification at the beginning of time, and that of one at its end. It compares the time
-        // before it looks at anything else.
-        let error_at = |at: Duration| {
-            let (time, usage) = (UnixTime::since_unix_epoch(at), KeyUsage::server_auth());
-            parsed.verify_for_usage(&[], &[], &[], time, usage, None, None).err()
-        };
-        let not_before = match error_at(Duration::ZERO) {
-            Some(webpki::Error::CertNotValidYet { not_before, .. }) => not_before.as_secs(),
-            _ => 0,
-        };
-        let Some(webpki::Error::CertExpired { not_after, .. }) = error_at(Duration::from_secs(u64::MAX)) else {
-            return None;
-        };
-        let seconds = Duration::from_secs;
-        Some(Self { not_before: seconds(not_before), not_after: seconds(not_after.as_secs()) })
-    }
-
-    fn wrong_at(self, now: Duration) -> Option<WrongTime> {
-        if now < self.not_before {
-            return Some(WrongTime::NotYet(self.not_before));
-        }
-        (now > self.not_after).then_some(WrongTime::Expired(self.not_after))
-    }
-}
-
-impl fmt::Display for WrongTime {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (what, at) = match self {
-            Self::NotYet(at) => ("is not valid before", at),
-            Self::Expired(at) => ("has expired: it was valid until", at),
-        };
-        match i64::try_from(at.as_secs()).map(jiff::Timestamp::from_second) {
-            Ok(Ok(time)) => write!(f, "{what} {time}"),
-            _ => write!(f, "{what} {} s after 1970", at.as_secs()),
-        }
     }
 }
 
@@ -344,28 +289,14 @@ mod tests {
         let certificate = Certificate::read(&files, now, expiration.clone()).unwrap();
         assert_eq!(expiration.get(), (NOW_SECONDS + 3 * DAY_SECONDS) as f64);
         assert_eq!(certificate.current().warned, None);
-        let at = |days: i64| Duration::from_secs((NOW_SECONDS as i64 + days * DAY_SECONDS as i64) as u64);
+        let at = |days: i64| NOW_SECONDS as i64 + days * DAY_SECONDS as i64;
         for (days, wrong) in [((3, -1), Some(WrongTime::Expired(at(-1)))), ((-1, 2), Some(WrongTime::NotYet(at(1))))] {
             write(&files, "a.example", days);
             certificate.reload();
-            assert_eq!(expiration.get(), at(days.1).as_secs() as f64);
+            assert_eq!(expiration.get(), at(days.1) as f64);
             assert_eq!(certificate.current().warned, wrong);
         }
         let text = WrongTime::Expired(at(-1)).to_string();
         assert_eq!(text, "has expired: it was valid until 2027-01-14T08:00:00Z");
-    }
-
-    #[test]
-    fn a_certificate_is_valid_at_both_ends_of_its_time() {
-        let seconds = Duration::from_secs;
-        let validity = Validity { not_before: seconds(10), not_after: seconds(20) };
-        for (now, wrong) in [
-            (9, Some(WrongTime::NotYet(seconds(10)))),
-            (10, None),
-            (20, None),
-            (21, Some(WrongTime::Expired(seconds(20)))),
-        ] {
-            assert_eq!(validity.wrong_at(seconds(now)), wrong, "{now}");
-        }
     }
 }

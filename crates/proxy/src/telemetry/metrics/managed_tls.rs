@@ -23,18 +23,18 @@ impl ManagedTlsMetrics {
         ca_expiration.set(f64::INFINITY);
         let failures = register.counters(
             "kubefan_managed_certificate_failures_total",
-            "Failures to read or update the managed Secret and the ConfigMaps of its CA.",
+            "Failures to read or update the managed Secret, its copies and the ConfigMaps of its CA.",
             &["operation", "object"],
         )?;
         for operation in ["read", "update"] {
-            for object in ["secret", "configmap"] {
+            for object in ["secret", "configmap", "copy"] {
                 failures.with_label_values(&[operation, object]);
             }
         }
         Ok(Self { certificate_expiration, ca_expiration, failures })
     }
 
-    /// An object could not be read or updated: `secret` or `configmap`.
+    /// An object could not be read or updated: `secret`, `configmap` or `copy`.
     pub fn failed(&self, is_update: bool, object: &str) {
         self.failures.with_label_values(&[if is_update { "update" } else { "read" }, object]).inc();
     }
