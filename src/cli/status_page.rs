@@ -42,7 +42,7 @@ pub(super) struct StatusPageArgs {
 
 pub(super) async fn run(args: StatusPageArgs) -> Result<(), CliError> {
     let admin = args.admin.connect().await.map_err(CliError::Plain)?;
-    // A wrong address or token is told here, and not by an empty page.
+    // A wrong address or token ends the command here. The page would stay empty.
     admin.get("/", &[]).await.map_err(CliError::Plain)?;
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, args.port));
     let unusable = |error| CliError::Plain(format!("--port {}: {error}", args.port));
