@@ -87,9 +87,9 @@ section! {
     /// kubefan needs the rights to get and update them. Repeat it, or separate names by commas.
     #[arg(value_delimiter = ',')]
     tls_managed_ca_config_maps("NAMESPACE/NAME"): Vec<ObjectName>;
-    /// Write the managed certificate, its key and the CA to these Secrets, without the CA's key: for
-    /// servers that must not hold that, such as a kubefan on each node. They must exist, and kubefan
-    /// needs the rights to get and update them. Repeat it, or separate names by commas.
+    /// Write the managed certificate, its key and the CA to these Secrets, without the CA's key:
+    /// for servers that must not hold that, such as a kubefan on each node. They must exist, and
+    /// kubefan needs the rights to get and update them. Repeat it, or separate names by commas.
     #[arg(value_delimiter = ',')]
     tls_managed_copies("NAMESPACE/NAME"): Vec<ObjectName>;
     /// How long a managed certificate is valid. It is renewed after two thirds of this time.

@@ -40,8 +40,8 @@ const STEPS_MAX: usize = 4;
 const CONFLICTS_MAX: usize = 8;
 /// How long a replica waits after a conflict, at most.
 const CONFLICT_DELAY_MAX: Duration = Duration::from_millis(200);
-/// The ConfigMaps and copies are compared at every look if the certificate or the bundle has changed
-/// or one of them does not have it, otherwise after so many.
+/// The ConfigMaps and copies are compared at every look if the certificate or the bundle has
+/// changed or one of them does not have it, otherwise after so many.
 const LOOKS_PER_COMPARISON: u32 = 10;
 /// The life of the certificate for peers, which is never stored.
 const PEER_LIFETIME: Duration = Duration::from_secs(24 * 3600);

@@ -3,7 +3,8 @@
 //!
 //! 1. **Create the CA.** It signs, and its certificates are renewed, until the fourth step.
 //! 2. **Create the next CA**, long before the end of the first. It signs nothing.
-//! 3. **Record the publication**: the next CA is in all ConfigMaps. From then on the overlap counts.
+//! 3. **Record the publication**: the next CA is in all ConfigMaps. From then on the overlap
+//!    counts.
 //! 4. **Switch to the next CA** when the overlap has passed. The key of the first is deleted.
 //! 5. **Remove the expired CA** from the bundle. Nothing that it signed outlives it.
 //!
