@@ -132,15 +132,16 @@ async fn kubefan_with(
         "--tls-private-key-file",
         key.to_str().unwrap(),
     ];
-    let flags = shipped.iter().map(String::as_str).filter(|arg| *arg != "serve" && !arg.contains("listen="));
-    Kubefan::spawn_as_given(&account.kubeconfig().await, &flags.chain(more).collect::<Vec<_>>()).await
+    let flags = shipped.iter().map(String::as_str).chain(more);
+    Kubefan::spawn_as_given(&account.kubeconfig().await, &flags.collect::<Vec<_>>()).await
 }
 
 async fn without_any_single_shipped_right_a_promise_breaks() {
     let world = World::start(ApiServer::shared().await, &[]).await;
     let api = &world.api;
     CLUSTER_PROXY.apply(api).await;
-    let shipped = CLUSTER_PROXY.args(api).await;
+    let dir = tempfile::tempdir().unwrap();
+    let shipped = CLUSTER_PROXY.flags(api, dir.path()).await;
     let mut rights = Vec::new();
     for role in ROLES {
         let role = api.get_json(&format!("/apis/rbac.authorization.k8s.io/v1/clusterroles/{role}")).await;
