@@ -1,7 +1,7 @@
 //! A simulated apiserver on a loopback port, for tests that need the real kubefan binary but not
 //! the real kube-apiserver.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{io::Write, net::SocketAddr, path::PathBuf};
 
 use kubefan_sim::apiserver::{SimApiserver, SimOptions};
 use serde_json::Value;
@@ -110,7 +110,10 @@ pub(crate) fn kubeconfig(dir: &TempDir, server: &str, user: &str) -> PathBuf {
         "apiVersion: v1\nkind: Config\ncurrent-context: sim\nclusters: [{{ name: sim, cluster: {{ server: '{server}' }} }}]\n\
          contexts: [{{ name: sim, context: {{ cluster: sim, user: someone }} }}]\nusers: [{{ name: someone, user: {user} }}]\n"
     );
-    std::fs::write(&path, text).expect("the kubeconfig is written");
+    // Replaced as a whole: a kubefan that starts at the same time reads it.
+    let mut file = tempfile::NamedTempFile::new_in(dir).expect("a file is made");
+    file.write_all(text.as_bytes()).expect("the kubeconfig is written");
+    file.persist(&path).expect("the kubeconfig is replaced");
     path
 }
 
