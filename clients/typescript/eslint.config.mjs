@@ -9,6 +9,16 @@ export default tseslint.config(
     rules: {
       "max-lines": ["error", 500],
       "max-len": ["error", { code: 100, ignoreUrls: true }],
+      "@typescript-eslint/no-floating-promises": [
+        "error",
+        {
+          allowForKnownSafeCalls: [
+            { from: "package", package: "node:test", name: ["suite", "test", "after"] },
+          ],
+        },
+      ],
+      // It also finds loops that count attempts, and do not read the array in order.
+      "@typescript-eslint/prefer-for-of": "off",
       // An index signature has no such property; the compiler's own check wants brackets.
       "@typescript-eslint/dot-notation": "off",
       "@typescript-eslint/switch-exhaustiveness-check": [

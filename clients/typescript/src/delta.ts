@@ -6,7 +6,12 @@
 import { fromBinary } from "@bufbuild/protobuf";
 import { BinaryReader } from "@bufbuild/protobuf/wire";
 import { crc32 } from "./crc32.js";
-import { EventSchema, EventType, type Event, type ObjectDelta } from "./gen/kubefan/v1alpha1/watch_pb.js";
+import {
+  EventSchema,
+  EventType,
+  type Event,
+  type ObjectDelta,
+} from "./gen/kubefan/v1alpha1/watch_pb.js";
 import { frameContentSize, type Zstd } from "./zstd.js";
 
 /** The largest content of a snapshot chunk, in bytes. */

@@ -203,6 +203,12 @@ export function errorOf(failure: unknown, address: string): KubefanError {
       const text = `cannot reach kubefan at ${address}: ${broken ?? message}`;
       return new Unreachable(text, { code, cause: error });
     }
+    if (code === "CANCELLED") {
+      // The caller's own end of a call is told apart before. This is the library's word for a
+      // connection that was closed.
+      const text = `cannot reach kubefan at ${address}: the connection was closed (${message})`;
+      return new Unreachable(text, { code: "UNAVAILABLE", cause: error });
+    }
     if (code === "UNIMPLEMENTED" && message.includes("404")) {
       const port = "that port does not serve gRPC (HTTP status 404); is it kubefan's admin port?";
       const text = `${address} does not speak kubefan's protocol: ${port}`;
@@ -289,12 +295,16 @@ function detailsOf(error: ConnectError): {
   return { info, retryAfterMs, field };
 }
 
-function readFields(bytes: Uint8Array, take: (field: number, reader: BinaryReader) => boolean): void {
+/** Hands over each field that is a text, bytes or an integer. What is not taken is skipped. */
+function readFields(
+  bytes: Uint8Array,
+  take: (field: number, reader: BinaryReader) => boolean,
+): void {
   const reader = new BinaryReader(bytes);
   while (reader.pos < reader.len) {
     const [field, type] = reader.tag();
-    const isTaken = (type === WireType.LengthDelimited || type === WireType.Varint) && take(field, reader);
-    if (!isTaken) {
+    const isKnown = type === WireType.LengthDelimited || type === WireType.Varint;
+    if (!isKnown || !take(field, reader)) {
       reader.skip(type);
     }
   }

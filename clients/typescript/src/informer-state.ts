@@ -221,5 +221,5 @@ export class InformerState<T extends object = AnyValue> {
 }
 
 function isEqual<T extends object>(one: KubeObject<T>, other: KubeObject<T>): boolean {
-  return one.equals(other as unknown as KubeObject);
+  return one.equals(other);
 }

@@ -52,7 +52,7 @@ export class Sessions {
   ): Promise<ClientHttp2Stream> {
     const addresses = await this.#resolve();
     let failure: unknown = new ConnectError("the name has no address", Code.Unavailable);
-    for (let attempt = 0; attempt < addresses.length; attempt++) {
+    for (let tried = 0; tried < addresses.length; tried++) {
       if (this.#isClosed) {
         throw new ConnectError("the client is closed", Code.Canceled);
       }

@@ -5,7 +5,9 @@
 import type { AnyValue, KubeObject } from "./objects.js";
 
 /** Returns the values under which an index finds an object, or none. */
-export type IndexFunction<T extends object = AnyValue> = (object: KubeObject<T>) => Iterable<string>;
+export type IndexFunction<T extends object = AnyValue> = (
+  object: KubeObject<T>,
+) => Iterable<string>;
 
 /** Objects by key, by namespace, and by indexes of the program's own. They are read-only. */
 export interface Indexer<T extends object = AnyValue> extends Iterable<KubeObject<T>> {

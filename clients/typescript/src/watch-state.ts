@@ -131,7 +131,7 @@ export class WatchState {
     return Math.max(0, Math.min(this.#wakeAt, this.#deadline ?? Infinity) - now);
   }
 
-  /** The request of the next call, for the rest of the watch. Undefined if its timeout has passed. */
+  /** The request of the next call, for the rest of the watch. Undefined after its timeout. */
   request(now: number): api.WatchRequest | undefined {
     this.#begin(now);
     this.#openedAt = undefined;

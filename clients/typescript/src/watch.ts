@@ -1,6 +1,6 @@
 // A running watch: it opens the calls that the state machine asks for, and waits between them.
 
-import { setTimeout as sleep } from "node:timers/promises";
+import { setImmediate as nextTurn, setTimeout as sleep } from "node:timers/promises";
 import { Changes } from "./changes.js";
 import { headersOf, type Connection } from "./connection.js";
 import { Unauthenticated, errorOf, type KubefanError } from "./errors.js";
@@ -55,8 +55,8 @@ abstract class Reader<T> implements AsyncIterableIterator<T>, AsyncDisposable {
 /**
  * A running watch with everything that the server and the connection say. One function reads it.
  *
- * It ends after its timeout, after `close`, and when its signal is aborted. It rejects with an error
- * that a retry cannot mend, such as `Forbidden`; then it has ended, too.
+ * It ends after its timeout, after `close`, and when its signal is aborted. It rejects with an
+ * error that a retry cannot mend, such as `Forbidden`; then it has ended, too.
  */
 export class WatchItems<T extends object = AnyValue> extends Reader<WatchItem<T>> {
   readonly #connection: Connection;
@@ -176,7 +176,6 @@ export class WatchItems<T extends object = AnyValue> extends Reader<WatchItem<T>
       return this.#failed(errorOf(failure, this.#connection.address), undefined);
     }
     const abort = new AbortController();
-    let isAnswered = false;
     let answer = (): void => undefined;
     const answered = new Promise<void>((resolve) => {
       answer = resolve;
@@ -186,15 +185,22 @@ export class WatchItems<T extends object = AnyValue> extends Reader<WatchItem<T>
       signal: abort.signal,
       timeoutMs: this.#state.callMs(now),
       onHeader: () => {
-        isAnswered = true;
         answer();
       },
     })[Symbol.asyncIterator]();
     const first = responses.next();
     this.#call = { responses, abort, sent, first };
-    // An error of the call comes with the next step.
-    await Promise.race([answered, first.catch(() => undefined)]);
-    return isAnswered && !this.#closed.signal.aborted ? this.#state.opened(performance.now()) : [];
+    const isRefused = first.then(
+      () => false,
+      () => true,
+    );
+    await Promise.race([answered, isRefused]);
+    // A refusal may come right behind the headers. It was never open, and its error comes with the
+    // next step.
+    if (await Promise.race([isRefused, nextTurn(false)])) {
+      return [];
+    }
+    return this.#closed.signal.aborted ? [] : this.#state.opened(performance.now());
   }
 
   #failed(error: KubefanError, sent: string | undefined): WatchItem[] {
@@ -222,17 +228,37 @@ export class WatchItems<T extends object = AnyValue> extends Reader<WatchItem<T>
   #cancel(): void {
     const call = this.#call;
     this.#call = undefined;
-    call?.abort.abort();
-    // Nobody reads the call any more, so nobody would take its rejection.
-    call?.first?.catch(() => undefined);
+    if (call === undefined) {
+      return;
+    }
+    call.abort.abort();
+    void drain(call);
+  }
+}
+
+/**
+ * Reads what is left of a call that was cancelled: a few responses, then its rejection. Only when
+ * the library hands that out, it clears the timer of the call's limit, which keeps the process.
+ */
+async function drain(call: Call): Promise<void> {
+  try {
+    await call.first;
+    for (;;) {
+      const { done } = await call.responses.next();
+      if (done === true) {
+        return;
+      }
+    }
+  } catch {
+    // It was cancelled.
   }
 }
 
 /**
  * The events of a watch. One function reads it.
  *
- * It ends after its timeout, after `close`, and when its signal is aborted. It rejects with an error
- * that a retry cannot mend, such as `Forbidden`; then it has ended, too.
+ * It ends after its timeout, after `close`, and when its signal is aborted. It rejects with an
+ * error that a retry cannot mend, such as `Forbidden`; then it has ended, too.
  */
 export class WatchStream<T extends object = AnyValue> extends Reader<WatchEvent<T>> {
   readonly #items: WatchItems<T>;
@@ -276,7 +302,7 @@ export class WatchStream<T extends object = AnyValue> extends Reader<WatchEvent<
         return item;
       }
       this.#at = 0;
-      this.#ready = this.#changes.accept(item.value as WatchItem);
+      this.#ready = this.#changes.accept(item.value);
       if (this.#ready.length === 0) {
         this.#note(item.value.resumeVersion);
       }

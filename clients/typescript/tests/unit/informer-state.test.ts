@@ -18,7 +18,10 @@ function shown(call: Notification): string {
     case "add":
       return `add ${call.object.name}${call.isInInitialList ? " initial" : ""}`;
     case "update":
-      return `update ${call.object.name} ${call.old.resourceVersion}→${call.object.resourceVersion}`;
+      return (
+        `update ${call.object.name} ` +
+        `${call.old.resourceVersion}→${call.object.resourceVersion}`
+      );
     case "delete":
       return `delete ${call.object.name}${call.finalStateUnknown ? " unknown" : ""}`;
   }
@@ -63,7 +66,8 @@ suite("an informer", () => {
   test("counts the first state when it is complete", () => {
     const rig = new Rig();
     assert.deepEqual(rig.read(...first.slice(0, 3)), []);
-    assert.deepEqual([rig.state.isSynced, rig.stored(), rig.state.resourceVersion], [false, [], ""]);
+    const { isSynced, resourceVersion: version } = rig.state;
+    assert.deepEqual([isSynced, rig.stored(), version], [false, [], ""]);
     assert.deepEqual(rig.read(...first.slice(3)), ["add a initial", "add b initial"]);
     assert.deepEqual([rig.state.isSynced, rig.stored()], [true, ["a 1", "b 2"]]);
     const { resourceVersion, cluster } = rig.state.options();

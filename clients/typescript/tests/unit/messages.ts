@@ -47,7 +47,8 @@ function response(
   message: MessageInitShape<typeof api.WatchResponseSchema>["message"],
   resumeVersion = "",
 ): api.WatchResponse {
-  return create(api.WatchResponseSchema, message === undefined ? { resumeVersion } : { resumeVersion, message });
+  const more = message === undefined ? {} : { message };
+  return create(api.WatchResponseSchema, { resumeVersion, ...more });
 }
 
 /** A message with an event. */
@@ -62,7 +63,11 @@ export function event(
 }
 
 /** A snapshot starts. */
-export function begin(resourceVersion: string, restartedFrom = "", cluster = "c1"): api.WatchResponse {
+export function begin(
+  resourceVersion: string,
+  restartedFrom = "",
+  cluster = "c1",
+): api.WatchResponse {
   return response({ case: "snapshotBegin", value: { resourceVersion, restartedFrom, cluster } });
 }
 

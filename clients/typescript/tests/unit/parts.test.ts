@@ -213,7 +213,7 @@ suite("a store", () => {
     const errors: unknown[] = [];
     const store = new Store((error) => errors.push(error));
     store.write([["shop/a", pod("a", "web", "n1")]]);
-    store.addIndex("node", (made) => [String((made.value["spec"] as { nodeName: string }).nodeName)]);
+    store.addIndex("node", (made) => [(made.value["spec"] as { nodeName: string }).nodeName]);
     store.addLabelIndex("app");
     store.write([["shop/b", pod("b", "web", "n1")]]);
     const names = (found: KubeObject[]): string[] => found.map((one) => one.name);

@@ -1,10 +1,11 @@
 // A server that answers each call with a script, for what no real server does on request.
 
 import * as http2 from "node:http2";
-import { BinaryWriter } from "@bufbuild/protobuf/wire";
+import { BinaryWriter, WireType } from "@bufbuild/protobuf/wire";
 import { Code, ConnectError, type HandlerContext } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
 import {
+  ResourceState,
   WatchService,
   type ListRequest,
   type ListResponse,
@@ -63,7 +64,7 @@ export class Server {
           },
           listResources: (_, context) => {
             made.server?.tokens.push(context.requestHeader.get("authorization") ?? "");
-            return { resources: [{ name: "pods", state: 2, objectCount: 3n }] };
+            return { resources: [{ name: "pods", state: ResourceState.SYNCED, objectCount: 3n }] };
           },
         });
       },
@@ -140,6 +141,9 @@ export function fails(code: Code, reason = "", message = reason, delayMs?: numbe
   };
 }
 
+const TEXT = WireType.LengthDelimited;
+const NUMBER = WireType.Varint;
+
 /** One of kubefan's errors, as the server makes it. */
 export function errorWith(
   code: Code,
@@ -153,26 +157,27 @@ export function errorWith(
     error.details.push({ type: `google.rpc.${type}`, value: writer.finish() });
   };
   if (reason !== "") {
-    const entry = new BinaryWriter().tag(1, 2).string("resume_version").tag(2, 2).string("7");
+    const entry = new BinaryWriter().tag(1, TEXT).string("resume_version");
+    entry.tag(2, TEXT).string("7");
     add(
       "ErrorInfo",
       new BinaryWriter()
-        .tag(1, 2)
+        .tag(1, TEXT)
         .string(reason)
-        .tag(2, 2)
+        .tag(2, TEXT)
         .string("kubefan.dev")
-        .tag(3, 2)
+        .tag(3, TEXT)
         .bytes(entry.finish()),
     );
   }
   if (delayMs !== undefined) {
-    const duration = new BinaryWriter().tag(1, 0).int64(Math.floor(delayMs / 1_000));
-    duration.tag(2, 0).int32(Math.round((delayMs % 1_000) * 1e6));
-    add("RetryInfo", new BinaryWriter().tag(1, 2).bytes(duration.finish()));
+    const duration = new BinaryWriter().tag(1, NUMBER).int64(Math.floor(delayMs / 1_000));
+    duration.tag(2, NUMBER).int32(Math.round((delayMs % 1_000) * 1e6));
+    add("RetryInfo", new BinaryWriter().tag(1, TEXT).bytes(duration.finish()));
   }
   if (field !== "") {
-    const violation = new BinaryWriter().tag(2, 2).string("why").tag(1, 2).string(field);
-    add("BadRequest", new BinaryWriter().tag(1, 2).bytes(violation.finish()));
+    const violation = new BinaryWriter().tag(2, TEXT).string("why").tag(1, TEXT).string(field);
+    add("BadRequest", new BinaryWriter().tag(1, TEXT).bytes(violation.finish()));
   }
   return error;
 }
