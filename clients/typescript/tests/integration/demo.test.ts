@@ -11,6 +11,7 @@ import {
   NotFound,
   Projection,
   Unavailable,
+  type WatchItem,
 } from "../../src/index.js";
 import { Recorder, until } from "../unit/recorder.js";
 import { Demo, skip } from "./processes.js";
@@ -83,9 +84,9 @@ suite("a real kubefan", { skip, concurrency: false }, () => {
       const watch = client.watch("pods", { encoding, projection, onlyChanges: true });
       let count = 0;
       for await (const { object, type } of watch) {
-        assert(["metadata", "status"].includes(Object.keys(object.value)[0] ?? "metadata"));
-        assert.equal((object.value["metadata"] as object | undefined) !== undefined, true, type);
-        if (++count === 120) {
+        const parts = Object.keys(object.value).sort().join();
+        assert(type === "DELETED" || parts === "metadata,status", parts);
+        if (++count === 104) {
           break;
         }
       }
@@ -98,11 +99,11 @@ suite("a real kubefan", { skip, concurrency: false }, () => {
     informer.addEventHandler({
       onUpdate: (_, object) => updates.push(object.resourceVersion),
     });
-    await until("updates", () => updates.length >= 20);
+    await until("updates", () => updates.length >= 5);
     const made = informer.indexer.list()[0];
     assert(made !== undefined);
     const metadata = made.value["metadata"] as Record<string, unknown>;
-    assert.deepEqual([metadata["managedFields"], metadata["resourceVersion"]], [undefined, undefined]);
+    assert(!("managedFields" in metadata) && !("resourceVersion" in metadata));
   });
 
   test("resumes over a cut connection with no event lost or repeated", async () => {
@@ -128,8 +129,7 @@ suite("a real kubefan", { skip, concurrency: false }, () => {
     const { resourceVersion, cluster } = await direct.list("pods");
     const options = { resourceVersion, cluster, backoff: FAST };
     const whole = new Recorder(direct.watch("pods", options));
-    const watch = client.watchItems("pods", options);
-    const broken = new Recorder(watch);
+    const broken = new Recorder(client.watchItems("pods", options));
     for (let cut = 1; cut <= 5; cut++) {
       const before = broken.names().length;
       await until("events", () => broken.names().length >= before + 10);
@@ -139,19 +139,13 @@ suite("a real kubefan", { skip, concurrency: false }, () => {
       });
     }
     const count = broken.names().length + 10;
-    await until("more events", () => Math.min(broken.names().length, whole.names().length) >= count);
-    watch.close();
-    whole.watch.return?.();
-    const versions = (recorder: Recorder<never>): string[] =>
-      recorder.seen
-        .flatMap((one: { kind: string; object?: { resourceVersion: string } }) =>
-          one.object === undefined ? [] : [one.object.resourceVersion],
-        )
+    await until("more events", () => broken.names().length >= count);
+    await until("as many", () => whole.names().length >= count);
+    const versions = (items: WatchItem[]): string[] =>
+      items
+        .flatMap((one) => (one.kind === "event" ? [one.object.resourceVersion] : []))
         .slice(0, count);
-    assert.deepEqual(
-      versions(broken as unknown as Recorder<never>),
-      versions(whole as unknown as Recorder<never>),
-    );
+    assert.deepEqual(versions(broken.seen), versions(whole.seen));
     sockets.forEach((socket) => socket.destroy());
     proxy.close();
   });
@@ -180,14 +174,15 @@ suite("a real kubefan", { skip, concurrency: false }, () => {
     const { resourceVersion, objects } = await client.list("pods");
     assert(await informer.waitUntil(resourceVersion, { timeoutMs: 30_000 }));
     // Objects that have changed since are left out.
-    const stable = objects.filter(
-      (one) => BigInt(informer.indexer.get(one.key)?.resourceVersion ?? 0) <= BigInt(resourceVersion),
-    );
-    assert(stable.length > 0);
-    for (const one of stable) {
+    let compared = 0;
+    for (const one of objects) {
       const stored = informer.indexer.get(one.key);
-      assert(stored === undefined || stored.equals(one));
+      if (stored !== undefined && BigInt(stored.resourceVersion) <= BigInt(resourceVersion)) {
+        assert(stored.equals(one));
+        compared++;
+      }
     }
+    assert(compared > 0);
     assert(informer.indexer.indexValues("namespace").length > 0);
   });
 });
@@ -199,9 +194,10 @@ test("a drain costs no event, and a watch waits for the next kubefan", { skip },
   await until("the snapshot", () => recorder.kinds().includes("snapshotEnd"));
   await first.process.end("SIGTERM");
   await until("the break", () => recorder.kinds().includes("disconnected"));
-  // The next demo is another cluster, so the watch has to start over.
-  await using _next = await Demo.start([], first.address);
-  await until("the new state", () => {
-    return recorder.kinds().filter((kind) => kind === "snapshotEnd").length === 2;
-  });
+  const before = recorder.names().length;
+  await using next = await Demo.start([], first.address);
+  await until("the next events", () => recorder.names().length > before);
+  assert(next.process.isRunning && recorder.kinds().includes("reconnected"));
+  const drained = recorder.seen.find((item) => item.kind === "disconnected");
+  assert.equal(drained?.error.reason, "DRAINING");
 });

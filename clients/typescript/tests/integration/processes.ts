@@ -47,7 +47,7 @@ export class Process implements AsyncDisposable {
     const end = performance.now() + WAIT_MS_MAX;
     while (!pattern.test(this.text)) {
       assert(this.isRunning, `it ended: ${this.text.slice(-2_000)}`);
-      assert(performance.now() < end, `waited for ${String(pattern)} in ${this.text.slice(-2_000)}`);
+      assert(performance.now() < end, `waited for ${pattern.source}: ${this.text.slice(-2_000)}`);
       await sleep(50);
     }
   }

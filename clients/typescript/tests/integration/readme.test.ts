@@ -2,10 +2,9 @@
 
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
-import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { join, resolve } from "node:path";
 import { after, before, suite, test } from "node:test";
 import { Demo, Process, skip } from "./processes.js";
 
@@ -59,36 +58,31 @@ suite("the installed package", { skip: skipProject }, () => {
 
   test("has its types in both forms", () => {
     const tsc = createRequire(import.meta.url).resolve("typescript/bin/tsc");
-    const directory = mkdtempSync(join(tmpdir(), "kubefan-types-"));
-    try {
-      const lines = [
-        'import { Client } from "kubefan";',
-        'const client = new Client("h:1");',
-        "async function main(): Promise<void> {",
-        '  for await (const event of client.watch("pods", { namespace: "n" })) {',
-        "    const key: string = event.object.key;",
-        "    console.log(key);",
-        "  }",
-        '  client.watch("pods", { noSuchOption: 1 });',
-        "}",
-        "void main();",
-      ];
-      for (const name of ["program.mts", "program.cts"]) {
-        const file = join(project, name);
-        writeFileSync(file, lines.join("\n"));
-        const flags = ["--strict", "--noEmit", "--module", "node16", "--target", "es2022"];
-        const types = ["--types", "node", "--typeRoots", join(process.cwd(), "node_modules/@types")];
-        let output = "";
-        try {
-          execFileSync(process.execPath, [tsc, ...flags, ...types, file], { encoding: "utf8" });
-        } catch (error) {
-          output = (error as { stdout: string }).stdout;
-        }
-        assert.match(output, /noSuchOption/, name);
-        assert.equal(output.match(/error TS/g)?.length, 1, output);
+    const lines = [
+      'import { Client } from "kubefan";',
+      'const client = new Client("h:1");',
+      "async function main(): Promise<void> {",
+      '  for await (const event of client.watch("pods", { namespace: "n" })) {',
+      "    const key: string = event.object.key;",
+      "    console.log(key);",
+      "  }",
+      '  client.watch("pods", { noSuchOption: 1 });',
+      "}",
+      "void main();",
+    ];
+    for (const name of ["program.mts", "program.cts"]) {
+      const file = join(project, name);
+      writeFileSync(file, lines.join("\n"));
+      const flags = ["--strict", "--noEmit", "--module", "node16", "--target", "es2022"];
+      const types = ["--types", "node", "--typeRoots", resolve("node_modules/@types")];
+      let output = "";
+      try {
+        execFileSync(process.execPath, [tsc, ...flags, ...types, file], { encoding: "utf8" });
+      } catch (error) {
+        output = (error as { stdout: string }).stdout;
       }
-    } finally {
-      rmSync(directory, { recursive: true });
+      assert.match(output, /noSuchOption/, name);
+      assert.equal(output.match(/error TS/g)?.length, 1, output);
     }
   });
 });

@@ -25,7 +25,7 @@ import {
 import * as api from "../../src/gen/kubefan/v1alpha1/watch_pb.js";
 import * as messages from "./messages.js";
 import { FAST, Recorder, until } from "./recorder.js";
-import { Server, ends, errorWith, fails, idle, sends, type Script } from "./server.js";
+import { Server, ends, errorWith, fails, sends, type Script } from "./server.js";
 
 const { begin, end, event, first } = messages;
 const directory = mkdtempSync(join(tmpdir(), "kubefan-"));
