@@ -17,8 +17,6 @@ export default tseslint.config(
           ],
         },
       ],
-      // It also finds loops that count attempts, and do not read the array in order.
-      "@typescript-eslint/prefer-for-of": "off",
       // An index signature has no such property; the compiler's own check wants brackets.
       "@typescript-eslint/dot-notation": "off",
       "@typescript-eslint/switch-exhaustiveness-check": [

@@ -76,7 +76,7 @@ export function endpointOf(address: string, options: ClientOptions): Endpoint {
   }
   const isTls = address.startsWith("https://");
   if ("path" in place || isTls) {
-    // Nobody else can read what is sent there.
+    // Others cannot read what is sent there.
   } else if (token.isSet) {
     throw wrong(
       "a token is sent only over TLS or to a Unix socket, because others could read it on the " +

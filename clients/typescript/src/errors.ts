@@ -204,7 +204,7 @@ export function errorOf(failure: unknown, address: string): KubefanError {
       return new Unreachable(text, { code, cause: error });
     }
     if (code === "CANCELLED") {
-      // The caller's own end of a call is told apart before. This is the library's word for a
+      // The caller's own end of a call was handled before. This is the library's word for a
       // connection that was closed.
       const text = `cannot reach kubefan at ${address}: the connection was closed (${message})`;
       return new Unreachable(text, { code: "UNAVAILABLE", cause: error });

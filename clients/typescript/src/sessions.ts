@@ -21,6 +21,8 @@ const WINDOW_BYTES = 4 * 2 ** 20;
 const FRAME_BYTES_MAX = 2 ** 20;
 /** The addresses of a name are looked up again after this time, or if none of them answers. */
 const LOOKUP_MS = 5_000;
+/** An address that did not answer is tried last for this time: a dead one costs the whole limit. */
+const RETRY_MS = 30_000;
 /** The memory of a session in MB. Node's default refuses new streams beside a large snapshot. */
 const SESSION_MEMORY_MB = 1_024;
 
@@ -32,6 +34,8 @@ export class Sessions {
   readonly #managers = new Map<string, Http2SessionManager>();
   readonly #prepared = new WeakSet<ClientHttp2Session>();
   readonly #owners = new WeakMap<ClientHttp2Stream, Http2SessionManager>();
+  /** When the last attempt failed, of addresses that did not answer. */
+  readonly #failedAt = new Map<string, number>();
   #addresses: string[] = [];
   #lookedUpAt = -Infinity;
   #next = 0;
@@ -52,19 +56,20 @@ export class Sessions {
   ): Promise<ClientHttp2Stream> {
     const addresses = await this.#resolve();
     let failure: unknown = new ConnectError("the name has no address", Code.Unavailable);
-    for (let tried = 0; tried < addresses.length; tried++) {
+    for (const address of this.#inTurn(addresses)) {
       if (this.#isClosed) {
         throw new ConnectError("the client is closed", Code.Canceled);
       }
-      const address = addresses[this.#next++ % addresses.length] ?? "";
       const manager = this.#manager(address);
       try {
         const stream = await manager.request(method, path, headers, options);
         this.#owners.set(stream, manager);
         this.#prepare(stream);
+        this.#failedAt.delete(address);
         return stream;
       } catch (error) {
         failure = error;
+        this.#failedAt.set(address, performance.now());
       }
     }
     this.#lookedUpAt = -Infinity;
@@ -83,6 +88,18 @@ export class Sessions {
       manager.abort();
     }
     this.#managers.clear();
+  }
+
+  /** The addresses, from the next one on. Those that did not answer just now come last. */
+  #inTurn(addresses: string[]): string[] {
+    const at = this.#next++ % Math.max(1, addresses.length);
+    const turned = [...addresses.slice(at), ...addresses.slice(0, at)];
+    const since = performance.now() - RETRY_MS;
+    const isDead = (address: string): boolean => (this.#failedAt.get(address) ?? -Infinity) > since;
+    return [
+      ...turned.filter((address) => !isDead(address)),
+      ...turned.filter((address) => isDead(address)),
+    ];
   }
 
   async #resolve(): Promise<string[]> {
@@ -104,6 +121,7 @@ export class Sessions {
       if (!this.#addresses.includes(address) && manager.state() !== "open") {
         manager.abort();
         this.#managers.delete(address);
+        this.#failedAt.delete(address);
       }
     }
     return this.#addresses;

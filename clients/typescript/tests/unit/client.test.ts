@@ -445,6 +445,15 @@ suite("a call", () => {
     assert.match(plain.message, /use an https:\/\/ address/);
   });
 
+  test("goes to the next address of a name if one does not answer", async () => {
+    await using server = await Server.start();
+    // Where localhost has an IPv6 address too, no server listens there.
+    await using client = new Client(`dns:localhost:${server.address.split(":")[1] ?? ""}`);
+    for (let call = 0; call < 4; call++) {
+      assert.equal((await client.listResources()).length, 1);
+    }
+  });
+
   test("without a kubefan is unreachable, or not of its protocol", async () => {
     await assert.rejects(Client.connect("127.0.0.1:1"), (error) => {
       assert(error instanceof Unreachable);

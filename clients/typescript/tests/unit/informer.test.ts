@@ -106,7 +106,7 @@ suite("an informer", () => {
     await ended;
   });
 
-  test("reports the error of a handler, and goes on", async () => {
+  test("reports the error of a handler, and continues", async () => {
     const change = event("MODIFIED", "a", "6", "6");
     await using server = await Server.start([sends([...first(), change])]);
     await using client = new Client(server.address);

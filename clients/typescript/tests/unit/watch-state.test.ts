@@ -157,7 +157,7 @@ suite("a watch", () => {
     assert.equal(opened(state({ onLag: OnLag.EXPIRE })).onLag, api.OnLag.EXPIRE);
   });
 
-  test("goes on after a refused token only if it may change and was accepted once", () => {
+  test("continues after a refused token only if it may change and was accepted once", () => {
     const refused = new Unauthenticated("who?", { code: "UNAUTHENTICATED" });
     const fresh = state();
     assert(fresh.request(0) !== undefined);
