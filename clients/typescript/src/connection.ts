@@ -1,5 +1,6 @@
 // A connection to kubefan: calls with their token, and their errors.
 
+import { setMaxListeners } from "node:events";
 import { createClient, type CallOptions, type Client as Rpc } from "@connectrpc/connect";
 import { createGrpcTransport } from "@connectrpc/connect-node";
 import { endpointOf, type ClientOptions } from "./endpoint.js";
@@ -25,6 +26,8 @@ export class Connection {
 
   constructor(address: string, options: ClientOptions) {
     const endpoint = endpointOf(address, options);
+    // One listener for each watch, which removes it. Node warns above ten.
+    setMaxListeners(0, this.#closed.signal);
     this.address = address;
     this.token = endpoint.token;
     this.#sessions = new Sessions(endpoint, options);

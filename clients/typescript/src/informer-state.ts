@@ -9,7 +9,12 @@ import { Expired, Unauthenticated, Unreachable, type KubefanError } from "./erro
 import type { Notification } from "./handlers.js";
 import type { WatchEvent, WatchItem } from "./items.js";
 import { DeleteReason, EventType, type AnyValue, type KubeObject } from "./objects.js";
-import { leavesOut, type InformerOptions, type WatchOptions } from "./options.js";
+import {
+  leavesOut,
+  projectionMessage,
+  type InformerOptions,
+  type WatchOptions,
+} from "./options.js";
 import { Store } from "./store.js";
 
 /**
@@ -46,6 +51,8 @@ export class InformerState<T extends object = AnyValue> {
         throw new TypeError(`an informer has no ${name}: it starts with the present state`);
       }
     }
+    // Throws now for a projection that contradicts itself, not with the first call.
+    projectionMessage(options.projection ?? {});
     const isReduced = leavesOut(options.projection ?? {});
     this.#options = isReduced ? { onlyChanges: true, ...options } : options;
     this.#backoff = new Backoff(options.backoff);

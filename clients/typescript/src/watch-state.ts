@@ -90,6 +90,8 @@ export class WatchState {
 
   constructor(resource: string, options: WatchOptions, surroundings: Surroundings = {}) {
     this.#target = targetMessage(resource, options);
+    // Throws now for a projection that contradicts itself, not with the first call.
+    projectionMessage(options.projection ?? {});
     this.#options = options;
     this.#address = surroundings.address ?? "kubefan";
     this.#random = surroundings.random ?? Math.random;

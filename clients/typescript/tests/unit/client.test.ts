@@ -182,6 +182,20 @@ suite("a watch", () => {
     assert.equal((await late.next()).done, true);
   });
 
+  test("is one of many of its client, without a warning", async () => {
+    const warnings: Error[] = [];
+    const note = (warning: Error): unknown => warnings.push(warning);
+    process.on("warning", note);
+    await using server = await Server.start();
+    await using client = new Client(server.address);
+    const recorders = Array.from({ length: 20 }, () => new Recorder(client.watch("pods")));
+    await until("the calls", () => server.requests.length === recorders.length);
+    client.close();
+    await Promise.all(recorders.map((recorder) => recorder.untilEnded()));
+    process.off("warning", note);
+    assert.deepEqual(warnings, []);
+  });
+
   test("ends its call when the loop is left", async () => {
     let isOver = false;
     const script: Script = (request, context) => {

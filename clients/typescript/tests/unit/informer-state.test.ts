@@ -169,6 +169,8 @@ suite("an informer", () => {
     const options = new InformerState({ projection: Projection.metadata() }).options();
     assert.equal(options.onlyChanges, true);
     assert.equal(new InformerState({}).options().onlyChanges, undefined);
+    const both = { paths: ["spec"], metadataOnly: true };
+    assert.throws(() => new InformerState({ projection: both }), TypeError);
     const wrong = { resourceVersion: "5" } as InformerOptions;
     assert.throws(() => new InformerState(wrong), /starts with the present state/);
   });

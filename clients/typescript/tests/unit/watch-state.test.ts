@@ -215,7 +215,7 @@ suite("a watch", () => {
     );
     assert.equal(opened(state()).projection, undefined);
     const both = { paths: ["spec"], metadataOnly: true };
-    assert.throws(() => opened(state({ projection: both })), TypeError);
+    assert.throws(() => state({ projection: both }), TypeError);
   });
 });
 
