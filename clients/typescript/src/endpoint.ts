@@ -1,0 +1,147 @@
+// Where to connect, and how: the address, TLS, and the token.
+
+import { readFileSync } from "node:fs";
+import { isIP } from "node:net";
+import { createSecureContext, type SecureContext } from "node:tls";
+import { InvalidAddress } from "./errors.js";
+import { Token } from "./token.js";
+
+/** Settings of a connection. */
+export interface ClientOptions {
+  /**
+   * PEM file with the CA that signed kubefan's certificate, in place of Node's CAs. Only for
+   * `https://`.
+   */
+  readonly caFile?: string;
+  /** The name in kubefan's certificate, if it is not that of the address. Only for `https://`. */
+  readonly serverName?: string;
+  /** A bearer token. Only for `https://` and Unix sockets. */
+  readonly token?: string;
+  /**
+   * A file with a token, which takes precedence. It is read again after 10 s, and at once when
+   * kubefan refuses the token.
+   */
+  readonly tokenFile?: string;
+  /** PEM file with the client's certificate. Only for `https://`. Read once. */
+  readonly clientCertificateFile?: string;
+  /** PEM file with its private key. */
+  readonly clientKeyFile?: string;
+  /** Limit for establishing a connection. 10,000 by default. */
+  readonly connectTimeoutMs?: number;
+  /** The longest message accepted, in bytes. 64 MiB by default. */
+  readonly messageBytesMax?: number;
+  /** A silent connection gets an HTTP/2 PING after this time. 30,000 by default. */
+  readonly keepaliveIntervalMs?: number;
+  /**
+   * A PING without an answer for this time means that the connection is dead; a watch then
+   * reconnects. 15,000 by default.
+   */
+  readonly keepaliveTimeoutMs?: number;
+}
+
+/** What a connection is made of. */
+export interface Endpoint {
+  /** The origin of each request. */
+  readonly origin: string;
+  /** The Unix socket, or the host and port. */
+  readonly place: { readonly path: string } | { readonly host: string; readonly port: number };
+  /** Undefined without TLS. */
+  readonly tls: { readonly context: SecureContext; readonly serverName: string } | undefined;
+  readonly token: Token;
+}
+
+const HOST_PORT = /^(\[[0-9a-fA-F:.]+\]|[^\s:/[\]@?#]+):([0-9]{1,5})$/;
+
+/**
+ * Reads an address: `host:port`, `http://…`, `https://…`, `dns:host:port`, `unix:/path`.
+ *
+ * Throws `InvalidAddress`, also for files that cannot be read, and for a token that others could
+ * read on the way.
+ */
+export function endpointOf(address: string, options: ClientOptions): Endpoint {
+  const wrong = (problem: string): InvalidAddress =>
+    new InvalidAddress(`"${address}": ${problem}`, { code: "INVALID_ARGUMENT" });
+  const place = placeOf(address);
+  if (place === undefined) {
+    throw wrong(
+      "not an address of kubefan; write it like 127.0.0.1:7443, https://host:port, " +
+        "dns:host:port or unix:/path",
+    );
+  }
+  let token: Token;
+  try {
+    token = new Token(options.token, options.tokenFile);
+  } catch (error) {
+    throw wrong(messageOf(error));
+  }
+  const isTls = address.startsWith("https://");
+  if ("path" in place || isTls) {
+    // Others cannot read what is sent there.
+  } else if (token.isSet) {
+    throw wrong(
+      "a token is sent only over TLS or to a Unix socket, because others could read it on the " +
+        `way; use https://${address.replace(/^(http:\/\/|dns:\/*)/, "")} ` +
+        "(kubefan serve --tls-cert-file), or leave the token out",
+    );
+  }
+  if (!isTls) {
+    const { caFile, clientCertificateFile, clientKeyFile, serverName } = options;
+    if ((caFile ?? clientCertificateFile ?? clientKeyFile ?? serverName) !== undefined) {
+      throw wrong("a CA file, a client certificate and a server name need an https:// address");
+    }
+    const authority = "path" in place ? "localhost" : authorityOf(place);
+    return { origin: `http://${authority}`, place, tls: undefined, token };
+  }
+  if ("path" in place) {
+    throw wrong("TLS needs a host and a port");
+  }
+  const { clientKeyFile: key, clientCertificateFile: certificate } = options;
+  if ((key === undefined) !== (certificate === undefined)) {
+    throw wrong("a client certificate needs both its file and the file of its key");
+  }
+  try {
+    const context = createSecureContext({
+      ca: pem(options.caFile, "CERTIFICATE"),
+      key: pem(key, "PRIVATE KEY"),
+      cert: pem(certificate, "CERTIFICATE"),
+      minVersion: "TLSv1.2",
+    });
+    const serverName = options.serverName ?? place.host;
+    return { origin: `https://${authorityOf(place)}`, place, tls: { context, serverName }, token };
+  } catch (error) {
+    throw wrong(messageOf(error));
+  }
+}
+
+function placeOf(address: string): Endpoint["place"] | undefined {
+  if (address.startsWith("unix:")) {
+    const path = address.slice("unix:".length).replace(/^\/\/(?=\/)/, "");
+    return path === "" ? undefined : { path };
+  }
+  const match = HOST_PORT.exec(address.replace(/^(https?:\/\/|dns:\/*)/, "").replace(/\/+$/, ""));
+  const port = Number(match?.[2]);
+  if (match?.[1] === undefined || port < 1 || port > 65_535) {
+    return undefined;
+  }
+  return { host: match[1].replace(/^\[|\]$/g, ""), port };
+}
+
+function authorityOf(place: { host: string; port: number }): string {
+  return `${isIP(place.host) === 6 ? `[${place.host}]` : place.host}:${String(place.port)}`;
+}
+
+/** The content of a PEM file. A file without such a part would look like a wrong server. */
+function pem(file: string | undefined, kind: string): string | undefined {
+  if (file === undefined) {
+    return undefined;
+  }
+  const content = readFileSync(file, "utf8");
+  if (!content.includes(`${kind}-----`)) {
+    throw new Error(`${file} contains no PEM ${kind.toLowerCase()}`);
+  }
+  return content;
+}
+
+function messageOf(error: unknown): string {
+  return error instanceof Error ? error.message : String(error);
+}

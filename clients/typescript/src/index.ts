@@ -1,0 +1,65 @@
+/**
+ * Watch Kubernetes objects through kubefan: watches that resume by themselves, and informers.
+ *
+ * @packageDocumentation
+ */
+
+export { Client } from "./client.js";
+export type { ClientOptions } from "./endpoint.js";
+export {
+  Expired,
+  Forbidden,
+  InvalidAddress,
+  InvalidArgument,
+  KubefanError,
+  LimitReached,
+  NotCached,
+  NotFound,
+  ProtocolError,
+  Stopped,
+  Unauthenticated,
+  Unavailable,
+  Undecodable,
+  Unreachable,
+  type ErrorDetails,
+  type StatusCode,
+} from "./errors.js";
+export type { Deleted, EventHandler } from "./handlers.js";
+export { IN_CLUSTER_ADDRESS, inClusterOptions } from "./in-cluster.js";
+export type { Informer, Registration, WaitOptions } from "./informer.js";
+export type {
+  Bookmark,
+  CatchUpBegin,
+  CatchUpEnd,
+  Disconnected,
+  GapBegin,
+  GapEnd,
+  Reconnected,
+  Resource,
+  Restarted,
+  SnapshotBegin,
+  SnapshotEnd,
+  WatchEvent,
+  WatchItem,
+} from "./items.js";
+export type { ObjectList, ResourceStatus } from "./messages.js";
+export { DeleteReason, EventType, KubeObject, type AnyValue } from "./objects.js";
+export {
+  Encoding,
+  Fallback,
+  OnExpired,
+  OnLag,
+  Projection,
+  type BackoffOptions,
+  type GetOptions,
+  type InformerOptions,
+  type ListOptions,
+  type ReadOptions,
+  type TargetOptions,
+  type WatchOptions,
+} from "./options.js";
+export type { IndexFunction, Indexer } from "./store.js";
+export type { WatchItems, WatchStream } from "./watch.js";
+
+/** The version of this package. */
+export const VERSION = "0.1.0";

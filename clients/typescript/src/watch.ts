@@ -1,0 +1,315 @@
+// A running watch: it opens the calls that the state machine asks for, and waits between them.
+
+import { setImmediate as nextTurn, setTimeout as sleep } from "node:timers/promises";
+import { Changes } from "./changes.js";
+import { headersOf, type Connection } from "./connection.js";
+import { Unauthenticated, errorOf, type KubefanError } from "./errors.js";
+import type { WatchResponse } from "./gen/kubefan/v1alpha1/watch_pb.js";
+import type { WatchEvent, WatchItem } from "./items.js";
+import type { AnyValue } from "./objects.js";
+import type { WatchOptions } from "./options.js";
+import { WatchState } from "./watch-state.js";
+
+/** One call of a watch. */
+interface Call {
+  readonly responses: AsyncIterator<WatchResponse>;
+  readonly abort: AbortController;
+  readonly sent: string | undefined;
+  /** The first response, which is asked for to open the call. */
+  first: Promise<IteratorResult<WatchResponse>> | undefined;
+}
+
+/** What both kinds of watches have: one reader, `close`, and the way into `for await`. */
+abstract class Reader<T> implements AsyncIterableIterator<T>, AsyncDisposable {
+  #queue: Promise<unknown> = Promise.resolve();
+
+  /** Waits for the next one. Rejects with an error that a retry cannot mend. */
+  next(): Promise<IteratorResult<T, undefined>> {
+    // One at a time, also if the caller does not wait for the one before.
+    const result = this.#queue.then(() => this.advance());
+    this.#queue = result.catch(() => undefined);
+    return result;
+  }
+
+  /** Ends the watch: called when a `for await` is left. */
+  return(): Promise<IteratorResult<T, undefined>> {
+    this.close();
+    return Promise.resolve({ done: true, value: undefined });
+  }
+
+  [Symbol.asyncIterator](): this {
+    return this;
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    this.close();
+    return Promise.resolve();
+  }
+
+  /** Ends the watch, also while another function waits for `next`. */
+  abstract close(): void;
+
+  protected abstract advance(): Promise<IteratorResult<T, undefined>>;
+}
+
+/**
+ * A running watch with everything that the server and the connection say. One function reads it.
+ *
+ * It ends after its timeout, after `close`, and when its signal is aborted. It rejects with an
+ * error that a retry cannot mend, such as `Forbidden`; then it has ended, too.
+ */
+export class WatchItems<T extends object = AnyValue> extends Reader<WatchItem<T>> {
+  readonly #connection: Connection;
+  readonly #state: WatchState;
+  readonly #signals: AbortSignal[];
+  readonly #closed = new AbortController();
+  readonly #onAbort = (): void => {
+    this.close();
+  };
+  #ready: WatchItem[] = [];
+  #at = 0;
+  #call: Call | undefined;
+  #resumeVersion: string;
+
+  /** Made by `Client.watchItems`. */
+  constructor(connection: Connection, resource: string, options: WatchOptions) {
+    super();
+    this.#connection = connection;
+    this.#state = new WatchState(resource, options, { address: connection.address });
+    this.#resumeVersion = options.resourceVersion ?? "";
+    this.#signals = [connection.closed, ...(options.signal === undefined ? [] : [options.signal])];
+    for (const signal of this.#signals) {
+      signal.addEventListener("abort", this.#onAbort, { once: true });
+      if (signal.aborted) {
+        this.close();
+      }
+    }
+  }
+
+  /**
+   * Every item at or below this version has been returned. Empty until the first snapshot is
+   * complete.
+   */
+  get resumeVersion(): string {
+    return this.#resumeVersion;
+  }
+
+  /** The cluster of `resumeVersion`, for `watch({ cluster })`; empty if it is unknown. */
+  get cluster(): string {
+    return this.#state.cluster;
+  }
+
+  override close(): void {
+    this.#closed.abort();
+    for (const signal of this.#signals) {
+      signal.removeEventListener("abort", this.#onAbort);
+    }
+    this.#cancel();
+  }
+
+  protected override async advance(): Promise<IteratorResult<WatchItem<T>, undefined>> {
+    for (;;) {
+      if (this.#closed.signal.aborted) {
+        return { done: true, value: undefined };
+      }
+      const item = this.#ready[this.#at];
+      if (item !== undefined) {
+        this.#at++;
+        this.#resumeVersion = item.resumeVersion === "" ? this.#resumeVersion : item.resumeVersion;
+        // The server decides what objects look like; `T` is the caller's own claim.
+        return { done: false, value: item as WatchItem<T> };
+      }
+      if (this.#state.ended) {
+        this.close();
+        return { done: true, value: undefined };
+      }
+      this.#at = 0;
+      this.#ready = [];
+      this.#ready = await this.#step();
+    }
+  }
+
+  async #step(): Promise<WatchItem[]> {
+    const call = this.#call;
+    if (call === undefined) {
+      return this.#open();
+    }
+    let result: IteratorResult<WatchResponse>;
+    try {
+      const first = call.first;
+      call.first = undefined;
+      result = await (first ?? call.responses.next());
+    } catch (failure) {
+      return this.#failed(errorOf(failure, this.#connection.address), call.sent);
+    }
+    if (this.#closed.signal.aborted) {
+      return [];
+    }
+    if (result.done === true) {
+      this.#call = undefined;
+      return this.#state.finished(performance.now());
+    }
+    const items = this.#state.accept(result.value, performance.now());
+    if (items.at(-1)?.kind === "disconnected") {
+      this.#cancel();
+    }
+    return items;
+  }
+
+  async #open(): Promise<WatchItem[]> {
+    const delay = this.#state.delay(performance.now());
+    if (delay > 0) {
+      await sleep(delay, undefined, { signal: this.#closed.signal }).catch(() => undefined);
+      if (this.#closed.signal.aborted) {
+        return [];
+      }
+    }
+    const now = performance.now();
+    const request = this.#state.request(now);
+    if (request === undefined) {
+      return [];
+    }
+    let sent: string | undefined;
+    try {
+      sent = this.#connection.authorization();
+    } catch (failure) {
+      return this.#failed(errorOf(failure, this.#connection.address), undefined);
+    }
+    const abort = new AbortController();
+    let answer = (): void => undefined;
+    const answered = new Promise<void>((resolve) => {
+      answer = resolve;
+    });
+    const responses = this.#connection.rpc.watch(request, {
+      headers: headersOf(sent),
+      signal: abort.signal,
+      timeoutMs: this.#state.callMs(now),
+      onHeader: () => {
+        answer();
+      },
+    })[Symbol.asyncIterator]();
+    const first = responses.next();
+    this.#call = { responses, abort, sent, first };
+    const isRefused = first.then(
+      () => false,
+      () => true,
+    );
+    await Promise.race([answered, isRefused]);
+    // A refusal may come right behind the headers. It was never open, and its error comes with the
+    // next step.
+    if (await Promise.race([isRefused, nextTurn(false)])) {
+      return [];
+    }
+    return this.#closed.signal.aborted ? [] : this.#state.opened(performance.now());
+  }
+
+  #failed(error: KubefanError, sent: string | undefined): WatchItem[] {
+    this.#call = undefined;
+    if (this.#closed.signal.aborted) {
+      return [];
+    }
+    const token = this.#connection.token;
+    if (error instanceof Unauthenticated) {
+      if (!this.#state.isOpen && token.replacement(sent)) {
+        return [];
+      }
+      token.expire(sent);
+    } else if (error.reason === "REAUTHENTICATE") {
+      token.expire(sent);
+    }
+    try {
+      return this.#state.failed(error, performance.now(), token.mayChange);
+    } catch (final) {
+      this.close();
+      throw final;
+    }
+  }
+
+  #cancel(): void {
+    const call = this.#call;
+    this.#call = undefined;
+    if (call === undefined) {
+      return;
+    }
+    call.abort.abort();
+    void drain(call);
+  }
+}
+
+/**
+ * Reads what is left of a call that was cancelled: a few responses, then its rejection. Only when
+ * the library hands that out, it clears the timer of the call's limit, which keeps the process.
+ */
+async function drain(call: Call): Promise<void> {
+  try {
+    await call.first;
+    for (;;) {
+      const { done } = await call.responses.next();
+      if (done === true) {
+        return;
+      }
+    }
+  } catch {
+    // It was cancelled.
+  }
+}
+
+/**
+ * The events of a watch. One function reads it.
+ *
+ * It ends after its timeout, after `close`, and when its signal is aborted. It rejects with an
+ * error that a retry cannot mend, such as `Forbidden`; then it has ended, too.
+ */
+export class WatchStream<T extends object = AnyValue> extends Reader<WatchEvent<T>> {
+  readonly #items: WatchItems<T>;
+  readonly #changes = new Changes();
+  #ready: WatchEvent[] = [];
+  #at = 0;
+  #resumeVersion: string;
+
+  /** Made by `Client.watch`. */
+  constructor(items: WatchItems<T>) {
+    super();
+    this.#items = items;
+    this.#resumeVersion = items.resumeVersion;
+  }
+
+  /** Every event at or below this version has been returned. */
+  get resumeVersion(): string {
+    return this.#resumeVersion;
+  }
+
+  /** The cluster of `resumeVersion`, for `watch({ cluster })`; empty if it is unknown. */
+  get cluster(): string {
+    return this.#items.cluster;
+  }
+
+  override close(): void {
+    this.#items.close();
+    this.#ready = [];
+  }
+
+  protected override async advance(): Promise<IteratorResult<WatchEvent<T>, undefined>> {
+    for (;;) {
+      const event = this.#ready[this.#at];
+      if (event !== undefined) {
+        this.#at++;
+        this.#note(event.resumeVersion);
+        return { done: false, value: event as WatchEvent<T> };
+      }
+      const item = await this.#items.next();
+      if (item.done === true) {
+        return item;
+      }
+      this.#at = 0;
+      this.#ready = this.#changes.accept(item.value);
+      if (this.#ready.length === 0) {
+        this.#note(item.value.resumeVersion);
+      }
+    }
+  }
+
+  #note(version: string): void {
+    this.#resumeVersion = version === "" ? this.#resumeVersion : version;
+  }
+}

@@ -1,0 +1,98 @@
+// A real kubefan with a simulated cluster, on loopback.
+
+import assert from "node:assert/strict";
+import { spawn, type ChildProcess } from "node:child_process";
+import { createServer } from "node:net";
+import { setTimeout as sleep } from "node:timers/promises";
+
+/** The limit of each wait. It is only reached by a test that fails. */
+export const WAIT_MS_MAX = 90_000;
+
+/** The kubefan under test. Without `KUBEFAN` the tests are skipped. */
+export const program = process.env["KUBEFAN"] ?? "";
+/** Why a test is skipped; false if it is not. */
+export const skip = program === "" ? "set KUBEFAN to the program" : false;
+
+/** A port that was free a moment ago. */
+export async function freePort(): Promise<number> {
+  const probe = createServer();
+  await new Promise<void>((resolve) => probe.listen(0, "127.0.0.1", resolve));
+  const bound = probe.address();
+  await new Promise((resolve) => probe.close(resolve));
+  assert(typeof bound === "object" && bound !== null);
+  return bound.port;
+}
+
+/** A process with its output. It is killed at the end. */
+export class Process implements AsyncDisposable {
+  text = "";
+  readonly #process: ChildProcess;
+
+  constructor(command: string, args: string[], options: { cwd?: string; env?: object } = {}) {
+    const env = { ...process.env, ...options.env };
+    this.#process = spawn(command, args, { ...options, env, stdio: ["pipe", "pipe", "pipe"] });
+    for (const stream of [this.#process.stdout, this.#process.stderr]) {
+      stream?.on("data", (data: Buffer) => {
+        this.text += data.toString();
+      });
+    }
+  }
+
+  get isRunning(): boolean {
+    return this.#process.exitCode === null && this.#process.signalCode === null;
+  }
+
+  /** Waits until it has written something. */
+  async untilWritten(pattern: RegExp): Promise<void> {
+    const end = performance.now() + WAIT_MS_MAX;
+    while (!pattern.test(this.text)) {
+      assert(this.isRunning, `it ended: ${this.text.slice(-2_000)}`);
+      assert(performance.now() < end, `waited for ${pattern.source}: ${this.text.slice(-2_000)}`);
+      await sleep(50);
+    }
+  }
+
+  async end(signal: NodeJS.Signals = "SIGKILL"): Promise<void> {
+    if (this.isRunning) {
+      const ended = new Promise((resolve) => this.#process.once("exit", resolve));
+      this.#process.kill(signal);
+      await ended;
+    }
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.end();
+  }
+}
+
+/** `kubefan demo`: kubefan with a simulated cluster. */
+export class Demo implements AsyncDisposable {
+  private constructor(
+    readonly address: string,
+    readonly process: Process,
+  ) {}
+
+  static async start(flags: string[] = [], address?: string): Promise<Demo> {
+    const listen = address ?? `127.0.0.1:${String(await freePort())}`;
+    const admin = `127.0.0.1:${String(await freePort())}`;
+    const small = ["--objects", "100", "--subscribers", "1", "--rate", "20"];
+    const args = ["demo", "--duration", "0", ...small, ...flags];
+    const made = new Process(program, [...args, "--listen", listen, "--admin-listen", admin], {
+      env: { RUST_LOG: "info" },
+    });
+    const end = performance.now() + WAIT_MS_MAX;
+    for (;;) {
+      assert(made.isRunning, `it ended: ${made.text.slice(-2_000)}`);
+      assert(performance.now() < end, `waited for kubefan: ${made.text.slice(-2_000)}`);
+      const answer = await fetch(`http://${admin}/readyz`).catch(() => undefined);
+      if (answer?.ok === true) {
+        return new Demo(listen, made);
+      }
+      await sleep(50);
+    }
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.process.end();
+  }
+}
