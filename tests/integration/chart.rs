@@ -300,6 +300,12 @@ async fn a_node_reads_through_the_cluster_form() {
     assert!(answer.headers().contains_key("cache-status"), "{answer:?}");
     let stranger = api.client_as(crate::harness::apiserver::NOBODY).get(&url).send().await.unwrap();
     assert_eq!(stranger.status(), StatusCode::FORBIDDEN);
+    // The pod gets what it serves with.
+    let volumes = daemon_set["spec"]["template"]["spec"]["volumes"].as_array().unwrap();
+    let tls = volumes.iter().find(|volume| volume["name"] == "tls").unwrap();
+    let keys: Vec<_> =
+        tls["secret"]["items"].as_array().unwrap().iter().map(|item| item["key"].as_str().unwrap()).collect();
+    assert_eq!(keys, ["tls.crt", "tls.key"]);
 }
 
 /// A kubelet may read the whole Secret of a pod on its node, whichever keys the pod mounts.

@@ -67,6 +67,9 @@ export interface ErrorDetails {
 
 /** A call failed. */
 export class KubefanError extends Error {
+  /** What to do about an error of this class, if nothing more exact is known. */
+  protected static readonly remedy: string | undefined = undefined;
+
   /** The gRPC status code. */
   readonly code: StatusCode;
   /**
@@ -82,8 +85,9 @@ export class KubefanError extends Error {
   readonly retryAfterMs: number | undefined;
 
   constructor(message: string, details: ErrorDetails = {}) {
+    const remedy = details.remedy ?? new.target.remedy;
     super(
-      details.remedy === undefined ? message : `${message}; ${details.remedy}`,
+      remedy === undefined ? message : `${message}; ${remedy}`,
       details.cause === undefined ? undefined : { cause: details.cause },
     );
     this.name = new.target.name;
@@ -116,9 +120,7 @@ export class Unreachable extends KubefanError {
 
 /** History cannot resume from the version: it is too old, or of another history. */
 export class Expired extends KubefanError {
-  constructor(message: string, details: ErrorDetails = {}) {
-    super(message, { remedy: "list again, or watch without a resourceVersion", ...details });
-  }
+  protected static override readonly remedy = "list again, or watch without a resourceVersion";
 }
 
 /** There is no such object, or the apiserver does not serve the resource. */
@@ -126,10 +128,8 @@ export class NotFound extends KubefanError {}
 
 /** kubefan is not configured to cache the resource. */
 export class NotCached extends KubefanError {
-  constructor(message: string, details: ErrorDetails = {}) {
-    const remedy = "add it to kubefan serve --resource, or read it from the apiserver";
-    super(message, { remedy, ...details });
-  }
+  protected static override readonly remedy =
+    "add it to kubefan serve --resource, or read it from the apiserver";
 }
 
 /** A selector, version or target is invalid: `field` names it. */
@@ -137,9 +137,7 @@ export class InvalidArgument extends KubefanError {}
 
 /** kubefan does not know the caller. */
 export class Unauthenticated extends KubefanError {
-  constructor(message: string, details: ErrorDetails = {}) {
-    super(message, { remedy: "give a valid token, tokenFile or client certificate", ...details });
-  }
+  protected static override readonly remedy = "give a valid token, tokenFile or client certificate";
 }
 
 /** The caller may not read this, or the apiserver denies it to kubefan. */
