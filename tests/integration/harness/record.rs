@@ -93,6 +93,9 @@ pub(crate) async fn upstream_watch(api: &ApiServer, query: &Query, parameters: &
 
 /// Records the apiserver's own watch from version `start` until `end` announces a version. The
 /// recording then finishes with [`upstream_watch`] for `seconds`.
+///
+/// The apiserver ends watches that it cannot serve in time, for instance where it gets too little
+/// CPU. The recording continues from the last version with another watch, as client-go does.
 pub(crate) async fn upstream_recording(
     api: ApiServer,
     query: Query,
@@ -100,27 +103,31 @@ pub(crate) async fn upstream_recording(
     mut end: tokio::sync::watch::Receiver<u64>,
     seconds: u32,
 ) -> Vec<Recorded> {
-    let path = format!("{}&watch=true&resourceVersion={start}", query.pods_path());
-    let mut response = api.client().get(format!("{}{path}", api.url())).send().await.unwrap();
-    assert!(response.status().is_success(), "{path}: {}", response.status());
-    let (mut events, mut body) = (Vec::new(), Vec::new());
-    loop {
-        let chunk = tokio::select! {
-            chunk = response.chunk() => chunk.unwrap().expect("a watch without a timeout does not end"),
-            announced = end.wait_for(|version| *version != u64::MAX) => {
-                announced.expect("the end version is announced");
-                break;
+    let mut events: Vec<Recorded> = Vec::new();
+    let last = |events: &[Recorded]| events.last().map_or(start, |event| version_of(&event.object));
+    while *end.borrow() == u64::MAX {
+        let path = format!("{}&watch=true&resourceVersion={}", query.pods_path(), last(&events));
+        let mut response = api.client().get(format!("{}{path}", api.url())).send().await.unwrap();
+        assert!(response.status().is_success(), "{path}: {}", response.status());
+        let mut body = Vec::new();
+        loop {
+            let chunk = tokio::select! {
+                chunk = response.chunk() => chunk.unwrap(),
+                announced = end.wait_for(|version| *version != u64::MAX) => {
+                    announced.expect("the end version is announced");
+                    break;
+                }
+            };
+            let Some(chunk) = chunk else { break };
+            body.extend_from_slice(&chunk);
+            while let Some(length) = body.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = body.drain(..=length).collect();
+                events.extend(recorded(&line));
             }
-        };
-        body.extend_from_slice(&chunk);
-        while let Some(length) = body.iter().position(|byte| *byte == b'\n') {
-            let line: Vec<u8> = body.drain(..=length).collect();
-            events.extend(recorded(&line));
         }
     }
     // Collects the events still in flight, and shows that there are no more.
-    let last = events.last().map_or(start, |event| version_of(&event.object));
-    let rest = format!("&resourceVersion={last}&allowWatchBookmarks=true");
+    let rest = format!("&resourceVersion={}&allowWatchBookmarks=true", last(&events));
     events.append(&mut upstream_watch(&api, &query, &rest, seconds).await);
     events
 }
