@@ -10,6 +10,7 @@
 use std::{
     collections::BTreeMap,
     fmt::Display,
+    path::PathBuf,
     sync::{Arc, Mutex, atomic::Ordering},
     time::Duration,
 };
@@ -23,6 +24,7 @@ use tokio::{
 };
 
 use self::{
+    authorized::nothing_moves_while_callers_cannot_be_authorized,
     findings::{Differences, Phase, differences, latency},
     replicas::{Release, Replicas},
     service::Balancer,
@@ -36,13 +38,15 @@ use crate::{
     },
 };
 
+mod authorized;
 mod findings;
 mod replicas;
 mod service;
 mod subscribers;
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: replicas_behind_a_balancer_even_out_and_lose_nothing;
+    apiserver: replicas_behind_a_balancer_even_out_and_lose_nothing,
+        nothing_moves_while_callers_cannot_be_authorized;
     full: replicas_of_a_name_even_out_and_lose_nothing, an_upgrade_and_its_way_back_lose_nothing;
 };
 
@@ -51,6 +55,10 @@ pub(crate) const TESTS: &[Test] = tests! {
 struct Setup {
     by: By,
     namespace: String,
+    /// How the replicas reach the apiserver.
+    kubeconfig: PathBuf,
+    /// More flags of this release.
+    flags: Vec<String>,
     rebalance_percent: u32,
     /// How long a cluster needs to take a replica out of its Service.
     withdrawn_after: Duration,
@@ -189,8 +197,16 @@ impl<'a> Experiment<'a> {
     ) -> Experiment<'a> {
         let namespace = api.namespace("rollout").await;
         let (rebalance_percent, withdrawn_after) = (scale.rebalance_percent, scale.withdrawn_after);
-        let setup = Setup { by, namespace: namespace.clone(), rebalance_percent, withdrawn_after };
-        let mut all = Replicas::new(api, setup, 3).await;
+        let setup = Setup {
+            by,
+            namespace: namespace.clone(),
+            kubeconfig: api.kubeconfig(),
+            // Without TLS, a name that is no Service's must be allowed.
+            flags: vec![format!("--allowed-hosts={NAME}")],
+            rebalance_percent,
+            withdrawn_after,
+        };
+        let mut all = Replicas::new(setup, 3).await;
         for place in 0..replicas {
             all.start(place, &release).await;
         }

@@ -7,18 +7,21 @@ use tempfile::TempDir;
 use tokio::time::sleep;
 
 use super::{
-    By, NAME, Setup,
+    By, Setup,
     service::{Balancer, Endpoints},
 };
 use crate::harness::{
-    apiserver::ApiServer,
     kubefan::{self, Kubefan},
     pki::Authority,
     process::free_port,
+    wait,
 };
 
 /// A drain ends by its time limit, and by the end of the last stream.
 const DRAINED_AT_MOST: Duration = Duration::from_secs(60);
+
+/// The replicas compare themselves about every 2 seconds.
+const SAID_AT_MOST: Duration = Duration::from_secs(60);
 
 /// A release of kubefan.
 #[derive(Clone)]
@@ -37,7 +40,6 @@ struct Replica {
 
 /// The places of the replicas, some of them empty.
 pub(super) struct Replicas {
-    kubeconfig: PathBuf,
     setup: Setup,
     places: Vec<Place>,
     pub(super) endpoints: Endpoints,
@@ -58,7 +60,7 @@ struct Place {
 
 impl Replicas {
     /// Empty places.
-    pub(super) async fn new(api: &ApiServer, setup: Setup, places: usize) -> Replicas {
+    pub(super) async fn new(setup: Setup, places: usize) -> Replicas {
         let files = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory is created");
         let authority = Authority::new();
         let place = |number: usize| {
@@ -75,7 +77,6 @@ impl Replicas {
         let places = (0..places).map(place).collect();
         let peers = Endpoints::none();
         Replicas {
-            kubeconfig: api.kubeconfig(),
             setup,
             places,
             endpoints: Endpoints::none(),
@@ -102,8 +103,7 @@ impl Replicas {
                 args.push(format!("--peers={}", names.join(",")));
                 args.push("--rebalance".to_owned());
                 args.push(format!("--rebalance-percent={}", self.setup.rebalance_percent));
-                // Without TLS, a name that is no Service's must be allowed.
-                args.push(format!("--allowed-hosts={NAME}"));
+                args.extend(self.setup.flags.clone());
                 kubefan::binary().into()
             }
             Release::Before(binary) => {
@@ -112,7 +112,7 @@ impl Replicas {
             }
         };
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
-        let kubefan = Kubefan::spawn_program(&program, &self.kubeconfig, &args).await;
+        let kubefan = Kubefan::spawn_program(&program, &self.setup.kubeconfig, &args).await;
         kubefan.ready().await;
         self.warm_starts += sum(&kubefan, "kubefan_warm_starts_total", r#"result="warm""#).await;
         self.endpoints.add(kubefan.grpc_addr);
@@ -161,6 +161,21 @@ impl Replicas {
             watches.push(sum(&replica.kubefan, "kubefan_subscribers{", "").await);
         }
         watches
+    }
+
+    /// The watches that each replica that runs has asked to move.
+    pub(super) async fn moved(&self) -> Vec<f64> {
+        let mut moved = Vec::new();
+        for replica in self.places.iter().filter_map(|place| place.replica.as_ref()) {
+            moved.push(sum(&replica.kubefan, "kubefan_rebalanced_total", "").await);
+        }
+        moved
+    }
+
+    /// Waits until a replica logs this about rebalancing.
+    pub(super) async fn says(&self, what: &str) {
+        let said = wait::try_until(SAID_AT_MOST, || async { self.logs().contains(what).then_some(()) });
+        assert!(said.await.is_some(), "no replica logs {what:?}:\n{}", self.logs());
     }
 
     /// Full lists of upstream and starts from a peer's caches, since this was last asked.
