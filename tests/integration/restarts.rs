@@ -311,8 +311,8 @@ impl Experiment {
         asked.len()
     }
 
-    /// The lists that the running kubefans had to repeat. An apiserver that gets too little CPU ends
-    /// watches of its own accord, also those that send a first state.
+    /// The lists that the running kubefans had to repeat. An apiserver that gets too little CPU
+    /// ends watches of its own accord, also those that send a first state.
     async fn interrupted_lists(&self) -> usize {
         let source = self.source.as_ref().and_then(|source| source.kubefan.as_ref());
         let mut interrupted = 0;
