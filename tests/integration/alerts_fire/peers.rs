@@ -64,6 +64,23 @@ fn request() -> TransferRequest {
     TransferRequest { resource: "pods".into(), version: "v1".into(), ..TransferRequest::default() }
 }
 
+/// A request that names the cluster and the schema as this replica does, which its refusals tell.
+async fn agreeing_request(channel: &Channel) -> TransferRequest {
+    let mut request = request();
+    loop {
+        let Err(refused) = PeerServiceClient::new(channel.clone()).transfer(request.clone()).await else {
+            return request;
+        };
+        let text = refused.message();
+        let theirs = |what: &str| Some(text.split_once(what)?.1.split('"').next()?.to_owned());
+        match (theirs("the cluster is \""), theirs("the schema is \"")) {
+            (Some(cluster), _) if request.cluster.is_empty() => request.cluster = cluster,
+            (_, Some(schema)) if request.schema.is_empty() => request.schema = schema,
+            _ => panic!("{refused}"),
+        }
+    }
+}
+
 pub(super) async fn warm_starts(scene: Scene) {
     let first = First::start().await;
     let second = first.second(&Authority::new()).await;
@@ -82,10 +99,11 @@ pub(super) async fn transfers(scene: Scene) {
     let first = First::start().await;
     scene.scrape(&first.kubefan);
     let channel = first.channel(Some(first.authority.peer()));
+    let request = agreeing_request(&channel).await;
     let receiving = every(OFTEN * 8, move || {
-        let mut client = PeerServiceClient::new(channel.clone());
+        let (mut client, request) = (PeerServiceClient::new(channel.clone()), request.clone());
         async move {
-            let mut transfer = client.transfer(request()).await.expect("a transfer begins").into_inner();
+            let mut transfer = client.transfer(request).await.expect("a transfer begins").into_inner();
             transfer.message().await.expect("it has a first message");
         }
     });
