@@ -38,6 +38,10 @@ pub(super) struct KubeconfigArgs {
     /// system's CAs]
     #[arg(long, value_name = "FILE")]
     certificate_authority: Option<PathBuf>,
+    /// The name in kubefan's certificate, where the URL has another: through kubectl port-forward
+    /// that of its Service, such as kubefan.kubefan.svc
+    #[arg(long, value_name = "NAME")]
+    tls_server_name: Option<String>,
     /// The file with the client's bearer token; the client reads it, and reads it again when it
     /// changes; this command does not read it
     #[arg(long, value_name = "FILE")]
@@ -87,6 +91,8 @@ struct Cluster {
     server: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     certificate_authority_data: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tls_server_name: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -152,6 +158,7 @@ fn kubeconfig(args: &KubeconfigArgs, stdin: impl Read) -> Result<Kubeconfig, Cli
         ("--token-file", args.token_file.is_some(), "clients send credentials only over https"),
         ("--token", args.token.is_some(), "clients send credentials only over https"),
         ("--certificate-authority", args.certificate_authority.is_some(), "http has no certificate to check"),
+        ("--tls-server-name", args.tls_server_name.is_some(), "http has no certificate to check"),
     ];
     if let Some((flag, _, because)) = needs_tls.iter().find(|(_, given, _)| *given && !is_https) {
         return Err(CliError::Plain(format!(
@@ -174,7 +181,9 @@ fn kubeconfig(args: &KubeconfigArgs, stdin: impl Read) -> Result<Kubeconfig, Cli
     };
     let current_context = args.context.clone().unwrap_or_else(|| args.cluster.clone());
     let server = args.server.to_string().trim_end_matches('/').to_owned();
-    let cluster = ClusterEntry { cluster: Cluster { server, certificate_authority_data } };
+    let cluster = ClusterEntry {
+        cluster: Cluster { server, certificate_authority_data, tls_server_name: args.tls_server_name.clone() },
+    };
     Ok(Kubeconfig {
         api_version: "v1",
         kind: "Config",
@@ -263,6 +272,7 @@ mod tests {
         for (words, says) in [
             (&["--server=http://kubefan:7443", "--token-file=t"][..], "credentials only over https"),
             (&["--server=http://kubefan:7443", "--certificate-authority=ca"], "http has no certificate to check"),
+            (&["--server=http://kubefan:7443", "--tls-server-name=kubefan"], "http has no certificate to check"),
             (&["--server=http://kubefan:7443", "--token=t"], "credentials only over https"),
             (&["--server=https://kubefan:7443", "--token="], "not a bearer token"),
             (&["--server=https://kubefan:7443", "--token=two words"], "not a bearer token"),

@@ -502,6 +502,7 @@ async fn a_warm_start_between_processes_needs_their_certificates() {
     let own = [format!("--peers=127.0.0.1:{own}"), format!("--peer-listen=127.0.0.1:{own}")];
     let alone = start(&[&files(dir.path(), "alone", &ours, &ours), &own]).await;
     assert_eq!(warm_starts(&alone, "alone").await, 1.0, "it finds itself: {}", alone.process.log());
+    assert_eq!(metric(&alone, "kubefan_peers_refused_total").await, 0.0, "it is no stranger to itself");
 
     // Without a client certificate, in plain text, and on the port for subscribers.
     let request = || TransferRequest { resource: "configmaps".into(), version: "v1".into(), ..Default::default() };

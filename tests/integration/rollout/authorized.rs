@@ -104,6 +104,8 @@ pub(super) async fn nothing_moves_while_callers_cannot_be_authorized() {
     };
     println!("moved before the outage {moved:?}, at the end {:?}; watches {watches:?}", replicas.moved().await);
 
+    assert_eq!(replicas.refused_peers().await, [0.0, 0.0], "replicas are no strangers to each other and to themselves");
+
     let (last, _) = writer.end().await;
     end.send_replace(last);
     let finished = tokio::time::timeout(FINISHED_AT_MOST, async {

@@ -156,20 +156,26 @@ impl Replicas {
 
     /// The watches of each replica that runs.
     pub(super) async fn watches(&self) -> Vec<f64> {
-        let mut watches = Vec::new();
-        for replica in self.places.iter().filter_map(|place| place.replica.as_ref()) {
-            watches.push(sum(&replica.kubefan, "kubefan_subscribers{", "").await);
-        }
-        watches
+        self.each("kubefan_subscribers{").await
     }
 
     /// The watches that each replica that runs has asked to move.
     pub(super) async fn moved(&self) -> Vec<f64> {
-        let mut moved = Vec::new();
+        self.each("kubefan_rebalanced_total").await
+    }
+
+    /// The connections to the port for peers that each replica that runs has refused.
+    pub(super) async fn refused_peers(&self) -> Vec<f64> {
+        self.each("kubefan_peers_refused_total").await
+    }
+
+    /// The sum of the metrics whose line starts with `name`, of each replica that runs.
+    async fn each(&self, name: &str) -> Vec<f64> {
+        let mut sums = Vec::new();
         for replica in self.places.iter().filter_map(|place| place.replica.as_ref()) {
-            moved.push(sum(&replica.kubefan, "kubefan_rebalanced_total", "").await);
+            sums.push(sum(&replica.kubefan, name, "").await);
         }
-        moved
+        sums
     }
 
     /// Waits until a replica logs this about rebalancing.

@@ -7,7 +7,7 @@
 use std::{
     collections::BTreeMap,
     fmt, io,
-    net::SocketAddr,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -16,7 +16,7 @@ use futures::future::{BoxFuture, join_all};
 use hyper_util::rt::TokioIo;
 use rand::{Rng, seq::SliceRandom};
 use tokio::{
-    net::{TcpStream, lookup_host},
+    net::{TcpStream, UdpSocket, lookup_host},
     task::yield_now,
     time::timeout,
 };
@@ -90,12 +90,10 @@ impl DnsDial {
         let connect = |error: &dyn fmt::Display| PeerError::Connect(error.to_string());
         let name = self.found.lock().unwrap_or_else(PoisonError::into_inner).get(&address).cloned();
         let name = name.ok_or_else(|| connect(&"no name has this address any more"))?;
-        let stream = TcpStream::connect(address).await.map_err(|error| connect(&error))?;
-        // A connection to one of this pod's own addresses has that address as its source too.
-        let local = stream.local_addr().map_err(|error| connect(&error))?;
-        if local.ip() == address.ip() && self.own_port == Some(address.port()) {
+        if self.own_port == Some(address.port()) && is_own(address.ip()).await {
             return Err(PeerError::OwnAddress);
         }
+        let stream = TcpStream::connect(address).await.map_err(|error| connect(&error))?;
         let io = self.tls.connect(&name, stream).await?;
         let mut io = Some(TokioIo::new(io));
         let once = service_fn(move |_| {
@@ -119,6 +117,20 @@ impl Dial for DnsDial {
     fn connect(&self, address: SocketAddr) -> BoxFuture<'_, Result<Channel, PeerError>> {
         Box::pin(self.dial(address))
     }
+}
+
+/// Whether this host has the address: what is sent to one's own address has it as its source too.
+/// No packet is sent. A connection over TCP would tell it as well, but the server here would count
+/// one that ends without a handshake as that of a stranger.
+async fn is_own(address: IpAddr) -> bool {
+    let any: IpAddr = if address.is_ipv6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+    let source = async {
+        let socket = UdpSocket::bind((any, 0)).await?;
+        // Any port: a datagram socket only looks up the route.
+        socket.connect((address, 1)).await?;
+        socket.local_addr()
+    };
+    source.await.is_ok_and(|source| source.ip() == address)
 }
 
 /// Whether the resolver's message means that the name has no addresses, as with a headless Service

@@ -86,7 +86,7 @@ async fn readyz<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request
         false => {
             let failed = lines.iter().filter(|(ok, _)| !ok).count();
             format!(
-                "{failed} of {} checks fail; send the token of a caller that may get the path / to see which\n",
+                "{failed} of {} checks fail; send the token of a caller that may get the path / to see them\n",
                 lines.len()
             )
         }

@@ -225,7 +225,10 @@ impl Port {
         match timeout(ANSWER_TIMEOUT, answered).await {
             Ok(Some(Ok(response))) => response,
             Ok(None) | Err(_) => {
-                (StatusCode::SERVICE_UNAVAILABLE, "kubefan is too busy to answer this\n").into_response()
+                let text = format!(
+                    "kubefan has no answer within {ANSWER_TIMEOUT:?}: it is busy, or the apiserver does not tell who asks\n"
+                );
+                (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
             }
         }
     }

@@ -11,7 +11,8 @@ use futures::{
     future::{BoxFuture, Shared, WeakShared},
 };
 
-type Flight<T> = Shared<BoxFuture<'static, T>>;
+/// The answer that several wait for.
+pub(super) type Flight<T> = Shared<BoxFuture<'static, T>>;
 
 /// What is being asked, by key. It holds no more keys than there are callers that wait: an answer
 /// that nothing waits for is given up.
@@ -40,14 +41,9 @@ where
     K: Hash + Eq + Copy + Send + 'static,
     T: Clone + Send + Sync + 'static,
 {
-    /// Waits for the answer that is under way for this key; if there is none, `ask` is run. It
-    /// continues as long as at least one caller waits.
-    pub(super) async fn join(&self, key: K, ask: impl Future<Output = T> + Send + 'static) -> T {
-        let flight = self.flight(key, ask);
-        flight.await
-    }
-
-    fn flight(&self, key: K, ask: impl Future<Output = T> + Send + 'static) -> Flight<T> {
+    /// The answer that is under way for this key; if there is none, `ask` is run. It continues as
+    /// long as at least one caller waits.
+    pub(super) fn join(&self, key: K, ask: impl Future<Output = T> + Send + 'static) -> Flight<T> {
         let mut state = lock(&self.0);
         if let Some(flight) = state.under_way.get(&key).and_then(|(_, flight)| flight.upgrade()) {
             return flight;

@@ -12,10 +12,10 @@ use std::{
 };
 
 use futures::future::BoxFuture;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::{
-    flights::Flights,
+    flights::{Flight, Flights},
     review_queue::{QueueLimits, ReviewQueue},
     verdict_cache::{Kept, Outcome, VerdictCache},
 };
@@ -28,6 +28,9 @@ use crate::{
 /// For this long after a failure of the apiserver it is not asked again for a verdict that the
 /// grace covers.
 const OUTAGE_PAUSE: Duration = Duration::from_secs(1);
+/// Later in an outage it is asked again, and gets this long before the last verdict counts: one that
+/// hangs must not slow down every request by the timeout of a review.
+const RETURN_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a failed review says that the apiserver cannot be asked.
 const UNANSWERED_FOR: Duration = Duration::from_secs(60);
 
@@ -124,6 +127,18 @@ where
         match self.shared.cache.get(&key) {
             Some(Kept::Fresh(verdict)) => return Ok(verdict),
             Some(Kept::InGrace(verdict)) if self.shared.is_away() => return Ok(self.shared.in_grace(verdict)),
+            Some(Kept::InGrace(verdict)) if self.shared.was_away() => {
+                let asked = self.ask(key, holder, review);
+                // The answer of one that is only slow must count for what comes next.
+                tokio::spawn(asked.clone());
+                return match timeout(RETURN_TIMEOUT, asked).await {
+                    Ok(verdict) => self.or_last(&key, verdict),
+                    Err(_) => {
+                        self.shared.note(true);
+                        Ok(self.shared.in_grace(verdict))
+                    }
+                };
+            }
             _ => {}
         }
         self.fresh(key, holder, review).await
@@ -131,17 +146,25 @@ where
 
     /// A new verdict, which replaces the one in the cache. In an outage the last one counts.
     pub async fn fresh(&self, key: K, holder: Holder, review: Review<V>) -> Result<V, ReviewError> {
+        let wait = traces::wait(self.shared.metrics.kind);
+        let verdict = self.ask(key, holder, review).await;
+        drop(wait);
+        self.or_last(&key, verdict)
+    }
+
+    /// The review that is under way for this key, or a new one, which keeps its verdict.
+    fn ask(&self, key: K, holder: Holder, review: Review<V>) -> Flight<Result<V, ReviewError>> {
         let shared = self.shared.clone();
-        let asked = async move {
+        self.flights.join(key, async move {
             let (verdict, fresh_for) = shared.ask(holder, review).await?;
             shared.cache.put(key, verdict.clone(), fresh_for);
             Ok(verdict)
-        };
-        let wait = traces::wait(self.shared.metrics.kind);
-        let joined = self.flights.join(key, asked).await;
-        drop(wait);
-        match joined {
-            Err(ReviewError::Outage) => self.last(&key),
+        })
+    }
+
+    fn or_last(&self, key: &K, verdict: Result<V, ReviewError>) -> Result<V, ReviewError> {
+        match verdict {
+            Err(ReviewError::Outage) => self.last(key),
             verdict => verdict,
         }
     }
@@ -178,6 +201,16 @@ impl<K, V> Shared<K, V> {
         away_at.is_some_and(|at| at.elapsed() < OUTAGE_PAUSE)
     }
 
+    /// Whether the apiserver could not be asked the last time.
+    fn was_away(&self) -> bool {
+        self.away_at.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// Notes whether the apiserver could be asked now.
+    fn note(&self, is_outage: bool) {
+        *self.away_at.lock().unwrap_or_else(PoisonError::into_inner) = is_outage.then(Instant::now);
+    }
+
     fn in_grace(&self, verdict: V) -> V {
         self.metrics.in_grace.inc();
         verdict
@@ -188,7 +221,7 @@ impl<K, V> Shared<K, V> {
         let answer = review.await;
         self.metrics.answered(answer.as_ref().err().map(UpstreamError::reason));
         let is_outage = answer.as_ref().is_err_and(is_outage);
-        *self.away_at.lock().unwrap_or_else(PoisonError::into_inner) = is_outage.then(Instant::now);
+        self.note(is_outage);
         answer.map_err(|error| {
             tracing::warn!(%error, kind = self.metrics.kind, "the apiserver gave no verdict about a caller");
             if is_outage { ReviewError::Outage } else { ReviewError::Refused }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures::FutureExt;
 use prometheus::Registry;
-use tokio::time::advance;
+use tokio::time::{advance, sleep};
 
 use super::*;
 use crate::telemetry::metrics::Metrics;
@@ -56,6 +56,16 @@ impl World {
 
     async fn verdict(&self, key: u8) -> Result<bool, ReviewError> {
         self.reviews.verdict(key, Holder::new(1, None), self.review()).await
+    }
+
+    /// Like [`Self::verdict`], from an apiserver that needs this long.
+    async fn verdict_after(&self, delay: Duration, key: u8) -> Result<bool, ReviewError> {
+        let review = self.review();
+        let slow = async move {
+            sleep(delay).await;
+            review.await
+        };
+        self.reviews.verdict(key, Holder::new(1, None), slow.boxed()).await
     }
 
     fn asked(&self) -> usize {
@@ -131,6 +141,40 @@ async fn during_an_outage_the_apiserver_is_asked_once_a_second() {
     advance(OUTAGE_PAUSE).await;
     world.answers(Ok(false));
     assert_eq!((world.verdict(1).await, world.asked()), (Ok(false), 3), "the outage has ended");
+}
+
+/// Neither refuses connections nor answers, as a process that is stopped.
+#[tokio::test(start_paused = true)]
+async fn an_apiserver_that_hangs_delays_known_callers_by_a_second() {
+    let world = World::new();
+    assert_eq!(world.verdict(1).await, Ok(true));
+    world.answers(Err(unreachable()));
+    advance(FRESH).await;
+    assert_eq!(world.verdict(1).await, Ok(true));
+    for _ in 0..3 {
+        advance(OUTAGE_PAUSE).await;
+        let began = Instant::now();
+        assert_eq!(world.verdict_after(10 * SECOND, 1).await, Ok(true));
+        assert_eq!(began.elapsed(), RETURN_TIMEOUT);
+        assert_eq!(world.verdict(1).now_or_never(), Some(Ok(true)), "it is not asked again at once");
+    }
+    sleep(10 * SECOND).await;
+    world.answers(Ok(false));
+    assert_eq!(world.verdict(1).await, Ok(false), "the outage has ended");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_answer_of_a_slow_apiserver_counts_when_it_comes() {
+    let world = World::new();
+    assert_eq!(world.verdict(1).await, Ok(true));
+    world.answers(Err(unreachable()));
+    advance(FRESH).await;
+    assert_eq!(world.verdict(1).await, Ok(true));
+    world.answers(Ok(false));
+    advance(OUTAGE_PAUSE).await;
+    assert_eq!(world.verdict_after(3 * SECOND, 1).await, Ok(true), "the last one, after a second");
+    sleep(3 * SECOND).await;
+    assert_eq!(world.reviews.known(&1), Some(false));
 }
 
 /// A replica without callers asks nothing more: it must not keep the others from rebalancing.
