@@ -22,7 +22,7 @@ const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const RUN: [&str; 6] = ["get", "watch", "subscribers", "top", "verify", "estimate"];
 
 /// Commands of other programs, by how they begin, and where they are tried.
-const OTHERS: [(&str, &str); 33] = [
+const OTHERS: [(&str, &str); 36] = [
     ("cargo ", "builds, tests and benchmarks: their filters are checked here, and .ci/run runs them or their like"),
     ("target/dist/deps/informers-HASH", "the benchmark of informers, with the hash of its build"),
     ("go build -C tests/clients", "the tests of informers build it"),
@@ -32,6 +32,7 @@ const OTHERS: [(&str, &str); 33] = [
     ("pip install ./clients/python", "clients/python/tests/integration/test_readme.py installs it"),
     ("curl -s 127.0.0.1:7444/metrics", "metrics.rs reads the port"),
     ("curl -s '127.0.0.1:7444/readyz?verbose'", "serve.rs reads the port"),
+    ("curl -s --cacert ca.crt --connect-to", "authorization/admin.rs reads the port over TLS, with tokens"),
     ("kubectl --server http://127.0.0.1:7443 get pods", "clients/kubectl.rs runs kubectl through kubefan"),
     ("kubectl --server https://127.0.0.1:7443 --tls-server-name", "clients/kubectl.rs, with TLS and a token"),
     ("KUBECONFIG=", "clients/kubectl.rs, with the file of kubefan kubeconfig"),
@@ -39,11 +40,19 @@ const OTHERS: [(&str, &str); 33] = [
     ("kubectl auth can-i", "kubectl's own"),
     ("kubectl create namespace", "kubectl's own"),
     ("kubectl label namespace", "deploy.rs applies the label's policy"),
-    ("kubectl apply -f kubefan.yaml", "chart.rs applies what `helm template` prints"),
+    (
+        "kubectl apply -f ",
+        "chart.rs applies what `helm template` prints; the roles beside their commands are kubectl's own",
+    ),
     ("kubectl apply -k deploy/overlays/", "deploy.rs applies the overlays to a real apiserver"),
     ("kubectl -n kubefan rollout status", "needs a cluster that runs pods"),
     ("kubectl -n kubefan get configmap kubefan-ca", "needs a cluster that runs pods"),
     ("kubectl -n kubefan port-forward", "needs a cluster that runs pods"),
+    (
+        "kubectl -n kubefan exec",
+        "needs a cluster that runs pods; check.rs runs the check, with ports that are in use too",
+    ),
+    ("kubectl -n kubefan patch secret", "managed_tls.rs deletes keys of the Secret"),
     ("kubectl logs", "needs a cluster that runs pods"),
     ("helm ", "chart.rs renders the chart with helm and applies it; an install needs a cluster that runs pods"),
     ("docker buildx build", "needs a container engine and a registry"),
