@@ -32,7 +32,7 @@ use super::{error::CliError, given::Given, serve::ServeArgs};
   # With the configuration of a pod, in the pod
   kubefan check --config /etc/kubefan/config.yaml
 
-  # Before the installation, as kubefan's account
+  # From elsewhere, as the account that a kubeconfig names
   kubefan check --resource pods,services --kubeconfig kubefan.kubeconfig
 
   # For a program

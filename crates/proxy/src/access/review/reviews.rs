@@ -28,8 +28,8 @@ use crate::{
 /// For this long after a failure of the apiserver it is not asked again for a verdict that the
 /// grace covers.
 const OUTAGE_PAUSE: Duration = Duration::from_secs(1);
-/// Later in an outage it is asked again, and gets this long before the last verdict counts: one that
-/// hangs must not slow down every request by the timeout of a review.
+/// Later in an outage it is asked again, and gets this long before the last verdict counts: one
+/// that hangs must not slow down every request by the timeout of a review.
 const RETURN_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a failed review says that the apiserver cannot be asked.
 const UNANSWERED_FOR: Duration = Duration::from_secs(60);
