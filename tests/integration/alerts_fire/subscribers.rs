@@ -118,7 +118,7 @@ pub(super) async fn requests(scene: Scene) {
 }
 
 /// Watches with projections of their own, so that they share no work.
-const WATCHES: usize = 60;
+const WATCHES: usize = 200;
 
 /// kubefan is at its CPU limit, and its watches share no work.
 pub(super) async fn slow(scene: Scene) {
@@ -144,7 +144,7 @@ pub(super) async fn slow(scene: Scene) {
     }
     let _reading = tokio::spawn(async move { join_all(streams.into_iter().map(read)).await });
     let (_events, _) = rewritten(&simulated.sim, LARGE_BYTES, Duration::from_millis(50));
-    let firing = scene.fired("a tenth of a CPU for 60 watches that share no work", &["KubefanSlowDispatch"]).await;
+    let firing = scene.fired("a tenth of a CPU for 200 watches that share no work", &["KubefanSlowDispatch"]).await;
     group.unlimited();
     firing.resolved("more CPU").await;
 }

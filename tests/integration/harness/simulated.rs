@@ -25,7 +25,7 @@ pub(crate) struct Simulated {
     pub(crate) dir: TempDir,
     serving: Option<JoinHandle<std::io::Result<()>>>,
     /// While the server is off the network: it does not listen, so connections are refused, and
-    /// nobody else gets its port.
+    /// no one else gets its port.
     reserved: Option<TcpSocket>,
 }
 
