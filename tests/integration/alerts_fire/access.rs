@@ -1,7 +1,7 @@
 //! Callers and the audit log: reviews that fail, denials, credentials that are not accepted, and a
 //! disk that is full. The apiserver is the real one, because it judges the callers.
 
-use std::{fs, os::unix::fs::symlink, path::PathBuf, sync::Arc};
+use std::{fs, os::unix::fs::symlink, path::PathBuf};
 
 use serde_json::json;
 
@@ -86,7 +86,7 @@ struct FullDisk {
     kubefan: Kubefan,
     log: PathBuf,
     _asking: Ongoing,
-    _world: (Arc<Simulated>, Ongoing),
+    _world: (Simulated, Ongoing),
 }
 
 impl FullDisk {

@@ -1,6 +1,6 @@
 //! Peers: starts without one, transfers that break off, and clients that are none.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::net::SocketAddr;
 
 use kubefan_common::proto::v1alpha1::{TransferRequest, peer_service_client::PeerServiceClient};
 use tempfile::TempDir;
@@ -16,7 +16,7 @@ use crate::{
 struct First {
     kubefan: Kubefan,
     peers_at: SocketAddr,
-    simulated: Arc<Simulated>,
+    simulated: Simulated,
     authority: Authority,
     dir: TempDir,
     _writing: Ongoing,

@@ -7,9 +7,10 @@ use std::{
     time::Duration,
 };
 
-use kubefan_sim::apiserver::SimOptions;
+use kubefan_sim::apiserver::{SimApiserver, SimOptions};
 use serde_json::json;
 use tokio::{
+    sync::watch,
     task::JoinHandle,
     time::{Instant, sleep},
 };
@@ -19,6 +20,7 @@ use crate::harness::{
     kubefan::Kubefan,
     link::Link,
     prometheus::{Prometheus, Target},
+    rig::{pod, pods},
     simulated::Simulated,
     wait,
 };
@@ -190,18 +192,17 @@ pub(super) fn every<F: Future<Output = ()> + Send + 'static>(
 
 /// A simulated apiserver with three pods, whose version moves and which sends bookmarks each
 /// second, so that a cache is stale only when something is wrong.
-pub(super) async fn lively() -> (Arc<Simulated>, Ongoing) {
+pub(super) async fn lively() -> (Simulated, Ongoing) {
     let simulated =
         Simulated::with(SimOptions { bookmark_interval: Duration::from_secs(1), ..SimOptions::default() }).await;
     for name in ["a", "b", "c"] {
         simulated.create(name);
     }
-    let simulated = Arc::new(simulated);
-    let writes = simulated.clone();
+    let sim = simulated.sim.clone();
     let mut round = 0;
     let writing = every(Duration::from_millis(500), move || {
         round += 1;
-        writes.stage("a", &format!("s{}", round % 5));
+        sim.update(&pods(), pod("a", &format!("s{}", round % 5))).expect("the pod exists");
         std::future::ready(())
     });
     (simulated, writing)
@@ -224,7 +225,27 @@ pub(super) const OFTEN: Duration = Duration::from_millis(250);
 
 /// A pod of this many bytes.
 pub(super) fn large(name: &str, bytes: usize) -> serde_json::Value {
-    let mut pod = crate::harness::rig::pod(name, "large");
-    pod["metadata"]["annotations"] = json!({ "filling": "x".repeat(bytes) });
+    filled(name, "x".repeat(bytes))
+}
+
+fn filled(name: &str, filling: String) -> serde_json::Value {
+    let mut pod = pod(name, "large");
+    pod["metadata"]["annotations"] = json!({ "filling": filling });
     pod
+}
+
+/// Creates a pod of this many bytes, and overwrites it again and again. Its filling changes each
+/// time, because an update that changes nothing makes no event. Returns the number of updates too.
+pub(super) fn rewritten(sim: &SimApiserver, bytes: usize, interval: Duration) -> (Ongoing, watch::Receiver<usize>) {
+    let pod = move |round: usize| filled("rewritten", format!("{round:0bytes$}"));
+    sim.create(&pods(), pod(0)).expect("the pod is new");
+    let sim = sim.clone();
+    let (counter, updates) = watch::channel(0);
+    let ongoing = every(interval, move || {
+        let round = *counter.borrow() + 1;
+        sim.update(&pods(), pod(round)).expect("the pod exists");
+        counter.send_replace(round);
+        std::future::ready(())
+    });
+    (ongoing, updates)
 }

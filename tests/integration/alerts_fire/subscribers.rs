@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use futures::future::join_all;
-use kubefan_common::proto::v1alpha1::{Projection, ProjectionType, Target, WatchRequest, WatchResponse};
-use tonic::Streaming;
+use kubefan_common::proto::v1alpha1::{
+    Projection, ProjectionType, Target, WatchRequest, WatchResponse, watch_service_client::WatchServiceClient,
+};
+use tonic::{Streaming, transport::Endpoint};
 
-use super::scene::{OFTEN, Scene, asks, every, large, lively};
+use super::scene::{OFTEN, Scene, asks, every, large, lively, rewritten};
 use crate::{
     harness::{
         cpu_cgroup::CpuCgroup,
@@ -23,29 +25,33 @@ fn watch(target: Target, resource_version: &str) -> WatchRequest {
     WatchRequest { target: Some(target), resource_version: resource_version.to_owned(), ..WatchRequest::default() }
 }
 
-/// Messages that a client reads after its pause: more than its window holds.
+/// The window of a client that pauses: two events.
+const WINDOW_BYTES: u32 = 64 << 10;
+/// Events that a client misses in its pause: more than its window, kubefan's buffer for it and the
+/// ring hold.
+const MISSED: usize = 100;
+/// Messages that it reads after the pause: more than its window and the buffer hold.
 const READ_AFTER_PAUSE: usize = 20;
 
 /// Clients that pause while large events come.
 pub(super) async fn lag(scene: Scene) {
     let (simulated, _writing) = lively().await;
-    simulated.sim.create(&pods(), large("large", LARGE_BYTES)).unwrap();
+    let (_events, updates) = rewritten(&simulated.sim, LARGE_BYTES, Duration::from_millis(20));
     let kubefan = simulated.kubefan(&["--resource=pods", "--ring-events-max=20"]).await;
     scene.scrape(&kubefan);
+    let endpoint = Endpoint::from_shared(format!("http://{}", kubefan.grpc_addr)).unwrap();
+    let endpoint = endpoint.initial_stream_window_size(WINDOW_BYTES);
     let sim = simulated.sim.clone();
-    let _events = every(Duration::from_millis(20), move || {
-        sim.update(&pods(), large("large", LARGE_BYTES)).unwrap();
-        std::future::ready(())
-    });
-    let (addr, sim) = (kubefan.grpc_addr, simulated.sim.clone());
     let pausing = every(OFTEN, move || {
-        let version = sim.revision().to_string();
+        let (endpoint, mut updates, version) = (endpoint.clone(), updates.clone(), sim.revision().to_string());
         async move {
-            let Ok(stream) = connect(addr).await.watch(watch(target("pods"), &version)).await else { return };
+            let mut client = WatchServiceClient::new(endpoint.connect().await.unwrap());
+            let Ok(stream) = client.watch(watch(target("pods"), &version)).await else { return };
             tokio::spawn(async move {
                 let mut stream = stream.into_inner();
-                // Longer than the window and the ring last. What follows finds it behind.
-                tokio::time::sleep(Duration::from_secs(5)).await;
+                // In events, not in seconds: on a busy machine fewer of them come in a second.
+                let until = *updates.borrow() + MISSED;
+                let _ = updates.wait_for(|number| *number > until).await;
                 for _ in 0..READ_AFTER_PAUSE {
                     if !matches!(stream.message().await, Ok(Some(_))) {
                         break;
@@ -54,7 +60,7 @@ pub(super) async fn lag(scene: Scene) {
             });
         }
     });
-    let firing = scene.fired("clients that pause, at 50 events a second of 32 KiB", &["KubefanSubscribersLag"]).await;
+    let firing = scene.fired("clients that pause while events of 32 KiB come", &["KubefanSubscribersLag"]).await;
     drop(pausing);
     firing.resolved("the clients switched off").await;
 }
@@ -112,13 +118,12 @@ pub(super) async fn requests(scene: Scene) {
 }
 
 /// Watches with projections of their own, so that they share no work.
-const WATCHES: usize = 60;
+const WATCHES: usize = 200;
 
 /// kubefan is at its CPU limit, and its watches share no work.
 pub(super) async fn slow(scene: Scene) {
     let group = CpuCgroup::with_percent(10).expect("a control group for CPU");
     let (simulated, _writing) = lively().await;
-    simulated.sim.create(&pods(), large("large", LARGE_BYTES)).unwrap();
     let kubefan = Kubefan::spawn_after(&simulated.kubeconfig(), &group.enter(), &["--resource=pods"]).await;
     kubefan.ready().await;
     scene.scrape(&kubefan);
@@ -138,12 +143,8 @@ pub(super) async fn slow(scene: Scene) {
         while let Ok(Some(_)) = stream.message().await {}
     }
     let _reading = tokio::spawn(async move { join_all(streams.into_iter().map(read)).await });
-    let sim = simulated.sim.clone();
-    let _events = every(Duration::from_millis(50), move || {
-        sim.update(&pods(), large("large", LARGE_BYTES)).unwrap();
-        std::future::ready(())
-    });
-    let firing = scene.fired("a tenth of a CPU for 60 watches that share no work", &["KubefanSlowDispatch"]).await;
+    let (_events, _) = rewritten(&simulated.sim, LARGE_BYTES, Duration::from_millis(50));
+    let firing = scene.fired("a tenth of a CPU for 200 watches that share no work", &["KubefanSlowDispatch"]).await;
     group.unlimited();
     firing.resolved("more CPU").await;
 }

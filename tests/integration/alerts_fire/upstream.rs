@@ -4,32 +4,38 @@ use std::time::Duration;
 
 use kubefan_sim::apiserver::{Fault, FaultRule};
 
-use super::scene::{OFTEN, Scene, asks, every, lively};
-use crate::harness::{kubefan::Kubefan, link::Link, simulated::kubeconfig};
+use super::{
+    FACTOR,
+    scene::{OFTEN, Scene, asks, every, lively},
+};
 
+/// The apiserver is down, and its machine refuses connections: then kubefan probes each second, in
+/// the shortened windows too. If something in between accepts connections and closes them, each
+/// cache asks only every 30 to 60 seconds. That is often enough for the true windows of minutes,
+/// but not for seconds.
 pub(super) async fn outage(scene: Scene) {
-    let (simulated, _writing) = lively().await;
-    let link = Link::to(simulated.addr).await;
-    let config = kubeconfig(&simulated.dir, &format!("http://{}", link.addr), "{}");
-    let kubefan = Kubefan::spawn(&config, &["--resource=pods", "--passthrough=self", "--on-demand=false"]).await;
-    kubefan.ready().await;
+    let (mut simulated, _writing) = lively().await;
+    let kubefan = simulated.kubefan(&["--resource=pods", "--passthrough=self", "--on-demand=false"]).await;
     scene.scrape(&kubefan);
     let url = format!("http://{}/api/v1/configmaps", kubefan.grpc_addr);
     let _forwarded = asks(OFTEN, reqwest::Client::new(), url);
     scene.sees("kubefan_passthrough_requests_total{JOB, code=\"200\"}", |count| count > 0.0).await;
-    link.cut();
+    simulated.stop().await;
     let alerts = ["KubefanUpstreamErrors", "KubefanForwardedRequestsFail", "KubefanStale", "KubefanVeryStale"];
-    let firing = scene.fired("the apiserver cut off", &alerts).await;
+    let firing = scene.fired("the apiserver down", &alerts).await;
     let (_, readyz) = kubefan.admin("/readyz?verbose").await.unwrap();
     assert!(readyz.contains("stale"), "{readyz}");
-    link.mend();
+    simulated.resume().await;
     firing.resolved("the apiserver is back").await;
 }
 
+/// All requests get 429. In the end a cache asks every 30 to 60 seconds, so with true durations one
+/// cache makes the alert fire: it gets at least ten of these answers in ten minutes. The waits are
+/// not shortened with the rules, so here are as many more caches as the rules are faster.
 pub(super) async fn throttled(scene: Scene) {
     let (simulated, _writing) = lively().await;
-    // Checks of the cache are requests too, and more regular than those that wait longer each time.
-    let kubefan = simulated.kubefan(&["--resource=pods", "--self-check-interval=2s"]).await;
+    let namespaces: Vec<_> = (0..FACTOR).map(|number| format!("n{number}")).collect();
+    let kubefan = simulated.kubefan(&["--resource=pods", "--namespace", &namespaces.join(",")]).await;
     scene.scrape(&kubefan);
     let fault = Fault::TooManyRequests { retry_after_seconds: 1 };
     simulated.sim.set_fault(FaultRule { fault, verb: None, resource: None, requests: usize::MAX });

@@ -6,7 +6,10 @@ use std::{io::Write, net::SocketAddr, path::PathBuf};
 use kubefan_sim::apiserver::{SimApiserver, SimOptions};
 use serde_json::Value;
 use tempfile::TempDir;
-use tokio::{net::TcpListener, task::JoinHandle};
+use tokio::{
+    net::{TcpListener, TcpSocket},
+    task::JoinHandle,
+};
 
 use super::{
     kubefan::Kubefan,
@@ -21,6 +24,9 @@ pub(crate) struct Simulated {
     /// A directory for the test's files.
     pub(crate) dir: TempDir,
     serving: Option<JoinHandle<std::io::Result<()>>>,
+    /// While the server is off the network: it does not listen, so connections are refused, and
+    /// no one else gets its port.
+    reserved: Option<TcpSocket>,
 }
 
 impl Simulated {
@@ -40,7 +46,7 @@ impl Simulated {
         let sim = SimApiserver::new(options);
         let serving = Some(tokio::spawn(sim.clone().serve(listener, std::future::pending())));
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory is created");
-        Simulated { sim, addr, dir, serving }
+        Simulated { sim, addr, dir, serving, reserved: None }
     }
 
     /// Takes the server off the network: connections break, and new ones are refused.
@@ -49,12 +55,17 @@ impl Simulated {
             serving.abort();
             let _ = serving.await;
             self.sim.drop_connections();
+            let socket = TcpSocket::new_v4().expect("a socket is made");
+            socket.set_reuseaddr(true).expect("connections of the past may remain");
+            socket.bind(self.addr).expect("the port is still free");
+            self.reserved = Some(socket);
         }
     }
 
     /// Returns the server to the network, at the same address.
     pub(crate) async fn resume(&mut self) {
-        let listener = TcpListener::bind(self.addr).await.expect("the port is still free");
+        let socket = self.reserved.take().expect("the server is off the network");
+        let listener = socket.listen(1024).expect("the port is reserved");
         self.serving = Some(tokio::spawn(self.sim.clone().serve(listener, std::future::pending())));
     }
 
