@@ -135,7 +135,9 @@ async fn every_alert_fires_and_resolves_and_every_query_has_series() {
     let scenes: &[(&str, Run)] = scenes![
         access::audit_log,
         access::denied,
-        access::reviews,
+        access::grace,
+        access::reviews_of_access,
+        access::reviews_of_tokens,
         access::strict_audit_log,
         availability::not_ready,
         availability::restarts,
@@ -148,6 +150,7 @@ async fn every_alert_fires_and_resolves_and_every_query_has_series() {
         limits::certificate,
         limits::files,
         limits::connections,
+        limits::managed_certificate,
         limits::memory,
         peers::strangers,
         peers::transfers,

@@ -1,7 +1,11 @@
 //! Callers and the audit log: reviews that fail, denials, credentials that are not accepted, and a
 //! disk that is full. The apiserver is the real one, because it judges the callers.
 
-use std::{fs, os::unix::fs::symlink, path::PathBuf};
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+};
 
 use serde_json::json;
 
@@ -9,15 +13,22 @@ use super::scene::{OFTEN, Ongoing, Scene, asks, lively};
 use crate::harness::{
     apiserver::ApiServer,
     kubefan::Kubefan,
+    link::Link,
     rbac::{ServiceAccount, grant},
     simulated::Simulated,
 };
 
-/// kubefan with an account of its own, over TLS, with verdicts that count for a second.
-async fn reviewing(api: &ApiServer, namespace: &str) -> Kubefan {
+/// kubefan with an account of its own, over TLS, with verdicts that count for a second. The one
+/// about a token counts for `token_ttl`.
+async fn reviewing(api: &ApiServer, namespace: &str, token_ttl: &str) -> Kubefan {
     let own = ServiceAccount::create(api, namespace, "kubefan").await;
     own.may_read_pods().await;
     own.may_review().await;
+    reviewing_by(api, &own.kubeconfig().await, token_ttl).await
+}
+
+async fn reviewing_by(api: &ApiServer, kubeconfig: &Path, token_ttl: &str) -> Kubefan {
+    let token_ttl = format!("--authentication-token-webhook-cache-ttl={token_ttl}");
     let (cert, key) = api.server_certificate();
     let (cert, key) =
         (format!("--tls-cert-file={}", cert.display()), format!("--tls-private-key-file={}", key.display()));
@@ -25,11 +36,11 @@ async fn reviewing(api: &ApiServer, namespace: &str) -> Kubefan {
         "--authorization-mode=Webhook",
         "--resource=pods",
         "--authentication-skip-lookup",
-        "--authentication-token-webhook-cache-ttl=1s",
+        &token_ttl,
         "--authorization-webhook-cache-authorized-ttl=1s",
         "--authorization-webhook-cache-unauthorized-ttl=1s",
     ];
-    let kubefan = Kubefan::spawn(&own.kubeconfig().await, &[&args[..], &[&*cert, &*key]].concat()).await;
+    let kubefan = Kubefan::spawn(kubeconfig, &[&args[..], &[&*cert, &*key]].concat()).await;
     kubefan.ready().await;
     kubefan
 }
@@ -38,22 +49,27 @@ fn pods_of(kubefan: &Kubefan) -> String {
     format!("https://{}/api/v1/pods?resourceVersion=0", kubefan.grpc_addr)
 }
 
-/// The right to review is taken from kubefan's account.
-pub(super) async fn reviews(scene: Scene) {
+/// The right to review is taken from kubefan's account: the tokens of its callers are reviewed no
+/// more.
+pub(super) async fn reviews_of_tokens(scene: Scene) {
+    reviews(scene, "1s", "KubefanReviewsFailing{review=token}").await;
+}
+
+/// The same where tokens are known and only what they may read is asked.
+pub(super) async fn reviews_of_access(scene: Scene) {
+    reviews(scene, "1h", "KubefanReviewsFailing{review=access}").await;
+}
+
+async fn reviews(scene: Scene, token_ttl: &str, alert: &str) {
     let api = ApiServer::shared().await;
     let namespace = api.namespace("reviews").await;
-    let kubefan = reviewing(&api, &namespace).await;
+    let kubefan = reviewing(&api, &namespace, token_ttl).await;
     scene.scrape(&kubefan);
-    let caller = ServiceAccount::create(&api, &namespace, "caller").await;
-    let rules = json!([{ "apiGroups": [""], "resources": ["pods"], "verbs": ["list"] }]);
-    grant(&api, None, &format!("{namespace}-caller"), &rules, &caller.subject()).await;
-    let _known = asks(OFTEN, api.client_with_token(&caller.token().await), pods_of(&kubefan));
+    let _known = asks(OFTEN, api.client_with_token(&caller(&api, &namespace).await), pods_of(&kubefan));
     scene.sees("kubefan_authorization_attempts_total{JOB, result=\"allowed\"}", |count| count > 5.0).await;
     let binding = format!("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/{namespace}-reviews");
     api.delete(&binding).await;
-    let alerts = ["KubefanReviewsFailing{review=token}", "KubefanReviewsFailing{review=access}", "KubefanOutageGrace"];
-    let firing = scene.fired("kubefan's account lost `system:auth-delegator`", &alerts).await;
-    firing.scene().sees("kubefan_delegated_authn_request_total{JOB, result=\"forbidden\"}", |count| count > 0.0).await;
+    let firing = scene.fired("kubefan's account lost `system:auth-delegator`", &[alert]).await;
     let role =
         json!({ "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:auth-delegator" });
     let subject = json!({ "kind": "ServiceAccount", "name": "kubefan", "namespace": namespace });
@@ -62,11 +78,34 @@ pub(super) async fn reviews(scene: Scene) {
     firing.resolved("the ClusterRole bound again").await;
 }
 
+/// The apiserver goes away, and known callers keep their verdicts.
+pub(super) async fn grace(scene: Scene) {
+    let api = ApiServer::shared().await;
+    let namespace = api.namespace("grace").await;
+    let link = Link::to(api.addr()).await;
+    let kubefan = reviewing_by(&api, &api.kubeconfig_to(&format!("https://{}", link.addr)), "1s").await;
+    scene.scrape(&kubefan);
+    let _known = asks(OFTEN, api.client_with_token(&caller(&api, &namespace).await), pods_of(&kubefan));
+    scene.sees("kubefan_authorization_attempts_total{JOB, result=\"allowed\"}", |count| count > 5.0).await;
+    link.cut();
+    let firing = scene.fired("the apiserver cut off, under a known caller", &["KubefanOutageGrace"]).await;
+    link.mend();
+    firing.resolved("the apiserver is back").await;
+}
+
+/// The token of a caller that may list pods.
+async fn caller(api: &ApiServer, namespace: &str) -> String {
+    let caller = ServiceAccount::create(api, namespace, "caller").await;
+    let rules = json!([{ "apiGroups": [""], "resources": ["pods"], "verbs": ["list"] }]);
+    grant(api, None, &format!("{namespace}-caller"), &rules, &caller.subject()).await;
+    caller.token().await
+}
+
 /// A program lost its right, and another has a token that is none.
 pub(super) async fn denied(scene: Scene) {
     let api = ApiServer::shared().await;
     let namespace = api.namespace("denied").await;
-    let kubefan = reviewing(&api, &namespace).await;
+    let kubefan = reviewing(&api, &namespace, "1s").await;
     scene.scrape(&kubefan);
     let caller = ServiceAccount::create(&api, &namespace, "caller").await;
     let token = caller.token().await;

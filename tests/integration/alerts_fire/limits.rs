@@ -8,10 +8,11 @@ use std::{
 
 use kubefan_sim::apiserver::SimOptions;
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose};
+use serde_json::json;
 
 use super::scene::{OFTEN, Scene, asks, every, large, lively};
 use crate::{
-    harness::{kubefan::Kubefan, pki::Authority, rig::pods, simulated::Simulated},
+    harness::{apiserver::ApiServer, kubefan::Kubefan, pki::Authority, rig::pods, simulated::Simulated},
     memory_limit::unread,
 };
 
@@ -42,19 +43,45 @@ pub(super) async fn memory(scene: Scene) {
 /// More connections than nine tenths of the open files.
 pub(super) async fn files(scene: Scene) {
     let (simulated, _writing) = lively().await;
-    let shell = "ulimit -n 1024";
+    let shell = "ulimit -n 2048";
     let kubefan = Kubefan::spawn_after(&simulated.kubeconfig(), shell, &["--resource=pods", "--passthrough=off"]).await;
     kubefan.ready().await;
     scene.scrape(&kubefan);
     let mut clients = Vec::new();
-    for _ in 0..800 {
+    let own = kubefan.metric("process_open_fds").await.unwrap();
+    // More than eight tenths, and few enough for --connections-max, which leaves 200 files free.
+    for _ in 0..(1_700.0 - own) as usize {
         clients.push(unread(kubefan.grpc_addr.port(), "/api/v1/pods?watch=1&resourceVersion=0").await);
     }
     let firing = scene
-        .fired("800 watches, each on a connection of its own, and 1024 open files", &["KubefanOpenFilesNearLimit"])
+        .fired("1,700 of 2,048 open files, by watches on connections of their own", &["KubefanOpenFilesNearLimit"])
         .await;
     drop(clients);
     firing.resolved("the clients went to other replicas").await;
+}
+
+/// A ConfigMap for the managed CA that nobody has made.
+pub(super) async fn managed_certificate(scene: Scene) {
+    let api = ApiServer::shared().await;
+    let namespace = api.namespace("managed-alert").await;
+    let [secrets, maps] = ["secrets", "configmaps"].map(|kind| format!("/api/v1/namespaces/{namespace}/{kind}"));
+    let named = |name: &str| json!({ "metadata": { "name": name } });
+    api.create(&secrets, &named("kubefan-tls")).await;
+    let args = [
+        format!("--tls-managed-secret={namespace}/kubefan-tls"),
+        format!("--tls-managed-ca-config-maps={namespace}/kubefan-ca"),
+        "--tls-managed-dns-names=kubefan.test".to_owned(),
+        // Looks at both are that much more often.
+        "--tls-managed-ca-overlap=1m".to_owned(),
+        "--resource=pods".to_owned(),
+    ];
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let kubefan = Kubefan::spawn_as_given(&api.kubeconfig(), &args).await;
+    kubefan.ready().await;
+    scene.scrape(&kubefan);
+    let firing = scene.fired("a ConfigMap for the CA that does not exist", &["KubefanManagedCertificateFailing"]).await;
+    api.create(&maps, &named("kubefan-ca")).await;
+    firing.resolved("the ConfigMap created").await;
 }
 
 pub(super) async fn connections(scene: Scene) {
