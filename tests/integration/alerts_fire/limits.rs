@@ -60,7 +60,7 @@ pub(super) async fn files(scene: Scene) {
     firing.resolved("the clients went to other replicas").await;
 }
 
-/// A ConfigMap for the managed CA that nobody has made.
+/// The managed certificate, with a ConfigMap for its CA that does not exist.
 pub(super) async fn managed_certificate(scene: Scene) {
     let api = ApiServer::shared().await;
     let namespace = api.namespace("managed-alert").await;
