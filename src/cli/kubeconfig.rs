@@ -246,6 +246,7 @@ mod tests {
             "--server=https://kubefan:7443",
             "--certificate-authority",
             file.to_str().unwrap(),
+            "--tls-server-name=kubefan.kubefan.svc",
             "--token-file=/var/run/token",
             "--cluster=prod",
             "--context=through-kubefan",
@@ -257,6 +258,7 @@ mod tests {
             (config.clusters[0].name.as_str(), cluster.server.as_deref()),
             ("prod", Some("https://kubefan:7443"))
         );
+        assert_eq!(cluster.tls_server_name.as_deref(), Some("kubefan.kubefan.svc"));
         let inlined = STANDARD.decode(cluster.certificate_authority_data.unwrap()).unwrap();
         let inlined = String::from_utf8(inlined).unwrap();
         assert_eq!(inlined, certified.cert.pem().replace("\r\n", "\n"), "the certificate without the key");

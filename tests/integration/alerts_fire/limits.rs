@@ -40,7 +40,7 @@ pub(super) async fn memory(scene: Scene) {
     firing.resolved("a larger budget").await;
 }
 
-/// More connections than nine tenths of the open files.
+/// More open files than eight tenths of the limit.
 pub(super) async fn files(scene: Scene) {
     let (simulated, _writing) = lively().await;
     let shell = "ulimit -n 2048";
@@ -71,7 +71,7 @@ pub(super) async fn managed_certificate(scene: Scene) {
         format!("--tls-managed-secret={namespace}/kubefan-tls"),
         format!("--tls-managed-ca-config-maps={namespace}/kubefan-ca"),
         "--tls-managed-dns-names=kubefan.test".to_owned(),
-        // Looks at both are that much more often.
+        // The shorter it is, the more often kubefan looks at both.
         "--tls-managed-ca-overlap=1m".to_owned(),
         "--resource=pods".to_owned(),
     ];

@@ -103,10 +103,9 @@ pub(crate) async fn upstream_recording(
     mut end: tokio::sync::watch::Receiver<u64>,
     seconds: u32,
 ) -> Vec<Recorded> {
-    let mut events: Vec<Recorded> = Vec::new();
-    let last = |events: &[Recorded]| events.last().map_or(start, |event| version_of(&event.object));
+    let (mut events, mut last) = (Vec::new(), start);
     while *end.borrow() == u64::MAX {
-        let path = format!("{}&watch=true&resourceVersion={}", query.pods_path(), last(&events));
+        let path = format!("{}&watch=true&resourceVersion={last}&allowWatchBookmarks=true", query.pods_path());
         let mut response = api.client().get(format!("{}{path}", api.url())).send().await.unwrap();
         assert!(response.status().is_success(), "{path}: {}", response.status());
         let mut body = Vec::new();
@@ -122,14 +121,21 @@ pub(crate) async fn upstream_recording(
             body.extend_from_slice(&chunk);
             while let Some(length) = body.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = body.drain(..=length).collect();
+                last = version_in(&line);
                 events.extend(recorded(&line));
             }
         }
     }
     // Collects the events still in flight, and shows that there are no more.
-    let rest = format!("&resourceVersion={}&allowWatchBookmarks=true", last(&events));
+    let rest = format!("&resourceVersion={last}&allowWatchBookmarks=true");
     events.append(&mut upstream_watch(&api, &query, &rest, seconds).await);
     events
+}
+
+/// The version that one line of a watch reaches, of a bookmark too.
+fn version_in(line: &[u8]) -> u64 {
+    let line: Line<'_> = serde_json::from_slice(line).expect("a line of a watch is JSON");
+    version_of(line.object.get())
 }
 
 fn version_of(object: &str) -> u64 {

@@ -24,6 +24,8 @@ use crate::harness::{
     wait,
 };
 
+/// What a replica logs when it may move nothing.
+const STOPS: &str = "rebalancing stops";
 const SUBSCRIBERS: usize = 40;
 const WRITES_PER_SECOND: u32 = 20;
 /// Writes in the time in which the replicas compare themselves at least twice.
@@ -83,8 +85,11 @@ pub(super) async fn nothing_moves_while_callers_cannot_be_authorized() {
 
     replicas.start(1, &Release::This).await;
     replicas.says("rebalancing begins").await;
+    // It may have stopped for a moment before.
+    let stopped = replicas.logs().matches(STOPS).count();
     link.cut();
-    replicas.says("rebalancing stops").await;
+    let stops = || async { (replicas.logs().matches(STOPS).count() > stopped).then_some(()) };
+    wait::until("rebalancing to stop", OPEN_AT_MOST, stops).await;
     let (moved, written) = (replicas.moved().await, writer.written.lock().unwrap().len());
     wait::until("writes during the outage", OPEN_AT_MOST, || async {
         (writer.written.lock().unwrap().len() >= written + WRITES_IN_TWO_ROUNDS).then_some(())

@@ -234,4 +234,11 @@ mod tests {
         assert!(lookup("Name does not resolve"), "musl's");
         assert!(!lookup("Temporary failure in name resolution") && !lookup("Try again"));
     }
+
+    #[tokio::test]
+    async fn this_hosts_addresses_are_its_own_and_no_others() {
+        assert!(is_own(Ipv4Addr::LOCALHOST.into()).await);
+        // For documentation (RFC 5737), so no host has it.
+        assert!(!is_own(Ipv4Addr::new(192, 0, 2, 1).into()).await);
+    }
 }

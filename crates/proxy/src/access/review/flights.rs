@@ -14,8 +14,8 @@ use futures::{
 /// The answer that several wait for.
 pub(super) type Flight<T> = Shared<BoxFuture<'static, T>>;
 
-/// What is being asked, by key. It holds no more keys than there are callers that wait: an answer
-/// that nothing waits for is given up.
+/// What is being asked, by key. It holds no more keys than there are callers and tasks that wait:
+/// an answer that nothing waits for is given up.
 pub(super) struct Flights<K, T: Clone>(Arc<Mutex<State<K, T>>>);
 
 struct State<K, T: Clone> {
@@ -41,12 +41,12 @@ where
     K: Hash + Eq + Copy + Send + 'static,
     T: Clone + Send + Sync + 'static,
 {
-    /// The answer that is under way for this key; if there is none, `ask` is run. It continues as
-    /// long as at least one caller waits.
-    pub(super) fn join(&self, key: K, ask: impl Future<Output = T> + Send + 'static) -> Flight<T> {
+    /// The answer that is under way for this key; if there is none, `ask` is run, and `true` says
+    /// so. It continues as long as one waits for it.
+    pub(super) fn join(&self, key: K, ask: impl Future<Output = T> + Send + 'static) -> (Flight<T>, bool) {
         let mut state = lock(&self.0);
         if let Some(flight) = state.under_way.get(&key).and_then(|(_, flight)| flight.upgrade()) {
-            return flight;
+            return (flight, false);
         }
         state.last += 1;
         let landing = Landing { flights: self.0.clone(), key, number: state.last };
@@ -59,7 +59,7 @@ where
             let number = state.last;
             state.under_way.insert(key, (number, weak));
         }
-        flight
+        (flight, true)
     }
 }
 
@@ -102,7 +102,7 @@ mod tests {
         let (flights, asked) = (Arc::new(Flights::default()), Arc::new(AtomicUsize::new(0)));
         let join = |key| {
             let (flights, ask) = (flights.clone(), counting(&asked));
-            tokio::spawn(async move { flights.join(key, ask).await })
+            tokio::spawn(async move { flights.join(key, ask).0.await })
         };
         let (first, second, other) = (join(1), join(1), join(2));
         yield_now().await;
@@ -118,7 +118,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_answer_that_nothing_waits_for_is_given_up() {
         let (flights, asked) = (Flights::default(), Arc::new(AtomicUsize::new(0)));
-        assert!(tokio::time::timeout(SECOND / 2, flights.join(1, counting(&asked))).await.is_err());
+        assert!(tokio::time::timeout(SECOND / 2, flights.join(1, counting(&asked)).0).await.is_err());
         assert!(lock(&flights.0).under_way.is_empty());
         sleep(2 * SECOND).await;
         assert_eq!(asked.load(Ordering::Relaxed), 0);

@@ -127,33 +127,43 @@ where
         match self.shared.cache.get(&key) {
             Some(Kept::Fresh(verdict)) => return Ok(verdict),
             Some(Kept::InGrace(verdict)) if self.shared.is_away() => return Ok(self.shared.in_grace(verdict)),
-            Some(Kept::InGrace(verdict)) if self.shared.was_away() => {
-                let asked = self.ask(key, holder, review);
-                // The answer of one that is only slow must count for what comes next.
-                tokio::spawn(asked.clone());
-                return match timeout(RETURN_TIMEOUT, asked).await {
-                    Ok(verdict) => self.or_last(&key, verdict),
-                    Err(_) => {
-                        self.shared.note(true);
-                        Ok(self.shared.in_grace(verdict))
-                    }
-                };
-            }
+            Some(Kept::InGrace(_)) if self.shared.was_away() => return self.in_outage(key, holder, review).await,
             _ => {}
         }
         self.fresh(key, holder, review).await
     }
 
+    /// A new verdict if it comes soon, or the last one.
+    async fn in_outage(&self, key: K, holder: Holder, review: Review<V>) -> Result<V, ReviewError> {
+        let _wait = traces::wait(self.shared.metrics.kind);
+        let (asked, is_new) = self.ask(key, holder, review);
+        if is_new {
+            // The answer of one that is only slow must count for what comes next.
+            tokio::spawn(asked.clone());
+        }
+        let verdict = match timeout(RETURN_TIMEOUT, asked.clone()).await {
+            Ok(verdict) => verdict,
+            Err(_) if self.shared.is_still_away() => return self.last(&key),
+            // Another review has shown that the outage is over.
+            Err(_) => asked.await,
+        };
+        match verdict {
+            Err(ReviewError::Busy(_)) => self.last(&key),
+            verdict => self.or_last(&key, verdict),
+        }
+    }
+
     /// A new verdict, which replaces the one in the cache. In an outage the last one counts.
     pub async fn fresh(&self, key: K, holder: Holder, review: Review<V>) -> Result<V, ReviewError> {
         let wait = traces::wait(self.shared.metrics.kind);
-        let verdict = self.ask(key, holder, review).await;
+        let verdict = self.ask(key, holder, review).0.await;
         drop(wait);
         self.or_last(&key, verdict)
     }
 
-    /// The review that is under way for this key, or a new one, which keeps its verdict.
-    fn ask(&self, key: K, holder: Holder, review: Review<V>) -> Flight<Result<V, ReviewError>> {
+    /// The review that is under way for this key, or a new one, which keeps its verdict; and whether
+    /// it is new.
+    fn ask(&self, key: K, holder: Holder, review: Review<V>) -> (Flight<Result<V, ReviewError>>, bool) {
         let shared = self.shared.clone();
         self.flights.join(key, async move {
             let (verdict, fresh_for) = shared.ask(holder, review).await?;
@@ -206,9 +216,12 @@ impl<K, V> Shared<K, V> {
         self.away_at.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// Notes whether the apiserver could be asked now.
-    fn note(&self, is_outage: bool) {
-        *self.away_at.lock().unwrap_or_else(PoisonError::into_inner) = is_outage.then(Instant::now);
+    /// Whether no review has succeeded since the apiserver could not be asked. If so, it is not asked
+    /// again at once.
+    fn is_still_away(&self) -> bool {
+        let mut away_at = self.away_at.lock().unwrap_or_else(PoisonError::into_inner);
+        // An outage that is over must not come back.
+        away_at.as_mut().map(|at| *at = Instant::now()).is_some()
     }
 
     fn in_grace(&self, verdict: V) -> V {
@@ -221,7 +234,7 @@ impl<K, V> Shared<K, V> {
         let answer = review.await;
         self.metrics.answered(answer.as_ref().err().map(UpstreamError::reason));
         let is_outage = answer.as_ref().is_err_and(is_outage);
-        self.note(is_outage);
+        *self.away_at.lock().unwrap_or_else(PoisonError::into_inner) = is_outage.then(Instant::now);
         answer.map_err(|error| {
             tracing::warn!(%error, kind = self.metrics.kind, "the apiserver gave no verdict about a caller");
             if is_outage { ReviewError::Outage } else { ReviewError::Refused }

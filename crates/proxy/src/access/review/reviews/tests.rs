@@ -177,6 +177,21 @@ async fn the_answer_of_a_slow_apiserver_counts_when_it_comes() {
     assert_eq!(world.reviews.known(&1), Some(false));
 }
 
+/// Or else those whose verdicts are old would keep them although the apiserver answers.
+#[tokio::test(start_paused = true)]
+async fn an_outage_that_another_review_has_ended_does_not_come_back() {
+    let world = World::new();
+    assert_eq!((world.verdict(1).await, world.verdict(2).await), (Ok(true), Ok(true)));
+    world.answers(Err(unreachable()));
+    advance(FRESH).await;
+    assert_eq!(world.verdict(1).await, Ok(true));
+    advance(OUTAGE_PAUSE).await;
+    world.answers(Ok(false));
+    let (slow, fast) = tokio::join!(world.verdict_after(3 * SECOND, 1), world.verdict_after(SECOND / 2, 2));
+    assert_eq!((slow, fast), (Ok(false), Ok(false)), "both have the new verdict");
+    assert!(!world.reviews.is_away() && world.reviews.is_answered());
+}
+
 /// A replica without callers asks nothing more: it must not keep the others from rebalancing.
 #[tokio::test(start_paused = true)]
 async fn a_failure_counts_for_a_minute() {
