@@ -19,10 +19,11 @@ const ENOUGH: f64 = 1.03;
 const EXCESS_MIN: f64 = 2.0;
 /// The longest time between two decisions for which watches are moved.
 const ELAPSED_MAX: Duration = Duration::from_secs(5);
-/// After moving this part of its watches, and at least so many, a replica must have fewer.
+/// After moving this part of its watches, and at least so many, a replica must have less above its
+/// share. Its number of watches would not tell: in a rolling update clients of others come to all.
 const JUDGED_PART: f64 = 0.1;
 const JUDGED_MIN: f64 = 10.0;
-/// The part of the moved watches by which it must have fewer.
+/// The part of the moved watches by which it must have less.
 const EFFECT_MIN: f64 = 0.03;
 /// The pause if it has not: the first, and the longest.
 const PAUSE: Duration = Duration::from_secs(60);
@@ -45,6 +46,7 @@ pub(super) struct Balance {
 #[derive(Debug)]
 struct Round {
     watches_before: u64,
+    excess_before: f64,
     moved: u64,
 }
 
@@ -117,7 +119,7 @@ impl Balance {
             let may = self.paused_until.is_none_or(|until| now >= until);
             let begins = may && own as f64 > ABOVE_SHARE * share && excess >= EXCESS_MIN;
             return begins.then(|| {
-                self.round = Some(Round { watches_before: own, moved: 0 });
+                self.round = Some(Round { watches_before: own, excess_before: excess, moved: 0 });
                 Change::Begins
             });
         };
@@ -129,9 +131,8 @@ impl Balance {
         if moved < JUDGED_MIN.max(JUDGED_PART * round.watches_before as f64) {
             return None;
         }
-        let fewer = round.watches_before as f64 - own as f64;
-        if fewer >= EFFECT_MIN * moved {
-            *round = Round { watches_before: own, moved: 0 };
+        if round.excess_before - excess >= EFFECT_MIN * moved {
+            *round = Round { watches_before: own, excess_before: excess, moved: 0 };
             self.pause = Duration::ZERO;
             return None;
         }
@@ -207,6 +208,24 @@ mod tests {
         let decision = balance.decide(now + 100 * STEP, 100, Some(&[0]), Some(1));
         assert_eq!(decision.change, Some(Change::Begins));
         assert!(decision.watches <= 5, "at most for five seconds: {decision:?}");
+    }
+
+    /// In a rolling update all clients of a replica come to the others, as many as this one moves.
+    #[test]
+    fn arrivals_everywhere_do_not_hide_the_effect_of_moves() {
+        let (mut balance, mut now) = (Balance::new(1.0), Instant::now());
+        let mut counts = [2200_u64, 1100, 200];
+        let mut changes = Vec::new();
+        for _ in 0..12 {
+            let decision = balance.decide(now, counts[0], Some(&counts[1..]), Some(1));
+            changes.extend(decision.change);
+            balance.moved(decision.watches);
+            let back = decision.watches / 3;
+            counts = [counts[0] - decision.watches + back + 40, counts[1] + back + 40, counts[2] + back + 40];
+            now += STEP;
+        }
+        assert_eq!(changes, [Change::Begins], "{counts:?}");
+        assert!(counts[0] > 2200, "although it has more than before: {counts:?}");
     }
 
     /// Where a client goes that is asked to come back.
