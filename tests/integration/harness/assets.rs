@@ -1,5 +1,5 @@
-//! Provides the programs of Kubernetes for the tests: etcd, kube-apiserver, kubectl and helm, and
-//! for some tests kube-apiserver of other releases, kube-state-metrics and Prometheus. The
+//! Provides the programs of Kubernetes for the tests: etcd, kube-apiserver, kubectl, helm,
+//! kube-state-metrics and Prometheus, and for some tests kube-apiserver of other releases. The
 //! first use builds them from Go modules into `target/test-assets`, in directories named after the
 //! build inputs. A file lock makes test processes that start together build only once. A rename at
 //! the end of a build prevents the use of an incomplete build.
@@ -111,8 +111,8 @@ const PROMETHEUS: Module = Module {
         &["github.com/prometheus/prometheus/cmd/prometheus", "github.com/prometheus/prometheus/cmd/promtool"],
         Stamp::None,
     )],
-    // The tests name targets, so it needs none of the clients of clouds that would find them.
-    tags: "remove_all_sd",
+    // Of the clients that discover targets, the tests need only that of Kubernetes.
+    tags: "remove_all_sd,enable_kubernetes_sd",
     programs: &["prometheus", "promtool"],
 };
 /// The tag of the release before this source tree.
@@ -231,7 +231,7 @@ fn missing_in(module: &Module, dir: &Path) -> Option<&'static str> {
     module.programs.iter().copied().find(|name| !dir.join(name).is_file())
 }
 
-/// The build inputs. The name changes whenever the Go module changes.
+/// The build inputs. The name changes whenever the Go module or its build tags change.
 struct Recipe<'a> {
     module: &'a Module,
     /// Such as `1.35.4`.
@@ -258,6 +258,9 @@ impl Recipe<'_> {
             version.ok_or_else(|| format!("{}/go.mod does not require {}", module.directory, module.versioned))?;
         let mut hasher = DefaultHasher::new();
         (&go_mod, &go_sum).hash(&mut hasher);
+        if !module.tags.is_empty() {
+            module.tags.hash(&mut hasher);
+        }
         let name = format!("{}-{version}-{:08x}", module.name, hasher.finish() as u32);
         Ok(Recipe { module, version, name })
     }

@@ -1,0 +1,80 @@
+//! The requests that an apiserver received, by who sent them.
+
+use super::Server;
+use crate::{
+    harness::audit::Request,
+    quiet::{Table, upstream_requests::KUBEFAN},
+};
+
+pub(super) const COLUMNS: [&str; 10] =
+    ["when", "copies, each way", "lines, equal", "from", "lists", "watches", "gets", "writes", "reviews", "all"];
+
+/// The requests so far.
+pub(super) struct Counts {
+    /// Of the copies that read from the apiserver.
+    pub(super) direct: Requests,
+    /// Of the copies that read through kubefan, passed on by it.
+    pub(super) passed_on: Requests,
+    /// Of kubefan itself.
+    pub(super) own: Requests,
+}
+
+/// Requests by verb.
+#[derive(Default)]
+pub(super) struct Requests {
+    pub(super) lists: usize,
+    pub(super) watches: usize,
+    pub(super) gets: usize,
+    pub(super) writes: usize,
+    /// Of callers: their tokens and rights.
+    pub(super) reviews: usize,
+    /// Lists and watches that asked for a whole state.
+    states: usize,
+}
+
+impl Counts {
+    pub(super) fn of(requests: &[Request], direct: &Server, through: &Server) -> Counts {
+        let sent_by = |user: String| Requests::of(requests.iter().filter(move |request| request.user == user));
+        let own = requests.iter().filter(|request| request.agent.starts_with(KUBEFAN));
+        Counts { direct: sent_by(direct.user()), passed_on: sent_by(through.user()), own: Requests::of(own) }
+    }
+
+    pub(super) fn rows(&self, table: &mut Table, when: &str, copies: usize, lines: usize) {
+        let rows = [("direct", &self.direct), ("through kubefan", &self.passed_on), ("kubefan itself", &self.own)];
+        for (from, Requests { lists, watches, gets, writes, reviews, .. }) in rows {
+            let all = lists + watches + gets + writes + reviews;
+            table.row(&[&when, &copies, &lines, &from, lists, watches, gets, writes, reviews, &all]);
+        }
+    }
+
+    /// Asserts that nothing that a copy lists or watches through kubefan reached the apiserver, and
+    /// that only the direct copies among those that joined since `before` asked for their state.
+    #[track_caller]
+    pub(super) fn assert_only_direct_copies_cost(&self, before: &Counts) {
+        assert_eq!(self.passed_on.lists_and_watches(), 0, "lists and watches that kubefan passed on");
+        assert_eq!(self.own.states, before.own.states, "states that kubefan asked for, for more copies");
+        let (joined, all) = (before.direct.lists_and_watches(), self.direct.lists_and_watches());
+        assert!(all >= 2 * joined, "the direct copies: {joined} lists and watches of one, {all} of all");
+    }
+}
+
+impl Requests {
+    fn of<'a>(requests: impl Iterator<Item = &'a Request>) -> Requests {
+        let mut counts = Requests::default();
+        for request in requests {
+            counts.states += usize::from(request.requests_full_state() && !request.is_exact());
+            match request.verb.as_str() {
+                "list" => counts.lists += 1,
+                "watch" => counts.watches += 1,
+                "get" => counts.gets += 1,
+                _ if request.uri.contains("reviews") => counts.reviews += 1,
+                _ => counts.writes += 1,
+            }
+        }
+        counts
+    }
+
+    pub(super) fn lists_and_watches(&self) -> usize {
+        self.lists + self.watches
+    }
+}
