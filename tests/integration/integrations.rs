@@ -132,7 +132,7 @@ impl Server {
 }
 
 /// A running copy of a program.
-trait Copy {
+trait Program {
     /// What it shows now; `None` if it has not started yet.
     async fn view(&self) -> Option<View>;
 
@@ -144,12 +144,13 @@ trait Copy {
 }
 
 /// Compares copies of a program at the three times. `kinds` are the kinds of objects that it shows.
-async fn compare<C: Copy>(
+/// Returns the requests before and after more copies joined.
+async fn compare<C: Program>(
     program: &str,
     setting: &mut Setting,
     kinds: &[&str],
     start: impl AsyncFn(&Setting, &Server) -> C,
-) {
+) -> [Counts; 2] {
     let title = format!("{program}: requests at the apiserver, and lines that it shows");
     let mut table = Table::new(title, &counts::COLUMNS);
     let mut copies = [vec![start(setting, &setting.direct).await], vec![start(setting, &setting.through).await]];
@@ -169,12 +170,13 @@ async fn compare<C: Copy>(
     let all = setting.counts();
     all.rows(&mut table, "more copies started", COPIES, lines);
     println!("{table}");
-    all.assert_only_direct_copies_cost(&one);
+    all.assert_only_direct_copies_cost(&one, &[]);
+    [one, all]
 }
 
 /// Waits until all copies show the same, with the last change of each object. Returns the number of
 /// lines.
-async fn settle<C: Copy>(setting: &Setting, kinds: &[&str], copies: &[Vec<C>; 2]) -> usize {
+async fn settle<C: Program>(setting: &Setting, kinds: &[&str], copies: &[Vec<C>; 2]) -> usize {
     let wanted = setting.world.marks(kinds);
     let equal = wait::try_until(SETTLED_AT_MOST, || async {
         let views = views(copies).await.into_iter().collect::<Option<Vec<_>>>()?;
@@ -199,7 +201,7 @@ async fn settle<C: Copy>(setting: &Setting, kinds: &[&str], copies: &[Vec<C>; 2]
     panic!("the copies do not show the same");
 }
 
-async fn views<C: Copy>(copies: &[Vec<C>; 2]) -> Vec<Option<View>> {
+async fn views<C: Program>(copies: &[Vec<C>; 2]) -> Vec<Option<View>> {
     let mut views = Vec::new();
     for copy in copies.iter().flatten() {
         views.push(copy.view().await);

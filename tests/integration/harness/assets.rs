@@ -1,5 +1,6 @@
 //! Provides the programs of Kubernetes for the tests: etcd, kube-apiserver, kubectl, helm,
-//! kube-state-metrics and Prometheus, and for some tests kube-apiserver of other releases. The
+//! kube-state-metrics, Prometheus and an operator, and for some tests kube-apiserver of other
+//! releases. The
 //! first use builds them from Go modules into `target/test-assets`, in directories named after the
 //! build inputs. A file lock makes test processes that start together build only once. A rename at
 //! the end of a build prevents the use of an incomplete build.
@@ -92,6 +93,15 @@ const STATE_METRICS: Module = Module {
     tags: "",
     programs: &["kube-state-metrics"],
 };
+const OPERATOR: Module = Module {
+    directory: concat!(env!("CARGO_MANIFEST_DIR"), "/tests/operator"),
+    name: "operator",
+    given: "operator",
+    versioned: "sigs.k8s.io/controller-runtime",
+    builds: &[("operator", &["."], Stamp::None)],
+    tags: "",
+    programs: &["operator"],
+};
 const HELM: Module = Module {
     directory: concat!(env!("CARGO_MANIFEST_DIR"), "/tests/helm"),
     name: "helm",
@@ -179,6 +189,16 @@ pub(crate) fn kubefan_before() -> PathBuf {
     binary
 }
 
+/// Builds the programs of the tests in `integrations`, or finds them.
+pub(crate) fn integrations() -> Result<(), String> {
+    [&PROMETHEUS, &STATE_METRICS, &OPERATOR].into_iter().try_for_each(|module| find_or_build(module).map(drop))
+}
+
+/// The operator in `tests/operator`.
+pub(crate) fn operator() -> PathBuf {
+    extra(&OPERATOR)
+}
+
 /// kube-state-metrics.
 pub(crate) fn kube_state_metrics() -> PathBuf {
     extra(&STATE_METRICS)
@@ -231,7 +251,7 @@ fn missing_in(module: &Module, dir: &Path) -> Option<&'static str> {
     module.programs.iter().copied().find(|name| !dir.join(name).is_file())
 }
 
-/// The build inputs. The name changes whenever the Go module or its build tags change.
+/// The build inputs. The name changes whenever the Go module, its sources or its build tags change.
 struct Recipe<'a> {
     module: &'a Module,
     /// Such as `1.35.4`.
@@ -260,6 +280,9 @@ impl Recipe<'_> {
         (&go_mod, &go_sum).hash(&mut hasher);
         if !module.tags.is_empty() {
             module.tags.hash(&mut hasher);
+        }
+        for source in sources(module.directory)? {
+            source.hash(&mut hasher);
         }
         let name = format!("{}-{version}-{:08x}", module.name, hasher.finish() as u32);
         Ok(Recipe { module, version, name })
@@ -305,6 +328,16 @@ impl Recipe<'_> {
             self.version
         )
     }
+}
+
+/// The texts of the Go files in a directory, by name. Most modules have none, only requirements.
+fn sources(directory: &str) -> Result<Vec<String>, String> {
+    let failed = |error: io::Error| format!("cannot read the Go files in {directory}: {error}");
+    let entries = fs::read_dir(directory).map_err(failed)?;
+    let mut files: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "go"));
+    files.sort();
+    files.iter().map(fs::read_to_string).collect::<Result<_, _>>().map_err(failed)
 }
 
 fn go_build(

@@ -34,6 +34,8 @@ const PAGE: &str = "kopf.md";
 const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/kopf");
 const GROUP: &str = "integrations.example.com";
 const SHARED: &str = "shared";
+/// The ConfigMap that exists before the operators.
+const FIRST: &str = "first";
 /// Number of ConfigMaps, and of widgets.
 const OBJECTS: usize = 25;
 /// Number of times that each of them changes.
@@ -54,15 +56,17 @@ async fn kopf_makes_the_same_calls_through_kubefan() {
     for namespace in [SHARED, &own(servers[0]), &own(servers[1])] {
         api.create("/api/v1/namespaces", &json!({ "metadata": { "name": namespace } })).await;
     }
+    let first = json!({ "metadata": { "name": FIRST }, "data": { "change": FIRST } });
+    api.create(&format!("/api/v1/namespaces/{SHARED}/configmaps"), &first).await;
     let columns = counts::COLUMNS;
     let mut table = Table::new("kopf: requests at the apiserver, and handler calls of each operator", &columns);
 
     let mut operators = servers.map(|server| vec![Operator::start(&python, &setting, server, &own(server))]);
-    // What an operator has when it starts comes with calls of their own kind. It has nothing.
-    stores_are(&operators, &BTreeMap::new()).await;
-    setting.counts().rows(&mut table, "started", 1, 0);
+    // Once it has this one, it watches, and every further change is an event.
+    let mut store = BTreeMap::from([(FIRST.to_owned(), json!([FIRST]))]);
+    stores_are(&operators, &store).await;
+    setting.counts().rows(&mut table, "started", 1, 1);
 
-    let mut store = BTreeMap::new();
     for round in 0..ROUNDS {
         for object in 0..OBJECTS {
             change(api, &format!("/api/v1/namespaces/{SHARED}/configmaps"), "data", object, round).await;
@@ -76,16 +80,16 @@ async fn kopf_makes_the_same_calls_through_kubefan() {
             };
         }
         for operator in operators.iter().flatten() {
-            operator.called(2 * OBJECTS * (round + 1)).await;
+            operator.called(1 + 2 * OBJECTS * (round + 1)).await;
         }
     }
     let [direct, through] = operators.each_ref().map(|operators| operators[0].calls());
     // Events, creations and changes of all, and the deletions of some.
-    assert_eq!(direct.len(), 3 * OBJECTS + OBJECTS.div_ceil(2), "{:?}", direct.keys());
+    assert_eq!(direct.len(), 1 + 3 * OBJECTS + OBJECTS.div_ceil(2), "{:?}", direct.keys());
     assert_eq!(direct, through);
     stores_are(&operators, &store).await;
     let one = setting.counts();
-    one.rows(&mut table, &format!("after {CHANGES} changes"), 1, 2 * OBJECTS * ROUNDS);
+    one.rows(&mut table, &format!("after {CHANGES} changes"), 1, 1 + 2 * OBJECTS * ROUNDS);
 
     // More copies would handle the same widgets, so these have none.
     for _ in 1..COPIES {
@@ -95,9 +99,10 @@ async fn kopf_makes_the_same_calls_through_kubefan() {
     }
     stores_are(&operators, &store).await;
     let all = setting.counts();
-    all.rows(&mut table, "more copies started", COPIES, 2 * OBJECTS * ROUNDS);
+    all.rows(&mut table, "more copies started", COPIES, 1 + 2 * OBJECTS * ROUNDS);
     println!("{table}");
-    all.assert_only_direct_copies_cost(&one);
+    // kopf lists the namespaces without a version, when it starts with `--namespace`.
+    all.assert_only_direct_copies_cost(&one, &["/api/v1/namespaces"]);
 }
 
 fn own(server: &Server) -> String {

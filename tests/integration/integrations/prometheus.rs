@@ -1,10 +1,10 @@
 //! Prometheus discovers targets of all roles that read objects of their own.
 
-use super::{Copy, Server, Setting, View, compare, pages};
+use super::{Program, Server, Setting, View, compare, pages};
 use crate::harness::{Test, prometheus::Prometheus, tests};
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: prometheus_discovers_the_same_targets_through_kubefan;
+    programs: prometheus_discovers_the_same_targets_through_kubefan;
 };
 
 const PAGE: &str = "prometheus.md";
@@ -30,7 +30,7 @@ impl Prometheus {
     }
 }
 
-impl Copy for Prometheus {
+impl Program for Prometheus {
     async fn view(&self) -> Option<View> {
         Some(self.dropped_targets().await.iter().map(ToString::to_string).collect())
     }

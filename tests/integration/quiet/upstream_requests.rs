@@ -78,7 +78,7 @@ impl UpstreamRequests {
 pub(crate) const APART: &str = "identity / discovery / schema / self-check / other gets";
 
 impl Request {
-    pub(crate) fn is_exact(&self) -> bool {
+    fn is_exact(&self) -> bool {
         self.uri.contains("resourceVersionMatch=Exact")
     }
 }
