@@ -31,7 +31,8 @@ def configure(settings: kopf.OperatorSettings, **_):
 
 
 def called(handler, name, what):
-    print(json.dumps({"handler": handler, "name": name, "what": what}), flush=True)
+    # Handlers run in threads, and `print` writes a line in two parts.
+    os.write(1, (json.dumps({"handler": handler, "name": name, "what": what}) + "\n").encode())
 
 
 @kopf.on.event("configmaps")

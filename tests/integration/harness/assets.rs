@@ -98,7 +98,7 @@ const OPERATOR: Module = Module {
     name: "operator",
     given: "operator",
     versioned: "sigs.k8s.io/controller-runtime",
-    builds: &[("operator", &["."], Stamp::None)],
+    builds: &[("operator", &["kubefan/tests/operator"], Stamp::None)],
     tags: "",
     programs: &["operator"],
 };

@@ -72,8 +72,8 @@ pub(crate) fn soak_seconds() -> u64 {
 pub(crate) enum Needs {
     /// etcd, kube-apiserver and kubectl, built from source or supplied by the user.
     ApiServer,
-    /// The same, and the programs of [`assets::integrations`]. Building them does not count as time of
-    /// the test either.
+    /// The same, and the programs of [`assets::integrations`]. Building them does not count as time
+    /// of the test either.
     ApiServerAndPrograms,
     /// etcd, kube-apiserver and kubectl, and python3 with its `venv` module.
     ApiServerAndPython,
@@ -95,8 +95,8 @@ pub(crate) struct Test {
     pub(crate) run: fn() -> Pin<Box<dyn Future<Output = ()>>>,
 }
 
-/// Lists the tests of a file by requirement: `apiserver:`, `programs:`, `full:`, `python:`, `local:`
-/// and `paused:`, in this order. Each group is optional and ends with a semicolon.
+/// Lists the tests of a file by requirement: `apiserver:`, `programs:`, `full:`, `python:`,
+/// `local:` and `paused:`, in this order. Each group is optional and ends with a semicolon.
 macro_rules! tests {
     ($(apiserver: $($real:ident),+ $(,)?;)? $(programs: $($programs:ident),+ $(,)?;)? $(full: $($full:ident),+ $(,)?;)? $(python: $($python:ident),+ $(,)?;)? $(local: $($local:ident),+ $(,)?;)?
      $(paused: $($paused:ident),+ $(,)?;)?) => {

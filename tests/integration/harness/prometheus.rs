@@ -42,17 +42,19 @@ impl Prometheus {
             "rule_files": ["rules.yaml"],
             "scrape_configs": jobs.collect::<Vec<_>>(),
         });
-        Prometheus::start_with(&config.to_string(), rules).await
+        Prometheus::start_with(&config.to_string(), rules, &[]).await
     }
 
-    /// Starts one with a configuration, which may name the file `rules.yaml` with these rules.
-    pub(crate) async fn start_with(config: &str, rules: &str) -> Prometheus {
+    /// Starts one with a configuration, which may name the file `rules.yaml` with these rules, and
+    /// with environment variables.
+    pub(crate) async fn start_with(config: &str, rules: &str, variables: &[(String, String)]) -> Prometheus {
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let path = |name: &str| -> PathBuf { dir.path().join(name) };
         fs::write(path("prometheus.yaml"), config).unwrap();
         fs::write(path("rules.yaml"), rules).unwrap();
         let address = format!("127.0.0.1:{}", free_port());
         let mut command = Command::new(assets::prometheus().join("prometheus"));
+        command.envs(variables.iter().cloned());
         command.args([
             format!("--config.file={}", path("prometheus.yaml").display()),
             format!("--storage.tsdb.path={}", path("data").display()),

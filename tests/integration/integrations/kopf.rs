@@ -1,5 +1,6 @@
-//! An operator with kopf, in tests/kopf. In a shared namespace it follows ConfigMaps; in a namespace
-//! of its own it handles widgets, to which kopf writes finalizers, annotations and results.
+//! An operator with kopf, in tests/kopf. In a shared namespace it follows ConfigMaps; in a
+//! namespace of its own it handles widgets, to which kopf writes finalizers, annotations and
+//! results.
 //!
 //! kopf handles the latest state of an object, so changes in quick succession may become one call.
 //! The test changes an object again only after the last change was handled: then both operators

@@ -13,11 +13,13 @@ const ROLES: [&str; 5] = ["pod", "service", "endpointslice", "node", "ingress"];
 
 async fn prometheus_discovers_the_same_targets_through_kubefan() {
     let mut setting = Setting::start(PAGE).await;
-    compare("Prometheus", &mut setting, &ROLES, Prometheus::of).await;
+    let [one, all] = compare("Prometheus", &mut setting, &ROLES, Prometheus::of).await;
+    all.assert_nothing_was_proved(&one);
 }
 
 impl Prometheus {
-    /// One with the page's job, for each role. Relabeling drops every target, so none is scraped.
+    /// One with the page's environment, and its job for each role. Relabeling drops every target,
+    /// so none is scraped.
     async fn of(_: &Setting, server: &Server) -> Prometheus {
         let (page, _) = pages::yaml(PAGE, "scrape_configs");
         let (head, job) = page.split_once("\n- job_name: pods\n").expect("the page has a job");
@@ -26,7 +28,12 @@ impl Prometheus {
             format!("\n- job_name: {role}\n  relabel_configs: [{{ action: drop }}]\n{job}")
         });
         let config = server.configured(&(head.to_owned() + &jobs.concat()));
-        Prometheus::start_with(&config, "").await
+        let (_, container) = pages::yaml(PAGE, "env");
+        let variables = container["env"].as_array().unwrap().iter().map(|variable| {
+            let text = |key: &str| variable[key].as_str().unwrap().to_owned();
+            (text("name"), text("value"))
+        });
+        Prometheus::start_with(&config, "", &variables.collect::<Vec<_>>()).await
     }
 }
 
