@@ -116,7 +116,7 @@ fn name_of(object: usize) -> String {
 
 /// Every other object is deleted at the end.
 fn is_deletion(object: usize, round: usize) -> bool {
-    round == ROUNDS - 1 && object % 2 == 0
+    round == ROUNDS - 1 && object.is_multiple_of(2)
 }
 
 async fn change(api: &ApiServer, collection: &str, field: &str, object: usize, round: usize) {
