@@ -79,9 +79,11 @@ struct Documented {
 
 fn documented() -> Vec<Documented> {
     let mut files = vec!["README.md".to_owned(), "CONTRIBUTING.md".to_owned()];
-    let pages = fs::read_dir(Path::new(ROOT).join("docs")).unwrap();
-    let pages = pages.map(|page| format!("docs/{}", page.unwrap().file_name().to_string_lossy()));
-    files.extend(pages.filter(|page| page.ends_with(".md")));
+    for folder in ["docs", "docs/integrations"] {
+        let pages = fs::read_dir(Path::new(ROOT).join(folder)).unwrap();
+        let pages = pages.map(|page| format!("{folder}/{}", page.unwrap().file_name().to_string_lossy()));
+        files.extend(pages.filter(|page| page.ends_with(".md")));
+    }
     files.iter().flat_map(|file| commands(file, &fs::read_to_string(Path::new(ROOT).join(file)).unwrap())).collect()
 }
 

@@ -171,8 +171,12 @@ impl ApiServer {
     /// The administrator's kubeconfig, by token, for another server with
     /// [`Self::server_certificate`].
     pub(crate) fn kubeconfig_to(&self, server: &str) -> PathBuf {
-        let name = self.unique("elsewhere");
-        self.plane.write_kubeconfig_to(server, &name, &format!("{{ token: {} }}", token_of(ADMIN)))
+        self.kubeconfig_to_with_token(server, &token_of(ADMIN))
+    }
+
+    /// Like [`Self::kubeconfig_to`], with any bearer token.
+    pub(crate) fn kubeconfig_to_with_token(&self, server: &str, token: &str) -> PathBuf {
+        self.plane.write_kubeconfig_to(server, &self.unique("elsewhere"), &format!("{{ token: {token} }}"))
     }
 
     /// A kubeconfig with a client certificate for this user and group.

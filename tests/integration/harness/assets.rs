@@ -1,5 +1,6 @@
-//! Provides the programs of Kubernetes for the tests: etcd, kube-apiserver, kubectl and helm, and
-//! for some tests kube-apiserver of other releases, kube-state-metrics and Prometheus. The
+//! Provides the programs of Kubernetes for the tests: etcd, kube-apiserver, kubectl, helm,
+//! kube-state-metrics, Prometheus and an operator, and for some tests kube-apiserver of other
+//! releases. The
 //! first use builds them from Go modules into `target/test-assets`, in directories named after the
 //! build inputs. A file lock makes test processes that start together build only once. A rename at
 //! the end of a build prevents the use of an incomplete build.
@@ -92,6 +93,15 @@ const STATE_METRICS: Module = Module {
     tags: "",
     programs: &["kube-state-metrics"],
 };
+const OPERATOR: Module = Module {
+    directory: concat!(env!("CARGO_MANIFEST_DIR"), "/tests/operator"),
+    name: "operator",
+    given: "operator",
+    versioned: "sigs.k8s.io/controller-runtime",
+    builds: &[("operator", &["kubefan/tests/operator"], Stamp::None)],
+    tags: "",
+    programs: &["operator"],
+};
 const HELM: Module = Module {
     directory: concat!(env!("CARGO_MANIFEST_DIR"), "/tests/helm"),
     name: "helm",
@@ -111,8 +121,8 @@ const PROMETHEUS: Module = Module {
         &["github.com/prometheus/prometheus/cmd/prometheus", "github.com/prometheus/prometheus/cmd/promtool"],
         Stamp::None,
     )],
-    // The tests name targets, so it needs none of the clients of clouds that would find them.
-    tags: "remove_all_sd",
+    // Of the clients that discover targets, the tests need only that of Kubernetes.
+    tags: "remove_all_sd,enable_kubernetes_sd",
     programs: &["prometheus", "promtool"],
 };
 /// The tag of the release before this source tree.
@@ -179,6 +189,16 @@ pub(crate) fn kubefan_before() -> PathBuf {
     binary
 }
 
+/// Builds the programs of the tests in `integrations`, or finds them.
+pub(crate) fn integrations() -> Result<(), String> {
+    [&PROMETHEUS, &STATE_METRICS, &OPERATOR].into_iter().try_for_each(|module| find_or_build(module).map(drop))
+}
+
+/// The operator in `tests/operator`.
+pub(crate) fn operator() -> PathBuf {
+    extra(&OPERATOR)
+}
+
 /// kube-state-metrics.
 pub(crate) fn kube_state_metrics() -> PathBuf {
     extra(&STATE_METRICS)
@@ -231,7 +251,7 @@ fn missing_in(module: &Module, dir: &Path) -> Option<&'static str> {
     module.programs.iter().copied().find(|name| !dir.join(name).is_file())
 }
 
-/// The build inputs. The name changes whenever the Go module changes.
+/// The build inputs. The name changes whenever the Go module, its sources or its build tags change.
 struct Recipe<'a> {
     module: &'a Module,
     /// Such as `1.35.4`.
@@ -258,6 +278,12 @@ impl Recipe<'_> {
             version.ok_or_else(|| format!("{}/go.mod does not require {}", module.directory, module.versioned))?;
         let mut hasher = DefaultHasher::new();
         (&go_mod, &go_sum).hash(&mut hasher);
+        if !module.tags.is_empty() {
+            module.tags.hash(&mut hasher);
+        }
+        for source in sources(module.directory)? {
+            source.hash(&mut hasher);
+        }
         let name = format!("{}-{version}-{:08x}", module.name, hasher.finish() as u32);
         Ok(Recipe { module, version, name })
     }
@@ -302,6 +328,16 @@ impl Recipe<'_> {
             self.version
         )
     }
+}
+
+/// The texts of the Go files in a directory, by name. Most modules have none, only requirements.
+fn sources(directory: &str) -> Result<Vec<String>, String> {
+    let failed = |error: io::Error| format!("cannot read the Go files in {directory}: {error}");
+    let entries = fs::read_dir(directory).map_err(failed)?;
+    let mut files: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "go"));
+    files.sort();
+    files.iter().map(fs::read_to_string).collect::<Result<_, _>>().map_err(failed)
 }
 
 fn go_build(

@@ -19,16 +19,22 @@ const READS_POLICY: &str = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStage
                             - { level: Metadata, verbs: [get, list, watch] }\n\
                             - { level: None }\n";
 
+/// Logs every request.
+const ALL_POLICY: &str = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n\
+                          - { level: Metadata }\n";
+
 /// The audit log of a control plane.
 pub(crate) struct Audit {
     directory: TempDir,
 }
 
-/// A request that reads.
+/// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
-    /// `list` or `watch`.
+    /// `list`, `watch`, `create` and so on.
     pub(crate) verb: String,
+    /// The name of the user that sent it.
+    pub(crate) user: String,
     /// Path and query.
     pub(crate) uri: String,
     /// The `User-Agent`.
@@ -43,9 +49,9 @@ impl Request {
     /// version after a watch ends.
     pub(crate) fn requests_full_state(&self) -> bool {
         match self.verb.as_str() {
-            "get" => false,
             "list" => !self.uri.contains("continue=") && !self.uri.contains("fieldSelector=metadata.name%3D"),
-            _ => self.uri.contains("sendInitialEvents=true"),
+            "watch" => self.uri.contains("sendInitialEvents=true"),
+            _ => false,
         }
     }
 }
@@ -59,6 +65,11 @@ impl Audit {
     /// Creates an empty audit log of all reads.
     pub(crate) fn of_reads() -> Audit {
         Audit::with(READS_POLICY)
+    }
+
+    /// Creates an empty audit log of all requests.
+    pub(crate) fn of_all() -> Audit {
+        Audit::with(ALL_POLICY)
     }
 
     fn with(policy: &str) -> Audit {
@@ -94,7 +105,8 @@ impl Audit {
             if text("userAgent").starts_with(user_agent) {
                 let code = entry["responseStatus"]["code"].as_u64().unwrap_or_default();
                 let agent = text("userAgent");
-                let request = Request { verb: text("verb"), uri: text("requestURI"), agent, code };
+                let user = entry["user"]["username"].as_str().unwrap_or_default().to_owned();
+                let request = Request { verb: text("verb"), user, uri: text("requestURI"), agent, code };
                 requests.entry(text("auditID")).or_insert((at, request));
             }
         }

@@ -72,7 +72,10 @@ pub(crate) fn soak_seconds() -> u64 {
 pub(crate) enum Needs {
     /// etcd, kube-apiserver and kubectl, built from source or supplied by the user.
     ApiServer,
-    /// The same, and python3 with its `venv` module.
+    /// The same, and the programs of [`assets::integrations`]. Building them does not count as time
+    /// of the test either.
+    ApiServerAndPrograms,
+    /// etcd, kube-apiserver and kubectl, and python3 with its `venv` module.
     ApiServerAndPython,
     /// The same, and minutes: programs that only this test builds, or a size without which the test
     /// shows nothing. It runs with `KUBEFAN_TEST_SCALE=full`.
@@ -92,13 +95,14 @@ pub(crate) struct Test {
     pub(crate) run: fn() -> Pin<Box<dyn Future<Output = ()>>>,
 }
 
-/// Lists the tests of a file by requirement: `apiserver:`, `full:`, `python:`, `local:` and
-/// `paused:`, in this order. Each group is optional and ends with a semicolon.
+/// Lists the tests of a file by requirement: `apiserver:`, `programs:`, `full:`, `python:`,
+/// `local:` and `paused:`, in this order. Each group is optional and ends with a semicolon.
 macro_rules! tests {
-    ($(apiserver: $($real:ident),+ $(,)?;)? $(full: $($full:ident),+ $(,)?;)? $(python: $($python:ident),+ $(,)?;)? $(local: $($local:ident),+ $(,)?;)?
+    ($(apiserver: $($real:ident),+ $(,)?;)? $(programs: $($programs:ident),+ $(,)?;)? $(full: $($full:ident),+ $(,)?;)? $(python: $($python:ident),+ $(,)?;)? $(local: $($local:ident),+ $(,)?;)?
      $(paused: $($paused:ident),+ $(,)?;)?) => {
         &[
             $($($crate::harness::tests!(@one $real ApiServer),)+)?
+            $($($crate::harness::tests!(@one $programs ApiServerAndPrograms),)+)?
             $($($crate::harness::tests!(@one $full ApiServerAtFullScale),)+)?
             $($($crate::harness::tests!(@one $python ApiServerAndPython),)+)?
             $($($crate::harness::tests!(@one $local Nothing),)+)?
@@ -131,7 +135,9 @@ fn trial(test: Test, skip_apiserver: bool) -> Trial {
     let name = test.name.trim_start_matches("integration::");
     let trial = Trial::test(name, move || block_on(test));
     match test.needs {
-        Needs::ApiServer => trial.with_kind("apiserver").with_ignored_flag(skip_apiserver),
+        Needs::ApiServer | Needs::ApiServerAndPrograms => {
+            trial.with_kind("apiserver").with_ignored_flag(skip_apiserver)
+        }
         Needs::ApiServerAtFullScale => {
             trial.with_kind("apiserver").with_ignored_flag(skip_apiserver || !is_full_scale())
         }
@@ -156,6 +162,9 @@ fn has_python() -> bool {
 fn block_on(test: Test) -> Result<(), Failed> {
     if !matches!(test.needs, Needs::Nothing | Needs::PausedTime) {
         assets::get()?;
+    }
+    if test.needs == Needs::ApiServerAndPrograms {
+        assets::integrations()?;
     }
     use tokio::runtime::Builder;
     let paused = test.needs == Needs::PausedTime;

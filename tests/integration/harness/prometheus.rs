@@ -30,8 +30,6 @@ pub(crate) struct Prometheus {
 impl Prometheus {
     /// Starts one with these rules, a text in YAML, and waits until it is ready.
     pub(crate) async fn start(rules: &str, targets: &[Target]) -> Prometheus {
-        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let path = |name: &str| -> PathBuf { dir.path().join(name) };
         let mut jobs = BTreeMap::<_, Vec<Value>>::new();
         for Target { job, instance, addr } in targets {
             let labels = json!({ "instance": instance });
@@ -44,10 +42,19 @@ impl Prometheus {
             "rule_files": ["rules.yaml"],
             "scrape_configs": jobs.collect::<Vec<_>>(),
         });
-        fs::write(path("prometheus.yaml"), config.to_string()).unwrap();
+        Prometheus::start_with(&config.to_string(), rules, &[]).await
+    }
+
+    /// Starts one with a configuration, which may name the file `rules.yaml` with these rules, and
+    /// with environment variables.
+    pub(crate) async fn start_with(config: &str, rules: &str, variables: &[(String, String)]) -> Prometheus {
+        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let path = |name: &str| -> PathBuf { dir.path().join(name) };
+        fs::write(path("prometheus.yaml"), config).unwrap();
         fs::write(path("rules.yaml"), rules).unwrap();
         let address = format!("127.0.0.1:{}", free_port());
         let mut command = Command::new(assets::prometheus().join("prometheus"));
+        command.envs(variables.iter().cloned());
         command.args([
             format!("--config.file={}", path("prometheus.yaml").display()),
             format!("--storage.tsdb.path={}", path("data").display()),
@@ -63,6 +70,17 @@ impl Prometheus {
         });
         assert!(ready.await.is_some(), "Prometheus is not ready:\n{}", prometheus.process.log());
         prometheus
+    }
+
+    /// What it printed.
+    pub(crate) fn printed(&self) -> String {
+        self.process.log()
+    }
+
+    /// The labels of the targets that relabeling dropped, as discovered.
+    pub(crate) async fn dropped_targets(&self) -> Vec<Value> {
+        let targets = self.get("targets", &[("state", "dropped")]).await;
+        targets["droppedTargets"].as_array().unwrap().iter().map(|target| target["discoveredLabels"].clone()).collect()
     }
 
     /// The alerts that fire now: their labels, `alertname` included.

@@ -1,0 +1,96 @@
+//! The requests that an apiserver received, by who sent them.
+
+use super::Server;
+use crate::{
+    harness::audit::Request,
+    quiet::{Table, upstream_requests::KUBEFAN},
+};
+
+pub(super) const COLUMNS: [&str; 10] =
+    ["when", "copies, each way", "lines, equal", "from", "lists", "watches", "gets", "writes", "reviews", "all"];
+
+/// The requests so far.
+pub(super) struct Counts {
+    /// Of the copies that read from the apiserver.
+    pub(super) direct: Requests,
+    /// Of the copies that read through kubefan, passed on by it.
+    pub(super) passed_on: Requests,
+    /// Of kubefan itself.
+    pub(super) own: Requests,
+}
+
+/// Requests by verb.
+#[derive(Default)]
+pub(super) struct Requests {
+    pub(super) lists: usize,
+    pub(super) watches: usize,
+    pub(super) gets: usize,
+    pub(super) writes: usize,
+    /// Of callers: their tokens and rights.
+    pub(super) reviews: usize,
+    /// Watches that began with a whole state.
+    states: usize,
+    /// The URIs of lists and watches.
+    reads: Vec<String>,
+}
+
+impl Counts {
+    pub(super) fn of(requests: &[Request], direct: &Server, through: &Server) -> Counts {
+        let sent_by = |user: String| Requests::of(requests.iter().filter(move |request| request.user == user));
+        let own = requests.iter().filter(|request| request.agent.starts_with(KUBEFAN));
+        Counts { direct: sent_by(direct.user()), passed_on: sent_by(through.user()), own: Requests::of(own) }
+    }
+
+    pub(super) fn rows(&self, table: &mut Table, when: &str, copies: usize, lines: usize) {
+        let rows = [("direct", &self.direct), ("through kubefan", &self.passed_on), ("kubefan itself", &self.own)];
+        for (from, Requests { lists, watches, gets, writes, reviews, .. }) in rows {
+            let all = lists + watches + gets + writes + reviews;
+            table.row(&[&when, &copies, &lines, &from, lists, watches, gets, writes, reviews, &all]);
+        }
+    }
+
+    /// Asserts that no list or watch of a copy through kubefan reached the apiserver but those of
+    /// `passed_on`, and what the copies that joined since `before` cost. Through kubefan they cost
+    /// no state, and about one proof of freshness, a short list, for each watch that begins with a
+    /// consistent state.
+    #[track_caller]
+    pub(super) fn assert_only_direct_copies_cost(&self, before: &Counts, passed_on: &[&str]) {
+        let others: Vec<_> = self.passed_on.reads.iter().filter(|uri| !passed_on.contains(&uri.as_str())).collect();
+        assert!(others.is_empty(), "kubefan passed on {others:#?}");
+        assert_eq!(self.own.states, before.own.states, "states that kubefan asked for, for more copies");
+        let (one, all) = (before.direct.reads.len(), self.direct.reads.len());
+        assert!(all >= 2 * one, "the direct copies: {one} lists and watches of one, {all} of all");
+        let proofs = self.own.lists - before.own.lists;
+        // A proof may need a second try.
+        assert!(proofs <= 2 * (all - one), "{proofs} lists of kubefan for {} of direct copies", all - one);
+    }
+
+    /// Asserts that the copies that joined since `before` cost no list of kubefan, because their
+    /// own lists may be of any version.
+    #[track_caller]
+    pub(super) fn assert_nothing_was_proved(&self, before: &Counts) {
+        assert_eq!(self.own.lists, before.own.lists, "lists of kubefan for more copies");
+    }
+}
+
+impl Requests {
+    fn of<'a>(requests: impl Iterator<Item = &'a Request>) -> Requests {
+        let mut counts = Requests::default();
+        for request in requests {
+            if ["list", "watch"].contains(&request.verb.as_str()) {
+                counts.reads.push(request.uri.clone());
+            }
+            match request.verb.as_str() {
+                "list" => counts.lists += 1,
+                "watch" => {
+                    counts.watches += 1;
+                    counts.states += usize::from(request.requests_full_state());
+                }
+                "get" => counts.gets += 1,
+                _ if request.uri.contains("reviews") => counts.reviews += 1,
+                _ => counts.writes += 1,
+            }
+        }
+        counts
+    }
+}
