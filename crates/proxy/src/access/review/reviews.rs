@@ -161,8 +161,8 @@ where
         self.or_last(&key, verdict)
     }
 
-    /// The review that is under way for this key, or a new one, which keeps its verdict; and whether
-    /// it is new.
+    /// The review that is under way for this key, or a new one, which keeps its verdict; and
+    /// whether it is new.
     fn ask(&self, key: K, holder: Holder, review: Review<V>) -> (Flight<Result<V, ReviewError>>, bool) {
         let shared = self.shared.clone();
         self.flights.join(key, async move {
@@ -216,8 +216,8 @@ impl<K, V> Shared<K, V> {
         self.away_at.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// Whether no review has succeeded since the apiserver could not be asked. If so, it is not asked
-    /// again at once.
+    /// Whether no review has succeeded since the apiserver could not be asked. If so, it is not
+    /// asked again at once.
     fn is_still_away(&self) -> bool {
         let mut away_at = self.away_at.lock().unwrap_or_else(PoisonError::into_inner);
         // An outage that is over must not come back.
