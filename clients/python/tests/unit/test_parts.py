@@ -158,8 +158,15 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         endpoint("https://h:1", ClientOptions(ca_file=str(ca)))
     with pytest.raises(InvalidAddress, match="need an https"):
         endpoint("h:1", ClientOptions(ca_file=str(ca)))
+    with pytest.raises(InvalidAddress, match="need an https"):
+        endpoint("h:1", ClientOptions(server_name="kubefan.example.com"))
     with pytest.raises(InvalidAddress, match="both"):
         endpoint("https://h:1", ClientOptions(client_key_file=str(ca)))
+
+
+def test_a_server_name_replaces_the_host_of_the_address() -> None:
+    made = endpoint("https://h:1", ClientOptions(server_name="kubefan.example.com"))
+    assert ("grpc.ssl_target_name_override", "kubefan.example.com") in made.settings
 
 
 def test_delays_double_up_to_a_limit_and_start_again_after_two_healthy_minutes() -> None:
