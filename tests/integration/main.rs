@@ -38,6 +38,7 @@ mod image;
 mod impersonation;
 mod informer_start;
 mod informers;
+mod languages;
 mod managed_tls;
 mod memory;
 mod memory_limit;
@@ -134,6 +135,7 @@ fn main() -> std::process::ExitCode {
         informers::handler_latency::TESTS,
         informers::soak::TESTS,
         informers::tokens::TESTS,
+        languages::TESTS,
         managed_tls::TESTS,
         memory::TESTS,
         memory_limit::TESTS,
