@@ -13,7 +13,7 @@ mod script;
 mod step_run;
 mod table;
 
-use std::{collections::BTreeSet, env};
+use std::{collections::BTreeSet, env, time::Instant};
 
 use self::{
     runner::Runner,
@@ -42,6 +42,7 @@ async fn the_clients_of_all_languages_do_the_same() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let found = tokio::task::spawn_blocking(programs::build).await.unwrap();
     let (mut runners, mut left_out) = (Vec::new(), Vec::new());
+    println!("the runners are built");
     for (language, program) in found {
         let started = match program {
             Ok(program) => Runner::start(language, program, dir.path().join(language)).await,
@@ -60,7 +61,9 @@ async fn the_clients_of_all_languages_do_the_same() {
     let mut world = World::new(ApiServer::start(Options::default()).await);
     let mut rows = Vec::new();
     for (number, step) in steps.iter().enumerate() {
+        let started = Instant::now();
         let outcomes = step_run::run(&mut world, &mut runners, &lacks, number, step).await;
+        println!("{}", table::line(&languages, step, &outcomes, started.elapsed()));
         rows.push((step, outcomes));
     }
     println!("{}", table::render(&languages, &rows));

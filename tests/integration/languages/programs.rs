@@ -43,38 +43,48 @@ fn typescript() -> Result<Command, String> {
     installed("npm", &["--version"])?;
     let dir = assets::target_dir().join("test-assets/languages-typescript");
     let client = Path::new(ROOT).join("clients/typescript");
+    let mut runner = Command::new("node");
+    runner.arg(dir.join("build/tests/conformance/runner.js"));
+    let mut sources = Vec::new();
+    for part in TYPESCRIPT {
+        files(&client.join(part), &mut sources);
+    }
+    sources.sort();
+    let mut text = String::new();
+    for source in &sources {
+        text += &format!("{}\n{}", source.display(), fs::read_to_string(source).expect("a source is text"));
+    }
+    let compiled = dir.join("compiled");
+    if fs::read_to_string(&compiled).is_ok_and(|compiled| compiled == text) {
+        return Ok(runner);
+    }
     for part in ["src", "tests", "build"] {
         let _ = fs::remove_dir_all(dir.join(part));
     }
-    for part in TYPESCRIPT {
-        copy(&client.join(part), &dir.join(part));
+    for source in &sources {
+        let copy = dir.join(source.strip_prefix(&client).expect("it is a file of the client"));
+        fs::create_dir_all(copy.parent().expect("it has a parent")).expect("the directory is created");
+        fs::copy(source, copy).expect("the file is copied");
     }
     let lock = fs::read_to_string(dir.join("package-lock.json")).expect("the client has a lock file");
     let stamp = dir.join("installed");
-    if fs::read_to_string(&stamp).is_ok_and(|installed| installed == lock) {
-        // The packages are there.
-    } else {
+    if !fs::read_to_string(&stamp).is_ok_and(|installed| installed == lock) {
         tools::run("npm", Command::new("npm").args(["ci", "--no-audit", "--no-fund"]).current_dir(&dir));
         fs::write(stamp, lock).expect("the stamp is written");
     }
     let tsc = dir.join("node_modules/.bin/tsc");
     tools::run("tsc", Command::new(tsc).args(["--project", "tsconfig.json"]).current_dir(&dir));
-    let mut runner = Command::new("node");
-    runner.arg(dir.join("build/tests/conformance/runner.js"));
+    fs::write(compiled, text).expect("the stamp is written");
     Ok(runner)
 }
 
-fn copy(from: &Path, to: &Path) {
-    if from.is_dir() {
-        fs::create_dir_all(to).expect("the directory is created");
-        let entries: Vec<PathBuf> =
-            fs::read_dir(from).expect("the directory is read").map(|entry| entry.expect("an entry").path()).collect();
-        for entry in entries {
-            copy(&entry, &to.join(entry.file_name().expect("it has a name")));
-        }
-    } else {
-        fs::create_dir_all(to.parent().expect("it has a parent")).expect("the directory is created");
-        fs::copy(from, to).expect("the file is copied");
+/// The files at a path.
+fn files(path: &Path, found: &mut Vec<PathBuf>) {
+    if path.is_file() {
+        return found.push(path.to_owned());
+    }
+    for entry in fs::read_dir(path).expect("the directory is read") {
+        files(&entry.expect("an entry is read").path(), found);
     }
 }
 

@@ -115,10 +115,10 @@ impl Reported {
         names: &Names,
     ) -> Result<(), String> {
         let mut missing: Vec<&str> = expect.items.iter().map(String::as_str).collect();
-        let deadline = Instant::now() + wait::SOON * 2;
+        let deadline = Instant::now() + wait::SOON;
         while let Some(wanted) = missing.first().copied() {
             let got = self
-                .next(runner, source, &expect.of, wanted, deadline, names)
+                .next(runner, source, expect, wanted, deadline, names)
                 .await
                 .map_err(|why| format!("{}: expected {missing:?}, and {why}{}", expect.of, self.so_far(&expect.of)))?;
             let wanted = |wanted: &&str| is_wanted(wanted, &got);
@@ -143,11 +143,12 @@ impl Reported {
         &mut self,
         runner: &mut Runner,
         source: &str,
-        of: &str,
+        expect: &Expect,
         wanted: &str,
         deadline: Instant,
         names: &Names,
     ) -> Result<String, String> {
+        let of = &expect.of;
         loop {
             let item = runner.next(source, deadline).await?;
             let text = names.text(&item);
@@ -164,7 +165,8 @@ impl Reported {
             let texts = self.texts.entry(of.to_owned()).or_default();
             let is_repeated = kind == "disconnected" && texts.last().is_some_and(|last| last.starts_with(kind));
             let is_silent = matches!(kind, "bookmark" | "error") && !wanted.starts_with(kind);
-            if is_repeated || is_silent {
+            let is_break = expect.over_breaks && matches!(kind, "disconnected" | "reconnected");
+            if is_repeated || is_silent || is_break {
                 continue;
             }
             texts.push(text.clone());

@@ -53,13 +53,17 @@ impl World {
         if !self.shared.contains_key(&which) {
             let args = match which {
                 Shared::Open => RESOURCES.map(str::to_owned).to_vec(),
-                Shared::Secure => {
+                Shared::Secure | Shared::ShortLived => {
                     let (certificate, key) = self.api.server_certificate();
                     let tls = [
                         format!("--tls-cert-file={}", certificate.display()),
                         format!("--tls-private-key-file={}", key.display()),
                     ];
-                    [&RESOURCES.map(str::to_owned)[..], &REVIEWS.map(str::to_owned), &tls].concat()
+                    let mut args = [&RESOURCES.map(str::to_owned)[..], &REVIEWS.map(str::to_owned), &tls].concat();
+                    if which == Shared::ShortLived {
+                        args.push("--stream-age-max=2s".to_owned());
+                    }
+                    args
                 }
             };
             let args: Vec<&str> = args.iter().map(String::as_str).collect();
@@ -101,7 +105,7 @@ impl<'a> Scene<'a> {
         }
         let api = &world.api;
         let shared = which.map(|which| &world.shared[&which]);
-        let is_secure = which == Some(Shared::Secure);
+        let is_secure = which.is_some_and(|which| which != Shared::Open);
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let (mut own, mut second, mut upstream, mut own_args) = (None, None, None, Vec::new());
         let mut kubeconfig = api.kubeconfig();

@@ -56,6 +56,8 @@ pub(super) enum Shared {
     Open,
     /// TLS, and the rights of the apiserver.
     Secure,
+    /// The same, and each stream ends after two seconds, as one whose token ends.
+    ShortLived,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -184,6 +186,9 @@ pub(super) struct Expect {
     pub(super) items: Vec<String>,
     #[serde(default)]
     pub(super) any_order: bool,
+    /// The connection may break and return in between.
+    #[serde(default)]
+    pub(super) over_breaks: bool,
 }
 
 #[derive(Debug, Deserialize)]

@@ -1,9 +1,10 @@
 //! Runs one step: actions on the world once, commands of clients in all languages at the same time.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use futures::future::join_all;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::{
     report::{Names, Reported, difference, error_text, is_wanted},
@@ -11,6 +12,9 @@ use super::{
     scene::{Scene, World},
     script::{Action, Command, Content, Lacks, Step},
 };
+
+/// An action that takes longer is named, so that a slow step is understood from its output.
+const SLOW: Duration = Duration::from_secs(15);
 
 /// How a step ended for one language.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,7 +67,11 @@ pub(super) async fn run(
         if players.iter().all(|player| player.outcome != Outcome::Ok) {
             break;
         }
+        let started = Instant::now();
         act(&mut scene, &mut players, action).await;
+        if started.elapsed() > SLOW {
+            println!("{} took {:.1} s: {action:?}", step.name, started.elapsed().as_secs_f64());
+        }
     }
     compare(&mut players);
     for player in &mut players {

@@ -1,5 +1,7 @@
 //! The table of results, as Markdown.
 
+use std::time::Duration;
+
 use super::{script::Step, step_run::Outcome};
 
 /// One row for each step, one column for each language, and the reasons of what is not offered.
@@ -37,4 +39,18 @@ pub(super) fn render(languages: &[&str], rows: &[(&Step, Vec<Outcome>)]) -> Stri
         text += &format!("\nnot offered: {reason}");
     }
     text
+}
+
+/// The outcome of one step, while the others still run.
+pub(super) fn line(languages: &[&str], step: &Step, outcomes: &[Outcome], took: Duration) -> String {
+    let failed: Vec<String> = languages
+        .iter()
+        .zip(outcomes)
+        .filter_map(|(language, outcome)| match outcome {
+            Outcome::Failed(why) => Some(format!("\n    {language}: {why}")),
+            Outcome::Ok | Outcome::NotOffered(_) => None,
+        })
+        .collect();
+    let verdict = if failed.is_empty() { "ok" } else { "FAILED" };
+    format!("{verdict} {} ({:.1} s){}", step.name, took.as_secs_f64(), failed.concat())
 }
