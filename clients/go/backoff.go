@@ -11,6 +11,8 @@ type BackoffOptions struct {
 	Initial time.Duration
 	// Max is the longest delay, before jitter. Default: 30 s.
 	Max time.Duration
+	// Factor is the factor between two delays. Default: 2.
+	Factor float64
 	// Jitter is the largest jitter, as a fraction of the delay. Default: 1, so that a delay of 30 s
 	// becomes 30 s to 60 s. Without it, all clients of a failed server would return at one moment.
 	Jitter float64
@@ -25,6 +27,9 @@ func (o BackoffOptions) withDefaults() BackoffOptions {
 	}
 	if o.Max <= 0 {
 		o.Max = 30 * time.Second
+	}
+	if o.Factor <= 0 {
+		o.Factor = 2
 	}
 	if o.Jitter <= 0 {
 		o.Jitter = 1
@@ -53,7 +58,7 @@ func (b *backoff) delay(now time.Time, retryAfter time.Duration) time.Duration {
 		b.next = b.options.Initial
 	}
 	base := b.next
-	b.next = min(2*base, b.options.Max)
+	b.next = min(time.Duration(b.options.Factor*float64(base)), b.options.Max)
 	delay := max(base+time.Duration(b.options.Jitter*b.random()*float64(base)), retryAfter)
 	b.healthySince = now.Add(delay)
 	return delay

@@ -235,9 +235,7 @@ func (c *Client) authorize(ctx context.Context) (authorized context.Context, sen
 }
 
 func (c *Client) protocol(problem string) *Error {
-	return &Error{
-		Address: c.address, Code: codes.Unimplemented, Message: "does not speak kubefan's protocol: " + problem,
-	}
+	return protocolError(problem, c.address)
 }
 
 // reach waits for a connection, and returns why there is none.

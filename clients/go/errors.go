@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -30,7 +31,8 @@ type Error struct {
 	// Address is the one that the caller gave to Connect.
 	Address string
 	// Code is the gRPC status code; InvalidArgument for wrong options, Unavailable without a
-	// connection, DataLoss for a message that cannot be decoded.
+	// connection, DataLoss for a message that cannot be decoded, Internal for a server that does not
+	// speak kubefan's protocol.
 	Code codes.Code
 	// Reason is the stable reason of kubefan's ErrorInfo. Empty if another server or the gRPC library
 	// made the status.
@@ -44,12 +46,16 @@ type Error struct {
 	// RetryAfter is the delay that the server asks for. HasRetryAfter tells 0 from none.
 	RetryAfter    time.Duration
 	HasRetryAfter bool
+	// isProtocol: the server does not speak kubefan's protocol, so no retry can succeed.
+	isProtocol bool
 }
 
 func (e *Error) Error() string {
 	switch {
 	case e.Reason != "":
 		return e.Message
+	case e.isProtocol:
+		return fmt.Sprintf("%s does not speak kubefan's protocol: %s", e.Address, e.Message)
 	case e.Code == codes.Unavailable:
 		return fmt.Sprintf("cannot reach kubefan at %s: %s", e.Address, e.Message)
 	default:
@@ -67,7 +73,7 @@ func (e *Error) IsTemporary() bool {
 		codes.Unavailable, codes.Unknown, codes.Internal, codes.Canceled, codes.Aborted, codes.DeadlineExceeded,
 		codes.DataLoss,
 	}
-	return e.HasRetryAfter || slices.Contains(temporary, e.Code)
+	return !e.isProtocol && (e.HasRetryAfter || slices.Contains(temporary, e.Code))
 }
 
 // IsExpired tells whether err says that history cannot resume from the requested version.
@@ -104,5 +110,13 @@ func errorOf(err error, address string) *Error {
 			}
 		}
 	}
+	if made.Reason == "" && made.Code == codes.Unimplemented && strings.Contains(made.Message, "404") {
+		return protocolError("that port does not serve gRPC (HTTP status 404); is it kubefan's admin port?", address)
+	}
 	return made
+}
+
+// protocolError is the error of a server that is no kubefan. A retry cannot succeed.
+func protocolError(problem, address string) *Error {
+	return &Error{Address: address, Code: codes.Internal, Message: problem, isProtocol: true}
 }

@@ -25,6 +25,9 @@ type Options struct {
 	// for each connection. Only for https:// addresses.
 	CertFile string
 	KeyFile  string
+	// ServerName is the name that kubefan's certificate must have, instead of the host of the address.
+	// Only for https:// addresses.
+	ServerName string
 	// Token is a bearer token, sent with each call. Only for https:// addresses and Unix sockets.
 	// TokenFile takes precedence.
 	Token string

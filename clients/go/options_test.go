@@ -33,7 +33,7 @@ func TestEveryDocumentedFormOfAddressIsAccepted(t *testing.T) {
 }
 
 func TestATokenOrACertificateIsNeverSentInTheClear(t *testing.T) {
-	secrets := []Options{{Token: "secret"}, {TokenFile: "/does/not/exist"}, {CertFile: "c", KeyFile: "k"}, {CAFile: "ca"}}
+	secrets := []Options{{Token: "secret"}, {TokenFile: "/does/not/exist"}, {CertFile: "c", KeyFile: "k"}, {CAFile: "ca"}, {ServerName: "h"}}
 	for _, options := range secrets {
 		for _, address := range []string{"127.0.0.1:1", "http://h:1", "dns:h:1"} {
 			if _, err := ConnectLazy(address, options); err == nil || strings.Contains(err.Error(), "secret") {
@@ -115,5 +115,30 @@ func TestDelaysDoubleFrom800MillisecondsTo30SecondsAndStartAgainAfterTwoHealthyM
 	backoff.random = func() float64 { return 1 }
 	if delay := backoff.delay(now, time.Minute); delay != time.Minute {
 		t.Fatal("the server asked for a minute", delay)
+	}
+}
+
+func TestDelaysGrowByTheirFactor(t *testing.T) {
+	backoff := newBackoff(BackoffOptions{Initial: time.Second, Factor: 1.5})
+	backoff.random = func() float64 { return 0 }
+	for _, want := range []int64{1000, 1500, 2250} {
+		if delay := backoff.delay(time.Unix(0, 0), 0); delay.Milliseconds() != want {
+			t.Fatal(delay, want)
+		}
+	}
+}
+
+func TestAServerNameReplacesTheHostOfTheAddress(t *testing.T) {
+	made, err := transportOf(endpoint{tls: true}, Options{ServerName: "kubefan.example.com"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	current, err := made.(*fileTLS).current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	//lint:ignore SA1019 As in Info.
+	if name := current.Info().ServerName; name != "kubefan.example.com" {
+		t.Fatal(name)
 	}
 }

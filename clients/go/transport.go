@@ -68,6 +68,8 @@ func transportOf(where endpoint, options Options) (credentials.TransportCredenti
 			return nil, errors.New("a CA file needs an https:// address")
 		case options.CertFile != "" || options.KeyFile != "":
 			return nil, errors.New("a client certificate needs an https:// address")
+		case options.ServerName != "":
+			return nil, errors.New("a server name needs an https:// address")
 		case (options.Token != "" || options.TokenFile != "") && !where.unix:
 			return nil, errors.New("a token is sent only over TLS or to a Unix socket, because others could read it on " +
 				"the way; use an https:// address (kubefan serve --tls-cert-file), or leave the token out")
@@ -77,7 +79,7 @@ func transportOf(where endpoint, options Options) (credentials.TransportCredenti
 	if (options.CertFile == "") != (options.KeyFile == "") {
 		return nil, errors.New("a client certificate needs both CertFile and KeyFile")
 	}
-	made := &fileTLS{options: options}
+	made := &fileTLS{options: options, serverName: options.ServerName}
 	// A file that cannot be read is a mistake, which is best told now.
 	if _, err := made.current(); err != nil {
 		return nil, err

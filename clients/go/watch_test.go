@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net/http"
+	"net/http/httptest"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -179,5 +182,29 @@ func TestConnectSaysWhyThereIsNoConnection(t *testing.T) {
 	var failure *Error
 	if !errors.As(err, &failure) || failure.Code != codes.Unavailable || !failure.IsTemporary() {
 		t.Fatal(err)
+	}
+}
+
+func TestAPortThatDoesNotServeGRPCIsRecognizedAndNotAskedAgain(t *testing.T) {
+	server := httptest.NewUnstartedServer(http.NotFoundHandler())
+	server.Config.Protocols = new(http.Protocols)
+	server.Config.Protocols.SetUnencryptedHTTP2(true)
+	server.Start()
+	defer server.Close()
+	client, err := ConnectLazy(server.Listener.Addr().String(), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = client.Close() }()
+	_, listErr := client.List(t.Context(), Target{Resource: "pods"}, ReadOptions{})
+	watch := client.Watch(t.Context(), Target{Resource: "pods"}, WatchOptions{})
+	defer watch.Close()
+	_, watchErr := watch.Next()
+	for _, err := range []error{listErr, watchErr} {
+		var failure *Error
+		if !errors.As(err, &failure) || failure.Code != codes.Internal || failure.IsTemporary() ||
+			!strings.Contains(err.Error(), "is it kubefan's admin port?") {
+			t.Error(err)
+		}
 	}
 }

@@ -39,6 +39,7 @@ mod impersonation;
 mod informer_start;
 mod informers;
 mod integrations;
+mod languages;
 mod managed_tls;
 mod memory;
 mod memory_limit;
@@ -139,6 +140,7 @@ fn main() -> std::process::ExitCode {
         integrations::operator::TESTS,
         integrations::prometheus::TESTS,
         integrations::state_metrics::TESTS,
+        languages::TESTS,
         managed_tls::TESTS,
         memory::TESTS,
         memory_limit::TESTS,

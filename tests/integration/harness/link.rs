@@ -1,6 +1,6 @@
-//! A connection that a test can cut or lead to another server: a forwarder on loopback between a
-//! client and a server. While it is cut, it closes new connections at once, so the client stays
-//! disconnected until the test restores it.
+//! A connection that a test can cut, freeze or lead to another server: a forwarder on loopback
+//! between a client and a server. While it is cut, it closes new connections at once, so the client
+//! stays disconnected until the test restores it.
 
 use std::net::SocketAddr;
 
@@ -16,6 +16,7 @@ pub(crate) struct Link {
     pub(crate) addr: SocketAddr,
     open: watch::Sender<bool>,
     server: watch::Sender<SocketAddr>,
+    freezes: watch::Sender<u32>,
     accepts: JoinHandle<()>,
 }
 
@@ -26,13 +27,17 @@ impl Link {
         let addr = listener.local_addr().expect("a listener has an address");
         let (open, state) = watch::channel(true);
         let (server, current) = watch::channel(server);
+        let (freezes, frozen) = watch::channel(0);
         let accepts = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let server = *current.borrow();
-                tokio::spawn(forward(client, server, state.clone()));
+                // It notices the next freeze, not those before.
+                let mut frozen = frozen.clone();
+                frozen.mark_unchanged();
+                tokio::spawn(forward(client, server, state.clone(), frozen));
             }
         });
-        Link { addr, open, server, accepts }
+        Link { addr, open, server, freezes, accepts }
     }
 
     /// Closes all current and new connections.
@@ -43,6 +48,12 @@ impl Link {
     /// Forwards new connections again.
     pub(crate) fn mend(&self) {
         self.open.send_replace(true);
+    }
+
+    /// Forwards no more bytes on the current connections, and keeps them open, as after a failure of
+    /// the network or of a machine. New connections are forwarded.
+    pub(crate) fn freeze(&self) {
+        self.freezes.send_modify(|count| *count += 1);
     }
 
     /// Forwards new connections to another server. The connections so far stay, as behind a load
@@ -59,13 +70,23 @@ impl Drop for Link {
     }
 }
 
-async fn forward(mut client: TcpStream, server: SocketAddr, mut state: watch::Receiver<bool>) {
+async fn forward(
+    mut client: TcpStream,
+    server: SocketAddr,
+    mut state: watch::Receiver<bool>,
+    mut frozen: watch::Receiver<u32>,
+) {
     if !*state.borrow() {
         return;
     }
     let Ok(mut upstream) = TcpStream::connect(server).await else { return };
-    tokio::select! {
-        _ = tokio::io::copy_bidirectional(&mut client, &mut upstream) => {}
-        _ = state.wait_for(|open| !open) => {}
+    let forwarded = tokio::select! {
+        _ = tokio::io::copy_bidirectional(&mut client, &mut upstream) => true,
+        _ = state.wait_for(|open| !open) => true,
+        _ = frozen.changed() => false,
+    };
+    if !forwarded {
+        // Both sockets stay open until the link is cut or dropped.
+        let _ = state.wait_for(|open| !open).await;
     }
 }

@@ -50,6 +50,14 @@ pub(crate) fn rust_example(name: &str) -> PathBuf {
     let _lock = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--locked", "--examples", "--target-dir"]).arg(assets::target_dir());
+    // `cargo test` sets these for the test. ring's build script names some of them, so cargo would
+    // compile ring again, and everything above it, here and at the next `cargo test`.
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+            cargo.env_remove(&name);
+        }
+    }
     run("cargo", cargo.current_dir(env!("CARGO_MANIFEST_DIR")));
     assets::target_dir().join("debug/examples").join(name)
 }

@@ -100,7 +100,9 @@ def metadata_only(namespace: str, name: str, uid: str, version: str) -> Object:
     metadata = {"name": name, "uid": uid, "resourceVersion": version}
     if namespace:
         metadata["namespace"] = namespace
-    return Object(namespace, name, uid, version, json.dumps({"metadata": metadata}).encode())
+    # Without spaces, as kubefan and the other clients write it.
+    text = json.dumps({"metadata": metadata}, separators=(",", ":"))
+    return Object(namespace, name, uid, version, text.encode())
 
 
 def _versioned(events: Iterable[Event], version: str) -> list[Event]:

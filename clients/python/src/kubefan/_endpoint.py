@@ -27,6 +27,8 @@ class ClientOptions:
     Attributes:
         ca_file: PEM file with the CA that signed kubefan's certificate, in place of the system's
             CAs. Only for `https://`.
+        server_name: The name in kubefan's certificate, if it is not that of the address. Only for
+            `https://`.
         token: A bearer token. Only for `https://` and Unix sockets.
         token_file: A file with a token, which takes precedence. It is read again after 10 s, and
             at once when kubefan refuses the token.
@@ -49,6 +51,7 @@ class ClientOptions:
     message_bytes_max: int = 64 << 20
     keepalive_interval: float = 30.0
     keepalive_timeout: float = 15.0
+    server_name: Optional[str] = None
 
     def __repr__(self) -> str:
         token = "…" if self.token is not None else None
@@ -112,8 +115,11 @@ def endpoint(address: str, options: ClientOptions) -> Endpoint:
             )
         except (OSError, ValueError) as error:
             raise wrong(str(error)) from None
-    elif options.ca_file is not None or options.client_certificate_file is not None:
-        raise wrong("a CA file and a client certificate need an https:// address")
+    elif any(
+        given is not None
+        for given in (options.ca_file, options.client_certificate_file, options.server_name)
+    ):
+        raise wrong("a CA file, a client certificate and a server name need an https:// address")
     settings = [
         ("grpc.primary_user_agent", USER_AGENT),
         ("grpc.keepalive_time_ms", round(options.keepalive_interval * 1000)),
@@ -135,6 +141,8 @@ def endpoint(address: str, options: ClientOptions) -> Endpoint:
         # One connection per client, so that two clients do not share their fate.
         ("grpc.use_local_subchannel_pool", 1),
     ]
+    if options.server_name is not None:
+        settings.append(("grpc.ssl_target_name_override", options.server_name))
     return Endpoint(target, credentials, settings, token)
 
 

@@ -226,6 +226,9 @@ class WatchItems(Iterator[WatchItem]):
         self._call: Any = None
         self._sent: Optional[str] = None
         self._closed = threading.Event()
+        #: Covers `_connecting`: the reader and `close` change it.
+        self._attending = threading.Lock()
+        self._connecting = False
         self.resume_version = options.resource_version
         self._method = client._channel.unary_stream(
             messages.WATCH,
@@ -254,6 +257,7 @@ class WatchItems(Iterator[WatchItem]):
     def close(self) -> None:
         """Ends the watch."""
         self._closed.set()
+        self._attend_connection(False)
         call = self._call
         if call is not None:
             call.cancel()
@@ -308,7 +312,10 @@ class WatchItems(Iterator[WatchItem]):
             call.cancel()
         call.initial_metadata()
         # A call that was refused is already over, and its error comes with the next step.
-        return self._state.opened(time.monotonic()) if call.is_active() else []
+        if not call.is_active():
+            return []
+        self._attend_connection(False)
+        return self._state.opened(time.monotonic())
 
     def _failed(self, error: KubefanError) -> list[WatchItem]:
         self._call = None
@@ -320,7 +327,32 @@ class WatchItems(Iterator[WatchItem]):
             self._token.expire(self._sent)
         elif error.reason == "REAUTHENTICATE":
             self._token.expire(self._sent)
-        return self._state.failed(error, time.monotonic(), self._token.may_change)
+        try:
+            items = self._state.failed(error, time.monotonic(), self._token.may_change)
+        except KubefanError:
+            self._attend_connection(False)
+            raise
+        self._attend_connection(isinstance(error, Unreachable))
+        return items
+
+    def _attend_connection(self, attend: bool) -> None:
+        """Has gRPC connect between two calls, or no longer.
+
+        Without a call, gRPC looks at its sockets only every five seconds, so an attempt to connect
+        that has succeeded or failed long ago would count as still under way.
+        """
+        with self._attending:
+            attend = attend and not self._closed.is_set()
+            if attend == self._connecting:
+                return
+            self._connecting = attend
+            if attend:
+                self._client._channel.subscribe(self._ignore, try_to_connect=True)
+            else:
+                self._client._channel.unsubscribe(self._ignore)
+
+    def _ignore(self, _: grpc.ChannelConnectivity) -> None:
+        """The state of the connection shows in the next call."""
 
 
 class WatchStream(Iterator[Event]):

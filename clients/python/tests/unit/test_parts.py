@@ -7,13 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from kubefan import ClientOptions, Event, EventType, InvalidAddress, Object, Projection, Target
+from kubefan import (
+    BackoffOptions,
+    Client,
+    ClientOptions,
+    Disconnected,
+    Event,
+    EventType,
+    InvalidAddress,
+    Object,
+    Projection,
+    Target,
+)
 from kubefan._backoff import Backoff
 from kubefan._endpoint import endpoint
 from kubefan._keywords import watch_options
 from kubefan._token import READ_INTERVAL_SECONDS, Token
 from kubefan.objects import DECODED_MAX
-from kubefan.options import BackoffOptions, OnExpired
+from kubefan.options import OnExpired
 from kubefan.store import Indexer
 
 
@@ -158,8 +169,15 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         endpoint("https://h:1", ClientOptions(ca_file=str(ca)))
     with pytest.raises(InvalidAddress, match="need an https"):
         endpoint("h:1", ClientOptions(ca_file=str(ca)))
+    with pytest.raises(InvalidAddress, match="need an https"):
+        endpoint("h:1", ClientOptions(server_name="kubefan.example.com"))
     with pytest.raises(InvalidAddress, match="both"):
         endpoint("https://h:1", ClientOptions(client_key_file=str(ca)))
+
+
+def test_a_server_name_replaces_the_host_of_the_address() -> None:
+    made = endpoint("https://h:1", ClientOptions(server_name="kubefan.example.com"))
+    assert ("grpc.ssl_target_name_override", "kubefan.example.com") in made.settings
 
 
 def test_delays_double_up_to_a_limit_and_start_again_after_two_healthy_minutes() -> None:
@@ -184,3 +202,19 @@ def test_a_version_of_the_callers_own_expires_by_default() -> None:
         watch_options("pods", {"no_such_option": 1})
     with pytest.raises(ValueError, match="either"):
         Projection(paths=("a",), metadata_only=True)
+
+
+def test_grpc_connects_between_the_calls_of_a_broken_watch() -> None:
+    # Without someone who waits for it, gRPC looks at a socket only every five seconds.
+    client = Client("127.0.0.1:1")
+    asked: list[str] = []
+    client._channel.subscribe = lambda *_, **__: asked.append("subscribe")
+    client._channel.unsubscribe = lambda *_: asked.append("unsubscribe")
+    watch = client.watch_items("pods", backoff=BackoffOptions(initial=0.001, max=0.001))
+    for _ in range(3):
+        assert isinstance(next(watch), Disconnected)
+    assert asked == ["subscribe"]
+    watch.close()
+    watch.close()
+    assert asked == ["subscribe", "unsubscribe"]
+    client.close()

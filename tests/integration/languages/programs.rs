@@ -1,0 +1,95 @@
+//! How the runners are built. A language whose tools are not installed is left out, by name.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use super::script;
+use crate::harness::{assets, tools};
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+/// What the TypeScript client and its runner are compiled from.
+const TYPESCRIPT: [&str; 5] = ["package.json", "package-lock.json", "tsconfig.json", "src", "tests/conformance"];
+
+/// A language and its runner, or why it is left out.
+pub(super) type Found = (&'static str, Result<Command, String>);
+
+/// Builds the runners of all languages.
+pub(super) fn build() -> Vec<Found> {
+    let rust = Command::new(tools::rust_example("conformance"));
+    vec![("rust", Ok(rust)), ("go", go()), ("python", python()), ("typescript", typescript())]
+}
+
+fn go() -> Result<Command, String> {
+    installed("go", &["version"])?;
+    Ok(Command::new(tools::go_program("languages-go", &Path::new(ROOT).join("clients/go/internal/conformance"))))
+}
+
+fn python() -> Result<Command, String> {
+    installed("python3", &["-c", "import venv, ensurepip"])?;
+    let requirements = Path::new(script::DIR).join("requirements.txt");
+    let mut runner = Command::new(tools::python("languages-python", &requirements));
+    let client = Path::new(ROOT).join("clients/python");
+    // No compiled files in the source tree.
+    runner.env("PYTHONDONTWRITEBYTECODE", "1").env("PYTHONPATH", client.join("src"));
+    runner.arg(client.join("tests/conformance/runner.py"));
+    Ok(runner)
+}
+
+/// Compiles a copy of the client: its packages do not belong into the source tree.
+fn typescript() -> Result<Command, String> {
+    installed("npm", &["--version"])?;
+    let dir = assets::target_dir().join("test-assets/languages-typescript");
+    let client = Path::new(ROOT).join("clients/typescript");
+    let mut runner = Command::new("node");
+    runner.arg(dir.join("build/tests/conformance/runner.js"));
+    let mut sources = Vec::new();
+    for part in TYPESCRIPT {
+        files(&client.join(part), &mut sources);
+    }
+    sources.sort();
+    let mut text = String::new();
+    for source in &sources {
+        text += &format!("{}\n{}", source.display(), fs::read_to_string(source).expect("a source is text"));
+    }
+    let compiled = dir.join("compiled");
+    if fs::read_to_string(&compiled).is_ok_and(|compiled| compiled == text) {
+        return Ok(runner);
+    }
+    for part in ["src", "tests", "build"] {
+        let _ = fs::remove_dir_all(dir.join(part));
+    }
+    for source in &sources {
+        let copy = dir.join(source.strip_prefix(&client).expect("it is a file of the client"));
+        fs::create_dir_all(copy.parent().expect("it has a parent")).expect("the directory is created");
+        fs::copy(source, copy).expect("the file is copied");
+    }
+    let lock = fs::read_to_string(dir.join("package-lock.json")).expect("the client has a lock file");
+    let stamp = dir.join("installed");
+    if !fs::read_to_string(&stamp).is_ok_and(|installed| installed == lock) {
+        tools::run("npm", Command::new("npm").args(["ci", "--no-audit", "--no-fund"]).current_dir(&dir));
+        fs::write(stamp, lock).expect("the stamp is written");
+    }
+    let tsc = dir.join("node_modules/.bin/tsc");
+    tools::run("tsc", Command::new(tsc).args(["--project", "tsconfig.json"]).current_dir(&dir));
+    fs::write(compiled, text).expect("the stamp is written");
+    Ok(runner)
+}
+
+/// The files at a path.
+fn files(path: &Path, found: &mut Vec<PathBuf>) {
+    if path.is_file() {
+        return found.push(path.to_owned());
+    }
+    for entry in fs::read_dir(path).expect("the directory is read") {
+        files(&entry.expect("an entry is read").path(), found);
+    }
+}
+
+fn installed(program: &str, args: &[&str]) -> Result<(), String> {
+    let ran = Command::new(program).args(args).output();
+    let is_there = ran.is_ok_and(|output| output.status.success());
+    is_there.then_some(()).ok_or(format!("{program} is not installed"))
+}
