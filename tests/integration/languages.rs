@@ -13,7 +13,9 @@ mod script;
 mod step_run;
 mod table;
 
-use std::{collections::BTreeSet, env, time::Instant};
+use std::{collections::BTreeSet, env};
+
+use tokio::time::Instant;
 
 use self::{
     runner::Runner,
@@ -32,7 +34,7 @@ pub(crate) const TESTS: &[Test] = tests! {
     local: the_script_is_well_formed, a_report_is_compared_with_the_script;
 };
 
-/// The issue that asked for the script wants at least so many steps.
+/// With fewer the script would show too little.
 const STEPS_MIN: usize = 40;
 
 async fn the_clients_of_all_languages_do_the_same() {

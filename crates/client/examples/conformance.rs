@@ -35,8 +35,10 @@ struct Informer {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
-    let (lines, mut commands) = mpsc::unbounded_channel::<String>();
-    std::thread::spawn(move || std::io::stdin().lock().lines().map_while(Result::ok).all(|it| lines.send(it).is_ok()));
+    let (lines, mut commands) = mpsc::channel::<String>(1);
+    std::thread::spawn(move || {
+        std::io::stdin().lock().lines().map_while(Result::ok).all(|it| lines.blocking_send(it).is_ok())
+    });
     say(&json!({ "language": "rust", "lacks": ["changes"] }));
     let mut runner = Runner::default();
     while let Some(line) = commands.recv().await {

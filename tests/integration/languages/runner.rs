@@ -18,6 +18,9 @@ use tokio::{
 
 use crate::harness::wait;
 
+/// Lines of a runner that wait to be read; more wait in its pipe.
+const LINES_AHEAD_MAX: usize = 1_000;
+
 /// A running runner.
 pub(super) struct Runner {
     pub(super) language: &'static str,
@@ -25,7 +28,7 @@ pub(super) struct Runner {
     pub(super) lacks: Vec<String>,
     _child: Child,
     input: ChildStdin,
-    lines: mpsc::UnboundedReceiver<Value>,
+    lines: mpsc::Receiver<Value>,
     /// What was reported, by its source, and not yet asked for.
     reported: HashMap<String, VecDeque<Value>>,
     errors: PathBuf,
@@ -41,12 +44,12 @@ impl Runner {
         let mut child = command.spawn().map_err(|error| format!("the runner does not start: {error}"))?;
         let input = child.stdin.take().expect("its input is a pipe");
         let output = child.stdout.take().expect("its output is a pipe");
-        let (sender, lines) = mpsc::unbounded_channel();
+        let (sender, lines) = mpsc::channel(LINES_AHEAD_MAX);
         tokio::spawn(async move {
             let mut output = BufReader::new(output).lines();
             while let Ok(Some(line)) = output.next_line().await {
                 let value = serde_json::from_str(&line).unwrap_or_else(|_| json!({ "from": "", "text": line }));
-                if sender.send(value).is_err() {
+                if sender.send(value).await.is_err() {
                     return;
                 }
             }
