@@ -50,8 +50,8 @@ impl Link {
         self.open.send_replace(true);
     }
 
-    /// Forwards no more bytes on the current connections, and keeps them open, as after a failure of
-    /// the network or of a machine. New connections are forwarded.
+    /// Forwards no more bytes on the current connections, and keeps them open, as after a failure
+    /// of the network or of a machine. New connections are forwarded.
     pub(crate) fn freeze(&self) {
         self.freezes.send_modify(|count| *count += 1);
     }

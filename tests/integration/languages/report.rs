@@ -137,8 +137,8 @@ impl Reported {
         Ok(())
     }
 
-    /// The next item that counts, as a text. Bookmarks come at any time, and attempts to connect may
-    /// fail any number of times.
+    /// The next item that counts, as a text. Bookmarks come at any time, and attempts to connect
+    /// may fail any number of times.
     async fn next(
         &mut self,
         runner: &mut Runner,

@@ -1,5 +1,5 @@
-//! A runner: the program of one language, as a child process. It reads commands as lines of JSON, and
-//! writes answers and what its watches and handlers report.
+//! A runner: the program of one language, as a child process. It reads commands as lines of JSON,
+//! and writes answers and what its watches and handlers report.
 
 use std::{
     collections::{HashMap, VecDeque},

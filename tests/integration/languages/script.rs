@@ -92,7 +92,8 @@ pub(super) enum Action {
     Grant(String),
     /// Takes this right away.
     Revoke(String),
-    /// Writes a fresh token of a service account to the token file. The Secret of this name ends it.
+    /// Writes a fresh token of a service account to the token file. The Secret of this name ends
+    /// it.
     RotateToken(String),
     /// Deletes the Secret, and waits until the apiserver refuses its token.
     EndToken(String),
@@ -149,8 +150,9 @@ pub(super) enum Action {
     Same([String; 2]),
 }
 
-/// A command of a runner: `as` names what it makes, `gives` is what it answers, `error` how it fails,
-/// `keep` a variable for the version of the answer. The other fields are those of the runners.
+/// A command of a runner: `as` names what it makes, `gives` is what it answers, `error` how it
+/// fails, `keep` a variable for the version of the answer. The other fields are those of the
+/// runners.
 pub(super) type Command = Map<String, Value>;
 
 #[derive(Debug, Default, Deserialize)]

@@ -30,8 +30,8 @@ struct Player<'a> {
     outcome: Outcome,
     reported: Reported,
     variables: BTreeMap<String, Value>,
-    /// Names of the step begin with this for the runner, so that a late report of another step is not
-    /// taken for one of this step.
+    /// Names of the step begin with this for the runner, so that a late report of another step is
+    /// not taken for one of this step.
     prefix: String,
     names: Names,
     resource: String,
