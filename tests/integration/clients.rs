@@ -7,7 +7,10 @@
 
 use std::path::PathBuf;
 
-use crate::harness::{apiserver::ApiServer, kubefan::Kubefan};
+use crate::harness::{
+    apiserver::ApiServer,
+    kubefan::{Kubefan, value_of},
+};
 
 pub(crate) mod client_go;
 pub(crate) mod kube_rs;
@@ -49,11 +52,8 @@ impl Both {
 
     /// The sum of one of kubefan's metrics over its labels, and its lines.
     pub(crate) async fn metric(&self, name: &str) -> (f64, String) {
-        let (_, metrics) = self.kubefan.admin("/metrics").await.expect("metrics are served");
-        let ours: Vec<_> =
-            metrics.lines().filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{'))).collect();
-        let sum = ours.iter().filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
-        (sum, ours.join("\n"))
+        let ours = self.kubefan.metric_lines(name).await.expect("metrics are served");
+        (ours.iter().map(|line| value_of(line)).sum(), ours.join("\n"))
     }
 
     /// Fails unless kubefan answered lists from the cache.

@@ -322,8 +322,7 @@ impl Experiment {
         let source = self.source.as_ref().and_then(|source| source.kubefan.as_ref());
         let mut interrupted = 0;
         for kubefan in self.replicas.iter().flatten().chain(source) {
-            interrupted +=
-                (Metrics::of(kubefan).await.sum("kubefan_relists_total", r#"reason="initial""#)).saturating_sub(1);
+            interrupted += count(kubefan, "kubefan_relists_total", r#"reason="initial""#).await.saturating_sub(1);
         }
         interrupted
     }
@@ -331,12 +330,12 @@ impl Experiment {
     /// Checks by the replica's own metrics that it sent no snapshot and started no list but its
     /// first. Returns the number of lists and watches that it counts.
     async fn nothing_was_sent_again(&self, replica: usize) -> usize {
-        let metrics = Metrics::of(self.replicas[replica].as_ref().expect("the replica does not run")).await;
-        assert_eq!(metrics.sum("kubefan_snapshot_objects_sent_total", ""), 0);
-        let lists = metrics.lines("kubefan_relists_total");
+        let kubefan = self.replicas[replica].as_ref().expect("the replica does not run");
+        assert_eq!(count(kubefan, "kubefan_snapshot_objects_sent_total", "").await, 0);
+        let lists = kubefan.metric_lines("kubefan_relists_total").await.expect("metrics are served");
         assert!(!lists.is_empty() && lists.iter().all(|line| line.contains(r#"reason="initial""#)), "{lists:#?}");
-        let asked = |verb| metrics.sum("kubefan_upstream_requests_total", verb);
-        asked(r#"verb="list""#) + asked(r#"verb="watch""#)
+        let asked = async |verb| count(kubefan, "kubefan_upstream_requests_total", verb).await;
+        asked(r#"verb="list""#).await + asked(r#"verb="watch""#).await
     }
 
     async fn end(self) {
@@ -360,24 +359,9 @@ impl Experiment {
     }
 }
 
-/// What a kubefan's `/metrics` shows.
-struct Metrics(String);
-
-impl Metrics {
-    async fn of(kubefan: &Kubefan) -> Metrics {
-        Metrics(kubefan.admin("/metrics").await.expect("no metrics").1)
-    }
-
-    /// The lines of one metric with labels.
-    fn lines(&self, name: &str) -> Vec<&str> {
-        self.0.lines().filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{'))).collect()
-    }
-
-    /// The sum over all lines of `name` that contain `label`.
-    fn sum(&self, name: &str, label: &str) -> usize {
-        let ours = self.lines(name).into_iter().filter(|line| line.contains(label));
-        ours.map(|line| line.rsplit(' ').next().and_then(|value| value.parse::<usize>().ok()).unwrap()).sum()
-    }
+/// The sum of a metric's lines that contain `label`, all of which are counts.
+async fn count(kubefan: &Kubefan, metric: &str, label: &str) -> usize {
+    kubefan.metric_sum(metric, label).await.expect("metrics are served") as usize
 }
 
 async fn spawn(api: &ApiServer, address: SocketAddr, source: Option<&SourceKubefan>) -> Kubefan {

@@ -132,12 +132,8 @@ async fn measure(
 
 /// Bytes sent to subscribers.
 async fn sent(kubefans: &[&Kubefan]) -> f64 {
-    let each = kubefans.iter().map(|kubefan| async {
-        let (_, text) = kubefan.admin("/metrics").await.expect("metrics");
-        let lines = text.lines().filter(|line| line.starts_with("kubefan_sent_bytes_total"));
-        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>()
-    });
-    join_all(each).await.iter().sum()
+    let each = kubefans.iter().map(|kubefan| kubefan.metric_sum("kubefan_sent_bytes_total", ""));
+    join_all(each).await.into_iter().map(|bytes| bytes.expect("metrics are served")).sum()
 }
 
 /// Reads a snapshot, and then so many changes: their versions, and when they came.

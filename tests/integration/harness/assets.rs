@@ -1,9 +1,10 @@
 //! Provides the programs of Kubernetes for the tests: etcd, kube-apiserver, kubectl, helm,
 //! kube-state-metrics, Prometheus and an operator, and for some tests kube-apiserver of other
-//! releases. The
-//! first use builds them from Go modules into `target/test-assets`, in directories named after the
-//! build inputs. A file lock makes test processes that start together build only once. A rename at
-//! the end of a build prevents the use of an incomplete build.
+//! releases.
+//!
+//! The first use builds them from Go modules into `target/test-assets`, in directories named after
+//! the build inputs. A file lock makes test processes that start together build only once. A rename
+//! at the end of a build prevents the use of an incomplete build.
 
 #![expect(clippy::disallowed_methods, reason = "runs before any test does, outside of every runtime")]
 

@@ -152,11 +152,29 @@ impl Kubefan {
         text.lines().find_map(|found| found.strip_prefix(line)?.trim().parse().ok())
     }
 
+    /// The lines of a metric, each with its labels and its value. `None` if there is no answer.
+    pub(crate) async fn metric_lines(&self, name: &str) -> Option<Vec<String>> {
+        let (_, text) = self.admin("/metrics").await?;
+        let is_of = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
+        Some(text.lines().filter(is_of).map(str::to_owned).collect())
+    }
+
+    /// The sum of a metric's lines that contain `label`. `None` if there is no answer.
+    pub(crate) async fn metric_sum(&self, name: &str, label: &str) -> Option<f64> {
+        let lines = self.metric_lines(name).await?;
+        Some(lines.iter().filter(|line| line.contains(label)).map(|line| value_of(line)).fold(0.0, |sum, it| sum + it))
+    }
+
     /// Waits until a line of the metrics has this value.
     pub(crate) async fn metric_becomes(&self, line: &str, value: f64) {
         let what = format!("{line} to be {value}");
         wait::until(&what, wait::SOON, || async { (self.metric(line).await == Some(value)).then_some(()) }).await;
     }
+}
+
+/// The value at the end of a line of the metrics.
+pub(crate) fn value_of(line: &str) -> f64 {
+    line.rsplit(' ').next().and_then(|value| value.parse().ok()).expect("a metric has a value")
 }
 
 /// The path of the binary. Set the variable to a release build for measurements, or to the static

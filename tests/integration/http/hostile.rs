@@ -323,11 +323,6 @@ async fn early_disconnects_leave_nothing_behind(kubefan: &Kubefan) {
         let mut some = vec![0; round * 7];
         let _ = timeout(SILENCE, stream.read_exact(&mut some)).await;
     }
-    let open = || async {
-        let (_, metrics) = kubefan.admin("/metrics").await?;
-        let streams = metrics.lines().filter(|line| line.starts_with("kubefan_subscribers{"));
-        let open: f64 = streams.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
-        (open == 0.0).then_some(())
-    };
+    let open = || async { (kubefan.metric_sum("kubefan_subscribers", "").await? == 0.0).then_some(()) };
     crate::harness::wait::until("every stream to end", crate::harness::wait::SOON, open).await;
 }

@@ -287,10 +287,7 @@ async fn invalid_websocket_requests_are_refused() {
 /// Waits until kubefan has no open watch.
 async fn wait_until_no_watch(kubefan: &Kubefan) {
     until("every stream to end", SOON, || async {
-        let (_, metrics) = kubefan.admin("/metrics").await?;
-        let streams = metrics.lines().filter(|line| line.starts_with("kubefan_subscribers{"));
-        let open: f64 = streams.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
-        (open == 0.0).then_some(())
+        (kubefan.metric_sum("kubefan_subscribers", "").await? == 0.0).then_some(())
     })
     .await;
 }

@@ -156,7 +156,7 @@ impl Replicas {
 
     /// The watches of each replica that runs.
     pub(super) async fn watches(&self) -> Vec<f64> {
-        self.each("kubefan_subscribers{").await
+        self.each("kubefan_subscribers").await
     }
 
     /// The watches that each replica that runs has asked to move.
@@ -169,11 +169,11 @@ impl Replicas {
         self.each("kubefan_peers_refused_total").await
     }
 
-    /// The sum of the metrics whose line starts with `name`, of each replica that runs.
-    async fn each(&self, name: &str) -> Vec<f64> {
+    /// The sum of a metric's lines, of each replica that runs.
+    async fn each(&self, metric: &str) -> Vec<f64> {
         let mut sums = Vec::new();
         for replica in self.places.iter().filter_map(|place| place.replica.as_ref()) {
-            sums.push(sum(&replica.kubefan, name, "").await);
+            sums.push(sum(&replica.kubefan, metric, "").await);
         }
         sums
     }
@@ -210,9 +210,7 @@ impl Replicas {
     }
 }
 
-/// The sum of the metrics whose line starts with `name` and contains `label`.
-async fn sum(kubefan: &Kubefan, name: &str, label: &str) -> f64 {
-    let (_, text) = kubefan.admin("/metrics").await.expect("the metrics are served");
-    let ours = text.lines().filter(|line| line.starts_with(name) && line.contains(label));
-    ours.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+/// The sum of a metric's lines that contain `label`.
+async fn sum(kubefan: &Kubefan, metric: &str, label: &str) -> f64 {
+    kubefan.metric_sum(metric, label).await.expect("metrics are served")
 }

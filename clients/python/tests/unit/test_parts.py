@@ -205,7 +205,7 @@ def test_a_version_of_the_callers_own_expires_by_default() -> None:
 
 
 def test_grpc_connects_between_the_calls_of_a_broken_watch() -> None:
-    # Without someone who waits for it, gRPC looks at a socket only every five seconds.
+    # gRPC looks at a socket only every five seconds while no call waits for it.
     client = Client("127.0.0.1:1")
     asked: list[str] = []
     client._channel.subscribe = lambda *_, **__: asked.append("subscribe")

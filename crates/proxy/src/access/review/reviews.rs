@@ -7,7 +7,7 @@
 
 use std::{
     hash::Hash,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -113,8 +113,7 @@ where
     /// Whether the apiserver could be asked when it last had to be. A failure counts for a minute:
     /// without callers nothing is asked.
     pub fn is_answered(&self) -> bool {
-        let away_at = self.shared.away_at.lock().unwrap_or_else(PoisonError::into_inner);
-        away_at.is_none_or(|at| at.elapsed() >= UNANSWERED_FOR)
+        self.shared.away_at().is_none_or(|at| at.elapsed() >= UNANSWERED_FOR)
     }
 
     /// Counts the use of a verdict that counts only because of an outage.
@@ -206,22 +205,24 @@ where
 }
 
 impl<K, V> Shared<K, V> {
+    fn away_at(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.away_at.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn is_away(&self) -> bool {
-        let away_at = self.away_at.lock().unwrap_or_else(PoisonError::into_inner);
-        away_at.is_some_and(|at| at.elapsed() < OUTAGE_PAUSE)
+        self.away_at().is_some_and(|at| at.elapsed() < OUTAGE_PAUSE)
     }
 
     /// Whether the apiserver could not be asked the last time.
     fn was_away(&self) -> bool {
-        self.away_at.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        self.away_at().is_some()
     }
 
     /// Whether no review has succeeded since the apiserver could not be asked. If so, it is not
     /// asked again at once.
     fn is_still_away(&self) -> bool {
-        let mut away_at = self.away_at.lock().unwrap_or_else(PoisonError::into_inner);
         // An outage that is over must not come back.
-        away_at.as_mut().map(|at| *at = Instant::now()).is_some()
+        self.away_at().as_mut().map(|at| *at = Instant::now()).is_some()
     }
 
     fn in_grace(&self, verdict: V) -> V {
@@ -234,7 +235,7 @@ impl<K, V> Shared<K, V> {
         let answer = review.await;
         self.metrics.answered(answer.as_ref().err().map(UpstreamError::reason));
         let is_outage = answer.as_ref().is_err_and(is_outage);
-        *self.away_at.lock().unwrap_or_else(PoisonError::into_inner) = is_outage.then(Instant::now);
+        *self.away_at() = is_outage.then(Instant::now);
         answer.map_err(|error| {
             tracing::warn!(%error, kind = self.metrics.kind, "the apiserver gave no verdict about a caller");
             if is_outage { ReviewError::Outage } else { ReviewError::Refused }
