@@ -61,7 +61,8 @@ impl Format {
     }
 
     /// The format of the Kubernetes API over HTTP, for a cache in this encoding. For protobuf there
-    /// are two projections: the whole object, and its `PartialObjectMetadata`.
+    /// are four projections: the whole object and its `PartialObjectMetadata`, each with or without
+    /// managed fields.
     pub fn http(media: Media, projection: Projection) -> Self {
         Self { projection, wire: Wire::Http(media), ..Self::default() }
     }
@@ -116,7 +117,7 @@ impl Format {
             (Wire::Http(Media::Table), Some(tables)) => Some(tables.row(object, self.include)),
             _ if self.projection.is_identity() => None,
             // This cannot fail: the object was parsed before it was cached.
-            (Wire::Http(Media::Protobuf), _) => protobuf::partial_metadata(object).ok(),
+            (Wire::Http(Media::Protobuf), _) => protobuf::projected(object, &self.projection).ok(),
             _ => Some(self.projection.apply(object)),
         }
     }
