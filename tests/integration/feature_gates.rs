@@ -210,6 +210,7 @@ async fn a_shard_that_the_cache_cannot_answer_is_refused() {
         (Method::GET, format!("{path}?shardSelector={selector}"), "application/yaml"),
         (Method::GET, format!("{not_cached}?shardSelector={selector}"), JSON),
         (Method::GET, format!("{not_cached}?watch=1&shardSelector={selector}"), JSON),
+        (Method::GET, format!("{path}/?shardSelector={selector}"), JSON),
         (Method::DELETE, format!("{path}?shardSelector={selector}"), JSON),
     ] {
         servers.ask(method.clone(), &path, accept).await.refused_because(&format!("{method} {path} {accept}"));

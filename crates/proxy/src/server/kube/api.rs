@@ -242,8 +242,12 @@ impl<C: Catalog> KubeApi<C> {
     /// What a request needs that upstream might ignore.
     fn cache_only(&self, request: &Parts, info: &RequestInfo<'_>) -> Option<CacheOnly> {
         let FeatureGates { sharded_list_and_watch, managed_fields_opt_out } = self.feature_gates;
-        let path = info.path.as_ref()?;
-        let is_collection = path.name.is_empty() || path.is_watch;
+        let is_collection = match &info.path {
+            Some(path) => path.name.is_empty() || path.is_watch,
+            // Only upstream might read it as the path of a collection. What is proxied has its own
+            // parameters.
+            None => !request.uri.path().split('/').any(|part| part == "proxy"),
+        };
         // Also to delete a collection: upstream might delete all of it.
         if sharded_list_and_watch
             && is_collection
@@ -251,6 +255,7 @@ impl<C: Catalog> KubeApi<C> {
         {
             return Some(CacheOnly::ShardSelector);
         }
+        info.path.as_ref()?;
         let is_read = managed_fields_opt_out && request.method == Method::GET;
         let header = negotiate::accept_header(&request.headers).filter(|_| is_read)?;
         let is_list = is_collection && !info.is_watch;
