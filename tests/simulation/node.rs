@@ -18,7 +18,7 @@ use kubefan_proxy::{
     caches::{CacheContext, EncodingLimits, ListScheduler, Registry, RegistryOptions, memory_pressure},
     config::ServeConfig,
     fanout::GateLimits,
-    server::{ClientInfo, Server, ServerOptions},
+    server::{ClientInfo, Server, ServerOptions, kube::feature_gates::FeatureGates},
     telemetry::metrics::Metrics,
     upstream::{
         Source,
@@ -203,6 +203,7 @@ impl Node {
         let drain = CancellationToken::new();
         let server_options = ServerOptions {
             consistent_list_bytes_min: options.consistent_list_bytes_min,
+            feature_gates: FeatureGates { sharded_list_and_watch: true, managed_fields_opt_out: false },
             ..ServerOptions::from(&ServeConfig::default())
         };
         let access = (Arc::new(AccessControl::always_allow()), AuditLog::default());

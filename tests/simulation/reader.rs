@@ -94,7 +94,11 @@ impl Reader {
             "" => String::new(),
             namespace => format!("/namespaces/{namespace}"),
         };
-        let query = [("labelSelector", &target.label_selector), ("fieldSelector", &target.field_selector)];
+        let query = [
+            ("labelSelector", &target.label_selector),
+            ("fieldSelector", &target.field_selector),
+            ("shardSelector", &self.spec.selection.shard()),
+        ];
         let query = query.into_iter().filter(|(_, selector)| !selector.is_empty());
         let query = query.fold(String::new(), |mut query, (name, selector)| {
             let selector: String = form_urlencoded::byte_serialize(selector.as_bytes()).collect();

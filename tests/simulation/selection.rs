@@ -28,6 +28,8 @@ pub(crate) enum Selection {
     /// `tier!=cache,canary notin (later)`, which also selects objects without these labels, and
     /// terms that every object meets.
     NotCached,
+    /// The objects whose uid has a hash in the lower half. Only over HTTP.
+    Shard,
 }
 
 impl Selection {
@@ -46,12 +48,27 @@ impl Selection {
         Selection::NotCached,
     ];
 
+    /// All selections that a seed draws from for programs that read over HTTP.
+    pub(crate) fn over_http() -> impl Iterator<Item = Selection> {
+        Selection::ALL.into_iter().chain([Selection::Shard, Selection::Shard])
+    }
+
+    /// The shard selector over HTTP, beside [`Self::target`]; empty for none.
+    pub(crate) fn shard(self) -> String {
+        match self {
+            Selection::Shard => {
+                "shardRange(object.metadata.uid, '0x0000000000000000', '0x8000000000000000')".to_owned()
+            }
+            _ => String::new(),
+        }
+    }
+
     /// The selection as a subscriber requests it.
     pub(crate) fn target(self) -> Target {
         let target = Target { resource: "pods".to_owned(), ..Target::default() };
         let label_selector = |text: &str| text.to_owned();
         match self {
-            Selection::Everything => target,
+            Selection::Everything | Selection::Shard => target,
             Selection::Namespace(namespace) => Target { namespace: namespace.to_owned(), ..target },
             Selection::App(app) => Target { label_selector: format!("app={app}"), ..target },
             Selection::Tiers => {
@@ -84,6 +101,11 @@ impl Selection {
             Selection::Node(node) => object.node == node,
             Selection::NotRunning => object.phase != "Running",
             Selection::AppIn(app, namespace) => label("app") == Some(app) && object.namespace == namespace,
+            // The upper bit of FNV-1a.
+            Selection::Shard => {
+                let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(1_099_511_628_211);
+                object.uid.bytes().fold(14_695_981_039_346_656_037, step) < 1 << 63
+            }
             Selection::NotCached => label("tier") != Some("cache") && label("canary") != Some("later"),
             Selection::CanaryOn(node) => label("canary").is_some() && object.node == node,
         }

@@ -266,6 +266,10 @@ bugs! {
     /// in pages, without selectors.
     RemainingCountsThePage = "remaining-counts-the-page" breaks "Reliable",
 
+    /// `kubefan_model::selection`: the shard of a selection is ignored. Needs: a program that reads
+    /// a shard.
+    ShardIsIgnored = "shard-is-ignored" breaks "Filtered",
+
     /// `server/kube/watch.rs`: a watch over HTTP from a version that the cache has not reached
     /// starts at the cache's version, and sends events that the client has, or ends with 410.
     /// Needs: a replica that is behind, and a watch with the version of another one.
