@@ -51,6 +51,7 @@ mod outages;
 mod passthrough;
 mod peers;
 mod protobuf;
+mod protobuf_grpc;
 mod quiet;
 mod recovery;
 mod relists;
@@ -152,6 +153,7 @@ fn main() -> std::process::ExitCode {
         passthrough::TESTS,
         peers::TESTS,
         protobuf::TESTS,
+        protobuf_grpc::TESTS,
         quiet::dynamic_informers::TESTS,
         quiet::failover::TESTS,
         quiet::kubectl_outage::TESTS,
