@@ -31,7 +31,7 @@ use kubefan_model::{
     format::IncludeObject,
     object::{Object, ObjectParser},
     projection::{Parts, Projection},
-    selector::{FieldSelector, LabelSelector, SELECTOR_BYTES_MAX},
+    selector::{FieldSelector, LabelSelector, SELECTOR_BYTES_MAX, ShardSelector},
     table::Tables,
 };
 use kubefan_proxy::{
@@ -183,7 +183,7 @@ fn check_round_trip(object: &Arc<Object>, parser: &Arc<ObjectParser>) {
 }
 
 /// Selectors: formatting a parsed selector and parsing it again gives the same selector. The first
-/// part of the input is a label selector, the second a field selector.
+/// part of the input is a label selector or a shard selector, the second a field selector.
 pub(crate) fn selectors(data: &[u8]) {
     let (labels, fields) = split_parts(data);
     if let Ok(labels) = std::str::from_utf8(labels)
@@ -197,6 +197,15 @@ pub(crate) fn selectors(data: &[u8]) {
         for value in [None, Some(""), Some("web"), Some("-9223372036854775808")] {
             selector.matches(|_| value);
         }
+    }
+    if let Ok(shard) = std::str::from_utf8(labels)
+        && let Ok(selector) = ShardSelector::parse(shard)
+    {
+        let text = selector.to_string();
+        if text.len() <= SELECTOR_BYTES_MAX {
+            assert_eq!(ShardSelector::parse(&text).as_ref(), Ok(&selector), "{shard:?} is {text:?}");
+        }
+        let _ = selector.shards().is_none_or(|shards| shards.contains("namespace", "uid"));
     }
     if let Ok(fields) = std::str::from_utf8(fields)
         && let Ok(selector) = FieldSelector::parse(fields)
@@ -332,8 +341,8 @@ pub(crate) fn http(data: &[u8]) {
     }
     let _ = options::read_get(&Query::parse(&query));
     for is_list in [false, true] {
-        let forms = negotiate::negotiate(&accept, is_list);
-        assert_eq!(forms, negotiate::negotiate(&accept, is_list));
+        let forms = negotiate::negotiate(&accept, is_list, true);
+        assert_eq!(forms, negotiate::negotiate(&accept, is_list, true));
     }
     let _ = negotiate::negotiate_failure(Some(&accept));
 }

@@ -29,6 +29,7 @@ mod estimate;
 mod examples;
 mod failures;
 mod fair_limits;
+mod feature_gates;
 mod freshness;
 mod harness;
 mod harness_works;
@@ -120,6 +121,7 @@ fn main() -> std::process::ExitCode {
         examples::in_rust::TESTS,
         failures::TESTS,
         fair_limits::TESTS,
+        feature_gates::TESTS,
         freshness::TESTS,
         harness::process::TESTS,
         harness_works::TESTS,

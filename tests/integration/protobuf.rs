@@ -10,6 +10,7 @@ use kubefan_model::{
     GroupVersionResource, Media, ResourceVersion,
     fields::FieldRef,
     object::Object,
+    projection::Projection,
     protobuf::{self, ListMeta, kinds},
     selection::Selection,
     selector::{FieldSelector, LabelSelector},
@@ -349,7 +350,7 @@ async fn derived_responses_equal_the_apiservers_bytes() {
     caches.synced(&configmaps(), &namespace, Media::Json).await;
     let served = caches.synced(&configmaps(), &namespace, Media::Protobuf).await;
     let (store, _) = served.hub.state().unwrap();
-    let upstream = &caches.upstream;
+    let (upstream, metadata) = (&caches.upstream, Projection::partial_object_metadata());
 
     for object in store.iter() {
         let own = format!("{path}/{}", object.key().name());
@@ -357,7 +358,7 @@ async fn derived_responses_equal_the_apiservers_bytes() {
         assert_eq!(object.bytes(), whole, "a get");
         let accept = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
         let partial = upstream.get_accept(Verb::Get, &own, accept).await.unwrap().into_body();
-        assert_eq!(protobuf::partial_metadata(&object.bytes()).unwrap(), partial, "its metadata");
+        assert_eq!(protobuf::projected(&object.bytes(), &metadata).unwrap(), partial, "its metadata");
     }
 
     let (body, _) = upstream.get_media(Verb::List, &format!("{path}?limit=2"), Media::Protobuf).await.unwrap();
@@ -381,7 +382,8 @@ async fn derived_responses_equal_the_apiservers_bytes() {
     let accept = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
     let body = upstream.get_accept(Verb::List, &path, accept).await.unwrap().into_body();
     let meta = protobuf::read_list(protobuf::open(&body).unwrap().message).unwrap().meta;
-    let items: Vec<_> = store.iter().map(|object| protobuf::partial_metadata_item(&object.bytes()).unwrap()).collect();
+    let items: Vec<_> =
+        store.iter().map(|object| protobuf::projected_item(&object.bytes(), &metadata).unwrap().into()).collect();
     assert_eq!(write("PartialObjectMetadataList", &meta, &items), body, "a list of metadata");
 
     let query =

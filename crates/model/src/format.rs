@@ -54,8 +54,7 @@ impl Format {
     ///
     /// # Errors
     /// If `only_changes` would never suppress anything, because the objects contain their version.
-    /// With [`Encoding::Protobuf`] for every projection but the default and
-    /// [`Projection::partial_object_metadata`].
+    /// With [`Encoding::Protobuf`] for every projection in canonical form, which is made from JSON.
     pub fn new(projection: Projection, only_changes: bool, encoding: Encoding) -> Result<Self, InvalidFormat> {
         let projection = if encoding == Encoding::ZstdDelta { projection.canonical() } else { projection };
         if encoding == Encoding::Protobuf && !projection.keeps_version() {
@@ -68,7 +67,8 @@ impl Format {
     }
 
     /// The format of the Kubernetes API over HTTP, for a cache in this encoding. For protobuf there
-    /// are two projections: the whole object, and its `PartialObjectMetadata`.
+    /// are four projections: the whole object and its `PartialObjectMetadata`, each with or without
+    /// managed fields.
     pub fn http(media: Media, projection: Projection) -> Self {
         Self { projection, wire: Wire::Http(media), ..Self::default() }
     }
@@ -124,7 +124,7 @@ impl Format {
             (Media::Table, Some(tables)) => Some(tables.row(object, self.include)),
             _ if self.projection.is_identity() => None,
             // This cannot fail: the object was parsed before it was cached.
-            (Media::Protobuf, _) => protobuf::partial_metadata(object).ok(),
+            (Media::Protobuf, _) => protobuf::projected(object, &self.projection).ok(),
             _ => Some(self.projection.apply(object)),
         }
     }
@@ -162,6 +162,7 @@ mod tests {
             "equal bytes need only one view"
         );
     }
+
     #[test]
     fn protobuf_is_whole_or_partial_metadata_over_both_protocols() {
         let partial = Projection::partial_object_metadata;

@@ -4,10 +4,11 @@
 //! share one view. The JSON is walked once and spans of it are copied. Decoding and encoding it
 //! again would be slower and could change the bytes that the apiserver wrote.
 //!
-//! A projection that leaves anything out is in *canonical form*: it also leaves out
+//! A projection of gRPC that leaves anything out is in *canonical form*: it also leaves out
 //! `metadata.resourceVersion`, which the surrounding message carries, and `metadata.managedFields`.
 //! So the bytes change only if something else in the object changes, and they depend only on the
-//! object's history. Deltas and `only_changes` rely on that.
+//! object's history. Deltas and `only_changes` rely on that. Projections of the Kubernetes API keep
+//! the version.
 
 mod difference;
 
@@ -87,7 +88,7 @@ pub struct Projection {
 }
 
 /// What to do with the fields of a map.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Node {
     /// Sorted by name.
     fields: Vec<(Box<str>, Rule)>,
@@ -95,7 +96,7 @@ struct Node {
     keeps_others: bool,
 }
 
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Rule {
     Keep,
     Drop,
@@ -120,18 +121,33 @@ impl Projection {
         Ok(Self::canonical_of(parts == Parts::Metadata, root, drop_last_applied))
     }
 
-    /// The whole metadata, as the apiserver sends a `PartialObjectMetadata`. This is the only
-    /// projection that leaves something out and is not in canonical form.
+    /// The whole metadata, as the apiserver sends a `PartialObjectMetadata`.
     pub fn partial_object_metadata() -> Self {
         let root = Node { fields: vec![("metadata".into(), Rule::Keep)], keeps_others: false };
         Self { partial: true, root: Some(Arc::new(root)) }
     }
 
-    fn canonical_of(partial: bool, mut root: Rule, drop_last_applied: bool) -> Self {
-        root.leave_out(&RESOURCE_VERSION);
-        root.leave_out(&MANAGED_FIELDS);
-        if drop_last_applied && !planted::is(Bug::LastAppliedStays) {
-            root.leave_out(&LAST_APPLIED_PATH);
+    /// The same parts without `metadata.managedFields`, as the apiserver sends them for
+    /// `drop=metadata.managedFields` (KEP-5958).
+    #[must_use]
+    pub fn without_managed_fields(self) -> Self {
+        let root = match self.root.map(Arc::unwrap_or_clone) {
+            Some(node) => Rule::Within(node),
+            None => Rule::Keep,
+        };
+        Self::of(self.partial, root, &[&MANAGED_FIELDS])
+    }
+
+    fn canonical_of(partial: bool, root: Rule, drop_last_applied: bool) -> Self {
+        match drop_last_applied && !planted::is(Bug::LastAppliedStays) {
+            true => Self::of(partial, root, &[&RESOURCE_VERSION, &MANAGED_FIELDS, &LAST_APPLIED_PATH]),
+            false => Self::of(partial, root, &[&RESOURCE_VERSION, &MANAGED_FIELDS]),
+        }
+    }
+
+    fn of(partial: bool, mut root: Rule, without: &[&[&str]]) -> Self {
+        for path in without {
+            root.leave_out(path);
         }
         let root = match root {
             Rule::Within(node) => Some(Arc::new(node)),
@@ -147,7 +163,29 @@ impl Projection {
 
     /// Whether the result contains `metadata.resourceVersion`. If not, it is in canonical form.
     pub fn keeps_version(&self) -> bool {
-        self.is_identity() || *self == Self::partial_object_metadata()
+        self.keeps(&RESOURCE_VERSION)
+    }
+
+    /// Whether the result contains `metadata.managedFields`.
+    pub fn keeps_managed_fields(&self) -> bool {
+        self.keeps(&MANAGED_FIELDS)
+    }
+
+    fn keeps(&self, path: &[&str]) -> bool {
+        let mut node = self.root.as_deref();
+        for name in path {
+            match node.map(|node| node.rule(name)) {
+                None | Some(Rule::Keep) => return true,
+                Some(Rule::Drop) => return false,
+                Some(Rule::Within(within)) => node = Some(within),
+            }
+        }
+        true
+    }
+
+    /// Whether the result calls itself a `PartialObjectMetadata`.
+    pub fn is_partial(&self) -> bool {
+        self.partial
     }
 
     /// Whether objects are sent unchanged.

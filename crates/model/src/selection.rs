@@ -1,5 +1,5 @@
 //! Selections: which objects of a resource a subscriber asked for, by namespace, name, label
-//! selector and field selector.
+//! selector, field selector and shard selector.
 
 use std::{
     any::Any,
@@ -12,7 +12,7 @@ use super::{
     GroupVersionResource, Scope,
     fields::{FieldRef, FieldTable, UnsupportedField},
     object::{LabelLookup, Object, ObjectParser},
-    selector::{FieldOperator, FieldSelector, FieldTerm, LabelSelector, Operator, ValueSet},
+    selector::{FieldOperator, FieldSelector, FieldTerm, LabelSelector, Operator, Shards, ValueSet},
 };
 
 /// A selection of objects. Equal selections compare equal, so that their subscribers share one
@@ -46,6 +46,8 @@ pub struct SelectionSpec {
     pub labels: LabelSelector,
     /// Field selector, with resolved field names.
     fields: Vec<(FieldRef, FieldOperator, Box<str>)>,
+    /// `None` for every hash.
+    shards: Option<Shards>,
 }
 
 /// A condition that only objects with certain known values meet. Selections are indexed by it.
@@ -78,9 +80,20 @@ impl Selection {
         let terms =
             fields.terms().iter().map(|term| Ok((table.resolve(&term.path, resource)?, term.op, term.value.clone())));
         let fields = terms.collect::<Result<Vec<_>, _>>()?;
-        let spec = SelectionSpec { namespace: namespace.into(), name: name.into(), labels, fields };
+        let spec = SelectionSpec { namespace: namespace.into(), name: name.into(), labels, fields, shards: None };
+        Ok(Self::of(spec, parser))
+    }
+
+    fn of(spec: SelectionSpec, parser: Arc<ObjectParser>) -> Self {
         let (hash, kept) = (HASHES.hash_one(&spec), OnceLock::new());
-        Ok(Self(Arc::new(Bound { spec, hash, parser, kept })))
+        Self(Arc::new(Bound { spec, hash, parser, kept }))
+    }
+
+    /// Of this selection, only the objects in these shards.
+    #[must_use]
+    pub fn within(self, shards: Shards) -> Self {
+        let spec = SelectionSpec { shards: Some(shards), ..self.spec().clone() };
+        Self::of(spec, self.parser().clone())
     }
 
     /// The same selection, which its owner can drop.
@@ -101,14 +114,16 @@ impl Selection {
 
     /// The price of testing one object: the number of its terms and one.
     pub fn tests(&self) -> usize {
-        1 + self.0.spec.labels.requirements().len() + self.0.spec.fields.len()
+        let SelectionSpec { labels, fields, shards, .. } = &self.0.spec;
+        1 + labels.requirements().len() + fields.len() + usize::from(shards.is_some())
     }
 
     /// The memory of the selection, in bytes, without the parser.
     pub fn bytes(&self) -> usize {
-        let SelectionSpec { namespace, name, labels, fields } = &self.0.spec;
+        let SelectionSpec { namespace, name, labels, fields, shards } = &self.0.spec;
         let behind = fields.iter().map(|(.., value)| value.len()).sum::<usize>() + size_of_val(&**fields);
-        size_of::<Bound>() + namespace.len() + name.len() + labels.heap_bytes() + behind
+        let shards = shards.as_ref().map_or(0, Shards::heap_bytes);
+        size_of::<Bound>() + namespace.len() + name.len() + labels.heap_bytes() + behind + shards
     }
 
     /// The criteria. Two selections of one resource with equal specs select the same objects.
@@ -118,9 +133,9 @@ impl Selection {
 
     /// Whether it selects every object in a scope.
     pub fn is_everything_in(&self, scope: &Scope) -> bool {
-        let SelectionSpec { namespace, name, labels, fields } = &self.0.spec;
+        let SelectionSpec { namespace, name, labels, fields, shards } = &self.0.spec;
         let has_namespace = !namespace.is_empty() && namespace != scope.namespace();
-        !has_namespace && name.is_empty() && labels.is_everything() && fields.is_empty()
+        !has_namespace && name.is_empty() && labels.is_everything() && fields.is_empty() && shards.is_none()
     }
 
     /// The name and the fields as a field selector. `table` is the one that they were bound with.
@@ -135,8 +150,13 @@ impl Selection {
         }))
     }
 
-    /// Whether an object can become or cease to be a member while it exists. Name and namespace
-    /// alone cannot cause that, because they never change.
+    /// Whether the object with this namespace and uid is in the selected shards.
+    pub fn has_in_shards(&self, namespace: &str, uid: &str) -> bool {
+        self.0.spec.shards.as_ref().is_none_or(|shards| shards.contains(namespace, uid))
+    }
+
+    /// Whether an object can become or cease to be a member while it exists. Name, namespace and
+    /// uid alone cannot cause that, because they never change.
     pub fn membership_can_change(&self) -> bool {
         !self.0.spec.labels.is_everything()
             || self.0.spec.fields.iter().any(|(field, ..)| matches!(field, FieldRef::Index(_)))
@@ -149,7 +169,7 @@ impl Selection {
 
     /// The criteria that are equalities. All of them must hold.
     pub fn equalities(&self) -> impl Iterator<Item = Equality<'_>> {
-        let SelectionSpec { namespace, name, labels, fields } = &self.0.spec;
+        let SelectionSpec { namespace, name, labels, fields, .. } = &self.0.spec;
         let path = [Equality::Name(name), Equality::Namespace(namespace)];
         let path = path.into_iter().filter(|term| !matches!(term, Equality::Name("") | Equality::Namespace("")));
         let fields = fields.iter().filter(|(_, operator, _)| *operator == FieldOperator::Equals);
@@ -178,13 +198,14 @@ impl Selection {
     }
 
     fn matches_by<'a>(&self, object: &'a Object, label: impl Fn(&str) -> Option<&'a str>) -> bool {
-        let SelectionSpec { namespace, name, labels, fields } = &self.0.spec;
+        let SelectionSpec { namespace, name, labels, fields, .. } = &self.0.spec;
         (namespace.is_empty() || namespace == object.key().namespace())
             && (name.is_empty() || name == object.key().name())
             && fields.iter().all(|(field, operator, value)| {
                 (*self.0.parser.field(object, *field) == **value) == (*operator == FieldOperator::Equals)
             })
             && (labels.is_everything() || labels.matches(label))
+            && self.has_in_shards(object.key().namespace(), object.uid())
     }
 }
 
@@ -223,6 +244,7 @@ impl fmt::Debug for Selection {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::selector::ShardSelector;
 
     #[test]
     fn the_selectors_of_a_selection_select_the_same() {
@@ -246,6 +268,27 @@ mod tests {
         let named = bind("p", LabelSelector::default(), &FieldSelector::default());
         assert_eq!(named.field_selector(&table).to_string(), "metadata.name=p");
         assert!(!named.is_everything_in(&Scope::Cluster));
+    }
+
+    #[test]
+    fn a_selection_within_shards_selects_by_the_hash_of_the_uid() {
+        let gvr = GroupVersionResource::new("", "v1", "pods");
+        let table = FieldTable::new(&gvr, true, &[]);
+        let parser = Arc::new(ObjectParser::new(&table));
+        let all = FieldSelector::default();
+        let whole = Selection::bind("", "", LabelSelector::default(), &all, &table, parser.clone(), &gvr).unwrap();
+        // The hash of "a" is 0xaf63dc4c8601ec8c.
+        let [low, high] = [("0x0000000000000000", "0xaf63dc4c8601ec8c"), ("0xaf63dc4c8601ec8c", "0xaf63dc4c8601ec8d")]
+            .map(|(start, end)| {
+                let text = format!("shardRange(object.metadata.uid, '{start}', '{end}')");
+                whole.clone().within(ShardSelector::parse(&text).unwrap().shards().unwrap())
+            });
+        let object = parser.parse(br#"{"metadata":{"name":"p","uid":"a","resourceVersion":"1"}}"#).unwrap();
+        assert!(high.matches(&object) && !low.matches(&object) && whole.matches(&object));
+        assert!(high != whole && high != low && !high.is_everything_in(&Scope::Cluster));
+        assert!(!high.membership_can_change(), "an object with another uid is another object");
+        let reduced = Arc::new(object).selectable_attributes(&parser);
+        assert!(high.matches(&reduced) && !low.matches(&reduced));
     }
 
     #[test]

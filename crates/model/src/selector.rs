@@ -1,4 +1,4 @@
-//! Label and field selectors, in kubectl's syntax.
+//! Label, field and shard selectors, in Kubernetes' syntax.
 //!
 //! The grammar is that of apimachinery's `labels.Parse` and `fields.ParseSelector`, including its
 //! quirks: a selector that means one thing to the apiserver and another here would silently lose
@@ -8,11 +8,13 @@
 mod field;
 mod label;
 mod label_tokens;
+mod shard;
 mod validate;
 mod value_set;
 
 pub use field::{FieldOperator, FieldSelector, FieldTerm};
 pub use label::{LabelSelector, Operator, Requirement};
+pub use shard::{ShardSelector, Shards};
 pub use value_set::ValueSet;
 
 /// Maximum length of a selector, in bytes. kube-apiserver only limits the request line.

@@ -10,6 +10,7 @@ use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
     process::Command,
+    time::Duration,
 };
 
 use serde::Deserialize;
@@ -20,14 +21,14 @@ use crate::harness::{
     Test,
     apiserver::{ApiServer, Options},
     audit::Audit,
-    objects::pod,
+    objects::{pod, version_of},
     process::{Process, free_port},
     tests, tools, wait,
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: informers_see_the_same_events_through_kubefan, informers_recover_after_kubefan_restarts,
-        leader_election_works_through_kubefan;
+        leader_election_works_through_kubefan, the_version_of_a_store_follows_bookmarks_through_kubefan;
 };
 
 const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/clients");
@@ -55,6 +56,9 @@ const SETTINGS: [(&str, &[&str]); 4] = [
 /// In the two settings that start with a watch-list, the watch of events is not served from the
 /// cache, because the freshness of events cannot be proved.
 const CACHED: f64 = 4.0 * (4.0 + 2.0 + 1.0) - 2.0;
+
+/// Both servers send a bookmark about every minute.
+const BOOKMARK_AT_MOST: Duration = Duration::from_secs(150);
 
 /// Number of watches that kubefan serves now.
 const WATCHES: &str = "kubefan_subscribers";
@@ -316,4 +320,36 @@ impl Informer {
             assert!(same, "{what}: {key}: {short:?} is not the tail of {long:?}");
         }
     }
+}
+
+async fn the_version_of_a_store_follows_bookmarks_through_kubefan() {
+    let both = Both::start(ApiServer::shared().await, &["--resource=limitranges"]).await;
+    let directory = tempfile::tempdir().expect("a directory can be created");
+    let informers: Vec<Process> = both.servers.iter().map(|server| store_versions(server, directory.path())).collect();
+    for informer in &informers {
+        wait::until("the first state", wait::SOON, || async { newest_version(informer) }).await;
+    }
+    // No event of the informer's resource has this version or a later one.
+    let path = format!("/api/v1/namespaces/{}/configmaps", both.api.namespace("versions").await);
+    let written = version_of(&both.api.create(&path, &json!({ "metadata": { "name": "other" } })).await);
+    for (informer, server) in informers.iter().zip(&both.servers) {
+        let what = format!("a bookmark of version {written} ({})", server.name);
+        wait::until(&what, BOOKMARK_AT_MOST, || async {
+            newest_version(informer).filter(|version| *version >= written)
+        })
+        .await;
+    }
+}
+
+fn store_versions(server: &Server, directory: &Path) -> Process {
+    let mut command = Command::new(program());
+    command.arg("--kubeconfig").arg(&server.kubeconfig).args(["--versions", "--resources", "limitranges.v1."]);
+    Process::spawn("client-go", &mut command, &directory.join(server.name))
+}
+
+/// The last version that a program of `-versions` has printed.
+fn newest_version(informer: &Process) -> Option<u64> {
+    let log = informer.log();
+    let version = |line: &str| serde_json::from_str::<Value>(line).ok()?["version"].as_str()?.parse().ok();
+    log.lines().rev().find_map(version)
 }

@@ -51,7 +51,7 @@ fn whole(body: &[u8]) -> Result<Value, Malformed> {
     value["envelope"] = hex(&body[..body.len() - opened.message.len()]).into();
     if opened.kind.ends_with("List") {
         let list = protobuf::read_list(opened.message)?;
-        let protobuf::ListMeta { resource_version, next, remaining_item_count } = list.meta;
+        let protobuf::ListMeta { resource_version, next, remaining_item_count, .. } = list.meta;
         let mut metadata = json!({ "resourceVersion": resource_version, "continue": next });
         if let Some(remaining) = remaining_item_count {
             metadata["remainingItemCount"] = remaining.into();

@@ -211,7 +211,8 @@ mod tests {
         fields::{FieldRef, FieldTable},
         object::ObjectParser,
         packer::Packer,
-        protobuf::{partial_metadata, partial_metadata_item, wire::put_number},
+        projection::Projection,
+        protobuf::{open, projected, projected_item, wire::put_number},
     };
 
     fn message(fields: &[(u32, &[u8])]) -> Vec<u8> {
@@ -282,13 +283,36 @@ mod tests {
         let (parser, ..) = parser("pods", "Pod");
         let item = pod(&[("app".into(), "web".into())], "41", "n1", 0, "");
         let object = parser.from_list_item(&item, "Pod", "v1").unwrap();
-        let partial = partial_metadata(&object.bytes()).unwrap();
+        let projection = Projection::partial_object_metadata();
+        let partial = projected(&object.bytes(), &projection).unwrap();
         let opened = open(&partial).unwrap();
         assert_eq!(opened.kind, "PartialObjectMetadata");
-        assert_eq!(opened.message, partial_metadata_item(&object.bytes()).unwrap());
+        assert_eq!(opened.message, projected_item(&object.bytes(), &projection).unwrap());
         assert!(item.starts_with(opened.message) && opened.message.len() < item.len());
         let read = parser.parse(&partial).unwrap();
         assert_eq!((read.key(), read.version(), read.label("app")), (object.key(), object.version(), Some("web")));
+    }
+
+    #[test]
+    fn managed_fields_are_left_out_and_all_other_bytes_stay() {
+        let (parser, ..) = parser("pods", "Pod");
+        let item = pod(&[("app".into(), "web".into())], "41", "n1", 0, "");
+        let object = parser.from_list_item(&item, "Pod", "v1").unwrap();
+        let field = message(&[(17, &[7; 500])]);
+        let at = item.windows(field.len()).position(|window| window == field).unwrap();
+        let expected = [&item[..at], &item[at + field.len()..]].concat();
+        let dropped = projected(&object.bytes(), &Projection::default().without_managed_fields()).unwrap();
+        // The length of the metadata is the only other difference: one byte instead of two.
+        let opened = open(&dropped).unwrap();
+        assert_eq!((opened.kind, opened.message.len()), ("Pod", expected.len() - 1));
+        assert_eq!(opened.message[2..], expected[3..]);
+        let read = parser.parse(&dropped).unwrap();
+        assert_eq!((read.key(), read.version(), read.label("app")), (object.key(), object.version(), Some("web")));
+        let partial = Projection::partial_object_metadata().without_managed_fields();
+        let partial = projected_item(&object.bytes(), &partial).unwrap();
+        assert!(opened.message.starts_with(&partial));
+        // Nothing to leave out.
+        assert_eq!(projected(&dropped, &Projection::default().without_managed_fields()).unwrap(), dropped);
     }
 
     #[test]
@@ -359,7 +383,10 @@ mod tests {
                 let _ = (fields(&parser, &table, &object), object.labels().count(), object.uid().len());
                 let other = ResourceVersion::new(99).unwrap();
                 prop_assert_eq!(parser.parse(&object.bytes_at(other)).unwrap().version(), other);
-                let _ = partial_metadata(&object.bytes()).unwrap();
+                for projection in [Projection::default(), Projection::partial_object_metadata()] {
+                    let _ = projected(&object.bytes(), &projection).unwrap();
+                    let _ = projected(&object.bytes(), &projection.without_managed_fields()).unwrap();
+                }
             }
         }
     }

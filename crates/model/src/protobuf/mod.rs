@@ -5,7 +5,7 @@
 //! form that a watch sends, with their envelope. List items have none; the envelope added to them
 //! here is the one that the apiserver writes, so lists and watches give the same bytes.
 
-use std::fmt::Display;
+use std::{borrow::Cow, fmt::Display};
 
 use bytes::{BufMut, Bytes};
 
@@ -16,8 +16,8 @@ pub mod wire;
 pub use status::{Status, StatusCause, StatusDetails, StatusMeta};
 pub use wire::Malformed;
 
-use self::wire::{Fields, Value, bytes_field, put_bytes, put_head, put_number, replaced, varint_len};
-use super::ResourceVersion;
+use self::wire::{Fields, Value, bytes_field, put_bytes, put_head, put_number, replaced, varint_len, without};
+use super::{ResourceVersion, projection::Projection};
 
 /// Start of every protobuf response. JSON never starts with it.
 pub const MAGIC: &[u8; 4] = b"k8s\0";
@@ -48,6 +48,9 @@ const LIST_SELF_LINK: u32 = 1;
 const LIST_RESOURCE_VERSION: u32 = 2;
 const LIST_CONTINUE: u32 = 3;
 const LIST_REMAINING_ITEM_COUNT: u32 = 4;
+const LIST_SHARD_INFO: u32 = 5;
+// `metav1.ShardInfo`.
+const SHARD_SELECTOR: u32 = 1;
 // `metav1.ObjectMeta`.
 /// `metadata.name`.
 pub const META_NAME: u32 = 1;
@@ -60,6 +63,7 @@ pub const META_RESOURCE_VERSION: u32 = 6;
 /// `metadata.labels`, one field for each label.
 pub const META_LABELS: u32 = 11;
 const META_ANNOTATIONS: u32 = 12;
+const META_MANAGED_FIELDS: u32 = 17;
 /// The key of an entry of a map.
 pub const ENTRY_KEY: u32 = 1;
 /// The value of an entry of a map.
@@ -133,19 +137,34 @@ pub fn at_version(object: &[u8], version: ResourceVersion) -> Result<Bytes, Malf
     Ok([MAGIC, &*replaced(unknown, &PATH, version.to_string().as_bytes())?].concat().into())
 }
 
-/// The object's metadata as a `metav1.PartialObjectMetadata` message without an envelope, as in a
-/// `PartialObjectMetadataList`.
-pub fn partial_metadata_item(object: &[u8]) -> Result<Bytes, Malformed> {
-    let metadata = bytes_field(open(object)?.message, METADATA)?.unwrap_or_default();
-    let mut out = Vec::with_capacity(1 + varint_len(metadata.len()) + metadata.len());
-    put_bytes(METADATA, metadata, &mut out);
-    Ok(out.into())
+/// The projected object as a message without an envelope, as in a list. For a projection to the
+/// metadata it is a `metav1.PartialObjectMetadata`. Of a projection, only what
+/// [`super::format::Format::http`] allows is applied.
+pub fn projected_item(object: &[u8], projection: &Projection) -> Result<Vec<u8>, Malformed> {
+    let message = open(object)?.message;
+    let message = match projection.is_partial() {
+        true => {
+            let metadata = bytes_field(message, METADATA)?.unwrap_or_default();
+            let mut partial = Vec::with_capacity(1 + varint_len(metadata.len()) + metadata.len());
+            put_bytes(METADATA, metadata, &mut partial);
+            Cow::Owned(partial)
+        }
+        false => Cow::Borrowed(message),
+    };
+    match projection.keeps_managed_fields() {
+        true => Ok(message.into_owned()),
+        false => without(&message, &[METADATA, META_MANAGED_FIELDS]),
+    }
 }
 
-/// The object's metadata as a `PartialObjectMetadata` in its envelope, as a watch and a GET send
-/// it.
-pub fn partial_metadata(object: &[u8]) -> Result<Bytes, Malformed> {
-    Ok(enveloped(PARTIAL_API_VERSION, PARTIAL_KIND, &partial_metadata_item(object)?))
+/// The projected object in its envelope, as a watch and a GET send it.
+pub fn projected(object: &[u8], projection: &Projection) -> Result<Bytes, Malformed> {
+    let message = projected_item(object, projection)?;
+    if projection.is_partial() {
+        return Ok(enveloped(PARTIAL_API_VERSION, PARTIAL_KIND, &message));
+    }
+    let unknown = object.strip_prefix(MAGIC).ok_or(Malformed("it does not start with k8s\\0"))?;
+    Ok([MAGIC, &*replaced(unknown, &[UNKNOWN_RAW], &message)?].concat().into())
 }
 
 /// The object of a bookmark. It contains only the version and, at the end of the initial events,
@@ -172,6 +191,8 @@ pub struct ListMeta {
     pub next: String,
     /// How many objects come after this page, if known.
     pub remaining_item_count: Option<u64>,
+    /// The shard selector of the request; empty if it had none. Lists from upstream have none.
+    pub shard_selector: String,
 }
 
 /// Writes a list up to its first item. `items_len` is the sum of [`item_len`] over all items. The
@@ -183,6 +204,11 @@ pub fn put_list_head(api_version: &str, kind: &str, meta: &ListMeta, items_len: 
     put_bytes(LIST_CONTINUE, meta.next.as_bytes(), &mut metadata);
     if let Some(count) = meta.remaining_item_count {
         put_number(LIST_REMAINING_ITEM_COUNT, count, &mut metadata);
+    }
+    if !meta.shard_selector.is_empty() {
+        let mut info = Vec::with_capacity(3 + meta.shard_selector.len());
+        put_bytes(SHARD_SELECTOR, meta.shard_selector.as_bytes(), &mut info);
+        put_bytes(LIST_SHARD_INFO, &info, &mut metadata);
     }
     let message_len = 1 + varint_len(metadata.len()) + metadata.len() + items_len;
     put_envelope_head(api_version, kind, message_len, out);

@@ -137,6 +137,24 @@ pub fn replaced(message: &[u8], path: &[u32], bytes: &[u8]) -> Result<Vec<u8>, M
     Ok(out)
 }
 
+/// The message without the field at `path`, a list of field numbers. Lengths are adjusted, and
+/// repeated fields are all left out.
+pub fn without(message: &[u8], path: &[u32]) -> Result<Vec<u8>, Malformed> {
+    let Some((first, rest)) = path.split_first() else { return Ok(message.to_vec()) };
+    let mut out = Vec::with_capacity(message.len());
+    for field in Fields::of(message) {
+        let field = field?;
+        match field.value {
+            _ if field.number == *first && rest.is_empty() => {}
+            Value::Bytes(within) if field.number == *first => {
+                put_bytes(field.number, &without(within, rest)?, &mut out)
+            }
+            _ => out.extend_from_slice(field.bytes),
+        }
+    }
+    Ok(out)
+}
+
 /// The length of a varint in bytes.
 pub fn varint_len(number: usize) -> usize {
     (64 - (number as u64 | 1).leading_zeros() as usize).div_ceil(7)

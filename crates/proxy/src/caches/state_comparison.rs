@@ -200,7 +200,9 @@ impl StateComparison {
         let page = pages.next_objects().await.map_err(|error| error.to_string())?;
         upstream.confirm().await.map_err(|error| error.to_string())?;
         let Some(version) = pages.version().filter(|_| pages.is_complete()) else { return Ok(None) };
+        // Upstream may not know shards, so it was not asked for them.
         let objects = page.into_iter().flatten();
+        let objects = objects.filter(|object| selection.has_in_shards(object.key.namespace(), &object.uid));
         let objects = objects.map(|ObjectMetadata { key, version, uid, .. }| (key, (uid, version)));
         Ok(Some(Listed { version, objects: objects.collect() }))
     }

@@ -18,7 +18,10 @@ use crate::{
     fanout::hub::COALESCE_MAX,
     managed_tls::ObjectName,
     server::{
-        kube::allowed_hosts::{AllowedHosts, HostPattern},
+        kube::{
+            allowed_hosts::{AllowedHosts, HostPattern},
+            feature_gates::FeatureGates,
+        },
         transport::{
             certificate::TlsFiles,
             tls_options::{TlsVersion, cipher_suite},
@@ -190,6 +193,12 @@ section! {
     // time, fifty times as much as a proof.
     consistent_list_bytes_min("SIZE"): ByteSize = ByteSize(16 << 20)
         => consistent_list_bytes_min: usize, size_in_memory(0);
+    /// Answer what is alpha in the apiserver from the caches, whatever the apiserver knows:
+    /// ShardedListAndWatch=true (shardSelector), ManagedFieldsOptOut=true
+    /// (drop=metadata.managedFields in Accept). What the caches cannot answer gets a 400. Repeat it,
+    /// or separate gates by commas [default: all are false]
+    #[arg(value_delimiter = ',')]
+    feature_gates("NAME=BOOL"): Vec<String> => feature_gates: FeatureGates, gates;
 }
 
 fn loopback(port: u16) -> ListenAddress {
@@ -199,6 +208,14 @@ fn loopback(port: u16) -> ListenAddress {
 fn host_names(flag: &'static str, given: Option<Vec<String>>) -> Result<AllowedHosts, ConfigError> {
     let parse = |name: &String| name.parse::<HostPattern>().map_err(|error| unusable(flag, name, error.to_string()));
     Ok(AllowedHosts::new(given.unwrap_or_default().iter().map(parse).collect::<Result<_, _>>()?))
+}
+
+fn gates(flag: &'static str, given: Option<Vec<String>>) -> Result<FeatureGates, ConfigError> {
+    let mut gates = FeatureGates::default();
+    for text in given.iter().flatten() {
+        gates.set(text).map_err(|problem| unusable(flag, text, problem))?;
+    }
+    Ok(gates)
 }
 
 fn networks(flag: &'static str, given: Option<Vec<String>>) -> Result<Vec<IpNet>, ConfigError> {

@@ -22,6 +22,8 @@ pub struct ListMeta {
     pub continues: String,
     /// The number of objects after this page; `None` if it is not counted.
     pub remaining: Option<usize>,
+    /// The shard selector of the request, in the apiserver's form; empty if it had none.
+    pub shard_selector: String,
 }
 
 /// The resource that a list is of.
@@ -65,15 +67,15 @@ impl ListEncoder {
     /// An encoder of lists of `resource`.
     pub fn new(resource: &ListedResource<'_>, format: Format) -> Self {
         let ListedResource { gvr, kind, list_kind, parser, sample } = *resource;
-        let is_identity = format.projection().is_identity();
-        let (kind, api_version) = match is_identity {
-            true => (kind.to_owned(), gvr.api_version()),
-            false => (PARTIAL_KIND.to_owned(), PARTIAL_API_VERSION.to_owned()),
+        let is_partial = format.projection().is_partial();
+        let (kind, api_version) = match is_partial {
+            true => (PARTIAL_KIND.to_owned(), PARTIAL_API_VERSION.to_owned()),
+            false => (kind.to_owned(), gvr.api_version()),
         };
         let style = match parser.media() {
             Media::Protobuf => Style::Messages,
             Media::Table => Style::Rows,
-            Media::Json if is_identity => {
+            Media::Json if !is_partial => {
                 let head = format!("{{\"kind\":\"{kind}\",\"apiVersion\":\"{api_version}\",");
                 let is_typed = match sample {
                     Some(object) => object.bytes().starts_with(head.as_bytes()),
@@ -85,9 +87,9 @@ impl ListEncoder {
             }
             Media::Json => Style::Whole,
         };
-        let list_kind = match is_identity {
-            true => list_kind.to_owned(),
-            false => format!("{kind}List"),
+        let list_kind = match is_partial {
+            true => format!("{kind}List"),
+            false => list_kind.to_owned(),
         };
         let tables = parser.tables().cloned();
         Self { format, style, tables, list_kind, api_version }
@@ -109,24 +111,30 @@ impl ListEncoder {
     /// Fields are in the apiserver's order: declaration order for typed lists, by name for all
     /// others.
     pub fn head_and_tail(&self, meta: &ListMeta, items_len: usize, is_empty: bool) -> (Bytes, Bytes) {
-        let ListMeta { version, continues, remaining } = meta;
+        let ListMeta { version, continues, remaining, shard_selector } = meta;
         let Self { list_kind, api_version, .. } = self;
         if self.style == Style::Messages {
             let meta = protobuf::ListMeta {
                 resource_version: version.to_string(),
                 next: continues.clone(),
                 remaining_item_count: remaining.map(|remaining| remaining as u64),
+                shard_selector: shard_selector.clone(),
             };
             let mut head = BytesMut::new();
             protobuf::put_list_head(api_version, list_kind, &meta, items_len, &mut head);
             return (head.freeze(), Bytes::from_static(protobuf::TAIL));
         }
         let remaining = remaining.map_or_else(String::new, |remaining| format!(",\"remainingItemCount\":{remaining}"));
-        if self.style == Style::Whole && self.format.projection().is_identity() {
+        // It needs no escaping.
+        let shard_info = match shard_selector.as_str() {
+            "" => String::new(),
+            selector => format!(",\"shardInfo\":{{\"selector\":\"{selector}\"}}"),
+        };
+        if self.style == Style::Whole && !self.format.projection().is_partial() {
             let head = format!("{{\"apiVersion\":\"{api_version}\",\"items\":[");
             let tail = format!(
                 "],\"kind\":\"{list_kind}\",\"metadata\":{{\"continue\":\"{continues}\"{remaining},\
-                 \"resourceVersion\":\"{version}\"}}}}\n"
+                 \"resourceVersion\":\"{version}\"{shard_info}}}}}\n"
             );
             return (head.into(), tail.into());
         }
@@ -135,13 +143,13 @@ impl ListEncoder {
             token => format!(",\"continue\":\"{token}\""),
         };
         if let Some(tables) = &self.tables {
-            let meta = format!("{version}\"{continues}{remaining}");
+            let meta = format!("{version}\"{continues}{remaining}{shard_info}");
             let (start, end) = if is_empty { (tables.no_rows(), "}\n") } else { ("[", "]}\n") };
             return (table_head(tables, &meta, start).into(), Bytes::from_static(end.as_bytes()));
         }
         let head = format!(
             "{{\"kind\":\"{list_kind}\",\"apiVersion\":\"{api_version}\",\"metadata\":{{\"resourceVersion\":\"{version}\"\
-             {continues}{remaining}}},\"items\":["
+             {continues}{remaining}{shard_info}}},\"items\":["
         );
         (head.into(), Bytes::from_static(b"]}\n"))
     }
@@ -156,14 +164,14 @@ impl ListEncoder {
         if !is_first {
             out.put_u8(b',');
         }
-        let json = object.bytes();
+        let bytes = object.bytes();
+        let json = self.format.bytes_of(&bytes, self.tables.as_deref()).unwrap_or(bytes);
         match &self.style {
             Style::Typed(head) if json.starts_with(head.as_bytes()) => {
                 out.put_u8(b'{');
                 out.put_slice(&json[head.len()..]);
             }
-            Style::Typed(_) => out.put_slice(&json),
-            _ => out.put_slice(&self.format.bytes_of(&json, self.tables.as_deref()).unwrap_or(json)),
+            _ => out.put_slice(&json),
         }
     }
 
@@ -173,7 +181,7 @@ impl ListEncoder {
         let bytes = object.bytes();
         let message = match self.format.projection().is_identity() {
             true => protobuf::open(&bytes).map(|opened| bytes.slice_ref(opened.message)),
-            false => protobuf::partial_metadata_item(&bytes),
+            false => protobuf::projected_item(&bytes, self.format.projection()).map(Bytes::from),
         };
         message.unwrap_or_default()
     }

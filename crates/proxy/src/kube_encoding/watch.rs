@@ -33,7 +33,7 @@ pub struct TypeMeta {
 impl TypeMeta {
     /// The type of the objects that `format` makes from objects of `resource`.
     pub fn of(format: &Format, resource: &ResolvedResource, tables: Option<&Arc<Tables>>) -> Self {
-        if !format.projection().is_identity() {
+        if format.projection().is_partial() {
             return Self { kind: PARTIAL_KIND.to_owned(), api_version: PARTIAL_API_VERSION.to_owned(), tables: None };
         }
         let api_version = match resource.group.as_str() {

@@ -13,7 +13,7 @@ use kubefan_common::proto::v1alpha1::Target;
 use kubefan_model::{
     Media,
     selection::Selection,
-    selector::{FieldSelector, LabelSelector},
+    selector::{FieldSelector, LabelSelector, ShardSelector},
 };
 
 /// The longest name, in bytes. Kubernetes allows 253 characters for names and groups.
@@ -88,6 +88,8 @@ pub async fn select(
         &served.gvr,
     )
     .map_err(|error| invalid("target.field_selector", error.to_string()))?;
+    let shards = read.what().shard().and_then(ShardSelector::shards);
+    let selection = shards.into_iter().fold(selection, Selection::within);
     let selection = served.hub.share(selection)?;
     Ok(Selected { served, selection })
 }

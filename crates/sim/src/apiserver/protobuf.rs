@@ -103,7 +103,7 @@ pub(super) fn list<'a>(
     let items: Vec<_> = items.map(|object| message(object, None)).collect();
     let items_len = items.iter().map(|item| protobuf::item_len(item.len())).sum();
     let remaining_item_count = remaining.map(|count| count as u64);
-    let meta = ListMeta { resource_version: version.to_string(), next, remaining_item_count };
+    let meta = ListMeta { resource_version: version.to_string(), next, remaining_item_count, ..ListMeta::default() };
     let mut out = BytesMut::new();
     protobuf::put_list_head("v1", "PodList", &meta, items_len, &mut out);
     for item in items {

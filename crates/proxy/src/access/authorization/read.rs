@@ -7,7 +7,7 @@ use super::attributes::{Attributes, ReadVerb};
 use kubefan_common::proto::v1alpha1::Target;
 use kubefan_model::{
     GroupVersionResource,
-    selector::{FieldSelector, LabelSelector},
+    selector::{FieldSelector, LabelSelector, ShardSelector},
 };
 
 /// The field that names an object.
@@ -32,22 +32,34 @@ pub struct Read {
     verb: ReadVerb,
     target: Target,
     form: Form,
+    shard: Option<ShardSelector>,
 }
 
 impl Read {
     /// A get.
     pub fn object(target: Target) -> Self {
-        Self { verb: ReadVerb::Get, target, form: Form::Object }
+        Self { verb: ReadVerb::Get, target, form: Form::Object, shard: None }
     }
 
     /// A list or a watch.
     pub fn collection(verb: ReadVerb, target: Target) -> Self {
-        Self { verb, target, form: Form::Collection }
+        Self { verb, target, form: Form::Collection, shard: None }
     }
 
     /// A watch by a path with the deprecated prefix `/watch/`.
     pub fn watch_path(target: Target) -> Self {
-        Self { verb: ReadVerb::Watch, target, form: Form::WatchPath }
+        Self { verb: ReadVerb::Watch, target, form: Form::WatchPath, shard: None }
+    }
+
+    /// Of the same objects, only those of a shard. Authorizers see no difference.
+    #[must_use]
+    pub fn of_shard(self, shard: Option<ShardSelector>) -> Self {
+        Self { shard, ..self }
+    }
+
+    /// The shard that is read; `None` for all objects of the target.
+    pub fn shard(&self) -> Option<&ShardSelector> {
+        self.shard.as_ref()
     }
 
     /// What is read.
@@ -55,10 +67,11 @@ impl Read {
         &self.target
     }
 
-    /// The size of its texts, in bytes.
+    /// The size of its texts and its shard, in bytes.
     pub fn bytes(&self) -> usize {
         let Target { group, version, resource, namespace, name, label_selector, field_selector, .. } = &self.target;
-        [group, version, resource, namespace, name, label_selector, field_selector].map(String::len).iter().sum()
+        let texts = [group, version, resource, namespace, name, label_selector, field_selector];
+        texts.map(String::len).iter().sum::<usize>() + self.shard.as_ref().map_or(0, ShardSelector::heap_bytes)
     }
 
     /// Whether the full name of its resource is known. Without a version, `resource` is any name
@@ -78,7 +91,7 @@ impl Read {
     /// What kube-apiserver's authorizers see of the same request (`RequestInfo` in
     /// `requestinfo.go`, `GetAuthorizerAttributes` in `filters/authorization.go`).
     pub fn attributes(&self) -> Attributes {
-        let Self { verb, target, form } = self;
+        let Self { verb, target, form, .. } = self;
         let (fields, labels) = (self.field_selector(), LabelSelector::parse(&target.label_selector));
         let name = match form {
             Form::Object | Form::WatchPath => target.name.clone(),

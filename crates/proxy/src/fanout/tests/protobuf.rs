@@ -123,7 +123,10 @@ async fn metadata_as_protobuf_is_that_of_the_whole_object_at_the_version_of_the_
         if let (Some(watch_response::Message::Event(whole)), Some(watch_response::Message::Event(metadata))) =
             (&whole.message, &metadata.message)
         {
-            assert_eq!(metadata.object, protobuf::partial_metadata(&whole.object).unwrap());
+            assert_eq!(
+                metadata.object,
+                protobuf::projected(&whole.object, &Projection::partial_object_metadata()).unwrap()
+            );
             assert_eq!(cache.parser.parse(&metadata.object).unwrap().version().to_string(), metadata.resource_version);
         }
     }

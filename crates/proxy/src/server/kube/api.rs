@@ -11,6 +11,7 @@ use super::{
     answer::{Answer, CACHE_STATUS, FromUpstream, HIT, forwarded_watch},
     audited,
     cache_reads::{CacheReads, ResolvedRead, SelectOptions},
+    feature_gates::{CacheOnly, FeatureGates},
     forward::Forwarder,
     get,
     guard::Guard,
@@ -18,7 +19,7 @@ use super::{
     list::list,
     narrowed,
     negotiate::{self, Form},
-    options::{self, Freshness, ListOptions, Options},
+    options::{self, Freshness, ListOptions, Options, SHARD_SELECTOR},
     pages::PageSnapshots,
     path::Path,
     read_error::ReadError,
@@ -40,7 +41,10 @@ use crate::{
     upstream::client::holding,
 };
 use kubefan_common::proto::v1alpha1::Target;
-use kubefan_model::{GroupVersionResource, Media, selector::FieldSelector};
+use kubefan_model::{
+    GroupVersionResource, Media,
+    selector::{FieldSelector, ShardSelector},
+};
 use tokio::time::Instant;
 
 /// The most trailing segments of a path that are cut off to find the resource that it names, for
@@ -50,6 +54,9 @@ const SUBPATH_PARTS_MAX: usize = 3;
 /// The Kubernetes API.
 pub struct KubeApi<C> {
     reads: CacheReads<C>,
+    /// The same, for requests that upstream must not answer.
+    own_reads: CacheReads<C>,
+    feature_gates: FeatureGates,
     pages: Arc<PageSnapshots>,
     timeouts: DefaultTimeouts,
     /// `None` if passthrough is off.
@@ -65,6 +72,8 @@ pub struct KubeApiOptions {
     /// A consistent list of at least this many bytes of JSON waits a second or two for a freshness
     /// proof.
     pub consistent_list_bytes_min: usize,
+    /// Which alpha parts of the Kubernetes API are on.
+    pub feature_gates: FeatureGates,
     /// The field selector of the caches; objects that it does not select are not cached.
     pub narrowed_by: FieldSelector,
     /// Which requests are refused because a browser could be tricked into sending them.
@@ -95,11 +104,17 @@ impl<C: Catalog> KubeApi<C> {
         audit: AuditLog,
         metrics: Arc<Metrics>,
     ) -> Self {
-        let KubeApiOptions { consistent_list_bytes_min, narrowed_by, guard } = options;
-        let has_upstream = forwarder.is_some();
-        let reads = CacheReads { reader, has_upstream, consistent_list_bytes_min, narrowed_by };
+        let KubeApiOptions { consistent_list_bytes_min, feature_gates, narrowed_by, guard } = options;
+        let reads = |has_upstream, reader, narrowed_by| CacheReads {
+            reader,
+            has_upstream,
+            consistent_list_bytes_min,
+            narrowed_by,
+        };
+        let own_reads = reads(false, reader.clone(), narrowed_by.clone());
+        let reads = reads(forwarder.is_some(), reader, narrowed_by);
         let (pages, timeouts) = Default::default();
-        Self { reads, pages, timeouts, forwarder, guard, audit, metrics }
+        Self { reads, own_reads, feature_gates, pages, timeouts, forwarder, guard, audit, metrics }
     }
 
     /// Answers a request. A watch wakes `stream_waker` when it has something to send.
@@ -175,9 +190,11 @@ impl<C: Catalog> KubeApi<C> {
     ) -> Answer {
         let (parts, body) = request.into_parts();
         let mode = self.mode(&parts, info).await;
+        let cache_only = self.cache_only(&parts, info);
+        let reads = if cache_only.is_some() { &self.own_reads } else { &self.reads };
         let read = match &mode {
             Err(denial) => Err(denial.clone().into()),
-            Ok((Mode::Cache, _)) => self.read(&parts, info, stream_waker).await,
+            Ok((Mode::Cache, _)) => self.read(reads, &parts, info, stream_waker).await,
             Ok((mode, _)) => Err(switched_upstream(*mode, info)),
         };
         let failure = match read {
@@ -186,6 +203,10 @@ impl<C: Catalog> KubeApi<C> {
             Err(ReadError::Unknown(failure)) => return Answer::Response(refusal(&parts, &failure)),
             Err(ReadError::Upstream(failure)) => failure,
         };
+        if let Some(needed) = cache_only {
+            let is_switched = matches!(mode, Ok((mode, _)) if mode != Mode::Cache);
+            return Answer::Response(refusal(&parts, &not_forwarded(needed, failure, is_switched)));
+        }
         let Some(forwarder) = &self.forwarder else {
             return Answer::Forwarded(refusal(&parts, &failure));
         };
@@ -218,19 +239,41 @@ impl<C: Catalog> KubeApi<C> {
         reader.mode((&path.group, &path.resource), &presented, &notes_of(request)).await
     }
 
+    /// What a request needs that upstream might ignore.
+    fn cache_only(&self, request: &Parts, info: &RequestInfo<'_>) -> Option<CacheOnly> {
+        let FeatureGates { sharded_list_and_watch, managed_fields_opt_out } = self.feature_gates;
+        let path = info.path.as_ref()?;
+        let is_collection = path.name.is_empty() || path.is_watch;
+        // Also to delete a collection: upstream might delete all of it.
+        if sharded_list_and_watch
+            && is_collection
+            && info.query.first(SHARD_SELECTOR).is_some_and(|text| !text.is_empty())
+        {
+            return Some(CacheOnly::ShardSelector);
+        }
+        let is_read = managed_fields_opt_out && request.method == Method::GET;
+        let header = negotiate::accept_header(&request.headers).filter(|_| is_read)?;
+        let is_list = is_collection && !info.is_watch;
+        negotiate::insists_on_drop(header, is_list).then_some(CacheOnly::ManagedFieldsOptOut)
+    }
+
     /// Reads from a cache.
     async fn read(
         &self,
+        reads: &CacheReads<C>,
         request: &Parts,
         info: &RequestInfo<'_>,
         stream_waker: StreamWaker,
     ) -> Result<Answer, ReadError> {
-        let (reads, uri) = (&self.reads, &request.uri);
+        let uri = &request.uri;
         let not_served = || {
-            let because = "and passthrough to the apiserver is off (--passthrough=off)";
+            let off = match self.forwarder {
+                None => ", and passthrough to the apiserver is off (--passthrough=off)",
+                Some(_) => "",
+            };
             match request.method {
-                Method::GET => Failure::not_served(format!("{} is not served from the cache, {because}", uri.path())),
-                _ => Failure::method_not_allowed(format!("kubefan only serves reads, {because}")),
+                Method::GET => Failure::not_served(format!("{} is not served from the cache{off}", uri.path())),
+                _ => Failure::method_not_allowed(format!("kubefan only serves reads{off}")),
             }
         };
         let path = info.path.as_ref().filter(|_| request.method == Method::GET);
@@ -249,6 +292,10 @@ impl<C: Catalog> KubeApi<C> {
         let selectors = match &asked {
             ReadRequest::Collection(options) => options.selectors(),
             ReadRequest::Object(_) => ("", ""),
+        };
+        let shard = match &asked {
+            ReadRequest::Collection(options) => self.shard(options.shard_selector())?,
+            ReadRequest::Object(_) => None,
         };
         // Upstream answers what the caches do not cover, so kubefan asks nothing about its caller.
         if reads.has_upstream {
@@ -274,14 +321,16 @@ impl<C: Catalog> KubeApi<C> {
             .ok_or_else(|| ReadError::Upstream(negotiate::not_acceptable()))?;
         // Without passthrough, compact JSON is better than a refusal.
         let is_pretty = !is_watch && reads.has_upstream && negotiate::is_pretty(&request.headers, &info.query);
-        let forms = negotiate::negotiate(accept, is_list);
+        let forms = negotiate::negotiate(accept, is_list, self.feature_gates.managed_fields_opt_out);
         let include = options::include_object(&info.query);
         // Only JSON can be pretty.
-        let forms = forms.into_iter().map(|form| if is_pretty && form.is_json() { Form::Other } else { form });
+        let forms =
+            forms.into_iter().map(|asked| if is_pretty && asked.is_json() { Form::Other.into() } else { asked });
         let client = client_of(request);
         let presented = client.presents(&request.headers, hop_by_hop::is_websocket(&request.headers));
         let notes = notes_of(request);
-        let read = reads.reader.authorize(&presented, read_of(&asked, path, selectors), &notes).await;
+        let read = read_of(&asked, path, selectors).of_shard(shard);
+        let read = reads.reader.authorize(&presented, read, &notes).await;
         let read = read.map_err(|denial| match presented.is_by_certificate() {
             true => ReadError::denied_by_certificate(denial),
             false => denial.into(),
@@ -293,7 +342,7 @@ impl<C: Catalog> KubeApi<C> {
         let holder = read.holder(client.holder());
         // Taken before a read waits for its cache.
         let place = if is_watch { reads.reader.admit_stream(holder)? } else { reads.reader.admit_read(holder)? };
-        let formats = forms.map(|form| form.format(include));
+        let formats = forms.map(|asked| asked.format(include));
         let waits_for_sync = match &asked {
             ReadRequest::Collection(Options::Watch(_)) => true,
             ReadRequest::Collection(Options::List(options)) => options.freshness != Freshness::Consistent,
@@ -335,6 +384,19 @@ impl<C: Catalog> KubeApi<C> {
         Ok(Answer::Response(response))
     }
 
+    /// The shard that a selector names; `None` if it is empty.
+    fn shard(&self, selector: &str) -> Result<Option<ShardSelector>, ReadError> {
+        if selector.is_empty() {
+            return Ok(None);
+        }
+        if !self.feature_gates.sharded_list_and_watch {
+            let message = "the caches answer shardSelector only with --feature-gates=ShardedListAndWatch=true";
+            return Err(ReadError::Upstream(Failure::bad_request(message.to_owned())));
+        }
+        let parsed = ShardSelector::parse(selector).map(Some);
+        parsed.map_err(|error| Failure::bad_request(format!("invalid shard selector: {error}")).into())
+    }
+
     /// The label of a resource in metrics: its name if it is cached or a limit prevents that, so
     /// that callers cannot create labels.
     fn resource_label(&self, path: Option<Path>, text: &str) -> String {
@@ -349,6 +411,15 @@ impl<C: Catalog> KubeApi<C> {
             }
             None => OTHER.to_owned(),
         }
+    }
+}
+
+/// The failure of a request that the cache cannot answer and upstream must not.
+fn not_forwarded(needed: CacheOnly, failure: Failure, is_switched: bool) -> Failure {
+    // These say that the cache lacks the answer. Others hold for any server, or for a while only.
+    match is_switched || matches!(failure.code(), 404..=406) {
+        true => Failure::bad_request(format!("{needed}: {}", failure.message())),
+        false => failure,
     }
 }
 

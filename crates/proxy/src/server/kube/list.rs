@@ -60,11 +60,12 @@ struct Listing {
 pub async fn list<C: Catalog>(
     reads: &CacheReads<C>,
     pages: &Arc<PageSnapshots>,
-    ResolvedRead { path, selected, format, arrived_at, notes, .. }: ResolvedRead<'_>,
+    ResolvedRead { path, selected, format, arrived_at, read, notes }: ResolvedRead<'_>,
     options: ListOptions,
     place: Place,
 ) -> Result<Response<Body>, ReadError> {
-    let has_no_selector = options.label_selector.is_empty() && options.field_selector.is_empty();
+    let shard = read.what().shard();
+    let has_no_selector = options.label_selector.is_empty() && options.field_selector.is_empty() && shard.is_none();
     let ListOptions { freshness, limit, continues, .. } = options;
     let Selected { served, selection } = selected;
     let hub = served.hub.clone();
@@ -115,7 +116,9 @@ pub async fn list<C: Catalog>(
     };
     // The apiserver's watch cache ignores the limit of a first page of any state.
     let limit = limit.filter(|_| freshness != Freshness::Any || !continues.is_empty() || !is_cached_upstream(&served));
-    let (mut left, mut meta) = (usize::MAX, ListMeta { version, continues: String::new(), remaining: None });
+    let shard_selector = shard.map(ToString::to_string).unwrap_or_default();
+    let mut meta = ListMeta { version, continues: String::new(), remaining: None, shard_selector };
+    let mut left = usize::MAX;
     if let Some(limit) = limit {
         let (mut found, mut page) = (0, None);
         // The apiserver does not count the rest of a list with selectors either.

@@ -18,8 +18,8 @@ pub fn check(narrowed_by: &FieldSelector, path: &Path, field_selector: &str) -> 
         return Ok(());
     }
     Err(ReadError::Upstream(Failure::bad_request(format!(
-        "only objects with {narrowed_by} are cached (--upstream-field-selector), and passthrough to the apiserver is off \
-         (--passthrough=off): add that fieldSelector to the request"
+        "only objects with {narrowed_by} are cached (--upstream-field-selector), and the apiserver is not asked: add that \
+         fieldSelector to the request"
     ))))
 }
 
@@ -28,8 +28,8 @@ pub fn object_not_found(narrowed_by: &FieldSelector, gvr: &GroupVersionResource,
     match covers(narrowed_by, path, "") {
         true => Failure::no_object(gvr, &path.name),
         false => Failure::unavailable(format!(
-            "kubefan does not know whether {gvr} {:?} exists: only objects with {narrowed_by} are cached (--upstream-field-selector), and \
-             passthrough to the apiserver is off (--passthrough=off)",
+            "kubefan does not know whether {gvr} {:?} exists: only objects with {narrowed_by} are cached \
+             (--upstream-field-selector), and the apiserver is not asked",
             path.name
         )),
     }

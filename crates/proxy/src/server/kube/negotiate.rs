@@ -29,23 +29,48 @@ pub enum Form {
     Other,
 }
 
-impl Form {
+/// What one clause of an `Accept` header asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Asked {
+    /// The form.
+    pub form: Form,
+    /// Whether managed fields are left out.
+    pub drops_managed_fields: bool,
+}
+
+impl Asked {
     /// The format that makes it, if kubefan can. `include`: how much of its object each row of a
     /// Table has; `None` if that is invalid.
     pub fn format(self, include: Option<IncludeObject>) -> Option<Format> {
-        match self {
-            Self::Whole(media) => Some(Format::http(media, Projection::default())),
-            Self::Partial(media) => Some(Format::http(media, Projection::partial_object_metadata())),
-            Self::Table => include.map(Format::table),
-            Self::Other => None,
+        let projection = |projection: Projection| match self.drops_managed_fields {
+            true => projection.without_managed_fields(),
+            false => projection,
+        };
+        match self.form {
+            Form::Whole(media) => Some(Format::http(media, projection(Projection::default()))),
+            Form::Partial(media) => Some(Format::http(media, projection(Projection::partial_object_metadata()))),
+            // Rows are cached as the apiserver makes them.
+            Form::Table if self.drops_managed_fields => None,
+            Form::Table => include.map(Format::table),
+            Form::Other => None,
         }
     }
 
     /// Whether it is JSON.
     pub fn is_json(self) -> bool {
-        matches!(self, Self::Whole(Media::Json) | Self::Partial(Media::Json) | Self::Table)
+        matches!(self.form, Form::Whole(Media::Json) | Form::Partial(Media::Json) | Form::Table)
     }
 }
+
+impl From<Form> for Asked {
+    fn from(form: Form) -> Self {
+        Self { form, drops_managed_fields: false }
+    }
+}
+
+/// The only field that `drop` can name (KEP-5958). Any other value makes a clause one that the
+/// apiserver does not serve.
+const MANAGED_FIELDS: &str = "metadata.managedFields";
 
 /// The most clauses: Go's `sort.Sort` sorts up to 12 elements by insertion, which is copied here.
 const CLAUSES_MAX: usize = 12;
@@ -136,12 +161,28 @@ fn is_routed(header: &str) -> bool {
     header.split(',').any(|clause| clause.split(';').next().is_some_and(|media| known.contains(&media.trim())))
 }
 
-/// The forms that an `Accept` header asks for, in the order in which the apiserver considers them.
-pub fn negotiate(header: &str, is_list: bool) -> Vec<Form> {
+/// What an `Accept` header asks for, in the order in which the apiserver considers it. `reads_drop`:
+/// whether the parameter `drop` has a meaning; otherwise it is ignored, as any unknown one.
+pub fn negotiate(header: &str, is_list: bool, reads_drop: bool) -> Vec<Asked> {
     if header.is_empty() {
-        return vec![Form::Whole(Media::Json)];
+        return vec![Form::Whole(Media::Json).into()];
     }
-    clauses(header).iter().filter_map(|clause| clause.form(is_list)).collect()
+    let asked = |clause: &Clause<'_>| {
+        let drop = if reads_drop { clause.param("drop") } else { "" };
+        let form = clause.form(is_list).filter(|_| matches!(drop, "" | MANAGED_FIELDS))?;
+        Some(Asked { form, drops_managed_fields: !drop.is_empty() })
+    };
+    clauses(header).iter().filter_map(asked).collect()
+}
+
+/// Whether an `Accept` header takes only what the parameter `drop` describes, so that a server that
+/// ignores it would not do.
+pub fn insists_on_drop(header: &str, is_list: bool) -> bool {
+    match &*negotiate(header, is_list, true) {
+        // Another media type, or a field that cannot be dropped.
+        [] => header.contains("drop="),
+        asked => asked.iter().all(|asked| asked.drops_managed_fields),
+    }
 }
 
 /// The clauses in the order in which the apiserver considers them; none if it refuses the header.
@@ -245,8 +286,46 @@ mod tests {
             ("text/html", true, Form::Other),
             (",;=,//", true, Form::Other),
         ] {
-            assert_eq!(negotiate(header, is_list).first().copied().unwrap_or(Form::Other), form, "{header}");
+            let asked = negotiate(header, is_list, false).first().copied();
+            assert_eq!(asked.unwrap_or(Form::Other.into()), form.into(), "{header}");
         }
+    }
+
+    #[test]
+    fn managed_fields_are_dropped_where_a_clause_says_so_and_an_unknown_field_disables_its_clause() {
+        let (json, protobuf) = ("application/json", "application/vnd.kubernetes.protobuf");
+        let drop = "drop=metadata.managedFields";
+        let whole = |media, drops_managed_fields| Asked { form: Form::Whole(media), drops_managed_fields };
+        let (json_form, protobuf_form) = (whole(Media::Json, false), whole(Media::Protobuf, false));
+        for (header, expected) in [
+            (format!("{json};{drop}"), vec![whole(Media::Json, true)]),
+            (format!("{json}; {drop} ,*/*; {drop}"), vec![whole(Media::Json, true); 2]),
+            (format!("{protobuf};{drop},{json}"), vec![whole(Media::Protobuf, true), json_form]),
+            (format!("{json};drop=,{protobuf}"), vec![json_form, protobuf_form]),
+            (format!("{json};drop=spec,{protobuf}"), vec![protobuf_form]),
+            (format!("{json};drop=metadata.managedFields+spec"), vec![]),
+            (format!("{json};drop=metadata.managedFields+metadata.managedFields"), vec![]),
+            (
+                format!("{json};as=Table;v=v1;g=meta.k8s.io;{drop}"),
+                vec![Asked { form: Form::Table, drops_managed_fields: true }],
+            ),
+        ] {
+            assert_eq!(negotiate(&header, true, true), expected, "{header}");
+            let ignored = negotiate(&header, true, false);
+            assert!(!ignored.is_empty() && ignored.iter().all(|asked| !asked.drops_managed_fields), "{header}");
+        }
+        for (header, insists) in [
+            (format!("{json};{drop}"), true),
+            (format!("{json};{drop},*/*"), false),
+            (format!("{json};drop=spec"), true),
+            (format!("application/yaml;{drop}"), true),
+            ("application/yaml".to_owned(), false),
+            (String::new(), false),
+        ] {
+            assert_eq!(insists_on_drop(&header, false), insists, "{header}");
+        }
+        let table = Asked { form: Form::Table, drops_managed_fields: true };
+        assert_eq!(table.format(Some(IncludeObject::default())), None);
     }
 
     #[test]
@@ -269,7 +348,7 @@ mod tests {
         let yaml = [format!("{partial},application/yaml;q=0"), format!("application/yaml;q=abc,{partial}")];
         for header in yaml.iter().map(String::as_str).chain([partial]) {
             assert_eq!(negotiate_failure(Some(header)), None, "{header}");
-            assert_eq!(negotiate(header, false)[0], Form::Partial(Media::Json), "{header}");
+            assert_eq!(negotiate(header, false, false)[0], Form::Partial(Media::Json).into(), "{header}");
         }
     }
 }

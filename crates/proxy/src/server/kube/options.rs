@@ -9,6 +9,9 @@ use super::{
 };
 use kubefan_model::{ResourceVersion, format::IncludeObject};
 
+/// The parameter of the shard selector (KEP-5866).
+pub const SHARD_SELECTOR: &str = "shardSelector";
+
 /// The freshness that `resourceVersion` and `resourceVersionMatch` demand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Freshness {
@@ -40,6 +43,8 @@ pub struct ListOptions {
     pub label_selector: String,
     /// The field selector; empty for all.
     pub field_selector: String,
+    /// The shard selector; empty for all.
+    pub shard_selector: String,
     /// The freshness that it demands.
     pub freshness: Freshness,
     /// The most objects of a page; `None` for no paging.
@@ -64,6 +69,8 @@ pub struct WatchOptions {
     pub label_selector: String,
     /// The field selector; empty for all.
     pub field_selector: String,
+    /// The shard selector; empty for all.
+    pub shard_selector: String,
     /// Where it starts.
     pub start: WatchStart,
     /// Whether bookmarks are sent.
@@ -91,6 +98,15 @@ impl Options {
             | Self::Watch(WatchOptions { label_selector, field_selector, .. }) => (label_selector, field_selector),
         }
     }
+
+    /// The shard selector; empty for all.
+    pub fn shard_selector(&self) -> &str {
+        match self {
+            Self::List(ListOptions { shard_selector, .. }) | Self::Watch(WatchOptions { shard_selector, .. }) => {
+                shard_selector
+            }
+        }
+    }
 }
 
 /// How much of its object each row of a Table includes; `None` if the value is invalid.
@@ -104,6 +120,7 @@ struct Raw<'a> {
     watch: bool,
     label_selector: &'a str,
     field_selector: &'a str,
+    shard_selector: &'a str,
     version: &'a str,
     version_match: &'a str,
     continues: &'a str,
@@ -138,6 +155,7 @@ impl<'a> Raw<'a> {
                 "watch" => raw.watch = is_true(value),
                 "labelSelector" => raw.label_selector = value,
                 "fieldSelector" => raw.field_selector = value,
+                SHARD_SELECTOR => raw.shard_selector = value,
                 "resourceVersion" => raw.version = value,
                 "resourceVersionMatch" => raw.version_match = value,
                 "continue" => raw.continues = value,
@@ -248,6 +266,7 @@ impl<'a> Raw<'a> {
         Ok(ListOptions {
             label_selector: self.label_selector.to_owned(),
             field_selector: self.field_selector.to_owned(),
+            shard_selector: self.shard_selector.to_owned(),
             limit,
             freshness,
             continues: self.continues.to_owned(),
@@ -287,6 +306,7 @@ impl<'a> Raw<'a> {
         Ok(WatchOptions {
             label_selector: self.label_selector.to_owned(),
             field_selector: self.field_selector.to_owned(),
+            shard_selector: self.shard_selector.to_owned(),
             start,
             bookmarks: self.bookmarks,
             marks_end: self.bookmarks && self.send_initial_events == Some(true),

@@ -233,6 +233,11 @@ impl Failure {
         self.code
     }
 
+    /// What is wrong, and what to do.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
     /// The body, in an encoding.
     fn body(&self, media: Media) -> Bytes {
         match media {

@@ -26,6 +26,7 @@ use crate::{
         grpc::{call, service::Service, status},
         kube::{
             api::{KubeApi, KubeApiOptions},
+            feature_gates::FeatureGates,
             forward::Forwarder,
             guard::Guard,
         },
@@ -69,6 +70,8 @@ pub struct ServerOptions {
     /// A consistent list of at least this many bytes of JSON waits a second or two for a freshness
     /// proof.
     pub consistent_list_bytes_min: usize,
+    /// Which alpha parts of the Kubernetes API are on.
+    pub feature_gates: FeatureGates,
     /// Proxies whose `X-Forwarded-For` says who their clients are.
     pub trusted_proxies: Vec<IpNet>,
     /// The field selector of the caches; objects that it does not select are not cached.
@@ -129,6 +132,7 @@ impl<C: Catalog> Services<C> {
         ));
         let kube_options = KubeApiOptions {
             consistent_list_bytes_min: options.consistent_list_bytes_min,
+            feature_gates: options.feature_gates,
             narrowed_by: options.narrowed_by.clone(),
             guard: options.guard.clone(),
         };

@@ -1,0 +1,79 @@
+//! Parts of the Kubernetes API that are alpha in the apiserver, by the names of its feature gates.
+//!
+//! kubefan answers them from its caches, whatever the apiserver behind it knows. The hazard is an
+//! apiserver that ignores what it does not know: it would answer a request for a shard with every
+//! object. So a request that needs one of these is never forwarded.
+
+use std::fmt;
+
+/// Which parts are on. All are off by default.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FeatureGates {
+    /// `shardSelector` in lists and watches (KEP-5866).
+    pub sharded_list_and_watch: bool,
+    /// `drop=metadata.managedFields` in `Accept` (KEP-5958).
+    pub managed_fields_opt_out: bool,
+}
+
+/// The names of all gates.
+const NAMES: [&str; 2] = ["ManagedFieldsOptOut", "ShardedListAndWatch"];
+
+impl FeatureGates {
+    /// Sets a gate, given as `NAME=true` or `NAME=false`.
+    ///
+    /// # Errors
+    /// What to write instead.
+    pub fn set(&mut self, text: &str) -> Result<(), String> {
+        let (name, value) = text.split_once('=').unwrap_or((text, ""));
+        let gate = match name.trim() {
+            "ShardedListAndWatch" => &mut self.sharded_list_and_watch,
+            "ManagedFieldsOptOut" => &mut self.managed_fields_opt_out,
+            _ => return Err(format!("no such feature gate; kubefan has {}", NAMES.join(" and "))),
+        };
+        *gate = value.trim().parse().map_err(|_| format!("write it like {name}=true"))?;
+        Ok(())
+    }
+}
+
+/// What a request needs that only kubefan can be relied on to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CacheOnly {
+    /// Only the objects of a shard.
+    ShardSelector,
+    /// Objects without managed fields.
+    ManagedFieldsOptOut,
+}
+
+impl fmt::Display for CacheOnly {
+    /// What the request has, and the way out if the cache cannot answer it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::ShardSelector => {
+                "a request with shardSelector is answered from kubefan's cache or not at all, because the apiserver may ignore \
+                 the parameter and answer with all objects; leave it out to ask the apiserver"
+            }
+            Self::ManagedFieldsOptOut => {
+                "a request with drop=metadata.managedFields in Accept is answered from kubefan's cache or not at all, because \
+                 the apiserver may ignore the parameter; leave it out, or add a media type without it, to ask the apiserver"
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gate_is_set_by_its_name_in_the_apiserver() {
+        let mut gates = FeatureGates::default();
+        gates.set("ShardedListAndWatch=true").unwrap();
+        assert_eq!(gates, FeatureGates { sharded_list_and_watch: true, managed_fields_opt_out: false });
+        gates.set("ShardedListAndWatch=false").unwrap();
+        gates.set(" ManagedFieldsOptOut = true").unwrap();
+        assert_eq!(gates, FeatureGates { sharded_list_and_watch: false, managed_fields_opt_out: true });
+        for wrong in ["", "Sharding=true", "ShardedListAndWatch", "ShardedListAndWatch=on"] {
+            assert!(gates.set(wrong).is_err(), "{wrong}");
+        }
+    }
+}

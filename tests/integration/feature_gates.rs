@@ -1,0 +1,385 @@
+//! Parts of the Kubernetes API that are alpha in the apiserver: shards of a collection, and objects
+//! without managed fields. kubefan answers them in front of an apiserver that does not know them,
+//! and as one that does. What it cannot answer it refuses; the apiserver would ignore the parameter
+//! and answer with everything.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use kubefan_model::{ResourceVersion, protobuf};
+use reqwest::{Client, Method, StatusCode};
+use serde_json::{Value, json};
+
+use crate::harness::{
+    Test,
+    apiserver::{ApiServer, Options},
+    assets,
+    kubefan::Kubefan,
+    objects::version_of,
+    tests, wait,
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    apiserver: shards_divide_a_collection_in_every_form, each_event_is_in_one_shard,
+        a_shard_that_the_cache_cannot_answer_is_refused, without_the_gate_the_apiserver_decides_about_shards,
+        managed_fields_are_dropped_in_every_form, a_drop_that_the_cache_cannot_answer_is_refused;
+    full: shards_are_those_of_an_apiserver_that_has_them;
+};
+
+const GATES: &str = "--feature-gates=ShardedListAndWatch=true,ManagedFieldsOptOut=true";
+const JSON: &str = "application/json";
+const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+const PARTIAL_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+const PARTIAL: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+const TABLE: &str = "application/json;as=Table;g=meta.k8s.io;v=v1";
+const DROP: &str = ";drop=metadata.managedFields";
+/// The bounds of three shards of unequal size.
+const BOUNDS: [&str; 4] = ["0x0000000000000000", "0x3000000000000000", "0xa000000000000000", "0x10000000000000000"];
+
+struct Servers {
+    api: ApiServer,
+    kubefan: Kubefan,
+    client: Client,
+}
+
+struct Answer {
+    status: StatusCode,
+    is_cached: bool,
+    body: Bytes,
+}
+
+impl Answer {
+    fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    /// The names of the objects in a list or a Table.
+    fn names(&self) -> BTreeSet<String> {
+        let list = self.json();
+        let objects = |items: &Value| items.as_array().cloned().unwrap_or_default();
+        let rows = objects(&list["rows"]).into_iter().map(|row| row["object"].clone());
+        let name = |object: &Value| object["metadata"]["name"].as_str().unwrap().to_owned();
+        objects(&list["items"]).into_iter().chain(rows).map(|object| name(&object)).collect()
+    }
+
+    fn refused_because(&self, what: &str) {
+        assert_eq!(self.status, StatusCode::BAD_REQUEST, "{what}: {}", self.text());
+        assert!(!self.is_cached || self.json()["reason"] == "BadRequest", "{what}");
+    }
+}
+
+impl Servers {
+    async fn start(api: ApiServer, args: &[&str]) -> Servers {
+        let kubefan = Kubefan::start(&api, args).await;
+        let token = format!("Bearer {}", api.admin_token()).parse().unwrap();
+        let headers = [(reqwest::header::AUTHORIZATION, token)].into_iter().collect();
+        let client = Client::builder().no_proxy().default_headers(headers).build().unwrap();
+        Servers { api, kubefan, client }
+    }
+
+    async fn ask(&self, method: Method, path: &str, accept: &str) -> Answer {
+        let sent = self.client.request(method, format!("http://{}{path}", self.kubefan.grpc_addr));
+        answer(sent.header("accept", accept)).await
+    }
+
+    async fn get(&self, path: &str, accept: &str) -> Answer {
+        self.ask(Method::GET, path, accept).await
+    }
+
+    async fn direct(&self, path: &str, accept: &str) -> Answer {
+        answer(self.api.client().get(format!("{}{path}", self.api.url())).header("accept", accept)).await
+    }
+}
+
+async fn answer(request: reqwest::RequestBuilder) -> Answer {
+    let response = request.send().await.unwrap();
+    let (status, is_cached) = (response.status(), response.headers().contains_key("cache-status"));
+    Answer { status, is_cached, body: response.bytes().await.unwrap() }
+}
+
+fn shard(field: &str, start: &str, end: &str) -> String {
+    format!("shardRange(object.metadata.{field}, '{start}', '{end}')")
+}
+
+fn encoded(text: &str) -> String {
+    form_urlencoded::byte_serialize(text.as_bytes()).collect()
+}
+
+/// A namespace with configmaps; their collection's path.
+async fn configmaps(api: &ApiServer, count: usize) -> String {
+    let path = format!("/api/v1/namespaces/{}/configmaps", api.namespace("gates").await);
+    for number in 0..count {
+        api.create(&path, &json!({ "metadata": { "name": format!("c{number:03}") }, "data": { "k": "v" } })).await;
+    }
+    path
+}
+
+async fn shards_divide_a_collection_in_every_form() {
+    let api = ApiServer::shared().await;
+    let path = configmaps(&api, 40).await;
+    let servers = Servers::start(api, &["--resource=configmaps", "--cache-tables", GATES]).await;
+    let all = servers.get(&path, JSON).await.names();
+    for field in ["uid", "namespace"] {
+        for accept in [JSON, PARTIAL_LIST, TABLE] {
+            let mut seen = BTreeSet::new();
+            for bounds in BOUNDS.windows(2) {
+                let selector = shard(field, bounds[0], bounds[1]);
+                let path = format!("{path}?shardSelector={}", encoded(&selector));
+                let part = servers.get(&path, accept).await;
+                assert!(part.is_cached, "{accept}: {}", part.text());
+                let names = part.names();
+                assert!(seen.is_disjoint(&names), "{selector}");
+                assert!(field == "namespace" || names.len() < all.len(), "{selector}");
+                seen.extend(names.clone());
+                assert_eq!(part.json()["metadata"]["shardInfo"]["selector"], selector, "{accept}");
+
+                // The pages of the same list, whose rest is not counted.
+                let (mut paged, mut next) = (BTreeSet::new(), String::new());
+                while paged.len() < names.len() {
+                    let page = servers.get(&format!("{path}&limit=5{next}"), accept).await;
+                    assert_eq!(page.json()["metadata"]["remainingItemCount"], Value::Null);
+                    paged.extend(page.names());
+                    next = format!("&continue={}", page.json()["metadata"]["continue"].as_str().unwrap_or_default());
+                }
+                assert_eq!(paged, names, "{selector}");
+            }
+            assert_eq!(seen, all, "{field} {accept}");
+        }
+        let selector = shard(field, BOUNDS[0], BOUNDS[3]);
+        let whole = servers.get(&format!("{path}?shardSelector={}", encoded(&selector)), PROTOBUF).await;
+        let list = protobuf::read_list(protobuf::open(&whole.body).unwrap().message).unwrap();
+        assert_eq!(list.items.len(), all.len());
+        assert!(whole.text().contains(&selector), "its shardInfo");
+    }
+}
+
+async fn each_event_is_in_one_shard() {
+    let api = ApiServer::shared().await;
+    let path = configmaps(&api, 12).await;
+    let servers = Servers::start(api, &["--resource=configmaps", GATES]).await;
+    let from = version_of(&servers.get(&path, JSON).await.json());
+    let events = |answer: &Answer| {
+        let events: Vec<Value> = answer.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        events.into_iter().filter(|event| event["type"] != "BOOKMARK").collect::<Vec<_>>()
+    };
+    for number in 0..12 {
+        let own = format!("{path}/c{number:03}");
+        servers.api.patch(&own, &json!({ "data": { "k": number.to_string() } })).await;
+        if number % 3 == 0 {
+            servers.api.delete(&own).await;
+            // The same name, with another uid, may be in another shard.
+            servers.api.create(&path, &json!({ "metadata": { "name": format!("c{number:03}") } })).await;
+        }
+    }
+    let whole = servers.get(&format!("{path}?watch=1&resourceVersion={from}&timeoutSeconds=2"), JSON).await;
+    let expected = events(&whole);
+    assert_eq!(expected.len(), 12 + 2 * 4);
+    let mut by_version = BTreeMap::new();
+    for bounds in BOUNDS.windows(2) {
+        let selector = encoded(&shard("uid", bounds[0], bounds[1]));
+        let watch = format!("{path}?watch=1&resourceVersion={from}&timeoutSeconds=2&shardSelector={selector}");
+        let seen = events(&servers.get(&watch, JSON).await);
+        for event in seen {
+            let version = version_of(&event["object"]);
+            assert!(by_version.insert(version, event).is_none(), "two shards have version {version}");
+        }
+        // The state as initial events.
+        let state = format!("{path}?watch=1&timeoutSeconds=1&shardSelector={selector}");
+        let state: BTreeSet<_> = events(&servers.get(&state, JSON).await)
+            .iter()
+            .map(|event| event["object"]["metadata"]["name"].as_str().unwrap().to_owned())
+            .collect();
+        assert_eq!(state, servers.get(&format!("{path}?shardSelector={selector}"), JSON).await.names());
+    }
+    assert_eq!(by_version.into_values().collect::<Vec<_>>(), expected);
+}
+
+async fn a_shard_that_the_cache_cannot_answer_is_refused() {
+    let api = ApiServer::shared().await;
+    let path = configmaps(&api, 2).await;
+    let servers = Servers::start(api, &["--resource=configmaps", "--on-demand=false", GATES]).await;
+    let selector = encoded(&shard("uid", BOUNDS[0], BOUNDS[1]));
+    let not_cached = path.replace("configmaps", "podtemplates");
+    for (method, path, accept) in [
+        (Method::GET, format!("{path}?shardSelector=app"), JSON),
+        (Method::GET, format!("{path}?watch=1&shardSelector={selector}%20%26%26%20true"), JSON),
+        (Method::GET, format!("{path}?shardSelector={selector}"), "application/yaml"),
+        (Method::GET, format!("{not_cached}?shardSelector={selector}"), JSON),
+        (Method::GET, format!("{not_cached}?watch=1&shardSelector={selector}"), JSON),
+        (Method::DELETE, format!("{path}?shardSelector={selector}"), JSON),
+    ] {
+        servers.ask(method.clone(), &path, accept).await.refused_because(&format!("{method} {path} {accept}"));
+    }
+    assert_eq!(servers.direct(&path, JSON).await.names().len(), 2, "nothing was deleted");
+    // Other requests notice nothing.
+    assert_eq!(servers.get(&not_cached, JSON).await.status, StatusCode::OK);
+    assert_eq!(servers.get(&path, "application/yaml").await.status, StatusCode::OK);
+    let (name, other) = ("c000", "c001");
+    let single = servers.get(&format!("{path}/{name}?shardSelector={selector}"), JSON).await;
+    assert_eq!(single.json()["metadata"]["name"], name, "a get has no shards");
+    let deleted = servers.ask(Method::DELETE, &format!("{path}/{other}?shardSelector={selector}"), JSON).await;
+    assert_eq!(deleted.status, StatusCode::OK);
+}
+
+async fn without_the_gate_the_apiserver_decides_about_shards() {
+    let api = ApiServer::shared().await;
+    let path = configmaps(&api, 3).await;
+    let servers = Servers::start(api, &["--resource=configmaps"]).await;
+    let query = format!("?shardSelector={}", encoded(&shard("uid", BOUNDS[0], BOUNDS[1])));
+    assert!(servers.get(&format!("{path}?resourceVersion=0"), JSON).await.is_cached);
+    let answer = servers.get(&format!("{path}{query}&resourceVersion=0"), JSON).await;
+    assert!(!answer.is_cached, "it must not answer what it does not read");
+    assert_eq!(answer.names(), servers.direct(&format!("{path}{query}"), JSON).await.names());
+    let own = Servers::start(servers.api, &["--resource=configmaps", "--passthrough=off"]).await;
+    own.get(&format!("{path}{query}"), JSON).await.refused_because("nothing else can answer it");
+}
+
+/// The JSON of objects without their managed fields. All other bytes stay.
+fn without_managed_fields(json: &str) -> String {
+    const FIELD: &str = ",\"managedFields\":[";
+    let (mut rest, mut out) = (json, String::new());
+    while let Some((before, after)) = rest.split_once(FIELD) {
+        out += before;
+        // No text in it has brackets of its own.
+        let mut depth = 1;
+        let end = after.find(|c| {
+            depth += i32::from(c == '[') - i32::from(c == ']');
+            depth == 0
+        });
+        rest = &after[end.expect("the list ends") + 1..];
+    }
+    assert!(out.len() < json.len(), "the apiserver knows no drop: {json}");
+    out + rest
+}
+
+async fn managed_fields_are_dropped_in_every_form() {
+    let api = ApiServer::shared().await;
+    let path = configmaps(&api, 5).await;
+    let servers = Servers::start(api, &["--resource=configmaps", GATES]).await;
+    let drop = |accept: &str| format!("{accept}{DROP}");
+    let own = format!("{path}/c001");
+
+    for (path, accept) in [(&own, JSON), (&own, PARTIAL), (&path, JSON), (&path, PARTIAL_LIST)] {
+        let ours = servers.get(path, &drop(accept)).await;
+        assert!(ours.is_cached, "{}", ours.text());
+        let mut expected = without_managed_fields(&servers.direct(path, accept).await.text());
+        if path.ends_with("configmaps") {
+            let version =
+                |text: &str| serde_json::from_str::<Value>(text).unwrap()["metadata"]["resourceVersion"].to_string();
+            expected = expected.replacen(&version(&expected), &version(&ours.text()), 1);
+        }
+        assert_eq!(ours.text(), expected);
+        assert!(servers.get(path, accept).await.text().contains("managedFields"), "only where it is asked for");
+    }
+    let from = version_of(&servers.get(&path, JSON).await.json());
+    servers.api.patch(&own, &json!({ "data": { "k": "new" } })).await;
+    servers.api.delete(&format!("{path}/c002")).await;
+    for (accept, start) in [(JSON, format!("&resourceVersion={from}")), (PARTIAL, String::new())] {
+        let watch = format!("{path}?watch=1&timeoutSeconds=2{start}");
+        let ours = servers.get(&watch, &drop(accept)).await.text();
+        assert_eq!(ours, without_managed_fields(&servers.direct(&watch, accept).await.text()), "{accept}");
+    }
+
+    // The apiserver's own protobuf without managed fields, when they are cleared.
+    let ours = servers.get(&own, &drop(PROTOBUF)).await;
+    assert!(servers.direct(&own, PROTOBUF).await.body.len() > ours.body.len());
+    let cleared = servers.api.patch(&own, &json!({ "metadata": { "managedFields": [{}] } })).await;
+    let version = ResourceVersion::new(version_of(&cleared)).unwrap();
+    let direct = servers.direct(&own, PROTOBUF).await;
+    assert_eq!(protobuf::at_version(&ours.body, version).unwrap(), direct.body);
+    wait::until("the cache has the change", wait::SOON, || async {
+        (servers.get(&own, &drop(PROTOBUF)).await.body == direct.body).then_some(())
+    })
+    .await;
+}
+
+async fn a_drop_that_the_cache_cannot_answer_is_refused() {
+    let api = ApiServer::shared().await;
+    let path = configmaps(&api, 1).await;
+    let servers = Servers::start(api, &["--resource=configmaps", "--on-demand=false", GATES]).await;
+    let not_cached = path.replace("configmaps", "podtemplates");
+    let drop = format!("{JSON}{DROP},*/*{DROP}");
+    for (path, accept) in [
+        (&not_cached, &drop),
+        (&format!("{not_cached}?watch=1"), &drop),
+        (&path, &format!("application/yaml{DROP}")),
+        (&path, &format!("{TABLE}{DROP}")),
+        (&path, &format!("{JSON};drop=spec")),
+    ] {
+        servers.get(path, accept).await.refused_because(&format!("{path} {accept}"));
+    }
+    // A client that takes whole objects too, gets them from the apiserver.
+    for accept in [format!("{JSON}{DROP},{JSON}"), format!("{JSON};drop=spec,{JSON}")] {
+        assert_eq!(servers.get(&not_cached, &accept).await.status, StatusCode::OK, "{accept}");
+    }
+    // Writes are the apiserver's, whatever their responses contain.
+    let url = format!("http://{}{path}", servers.kubefan.grpc_addr);
+    let body = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "written" } });
+    let written = servers.client.post(url).header("accept", drop).header("content-type", JSON).body(body.to_string());
+    assert_eq!(answer(written).await.status, StatusCode::CREATED);
+}
+
+/// Compares lists and watches of shards with an apiserver of a release that has them.
+async fn shards_are_those_of_an_apiserver_that_has_them() {
+    let options = Options::default().program(assets::kube_apiserver_newest());
+    let api = ApiServer::start(options.flag("--feature-gates=ShardedListAndWatch=true")).await;
+    let path = configmaps(&api, 60).await;
+    let servers = Servers::start(api, &["--resource=configmaps", GATES]).await;
+    let from = version_of(&servers.get(&path, JSON).await.json());
+    for number in (0..60).step_by(4) {
+        let own = format!("{path}/c{number:03}");
+        servers.api.patch(&own, &json!({ "data": { "k": "new" } })).await;
+        servers.api.delete(&own).await;
+    }
+    let two = [shard("uid", BOUNDS[0], BOUNDS[1]), shard("uid", BOUNDS[2], BOUNDS[3])].join(" || ");
+    let overlapping = [shard("uid", BOUNDS[1], BOUNDS[3]), shard("uid", BOUNDS[0], BOUNDS[2])].join("||");
+    let quoted = format!("( {} )", shard("uid", BOUNDS[1], BOUNDS[2]).replace('\'', "\""));
+    let selectors = [
+        shard("uid", BOUNDS[0], BOUNDS[1]),
+        shard("uid", BOUNDS[1], BOUNDS[3]),
+        shard("namespace", BOUNDS[0], BOUNDS[2]),
+        shard("namespace", BOUNDS[2], BOUNDS[3]),
+        two,
+        overlapping,
+        quoted,
+    ];
+    let mut compared = 0;
+    for selector in selectors.iter().map(|selector| encoded(selector)) {
+        for query in
+            ["", "&limit=4", "&resourceVersion=0", "&fieldSelector=metadata.name%21%3Dc001", "&labelSelector=a"]
+        {
+            let path = format!("{path}?shardSelector={selector}{query}");
+            let (direct, ours) = (servers.direct(&path, JSON).await.json(), servers.get(&path, JSON).await);
+            assert!(ours.is_cached, "{path}: {}", ours.text());
+            let mut ours = ours.json();
+            for changing in ["resourceVersion", "continue"] {
+                assert_eq!(ours["metadata"][changing].is_null(), direct["metadata"][changing].is_null(), "{path}");
+                if let Some(value) = ours["metadata"].get_mut(changing) {
+                    *value = direct["metadata"][changing].clone();
+                }
+            }
+            assert_eq!(ours.to_string(), direct.to_string(), "{path}");
+            compared += 1;
+        }
+        let list = format!("{path}?shardSelector={selector}");
+        let (direct, ours) = (servers.direct(&list, PROTOBUF).await, servers.get(&list, PROTOBUF).await);
+        assert_eq!(ours.body.len(), direct.body.len(), "{list} in protobuf");
+        for start in [format!("&resourceVersion={from}"), String::new()] {
+            let watch = format!("{path}?watch=1&timeoutSeconds=2&shardSelector={selector}{start}");
+            let (direct, ours) = tokio::join!(servers.direct(&watch, JSON), servers.get(&watch, JSON));
+            assert_eq!(ours.text(), direct.text(), "{watch}");
+            compared += 1;
+        }
+    }
+    for wrong in ["x", "shardRange(object.metadata.name, '0x0000000000000000', '0x0000000000000001')"] {
+        let path = format!("{path}?shardSelector={}", encoded(wrong));
+        let (direct, ours) = (servers.direct(&path, JSON).await, servers.get(&path, JSON).await);
+        assert!(!direct.status.is_success(), "{}", direct.text());
+        ours.refused_because(wrong);
+    }
+    println!("{compared} lists and watches of shards are equal");
+}
