@@ -119,6 +119,12 @@ func started(t *testing.T, control *cluster.Cluster, newCache cache.NewCacheFunc
 		}
 		handlers = append(handlers, handler)
 	}
+	// GetInformer does not wait for an informer of a manager that is still starting.
+	limited, stop := context.WithTimeout(ctx, waitAtMost)
+	defer stop()
+	if !made.GetCache().WaitForCacheSync(limited) {
+		t.Fatal("not synced")
+	}
 	return made, handlers, reads
 }
 
