@@ -55,6 +55,10 @@ type ReadOptions struct {
 	ResourceVersion string
 	// Projection is the parts of each object that are sent.
 	Projection Projection
+	// Encoding is how objects are encoded: EncodingJSON or EncodingProtobuf. A Get also takes the
+	// encoding of a watch, and returns the bytes that the watch has. A list is never compressed, so
+	// kubefan refuses the others there.
+	Encoding Encoding
 }
 
 // Connect connects to host:port, http://…, https://…, dns:host:port or unix:/path. It fails if there
@@ -145,6 +149,7 @@ func (c *Client) ListChunks(
 ) error {
 	request := &api.ListRequest{
 		Target: target.message(), ResourceVersion: options.ResourceVersion, Projection: options.Projection.message(false),
+		Encoding: options.Encoding.message(),
 	}
 	return c.call(ctx, func(ctx context.Context) error {
 		ctx, cancel := context.WithCancel(ctx)
@@ -177,6 +182,7 @@ func (c *Client) ListChunks(
 func (c *Client) Get(ctx context.Context, target Target, options ReadOptions) (*api.GetResponse, error) {
 	request := &api.GetRequest{
 		Target: target.message(), ResourceVersion: options.ResourceVersion, Projection: options.Projection.message(false),
+		Encoding: options.Encoding.message(),
 	}
 	var response *api.GetResponse
 	err := c.call(ctx, func(ctx context.Context) (err error) {

@@ -247,15 +247,10 @@ func errEnded(address string) *Error {
 
 // request is the request for the rest of the watch.
 func (w *WatchStream) request() *api.WatchRequest {
-	encoding, dropManagedFields := api.Encoding_ENCODING_UNSPECIFIED, w.options.Projection.DropManagedFields
-	switch {
-	case w.options.Encoding == EncodingZstd:
-		encoding = api.Encoding_ENCODING_ZSTD
-	case w.options.Encoding == EncodingZstdDelta && w.base != nil:
-		encoding = api.Encoding_ENCODING_ZSTD_DELTA
-	case w.options.Encoding == EncodingZstdDelta:
+	encoding, dropManagedFields := w.options.Encoding, w.options.Projection.DropManagedFields
+	if encoding == EncodingZstdDelta && w.base == nil {
 		// Deltas had to be given up. This requests the bytes that they produced: the canonical form.
-		encoding, dropManagedFields = api.Encoding_ENCODING_ZSTD, true
+		encoding, dropManagedFields = EncodingZstd, true
 	}
 	projection := w.options.Projection
 	projection.DropManagedFields = dropManagedFields
@@ -264,7 +259,7 @@ func (w *WatchStream) request() *api.WatchRequest {
 		ResourceVersion: w.resumeVersion,
 		Cluster:         w.cluster,
 		Projection:      projection.message(w.options.OnlyChanges),
-		Encoding:        encoding,
+		Encoding:        encoding.message(),
 		StateKept:       w.baseIsCurrent && w.base != nil && w.base.complete,
 		OnLag:           api.OnLag_ON_LAG_CONFLATE,
 		OnExpired:       api.OnExpired_ON_EXPIRED_RESTART,

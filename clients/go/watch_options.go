@@ -27,7 +27,8 @@ type WatchOptions struct {
 	// OnlyChanges leaves out changes that leave the projected bytes as they were. It needs a projection
 	// that leaves something out, or deltas.
 	OnlyChanges bool
-	// Encoding is how objects are encoded on the wire.
+	// Encoding is how objects are encoded on the wire. Event.Object is JSON, and protobuf with
+	// EncodingProtobuf.
 	Encoding Encoding
 	// DeltaBaseBytesMax limits the copies that deltas need, in bytes. Above it the watch continues
 	// without deltas. 0: 1 GiB.

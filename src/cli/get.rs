@@ -80,8 +80,11 @@ pub(super) async fn run(args: GetArgs) -> Result<(), CliError> {
     if args.projection.only_changes && !args.watch {
         return Err(CliError::Plain("--only-changes needs --watch".to_owned()));
     }
-    let read =
-        ReadOptions { resource_version: args.resource_version.clone(), projection: args.projection.projection() };
+    let read = ReadOptions {
+        resource_version: args.resource_version.clone(),
+        projection: args.projection.projection(),
+        ..ReadOptions::default()
+    };
     let client = args.server.connect().await?;
     let mut found = Vec::new();
     let mut failed = false;

@@ -52,6 +52,7 @@ mod outages;
 mod passthrough;
 mod peers;
 mod protobuf;
+mod protobuf_grpc;
 mod quiet;
 mod recovery;
 mod relists;
@@ -154,6 +155,7 @@ fn main() -> std::process::ExitCode {
         passthrough::TESTS,
         peers::TESTS,
         protobuf::TESTS,
+        protobuf_grpc::TESTS,
         quiet::dynamic_informers::TESTS,
         quiet::failover::TESTS,
         quiet::kubectl_outage::TESTS,

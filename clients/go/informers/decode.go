@@ -9,14 +9,17 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/apimachinery/pkg/types"
 	api "kubefan.dev/clients/go/kubefanv1alpha1"
 	"sigs.k8s.io/json"
 )
 
-// decoder makes objects of one type from JSON.
+// decoder makes objects of one type from JSON or protobuf.
 type decoder struct {
 	kind reflect.Type
+	// readsProtobuf: the type has protobuf methods.
+	readsProtobuf bool
 	// gvk is that of the example. Empty for typed objects, which client-go's clients return without
 	// one too.
 	gvk            schema.GroupVersionKind
@@ -24,8 +27,19 @@ type decoder struct {
 	isMetadata     bool
 }
 
+// protobufs decodes any type that has protobuf methods, as client-go's clients do. It needs no scheme:
+// the type to decode to is always known.
+var protobufs = func() *protobuf.Serializer {
+	none := runtime.NewScheme()
+	return protobuf.NewSerializer(none, none)
+}()
+
 func decoderOf(example runtime.Object) decoder {
 	made := decoder{kind: reflect.TypeOf(example).Elem()}
+	_, made.readsProtobuf = example.(interface {
+		Reset()
+		Unmarshal([]byte) error
+	})
 	switch example.(type) {
 	case *unstructured.Unstructured:
 		made.isUnstructured = true
@@ -50,11 +64,15 @@ func (d decoder) empty() runtime.Object {
 	return object
 }
 
-// object decodes JSON as client-go does. A projection may have left the version and the kind out, so
-// both are set.
+// object decodes JSON or protobuf as client-go does. A projection may have left the version and the
+// kind out, so both are set.
 func (d decoder) object(content []byte, version string) (runtime.Object, error) {
 	object := d.empty()
-	if holder, ok := object.(*unstructured.Unstructured); ok {
+	if isProtobuf, _, _ := protobufs.RecognizesData(content); isProtobuf {
+		if _, _, err := protobufs.Decode(content, nil, object); err != nil {
+			return nil, err
+		}
+	} else if holder, ok := object.(*unstructured.Unstructured); ok {
 		var fields map[string]any
 		if err := json.UnmarshalCaseSensitivePreserveInts(content, &fields); err != nil {
 			return nil, err

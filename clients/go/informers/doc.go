@@ -5,7 +5,8 @@
 //
 // # What each thing becomes
 //
-// Objects are decoded to the type of the example object. An event's resource version is that of the
+// Objects are decoded to the type of the example object, from JSON or, with kubefan.EncodingProtobuf,
+// from protobuf, as client-go's clients decode them. An event's resource version is that of the
 // object, with a projection too. Everything at or below a bookmark has been delivered.
 //
 // A gap or a catch-up is held back until its end, and then delivered in the order of versions. If the

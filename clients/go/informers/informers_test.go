@@ -13,11 +13,14 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	kubefan "kubefan.dev/clients/go"
@@ -214,6 +217,88 @@ func TestObjectsAreDecodedToTheExampleWithVersionAndKind(t *testing.T) {
 	watched(t, metadata, resumed)
 	if kind := server.Requests()[2].Projection.GetType(); kind != api.ProjectionType_PROJECTION_TYPE_METADATA {
 		t.Fatal(kind)
+	}
+}
+
+func TestProtobufIsDecodedAsClientGoDecodesIt(t *testing.T) {
+	leaks(t)
+	known := runtime.NewScheme()
+	if err := corev1.AddToScheme(known); err != nil {
+		t.Fatal(err)
+	}
+	metav1.AddToGroupVersion(known, schema.GroupVersion{Version: "v1"})
+	encode := func(object runtime.Object, kind schema.GroupVersionKind) []byte {
+		object = object.DeepCopyObject()
+		object.GetObjectKind().SetGroupVersionKind(kind)
+		encoded, err := runtime.Encode(protobuf.NewSerializer(known, known), object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return encoded
+	}
+	want := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "x", UID: "u-x", ResourceVersion: "11", Labels: map[string]string{"app": "web"}},
+		Spec:       corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{{Name: "c", Image: "i"}}},
+	}
+	added := scripted.Event("A", "x", 11)
+	added.GetEvent().Object = encode(want, corev1.SchemeGroupVersion.WithKind("Pod"))
+	cut := added.GetEvent().Object[:len(added.GetEvent().Object)-20]
+	broken, gone := scripted.Event("M", "x", 12), scripted.Event("D", "x", 13)
+	broken.GetEvent().Object, gone.GetEvent().Object = cut, cut
+	partial := &metav1.PartialObjectMetadata{ObjectMeta: want.ObjectMeta}
+	metadata := scripted.Event("A", "x", 11)
+	metadata.GetEvent().Object = encode(partial, metav1.SchemeGroupVersion.WithKind("PartialObjectMetadata"))
+	server := scripted.Start(t,
+		scripted.Answer{Messages: []*api.WatchResponse{added, broken, gone}},
+		scripted.Answer{Messages: []*api.WatchResponse{metadata}})
+	server.OnList(func(request *api.ListRequest) ([]*api.ListResponse, error) {
+		if request.GetEncoding() != api.Encoding_ENCODING_PROTOBUF {
+			t.Error(request)
+		}
+		object := &api.Object{Namespace: "a", Name: "x", ResourceVersion: "11", Object: added.GetEvent().GetObject()}
+		return []*api.ListResponse{{ResourceVersion: "11", Objects: []*api.Object{object}}}, nil
+	})
+	source := func(example runtime.Object) *ListWatch {
+		made := listWatch(t, server, example)
+		made.WatchOptions.Encoding = kubefan.EncodingProtobuf
+		return made
+	}
+
+	typed := watched(t, source(&corev1.Pod{}), resumed)
+	if got := (<-typed.ResultChan()).Object; !equality.Semantic.DeepEqual(got, want) {
+		t.Fatal(got)
+	}
+	// The modification cannot be decoded; the deletion is not lost for that.
+	expect(t, seen(t, typed, 2), "BOOKMARK  12", "DELETED x 13")
+	listed, err := source(&corev1.Pod{}).List(metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if items, err := apimeta.ExtractList(listed); err != nil || len(items) != 1 || !equality.Semantic.DeepEqual(items[0], want) {
+		t.Fatal(items, err)
+	}
+	kind := metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
+	partial.TypeMeta = kind
+	reader := source(&metav1.PartialObjectMetadata{TypeMeta: kind})
+	if got := (<-watched(t, reader, resumed).ResultChan()).Object; !reader.ReadsProtobuf() || !equality.Semantic.DeepEqual(got, partial) {
+		t.Fatal(got)
+	}
+	for _, request := range server.Requests() {
+		if request.GetEncoding() != api.Encoding_ENCODING_PROTOBUF {
+			t.Fatal(request)
+		}
+	}
+
+	none := source(&unstructured.Unstructured{})
+	_, watchErr := none.Watch(resumed)
+	_, listErr := none.List(metav1.ListOptions{})
+	for _, err := range []error{watchErr, listErr} {
+		if none.ReadsProtobuf() || !apierrors.IsBadRequest(err) || !strings.Contains(err.Error(), "kubefan.EncodingJSON") {
+			t.Fatal(err)
+		}
+	}
+	if requests := server.Requests(); len(requests) != 2 {
+		t.Fatal("it asked for objects that it cannot decode", requests)
 	}
 }
 

@@ -30,7 +30,8 @@ type ListWatch struct {
 	// Target is what to read. Selectors of a request are added to its selectors.
 	Target kubefan.Target
 	// WatchOptions are the options of each watch. ResourceVersion, Cluster, Timeout and OnExpired are
-	// set for each request. A list has the same Projection.
+	// set for each request. A list has the same Projection, and the same Encoding if that is
+	// kubefan.EncodingProtobuf, which needs a type that ReadsProtobuf.
 	WatchOptions kubefan.WatchOptions
 	// OnError, if set, is called with each error that the watch mends by itself, such as a broken
 	// connection, and with each object that cannot be decoded. It may be called from several
@@ -75,6 +76,22 @@ func NewListWatch(client *kubefan.Client, resource, namespace string, example ru
 	return made
 }
 
+// ReadsProtobuf tells whether the type of the objects has protobuf methods, as every built-in type has:
+// whether WatchOptions.Encoding may be kubefan.EncodingProtobuf. Types of custom resources have none,
+// and neither has *unstructured.Unstructured. A *metav1.PartialObjectMetadata has them whatever its
+// kind is, but kubefan has protobuf for built-in kinds only.
+func (l *ListWatch) ReadsProtobuf() bool { return l.decode.readsProtobuf }
+
+// checkEncoding returns the error of a request for objects that cannot be decoded.
+func (l *ListWatch) checkEncoding() error {
+	if l.WatchOptions.Encoding != kubefan.EncodingProtobuf || l.decode.readsProtobuf {
+		return nil
+	}
+	return apierrors.NewBadRequest(fmt.Sprintf(
+		"%s cannot be read as protobuf, because %v has no protobuf methods: set WatchOptions.Encoding to kubefan.EncodingJSON or kubefan.EncodingZstd",
+		l.Target.Resource, l.decode.kind))
+}
+
 // List is ListWithContext without a context.
 func (l *ListWatch) List(options metav1.ListOptions) (runtime.Object, error) {
 	return l.ListWithContext(context.Background(), options)
@@ -97,9 +114,16 @@ func (l *ListWatch) ListWithContext(ctx context.Context, options metav1.ListOpti
 	if options.ResourceVersionMatch == metav1.ResourceVersionMatchExact {
 		return nil, apierrors.NewBadRequest("kubefan has the current state only: resourceVersionMatch=Exact is not possible")
 	}
+	if err := l.checkEncoding(); err != nil {
+		return nil, err
+	}
 	list := &metainternal.List{}
 	read := kubefan.ReadOptions{
 		ResourceVersion: minimum(options.ResourceVersion), Projection: l.WatchOptions.Projection,
+	}
+	// A list is not compressed. In the other encodings its objects are JSON, as in the watch.
+	if l.WatchOptions.Encoding == kubefan.EncodingProtobuf {
+		read.Encoding = kubefan.EncodingProtobuf
 	}
 	isFirst := true
 	err := l.client.ListChunks(ctx, l.target(options), read, func(chunk *api.ListResponse) error {
@@ -131,6 +155,9 @@ func (l *ListWatch) ListWithContext(ctx context.Context, options metav1.ListOpti
 // state, which ends with the bookmark that client-go waits for. Errors are those of the Kubernetes
 // API.
 func (l *ListWatch) WatchWithContext(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	if err := l.checkEncoding(); err != nil {
+		return nil, err
+	}
 	withState := minimum(options.ResourceVersion) == ""
 	if options.SendInitialEvents != nil {
 		if !*options.SendInitialEvents && withState {

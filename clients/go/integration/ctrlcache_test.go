@@ -119,6 +119,12 @@ func started(t *testing.T, control *cluster.Cluster, newCache cache.NewCacheFunc
 		}
 		handlers = append(handlers, handler)
 	}
+	// GetInformer does not wait for an informer of a manager that is still starting.
+	limited, stop := context.WithTimeout(ctx, waitAtMost)
+	defer stop()
+	if !made.GetCache().WaitForCacheSync(limited) {
+		t.Fatal("not synced")
+	}
 	return made, handlers, reads
 }
 
@@ -137,6 +143,15 @@ func TestAManagerOverKubefanEqualsOneStraight(t *testing.T) {
 			source.OnError = broken.add
 		},
 	}))
+	// As a manager reads from the apiserver: protobuf where there is any.
+	protobuf, gotProtobuf, protobufReads := started(t, control, ctrlcache.NewCache(kube, ctrlcache.Options{
+		Configure: func(_ schema.GroupVersionKind, source *informers.ListWatch) {
+			source.OnError = broken.add
+			if source.ReadsProtobuf() {
+				source.WatchOptions.Encoding = kubefan.EncodingProtobuf
+			}
+		},
+	}))
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Log(broken.all())
@@ -152,10 +167,11 @@ func TestAManagerOverKubefanEqualsOneStraight(t *testing.T) {
 	}
 	for i := range want {
 		eventually(t, fmt.Sprintf("handler %d", i), func() string { return want[i].differs(got[i]) })
+		eventually(t, fmt.Sprintf("handler %d over protobuf", i), func() string { return want[i].differs(gotProtobuf[i]) })
 	}
 	eventually(t, "stores", func() string {
-		lists := [2]corev1.PodList{}
-		for i, from := range []manager.Manager{straight, over} {
+		lists := [3]corev1.PodList{}
+		for i, from := range []manager.Manager{straight, over, protobuf} {
 			if err := from.GetCache().List(t.Context(), &lists[i]); err != nil {
 				t.Fatal(err)
 			}
@@ -164,12 +180,13 @@ func TestAManagerOverKubefanEqualsOneStraight(t *testing.T) {
 		for _, it := range lists[0].Items {
 			byName[it.Name] = it
 		}
-		for _, it := range lists[1].Items {
+		for _, it := range append(lists[1].Items, lists[2].Items...) {
 			if len(it.ManagedFields) > 0 || it.Labels["app"] != "app-1" || !equality.Semantic.DeepEqual(it, byName[it.Name]) {
 				return it.Name
 			}
 		}
-		if len(lists[0].Items) != len(lists[1].Items) || byName[written.Name].Name == "" {
+		pods := len(lists[0].Items)
+		if pods != len(lists[1].Items) || pods != len(lists[2].Items) || byName[written.Name].Name == "" {
 			return "another number of objects"
 		}
 		return ""
@@ -184,7 +201,7 @@ func TestAManagerOverKubefanEqualsOneStraight(t *testing.T) {
 	if &first.Spec.Containers[0] != &second.Spec.Containers[0] {
 		t.Error("the cache made copies")
 	}
-	if gotReads.Load() != 0 || wantReads.Load() == 0 {
+	if gotReads.Load() != 0 || protobufReads.Load() != 0 || wantReads.Load() == 0 {
 		t.Errorf("%d lists and watches of pods at the apiserver over kubefan, %d straight", gotReads.Load(), wantReads.Load())
 	}
 	t.Logf("%d pods, %d updates: equal stores, equal handler calls (%d typed, %d unstructured, %d metadata); reads of pods at "+

@@ -80,6 +80,7 @@ func TestASharedInformerOverKubefanEqualsOneStraight(t *testing.T) {
 	got := map[string]*calls{}
 	for name, encoding := range map[string]kubefan.Encoding{
 		"JSON": kubefan.EncodingJSON, "zstd": kubefan.EncodingZstd, "deltas": kubefan.EncodingZstdDelta,
+		"protobuf": kubefan.EncodingProtobuf,
 	} {
 		source := kubefaninformers.NewListWatch(client, "pods", "", &corev1.Pod{})
 		source.WatchOptions.Encoding = encoding
@@ -92,7 +93,7 @@ func TestASharedInformerOverKubefanEqualsOneStraight(t *testing.T) {
 	}
 	limited, cancel := context.WithTimeout(t.Context(), waitAtMost)
 	defer cancel()
-	for _, it := range append([]cache.SharedIndexInformer{straight}, over["JSON"], over["zstd"], over["deltas"]) {
+	for _, it := range append([]cache.SharedIndexInformer{straight}, over["JSON"], over["zstd"], over["deltas"], over["protobuf"]) {
 		if err := kubefaninformers.WaitUntil(limited, it.GetStore(), written.ResourceVersion); err != nil {
 			t.Fatal(err)
 		}
@@ -112,7 +113,7 @@ func TestASharedInformerOverKubefanEqualsOneStraight(t *testing.T) {
 		}
 		eventually(t, name+": handler calls", func() string { return want.differs(got[name]) })
 	}
-	t.Logf("%d pods, %d updates: equal stores, %d equal handler calls over JSON, zstd and deltas", pods, updates, want.count)
+	t.Logf("%d pods, %d updates: equal stores, %d equal handler calls over JSON, zstd, deltas and protobuf", pods, updates, want.count)
 }
 
 func TestAFactoryOfClientGoTakesAnInformerOverKubefan(t *testing.T) {

@@ -209,6 +209,22 @@ const (
 	// Experimental. Snapshots in compressed chunks. An event contains an ObjectDelta instead of the
 	// object if the stream has sent the delta's base.
 	Encoding_ENCODING_ZSTD_DELTA Encoding = 3
+	// Every object as Kubernetes protobuf (application/vnd.kubernetes.protobuf): the four bytes
+	// "k8s\0", then a runtime.Unknown with the type and the message. These are the bytes that a watch
+	// of the apiserver has as its raw object, and that a get returns. Nothing is compressed.
+	//
+	// kubefan has no schema to make protobuf from JSON: it lists and watches the resource a second
+	// time, as protobuf. The versions of both are the same history, so a watch may resume in one
+	// encoding where it ended in the other.
+	//
+	// Only for built-in types. INVALID_ARGUMENT for others, such as custom resources, which the
+	// apiserver serves as JSON only. FAILED_PRECONDITION if kubefan is not configured to cache the
+	// resource as protobuf, or has no room for it (--protobuf-bytes-max).
+	//
+	// PROJECTION_TYPE_METADATA gives a PartialObjectMetadata of meta.k8s.io/v1, in the same envelope
+	// and with the whole metadata, as the apiserver sends it. There is no canonical form: a field
+	// mask, both drop_ options and only_changes are refused.
+	Encoding_ENCODING_PROTOBUF Encoding = 4
 )
 
 // Enum value maps for Encoding.
@@ -218,12 +234,14 @@ var (
 		1: "ENCODING_JSON",
 		2: "ENCODING_ZSTD",
 		3: "ENCODING_ZSTD_DELTA",
+		4: "ENCODING_PROTOBUF",
 	}
 	Encoding_value = map[string]int32{
 		"ENCODING_UNSPECIFIED": 0,
 		"ENCODING_JSON":        1,
 		"ENCODING_ZSTD":        2,
 		"ENCODING_ZSTD_DELTA":  3,
+		"ENCODING_PROTOBUF":    4,
 	}
 )
 
@@ -672,6 +690,9 @@ func (x *WatchRequest) GetCluster() string {
 // Projection selects the parts of each object that are sent. It only removes fields: the rest is
 // sent with the object's own bytes, in their own order.
 //
+// With ENCODING_PROTOBUF only the types FULL and METADATA are served, without further options: see
+// there.
+//
 // Canonical form. If anything is removed (every type but FULL, either drop_ option), and always
 // with ENCODING_ZSTD_DELTA, metadata.resourceVersion and metadata.managedFields are removed too.
 // The version is a field of the message. Without these two, an object's bytes change only if
@@ -1003,9 +1024,10 @@ type Event struct {
 	ResourceVersion string `protobuf:"bytes,5,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
 	// Only set for DELETED.
 	DeleteReason DeleteReason `protobuf:"varint,6,opt,name=delete_reason,json=deleteReason,proto3,enum=kubefan.v1alpha1.DeleteReason" json:"delete_reason,omitempty"`
-	// The object as JSON, exactly as a watch of the apiserver sends it, reduced by the projection.
-	// For DELETED, the last state at the event's version; in a catch-up, only the selectable
-	// attributes: kind, name, namespace, uid, labels and selectable fields. Empty if delta is set.
+	// The object as JSON, or with ENCODING_PROTOBUF as protobuf, exactly as a watch of the apiserver
+	// sends it, reduced by the projection. For DELETED, the last state at the event's version; in a
+	// catch-up, only the selectable attributes: kind, name, namespace, uid, labels and selectable
+	// fields. Empty if delta is set.
 	Object []byte `protobuf:"bytes,7,opt,name=object,proto3" json:"object,omitempty"`
 	// Only with ENCODING_ZSTD_DELTA, in place of object: the difference from the object's previous
 	// bytes.
@@ -1670,7 +1692,10 @@ type ListRequest struct {
 	// UNAVAILABLE. Empty or "0": the cached state.
 	ResourceVersion string `protobuf:"bytes,2,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
 	// Which parts of each object are sent. Unset: all.
-	Projection    *Projection `protobuf:"bytes,3,opt,name=projection,proto3" json:"projection,omitempty"`
+	Projection *Projection `protobuf:"bytes,3,opt,name=projection,proto3" json:"projection,omitempty"`
+	// How objects are encoded: ENCODING_JSON or ENCODING_PROTOBUF. Unset: as JSON. A list is not
+	// compressed, so the others are refused.
+	Encoding      Encoding `protobuf:"varint,4,opt,name=encoding,proto3,enum=kubefan.v1alpha1.Encoding" json:"encoding,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1724,6 +1749,13 @@ func (x *ListRequest) GetProjection() *Projection {
 		return x.Projection
 	}
 	return nil
+}
+
+func (x *ListRequest) GetEncoding() Encoding {
+	if x != nil {
+		return x.Encoding
+	}
+	return Encoding_ENCODING_UNSPECIFIED
 }
 
 // ListResponse is one chunk of a list, of about 256 KiB. An empty list is one chunk without
@@ -1812,7 +1844,8 @@ type Object struct {
 	Uid string `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`
 	// The object's metadata.resourceVersion.
 	ResourceVersion string `protobuf:"bytes,4,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
-	// The object as JSON, exactly as a watch of the apiserver sends it, reduced by the projection.
+	// The object as JSON, or with ENCODING_PROTOBUF as protobuf, exactly as a watch of the apiserver
+	// sends it, reduced by the projection.
 	Object        []byte `protobuf:"bytes,5,opt,name=object,proto3" json:"object,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1894,7 +1927,8 @@ type GetRequest struct {
 	// Which parts of the object are sent. Unset: all.
 	Projection *Projection `protobuf:"bytes,3,opt,name=projection,proto3" json:"projection,omitempty"`
 	// Selects the same bytes that a watch with this encoding has: with ENCODING_ZSTD_DELTA the
-	// canonical form of every projection. The response is JSON and never compressed.
+	// canonical form of every projection, with ENCODING_PROTOBUF protobuf, otherwise JSON. The
+	// response is never compressed.
 	Encoding      Encoding `protobuf:"varint,4,opt,name=encoding,proto3,enum=kubefan.v1alpha1.Encoding" json:"encoding,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2472,13 +2506,14 @@ const file_kubefan_v1alpha1_watch_proto_rawDesc = "" +
 	"\x04kind\x18\x04 \x01(\tR\x04kind\x12\x1e\n" +
 	"\n" +
 	"namespaced\x18\x05 \x01(\bR\n" +
-	"namespaced\"\xa8\x01\n" +
+	"namespaced\"\xe0\x01\n" +
 	"\vListRequest\x120\n" +
 	"\x06target\x18\x01 \x01(\v2\x18.kubefan.v1alpha1.TargetR\x06target\x12)\n" +
 	"\x10resource_version\x18\x02 \x01(\tR\x0fresourceVersion\x12<\n" +
 	"\n" +
 	"projection\x18\x03 \x01(\v2\x1c.kubefan.v1alpha1.ProjectionR\n" +
-	"projection\"\xc7\x01\n" +
+	"projection\x126\n" +
+	"\bencoding\x18\x04 \x01(\x0e2\x1a.kubefan.v1alpha1.EncodingR\bencoding\"\xc7\x01\n" +
 	"\fListResponse\x12)\n" +
 	"\x10resource_version\x18\x01 \x01(\tR\x0fresourceVersion\x122\n" +
 	"\aobjects\x18\x02 \x03(\v2\x18.kubefan.v1alpha1.ObjectR\aobjects\x12>\n" +
@@ -2539,12 +2574,13 @@ const file_kubefan_v1alpha1_watch_proto_rawDesc = "" +
 	"\x1bPROJECTION_TYPE_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14PROJECTION_TYPE_FULL\x10\x01\x12\x1c\n" +
 	"\x18PROJECTION_TYPE_METADATA\x10\x02\x12\x1e\n" +
-	"\x1aPROJECTION_TYPE_FIELD_MASK\x10\x03*c\n" +
+	"\x1aPROJECTION_TYPE_FIELD_MASK\x10\x03*z\n" +
 	"\bEncoding\x12\x18\n" +
 	"\x14ENCODING_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rENCODING_JSON\x10\x01\x12\x11\n" +
 	"\rENCODING_ZSTD\x10\x02\x12\x17\n" +
-	"\x13ENCODING_ZSTD_DELTA\x10\x03*n\n" +
+	"\x13ENCODING_ZSTD_DELTA\x10\x03\x12\x15\n" +
+	"\x11ENCODING_PROTOBUF\x10\x04*n\n" +
 	"\tEventType\x12\x1a\n" +
 	"\x16EVENT_TYPE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10EVENT_TYPE_ADDED\x10\x01\x12\x17\n" +
@@ -2644,34 +2680,35 @@ var file_kubefan_v1alpha1_watch_proto_depIdxs = []int32{
 	21, // 19: kubefan.v1alpha1.SnapshotBegin.resource:type_name -> kubefan.v1alpha1.ResolvedResource
 	7,  // 20: kubefan.v1alpha1.ListRequest.target:type_name -> kubefan.v1alpha1.Target
 	9,  // 21: kubefan.v1alpha1.ListRequest.projection:type_name -> kubefan.v1alpha1.Projection
-	24, // 22: kubefan.v1alpha1.ListResponse.objects:type_name -> kubefan.v1alpha1.Object
-	21, // 23: kubefan.v1alpha1.ListResponse.resource:type_name -> kubefan.v1alpha1.ResolvedResource
-	7,  // 24: kubefan.v1alpha1.GetRequest.target:type_name -> kubefan.v1alpha1.Target
-	9,  // 25: kubefan.v1alpha1.GetRequest.projection:type_name -> kubefan.v1alpha1.Projection
-	3,  // 26: kubefan.v1alpha1.GetRequest.encoding:type_name -> kubefan.v1alpha1.Encoding
-	24, // 27: kubefan.v1alpha1.GetResponse.object:type_name -> kubefan.v1alpha1.Object
-	21, // 28: kubefan.v1alpha1.GetResponse.resource:type_name -> kubefan.v1alpha1.ResolvedResource
-	7,  // 29: kubefan.v1alpha1.GetFreshnessRequest.target:type_name -> kubefan.v1alpha1.Target
-	32, // 30: kubefan.v1alpha1.GetFreshnessResponse.age:type_name -> google.protobuf.Duration
-	31, // 31: kubefan.v1alpha1.ListResourcesResponse.resources:type_name -> kubefan.v1alpha1.ResourceStatus
-	21, // 32: kubefan.v1alpha1.ResourceStatus.resource:type_name -> kubefan.v1alpha1.ResolvedResource
-	6,  // 33: kubefan.v1alpha1.ResourceStatus.state:type_name -> kubefan.v1alpha1.ResourceState
-	33, // 34: kubefan.v1alpha1.ResourceStatus.synced_since:type_name -> google.protobuf.Timestamp
-	8,  // 35: kubefan.v1alpha1.WatchService.Watch:input_type -> kubefan.v1alpha1.WatchRequest
-	22, // 36: kubefan.v1alpha1.WatchService.List:input_type -> kubefan.v1alpha1.ListRequest
-	25, // 37: kubefan.v1alpha1.WatchService.Get:input_type -> kubefan.v1alpha1.GetRequest
-	29, // 38: kubefan.v1alpha1.WatchService.ListResources:input_type -> kubefan.v1alpha1.ListResourcesRequest
-	27, // 39: kubefan.v1alpha1.WatchService.GetFreshness:input_type -> kubefan.v1alpha1.GetFreshnessRequest
-	10, // 40: kubefan.v1alpha1.WatchService.Watch:output_type -> kubefan.v1alpha1.WatchResponse
-	23, // 41: kubefan.v1alpha1.WatchService.List:output_type -> kubefan.v1alpha1.ListResponse
-	26, // 42: kubefan.v1alpha1.WatchService.Get:output_type -> kubefan.v1alpha1.GetResponse
-	30, // 43: kubefan.v1alpha1.WatchService.ListResources:output_type -> kubefan.v1alpha1.ListResourcesResponse
-	28, // 44: kubefan.v1alpha1.WatchService.GetFreshness:output_type -> kubefan.v1alpha1.GetFreshnessResponse
-	40, // [40:45] is the sub-list for method output_type
-	35, // [35:40] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	3,  // 22: kubefan.v1alpha1.ListRequest.encoding:type_name -> kubefan.v1alpha1.Encoding
+	24, // 23: kubefan.v1alpha1.ListResponse.objects:type_name -> kubefan.v1alpha1.Object
+	21, // 24: kubefan.v1alpha1.ListResponse.resource:type_name -> kubefan.v1alpha1.ResolvedResource
+	7,  // 25: kubefan.v1alpha1.GetRequest.target:type_name -> kubefan.v1alpha1.Target
+	9,  // 26: kubefan.v1alpha1.GetRequest.projection:type_name -> kubefan.v1alpha1.Projection
+	3,  // 27: kubefan.v1alpha1.GetRequest.encoding:type_name -> kubefan.v1alpha1.Encoding
+	24, // 28: kubefan.v1alpha1.GetResponse.object:type_name -> kubefan.v1alpha1.Object
+	21, // 29: kubefan.v1alpha1.GetResponse.resource:type_name -> kubefan.v1alpha1.ResolvedResource
+	7,  // 30: kubefan.v1alpha1.GetFreshnessRequest.target:type_name -> kubefan.v1alpha1.Target
+	32, // 31: kubefan.v1alpha1.GetFreshnessResponse.age:type_name -> google.protobuf.Duration
+	31, // 32: kubefan.v1alpha1.ListResourcesResponse.resources:type_name -> kubefan.v1alpha1.ResourceStatus
+	21, // 33: kubefan.v1alpha1.ResourceStatus.resource:type_name -> kubefan.v1alpha1.ResolvedResource
+	6,  // 34: kubefan.v1alpha1.ResourceStatus.state:type_name -> kubefan.v1alpha1.ResourceState
+	33, // 35: kubefan.v1alpha1.ResourceStatus.synced_since:type_name -> google.protobuf.Timestamp
+	8,  // 36: kubefan.v1alpha1.WatchService.Watch:input_type -> kubefan.v1alpha1.WatchRequest
+	22, // 37: kubefan.v1alpha1.WatchService.List:input_type -> kubefan.v1alpha1.ListRequest
+	25, // 38: kubefan.v1alpha1.WatchService.Get:input_type -> kubefan.v1alpha1.GetRequest
+	29, // 39: kubefan.v1alpha1.WatchService.ListResources:input_type -> kubefan.v1alpha1.ListResourcesRequest
+	27, // 40: kubefan.v1alpha1.WatchService.GetFreshness:input_type -> kubefan.v1alpha1.GetFreshnessRequest
+	10, // 41: kubefan.v1alpha1.WatchService.Watch:output_type -> kubefan.v1alpha1.WatchResponse
+	23, // 42: kubefan.v1alpha1.WatchService.List:output_type -> kubefan.v1alpha1.ListResponse
+	26, // 43: kubefan.v1alpha1.WatchService.Get:output_type -> kubefan.v1alpha1.GetResponse
+	30, // 44: kubefan.v1alpha1.WatchService.ListResources:output_type -> kubefan.v1alpha1.ListResourcesResponse
+	28, // 45: kubefan.v1alpha1.WatchService.GetFreshness:output_type -> kubefan.v1alpha1.GetFreshnessResponse
+	41, // [41:46] is the sub-list for method output_type
+	36, // [36:41] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_kubefan_v1alpha1_watch_proto_init() }

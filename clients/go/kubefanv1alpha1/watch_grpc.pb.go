@@ -38,7 +38,8 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // WatchService serves the resources that kubefan caches. Objects are the apiserver's own JSON, byte
-// for byte as a watch sends them, unless a Projection or an Encoding is requested.
+// for byte as a watch sends them, unless a Projection or an Encoding is requested. With
+// ENCODING_PROTOBUF they are the apiserver's own protobuf, byte for byte.
 type WatchServiceClient interface {
 	// Watch sends a snapshot (unless a resource_version is given) and then every later change, in
 	// order. No change is lost, repeated or reordered. After a disconnect, a client resumes with the
@@ -58,7 +59,7 @@ type WatchServiceClient interface {
 	// (M is the oldest version it can resume from), with reason HISTORY_REWRITTEN if N is of another
 	// history; INVALID_ARGUMENT for an invalid selector, version or target; NOT_FOUND for a resource
 	// that the apiserver does not serve, or no longer serves; FAILED_PRECONDITION for a resource that
-	// kubefan is not configured to cache; PERMISSION_DENIED if the apiserver denies kubefan the
+	// kubefan is not configured to cache, or not in the requested encoding; PERMISSION_DENIED if the apiserver denies kubefan the
 	// resource; UNAVAILABLE, with a delay, while the resource is not synced, while its state is older
 	// than the server allows (--max-staleness), for a version that this replica has not reached, and
 	// when kubefan drains; RESOURCE_EXHAUSTED for a request that is too long and, with a delay, if a
@@ -69,11 +70,11 @@ type WatchServiceClient interface {
 	// Get returns one object from the cache. NOT_FOUND if it does not exist (ErrorInfo reason
 	// OBJECT_NOT_FOUND).
 	Get(ctx context.Context, in *GetRequest, opts ...grpc.CallOption) (*GetResponse, error)
-	// ListResources returns the cached resources with their state and version.
+	// ListResources returns the resources that are cached as JSON, with their state and version.
 	ListResources(ctx context.Context, in *ListResourcesRequest, opts ...grpc.CallOption) (*ListResourcesResponse, error)
 	// GetFreshness returns the version that a cache has reached, and how old the apiserver's proof of
-	// it is. For clients that tell others how old their own state is, such as another kubefan. Needs
-	// the right to watch the target. Status codes are those of Watch.
+	// it is. For clients that tell others how old their own state is, such as another kubefan. The
+	// cache is that of JSON. Needs the right to watch the target. Status codes are those of Watch.
 	GetFreshness(ctx context.Context, in *GetFreshnessRequest, opts ...grpc.CallOption) (*GetFreshnessResponse, error)
 }
 
@@ -158,7 +159,8 @@ func (c *watchServiceClient) GetFreshness(ctx context.Context, in *GetFreshnessR
 // for forward compatibility.
 //
 // WatchService serves the resources that kubefan caches. Objects are the apiserver's own JSON, byte
-// for byte as a watch sends them, unless a Projection or an Encoding is requested.
+// for byte as a watch sends them, unless a Projection or an Encoding is requested. With
+// ENCODING_PROTOBUF they are the apiserver's own protobuf, byte for byte.
 type WatchServiceServer interface {
 	// Watch sends a snapshot (unless a resource_version is given) and then every later change, in
 	// order. No change is lost, repeated or reordered. After a disconnect, a client resumes with the
@@ -178,7 +180,7 @@ type WatchServiceServer interface {
 	// (M is the oldest version it can resume from), with reason HISTORY_REWRITTEN if N is of another
 	// history; INVALID_ARGUMENT for an invalid selector, version or target; NOT_FOUND for a resource
 	// that the apiserver does not serve, or no longer serves; FAILED_PRECONDITION for a resource that
-	// kubefan is not configured to cache; PERMISSION_DENIED if the apiserver denies kubefan the
+	// kubefan is not configured to cache, or not in the requested encoding; PERMISSION_DENIED if the apiserver denies kubefan the
 	// resource; UNAVAILABLE, with a delay, while the resource is not synced, while its state is older
 	// than the server allows (--max-staleness), for a version that this replica has not reached, and
 	// when kubefan drains; RESOURCE_EXHAUSTED for a request that is too long and, with a delay, if a
@@ -189,11 +191,11 @@ type WatchServiceServer interface {
 	// Get returns one object from the cache. NOT_FOUND if it does not exist (ErrorInfo reason
 	// OBJECT_NOT_FOUND).
 	Get(context.Context, *GetRequest) (*GetResponse, error)
-	// ListResources returns the cached resources with their state and version.
+	// ListResources returns the resources that are cached as JSON, with their state and version.
 	ListResources(context.Context, *ListResourcesRequest) (*ListResourcesResponse, error)
 	// GetFreshness returns the version that a cache has reached, and how old the apiserver's proof of
-	// it is. For clients that tell others how old their own state is, such as another kubefan. Needs
-	// the right to watch the target. Status codes are those of Watch.
+	// it is. For clients that tell others how old their own state is, such as another kubefan. The
+	// cache is that of JSON. Needs the right to watch the target. Status codes are those of Watch.
 	GetFreshness(context.Context, *GetFreshnessRequest) (*GetFreshnessResponse, error)
 	mustEmbedUnimplementedWatchServiceServer()
 }

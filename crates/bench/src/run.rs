@@ -312,6 +312,7 @@ fn request(
         Encoding::Json => v1alpha1::Encoding::Unspecified,
         Encoding::Zstd => v1alpha1::Encoding::Zstd,
         Encoding::ZstdDelta => v1alpha1::Encoding::ZstdDelta,
+        Encoding::Protobuf => v1alpha1::Encoding::Protobuf,
     };
     WatchRequest {
         target: Some(target),

@@ -291,7 +291,8 @@ fn projection(command: &Value) -> Projection {
 }
 
 fn read_options(command: &Value) -> ReadOptions {
-    ReadOptions { resource_version: text(command, "resource_version"), projection: projection(command) }
+    let resource_version = text(command, "resource_version");
+    ReadOptions { resource_version, projection: projection(command), ..ReadOptions::default() }
 }
 
 fn watch_options(command: &Value) -> WatchOptions {

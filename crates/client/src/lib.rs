@@ -116,7 +116,7 @@ pub use lister_watcher::{ListOptions, ListPage, ListerWatcher, WatchEvent, Watch
 #[cfg(feature = "prometheus")]
 pub use metrics::InformerMetrics;
 pub use namespaces::Namespaces;
-pub use object::{Decode, Object, ObjectKey, RawJson, RawObject};
+pub use object::{Decode, Object, ObjectKey, ProtobufMessage, RawJson, RawObject, RawProtobuf};
 pub use queue::{
     BucketRateLimiter, Delta, DeltaFifo, ItemExponentialFailureRateLimiter, KnownObjects, MaxOfRateLimiter,
     RateLimiter, RealFifo, WorkItem, WorkQueue,

@@ -151,7 +151,8 @@ impl ListWatch {
     }
 
     /// gRPC: how objects are encoded on the wire. Default: JSON. `Encoding::ZstdDelta` is
-    /// experimental.
+    /// experimental. `Encoding::Protobuf` is for [`RawProtobuf`](crate::RawProtobuf): every other
+    /// type reads JSON.
     #[must_use]
     pub fn encoding(mut self, encoding: Encoding) -> Self {
         self.grpc.encoding = encoding;

@@ -7,7 +7,8 @@
 use std::{borrow::Borrow, fmt, ops::Deref, sync::Arc};
 
 use bytes::Bytes;
-use serde::de::DeserializeOwned;
+use prost::Message;
+use serde::de::{DeserializeOwned, Error};
 
 /// The key of an object: `namespace/name`, or `name` for cluster-scoped resources, as client-go's
 /// `MetaNamespaceKeyFunc` makes it. Clones share the text.
@@ -70,8 +71,33 @@ pub struct RawObject {
     pub uid: Box<str>,
     /// Its version. For a deleted object, the version of the deletion.
     pub resource_version: Box<str>,
-    /// The object as JSON. It may be a part of a network buffer: copy what is kept for long.
+    /// The object as JSON; with [`Encoding::Protobuf`](crate::Encoding::Protobuf) as protobuf in
+    /// its envelope. It may be a part of a network buffer: copy what is kept for long.
     pub json: Bytes,
+}
+
+/// The start of protobuf objects. JSON never starts with it.
+const PROTOBUF_MAGIC: &[u8] = b"k8s\0";
+
+impl RawObject {
+    /// Parses the object's JSON.
+    ///
+    /// # Errors
+    /// serde's error. For an object in protobuf, one that says how to read it.
+    pub(crate) fn parse<T: DeserializeOwned>(&self) -> Result<T, serde_json::Error> {
+        self.check_json()?;
+        serde_json::from_slice(&self.json)
+    }
+
+    fn check_json(&self) -> Result<(), serde_json::Error> {
+        if self.json.starts_with(PROTOBUF_MAGIC) {
+            return Err(serde_json::Error::custom(
+                "the object is protobuf (Encoding::Protobuf), and this type reads JSON: read it as RawProtobuf, or request \
+                 another encoding",
+            ));
+        }
+        Ok(())
+    }
 }
 
 /// A decoded object with its metadata. Dereferences to the value.
@@ -164,8 +190,61 @@ impl RawJson {
     }
 }
 
+/// An object in Kubernetes protobuf, not decoded: what
+/// [`Encoding::Protobuf`](crate::Encoding::Protobuf) gives. The library has no protobuf types of
+/// Kubernetes; decode [`Self::message`] with those that prost generates from its `.proto` files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RawProtobuf(Box<[u8]>);
+
+/// `runtime.Unknown` of Kubernetes.
+#[derive(Clone, PartialEq, Message)]
+struct Envelope {
+    #[prost(message, optional, tag = "1")]
+    type_meta: Option<TypeMeta>,
+    #[prost(bytes = "bytes", tag = "2")]
+    raw: Bytes,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct TypeMeta {
+    #[prost(string, tag = "1")]
+    api_version: String,
+    #[prost(string, tag = "2")]
+    kind: String,
+}
+
+/// The content of a [`RawProtobuf`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProtobufMessage {
+    /// The `apiVersion`, such as `v1`.
+    pub api_version: String,
+    /// The kind, such as `Pod`.
+    pub kind: String,
+    /// The object as a message of that type, such as `k8s.io.api.core.v1.Pod`.
+    pub message: Bytes,
+}
+
+impl RawProtobuf {
+    /// The whole bytes: `k8s\0` and the envelope, as the apiserver sends them.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The type and the message in the envelope.
+    ///
+    /// # Errors
+    /// prost's error, if the envelope is malformed.
+    pub fn message(&self) -> Result<ProtobufMessage, prost::DecodeError> {
+        let Envelope { type_meta, raw } = Envelope::decode(&self.0[PROTOBUF_MAGIC.len()..])?;
+        let TypeMeta { api_version, kind } = type_meta.unwrap_or_default();
+        Ok(ProtobufMessage { api_version, kind, message: raw })
+    }
+}
+
 /// A type that objects are decoded to. Every type that serde can deserialize from any input has it:
-/// k8s-openapi's types, structs of custom resources, `serde_json::Value`. So has [`RawJson`].
+/// k8s-openapi's types, structs of custom resources, `serde_json::Value`. So have [`RawJson`] and
+/// [`RawProtobuf`]. Only the latter reads what [`Encoding::Protobuf`](crate::Encoding::Protobuf)
+/// gives, and types of your own that implement this trait.
 pub trait Decode: Sized + Send + Sync + 'static {
     /// Decodes the value.
     ///
@@ -177,12 +256,24 @@ pub trait Decode: Sized + Send + Sync + 'static {
 
 impl<T: DeserializeOwned + Send + Sync + 'static> Decode for T {
     fn decode(raw: &RawObject) -> Result<Self, serde_json::Error> {
-        serde_json::from_slice(&raw.json)
+        raw.parse()
+    }
+}
+
+impl Decode for RawProtobuf {
+    fn decode(raw: &RawObject) -> Result<Self, serde_json::Error> {
+        match raw.json.starts_with(PROTOBUF_MAGIC) {
+            true => Ok(Self(raw.json.as_ref().into())),
+            false => Err(serde_json::Error::custom(
+                "the object is JSON: request it with Encoding::Protobuf, over gRPC, to read it as RawProtobuf",
+            )),
+        }
     }
 }
 
 impl Decode for RawJson {
     fn decode(raw: &RawObject) -> Result<Self, serde_json::Error> {
+        raw.check_json()?;
         // Copied: a slice would keep the whole network buffer in memory.
         Ok(Self(raw.json.as_ref().into()))
     }
@@ -199,6 +290,31 @@ mod tests {
         let node = ObjectKey::new("", "node-1");
         assert_eq!((node.as_str(), node.namespace(), node.name()), ("node-1", "", "node-1"));
         assert_eq!(ObjectKey::from("default/web-0"), pod);
+    }
+
+    #[test]
+    fn protobuf_is_read_as_raw_protobuf_and_every_other_type_says_so() {
+        let envelope = Envelope {
+            type_meta: Some(TypeMeta { api_version: "v1".into(), kind: "Pod".into() }),
+            raw: Bytes::from_static(b"message"),
+        };
+        let protobuf = [PROTOBUF_MAGIC, &envelope.encode_to_vec()].concat();
+        let of = |bytes: &[u8]| RawObject {
+            key: "a/b".into(),
+            uid: "u".into(),
+            resource_version: "1".into(),
+            json: Bytes::copy_from_slice(bytes),
+        };
+        let raw = of(&protobuf);
+        let read = RawProtobuf::decode(&raw).unwrap();
+        assert_eq!(read.as_bytes(), protobuf);
+        let ProtobufMessage { api_version, kind, message } = read.message().unwrap();
+        assert_eq!((&*api_version, &*kind, &*message), ("v1", "Pod", &b"message"[..]));
+        let refused = [serde_json::Value::decode(&raw).err(), RawJson::decode(&raw).err()];
+        refused.iter().for_each(|error| assert!(error.as_ref().unwrap().to_string().contains("RawProtobuf")));
+        let json = of(b"{}");
+        assert!(RawProtobuf::decode(&json).unwrap_err().to_string().contains("Encoding::Protobuf"));
+        assert_eq!(RawJson::decode(&json).unwrap().as_bytes(), b"{}");
     }
 
     #[test]

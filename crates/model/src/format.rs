@@ -33,29 +33,35 @@ pub struct Format {
     include: IncludeObject,
 }
 
-/// `only_changes` was requested for full objects. They contain the resource version, which changes
-/// with every event.
+/// Why there is no such format.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "only_changes has no effect on full objects, because every change changes metadata.resourceVersion; choose another \
-     projection, or set drop_managed_fields, which leaves out the version too"
-)]
-pub struct OnlyChangesNeedsProjection;
+pub enum InvalidFormat {
+    /// `only_changes` was requested for objects that contain the resource version, which changes
+    /// with every event.
+    #[error(
+        "only_changes has no effect on full objects, because every change changes metadata.resourceVersion; choose another \
+         projection, or set drop_managed_fields, which leaves out the version too"
+    )]
+    OnlyChangesNeedsProjection,
+    /// Protobuf was requested in a projection that is made from JSON.
+    #[error("protobuf objects are sent whole, or as PartialObjectMetadata with the whole metadata")]
+    ProtobufIsWhole,
+}
 
 impl Format {
     /// The format of a gRPC watch. Deltas are computed from the canonical form, so with
     /// [`Encoding::ZstdDelta`] a full object is sent without its version and managed fields.
     ///
     /// # Errors
-    /// If `only_changes` would never suppress anything, because full objects are sent.
-    pub fn new(
-        projection: Projection,
-        only_changes: bool,
-        encoding: Encoding,
-    ) -> Result<Self, OnlyChangesNeedsProjection> {
+    /// If `only_changes` would never suppress anything, because the objects contain their version.
+    /// With [`Encoding::Protobuf`] for every projection in canonical form, which is made from JSON.
+    pub fn new(projection: Projection, only_changes: bool, encoding: Encoding) -> Result<Self, InvalidFormat> {
         let projection = if encoding == Encoding::ZstdDelta { projection.canonical() } else { projection };
-        if only_changes && projection.is_identity() {
-            return Err(OnlyChangesNeedsProjection);
+        if encoding == Encoding::Protobuf && !projection.keeps_version() {
+            return Err(InvalidFormat::ProtobufIsWhole);
+        }
+        if only_changes && projection.keeps_version() {
+            return Err(InvalidFormat::OnlyChangesNeedsProjection);
         }
         Ok(Self { projection, only_changes, encoding, ..Self::default() })
     }
@@ -79,9 +85,10 @@ impl Format {
 
     /// The encoding of the cache that serves this format.
     pub fn media(&self) -> Media {
-        match self.wire {
-            Wire::Grpc => Media::Json,
-            Wire::Http(media) => media,
+        match (self.wire, self.encoding) {
+            (Wire::Grpc, Encoding::Protobuf) => Media::Protobuf,
+            (Wire::Grpc, Encoding::Json | Encoding::Zstd | Encoding::ZstdDelta) => Media::Json,
+            (Wire::Http(media), _) => media,
         }
     }
 
@@ -113,11 +120,11 @@ impl Format {
     /// The bytes to send for an object. `None` if they are the object's own bytes, which are then
     /// shared. For a row, `tables` fills in the ages as of now.
     pub fn bytes_of(&self, object: &[u8], tables: Option<&Tables>) -> Option<Bytes> {
-        match (self.wire, tables) {
-            (Wire::Http(Media::Table), Some(tables)) => Some(tables.row(object, self.include)),
+        match (self.media(), tables) {
+            (Media::Table, Some(tables)) => Some(tables.row(object, self.include)),
             _ if self.projection.is_identity() => None,
             // This cannot fail: the object was parsed before it was cached.
-            (Wire::Http(Media::Protobuf), _) => protobuf::projected(object, &self.projection).ok(),
+            (Media::Protobuf, _) => protobuf::projected(object, &self.projection).ok(),
             _ => Some(self.projection.apply(object)),
         }
     }
@@ -145,7 +152,8 @@ mod tests {
     #[test]
     fn only_changes_needs_a_projection_without_the_version() {
         let canonical = Projection::new(Parts::Full, true, false).unwrap();
-        assert_eq!(Format::new(Projection::default(), true, Encoding::Json), Err(OnlyChangesNeedsProjection));
+        let refused = Err(InvalidFormat::OnlyChangesNeedsProjection);
+        assert_eq!(Format::new(Projection::default(), true, Encoding::Json), refused);
         assert!(Format::new(canonical.clone(), true, Encoding::Json).is_ok());
         let deltas = Format::new(Projection::default(), true, Encoding::ZstdDelta).unwrap();
         assert_eq!(
@@ -153,5 +161,24 @@ mod tests {
             Format::new(canonical, true, Encoding::ZstdDelta).unwrap(),
             "equal bytes need only one view"
         );
+    }
+
+    #[test]
+    fn protobuf_is_whole_or_partial_metadata_over_both_protocols() {
+        let partial = Projection::partial_object_metadata;
+        for projection in [Projection::default(), partial()] {
+            let format = Format::new(projection.clone(), false, Encoding::Protobuf).unwrap();
+            let http = Format::http(Media::Protobuf, projection);
+            let object = protobuf::enveloped("v1", "Pod", &[0x0a, 0x03, 0x0a, 0x01, b'a', 0x12, 0x00]);
+            assert_eq!((format.media(), format.has_markers()), (Media::Protobuf, true));
+            assert_eq!(format.bytes_of(&object, None), http.bytes_of(&object, None));
+        }
+        let canonical = Projection::new(Parts::Metadata, false, false).unwrap();
+        for only_changes in [false, true] {
+            let refused = Format::new(canonical.clone(), only_changes, Encoding::Protobuf);
+            assert_eq!(refused, Err(InvalidFormat::ProtobufIsWhole));
+        }
+        let refused = Format::new(partial(), true, Encoding::Protobuf);
+        assert_eq!(refused, Err(InvalidFormat::OnlyChangesNeedsProjection));
     }
 }

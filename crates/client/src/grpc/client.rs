@@ -20,8 +20,9 @@ use crate::{
     error::{ClientError, root_cause},
     token::Token,
 };
+use kubefan_common::encoding::Encoding;
 use kubefan_common::proto::v1alpha1::{
-    GetFreshnessRequest, GetFreshnessResponse, GetRequest, GetResponse, ListRequest, ListResourcesRequest,
+    self, GetFreshnessRequest, GetFreshnessResponse, GetRequest, GetResponse, ListRequest, ListResourcesRequest,
     ListResponse, Object, ResolvedResource, ResourceStatus, Target, watch_service_client::WatchServiceClient,
 };
 
@@ -131,6 +132,21 @@ pub struct ReadOptions {
     pub resource_version: String,
     /// The parts of each object to send.
     pub projection: Projection,
+    /// How objects are encoded: [`Encoding::Json`] or [`Encoding::Protobuf`]. A get also takes the
+    /// encoding of a watch, and returns the bytes that the watch has; kubefan refuses it for a
+    /// list, which is not compressed.
+    pub encoding: Encoding,
+}
+
+impl ReadOptions {
+    fn encoding(&self) -> i32 {
+        match self.encoding {
+            Encoding::Json => v1alpha1::Encoding::Unspecified.into(),
+            Encoding::Zstd => v1alpha1::Encoding::Zstd.into(),
+            Encoding::ZstdDelta => v1alpha1::Encoding::ZstdDelta.into(),
+            Encoding::Protobuf => v1alpha1::Encoding::Protobuf.into(),
+        }
+    }
 }
 
 impl<T: AsRef<str> + ?Sized> From<&T> for ReadOptions {
@@ -210,8 +226,9 @@ impl Client {
         target: Target,
         options: ReadOptions,
     ) -> Result<impl Stream<Item = Result<ListResponse, ClientError>> + use<>, ClientError> {
-        let ReadOptions { resource_version, projection } = options;
-        let request = ListRequest { target: Some(target), resource_version, projection: projection.message(false) };
+        let (encoding, projection) = (options.encoding(), options.projection.message(false));
+        let resource_version = options.resource_version;
+        let request = ListRequest { target: Some(target), resource_version, projection, encoding };
         let stream = self.call(request, |mut service, call| async move { service.list(call).await }).await?;
         let address = self.address.clone();
         Ok(stream.map(move |chunk| chunk.map_err(|status| ClientError::from_status(&status, &address))))
@@ -247,9 +264,10 @@ impl Client {
     /// The error status of the call: `NOT_FOUND` with the reason `OBJECT_NOT_FOUND` if the object
     /// does not exist.
     pub async fn get(&self, target: Target, options: impl Into<ReadOptions>) -> Result<GetResponse, ClientError> {
-        let ReadOptions { resource_version, projection } = options.into();
-        let projection = projection.message(false);
-        let request = GetRequest { target: Some(target), resource_version, projection, ..GetRequest::default() };
+        let options = options.into();
+        let (encoding, projection) = (options.encoding(), options.projection.message(false));
+        let resource_version = options.resource_version;
+        let request = GetRequest { target: Some(target), resource_version, projection, encoding };
         let response = self.call(request, |mut service, call| async move { service.get(call).await }).await?;
         if response.object.is_none() {
             return Err(self.protocol("a get without an object"));

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream};
+use kubefan_common::encoding::Encoding;
 use kubefan_common::proto::v1alpha1::{self, DeleteReason, Event, EventType, Target};
 
 use super::{
@@ -57,7 +58,12 @@ impl GrpcListWatch {
     async fn list_all(&self, options: ListOptions) -> Result<ListPage, ClientError> {
         // Kubernetes' "0" means any state, which is what an empty version means to kubefan.
         let resource_version = if options.resource_version == "0" { String::new() } else { options.resource_version };
-        let read = ReadOptions { resource_version, projection: self.options.projection.clone() };
+        // A list is not compressed. In these encodings its objects are JSON, as in the watch.
+        let encoding = match self.options.encoding {
+            Encoding::Json | Encoding::Zstd | Encoding::ZstdDelta => Encoding::Json,
+            Encoding::Protobuf => Encoding::Protobuf,
+        };
+        let read = ReadOptions { resource_version, projection: self.options.projection.clone(), encoding };
         self.page(self.client.list(self.target.clone(), read).await?)
     }
 

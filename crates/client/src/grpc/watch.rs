@@ -300,6 +300,7 @@ impl WatchStream {
             (Encoding::Zstd, _) => (v1alpha1::Encoding::Zstd, false),
             (Encoding::ZstdDelta, Some(_)) => (v1alpha1::Encoding::ZstdDelta, false),
             (Encoding::ZstdDelta, None) => (v1alpha1::Encoding::Zstd, true),
+            (Encoding::Protobuf, _) => (v1alpha1::Encoding::Protobuf, false),
         };
         let drop_managed_fields = canonical || self.options.projection.drop_managed_fields;
         let projection = Projection { drop_managed_fields, ..self.options.projection.clone() };

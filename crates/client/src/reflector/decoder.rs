@@ -81,7 +81,7 @@ impl<K: Decode> Decoder<K> {
 
     fn try_decode(&self, raw: &RawObject) -> Result<Arc<Object<K>>, String> {
         if let Some((api_version, kind)) = &self.expected {
-            let found: TypeMeta = serde_json::from_slice(&raw.json).map_err(|error| error.to_string())?;
+            let found: TypeMeta = raw.parse().map_err(|error| error.to_string())?;
             let unknown = found.kind.is_empty() && found.api_version.is_empty();
             if !unknown && (found.kind != *kind || found.api_version != *api_version) {
                 return Err(format!("expected {api_version} {kind}, got {} {}", found.api_version, found.kind));

@@ -25,6 +25,9 @@ pub enum Encoding {
     /// Snapshots in compressed chunks, changes as deltas; without metadata.resourceVersion and
     /// metadata.managedFields (experimental)
     ZstdDelta,
+    /// Every object as Kubernetes protobuf; for built-in types only
+    #[cfg_attr(feature = "clap", value(skip))]
+    Protobuf,
 }
 
 impl Encoding {
@@ -34,12 +37,13 @@ impl Encoding {
             Self::Json => "json",
             Self::Zstd => "zstd",
             Self::ZstdDelta => "zstd-delta",
+            Self::Protobuf => "protobuf",
         }
     }
 
     /// Whether snapshots are sent in compressed chunks.
     pub fn compresses_snapshots(self) -> bool {
-        self != Self::Json
+        matches!(self, Self::Zstd | Self::ZstdDelta)
     }
 }
 

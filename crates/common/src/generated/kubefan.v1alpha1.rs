@@ -69,6 +69,9 @@ pub struct WatchRequest {
 /// Projection selects the parts of each object that are sent. It only removes fields: the rest is
 /// sent with the object's own bytes, in their own order.
 ///
+/// With ENCODING_PROTOBUF only the types FULL and METADATA are served, without further options: see
+/// there.
+///
 /// Canonical form. If anything is removed (every type but FULL, either drop\_ option), and always
 /// with ENCODING_ZSTD_DELTA, metadata.resourceVersion and metadata.managedFields are removed too.
 /// The version is a field of the message. Without these two, an object's bytes change only if
@@ -172,9 +175,10 @@ pub struct Event {
     /// Only set for DELETED.
     #[prost(enumeration = "DeleteReason", tag = "6")]
     pub delete_reason: i32,
-    /// The object as JSON, exactly as a watch of the apiserver sends it, reduced by the projection.
-    /// For DELETED, the last state at the event's version; in a catch-up, only the selectable
-    /// attributes: kind, name, namespace, uid, labels and selectable fields. Empty if delta is set.
+    /// The object as JSON, or with ENCODING_PROTOBUF as protobuf, exactly as a watch of the apiserver
+    /// sends it, reduced by the projection. For DELETED, the last state at the event's version; in a
+    /// catch-up, only the selectable attributes: kind, name, namespace, uid, labels and selectable
+    /// fields. Empty if delta is set.
     #[prost(bytes = "bytes", tag = "7")]
     pub object: ::prost::bytes::Bytes,
     /// Only with ENCODING_ZSTD_DELTA, in place of object: the difference from the object's previous
@@ -321,6 +325,10 @@ pub struct ListRequest {
     /// Which parts of each object are sent. Unset: all.
     #[prost(message, optional, tag = "3")]
     pub projection: ::core::option::Option<Projection>,
+    /// How objects are encoded: ENCODING_JSON or ENCODING_PROTOBUF. Unset: as JSON. A list is not
+    /// compressed, so the others are refused.
+    #[prost(enumeration = "Encoding", tag = "4")]
+    pub encoding: i32,
 }
 /// ListResponse is one chunk of a list, of about 256 KiB. An empty list is one chunk without
 /// objects.
@@ -355,7 +363,8 @@ pub struct Object {
     /// The object's metadata.resourceVersion.
     #[prost(string, tag = "4")]
     pub resource_version: ::prost::alloc::string::String,
-    /// The object as JSON, exactly as a watch of the apiserver sends it, reduced by the projection.
+    /// The object as JSON, or with ENCODING_PROTOBUF as protobuf, exactly as a watch of the apiserver
+    /// sends it, reduced by the projection.
     #[prost(bytes = "bytes", tag = "5")]
     pub object: ::prost::bytes::Bytes,
 }
@@ -373,7 +382,8 @@ pub struct GetRequest {
     #[prost(message, optional, tag = "3")]
     pub projection: ::core::option::Option<Projection>,
     /// Selects the same bytes that a watch with this encoding has: with ENCODING_ZSTD_DELTA the
-    /// canonical form of every projection. The response is JSON and never compressed.
+    /// canonical form of every projection, with ENCODING_PROTOBUF protobuf, otherwise JSON. The
+    /// response is never compressed.
     #[prost(enumeration = "Encoding", tag = "4")]
     pub encoding: i32,
 }
@@ -589,6 +599,22 @@ pub enum Encoding {
     /// Experimental. Snapshots in compressed chunks. An event contains an ObjectDelta instead of the
     /// object if the stream has sent the delta's base.
     ZstdDelta = 3,
+    /// Every object as Kubernetes protobuf (application/vnd.kubernetes.protobuf): the four bytes
+    /// "k8s\0", then a runtime.Unknown with the type and the message. These are the bytes that a watch
+    /// of the apiserver has as its raw object, and that a get returns. Nothing is compressed.
+    ///
+    /// kubefan has no schema to make protobuf from JSON: it lists and watches the resource a second
+    /// time, as protobuf. The versions of both are the same history, so a watch may resume in one
+    /// encoding where it ended in the other.
+    ///
+    /// Only for built-in types. INVALID_ARGUMENT for others, such as custom resources, which the
+    /// apiserver serves as JSON only. FAILED_PRECONDITION if kubefan is not configured to cache the
+    /// resource as protobuf, or has no room for it (--protobuf-bytes-max).
+    ///
+    /// PROJECTION_TYPE_METADATA gives a PartialObjectMetadata of meta.k8s.io/v1, in the same envelope
+    /// and with the whole metadata, as the apiserver sends it. There is no canonical form: a field
+    /// mask, both drop\_ options and only_changes are refused.
+    Protobuf = 4,
 }
 impl Encoding {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -601,6 +627,7 @@ impl Encoding {
             Self::Json => "ENCODING_JSON",
             Self::Zstd => "ENCODING_ZSTD",
             Self::ZstdDelta => "ENCODING_ZSTD_DELTA",
+            Self::Protobuf => "ENCODING_PROTOBUF",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -610,6 +637,7 @@ impl Encoding {
             "ENCODING_JSON" => Some(Self::Json),
             "ENCODING_ZSTD" => Some(Self::Zstd),
             "ENCODING_ZSTD_DELTA" => Some(Self::ZstdDelta),
+            "ENCODING_PROTOBUF" => Some(Self::Protobuf),
             _ => None,
         }
     }
@@ -746,7 +774,8 @@ pub mod watch_service_client {
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
     /// WatchService serves the resources that kubefan caches. Objects are the apiserver's own JSON, byte
-    /// for byte as a watch sends them, unless a Projection or an Encoding is requested.
+    /// for byte as a watch sends them, unless a Projection or an Encoding is requested. With
+    /// ENCODING_PROTOBUF they are the apiserver's own protobuf, byte for byte.
     #[derive(Debug, Clone)]
     pub struct WatchServiceClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -834,7 +863,7 @@ pub mod watch_service_client {
         /// (M is the oldest version it can resume from), with reason HISTORY_REWRITTEN if N is of another
         /// history; INVALID_ARGUMENT for an invalid selector, version or target; NOT_FOUND for a resource
         /// that the apiserver does not serve, or no longer serves; FAILED_PRECONDITION for a resource that
-        /// kubefan is not configured to cache; PERMISSION_DENIED if the apiserver denies kubefan the
+        /// kubefan is not configured to cache, or not in the requested encoding; PERMISSION_DENIED if the apiserver denies kubefan the
         /// resource; UNAVAILABLE, with a delay, while the resource is not synced, while its state is older
         /// than the server allows (--max-staleness), for a version that this replica has not reached, and
         /// when kubefan drains; RESOURCE_EXHAUSTED for a request that is too long and, with a delay, if a
@@ -911,7 +940,7 @@ pub mod watch_service_client {
                 .insert(GrpcMethod::new("kubefan.v1alpha1.WatchService", "Get"));
             self.inner.unary(req, path, codec).await
         }
-        /// ListResources returns the cached resources with their state and version.
+        /// ListResources returns the resources that are cached as JSON, with their state and version.
         pub async fn list_resources(
             &mut self,
             request: impl tonic::IntoRequest<super::ListResourcesRequest>,
@@ -939,8 +968,8 @@ pub mod watch_service_client {
             self.inner.unary(req, path, codec).await
         }
         /// GetFreshness returns the version that a cache has reached, and how old the apiserver's proof of
-        /// it is. For clients that tell others how old their own state is, such as another kubefan. Needs
-        /// the right to watch the target. Status codes are those of Watch.
+        /// it is. For clients that tell others how old their own state is, such as another kubefan. The
+        /// cache is that of JSON. Needs the right to watch the target. Status codes are those of Watch.
         pub async fn get_freshness(
             &mut self,
             request: impl tonic::IntoRequest<super::GetFreshnessRequest>,
@@ -1007,7 +1036,7 @@ pub mod watch_service_server {
         /// (M is the oldest version it can resume from), with reason HISTORY_REWRITTEN if N is of another
         /// history; INVALID_ARGUMENT for an invalid selector, version or target; NOT_FOUND for a resource
         /// that the apiserver does not serve, or no longer serves; FAILED_PRECONDITION for a resource that
-        /// kubefan is not configured to cache; PERMISSION_DENIED if the apiserver denies kubefan the
+        /// kubefan is not configured to cache, or not in the requested encoding; PERMISSION_DENIED if the apiserver denies kubefan the
         /// resource; UNAVAILABLE, with a delay, while the resource is not synced, while its state is older
         /// than the server allows (--max-staleness), for a version that this replica has not reached, and
         /// when kubefan drains; RESOURCE_EXHAUSTED for a request that is too long and, with a delay, if a
@@ -1033,7 +1062,7 @@ pub mod watch_service_server {
             &self,
             request: tonic::Request<super::GetRequest>,
         ) -> std::result::Result<tonic::Response<super::GetResponse>, tonic::Status>;
-        /// ListResources returns the cached resources with their state and version.
+        /// ListResources returns the resources that are cached as JSON, with their state and version.
         async fn list_resources(
             &self,
             request: tonic::Request<super::ListResourcesRequest>,
@@ -1042,8 +1071,8 @@ pub mod watch_service_server {
             tonic::Status,
         >;
         /// GetFreshness returns the version that a cache has reached, and how old the apiserver's proof of
-        /// it is. For clients that tell others how old their own state is, such as another kubefan. Needs
-        /// the right to watch the target. Status codes are those of Watch.
+        /// it is. For clients that tell others how old their own state is, such as another kubefan. The
+        /// cache is that of JSON. Needs the right to watch the target. Status codes are those of Watch.
         async fn get_freshness(
             &self,
             request: tonic::Request<super::GetFreshnessRequest>,
@@ -1053,7 +1082,8 @@ pub mod watch_service_server {
         >;
     }
     /// WatchService serves the resources that kubefan caches. Objects are the apiserver's own JSON, byte
-    /// for byte as a watch sends them, unless a Projection or an Encoding is requested.
+    /// for byte as a watch sends them, unless a Projection or an Encoding is requested. With
+    /// ENCODING_PROTOBUF they are the apiserver's own protobuf, byte for byte.
     #[derive(Debug)]
     pub struct WatchServiceServer<T> {
         inner: Arc<T>,

@@ -68,6 +68,9 @@ pub enum Refusal {
     /// kubefan is not configured to cache this.
     #[error("{0}")]
     NotCached(String),
+    /// The objects of this resource are not cached in this encoding, whatever the configuration.
+    #[error("{0}")]
+    NotEncoded(String),
     /// A limit is reached.
     #[error("{0}")]
     Exhausted(String),

@@ -119,16 +119,17 @@ impl Registry {
             Media::Table => (self.options.tables, "bytes of tables", "--cache-tables-bytes-max", &self.tables_bytes),
         };
         let off = match media {
-            Media::Json | Media::Protobuf => "nothing is cached as protobuf (--protobuf=off)",
+            Media::Json | Media::Protobuf => "nothing is cached as protobuf (--protobuf=off); request JSON",
             Media::Table => "no tables are cached; start kubefan with --cache-tables",
         };
         let limits = limits.ok_or_else(|| Refusal::NotCached(off.to_owned()))?;
         if !self.context.source.has(media) {
-            return Err(Refusal::NotCached("the kubefan at --upstream sends JSON only over gRPC".to_owned()));
+            let message = "the kubefan at --upstream sends JSON only over gRPC; request JSON";
+            return Err(Refusal::NotCached(message.to_owned()));
         }
         match media {
             Media::Json | Media::Protobuf if kinds::is_known(gvr) => {}
-            Media::Json | Media::Protobuf => return Err(Refusal::NotCached(not_built_in(gvr))),
+            Media::Json | Media::Protobuf => return Err(Refusal::NotEncoded(not_built_in(gvr))),
             Media::Table => check_table(gvr)?,
         }
         Ok(EncodingBudget { bytes_max: limits.bytes_max, unit, flag, used: used.clone() })
@@ -200,7 +201,7 @@ impl Registry {
         let CacheId { gvr, scope, media } = id;
         let parser = match media {
             Media::Json => ObjectParser::new(&discovered.fields),
-            Media::Protobuf => discovered.protobuf_parser().map_err(Refusal::NotCached)?,
+            Media::Protobuf => discovered.protobuf_parser().map_err(Refusal::NotEncoded)?,
             Media::Table => ObjectParser::table(Tables::new(gvr, wall_clock), &discovered.fields),
         };
         let _one_at_a_time = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
@@ -319,8 +320,8 @@ fn wall_clock() -> SystemTime {
 fn not_cached(gvr: &GroupVersionResource, is_configured: bool) -> Refusal {
     Refusal::NotCached(match is_configured {
         true => format!(
-            "{gvr} is cached only as protobuf; start kubefan with --resource {gvr}=json+protobuf, or with --on-demand to cache \
-             every resource that is requested"
+            "{gvr} is cached only as protobuf; request protobuf, or start kubefan with --resource {gvr}=json+protobuf, or with \
+             --on-demand to cache every resource that is requested"
         ),
         false => format!(
             "{gvr} is not cached; start kubefan with --resource {gvr}, or with --on-demand to cache every resource that is \

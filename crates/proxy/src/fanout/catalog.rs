@@ -55,8 +55,9 @@ pub trait Catalog: Send + Sync + 'static {
     /// for all.
     ///
     /// # Errors
-    /// For protobuf, [`Refusal::NotCached`] whatever the reason: the objects can be read upstream,
-    /// or as JSON.
+    /// For protobuf, [`Refusal::NotEncoded`] if the resource has no protobuf type that kubefan
+    /// knows, and [`Refusal::NotCached`] for any other reason: the objects can be read upstream, or
+    /// as JSON.
     fn find(
         &self,
         group: &str,

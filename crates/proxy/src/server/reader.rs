@@ -249,7 +249,7 @@ impl<C: Catalog> Reader<C> {
         notes: &Notes,
     ) -> Result<Vec<v1alpha1::ResourceStatus>, Denial> {
         self.authenticate(presented, notes).await?;
-        // A resource may also be cached in other encodings, for the Kubernetes API.
+        // A resource may also be cached in other encodings, which the answer does not tell apart.
         let all = self.catalog.list().into_iter().filter(|(media, _)| *media == Media::Json);
         let all = all.map(|(_, status)| status);
         if !self.access.reviews() {

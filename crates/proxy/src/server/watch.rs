@@ -70,7 +70,8 @@ pub enum WatchProtocol {
 }
 
 impl WatchProtocol {
-    /// The encoding of a Kubernetes watch. Objects in gRPC messages are JSON.
+    /// The encoding of a Kubernetes watch. A gRPC stream has none: its messages are the same
+    /// whatever the encoding of the objects in them, and here it counts as JSON.
     pub fn media(self) -> Media {
         match self {
             Self::Grpc => Media::Json,

@@ -34,6 +34,7 @@ class Encoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENCODING_JSON: _ClassVar[Encoding]
     ENCODING_ZSTD: _ClassVar[Encoding]
     ENCODING_ZSTD_DELTA: _ClassVar[Encoding]
+    ENCODING_PROTOBUF: _ClassVar[Encoding]
 
 class EventType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -71,6 +72,7 @@ ENCODING_UNSPECIFIED: Encoding
 ENCODING_JSON: Encoding
 ENCODING_ZSTD: Encoding
 ENCODING_ZSTD_DELTA: Encoding
+ENCODING_PROTOBUF: Encoding
 EVENT_TYPE_UNSPECIFIED: EventType
 EVENT_TYPE_ADDED: EventType
 EVENT_TYPE_MODIFIED: EventType
@@ -261,14 +263,16 @@ class ResolvedResource(_message.Message):
     def __init__(self, group: _Optional[str] = ..., version: _Optional[str] = ..., resource: _Optional[str] = ..., kind: _Optional[str] = ..., namespaced: bool = ...) -> None: ...
 
 class ListRequest(_message.Message):
-    __slots__ = ("target", "resource_version", "projection")
+    __slots__ = ("target", "resource_version", "projection", "encoding")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     RESOURCE_VERSION_FIELD_NUMBER: _ClassVar[int]
     PROJECTION_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
     target: Target
     resource_version: str
     projection: Projection
-    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., resource_version: _Optional[str] = ..., projection: _Optional[_Union[Projection, _Mapping]] = ...) -> None: ...
+    encoding: Encoding
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., resource_version: _Optional[str] = ..., projection: _Optional[_Union[Projection, _Mapping]] = ..., encoding: _Optional[_Union[Encoding, str]] = ...) -> None: ...
 
 class ListResponse(_message.Message):
     __slots__ = ("resource_version", "objects", "resource", "cluster")

@@ -53,7 +53,9 @@ pub struct WatchOptions {
     /// leaves something out, or deltas.
     pub only_changes: bool,
     /// How objects are encoded on the wire. Events always carry whole objects; with deltas the
-    /// watch stores a copy of each.
+    /// watch stores a copy of each. The objects of events are JSON, but protobuf with
+    /// [`Encoding::Protobuf`], which kubefan serves for built-in types: `k8s\0` and a
+    /// `runtime.Unknown`, as [`RawProtobuf`](crate::RawProtobuf) reads it.
     pub encoding: Encoding,
     /// Memory limit of those copies, in bytes. Above it the watch continues without deltas.
     pub delta_base_bytes_max: usize,

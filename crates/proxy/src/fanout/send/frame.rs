@@ -114,7 +114,7 @@ pub struct DeltaBase {
 }
 
 impl Body {
-    /// The object itself, as JSON.
+    /// The object itself, in the encoding of its cache.
     pub fn object(bytes: Bytes) -> Self {
         Self { bytes, base: None }
     }

@@ -35,6 +35,7 @@ mod formats;
 mod gaps;
 #[cfg(shuttle)]
 mod interleavings;
+mod protobuf;
 mod slices;
 mod watch_http;
 mod waves;
@@ -68,13 +69,21 @@ impl Cache {
     }
 
     fn sharing(budgets: &ProcessBudgets, limits: RingLimits) -> Self {
+        Self::of(budgets, limits, Media::Json)
+    }
+
+    fn of(budgets: &ProcessBudgets, limits: RingLimits, media: Media) -> Self {
         let gvr = GroupVersionResource::new("", "v1", "pods");
         let fields = FieldTable::new(&gvr, true, &[]);
         let all = Arc::new(Metrics::new(Registry::new()).unwrap());
         let gate = GateLimits { snapshots_max: 10, snapshot_queue_timeout: Duration::from_secs(10) };
-        let metrics = all.cache(&gvr, &Scope::Cluster, Media::Json, &StreamEnd::ALL);
+        let metrics = all.cache(&gvr, &Scope::Cluster, media, &StreamEnd::ALL);
         let gate = Gate::new(gate, all.gate());
-        let parser = Arc::new(ObjectParser::new(&fields).of("Pod", "v1"));
+        let parser = match media {
+            Media::Protobuf => ObjectParser::protobuf(&gvr, &fields).unwrap(),
+            Media::Json | Media::Table => ObjectParser::new(&fields),
+        };
+        let parser = Arc::new(parser.of("Pod", "v1"));
         let (budgets, cluster) = (budgets.clone(), Arc::new(|| None));
         let options = HubOptions { limits, coalesce_max: Duration::ZERO, gate, budgets, cluster };
         let hub = Hub::new(ResolvedResource::default(), parser.clone(), options, metrics);
@@ -82,6 +91,9 @@ impl Cache {
     }
 
     fn object(&self, name: &str, app: &str, version: u64) -> Object {
+        if self.parser.media() == Media::Protobuf {
+            return self.parser.parse(&protobuf::pod(name, app, version)).unwrap();
+        }
         let json = format!(
             r#"{{"metadata":{{"name":"{name}","namespace":"ns","uid":"{name}","resourceVersion":"{version}","labels":{{"app":"{app}"}}}}}}"#
         );

@@ -49,8 +49,11 @@ pub fn bookmark_interval(interval: Option<prost_types::Duration>) -> Result<Dura
 /// The format in which a watch sends objects.
 pub fn watch_format(request: &WatchRequest) -> Result<Format, Refusal> {
     let asked = request.projection.as_ref();
-    let only_changes = asked.is_some_and(|asked| asked.only_changes);
-    Format::new(projection(asked)?, only_changes, encoding(request.encoding)?)
+    let (encoding, only_changes) = (encoding(request.encoding)?, asked.is_some_and(|asked| asked.only_changes));
+    if encoding == Encoding::Protobuf && only_changes {
+        return Err(not_in_protobuf("projection.only_changes"));
+    }
+    Format::new(projection(asked, encoding)?, only_changes, encoding)
         .map_err(|error| Refusal::Invalid { field: "projection.only_changes", message: error.to_string() })
 }
 
@@ -89,7 +92,13 @@ pub fn policy(request: &WatchRequest) -> Result<(OnLag, OnExpired), Refusal> {
 
 /// The format of the objects in a list. Options that only watches have are ignored.
 pub fn list_format(request: &ListRequest) -> Result<Format, Refusal> {
-    read_format(request.projection.as_ref(), Encoding::Json)
+    let encoding = encoding(request.encoding)?;
+    if matches!(encoding, Encoding::Zstd | Encoding::ZstdDelta) {
+        let message =
+            "a list is not compressed: set it to ENCODING_JSON or ENCODING_PROTOBUF, or read the snapshot of a watch";
+        return Err(Refusal::Invalid { field: "encoding", message: message.to_owned() });
+    }
+    read_format(request.projection.as_ref(), encoding)
 }
 
 /// The format of the object in a get: the same bytes as a watch with this encoding sends.
@@ -98,12 +107,13 @@ pub fn get_format(request: &GetRequest) -> Result<Format, Refusal> {
 }
 
 fn read_format(asked: Option<&v1alpha1::Projection>, encoding: Encoding) -> Result<Format, Refusal> {
-    Format::new(projection(asked)?, false, encoding)
+    Format::new(projection(asked, encoding)?, false, encoding)
         .map_err(|error| Refusal::Invalid { field: "projection", message: error.to_string() })
 }
 
-fn projection(asked: Option<&v1alpha1::Projection>) -> Result<Projection, Refusal> {
+fn projection(asked: Option<&v1alpha1::Projection>, encoding: Encoding) -> Result<Projection, Refusal> {
     let Some(asked) = asked else { return Ok(Projection::default()) };
+    let is_protobuf = encoding == Encoding::Protobuf;
     let parts = match ProjectionType::try_from(asked.r#type) {
         Ok(ProjectionType::Unspecified | ProjectionType::Full) => Parts::Full,
         Ok(ProjectionType::Metadata) => Parts::Metadata,
@@ -116,8 +126,22 @@ fn projection(asked: Option<&v1alpha1::Projection>) -> Result<Projection, Refusa
             "only allowed with a field mask: set projection.type to PROJECTION_TYPE_FIELD_MASK".to_owned(),
         ));
     }
-    Projection::new(parts, asked.drop_managed_fields, asked.drop_last_applied)
-        .map_err(|error| invalid(error.to_string()))
+    match parts {
+        Parts::Fields(_) if is_protobuf => Err(not_in_protobuf("projection.type")),
+        _ if is_protobuf && asked.drop_managed_fields => Err(not_in_protobuf("projection.drop_managed_fields")),
+        _ if is_protobuf && asked.drop_last_applied => Err(not_in_protobuf("projection.drop_last_applied")),
+        // As the apiserver sends it: kubefan's own form of the metadata leaves out the version.
+        Parts::Metadata if is_protobuf => Ok(Projection::partial_object_metadata()),
+        parts => Projection::new(parts, asked.drop_managed_fields, asked.drop_last_applied)
+            .map_err(|error| invalid(error.to_string())),
+    }
+}
+
+/// The refusal of a projection that is made from JSON.
+fn not_in_protobuf(field: &'static str) -> Refusal {
+    let message = "with ENCODING_PROTOBUF objects are sent whole or as PROJECTION_TYPE_METADATA, as the apiserver made \
+                   them: leave this out, or set encoding to ENCODING_JSON or ENCODING_ZSTD";
+    Refusal::Invalid { field, message: message.to_owned() }
 }
 
 fn encoding(number: i32) -> Result<Encoding, Refusal> {
@@ -125,6 +149,7 @@ fn encoding(number: i32) -> Result<Encoding, Refusal> {
         Ok(v1alpha1::Encoding::Unspecified | v1alpha1::Encoding::Json) => Ok(Encoding::Json),
         Ok(v1alpha1::Encoding::Zstd) => Ok(Encoding::Zstd),
         Ok(v1alpha1::Encoding::ZstdDelta) => Ok(Encoding::ZstdDelta),
+        Ok(v1alpha1::Encoding::Protobuf) => Ok(Encoding::Protobuf),
         Err(_) => Err(unknown("encoding", number)),
     }
 }
@@ -178,6 +203,58 @@ mod tests {
         }
         assert_eq!(refused(watch_format(&WatchRequest { encoding: 9, ..Default::default() })), "encoding");
         assert_eq!(refused(get_format(&GetRequest { encoding: -1, ..Default::default() })), "encoding");
+    }
+
+    #[test]
+    fn protobuf_is_served_whole_or_as_metadata_and_everything_else_is_refused_by_its_field() {
+        let encoding = v1alpha1::Encoding::Protobuf.into();
+        let formats = |projection: v1alpha1::Projection| {
+            let projection = Some(projection);
+            [
+                watch_format(&WatchRequest { encoding, projection: projection.clone(), ..Default::default() }),
+                list_format(&ListRequest { encoding, projection: projection.clone(), ..Default::default() }),
+                get_format(&GetRequest { encoding, projection, ..Default::default() }),
+            ]
+        };
+        let of = |kind: ProjectionType| v1alpha1::Projection { r#type: kind.into(), ..Default::default() };
+        let whole = Format::new(Projection::default(), false, Encoding::Protobuf).unwrap();
+        let partial = Format::new(Projection::partial_object_metadata(), false, Encoding::Protobuf).unwrap();
+        for (asked, format) in [
+            (of(ProjectionType::Unspecified), &whole),
+            (of(ProjectionType::Full), &whole),
+            (of(ProjectionType::Metadata), &partial),
+        ] {
+            formats(asked).into_iter().for_each(|made| assert_eq!(made.as_ref(), Ok(format)));
+        }
+        let paths = vec!["spec".to_owned()];
+        for (asked, field) in [
+            (v1alpha1::Projection { paths, ..of(ProjectionType::FieldMask) }, "projection.type"),
+            (
+                v1alpha1::Projection { drop_managed_fields: true, ..of(ProjectionType::Full) },
+                "projection.drop_managed_fields",
+            ),
+            (
+                v1alpha1::Projection { drop_last_applied: true, ..of(ProjectionType::Metadata) },
+                "projection.drop_last_applied",
+            ),
+        ] {
+            formats(asked).into_iter().for_each(|made| assert_eq!(refused(made), field));
+        }
+        let only_changes = v1alpha1::Projection { only_changes: true, ..of(ProjectionType::Metadata) };
+        let [watch, list, get] = formats(only_changes);
+        assert_eq!(refused(watch), "projection.only_changes");
+        assert_eq!((list.as_ref(), get.as_ref()), (Ok(&partial), Ok(&partial)), "only watches have this option");
+    }
+
+    #[test]
+    fn a_list_is_not_compressed() {
+        let list = |encoding: i32| list_format(&ListRequest { encoding, ..Default::default() });
+        for encoding in [v1alpha1::Encoding::Unspecified, v1alpha1::Encoding::Json] {
+            assert_eq!(list(encoding.into()), Ok(Format::default()));
+        }
+        for encoding in [v1alpha1::Encoding::Zstd.into(), v1alpha1::Encoding::ZstdDelta.into(), 9] {
+            assert_eq!(refused(list(encoding)), "encoding");
+        }
     }
 
     #[test]

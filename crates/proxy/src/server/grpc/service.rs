@@ -33,7 +33,7 @@ use kubefan_common::proto::v1alpha1::{
 use kubefan_common::text::without_user;
 use kubefan_model::{Media, ObjectKey, ResourceVersion, format::Format, object::Object};
 
-/// The approximate size of a chunk of a list, in bytes of JSON.
+/// The approximate size of a chunk of a list, in bytes of whole objects.
 const CHUNK_BYTES: usize = 256 << 10;
 
 /// The verb of a watch in metrics; its duration is not measured.
@@ -105,8 +105,8 @@ impl<C: Catalog> Service<C> {
             let state_kept = request::state_kept(&request)?;
             let (on_lag, on_expired) = request::policy(&request)?;
             let Selected { served, selection } = match version {
-                None => reader.select(&read, Media::Json).await?,
-                Some(_) => reader.select_synced(&read, Media::Json).await?,
+                None => reader.select(&read, format.media()).await?,
+                Some(_) => reader.select_synced(&read, format.media()).await?,
             };
             let start = match (version, state_kept) {
                 (None, _) => Start::Snapshot,
@@ -204,7 +204,7 @@ impl<C: Catalog> WatchService for Service<C> {
             let holder = read.holder(presented.holder);
             let place = self.reader.admit_stream(holder)?;
             let version = request::version(&resource_version)?;
-            let selected = self.reader.select(&read, Media::Json).await?;
+            let selected = self.reader.select(&read, format.media()).await?;
             self.wait_for_version(&selected, version).await?;
             selected.served.hub.index_for(&selected.selection).await;
             let pass = selected.served.hub.gate().acquire(Some(holder)).await?;
@@ -252,7 +252,7 @@ impl<C: Catalog> WatchService for Service<C> {
             let read = self.reader.authorize(&presented, Read::object(target), &notes).await?;
             let _place = self.reader.admit_read(read.holder(presented.holder))?;
             let version = request::version(&resource_version)?;
-            let selected = self.reader.select(&read, Media::Json).await?;
+            let selected = self.reader.select(&read, format.media()).await?;
             if selected.served.namespaced && key.namespace().is_empty() {
                 return invalid("target.namespace", "required: the resource is namespaced");
             }
@@ -354,12 +354,12 @@ fn refused(counted: &mut RequestGuard, status: Status) -> Status {
 }
 
 fn message(object: &Object, format: &Format) -> v1alpha1::Object {
-    let json = object.bytes();
+    let whole = object.bytes();
     v1alpha1::Object {
         namespace: object.key().namespace().to_owned(),
         name: object.key().name().to_owned(),
         uid: object.uid().to_owned(),
         resource_version: object.version().to_string(),
-        object: format.bytes_of(&json, None).unwrap_or(json),
+        object: format.bytes_of(&whole, None).unwrap_or(whole),
     }
 }

@@ -41,12 +41,8 @@ pub fn refused(refusal: &Refusal) -> Status {
         Refusal::Expired(expired) => too_old(expired),
         Refusal::Rewritten(_) => failed(Code::OutOfRange, "HISTORY_REWRITTEN", message),
         Refusal::Future { .. } => temporary(Code::Unavailable, "RESOURCE_VERSION_TOO_LARGE", message),
-        Refusal::Invalid { field, message } => {
-            let message = &shortened(message.clone());
-            let mut details = ErrorDetails::with_bad_request_violation(*field, message);
-            details.set_error_info("INVALID_ARGUMENT", DOMAIN, HashMap::new());
-            Status::with_error_details(Code::InvalidArgument, format!("{field}: {message}"), details)
-        }
+        Refusal::Invalid { field, message } => invalid(field, shortened(message.clone())),
+        Refusal::NotEncoded(_) => invalid("encoding", format!("{message}; request ENCODING_JSON or ENCODING_ZSTD")),
         Refusal::NotCached(_) => failed(Code::FailedPrecondition, "NOT_CACHED", message),
         Refusal::Exhausted(_) | Refusal::NoRoom(_) => temporary(Code::ResourceExhausted, "LIMIT_REACHED", message),
         Refusal::RateLimited { retry_after, .. } => {
@@ -231,6 +227,12 @@ fn shortened(mut message: String) -> String {
     message
 }
 
+fn invalid(field: &str, message: String) -> Status {
+    let mut details = ErrorDetails::with_bad_request_violation(field, &message);
+    details.set_error_info("INVALID_ARGUMENT", DOMAIN, HashMap::new());
+    Status::with_error_details(Code::InvalidArgument, format!("{field}: {message}"), details)
+}
+
 fn failed(code: Code, reason: &str, message: String) -> Status {
     let details = ErrorDetails::with_error_info(reason, DOMAIN, HashMap::new());
     Status::with_error_details(code, message, details)
@@ -285,6 +287,9 @@ mod tests {
     fn an_invalid_argument_names_the_field_and_a_temporary_error_a_delay() {
         let status = refused(&Refusal::Invalid { field: "target.label_selector", message: "bad".into() });
         assert_eq!(status.get_details_bad_request().unwrap().field_violations[0].field, "target.label_selector");
+        let status = refused(&Refusal::NotEncoded("widgets are not cached as protobuf".into()));
+        assert_eq!(status.get_details_bad_request().unwrap().field_violations[0].field, "encoding");
+        assert!(status.message().contains("ENCODING_JSON"), "{status:?}");
         assert!(refused(&Refusal::Draining).get_details_retry_info().is_some());
         assert!(ended(&StreamEnd::Timeout, None).is_none());
     }

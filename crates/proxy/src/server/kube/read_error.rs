@@ -68,6 +68,7 @@ impl From<Refusal> for ReadError {
             Refusal::NotFound(_) | Refusal::Forbidden(_) | Refusal::NotCached(_) | Refusal::Invalid { .. } => {
                 Self::Upstream(failure)
             }
+            Refusal::NotEncoded(_) => Self::Upstream(failure),
             Refusal::Unauthenticated(_) | Refusal::Denied(_) => Self::Upstream(failure),
             // The limits of caches protect kubefan's memory, and the rate limit protects upstream
             // from reads that kubefan adds. Upstream has limits of its own for its clients.

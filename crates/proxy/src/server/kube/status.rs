@@ -321,7 +321,7 @@ impl From<&Refusal> for Failure {
             Refusal::Stale { .. } | Refusal::Unavailable(_) | Refusal::Switched(_) | Refusal::Draining => {
                 Self::unavailable(message)
             }
-            Refusal::NotFound(_) | Refusal::NotCached(_) => Self::not_served(message),
+            Refusal::NotFound(_) | Refusal::NotCached(_) | Refusal::NotEncoded(_) => Self::not_served(message),
             Refusal::Unauthenticated(_) => Self::unauthorized("Unauthorized".to_owned()),
             Refusal::Forbidden(_) | Refusal::Denied(_) => Self::forbidden(message),
             Refusal::Expired(expired) => Self::watch_expired(expired),

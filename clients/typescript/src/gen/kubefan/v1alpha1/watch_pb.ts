@@ -19,7 +19,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file kubefan/v1alpha1/watch.proto.
  */
 export const file_kubefan_v1alpha1_watch: GenFile = /*@__PURE__*/
-  fileDesc("ChxrdWJlZmFuL3YxYWxwaGExL3dhdGNoLnByb3RvEhBrdWJlZmFuLnYxYWxwaGExIosBCgZUYXJnZXQSDQoFZ3JvdXAYASABKAkSDwoHdmVyc2lvbhgCIAEoCRIQCghyZXNvdXJjZRgDIAEoCRIRCgluYW1lc3BhY2UYBCABKAkSDAoEbmFtZRgFIAEoCRIWCg5sYWJlbF9zZWxlY3RvchgGIAEoCRIWCg5maWVsZF9zZWxlY3RvchgHIAEoCSKAAwoMV2F0Y2hSZXF1ZXN0EigKBnRhcmdldBgBIAEoCzIYLmt1YmVmYW4udjFhbHBoYTEuVGFyZ2V0EhgKEHJlc291cmNlX3ZlcnNpb24YAiABKAkSFwoPdGltZW91dF9zZWNvbmRzGAMgASgDEjQKEWJvb2ttYXJrX2ludGVydmFsGAQgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEjAKCnByb2plY3Rpb24YBSABKAsyHC5rdWJlZmFuLnYxYWxwaGExLlByb2plY3Rpb24SLAoIZW5jb2RpbmcYBiABKA4yGi5rdWJlZmFuLnYxYWxwaGExLkVuY29kaW5nEhIKCnN0YXRlX2tlcHQYByABKAgSJwoGb25fbGFnGAggASgOMhcua3ViZWZhbi52MWFscGhhMS5PbkxhZxIvCgpvbl9leHBpcmVkGAkgASgOMhsua3ViZWZhbi52MWFscGhhMS5PbkV4cGlyZWQSDwoHY2x1c3RlchgKIAEoCSKZAQoKUHJvamVjdGlvbhIuCgR0eXBlGAEgASgOMiAua3ViZWZhbi52MWFscGhhMS5Qcm9qZWN0aW9uVHlwZRINCgVwYXRocxgCIAMoCRIbChNkcm9wX21hbmFnZWRfZmllbGRzGAMgASgIEhkKEWRyb3BfbGFzdF9hcHBsaWVkGAQgASgIEhQKDG9ubHlfY2hhbmdlcxgFIAEoCCKHBAoNV2F0Y2hSZXNwb25zZRIWCg5yZXN1bWVfdmVyc2lvbhgBIAEoCRI5Cg5zbmFwc2hvdF9iZWdpbhgCIAEoCzIfLmt1YmVmYW4udjFhbHBoYTEuU25hcHNob3RCZWdpbkgAEigKBWV2ZW50GAMgASgLMhcua3ViZWZhbi52MWFscGhhMS5FdmVudEgAEjUKDHNuYXBzaG90X2VuZBgEIAEoCzIdLmt1YmVmYW4udjFhbHBoYTEuU25hcHNob3RFbmRIABIvCglnYXBfYmVnaW4YBSABKAsyGi5rdWJlZmFuLnYxYWxwaGExLkdhcEJlZ2luSAASKwoHZ2FwX2VuZBgGIAEoCzIYLmt1YmVmYW4udjFhbHBoYTEuR2FwRW5kSAASLgoIYm9va21hcmsYByABKAsyGi5rdWJlZmFuLnYxYWxwaGExLkJvb2ttYXJrSAASOQoOc25hcHNob3RfY2h1bmsYCCABKAsyHy5rdWJlZmFuLnYxYWxwaGExLlNuYXBzaG90Q2h1bmtIABI4Cg5jYXRjaF91cF9iZWdpbhgJIAEoCzIeLmt1YmVmYW4udjFhbHBoYTEuQ2F0Y2hVcEJlZ2luSAASNAoMY2F0Y2hfdXBfZW5kGAogASgLMhwua3ViZWZhbi52MWFscGhhMS5DYXRjaFVwRW5kSABCCQoHbWVzc2FnZSLvAQoFRXZlbnQSKQoEdHlwZRgBIAEoDjIbLmt1YmVmYW4udjFhbHBoYTEuRXZlbnRUeXBlEhEKCW5hbWVzcGFjZRgCIAEoCRIMCgRuYW1lGAMgASgJEgsKA3VpZBgEIAEoCRIYChByZXNvdXJjZV92ZXJzaW9uGAUgASgJEjUKDWRlbGV0ZV9yZWFzb24YBiABKA4yHi5rdWJlZmFuLnYxYWxwaGExLkRlbGV0ZVJlYXNvbhIOCgZvYmplY3QYByABKAwSLAoFZGVsdGEYCCABKAsyHS5rdWJlZmFuLnYxYWxwaGExLk9iamVjdERlbHRhIk4KC09iamVjdERlbHRhEh0KFWJhc2VfcmVzb3VyY2VfdmVyc2lvbhgBIAEoCRISCgpiYXNlX2NyYzMyGAIgASgHEgwKBHpzdGQYAyABKAwiHQoNU25hcHNob3RDaHVuaxIMCgR6c3RkGAEgASgMIogBCg1TbmFwc2hvdEJlZ2luEhgKEHJlc291cmNlX3ZlcnNpb24YASABKAkSNAoIcmVzb3VyY2UYAiABKAsyIi5rdWJlZmFuLnYxYWxwaGExLlJlc29sdmVkUmVzb3VyY2USFgoOcmVzdGFydGVkX2Zyb20YAyABKAkSDwoHY2x1c3RlchgEIAEoCSIjCgtTbmFwc2hvdEVuZBIUCgxvYmplY3RfY291bnQYASABKAMiNAoIR2FwQmVnaW4SGAoQcmVzb3VyY2VfdmVyc2lvbhgBIAEoCRIOCgZyZWFzb24YAiABKAkiCAoGR2FwRW5kIigKDENhdGNoVXBCZWdpbhIYChByZXNvdXJjZV92ZXJzaW9uGAEgASgJIgwKCkNhdGNoVXBFbmQiCgoIQm9va21hcmsiZgoQUmVzb2x2ZWRSZXNvdXJjZRINCgVncm91cBgBIAEoCRIPCgd2ZXJzaW9uGAIgASgJEhAKCHJlc291cmNlGAMgASgJEgwKBGtpbmQYBCABKAkSEgoKbmFtZXNwYWNlZBgFIAEoCCKDAQoLTGlzdFJlcXVlc3QSKAoGdGFyZ2V0GAEgASgLMhgua3ViZWZhbi52MWFscGhhMS5UYXJnZXQSGAoQcmVzb3VyY2VfdmVyc2lvbhgCIAEoCRIwCgpwcm9qZWN0aW9uGAMgASgLMhwua3ViZWZhbi52MWFscGhhMS5Qcm9qZWN0aW9uIpoBCgxMaXN0UmVzcG9uc2USGAoQcmVzb3VyY2VfdmVyc2lvbhgBIAEoCRIpCgdvYmplY3RzGAIgAygLMhgua3ViZWZhbi52MWFscGhhMS5PYmplY3QSNAoIcmVzb3VyY2UYAyABKAsyIi5rdWJlZmFuLnYxYWxwaGExLlJlc29sdmVkUmVzb3VyY2USDwoHY2x1c3RlchgEIAEoCSJgCgZPYmplY3QSEQoJbmFtZXNwYWNlGAEgASgJEgwKBG5hbWUYAiABKAkSCwoDdWlkGAMgASgJEhgKEHJlc291cmNlX3ZlcnNpb24YBCABKAkSDgoGb2JqZWN0GAUgASgMIrABCgpHZXRSZXF1ZXN0EigKBnRhcmdldBgBIAEoCzIYLmt1YmVmYW4udjFhbHBoYTEuVGFyZ2V0EhgKEHJlc291cmNlX3ZlcnNpb24YAiABKAkSMAoKcHJvamVjdGlvbhgDIAEoCzIcLmt1YmVmYW4udjFhbHBoYTEuUHJvamVjdGlvbhIsCghlbmNvZGluZxgEIAEoDjIaLmt1YmVmYW4udjFhbHBoYTEuRW5jb2RpbmcimAEKC0dldFJlc3BvbnNlEigKBm9iamVjdBgBIAEoCzIYLmt1YmVmYW4udjFhbHBoYTEuT2JqZWN0EhgKEHJlc291cmNlX3ZlcnNpb24YAiABKAkSNAoIcmVzb3VyY2UYAyABKAsyIi5rdWJlZmFuLnYxYWxwaGExLlJlc29sdmVkUmVzb3VyY2USDwoHY2x1c3RlchgEIAEoCSJOChNHZXRGcmVzaG5lc3NSZXF1ZXN0EigKBnRhcmdldBgBIAEoCzIYLmt1YmVmYW4udjFhbHBoYTEuVGFyZ2V0Eg0KBXByb3ZlGAIgASgIImkKFEdldEZyZXNobmVzc1Jlc3BvbnNlEhgKEHJlc291cmNlX3ZlcnNpb24YASABKAkSJgoDYWdlGAIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEg8KB2NsdXN0ZXIYAyABKAkiFgoUTGlzdFJlc291cmNlc1JlcXVlc3QiTAoVTGlzdFJlc291cmNlc1Jlc3BvbnNlEjMKCXJlc291cmNlcxgBIAMoCzIgLmt1YmVmYW4udjFhbHBoYTEuUmVzb3VyY2VTdGF0dXMi6QIKDlJlc291cmNlU3RhdHVzEgwKBG5hbWUYASABKAkSNAoIcmVzb3VyY2UYAiABKAsyIi5rdWJlZmFuLnYxYWxwaGExLlJlc29sdmVkUmVzb3VyY2USEQoJbmFtZXNwYWNlGAMgASgJEi4KBXN0YXRlGAQgASgOMh8ua3ViZWZhbi52MWFscGhhMS5SZXNvdXJjZVN0YXRlEg8KB21lc3NhZ2UYBSABKAkSGAoQcmVzb3VyY2VfdmVyc2lvbhgGIAEoCRIfChdvbGRlc3RfcmVzb3VyY2VfdmVyc2lvbhgHIAEoCRIUCgxvYmplY3RfY291bnQYCCABKAMSFAoMb2JqZWN0X2J5dGVzGAkgASgDEjAKDHN5bmNlZF9zaW5jZRgKIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASEwoLc3Vic2NyaWJlcnMYCyABKAMSEQoJb25fZGVtYW5kGAwgASgIKkcKBU9uTGFnEhYKEk9OX0xBR19VTlNQRUNJRklFRBAAEhEKDU9OX0xBR19FWFBJUkUQARITCg9PTl9MQUdfQ09ORkxBVEUQAipUCglPbkV4cGlyZWQSGgoWT05fRVhQSVJFRF9VTlNQRUNJRklFRBAAEhMKD09OX0VYUElSRURfRkFJTBABEhYKEk9OX0VYUElSRURfUkVTVEFSVBACKokBCg5Qcm9qZWN0aW9uVHlwZRIfChtQUk9KRUNUSU9OX1RZUEVfVU5TUEVDSUZJRUQQABIYChRQUk9KRUNUSU9OX1RZUEVfRlVMTBABEhwKGFBST0pFQ1RJT05fVFlQRV9NRVRBREFUQRACEh4KGlBST0pFQ1RJT05fVFlQRV9GSUVMRF9NQVNLEAMqYwoIRW5jb2RpbmcSGAoURU5DT0RJTkdfVU5TUEVDSUZJRUQQABIRCg1FTkNPRElOR19KU09OEAESEQoNRU5DT0RJTkdfWlNURBACEhcKE0VOQ09ESU5HX1pTVERfREVMVEEQAypuCglFdmVudFR5cGUSGgoWRVZFTlRfVFlQRV9VTlNQRUNJRklFRBAAEhQKEEVWRU5UX1RZUEVfQURERUQQARIXChNFVkVOVF9UWVBFX01PRElGSUVEEAISFgoSRVZFTlRfVFlQRV9ERUxFVEVEEAMqlwEKDERlbGV0ZVJlYXNvbhIdChlERUxFVEVfUkVBU09OX1VOU1BFQ0lGSUVEEAASIAocREVMRVRFX1JFQVNPTl9PQkpFQ1RfREVMRVRFRBABEh8KG0RFTEVURV9SRUFTT05fTEVGVF9TRUxFQ1RPUhACEiUKIURFTEVURV9SRUFTT05fRklOQUxfU1RBVEVfVU5LTk9XThADKrwBCg1SZXNvdXJjZVN0YXRlEh4KGlJFU09VUkNFX1NUQVRFX1VOU1BFQ0lGSUVEEAASGgoWUkVTT1VSQ0VfU1RBVEVfU1lOQ0lORxABEhkKFVJFU09VUkNFX1NUQVRFX1NZTkNFRBACEhgKFFJFU09VUkNFX1NUQVRFX1NUQUxFEAMSHAoYUkVTT1VSQ0VfU1RBVEVfTk9UX0ZPVU5EEAQSHAoYUkVTT1VSQ0VfU1RBVEVfRk9SQklEREVOEAUyqAMKDFdhdGNoU2VydmljZRJKCgVXYXRjaBIeLmt1YmVmYW4udjFhbHBoYTEuV2F0Y2hSZXF1ZXN0Gh8ua3ViZWZhbi52MWFscGhhMS5XYXRjaFJlc3BvbnNlMAESRwoETGlzdBIdLmt1YmVmYW4udjFhbHBoYTEuTGlzdFJlcXVlc3QaHi5rdWJlZmFuLnYxYWxwaGExLkxpc3RSZXNwb25zZTABEkIKA0dldBIcLmt1YmVmYW4udjFhbHBoYTEuR2V0UmVxdWVzdBodLmt1YmVmYW4udjFhbHBoYTEuR2V0UmVzcG9uc2USYAoNTGlzdFJlc291cmNlcxImLmt1YmVmYW4udjFhbHBoYTEuTGlzdFJlc291cmNlc1JlcXVlc3QaJy5rdWJlZmFuLnYxYWxwaGExLkxpc3RSZXNvdXJjZXNSZXNwb25zZRJdCgxHZXRGcmVzaG5lc3MSJS5rdWJlZmFuLnYxYWxwaGExLkdldEZyZXNobmVzc1JlcXVlc3QaJi5rdWJlZmFuLnYxYWxwaGExLkdldEZyZXNobmVzc1Jlc3BvbnNlYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("ChxrdWJlZmFuL3YxYWxwaGExL3dhdGNoLnByb3RvEhBrdWJlZmFuLnYxYWxwaGExIosBCgZUYXJnZXQSDQoFZ3JvdXAYASABKAkSDwoHdmVyc2lvbhgCIAEoCRIQCghyZXNvdXJjZRgDIAEoCRIRCgluYW1lc3BhY2UYBCABKAkSDAoEbmFtZRgFIAEoCRIWCg5sYWJlbF9zZWxlY3RvchgGIAEoCRIWCg5maWVsZF9zZWxlY3RvchgHIAEoCSKAAwoMV2F0Y2hSZXF1ZXN0EigKBnRhcmdldBgBIAEoCzIYLmt1YmVmYW4udjFhbHBoYTEuVGFyZ2V0EhgKEHJlc291cmNlX3ZlcnNpb24YAiABKAkSFwoPdGltZW91dF9zZWNvbmRzGAMgASgDEjQKEWJvb2ttYXJrX2ludGVydmFsGAQgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEjAKCnByb2plY3Rpb24YBSABKAsyHC5rdWJlZmFuLnYxYWxwaGExLlByb2plY3Rpb24SLAoIZW5jb2RpbmcYBiABKA4yGi5rdWJlZmFuLnYxYWxwaGExLkVuY29kaW5nEhIKCnN0YXRlX2tlcHQYByABKAgSJwoGb25fbGFnGAggASgOMhcua3ViZWZhbi52MWFscGhhMS5PbkxhZxIvCgpvbl9leHBpcmVkGAkgASgOMhsua3ViZWZhbi52MWFscGhhMS5PbkV4cGlyZWQSDwoHY2x1c3RlchgKIAEoCSKZAQoKUHJvamVjdGlvbhIuCgR0eXBlGAEgASgOMiAua3ViZWZhbi52MWFscGhhMS5Qcm9qZWN0aW9uVHlwZRINCgVwYXRocxgCIAMoCRIbChNkcm9wX21hbmFnZWRfZmllbGRzGAMgASgIEhkKEWRyb3BfbGFzdF9hcHBsaWVkGAQgASgIEhQKDG9ubHlfY2hhbmdlcxgFIAEoCCKHBAoNV2F0Y2hSZXNwb25zZRIWCg5yZXN1bWVfdmVyc2lvbhgBIAEoCRI5Cg5zbmFwc2hvdF9iZWdpbhgCIAEoCzIfLmt1YmVmYW4udjFhbHBoYTEuU25hcHNob3RCZWdpbkgAEigKBWV2ZW50GAMgASgLMhcua3ViZWZhbi52MWFscGhhMS5FdmVudEgAEjUKDHNuYXBzaG90X2VuZBgEIAEoCzIdLmt1YmVmYW4udjFhbHBoYTEuU25hcHNob3RFbmRIABIvCglnYXBfYmVnaW4YBSABKAsyGi5rdWJlZmFuLnYxYWxwaGExLkdhcEJlZ2luSAASKwoHZ2FwX2VuZBgGIAEoCzIYLmt1YmVmYW4udjFhbHBoYTEuR2FwRW5kSAASLgoIYm9va21hcmsYByABKAsyGi5rdWJlZmFuLnYxYWxwaGExLkJvb2ttYXJrSAASOQoOc25hcHNob3RfY2h1bmsYCCABKAsyHy5rdWJlZmFuLnYxYWxwaGExLlNuYXBzaG90Q2h1bmtIABI4Cg5jYXRjaF91cF9iZWdpbhgJIAEoCzIeLmt1YmVmYW4udjFhbHBoYTEuQ2F0Y2hVcEJlZ2luSAASNAoMY2F0Y2hfdXBfZW5kGAogASgLMhwua3ViZWZhbi52MWFscGhhMS5DYXRjaFVwRW5kSABCCQoHbWVzc2FnZSLvAQoFRXZlbnQSKQoEdHlwZRgBIAEoDjIbLmt1YmVmYW4udjFhbHBoYTEuRXZlbnRUeXBlEhEKCW5hbWVzcGFjZRgCIAEoCRIMCgRuYW1lGAMgASgJEgsKA3VpZBgEIAEoCRIYChByZXNvdXJjZV92ZXJzaW9uGAUgASgJEjUKDWRlbGV0ZV9yZWFzb24YBiABKA4yHi5rdWJlZmFuLnYxYWxwaGExLkRlbGV0ZVJlYXNvbhIOCgZvYmplY3QYByABKAwSLAoFZGVsdGEYCCABKAsyHS5rdWJlZmFuLnYxYWxwaGExLk9iamVjdERlbHRhIk4KC09iamVjdERlbHRhEh0KFWJhc2VfcmVzb3VyY2VfdmVyc2lvbhgBIAEoCRISCgpiYXNlX2NyYzMyGAIgASgHEgwKBHpzdGQYAyABKAwiHQoNU25hcHNob3RDaHVuaxIMCgR6c3RkGAEgASgMIogBCg1TbmFwc2hvdEJlZ2luEhgKEHJlc291cmNlX3ZlcnNpb24YASABKAkSNAoIcmVzb3VyY2UYAiABKAsyIi5rdWJlZmFuLnYxYWxwaGExLlJlc29sdmVkUmVzb3VyY2USFgoOcmVzdGFydGVkX2Zyb20YAyABKAkSDwoHY2x1c3RlchgEIAEoCSIjCgtTbmFwc2hvdEVuZBIUCgxvYmplY3RfY291bnQYASABKAMiNAoIR2FwQmVnaW4SGAoQcmVzb3VyY2VfdmVyc2lvbhgBIAEoCRIOCgZyZWFzb24YAiABKAkiCAoGR2FwRW5kIigKDENhdGNoVXBCZWdpbhIYChByZXNvdXJjZV92ZXJzaW9uGAEgASgJIgwKCkNhdGNoVXBFbmQiCgoIQm9va21hcmsiZgoQUmVzb2x2ZWRSZXNvdXJjZRINCgVncm91cBgBIAEoCRIPCgd2ZXJzaW9uGAIgASgJEhAKCHJlc291cmNlGAMgASgJEgwKBGtpbmQYBCABKAkSEgoKbmFtZXNwYWNlZBgFIAEoCCKxAQoLTGlzdFJlcXVlc3QSKAoGdGFyZ2V0GAEgASgLMhgua3ViZWZhbi52MWFscGhhMS5UYXJnZXQSGAoQcmVzb3VyY2VfdmVyc2lvbhgCIAEoCRIwCgpwcm9qZWN0aW9uGAMgASgLMhwua3ViZWZhbi52MWFscGhhMS5Qcm9qZWN0aW9uEiwKCGVuY29kaW5nGAQgASgOMhoua3ViZWZhbi52MWFscGhhMS5FbmNvZGluZyKaAQoMTGlzdFJlc3BvbnNlEhgKEHJlc291cmNlX3ZlcnNpb24YASABKAkSKQoHb2JqZWN0cxgCIAMoCzIYLmt1YmVmYW4udjFhbHBoYTEuT2JqZWN0EjQKCHJlc291cmNlGAMgASgLMiIua3ViZWZhbi52MWFscGhhMS5SZXNvbHZlZFJlc291cmNlEg8KB2NsdXN0ZXIYBCABKAkiYAoGT2JqZWN0EhEKCW5hbWVzcGFjZRgBIAEoCRIMCgRuYW1lGAIgASgJEgsKA3VpZBgDIAEoCRIYChByZXNvdXJjZV92ZXJzaW9uGAQgASgJEg4KBm9iamVjdBgFIAEoDCKwAQoKR2V0UmVxdWVzdBIoCgZ0YXJnZXQYASABKAsyGC5rdWJlZmFuLnYxYWxwaGExLlRhcmdldBIYChByZXNvdXJjZV92ZXJzaW9uGAIgASgJEjAKCnByb2plY3Rpb24YAyABKAsyHC5rdWJlZmFuLnYxYWxwaGExLlByb2plY3Rpb24SLAoIZW5jb2RpbmcYBCABKA4yGi5rdWJlZmFuLnYxYWxwaGExLkVuY29kaW5nIpgBCgtHZXRSZXNwb25zZRIoCgZvYmplY3QYASABKAsyGC5rdWJlZmFuLnYxYWxwaGExLk9iamVjdBIYChByZXNvdXJjZV92ZXJzaW9uGAIgASgJEjQKCHJlc291cmNlGAMgASgLMiIua3ViZWZhbi52MWFscGhhMS5SZXNvbHZlZFJlc291cmNlEg8KB2NsdXN0ZXIYBCABKAkiTgoTR2V0RnJlc2huZXNzUmVxdWVzdBIoCgZ0YXJnZXQYASABKAsyGC5rdWJlZmFuLnYxYWxwaGExLlRhcmdldBINCgVwcm92ZRgCIAEoCCJpChRHZXRGcmVzaG5lc3NSZXNwb25zZRIYChByZXNvdXJjZV92ZXJzaW9uGAEgASgJEiYKA2FnZRgCIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIPCgdjbHVzdGVyGAMgASgJIhYKFExpc3RSZXNvdXJjZXNSZXF1ZXN0IkwKFUxpc3RSZXNvdXJjZXNSZXNwb25zZRIzCglyZXNvdXJjZXMYASADKAsyIC5rdWJlZmFuLnYxYWxwaGExLlJlc291cmNlU3RhdHVzIukCCg5SZXNvdXJjZVN0YXR1cxIMCgRuYW1lGAEgASgJEjQKCHJlc291cmNlGAIgASgLMiIua3ViZWZhbi52MWFscGhhMS5SZXNvbHZlZFJlc291cmNlEhEKCW5hbWVzcGFjZRgDIAEoCRIuCgVzdGF0ZRgEIAEoDjIfLmt1YmVmYW4udjFhbHBoYTEuUmVzb3VyY2VTdGF0ZRIPCgdtZXNzYWdlGAUgASgJEhgKEHJlc291cmNlX3ZlcnNpb24YBiABKAkSHwoXb2xkZXN0X3Jlc291cmNlX3ZlcnNpb24YByABKAkSFAoMb2JqZWN0X2NvdW50GAggASgDEhQKDG9iamVjdF9ieXRlcxgJIAEoAxIwCgxzeW5jZWRfc2luY2UYCiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhMKC3N1YnNjcmliZXJzGAsgASgDEhEKCW9uX2RlbWFuZBgMIAEoCCpHCgVPbkxhZxIWChJPTl9MQUdfVU5TUEVDSUZJRUQQABIRCg1PTl9MQUdfRVhQSVJFEAESEwoPT05fTEFHX0NPTkZMQVRFEAIqVAoJT25FeHBpcmVkEhoKFk9OX0VYUElSRURfVU5TUEVDSUZJRUQQABITCg9PTl9FWFBJUkVEX0ZBSUwQARIWChJPTl9FWFBJUkVEX1JFU1RBUlQQAiqJAQoOUHJvamVjdGlvblR5cGUSHwobUFJPSkVDVElPTl9UWVBFX1VOU1BFQ0lGSUVEEAASGAoUUFJPSkVDVElPTl9UWVBFX0ZVTEwQARIcChhQUk9KRUNUSU9OX1RZUEVfTUVUQURBVEEQAhIeChpQUk9KRUNUSU9OX1RZUEVfRklFTERfTUFTSxADKnoKCEVuY29kaW5nEhgKFEVOQ09ESU5HX1VOU1BFQ0lGSUVEEAASEQoNRU5DT0RJTkdfSlNPThABEhEKDUVOQ09ESU5HX1pTVEQQAhIXChNFTkNPRElOR19aU1REX0RFTFRBEAMSFQoRRU5DT0RJTkdfUFJPVE9CVUYQBCpuCglFdmVudFR5cGUSGgoWRVZFTlRfVFlQRV9VTlNQRUNJRklFRBAAEhQKEEVWRU5UX1RZUEVfQURERUQQARIXChNFVkVOVF9UWVBFX01PRElGSUVEEAISFgoSRVZFTlRfVFlQRV9ERUxFVEVEEAMqlwEKDERlbGV0ZVJlYXNvbhIdChlERUxFVEVfUkVBU09OX1VOU1BFQ0lGSUVEEAASIAocREVMRVRFX1JFQVNPTl9PQkpFQ1RfREVMRVRFRBABEh8KG0RFTEVURV9SRUFTT05fTEVGVF9TRUxFQ1RPUhACEiUKIURFTEVURV9SRUFTT05fRklOQUxfU1RBVEVfVU5LTk9XThADKrwBCg1SZXNvdXJjZVN0YXRlEh4KGlJFU09VUkNFX1NUQVRFX1VOU1BFQ0lGSUVEEAASGgoWUkVTT1VSQ0VfU1RBVEVfU1lOQ0lORxABEhkKFVJFU09VUkNFX1NUQVRFX1NZTkNFRBACEhgKFFJFU09VUkNFX1NUQVRFX1NUQUxFEAMSHAoYUkVTT1VSQ0VfU1RBVEVfTk9UX0ZPVU5EEAQSHAoYUkVTT1VSQ0VfU1RBVEVfRk9SQklEREVOEAUyqAMKDFdhdGNoU2VydmljZRJKCgVXYXRjaBIeLmt1YmVmYW4udjFhbHBoYTEuV2F0Y2hSZXF1ZXN0Gh8ua3ViZWZhbi52MWFscGhhMS5XYXRjaFJlc3BvbnNlMAESRwoETGlzdBIdLmt1YmVmYW4udjFhbHBoYTEuTGlzdFJlcXVlc3QaHi5rdWJlZmFuLnYxYWxwaGExLkxpc3RSZXNwb25zZTABEkIKA0dldBIcLmt1YmVmYW4udjFhbHBoYTEuR2V0UmVxdWVzdBodLmt1YmVmYW4udjFhbHBoYTEuR2V0UmVzcG9uc2USYAoNTGlzdFJlc291cmNlcxImLmt1YmVmYW4udjFhbHBoYTEuTGlzdFJlc291cmNlc1JlcXVlc3QaJy5rdWJlZmFuLnYxYWxwaGExLkxpc3RSZXNvdXJjZXNSZXNwb25zZRJdCgxHZXRGcmVzaG5lc3MSJS5rdWJlZmFuLnYxYWxwaGExLkdldEZyZXNobmVzc1JlcXVlc3QaJi5rdWJlZmFuLnYxYWxwaGExLkdldEZyZXNobmVzc1Jlc3BvbnNlYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * Target selects objects, like the path and the query of a Kubernetes list request.
@@ -179,6 +179,9 @@ export const WatchRequestSchema: GenMessage<WatchRequest> = /*@__PURE__*/
 /**
  * Projection selects the parts of each object that are sent. It only removes fields: the rest is
  * sent with the object's own bytes, in their own order.
+ *
+ * With ENCODING_PROTOBUF only the types FULL and METADATA are served, without further options: see
+ * there.
  *
  * Canonical form. If anything is removed (every type but FULL, either drop_ option), and always
  * with ENCODING_ZSTD_DELTA, metadata.resourceVersion and metadata.managedFields are removed too.
@@ -396,9 +399,10 @@ export type Event = Message<"kubefan.v1alpha1.Event"> & {
   deleteReason: DeleteReason;
 
   /**
-   * The object as JSON, exactly as a watch of the apiserver sends it, reduced by the projection.
-   * For DELETED, the last state at the event's version; in a catch-up, only the selectable
-   * attributes: kind, name, namespace, uid, labels and selectable fields. Empty if delta is set.
+   * The object as JSON, or with ENCODING_PROTOBUF as protobuf, exactly as a watch of the apiserver
+   * sends it, reduced by the projection. For DELETED, the last state at the event's version; in a
+   * catch-up, only the selectable attributes: kind, name, namespace, uid, labels and selectable
+   * fields. Empty if delta is set.
    *
    * @generated from field: bytes object = 7;
    */
@@ -747,6 +751,14 @@ export type ListRequest = Message<"kubefan.v1alpha1.ListRequest"> & {
    * @generated from field: kubefan.v1alpha1.Projection projection = 3;
    */
   projection?: Projection;
+
+  /**
+   * How objects are encoded: ENCODING_JSON or ENCODING_PROTOBUF. Unset: as JSON. A list is not
+   * compressed, so the others are refused.
+   *
+   * @generated from field: kubefan.v1alpha1.Encoding encoding = 4;
+   */
+  encoding: Encoding;
 };
 
 /**
@@ -835,7 +847,8 @@ export type Object$ = Message<"kubefan.v1alpha1.Object"> & {
   resourceVersion: string;
 
   /**
-   * The object as JSON, exactly as a watch of the apiserver sends it, reduced by the projection.
+   * The object as JSON, or with ENCODING_PROTOBUF as protobuf, exactly as a watch of the apiserver
+   * sends it, reduced by the projection.
    *
    * @generated from field: bytes object = 5;
    */
@@ -879,7 +892,8 @@ export type GetRequest = Message<"kubefan.v1alpha1.GetRequest"> & {
 
   /**
    * Selects the same bytes that a watch with this encoding has: with ENCODING_ZSTD_DELTA the
-   * canonical form of every projection. The response is JSON and never compressed.
+   * canonical form of every projection, with ENCODING_PROTOBUF protobuf, otherwise JSON. The
+   * response is never compressed.
    *
    * @generated from field: kubefan.v1alpha1.Encoding encoding = 4;
    */
@@ -1282,6 +1296,27 @@ export enum Encoding {
    * @generated from enum value: ENCODING_ZSTD_DELTA = 3;
    */
   ZSTD_DELTA = 3,
+
+  /**
+   * Every object as Kubernetes protobuf (application/vnd.kubernetes.protobuf): the four bytes
+   * "k8s\0", then a runtime.Unknown with the type and the message. These are the bytes that a watch
+   * of the apiserver has as its raw object, and that a get returns. Nothing is compressed.
+   *
+   * kubefan has no schema to make protobuf from JSON: it lists and watches the resource a second
+   * time, as protobuf. The versions of both are the same history, so a watch may resume in one
+   * encoding where it ended in the other.
+   *
+   * Only for built-in types. INVALID_ARGUMENT for others, such as custom resources, which the
+   * apiserver serves as JSON only. FAILED_PRECONDITION if kubefan is not configured to cache the
+   * resource as protobuf, or has no room for it (--protobuf-bytes-max).
+   *
+   * PROJECTION_TYPE_METADATA gives a PartialObjectMetadata of meta.k8s.io/v1, in the same envelope
+   * and with the whole metadata, as the apiserver sends it. There is no canonical form: a field
+   * mask, both drop_ options and only_changes are refused.
+   *
+   * @generated from enum value: ENCODING_PROTOBUF = 4;
+   */
+  PROTOBUF = 4,
 }
 
 /**
@@ -1430,7 +1465,8 @@ export const ResourceStateSchema: GenEnum<ResourceState> = /*@__PURE__*/
 
 /**
  * WatchService serves the resources that kubefan caches. Objects are the apiserver's own JSON, byte
- * for byte as a watch sends them, unless a Projection or an Encoding is requested.
+ * for byte as a watch sends them, unless a Projection or an Encoding is requested. With
+ * ENCODING_PROTOBUF they are the apiserver's own protobuf, byte for byte.
  *
  * @generated from service kubefan.v1alpha1.WatchService
  */
@@ -1454,7 +1490,7 @@ export const WatchService: GenService<{
    * (M is the oldest version it can resume from), with reason HISTORY_REWRITTEN if N is of another
    * history; INVALID_ARGUMENT for an invalid selector, version or target; NOT_FOUND for a resource
    * that the apiserver does not serve, or no longer serves; FAILED_PRECONDITION for a resource that
-   * kubefan is not configured to cache; PERMISSION_DENIED if the apiserver denies kubefan the
+   * kubefan is not configured to cache, or not in the requested encoding; PERMISSION_DENIED if the apiserver denies kubefan the
    * resource; UNAVAILABLE, with a delay, while the resource is not synced, while its state is older
    * than the server allows (--max-staleness), for a version that this replica has not reached, and
    * when kubefan drains; RESOURCE_EXHAUSTED for a request that is too long and, with a delay, if a
@@ -1489,7 +1525,7 @@ export const WatchService: GenService<{
     output: typeof GetResponseSchema;
   },
   /**
-   * ListResources returns the cached resources with their state and version.
+   * ListResources returns the resources that are cached as JSON, with their state and version.
    *
    * @generated from rpc kubefan.v1alpha1.WatchService.ListResources
    */
@@ -1500,8 +1536,8 @@ export const WatchService: GenService<{
   },
   /**
    * GetFreshness returns the version that a cache has reached, and how old the apiserver's proof of
-   * it is. For clients that tell others how old their own state is, such as another kubefan. Needs
-   * the right to watch the target. Status codes are those of Watch.
+   * it is. For clients that tell others how old their own state is, such as another kubefan. The
+   * cache is that of JSON. Needs the right to watch the target. Status codes are those of Watch.
    *
    * @generated from rpc kubefan.v1alpha1.WatchService.GetFreshness
    */
