@@ -29,7 +29,7 @@ const OTHERS: [(&str, &str); 36] = [
     ("cd examples/go && go run .", "examples.rs runs it"),
     ("cd examples/python", "examples.rs runs what follows it"),
     ("python ", "examples.rs runs it"),
-    ("pip install ./clients/python", "clients/python/tests/integration/test_readme.py installs it"),
+    ("pip install ./clients/python", "clients/python/tests/integration/test_pages.py installs it"),
     ("curl -s 127.0.0.1:7444/metrics", "metrics.rs reads the port"),
     ("curl -s '127.0.0.1:7444/readyz?verbose'", "serve.rs reads the port"),
     ("curl -s --cacert ca.crt --connect-to", "authorization/admin.rs reads the port over TLS, with tokens"),
