@@ -261,14 +261,13 @@ func TestTheProgramsOfThePagesRun(t *testing.T) {
 func keepChanging(t *testing.T, client kubernetes.Interface) {
 	t.Helper()
 	namespace := "team-0"
-	made := pod(0)
 	_, err := client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	api := client.CoreV1().Pods(namespace)
 	for number := range 2 {
-		made = pod(number)
+		made := pod(number)
 		made.Namespace, made.Labels["app"] = namespace, "web-0"
 		if _, err := api.Create(t.Context(), made, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
