@@ -37,6 +37,15 @@ pub(crate) fn broken_links(documents: &BTreeMap<PathBuf, String>, exists: &dyn F
     found
 }
 
+/// The pages in docs/ that docs/SUMMARY.md does not name, so that the book has no way to them.
+pub(crate) fn unreachable_pages(documents: &BTreeMap<PathBuf, String>) -> Vec<String> {
+    let summary = Path::new("docs/SUMMARY.md");
+    let text = documents.get(summary).map_or("", String::as_str);
+    let named: Vec<PathBuf> = links(text).into_iter().map(|(_, link)| normal(&Path::new("docs").join(link))).collect();
+    let pages = documents.keys().filter(|file| file.starts_with("docs") && *file != summary);
+    pages.filter(|page| !named.contains(page)).map(|page| page.display().to_string()).collect()
+}
+
 /// The lines of a document that are not code, with their numbers, inline code removed.
 fn prose(text: &str) -> impl Iterator<Item = (usize, String)> {
     let mut in_code = false;
@@ -156,6 +165,16 @@ mod tests {
                 "docs/a.md:8: i.svg: no such file",
             ]
         );
+    }
+
+    #[test]
+    fn a_page_that_the_summary_does_not_name_is_found() {
+        let page = |name: &str| (PathBuf::from(name), String::new());
+        let summary = (PathBuf::from("docs/SUMMARY.md"), "- [A](a.md)\n  - [B](b/README.md)\n".to_owned());
+        let documents = BTreeMap::from([page("README.md"), page("docs/a.md"), page("docs/b/README.md"), summary]);
+        assert!(unreachable_pages(&documents).is_empty());
+        let more = documents.into_iter().chain([page("docs/b/c.md")]).collect();
+        assert_eq!(unreachable_pages(&more), ["docs/b/c.md"]);
     }
 
     #[test]

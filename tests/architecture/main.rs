@@ -187,6 +187,14 @@ fn every_link_resolves() {
 }
 
 #[test]
+fn the_book_has_every_page() {
+    assert_none(
+        "pages that docs/SUMMARY.md does not name",
+        &documents::unreachable_pages(&Workspace::read().documents),
+    );
+}
+
+#[test]
 fn the_places_in_contributing_exist_and_the_glossary_is_short() {
     assert_none("places and terms", &Workspace::read().places());
 }

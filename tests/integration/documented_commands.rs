@@ -1,6 +1,7 @@
-//! Every command in the shell blocks of README.md, CONTRIBUTING.md and docs/ is checked, or named
-//! here with the reason why not. Those of kubefan run as printed where a simulated apiserver is
-//! enough; the others are parsed, so that no page shows a flag that does not exist.
+//! Every command in the shell blocks of README.md, CONTRIBUTING.md, docs/ and the READMEs of the
+//! clients is checked, or named here with the reason why not. Those of kubefan run as printed where
+//! a simulated apiserver is enough; the others are parsed, so that no page shows a flag that does
+//! not exist.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -22,14 +23,19 @@ const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const RUN: [&str; 6] = ["get", "watch", "subscribers", "top", "verify", "estimate"];
 
 /// Commands of other programs, by how they begin, and where they are tried.
-const OTHERS: [(&str, &str); 36] = [
+const OTHERS: [(&str, &str); 42] = [
     ("cargo ", "builds, tests and benchmarks: their filters are checked here, and .ci/run runs them or their like"),
     ("target/dist/deps/informers-HASH", "the benchmark of informers, with the hash of its build"),
     ("go build -C tests/clients", "the tests of informers build it"),
     ("cd examples/go && go run .", "examples.rs runs it"),
     ("cd examples/python", "examples.rs runs what follows it"),
     ("python ", "examples.rs runs it"),
-    ("pip install ./clients/python", "clients/python/tests/integration/test_readme.py installs it"),
+    ("pip install ./clients/python", "clients/python/tests/integration/test_pages.py installs it"),
+    ("go mod ", "clients/go/integration/pages_test.go runs it"),
+    ("go run .", "clients/go/integration/pages_test.go builds it"),
+    ("(cd clients/typescript && npm ci && npm pack)", "clients/typescript/check packs it"),
+    ("npm install ./clients/typescript/", "clients/typescript/check installs it into an empty project"),
+    ("node pods.mjs", "clients/typescript/tests/integration/pages.test.ts runs it"),
     ("curl -s 127.0.0.1:7444/metrics", "metrics.rs reads the port"),
     ("curl -s '127.0.0.1:7444/readyz?verbose'", "serve.rs reads the port"),
     ("curl -s --cacert ca.crt --connect-to", "authorization/admin.rs reads the port over TLS, with tokens"),
@@ -48,6 +54,7 @@ const OTHERS: [(&str, &str); 36] = [
     ("kubectl -n kubefan rollout status", "needs a cluster that runs pods"),
     ("kubectl -n kubefan get configmap kubefan-ca", "needs a cluster that runs pods"),
     ("kubectl -n kubefan port-forward", "needs a cluster that runs pods"),
+    ("kubectl -n node-agent ", "needs a cluster that runs pods; deploy.rs applies the overlay"),
     (
         "kubectl -n kubefan exec",
         "needs a cluster that runs pods; check.rs runs the check, with ports that are in use too",
@@ -79,7 +86,8 @@ struct Documented {
 
 fn documented() -> Vec<Documented> {
     let mut files = vec!["README.md".to_owned(), "CONTRIBUTING.md".to_owned()];
-    for folder in ["docs", "docs/integrations"] {
+    files.extend(["go", "python", "typescript"].map(|client| format!("clients/{client}/README.md")));
+    for folder in ["docs", "docs/deployments", "docs/integrations"] {
         let pages = fs::read_dir(Path::new(ROOT).join(folder)).unwrap();
         let pages = pages.map(|page| format!("{folder}/{}", page.unwrap().file_name().to_string_lossy()));
         files.extend(pages.filter(|page| page.ends_with(".md")));

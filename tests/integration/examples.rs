@@ -1,9 +1,11 @@
 //! The example programs in `examples/`. Those in Go and Python, with stubs generated as their first
 //! lines describe, show the existing pods and every later pod exactly once, even across a broken
 //! connection. Their decoders accept every test vector of the contract, so libraries of other
-//! languages can read kubefan's compressed data. Those in Rust are in `examples/in_rust.rs`.
+//! languages can read kubefan's compressed data. Those in Rust are in `examples/in_rust.rs`, and
+//! what pages show in Rust in `examples/pages.rs`.
 
 pub(crate) mod in_rust;
+pub(crate) mod pages;
 
 use std::{
     env, fs,

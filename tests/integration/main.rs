@@ -23,6 +23,7 @@ mod credentials;
 mod demo;
 mod deploy;
 mod documented_commands;
+mod documented_configuration;
 mod encodings;
 mod equivalence;
 mod estimate;
@@ -114,11 +115,13 @@ fn main() -> std::process::ExitCode {
         credentials::TESTS,
         deploy::TESTS,
         documented_commands::TESTS,
+        documented_configuration::TESTS,
         encodings::TESTS,
         equivalence::TESTS,
         estimate::TESTS,
         examples::TESTS,
         examples::in_rust::TESTS,
+        examples::pages::TESTS,
         failures::TESTS,
         fair_limits::TESTS,
         feature_gates::TESTS,

@@ -35,7 +35,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         a_client_certificate_is_refused_with_the_reason, with_self_every_request_uses_kubefans_credentials,
         a_client_reads_its_own_writes, large_bodies_are_forwarded_both_ways,
         an_uncached_watch_is_forwarded_event_by_event, many_watches_do_not_block_other_requests,
-        a_websocket_watch_is_forwarded_if_upgrades_are_allowed, the_pod_in_the_documentation_is_valid;
+        a_websocket_watch_is_forwarded_if_upgrades_are_allowed;
     local: a_kubefan_that_is_its_own_upstream_says_so, requests_and_responses_are_forwarded_to_the_byte,
         request_and_response_bodies_are_streamed, an_upgrade_becomes_a_tunnel,
         an_upgrade_is_refused_unless_it_is_allowed, too_many_requests_are_refused_with_retry_after,
@@ -406,18 +406,6 @@ async fn a_websocket_watch_is_forwarded_if_upgrades_are_allowed() {
     }
     drop(stream);
     until_nothing_is_forwarded(&kubefan).await;
-}
-
-async fn the_pod_in_the_documentation_is_valid() {
-    let api = ApiServer::shared().await;
-    let ns = api.namespace("attach").await;
-    let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/attach.md")).unwrap();
-    let (_, rest) = text.split_once("```yaml\n").unwrap();
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("pod.yaml");
-    std::fs::write(&file, rest.split_once("```").unwrap().0).unwrap();
-    let file = file.to_str().unwrap();
-    api.kubectl(&["create", "-n", &ns, "--dry-run=server", "--validate=strict", "-f", file]).await;
 }
 
 /// An apiserver whose answers the test writes byte by byte.

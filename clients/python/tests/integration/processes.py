@@ -78,9 +78,10 @@ class Process:
         """Waits until it has written something."""
 
         def found() -> Optional[re.Match[str]]:
+            # Before the text is read: a process may write its last line and end.
+            is_running = self.process.poll() is None
             match = re.search(pattern, self.text())
-            if match is None:
-                assert self.process.poll() is None, f"it ended: {self.text()[-2000:]}"
+            assert is_running or match, f"it ended: {self.text()[-2000:]}"
             return match
 
         match = until(f"{pattern!r} in {self.log.name}", found, seconds)

@@ -27,10 +27,15 @@ export async function freePort(): Promise<number> {
 export class Process implements AsyncDisposable {
   text = "";
   readonly #process: ChildProcess;
+  /** It has ended, and all that it wrote is in `text`. */
+  #hasClosed = false;
 
   constructor(command: string, args: string[], options: { cwd?: string; env?: object } = {}) {
     const env = { ...process.env, ...options.env };
     this.#process = spawn(command, args, { ...options, env, stdio: ["pipe", "pipe", "pipe"] });
+    this.#process.once("close", () => {
+      this.#hasClosed = true;
+    });
     for (const stream of [this.#process.stdout, this.#process.stderr]) {
       stream?.on("data", (data: Buffer) => {
         this.text += data.toString();
@@ -46,7 +51,7 @@ export class Process implements AsyncDisposable {
   async untilWritten(pattern: RegExp): Promise<void> {
     const end = performance.now() + WAIT_MS_MAX;
     while (!pattern.test(this.text)) {
-      assert(this.isRunning, `it ended: ${this.text.slice(-2_000)}`);
+      assert(!this.#hasClosed, `it ended: ${this.text.slice(-2_000)}`);
       assert(performance.now() < end, `waited for ${pattern.source}: ${this.text.slice(-2_000)}`);
       await sleep(50);
     }
