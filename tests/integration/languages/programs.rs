@@ -33,8 +33,9 @@ fn python() -> Result<Command, String> {
     let mut runner = Command::new(tools::python("languages-python", &requirements));
     let client = Path::new(ROOT).join("clients/python");
     // No compiled files in the source tree.
-    runner.env("PYTHONDONTWRITEBYTECODE", "1").env("PYTHONPATH", client.join("src"));
-    runner.arg(client.join("tests/conformance/runner.py"));
+    let paths = std::env::join_paths([client.clone(), client.join("src")]).expect("the paths have no colon");
+    runner.env("PYTHONDONTWRITEBYTECODE", "1").env("PYTHONPATH", paths);
+    runner.args(["-m", "tests.conformance.runner"]);
     Ok(runner)
 }
 
