@@ -5,6 +5,7 @@
 //!
 //! `KUBEFAN_LANGUAGES_STEPS=text` runs the steps whose names contain the text.
 
+pub(crate) mod cost;
 mod programs;
 mod report;
 mod runner;

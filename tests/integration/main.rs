@@ -141,6 +141,7 @@ fn main() -> std::process::ExitCode {
         integrations::prometheus::TESTS,
         integrations::state_metrics::TESTS,
         languages::TESTS,
+        languages::cost::TESTS,
         languages::soak::TESTS,
         managed_tls::TESTS,
         memory::TESTS,

@@ -17,13 +17,13 @@ use tokio::{
 };
 
 use super::programs;
-use crate::harness::wait;
+use crate::harness::{process::memory_of, wait};
 
 /// Lines of a runner that wait to be read; more wait in its pipe.
 const LINES_AHEAD_MAX: usize = 1_000;
 
-/// Builds and starts the runners of all languages. Those whose tools are not installed are left out,
-/// with the reason.
+/// Builds and starts the runners of all languages. Those whose tools are not installed are left
+/// out, with the reason.
 pub(super) async fn start_all(dir: &Path) -> (Vec<Runner>, Vec<String>) {
     let found = tokio::task::spawn_blocking(programs::build).await.expect("the build does not panic");
     let (mut runners, mut left_out) = (Vec::new(), Vec::new());
@@ -83,10 +83,7 @@ impl Runner {
 
     /// Its resident memory now, in bytes.
     pub(super) fn resident(&self) -> usize {
-        let pid = self.child.id().expect("the runner is running");
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"));
-        kib.and_then(|kib| kib.parse::<usize>().ok()).expect("a process has a VmRSS") << 10
+        memory_of(self.child.id().expect("the runner is running"), "VmRSS")
     }
 
     /// Sends a command and waits for its answer: what it gives, or its error.

@@ -1,6 +1,6 @@
 //! The informers of all languages at the same time, while pods change steadily and kubefan and the
-//! apiserver are killed at random. Whenever the writers pause, and at the end, every store must equal
-//! the apiserver's list, and the memory of no client may grow.
+//! apiserver are killed at random. Whenever the writers pause, and at the end, every store must
+//! equal the apiserver's list, and the memory of no client may grow.
 //!
 //! Two minutes, and 30 with `KUBEFAN_TEST_SCALE=full`. `KUBEFAN_SOAK_SEED` repeats the choices of a
 //! run. `-- --nocapture` shows the memory at each pause, and the table at the end.
