@@ -19,7 +19,6 @@ use self::{
     calls::{Call, History, Kind},
     go_pods::GoPods,
     watched::{Content, Watched, assert_same, sources},
-    writes::Writes,
 };
 use crate::harness::{
     Test,
@@ -29,6 +28,7 @@ use crate::harness::{
     objects::pod,
     process::free_port,
     tests, wait,
+    writes::Writes,
 };
 
 pub(crate) mod calls;
@@ -37,7 +37,6 @@ pub(crate) mod handler_latency;
 pub(crate) mod soak;
 pub(crate) mod tokens;
 mod watched;
-mod writes;
 
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: informers_over_every_protocol_report_the_same_calls_as_client_go,

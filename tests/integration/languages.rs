@@ -5,11 +5,13 @@
 //!
 //! `KUBEFAN_LANGUAGES_STEPS=text` runs the steps whose names contain the text.
 
+pub(crate) mod cost;
 mod programs;
 mod report;
 mod runner;
 mod scene;
 mod script;
+pub(crate) mod soak;
 mod step_run;
 mod table;
 
@@ -42,21 +44,8 @@ async fn the_clients_of_all_languages_do_the_same() {
     let steps: Vec<Step> = script::steps().into_iter().filter(|step| step.name.contains(&filter)).collect();
     let lacks = script::lacks();
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let found = tokio::task::spawn_blocking(programs::build).await.unwrap();
-    let (mut runners, mut left_out) = (Vec::new(), Vec::new());
-    println!("the runners are built");
-    for (language, program) in found {
-        let started = match program {
-            Ok(program) => Runner::start(language, program, dir.path().join(language)).await,
-            Err(missing) => {
-                left_out.push(format!("{language} is left out: {missing}"));
-                continue;
-            }
-        };
-        let runner = started.unwrap_or_else(|why| panic!("{language}: {why}"));
-        check_lacks(&runner, &lacks);
-        runners.push(runner);
-    }
+    let (mut runners, left_out) = runner::start_all(dir.path()).await;
+    runners.iter().for_each(|runner| check_lacks(runner, &lacks));
     let languages: Vec<&str> = runners.iter().map(|runner| runner.language).collect();
 
     // Steps restart the apiserver.

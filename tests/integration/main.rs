@@ -147,6 +147,8 @@ fn main() -> std::process::ExitCode {
         integrations::prometheus::TESTS,
         integrations::state_metrics::TESTS,
         languages::TESTS,
+        languages::cost::TESTS,
+        languages::soak::TESTS,
         managed_tls::TESTS,
         memory::TESTS,
         memory_limit::TESTS,

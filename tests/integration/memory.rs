@@ -21,6 +21,7 @@ use crate::{
         link::Link,
         load,
         objects::{pod, version_of},
+        process::memory_of,
         record::{Query, Watch, connect},
         simulated::Simulated,
         tests, wait,
@@ -182,10 +183,7 @@ fn mib(bytes: usize) -> f64 {
 
 /// A value of /proc/pid/status, in bytes.
 pub(crate) fn memory(kubefan: &Kubefan, name: &str) -> usize {
-    let status = fs::read_to_string(format!("/proc/{}/status", kubefan.process.pid())).unwrap();
-    let line = status.lines().find(|line| line.starts_with(name)).unwrap();
-    let kib: usize = line.split_whitespace().nth(1).unwrap().parse().unwrap();
-    kib << 10
+    memory_of(kubefan.process.pid(), name)
 }
 
 async fn gauge(kubefan: &Kubefan, name: &str) -> usize {

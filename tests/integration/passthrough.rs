@@ -3,7 +3,7 @@
 
 use std::{
     net::SocketAddr,
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
 use base64::{Engine, engine::general_purpose::STANDARD};

@@ -4,8 +4,9 @@
 //! `clients/typescript/tests/conformance`; `clients/conformance/README.md` describes the lines.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     io::{BufRead, Write},
+    sync::{LazyLock, Mutex},
     time::Duration,
 };
 
@@ -18,6 +19,9 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 const SYNC_AT_MOST: Duration = Duration::from_secs(60);
+
+/// What was reported of quiet sources: how often, by item.
+static COUNTS: LazyLock<Mutex<HashMap<String, BTreeMap<String, u64>>>> = LazyLock::new(Mutex::default);
 
 #[derive(Default)]
 struct Runner {
@@ -58,6 +62,10 @@ fn say(line: &Value) {
 }
 
 fn report(from: &str, mut item: Value) {
+    if let Some(counts) = COUNTS.lock().expect("no holder panics").get_mut(from) {
+        *counts.entry(text(&item, "item")).or_default() += 1;
+        return;
+    }
     item["from"] = from.into();
     say(&item);
 }
@@ -80,6 +88,9 @@ fn shown(error: &ClientError) -> Value {
 impl Runner {
     async fn run(&mut self, command: &Value) -> Result<Value, ClientError> {
         let name = text(command, "as");
+        if command["quiet"] == true {
+            COUNTS.lock().expect("no holder panics").insert(name.clone(), BTreeMap::new());
+        }
         match &*text(command, "op") {
             "connect" => {
                 let (address, options) = (text(command, "address"), client_options(command));
@@ -133,10 +144,14 @@ impl Runner {
                 return Ok(json!({ "reached": reached.is_ok() }));
             }
             "store" => {
-                let mut keys: Vec<_> =
-                    self.informers[&name].informer.indexer().keys().iter().map(ToString::to_string).collect();
-                keys.sort();
-                return Ok(json!({ "keys": keys }));
+                let stored = self.informers[&name].informer.indexer().list();
+                let objects: serde_json::Map<_, _> =
+                    stored.iter().map(|it| (it.key().to_string(), json!([it.resource_version(), it.uid()]))).collect();
+                return Ok(json!({ "objects": objects }));
+            }
+            "counts" => {
+                let counts = COUNTS.lock().expect("no holder panics").get(&name).cloned();
+                return Ok(json!({ "counts": counts.unwrap_or_default() }));
             }
             "close" => self.close(&name).await,
             "reset" => {
@@ -144,6 +159,7 @@ impl Runner {
                     self.close(&name).await;
                 }
                 *self = Runner::default();
+                COUNTS.lock().expect("no holder panics").clear();
             }
             other => panic!("{other} is no command"),
         }

@@ -29,6 +29,7 @@ pub(crate) mod churn;
 pub(crate) mod cpu_cgroup;
 pub(crate) mod helm;
 pub(crate) mod https;
+pub(crate) mod kills;
 pub(crate) mod kubefan;
 pub(crate) mod link;
 pub(crate) mod load;
@@ -46,6 +47,7 @@ pub(crate) mod rig;
 pub(crate) mod simulated;
 pub(crate) mod tools;
 pub(crate) mod wait;
+pub(crate) mod writes;
 
 /// Time limit of a test, without the duration of the soak. Building the real apiserver before the
 /// first test does not count.

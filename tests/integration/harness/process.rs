@@ -123,6 +123,13 @@ impl Drop for Process {
     }
 }
 
+/// A figure of a process's memory in bytes, such as `VmRSS` or `VmHWM`.
+pub(crate) fn memory_of(pid: u32, figure: &str) -> usize {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
+    let kib = status.lines().find_map(|line| line.strip_prefix(figure)?.strip_prefix(':')?.trim().strip_suffix(" kB"));
+    kib.and_then(|kib| kib.parse::<usize>().ok()).expect("the process has the figure") << 10
+}
+
 fn appended(log: &Path) -> File {
     File::options().create(true).append(true).open(log).expect("the log file opens")
 }

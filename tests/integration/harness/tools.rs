@@ -42,14 +42,25 @@ pub(crate) fn go_module(dir: &Path, path: &str) -> PathBuf {
     answer["Dir"].as_str().expect("go names the directory").into()
 }
 
-/// Builds the programs in `examples/rust`, and returns the one called `name`. Only one build runs
-/// at a time. It selects the same packages as `cargo test`, so their dependencies are compiled
-/// already.
+/// Builds the examples of all packages, and returns the one called `name`. It selects the same
+/// packages as `cargo test`, so their dependencies are compiled already.
 pub(crate) fn rust_example(name: &str) -> PathBuf {
+    build_example(&["--examples"]);
+    assets::target_dir().join("debug/examples").join(name)
+}
+
+/// Builds an example of a package with optimization. The first time that takes minutes.
+pub(crate) fn optimized_rust_example(package: &str, name: &str) -> PathBuf {
+    build_example(&["--release", "--package", package, "--example", name]);
+    assets::target_dir().join("release/examples").join(name)
+}
+
+/// Only one build runs at a time.
+fn build_example(args: &[&str]) {
     static BUILDING: Mutex<()> = Mutex::new(());
     let _lock = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--locked", "--examples", "--target-dir"]).arg(assets::target_dir());
+    cargo.args(["build", "--locked"]).args(args).arg("--target-dir").arg(assets::target_dir());
     // `cargo test` sets these for the test. ring's build script names some of them, so cargo would
     // compile ring again, and everything above it, here and at the next `cargo test`.
     for (name, _) in std::env::vars_os() {
@@ -59,7 +70,6 @@ pub(crate) fn rust_example(name: &str) -> PathBuf {
         }
     }
     run("cargo", cargo.current_dir(env!("CARGO_MANIFEST_DIR")));
-    assets::target_dir().join("debug/examples").join(name)
 }
 
 /// The Python interpreter of the virtual environment `name`, with the packages of the file

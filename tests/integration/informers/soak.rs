@@ -8,18 +8,15 @@
 
 use std::{
     collections::BTreeMap,
-    env, fs,
-    hash::{BuildHasher, RandomState},
+    fs,
     net::SocketAddr,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
-use rand::{RngExt, SeedableRng};
-use rand_pcg::Pcg64Mcg;
 use tokio::{
     sync::watch,
-    time::{Instant, interval, sleep, sleep_until},
+    time::{Instant, interval},
 };
 
 use super::{
@@ -27,15 +24,15 @@ use super::{
     calls::History,
     serve,
     watched::{Watched, assert_same, content_of, sources},
-    writes::Writes,
 };
 use crate::harness::{
     Test,
     apiserver::{ApiServer, Options},
-    kubefan::Kubefan,
+    kills::Kills,
     objects::{pod, version_of},
     process::free_port,
     soak_seconds, tests, wait,
+    writes::Writes,
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
@@ -44,8 +41,6 @@ pub(crate) const TESTS: &[Test] = tests! {
 
 const PODS: usize = 500;
 const UPDATES_PER_SECOND: u32 = 200;
-/// Seconds between two kills.
-const PAUSE_SECONDS: std::ops::Range<u64> = 4..16;
 /// A reflector retries after at most 30 s, plus jitter.
 const SETTLED_MAX: Duration = Duration::from_secs(120);
 
@@ -60,13 +55,11 @@ struct Seen {
 
 async fn stores_equal_the_apiservers_list_after_random_kills() {
     let seconds = soak_seconds();
-    let seed: u64 = env::var("KUBEFAN_SOAK_SEED")
-        .map_or_else(|_| RandomState::new().hash_one(()), |text| text.parse().expect("KUBEFAN_SOAK_SEED is a number"));
-    println!("{seconds} s, KUBEFAN_SOAK_SEED={seed}");
+    let mut kills = Kills::from_seed();
     let api = ApiServer::start(Options::default()).await;
     let mut writes = Writes::populate(&api, PODS).await;
     let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
-    let kubefan = serve(&api, address).await;
+    let mut kubefan = Some(serve(&api, address).await);
     let mut informers = Vec::new();
     for (name, source) in sources(&api, address).await {
         let seen = Arc::new(Mutex::new(Seen::default()));
@@ -84,14 +77,13 @@ async fn stores_equal_the_apiservers_list_after_random_kills() {
 
     let (stop, stopped) = watch::channel(false);
     let end = Instant::now() + Duration::from_secs(seconds);
-    let ((kills, _kubefan), ()) = tokio::join!(
+    tokio::join!(
         async {
-            let result = tokio::select! {
-                result = kill_at_random(&api, address, kubefan, seed, end) => result,
+            tokio::select! {
+                () = kills.until(end, &api, &mut kubefan, async || serve(&api, address).await) => {}
                 () = print_memory(&informers) => unreachable!("it never ends"),
-            };
+            }
             stop.send_replace(true);
-            result
         },
         writes.at_rate(UPDATES_PER_SECOND, stopped),
     );
@@ -117,52 +109,7 @@ async fn stores_equal_the_apiservers_list_after_random_kills() {
     }
     print_state("settled", &informers);
     println!("{changes} changes, {} kills of kubefan and {} of the apiserver", kills.kubefan, kills.apiserver);
-    assert!(kills.kubefan + kills.apiserver > 0 || seconds < PAUSE_SECONDS.end);
-}
-
-#[derive(Default)]
-struct Kills {
-    kubefan: usize,
-    apiserver: usize,
-}
-
-/// Kills one of the two or both, and starts them again, until `end`. Returns the
-/// running kubefan, too; the apiserver runs as well.
-async fn kill_at_random(
-    api: &ApiServer,
-    address: SocketAddr,
-    kubefan: Kubefan,
-    seed: u64,
-    end: Instant,
-) -> (Kills, Option<Kubefan>) {
-    let mut random = Pcg64Mcg::seed_from_u64(seed);
-    let mut kubefan = Some(kubefan);
-    let mut kills = Kills::default();
-    loop {
-        let pause = Duration::from_secs(random.random_range(PAUSE_SECONDS));
-        if Instant::now() + pause >= end {
-            sleep_until(end).await;
-            return (kills, kubefan);
-        }
-        sleep(pause).await;
-        let (kill_kubefan, kill_apiserver) = [(true, false), (false, true), (true, true)][random.random_range(0..3)];
-        let outage = Duration::from_millis(random.random_range(0..3_000));
-        if kill_kubefan {
-            kills.kubefan += 1;
-            kubefan.take().expect("kubefan is running").process.kill9();
-        }
-        if kill_apiserver {
-            kills.apiserver += 1;
-            api.kill9();
-        }
-        sleep(outage).await;
-        if kill_apiserver {
-            api.restart().await;
-        }
-        if kubefan.is_none() {
-            kubefan = Some(serve(api, address).await);
-        }
-    }
+    kills.assert_some(Duration::from_secs(seconds));
 }
 
 type Informers = [(Watched, Arc<Mutex<Seen>>)];

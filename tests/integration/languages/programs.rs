@@ -1,4 +1,4 @@
-//! How the runners are built. A language whose tools are not installed is left out, by name.
+//! How the programs of the languages are built. A language whose tools are not installed is left out, by name.
 
 use std::{
     fs,
@@ -7,44 +7,68 @@ use std::{
 };
 
 use super::script;
-use crate::harness::{assets, tools};
+use crate::harness::{assets, is_full_scale, tools};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 /// What the TypeScript client and its runner are compiled from.
-const TYPESCRIPT: [&str; 5] = ["package.json", "package-lock.json", "tsconfig.json", "src", "tests/conformance"];
+const TYPESCRIPT: [&str; 6] =
+    ["package.json", "package-lock.json", "tsconfig.json", "src", "tests/conformance", "tests/measure"];
 
-/// A language and its runner, or why it is left out.
+/// A language and its program, or why it is left out.
 pub(super) type Found = (&'static str, Result<Command, String>);
 
 /// Builds the runners of all languages.
 pub(super) fn build() -> Vec<Found> {
     let rust = Command::new(tools::rust_example("conformance"));
-    vec![("rust", Ok(rust)), ("go", go()), ("python", python()), ("typescript", typescript())]
-}
-
-fn go() -> Result<Command, String> {
-    installed("go", &["version"])?;
-    Ok(Command::new(tools::go_program("languages-go", &Path::new(ROOT).join("clients/go/internal/conformance"))))
-}
-
-fn python() -> Result<Command, String> {
-    installed("python3", &["-c", "import venv, ensurepip"])?;
     let requirements = Path::new(script::DIR).join("requirements.txt");
-    let mut runner = Command::new(tools::python("languages-python", &requirements));
+    vec![
+        ("rust", Ok(rust)),
+        ("go", go("languages-go", "conformance")),
+        ("python", python("languages-python", &requirements, "tests.conformance.runner")),
+        ("typescript", typescript("tests/conformance/runner.js", &[])),
+    ]
+}
+
+/// Builds the programs whose cost is measured. At full scale that in Rust is optimized, as the
+/// others always are.
+pub(super) fn build_measured() -> Vec<Found> {
+    let rust = match is_full_scale() {
+        true => tools::optimized_rust_example("kubefan-client", "measure"),
+        false => tools::rust_example("measure"),
+    };
+    let requirements = Path::new(ROOT).join("clients/python/tests/measure/requirements.txt");
+    vec![
+        ("rust", Ok(Command::new(rust))),
+        ("go", go("measure-go", "measure")),
+        ("python", python("measure-python", &requirements, "tests.measure.reader")),
+        ("typescript", typescript("tests/measure/reader.js", &["--expose-gc"])),
+    ]
+}
+
+fn go(name: &str, program: &str) -> Result<Command, String> {
+    installed("go", &["version"])?;
+    let dir = Path::new(ROOT).join("clients/go/internal").join(program);
+    Ok(Command::new(tools::go_program(name, &dir)))
+}
+
+fn python(environment: &str, requirements: &Path, module: &str) -> Result<Command, String> {
+    installed("python3", &["-c", "import venv, ensurepip"])?;
+    let mut runner = Command::new(tools::python(environment, requirements));
     let client = Path::new(ROOT).join("clients/python");
     // No compiled files in the source tree.
-    runner.env("PYTHONDONTWRITEBYTECODE", "1").env("PYTHONPATH", client.join("src"));
-    runner.arg(client.join("tests/conformance/runner.py"));
+    let paths = std::env::join_paths([client.clone(), client.join("src")]).expect("the paths have no colon");
+    runner.env("PYTHONDONTWRITEBYTECODE", "1").env("PYTHONPATH", paths);
+    runner.args(["-m", module]);
     Ok(runner)
 }
 
 /// Compiles a copy of the client: its packages do not belong into the source tree.
-fn typescript() -> Result<Command, String> {
+fn typescript(program: &str, flags: &[&str]) -> Result<Command, String> {
     installed("npm", &["--version"])?;
     let dir = assets::target_dir().join("test-assets/languages-typescript");
     let client = Path::new(ROOT).join("clients/typescript");
     let mut runner = Command::new("node");
-    runner.arg(dir.join("build/tests/conformance/runner.js"));
+    runner.args(flags).arg(dir.join("build").join(program));
     let mut sources = Vec::new();
     for part in TYPESCRIPT {
         files(&client.join(part), &mut sources);

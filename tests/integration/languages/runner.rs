@@ -4,7 +4,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     fs::File,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command as Program, Stdio},
 };
 
@@ -16,17 +16,36 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use crate::harness::wait;
+use super::programs;
+use crate::harness::{process::memory_of, wait};
 
 /// Lines of a runner that wait to be read; more wait in its pipe.
 const LINES_AHEAD_MAX: usize = 1_000;
+
+/// Builds and starts the runners of all languages. Those whose tools are not installed are left
+/// out, with the reason.
+pub(super) async fn start_all(dir: &Path) -> (Vec<Runner>, Vec<String>) {
+    let found = tokio::task::spawn_blocking(programs::build).await.expect("the build does not panic");
+    let (mut runners, mut left_out) = (Vec::new(), Vec::new());
+    println!("the runners are built");
+    for (language, program) in found {
+        match program {
+            Ok(program) => {
+                let started = Runner::start(language, program, dir.join(language)).await;
+                runners.push(started.unwrap_or_else(|why| panic!("{language}: {why}")));
+            }
+            Err(missing) => left_out.push(format!("{language} is left out: {missing}")),
+        }
+    }
+    (runners, left_out)
+}
 
 /// A running runner.
 pub(super) struct Runner {
     pub(super) language: &'static str,
     /// What this language does not offer here.
     pub(super) lacks: Vec<String>,
-    _child: Child,
+    child: Child,
     input: ChildStdin,
     lines: mpsc::Receiver<Value>,
     /// What was reported, by its source, and not yet asked for.
@@ -55,12 +74,16 @@ impl Runner {
             }
         });
         let reported = HashMap::new();
-        let mut runner =
-            Runner { language, lacks: Vec::new(), _child: child, input, lines, reported, errors, last_id: 0 };
+        let mut runner = Runner { language, lacks: Vec::new(), child, input, lines, reported, errors, last_id: 0 };
         let hello = runner.line(Instant::now() + wait::SOON).await?;
         let lacks = hello["lacks"].as_array().ok_or(format!("the first line is {hello}"))?;
         runner.lacks = lacks.iter().filter_map(|it| it.as_str().map(str::to_owned)).collect();
         Ok(runner)
+    }
+
+    /// Its resident memory now, in bytes.
+    pub(super) fn resident(&self) -> usize {
+        memory_of(self.child.id().expect("the runner is running"), "VmRSS")
     }
 
     /// Sends a command and waits for its answer: what it gives, or its error.

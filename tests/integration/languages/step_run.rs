@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use futures::future::join_all;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
 use super::{
@@ -247,7 +247,11 @@ impl Player<'_> {
             "list" | "get" => {
                 given["objects"].as_array().into_iter().flatten().map(|it| self.names.short(&it["key"])).collect()
             }
-            "store" => given["keys"].as_array().into_iter().flatten().map(|it| self.names.short(it)).collect(),
+            "store" => {
+                let mut keys: Vec<_> = given["objects"].as_object().into_iter().flat_map(Map::keys).collect();
+                keys.sort();
+                keys.into_iter().map(|key| self.names.short(&json!(key))).collect()
+            }
             "wait_until" => given["reached"].clone(),
             "list_resources" => given["resources"].clone(),
             _ => given.clone(),

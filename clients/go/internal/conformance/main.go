@@ -10,14 +10,15 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"maps"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
 	kubefan "kubefan.dev/clients/go"
@@ -61,6 +62,7 @@ type command struct {
 	Encoding            string   `json:"encoding"`
 	OnExpired           string   `json:"on_expired"`
 	OnLag               string   `json:"on_lag"`
+	Quiet               bool     `json:"quiet"`
 }
 
 // running is what a name stands for, and how it ends.
@@ -77,6 +79,9 @@ type runner struct {
 
 var out sync.Mutex
 
+// counts has what was reported of quiet sources: how often, by item. out guards it.
+var counts = map[string]map[string]int{}
+
 func say(value line) {
 	out.Lock()
 	defer out.Unlock()
@@ -86,8 +91,16 @@ func say(value line) {
 }
 
 func report(from string, item line) {
-	item["from"] = from
-	say(item)
+	out.Lock()
+	quiet, found := counts[from]
+	if found {
+		quiet[item["item"].(string)]++
+	}
+	out.Unlock()
+	if !found {
+		item["from"] = from
+		say(item)
+	}
 }
 
 func main() {
@@ -136,6 +149,11 @@ func shown(err error) line {
 func (r *runner) run(c command) (line, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), syncAtMost)
 	defer cancel()
+	if c.Quiet {
+		out.Lock()
+		counts[c.As] = map[string]int{}
+		out.Unlock()
+	}
 	switch c.Op {
 	case "connect":
 		connect := kubefan.ConnectLazy
@@ -209,9 +227,16 @@ func (r *runner) run(c command) (line, error) {
 		store := r.running[c.As].informer.GetStore()
 		return line{"reached": informers.WaitUntil(ctx, store, c.ResourceVersion) == nil}, nil
 	case "store":
-		keys := r.running[c.As].informer.GetStore().ListKeys()
-		slices.Sort(keys)
-		return line{"keys": keys}, nil
+		objects := line{}
+		for _, it := range r.running[c.As].informer.GetStore().List() {
+			meta := it.(metav1.Object)
+			objects[key(it)] = []string{meta.GetResourceVersion(), string(meta.GetUID())}
+		}
+		return line{"objects": objects}, nil
+	case "counts":
+		out.Lock()
+		defer out.Unlock()
+		return line{"counts": maps.Clone(counts[c.As])}, nil
 	case "close":
 		r.close(c.As)
 	case "reset":
@@ -221,6 +246,9 @@ func (r *runner) run(c command) (line, error) {
 		for name := range r.clients {
 			r.close(name)
 		}
+		out.Lock()
+		clear(counts)
+		out.Unlock()
 	default:
 		return nil, fmt.Errorf("%s is no command", c.Op)
 	}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Optional, Union
 
@@ -41,10 +42,14 @@ from kubefan import (
     WatchStream,
 )
 
+from .asyncio_informer import AsyncioInformer
+
 SYNC_SECONDS_MAX = 60.0
 Line = dict[str, Any]
 
 _out = threading.Lock()
+#: What was reported of quiet sources: how often, by item. The lock guards it.
+_counts: dict[str, Counter[str]] = {}
 #: The marks that say nothing more.
 _MARKS = {
     GapEnd: "gap_end",
@@ -62,7 +67,12 @@ def say(line: Line) -> None:
 
 
 def report(source: str, item: Line) -> None:
-    """Writes what a watch or an informer reports."""
+    """Writes what a watch or an informer reports, or counts it."""
+    with _out:
+        counts = _counts.get(source)
+        if counts is not None:
+            counts[item["item"]] += 1
+            return
     say({**item, "from": source})
 
 
@@ -171,11 +181,15 @@ class Runner:
     def __init__(self) -> None:
         self.clients: dict[str, Client] = {}
         self.watches: dict[str, tuple[Union[WatchItems, WatchStream], threading.Thread]] = {}
-        self.informers: dict[str, Informer] = {}
+        self.informers: dict[str, Union[Informer, AsyncioInformer]] = {}
+        self.connections: dict[str, tuple[str, ClientOptions]] = {}
         self.registrations: dict[str, Registration] = {}
 
     def run(self, command: Line) -> Line:
         """Runs a command, and returns its answer."""
+        if command.get("quiet"):
+            with _out:
+                _counts[command["as"]] = Counter()
         method = getattr(self, command["op"])
         answer: Optional[Line] = method(command, command.get("as", ""))
         return answer or {}
@@ -188,7 +202,8 @@ class Runner:
             if f"{key}_ms" in command:
                 options[key] = seconds(command, f"{key}_ms")
         make = Client if command.get("lazy") else Client.connect
-        self.clients[name] = make(command["address"], ClientOptions(**options))
+        self.connections[name] = (command["address"], ClientOptions(**options))
+        self.clients[name] = make(*self.connections[name])
 
     def list(self, command: Line, _: str) -> Line:
         """Lists objects."""
@@ -233,9 +248,12 @@ class Runner:
 
     def informer(self, command: Line, name: str) -> None:
         """Starts an informer with a handler."""
-        informer = self.clients[command["client"]].informer(
-            command["resource"], **watch_options(command)
-        )
+        client, resource, options = command["client"], command["resource"], watch_options(command)
+        informer: Union[Informer, AsyncioInformer]
+        if command.get("asyncio"):
+            informer = AsyncioInformer(*self.connections[client], resource, options)
+        else:
+            informer = self.clients[client].informer(resource, **options)
         informer.on_error(lambda error: report(name, {"item": "error", "error": shown(error)}))
         self.informers[name] = informer
         self._handle(informer, name)
@@ -245,7 +263,7 @@ class Runner:
         """Adds a handler."""
         self._handle(self.informers[command["of"]], name)
 
-    def _handle(self, informer: Informer, source: str) -> None:
+    def _handle(self, informer: Union[Informer, AsyncioInformer], source: str) -> None:
         def on_add(made: Object, initial: bool) -> None:
             version = made.resource_version
             report(source, {"item": "add", "key": made.key, "initial": initial, "version": version})
@@ -258,7 +276,9 @@ class Runner:
             unknown = gone.final_state_unknown
             report(source, {"item": "delete", "key": gone.key, "unknown": unknown})
 
-        self.registrations[source] = informer.add_event_handler(on_add, on_update, on_delete)
+        registration = informer.add_event_handler(on_add, on_update, on_delete)
+        if registration is not None:
+            self.registrations[source] = registration
 
     def wait_for_sync(self, _: Line, name: str) -> None:
         """Waits until a handler has the whole state."""
@@ -270,8 +290,14 @@ class Runner:
         return {"reached": self.informers[name].wait_until(version, SYNC_SECONDS_MAX)}
 
     def store(self, _: Line, name: str) -> Line:
-        """The keys of a store."""
-        return {"keys": sorted(made.key for made in self.informers[name].indexer.list())}
+        """The objects of a store."""
+        stored = self.informers[name].indexer.list()
+        return {"objects": {made.key: [made.resource_version, made.uid] for made in stored}}
+
+    def counts(self, _: Line, name: str) -> Line:
+        """What a quiet source has reported."""
+        with _out:
+            return {"counts": dict(_counts[name])}
 
     def close(self, _: Line, name: str) -> None:
         """Ends whatever has this name."""
@@ -290,6 +316,8 @@ class Runner:
         for name in [*self.watches, *self.informers, *self.clients]:
             self.close(command, name)
         self.registrations.clear()
+        with _out:
+            _counts.clear()
 
 
 def main() -> None:

@@ -59,13 +59,22 @@ interface Command {
   readonly encoding?: Encoding;
   readonly on_expired?: OnExpired;
   readonly on_lag?: OnLag;
+  readonly quiet?: boolean;
 }
+
+/** What was reported of quiet sources: how often, by item. */
+const counts = new Map<string, Record<string, number>>();
 
 function say(line: Line): void {
   process.stdout.write(`${JSON.stringify(line)}\n`);
 }
 
-function report(from: string, item: Line): void {
+function report(from: string, item: Line & { readonly item: string }): void {
+  const quiet = counts.get(from);
+  if (quiet !== undefined) {
+    quiet[item.item] = (quiet[item.item] ?? 0) + 1;
+    return;
+  }
   say({ ...item, from });
 }
 
@@ -82,7 +91,7 @@ function shownObject(object: KubeObject): Line {
   return { key: object.key, object: new TextDecoder().decode(object.raw) };
 }
 
-function shownItem(item: WatchItem): Line {
+function shownItem(item: WatchItem): Line & { readonly item: string } {
   switch (item.kind) {
     case "event":
       return {
@@ -192,6 +201,9 @@ class Runner {
 
   async run(command: Command): Promise<Line> {
     const { op, as: name = "", resource = "" } = command;
+    if (command.quiet === true) {
+      counts.set(name, {});
+    }
     switch (op) {
       case "connect": {
         const { address = "", lazy } = command;
@@ -237,9 +249,12 @@ class Runner {
         return { reached: await informer.waitUntil(version, { timeoutMs: SYNC_MS_MAX }) };
       }
       case "store": {
-        const objects = need(this.#informers, name).indexer.list();
-        return { keys: objects.map((it) => it.key).sort() };
+        const stored = need(this.#informers, name).indexer.list();
+        const entries = stored.map((it) => [it.key, [it.resourceVersion, it.uid]] as const);
+        return { objects: Object.fromEntries(entries) };
       }
+      case "counts":
+        return { counts: need(counts, name) };
       case "close":
         await this.#close(name);
         break;
@@ -250,6 +265,7 @@ class Runner {
           }
         }
         this.#registrations.clear();
+        counts.clear();
         break;
       default:
         throw new Error(`${op} is no command`);

@@ -13,7 +13,7 @@ use tokio::{
     time::interval,
 };
 
-use crate::harness::{apiserver::ApiServer, load};
+use super::{apiserver::ApiServer, load};
 
 /// Number of parallel writers. A single writer would be limited by the duration of a request.
 const WRITERS: usize = 12;
@@ -23,7 +23,7 @@ const WAITING_MAX: usize = 16;
 const RECREATED: usize = 15;
 
 /// Running writers.
-pub(super) struct Writes {
+pub(crate) struct Writes {
     workload: Workload,
     /// The second half of a replaced pod.
     next: Option<Change>,
@@ -35,7 +35,7 @@ pub(super) struct Writes {
 
 impl Writes {
     /// Creates namespaces, nodes and this many pods.
-    pub(super) async fn populate(api: &ApiServer, pods: usize) -> Writes {
+    pub(crate) async fn populate(api: &ApiServer, pods: usize) -> Writes {
         let options = WorkloadOptions { objects: pods, nodes: 10, namespaces: 4, ..WorkloadOptions::default() };
         let mut workload = Workload::new(14, options);
         load::populate(api, &mut workload).await;
@@ -57,14 +57,14 @@ impl Writes {
 
     /// Makes this many changes, as fast as the apiserver takes them. Some may still be under way
     /// when it returns.
-    pub(super) async fn more(&mut self, changes: usize) {
+    pub(crate) async fn more(&mut self, changes: usize) {
         for _ in 0..changes {
             self.one().await;
         }
     }
 
     /// Makes changes at a fixed rate until `stop`.
-    pub(super) async fn at_rate(&mut self, per_second: u32, mut stop: watch::Receiver<bool>) {
+    pub(crate) async fn at_rate(&mut self, per_second: u32, mut stop: watch::Receiver<bool>) {
         let mut ticks = interval(Duration::from_secs(1) / per_second);
         loop {
             tokio::select! {
@@ -75,7 +75,7 @@ impl Writes {
     }
 
     /// Waits until the apiserver has all changes. Returns their number.
-    pub(super) async fn flush(&mut self) -> usize {
+    pub(crate) async fn flush(&mut self) -> usize {
         let changes = self.changes;
         self.done.wait_for(|done| *done == changes).await.expect("the writers are running");
         changes
