@@ -205,7 +205,7 @@ func TestAManagerOverKubefanEqualsOneStraight(t *testing.T) {
 		t.Errorf("%d lists and watches of pods at the apiserver over kubefan, %d straight", gotReads.Load(), wantReads.Load())
 	}
 	t.Logf("%d pods, %d updates: equal stores, equal handler calls (%d typed, %d unstructured, %d metadata); reads of pods at "+
-		"the apiserver: %d straight, %d over kubefan", pods, updates, want[0].count, want[1].count, want[2].count,
+		"the apiserver: %d straight, %d over kubefan", pods, updates, want[0].total(), want[1].total(), want[2].total(),
 		wantReads.Load(), gotReads.Load())
 }
 

@@ -113,7 +113,7 @@ func TestASharedInformerOverKubefanEqualsOneStraight(t *testing.T) {
 		}
 		eventually(t, name+": handler calls", func() string { return want.differs(got[name]) })
 	}
-	t.Logf("%d pods, %d updates: equal stores, %d equal handler calls over JSON, zstd, deltas and protobuf", pods, updates, want.count)
+	t.Logf("%d pods, %d updates: equal stores, %d equal handler calls over JSON, zstd, deltas and protobuf", pods, updates, want.total())
 }
 
 func TestAFactoryOfClientGoTakesAnInformerOverKubefan(t *testing.T) {

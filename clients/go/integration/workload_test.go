@@ -145,6 +145,13 @@ func (c *calls) OnUpdate(old, object any) {
 
 func (c *calls) OnDelete(object any) { c.add("delete", object) }
 
+// total is the number of calls so far; there may be more.
+func (c *calls) total() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.count
+}
+
 // differs tells how the calls differ; empty if they do not.
 func (c *calls) differs(other *calls) string {
 	c.mu.Lock()
