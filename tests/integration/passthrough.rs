@@ -1,10 +1,7 @@
 //! Passthrough: requests that the cache does not answer go to the apiserver unchanged, with the
 //! caller's credentials, and the answers come back unchanged.
 
-use std::{
-    net::SocketAddr,
-    path::PathBuf,
-};
+use std::{net::SocketAddr, path::PathBuf};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use kubefan_sim::apiserver::SimOptions;

@@ -195,8 +195,8 @@ section! {
         => consistent_list_bytes_min: usize, size_in_memory(0);
     /// Answer what is alpha in the apiserver from the caches, whatever the apiserver knows:
     /// ShardedListAndWatch=true (shardSelector), ManagedFieldsOptOut=true
-    /// (drop=metadata.managedFields in Accept). What the caches cannot answer gets a 400. Repeat it,
-    /// or separate gates by commas [default: all are false]
+    /// (drop=metadata.managedFields in Accept). What the caches cannot answer gets a 400. Repeat
+    /// it, or separate gates by commas [default: all are false]
     #[arg(value_delimiter = ',')]
     feature_gates("NAME=BOOL"): Vec<String> => feature_gates: FeatureGates, gates;
 }

@@ -161,8 +161,9 @@ fn is_routed(header: &str) -> bool {
     header.split(',').any(|clause| clause.split(';').next().is_some_and(|media| known.contains(&media.trim())))
 }
 
-/// What an `Accept` header asks for, in the order in which the apiserver considers it. `reads_drop`:
-/// whether the parameter `drop` has a meaning; otherwise it is ignored, as any unknown one.
+/// What an `Accept` header asks for, in the order in which the apiserver considers it.
+/// `reads_drop`: whether the parameter `drop` has a meaning; otherwise it is ignored, as any
+/// unknown one.
 pub fn negotiate(header: &str, is_list: bool, reads_drop: bool) -> Vec<Asked> {
     if header.is_empty() {
         return vec![Form::Whole(Media::Json).into()];
