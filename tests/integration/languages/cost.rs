@@ -19,13 +19,7 @@
 //! rounds, which start the readers in turns from both ends, and the test fails if a goal is missed.
 //! `KUBEFAN_COST_LANGUAGES=go,rust` measures only these.
 
-use std::{
-    collections::BTreeMap,
-    env,
-    path::Path,
-    process::{Command, Stdio},
-    time::Duration,
-};
+use std::{collections::BTreeMap, env, path::Path, process::Stdio, time::Duration};
 
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines},
@@ -33,7 +27,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::programs;
+use super::programs::{self, Measured};
 use crate::{
     benchmarks::cpu_seconds,
     harness::{
@@ -88,7 +82,10 @@ const MODES: [Mode; 4] = [
     mode("kubefan-metadata", "kubefan, metadata", Some(("straight-json", 0.25))),
 ];
 /// Only Go's clients read protobuf.
-const GO_MODES: [Mode; 1] = [mode("straight-protobuf", "straight, protobuf", None)];
+const GO_MODES: [Mode; 2] = [
+    mode("straight-protobuf", "straight, protobuf", None),
+    mode("kubefan-protobuf", "kubefan, protobuf", Some(("straight-protobuf", 1.0))),
+];
 
 fn modes(language: &str) -> impl Iterator<Item = &'static Mode> {
     let more: &[Mode] = if language == "go" { &GO_MODES } else { &[] };
@@ -204,10 +201,10 @@ struct Reader {
 
 impl Reader {
     /// Starts a reader, and waits until it has all pods.
-    async fn start(program: &Command, mode: &str, api: &ApiServer, kubefan: &Kubefan) -> Reader {
-        let address = match mode.starts_with("straight") {
-            true => api.url().to_owned(),
-            false => format!("https://{}", kubefan.grpc_addr),
+    async fn start(measured: &Measured, mode: &str, api: &ApiServer, kubefan: &Kubefan) -> Reader {
+        let (program, address) = match mode.starts_with("straight") {
+            true => (&measured.straight, api.url().to_owned()),
+            false => (&measured.over_kubefan, format!("https://{}", kubefan.grpc_addr)),
         };
         let mut command = tokio::process::Command::new(program.get_program());
         command.args(program.get_args());
