@@ -44,6 +44,7 @@ func (p *pool) share(object runtime.Object) {
 		p.one(&owner.APIVersion)
 		p.one(&owner.Kind)
 		p.one(&owner.Name)
+		p.one((*string)(&owner.UID))
 	}
 	for i := range meta.ManagedFields {
 		entry := &meta.ManagedFields[i]

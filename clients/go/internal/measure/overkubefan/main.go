@@ -35,8 +35,9 @@ func source(arguments measure.Arguments) (runtime.Object, cache.ListerWatcher, e
 	case "kubefan-protobuf":
 		made.WatchOptions.Encoding = kubefan.EncodingProtobuf
 	case "kubefan-metadata":
-		made.WatchOptions.Projection.DropManagedFields = true
+		made.WatchOptions.Projection.DropManagedFields, made.WatchOptions.OnlyChanges = true, true
 	case "kubefan-fields":
+		made.WatchOptions.OnlyChanges = true
 		made.WatchOptions.Projection = kubefan.Projection{Fields: arguments.Paths, DropManagedFields: true}
 	default:
 		return nil, nil, fmt.Errorf("%s is no mode", arguments.Mode)
