@@ -250,8 +250,8 @@ async fn the_chart_takes(api: &ApiServer, place: &str, page: &str, text: &str) {
     assert_eq!(applied.matches("(server dry run)").count(), objects.len(), "{place}: {applied}");
 }
 
-/// What the machine lacks, such as the certificate, is another finding. A file without an address is
-/// for any: it is read where callers are known.
+/// What the machine lacks, such as the certificate, is another finding. A file without an address
+/// is for any: it is read where callers are known.
 async fn kubefan_reads(place: &str, text: &str) {
     let file = file_of(text);
     let args = ["check", "--config", file.path().to_str().unwrap()];

@@ -25,6 +25,7 @@ type decoder struct {
 	gvk            schema.GroupVersionKind
 	isUnstructured bool
 	isMetadata     bool
+	pool           *pool
 }
 
 // protobufs decodes any type that has protobuf methods, as client-go's clients do. It needs no scheme:
@@ -35,7 +36,7 @@ var protobufs = func() *protobuf.Serializer {
 }()
 
 func decoderOf(example runtime.Object) decoder {
-	made := decoder{kind: reflect.TypeOf(example).Elem()}
+	made := decoder{kind: reflect.TypeOf(example).Elem(), pool: newPool()}
 	_, made.readsProtobuf = example.(interface {
 		Reset()
 		Unmarshal([]byte) error
@@ -91,6 +92,7 @@ func (d decoder) object(content []byte, version string) (runtime.Object, error) 
 		return nil, err
 	}
 	meta.SetResourceVersion(version)
+	d.pool.share(object)
 	return object, nil
 }
 

@@ -139,14 +139,12 @@ func TestAManagerOverKubefanEqualsOneStraight(t *testing.T) {
 	broken := &failures{}
 	straight, want, wantReads := started(t, control, nil)
 	over, got, gotReads := started(t, control, ctrlcache.NewCache(kube, ctrlcache.Options{
-		Configure: func(_ schema.GroupVersionKind, source *informers.ListWatch) {
-			source.OnError = broken.add
-		},
+		Configure: func(_ schema.GroupVersionKind, source *informers.ListWatch) { strict(source, broken) },
 	}))
 	// As a manager reads from the apiserver: protobuf where there is any.
 	protobuf, gotProtobuf, protobufReads := started(t, control, ctrlcache.NewCache(kube, ctrlcache.Options{
 		Configure: func(_ schema.GroupVersionKind, source *informers.ListWatch) {
-			source.OnError = broken.add
+			strict(source, broken)
 			if source.ReadsProtobuf() {
 				source.WatchOptions.Encoding = kubefan.EncodingProtobuf
 			}
@@ -204,9 +202,12 @@ func TestAManagerOverKubefanEqualsOneStraight(t *testing.T) {
 	if gotReads.Load() != 0 || protobufReads.Load() != 0 || wantReads.Load() == 0 {
 		t.Errorf("%d lists and watches of pods at the apiserver over kubefan, %d straight", gotReads.Load(), wantReads.Load())
 	}
-	t.Logf("%d pods, %d updates: equal stores, equal handler calls (%d typed, %d unstructured, %d metadata); reads of pods at "+
-		"the apiserver: %d straight, %d over kubefan", pods, updates, want[0].total(), want[1].total(), want[2].total(),
-		wantReads.Load(), gotReads.Load())
+	if err := broken.all(); err != nil {
+		t.Error("a watch did not run through: ", err)
+	}
+	t.Logf("%d pods, %d updates: equal stores, equal handler calls over JSON and protobuf (typed: %s; unstructured: %s; "+
+		"metadata: %s); reads of pods at the apiserver: %d straight, %d over kubefan", pods, updates,
+		want[0], want[1], want[2], wantReads.Load(), gotReads.Load())
 }
 
 func TestACacheReadsATypeDirectAndWaitsForAWrite(t *testing.T) {

@@ -107,10 +107,10 @@ func change(t *testing.T, client kubernetes.Interface, pods, updates int) {
 type calls struct {
 	mu    sync.Mutex
 	byKey map[string][]string
-	count int
+	count map[string]int
 }
 
-func newCalls() *calls { return &calls{byKey: map[string][]string{}} }
+func newCalls() *calls { return &calls{byKey: map[string][]string{}, count: map[string]int{}} }
 
 func (c *calls) add(kind string, object any) {
 	if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
@@ -124,7 +124,15 @@ func (c *calls) add(kind string, object any) {
 	defer c.mu.Unlock()
 	key := meta.GetNamespace() + "/" + meta.GetName()
 	c.byKey[key] = append(c.byKey[key], kind+" "+meta.GetResourceVersion()+" "+string(meta.GetUID()))
-	c.count++
+	kind, _, _ = strings.Cut(kind, "-from-")
+	c.count[kind]++
+}
+
+// String has the number of keys, and of calls of each kind.
+func (c *calls) String() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return fmt.Sprintf("%d keys, %v", len(c.byKey), c.count)
 }
 
 func (c *calls) OnAdd(object any, isInitial bool) {
@@ -144,13 +152,6 @@ func (c *calls) OnUpdate(old, object any) {
 }
 
 func (c *calls) OnDelete(object any) { c.add("delete", object) }
-
-// total is the number of calls so far; there may be more.
-func (c *calls) total() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.count
-}
 
 // differs tells how the calls differ; empty if they do not.
 func (c *calls) differs(other *calls) string {

@@ -1,4 +1,4 @@
-//! One informer of all pods, over kubefan or by kube-rs straight, whose memory and CPU time are read
+//! One informer of all pods, over kubefan or by kube-rs straight. Its memory and CPU time are read
 //! from outside by `tests/integration/languages/cost.rs`, which also describes the lines that it
 //! reads and writes.
 
@@ -19,7 +19,7 @@ use futures::{StreamExt, future::pending};
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use kube_client::{Api, Client, Config, ResourceExt, config::AuthInfo};
 use kube_runtime::{WatchStreamExt, reflector::store::Writer, watcher};
-use kubefan_client::{ClientOptions, Connection, Decode, ListWatch, SharedInformer};
+use kubefan_client::{ClientOptions, Connection, Decode, InformerBuilder, ListWatch, SharedInformer};
 use serde::Deserialize;
 use tokio::sync::watch;
 
@@ -62,9 +62,15 @@ async fn main() -> Result<(), Failure> {
     let client = kubefan_client::Client::connect(address, &options).await?;
     let source = ListWatch::new(Connection::from(client), "pods", "", "");
     match &**mode {
-        "kubefan-json" => inform(source, |pod: &Pod| pod.labels().len()).await,
-        "kubefan-fields" => inform(source.fields(paths).drop_managed_fields(), labels).await,
-        "kubefan-metadata" => inform(source.metadata_only().drop_managed_fields(), labels).await,
+        // kube-rs' reflector stores a clone of each object, too.
+        "kubefan-json" => {
+            let informer = SharedInformer::builder(source).compact();
+            inform(informer, |pod: &Pod| pod.labels().len()).await
+        }
+        "kubefan-fields" => inform(SharedInformer::builder(source.fields(paths).drop_managed_fields()), labels).await,
+        "kubefan-metadata" => {
+            inform(SharedInformer::builder(source.metadata_only().drop_managed_fields()), labels).await
+        }
         _ => Err(format!("{mode} is no mode").into()),
     }
 }
@@ -76,8 +82,8 @@ fn labels(pod: &Parts) -> usize {
 }
 
 /// An informer of this library. Its handler reads what a program would read.
-async fn inform<K: Decode>(source: ListWatch, read: fn(&K) -> usize) -> Result<(), Failure> {
-    let informer = SharedInformer::<K>::builder(source).build();
+async fn inform<K: Decode>(informer: InformerBuilder<K>, read: fn(&K) -> usize) -> Result<(), Failure> {
+    let informer = informer.build();
     informer.on_error(|error| eprintln!("{error}"));
     let total = Arc::new(AtomicUsize::new(0));
     let (added, updated) = (total.clone(), total);

@@ -1,8 +1,8 @@
 //! What a client process costs: memory and CPU time of an informer of all pods, over kubefan and by
 //! the usual client of the language straight from the apiserver, in one table.
 //!
-//! Each reader is a process. It works when the test writes a line to its input, answers with a line,
-//! and its figures are read from outside in between:
+//! Each reader is a process. It works when the test writes a line to its input, and answers with a
+//! line. Its figures are read from outside in between:
 //!
 //! | the test writes | the reader answers |
 //! |---|---|
@@ -15,17 +15,12 @@
 //! projection. All connections use TLS.
 //!
 //! The readers of one language run at the same time, so that they receive the same changes. With
-//! `KUBEFAN_TEST_SCALE=full` there are 10,000 pods and 5,000 changes, the table has medians of three
-//! rounds, which start the readers in turns from both ends, and the test fails if a goal is missed.
+//! `KUBEFAN_TEST_SCALE=full` there are 10,000 pods and 5,000 changes, the table has medians of
+//! three rounds, which start the readers in turns from both ends, and the test fails if a goal is
+//! missed.
 //! `KUBEFAN_COST_LANGUAGES=go,rust` measures only these.
 
-use std::{
-    collections::BTreeMap,
-    env,
-    path::Path,
-    process::{Command, Stdio},
-    time::Duration,
-};
+use std::{collections::BTreeMap, env, path::Path, process::Stdio, time::Duration};
 
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines},
@@ -33,7 +28,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::programs;
+use super::programs::{self, Measured};
 use crate::{
     benchmarks::cpu_seconds,
     harness::{
@@ -88,7 +83,10 @@ const MODES: [Mode; 4] = [
     mode("kubefan-metadata", "kubefan, metadata", Some(("straight-json", 0.25))),
 ];
 /// Only Go's clients read protobuf.
-const GO_MODES: [Mode; 1] = [mode("straight-protobuf", "straight, protobuf", None)];
+const GO_MODES: [Mode; 2] = [
+    mode("straight-protobuf", "straight, protobuf", None),
+    mode("kubefan-protobuf", "kubefan, protobuf", Some(("straight-protobuf", 1.0))),
+];
 
 fn modes(language: &str) -> impl Iterator<Item = &'static Mode> {
     let more: &[Mode] = if language == "go" { &GO_MODES } else { &[] };
@@ -103,8 +101,11 @@ struct Cost {
     settled_mib: f64,
 }
 
+/// A figure of a process, by name.
+type Figure = (&'static str, fn(&Cost) -> f64);
+
 impl Cost {
-    const FIGURES: [(&str, fn(&Cost) -> f64); 3] =
+    const FIGURES: [Figure; 3] =
         [("CPU", |cost| cost.cpu_seconds), ("peak", |cost| cost.peak_mib), ("settled", |cost| cost.settled_mib)];
 
     fn median(of: &[Cost]) -> Cost {
@@ -204,10 +205,10 @@ struct Reader {
 
 impl Reader {
     /// Starts a reader, and waits until it has all pods.
-    async fn start(program: &Command, mode: &str, api: &ApiServer, kubefan: &Kubefan) -> Reader {
-        let address = match mode.starts_with("straight") {
-            true => api.url().to_owned(),
-            false => format!("https://{}", kubefan.grpc_addr),
+    async fn start(measured: &Measured, mode: &str, api: &ApiServer, kubefan: &Kubefan) -> Reader {
+        let (program, address) = match mode.starts_with("straight") {
+            true => (&measured.straight, api.url().to_owned()),
+            false => (&measured.over_kubefan, format!("https://{}", kubefan.grpc_addr)),
         };
         let mut command = tokio::process::Command::new(program.get_program());
         command.args(program.get_args());

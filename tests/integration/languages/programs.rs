@@ -1,4 +1,5 @@
-//! How the programs of the languages are built. A language whose tools are not installed is left out, by name.
+//! How the programs of the languages are built. A language whose tools are not installed is left
+//! out, by name.
 
 use std::{
     fs,
@@ -29,20 +30,37 @@ pub(super) fn build() -> Vec<Found> {
     ]
 }
 
-/// Builds the programs whose cost is measured. At full scale that in Rust is optimized, as the
+/// The programs of a language whose cost is measured. They are the same where a program loads only
+/// what it needs.
+pub(super) struct Measured {
+    pub(super) straight: Command,
+    pub(super) over_kubefan: Command,
+}
+
+/// Builds the programs whose cost is measured. At full scale those in Rust are optimized, as the
 /// others always are.
-pub(super) fn build_measured() -> Vec<Found> {
+pub(super) fn build_measured() -> Vec<(&'static str, Result<Measured, String>)> {
+    let both =
+        |program: &dyn Fn() -> Result<Command, String>| Ok(Measured { straight: program()?, over_kubefan: program()? });
     let rust = match is_full_scale() {
         true => tools::optimized_rust_example("kubefan-client", "measure"),
         false => tools::rust_example("measure"),
     };
     let requirements = Path::new(ROOT).join("clients/python/tests/measure/requirements.txt");
     vec![
-        ("rust", Ok(Command::new(rust))),
-        ("go", go("measure-go", "measure")),
-        ("python", python("measure-python", &requirements, "tests.measure.reader")),
-        ("typescript", typescript("tests/measure/reader.js", &["--expose-gc"])),
+        ("rust", both(&|| Ok(Command::new(&rust)))),
+        ("go", measured_go()),
+        ("python", both(&|| python("measure-python", &requirements, "tests.measure.reader"))),
+        ("typescript", both(&|| typescript("tests/measure/reader.js", &["--expose-gc"]))),
     ]
+}
+
+/// client-go has the types and clients of all groups in each program that uses one of them.
+fn measured_go() -> Result<Measured, String> {
+    Ok(Measured {
+        straight: go("measure-go-straight", "measure/straight")?,
+        over_kubefan: go("measure-go", "measure/overkubefan")?,
+    })
 }
 
 fn go(name: &str, program: &str) -> Result<Command, String> {

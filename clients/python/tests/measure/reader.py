@@ -79,7 +79,7 @@ def informer(mode: str, address: str, ca_file: str, token: str, paths: list[str]
         read += len(pod.labels)
 
     with Client(address, ClientOptions(ca_file=ca_file, token=token)) as client:
-        pods = client.informer("pods", projection=projections[mode], only_changes=False)
+        pods = client.informer("pods", projection=projections[mode])
         handler = pods.add_event_handler(use, lambda _, new: use(new))
         with pods:
             handler.wait_for_sync()

@@ -75,7 +75,7 @@ async function inform(
   projection: Projection,
 ): Promise<void> {
   const client = await Client.connect(address, { caFile, token });
-  const informer = client.informer<V1Pod>("pods", { projection, onlyChanges: false });
+  const informer = client.informer<V1Pod>("pods", { projection });
   let read = 0;
   const registration = informer.addEventHandler({
     onAdd: (pod) => {
