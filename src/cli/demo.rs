@@ -123,7 +123,10 @@ async fn show(options: DemoOptions) -> Result<(), CliError> {
     let program = hints::program();
     let hints = hints::lines(&program, data, admin);
     let apiserver = demo.apiserver();
-    writeln!(stdout(), "simulated apiserver on {apiserver}\nkubefan on {data}, its admin port on {admin}")?;
+    writeln!(
+        stdout(),
+        "simulated apiserver on {apiserver}\nkubefan on {data} after some seconds, its admin port on {admin}"
+    )?;
 
     let stop = Stop::new()?;
     let mut meter = demo.meter();

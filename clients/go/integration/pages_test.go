@@ -59,6 +59,7 @@ var printed = map[string][][]string{
 		{`new: pod-0`, `new: pod-1`, `changed: pod-0`},
 		{`2 pods <nil>`},
 		{`2 pods <nil>`},
+		{`2 pods from protobuf <nil>`},
 		{`pod-0 \{"status":\{"phase":"Pending"\}\} <nil>`},
 		{`start over: `},
 		nil,

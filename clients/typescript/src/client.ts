@@ -23,6 +23,7 @@ import {
   type ListOptions,
   type WatchOptions,
 } from "./options.js";
+import { checkNames } from "./option-names.js";
 import { WatchItems, WatchStream } from "./watch.js";
 
 /**
@@ -42,6 +43,7 @@ export class Client implements AsyncDisposable {
    * `InvalidAddress`.
    */
   constructor(address: string, options: ClientOptions = {}) {
+    checkNames("client", options);
     this.address = address;
     this.#connection = new Connection(address, options);
   }
@@ -74,6 +76,7 @@ export class Client implements AsyncDisposable {
     resource: string,
     options: ListOptions = {},
   ): Promise<ObjectList<T>> {
+    checkNames("list", options);
     const request = listRequest(resource, options);
     return this.#connection.call(async (call) => {
       const reader = new ListReader<T>();
@@ -96,6 +99,7 @@ export class Client implements AsyncDisposable {
     namespace = "",
     options: GetOptions = {},
   ): Promise<KubeObject<T>> {
+    checkNames("get", options);
     const request = getRequest(resource, name, namespace, options);
     return this.#connection.call(async (call) => {
       const { object } = await this.#connection.rpc.get(request, call);
@@ -134,6 +138,7 @@ export class Client implements AsyncDisposable {
     resource: string,
     options: WatchOptions = {},
   ): WatchItems<T> {
+    checkNames("watch", options);
     const resumes = options.resourceVersion !== undefined && options.resourceVersion !== "";
     return new WatchItems<T>(
       this.#connection,
@@ -150,6 +155,7 @@ export class Client implements AsyncDisposable {
     resource: string,
     options: InformerOptions = {},
   ): Informer<T> {
+    checkNames("informer", options);
     return new Informer<T>(this.#connection, resource, options);
   }
 

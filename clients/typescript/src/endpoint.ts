@@ -61,7 +61,8 @@ const HOST_PORT = /^(\[[0-9a-fA-F:.]+\]|[^\s:/[\]@?#]+):([0-9]{1,5})$/;
 export function endpointOf(address: string, options: ClientOptions): Endpoint {
   const wrong = (problem: string): InvalidAddress =>
     new InvalidAddress(`"${address}": ${problem}`, { code: "INVALID_ARGUMENT" });
-  const place = placeOf(address);
+  // A program in JavaScript may have none.
+  const place = typeof address === "string" ? placeOf(address) : undefined;
   if (place === undefined) {
     throw wrong(
       "not an address of kubefan; write it like 127.0.0.1:7443, https://host:port, " +
