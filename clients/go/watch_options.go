@@ -1,6 +1,7 @@
 package kubefan
 
 import (
+	"fmt"
 	"time"
 
 	api "kubefan.dev/clients/go/kubefanv1alpha1"
@@ -71,9 +72,22 @@ const (
 	ItemDisconnected
 	// ItemReconnected: the connection is back. Nothing was lost, unless a mark says otherwise.
 	ItemReconnected
-	// ItemRestarted: history cannot resume from the version, as Err says, so a snapshot follows.
+	// ItemRestarted: kubefan refused the version, as Err says, so the watch asks for a snapshot. A
+	// snapshot that kubefan sends by itself has only its ItemSnapshotBegin, with RestartedFrom.
 	ItemRestarted
 )
+
+// String is the name of the kind, such as "SnapshotEnd".
+func (k ItemKind) String() string {
+	names := [...]string{
+		"Event", "SnapshotBegin", "SnapshotEnd", "GapBegin", "GapEnd", "CatchUpBegin", "CatchUpEnd", "Bookmark",
+		"Disconnected", "Reconnected", "Restarted",
+	}
+	if k < 0 || int(k) >= len(names) {
+		return fmt.Sprintf("ItemKind(%d)", int(k))
+	}
+	return names[k]
+}
 
 // WatchItem is one item of a watch.
 type WatchItem struct {

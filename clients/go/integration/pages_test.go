@@ -49,11 +49,11 @@ var elsewhere = map[string]string{
 // that the next block needs, or needs a server with a certificate.
 var printed = map[string][][]string{
 	readme: {
-		{`ADDED pod-0 `, `ADDED pod-1 `},
+		{`ADDED pod-0\b`, `ADDED pod-1\b`},
 		nil, nil, nil,
 	},
 	guide: {
-		{`ADDED pod-0 `, `ADDED pod-1 `, `MODIFIED pod-0 `},
+		{`ADDED pod-0\b`, `ADDED pod-1\b`, `MODIFIED pod-0\b`},
 		{`ADDED pod-0 \{.*"uid"`, `the state is complete: 2`},
 		{`2 pods at version \d+`, `one of them: \{.*"pod-0"`, `since then: EVENT_TYPE_MODIFIED pod-0 <nil>`},
 		{`new: pod-0`, `new: pod-1`, `changed: pod-0`},
