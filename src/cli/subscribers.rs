@@ -87,6 +87,9 @@ pub(super) struct Subscriber {
     namespace: String,
     cache_namespace: String,
     label_selector: String,
+    /// Older servers know none.
+    #[serde(default)]
+    shard_selector: String,
     field_selector: String,
     protocol: String,
     encoding: String,
@@ -145,7 +148,7 @@ impl Subscriber {
     /// The cells below [`COLUMNS`], or those of the wide output.
     pub(super) fn row(&self, is_wide: bool) -> Vec<String> {
         let or = |text: &str, none: &str| if text.is_empty() { none.to_owned() } else { visible(text) };
-        let selectors = [&*self.label_selector, &*self.field_selector];
+        let selectors = [&*self.label_selector, &*self.field_selector, &*self.shard_selector];
         let selectors: Vec<_> = selectors.into_iter().filter(|selector| !selector.is_empty()).collect();
         let mut row = vec![
             self.id.clone(),
@@ -173,7 +176,11 @@ impl Subscriber {
 
     /// The [key](cache_key) of the cache that it reads from.
     pub(super) fn cache(&self) -> String {
-        let media = if self.protocol == "grpc" { "json" } else { &self.encoding };
+        let media = match (&*self.protocol, &*self.encoding) {
+            (_, "protobuf") => "protobuf",
+            ("grpc", _) => "json",
+            (_, encoding) => encoding,
+        };
         cache_key(&self.resource, &self.cache_namespace, media)
     }
 
@@ -233,6 +240,7 @@ mod tests {
         let hostile = Subscriber {
             user_agent: "\u{1b}[2J\u{9b}31m\u{202e}x".to_owned(),
             label_selector: "a\nb".to_owned(),
+            shard_selector: String::new(),
             ..Subscriber::default()
         };
         assert!(hostile.row(true).iter().all(|cell| !cell.contains(|c: char| c.is_control() || c == '\u{202e}')));

@@ -211,6 +211,7 @@ async fn a_shard_that_the_cache_cannot_answer_is_refused() {
         (Method::GET, format!("{not_cached}?shardSelector={selector}"), JSON),
         (Method::GET, format!("{not_cached}?watch=1&shardSelector={selector}"), JSON),
         (Method::GET, format!("{path}/?shardSelector={selector}"), JSON),
+        (Method::GET, format!("/api/v1/namespaces/proxy/configmaps/?shardSelector={selector}"), JSON),
         (Method::DELETE, format!("{path}?shardSelector={selector}"), JSON),
     ] {
         servers.ask(method.clone(), &path, accept).await.refused_because(&format!("{method} {path} {accept}"));
@@ -317,6 +318,8 @@ async fn a_drop_that_the_cache_cannot_answer_is_refused() {
     for accept in [format!("{JSON}{DROP},{JSON}"), format!("{JSON};drop=spec,{JSON}")] {
         assert_eq!(servers.get(&not_cached, &accept).await.status, StatusCode::OK, "{accept}");
     }
+    // A client asks for its Lease like this, whatever is cached.
+    assert_eq!(servers.get(&format!("{not_cached}/none"), &drop).await.status, StatusCode::NOT_FOUND);
     // Writes are the apiserver's, whatever their responses contain.
     let url = format!("http://{}{path}", servers.kubefan.grpc_addr);
     let body = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "written" } });

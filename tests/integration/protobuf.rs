@@ -465,7 +465,7 @@ async fn protobuf_caches_have_their_own_byte_limit() {
     let few = EncodingLimits { bytes_max: 40_000, ..PROTOBUF };
     let caches = Caches::over(&api, configmaps_of(&namespace, few)).await;
     let json = caches.synced(&configmaps(), &namespace, Media::Json).await;
-    let Err(Refusal::NotCached(message)) = caches.find(&configmaps(), &namespace, Media::Protobuf).await else {
+    let Err(Refusal::NoRoom(message)) = caches.find(&configmaps(), &namespace, Media::Protobuf).await else {
         panic!("it is served beyond its limit")
     };
     assert!(message.contains("--protobuf-bytes-max") && message.contains("40000"), "{message}");

@@ -52,6 +52,13 @@ pub struct SelectionSpec {
     shards: Option<Shards>,
 }
 
+impl SelectionSpec {
+    /// The selected shards; `None` for all.
+    pub fn shards(&self) -> Option<&Shards> {
+        self.shards.as_ref()
+    }
+}
+
 /// A condition that only objects with certain known values meet. Selections are indexed by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Equality<'a> {
@@ -96,6 +103,15 @@ impl Selection {
     pub fn within(self, shards: Shards) -> Self {
         let spec = SelectionSpec { shards: Some(shards), ..self.spec().clone() };
         Self::of(spec, self.parser().clone())
+    }
+
+    /// The same selection in all shards.
+    #[must_use]
+    pub fn in_all_shards(&self) -> Self {
+        match self.spec().shards {
+            None => self.clone(),
+            Some(_) => Self::of(SelectionSpec { shards: None, ..self.spec().clone() }, self.parser().clone()),
+        }
     }
 
     /// The same selection, which its owner can drop.
@@ -153,7 +169,7 @@ impl Selection {
     }
 
     /// Whether the object with this namespace and uid is in the selected shards.
-    pub fn has_in_shards(&self, namespace: &str, uid: &str) -> bool {
+    pub fn shards_contain(&self, namespace: &str, uid: &str) -> bool {
         let shards = self.0.spec.shards.as_ref().filter(|_| !planted::is(Bug::ShardIsIgnored));
         shards.is_none_or(|shards| shards.contains(namespace, uid))
     }
@@ -208,7 +224,7 @@ impl Selection {
                 (*self.0.parser.field(object, *field) == **value) == (*operator == FieldOperator::Equals)
             })
             && (labels.is_everything() || labels.matches(label))
-            && self.has_in_shards(object.key().namespace(), object.uid())
+            && self.shards_contain(object.key().namespace(), object.uid())
     }
 }
 

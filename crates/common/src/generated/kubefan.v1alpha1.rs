@@ -609,7 +609,8 @@ pub enum Encoding {
     ///
     /// Only for built-in types. INVALID_ARGUMENT for others, such as custom resources, which the
     /// apiserver serves as JSON only. FAILED_PRECONDITION if kubefan is not configured to cache the
-    /// resource as protobuf, or has no room for it (--protobuf-bytes-max).
+    /// resource as protobuf. RESOURCE_EXHAUSTED, with a delay, if it has no room for it
+    /// (--protobuf-bytes-max).
     ///
     /// PROJECTION_TYPE_METADATA gives a PartialObjectMetadata of meta.k8s.io/v1, in the same envelope
     /// and with the whole metadata, as the apiserver sends it. There is no canonical form: a field
@@ -863,8 +864,8 @@ pub mod watch_service_client {
         /// (M is the oldest version it can resume from), with reason HISTORY_REWRITTEN if N is of another
         /// history; INVALID_ARGUMENT for an invalid selector, version or target; NOT_FOUND for a resource
         /// that the apiserver does not serve, or no longer serves; FAILED_PRECONDITION for a resource that
-        /// kubefan is not configured to cache, or not in the requested encoding; PERMISSION_DENIED if the apiserver denies kubefan the
-        /// resource; UNAVAILABLE, with a delay, while the resource is not synced, while its state is older
+        /// kubefan is not configured to cache, or not in the requested encoding; PERMISSION_DENIED if the
+        /// apiserver denies kubefan the resource; UNAVAILABLE, with a delay, while the resource is not synced, while its state is older
         /// than the server allows (--max-staleness), for a version that this replica has not reached, and
         /// when kubefan drains; RESOURCE_EXHAUSTED for a request that is too long and, with a delay, if a
         /// limit is reached. A stream that reaches timeout_seconds ends with OK.
@@ -1036,8 +1037,8 @@ pub mod watch_service_server {
         /// (M is the oldest version it can resume from), with reason HISTORY_REWRITTEN if N is of another
         /// history; INVALID_ARGUMENT for an invalid selector, version or target; NOT_FOUND for a resource
         /// that the apiserver does not serve, or no longer serves; FAILED_PRECONDITION for a resource that
-        /// kubefan is not configured to cache, or not in the requested encoding; PERMISSION_DENIED if the apiserver denies kubefan the
-        /// resource; UNAVAILABLE, with a delay, while the resource is not synced, while its state is older
+        /// kubefan is not configured to cache, or not in the requested encoding; PERMISSION_DENIED if the
+        /// apiserver denies kubefan the resource; UNAVAILABLE, with a delay, while the resource is not synced, while its state is older
         /// than the server allows (--max-staleness), for a version that this replica has not reached, and
         /// when kubefan drains; RESOURCE_EXHAUSTED for a request that is too long and, with a delay, if a
         /// limit is reached. A stream that reaches timeout_seconds ends with OK.

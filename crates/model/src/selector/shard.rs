@@ -15,6 +15,8 @@ use super::{SELECTOR_BYTES_MAX, SelectorError, check_length};
 const HASHES: u128 = 1 << 64;
 /// The digits of a hash.
 const DIGITS: usize = 16;
+/// More than the longest known path.
+const PATH_BYTES_MAX: usize = 64;
 /// How deep parentheses may be nested: CEL's parser has a limit too.
 const DEPTH_MAX: usize = 32;
 
@@ -108,12 +110,23 @@ impl ShardSelector {
 impl fmt::Display for ShardSelector {
     /// In the apiserver's form, which `shardInfo` of a list shows (`shardSelector.String`).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, (start, end)) in self.ranges.iter().enumerate() {
-            let or = if index == 0 { "" } else { " || " };
-            write!(f, "{or}shardRange({}, '0x{start:016x}', '0x{end:016x}')", self.field.path())?;
-        }
-        Ok(())
+        write_ranges(self.field, &self.ranges, f)
     }
+}
+
+impl fmt::Display for Shards {
+    /// As a selector.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_ranges(self.field, &self.ranges, f)
+    }
+}
+
+fn write_ranges(field: ShardField, ranges: &[Range], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    for (index, (start, end)) in ranges.iter().enumerate() {
+        let or = if index == 0 { "" } else { " || " };
+        write!(f, "{or}shardRange({}, '0x{start:016x}', '0x{end:016x}')", field.path())?;
+    }
+    Ok(())
 }
 
 impl Shards {
@@ -226,9 +239,11 @@ impl<'a> Parser<'a> {
         self.skip_spaces();
         let start = self.at;
         let mut path = self.name().to_owned();
-        while self.takes(".") {
-            path = format!("{path}.{}", self.name());
+        while path.len() < PATH_BYTES_MAX && self.takes(".") {
+            path.push('.');
+            path.push_str(self.name());
         }
+        path.truncate(PATH_BYTES_MAX);
         ShardField::parse(&path).ok_or_else(|| {
             let known = [ShardField::Uid.path(), ShardField::Namespace.path()].join(", ");
             SelectorError::new(start, format!("unsupported field path {path:?}; supported: {known}"))
@@ -346,6 +361,8 @@ mod tests {
             &format!("{HALF} || {}", HALF.replace("uid", "namespace")),
             &format!("{}{HALF}{}", "(".repeat(100), ")".repeat(100)),
             &"shardRange(".repeat(2000),
+            &format!("shardRange({}", ".".repeat(10_000)),
+            &format!("shardRange({}, '0x0000000000000000', '0x8000000000000000')", "a".repeat(1000)),
         ] {
             assert!(ShardSelector::parse(text).is_err(), "{text}");
         }

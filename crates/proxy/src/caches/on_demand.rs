@@ -124,7 +124,7 @@ impl Registry {
         };
         let limits = limits.ok_or_else(|| Refusal::NotCached(off.to_owned()))?;
         if !self.context.source.has(media) {
-            let message = "the kubefan at --upstream sends JSON only over gRPC; request JSON";
+            let message = "only JSON is read from the kubefan at --upstream over gRPC; request JSON";
             return Err(Refusal::NotCached(message.to_owned()));
         }
         match media {
@@ -330,12 +330,11 @@ fn not_cached(gvr: &GroupVersionResource, is_configured: bool) -> Refusal {
     })
 }
 
-/// The refusal for a limit. For encodings other than JSON it is the refusal that makes the reader
-/// fall back to upstream or to JSON.
+/// The refusal for a limit. Only HTTP reads tables, and falls back to upstream or to JSON.
 fn exhausted(media: Media, message: String) -> Refusal {
     match media {
-        Media::Json => Refusal::NoRoom(message),
-        Media::Protobuf | Media::Table => Refusal::NotCached(message),
+        Media::Json | Media::Protobuf => Refusal::NoRoom(message),
+        Media::Table => Refusal::NotCached(message),
     }
 }
 

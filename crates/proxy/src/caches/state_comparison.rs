@@ -8,7 +8,8 @@
 //! readers are served that very state ([`Fresh::State`]).
 //!
 //! Upstream lists what the reader selects, and nothing else, because it would read no more for the
-//! reader itself. The proof is one of the selected objects only. Readers with equal selections
+//! reader itself. (A shard is the exception: its reader's list would have cost upstream as much as
+//! one of all shards.) The proof is one of the selected objects only. Readers with equal selections
 //! share it, and a list of all objects serves every reader.
 //!
 //! If they differ, the cache is behind. It is compared again after each of its commits, for a
@@ -89,6 +90,8 @@ impl StateComparison {
         if self.context.source.is_kubefan() {
             return None;
         }
+        // Upstream may not know shards. One list proves all of them.
+        let selection = &selection.in_all_shards();
         let mut is_compared = false;
         let place = self.rounds.join(LIST_INTERVAL, |selections| {
             let is_in = selections.iter().any(|other| self.serves(other, selection));
@@ -200,9 +203,7 @@ impl StateComparison {
         let page = pages.next_objects().await.map_err(|error| error.to_string())?;
         upstream.confirm().await.map_err(|error| error.to_string())?;
         let Some(version) = pages.version().filter(|_| pages.is_complete()) else { return Ok(None) };
-        // Upstream may not know shards, so it was not asked for them.
         let objects = page.into_iter().flatten();
-        let objects = objects.filter(|object| selection.has_in_shards(object.key.namespace(), &object.uid));
         let objects = objects.map(|ObjectMetadata { key, version, uid, .. }| (key, (uid, version)));
         Ok(Some(Listed { version, objects: objects.collect() }))
     }

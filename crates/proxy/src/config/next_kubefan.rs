@@ -107,7 +107,7 @@ pub(super) fn check_forms(
     }
     let needs = |flag: String| {
         ConfigError::contradiction(format!(
-            "{flag} needs a kubeconfig as --upstream: a kubefan sends only JSON over gRPC"
+            "{flag} needs a kubeconfig as --upstream: a kubefan reads only JSON from another one over gRPC"
         ))
     };
     let is_protobuf = |resource: &&ConfiguredResource| resource.media.contains(&Media::Protobuf);

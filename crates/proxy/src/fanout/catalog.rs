@@ -56,8 +56,8 @@ pub trait Catalog: Send + Sync + 'static {
     ///
     /// # Errors
     /// For protobuf, [`Refusal::NotEncoded`] if the resource has no protobuf type that kubefan
-    /// knows, and [`Refusal::NotCached`] for any other reason: the objects can be read upstream, or
-    /// as JSON.
+    /// knows, [`Refusal::NoRoom`] for a limit, and [`Refusal::NotCached`] for any other reason: the
+    /// objects can be read upstream, or as JSON.
     fn find(
         &self,
         group: &str,

@@ -11,8 +11,8 @@
 //! each snapshot names it.
 //!
 //! A kubefan's Kubernetes API has everything that an apiserver's has. Its gRPC service has more and
-//! less: it marks gaps and tells the age of its state, but has only JSON, and only the newest
-//! state.
+//! less: it marks gaps and tells the age of its state, but only JSON is read from it, and only the
+//! newest state.
 
 use std::{sync::Arc, time::Duration};
 

@@ -246,7 +246,7 @@ impl<C: Catalog> KubeApi<C> {
             Some(path) => path.name.is_empty() || path.is_watch,
             // Only upstream might read it as the path of a collection. What is proxied has its own
             // parameters.
-            None => !request.uri.path().split('/').any(|part| part == "proxy"),
+            None => request_info::subresource(request.uri.path()) != Some("proxy"),
         };
         // Also to delete a collection: upstream might delete all of it.
         if sharded_list_and_watch
@@ -255,9 +255,14 @@ impl<C: Catalog> KubeApi<C> {
         {
             return Some(CacheOnly::ShardSelector);
         }
-        info.path.as_ref()?;
         let is_read = managed_fields_opt_out && request.method == Method::GET;
-        let header = negotiate::accept_header(&request.headers).filter(|_| is_read)?;
+        let path = info.path.as_ref().filter(|_| is_read)?;
+        // A single object is passed on unless its cache certainly has it. A client sends `drop` with
+        // all its requests, and a leader election reads its Lease.
+        if !is_collection && !self.reads.holds_all(path) {
+            return None;
+        }
+        let header = negotiate::accept_header(&request.headers)?;
         let is_list = is_collection && !info.is_watch;
         negotiate::insists_on_drop(header, is_list).then_some(CacheOnly::ManagedFieldsOptOut)
     }

@@ -25,7 +25,8 @@ use tokio::time::Instant;
 pub struct CacheReads<C> {
     /// Admission, and the catalog.
     pub reader: Arc<Reader<C>>,
-    /// Whether passthrough is on, so that upstream can answer instead.
+    /// Whether upstream may answer instead: passthrough is on, and the request is not one that
+    /// upstream might misread.
     pub has_upstream: bool,
     /// A consistent list of at least this many bytes of JSON waits a second or two for a freshness
     /// proof.
@@ -65,6 +66,12 @@ impl<C: Catalog> CacheReads<C> {
     /// Whether what a path names is cached in an encoding. Starts nothing.
     pub fn is_cached(&self, path: &Path, media: Media) -> bool {
         self.reader.holds(&GroupVersionResource::new(&path.group, &path.version, &path.resource), media)
+    }
+
+    /// Whether every object of the resource that a path names is cached, as JSON or protobuf.
+    pub fn holds_all(&self, path: &Path) -> bool {
+        let is_cached = self.is_cached(path, Media::Json) || self.is_cached(path, Media::Protobuf);
+        is_cached && self.narrowed_by.is_everything()
     }
 
     /// Whether a limit has refused a cache of the resource that a path names.
@@ -130,8 +137,8 @@ impl<C: Catalog> CacheReads<C> {
         };
         let selected = selected.map_err(|refusal| match refusal {
             Refusal::NotSynced { .. } if waits_for_sync => ReadError::Final(Failure::from(&refusal)),
-            // No other encoding would find room, and a retry may.
-            Refusal::NoRoom(_) if !self.has_upstream => ReadError::Final(Failure::from(&refusal)),
+            // No other encoding would find room, and a retry may. Protobuf has a limit of its own.
+            Refusal::NoRoom(_) if !self.has_upstream && media == Media::Json => ReadError::Final(Failure::from(&refusal)),
             refusal => refusal.into(),
         })?;
         if waits_for_sync && *selected.served.hub.phase().borrow() == Phase::Syncing {

@@ -65,7 +65,7 @@ pub fn is_long_running(verb: &str, path: &str) -> bool {
 }
 
 /// The path segment after the name of an object.
-fn subresource(path: &str) -> Option<&str> {
+pub fn subresource(path: &str) -> Option<&str> {
     let mut parts = path.strip_prefix('/')?.split('/');
     let above = match parts.next()? {
         "api" => 1,

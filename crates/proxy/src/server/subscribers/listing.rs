@@ -80,6 +80,8 @@ pub struct ListedSubscriber {
     pub label_selector: String,
     /// The field selector, likewise. A name is `metadata.name=NAME`.
     pub field_selector: String,
+    /// The shard selector, likewise.
+    pub shard_selector: String,
     /// `grpc` or `http`.
     pub protocol: &'static str,
     /// How objects are encoded: json, zstd, zstd-delta, protobuf, table.
@@ -201,6 +203,7 @@ impl Subscriber {
             cache_namespace: self.cache_namespace.to_string(),
             label_selector: cut(&selection.spec().labels),
             field_selector: cut(&selection.field_selector(&self.fields)),
+            shard_selector: selection.spec().shards().map(cut).unwrap_or_default(),
             protocol,
             encoding,
             resource_version: version.map(|version| version.to_string()).unwrap_or_default(),
