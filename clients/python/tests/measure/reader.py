@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from typing import Any
 
 
@@ -47,19 +48,30 @@ def straight(address: str, ca_file: str, token: str) -> None:
     }
     version = listed.metadata.resource_version
     del listed
+    changed = threading.Condition()
+    last = read = 0
+
+    def follow() -> None:
+        nonlocal last, read
+        watch = kubernetes.watch.Watch()
+        for event in watch.stream(core.list_pod_for_all_namespaces, resource_version=version):
+            pod = event["object"]
+            key = (pod.metadata.namespace, pod.metadata.name)
+            with changed:
+                if event["type"] == "DELETED":
+                    pods.pop(key, None)
+                else:
+                    pods[key] = pod
+                    read += len(pod.metadata.labels or {})
+                last = int(pod.metadata.resource_version)
+                changed.notify_all()
+
+    # Before the changes: the apiserver remembers only the latest.
+    threading.Thread(target=follow, daemon=True).start()
     answer(f"synced {len(pods)}")
     wanted = int(expect("until "))
-    watch = kubernetes.watch.Watch()
-    for event in watch.stream(core.list_pod_for_all_namespaces, resource_version=version):
-        pod = event["object"]
-        key = (pod.metadata.namespace, pod.metadata.name)
-        if event["type"] == "DELETED":
-            pods.pop(key, None)
-        else:
-            pods[key] = pod
-            assert pod.metadata.labels is not None or pod.metadata.name
-        if int(pod.metadata.resource_version) >= wanted:
-            break
+    with changed:
+        changed.wait_for(lambda: last >= wanted)
     end(len(pods))
 
 
