@@ -201,7 +201,8 @@ mod tests {
                         "subscribers_max_per_identity",
                         "reads_max_per_identity",
                         "passthrough_max_per_identity",
-                        "peer_allowed_names"
+                        "peer_allowed_names",
+                        "feature_gates"
                     ]
                     .contains(&id),
                 "{id}: {help}"

@@ -1,6 +1,6 @@
-//! One informer of all pods, over kubefan or by kube-rs straight. Its memory and CPU time are read
-//! from outside by `tests/integration/languages/cost.rs`, which also describes the lines that it
-//! reads and writes.
+//! One informer of all pods, over kubefan or by kube-rs straight, whose memory and CPU time are
+//! read from outside by `tests/integration/languages/cost.rs`, which also describes the lines
+//! that it reads and writes.
 
 use std::{
     env,

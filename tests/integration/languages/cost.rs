@@ -1,8 +1,8 @@
 //! What a client process costs: memory and CPU time of an informer of all pods, over kubefan and by
 //! the usual client of the language straight from the apiserver, in one table.
 //!
-//! Each reader is a process. It works when the test writes a line to its input, and answers with a
-//! line. Its figures are read from outside in between:
+//! Each reader is a process. It works when the test writes a line to its input, answers with a
+//! line, and its figures are read from outside in between:
 //!
 //! | the test writes | the reader answers |
 //! |---|---|
@@ -14,11 +14,10 @@
 //! Its arguments are the mode, the address, the file of the CA, a token, and the paths of a
 //! projection. All connections use TLS.
 //!
-//! The readers of one language run at the same time, so that they receive the same changes. With
-//! `KUBEFAN_TEST_SCALE=full` there are 10,000 pods and 5,000 changes, the table has medians of
-//! three rounds, which start the readers in turns from both ends, and the test fails if a goal is
-//! missed.
-//! `KUBEFAN_COST_LANGUAGES=go,rust` measures only these.
+//! The readers of one language run at the same time, so that they receive the same changes.
+//! With `KUBEFAN_TEST_SCALE=full` there are 10,000 pods and 5,000 changes, the table has
+//! medians of three rounds, which start the readers in turns from both ends, and the test fails
+//! if a goal is missed. `KUBEFAN_COST_LANGUAGES=go,rust` measures only these.
 
 use std::{collections::BTreeMap, env, path::Path, process::Stdio, time::Duration};
 
@@ -101,11 +100,8 @@ struct Cost {
     settled_mib: f64,
 }
 
-/// A figure of a process, by name.
-type Figure = (&'static str, fn(&Cost) -> f64);
-
 impl Cost {
-    const FIGURES: [Figure; 3] =
+    const FIGURES: [(&str, fn(&Cost) -> f64); 3] =
         [("CPU", |cost| cost.cpu_seconds), ("peak", |cost| cost.peak_mib), ("settled", |cost| cost.settled_mib)];
 
     fn median(of: &[Cost]) -> Cost {

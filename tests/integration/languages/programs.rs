@@ -1,5 +1,5 @@
-//! How the programs of the languages are built. A language whose tools are not installed is left
-//! out, by name.
+//! How the programs of the languages are built. A language whose tools are not installed is
+//! left out, by name.
 
 use std::{
     fs,

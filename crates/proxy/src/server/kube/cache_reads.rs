@@ -138,7 +138,9 @@ impl<C: Catalog> CacheReads<C> {
         let selected = selected.map_err(|refusal| match refusal {
             Refusal::NotSynced { .. } if waits_for_sync => ReadError::Final(Failure::from(&refusal)),
             // No other encoding would find room, and a retry may. Protobuf has a limit of its own.
-            Refusal::NoRoom(_) if !self.has_upstream && media == Media::Json => ReadError::Final(Failure::from(&refusal)),
+            Refusal::NoRoom(_) if !self.has_upstream && media == Media::Json => {
+                ReadError::Final(Failure::from(&refusal))
+            }
             refusal => refusal.into(),
         })?;
         if waits_for_sync && *selected.served.hub.phase().borrow() == Phase::Syncing {
