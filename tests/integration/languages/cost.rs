@@ -100,8 +100,11 @@ struct Cost {
     settled_mib: f64,
 }
 
+/// A figure of a process, by name.
+type Figure = (&'static str, fn(&Cost) -> f64);
+
 impl Cost {
-    const FIGURES: [(&str, fn(&Cost) -> f64); 3] =
+    const FIGURES: [Figure; 3] =
         [("CPU", |cost| cost.cpu_seconds), ("peak", |cost| cost.peak_mib), ("settled", |cost| cost.settled_mib)];
 
     fn median(of: &[Cost]) -> Cost {

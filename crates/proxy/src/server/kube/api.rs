@@ -257,8 +257,8 @@ impl<C: Catalog> KubeApi<C> {
         }
         let is_read = managed_fields_opt_out && request.method == Method::GET;
         let path = info.path.as_ref().filter(|_| is_read)?;
-        // A single object is passed on unless its cache certainly has it. A client sends `drop` with
-        // all its requests, and a leader election reads its Lease.
+        // A single object is passed on unless its cache certainly has it. A client sends `drop`
+        // with all its requests, and a leader election reads its Lease.
         if !is_collection && !self.reads.holds_all(path) {
             return None;
         }
