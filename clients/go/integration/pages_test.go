@@ -219,6 +219,8 @@ func TestTheProgramsOfThePagesRun(t *testing.T) {
 		t.Error("the guide installs otherwise than the README: ", inGuide[0])
 	}
 	shell(strings.ReplaceAll(commands[0], "/path/to/kubefan/clients/go", module))
+	// After the one that starts kubefan.
+	run := commands[2]
 
 	var bodies []string
 	pages := programs(t)
@@ -234,7 +236,7 @@ func TestTheProgramsOfThePagesRun(t *testing.T) {
 				t.Fatal(err)
 			}
 			// Built, to be ended by its process ID.
-			shell(strings.ReplaceAll(commands[1], "go run .", "go build -o program ."))
+			shell(strings.ReplaceAll(run, "go run .", "go build -o program ."))
 			prints(t, fmt.Sprint(page, ", block ", number), expected, filepath.Join(inAnEmptyProject, "program"))
 		}
 	}

@@ -42,7 +42,7 @@ suite("a wrong call", () => {
   });
 
   test("with a misspelt option is refused, and the options are listed", async () => {
-    const wrong = { labelSelecter: "app=web" };
+    const wrong = { labelSelecter: "app=web" } as object;
     const refused = { name: "TypeError", message: /"labelSelecter".*labelSelector/ };
     assert.throws(() => client.watch("pods", wrong), refused);
     assert.throws(() => client.informer("pods", wrong), refused);
