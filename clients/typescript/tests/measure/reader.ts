@@ -43,9 +43,10 @@ async function straight(address: string, caFile: string, token: string): Promise
   });
   const core = config.makeApiClient(CoreV1Api);
   const informer = makeInformer(config, "/api/v1/pods", () => core.listPodForAllNamespaces());
-  let [read, last, wanted, isWanted] = [0, 0, Infinity, (): void => undefined];
+  let [last, wanted, isWanted] = [0, Infinity, (): void => undefined];
+  const read = { labels: 0 };
   const use = (pod: V1Pod): void => {
-    read += Object.keys(pod.metadata?.labels ?? {}).length;
+    read.labels += Object.keys(pod.metadata?.labels ?? {}).length;
     last = Math.max(last, Number(pod.metadata?.resourceVersion));
     if (last >= wanted) {
       isWanted();
@@ -76,13 +77,13 @@ async function inform(
 ): Promise<void> {
   const client = await Client.connect(address, { caFile, token });
   const informer = client.informer<V1Pod>("pods", { projection });
-  let read = 0;
+  const read = { labels: 0 };
   const registration = informer.addEventHandler({
     onAdd: (pod) => {
-      read += Object.keys(pod.labels).length;
+      read.labels += Object.keys(pod.labels).length;
     },
     onUpdate: (_, pod) => {
-      read += Object.keys(pod.labels).length;
+      read.labels += Object.keys(pod.labels).length;
     },
   });
   informer.start();

@@ -35,27 +35,6 @@ after(() => {
 let sockets = 0;
 const socketPath = (): string => join(directory, `socket-${String(sockets++)}`);
 
-suite("a wrong call", () => {
-  const client = new Client(`unix:${socketPath()}`);
-  after(() => {
-    client.close();
-  });
-
-  test("with a misspelt option is refused, and the options are listed", async () => {
-    const wrong = { labelSelecter: "app=web" } as object;
-    const refused = { name: "TypeError", message: /"labelSelecter".*labelSelector/ };
-    assert.throws(() => client.watch("pods", wrong), refused);
-    assert.throws(() => client.informer("pods", wrong), refused);
-    await assert.rejects(client.list("pods", wrong), refused);
-    assert.throws(() => new Client(client.address, { cafile: "ca.crt" } as object), /caFile/);
-  });
-
-  test("without an address says what an address looks like", () => {
-    const none = undefined as unknown as string;
-    assert.throws(() => new Client(none), { name: "InvalidAddress", message: /127.0.0.1:7443/ });
-  });
-});
-
 suite("a watch", () => {
   test("resumes after its last version, and repeats no event", async () => {
     const lost = fails(Code.Unavailable, "DRAINING", "drains", 1);
