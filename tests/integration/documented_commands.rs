@@ -23,7 +23,7 @@ const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const RUN: [&str; 6] = ["get", "watch", "subscribers", "top", "verify", "estimate"];
 
 /// Commands of other programs, by how they begin, and where they are tried.
-const OTHERS: [(&str, &str); 42] = [
+const OTHERS: [(&str, &str); 43] = [
     ("cargo ", "builds, tests and benchmarks: their filters are checked here, and .ci/run runs them or their like"),
     ("target/dist/deps/informers-HASH", "the benchmark of informers, with the hash of its build"),
     ("go build -C tests/clients", "the tests of informers build it"),
@@ -31,6 +31,7 @@ const OTHERS: [(&str, &str); 42] = [
     ("cd examples/python", "examples.rs runs what follows it"),
     ("python ", "examples.rs runs it"),
     ("pip install ./clients/python", "clients/python/tests/integration/test_pages.py installs it"),
+    ("KUBEFAN=/path/to/kubefan KUBEFAN_TEST_ASSETS=", "clients/go/check runs it at a smaller size"),
     ("go mod ", "clients/go/integration/pages_test.go runs it"),
     ("go run .", "clients/go/integration/pages_test.go builds it"),
     ("(cd /path/to/kubefan/clients/typescript && npm ci && npm pack)", "clients/typescript/check packs it"),

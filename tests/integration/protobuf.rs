@@ -500,7 +500,7 @@ fn pods() -> GroupVersionResource {
 
 async fn refused(rig: &Rig, gvr: &GroupVersionResource) -> String {
     match rig.registry.find(&gvr.group, &gvr.version, &gvr.resource, "", Media::Protobuf).await {
-        Err(Refusal::NotCached(message) | Refusal::NotEncoded(message)) => message,
+        Err(Refusal::NotCached(message) | Refusal::NotEncoded(message) | Refusal::NoRoom(message)) => message,
         Err(other) => panic!("{other:?}"),
         Ok(served) => panic!("{} is served as protobuf", served.gvr),
     }

@@ -43,7 +43,8 @@ PRINTED: dict[str, list[list[str]]] = {
         [r"ADDED \S+/\S+\n", rf"missed: {_EVENT}\n"],
         [r"ADDED \S+/\S+\n", r"the state is complete\n"],
         [r"\d+ pods at version \d+\n", r"team-0/web-0-\S+ \w+\n", rf"since then: {_EVENT}\n"],
-        [r"new: \S+/\S+\n", r"\d+ pods on node-1\n", r"changed: \S+/\S+\n"],
+        # Handlers print meanwhile, so another line may come before the end of this one.
+        [r"new: \S+/\S+\n", r"\d+ pods on node-1", r"changed: \S+/\S+"],
         [r"\d+ pods\n"],
         [r"\S+/\S+ \{'status': \{'phase': '\w+'\}\}\n"],
         [r"start over: .+\n", r"ADDED \S+/\S+\n"],
