@@ -193,6 +193,9 @@ impl RawJson {
 /// An object in Kubernetes protobuf, not decoded: what
 /// [`Encoding::Protobuf`](crate::Encoding::Protobuf) gives. The library has no protobuf types of
 /// Kubernetes; decode [`Self::message`] with those that prost generates from its `.proto` files.
+///
+/// Not for a source that falls back to the apiserver's watch: that has JSON, which is no
+/// `RawProtobuf`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RawProtobuf(Box<[u8]>);
 
