@@ -88,7 +88,7 @@ pub fn is_enveloped(bytes: &[u8]) -> bool {
 
 /// Opens an envelope.
 pub fn open(bytes: &[u8]) -> Result<Envelope<'_>, Malformed> {
-    let unknown = bytes.strip_prefix(MAGIC).ok_or(Malformed("it does not start with k8s\\0"))?;
+    let unknown = unknown_of(bytes)?;
     let (mut envelope, mut found) = (Envelope { kind: "", message: &[] }, false);
     for field in Fields::of(unknown) {
         let field = field?;
@@ -130,11 +130,20 @@ pub fn enveloped(api_version: &str, kind: &str, message: &[u8]) -> Bytes {
     out.into_boxed_slice().into()
 }
 
+/// The `runtime.Unknown` of an envelope.
+fn unknown_of(bytes: &[u8]) -> Result<&[u8], Malformed> {
+    bytes.strip_prefix(MAGIC).ok_or(Malformed("it does not start with k8s\\0"))
+}
+
+/// The object with `bytes` as the value of the field at a path of its `runtime.Unknown`.
+fn with_field(object: &[u8], path: &[u32], bytes: &[u8]) -> Result<Bytes, Malformed> {
+    Ok([MAGIC, &*replaced(unknown_of(object)?, path, bytes)?].concat().into())
+}
+
 /// The object with another `metadata.resourceVersion`.
 pub fn at_version(object: &[u8], version: ResourceVersion) -> Result<Bytes, Malformed> {
     const PATH: [u32; 3] = [UNKNOWN_RAW, METADATA, META_RESOURCE_VERSION];
-    let unknown = object.strip_prefix(MAGIC).ok_or(Malformed("it does not start with k8s\\0"))?;
-    Ok([MAGIC, &*replaced(unknown, &PATH, version.to_string().as_bytes())?].concat().into())
+    with_field(object, &PATH, version.to_string().as_bytes())
 }
 
 /// The projected object as a message without an envelope, as in a list. For a projection to the
@@ -163,8 +172,7 @@ pub fn projected(object: &[u8], projection: &Projection) -> Result<Bytes, Malfor
     if projection.is_partial() {
         return Ok(enveloped(PARTIAL_API_VERSION, PARTIAL_KIND, &message));
     }
-    let unknown = object.strip_prefix(MAGIC).ok_or(Malformed("it does not start with k8s\\0"))?;
-    Ok([MAGIC, &*replaced(unknown, &[UNKNOWN_RAW], &message)?].concat().into())
+    with_field(object, &[UNKNOWN_RAW], &message)
 }
 
 /// The object of a bookmark. It contains only the version and, at the end of the initial events,

@@ -123,32 +123,25 @@ pub fn bytes_field(message: &[u8], number: u32) -> Result<Option<&[u8]>, Malform
 /// The message with `bytes` as the value of the field at `path`, a list of field numbers. Lengths
 /// are adjusted, and repeated fields are all replaced. Unchanged if there is no field at `path`.
 pub fn replaced(message: &[u8], path: &[u32], bytes: &[u8]) -> Result<Vec<u8>, Malformed> {
-    let Some((first, rest)) = path.split_first() else { return Ok(bytes.to_vec()) };
-    let mut out = Vec::with_capacity(message.len() + bytes.len());
-    for field in Fields::of(message) {
-        let field = field?;
-        match field.value {
-            Value::Bytes(within) if field.number == *first => {
-                put_bytes(field.number, &replaced(within, rest, bytes)?, &mut out);
-            }
-            _ => out.extend_from_slice(field.bytes),
-        }
-    }
-    Ok(out)
+    edited(message, path, Some(bytes))
 }
 
 /// The message without the field at `path`, a list of field numbers. Lengths are adjusted, and
 /// repeated fields are all left out.
 pub fn without(message: &[u8], path: &[u32]) -> Result<Vec<u8>, Malformed> {
-    let Some((first, rest)) = path.split_first() else { return Ok(message.to_vec()) };
-    let mut out = Vec::with_capacity(message.len());
+    edited(message, path, None)
+}
+
+/// The message with another value of the field at `path`, or without the field.
+fn edited(message: &[u8], path: &[u32], value: Option<&[u8]>) -> Result<Vec<u8>, Malformed> {
+    let Some((first, rest)) = path.split_first() else { return Ok(value.unwrap_or(message).to_vec()) };
+    let mut out = Vec::with_capacity(message.len() + value.map_or(0, <[u8]>::len));
     for field in Fields::of(message) {
         let field = field?;
-        match field.value {
-            _ if field.number == *first && rest.is_empty() => {}
-            Value::Bytes(within) if field.number == *first => {
-                put_bytes(field.number, &without(within, rest)?, &mut out)
-            }
+        match (field.value, value) {
+            _ if field.number != *first => out.extend_from_slice(field.bytes),
+            (_, None) if rest.is_empty() => {}
+            (Value::Bytes(within), _) => put_bytes(field.number, &edited(within, rest, value)?, &mut out),
             _ => out.extend_from_slice(field.bytes),
         }
     }
