@@ -308,17 +308,11 @@ fn request(
     let resource_version = version.map(|version| version.to_string()).unwrap_or_default();
     let projection = (projection == Projection::Metadata)
         .then(|| v1alpha1::Projection { r#type: ProjectionType::Metadata.into(), ..v1alpha1::Projection::default() });
-    let encoding = match encoding {
-        Encoding::Json => v1alpha1::Encoding::Unspecified,
-        Encoding::Zstd => v1alpha1::Encoding::Zstd,
-        Encoding::ZstdDelta => v1alpha1::Encoding::ZstdDelta,
-        Encoding::Protobuf => v1alpha1::Encoding::Protobuf,
-    };
     WatchRequest {
         target: Some(target),
         resource_version,
         projection,
-        encoding: encoding.into(),
+        encoding: v1alpha1::Encoding::from(encoding).into(),
         // A client that has read the state says so. Otherwise the server would send the first
         // change of every object in full instead of as a delta.
         state_kept: has_version && is_delta,

@@ -140,12 +140,7 @@ pub struct ReadOptions {
 
 impl ReadOptions {
     fn encoding(&self) -> i32 {
-        match self.encoding {
-            Encoding::Json => v1alpha1::Encoding::Unspecified.into(),
-            Encoding::Zstd => v1alpha1::Encoding::Zstd.into(),
-            Encoding::ZstdDelta => v1alpha1::Encoding::ZstdDelta.into(),
-            Encoding::Protobuf => v1alpha1::Encoding::Protobuf.into(),
-        }
+        v1alpha1::Encoding::from(self.encoding).into()
     }
 }
 

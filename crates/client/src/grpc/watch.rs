@@ -296,11 +296,8 @@ impl WatchStream {
         // If deltas had to be given up, this requests the same bytes that the deltas produced: the
         // canonical form.
         let (encoding, canonical) = match (self.options.encoding, &self.delta_base) {
-            (Encoding::Json, _) => (v1alpha1::Encoding::Unspecified, false),
-            (Encoding::Zstd, _) => (v1alpha1::Encoding::Zstd, false),
-            (Encoding::ZstdDelta, Some(_)) => (v1alpha1::Encoding::ZstdDelta, false),
-            (Encoding::ZstdDelta, None) => (v1alpha1::Encoding::Zstd, true),
-            (Encoding::Protobuf, _) => (v1alpha1::Encoding::Protobuf, false),
+            (Encoding::ZstdDelta, None) => (Encoding::Zstd, true),
+            (encoding, _) => (encoding, false),
         };
         let drop_managed_fields = canonical || self.options.projection.drop_managed_fields;
         let projection = Projection { drop_managed_fields, ..self.options.projection.clone() };
@@ -312,7 +309,7 @@ impl WatchStream {
             timeout_seconds,
             bookmark_interval: self.options.bookmark_interval.and_then(|interval| interval.try_into().ok()),
             projection,
-            encoding: encoding.into(),
+            encoding: v1alpha1::Encoding::from(encoding).into(),
             state_kept: self.delta_base_is_current && self.delta_base.as_ref().is_some_and(DeltaBase::is_complete),
             on_lag: match self.options.on_lag {
                 OnLag::Expire => v1alpha1::OnLag::Expire.into(),

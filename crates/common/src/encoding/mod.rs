@@ -13,6 +13,8 @@ use std::cell::RefCell;
 
 use zstd::zstd_safe::{self, DCtx};
 
+use crate::proto::v1alpha1;
+
 /// How objects are encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
@@ -28,6 +30,18 @@ pub enum Encoding {
     /// Every object as Kubernetes protobuf; for built-in types only
     #[cfg_attr(feature = "clap", value(skip))]
     Protobuf,
+}
+
+impl From<Encoding> for v1alpha1::Encoding {
+    /// As a request names it.
+    fn from(encoding: Encoding) -> Self {
+        match encoding {
+            Encoding::Json => Self::Unspecified,
+            Encoding::Zstd => Self::Zstd,
+            Encoding::ZstdDelta => Self::ZstdDelta,
+            Encoding::Protobuf => Self::Protobuf,
+        }
+    }
 }
 
 impl Encoding {
