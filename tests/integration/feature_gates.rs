@@ -7,15 +7,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use kubefan_model::{ResourceVersion, protobuf};
-use reqwest::{Client, Method, StatusCode};
+use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use crate::harness::{
     Test,
     apiserver::{ApiServer, Options},
     assets,
-    kubefan::Kubefan,
     objects::version_of,
+    servers::{Servers, is_cached},
     tests, wait,
 };
 
@@ -35,12 +35,6 @@ const TABLE: &str = "application/json;as=Table;g=meta.k8s.io;v=v1";
 const DROP: &str = ";drop=metadata.managedFields";
 /// The bounds of three shards of unequal size.
 const BOUNDS: [&str; 4] = ["0x0000000000000000", "0x3000000000000000", "0xa000000000000000", "0x10000000000000000"];
-
-struct Servers {
-    api: ApiServer,
-    kubefan: Kubefan,
-    client: Client,
-}
 
 struct Answer {
     status: StatusCode,
@@ -73,31 +67,18 @@ impl Answer {
 }
 
 impl Servers {
-    async fn start(api: ApiServer, args: &[&str]) -> Servers {
-        let kubefan = Kubefan::start(&api, args).await;
-        let token = format!("Bearer {}", api.admin_token()).parse().unwrap();
-        let headers = [(reqwest::header::AUTHORIZATION, token)].into_iter().collect();
-        let client = Client::builder().no_proxy().default_headers(headers).build().unwrap();
-        Servers { api, kubefan, client }
-    }
-
-    async fn ask(&self, method: Method, path: &str, accept: &str) -> Answer {
-        let sent = self.client.request(method, format!("http://{}{path}", self.kubefan.grpc_addr));
-        answer(sent.header("accept", accept)).await
-    }
-
     async fn get(&self, path: &str, accept: &str) -> Answer {
-        self.ask(Method::GET, path, accept).await
+        answer(self.through(Method::GET, path).header("accept", accept)).await
     }
 
     async fn direct(&self, path: &str, accept: &str) -> Answer {
-        answer(self.api.client().get(format!("{}{path}", self.api.url())).header("accept", accept)).await
+        answer(self.straight(path).header("accept", accept)).await
     }
 }
 
 async fn answer(request: reqwest::RequestBuilder) -> Answer {
     let response = request.send().await.unwrap();
-    let (status, is_cached) = (response.status(), response.headers().contains_key("cache-status"));
+    let (status, is_cached) = (response.status(), is_cached(&response));
     Answer { status, is_cached, body: response.bytes().await.unwrap() }
 }
 
@@ -214,7 +195,9 @@ async fn a_shard_that_the_cache_cannot_answer_is_refused() {
         (Method::GET, format!("/api/v1/namespaces/proxy/configmaps/?shardSelector={selector}"), JSON),
         (Method::DELETE, format!("{path}?shardSelector={selector}"), JSON),
     ] {
-        servers.ask(method.clone(), &path, accept).await.refused_because(&format!("{method} {path} {accept}"));
+        answer(servers.through(method.clone(), &path).header("accept", accept))
+            .await
+            .refused_because(&format!("{method} {path} {accept}"));
     }
     assert_eq!(servers.direct(&path, JSON).await.names().len(), 2, "nothing was deleted");
     // Other requests notice nothing.
@@ -223,7 +206,7 @@ async fn a_shard_that_the_cache_cannot_answer_is_refused() {
     let (name, other) = ("c000", "c001");
     let single = servers.get(&format!("{path}/{name}?shardSelector={selector}"), JSON).await;
     assert_eq!(single.json()["metadata"]["name"], name, "a get has no shards");
-    let deleted = servers.ask(Method::DELETE, &format!("{path}/{other}?shardSelector={selector}"), JSON).await;
+    let deleted = answer(servers.through(Method::DELETE, &format!("{path}/{other}?shardSelector={selector}"))).await;
     assert_eq!(deleted.status, StatusCode::OK);
 }
 
@@ -321,9 +304,9 @@ async fn a_drop_that_the_cache_cannot_answer_is_refused() {
     // A client asks for its Lease like this, whatever is cached.
     assert_eq!(servers.get(&format!("{not_cached}/none"), &drop).await.status, StatusCode::NOT_FOUND);
     // Writes are the apiserver's, whatever their responses contain.
-    let url = format!("http://{}{path}", servers.kubefan.grpc_addr);
     let body = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "written" } });
-    let written = servers.client.post(url).header("accept", drop).header("content-type", JSON).body(body.to_string());
+    let written =
+        servers.through(Method::POST, &path).header("accept", drop).header("content-type", JSON).body(body.to_string());
     assert_eq!(answer(written).await.status, StatusCode::CREATED);
 }
 

@@ -9,16 +9,16 @@ use kubefan_proxy::{
     caches::{EncodingLimits, RegistryOptions},
     fanout::{Catalog, Refusal},
 };
-use reqwest::{Client, StatusCode};
+use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use crate::harness::{
     Test,
     apiserver::ApiServer,
-    kubefan::Kubefan,
     objects::{pod, version_of},
     record::connect,
     rig::{Rig, Setup},
+    servers::{Servers, is_cached},
     tests, wait,
 };
 
@@ -36,13 +36,6 @@ const TABLE: &str =
 /// Both servers are asked at about the same time, but a second may pass in between.
 const TRIES: usize = 8;
 
-/// A real apiserver, and kubefan in front of it.
-struct Servers {
-    api: ApiServer,
-    kubefan: Kubefan,
-    client: Client,
-}
-
 struct Answer {
     status: StatusCode,
     is_cached: bool,
@@ -50,22 +43,13 @@ struct Answer {
 }
 
 impl Servers {
-    async fn start(args: &[&str]) -> Servers {
-        let api = ApiServer::shared().await;
-        let kubefan = Kubefan::start(&api, args).await;
-        let token = format!("Bearer {}", api.admin_token()).parse().unwrap();
-        let headers = [(reqwest::header::AUTHORIZATION, token)].into_iter().collect();
-        let client = Client::builder().no_proxy().default_headers(headers).build().unwrap();
-        Servers { api, kubefan, client }
-    }
-
     async fn ask(&self, path: &str, direct: bool) -> Answer {
         let sent = match direct {
-            true => self.api.client().get(format!("{}{path}", self.api.url())),
-            false => self.client.get(format!("http://{}{path}", self.kubefan.grpc_addr)),
+            true => self.straight(path),
+            false => self.through(Method::GET, path),
         };
         let response = sent.header("accept", TABLE).send().await.unwrap();
-        let (status, is_cached) = (response.status(), response.headers().contains_key("cache-status"));
+        let (status, is_cached) = (response.status(), is_cached(&response));
         let content_type = response.headers()["content-type"].clone();
         assert_eq!(content_type, "application/json", "{path}");
         Answer { status, is_cached, body: response.text().await.unwrap() }
@@ -185,7 +169,7 @@ async fn restarted(api: &ApiServer, path: &str, name: &str, (setup, main): (Opti
 }
 
 async fn a_cached_table_equals_the_apiservers_to_the_byte() {
-    let servers = Servers::start(&["--cache-tables"]).await;
+    let servers = Servers::start(ApiServer::shared().await, &["--cache-tables"]).await;
     let api = &servers.api;
     let columns = json!([
         { "name": "Size", "type": "integer", "jsonPath": ".spec.size" },
@@ -258,7 +242,7 @@ async fn a_cached_table_equals_the_apiservers_to_the_byte() {
 }
 
 async fn the_status_page_shows_the_cache_in_every_form() {
-    let servers = Servers::start(&["--resource=configmaps", "--cache-tables"]).await;
+    let servers = Servers::start(ApiServer::shared().await, &["--resource=configmaps", "--cache-tables"]).await;
     servers.is_cached("/api/v1/configmaps?resourceVersion=0").await;
     let (_, status) = servers.kubefan.admin("/status").await.unwrap();
     let status: Value = serde_json::from_str(&status).unwrap();
@@ -284,7 +268,7 @@ impl Servers {
 }
 
 async fn a_watch_of_tables_equals_the_apiservers_and_sends_columns_once() {
-    let servers = Servers::start(&["--cache-tables"]).await;
+    let servers = Servers::start(ApiServer::shared().await, &["--cache-tables"]).await;
     let api = &servers.api;
     let namespace = api.namespace("tables").await;
     let path = format!("/api/v1/namespaces/{namespace}/configmaps");
@@ -334,7 +318,7 @@ impl Servers {
 }
 
 async fn changed_columns_of_a_custom_resource_are_picked_up() {
-    let servers = Servers::start(&["--cache-tables"]).await;
+    let servers = Servers::start(ApiServer::shared().await, &["--cache-tables"]).await;
     let api = &servers.api;
     let group =
         create_crd(api, "columns", json!([{ "name": "Size", "type": "integer", "jsonPath": ".spec.size" }])).await;
@@ -360,7 +344,9 @@ async fn changed_columns_of_a_custom_resource_are_picked_up() {
 }
 
 async fn tables_that_cannot_be_cached_come_from_upstream() {
-    let servers = Servers::start(&["--cache-tables", "--resource=jobs.batch,pods", "--on-demand"]).await;
+    let servers =
+        Servers::start(ApiServer::shared().await, &["--cache-tables", "--resource=jobs.batch,pods", "--on-demand"])
+            .await;
     let api = &servers.api;
     let since = json!([{ "name": "Since", "type": "date", "jsonPath": ".status.at" }]);
     let group = create_crd(api, "relative", since).await;
@@ -376,7 +362,7 @@ async fn tables_that_cannot_be_cached_come_from_upstream() {
     }
     let bad = servers.ask("/api/v1/pods?resourceVersion=0&includeObject=Some", false).await;
     assert!(bad.status == StatusCode::BAD_REQUEST && !bad.is_cached, "{}", bad.body);
-    let without = Servers::start(&["--resource=pods"]).await;
+    let without = Servers::start(ApiServer::shared().await, &["--resource=pods"]).await;
     let answer = without.ask("/api/v1/pods?resourceVersion=0", false).await;
     assert!(answer.status.is_success() && !answer.is_cached, "it is off by default");
     api.delete_crd(&group, "widgets").await;
@@ -384,7 +370,7 @@ async fn tables_that_cannot_be_cached_come_from_upstream() {
 
 async fn table_caches_have_their_own_byte_limit() {
     let args = ["--cache-tables", "--cache-tables-bytes-max=20Ki", "--resource=configmaps"];
-    let servers = Servers::start(&args).await;
+    let servers = Servers::start(ApiServer::shared().await, &args).await;
     let namespace = servers.api.namespace("tables").await;
     let path = format!("/api/v1/namespaces/{namespace}/configmaps");
     for n in 0..5 {

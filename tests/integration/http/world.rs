@@ -17,6 +17,7 @@ use crate::harness::{
     apiserver::{ApiServer, Options},
     kubefan::Kubefan,
     objects::version_of,
+    servers::bearer,
     wait,
 };
 
@@ -251,11 +252,6 @@ impl World {
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
     }
-}
-
-fn bearer(token: &str) -> reqwest::header::HeaderMap {
-    let value = format!("Bearer {token}").parse().expect("a token is ASCII");
-    [(reqwest::header::AUTHORIZATION, value)].into_iter().collect()
 }
 
 async fn create(api: ApiServer, resource: Resource, namespace: &'static str) {
