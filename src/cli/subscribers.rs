@@ -87,10 +87,10 @@ pub(super) struct Subscriber {
     namespace: String,
     cache_namespace: String,
     label_selector: String,
+    field_selector: String,
     /// Older servers know none.
     #[serde(default)]
     shard_selector: String,
-    field_selector: String,
     protocol: String,
     encoding: String,
     resource_version: String,
@@ -240,7 +240,6 @@ mod tests {
         let hostile = Subscriber {
             user_agent: "\u{1b}[2J\u{9b}31m\u{202e}x".to_owned(),
             label_selector: "a\nb".to_owned(),
-            shard_selector: String::new(),
             ..Subscriber::default()
         };
         assert!(hostile.row(true).iter().all(|cell| !cell.contains(|c: char| c.is_control() || c == '\u{202e}')));

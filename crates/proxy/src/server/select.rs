@@ -88,8 +88,10 @@ pub async fn select(
         &served.gvr,
     )
     .map_err(|error| invalid("target.field_selector", error.to_string()))?;
-    let shards = read.what().shard().and_then(ShardSelector::shards);
-    let selection = shards.into_iter().fold(selection, Selection::within);
+    let selection = match read.what().shard().and_then(ShardSelector::shards) {
+        Some(shards) => selection.within(shards),
+        None => selection,
+    };
     let selection = served.hub.share(selection)?;
     Ok(Selected { served, selection })
 }

@@ -2,7 +2,8 @@
 //!
 //! kubefan answers them from its caches, whatever the apiserver behind it knows. The hazard is an
 //! apiserver that ignores what it does not know: it would answer a request for a shard with every
-//! object. So a request that needs one of these is never forwarded.
+//! object. So a list or a watch that needs one of these is never forwarded, nor is the deletion of
+//! a shard.
 
 use std::fmt;
 
@@ -15,9 +16,6 @@ pub struct FeatureGates {
     pub managed_fields_opt_out: bool,
 }
 
-/// The names of all gates.
-const NAMES: [&str; 2] = ["ManagedFieldsOptOut", "ShardedListAndWatch"];
-
 impl FeatureGates {
     /// Sets a gate, given as `NAME=true` or `NAME=false`.
     ///
@@ -25,11 +23,13 @@ impl FeatureGates {
     /// What to write instead.
     pub fn set(&mut self, text: &str) -> Result<(), String> {
         let (name, value) = text.split_once('=').unwrap_or((text, ""));
-        let gate = match name.trim() {
-            "ShardedListAndWatch" => &mut self.sharded_list_and_watch,
-            "ManagedFieldsOptOut" => &mut self.managed_fields_opt_out,
-            _ => return Err(format!("no such feature gate; kubefan has {}", NAMES.join(" and "))),
-        };
+        let gates = [
+            ("ManagedFieldsOptOut", &mut self.managed_fields_opt_out),
+            ("ShardedListAndWatch", &mut self.sharded_list_and_watch),
+        ];
+        let names = gates.each_ref().map(|(name, _)| *name);
+        let found = gates.into_iter().find(|(known, _)| *known == name.trim());
+        let (_, gate) = found.ok_or_else(|| format!("no such feature gate; kubefan has {}", names.join(" and ")))?;
         *gate = value.trim().parse().map_err(|_| format!("write it like {name}=true"))?;
         Ok(())
     }
