@@ -66,8 +66,8 @@ func (p Projection) message(onlyChanges bool) *api.Projection {
 	}
 }
 
-// Encoding is how objects are encoded on the wire. Events have whole objects whatever it is: protobuf
-// with EncodingProtobuf, JSON otherwise.
+// Encoding is how objects are encoded on the wire. Events have whole objects whatever it is:
+// protobuf with EncodingProtobuf, JSON otherwise.
 type Encoding int
 
 const (
@@ -78,9 +78,10 @@ const (
 	// EncodingZstdDelta is experimental. It sends snapshots in compressed chunks, and an event as the
 	// difference from the object's previous bytes. The watch keeps a copy of each object.
 	EncodingZstdDelta
-	// EncodingProtobuf sends every object as Kubernetes protobuf, as the apiserver sends it to client-go:
-	// "k8s\x00" and a runtime.Unknown. kubefan has it for built-in types; the error of any other says
-	// so. It needs a full Projection or MetadataOnly, which then has the whole metadata.
+	// EncodingProtobuf sends every object as Kubernetes protobuf, as the apiserver sends it to
+	// client-go: "k8s\x00" and a runtime.Unknown. kubefan has it for built-in types; the error of
+	// any other says so. It needs a full Projection or MetadataOnly, which then has the whole
+	// metadata.
 	EncodingProtobuf
 )
 

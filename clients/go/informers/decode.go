@@ -28,8 +28,8 @@ type decoder struct {
 	pool           *pool
 }
 
-// protobufs decodes any type that has protobuf methods, as client-go's clients do. It needs no scheme:
-// the type to decode to is always known.
+// protobufs decodes any type that has protobuf methods, as client-go's clients do. It needs no
+// scheme: the type to decode to is always known.
 var protobufs = func() *protobuf.Serializer {
 	none := runtime.NewScheme()
 	return protobuf.NewSerializer(none, none)

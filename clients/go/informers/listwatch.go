@@ -76,10 +76,10 @@ func NewListWatch(client *kubefan.Client, resource, namespace string, example ru
 	return made
 }
 
-// ReadsProtobuf tells whether the type of the objects has protobuf methods, as every built-in type has:
-// whether WatchOptions.Encoding may be kubefan.EncodingProtobuf. Types of custom resources have none,
-// and neither has *unstructured.Unstructured. A *metav1.PartialObjectMetadata has them whatever its
-// kind is, but kubefan has protobuf for built-in kinds only.
+// ReadsProtobuf tells whether the type of the objects has protobuf methods, as every built-in type
+// has: whether WatchOptions.Encoding may be kubefan.EncodingProtobuf. Types of custom resources
+// have none, and neither has *unstructured.Unstructured. A *metav1.PartialObjectMetadata has them
+// whatever its kind is, but kubefan has protobuf for built-in kinds only.
 func (l *ListWatch) ReadsProtobuf() bool { return l.decode.readsProtobuf }
 
 // checkEncoding returns the error of a request for objects that cannot be decoded.

@@ -14,8 +14,9 @@ const (
 	pooledBytesMax = 128
 )
 
-// pool keeps one copy of the strings that many objects of a store have in their metadata, such as the
-// keys of labels. Decoding makes a copy for each object, which is a large part of a small object.
+// pool keeps one copy of the strings that many objects of a store have in their metadata, such as
+// the keys of labels. Decoding makes a copy for each object, which is a large part of a small
+// object.
 type pool struct {
 	mu     sync.Mutex
 	pooled map[string]string

@@ -50,8 +50,9 @@ func informer(t *testing.T, source cache.ListerWatcher) (cache.SharedIndexInform
 	return made, handler
 }
 
-// strict makes a source end its watch where it would otherwise conflate: handlers then get fewer calls than
-// there were changes, which is allowed, but cannot be compared. An error is reported, and fails the test.
+// strict makes a source end its watch where it would otherwise conflate: handlers then get fewer
+// calls than there were changes, which is allowed, but cannot be compared. An error is reported,
+// and fails the test.
 func strict(source *kubefaninformers.ListWatch, broken *failures) {
 	source.WatchOptions.OnLag = kubefan.OnLagExpire
 	source.OnError = broken.add

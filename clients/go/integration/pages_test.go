@@ -27,9 +27,9 @@ import (
 	"kubefan.dev/clients/go/internal/cluster"
 )
 
-// The programs of the pages: of README.md, docs/ and the READMEs of the clients. A block is a program, or
-// the body of a function with ctx, client, config and clientset. One after "<!-- excerpt: REASON -->" is
-// left out.
+// The programs of the pages: of README.md, docs/ and the READMEs of the clients. A block is a
+// program, or the body of a function with ctx, client, config and clientset. A block is left out
+// after "<!-- excerpt: REASON -->".
 
 const (
 	repository   = "../../.."
@@ -45,8 +45,8 @@ var elsewhere = map[string]string{
 	"docs/integrations/controller-runtime.md": "tests/integration/integrations/operator.rs",
 }
 
-// printed is what each program prints. One that prints nothing is only compiled: it starts something
-// that the next block needs, or needs a server with a certificate.
+// printed is what each program prints. One that prints nothing is only compiled: it starts
+// something that the next block needs, or needs a server with a certificate.
 var printed = map[string][][]string{
 	readme: {
 		{`ADDED pod-0\b`, `ADDED pod-1\b`},
@@ -194,8 +194,8 @@ func TestEveryProgramOfEveryPageIsTestedAndFormatted(t *testing.T) {
 	}
 }
 
-// The programs of the pages print what they should. Only the paths and the addresses are those of the
-// test.
+// The programs of the pages print what they should. Only the paths and the addresses are those of
+// the test.
 func TestTheProgramsOfThePagesRun(t *testing.T) {
 	control := cluster.Start(t)
 	fan := control.StartKubefan(t, "", "--resource", "pods")
@@ -299,7 +299,8 @@ func keepChanging(t *testing.T, client kubernetes.Interface) {
 	}()
 }
 
-// buildBodies makes one program of all bodies. Its source is not in the source tree: it is laid over it.
+// buildBodies makes one program of all bodies. Its source is not in the source tree: it is laid
+// over it.
 func buildBodies(t *testing.T, module string, bodies []string) string {
 	t.Helper()
 	var functions, list, imports strings.Builder

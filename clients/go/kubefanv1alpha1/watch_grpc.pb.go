@@ -60,10 +60,11 @@ type WatchServiceClient interface {
 	// history; INVALID_ARGUMENT for an invalid selector, version or target; NOT_FOUND for a resource
 	// that the apiserver does not serve, or no longer serves; FAILED_PRECONDITION for a resource that
 	// kubefan is not configured to cache, or not in the requested encoding; PERMISSION_DENIED if the
-	// apiserver denies kubefan the resource; UNAVAILABLE, with a delay, while the resource is not synced, while its state is older
-	// than the server allows (--max-staleness), for a version that this replica has not reached, and
-	// when kubefan drains; RESOURCE_EXHAUSTED for a request that is too long and, with a delay, if a
-	// limit is reached. A stream that reaches timeout_seconds ends with OK.
+	// apiserver denies kubefan the resource; UNAVAILABLE, with a delay, while the resource is not
+	// synced, while its state is older than the server allows (--max-staleness), for a version that
+	// this replica has not reached, and when kubefan drains; RESOURCE_EXHAUSTED for a request that is
+	// too long and, with a delay, if a limit is reached. A stream that reaches timeout_seconds ends
+	// with OK.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
 	// List sends the state at one version, in key order, in chunks. Status codes are those of Watch.
 	List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListResponse], error)
@@ -181,10 +182,11 @@ type WatchServiceServer interface {
 	// history; INVALID_ARGUMENT for an invalid selector, version or target; NOT_FOUND for a resource
 	// that the apiserver does not serve, or no longer serves; FAILED_PRECONDITION for a resource that
 	// kubefan is not configured to cache, or not in the requested encoding; PERMISSION_DENIED if the
-	// apiserver denies kubefan the resource; UNAVAILABLE, with a delay, while the resource is not synced, while its state is older
-	// than the server allows (--max-staleness), for a version that this replica has not reached, and
-	// when kubefan drains; RESOURCE_EXHAUSTED for a request that is too long and, with a delay, if a
-	// limit is reached. A stream that reaches timeout_seconds ends with OK.
+	// apiserver denies kubefan the resource; UNAVAILABLE, with a delay, while the resource is not
+	// synced, while its state is older than the server allows (--max-staleness), for a version that
+	// this replica has not reached, and when kubefan drains; RESOURCE_EXHAUSTED for a request that is
+	// too long and, with a delay, if a limit is reached. A stream that reaches timeout_seconds ends
+	// with OK.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
 	// List sends the state at one version, in key order, in chunks. Status codes are those of Watch.
 	List(*ListRequest, grpc.ServerStreamingServer[ListResponse]) error

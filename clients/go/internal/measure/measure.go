@@ -1,6 +1,7 @@
 // Package measure runs one informer of all pods, whose memory and CPU time are read from outside by
-// tests/integration/languages/cost.rs, which also describes the lines that it reads and writes. There are
-// two programs, because one that reads over kubefan need not link the clients of all groups.
+// tests/integration/languages/cost.rs, which also describes the lines that it reads and writes.
+// There are two programs, because one that reads over kubefan need not link the clients of all
+// groups.
 package measure
 
 import (

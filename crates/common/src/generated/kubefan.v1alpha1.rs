@@ -865,10 +865,11 @@ pub mod watch_service_client {
         /// history; INVALID_ARGUMENT for an invalid selector, version or target; NOT_FOUND for a resource
         /// that the apiserver does not serve, or no longer serves; FAILED_PRECONDITION for a resource that
         /// kubefan is not configured to cache, or not in the requested encoding; PERMISSION_DENIED if the
-        /// apiserver denies kubefan the resource; UNAVAILABLE, with a delay, while the resource is not synced, while its state is older
-        /// than the server allows (--max-staleness), for a version that this replica has not reached, and
-        /// when kubefan drains; RESOURCE_EXHAUSTED for a request that is too long and, with a delay, if a
-        /// limit is reached. A stream that reaches timeout_seconds ends with OK.
+        /// apiserver denies kubefan the resource; UNAVAILABLE, with a delay, while the resource is not
+        /// synced, while its state is older than the server allows (--max-staleness), for a version that
+        /// this replica has not reached, and when kubefan drains; RESOURCE_EXHAUSTED for a request that is
+        /// too long and, with a delay, if a limit is reached. A stream that reaches timeout_seconds ends
+        /// with OK.
         pub async fn watch(
             &mut self,
             request: impl tonic::IntoRequest<super::WatchRequest>,
@@ -1038,10 +1039,11 @@ pub mod watch_service_server {
         /// history; INVALID_ARGUMENT for an invalid selector, version or target; NOT_FOUND for a resource
         /// that the apiserver does not serve, or no longer serves; FAILED_PRECONDITION for a resource that
         /// kubefan is not configured to cache, or not in the requested encoding; PERMISSION_DENIED if the
-        /// apiserver denies kubefan the resource; UNAVAILABLE, with a delay, while the resource is not synced, while its state is older
-        /// than the server allows (--max-staleness), for a version that this replica has not reached, and
-        /// when kubefan drains; RESOURCE_EXHAUSTED for a request that is too long and, with a delay, if a
-        /// limit is reached. A stream that reaches timeout_seconds ends with OK.
+        /// apiserver denies kubefan the resource; UNAVAILABLE, with a delay, while the resource is not
+        /// synced, while its state is older than the server allows (--max-staleness), for a version that
+        /// this replica has not reached, and when kubefan drains; RESOURCE_EXHAUSTED for a request that is
+        /// too long and, with a delay, if a limit is reached. A stream that reaches timeout_seconds ends
+        /// with OK.
         async fn watch(
             &self,
             request: tonic::Request<super::WatchRequest>,

@@ -1492,10 +1492,11 @@ export const WatchService: GenService<{
    * history; INVALID_ARGUMENT for an invalid selector, version or target; NOT_FOUND for a resource
    * that the apiserver does not serve, or no longer serves; FAILED_PRECONDITION for a resource that
    * kubefan is not configured to cache, or not in the requested encoding; PERMISSION_DENIED if the
-   * apiserver denies kubefan the resource; UNAVAILABLE, with a delay, while the resource is not synced, while its state is older
-   * than the server allows (--max-staleness), for a version that this replica has not reached, and
-   * when kubefan drains; RESOURCE_EXHAUSTED for a request that is too long and, with a delay, if a
-   * limit is reached. A stream that reaches timeout_seconds ends with OK.
+   * apiserver denies kubefan the resource; UNAVAILABLE, with a delay, while the resource is not
+   * synced, while its state is older than the server allows (--max-staleness), for a version that
+   * this replica has not reached, and when kubefan drains; RESOURCE_EXHAUSTED for a request that is
+   * too long and, with a delay, if a limit is reached. A stream that reaches timeout_seconds ends
+   * with OK.
    *
    * @generated from rpc kubefan.v1alpha1.WatchService.Watch
    */
