@@ -34,7 +34,7 @@ _EVENT = r"(ADDED|MODIFIED|DELETED) \S+/\S+"
 PRINTED: dict[str, list[list[str]]] = {
     "clients/python/README.md": [
         [r"ADDED \S+/\S+ \w+\n"],
-        [r"new: \S+/\S+\n", r"node-\d+ \d+\n"],
+        [r"new: \S+/\S+\n", r"node-\d+ \d+"],
         [r"ADDED \S+/\S+\n"],
     ],
     "docs/clients-python.md": [
@@ -43,7 +43,8 @@ PRINTED: dict[str, list[list[str]]] = {
         [r"ADDED \S+/\S+\n", rf"missed: {_EVENT}\n"],
         [r"ADDED \S+/\S+\n", r"the state is complete\n"],
         [r"\d+ pods at version \d+\n", r"team-0/web-0-\S+ \w+\n", rf"since then: {_EVENT}\n"],
-        # Handlers print meanwhile, so another line may come before the end of this one.
+        # Handlers print meanwhile, and `print` writes each argument and the end of the line by
+        # itself. So only what one string has is surely in one piece.
         [r"new: \S+/\S+\n", r"\d+ pods on node-1", r"changed: \S+/\S+"],
         [r"\d+ pods\n"],
         [r"\S+/\S+ \{'status': \{'phase': '\w+'\}\}\n"],
