@@ -12,8 +12,9 @@ use serde_json::{Value, json};
 
 use crate::harness::{
     Test,
-    apiserver::{ApiServer, Options},
+    apiserver::{ApiServer, NOBODY, Options, READER},
     assets,
+    kubefan::Kubefan,
     objects::version_of,
     servers::{Servers, is_cached},
     tests, wait,
@@ -22,7 +23,8 @@ use crate::harness::{
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: shards_divide_a_collection_in_every_form, each_event_is_in_one_shard,
         a_shard_that_the_cache_cannot_answer_is_refused, without_the_gate_the_apiserver_decides_about_shards,
-        managed_fields_are_dropped_in_every_form, a_drop_that_the_cache_cannot_answer_is_refused;
+        managed_fields_are_dropped_in_every_form, a_drop_that_the_cache_cannot_answer_is_refused,
+        no_caller_reads_more_through_a_gate, a_gate_reads_no_further_than_the_caches;
     full: shards_are_those_of_an_apiserver_that_has_them;
 };
 
@@ -308,6 +310,68 @@ async fn a_drop_that_the_cache_cannot_answer_is_refused() {
     let written =
         servers.through(Method::POST, &path).header("accept", drop).header("content-type", JSON).body(body.to_string());
     assert_eq!(answer(written).await.status, StatusCode::CREATED);
+}
+
+async fn no_caller_reads_more_through_a_gate() {
+    let api = ApiServer::shared().await;
+    let path = configmaps(&api, 4).await;
+    let namespace = path.split('/').nth(4).unwrap().to_owned();
+    for arguments in [
+        ["create", "role", "see", "--verb=get,list,watch", "--resource=configmaps"],
+        ["create", "rolebinding", "see", "--role=see", &format!("--user={READER}")],
+    ] {
+        api.kubectl(&[&arguments[..], &["-n", &namespace]].concat()).await;
+    }
+    let (cert, key) = api.server_certificate();
+    let tls = ["--tls-cert-file", cert.to_str().unwrap(), "--tls-private-key-file", key.to_str().unwrap()];
+    let reviewed = ["--resource=configmaps", "--authorization-mode=Webhook", GATES];
+    let kubefan = Kubefan::start(&api, &[&reviewed[..], &tls].concat()).await;
+    let selector = encoded(&shard("uid", BOUNDS[0], BOUNDS[3]));
+    let everywhere = "/api/v1/configmaps".to_owned();
+    let reads = |path: &str| {
+        let (json, drop) = (JSON.to_owned(), format!("{JSON}{DROP}"));
+        [
+            (format!("{path}?shardSelector={selector}"), json.clone()),
+            (format!("{path}?watch=1&timeoutSeconds=1&shardSelector={selector}"), json),
+            (path.to_owned(), drop.clone()),
+            (format!("{path}?watch=1&timeoutSeconds=1"), drop),
+        ]
+    };
+    for (user, path, expected) in [
+        (READER, &path, StatusCode::OK),
+        (READER, &everywhere, StatusCode::FORBIDDEN),
+        (NOBODY, &path, StatusCode::FORBIDDEN),
+        (NOBODY, &format!("{path}/c001"), StatusCode::FORBIDDEN),
+    ] {
+        for (path, accept) in reads(path) {
+            let url = format!("https://{}{path}", kubefan.grpc_addr);
+            let read = answer(api.client_as(user).get(url).header("accept", &accept)).await;
+            assert_eq!(read.status, expected, "{user} {path} {accept}: {}", read.text());
+            assert!(expected.is_success() || !read.text().contains("managedFields"), "{}", read.text());
+        }
+    }
+}
+
+async fn a_gate_reads_no_further_than_the_caches() {
+    let api = ApiServer::shared().await;
+    let (path, other) = (configmaps(&api, 4).await, configmaps(&api, 4).await);
+    let namespace = path.split('/').nth(4).unwrap();
+    let cached = ["--resource=configmaps", "--namespace", namespace, "--on-demand=false", GATES];
+    let servers = Servers::start(api, &cached).await;
+    let selector = encoded(&shard("uid", BOUNDS[0], BOUNDS[3]));
+    let drop = format!("{JSON}{DROP}");
+    let whole = servers.get(&format!("{path}?shardSelector={selector}"), JSON).await;
+    assert!(whole.is_cached && whole.names().len() >= 4, "{}", whole.text());
+    let dropped = servers.get(&path, &drop).await;
+    assert!(dropped.is_cached && !dropped.text().contains("managedFields"), "{}", dropped.text());
+    for outside in [&other, "/api/v1/configmaps"] {
+        for watch in ["", "&watch=1"] {
+            let path = format!("{outside}?limit=0{watch}");
+            servers.get(&format!("{path}&shardSelector={selector}"), JSON).await.refused_because(&path);
+            servers.get(&path, &drop).await.refused_because(&path);
+        }
+        assert_eq!(servers.get(outside, JSON).await.status, StatusCode::OK, "without the gate's parameter");
+    }
 }
 
 /// Compares lists and watches of shards with an apiserver of a release that has them.
