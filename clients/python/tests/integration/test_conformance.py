@@ -286,7 +286,9 @@ def test_a_gap_and_a_catch_up_take_effect_as_units(kind: str, private_api: ApiSe
             behind = items.resume_version
             for number in range(12):
                 api.patch(space, "b", {"data": {"key": str(number)}})
-            items.until(lambda seen: len(names(seen)) == 16, "the changes")
+                # One by one, so that the streams do not fall behind a ring of four events.
+                arrived = len(unit) + 3 + number
+                items.until(lambda seen, arrived=arrived: len(names(seen)) == arrived, "a change")
             with Recorder(
                 kind,
                 server.address,
