@@ -10,8 +10,8 @@
 use std::{collections::BTreeMap, env, error::Error, pin::Pin, sync::Arc, time::Duration};
 
 use kubefan_client::{
-    Client, ClientOptions, Encoding, FakeListWatch, HandlerFuncs, ListWatch, Object, OnExpired, Parts, Projection,
-    SharedInformer, Target, WatchItem, WatchOptions, WorkQueue, http,
+    Client, ClientOptions, Encoding, FakeListWatch, HandlerFuncs, IN_CLUSTER_ADDRESS, ListWatch, Object, OnExpired,
+    Parts, Projection, SharedInformer, Target, WatchItem, WatchOptions, WorkQueue, http,
 };
 
 type Outcome = Result<(), Box<dyn Error>>;

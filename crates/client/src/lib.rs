@@ -104,8 +104,8 @@ pub use error::{ApiStatus, ApiStatusCause, ClientError, ServerStatus};
 pub use fake::{FakeListWatch, FakeRequest};
 pub use fallback::{Fallback, PacedOptions, WithFallback};
 pub use grpc::{
-    Client, ClientCertificate, ClientOptions, GrpcListWatch, ObjectList, OnExpired, OnLag, Parts, Projection,
-    ReadOptions, Resolve, WatchItem, WatchOptions, WatchStream,
+    Client, ClientCertificate, ClientOptions, GrpcListWatch, IN_CLUSTER_ADDRESS, ObjectList, OnExpired, OnLag, Parts,
+    Projection, ReadOptions, Resolve, WatchItem, WatchOptions, WatchStream,
 };
 pub use informer::{
     Backlog, EventHandler, FilteredHandler, HandlerCall, HandlerEnd, HandlerFuncs, HandlerOptions, InformerBuilder,

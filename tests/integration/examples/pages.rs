@@ -49,6 +49,7 @@ const PAGES: &[(&str, &[Tried])] = &[
             Prints(&["web-0-"]),
             Prints(&["start over: version 1 belongs to another cluster"]),
             Compiled("it needs a server with a certificate"),
+            Compiled("it needs to be in a pod"),
             Prints(&["NotFound OBJECT_NOT_FOUND false"]),
         ],
     ),

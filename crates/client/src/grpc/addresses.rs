@@ -70,8 +70,8 @@ impl Connector {
 
     async fn connect(self, uri: Uri) -> io::Result<TokioIo<TcpStream>> {
         let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
-        let port = uri.port_u16().unwrap_or(if uri.scheme_str() == Some("https") { 443 } else { 80 });
-        let addresses = self.0.resolver.resolve(host, port).await?;
+        // The client accepts no address without a port.
+        let addresses = self.0.resolver.resolve(host, uri.port_u16().unwrap_or_default()).await?;
         let stream = first_of(self.in_order(addresses)).await?;
         stream.set_nodelay(true)?;
         *self.last() = stream.peer_addr().ok();

@@ -33,6 +33,14 @@ const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
 /// Large frames need fewer system calls on both sides.
 const FRAME_BYTES_MAX: u32 = 1 << 20;
 
+/// The address of kubefan in its own cluster, as the chart installs it. The name has an address
+/// for each replica.
+pub const IN_CLUSTER_ADDRESS: &str = "https://kubefan-headless.kubefan.svc:7443";
+/// Where a pod mounts `ca.crt` of the ConfigMap `kubefan-ca`.
+const IN_CLUSTER_CA_FILE: &str = "/etc/kubefan/ca.crt";
+/// Where a pod has the token of its service account. The kubelet renews it.
+const IN_CLUSTER_TOKEN_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
+
 /// A client certificate and its key, in PEM files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientCertificate {
@@ -87,6 +95,18 @@ impl Default for ClientOptions {
             keepalive_interval: Duration::from_secs(30),
             keepalive_timeout: Duration::from_secs(15),
             resolver: None,
+        }
+    }
+}
+
+impl ClientOptions {
+    /// The options of a pod, for [`IN_CLUSTER_ADDRESS`]: the token of its service account, and
+    /// kubefan's CA, which the pod mounts from the ConfigMap `kubefan-ca` as `/etc/kubefan/ca.crt`.
+    pub fn in_cluster() -> Self {
+        Self {
+            ca_file: Some(IN_CLUSTER_CA_FILE.into()),
+            token_file: Some(IN_CLUSTER_TOKEN_FILE.into()),
+            ..Self::default()
         }
     }
 }
@@ -357,13 +377,10 @@ async fn endpoint(address: &str, options: &ClientOptions) -> Result<Endpoint, Cl
                 .to_owned(),
         )
     })?;
-    // Without this check an unreadable port would mean the scheme's default port, where another
-    // server may listen.
-    if let Some(authority) = endpoint.uri().authority()
-        && authority.port().is_none()
-        && authority.as_str().len() > authority.host().len()
-    {
-        return Err(wrong("the part after the host is not a port; write it like 127.0.0.1:7443".to_owned()));
+    // No default port: kubefan has none of its own, and at the scheme's another server may listen.
+    if !is_unix(address) && endpoint.uri().port_u16().is_none() {
+        let host = endpoint.uri().host().unwrap_or_default();
+        return Err(wrong(format!("the address has no port, or one that is not a number; write it like {host}:7443")));
     }
     let mut endpoint = endpoint
         .user_agent(concat!("kubefan/", env!("CARGO_PKG_VERSION")))
@@ -436,9 +453,9 @@ mod tests {
     async fn the_error_names_an_invalid_address_and_an_unreachable_server() {
         let error = Client::connect("a b:c", &ClientOptions::default()).await.unwrap_err();
         assert!(error.to_string().starts_with("\"a b:c\": not an address of kubefan"), "{error}");
-        for address in ["localhost:notaport", "https://h:99999", "dns:h:x"] {
+        for address in ["localhost", "https://h", "dns:h", "localhost:notaport", "https://h:99999", "dns:h:x"] {
             let error = Client::connect_lazy(address, &ClientOptions::default()).await.unwrap_err();
-            assert!(error.to_string().contains("is not a port"), "{error}");
+            assert!(error.to_string().contains("has no port"), "{error}");
         }
         // Bound but not listening: no other process can take the port meanwhile.
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
