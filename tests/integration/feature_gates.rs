@@ -84,6 +84,27 @@ async fn answer(request: reqwest::RequestBuilder) -> Answer {
     Answer { status, is_cached, body: response.bytes().await.unwrap() }
 }
 
+/// Waits until the caches of these media types answer. The first request starts a cache, and waits
+/// only a moment for it.
+async fn start_caches(servers: &Servers, path: &str, media: &[&str]) {
+    for accept in media {
+        wait::until(accept, wait::SOON, || async {
+            servers.get(&format!("{path}?resourceVersion=0"), accept).await.is_cached.then_some(())
+        })
+        .await;
+    }
+}
+
+/// Waits until the cache has what the apiserver has, so that a short watch has it too.
+async fn catch_up(servers: &Servers, path: &str) {
+    let present = servers.direct(path, JSON).await.json();
+    wait::until("the cache to have the last write", wait::SOON, || async {
+        let cached = servers.get(&format!("{path}?resourceVersion=0"), JSON).await;
+        (cached.json()["items"] == present["items"]).then_some(())
+    })
+    .await;
+}
+
 fn shard(field: &str, start: &str, end: &str) -> String {
     format!("shardRange(object.metadata.{field}, '{start}', '{end}')")
 }
@@ -105,6 +126,7 @@ async fn shards_divide_a_collection_in_every_form() {
     let api = ApiServer::shared().await;
     let path = configmaps(&api, 40).await;
     let servers = Servers::start(api, &["--resource=configmaps", "--cache-tables", GATES]).await;
+    start_caches(&servers, &path, &[TABLE, PROTOBUF]).await;
     let all = servers.get(&path, JSON).await.names();
     for field in ["uid", "namespace"] {
         for accept in [JSON, PARTIAL_LIST, TABLE] {
@@ -158,6 +180,7 @@ async fn each_event_is_in_one_shard() {
             servers.api.create(&path, &json!({ "metadata": { "name": format!("c{number:03}") } })).await;
         }
     }
+    catch_up(&servers, &path).await;
     let whole = servers.get(&format!("{path}?watch=1&resourceVersion={from}&timeoutSeconds=2"), JSON).await;
     let expected = events(&whole);
     assert_eq!(expected.len(), 12 + 2 * 4);
@@ -247,6 +270,7 @@ async fn managed_fields_are_dropped_in_every_form() {
     let api = ApiServer::shared().await;
     let path = configmaps(&api, 5).await;
     let servers = Servers::start(api, &["--resource=configmaps", GATES]).await;
+    start_caches(&servers, &path, &[PROTOBUF]).await;
     let drop = |accept: &str| format!("{accept}{DROP}");
     let own = format!("{path}/c001");
 
@@ -265,6 +289,7 @@ async fn managed_fields_are_dropped_in_every_form() {
     let from = version_of(&servers.get(&path, JSON).await.json());
     servers.api.patch(&own, &json!({ "data": { "k": "new" } })).await;
     servers.api.delete(&format!("{path}/c002")).await;
+    catch_up(&servers, &path).await;
     for (accept, start) in [(JSON, format!("&resourceVersion={from}")), (PARTIAL, String::new())] {
         let watch = format!("{path}?watch=1&timeoutSeconds=2{start}");
         let ours = servers.get(&watch, &drop(accept)).await.text();

@@ -403,7 +403,8 @@ async fn a_start_waits_for_the_apiserver_and_an_outage_later_changes_nothing() {
 }
 
 async fn a_ca_is_rotated_under_streams_and_every_client_connects_at_every_moment() {
-    /// The overlap is 5 s. Clients of this test hold a CA for up to 4 s.
+    const OVERLAP: Duration = Duration::from_secs(5);
+    /// Clients of this test hold a CA for up to this long.
     const HELD: Duration = Duration::from_secs(4);
     let api = ApiServer::shared().await;
     let install = Install::new(&api).await;
@@ -425,7 +426,9 @@ async fn a_ca_is_rotated_under_streams_and_every_client_connects_at_every_moment
         held.retain(|(at, _)| at.elapsed() < HELD);
         for kubefan in &replicas {
             let connected = connect(kubefan.grpc_addr, &held[0].1, &install.host()).await;
-            assert!(connected.is_ok(), "with a CA of {:?} ago: {connected:?}\n{}", held[0].0.elapsed(), logs());
+            let age = held[0].0.elapsed();
+            // A connection may take so long that the overlap ends meanwhile.
+            assert!(connected.is_ok() || age >= OVERLAP, "with a CA of {age:?} ago: {connected:?}\n{}", logs());
             connections += 1;
         }
         tokio::time::sleep(Duration::from_millis(50)).await;

@@ -23,6 +23,7 @@ use crate::harness::{
     apiserver::{ApiServer, Options},
     is_full_scale,
     kubefan::Kubefan,
+    process::free_port,
     rbac::{ServiceAccount, grant},
     tests, wait,
 };
@@ -236,11 +237,12 @@ async fn a_fleet_of_daemonsets_returns_after_restarts_and_through_an_outage() {
         assert_eq!(count, [all, rights_max], "{what}");
     }
 
-    let kubefan = fleet.kubefan(&kubeconfig, "127.0.0.1:0", &[]).await;
+    let listen = format!("127.0.0.1:{}", free_port());
+    let kubefan = fleet.kubefan(&kubeconfig, &listen, &[]).await;
     kubefan.ready().await;
     let addr = kubefan.grpc_addr;
     drop((fleet.go_live(addr).await, kubefan));
-    let kubefan = fleet.kubefan(&kubeconfig, &addr.to_string(), &[]).await;
+    let kubefan = fleet.kubefan(&kubeconfig, &listen, &[]).await;
     let live = fleet.go_live(addr).await;
     print("after kubefan's restart", &live, reviews(&kubefan).await);
     drop(live);
@@ -252,7 +254,7 @@ async fn a_fleet_of_daemonsets_returns_after_restarts_and_through_an_outage() {
     assert_eq!((live.refused, reviews(&kubefan).await), (0, before), "known agents are served");
     drop((live, kubefan));
 
-    let kubefan = fleet.kubefan(&kubeconfig, &addr.to_string(), &[]).await;
+    let kubefan = fleet.kubefan(&kubeconfig, &listen, &[]).await;
     assert_eq!(fleet.served_at_once(addr).await, 0, "no agent is known");
     let (live, ()) = tokio::join!(fleet.go_live(addr), fleet.api.restart());
     print("restarted while the apiserver is down, from its restart on", &live, reviews(&kubefan).await);

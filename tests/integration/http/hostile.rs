@@ -24,7 +24,7 @@ pub(crate) const TESTS: &[Test] = tests! {
 /// tested here.
 const ANSWER_AT_MOST: Duration = Duration::from_secs(20);
 /// After an answer, this much silence means that nothing more will come.
-const SILENCE: Duration = Duration::from_millis(400);
+const SILENCE: Duration = Duration::from_secs(1);
 /// Number of concurrent connections.
 const CONCURRENCY: usize = 8;
 const LIST: &str = "/api/v1/pods?resourceVersion=0";

@@ -5,6 +5,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
+    sync::{Mutex, PoisonError},
 };
 
 use super::script;
@@ -82,6 +83,8 @@ fn python(environment: &str, requirements: &Path, module: &str) -> Result<Comman
 
 /// Compiles a copy of the client: its packages do not belong into the source tree.
 fn typescript(program: &str, flags: &[&str]) -> Result<Command, String> {
+    static COMPILING: Mutex<()> = Mutex::new(());
+    let _alone = COMPILING.lock().unwrap_or_else(PoisonError::into_inner);
     installed("npm", &["--version"])?;
     let dir = assets::target_dir().join("test-assets/languages-typescript");
     let client = Path::new(ROOT).join("clients/typescript");
