@@ -104,7 +104,7 @@ async fn every_block_in_rust_runs_or_has_its_reason() {
 async fn demo(dir: &Path) -> (Process, SocketAddr) {
     let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
     let mut command = Command::new(env!("CARGO_BIN_EXE_kubefan"));
-    command.args(["demo", "--duration=0", "--objects=100", "--subscribers=1", "--rate=20"]);
+    command.args(["demo", "--duration=0", "--objects=1000", "--subscribers=1", "--rate=20"]);
     command.args([format!("--listen={address}"), "--admin-listen=127.0.0.1:0".to_owned()]);
     let mut demo = Process::spawn("kubefan demo", &mut command, &dir.join("demo"));
     let serves = wait::try_until(wait::SOON, || {
