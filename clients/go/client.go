@@ -61,18 +61,20 @@ type ReadOptions struct {
 	Encoding Encoding
 }
 
-// Connect connects to host:port, http://…, https://…, dns:host:port or unix:/path. It fails if there
-// is no connection within ConnectTimeout. Call Close at the end.
+// Connect connects to host:port, http://host:port, https://host:port, dns:host:port or unix:/path. It
+// fails with an *Error if a file of the options cannot be read, or if there is no connection within
+// ConnectTimeout. Call Close at the end.
 func Connect(ctx context.Context, address string, options Options) (*Client, error) {
 	client, err := ConnectLazy(address, options)
 	if err != nil {
 		return nil, err
 	}
-	err = client.reach(ctx)
-	if err == nil {
-		_, err = client.token.value()
+	// A token file that cannot be read is a mistake of the caller, which no server has to answer for.
+	if _, err := client.token.value(); err != nil {
+		_ = client.Close()
+		return nil, &Error{Address: address, Code: codes.InvalidArgument, Message: err.Error()}
 	}
-	if err != nil {
+	if err := client.reach(ctx); err != nil {
 		_ = client.Close()
 		return nil, err
 	}
