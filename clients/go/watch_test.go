@@ -115,7 +115,7 @@ func TestAnErrorThatNoRetryMendsEndsTheWatch(t *testing.T) {
 	server := scripted.Start(t, scripted.Answer{Err: scripted.Refusal(codes.PermissionDenied, "FORBIDDEN", "no")})
 	watch := started(t, server, WatchOptions{})
 	var failure *Error
-	if _, err := watch.Next(); !errors.As(err, &failure) || failure.Reason != "FORBIDDEN" || failure.IsTemporary() {
+	if _, err := watch.Next(); !errors.As(err, &failure) || failure.Reason != "FORBIDDEN" || failure.IsRetryable() {
 		t.Fatal(err)
 	}
 }
@@ -180,7 +180,7 @@ func TestConnectSaysWhyThereIsNoConnection(t *testing.T) {
 	leaks(t)
 	_, err := Connect(t.Context(), "127.0.0.1:1", Options{})
 	var failure *Error
-	if !errors.As(err, &failure) || failure.Code != codes.Unavailable || !failure.IsTemporary() {
+	if !errors.As(err, &failure) || failure.Code != codes.Unavailable || !failure.IsRetryable() {
 		t.Fatal(err)
 	}
 }
@@ -202,7 +202,7 @@ func TestAPortThatDoesNotServeGRPCIsRecognizedAndNotAskedAgain(t *testing.T) {
 	_, watchErr := watch.Next()
 	for _, err := range []error{listErr, watchErr} {
 		var failure *Error
-		if !errors.As(err, &failure) || failure.Code != codes.Internal || failure.IsTemporary() ||
+		if !errors.As(err, &failure) || failure.Code != codes.Internal || failure.IsRetryable() ||
 			!strings.Contains(err.Error(), "is it kubefan's admin port?") {
 			t.Error(err)
 		}
