@@ -48,7 +48,8 @@ func TestATokenOrACertificateIsNeverSentInTheClear(t *testing.T) {
 		}
 	}
 	for address, options := range map[string]Options{
-		"https://h:1": {Token: "secret"}, "unix:/k.sock": {Token: "secret"}, "https://h:2": InCluster(""),
+		"https://h:1": {Token: "secret"}, "unix:/k.sock": {Token: "secret"},
+		"https://h:2": {TokenFile: ServiceAccountTokenFile},
 	} {
 		client, err := ConnectLazy(address, options)
 		if err != nil {
@@ -56,6 +57,23 @@ func TestATokenOrACertificateIsNeverSentInTheClear(t *testing.T) {
 			continue
 		}
 		_ = client.Close()
+	}
+}
+
+func TestAPodHasAnAddressATokenAndACAByDefault(t *testing.T) {
+	if where, err := parseAddress(InClusterAddress); err != nil || !where.tls {
+		t.Error(where, err)
+	}
+	for given, file := range map[string]string{"": "/etc/kubefan/ca.crt", "/other/ca.crt": "/other/ca.crt"} {
+		options := InCluster(given)
+		if options.CAFile != file || options.TokenFile != "/var/run/secrets/kubernetes.io/serviceaccount/token" {
+			t.Error(given, options)
+		}
+	}
+	// The CAs of the system do not take the place of a CA that is not mounted.
+	missing := filepath.Join(t.TempDir(), "ca.crt")
+	if _, err := ConnectLazy(InClusterAddress, InCluster(missing)); err == nil || !strings.Contains(err.Error(), missing) {
+		t.Error(err)
 	}
 }
 
