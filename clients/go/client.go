@@ -149,6 +149,9 @@ func (c *Client) List(ctx context.Context, target Target, options ReadOptions) (
 func (c *Client) ListChunks(
 	ctx context.Context, target Target, options ReadOptions, each func(*api.ListResponse) error,
 ) error {
+	if err := options.Projection.check(c.address); err != nil {
+		return err
+	}
 	request := &api.ListRequest{
 		Target: target.message(), ResourceVersion: options.ResourceVersion, Projection: options.Projection.message(false),
 		Encoding: options.Encoding.message(),
@@ -182,6 +185,9 @@ func (c *Client) ListChunks(
 // Get returns one object. Target.Name is required, and so is Target.Namespace for namespaced
 // resources.
 func (c *Client) Get(ctx context.Context, target Target, options ReadOptions) (*api.GetResponse, error) {
+	if err := options.Projection.check(c.address); err != nil {
+		return nil, err
+	}
 	request := &api.GetRequest{
 		Target: target.message(), ResourceVersion: options.ResourceVersion, Projection: options.Projection.message(false),
 		Encoding: options.Encoding.message(),

@@ -200,6 +200,9 @@ func (w *WatchStream) reopen() (item WatchItem, done bool, err error) {
 
 // open makes one attempt, or two if the token file has a newer token than the one refused.
 func (w *WatchStream) open() error {
+	if err := w.options.check(w.client.address); err != nil {
+		return err
+	}
 	for attempt := 0; ; attempt++ {
 		ctx, sent, err := w.client.authorize(w.ctx)
 		if err != nil {

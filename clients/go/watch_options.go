@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	api "kubefan.dev/clients/go/kubefanv1alpha1"
 )
 
@@ -38,8 +39,20 @@ type WatchOptions struct {
 	OnExpired OnExpired
 	// OnLag is what to do if the stream has fallen behind the events that the server retains.
 	OnLag OnLag
+	// Fallback is what to do while kubefan cannot be reached. FallbackNever, the default, is the only
+	// value.
+	Fallback Fallback
 	// Backoff is the delays between retries.
 	Backoff BackoffOptions
+}
+
+// check refuses what no watch can mean.
+func (o WatchOptions) check(address string) error {
+	if o.Fallback != FallbackNever {
+		message := fmt.Sprintf("WatchOptions.Fallback is %d: the only value is FallbackNever", o.Fallback)
+		return &Error{Address: address, Code: codes.InvalidArgument, Message: message}
+	}
+	return o.Projection.check(address)
 }
 
 // ItemKind is the kind of a WatchItem.

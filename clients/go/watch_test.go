@@ -120,6 +120,48 @@ func TestAnErrorThatNoRetryMendsEndsTheWatch(t *testing.T) {
 	}
 }
 
+func TestOptionsThatMeanNothingAreRefusedBeforeARequest(t *testing.T) {
+	leaks(t)
+	server := scripted.Start(t)
+	client, err := Connect(t.Context(), server.Address, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = client.Close() }()
+	refused := func(err error, field, word string) {
+		t.Helper()
+		var failure *Error
+		if !errors.As(err, &failure) || failure.Code != codes.InvalidArgument || failure.IsRetryable() ||
+			failure.Field != field || !strings.Contains(failure.Message, word) {
+			t.Error(err)
+		}
+	}
+	pods := Target{Resource: "pods"}
+	watched := func(options WatchOptions) error {
+		watch := client.Watch(t.Context(), pods, options)
+		defer watch.Close()
+		_, err := watch.Next()
+		if _, after := watch.Next(); !errors.Is(after, io.EOF) {
+			t.Error(after)
+		}
+		return err
+	}
+	refused(watched(WatchOptions{Fallback: FallbackNever + 1}), "", "FallbackNever")
+	for word, wrong := range map[string]Projection{
+		"leave Fields nil": {Fields: []string{}},
+		"either":           {Fields: []string{"status"}, MetadataOnly: true},
+	} {
+		refused(watched(WatchOptions{Projection: wrong}), "projection.paths", word)
+		_, err := client.List(t.Context(), pods, ReadOptions{Projection: wrong})
+		refused(err, "projection.paths", word)
+		_, err = client.Get(t.Context(), pods, ReadOptions{Projection: wrong})
+		refused(err, "projection.paths", word)
+	}
+	if requests := server.Requests(); len(requests) != 0 {
+		t.Error(requests)
+	}
+}
+
 func TestAWatchEndsAtItsTimeout(t *testing.T) {
 	leaks(t)
 	server := scripted.Start(t, scripted.Answer{Messages: scripted.Snapshot(1), End: true})
