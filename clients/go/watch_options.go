@@ -2,6 +2,7 @@ package kubefan
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -128,4 +129,28 @@ type WatchItem struct {
 	Err error
 	// RetryIn of an ItemDisconnected.
 	RetryIn time.Duration
+}
+
+// String is the item in a few words, for logs and for people: "ADDED team-0/pod-0", "SnapshotEnd:
+// 2 objects", "Disconnected: the reason; retry in 1.2s". It does not have the object. Its form may
+// change. The item beside an error is "no item".
+func (i WatchItem) String() string {
+	switch i.Kind {
+	case ItemEvent:
+		if i.Event == nil {
+			return "no item"
+		}
+		name := strings.TrimPrefix(i.Event.GetNamespace()+"/"+i.Event.GetName(), "/")
+		return strings.TrimPrefix(i.Event.GetType().String(), "EVENT_TYPE_") + " " + name
+	case ItemSnapshotEnd:
+		return fmt.Sprintf("%s: %d objects", i.Kind, i.ObjectCount)
+	case ItemGapBegin:
+		return fmt.Sprintf("%s: %s", i.Kind, i.Reason)
+	case ItemDisconnected:
+		return fmt.Sprintf("%s: %v; retry in %s", i.Kind, i.Err, i.RetryIn.Round(time.Millisecond))
+	case ItemRestarted:
+		return fmt.Sprintf("%s: %v", i.Kind, i.Err)
+	default:
+		return i.Kind.String()
+	}
 }

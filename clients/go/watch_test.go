@@ -3,6 +3,7 @@ package kubefan
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -73,6 +74,28 @@ func TestAWatchResumesFromTheLastResumeVersionAndItsCluster(t *testing.T) {
 	second := server.Requests()[1]
 	if second.ResourceVersion != "12" || second.Cluster != "c" || watch.ResumeVersion() != "13" {
 		t.Fatal(second, watch.ResumeVersion())
+	}
+}
+
+func TestAnItemIsPrintedInAFewWords(t *testing.T) {
+	event := scripted.Event("M", "x", 12).GetEvent()
+	cluster := &api.Event{Type: api.EventType_EVENT_TYPE_DELETED, Name: "node-1"}
+	items := map[string]WatchItem{
+		"MODIFIED a/x":           {Event: event},
+		"DELETED node-1":         {Event: cluster},
+		"no item":                {},
+		"SnapshotBegin":          {Kind: ItemSnapshotBegin},
+		"SnapshotEnd: 2 objects": {Kind: ItemSnapshotEnd, ObjectCount: 2},
+		"GapBegin: expired":      {Kind: ItemGapBegin, Reason: "expired"},
+		"Restarted: the end":     {Kind: ItemRestarted, Err: errors.New("the end")},
+		"Disconnected: the end; retry in 1.2s": {
+			Kind: ItemDisconnected, Err: errors.New("the end"), RetryIn: 1200 * time.Millisecond,
+		},
+	}
+	for want, item := range items {
+		if got := fmt.Sprint(item); got != want {
+			t.Errorf("%q, not %q", got, want)
+		}
 	}
 }
 
