@@ -198,6 +198,31 @@ func TestEveryProgramOfEveryPageIsTestedAndFormatted(t *testing.T) {
 	}
 }
 
+func TestThePagesNameTheVersionsThatGoModHas(t *testing.T) {
+	required, err := os.ReadFile("../go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The row of a page, and the line of go.mod.
+	rows := map[string]string{
+		"| Go |": `(?m)^go (1\.\d+)`, "| client-go, for `informers` |": `k8s\.io/client-go v((0\.\d+)\.\d+)\n`,
+		"| controller-runtime, for `ctrlcache` |": `controller-runtime v((0\.\d+)\.\d+)\n`,
+	}
+	for _, page := range []string{readme, guide} {
+		text, err := os.ReadFile(filepath.Join(repository, page))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for row, line := range rows {
+			found := regexp.MustCompile(line).FindSubmatch(required)
+			want := fmt.Sprintf("%s %s or later; tested with %s", row, found[len(found)-1], found[1])
+			if !bytes.Contains(text, []byte(want)) {
+				t.Errorf("%s does not have %q", page, want)
+			}
+		}
+	}
+}
+
 // The programs of the pages print what they should. Only the paths and the addresses are those of
 // the test.
 func TestTheProgramsOfThePagesRun(t *testing.T) {
