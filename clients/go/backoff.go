@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// BackoffOptions are the delays between retries. The defaults are those of client-go's reflector.
+// BackoffOptions are the delays between retries. 0 means the default, which is that of client-go's
+// reflector.
 type BackoffOptions struct {
 	// Initial is the first delay, before jitter. Default: 800 ms.
 	Initial time.Duration
@@ -14,7 +15,8 @@ type BackoffOptions struct {
 	// Factor is the factor between two delays. Default: 2.
 	Factor float64
 	// Jitter is the largest jitter, as a fraction of the delay. Default: 1, so that a delay of 30 s
-	// becomes 30 s to 60 s. Without it, all clients of a failed server would return at one moment.
+	// becomes 30 s to 60 s. Without it, all clients of a failed server would return at one moment: 0
+	// means the default here too, and a test that needs equal delays sets a fraction such as 1e-9.
 	Jitter float64
 	// ResetAfter: a failure this long after the end of the previous delay starts again with Initial.
 	// Default: 2 minutes.

@@ -61,18 +61,20 @@ type ReadOptions struct {
 	Encoding Encoding
 }
 
-// Connect connects to host:port, http://…, https://…, dns:host:port or unix:/path. It fails if there
-// is no connection within ConnectTimeout. Call Close at the end.
+// Connect connects to host:port, http://host:port, https://host:port, dns:host:port or unix:/path. It
+// fails with an *Error if a file of the options cannot be read, or if there is no connection within
+// ConnectTimeout. Call Close at the end.
 func Connect(ctx context.Context, address string, options Options) (*Client, error) {
 	client, err := ConnectLazy(address, options)
 	if err != nil {
 		return nil, err
 	}
-	err = client.reach(ctx)
-	if err == nil {
-		_, err = client.token.value()
+	// A token file that cannot be read is a mistake of the caller, which no server has to answer for.
+	if _, err := client.token.value(); err != nil {
+		_ = client.Close()
+		return nil, &Error{Address: address, Code: codes.InvalidArgument, Message: err.Error()}
 	}
-	if err != nil {
+	if err := client.reach(ctx); err != nil {
 		_ = client.Close()
 		return nil, err
 	}
@@ -147,6 +149,9 @@ func (c *Client) List(ctx context.Context, target Target, options ReadOptions) (
 func (c *Client) ListChunks(
 	ctx context.Context, target Target, options ReadOptions, each func(*api.ListResponse) error,
 ) error {
+	if err := options.Projection.check(c.address); err != nil {
+		return err
+	}
 	request := &api.ListRequest{
 		Target: target.message(), ResourceVersion: options.ResourceVersion, Projection: options.Projection.message(false),
 		Encoding: options.Encoding.message(),
@@ -180,6 +185,9 @@ func (c *Client) ListChunks(
 // Get returns one object. Target.Name is required, and so is Target.Namespace for namespaced
 // resources.
 func (c *Client) Get(ctx context.Context, target Target, options ReadOptions) (*api.GetResponse, error) {
+	if err := options.Projection.check(c.address); err != nil {
+		return nil, err
+	}
 	request := &api.GetRequest{
 		Target: target.message(), ResourceVersion: options.ResourceVersion, Projection: options.Projection.message(false),
 		Encoding: options.Encoding.message(),

@@ -66,14 +66,14 @@ func (e *Error) Error() string {
 // IsExpired tells whether history cannot resume from the requested version.
 func (e *Error) IsExpired() bool { return e.Code == codes.OutOfRange && e.Reason != "" }
 
-// IsTemporary tells whether the same call may succeed later.
-func (e *Error) IsTemporary() bool {
+// IsRetryable tells whether the same call may succeed later.
+func (e *Error) IsRetryable() bool {
 	// Broken streams and proxies in between surface as Unknown, Internal or Canceled.
-	temporary := []codes.Code{
+	retryable := []codes.Code{
 		codes.Unavailable, codes.Unknown, codes.Internal, codes.Canceled, codes.Aborted, codes.DeadlineExceeded,
 		codes.DataLoss,
 	}
-	return !e.isProtocol && (e.HasRetryAfter || slices.Contains(temporary, e.Code))
+	return !e.isProtocol && (e.HasRetryAfter || slices.Contains(retryable, e.Code))
 }
 
 // IsExpired tells whether err says that history cannot resume from the requested version.
@@ -82,10 +82,10 @@ func IsExpired(err error) bool {
 	return errors.As(err, &it) && it.IsExpired()
 }
 
-// IsTemporary tells whether err says that the same call may succeed later.
-func IsTemporary(err error) bool {
+// IsRetryable tells whether err says that the same call may succeed later.
+func IsRetryable(err error) bool {
 	var it *Error
-	return errors.As(err, &it) && it.IsTemporary()
+	return errors.As(err, &it) && it.IsRetryable()
 }
 
 // errorOf converts the error of a call. Errors of this package stay as they are.

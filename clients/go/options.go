@@ -6,8 +6,16 @@ import (
 	"google.golang.org/grpc"
 )
 
-// ServiceAccountTokenFile is the token that Kubernetes mounts into a pod.
-const ServiceAccountTokenFile = "/var/run/secrets/kubernetes.io/serviceaccount/token"
+// What a pod of the cluster connects with.
+const (
+	// InClusterAddress is kubefan's Service for gRPC clients, as docs/install.md makes it: the name has
+	// an address for each replica, and the client chooses.
+	InClusterAddress = "https://kubefan-headless.kubefan.svc:7443"
+	// InClusterCAFile is where a pod mounts ca.crt of the ConfigMap "kubefan-ca".
+	InClusterCAFile = "/etc/kubefan/ca.crt"
+	// ServiceAccountTokenFile is the token that Kubernetes mounts into a pod. The kubelet renews it.
+	ServiceAccountTokenFile = "/var/run/secrets/kubernetes.io/serviceaccount/token"
+)
 
 const (
 	defaultConnectTimeout    = 10 * time.Second
@@ -49,9 +57,13 @@ type Options struct {
 	DialOptions []grpc.DialOption
 }
 
-// InCluster returns the options of a program in a pod: the token of its service account, and the CA
-// in caFile, usually the mounted ConfigMap "kubefan-ca".
+// InCluster returns the options of a program in a pod, for InClusterAddress: the token of its service
+// account, and the CA in caFile. Empty means InClusterCAFile, never the CAs of the system: for those,
+// set only Options.TokenFile, to ServiceAccountTokenFile.
 func InCluster(caFile string) Options {
+	if caFile == "" {
+		caFile = InClusterCAFile
+	}
 	return Options{CAFile: caFile, TokenFile: ServiceAccountTokenFile}
 }
 

@@ -1,11 +1,14 @@
 package kubefan
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc/codes"
 )
 
 func TestEveryDocumentedFormOfAddressIsAccepted(t *testing.T) {
@@ -16,7 +19,6 @@ func TestEveryDocumentedFormOfAddressIsAccepted(t *testing.T) {
 		"dns:///kubefan.svc:7443": "dns:///kubefan.svc:7443",
 		"http://h:1":              "dns:///h:1",
 		"https://h:1/":            "dns:///h:1",
-		"https://h":               "dns:///h:443",
 		"unix:/run/k.sock":        "unix:/run/k.sock",
 	}
 	for address, target := range targets {
@@ -25,7 +27,11 @@ func TestEveryDocumentedFormOfAddressIsAccepted(t *testing.T) {
 			t.Errorf("%s: %+v %v", address, got, err)
 		}
 	}
-	for _, wrong := range []string{"", "a b:c", "localhost:notaport", "https://h:99999", "dns:h:x", "h", "unix:", "ftp://h:1"} {
+	wrongs := []string{
+		"", "a b:c", "localhost:notaport", "https://h:99999", "dns:h:x", "h", "unix:", "ftp://h:1",
+		"https://h", "http://h", "https://h/", "https://[::1]", "h:", "https://h:", "h:0", "dns:h",
+	}
+	for _, wrong := range wrongs {
 		if got, err := parseAddress(wrong); err == nil {
 			t.Errorf("%q became %+v", wrong, got)
 		}
@@ -42,7 +48,8 @@ func TestATokenOrACertificateIsNeverSentInTheClear(t *testing.T) {
 		}
 	}
 	for address, options := range map[string]Options{
-		"https://h:1": {Token: "secret"}, "unix:/k.sock": {Token: "secret"}, "https://h:2": InCluster(""),
+		"https://h:1": {Token: "secret"}, "unix:/k.sock": {Token: "secret"},
+		"https://h:2": {TokenFile: ServiceAccountTokenFile},
 	} {
 		client, err := ConnectLazy(address, options)
 		if err != nil {
@@ -50,6 +57,32 @@ func TestATokenOrACertificateIsNeverSentInTheClear(t *testing.T) {
 			continue
 		}
 		_ = client.Close()
+	}
+}
+
+func TestAPodHasAnAddressATokenAndACAByDefault(t *testing.T) {
+	if where, err := parseAddress(InClusterAddress); err != nil || !where.tls {
+		t.Error(where, err)
+	}
+	for given, file := range map[string]string{"": "/etc/kubefan/ca.crt", "/other/ca.crt": "/other/ca.crt"} {
+		options := InCluster(given)
+		if options.CAFile != file || options.TokenFile != "/var/run/secrets/kubernetes.io/serviceaccount/token" {
+			t.Error(given, options)
+		}
+	}
+	// The CAs of the system do not take the place of a CA that is not mounted.
+	missing := filepath.Join(t.TempDir(), "ca.crt")
+	if _, err := ConnectLazy(InClusterAddress, InCluster(missing)); err == nil || !strings.Contains(err.Error(), missing) {
+		t.Error(err)
+	}
+}
+
+func TestATokenFileThatCannotBeReadIsTheErrorOfConnect(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "token")
+	_, err := Connect(t.Context(), "https://127.0.0.1:1", Options{TokenFile: missing})
+	var failure *Error
+	if !errors.As(err, &failure) || failure.Code != codes.InvalidArgument || !strings.Contains(err.Error(), missing) {
+		t.Fatal(err)
 	}
 }
 

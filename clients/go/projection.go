@@ -1,6 +1,9 @@
 package kubefan
 
-import api "kubefan.dev/clients/go/kubefanv1alpha1"
+import (
+	"google.golang.org/grpc/codes"
+	api "kubefan.dev/clients/go/kubefanv1alpha1"
+)
 
 // Target selects objects, like the path and the query of a Kubernetes list request.
 type Target struct {
@@ -31,12 +34,16 @@ func (t Target) message() *api.Target {
 //
 // If anything is left out, metadata.resourceVersion and metadata.managedFields are left out too. The
 // version is in the event.
+//
+// A request fails with InvalidArgument, and nothing is sent, if Fields is empty but not nil, or if both
+// Fields and MetadataOnly are set.
 type Projection struct {
-	// MetadataOnly sends a PartialObjectMetadata of meta.k8s.io/v1. Fields must be empty.
+	// MetadataOnly sends a PartialObjectMetadata of meta.k8s.io/v1. Fields must be nil.
 	MetadataOnly bool
 	// Fields sends only these fields, such as "spec.nodeName". A path through a list applies to each
 	// object in it: "spec.containers.image". A backslash makes a dot part of a name:
 	// `metadata.annotations.example\.com/name`. At most 64 paths, of at most 1,024 bytes and 32 names.
+	// nil sends all fields.
 	Fields []string
 	// DropManagedFields leaves metadata.managedFields out.
 	DropManagedFields bool
@@ -46,7 +53,23 @@ type Projection struct {
 
 // IsFull tells whether every byte of an object is sent.
 func (p Projection) IsFull() bool {
-	return !p.MetadataOnly && len(p.Fields) == 0 && !p.DropManagedFields && !p.DropLastApplied
+	return !p.MetadataOnly && p.Fields == nil && !p.DropManagedFields && !p.DropLastApplied
+}
+
+// check refuses what no request can mean. An empty list may come from a program that has no field to
+// ask for, and would otherwise receive everything.
+func (p Projection) check(address string) error {
+	wrong := &Error{Address: address, Code: codes.InvalidArgument, Field: "projection.paths"}
+	switch {
+	case p.Fields != nil && len(p.Fields) == 0:
+		wrong.Message = "Projection.Fields has no field: name at least one, or leave Fields nil for whole objects"
+	case p.Fields != nil && p.MetadataOnly:
+		wrong.Message = "a Projection has either Fields or MetadataOnly: for a part of the metadata, set only " +
+			"Fields, such as metadata.labels"
+	default:
+		return nil
+	}
+	return wrong
 }
 
 func (p Projection) message(onlyChanges bool) *api.Projection {
@@ -55,7 +78,7 @@ func (p Projection) message(onlyChanges bool) *api.Projection {
 	}
 	kind := api.ProjectionType_PROJECTION_TYPE_FULL
 	switch {
-	case len(p.Fields) > 0:
+	case p.Fields != nil:
 		kind = api.ProjectionType_PROJECTION_TYPE_FIELD_MASK
 	case p.MetadataOnly:
 		kind = api.ProjectionType_PROJECTION_TYPE_METADATA
@@ -118,4 +141,13 @@ const (
 	OnExpiredRestart OnExpired = iota
 	// OnExpiredFail ends the watch with the error.
 	OnExpiredFail
+)
+
+// Fallback is the action while kubefan cannot be reached.
+type Fallback int
+
+const (
+	// FallbackNever waits until kubefan is back. The apiserver gets no request: all clients of a cluster
+	// at the apiserver at once are the load that kubefan prevents.
+	FallbackNever Fallback = iota
 )

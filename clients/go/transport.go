@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"strconv"
 	"strings"
 
 	"google.golang.org/grpc/credentials"
@@ -26,7 +27,8 @@ type endpoint struct {
 var errAddress = errors.New("not an address of kubefan; write it like 127.0.0.1:7443, https://host:port, " +
 	"dns:host:port or unix:/path")
 
-// parseAddress reads host:port, http://…, https://…, dns:host:port and unix:/path.
+// parseAddress reads host:port, http://…, https://…, dns:host:port and unix:/path. A port is required:
+// the defaults of http and https are not those of kubefan's gRPC, so they would lead to another server.
 func parseAddress(address string) (endpoint, error) {
 	if path, found := strings.CutPrefix(address, "unix:"); found {
 		if path == "" {
@@ -44,15 +46,12 @@ func parseAddress(address string) (endpoint, error) {
 			return endpoint{}, errAddress
 		}
 		made.tls, host = parsed.Scheme == "https", parsed.Host
-		if parsed.Port() == "" && !strings.HasSuffix(host, ":") {
-			host = net.JoinHostPort(parsed.Hostname(), map[bool]string{true: "443", false: "80"}[made.tls])
-		}
 	}
 	name, port, err := net.SplitHostPort(host)
 	if err != nil || name == "" || strings.ContainsAny(host, " /") {
 		return endpoint{}, errAddress
 	}
-	if _, err := net.LookupPort("tcp", port); err != nil || strings.Trim(port, "0123456789") != "" {
+	if number, err := strconv.ParseUint(port, 10, 16); err != nil || number == 0 {
 		return endpoint{}, errors.New("the part after the host is not a port; write it like 127.0.0.1:7443")
 	}
 	made.target = "dns:///" + host

@@ -136,7 +136,7 @@ func (w *WatchStream) Close() {
 }
 
 // Open makes one attempt to connect, if there is no stream, and returns its error. The watch may be
-// read whatever it returns, unless the error is not temporary.
+// read whatever it returns, unless the error is not retryable.
 func (w *WatchStream) Open() error {
 	if w.stream != nil || w.ended {
 		return nil
@@ -200,6 +200,9 @@ func (w *WatchStream) reopen() (item WatchItem, done bool, err error) {
 
 // open makes one attempt, or two if the token file has a newer token than the one refused.
 func (w *WatchStream) open() error {
+	if err := w.options.check(w.client.address); err != nil {
+		return err
+	}
 	for attempt := 0; ; attempt++ {
 		ctx, sent, err := w.client.authorize(w.ctx)
 		if err != nil {
@@ -407,7 +410,7 @@ func (w *WatchStream) failed(err error) (item WatchItem, done bool, _ error) {
 	restart := failure.IsExpired() && w.options.OnExpired == OnExpiredRestart
 	// The file may get another token. A token that was never accepted is a mistake, though.
 	mayLogin := isRefused && !w.openedAt.IsZero() && w.client.token.mayChange()
-	if !restart && !mayLogin && !failure.IsTemporary() {
+	if !restart && !mayLogin && !failure.IsRetryable() {
 		w.end()
 		return WatchItem{}, true, failure
 	}

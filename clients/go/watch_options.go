@@ -2,8 +2,10 @@ package kubefan
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	api "kubefan.dev/clients/go/kubefanv1alpha1"
 )
 
@@ -38,8 +40,20 @@ type WatchOptions struct {
 	OnExpired OnExpired
 	// OnLag is what to do if the stream has fallen behind the events that the server retains.
 	OnLag OnLag
+	// Fallback is what to do while kubefan cannot be reached. FallbackNever, the default, is the only
+	// value.
+	Fallback Fallback
 	// Backoff is the delays between retries.
 	Backoff BackoffOptions
+}
+
+// check refuses what no watch can mean.
+func (o WatchOptions) check(address string) error {
+	if o.Fallback != FallbackNever {
+		message := fmt.Sprintf("WatchOptions.Fallback is %d: the only value is FallbackNever", o.Fallback)
+		return &Error{Address: address, Code: codes.InvalidArgument, Message: message}
+	}
+	return o.Projection.check(address)
 }
 
 // ItemKind is the kind of a WatchItem.
@@ -115,4 +129,28 @@ type WatchItem struct {
 	Err error
 	// RetryIn of an ItemDisconnected.
 	RetryIn time.Duration
+}
+
+// String is the item in a few words, for logs and for people: "ADDED team-0/pod-0", "SnapshotEnd:
+// 2 objects", "Disconnected: the reason; retry in 1.2s". It does not have the object. Its form may
+// change. The item beside an error is "no item".
+func (i WatchItem) String() string {
+	switch i.Kind {
+	case ItemEvent:
+		if i.Event == nil {
+			return "no item"
+		}
+		name := strings.TrimPrefix(i.Event.GetNamespace()+"/"+i.Event.GetName(), "/")
+		return strings.TrimPrefix(i.Event.GetType().String(), "EVENT_TYPE_") + " " + name
+	case ItemSnapshotEnd:
+		return fmt.Sprintf("%s: %d objects", i.Kind, i.ObjectCount)
+	case ItemGapBegin:
+		return fmt.Sprintf("%s: %s", i.Kind, i.Reason)
+	case ItemDisconnected:
+		return fmt.Sprintf("%s: %v; retry in %s", i.Kind, i.Err, i.RetryIn.Round(time.Millisecond))
+	case ItemRestarted:
+		return fmt.Sprintf("%s: %v", i.Kind, i.Err)
+	default:
+		return i.Kind.String()
+	}
 }

@@ -3,6 +3,7 @@ package kubefan
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -76,6 +77,28 @@ func TestAWatchResumesFromTheLastResumeVersionAndItsCluster(t *testing.T) {
 	}
 }
 
+func TestAnItemIsPrintedInAFewWords(t *testing.T) {
+	event := scripted.Event("M", "x", 12).GetEvent()
+	cluster := &api.Event{Type: api.EventType_EVENT_TYPE_DELETED, Name: "node-1"}
+	items := map[string]WatchItem{
+		"MODIFIED a/x":           {Event: event},
+		"DELETED node-1":         {Event: cluster},
+		"no item":                {},
+		"SnapshotBegin":          {Kind: ItemSnapshotBegin},
+		"SnapshotEnd: 2 objects": {Kind: ItemSnapshotEnd, ObjectCount: 2},
+		"GapBegin: expired":      {Kind: ItemGapBegin, Reason: "expired"},
+		"Restarted: the end":     {Kind: ItemRestarted, Err: errors.New("the end")},
+		"Disconnected: the end; retry in 1.2s": {
+			Kind: ItemDisconnected, Err: errors.New("the end"), RetryIn: 1200 * time.Millisecond,
+		},
+	}
+	for want, item := range items {
+		if got := fmt.Sprint(item); got != want {
+			t.Errorf("%q, not %q", got, want)
+		}
+	}
+}
+
 func TestASnapshotThatBreaksStartsAgain(t *testing.T) {
 	leaks(t)
 	whole := scripted.Snapshot(10, "x", "y")
@@ -115,8 +138,50 @@ func TestAnErrorThatNoRetryMendsEndsTheWatch(t *testing.T) {
 	server := scripted.Start(t, scripted.Answer{Err: scripted.Refusal(codes.PermissionDenied, "FORBIDDEN", "no")})
 	watch := started(t, server, WatchOptions{})
 	var failure *Error
-	if _, err := watch.Next(); !errors.As(err, &failure) || failure.Reason != "FORBIDDEN" || failure.IsTemporary() {
+	if _, err := watch.Next(); !errors.As(err, &failure) || failure.Reason != "FORBIDDEN" || failure.IsRetryable() {
 		t.Fatal(err)
+	}
+}
+
+func TestOptionsThatMeanNothingAreRefusedBeforeARequest(t *testing.T) {
+	leaks(t)
+	server := scripted.Start(t)
+	client, err := Connect(t.Context(), server.Address, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = client.Close() }()
+	refused := func(err error, field, word string) {
+		t.Helper()
+		var failure *Error
+		if !errors.As(err, &failure) || failure.Code != codes.InvalidArgument || failure.IsRetryable() ||
+			failure.Field != field || !strings.Contains(failure.Message, word) {
+			t.Error(err)
+		}
+	}
+	pods := Target{Resource: "pods"}
+	watched := func(options WatchOptions) error {
+		watch := client.Watch(t.Context(), pods, options)
+		defer watch.Close()
+		_, err := watch.Next()
+		if _, after := watch.Next(); !errors.Is(after, io.EOF) {
+			t.Error(after)
+		}
+		return err
+	}
+	refused(watched(WatchOptions{Fallback: FallbackNever + 1}), "", "FallbackNever")
+	for word, wrong := range map[string]Projection{
+		"leave Fields nil": {Fields: []string{}},
+		"either":           {Fields: []string{"status"}, MetadataOnly: true},
+	} {
+		refused(watched(WatchOptions{Projection: wrong}), "projection.paths", word)
+		_, err := client.List(t.Context(), pods, ReadOptions{Projection: wrong})
+		refused(err, "projection.paths", word)
+		_, err = client.Get(t.Context(), pods, ReadOptions{Projection: wrong})
+		refused(err, "projection.paths", word)
+	}
+	if requests := server.Requests(); len(requests) != 0 {
+		t.Error(requests)
 	}
 }
 
@@ -180,7 +245,7 @@ func TestConnectSaysWhyThereIsNoConnection(t *testing.T) {
 	leaks(t)
 	_, err := Connect(t.Context(), "127.0.0.1:1", Options{})
 	var failure *Error
-	if !errors.As(err, &failure) || failure.Code != codes.Unavailable || !failure.IsTemporary() {
+	if !errors.As(err, &failure) || failure.Code != codes.Unavailable || !failure.IsRetryable() {
 		t.Fatal(err)
 	}
 }
@@ -202,7 +267,7 @@ func TestAPortThatDoesNotServeGRPCIsRecognizedAndNotAskedAgain(t *testing.T) {
 	_, watchErr := watch.Next()
 	for _, err := range []error{listErr, watchErr} {
 		var failure *Error
-		if !errors.As(err, &failure) || failure.Code != codes.Internal || failure.IsTemporary() ||
+		if !errors.As(err, &failure) || failure.Code != codes.Internal || failure.IsRetryable() ||
 			!strings.Contains(err.Error(), "is it kubefan's admin port?") {
 			t.Error(err)
 		}

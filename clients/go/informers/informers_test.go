@@ -220,6 +220,22 @@ func TestObjectsAreDecodedToTheExampleWithVersionAndKind(t *testing.T) {
 	}
 }
 
+func TestOptionsThatMeanNothingAreBadRequests(t *testing.T) {
+	leaks(t)
+	server := scripted.Start(t)
+	source := listWatch(t, server, &corev1.Pod{})
+	source.WatchOptions.Projection.Fields = []string{}
+	_, listErr := source.ListWithContext(t.Context(), metav1.ListOptions{})
+	_, watchErr := source.WatchWithContext(t.Context(), metav1.ListOptions{ResourceVersion: "10"})
+	source.WatchOptions.Projection.Fields, source.WatchOptions.Fallback = nil, kubefan.FallbackNever+1
+	_, fallbackErr := source.WatchWithContext(t.Context(), metav1.ListOptions{ResourceVersion: "10"})
+	for err, word := range map[error]string{listErr: "Fields", watchErr: "Fields", fallbackErr: "FallbackNever"} {
+		if !apierrors.IsBadRequest(err) || !strings.Contains(err.Error(), word) {
+			t.Error(err)
+		}
+	}
+}
+
 func TestProtobufIsDecodedAsClientGoDecodesIt(t *testing.T) {
 	leaks(t)
 	known := runtime.NewScheme()

@@ -179,7 +179,7 @@ func (l *ListWatch) WatchWithContext(ctx context.Context, options metav1.ListOpt
 	if err := stream.Open(); err != nil {
 		// Without a state there is nothing to resume from, so the caller decides when to ask again. With
 		// one, the watch goes on: client-go would list after most errors, which says nothing new.
-		if withState || !kubefan.IsTemporary(err) {
+		if withState || !kubefan.IsRetryable(err) {
 			l.expired(err)
 			cancel()
 			stream.Close()

@@ -36,6 +36,8 @@ const (
 	readme       = "clients/go/README.md"
 	guide        = "docs/clients-go.md"
 	pagesAddress = "127.0.0.1:7443"
+	// firstLinesMax is more than the lines of the first program of a page, from its package clause on.
+	firstLinesMax = 20
 	// printedAtMost bounds the wait for what a program prints.
 	printedAtMost = 90 * time.Second
 )
@@ -49,11 +51,11 @@ var elsewhere = map[string]string{
 // something that the next block needs, or needs a server with a certificate.
 var printed = map[string][][]string{
 	readme: {
-		{`ADDED pod-0\b`, `ADDED pod-1\b`},
+		{`SnapshotBegin <nil>\nADDED team-0/pod-0 <nil>\nADDED team-0/pod-1 <nil>\nSnapshotEnd: 2 objects <nil>\n`},
 		nil, nil, nil,
 	},
 	guide: {
-		{`ADDED pod-0\b`, `ADDED pod-1\b`, `MODIFIED pod-0\b`},
+		{`ADDED team-0/pod-0 <nil>\nADDED team-0/pod-1 <nil>\nSnapshotEnd: 2 objects <nil>\n`, `MODIFIED team-0/pod-0 <nil>\n`},
 		{`ADDED pod-0 \{.*"uid"`, `the state is complete: 2`},
 		{`2 pods at version \d+`, `one of them: \{.*"pod-0"`, `since then: EVENT_TYPE_MODIFIED pod-0 <nil>`},
 		{`new: pod-0`, `new: pod-1`, `changed: pod-0`},
@@ -188,9 +190,36 @@ func TestEveryProgramOfEveryPageIsTestedAndFormatted(t *testing.T) {
 	if !maps.Equal(counts, expected) {
 		t.Fatal("what is printed is known of ", expected, ", and there are ", counts)
 	}
-	program := programs(t)[readme][0]
-	if lines := strings.Count(strings.TrimSpace(program[strings.Index(program, "func main"):]), "\n"); lines >= 20 {
-		t.Error(lines, "lines in the first program")
+	for _, page := range []string{readme, guide} {
+		first := programs(t)[page][0]
+		if lines := strings.Count(first, "\n"); lines >= firstLinesMax || !isProgram(first) {
+			t.Errorf("%s: %d lines in the first program, imports included:\n%s", page, lines, first)
+		}
+	}
+}
+
+func TestThePagesNameTheVersionsThatGoModHas(t *testing.T) {
+	required, err := os.ReadFile("../go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The row of a page, and the line of go.mod.
+	rows := map[string]string{
+		"| Go |": `(?m)^go (1\.\d+)`, "| client-go, for `informers` |": `k8s\.io/client-go v((0\.\d+)\.\d+)\n`,
+		"| controller-runtime, for `ctrlcache` |": `controller-runtime v((0\.\d+)\.\d+)\n`,
+	}
+	for _, page := range []string{readme, guide} {
+		text, err := os.ReadFile(filepath.Join(repository, page))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for row, line := range rows {
+			found := regexp.MustCompile(line).FindSubmatch(required)
+			want := fmt.Sprintf("%s %s or later; tested with %s", row, found[len(found)-1], found[1])
+			if !bytes.Contains(text, []byte(want)) {
+				t.Errorf("%s does not have %q", page, want)
+			}
+		}
 	}
 }
 

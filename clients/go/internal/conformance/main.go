@@ -130,7 +130,7 @@ func shown(err error) line {
 	if errors.As(err, &failure) {
 		return line{
 			"code": failure.Code.String(), "reason": failure.Reason, "field": failure.Field,
-			"expired": failure.IsExpired(), "retryable": failure.IsTemporary(), "message": failure.Error(),
+			"expired": failure.IsExpired(), "retryable": failure.IsRetryable(), "message": failure.Error(),
 		}
 	}
 	// Errors of an informer's lists and watches are those of the Kubernetes API.
