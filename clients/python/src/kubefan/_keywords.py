@@ -10,14 +10,16 @@ from ._watch_state import resource_of
 from .items import Resource
 from .objects import Object
 from .options import (
+    AnyEncoding,
+    AnyFallback,
+    AnyOnExpired,
+    AnyOnLag,
     BackoffOptions,
-    Encoding,
-    Fallback,
     OnExpired,
-    OnLag,
     Projection,
     Target,
     WatchOptions,
+    check_projection,
 )
 from .v1alpha1 import watch_pb2 as api
 
@@ -61,10 +63,10 @@ class WatchKeywords(ListKeywords, total=False):
     timeout: Optional[float]
     bookmark_interval: Optional[float]
     only_changes: bool
-    encoding: Encoding
-    on_lag: OnLag
-    on_expired: OnExpired
-    fallback: Fallback
+    encoding: AnyEncoding
+    on_lag: AnyOnLag
+    on_expired: AnyOnExpired
+    fallback: AnyFallback
     delta_base_bytes_max: int
     backoff: BackoffOptions
 
@@ -114,6 +116,7 @@ def get_request(
 
 def _project(request: Any, rest: dict[str, Any]) -> None:
     projection: Projection = rest.pop("projection", Projection())
+    check_projection(projection)
     if rest:
         raise TypeError(f"unexpected keyword arguments: {', '.join(sorted(rest))}")
     if projection.leaves_out():
