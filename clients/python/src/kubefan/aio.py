@@ -28,6 +28,7 @@ from .v1alpha1 import watch_pb2 as api
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
+    from ._in_cluster import ClientKeywords
     from ._keywords import GetKeywords, ListKeywords, WatchKeywords
     from .aio_informer import Informer
 
@@ -58,9 +59,9 @@ class Client:
         return client
 
     @classmethod
-    def in_cluster(cls, address: str = "", **options: Any) -> Self:
+    def in_cluster(cls, address: str = "", **options: Unpack[ClientKeywords]) -> Self:
         """A client for a pod: kubefan's Service, with the token of the pod's service account."""
-        return cls(*in_cluster_options(address, options))
+        return cls(*in_cluster_options(address, dict(options)))
 
     async def list(self, resource: str, **keywords: Unpack[ListKeywords]) -> ObjectList:
         """Lists objects, at one version and in key order."""
