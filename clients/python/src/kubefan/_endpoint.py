@@ -10,11 +10,12 @@ from typing import Any, Optional
 import grpc
 
 from ._token import Token
+from ._version import __version__
 from .errors import InvalidAddress
 from .options import check_at_least, check_seconds
 
 #: The version that the server sees.
-USER_AGENT = "kubefan-python/0.1.0"
+USER_AGENT = f"kubefan-python/{__version__}"
 #: With HTTP/2's default of 64 KiB a snapshot arrives at a quarter of the speed.
 _STREAM_WINDOW_BYTES = 4 << 20
 _FRAME_BYTES_MAX = 1 << 20
