@@ -20,6 +20,7 @@ from .options import (
     Target,
     WatchOptions,
     check_projection,
+    check_seconds,
 )
 from .v1alpha1 import watch_pb2 as api
 
@@ -27,6 +28,9 @@ WATCH = "/kubefan.v1alpha1.WatchService/Watch"
 LIST = "/kubefan.v1alpha1.WatchService/List"
 GET = "/kubefan.v1alpha1.WatchService/Get"
 LIST_RESOURCES = "/kubefan.v1alpha1.WatchService/ListResources"
+
+#: The limit of a call that lists or gets, in seconds, if the caller sets none.
+CALL_SECONDS_MAX = 300.0
 
 
 class TargetKeywords(TypedDict, total=False):
@@ -48,15 +52,18 @@ class _ReadKeywords(TypedDict, total=False):
 class ListKeywords(TargetKeywords, _ReadKeywords, total=False):
     """Which objects, and how they are listed."""
 
+    timeout: float
+
 
 class GetKeywords(_ReadKeywords, total=False):
     """Of which group and version an object is, and how it is read."""
 
     group: str
     version: str
+    timeout: float
 
 
-class WatchKeywords(ListKeywords, total=False):
+class WatchKeywords(TargetKeywords, _ReadKeywords, total=False):
     """Which objects, and how they are watched: the fields of `Target` and of `WatchOptions`."""
 
     cluster: str
@@ -92,26 +99,34 @@ def watch_options(resource: str, keywords: dict[str, Any]) -> tuple[Target, Watc
     return target, WatchOptions(**rest)
 
 
-def list_request(resource: str, keywords: dict[str, Any]) -> api.ListRequest:
-    """The request of a list."""
+def list_request(resource: str, keywords: dict[str, Any]) -> tuple[api.ListRequest, float]:
+    """The request of a list, and its limit in seconds."""
     target, rest = split(resource, keywords)
+    seconds = _seconds_max(rest)
     request = api.ListRequest(
         target=target.message(), resource_version=rest.pop("resource_version", "")
     )
     _project(request, rest)
-    return request
+    return request, seconds
 
 
 def get_request(
     resource: str, name: str, namespace: str, keywords: dict[str, Any]
-) -> api.GetRequest:
-    """The request of one object."""
+) -> tuple[api.GetRequest, float]:
+    """The request of one object, and its limit in seconds."""
     target, rest = split(resource, {**keywords, "name": name, "namespace": namespace})
+    seconds = _seconds_max(rest)
     request = api.GetRequest(
         target=target.message(), resource_version=rest.pop("resource_version", "")
     )
     _project(request, rest)
-    return request
+    return request, seconds
+
+
+def _seconds_max(rest: dict[str, Any]) -> float:
+    seconds: float = rest.pop("timeout", CALL_SECONDS_MAX)
+    check_seconds("timeout", seconds)
+    return seconds
 
 
 def _project(request: Any, rest: dict[str, Any]) -> None:

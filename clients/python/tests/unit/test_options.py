@@ -180,6 +180,12 @@ def test_a_stream_that_was_left_in_its_first_snapshot_may_be_continued() -> None
     assert watch_options("pods", {"resource_version": "", "cluster": "c"})[1].cluster == "c"
 
 
+def test_a_list_and_a_get_have_five_minutes_unless_the_caller_says_otherwise() -> None:
+    assert [list_request("pods", {})[1], get_request("pods", "a", "n", {})[1]] == [300.0, 300.0]
+    assert list_request("pods", {"timeout": 2})[1] == 2
+    assert get_request("pods", "a", "n", {"timeout": 2})[1] == 2
+
+
 def test_an_informer_starts_with_the_present_state() -> None:
     for name, value in (("resource_version", "5"), ("cluster", "c"), ("timeout", 1.0)):
         with pytest.raises(TypeError, match=f"an informer has no {name}"):
