@@ -5,6 +5,7 @@
 
 from ._endpoint import ClientOptions
 from ._keywords import ObjectList, ResourceStatus
+from ._version import __version__
 from .client import Client, WatchItems, WatchStream
 from .errors import (
     Expired,
@@ -51,8 +52,6 @@ from .options import (
     WatchOptions,
 )
 from .store import Indexer
-
-__version__ = "0.1.0"
 
 __all__ = [
     "BackoffOptions",
@@ -103,4 +102,5 @@ __all__ = [
     "WatchItems",
     "WatchOptions",
     "WatchStream",
+    "__version__",
 ]

@@ -10,10 +10,12 @@ from typing import Any, Optional
 import grpc
 
 from ._token import Token
+from ._version import __version__
 from .errors import InvalidAddress
+from .options import check_at_least, check_seconds
 
 #: The version that the server sees.
-USER_AGENT = "kubefan-python/0.1.0"
+USER_AGENT = f"kubefan-python/{__version__}"
 #: With HTTP/2's default of 64 KiB a snapshot arrives at a quarter of the speed.
 _STREAM_WINDOW_BYTES = 4 << 20
 _FRAME_BYTES_MAX = 1 << 20
@@ -52,6 +54,12 @@ class ClientOptions:
     keepalive_interval: float = 30.0
     keepalive_timeout: float = 15.0
     server_name: Optional[str] = None
+
+    def __post_init__(self) -> None:
+        check_seconds("connect_timeout", self.connect_timeout)
+        check_seconds("keepalive_interval", self.keepalive_interval)
+        check_seconds("keepalive_timeout", self.keepalive_timeout)
+        check_at_least("message_bytes_max", self.message_bytes_max, 1)
 
     def __repr__(self) -> str:
         token = "…" if self.token is not None else None
@@ -115,11 +123,11 @@ def endpoint(address: str, options: ClientOptions) -> Endpoint:
             )
         except (OSError, ValueError) as error:
             raise wrong(str(error)) from None
-    elif any(
-        given is not None
-        for given in (options.ca_file, options.client_certificate_file, options.server_name)
-    ):
-        raise wrong("a CA file, a client certificate and a server name need an https:// address")
+    else:
+        only_tls = ("ca_file", "client_certificate_file", "client_key_file", "server_name")
+        given = [name for name in only_tls if getattr(options, name) is not None]
+        if given:
+            raise wrong(f"only an https:// address takes {' and '.join(given)}")
     settings = [
         ("grpc.primary_user_agent", USER_AGENT),
         ("grpc.keepalive_time_ms", round(options.keepalive_interval * 1000)),

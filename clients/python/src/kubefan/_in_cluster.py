@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional, TypedDict
 
 from ._endpoint import ClientOptions
 
@@ -15,8 +15,25 @@ CA_FILE = "/etc/kubefan/ca.crt"
 TOKEN_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/token"
 
 
+class ClientKeywords(TypedDict, total=False):
+    """The fields of `ClientOptions`."""
+
+    ca_file: Optional[str]
+    token: Optional[str]
+    token_file: Optional[str]
+    client_certificate_file: Optional[str]
+    client_key_file: Optional[str]
+    connect_timeout: float
+    message_bytes_max: int
+    keepalive_interval: float
+    keepalive_timeout: float
+    server_name: Optional[str]
+
+
 def in_cluster_options(address: str, options: dict[str, Any]) -> tuple[str, ClientOptions]:
     """The address and the options of a client in a pod."""
-    return address or ADDRESS, ClientOptions(
-        **{"ca_file": CA_FILE, "token_file": TOKEN_FILE, **options}
-    )
+    files = {"ca_file": CA_FILE}
+    # A file takes precedence, so that of the pod would replace a token that the program gives.
+    if options.get("token") is None:
+        files["token_file"] = TOKEN_FILE
+    return address or ADDRESS, ClientOptions(**{**files, **options})

@@ -27,7 +27,7 @@ from .items import (
     WatchItem,
 )
 from .objects import DeleteReason, EventType, Object
-from .options import WatchOptions
+from .options import Projection, WatchOptions
 from .store import Indexer
 
 #: A state older than a version that is already known is refused this often. Replicas catch up
@@ -42,10 +42,10 @@ class InformerState:
 
     def __init__(self, resource: str, keywords: dict[str, Any]) -> None:
         projection = keywords.get("projection")
-        if projection is not None and projection.leaves_out():
+        if isinstance(projection, Projection) and projection.leaves_out():
             keywords.setdefault("only_changes", True)
         for name in ("resource_version", "cluster", "timeout"):
-            if keywords.get(name):
+            if keywords.get(name) not in (None, ""):
                 raise TypeError(f"an informer has no {name}: it starts with the present state")
         self.target, self._options = messages.watch_options(resource, keywords)
         self.indexer = Indexer()

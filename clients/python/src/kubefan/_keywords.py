@@ -10,14 +10,17 @@ from ._watch_state import resource_of
 from .items import Resource
 from .objects import Object
 from .options import (
+    AnyEncoding,
+    AnyFallback,
+    AnyOnExpired,
+    AnyOnLag,
     BackoffOptions,
-    Encoding,
-    Fallback,
     OnExpired,
-    OnLag,
     Projection,
     Target,
     WatchOptions,
+    check_projection,
+    check_seconds,
 )
 from .v1alpha1 import watch_pb2 as api
 
@@ -25,6 +28,9 @@ WATCH = "/kubefan.v1alpha1.WatchService/Watch"
 LIST = "/kubefan.v1alpha1.WatchService/List"
 GET = "/kubefan.v1alpha1.WatchService/Get"
 LIST_RESOURCES = "/kubefan.v1alpha1.WatchService/ListResources"
+
+#: The limit of a call that lists or gets, in seconds, if the caller sets none.
+CALL_SECONDS_MAX = 300.0
 
 
 class TargetKeywords(TypedDict, total=False):
@@ -46,25 +52,28 @@ class _ReadKeywords(TypedDict, total=False):
 class ListKeywords(TargetKeywords, _ReadKeywords, total=False):
     """Which objects, and how they are listed."""
 
+    timeout: float
+
 
 class GetKeywords(_ReadKeywords, total=False):
     """Of which group and version an object is, and how it is read."""
 
     group: str
     version: str
+    timeout: float
 
 
-class WatchKeywords(ListKeywords, total=False):
+class WatchKeywords(TargetKeywords, _ReadKeywords, total=False):
     """Which objects, and how they are watched: the fields of `Target` and of `WatchOptions`."""
 
     cluster: str
     timeout: Optional[float]
     bookmark_interval: Optional[float]
     only_changes: bool
-    encoding: Encoding
-    on_lag: OnLag
-    on_expired: OnExpired
-    fallback: Fallback
+    encoding: AnyEncoding
+    on_lag: AnyOnLag
+    on_expired: AnyOnExpired
+    fallback: AnyFallback
     delta_base_bytes_max: int
     backoff: BackoffOptions
 
@@ -90,30 +99,39 @@ def watch_options(resource: str, keywords: dict[str, Any]) -> tuple[Target, Watc
     return target, WatchOptions(**rest)
 
 
-def list_request(resource: str, keywords: dict[str, Any]) -> api.ListRequest:
-    """The request of a list."""
+def list_request(resource: str, keywords: dict[str, Any]) -> tuple[api.ListRequest, float]:
+    """The request of a list, and its limit in seconds."""
     target, rest = split(resource, keywords)
+    seconds = _seconds_max(rest)
     request = api.ListRequest(
         target=target.message(), resource_version=rest.pop("resource_version", "")
     )
     _project(request, rest)
-    return request
+    return request, seconds
 
 
 def get_request(
     resource: str, name: str, namespace: str, keywords: dict[str, Any]
-) -> api.GetRequest:
-    """The request of one object."""
+) -> tuple[api.GetRequest, float]:
+    """The request of one object, and its limit in seconds."""
     target, rest = split(resource, {**keywords, "name": name, "namespace": namespace})
+    seconds = _seconds_max(rest)
     request = api.GetRequest(
         target=target.message(), resource_version=rest.pop("resource_version", "")
     )
     _project(request, rest)
-    return request
+    return request, seconds
+
+
+def _seconds_max(rest: dict[str, Any]) -> float:
+    seconds: float = rest.pop("timeout", CALL_SECONDS_MAX)
+    check_seconds("timeout", seconds)
+    return seconds
 
 
 def _project(request: Any, rest: dict[str, Any]) -> None:
     projection: Projection = rest.pop("projection", Projection())
+    check_projection(projection)
     if rest:
         raise TypeError(f"unexpected keyword arguments: {', '.join(sorted(rest))}")
     if projection.leaves_out():

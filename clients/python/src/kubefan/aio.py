@@ -18,16 +18,17 @@ from ._endpoint import ClientOptions, Endpoint, endpoint
 from ._in_cluster import in_cluster_options
 from ._keywords import ObjectList, Statuses
 from ._watch_state import WatchState
-from .client import CALL_SECONDS_MAX, Metadata, metadata_of
-from .errors import KubefanError, ProtocolError, Unauthenticated, Unreachable, from_rpc
+from .client import Metadata, metadata_of
+from .errors import KubefanError, ProtocolError, Unauthenticated, Unreachable, from_call, from_rpc
 from .items import Disconnected, Event, WatchItem
 from .objects import Object
-from .options import Target, WatchOptions
+from .options import Target, WatchOptions, check_seconds
 from .v1alpha1 import watch_pb2 as api
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
+    from ._in_cluster import ClientKeywords
     from ._keywords import GetKeywords, ListKeywords, WatchKeywords
     from .aio_informer import Informer
 
@@ -49,7 +50,7 @@ class Client:
         """Connects now. Raises `Unreachable` or `ProtocolError` if kubefan is not there."""
         client = cls(address, options)
         try:
-            await client._call(client._ask_resources, connecting=True)
+            await client._call(client._ask_resources, client._options.connect_timeout)
         except (Unreachable, ProtocolError):
             await client.close()
             raise
@@ -58,13 +59,13 @@ class Client:
         return client
 
     @classmethod
-    def in_cluster(cls, address: str = "", **options: Any) -> Self:
+    def in_cluster(cls, address: str = "", **options: Unpack[ClientKeywords]) -> Self:
         """A client for a pod: kubefan's Service, with the token of the pod's service account."""
-        return cls(*in_cluster_options(address, options))
+        return cls(*in_cluster_options(address, dict(options)))
 
     async def list(self, resource: str, **keywords: Unpack[ListKeywords]) -> ObjectList:
-        """Lists objects, at one version and in key order."""
-        request = messages.list_request(resource, dict(keywords))
+        """Lists objects, at one version and in key order. As `kubefan.Client.list`."""
+        request, limit = messages.list_request(resource, dict(keywords))
 
         async def ask(metadata: Metadata, seconds: float) -> ObjectList:
             reader = messages.ListReader()
@@ -83,13 +84,16 @@ class Client:
                 )
             return found
 
-        return await self._call(ask)
+        return await self._call(ask, limit)
 
     async def get(
         self, resource: str, name: str, namespace: str = "", **keywords: Unpack[GetKeywords]
     ) -> Object:
-        """Gets one object. Raises `NotFound`."""
-        request = messages.get_request(resource, name, namespace, dict(keywords))
+        """Gets one object. Raises `NotFound`.
+
+        Keywords: `group`, `version`, and as for `list` `resource_version`, `projection`, `timeout`.
+        """
+        request, limit = messages.get_request(resource, name, namespace, dict(keywords))
 
         async def ask(metadata: Metadata, seconds: float) -> Object:
             call = self._channel.unary_unary(
@@ -100,11 +104,12 @@ class Client:
             response: api.GetResponse = await call(request, metadata=metadata, timeout=seconds)
             return messages.object_of(response.object)
 
-        return await self._call(ask)
+        return await self._call(ask, limit)
 
-    async def list_resources(self) -> Statuses:
-        """The state of each cache, ordered by name."""
-        return await self._call(self._ask_resources)
+    async def list_resources(self, timeout: float = messages.CALL_SECONDS_MAX) -> Statuses:
+        """The state of each cache, ordered by name. `timeout` as for `list`."""
+        check_seconds("timeout", timeout)
+        return await self._call(self._ask_resources, timeout)
 
     def watch(self, resource: str, **keywords: Unpack[WatchKeywords]) -> WatchStream:
         """Watches objects. As `kubefan.Client.watch`, for `async for`."""
@@ -150,17 +155,15 @@ class Client:
         )
         return messages.statuses_of(response)
 
-    async def _call(
-        self, ask: Callable[[Metadata, float], Awaitable[_T]], connecting: bool = False
-    ) -> _T:
+    async def _call(self, ask: Callable[[Metadata, float], Awaitable[_T]], seconds: float) -> _T:
         """Asks with the token; once more if kubefan refuses it and the file has another."""
-        seconds = self._options.connect_timeout if connecting else CALL_SECONDS_MAX
+        end = time.monotonic() + seconds
         for attempt in (1, 2):
             sent = self._authorization()
             try:
-                return await ask(metadata_of(sent), seconds)
+                return await ask(metadata_of(sent), max(0.0, end - time.monotonic()))
             except grpc.RpcError as failed:
-                error = from_rpc(failed, self.address)
+                error = from_call(failed, self.address, seconds)
                 refused = isinstance(error, Unauthenticated)
                 if not refused or attempt == 2 or not self._endpoint.token.replacement(sent):
                     raise error from None

@@ -17,20 +17,19 @@ from ._endpoint import ClientOptions, Endpoint, endpoint
 from ._in_cluster import in_cluster_options
 from ._keywords import ObjectList, Statuses
 from ._watch_state import WatchState
-from .errors import KubefanError, ProtocolError, Unauthenticated, Unreachable, from_rpc
+from .errors import KubefanError, ProtocolError, Unauthenticated, Unreachable, from_call, from_rpc
 from .items import Disconnected, Event, WatchItem
 from .objects import Object
-from .options import Target, WatchOptions
+from .options import Target, WatchOptions, check_seconds
 from .v1alpha1 import watch_pb2 as api
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
+    from ._in_cluster import ClientKeywords
     from ._keywords import GetKeywords, ListKeywords, WatchKeywords
     from .informer import Informer
 
-#: The limit of a call that lists or gets, in seconds.
-CALL_SECONDS_MAX = 300.0
 _T = TypeVar("_T")
 
 
@@ -57,7 +56,7 @@ class Client:
         """Connects now. Raises `Unreachable` or `ProtocolError` if kubefan is not there."""
         client = cls(address, options)
         try:
-            client._call(client._ask_resources, connecting=True)
+            client._call(client._ask_resources, client._options.connect_timeout)
         except (Unreachable, ProtocolError):
             client.close()
             raise
@@ -66,19 +65,21 @@ class Client:
         return client
 
     @classmethod
-    def in_cluster(cls, address: str = "", **options: Any) -> Self:
+    def in_cluster(cls, address: str = "", **options: Unpack[ClientKeywords]) -> Self:
         """A client for a pod: kubefan's Service, with the token of the pod's service account.
 
         `options` are those of `ClientOptions`. docs/attach.md says how a pod gets kubefan's CA.
         """
-        return cls(*in_cluster_options(address, options))
+        return cls(*in_cluster_options(address, dict(options)))
 
     def list(self, resource: str, **keywords: Unpack[ListKeywords]) -> ObjectList:
         """Lists objects, at one version and in key order.
 
-        Keywords: those of `Target`, `resource_version` (the state is not older) and `projection`.
+        Keywords: those of `Target`, `resource_version` (the state is not older), `projection`, and
+        `timeout`: after so many seconds without the complete answer, 300 by default, it raises
+        `Unreachable` with the code `DEADLINE_EXCEEDED`.
         """
-        request = messages.list_request(resource, dict(keywords))
+        request, limit = messages.list_request(resource, dict(keywords))
 
         def ask(metadata: Metadata, seconds: float) -> ObjectList:
             reader = messages.ListReader()
@@ -97,13 +98,16 @@ class Client:
                 )
             return found
 
-        return self._call(ask)
+        return self._call(ask, limit)
 
     def get(
         self, resource: str, name: str, namespace: str = "", **keywords: Unpack[GetKeywords]
     ) -> Object:
-        """Gets one object. Raises `NotFound`."""
-        request = messages.get_request(resource, name, namespace, dict(keywords))
+        """Gets one object. Raises `NotFound`.
+
+        Keywords: `group`, `version`, and as for `list` `resource_version`, `projection`, `timeout`.
+        """
+        request, limit = messages.get_request(resource, name, namespace, dict(keywords))
 
         def ask(metadata: Metadata, seconds: float) -> Object:
             call = self._channel.unary_unary(
@@ -114,11 +118,12 @@ class Client:
             response: api.GetResponse = call(request, metadata=metadata, timeout=seconds)
             return messages.object_of(response.object)
 
-        return self._call(ask)
+        return self._call(ask, limit)
 
-    def list_resources(self) -> Statuses:
-        """The state of each cache, ordered by name."""
-        return self._call(self._ask_resources)
+    def list_resources(self, timeout: float = messages.CALL_SECONDS_MAX) -> Statuses:
+        """The state of each cache, ordered by name. `timeout` as for `list`."""
+        check_seconds("timeout", timeout)
+        return self._call(self._ask_resources, timeout)
 
     def watch(self, resource: str, **keywords: Unpack[WatchKeywords]) -> WatchStream:
         """Watches objects: first those that exist, as ADDED, then every change.
@@ -175,15 +180,15 @@ class Client:
         )
         return messages.statuses_of(response)
 
-    def _call(self, ask: Callable[[Metadata, float], _T], connecting: bool = False) -> _T:
+    def _call(self, ask: Callable[[Metadata, float], _T], seconds: float) -> _T:
         """Asks with the token; once more if kubefan refuses it and the file has another."""
-        seconds = self._options.connect_timeout if connecting else CALL_SECONDS_MAX
+        end = time.monotonic() + seconds
         for attempt in (1, 2):
             sent = self._authorization()
             try:
-                return ask(metadata_of(sent), seconds)
+                return ask(metadata_of(sent), max(0.0, end - time.monotonic()))
             except grpc.RpcError as failed:
-                error = from_rpc(failed, self.address)
+                error = from_call(failed, self.address, seconds)
                 refused = isinstance(error, Unauthenticated)
                 if not refused or attempt == 2 or not self._endpoint.token.replacement(sent):
                     raise error from None

@@ -74,7 +74,10 @@ class InvalidAddress(KubefanError, ValueError):
 
 
 class Unreachable(KubefanError):
-    """There is no connection, or it broke."""
+    """There is no connection, it broke, or there was no complete answer in time.
+
+    In time is the `timeout` of a list or a get; when it is over, `code` is `DEADLINE_EXCEEDED`.
+    """
 
     @property
     def is_retryable(self) -> bool:
@@ -187,6 +190,17 @@ def from_rpc(error: Any, address: str) -> KubefanError:
         metadata=dict(info.metadata) if info is not None else {},
         retry_after=retry_after,
     )
+
+
+def from_call(error: Any, address: str, seconds: float) -> KubefanError:
+    """As `from_rpc`, for a call with a limit of this many seconds."""
+    made = from_rpc(error, address)
+    # The server knows the client's limit, and either may notice first that it is over. The server
+    # has one of its own, too, with another reason.
+    if made.code == _Code.DEADLINE_EXCEEDED and made.reason in ("", "DEADLINE_EXCEEDED"):
+        problem = f"no complete answer from kubefan at {address} within {seconds:g} s"
+        return Unreachable(problem, code=made.code, reason=made.reason)
+    return made
 
 
 def _details(metadata: Any) -> tuple[Any, Optional[float], str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
-from typing import Optional
+from numbers import Real
+from typing import Any, Literal, Optional, TypeVar, Union
 
 from .v1alpha1 import watch_pb2 as api
 
@@ -50,6 +52,44 @@ class Fallback(enum.Enum):
     NEVER = "never"
 
 
+#: What an option with fixed values takes: a value of the enum, or its string.
+AnyEncoding = Union[Encoding, Literal["json", "zstd", "zstd-delta"]]
+AnyOnLag = Union[OnLag, Literal["expire", "conflate"]]
+AnyOnExpired = Union[OnExpired, Literal["fail", "restart"]]
+AnyFallback = Union[Fallback, Literal["never"]]
+
+_Value = TypeVar("_Value", bound=enum.Enum)
+
+
+def value_of(kind: type[_Value], option: str, given: Any) -> _Value:
+    """The value of an enum that `given` is or names. Raises ValueError for anything else.
+
+    A string that no one checked would compare unequal to every value, and so mean the opposite.
+    """
+    if isinstance(given, kind):
+        return given
+    for value in kind:
+        if isinstance(given, str) and given == value.value:
+            return value
+    *others, last = (repr(value.value) for value in kind)
+    allowed = f"{', '.join(others)} or {last}" if others else last
+    raise ValueError(
+        f"{option}={given!r} is not possible; give {allowed}, or a value of kubefan.{kind.__name__}"
+    )
+
+
+def check_at_least(option: str, given: Any, least: float) -> None:
+    """Raises ValueError for a number below `least`, and for what is no finite number."""
+    if not (isinstance(given, Real) and least <= float(given) < math.inf):
+        raise ValueError(f"{option}={given!r} is not possible; give a number of at least {least:g}")
+
+
+def check_seconds(option: str, given: Any) -> None:
+    """Raises ValueError for a time that is over before it begins."""
+    if not (isinstance(given, Real) and 0 < float(given) < math.inf):
+        raise ValueError(f"{option}={given!r} is not possible; give a number of seconds above 0")
+
+
 @dataclass(frozen=True)
 class Projection:
     r"""The parts of each object that are sent.
@@ -72,12 +112,26 @@ class Projection:
     drop_last_applied: bool = False
 
     def __post_init__(self) -> None:
-        if self.paths and self.metadata_only:
+        if isinstance(self.paths, str):
+            raise ValueError(f"paths={self.paths!r} is one string; give a tuple of paths")
+        paths = tuple(self.paths)
+        if not all(isinstance(path, str) for path in paths):
+            raise ValueError(f"paths={paths!r} has something else than strings")
+        if "" in paths:
+            raise ValueError(f"paths={paths!r}: a path is empty")
+        if paths and self.metadata_only:
             raise ValueError("a projection has either paths or metadata_only")
+        # A list is no harm, but nothing that could be hashed or stays as it is.
+        object.__setattr__(self, "paths", paths)
 
     @staticmethod
     def fields(*paths: str) -> Projection:
-        """Only the fields at these paths."""
+        """Only the fields at these paths. Raises ValueError without a path."""
+        if not paths:
+            raise ValueError(
+                "Projection.fields() needs at least one path, such as 'spec.nodeName'; "
+                "Projection() leaves nothing out"
+            )
         return Projection(paths=paths)
 
     @staticmethod
@@ -105,6 +159,15 @@ class Projection:
         )
 
 
+def check_projection(given: Any) -> None:
+    """Raises ValueError for what is no `Projection`, such as a list of paths."""
+    if not isinstance(given, Projection):
+        raise ValueError(
+            f"projection={given!r} is not possible; give Projection.fields(PATH, ...), "
+            "Projection.metadata() or another Projection"
+        )
+
+
 @dataclass(frozen=True)
 class BackoffOptions:
     """The delays before retries, in seconds. The defaults are those of client-go's reflector.
@@ -122,6 +185,14 @@ class BackoffOptions:
     factor: float = 2.0
     jitter: float = 1.0
     reset_after: float = 120.0
+
+    def __post_init__(self) -> None:
+        # Without a first delay above 0 there would be none at all, and so a tight loop.
+        check_seconds("initial", self.initial)
+        check_at_least("max", self.max, self.initial)
+        check_at_least("factor", self.factor, 1)
+        check_at_least("jitter", self.jitter, 0)
+        check_at_least("reset_after", self.reset_after, 0)
 
 
 @dataclass(frozen=True)
@@ -164,11 +235,14 @@ class Target:
 class WatchOptions:
     """Options of a watch.
 
+    Those with fixed values take a value of their enum or its string, such as `"zstd"`. Raises
+    ValueError for other values, and for options that contradict each other.
+
     Attributes:
         resource_version: Resume after this version: the `resume_version` of a watch of the same
             target, or the version of a list. Empty starts with a snapshot.
         cluster: The cluster of that version, from the same place; empty if unknown.
-        timeout: The watch ends after this many seconds. None for no limit.
+        timeout: The watch ends after this many seconds, more than 0. None for no limit.
         bookmark_interval: Seconds of silence before a bookmark; at least 1. None means 60.
         projection: The parts of each object to send.
         only_changes: Do not send changes that leave the projected bytes as they were. Requires a
@@ -194,3 +268,24 @@ class WatchOptions:
     fallback: Fallback = Fallback.NEVER
     delta_base_bytes_max: int = DELTA_BASE_BYTES_MAX
     backoff: BackoffOptions = BackoffOptions()
+
+    def __post_init__(self) -> None:
+        for option, value in (
+            ("encoding", value_of(Encoding, "encoding", self.encoding)),
+            ("on_lag", value_of(OnLag, "on_lag", self.on_lag)),
+            ("on_expired", value_of(OnExpired, "on_expired", self.on_expired)),
+            ("fallback", value_of(Fallback, "fallback", self.fallback)),
+        ):
+            object.__setattr__(self, option, value)
+        check_projection(self.projection)
+        if self.timeout is not None:
+            check_seconds("timeout", self.timeout)
+        if self.bookmark_interval is not None:
+            check_at_least("bookmark_interval", self.bookmark_interval, 1)
+        check_at_least("delta_base_bytes_max", self.delta_base_bytes_max, 0)
+        is_canonical = self.projection.leaves_out() or self.encoding == Encoding.ZSTD_DELTA
+        if self.only_changes and not is_canonical:
+            raise ValueError(
+                "only_changes needs a projection that leaves something out, such as "
+                "Projection(drop_managed_fields=True), or the encoding 'zstd-delta'"
+            )

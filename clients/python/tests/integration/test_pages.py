@@ -132,6 +132,24 @@ def test_a_program_runs_as_printed(
     process.end()
 
 
+def test_the_package_has_its_license_and_one_version(installed: Path) -> None:
+    program = (
+        "from importlib.metadata import distribution\n"
+        "import kubefan, kubefan._endpoint\n"
+        "made = distribution('kubefan')\n"
+        "print(made.version, kubefan.__version__, kubefan._endpoint.USER_AGENT.split('/')[1])\n"
+        "print(made.metadata['License-Expression'], made.metadata.get_all('License-File'))\n"
+        "print(made.read_text('licenses/LICENSE'), end='')\n"
+    )
+    printed = subprocess.run(
+        [str(installed), "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    versions, license_names, text = printed.split("\n", 2)
+    assert len(set(versions.split())) == 1, versions
+    assert license_names == "Apache-2.0 ['LICENSE']"
+    assert text == (REPOSITORY / "LICENSE").read_text(), "cp LICENSE clients/python/LICENSE"
+
+
 def test_the_programs_have_the_right_types(installed: Path, tmp_path: Path) -> None:
     files = []
     for name, number in PROGRAMS:

@@ -19,14 +19,18 @@ Script = Callable[[api.WatchRequest, Any], Iterator[api.WatchResponse]]
 class Server:
     """A WatchService on a Unix socket or a port. Each watch gets the next script.
 
+    Calls that list or get have no complete answer, and end when the client gives up.
+
     Attributes:
         requests: The watches that were asked for.
         tokens: The `authorization` of each.
+        limits: The seconds that each call to list or get had left when it arrived.
     """
 
     def __init__(self, *scripts: Script, address: str = "127.0.0.1:0") -> None:
         self.requests: list[api.WatchRequest] = []
         self.tokens: list[str] = []
+        self.limits: list[float] = []
         self._scripts = list(scripts)
         self._lock = threading.Lock()
         self._server = grpc.server(futures.ThreadPoolExecutor(16))
@@ -35,7 +39,10 @@ class Server:
                 self._watch,
                 request_deserializer=api.WatchRequest.FromString,
                 response_serializer=api.WatchResponse.SerializeToString,
-            )
+            ),
+            "List": grpc.unary_stream_rpc_method_handler(self._answer_a_part),
+            "Get": grpc.unary_unary_rpc_method_handler(self._answer_nothing),
+            "ListResources": grpc.unary_unary_rpc_method_handler(self._answer_nothing),
         }
         handler = grpc.method_handlers_generic_handler("kubefan.v1alpha1.WatchService", methods)
         self._server.add_generic_rpc_handlers((handler,))
@@ -49,6 +56,20 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self._server.stop(None).wait()
 
+    def _answer_nothing(self, _: bytes, context: Any) -> bytes:
+        self._limit(context)
+        wait(context)
+        return b""
+
+    def _answer_a_part(self, _: bytes, context: Any) -> Iterator[bytes]:
+        self._limit(context)
+        yield api.ListResponse(resource_version="5").SerializeToString()
+        wait(context)
+
+    def _limit(self, context: Any) -> None:
+        with self._lock:
+            self.limits.append(context.time_remaining())
+
     def _watch(self, request: api.WatchRequest, context: Any) -> Iterator[api.WatchResponse]:
         with self._lock:
             self.requests.append(request)
@@ -61,10 +82,15 @@ class Server:
 
 def idle(_: api.WatchRequest, context: Any) -> Iterator[api.WatchResponse]:
     """Stays silent until the client ends the call."""
+    wait(context)
+    yield from ()
+
+
+def wait(context: Any) -> None:
+    """Waits until the client ends the call."""
     ended = threading.Event()
     if context.add_callback(ended.set):
         ended.wait()
-    yield from ()
 
 
 def sends(*messages: api.WatchResponse, then: Optional[Script] = None) -> Script:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from kubefan import (
 )
 from kubefan._backoff import Backoff
 from kubefan._endpoint import endpoint
+from kubefan._in_cluster import ADDRESS, CA_FILE, TOKEN_FILE, in_cluster_options
 from kubefan._keywords import watch_options
 from kubefan._token import READ_INTERVAL_SECONDS, Token
 from kubefan.objects import DECODED_MAX
@@ -167,12 +169,25 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     ca.write_text("-----BEGIN PRIVATE KEY-----")
     with pytest.raises(InvalidAddress, match="contains no PEM certificate"):
         endpoint("https://h:1", ClientOptions(ca_file=str(ca)))
-    with pytest.raises(InvalidAddress, match="need an https"):
-        endpoint("h:1", ClientOptions(ca_file=str(ca)))
-    with pytest.raises(InvalidAddress, match="need an https"):
-        endpoint("h:1", ClientOptions(server_name="kubefan.example.com"))
     with pytest.raises(InvalidAddress, match="both"):
         endpoint("https://h:1", ClientOptions(client_key_file=str(ca)))
+
+
+@pytest.mark.parametrize(
+    "option", ["ca_file", "client_certificate_file", "client_key_file", "server_name"]
+)
+@pytest.mark.parametrize("address", ["h:1", "http://h:1", "unix:/k.sock"])
+def test_what_only_tls_has_is_not_ignored_without_it(option: str, address: str) -> None:
+    given: Any = {option: "/a.pem"}
+    with pytest.raises(InvalidAddress, match=f"only an https:// address takes {option}"):
+        endpoint(address, ClientOptions(**given))
+
+
+def test_a_pod_takes_the_token_of_its_service_account_unless_it_has_another() -> None:
+    address, options = in_cluster_options("", {})
+    assert (address, options.ca_file, options.token_file) == (ADDRESS, CA_FILE, TOKEN_FILE)
+    _, options = in_cluster_options("https://h:1", {"token": "own", "ca_file": "own.pem"})
+    assert (options.token, options.token_file, options.ca_file) == ("own", None, "own.pem")
 
 
 def test_a_server_name_replaces_the_host_of_the_address() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -19,6 +21,8 @@ from kubefan import (
     Stopped,
     Unauthenticated,
     Undecodable,
+    Unreachable,
+    aio,
 )
 from tests.recorder import KINDS, WAIT_SECONDS_MAX, Recorder
 
@@ -134,6 +138,48 @@ def test_an_informer_survives_errors_and_reports_them(kind: str) -> None:
         assert len(informer.store) == 0
         assert [type(error).__name__ for error in informer.errors] == ["Forbidden", "Unavailable"]
         assert [request.resource_version for request in server.requests] == ["", "", "5"]
+
+
+CALLS: dict[str, tuple[Any, ...]] = {
+    "list": ("pods",),
+    "get": ("pods", "a", "n"),
+    "list_resources": (),
+}
+
+
+@pytest.mark.parametrize("method", CALLS)
+def test_a_read_without_a_complete_answer_ends_at_the_limit_of_the_caller(
+    kind: str, method: str
+) -> None:
+    with Server() as server:
+        with pytest.raises(Unreachable, match=r"no complete answer .* within 0\.5 s") as raised:
+            read(kind, server.address, method, *CALLS[method], timeout=0.5)
+        assert (raised.value.code, raised.value.is_retryable) == (Code.DEADLINE_EXCEEDED, True)
+        # The server knows the limit, and need not go on.
+        assert all(limit <= 0.5 for limit in server.limits)
+        with pytest.raises(ValueError, match=r"timeout=0 is not possible"):
+            read(kind, server.address, method, *CALLS[method], timeout=0)
+
+
+def test_a_server_that_accepts_connections_and_never_answers_is_not_there(kind: str) -> None:
+    options = ClientOptions(connect_timeout=0.2)
+    with Server() as server, pytest.raises(Unreachable):
+        if kind == "sync":
+            Client.connect(server.address, options)
+        else:
+            asyncio.run(aio.Client.connect(server.address, options))
+
+
+def read(kind: str, address: str, method: str, *arguments: Any, **keywords: Any) -> Any:
+    if kind == "sync":
+        with Client(address) as client:
+            return getattr(client, method)(*arguments, **keywords)
+
+    async def ask() -> Any:
+        async with aio.Client(address) as client:
+            return await getattr(client, method)(*arguments, **keywords)
+
+    return asyncio.run(ask())
 
 
 def test_an_error_of_a_handler_is_reported_and_the_next_call_follows(kind: str) -> None:
