@@ -26,7 +26,7 @@ export {
 } from "./errors.js";
 export type { Deleted, EventHandler } from "./handlers.js";
 export { IN_CLUSTER_ADDRESS, inClusterOptions } from "./in-cluster.js";
-export type { Informer, Registration, WaitOptions } from "./informer.js";
+export type { Informer, Registration } from "./informer.js";
 export type {
   Bookmark,
   CatchUpBegin,
@@ -51,11 +51,15 @@ export {
   OnLag,
   Projection,
   type BackoffOptions,
+  type CallOptions,
   type GetOptions,
+  type HandlerOptions,
   type InformerOptions,
   type ListOptions,
   type ReadOptions,
+  type StopOptions,
   type TargetOptions,
+  type WaitOptions,
   type WatchOptions,
 } from "./options.js";
 export type { IndexFunction, Indexer } from "./store.js";
