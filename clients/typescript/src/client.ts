@@ -171,7 +171,7 @@ export class Client implements AsyncDisposable {
     return Promise.resolve();
   }
 
-  /** What a log shows: nothing of the token. */
+  /** @internal What a log shows: nothing of the token. */
   [inspect.custom](): string {
     return `Client("${this.address}")`;
   }

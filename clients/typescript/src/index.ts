@@ -1,3 +1,5 @@
+// The types use those of Node: also in a project that names its own `types`.
+/// <reference types="node" preserve="true" />
 /**
  * Watch Kubernetes objects through kubefan: watches that resume by themselves, and informers.
  *
@@ -63,7 +65,5 @@ export {
   type WatchOptions,
 } from "./options.js";
 export type { IndexFunction, Indexer } from "./store.js";
+export { VERSION } from "./version.js";
 export type { WatchItems, WatchStream } from "./watch.js";
-
-/** The version of this package. */
-export const VERSION = "0.1.0";

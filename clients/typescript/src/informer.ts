@@ -26,6 +26,7 @@ class Changed {
   #waiting = new Set<() => void>();
 
   notify(): void {
+    // Nobody waits at most changes.
     if (this.#waiting.size === 0) {
       return;
     }
@@ -187,7 +188,7 @@ export class Informer<T extends object = AnyValue> implements AsyncDisposable {
   readonly #signals: AbortSignal[];
   #running: Promise<void> | undefined;
 
-  /** Made by `Client.informer`. */
+  /** @internal Made by `Client.informer`. */
   constructor(connection: Connection, resource: string, options: InformerOptions) {
     this.#connection = connection;
     this.#resource = resource;

@@ -9,7 +9,7 @@ import {
   type Target as TargetMessage,
 } from "./gen/kubefan/v1alpha1/watch_pb.js";
 
-/** Memory limit of the copies that `Encoding.ZSTD_DELTA` needs, in bytes. */
+/** @internal Memory limit of the copies that `Encoding.ZSTD_DELTA` needs, in bytes. */
 export const DELTA_BASE_BYTES_MAX = 2 ** 30;
 
 /**
@@ -80,7 +80,7 @@ export const Projection = {
   metadata: (): Projection => ({ metadataOnly: true }),
 } as const;
 
-/** Whether a projection leaves anything out. */
+/** @internal Whether a projection leaves anything out. */
 export function leavesOut(projection: Projection): boolean {
   return (
     (projection.paths?.length ?? 0) > 0 ||
@@ -90,7 +90,7 @@ export function leavesOut(projection: Projection): boolean {
   );
 }
 
-/** A projection as a protobuf message. */
+/** @internal A projection as a protobuf message. */
 export function projectionMessage(
   projection: Projection,
   onlyChanges = false,
@@ -230,7 +230,7 @@ export interface HandlerOptions {
   readonly backlogMax?: number;
 }
 
-/** The target as a protobuf message. */
+/** @internal The target as a protobuf message. */
 export function targetMessage(resource: string, options: TargetOptions): TargetMessage {
   return create(TargetSchema, {
     group: options.group ?? "",
