@@ -18,12 +18,13 @@ import {
 import { KubeObject, type AnyValue } from "./objects.js";
 import {
   OnExpired,
+  type CallOptions,
   type GetOptions,
   type InformerOptions,
   type ListOptions,
   type WatchOptions,
 } from "./options.js";
-import { checkNames } from "./option-names.js";
+import { checkOptions } from "./option-checks.js";
 import { WatchItems, WatchStream } from "./watch.js";
 
 /**
@@ -43,7 +44,7 @@ export class Client implements AsyncDisposable {
    * `InvalidAddress`.
    */
   constructor(address: string, options: ClientOptions = {}) {
-    checkNames("client", options);
+    checkOptions("client", options);
     this.address = address;
     this.#connection = new Connection(address, options);
   }
@@ -76,7 +77,7 @@ export class Client implements AsyncDisposable {
     resource: string,
     options: ListOptions = {},
   ): Promise<ObjectList<T>> {
-    checkNames("list", options);
+    checkOptions("list", options);
     const request = listRequest(resource, options);
     return this.#connection.call(async (call) => {
       const reader = new ListReader<T>();
@@ -99,7 +100,7 @@ export class Client implements AsyncDisposable {
     namespace = "",
     options: GetOptions = {},
   ): Promise<KubeObject<T>> {
-    checkNames("get", options);
+    checkOptions("get", options);
     const request = getRequest(resource, name, namespace, options);
     return this.#connection.call(async (call) => {
       const { object } = await this.#connection.rpc.get(request, call);
@@ -112,7 +113,8 @@ export class Client implements AsyncDisposable {
   }
 
   /** The state of each cache, ordered by name. */
-  async listResources(options: { signal?: AbortSignal } = {}): Promise<ResourceStatus[]> {
+  async listResources(options: CallOptions = {}): Promise<ResourceStatus[]> {
+    checkOptions("listResources", options);
     return this.#askResources(options.signal, false);
   }
 
@@ -138,7 +140,7 @@ export class Client implements AsyncDisposable {
     resource: string,
     options: WatchOptions = {},
   ): WatchItems<T> {
-    checkNames("watch", options);
+    checkOptions("watch", options);
     const resumes = options.resourceVersion !== undefined && options.resourceVersion !== "";
     return new WatchItems<T>(
       this.#connection,
@@ -155,7 +157,7 @@ export class Client implements AsyncDisposable {
     resource: string,
     options: InformerOptions = {},
   ): Informer<T> {
-    checkNames("informer", options);
+    checkOptions("informer", options);
     return new Informer<T>(this.#connection, resource, options);
   }
 
@@ -169,7 +171,7 @@ export class Client implements AsyncDisposable {
     return Promise.resolve();
   }
 
-  /** What a log shows: nothing of the token. */
+  /** @internal What a log shows: nothing of the token. */
   [inspect.custom](): string {
     return `Client("${this.address}")`;
   }

@@ -8,9 +8,10 @@ import { Unauthenticated, Unreachable, errorOf } from "./errors.js";
 import { WatchService } from "./gen/kubefan/v1alpha1/watch_pb.js";
 import { Sessions } from "./sessions.js";
 import type { Token } from "./token.js";
+import { VERSION } from "./version.js";
 
 /** The version that the server sees. */
-const USER_AGENT = "kubefan-typescript/0.1.0";
+const USER_AGENT = `kubefan-typescript/${VERSION}`;
 /** The limit of a call that lists or gets. */
 const CALL_MS_MAX = 300_000;
 

@@ -10,7 +10,7 @@ import { Token } from "./token.js";
 export interface ClientOptions {
   /**
    * PEM file with the CA that signed kubefan's certificate, in place of Node's CAs. Only for
-   * `https://`.
+   * `https://`. This file and those of the client's certificate are read for each new connection.
    */
   readonly caFile?: string;
   /** The name in kubefan's certificate, if it is not that of the address. Only for `https://`. */
@@ -22,7 +22,7 @@ export interface ClientOptions {
    * kubefan refuses the token.
    */
   readonly tokenFile?: string;
-  /** PEM file with the client's certificate. Only for `https://`. Read once. */
+  /** PEM file with the client's certificate. Only for `https://`. */
   readonly clientCertificateFile?: string;
   /** PEM file with its private key. */
   readonly clientKeyFile?: string;
@@ -39,14 +39,14 @@ export interface ClientOptions {
   readonly keepaliveTimeoutMs?: number;
 }
 
-/** What a connection is made of. */
+/** @internal What a connection is made of. */
 export interface Endpoint {
   /** The origin of each request. */
   readonly origin: string;
   /** The Unix socket, or the host and port. */
   readonly place: { readonly path: string } | { readonly host: string; readonly port: number };
   /** Undefined without TLS. */
-  readonly tls: { readonly context: SecureContext; readonly serverName: string } | undefined;
+  readonly tls: { readonly context: () => SecureContext; readonly serverName: string } | undefined;
   readonly token: Token;
 }
 
@@ -57,6 +57,8 @@ const HOST_PORT = /^(\[[0-9a-fA-F:.]+\]|[^\s:/[\]@?#]+):([0-9]{1,5})$/;
  *
  * Throws `InvalidAddress`, also for files that cannot be read, and for a token that others could
  * read on the way.
+ *
+ * @internal
  */
 export function endpointOf(address: string, options: ClientOptions): Endpoint {
   const wrong = (problem: string): InvalidAddress =>
@@ -101,12 +103,7 @@ export function endpointOf(address: string, options: ClientOptions): Endpoint {
     throw wrong("a client certificate needs both its file and the file of its key");
   }
   try {
-    const context = createSecureContext({
-      ca: pem(options.caFile, "CERTIFICATE"),
-      key: pem(key, "PRIVATE KEY"),
-      cert: pem(certificate, "CERTIFICATE"),
-      minVersion: "TLSv1.2",
-    });
+    const context = contexts(options);
     const serverName = options.serverName ?? place.host;
     return { origin: `https://${authorityOf(place)}`, place, tls: { context, serverName }, token };
   } catch (error) {
@@ -129,6 +126,35 @@ function placeOf(address: string): Endpoint["place"] | undefined {
 
 function authorityOf(place: { host: string; port: number }): string {
   return `${isIP(place.host) === 6 ? `[${place.host}]` : place.host}:${String(place.port)}`;
+}
+
+/**
+ * What each new connection trusts and shows. Throws now if a file is wrong.
+ *
+ * The files are read again each time, because a CA and a certificate get renewed while a program
+ * runs. While they cannot be read, or do not belong together yet, the last ones stay in use.
+ */
+function contexts(options: ClientOptions): () => SecureContext {
+  const { caFile, clientCertificateFile, clientKeyFile } = options;
+  const read = (): SecureContext =>
+    createSecureContext({
+      ca: pem(caFile, "CERTIFICATE"),
+      key: pem(clientKeyFile, "PRIVATE KEY"),
+      cert: pem(clientCertificateFile, "CERTIFICATE"),
+      minVersion: "TLSv1.2",
+    });
+  let last = read();
+  if ((caFile ?? clientCertificateFile) === undefined) {
+    return () => last;
+  }
+  return () => {
+    try {
+      last = read();
+    } catch {
+      // If the last ones do not do any more, the connection says what is wrong with them.
+    }
+    return last;
+  };
 }
 
 /** The content of a PEM file. A file without such a part would look like a wrong server. */

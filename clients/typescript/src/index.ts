@@ -1,3 +1,5 @@
+// The types use those of Node: also in a project that names its own `types`.
+/// <reference types="node" preserve="true" />
 /**
  * Watch Kubernetes objects through kubefan: watches that resume by themselves, and informers.
  *
@@ -26,7 +28,7 @@ export {
 } from "./errors.js";
 export type { Deleted, EventHandler } from "./handlers.js";
 export { IN_CLUSTER_ADDRESS, inClusterOptions } from "./in-cluster.js";
-export type { Informer, Registration, WaitOptions } from "./informer.js";
+export type { Informer, Registration } from "./informer.js";
 export type {
   Bookmark,
   CatchUpBegin,
@@ -51,15 +53,17 @@ export {
   OnLag,
   Projection,
   type BackoffOptions,
+  type CallOptions,
   type GetOptions,
+  type HandlerOptions,
   type InformerOptions,
   type ListOptions,
   type ReadOptions,
+  type StopOptions,
   type TargetOptions,
+  type WaitOptions,
   type WatchOptions,
 } from "./options.js";
 export type { IndexFunction, Indexer } from "./store.js";
+export { VERSION } from "./version.js";
 export type { WatchItems, WatchStream } from "./watch.js";
-
-/** The version of this package. */
-export const VERSION = "0.1.0";

@@ -13,26 +13,23 @@ import {
 } from "./handlers.js";
 import { InformerState, versionNumber } from "./informer-state.js";
 import type { AnyValue } from "./objects.js";
-import type { InformerOptions } from "./options.js";
+import { checkHandler, checkOptions } from "./option-checks.js";
+import type { HandlerOptions, InformerOptions, StopOptions, WaitOptions } from "./options.js";
 import type { Indexer } from "./store.js";
 import { WatchItems } from "./watch.js";
 
 /** The limit for the calls that are under way at a stop. */
 const STOP_MS_MAX = 10_000;
 
-/** How long to wait, and what ends the wait. */
-export interface WaitOptions {
-  /** The wait ends with `false` after this time. No limit by default. */
-  readonly timeoutMs?: number;
-  /** The wait rejects with the signal's reason. */
-  readonly signal?: AbortSignal;
-}
-
 /** A condition that is looked at again whenever something has changed. */
 class Changed {
   #waiting = new Set<() => void>();
 
   notify(): void {
+    // Nobody waits at most changes.
+    if (this.#waiting.size === 0) {
+      return;
+    }
     const waiting = [...this.#waiting];
     this.#waiting.clear();
     for (const wake of waiting) {
@@ -111,6 +108,7 @@ class Handler<T extends object> implements Registration {
   }
 
   async waitForSync(options: WaitOptions = {}): Promise<boolean> {
+    checkOptions("waitForSync", options);
     await this.#changed.until(() => this.#isSynced || this.#isEnded, options);
     return this.#isSynced;
   }
@@ -190,7 +188,7 @@ export class Informer<T extends object = AnyValue> implements AsyncDisposable {
   readonly #signals: AbortSignal[];
   #running: Promise<void> | undefined;
 
-  /** Made by `Client.informer`. */
+  /** @internal Made by `Client.informer`. */
   constructor(connection: Connection, resource: string, options: InformerOptions) {
     this.#connection = connection;
     this.#resource = resource;
@@ -222,13 +220,13 @@ export class Informer<T extends object = AnyValue> implements AsyncDisposable {
    *
    * It gets its calls one at a time, in order; a function that returns a promise is waited for. A
    * slow handler delays no other. Above `backlogMax` waiting calls, changes of one object become
-   * one call. A function that throws does not end the handler. Throws `Stopped`.
+   * one call. A function that throws does not end the handler. Throws `Stopped`, and a
+   * `TypeError` if the handler has none of its functions.
    */
-  addEventHandler(
-    functions: EventHandler<T>,
-    options: { readonly backlogMax?: number } = {},
-  ): Registration {
+  addEventHandler(functions: EventHandler<T>, options: HandlerOptions = {}): Registration {
     this.#refuseStopped();
+    checkHandler(functions);
+    checkOptions("addEventHandler", options);
     const handler = new Handler<T>(
       functions,
       options.backlogMax ?? BACKLOG_CALLS_MAX,
@@ -267,6 +265,7 @@ export class Informer<T extends object = AnyValue> implements AsyncDisposable {
    * `Stopped` if the informer is stopped before.
    */
   async waitForSync(options: WaitOptions = {}): Promise<boolean> {
+    checkOptions("waitForSync", options);
     return this.#wait(() => this.#state.isSynced, options);
   }
 
@@ -275,6 +274,7 @@ export class Informer<T extends object = AnyValue> implements AsyncDisposable {
    * after `timeoutMs`. Rejects with `Stopped` if the informer is stopped before.
    */
   async waitUntil(resourceVersion: string, options: WaitOptions = {}): Promise<boolean> {
+    checkOptions("waitUntil", options);
     const wanted = versionNumber(resourceVersion);
     if (wanted === undefined) {
       throw new TypeError(`"${resourceVersion}" is not a resource version`);
@@ -286,7 +286,8 @@ export class Informer<T extends object = AnyValue> implements AsyncDisposable {
    * Ends the watch and, after the calls under way, the handlers. Final. It waits at most
    * `timeoutMs`, 10,000 by default. The store keeps its last state.
    */
-  async stop(options: { readonly timeoutMs?: number } = {}): Promise<void> {
+  async stop(options: StopOptions = {}): Promise<void> {
+    checkOptions("stop", options);
     this.#end();
     const waited = [...this.#handlers].map((handler) => handler.end());
     const limit = new AbortController();

@@ -51,7 +51,7 @@ export interface ResourceStatus {
   readonly resource?: Resource;
 }
 
-/** The request of a list. */
+/** @internal The request of a list. */
 export function listRequest(resource: string, options: ListOptions): api.ListRequest {
   const projection = options.projection ?? {};
   return create(api.ListRequestSchema, {
@@ -61,7 +61,7 @@ export function listRequest(resource: string, options: ListOptions): api.ListReq
   });
 }
 
-/** The request of one object. */
+/** @internal The request of one object. */
 export function getRequest(
   resource: string,
   name: string,
@@ -76,7 +76,7 @@ export function getRequest(
   });
 }
 
-/** Puts a list together from its chunks. */
+/** @internal Puts a list together from its chunks. */
 export class ListReader<T extends object> {
   readonly #objects: KubeObject<T>[] = [];
   #version = "";
@@ -113,7 +113,7 @@ export class ListReader<T extends object> {
   }
 }
 
-/** The states of the caches, ordered by name. */
+/** @internal The states of the caches, ordered by name. */
 export function statusesOf(response: api.ListResourcesResponse): ResourceStatus[] {
   return response.resources.map((status) => ({
     name: status.name,
@@ -130,7 +130,7 @@ export function statusesOf(response: api.ListResourcesResponse): ResourceStatus[
   }));
 }
 
-/** An object of a list or a get. */
+/** @internal An object of a list or a get. */
 export function objectOf<T extends object>(made: api.Object$): KubeObject<T> {
   // A copy: the object's bytes are a part of the whole message, which would stay in memory.
   const raw = new Uint8Array(made.object);

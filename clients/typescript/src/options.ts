@@ -9,7 +9,7 @@ import {
   type Target as TargetMessage,
 } from "./gen/kubefan/v1alpha1/watch_pb.js";
 
-/** Memory limit of the copies that `Encoding.ZSTD_DELTA` needs, in bytes. */
+/** @internal Memory limit of the copies that `Encoding.ZSTD_DELTA` needs, in bytes. */
 export const DELTA_BASE_BYTES_MAX = 2 ** 30;
 
 /**
@@ -59,7 +59,7 @@ export type Fallback = (typeof Fallback)[keyof typeof Fallback];
  */
 export interface Projection {
   /**
-   * Only these fields, such as `spec.nodeName`; at most 64. A path through a list applies to each
+   * Only these fields, such as `spec.nodeName`; 1 to 64. A path through a list applies to each
    * object in it. A backslash escapes a dot in a name:
    * `metadata.annotations.example\.com/name`.
    */
@@ -74,13 +74,13 @@ export interface Projection {
 
 /** The usual projections. Others are literals: `{ dropManagedFields: true }`. */
 export const Projection = {
-  /** Only the fields at these paths. */
+  /** Only the fields at these paths: at least one. */
   fields: (...paths: string[]): Projection => ({ paths }),
   /** Only the metadata. */
   metadata: (): Projection => ({ metadataOnly: true }),
 } as const;
 
-/** Whether a projection leaves anything out. */
+/** @internal Whether a projection leaves anything out. */
 export function leavesOut(projection: Projection): boolean {
   return (
     (projection.paths?.length ?? 0) > 0 ||
@@ -90,7 +90,7 @@ export function leavesOut(projection: Projection): boolean {
   );
 }
 
-/** A projection as a protobuf message. */
+/** @internal A projection as a protobuf message. */
 export function projectionMessage(
   projection: Projection,
   onlyChanges = false,
@@ -145,14 +145,18 @@ export interface TargetOptions {
   readonly version?: string;
 }
 
+/** How a call is ended. */
+export interface CallOptions {
+  /** Cancels the call, which then rejects with the signal's reason. */
+  readonly signal?: AbortSignal;
+}
+
 /** How objects are read once. */
-export interface ReadOptions {
+export interface ReadOptions extends CallOptions {
   /** The state is not older than this version. */
   readonly resourceVersion?: string;
   /** The parts of each object to send. */
   readonly projection?: Projection;
-  /** Cancels the call, which then rejects with the signal's reason. */
-  readonly signal?: AbortSignal;
 }
 
 /** Which objects, and how they are listed. */
@@ -206,7 +210,27 @@ export interface WatchOptions extends TargetOptions {
 /** The options of an informer: it starts with the present state, and has no end of its own. */
 export type InformerOptions = Omit<WatchOptions, "resourceVersion" | "cluster" | "timeoutMs">;
 
-/** The target as a protobuf message. */
+/** How long to wait, and what ends the wait. */
+export interface WaitOptions {
+  /** The wait ends with `false` after this time. No limit by default. */
+  readonly timeoutMs?: number;
+  /** The wait rejects with the signal's reason. */
+  readonly signal?: AbortSignal;
+}
+
+/** How an informer is stopped. */
+export interface StopOptions {
+  /** The longest wait for the calls under way. 10,000 by default. */
+  readonly timeoutMs?: number;
+}
+
+/** How a handler is called. */
+export interface HandlerOptions {
+  /** Above so many waiting calls, changes of one object become one call. 10,000 by default. */
+  readonly backlogMax?: number;
+}
+
+/** @internal The target as a protobuf message. */
 export function targetMessage(resource: string, options: TargetOptions): TargetMessage {
   return create(TargetSchema, {
     group: options.group ?? "",

@@ -166,7 +166,7 @@ export class Sessions {
       host: address,
       port: place.port,
       ...name,
-      secureContext: context,
+      secureContext: context(),
       ALPNProtocols: ["h2"],
       // With an address in place of a name, Node would compare the certificate with `host`, which
       // is the same only without `serverName`.

@@ -71,7 +71,7 @@ export class WatchItems<T extends object = AnyValue> extends Reader<WatchItem<T>
   #call: Call | undefined;
   #resumeVersion: string;
 
-  /** Made by `Client.watchItems`. */
+  /** @internal Made by `Client.watchItems`. */
   constructor(connection: Connection, resource: string, options: WatchOptions) {
     super();
     this.#connection = connection;
@@ -267,7 +267,7 @@ export class WatchStream<T extends object = AnyValue> extends Reader<WatchEvent<
   #at = 0;
   #resumeVersion: string;
 
-  /** Made by `Client.watch`. */
+  /** @internal Made by `Client.watch`. */
   constructor(items: WatchItems<T>) {
     super();
     this.#items = items;

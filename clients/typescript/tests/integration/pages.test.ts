@@ -73,14 +73,16 @@ const programs = pages.flatMap((page) =>
 const project = process.env["KUBEFAN_TYPESCRIPT_PROJECT"] ?? "";
 const skipProject = project === "" ? "clients/typescript/check makes the project" : false;
 
-/** Runs tsc on files in the project. Returns what it printed. */
-function tsc(flags: string[], files: string[]): string {
+/**
+ * Compiles files of the project with the types that are installed there and no others. It also
+ * checks the types of the package. Returns what tsc printed.
+ */
+function tsc(options: object, files: string[]): string {
   const program = createRequire(import.meta.url).resolve("typescript/bin/tsc");
-  const common = ["--strict", "--module", "node16", "--target", "es2022"];
-  const types = ["--types", "node", "--typeRoots", resolve("node_modules/@types")];
-  const paths = files.map((file) => join(project, file));
-  const args = [program, ...common, ...flags, ...types, ...paths];
-  return spawnSync(process.execPath, args, { encoding: "utf8" }).stdout;
+  const common = { strict: true, skipLibCheck: false, module: "node16", target: "es2022" };
+  const settings = { compilerOptions: { ...common, ...options }, files };
+  writeFileSync(join(project, "tsconfig.json"), JSON.stringify(settings));
+  return spawnSync(process.execPath, [program], { cwd: project, encoding: "utf8" }).stdout;
 }
 
 test("every program of every page is tested", () => {
@@ -109,7 +111,7 @@ suite("the programs of the pages", { skip: skip === false ? skipProject : skip }
     }
     const typed = [...programs.entries()].filter(([, { language }]) => language === "ts");
     const files = typed.map(([at, { language }]) => name(at, language));
-    assert.equal(tsc(["--noEmitOnError"], files), "");
+    assert.equal(tsc({ noEmitOnError: true }, files), "");
   });
   after(async () => {
     await demo[Symbol.asyncDispose]();
@@ -161,9 +163,21 @@ suite("the installed package", { skip: skipProject }, () => {
     for (const file of files) {
       writeFileSync(join(project, file), lines.join("\n"));
     }
-    const checked = tsc(["--noEmit"], files);
-    const errors = checked.split("\n").filter((line) => line.includes("error TS"));
-    assert.equal(errors.length, files.length, checked);
-    assert(errors.every((error) => error.includes("noSuchOption")));
+    // With the usual settings, and in a project that names its own types and libraries.
+    for (const options of [{}, { types: [], lib: ["es2022"] }]) {
+      const checked = tsc({ noEmit: true, ...options }, files);
+      const errors = checked.split("\n").filter((line) => line.includes("error TS"));
+      assert.equal(errors.length, files.length, checked);
+      assert(
+        errors.every((error) => error.includes("noSuchOption")),
+        checked,
+      );
+    }
+  });
+
+  test("has the license", () => {
+    const license = readFileSync(join(repository, "LICENSE"), "utf8");
+    const installed = join(project, "node_modules/kubefan/LICENSE");
+    assert.equal(readFileSync(installed, "utf8"), license);
   });
 });

@@ -1,8 +1,7 @@
 // The client and its watches, against a server with scripts.
 
 import assert from "node:assert/strict";
-import { execFileSync } from "node:child_process";
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { createServer, type Socket } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -336,53 +335,6 @@ suite("a token", () => {
     await using client = new Client(server.address, { tokenFile: file });
     assert.equal((await client.list("pods")).resourceVersion, "1");
     assert.deepEqual(server.tokens, ["Bearer old", "Bearer new"]);
-  });
-});
-
-suite("TLS", () => {
-  const certificate = join(directory, "cert.pem");
-  const key = join(directory, "key.pem");
-  execFileSync(
-    "openssl",
-    [
-      ...["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"],
-      ...["-days", "2", "-subj", "/CN=kubefan.test", "-addext", "subjectAltName=DNS:kubefan.test"],
-      ...["-keyout", key, "-out", certificate],
-    ],
-    { stdio: "ignore" },
-  );
-  const cert = readFileSync(certificate);
-  const tls = { cert, key: readFileSync(key), ca: cert };
-
-  test("carries a token, checks the name, and sends a client certificate", async () => {
-    const secure = { ...tls, requestCert: true, rejectUnauthorized: true };
-    await using server = await Server.start([sends(first())], { tls: secure });
-    const options = {
-      caFile: certificate,
-      token: "secret",
-      clientCertificateFile: certificate,
-      clientKeyFile: key,
-    };
-    await using client = await Client.connect(server.address, {
-      ...options,
-      serverName: "kubefan.test",
-    });
-    const recorder = new Recorder(client.watch("pods"));
-    await recorder.until("the state", "ADDED a");
-    assert.deepEqual(server.tokens, ["Bearer secret", "Bearer secret"]);
-    await assert.rejects(Client.connect(server.address, options), (error) => {
-      assert(error instanceof Unreachable);
-      assert.match(error.message, /127\.0\.0\.1/);
-      return true;
-    });
-  });
-
-  test("needs a CA that is trusted, and a server that speaks it", async () => {
-    await using server = await Server.start([], { tls });
-    await assert.rejects(Client.connect(server.address), /caFile must contain the CA/);
-    await using plain = await Server.start();
-    const address = `https://${plain.address}`;
-    await assert.rejects(Client.connect(address), (error) => error instanceof Unreachable);
   });
 });
 

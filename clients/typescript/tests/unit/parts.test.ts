@@ -1,7 +1,7 @@
 // The parts without a server: delays, tokens, addresses, objects, checksums.
 
 import assert from "node:assert/strict";
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, suite, test } from "node:test";
@@ -15,6 +15,7 @@ import { inClusterOptions } from "../../src/in-cluster.js";
 import { DECODED_MAX, KubeObject } from "../../src/objects.js";
 import { Store } from "../../src/store.js";
 import { READ_INTERVAL_MS, Token } from "../../src/token.js";
+import { VERSION } from "../../src/version.js";
 
 const bytes = (text: string): Uint8Array => new TextEncoder().encode(text);
 const directory = mkdtempSync(join(tmpdir(), "kubefan-"));
@@ -242,5 +243,12 @@ test("the checksum is that of zlib", () => {
   for (const one of [crc32, tableCrc32]) {
     assert.equal(one(bytes("123456789")), 0xcbf43926);
     assert.equal(one(new Uint8Array()), 0);
+  }
+});
+
+test("the version is that of package.json and of its lock file", () => {
+  for (const file of ["package.json", "package-lock.json"]) {
+    const { version } = JSON.parse(readFileSync(file, "utf8")) as { version: string };
+    assert.equal(version, VERSION, file);
   }
 });

@@ -1,5 +1,6 @@
 // A server that answers each call with a script, for what no real server does on request.
 
+import assert from "node:assert/strict";
 import * as http2 from "node:http2";
 import { BinaryWriter, WireType } from "@bufbuild/protobuf/wire";
 import { Code, ConnectError, type HandlerContext } from "@connectrpc/connect";
@@ -87,6 +88,12 @@ export class Server {
       options.path === undefined ? `${scheme}127.0.0.1:${String(port)}` : `unix:${options.path}`;
     made.server = new Server(server, address);
     return made.server;
+  }
+
+  /** Takes another certificate for the connections to come. Only of a server with TLS. */
+  renew(tls: http2.SecureServerOptions): void {
+    assert("setSecureContext" in this.#server);
+    (this.#server as http2.Http2SecureServer).setSecureContext(tls);
   }
 
   /** Ends all connections without a word. */
