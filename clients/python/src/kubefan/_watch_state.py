@@ -165,7 +165,6 @@ class WatchState:
     def opened(self, now: float) -> list[WatchItem]:
         """The call has been answered."""
         self._opened_at = now
-        self._was_open = True
         self._next_cluster = None
         if not self._broken:
             return []
@@ -179,7 +178,7 @@ class WatchState:
         cancelled: the next one gets the message again, with whole objects.
         """
         items = self.opened(now) if self._opened_at is None else []
-        self._received = True
+        self._received = self._was_open = True
         try:
             items += self._items(response)
         except DeltaError as error:
@@ -219,6 +218,9 @@ class WatchState:
             # Nothing was lost, and nothing has failed.
             self._wake_at = None
             return []
+        # The headers of a refusal may arrive before its status and look like an answer, so only a
+        # message, or an end that an accepted token has, shows that the token was accepted.
+        self._was_open = self._was_open or error.reason == "REAUTHENTICATE"
         restart = isinstance(error, Expired) and self._options.on_expired == OnExpired.RESTART
         # The file may get another token. A token that was never accepted is a mistake, though.
         may_login = isinstance(error, Unauthenticated) and self._was_open and token_may_change
