@@ -94,7 +94,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubefan]:
     """A kubefan with a simulated cluster."""
-    small = ["--objects", "100", "--subscribers", "1", "--rate", "20"]
+    small = ["--objects", "1000", "--subscribers", "1", "--rate", "20"]
     with Kubefan(["demo", "--duration", "0", *small], tmp_path_factory.mktemp("demo")) as server:
         yield server
 

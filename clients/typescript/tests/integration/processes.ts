@@ -80,7 +80,7 @@ export class Demo implements AsyncDisposable {
   static async start(flags: string[] = [], address?: string): Promise<Demo> {
     const listen = address ?? `127.0.0.1:${String(await freePort())}`;
     const admin = `127.0.0.1:${String(await freePort())}`;
-    const small = ["--objects", "100", "--subscribers", "1", "--rate", "20"];
+    const small = ["--objects", "1000", "--subscribers", "1", "--rate", "20"];
     const args = ["demo", "--duration", "0", ...small, ...flags];
     const made = new Process(program, [...args, "--listen", listen, "--admin-listen", admin], {
       env: { RUST_LOG: "info" },
