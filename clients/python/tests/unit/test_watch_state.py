@@ -172,6 +172,16 @@ def test_a_token_from_a_file_may_be_refused_once_it_was_accepted() -> None:
     assert fresh.request(0.0) is not None
     with pytest.raises(Unauthenticated):
         fresh.failed(refused, 0.0, token_may_change=True)
+    answered = state()
+    opened(answered)
+    with pytest.raises(Unauthenticated):
+        # The headers of the refusal came before its status.
+        answered.failed(refused, 0.0, token_may_change=True)
+    ended = state()
+    opened(ended)
+    old = Unavailable("log in again", code=Code.UNAVAILABLE, reason="REAUTHENTICATE")
+    assert isinstance(ended.failed(old, 1.0, token_may_change=True)[0], Disconnected)
+    assert isinstance(ended.failed(refused, 2.0, token_may_change=True)[0], Disconnected)
     assert isinstance(synced().failed(refused, 1.0, token_may_change=True)[0], Disconnected)
     with pytest.raises(Unauthenticated):
         synced().failed(refused, 1.0)
