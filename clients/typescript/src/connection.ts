@@ -1,6 +1,7 @@
 // A connection to kubefan: calls with their token, and their errors.
 
 import { setMaxListeners } from "node:events";
+import { setImmediate as nextTurn } from "node:timers/promises";
 import { createClient, type CallOptions, type Client as Rpc } from "@connectrpc/connect";
 import { createGrpcTransport } from "@connectrpc/connect-node";
 import { endpointOf, type ClientOptions } from "./endpoint.js";
@@ -76,6 +77,7 @@ export class Connection {
           ...(signal === undefined ? {} : { signal }),
         });
       } catch (failure) {
+        await outsideOfHttp2();
         signal?.throwIfAborted();
         const error = errorOf(failure, this.address);
         const isRefused = error instanceof Unauthenticated;
@@ -91,6 +93,15 @@ export class Connection {
     this.#closed.abort();
     this.#sessions.close();
   }
+}
+
+/**
+ * Waits before the failure of a call is handled. A GOAWAY fails calls from inside of Node's HTTP/2
+ * code. A program that ended another call of the same connection there, such as by closing the
+ * client, would loop in that code for ever (seen in Node 20).
+ */
+export async function outsideOfHttp2(): Promise<void> {
+  await nextTurn();
 }
 
 /** The headers of a call with this token. */

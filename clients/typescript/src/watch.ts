@@ -2,7 +2,7 @@
 
 import { setImmediate as nextTurn, setTimeout as sleep } from "node:timers/promises";
 import { Changes } from "./changes.js";
-import { headersOf, type Connection } from "./connection.js";
+import { headersOf, outsideOfHttp2, type Connection } from "./connection.js";
 import { Unauthenticated, errorOf, type KubefanError } from "./errors.js";
 import type { WatchResponse } from "./gen/kubefan/v1alpha1/watch_pb.js";
 import type { WatchEvent, WatchItem } from "./items.js";
@@ -140,6 +140,7 @@ export class WatchItems<T extends object = AnyValue> extends Reader<WatchItem<T>
       call.first = undefined;
       result = await (first ?? call.responses.next());
     } catch (failure) {
+      await outsideOfHttp2();
       return this.#failed(errorOf(failure, this.#connection.address), call.sent);
     }
     if (this.#closed.signal.aborted) {

@@ -104,4 +104,25 @@ suite("TLS", () => {
     server.cut();
     await recorder.until("the second change", "ADDED a", "MODIFIED a", "MODIFIED a");
   });
+
+  test("is closed when a dying connection has just refused a call", async () => {
+    const secure = { ...made.server, ...mutual };
+    const change = event("MODIFIED", "a", "6");
+    await using server = await Server.start([sends(first()), sends([change])], { tls: secure });
+    const client = new Client(server.address, {
+      caFile: made.certificate,
+      clientCertificateFile: made.certificate,
+      clientKeyFile: made.key,
+      serverName: "kubefan.test",
+    });
+    const recorder = new Recorder(client.watch("pods", { backoff: FAST }));
+    await recorder.until("the state", "ADDED a");
+    server.cut();
+    await recorder.until("the change", "ADDED a", "MODIFIED a");
+    await client.listResources();
+    server.cut();
+    // The refusal comes with a GOAWAY, while the watch has a stream on the same connection.
+    await assert.rejects(client.listResources(), Unreachable);
+    client.close();
+  });
 });
