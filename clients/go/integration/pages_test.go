@@ -90,6 +90,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	kubefan "kubefan.dev/clients/go"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 )
 
 type body func(context.Context, *kubefan.Client, *rest.Config, kubernetes.Interface) error
@@ -102,6 +103,8 @@ func main() {
 }
 
 func run() error {
+	// Managers would serve their metrics on port 8080, which may be in use.
+	metricsserver.DefaultBindAddress = "0"
 	number, err := strconv.Atoi(os.Args[1])
 	if err != nil {
 		return err

@@ -164,8 +164,9 @@ suite("a watch", () => {
       client.watch("pods", { signal: aborted.signal }),
       client.watch("pods"),
     ];
+    const calls = server.requests.length + watches.length;
     const recorders = watches.map((watch) => new Recorder(watch));
-    await until("the calls", () => server.requests.length >= 5);
+    await until("the calls", () => server.requests.length >= calls);
     watches[0]?.close();
     aborted.abort();
     await recorders[0]?.untilEnded();
