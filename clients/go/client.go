@@ -61,9 +61,9 @@ type ReadOptions struct {
 	Encoding Encoding
 }
 
-// Connect connects to host:port, http://host:port, https://host:port, dns:host:port or unix:/path. It
-// fails with an *Error if a file of the options cannot be read, or if there is no connection within
-// ConnectTimeout. Call Close at the end.
+// Connect connects to host:port, http://host:port, https://host:port, dns:host:port or unix:/path.
+// It fails with an *Error if a file of the options cannot be read, or if there is no connection
+// within ConnectTimeout. Call Close at the end.
 func Connect(ctx context.Context, address string, options Options) (*Client, error) {
 	client, err := ConnectLazy(address, options)
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 
 // What a pod of the cluster connects with.
 const (
-	// InClusterAddress is kubefan's Service for gRPC clients, as docs/install.md makes it: the name has
-	// an address for each replica, and the client chooses.
+	// InClusterAddress is kubefan's Service for gRPC clients, as docs/install.md makes it: the name
+	// has an address for each replica, and the client chooses.
 	InClusterAddress = "https://kubefan-headless.kubefan.svc:7443"
 	// InClusterCAFile is where a pod mounts ca.crt of the ConfigMap "kubefan-ca".
 	InClusterCAFile = "/etc/kubefan/ca.crt"
@@ -57,9 +57,9 @@ type Options struct {
 	DialOptions []grpc.DialOption
 }
 
-// InCluster returns the options of a program in a pod, for InClusterAddress: the token of its service
-// account, and the CA in caFile. Empty means InClusterCAFile, never the CAs of the system: for those,
-// set only Options.TokenFile, to ServiceAccountTokenFile.
+// InCluster returns the options of a program in a pod, for InClusterAddress: the token of its
+// service account, and the CA in caFile. Empty means InClusterCAFile, never the CAs of the system:
+// for those, set only Options.TokenFile, to ServiceAccountTokenFile.
 func InCluster(caFile string) Options {
 	if caFile == "" {
 		caFile = InClusterCAFile

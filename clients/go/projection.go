@@ -35,8 +35,8 @@ func (t Target) message() *api.Target {
 // If anything is left out, metadata.resourceVersion and metadata.managedFields are left out too. The
 // version is in the event.
 //
-// A request fails with InvalidArgument, and nothing is sent, if Fields is empty but not nil, or if both
-// Fields and MetadataOnly are set.
+// A request fails with InvalidArgument, and nothing is sent, if Fields is empty but not nil, or if
+// both Fields and MetadataOnly are set.
 type Projection struct {
 	// MetadataOnly sends a PartialObjectMetadata of meta.k8s.io/v1. Fields must be nil.
 	MetadataOnly bool
@@ -56,8 +56,8 @@ func (p Projection) IsFull() bool {
 	return !p.MetadataOnly && p.Fields == nil && !p.DropManagedFields && !p.DropLastApplied
 }
 
-// check refuses what no request can mean. An empty list may come from a program that has no field to
-// ask for, and would otherwise receive everything.
+// check refuses what no request can mean. An empty list may come from a program that has no field
+// to ask for, and would otherwise receive everything.
 func (p Projection) check(address string) error {
 	wrong := &Error{Address: address, Code: codes.InvalidArgument, Field: "projection.paths"}
 	switch {
@@ -147,7 +147,7 @@ const (
 type Fallback int
 
 const (
-	// FallbackNever waits until kubefan is back. The apiserver gets no request: all clients of a cluster
-	// at the apiserver at once are the load that kubefan prevents.
+	// FallbackNever waits until kubefan is back. The apiserver gets no request: all clients of a
+	// cluster at the apiserver at once are the load that kubefan prevents.
 	FallbackNever Fallback = iota
 )

@@ -27,8 +27,9 @@ type endpoint struct {
 var errAddress = errors.New("not an address of kubefan; write it like 127.0.0.1:7443, https://host:port, " +
 	"dns:host:port or unix:/path")
 
-// parseAddress reads host:port, http://…, https://…, dns:host:port and unix:/path. A port is required:
-// the defaults of http and https are not those of kubefan's gRPC, so they would lead to another server.
+// parseAddress reads host:port, http://…, https://…, dns:host:port and unix:/path. A port is
+// required: the defaults of http and https are not those of kubefan's gRPC, so they would lead to
+// another server.
 func parseAddress(address string) (endpoint, error) {
 	if path, found := strings.CutPrefix(address, "unix:"); found {
 		if path == "" {

@@ -26,7 +26,7 @@ class Changed {
   #waiting = new Set<() => void>();
 
   notify(): void {
-    // Nobody waits at most changes.
+    // Mostly nobody waits.
     if (this.#waiting.size === 0) {
       return;
     }

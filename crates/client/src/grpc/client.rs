@@ -1,7 +1,13 @@
 //! A client of one kubefan: the connection, and the calls that end by themselves (list, get,
 //! list_resources).
 
-use std::{fmt, future::Future, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    future::Future,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
@@ -18,7 +24,7 @@ use super::{
 use crate::{
     authorities,
     error::{ClientError, root_cause},
-    token::Token,
+    token::{SERVICE_ACCOUNT, Token},
 };
 use kubefan_common::encoding::Encoding;
 use kubefan_common::proto::v1alpha1::{
@@ -38,8 +44,6 @@ const FRAME_BYTES_MAX: u32 = 1 << 20;
 pub const IN_CLUSTER_ADDRESS: &str = "https://kubefan-headless.kubefan.svc:7443";
 /// Where a pod mounts `ca.crt` of the ConfigMap `kubefan-ca`.
 const IN_CLUSTER_CA_FILE: &str = "/etc/kubefan/ca.crt";
-/// Where a pod has the token of its service account. The kubelet renews it.
-const IN_CLUSTER_TOKEN_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 
 /// A client certificate and its key, in PEM files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,7 +109,7 @@ impl ClientOptions {
     pub fn in_cluster() -> Self {
         Self {
             ca_file: Some(IN_CLUSTER_CA_FILE.into()),
-            token_file: Some(IN_CLUSTER_TOKEN_FILE.into()),
+            token_file: Some(Path::new(SERVICE_ACCOUNT).join("token")),
             ..Self::default()
         }
     }

@@ -10,10 +10,10 @@ use super::{
     tls,
     transport::HttpTransport,
 };
-use crate::{error::ClientError, token::Token};
-
-/// Where Kubernetes mounts a pod's service account.
-const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+use crate::{
+    error::ClientError,
+    token::{SERVICE_ACCOUNT, Token},
+};
 
 /// A client of one HTTP endpoint that serves the Kubernetes API: a kube-apiserver or a kubefan.
 /// Clones share the connections.

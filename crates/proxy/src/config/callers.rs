@@ -98,9 +98,9 @@ section! {
     stream_age_max("DURATION"): Duration = Duration::from_secs(3600)
         => stream_age_max: Option<time::Duration>, wait_or_never;
     /// Serve the admin port over TLS with the certificate of the data port (on a Unix socket
-    /// without), and show the status page, who is connected, metrics and what users may read only
-    /// to callers that may get the path (nonResourceURLs /, /status, /subscribers, /metrics and
-    /// /can-i). Probes (/livez, /readyz) stay open, without the names of resources.
+    /// without). Only callers that may get a path see it (nonResourceURLs /, /status, /subscribers,
+    /// /metrics and /can-i): the status page, who is connected, metrics, what users may read.
+    /// Probes (/livez, /readyz) stay open, without the names of resources.
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     admin_authorization("BOOL"): bool => admin_authorization: bool, or_false;
     /// Reviews of tokens sent to the apiserver per second, and as many of reads. Twice as many may
