@@ -1,6 +1,7 @@
 package kubefan
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -59,6 +60,11 @@ type ReadOptions struct {
 	// encoding of a watch, and returns the bytes that the watch has. A list is never compressed, so
 	// kubefan refuses the others there.
 	Encoding Encoding
+}
+
+// check refuses what no read can mean.
+func (o ReadOptions) check(address string) error {
+	return cmp.Or(checkConstant(address, "ReadOptions.Encoding", o.Encoding, EncodingProtobuf), o.Projection.check(address))
 }
 
 // Connect connects to host:port, http://host:port, https://host:port, dns:host:port or unix:/path.
@@ -149,7 +155,7 @@ func (c *Client) List(ctx context.Context, target Target, options ReadOptions) (
 func (c *Client) ListChunks(
 	ctx context.Context, target Target, options ReadOptions, each func(*api.ListResponse) error,
 ) error {
-	if err := options.Projection.check(c.address); err != nil {
+	if err := options.check(c.address); err != nil {
 		return err
 	}
 	request := &api.ListRequest{
@@ -185,7 +191,7 @@ func (c *Client) ListChunks(
 // Get returns one object. Target.Name is required, and so is Target.Namespace for namespaced
 // resources.
 func (c *Client) Get(ctx context.Context, target Target, options ReadOptions) (*api.GetResponse, error) {
-	if err := options.Projection.check(c.address); err != nil {
+	if err := options.check(c.address); err != nil {
 		return nil, err
 	}
 	request := &api.GetRequest{

@@ -118,7 +118,7 @@ func (e Encoding) message() api.Encoding {
 	case EncodingProtobuf:
 		return api.Encoding_ENCODING_PROTOBUF
 	default:
-		return api.Encoding_ENCODING_UNSPECIFIED
+		return api.Encoding_ENCODING_UNSPECIFIED // EncodingJSON: no other value passes checkConstant.
 	}
 }
 

@@ -1,6 +1,7 @@
 package kubefan
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -49,11 +50,22 @@ type WatchOptions struct {
 
 // check refuses what no watch can mean.
 func (o WatchOptions) check(address string) error {
-	if o.Fallback != FallbackNever {
-		message := fmt.Sprintf("WatchOptions.Fallback is %d: the only value is FallbackNever", o.Fallback)
-		return &Error{Address: address, Code: codes.InvalidArgument, Message: message}
+	return cmp.Or(
+		checkConstant(address, "WatchOptions.Encoding", o.Encoding, EncodingProtobuf),
+		checkConstant(address, "WatchOptions.OnExpired", o.OnExpired, OnExpiredFail),
+		checkConstant(address, "WatchOptions.OnLag", o.OnLag, OnLagExpire),
+		checkConstant(address, "WatchOptions.Fallback", o.Fallback, FallbackNever),
+		o.Projection.check(address),
+	)
+}
+
+// checkConstant refuses a value that is no constant of its type: they count from 0 to last.
+func checkConstant[T ~int](address, name string, value, last T) error {
+	if 0 <= value && value <= last {
+		return nil
 	}
-	return o.Projection.check(address)
+	message := fmt.Sprintf("%s is %d, which is no %T: use a constant of that type", name, value, value)
+	return &Error{Address: address, Code: codes.InvalidArgument, Message: message}
 }
 
 // ItemKind is the kind of a WatchItem.

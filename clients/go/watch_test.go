@@ -169,7 +169,18 @@ func TestOptionsThatMeanNothingAreRefusedBeforeARequest(t *testing.T) {
 		}
 		return err
 	}
-	refused(watched(WatchOptions{Fallback: FallbackNever + 1}), "", "FallbackNever")
+	for word, wrong := range map[string]WatchOptions{
+		"no kubefan.Encoding":  {Encoding: EncodingProtobuf + 1},
+		"no kubefan.OnExpired": {OnExpired: OnExpiredFail + 1},
+		"no kubefan.OnLag":     {OnLag: -1},
+		"no kubefan.Fallback":  {Fallback: FallbackNever + 1},
+	} {
+		refused(watched(wrong), "", word)
+	}
+	_, err = client.List(t.Context(), pods, ReadOptions{Encoding: -1})
+	refused(err, "", "no kubefan.Encoding")
+	_, err = client.Get(t.Context(), pods, ReadOptions{Encoding: -1})
+	refused(err, "", "no kubefan.Encoding")
 	for word, wrong := range map[string]Projection{
 		"leave Fields nil": {Fields: []string{}},
 		"either":           {Fields: []string{"status"}, MetadataOnly: true},
