@@ -13,6 +13,7 @@ import grpc
 
 from . import _keywords as messages
 from ._changes import Changes
+from ._connection import Connection
 from ._endpoint import ClientOptions, Endpoint, endpoint
 from ._in_cluster import in_cluster_options
 from ._keywords import ObjectList, Statuses
@@ -49,7 +50,8 @@ class Client:
         self._options = options or ClientOptions()
         self._endpoint = endpoint(address, self._options)
         self.address = address
-        self._channel = _channel(self._endpoint)
+        self._connection = Connection(_channel(self._endpoint))
+        self._channel = self._connection.channel
 
     @classmethod
     def connect(cls, address: str, options: Optional[ClientOptions] = None) -> Self:
@@ -153,7 +155,7 @@ class Client:
 
     def close(self) -> None:
         """Closes the connection, and ends all its calls."""
-        self._channel.close()
+        self._connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -231,9 +233,6 @@ class WatchItems(Iterator[WatchItem]):
         self._call: Any = None
         self._sent: Optional[str] = None
         self._closed = threading.Event()
-        #: Covers `_connecting`: the reader and `close` change it.
-        self._attending = threading.Lock()
-        self._connecting = False
         self.resume_version = options.resource_version
         self._method = client._channel.unary_stream(
             messages.WATCH,
@@ -262,7 +261,7 @@ class WatchItems(Iterator[WatchItem]):
     def close(self) -> None:
         """Ends the watch."""
         self._closed.set()
-        self._attend_connection(False)
+        self._client._connection.ignore(self._listener)
         call = self._call
         if call is not None:
             call.cancel()
@@ -319,7 +318,7 @@ class WatchItems(Iterator[WatchItem]):
         # A call that was refused is already over, and its error comes with the next step.
         if not call.is_active():
             return []
-        self._attend_connection(False)
+        self._client._connection.ignore(self._listener)
         return self._state.opened(time.monotonic())
 
     def _failed(self, error: KubefanError) -> list[WatchItem]:
@@ -335,28 +334,18 @@ class WatchItems(Iterator[WatchItem]):
         try:
             items = self._state.failed(error, time.monotonic(), self._token.may_change)
         except KubefanError:
-            self._attend_connection(False)
+            self._client._connection.ignore(self._listener)
             raise
-        self._attend_connection(isinstance(error, Unreachable))
+        if isinstance(error, Unreachable):
+            self._client._connection.attend(self._listener)
+        else:
+            self._client._connection.ignore(self._listener)
+        # `close` may have come in between, and finds no listener then.
+        if self._closed.is_set():
+            self._client._connection.ignore(self._listener)
         return items
 
-    def _attend_connection(self, attend: bool) -> None:
-        """Has gRPC connect between two calls, or no longer.
-
-        Without a call, gRPC looks at its sockets only every five seconds, so an attempt to connect
-        that has succeeded or failed long ago would count as still under way.
-        """
-        with self._attending:
-            attend = attend and not self._closed.is_set()
-            if attend == self._connecting:
-                return
-            self._connecting = attend
-            if attend:
-                self._client._channel.subscribe(self._ignore, try_to_connect=True)
-            else:
-                self._client._channel.unsubscribe(self._ignore)
-
-    def _ignore(self, _: grpc.ChannelConnectivity) -> None:
+    def _listener(self, _: grpc.ChannelConnectivity) -> None:
         """The state of the connection shows in the next call."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from kubefan import (
     Target,
 )
 from kubefan._backoff import Backoff
+from kubefan._connection import Connection
 from kubefan._endpoint import endpoint
 from kubefan._in_cluster import ADDRESS, CA_FILE, TOKEN_FILE, in_cluster_options
 from kubefan._keywords import watch_options
@@ -233,3 +235,42 @@ def test_grpc_connects_between_the_calls_of_a_broken_watch() -> None:
     watch.close()
     assert asked == ["subscribe", "unsubscribe"]
     client.close()
+
+
+def test_a_channel_is_closed_after_the_last_look_of_the_thread_that_connects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Otherwise that thread would print an exception.
+    now, asked = [100.0], []
+    clock = SimpleNamespace(
+        monotonic=lambda: now[0], sleep=lambda seconds: asked.append(f"{seconds:.1f} s")
+    )
+    monkeypatch.setattr("kubefan._connection.time", clock)
+
+    class Channel:
+        def subscribe(self, _: object, try_to_connect: bool) -> None:
+            asked.append("subscribe")
+
+        def unsubscribe(self, _: object) -> None:
+            asked.append("unsubscribe")
+
+        def close(self) -> None:
+            asked.append("close")
+
+    def listener(_: object) -> None: ...
+
+    idle: Any = Channel()
+    Connection(idle).close()
+    assert asked == ["close"], "no wait without a listener"
+
+    for attending_at_close in (True, False):
+        asked.clear()
+        connection = Connection(idle)
+        connection.attend(listener)
+        if not attending_at_close:
+            connection.ignore(listener)
+            now[0] += 0.1
+        connection.close()
+        connection.attend(listener)
+        waited = "0.4 s" if attending_at_close else "0.3 s"
+        assert asked == ["subscribe", "unsubscribe", waited, "close"]
