@@ -285,6 +285,9 @@ func (c *Client) awaitConnection(ctx context.Context) bool {
 		case connectivity.Ready:
 			return true
 		case connectivity.Idle:
+			// The attempt may have failed before the next look, and a failed channel stays so until it
+			// has a connection (gRFC A62).
+			tried = true
 			c.conn.Connect()
 		case connectivity.Connecting:
 			tried = true

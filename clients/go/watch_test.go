@@ -12,17 +12,11 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
+	"kubefan.dev/clients/go/internal/leaks"
 	"kubefan.dev/clients/go/internal/scripted"
 	api "kubefan.dev/clients/go/kubefanv1alpha1"
 )
-
-// leaks checks that the test leaves no goroutine, after the server has ended.
-func leaks(t *testing.T) {
-	t.Helper()
-	t.Cleanup(func() { goleak.VerifyNone(t) })
-}
 
 // fast makes retries immediate.
 var fast = BackoffOptions{Initial: time.Millisecond, Max: time.Millisecond}
@@ -55,7 +49,7 @@ func kinds(t *testing.T, watch *WatchStream, count int) (kinds []ItemKind) {
 }
 
 func TestAWatchResumesFromTheLastResumeVersionAndItsCluster(t *testing.T) {
-	leaks(t)
+	leaks.Check(t)
 	server := scripted.Start(t,
 		scripted.Answer{
 			Messages: append(scripted.Snapshot(10, "x"), scripted.Event("M", "x", 12), scripted.GapBegin(12), scripted.Inside("A", "y", 20)),
@@ -100,7 +94,7 @@ func TestAnItemIsPrintedInAFewWords(t *testing.T) {
 }
 
 func TestASnapshotThatBreaksStartsAgain(t *testing.T) {
-	leaks(t)
+	leaks.Check(t)
 	whole := scripted.Snapshot(10, "x", "y")
 	server := scripted.Start(t,
 		scripted.Answer{Messages: whole[:2], End: true},
@@ -117,7 +111,7 @@ func TestASnapshotThatBreaksStartsAgain(t *testing.T) {
 }
 
 func TestAnExpiredVersionRestartsOrEndsTheWatch(t *testing.T) {
-	leaks(t)
+	leaks.Check(t)
 	expired := scripted.Answer{Err: scripted.Refusal(codes.OutOfRange, ReasonTooOld, "too old resource version: 5 (9)")}
 	server := scripted.Start(t, expired, scripted.Answer{Messages: scripted.Snapshot(10)}, expired)
 	watch := started(t, server, WatchOptions{ResourceVersion: "5", Cluster: "c"})
@@ -134,7 +128,7 @@ func TestAnExpiredVersionRestartsOrEndsTheWatch(t *testing.T) {
 }
 
 func TestAnErrorThatNoRetryMendsEndsTheWatch(t *testing.T) {
-	leaks(t)
+	leaks.Check(t)
 	server := scripted.Start(t, scripted.Answer{Err: scripted.Refusal(codes.PermissionDenied, "FORBIDDEN", "no")})
 	watch := started(t, server, WatchOptions{})
 	var failure *Error
@@ -144,7 +138,7 @@ func TestAnErrorThatNoRetryMendsEndsTheWatch(t *testing.T) {
 }
 
 func TestOptionsThatMeanNothingAreRefusedBeforeARequest(t *testing.T) {
-	leaks(t)
+	leaks.Check(t)
 	server := scripted.Start(t)
 	client, err := Connect(t.Context(), server.Address, Options{})
 	if err != nil {
@@ -197,7 +191,7 @@ func TestOptionsThatMeanNothingAreRefusedBeforeARequest(t *testing.T) {
 }
 
 func TestAWatchEndsAtItsTimeout(t *testing.T) {
-	leaks(t)
+	leaks.Check(t)
 	server := scripted.Start(t, scripted.Answer{Messages: scripted.Snapshot(1), End: true})
 	watch := started(t, server, WatchOptions{Timeout: time.Hour})
 	count := 0
@@ -207,13 +201,13 @@ func TestAWatchEndsAtItsTimeout(t *testing.T) {
 		}
 		count++
 	}
-	if seconds := server.Requests()[0].TimeoutSeconds; count != 2 || seconds != 3600 {
+	if seconds := server.Requests()[0].TimeoutSeconds; count != 2 || seconds < 3500 || seconds > 3600 {
 		t.Fatal(count, seconds)
 	}
 }
 
 func TestADeltaForOtherBytesIsAskedForAgainWithoutStateKept(t *testing.T) {
-	leaks(t)
+	leaks.Check(t)
 	wrong := scripted.Event("M", "x", 11)
 	wrong.GetEvent().Object, wrong.GetEvent().Delta = nil, &api.ObjectDelta{BaseCrc32: 1}
 	server := scripted.Start(t,
@@ -234,7 +228,7 @@ func TestADeltaForOtherBytesIsAskedForAgainWithoutStateKept(t *testing.T) {
 }
 
 func TestAWatchEndsWithItsContext(t *testing.T) {
-	leaks(t)
+	leaks.Check(t)
 	server := scripted.Start(t)
 	client, err := ConnectLazy(server.Address, Options{})
 	if err != nil {
@@ -253,11 +247,14 @@ func TestAWatchEndsWithItsContext(t *testing.T) {
 }
 
 func TestConnectSaysWhyThereIsNoConnection(t *testing.T) {
-	leaks(t)
-	_, err := Connect(t.Context(), "127.0.0.1:1", Options{})
-	var failure *Error
-	if !errors.As(err, &failure) || failure.Code != codes.Unavailable || !failure.IsRetryable() {
-		t.Fatal(err)
+	leaks.Check(t)
+	// Several times: the attempt may fail before the client looks at its state again.
+	for range 20 {
+		_, err := Connect(t.Context(), "127.0.0.1:1", Options{})
+		var failure *Error
+		if !errors.As(err, &failure) || failure.Code != codes.Unavailable || !failure.IsRetryable() {
+			t.Fatal(err)
+		}
 	}
 }
 

@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	kubefan "kubefan.dev/clients/go"
+	"kubefan.dev/clients/go/internal/leaks"
 	"kubefan.dev/clients/go/internal/scripted"
 	api "kubefan.dev/clients/go/kubefanv1alpha1"
 )
@@ -96,21 +97,20 @@ func watched(t *testing.T, source *ListWatch, options metav1.ListOptions) watch.
 	return made
 }
 
-func leaks(t *testing.T) {
+func checkLeaks(t *testing.T) {
 	t.Helper()
-	ignore := goleak.IgnoreCurrent()
-	t.Cleanup(func() { goleak.VerifyNone(t, ignore) })
+	leaks.Check(t, goleak.IgnoreCurrent())
 }
 
 func TestAStateEndsWithTheBookmarkThatClientGoWaitsFor(t *testing.T) {
-	leaks(t)
+	checkLeaks(t)
 	server := scripted.Start(t, scripted.Answer{Messages: append(scripted.Snapshot(10, "x", "y"), scripted.Event("D", "x", 11), scripted.Bookmark(15))})
 	got := watched(t, listWatch(t, server, &corev1.Pod{}), withState)
 	expect(t, seen(t, got, 5), "ADDED x 1", "ADDED y 1", "BOOKMARK  10 end-of-state", "DELETED x 11", "BOOKMARK  15")
 }
 
 func TestAGapIsHeldBackUntilItsEndAndThenDeliveredInTheOrderOfVersions(t *testing.T) {
-	leaks(t)
+	checkLeaks(t)
 	server := scripted.Start(t, scripted.Answer{Messages: []*api.WatchResponse{
 		scripted.GapBegin(10), scripted.Inside("M", "a", 30), scripted.Inside("A", "b", 20), scripted.GapEnd(40), scripted.Event("M", "a", 41),
 	}})
@@ -119,7 +119,7 @@ func TestAGapIsHeldBackUntilItsEndAndThenDeliveredInTheOrderOfVersions(t *testin
 }
 
 func TestAGapThatBreaksIsNotDelivered(t *testing.T) {
-	leaks(t)
+	checkLeaks(t)
 	server := scripted.Start(t,
 		scripted.Answer{
 			Messages: []*api.WatchResponse{scripted.GapBegin(10), scripted.Inside("A", "b", 20)},
@@ -138,7 +138,7 @@ func TestAGapThatBreaksIsNotDelivered(t *testing.T) {
 }
 
 func TestAMissedDeletionBecomesExpired(t *testing.T) {
-	leaks(t)
+	checkLeaks(t)
 	server := scripted.Start(t, scripted.Answer{Messages: []*api.WatchResponse{
 		scripted.GapBegin(10), scripted.Inside("U", "a", 5), scripted.Inside("A", "b", 20), scripted.GapEnd(40),
 	}})
@@ -147,14 +147,14 @@ func TestAMissedDeletionBecomesExpired(t *testing.T) {
 }
 
 func TestAStateThatBreaksEndsTheWatch(t *testing.T) {
-	leaks(t)
+	checkLeaks(t)
 	server := scripted.Start(t, scripted.Answer{Messages: scripted.Snapshot(10, "x", "y")[:2], Err: scripted.Refusal(codes.Unavailable, "DRAINING", "draining")})
 	got := watched(t, listWatch(t, server, &corev1.Pod{}), withState)
 	expect(t, seen(t, got, 3), "ADDED x 1", "ERROR 503", "end")
 }
 
 func TestAStateOlderThanTheKnownVersionIsRefusedUnlessItIsOfAnotherCluster(t *testing.T) {
-	leaks(t)
+	checkLeaks(t)
 	other := []*api.WatchResponse{scripted.SnapshotBegin(4, "d"), scripted.SnapshotEnd(4, 0)}
 	server := scripted.Start(t,
 		scripted.Answer{Messages: scripted.Snapshot(10)}, scripted.Answer{Messages: scripted.Snapshot(9)}, scripted.Answer{Messages: other})
@@ -171,7 +171,7 @@ func TestAStateOlderThanTheKnownVersionIsRefusedUnlessItIsOfAnotherCluster(t *te
 }
 
 func TestObjectsAreDecodedToTheExampleWithVersionAndKind(t *testing.T) {
-	leaks(t)
+	checkLeaks(t)
 	example := &unstructured.Unstructured{}
 	example.SetAPIVersion("v1")
 	example.SetKind("Pod")
@@ -221,7 +221,7 @@ func TestObjectsAreDecodedToTheExampleWithVersionAndKind(t *testing.T) {
 }
 
 func TestOptionsThatMeanNothingAreBadRequests(t *testing.T) {
-	leaks(t)
+	checkLeaks(t)
 	server := scripted.Start(t)
 	source := listWatch(t, server, &corev1.Pod{})
 	source.WatchOptions.Projection.Fields = []string{}
@@ -237,7 +237,7 @@ func TestOptionsThatMeanNothingAreBadRequests(t *testing.T) {
 }
 
 func TestProtobufIsDecodedAsClientGoDecodesIt(t *testing.T) {
-	leaks(t)
+	checkLeaks(t)
 	known := runtime.NewScheme()
 	if err := corev1.AddToScheme(known); err != nil {
 		t.Fatal(err)
@@ -372,7 +372,7 @@ func TestSelectorsOfARequestAreAddedToThoseOfTheSource(t *testing.T) {
 // A shared informer of client-go, over a gap with a missed deletion: its handlers hear of it as
 // client-go tells it.
 func TestAnInformerHearsOfAMissedDeletionWithTheLastKnownObject(t *testing.T) {
-	leaks(t)
+	checkLeaks(t)
 	server := scripted.Start(t,
 		scripted.Answer{Messages: append(scripted.Snapshot(10, "x", "y"),
 			scripted.Event("M", "x", 11), scripted.GapBegin(11), scripted.Inside("U", "x", 11), scripted.GapEnd(20))},

@@ -129,7 +129,7 @@ func started(t *testing.T, control *cluster.Cluster, newCache cache.NewCacheFunc
 }
 
 func TestAManagerOverKubefanEqualsOneStraight(t *testing.T) {
-	leaks(t)
+	checkLeaks(t)
 	control := cluster.Start(t)
 	pods, updates := size()
 	create(t, control.Client, 0, pods)
@@ -211,7 +211,7 @@ func TestAManagerOverKubefanEqualsOneStraight(t *testing.T) {
 }
 
 func TestACacheReadsATypeDirectAndWaitsForAWrite(t *testing.T) {
-	leaks(t)
+	checkLeaks(t)
 	control := cluster.Start(t)
 	fan := control.StartKubefan(t, "", "--resource", "pods")
 	kube := connect(t, fan.Address, kubefan.Options{})

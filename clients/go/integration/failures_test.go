@@ -13,7 +13,7 @@ import (
 )
 
 func TestATokenOverTLSReadsAndAnotherUserIsForbidden(t *testing.T) {
-	leaks(t)
+	checkLeaks(t)
 	control := cluster.Start(t)
 	create(t, control.Client, 0, 2)
 	fan := control.StartKubefan(t, "", "--resource", "pods", "--tls-cert-file", control.CertFile, "--tls-private-key-file", control.KeyFile)
@@ -45,7 +45,7 @@ func TestATokenOverTLSReadsAndAnotherUserIsForbidden(t *testing.T) {
 }
 
 func TestAnExpiredVersionIsExpiredForClientGoToo(t *testing.T) {
-	leaks(t)
+	checkLeaks(t)
 	control := cluster.Start(t)
 	fan := control.StartKubefan(t, "", "--resource", "pods")
 	source := kubefaninformers.NewListWatch(connect(t, fan.Address, kubefan.Options{}), "pods", "", &corev1.Pod{})

@@ -19,14 +19,15 @@ import (
 	kubefan "kubefan.dev/clients/go"
 	kubefaninformers "kubefan.dev/clients/go/informers"
 	"kubefan.dev/clients/go/internal/cluster"
+	"kubefan.dev/clients/go/internal/leaks"
 )
 
-func leaks(t *testing.T) {
+func checkLeaks(t *testing.T) {
 	t.Helper()
 	current := goleak.IgnoreCurrent()
 	// controller-runtime's own watches of metadata leave one behind when they are stopped.
 	filter := goleak.IgnoreAnyFunction("k8s.io/apimachinery/pkg/watch.(*filteredWatch).loop")
-	t.Cleanup(func() { goleak.VerifyNone(t, current, filter) })
+	leaks.Check(t, current, filter)
 }
 
 func connect(t *testing.T, address string, options kubefan.Options) *kubefan.Client {
@@ -78,7 +79,7 @@ func run(t *testing.T, made cache.SharedIndexInformer) {
 }
 
 func TestASharedInformerOverKubefanEqualsOneStraight(t *testing.T) {
-	leaks(t)
+	checkLeaks(t)
 	control := cluster.Start(t)
 	pods, updates := size()
 	create(t, control.Client, 0, pods)
@@ -133,7 +134,7 @@ func TestASharedInformerOverKubefanEqualsOneStraight(t *testing.T) {
 }
 
 func TestAFactoryOfClientGoTakesAnInformerOverKubefan(t *testing.T) {
-	leaks(t)
+	checkLeaks(t)
 	control := cluster.Start(t)
 	create(t, control.Client, 0, 3)
 	fan := control.StartKubefan(t, "", "--resource", "pods")

@@ -246,6 +246,14 @@ func TestTheProgramsOfThePagesRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// The checksums of the modules, which Go would otherwise ask a server for.
+	sums, err := os.ReadFile(filepath.Join(module, "go.sum"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(inAnEmptyProject, "go.sum"), sums, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	commands := pageBlocks(t, readme, "sh")
 	if inGuide := pageBlocks(t, guide, "sh"); inGuide[0] != commands[0] {
 		t.Error("the guide installs otherwise than the README: ", inGuide[0])

@@ -23,7 +23,7 @@ import (
 
 const (
 	// waitAtMost bounds each wait of a test.
-	waitAtMost = 10 * time.Minute
+	waitAtMost = 5 * time.Minute
 	pollEvery  = 50 * time.Millisecond
 	// writers is how many write at the same time.
 	writers = 16

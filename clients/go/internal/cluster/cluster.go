@@ -2,6 +2,7 @@
 package cluster
 
 import (
+	"context"
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
@@ -22,6 +23,8 @@ import (
 
 const (
 	readyAtMost = 3 * time.Minute
+	// askAtMost bounds each question whether a program is ready.
+	askAtMost = 10 * time.Second
 	// pollInterval is how often a program that starts is asked whether it is ready.
 	pollInterval = 50 * time.Millisecond
 	adminToken   = "token-of-admin"
@@ -68,7 +71,8 @@ func Start(t testing.TB) *Cluster {
 		}
 	})
 	made.credentials(t)
-	etcd, peer, secure := freePort(t), freePort(t), freePort(t)
+	ports := freePorts(t, 3)
+	etcd, peer, secure := ports[0], ports[1], ports[2]
 	etcdURL := fmt.Sprintf("http://127.0.0.1:%d", etcd)
 	peerURL := fmt.Sprintf("http://127.0.0.1:%d", peer)
 	started := made.run(t, filepath.Join(made.assets, "etcd"), "etcd.log",
@@ -111,8 +115,15 @@ func (c *Cluster) StartAPIServer(t testing.TB) {
 	c.apiserver = started
 	c.mu.Unlock()
 	c.until(t, "kube-apiserver is ready", started, func() bool {
-		_, err := c.Client.RESTClient().Get().AbsPath("/readyz").DoRaw(t.Context())
-		return err == nil
+		ctx, cancel := context.WithTimeout(t.Context(), askAtMost)
+		defer cancel()
+		// The apiserver makes this namespace after it says that it is ready.
+		for _, path := range []string{"/readyz", "/api/v1/namespaces/default"} {
+			if _, err := c.Client.RESTClient().Get().AbsPath(path).DoRaw(ctx); err != nil {
+				return false
+			}
+		}
+		return true
 	})
 }
 
@@ -137,15 +148,16 @@ type Kubefan struct {
 // means a free port.
 func (c *Cluster) StartKubefan(t testing.TB, address string, args ...string) *Kubefan {
 	t.Helper()
+	ports := freePorts(t, 2)
 	if address == "" {
-		address = fmt.Sprintf("127.0.0.1:%d", freePort(t))
+		address = fmt.Sprintf("127.0.0.1:%d", ports[0])
 	}
-	admin := fmt.Sprintf("127.0.0.1:%d", freePort(t))
+	admin := fmt.Sprintf("127.0.0.1:%d", ports[1])
 	started := c.run(t, c.kubefan, "kubefan.log",
 		append([]string{"serve", "--listen", address, "--admin-listen", admin, "--kubeconfig", c.Kubeconfig}, args...)...)
 	t.Cleanup(started.kill)
 	c.until(t, "kubefan is ready", started, func() bool {
-		response, err := http.Get("http://" + admin + "/readyz")
+		response, err := (&http.Client{Timeout: askAtMost}).Get("http://" + admin + "/readyz")
 		if err != nil {
 			return false
 		}
@@ -242,12 +254,18 @@ func (c *Cluster) logs() string {
 	return strings.Join(ends, "\n")
 }
 
-func freePort(t testing.TB) int {
+// freePorts returns ports that were free a moment ago, all different.
+func freePorts(t testing.TB, count int) []int {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	var ports []int
+	for range count {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		// At the end: a port that is free again could be the next one.
+		defer func() { _ = listener.Close() }()
+		ports = append(ports, listener.Addr().(*net.TCPAddr).Port)
 	}
-	defer func() { _ = listener.Close() }()
-	return listener.Addr().(*net.TCPAddr).Port
+	return ports
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -52,12 +53,18 @@ def assets() -> Path:
     return Path(directory)
 
 
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago, all different."""
+    with contextlib.ExitStack() as probes:
+        # All are open until the end: a port that is free again could be the next one.
+        opened = [probes.enter_context(socket.socket()) for _ in range(count)]
+        for probe in opened:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in opened]
+
+
+#: Makes the names of files different.
+_numbers = itertools.count()
 
 
 class Process:
@@ -106,10 +113,10 @@ class ApiServer:
         (directory / "users.csv").write_text(
             "".join(f'token-of-{user},{user},{user},"{group}"\n' for user, group in users)
         )
-        self._etcd_port, self.port = free_port(), free_port()
+        self._etcd_port, peer_port, self.port = free_ports(3)
         self.url = f"https://127.0.0.1:{self.port}"
         self._tls = ssl.create_default_context(cafile=str(directory / "ca.pem"))
-        client, peer = (f"http://127.0.0.1:{port}" for port in (self._etcd_port, free_port()))
+        client, peer = (f"http://127.0.0.1:{port}" for port in (self._etcd_port, peer_port))
         self._etcd = Process(
             [
                 str(self._programs / "etcd"),
@@ -191,7 +198,7 @@ class ApiServer:
 
     def kubeconfig(self, url: str = "") -> str:
         """A kubeconfig for kubefan, to this address or to a proxy in front of it."""
-        file = self.directory / f"kubeconfig-{free_port()}"
+        file = self.directory / f"kubeconfig-{next(_numbers)}"
         file.write_text(
             json.dumps(
                 {
@@ -276,13 +283,14 @@ class Kubefan:
     """A kubefan in front of an apiserver, or the demo with a simulated one."""
 
     def __init__(self, arguments: list[str], directory: Path, address: str = "") -> None:
-        self.address = address or f"127.0.0.1:{free_port()}"
-        self._admin = f"127.0.0.1:{free_port()}"
+        port, admin_port = free_ports(2)
+        self.address = address or f"127.0.0.1:{port}"
+        self._admin = f"127.0.0.1:{admin_port}"
         listen = ["--listen", self.address, "--admin-listen", self._admin]
         environment = {**os.environ, "RUST_LOG": "info"}
         self._process = Process(
             [kubefan_program(), *arguments, *listen],
-            directory / f"kubefan-{free_port()}.log",
+            directory / f"kubefan-{next(_numbers)}.log",
             env=environment,
         )
         until("kubefan to be ready", self._is_ready)

@@ -86,7 +86,16 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("project")
     venv.create(directory, with_pip=True)
     python = directory / "bin/python"
-    install = [str(python), "-m", "pip", "install", "--quiet", "./clients/python"]
+    install = [
+        str(python),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--retries",
+        "10",
+        "./clients/python",
+    ]
     subprocess.run(install, cwd=REPOSITORY, check=True)
     return python
 

@@ -13,14 +13,20 @@ export const program = process.env["KUBEFAN"] ?? "";
 /** Why a test is skipped; false if it is not. */
 export const skip = program === "" ? "set KUBEFAN to the program" : false;
 
-/** A port that was free a moment ago. */
-export async function freePort(): Promise<number> {
-  const probe = createServer();
-  await new Promise<void>((resolve) => probe.listen(0, "127.0.0.1", resolve));
-  const bound = probe.address();
-  await new Promise((resolve) => probe.close(resolve));
-  assert(typeof bound === "object" && bound !== null);
-  return bound.port;
+/** Ports that were free a moment ago, all different. */
+export async function freePorts(count: number): Promise<number[]> {
+  const probes = Array.from({ length: count }, () => createServer());
+  // All are open until the end: a port that is free again could be the next one.
+  for (const probe of probes) {
+    await new Promise<void>((resolve) => probe.listen(0, "127.0.0.1", resolve));
+  }
+  const ports = probes.map((probe) => {
+    const bound = probe.address();
+    assert(typeof bound === "object" && bound !== null);
+    return bound.port;
+  });
+  await Promise.all(probes.map((probe) => new Promise((resolve) => probe.close(resolve))));
+  return ports;
 }
 
 /** A process with its output. It is killed at the end. */
@@ -78,8 +84,9 @@ export class Demo implements AsyncDisposable {
   ) {}
 
   static async start(flags: string[] = [], address?: string): Promise<Demo> {
-    const listen = address ?? `127.0.0.1:${String(await freePort())}`;
-    const admin = `127.0.0.1:${String(await freePort())}`;
+    const [port, adminPort] = await freePorts(2);
+    const listen = address ?? `127.0.0.1:${String(port)}`;
+    const admin = `127.0.0.1:${String(adminPort)}`;
     const small = ["--objects", "1000", "--subscribers", "1", "--rate", "20"];
     const args = ["demo", "--duration", "0", ...small, ...flags];
     const made = new Process(program, [...args, "--listen", listen, "--admin-listen", admin], {

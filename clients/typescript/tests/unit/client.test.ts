@@ -257,7 +257,7 @@ suite("a watch", () => {
     assert(typeof bound === "object" && bound !== null);
     const client = new Client(`127.0.0.1:${String(bound.port)}`, {
       keepaliveIntervalMs: 100,
-      keepaliveTimeoutMs: 200,
+      keepaliveTimeoutMs: 2_000,
     });
     const recorder = new Recorder(client.watchItems("pods", { backoff: FAST }));
     await recorder.until("the state", "ADDED a");

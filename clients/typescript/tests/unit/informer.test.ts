@@ -186,6 +186,6 @@ suite("an informer", () => {
       },
     });
     informer.start();
-    await until("the stop", () => stopped, 5_000);
+    await until("the stop", () => stopped, 9_000);
   });
 });
