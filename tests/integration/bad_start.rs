@@ -3,7 +3,10 @@
 //! and no panic.
 
 use kubefan_sim::apiserver::SimOptions;
-use tokio::{io::AsyncWriteExt, net::TcpListener};
+use tokio::{
+    io::AsyncWriteExt,
+    net::{TcpListener, TcpSocket},
+};
 use tonic::Code;
 use tonic_types::StatusExt;
 
@@ -182,8 +185,10 @@ async fn an_address_in_use_is_named_with_its_flag() {
 
 async fn with_require_upstream_an_unusable_apiserver_ends_the_start() {
     let dir = tempfile::tempdir().unwrap();
-    // Bound and dropped, so nothing listens there.
-    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    // Bound but not listening: no other process can take the port meanwhile.
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let closed = socket.local_addr().unwrap();
     let away = kubeconfig(&dir, &format!("http://{closed}"), "{}");
     let serve = ["serve", "--require-upstream", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--kubeconfig"];
     let ran = run(&[&serve[..], &[away.to_str().unwrap()]].concat()).await;

@@ -47,7 +47,8 @@ fn rows(ran: &kubefan::Ran) -> Vec<Value> {
 }
 
 async fn every_scenario_reports_every_field() {
-    let ran = bench(&["-o", "json"]).await;
+    // Long enough for deliveries within it on a busy machine: without any, a share is null.
+    let ran = bench(&["--duration=1s", "-o", "json"]).await;
     let rows = rows(&ran);
     let of = |scenario: &str| rows.iter().filter(|row| row["scenario"] == scenario).collect::<Vec<_>>();
     for row in &rows {
@@ -207,7 +208,7 @@ async fn two_servers_are_measured_side_by_side() {
 
 async fn attacks_are_measured_beside_honest_clients() {
     let names = ["selector-lists", "half-open-calls", "unread-pipelines", "rapid-reset", "half-tls-hellos"];
-    let mut args = vec!["hostile", "--honest=4", "--duration=300ms", "-o", "json"];
+    let mut args = vec!["hostile", "--honest=4", "--duration=1s", "-o", "json"];
     args.extend(names.iter().flat_map(|name| ["--attack", name]));
     let ran = bench(&args).await;
     let rows = rows(&ran);

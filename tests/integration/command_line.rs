@@ -133,7 +133,8 @@ impl Running {
                 }
             }
         };
-        tokio::time::timeout(wait::SOON, found).await.unwrap_or_else(|_| panic!("no line with {text:?} on stderr"))
+        // A watch that reconnects backs off, for up to a minute.
+        tokio::time::timeout(4 * wait::SOON, found).await.unwrap_or_else(|_| panic!("no line with {text:?} on stderr"))
     }
 }
 
@@ -235,7 +236,7 @@ async fn a_watch_that_cannot_resume_starts_over_and_says_so() {
     assert_eq!(fixed.code, Some(1));
     assert!(fixed.stderr.contains("Error from server (Expired): too old resource version: 1 ("), "{fixed:?}");
     assert!(fixed.stderr.contains("--on-expired=restart"), "the remedy: {fixed:?}");
-    let args = ["watch", "pods", "-A", "-s", &server, "--resource-version", "1", "--timeout=1s", "-o=name"];
+    let args = ["watch", "pods", "-A", "-s", &server, "--resource-version", "1", "--timeout=5s", "-o=name"];
     let over = run(&[&args[..], &["--on-expired=restart", "--on-lag=expire"]].concat()).await;
     assert_eq!((over.code, over.stdout.lines().count()), (Some(0), 6), "{over:?}");
 

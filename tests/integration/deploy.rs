@@ -17,7 +17,8 @@ use crate::{
         apiserver::{ApiServer, NOBODY},
         helm::{named, objects},
         kubefan::Kubefan,
-        tests,
+        rbac::settled,
+        tests, wait,
     },
 };
 
@@ -85,10 +86,11 @@ impl Overlay {
         token.trim().to_owned()
     }
 
-    /// Applies the overlay. Returns a kubeconfig of its service account, which kubefan uses in a
-    /// cluster.
+    /// Applies the overlay, and waits until the apiserver applies its roles. Returns a kubeconfig
+    /// of its service account, which kubefan uses in a cluster.
     pub(crate) async fn service_account_kubeconfig(&self, api: &ApiServer) -> PathBuf {
         self.apply(api).await;
+        settled(api).await;
         api.kubeconfig_with_token(self.service_account, &self.token(api).await)
     }
 
@@ -97,6 +99,7 @@ impl Overlay {
         self.make_namespace(api).await;
         let dir = kustomization("cluster", &[component]);
         api.kubectl(&["apply", "-k", dir.path().to_str().unwrap()]).await;
+        settled(api).await;
         api.kubeconfig_with_token(self.service_account, &self.token(api).await)
     }
 
@@ -315,7 +318,12 @@ async fn kubefan_syncs_as_the_shipped_service_accounts_with_the_shipped_flags() 
         for resource in shipped.iter().filter_map(|flag| resource_of_flag(flag)) {
             assert!(verbose.contains(&resource), "{resource}: {verbose}");
         }
-        assert!(verbose.contains("[+]identity kube-system uid "), "the shipped rights are not enough: {verbose}");
+        // Readiness does not wait for the identity.
+        wait::until("the identity, for which the shipped rights are enough", wait::SOON, || async {
+            let (_, verbose) = kubefan.admin("/readyz?verbose").await?;
+            verbose.contains("[+]identity kube-system uid ").then_some(())
+        })
+        .await;
     }
 }
 

@@ -1,9 +1,12 @@
 //! `kubefan estimate`: what it predicts for watches of a real apiserver, and what moving them to
 //! kubefan really saves. With `KUBEFAN_TEST_SCALE=full` there are 500 watches.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 
 use futures::{StreamExt, future::join_all};
@@ -154,6 +157,22 @@ async fn open_watches(api: &ApiServer) -> f64 {
     ours.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
 }
 
+/// The apiserver's own watches, once their number stays the same: it starts them one by one.
+async fn own_watches(api: &ApiServer) -> f64 {
+    wait::until("the apiserver's own watches", wait::SOON, || async {
+        let before = open_watches(api).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        (open_watches(api).await == before).then_some(before)
+    })
+    .await
+}
+
+/// Waits until so many watches are open: one that has ended is followed by another.
+async fn watches_become(api: &ApiServer, count: f64) {
+    let what = format!("{count} watches");
+    wait::until(&what, wait::SOON, || async { (open_watches(api).await == count).then_some(()) }).await;
+}
+
 async fn moving_watches_saves_what_was_predicted() {
     let scale = scale();
     let api = ApiServer::start(Options::default()).await;
@@ -161,19 +180,23 @@ async fn moving_watches_saves_what_was_predicted() {
         cluster::create(&api, &kind(name), 0..scale.objects).await;
     }
     let _writes = write(&api, &scale);
-    let own = open_watches(&api).await;
+    let own = own_watches(&api).await;
     let idle = Observed::of(&api, None, scale.seconds).await;
 
     let direct = {
         let _watches = Watches::open(&api, scale.watches, api.url()).await;
+        watches_become(&api, own + scale.watches as f64).await;
         Observed::of(&api, None, scale.seconds).await
     };
     let at_most = wait::SOON;
     wait::until("the watches to end", at_most, || async { (open_watches(&api).await <= own).then_some(()) }).await;
     let kubefan = kubefan_of(&api).await;
+    // One of each resource in each encoding.
+    let each = (WATCHED.len() * ENCODINGS.len()) as f64;
     let through = {
         let server = format!("https://{}", kubefan.grpc_addr);
         let _watches = Watches::open(&api, scale.watches, &server).await;
+        watches_become(&api, own + each).await;
         let observed = Observed::of(&api, Some(&kubefan), scale.seconds).await;
         (observed, resident_bytes(&kubefan).await)
     };
@@ -214,7 +237,6 @@ async fn moving_watches_saves_what_was_predicted() {
 
     // The apiserver itself has some watches, too.
     let (opened, is_one) = (direct.figure("watches") - own, through.figure("watches") - own);
-    let each = (WATCHED.len() * ENCODINGS.len()) as f64;
     assert_eq!((opened, is_one), (scale.watches as f64, each), "{:#}", through.report);
     assert_eq!(direct.figure("watchesAfter"), WATCHED.len() as f64);
     assert!(direct.total("kubefan", "subscribers") >= scale.watches as f64);

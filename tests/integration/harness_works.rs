@@ -7,6 +7,7 @@ use crate::harness::{
     Test,
     apiserver::{ApiServer, NOBODY, Options, READER},
     objects::{pod, version_of},
+    rbac::settled,
     tests,
 };
 
@@ -47,6 +48,7 @@ async fn a_user_sees_what_its_role_allows() {
     let namespace = api.namespace("roles").await;
     api.kubectl(&["create", "role", "see", "--verb=list", "--resource=pods", "-n", &namespace]).await;
     api.kubectl(&["create", "rolebinding", "see", "--role=see", "--user=reader", "-n", &namespace]).await;
+    settled(&api).await;
 
     let list = ["get", "pods", "-n", &namespace];
     let (ok, _, stderr) = api.try_kubectl(&api.kubeconfig_for(READER), &list).await;

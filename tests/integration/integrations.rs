@@ -66,7 +66,7 @@ struct Setting {
     audit: Audit,
     direct: Server,
     through: Server,
-    _kubefan: Kubefan,
+    kubefan: Kubefan,
     dir: TempDir,
 }
 
@@ -93,11 +93,16 @@ impl Setting {
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let direct = Server::of(api, api.url(), "direct", dir.path()).await;
         let through = Server::of(api, &format!("https://{}", kubefan.grpc_addr), "through", dir.path()).await;
-        Setting { world, audit, direct, through, _kubefan: kubefan, dir }
+        Setting { world, audit, direct, through, kubefan, dir }
     }
 
-    fn counts(&self) -> Counts {
-        Counts::of(&self.audit.requests(""), &self.direct, &self.through)
+    async fn counts(&self) -> Counts {
+        let requests = self.audit.requests("");
+        // These are read after the requests that they excuse.
+        let unproved = self.kubefan.unproved_resources().await;
+        let restarts = self.kubefan.metric_sum("kubefan_upstream_watch_restarts_total", "").await;
+        let restarts = restarts.expect("metrics are served") as usize;
+        Counts { unproved, restarts, ..Counts::of(&requests, &self.direct, &self.through) }
     }
 
     /// A new file in the directory of this test.
@@ -157,11 +162,11 @@ async fn compare<C: Program>(
     let mut table = Table::new(title, &counts::COLUMNS);
     let mut copies = [vec![start(setting, &setting.direct).await], vec![start(setting, &setting.through).await]];
     let lines = settle(setting, kinds, &copies).await;
-    setting.counts().rows(&mut table, "started", 1, lines);
+    setting.counts().await.rows(&mut table, "started", 1, lines);
 
     setting.world.change(CHANGES).await;
     let lines = settle(setting, kinds, &copies).await;
-    let one = setting.counts();
+    let one = setting.counts().await;
     one.rows(&mut table, &format!("after {CHANGES} changes"), 1, lines);
 
     for _ in 1..COPIES {
@@ -169,7 +174,7 @@ async fn compare<C: Program>(
         copies[1].push(start(setting, &setting.through).await);
     }
     let lines = settle(setting, kinds, &copies).await;
-    let all = setting.counts();
+    let all = setting.counts().await;
     all.rows(&mut table, "more copies started", COPIES, lines);
     println!("{table}");
     all.assert_only_direct_copies_cost(&one, &[]);

@@ -40,6 +40,7 @@ use crate::{
         kubefan::{Kubefan, run_with},
         pki::Authority,
         process::free_port,
+        rbac::settled,
         record::Watch,
         tests, wait,
     },
@@ -57,6 +58,11 @@ pub(crate) const TESTS: &[Test] = tests! {
 
 /// The flag of helm for the form with a DaemonSet.
 const NODE_FORM: &[&str] = &["--set=node.enabled=true"];
+
+/// A renewal after 24 s, and the next CA after 51 s. Twelve seconds are left for a renewal, because
+/// a busy apiserver can be late.
+const SHORT_LIVES: &[&str] =
+    &["--tls-managed-lifetime=36s", "--tls-managed-ca-lifetime=92s", "--tls-managed-ca-overlap=5s"];
 
 /// The chart, installed in a namespace of its own.
 struct Install<'a> {
@@ -80,6 +86,7 @@ impl<'a> Install<'a> {
         let namespace = api.namespace("managed").await;
         let text = helm::template(&namespace, &namespace, args).await;
         apply(api, &text, &[]).await;
+        settled(api).await;
         let name = format!("{namespace}-kubefan");
         let rendered = objects(&text);
         let deployment = named(&rendered, "Deployment", &name);
@@ -348,13 +355,15 @@ async fn a_storm_of_conflicts_is_survived() {
     let install = Install::new(&api).await;
     let (storm, path, stop) = (api.handle(), install.secret_path(), Arc::new(AtomicBool::new(false)));
     let is_over = stop.clone();
-    // Another writer changes the Secret as fast as the apiserver lets it.
+    // Another writer changes the Secret all the time. The pauses leave a slow replica a chance: it
+    // gives up after some conflicts, until its next look.
     let writing = async {
         let mut number = 0;
         while !is_over.load(Ordering::Relaxed) {
             number += 1;
             let annotations = json!({ "storm": number.to_string() });
             storm.patch(&path, &json!({ "metadata": { "annotations": annotations } })).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
         number
     };
@@ -408,8 +417,7 @@ async fn a_ca_is_rotated_under_streams_and_every_client_connects_at_every_moment
     const HELD: Duration = Duration::from_secs(4);
     let api = ApiServer::shared().await;
     let install = Install::new(&api).await;
-    let short = ["--tls-managed-lifetime=12s", "--tls-managed-ca-lifetime=44s", "--tls-managed-ca-overlap=5s"];
-    let replicas = join_all((0..2).map(|_| install.spawn(&short))).await;
+    let replicas = join_all((0..2).map(|_| install.spawn(SHORT_LIVES))).await;
     join_all(replicas.iter().map(Kubefan::ready)).await;
     let first = install.published().await;
     let mut streams = Vec::new();
@@ -419,11 +427,13 @@ async fn a_ca_is_rotated_under_streams_and_every_client_connects_at_every_moment
     let mut over_http = http_watch(&install, &replicas[0], &first).await;
     let logs = || replicas.iter().map(|kubefan| kubefan.process.log()).collect::<String>();
     let (mut held, mut connections) = (vec![(Instant::now(), first.clone())], 0);
-    let deadline = Instant::now() + 2 * wait::SOON;
+    let deadline = Instant::now() + 5 * wait::SOON;
     while !logs().contains("the next CA signs from now on") || held[0].1 == first {
         assert!(Instant::now() < deadline, "no rotation: {}", logs());
         held.push((Instant::now(), install.ca().await.unwrap()));
-        held.retain(|(at, _)| at.elapsed() < HELD);
+        // The last one stays, although reading it may have taken long.
+        let old = held.iter().take_while(|(at, _)| at.elapsed() >= HELD).count();
+        held.drain(..old.min(held.len() - 1));
         for kubefan in &replicas {
             let connected = connect(kubefan.grpc_addr, &held[0].1, &install.host()).await;
             let age = held[0].0.elapsed();
@@ -452,10 +462,19 @@ async fn replicas_copy_caches_and_neither_a_client_nor_a_node_passes_for_one() {
     let (listen, peers) = (format!("--peer-listen=127.0.0.1:{port}"), format!("--peers=127.0.0.1:{port}"));
     let first = install.spawn(&[&listen]).await;
     first.ready().await;
-    let second = install.spawn(&[&peers]).await;
-    second.ready().await;
     let line = r#"kubefan_warm_starts_total{group="",media="json",namespace="",resource="pods",result="warm"}"#;
-    second.metric_becomes(line, 1.0).await;
+    // A replica tries once. A busy apiserver may not confirm the copy, so there are three.
+    let mut is_warm = false;
+    for _ in 0..3 {
+        let second = install.spawn(&[&peers]).await;
+        second.ready().await;
+        let warm = || async { (second.metric(line).await == Some(1.0)).then_some(()) };
+        is_warm = wait::try_until(wait::SOON, warm).await.is_some();
+        if is_warm {
+            break;
+        }
+    }
+    assert!(is_warm, "no replica has started from the cache of the first: {}", first.process.log());
 
     let ca = install.published().await;
     let refused = async || first.metric("kubefan_peers_refused_total").await.unwrap();
@@ -523,11 +542,10 @@ async fn nodes_get_each_certificate_and_never_a_key_of_the_ca() {
         let args = ["auth", "can-i", verb, &format!("secrets/{name}"), "-n", &install.namespace];
         assert_eq!(api.try_kubectl(&install.kubeconfig, &args).await.0, may, "{verb}");
     }
-    let short = ["--tls-managed-lifetime=12s", "--tls-managed-ca-lifetime=44s", "--tls-managed-ca-overlap=5s"];
-    let kubefan = install.spawn(&short).await;
+    let kubefan = install.spawn(SHORT_LIVES).await;
     kubefan.ready().await;
     let mut seen = Vec::new();
-    let deadline = Instant::now() + 2 * wait::SOON;
+    let deadline = Instant::now() + 5 * wait::SOON;
     // At least one renewal, and one by the next CA.
     while !(seen.len() > 2 && kubefan.process.log().contains("the next CA signs from now on")) {
         assert!(Instant::now() < deadline, "{}", kubefan.process.log());

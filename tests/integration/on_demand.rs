@@ -395,9 +395,12 @@ async fn media_that_are_configured_are_cached_from_the_start() {
     let synced: Vec<_> = ready.lines().filter_map(|line| Some(line.split_once(" synced; ")?.0)).collect();
     let expected = ["[+]configmaps (protobuf)", "[+]nodes", "[+]services (protobuf)", "[+]services"];
     assert_eq!(synced, expected, "{ready}");
-    let (_, metrics) = kubefan.admin("/metrics").await.unwrap();
-    let watches = metrics.lines().filter(|line| line.starts_with("kubefan_upstream_watches{") && line.ends_with(" 1"));
-    assert_eq!(watches.count(), 4, "one for each cache: {metrics}");
+    // A cache is ready after its list, and its watch follows.
+    crate::harness::wait::until("one watch for each cache", crate::harness::wait::SOON, || async {
+        let watches = kubefan.metric_lines("kubefan_upstream_watches").await?;
+        (watches.iter().filter(|line| line.ends_with(" 1")).count() == 4).then_some(())
+    })
+    .await;
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
     let protobuf = "application/vnd.kubernetes.protobuf";
     for (resource, accept, is_cached) in [

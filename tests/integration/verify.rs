@@ -170,7 +170,11 @@ async fn kubefan_equals_a_real_apiserver_under_writes() {
     };
     let verifying = async {
         for _ in 0..5 {
-            let ran = verify(&kubefan, &api.kubeconfig(), &[]).await;
+            let mut ran = verify(&kubefan, &api.kubeconfig(), &[]).await;
+            // An apiserver that gets too little CPU may lag, or refuse to list.
+            if ran.code == Some(2) && ran.stdout.contains("unknown: ") {
+                ran = verify(&kubefan, &api.kubeconfig(), &[]).await;
+            }
             assert_eq!(ran.code, Some(0), "{ran:?}");
             assert_eq!(rows(&ran).iter().filter(|row| row.last() == Some(&"equal")).count(), 4, "{ran:?}");
         }

@@ -351,7 +351,7 @@ async fn a_view_that_is_shared_refuses_who_may_not_read_it() {
         };
         timeout(wait::SOON, shown).await.expect("the event arrives");
     }
-    let resumed = WatchRequest { resource_version: version, cluster, timeout_seconds: 1, ..watch(&world.own) };
+    let resumed = WatchRequest { resource_version: version, cluster, timeout_seconds: 5, ..watch(&world.own) };
     let text = all_of(client.watch(world.call(Own, resumed)).await.unwrap().into_inner()).await;
     let text = String::from_utf8_lossy(&text);
     assert!(text.contains(&later) && !text.contains(&content(&world.other, "later")), "{text}");

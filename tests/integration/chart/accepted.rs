@@ -95,7 +95,7 @@ async fn load_crds(api: &ApiServer) {
         let path = tools::go_module(&versions, module).join(file);
         let path = path.to_str().unwrap();
         api.kubectl(&["create", "-f", path]).await;
-        api.kubectl(&["wait", "--for=condition=Established", "-f", path]).await;
+        api.kubectl(&["wait", "--for=condition=Established", "--timeout=5m", "-f", path]).await;
     }
 }
 

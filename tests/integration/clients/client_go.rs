@@ -57,11 +57,16 @@ const SETTINGS: [(&str, &[&str]); 4] = [
 /// cache, because the freshness of events cannot be proved.
 const CACHED: f64 = 4.0 * (4.0 + 2.0 + 1.0) - 2.0;
 
+/// Number of all watches of these informers.
+const ALL: f64 = 4.0 * 8.0;
+
 /// Both servers send a bookmark about every minute.
 const BOOKMARK_AT_MOST: Duration = Duration::from_secs(150);
 
 /// Number of watches that kubefan serves now.
 const WATCHES: &str = "kubefan_subscribers";
+/// Number of requests that kubefan passes on now, with their watches.
+const PASSED_ON: &str = "kubefan_passthrough_requests";
 
 fn program() -> PathBuf {
     tools::go_program("clients", Path::new(DIR))
@@ -94,12 +99,18 @@ async fn informers_see_the_same_events_through_kubefan() {
         let [direct, kubefan] = [synced(&mut processes[0]).await, synced(&mut processes[1]).await];
         println!("{setting}: all informers synced after {direct:.2} s directly, {kubefan:.2} s through kubefan");
     }
-    let all = || async { (both.metric(WATCHES).await.0 >= CACHED).then_some(()) };
+    let all = || async {
+        let (served, passed_on) = (both.metric(WATCHES).await.0, both.metric(PASSED_ON).await.0);
+        // A start that a busy apiserver does not prove in time is passed on.
+        let is_unproved = !both.kubefan.unproved_resources().await.is_empty();
+        (served >= CACHED || (is_unproved && served + passed_on >= ALL)).then_some(())
+    };
     let served = wait::try_until(wait::SOON, all).await;
     if served.is_none() {
         let upstream = SETTINGS.map(|(setting, _)| audit.requests(&format!("kubefan-{setting}")));
         panic!("{}\nrequests for pods that were forwarded: {upstream:#?}", both.metric(WATCHES).await.1);
     }
+    let unproved_starts = both.kubefan.unproved_resources().await;
     write(&both.api, 6..12).await;
     let mut moving = start("moving", JSON);
     tokio::join!(write(&both.api, 12..30), async {
@@ -135,10 +146,12 @@ async fn informers_see_the_same_events_through_kubefan() {
         assert_eq!(direct.store, kubefan.store, "{informer}, started while objects change");
         direct.assert_same_tail(kubefan, informer);
     }
-    // kubefan answered everything from its caches.
-    for setting in SETTINGS.map(|(setting, _)| setting).into_iter().chain(["moving"]) {
+    // kubefan answered everything from its caches. The log has only requests for pods.
+    let unproved = both.kubefan.unproved_resources().await;
+    let settings = SETTINGS.map(|(setting, _)| (setting, &unproved_starts));
+    for (setting, unproved) in settings.into_iter().chain([("moving", &unproved)]) {
         let forwarded = audit.requests(&format!("kubefan-{setting}"));
-        assert_eq!(forwarded, [], "{setting}");
+        assert!(forwarded.is_empty() || unproved.contains("pods"), "{setting}: {forwarded:#?}");
     }
 }
 

@@ -88,7 +88,7 @@ const FAILURES: &[&str] = &[
     "describe pod nothing",
     "logs web-0",
     "exec web-0 -- true",
-    "wait --for=condition=Ready pod/web-0 --timeout=1s",
+    "wait --for=condition=Ready pod/web-0 --timeout=5s",
 ];
 
 /// Commands that each run executes in its own namespace. `+FILE` becomes `-f` and the path of that

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::api::{Api, names, unique, version};
+use crate::harness::wait;
 
 const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 
@@ -168,7 +169,7 @@ pub(crate) async fn a_bookmark_proves_that_nothing_was_missed(api: &Api) {
     let unused = widgets.path().replace("/default/", "/no-such/");
     let now = version(&api.get(&format!("{unused}?fieldSelector=metadata.name%3Dno-such")).await.ok());
     assert!(now > start);
-    let query = format!("resourceVersion={start}&allowWatchBookmarks=true&timeoutSeconds=3");
+    let query = format!("resourceVersion={start}&allowWatchBookmarks=true&timeoutSeconds=10");
     let events = api.watch(&format!("{}?{query}", widgets.path())).await.rest().await;
     assert!((1..=2).contains(&events.len()), "{events:?}");
     for event in &events {
@@ -191,7 +192,14 @@ pub(crate) async fn discovery_lists_the_served_resources(api: &Api) {
     let pods = find(&core.ok()["items"][0]["versions"][0]["resources"], "/resource", "pods");
     assert_eq!((&pods["scope"], &pods["shortNames"]), (&json!("Namespaced"), &json!(["po"])));
     assert_eq!(pods["responseKind"]["kind"], "Pod");
-    let groups = api.get_as("/apis", media_type).await.ok();
+    // A real server fills discovery a moment after it serves the resource.
+    let groups = wait::until("discovery to list the group", wait::SOON, || async {
+        let groups = api.get_as("/apis", media_type).await.ok();
+        let is_listed = groups["items"].as_array()?.iter().any(|group| group["metadata"]["name"] == widgets.group);
+        let legacy = api.get(&format!("/apis/{}/v1", widgets.group)).await;
+        (is_listed && legacy.code == 200).then_some(groups)
+    })
+    .await;
     let group = find(&groups["items"], "/metadata/name", &widgets.group);
     let expected = json!({"resource": "widgets", "scope": "Namespaced", "singularResource": "widget", "shortNames": ["wd"],
         "responseKind": {"group": widgets.group, "version": "v1", "kind": "Widget"},
@@ -207,6 +215,7 @@ pub(crate) async fn discovery_lists_the_served_resources(api: &Api) {
     let url = openapi["paths"]["api/v1"]["serverRelativeURL"].as_str().unwrap().to_owned();
     assert!(url.starts_with("/openapi/v3/api/v1?hash="), "{url}");
     assert!(api.get("/version").await.ok()["gitVersion"].as_str().unwrap().starts_with("v1."));
-    assert_eq!(api.get("/readyz").await.text, "ok");
+    wait::until("/readyz to be ok", wait::SOON, || async { (api.get("/readyz").await.text == "ok").then_some(()) })
+        .await;
     widgets.remove(api).await;
 }

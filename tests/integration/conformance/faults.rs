@@ -264,7 +264,7 @@ async fn statistics_count_requests_and_events() {
     let mut all = api.watch(&format!("{PATH}?resourceVersion={start}")).await;
     let mut same = api.watch(&format!("{PATH}?resourceVersion={start}")).await;
     let mut other =
-        api.watch(&format!("{PATH}?resourceVersion={start}&labelSelector=no%3Dsuch&timeoutSeconds=1")).await;
+        api.watch(&format!("{PATH}?resourceVersion={start}&labelSelector=no%3Dsuch&timeoutSeconds=5")).await;
     let before = sim.stats();
     assert_eq!((before.open_watches[&config_maps()], before.watches_started), (3, 3));
     create(&sim, "b");

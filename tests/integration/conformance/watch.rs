@@ -66,7 +66,7 @@ pub(crate) async fn initial_events_end_with_a_bookmark(api: &Api) {
         assert_eq!(end.line, format!("{{\"type\":\"BOOKMARK\",\"object\":{object}}}\n"));
     }
     // Without allowWatchBookmarks there is no bookmark.
-    let query = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&timeoutSeconds=1";
+    let query = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&timeoutSeconds=5";
     let events = api.watch(&format!("{path}?{query}")).await.rest().await;
     assert_eq!(short(&events), ["ADDED a", "ADDED b", "ADDED c"]);
     // A bookmark contains the zero value of its type.
@@ -222,7 +222,8 @@ pub(crate) async fn a_watch_sends_only_its_namespace_and_name(api: &Api) {
 pub(crate) async fn a_bookmark_precedes_the_timeout(api: &Api) {
     let path = api.config_maps().await;
     let start = api.config_map(&path, "a", json!({})).await;
-    let query = format!("resourceVersion={start}&allowWatchBookmarks=true&timeoutSeconds=4");
+    // The write must end before the bookmark, which comes two seconds before the end.
+    let query = format!("resourceVersion={start}&allowWatchBookmarks=true&timeoutSeconds=10");
     let events = api.watch(&format!("{path}?{query}")).await;
     let written = api.config_map(&path, "b", json!({})).await;
     let events = events.rest().await;
@@ -240,8 +241,8 @@ pub(crate) async fn a_bookmark_precedes_the_timeout(api: &Api) {
 pub(crate) async fn the_deprecated_watch_path_starts_with_the_current_state(api: &Api) {
     let path = abc(api).await;
     let old = path.replace("/api/v1/", "/api/v1/watch/");
-    let events = api.stream(&format!("{old}?timeoutSeconds=1&allowWatchBookmarks=true")).await.rest().await;
+    let events = api.stream(&format!("{old}?timeoutSeconds=5&allowWatchBookmarks=true")).await.rest().await;
     assert_eq!(short(&events), ["ADDED a", "ADDED b", "ADDED c"]);
-    let events = api.stream(&format!("{old}/b?timeoutSeconds=1")).await.rest().await;
+    let events = api.stream(&format!("{old}/b?timeoutSeconds=5")).await.rest().await;
     assert_eq!(short(&events), ["ADDED b"]);
 }

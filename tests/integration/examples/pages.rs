@@ -107,7 +107,7 @@ async fn demo(dir: &Path) -> (Process, SocketAddr) {
     command.args(["demo", "--duration=0", "--objects=1000", "--subscribers=1", "--rate=20"]);
     command.args([format!("--listen={address}"), "--admin-listen=127.0.0.1:0".to_owned()]);
     let mut demo = Process::spawn("kubefan demo", &mut command, &dir.join("demo"));
-    let serves = wait::try_until(wait::SOON, || {
+    let serves = wait::try_until(wait::SOON * 4, || {
         let serves = demo.log().contains("\nthrough kubefan: ").then_some(true);
         let ended = demo.exited().map(|_| false);
         async move { serves.or(ended) }

@@ -2,6 +2,7 @@
 //! value kills it.
 
 use std::{
+    collections::BTreeSet,
     net::SocketAddr,
     path::{Path, PathBuf},
     process::Command,
@@ -165,6 +166,18 @@ impl Kubefan {
         Some(lines.iter().filter(|line| line.contains(label)).map(|line| value_of(line)).fold(0.0, |sum, it| sum + it))
     }
 
+    /// The resources of which a proof of freshness has failed or was late so far. kubefan may have
+    /// passed on consistent reads of these.
+    pub(crate) async fn unproved_resources(&self) -> BTreeSet<String> {
+        let lines = self.metric_lines("kubefan_proofs_total").await.expect("metrics are served");
+        let is_unproved = |line: &&String| {
+            let has_result = [r#"result="behind""#, r#"result="failed""#].iter().any(|result| line.contains(result));
+            has_result && value_of(line) > 0.0
+        };
+        let resource = |line: &String| Some(line.split_once(r#"resource=""#)?.1.split_once('"')?.0.to_owned());
+        lines.iter().filter(is_unproved).filter_map(resource).collect()
+    }
+
     /// Waits until a line of the metrics has this value.
     pub(crate) async fn metric_becomes(&self, line: &str, value: f64) {
         let what = format!("{line} to be {value}");
@@ -203,7 +216,7 @@ pub(crate) async fn run_with(args: &[&str], prepare: impl FnOnce(&mut tokio::pro
     let mut command = tokio::process::Command::new(binary());
     command.args(args).env_clear().env("HOME", "/nonexistent").stdin(std::process::Stdio::null()).kill_on_drop(true);
     prepare(&mut command);
-    let output = tokio::time::timeout(READY_AT_MOST, command.output());
+    let output = tokio::time::timeout(EXITED_AT_MOST, command.output());
     let output = output.await.unwrap_or_else(|_| panic!("kubefan {} does not exit", args.join(" ")));
     let output = output.expect("kubefan starts");
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
@@ -214,6 +227,8 @@ pub(crate) async fn run_with(args: &[&str], prepare: impl FnOnce(&mut tokio::pro
 }
 
 const READY_AT_MOST: Duration = Duration::from_secs(60);
+/// For whole commands, such as a benchmark by a debug build on a busy machine.
+const EXITED_AT_MOST: Duration = Duration::from_secs(300);
 
 /// What no log, metric, page or error may have: the start of a JSON Web Token (`{"alg":` in base64)
 /// and of the tests' other tokens, and private keys.

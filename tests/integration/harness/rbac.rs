@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use super::apiserver::ApiServer;
+use super::{apiserver::ApiServer, wait};
 
 const GROUP: &str = "rbac.authorization.k8s.io";
 
@@ -37,6 +37,11 @@ impl<'a> ServiceAccount<'a> {
     pub(crate) async fn may_review(&self) {
         let binding = format!("{}-reviews", self.namespace);
         bind_cluster_role(self.api, &binding, "system:auth-delegator", &self.subject()).await;
+        let reviews = json!([
+            { "apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"], "verbs": ["create"] },
+            { "apiGroups": ["authorization.k8s.io"], "resources": ["subjectaccessreviews"], "verbs": ["create"] },
+        ]);
+        applied(self.api, None, &reviews, &self.subject()).await;
     }
 
     /// A token of one hour.
@@ -50,7 +55,8 @@ impl<'a> ServiceAccount<'a> {
     }
 }
 
-/// Creates a role, in a namespace or for the cluster, and binds it.
+/// Creates a role, in a namespace or for the cluster, binds it, and waits until the apiserver
+/// applies it.
 pub(crate) async fn grant(api: &ApiServer, namespace: Option<&str>, name: &str, rules: &Value, subject: &Value) {
     let role = json!({ "metadata": { "name": name }, "rules": rules });
     match namespace {
@@ -63,6 +69,53 @@ pub(crate) async fn grant(api: &ApiServer, namespace: Option<&str>, name: &str, 
             api.create(&format!("/apis/{GROUP}/v1/clusterroles"), &role).await;
             bind_cluster_role(api, name, name, subject).await;
         }
+    }
+    applied(api, namespace, rules, subject).await;
+}
+
+/// Waits until the apiserver applies all roles and bindings that were written so far, by whatever
+/// program. It reads each kind of them in order, so one more of each kind shows it.
+pub(crate) async fn settled(api: &ApiServer) {
+    let rules = json!([{ "apiGroups": [""], "resources": ["pods"], "verbs": ["get"] }]);
+    for namespace in [None, Some("default")] {
+        let name = api.unique("settled");
+        let subject = json!({ "kind": "User", "apiGroup": GROUP, "name": name });
+        grant(api, namespace, &name, &rules, &subject).await;
+    }
+}
+
+/// Waits until the apiserver allows what the rules do. Its authorizer reads roles and bindings from
+/// a cache, which on a busy machine is late.
+async fn applied(api: &ApiServer, namespace: Option<&str>, rules: &Value, subject: &Value) {
+    let name = subject["name"].as_str().expect("a subject has a name");
+    let who = match subject["kind"].as_str().expect("a subject has a kind") {
+        "ServiceAccount" => {
+            let of = subject["namespace"].as_str().expect("a service account has a namespace");
+            json!({ "user": format!("system:serviceaccount:{of}:{name}") })
+        }
+        "Group" => json!({ "groups": [name] }),
+        _ => json!({ "user": name }),
+    };
+    for rule in rules.as_array().expect("rules are a list") {
+        let first = |field: &str| rule[field][0].as_str().unwrap_or_default();
+        let mut spec = who.clone();
+        if rule["nonResourceURLs"].is_array() {
+            spec["nonResourceAttributes"] = json!({ "path": first("nonResourceURLs"), "verb": first("verbs") });
+        } else {
+            spec["resourceAttributes"] = json!({
+                "namespace": namespace.unwrap_or_default(),
+                "verb": first("verbs"),
+                "group": first("apiGroups"),
+                "resource": first("resources"),
+                "name": first("resourceNames"),
+            });
+        }
+        let review = json!({ "spec": spec });
+        wait::until(&format!("the apiserver to allow {spec}"), wait::SOON, || async {
+            let answer = api.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", &review).await;
+            (answer["status"]["allowed"] == true).then_some(())
+        })
+        .await;
     }
 }
 

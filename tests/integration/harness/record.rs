@@ -8,11 +8,12 @@ use kubefan_common::proto::v1alpha1::{
     DeleteReason, EventType, Target, WatchRequest, WatchResponse, watch_response::Message,
     watch_service_client::WatchServiceClient,
 };
+use reqwest::StatusCode;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tonic::transport::{Channel, Endpoint};
 
-use super::apiserver::ApiServer;
+use super::{apiserver::ApiServer, wait};
 
 /// One event as an apiserver's watch sends it: `ADDED`, `MODIFIED` or `DELETED`, and the object's
 /// bytes.
@@ -85,10 +86,20 @@ pub(crate) fn recorded(line: &[u8]) -> Option<Recorded> {
 /// appended to the query, such as `&resourceVersion=5`.
 pub(crate) async fn upstream_watch(api: &ApiServer, query: &Query, parameters: &str, seconds: u32) -> Vec<Recorded> {
     let path = format!("{}&watch=true&timeoutSeconds={seconds}{parameters}", query.pods_path());
-    let response = api.client().get(format!("{}{path}", api.url())).send().await.unwrap();
-    assert!(response.status().is_success(), "{path}: {}", response.status());
-    let body = response.text().await.unwrap();
+    let body = opened(api, &path).await.text().await.unwrap();
     body.lines().filter_map(|line| recorded(line.as_bytes())).collect()
+}
+
+/// Opens a watch of the apiserver. One that is overloaded, or whose cache is not ready, answers 429
+/// for a while.
+async fn opened(api: &ApiServer, path: &str) -> reqwest::Response {
+    wait::until("a watch of the apiserver", 4 * wait::SOON, || async {
+        let response = api.client().get(format!("{}{path}", api.url())).send().await.unwrap();
+        let status = response.status();
+        assert!(status.is_success() || status == StatusCode::TOO_MANY_REQUESTS, "{path}: {status}");
+        status.is_success().then_some(response)
+    })
+    .await
 }
 
 /// Records the apiserver's own watch from version `start` until `end` announces a version. The
@@ -104,10 +115,9 @@ pub(crate) async fn upstream_recording(
     seconds: u32,
 ) -> Vec<Recorded> {
     let (mut events, mut last) = (Vec::new(), start);
-    while *end.borrow() == u64::MAX {
+    'watches: while *end.borrow() == u64::MAX {
         let path = format!("{}&watch=true&resourceVersion={last}&allowWatchBookmarks=true", query.pods_path());
-        let mut response = api.client().get(format!("{}{path}", api.url())).send().await.unwrap();
-        assert!(response.status().is_success(), "{path}: {}", response.status());
+        let mut response = opened(&api, &path).await;
         let mut body = Vec::new();
         loop {
             let chunk = tokio::select! {
@@ -121,6 +131,10 @@ pub(crate) async fn upstream_recording(
             body.extend_from_slice(&chunk);
             while let Some(length) = body.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = body.drain(..=length).collect();
+                if has_failed(&line) {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    continue 'watches;
+                }
                 last = version_in(&line);
                 events.extend(recorded(&line));
             }
@@ -130,6 +144,16 @@ pub(crate) async fn upstream_recording(
     let rest = format!("&resourceVersion={last}&allowWatchBookmarks=true");
     events.append(&mut upstream_watch(&api, &query, &rest, seconds).await);
     events
+}
+
+/// Whether one line of a watch says that it ends early.
+///
+/// # Panics If it cannot continue from its last version, because that version is too old.
+fn has_failed(line: &[u8]) -> bool {
+    let line: Line<'_> = serde_json::from_slice(line).expect("a line of a watch is JSON");
+    let status = line.object.get();
+    assert!(line.kind != "ERROR" || !status.contains(r#""code":410"#), "{status}");
+    line.kind == "ERROR"
 }
 
 /// The version that one line of a watch reaches, of a bookmark too.

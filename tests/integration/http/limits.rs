@@ -355,7 +355,8 @@ async fn a_web_page_of_another_host_cannot_read() {
 
 async fn an_unread_answer_releases_its_resources() {
     let simulated = large().await;
-    let kubefan = simulated.kubefan(&["--resource=pods", "--snapshot-stall-timeout=1s"]).await;
+    // For this time the metrics below show the answer.
+    let kubefan = simulated.kubefan(&["--resource=pods", "--snapshot-stall-timeout=5s"]).await;
     let inflight = r#"kubefan_requests_inflight{protocol="http",verb="list"}"#;
     for (path, gauge) in [
         (format!("{PODS}?{ANY}"), "kubefan_snapshots"),

@@ -190,8 +190,10 @@ async fn a_websocket_watch_sends_the_same_messages_as_the_apiserver() {
     let partial = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
     let protobuf = ("Accept", "application/vnd.kubernetes.protobuf");
     use Match::{Exactly, Expired, InAnyOrder};
-    let after = format!("{path}?watch=1&timeoutSeconds=6&resourceVersion={then}");
-    let state = format!("{path}?watch=1&timeoutSeconds=6");
+    // The first watch must still be open when all others are and the changes are written. It sends
+    // nothing after them, so it must end within the limit for a read.
+    let after = format!("{path}?watch=1&timeoutSeconds=20&resourceVersion={then}");
+    let state = format!("{path}?watch=1&timeoutSeconds=20");
     let cases: [(String, Headers, Match); 9] = [
         (after.clone(), &[], Exactly),
         (format!("{after}&labelSelector=stage%3Don&allowWatchBookmarks=true"), &[], Exactly),
@@ -200,7 +202,7 @@ async fn a_websocket_watch_sends_the_same_messages_as_the_apiserver() {
         (format!("{state}&resourceVersion=0"), &[("Sec-WebSocket-Protocol", "base64.channel.k8s.io")], InAnyOrder),
         (state.clone(), &[("Sec-WebSocket-Protocol", "x"), ("Connection", "keep-alive, upgrade")], InAnyOrder),
         (state.clone(), &[protobuf], InAnyOrder),
-        (format!("/api/v1/watch/namespaces/{ns}/configmaps?timeoutSeconds=6"), &[], InAnyOrder),
+        (format!("/api/v1/watch/namespaces/{ns}/configmaps?timeoutSeconds=20"), &[], InAnyOrder),
         (format!("{state}&resourceVersion=1"), &[], Expired),
     ];
     // The protobuf cache starts with the first request for it.
@@ -222,9 +224,11 @@ async fn a_websocket_watch_sends_the_same_messages_as_the_apiserver() {
     api.patch(&format!("{path}/b"), &json!({ "metadata": { "labels": { "stage": "on" } } })).await;
     api.patch(&format!("{path}/a"), &json!({ "metadata": { "labels": { "stage": "off" } } })).await;
     api.delete(&format!("{path}/d")).await;
+    let rest = |[mut direct, mut mine]: [Client; 2]| async move { tokio::join!(direct.rest(), mine.rest()) };
+    // All are read at the same time, so that none waits unread for the others' ends.
+    let received = futures::future::join_all(watches.into_iter().map(rest)).await;
     let mut seen = 0;
-    for ((path, headers, expected_match), [mut direct, mut mine]) in cases.iter().zip(watches) {
-        let (direct, mine) = tokio::join!(direct.rest(), mine.rest());
+    for ((path, headers, expected_match), (direct, mine)) in cases.iter().zip(received) {
         let [mut direct, mut mine] = [events(direct), events(mine)];
         let opcode = if headers.contains(&protobuf) { BINARY } else { TEXT };
         let opcodes: Vec<_> = mine.iter().map(|(opcode, _)| *opcode).collect();

@@ -66,7 +66,7 @@ async fn kopf_makes_the_same_calls_through_kubefan() {
     // Once it has this one, it watches, and every further change is an event.
     let mut store = BTreeMap::from([(FIRST.to_owned(), json!([FIRST]))]);
     stores_are(&operators, &store).await;
-    setting.counts().rows(&mut table, "started", 1, 1);
+    setting.counts().await.rows(&mut table, "started", 1, 1);
 
     for round in 0..ROUNDS {
         for object in 0..OBJECTS {
@@ -89,7 +89,7 @@ async fn kopf_makes_the_same_calls_through_kubefan() {
     assert_eq!(direct.len(), 1 + 3 * OBJECTS + OBJECTS.div_ceil(2), "{:?}", direct.keys());
     assert_eq!(direct, through);
     stores_are(&operators, &store).await;
-    let one = setting.counts();
+    let one = setting.counts().await;
     one.rows(&mut table, &format!("after {CHANGES} changes"), 1, 1 + 2 * OBJECTS * ROUNDS);
 
     // More copies would handle the same widgets, so these have none.
@@ -99,7 +99,7 @@ async fn kopf_makes_the_same_calls_through_kubefan() {
         }
     }
     stores_are(&operators, &store).await;
-    let all = setting.counts();
+    let all = setting.counts().await;
     all.rows(&mut table, "more copies started", COPIES, 1 + 2 * OBJECTS * ROUNDS);
     println!("{table}");
     // kopf lists the namespaces without a version, when it starts with `--namespace`.

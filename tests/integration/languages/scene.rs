@@ -5,11 +5,13 @@ use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
+    sync::LazyLock,
 };
 
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio::net::TcpSocket;
 
 use super::{
     report::Names,
@@ -145,10 +147,15 @@ impl<'a> Scene<'a> {
 
     /// The variables that every step has.
     pub(super) fn variables(&self) -> BTreeMap<String, Value> {
+        // Bound but not listening: no other process can take the port while the tests run.
+        static UNUSED: LazyLock<TcpSocket> = LazyLock::new(|| {
+            let socket = TcpSocket::new_v4().unwrap();
+            socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+            socket
+        });
         let scheme = if self.is_secure { "https://" } else { "" };
         let path = |path: &Path| json!(path.to_str().expect("the path is text"));
-        // Bound and closed again: nothing listens there.
-        let unused = std::net::TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).unwrap();
+        let unused = UNUSED.local_addr().unwrap();
         BTreeMap::from([
             ("$address".to_owned(), json!(format!("{scheme}{}", self.link.addr))),
             ("$host".to_owned(), json!(self.link.addr.to_string())),

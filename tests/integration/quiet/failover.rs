@@ -30,7 +30,7 @@ pub(crate) const TESTS: &[Test] = tests! {
 
 const OPENED_AT_MOST: Duration = Duration::from_secs(120);
 /// How soon a refusal follows the headers of an answer.
-const REFUSED_AT_MOST: Duration = Duration::from_secs(1);
+const REFUSED_AT_MOST: Duration = Duration::from_secs(15);
 const RETRY_DELAY: Duration = Duration::from_millis(50);
 /// Bookmarks of a quiet resource arrive once a minute, or after a consistent read.
 const BOOKMARK_AT_MOST: Duration = Duration::from_secs(150);

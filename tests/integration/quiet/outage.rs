@@ -125,7 +125,7 @@ async fn caches_live(both: &Both, versions: &[u64]) -> Option<Instant> {
     .await
 }
 
-/// Asserts that a cache has the apiserver's objects.
+/// Waits until a cache has the apiserver's objects.
 async fn assert_same(both: &Both, kind: &Kind) {
     let names = |list: &serde_json::Value| {
         let items = list["items"].as_array().cloned().unwrap_or_default();
@@ -139,8 +139,13 @@ async fn assert_same(both: &Both, kind: &Kind) {
     if kind.resource == "leases" {
         return;
     }
-    let expected = names(&both.api.get_json(&kind.path()).await);
-    let response = both.api.client().get(format!("https://{}{path}", both.kubefan.grpc_addr)).send().await;
-    let text = response.expect("kubefan answers").text().await.expect("a list is text");
-    assert_eq!(names(&serde_json::from_str(&text).expect("a list is JSON")), expected, "{}", kind.resource);
+    // The apiserver writes objects of its own after its start.
+    let what = format!("{} to be the apiserver's", kind.resource);
+    wait::until(&what, wait::SOON, || async {
+        let expected = names(&both.api.get_json(&kind.path()).await);
+        let response = both.api.client().get(format!("https://{}{path}", both.kubefan.grpc_addr)).send().await;
+        let text = response.expect("kubefan answers").text().await.expect("a list is text");
+        (names(&serde_json::from_str(&text).expect("a list is JSON")) == expected).then_some(())
+    })
+    .await;
 }
