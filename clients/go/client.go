@@ -23,6 +23,8 @@ const (
 	// More than one stream's window, so that a stream that is not read does not block the others.
 	connectionWindowBytes = 16 << 20
 	modulePath            = "kubefan.dev/clients/go"
+	// retryAtMost is the wait of a call for a connection while the last attempt has failed.
+	retryAtMost = time.Second
 	// serviceConfig spreads clients over the replicas behind a name, each with one connection.
 	serviceConfig = `{"loadBalancingConfig":[{"pick_first":{"shuffleAddressList":true}}]}`
 )
@@ -64,7 +66,7 @@ type ReadOptions struct {
 
 // check refuses what no read can mean.
 func (o ReadOptions) check(address string) error {
-	return cmp.Or(checkConstant(address, "ReadOptions.Encoding", o.Encoding, EncodingProtobuf), o.Projection.check(address))
+	return cmp.Or(o.Encoding.check(address, "ReadOptions.Encoding"), o.Projection.check(address))
 }
 
 // Connect connects to host:port, http://host:port, https://host:port, dns:host:port or unix:/path.
@@ -274,9 +276,15 @@ func (c *Client) reach(ctx context.Context) error {
 }
 
 // awaitConnection makes one attempt to connect, whatever the delay after the one before: the caller
-// has a delay of its own. It returns whether there is a connection.
+// has a delay of its own. It returns whether there is a connection. A channel that has failed stays
+// so until it has a connection (gRFC A62), so the end of a further attempt does not show: it gets at
+// most retryAtMost, and continues in the background.
 func (c *Client) awaitConnection(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, c.connectTimeout)
+	atMost := c.connectTimeout
+	if c.conn.GetState() == connectivity.TransientFailure {
+		atMost = min(atMost, retryAtMost)
+	}
+	ctx, cancel := context.WithTimeout(ctx, atMost)
 	defer cancel()
 	c.conn.ResetConnectBackoff()
 	for tried := false; ; {
@@ -285,8 +293,7 @@ func (c *Client) awaitConnection(ctx context.Context) bool {
 		case connectivity.Ready:
 			return true
 		case connectivity.Idle:
-			// The attempt may have failed before the next look, and a failed channel stays so until it
-			// has a connection (gRFC A62).
+			// The attempt may have failed before the next look.
 			tried = true
 			c.conn.Connect()
 		case connectivity.Connecting:

@@ -42,7 +42,8 @@ type Options struct {
 	// TokenFile is a file with a bearer token. It is read again after 10 s, and at once when kubefan
 	// refuses the token or ends a stream because of it. A watch then resumes.
 	TokenFile string
-	// ConnectTimeout limits the wait for a connection. Default: 10 s.
+	// ConnectTimeout limits the wait for a connection. Default: 10 s. After an attempt that failed, a
+	// call waits at most 1 s for the next one.
 	ConnectTimeout time.Duration
 	// MessageBytesMax is the longest message accepted, in bytes. Default: 64 MiB.
 	MessageBytesMax int

@@ -90,7 +90,8 @@ func (p Projection) message(onlyChanges bool) *api.Projection {
 }
 
 // Encoding is how objects are encoded on the wire. Events have whole objects whatever it is:
-// protobuf with EncodingProtobuf, JSON otherwise.
+// protobuf with EncodingProtobuf, JSON otherwise. Another value than these fails with
+// InvalidArgument, and so it is with OnLag, OnExpired and Fallback.
 type Encoding int
 
 const (
@@ -108,6 +109,10 @@ const (
 	EncodingProtobuf
 )
 
+func (e Encoding) check(address, name string) error {
+	return checkConstant(address, name, e, "EncodingJSON", "EncodingZstd", "EncodingZstdDelta", "EncodingProtobuf")
+}
+
 // message is the encoding of a request.
 func (e Encoding) message() api.Encoding {
 	switch e {
@@ -118,7 +123,7 @@ func (e Encoding) message() api.Encoding {
 	case EncodingProtobuf:
 		return api.Encoding_ENCODING_PROTOBUF
 	default:
-		return api.Encoding_ENCODING_UNSPECIFIED // EncodingJSON: no other value passes checkConstant.
+		return api.Encoding_ENCODING_UNSPECIFIED // EncodingJSON: no other value passes check.
 	}
 }
 

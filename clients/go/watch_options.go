@@ -51,20 +51,20 @@ type WatchOptions struct {
 // check refuses what no watch can mean.
 func (o WatchOptions) check(address string) error {
 	return cmp.Or(
-		checkConstant(address, "WatchOptions.Encoding", o.Encoding, EncodingProtobuf),
-		checkConstant(address, "WatchOptions.OnExpired", o.OnExpired, OnExpiredFail),
-		checkConstant(address, "WatchOptions.OnLag", o.OnLag, OnLagExpire),
-		checkConstant(address, "WatchOptions.Fallback", o.Fallback, FallbackNever),
+		o.Encoding.check(address, "WatchOptions.Encoding"),
+		checkConstant(address, "WatchOptions.OnExpired", o.OnExpired, "OnExpiredRestart", "OnExpiredFail"),
+		checkConstant(address, "WatchOptions.OnLag", o.OnLag, "OnLagConflate", "OnLagExpire"),
+		checkConstant(address, "WatchOptions.Fallback", o.Fallback, "FallbackNever"),
 		o.Projection.check(address),
 	)
 }
 
-// checkConstant refuses a value that is no constant of its type: they count from 0 to last.
-func checkConstant[T ~int](address, name string, value, last T) error {
-	if 0 <= value && value <= last {
+// checkConstant refuses a value that is no constant of its type: they count from 0.
+func checkConstant[T ~int](address, name string, value T, constants ...string) error {
+	if 0 <= value && int(value) < len(constants) {
 		return nil
 	}
-	message := fmt.Sprintf("%s is %d, which is no %T: use a constant of that type", name, value, value)
+	message := fmt.Sprintf("%s is %d: the values are %s", name, value, strings.Join(constants, ", "))
 	return &Error{Address: address, Code: codes.InvalidArgument, Message: message}
 }
 

@@ -164,17 +164,17 @@ func TestOptionsThatMeanNothingAreRefusedBeforeARequest(t *testing.T) {
 		return err
 	}
 	for word, wrong := range map[string]WatchOptions{
-		"no kubefan.Encoding":  {Encoding: EncodingProtobuf + 1},
-		"no kubefan.OnExpired": {OnExpired: OnExpiredFail + 1},
-		"no kubefan.OnLag":     {OnLag: -1},
-		"no kubefan.Fallback":  {Fallback: FallbackNever + 1},
+		"EncodingZstdDelta, EncodingProtobuf": {Encoding: EncodingProtobuf + 1},
+		"OnExpiredRestart, OnExpiredFail":     {OnExpired: OnExpiredFail + 1},
+		"OnLagConflate, OnLagExpire":          {OnLag: -1},
+		"FallbackNever":                       {Fallback: FallbackNever + 1},
 	} {
 		refused(watched(wrong), "", word)
 	}
 	_, err = client.List(t.Context(), pods, ReadOptions{Encoding: -1})
-	refused(err, "", "no kubefan.Encoding")
+	refused(err, "", "EncodingJSON")
 	_, err = client.Get(t.Context(), pods, ReadOptions{Encoding: -1})
-	refused(err, "", "no kubefan.Encoding")
+	refused(err, "", "EncodingJSON")
 	for word, wrong := range map[string]Projection{
 		"leave Fields nil": {Fields: []string{}},
 		"either":           {Fields: []string{"status"}, MetadataOnly: true},
@@ -253,6 +253,23 @@ func TestConnectSaysWhyThereIsNoConnection(t *testing.T) {
 		_, err := Connect(t.Context(), "127.0.0.1:1", Options{})
 		var failure *Error
 		if !errors.As(err, &failure) || failure.Code != codes.Unavailable || !failure.IsRetryable() {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestACallAfterAFailedOneDoesNotWaitForTheConnectTimeout(t *testing.T) {
+	leaks.Check(t)
+	client, err := ConnectLazy("127.0.0.1:1", Options{ConnectTimeout: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = client.Close() }()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for range 2 {
+		var failure *Error
+		if _, err := client.List(ctx, Target{Resource: "pods"}, ReadOptions{}); !errors.As(err, &failure) || failure.Code != codes.Unavailable {
 			t.Fatal(err)
 		}
 	}

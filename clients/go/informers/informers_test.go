@@ -229,7 +229,7 @@ func TestOptionsThatMeanNothingAreBadRequests(t *testing.T) {
 	_, watchErr := source.WatchWithContext(t.Context(), metav1.ListOptions{ResourceVersion: "10"})
 	source.WatchOptions.Projection.Fields, source.WatchOptions.Fallback = nil, kubefan.FallbackNever+1
 	_, fallbackErr := source.WatchWithContext(t.Context(), metav1.ListOptions{ResourceVersion: "10"})
-	for err, word := range map[error]string{listErr: "Fields", watchErr: "Fields", fallbackErr: "Fallback"} {
+	for err, word := range map[error]string{listErr: "Fields", watchErr: "Fields", fallbackErr: "FallbackNever"} {
 		if !apierrors.IsBadRequest(err) || !strings.Contains(err.Error(), word) {
 			t.Error(err)
 		}

@@ -9,7 +9,8 @@ from typing import Callable
 import grpc
 
 #: gRPC's thread that follows the state of a channel waits at most 0.2 s at a time, and looks only
-#: then whether anyone still wants to know (`_poll_connectivity` in grpc/_channel.py). In seconds.
+#: then whether anyone still wants to know (`_poll_connectivity` in grpc/_channel.py). It may wait
+#: once more if a listener has just asked it to connect. In seconds.
 POLL_SECONDS_MAX = 0.4
 
 Listener = Callable[[grpc.ChannelConnectivity], None]
@@ -24,7 +25,8 @@ class Connection:
 
     def __init__(self, channel: grpc.Channel) -> None:
         self.channel = channel
-        self._lock = threading.Lock()
+        # A signal handler may close the client in the middle of another call.
+        self._lock = threading.RLock()
         self._listeners: set[Listener] = set()
         self._polled_until = 0.0
         self._closed = False
@@ -33,8 +35,8 @@ class Connection:
         """Has gRPC connect without a call, until `ignore` or `close`."""
         with self._lock:
             if not self._closed and listener not in self._listeners:
-                self._listeners.add(listener)
                 self.channel.subscribe(listener, try_to_connect=True)
+                self._listeners.add(listener)
 
     def ignore(self, listener: Listener) -> None:
         """Takes the listener back, if there is one."""
@@ -49,9 +51,11 @@ class Connection:
                 self._remove(listener)
             # gRPC's thread would print an exception if the channel were closed while it waits.
             rest = self._polled_until - time.monotonic()
-        if rest > 0:
-            time.sleep(rest)
-        self.channel.close()
+        try:
+            if rest > 0:
+                time.sleep(rest)
+        finally:
+            self.channel.close()
 
     def _remove(self, listener: Listener) -> None:
         if listener in self._listeners:

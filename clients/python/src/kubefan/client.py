@@ -154,7 +154,7 @@ class Client:
         return Informer(self, resource, dict(keywords))
 
     def close(self) -> None:
-        """Closes the connection, and ends all its calls."""
+        """Closes the connection, and ends all its calls. Takes up to 0.4 s during an outage."""
         self._connection.close()
 
     def __enter__(self) -> Self:
@@ -252,6 +252,7 @@ class WatchItems(Iterator[WatchItem]):
         """
         while not self._ready:
             if self._closed.is_set() or self._state.ended:
+                self._client._connection.ignore(self._listener)
                 raise StopIteration
             self._ready.extend(self._step())
         item = self._ready.popleft()
@@ -340,7 +341,7 @@ class WatchItems(Iterator[WatchItem]):
             self._client._connection.attend(self._listener)
         else:
             self._client._connection.ignore(self._listener)
-        # `close` may have come in between, and finds no listener then.
+        # `close` may have come in between, when there was no listener yet.
         if self._closed.is_set():
             self._client._connection.ignore(self._listener)
         return items

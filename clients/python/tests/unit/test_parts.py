@@ -234,6 +234,11 @@ def test_grpc_connects_between_the_calls_of_a_broken_watch() -> None:
     watch.close()
     watch.close()
     assert asked == ["subscribe", "unsubscribe"]
+    # Also if the watch ends by itself.
+    asked.clear()
+    again = client.watch_items("pods", backoff=BackoffOptions(initial=0.01, max=0.01), timeout=0.2)
+    assert all(isinstance(item, Disconnected) for item in again)
+    assert asked == ["subscribe", "unsubscribe"]
     client.close()
 
 
