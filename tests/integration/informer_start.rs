@@ -28,6 +28,7 @@ use crate::{
         network::{Network, RecordedRequest, answer},
         objects::version_of,
         rig::{PODS, Rig, Setup, churn, pod, pods, target, versions},
+        servers::is_cached,
         simulated::Simulated,
         tests,
     },
@@ -395,7 +396,7 @@ async fn lists_of_a_small_quiet_cache_share_their_proof() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods"]).await;
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
-    let list = async || client.get(format!("http://{}{PODS}", kubefan.grpc_addr)).send().await.unwrap().status();
+    let list = async || client.get(format!("http://{}{PODS}", kubefan.grpc_addr)).send().await.unwrap();
     // Until its last update is too old for a look-up alone.
     let staleness = r#"kubefan_staleness_seconds{group="",media="json",namespace="",resource="pods"}"#;
     while kubefan.metric(staleness).await.unwrap() < 0.2 {
@@ -404,10 +405,10 @@ async fn lists_of_a_small_quiet_cache_share_their_proof() {
     write_configmap(&simulated.sim);
     let before = simulated.sim.stats();
     let answers = join_all((0..50).map(|_| list())).await;
-    assert!(answers.iter().all(|status| status.is_success()), "{answers:?}");
-    // Those of metadata, and those that were passed on.
-    let lists = simulated.sim.stats().lists - before.lists;
-    assert!(lists <= 40, "{lists} lists upstream for 50");
+    assert!(answers.iter().all(|answer| answer.status().is_success()), "{answers:?}");
+    let passed_on = answers.iter().filter(|answer| !is_cached(answer)).count() as u64;
+    let proofs = simulated.sim.stats().lists - before.lists - passed_on;
+    assert!(proofs <= 25 && passed_on < 25, "{proofs} look-ups upstream for 50 lists, {passed_on} passed on");
 }
 
 async fn an_informer_of_a_quiet_resource_waits_for_no_bookmark() {
@@ -449,8 +450,9 @@ async fn an_informer_of_a_quiet_resource_waits_for_no_bookmark() {
     let durations = metrics.lines().filter(|line| line.starts_with("kubefan_proof_duration_seconds_"));
     durations.filter(|line| !line.contains("_bucket")).for_each(|line| println!("{line}"));
     assert!(count("equal") >= 4, "{} by comparison", count("equal"));
-    // The event of the object that is created may be late. Then the comparison is repeated. A busy
-    // apiserver may be late with a few answers.
-    let (bookmarks, failed) = (count("bookmark"), count("failed"));
-    assert!(bookmarks + failed <= 2, "{bookmarks} by a bookmark, {failed} failed");
+    // The event of the object that is created may be late. Then the comparison is repeated. Only after
+    // an answer of a busy apiserver that was late may a bookmark be the proof.
+    let [bookmarks, failed, behind] = ["bookmark", "failed", "behind"].map(count);
+    let is_quiet = bookmarks <= failed + behind && failed <= 2;
+    assert!(is_quiet, "{bookmarks} by a bookmark, {failed} failed, {behind} behind");
 }

@@ -28,8 +28,8 @@ pub(crate) const TESTS: &[Test] = tests! {
 /// The shipped ClusterRoles, and the one of Kubernetes for reviews.
 const ROLES: [&str; 3] = ["kubefan", "kubefan-client-cas", "system:auth-delegator"];
 
-/// kubefan looks once a minute for the CAs of clients, and the first look may fail on a busy
-/// machine.
+/// kubefan looks once a minute for the CAs of clients, and the first look may come before its right
+/// is in effect.
 const KEPT_AT_MOST: Duration = Duration::from_secs(90);
 
 /// A verb on a resource.

@@ -56,6 +56,12 @@ impl Request {
     }
 }
 
+/// Whether a list or watch of this URI begins with the latest state, so that kubefan needs a proof
+/// of freshness to answer it.
+pub(crate) fn is_consistent(uri: &str) -> bool {
+    uri.split(['?', '&']).filter_map(|part| part.strip_prefix("resourceVersion=")).all(str::is_empty)
+}
+
 impl Audit {
     /// Creates an empty audit log of lists and watches of pods.
     pub(crate) fn new() -> Audit {
