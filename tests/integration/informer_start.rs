@@ -450,8 +450,8 @@ async fn an_informer_of_a_quiet_resource_waits_for_no_bookmark() {
     let durations = metrics.lines().filter(|line| line.starts_with("kubefan_proof_duration_seconds_"));
     durations.filter(|line| !line.contains("_bucket")).for_each(|line| println!("{line}"));
     assert!(count("equal") >= 4, "{} by comparison", count("equal"));
-    // The event of the object that is created may be late. Then the comparison is repeated. Only after
-    // an answer of a busy apiserver that was late may a bookmark be the proof.
+    // The event of the object that is created may be late. Then the comparison is repeated. A
+    // bookmark may be the proof only after an answer of a busy apiserver was late.
     let [bookmarks, failed, behind] = ["bookmark", "failed", "behind"].map(count);
     let is_quiet = bookmarks <= failed + behind && failed <= 2;
     assert!(is_quiet, "{bookmarks} by a bookmark, {failed} failed, {behind} behind");

@@ -105,7 +105,8 @@ async fn the_stores_of_all_languages_equal_the_apiservers_list_after_random_kill
     }
     println!("{changes} changes, {} kills of kubefan and {} of the apiserver", kills.kubefan, kills.apiserver);
     kills.assert_some(scale.part);
-    // A garbage collector may be late once: the higher of two early pauses, the lower of the last two.
+    // A garbage collector may be late once: the higher of two early pauses, the lower of the last
+    // two.
     let [.., before, last] = &resident[..] else { panic!("at least two pauses") };
     let early = resident[scale.parts / 5 - 1].iter().zip(&resident[scale.parts / 5]).map(|(one, other)| one.max(other));
     let late = before.iter().zip(last).map(|(one, other)| one.min(other));
