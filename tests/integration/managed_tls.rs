@@ -363,7 +363,7 @@ async fn a_storm_of_conflicts_is_survived() {
             number += 1;
             let annotations = json!({ "storm": number.to_string() });
             storm.patch(&path, &json!({ "metadata": { "annotations": annotations } })).await;
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
         number
     };
@@ -374,7 +374,7 @@ async fn a_storm_of_conflicts_is_survived() {
         replicas
     };
     let (writes, replicas) = futures::future::join(writing, replicas).await;
-    assert!(writes > 5, "{writes}");
+    assert!(writes > 1, "{writes}");
     let ca = install.published().await;
     assert_eq!(count(&ca), 1);
     for kubefan in &replicas {
