@@ -179,16 +179,23 @@ impl Cluster {
         }
     }
 
-    /// Deletes the pods and the namespace.
+    /// Deletes the namespace and the pods.
     pub(super) async fn clean_up(self) -> Result<(), BenchError> {
         let path = format!("/api/v1/namespaces/{}", self.namespace);
         let deleted = async {
+            // The namespace first: it then accepts no pod of a write that was cancelled on its way.
+            self.client.call(Method::DELETE, &path, JSON, None).await?;
             let now = json!({"gracePeriodSeconds": 0});
-            self.client.call(Method::DELETE, &self.path("", ""), JSON, Some(&now)).await?;
-            self.client.call(Method::DELETE, &path, JSON, None).await
+            // The answer has what was deleted.
+            loop {
+                let pods = self.client.call(Method::DELETE, &self.path("", ""), JSON, Some(&now)).await?;
+                if pods["items"].as_array().is_none_or(Vec::is_empty) {
+                    return Ok(());
+                }
+            }
         };
         match timeout(CLEAN_UP_TIMEOUT, deleted).await {
-            Ok(result) => result.map(|_| ()),
+            Ok(result) => result,
             Err(_) => Err(BenchError::Cluster(format!("DELETE {path}: no answer within {CLEAN_UP_TIMEOUT:?}"))),
         }
     }
