@@ -9,7 +9,7 @@ use kubefan_common::proto::v1alpha1::{
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpSocket, TcpStream},
+    net::{TcpListener, TcpStream},
 };
 use tonic::{Code, Request, Status, transport::Channel};
 use tonic_types::StatusExt;
@@ -17,6 +17,7 @@ use tonic_types::StatusExt;
 use crate::harness::{
     Test,
     kubefan::{Kubefan, Ran, run},
+    process::closed_port,
     record::{Query, Watch, connect},
     rig::target,
     simulated::Simulated,
@@ -370,10 +371,8 @@ async fn an_unknown_method_is_refused() {
 }
 
 async fn the_command_line_reports_mistakes() {
-    // Bound but not listening: no other process can take the port meanwhile.
-    let socket = TcpSocket::new_v4().unwrap();
-    socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
-    let closed = socket.local_addr().unwrap().to_string();
+    let (_closed, address) = closed_port();
+    let closed = address.to_string();
     let ran = run(&["get", "pods", "--server", &closed]).await;
     assert_line("no server", &ran, 1, &["cannot reach kubefan at", &closed, "kubefan serve"]);
     let cases: [(&[&str], &str); 6] = [

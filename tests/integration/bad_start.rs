@@ -3,10 +3,7 @@
 //! and no panic.
 
 use kubefan_sim::apiserver::SimOptions;
-use tokio::{
-    io::AsyncWriteExt,
-    net::{TcpListener, TcpSocket},
-};
+use tokio::{io::AsyncWriteExt, net::TcpListener};
 use tonic::Code;
 use tonic_types::StatusExt;
 
@@ -15,6 +12,7 @@ use crate::{
     harness::{
         Test,
         kubefan::{Kubefan, run, run_with},
+        process::closed_port,
         record::{Watch, connect},
         rig::target,
         simulated::{Simulated, kubeconfig},
@@ -185,10 +183,7 @@ async fn an_address_in_use_is_named_with_its_flag() {
 
 async fn with_require_upstream_an_unusable_apiserver_ends_the_start() {
     let dir = tempfile::tempdir().unwrap();
-    // Bound but not listening: no other process can take the port meanwhile.
-    let socket = TcpSocket::new_v4().unwrap();
-    socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
-    let closed = socket.local_addr().unwrap();
+    let (_socket, closed) = closed_port();
     let away = kubeconfig(&dir, &format!("http://{closed}"), "{}");
     let serve = ["serve", "--require-upstream", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--kubeconfig"];
     let ran = run(&[&serve[..], &[away.to_str().unwrap()]].concat()).await;

@@ -320,13 +320,12 @@ impl Experiment {
         asked.len()
     }
 
-    /// The lists that the running kubefans had to repeat. An apiserver that gets too little CPU
-    /// ends watches of its own accord, also those that send a first state.
+    /// The first lists that the running kubefans had to repeat.
     async fn interrupted_lists(&self) -> usize {
         let source = self.source.as_ref().and_then(|source| source.kubefan.as_ref());
         let mut interrupted = 0;
         for kubefan in self.replicas.iter().flatten().chain(source) {
-            interrupted += count(kubefan, "kubefan_relists_total", r#"reason="initial""#).await.saturating_sub(1);
+            interrupted += kubefan.interrupted_lists().await;
         }
         interrupted
     }

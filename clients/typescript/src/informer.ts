@@ -26,7 +26,7 @@ class Changed {
   #waiting = new Set<() => void>();
 
   notify(): void {
-    // Mostly nobody waits.
+    // Usually no caller waits.
     if (this.#waiting.size === 0) {
       return;
     }

@@ -14,8 +14,15 @@ use tokio::{
 
 use super::printed;
 use crate::harness::{
-    Test, apiserver::ApiServer, kubefan::Kubefan, link::Link, objects::pod, process::Process, tests,
-    tools::rust_example, wait,
+    Test,
+    apiserver::ApiServer,
+    kubefan::Kubefan,
+    link::Link,
+    objects::pod,
+    process::{Process, closed_port},
+    tests,
+    tools::rust_example,
+    wait,
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
@@ -188,10 +195,8 @@ async fn the_controller_reconciles_both_resources_and_drains() {
 }
 
 async fn the_examples_say_that_kubefan_is_not_there() {
-    // Bound but not listening: no other process can take the port meanwhile.
-    let socket = tokio::net::TcpSocket::new_v4().unwrap();
-    socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
-    let address = socket.local_addr().unwrap().to_string();
+    let (_socket, address) = closed_port();
+    let address = address.to_string();
     let expected = format!("cannot reach kubefan at {address}: Connection refused");
     for (name, args) in [
         ("smallest", vec![address.as_str()]),

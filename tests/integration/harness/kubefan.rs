@@ -178,6 +178,13 @@ impl Kubefan {
         lines.iter().filter(is_unproved).filter_map(resource).collect()
     }
 
+    /// The first lists that this process had to repeat. An apiserver that gets too little CPU ends
+    /// watches of its own accord, also those that send a first state.
+    pub(crate) async fn interrupted_lists(&self) -> usize {
+        let first = self.metric_sum("kubefan_relists_total", r#"reason="initial""#).await;
+        (first.expect("metrics are served") as usize).saturating_sub(1)
+    }
+
     /// Waits until a line of the metrics has this value.
     pub(crate) async fn metric_becomes(&self, line: &str, value: f64) {
         let what = format!("{line} to be {value}");

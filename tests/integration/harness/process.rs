@@ -5,12 +5,15 @@
 use std::{
     fs::{self, File},
     io::Write,
+    net::SocketAddr,
     os::unix::process::{CommandExt, ExitStatusExt},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::atomic::{AtomicU16, Ordering},
     time::Duration,
 };
+
+use tokio::net::TcpSocket;
 
 use super::{Test, tests, wait};
 
@@ -151,6 +154,15 @@ pub(crate) fn free_port() -> u16 {
         }
     }
     panic!("no free port between {FIRST} and {}", FIRST + COUNT);
+}
+
+/// A port of loopback that refuses connections while this value lives: it is bound, so that no
+/// other process takes it, and not listening.
+pub(crate) fn closed_port() -> (TcpSocket, SocketAddr) {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let address = socket.local_addr().unwrap();
+    (socket, address)
 }
 
 pub(crate) const TESTS: &[Test] = tests! {

@@ -17,6 +17,7 @@ use crate::harness::{
     kubefan::Kubefan,
     record::{Watch, connect},
     rig::{pod, pods, target},
+    servers::is_cached,
     simulated::Simulated,
     tests,
 };
@@ -41,10 +42,6 @@ fn client() -> Client {
 
 async fn get(kubefan: &Kubefan, path: &str) -> Response {
     client().get(format!("http://{}{path}", kubefan.grpc_addr)).send().await.unwrap()
-}
-
-fn is_cached(response: &Response) -> bool {
-    response.headers().contains_key("cache-status")
 }
 
 async fn json_of(response: Response) -> Value {

@@ -4,6 +4,7 @@
 use std::{
     collections::BTreeMap,
     fs,
+    net::SocketAddr,
     path::{Path, PathBuf},
     sync::LazyLock,
 };
@@ -22,6 +23,7 @@ use crate::harness::{
     kubefan::Kubefan,
     link::Link,
     objects::version_of,
+    process::closed_port,
     rbac::grant,
     wait,
 };
@@ -147,15 +149,11 @@ impl<'a> Scene<'a> {
 
     /// The variables that every step has.
     pub(super) fn variables(&self) -> BTreeMap<String, Value> {
-        // Bound but not listening: no other process can take the port while the tests run.
-        static UNUSED: LazyLock<TcpSocket> = LazyLock::new(|| {
-            let socket = TcpSocket::new_v4().unwrap();
-            socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
-            socket
-        });
+        // Closed while the tests run.
+        static UNUSED: LazyLock<(TcpSocket, SocketAddr)> = LazyLock::new(closed_port);
         let scheme = if self.is_secure { "https://" } else { "" };
         let path = |path: &Path| json!(path.to_str().expect("the path is text"));
-        let unused = UNUSED.local_addr().unwrap();
+        let (_, unused) = *UNUSED;
         BTreeMap::from([
             ("$address".to_owned(), json!(format!("{scheme}{}", self.link.addr))),
             ("$host".to_owned(), json!(self.link.addr.to_string())),
