@@ -12,7 +12,7 @@ use futures::future::{LocalBoxFuture, join_all};
 use tokio::time::Instant;
 
 use crate::{
-    harness::{Test, prometheus::Prometheus, tests},
+    harness::{prometheus::Prometheus, tests},
     monitoring::{FOLDER, alerts, panels, read},
 };
 
@@ -27,11 +27,11 @@ mod upstream;
 
 use scene::{Proved, Scene, Stage};
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: alerts_of_common_troubles_fire_and_resolve;
-    full: every_alert_fires_and_resolves_and_every_query_has_series;
+    apiserver large: every_alert_fires_and_resolves_and_every_query_has_series;
     local: all_durations_of_the_rules_are_shortened;
-};
+}
 
 /// By how much durations are divided.
 const FACTOR: u32 = 30;

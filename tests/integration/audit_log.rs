@@ -11,7 +11,6 @@ use tonic::{Code, Request, Streaming};
 use crate::{
     authorization::{Who, World},
     harness::{
-        Test,
         apiserver::{ADMIN, ApiServer, NOBODY},
         audit::Audit,
         kubefan::{Kubefan, run},
@@ -20,12 +19,12 @@ use crate::{
     },
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: a_session_equals_its_audit_log, what_started_before_a_kill_is_recorded,
         a_full_disk_stops_no_service_unless_every_answer_must_be_recorded,
         a_log_that_was_moved_is_continued_after_a_hangup;
     local: an_audit_log_that_cannot_be_opened_is_one_line;
-};
+}
 
 /// An audit log of kubefan.
 struct Log {

@@ -9,7 +9,6 @@ use tonic_types::StatusExt;
 
 use crate::{
     harness::{
-        Test,
         record::{Watch, assert_equal},
         rig::{PODS, Rig, Setup, churn, stage, target, versions},
         tests,
@@ -17,7 +16,7 @@ use crate::{
     peers::{Peer, warm_starts, with_peers},
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     paused: after_a_restart_every_selection_gets_exactly_the_missed_events,
         one_backfill_serves_all_returning_subscribers, a_version_compacted_upstream_is_refused_or_restarted,
         a_refusal_names_the_oldest_version_that_upstream_has,
@@ -26,7 +25,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         a_version_that_is_too_old_does_not_fail_another, many_versions_that_are_too_old_do_not_fail_others,
         a_resume_that_needs_a_compacted_state_does_not_fail_others, a_closed_gate_prevents_backfills,
         a_resume_inside_a_gap_does_not_go_back_before_it;
-};
+}
 
 const BACKFILLED: &str =
     r#"kubefan_resumes_total{group="",media="json",namespace="",resource="pods",result="backfill"}"#;

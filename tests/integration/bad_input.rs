@@ -15,7 +15,6 @@ use tonic::{Code, Request, Status, transport::Channel};
 use tonic_types::StatusExt;
 
 use crate::harness::{
-    Test,
     kubefan::{Kubefan, Ran, run},
     process::closed_port,
     record::{Query, Watch, connect},
@@ -24,13 +23,13 @@ use crate::harness::{
     tests,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     local: unknown_resources_are_refused_with_a_suggestion, bad_selectors_are_refused_with_the_byte_offset,
         bad_versions_are_refused, invalid_names_are_refused, invalid_durations_are_refused, invalid_gets_are_refused,
         garbage_on_the_data_port_disturbs_no_subscriber, a_request_that_is_too_long_is_refused,
         an_unknown_method_is_refused, the_command_line_reports_mistakes, the_client_prints_the_servers_error,
         the_admin_port_refuses_bad_requests;
-};
+}
 
 /// Checks for exactly one line on stderr that has all of these parts, and the exit code.
 pub(crate) fn assert_line(what: &str, ran: &Ran, code: i32, has: &[&str]) {

@@ -8,7 +8,6 @@ use kubefan_sim::workload::{Workload, WorkloadOptions};
 use crate::{
     clients::Both,
     harness::{
-        Test,
         apiserver::{ApiServer, Options},
         kubefan::{self, Kubefan},
         load, tests,
@@ -21,10 +20,10 @@ use crate::{
     },
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
-    full: subscribers_over_grpc_beside_kube_apiserver, clients_over_http_beside_kube_apiserver,
+tests! {
+    apiserver large: subscribers_over_grpc_beside_kube_apiserver, clients_over_http_beside_kube_apiserver,
         selectors_and_agents_beside_kube_apiserver, kubectl_beside_kube_apiserver;
-};
+}
 
 /// The clock ticks of `/proc/PID/stat` in a second, the same on all of Linux' usual architectures.
 const TICKS_PER_SECOND: f64 = 100.0;

@@ -9,7 +9,6 @@ use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use crate::harness::{
-    Test,
     apiserver::{ApiServer, Options},
     assets,
     helm::{self, CHART, named, objects},
@@ -21,13 +20,13 @@ pub(crate) mod accepted;
 pub(crate) mod rendered;
 pub(crate) mod wrong_values;
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: helm_lint_finds_nothing, nothing_that_applies_the_chart_again_touches_what_kubefan_wrote,
         kubefan_runs_with_the_flags_and_the_role_of_three_lists, a_node_reads_through_the_cluster_form,
         no_pod_has_a_secret_with_the_key_of_the_ca, a_changed_setting_restarts_pods_if_it_must,
         modes_do_not_cut_off_the_pods_of_the_nodes, no_manifest_asks_for_an_insecure_server;
-    full: kubefan_runs_with_the_newest_release;
-};
+    apiserver large: kubefan_runs_with_the_newest_release;
+}
 
 /// A variant: what it shows, and the flags of helm.
 type Variant = (&'static str, &'static [&'static str]);

@@ -5,7 +5,6 @@ use std::{fs, path::Path};
 use serde_json::Value;
 
 use crate::harness::{
-    Test,
     apiserver::ApiServer,
     kubefan::{Kubefan, Ran, run, run_with},
     pki::Authority,
@@ -15,14 +14,14 @@ use crate::harness::{
     tests,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: an_administrators_configuration_is_fine, missing_rights_are_named_with_the_rule_that_grants_them,
         a_ca_and_a_token_of_another_cluster_are_told_apart;
     local: each_step_to_the_apiserver_is_named, an_invalid_configuration_is_one_finding,
         unusable_certificates_are_found_before_clients_fail, a_port_in_use_names_its_process,
         a_misspelt_variable_is_named, a_resource_that_does_not_exist_is_named,
         a_mode_for_a_name_that_matches_nothing_is_named, peers_are_reached_although_no_cache_is_copied_from_them;
-};
+}
 
 /// Runs the check with ports of its own and returns its report.
 async fn check(kubeconfig: &Path, args: &[&str]) -> (Ran, Value) {

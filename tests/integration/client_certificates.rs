@@ -26,7 +26,6 @@ use tonic::{
 };
 
 use crate::harness::{
-    Test,
     apiserver::{ApiServer, NOBODY},
     kubefan::{Kubefan, run},
     pki::{Authority, named},
@@ -34,14 +33,14 @@ use crate::harness::{
     tests, wait,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: a_forged_certificate_is_refused, a_certificate_and_a_token_are_one_identity,
         a_bundle_replaced_under_live_streams_ends_none, streams_outlive_the_rotation_of_their_certificate,
         a_stream_ends_with_its_certificate,
         with_passthrough_kubefan_refuses_what_it_cannot_forward_in_the_words_of_the_apiserver,
         without_the_right_to_read_the_cas_kubefan_says_so_once_and_takes_no_certificate;
     local: cas_that_cannot_be_used_are_named_at_the_start;
-};
+}
 
 /// A certificate with its key, both PEM.
 type Pair = (String, String);

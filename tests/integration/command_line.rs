@@ -7,7 +7,6 @@ use serde_json::json;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 
 use crate::harness::{
-    Test,
     kubefan::{Kubefan, Ran, run},
     process::free_port,
     rig::{pod_in, pods},
@@ -15,11 +14,11 @@ use crate::harness::{
     tests, wait,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     local: get_prints_as_kubectl_does, get_accepts_every_name_and_selector, get_follows_changes,
         exit_codes_distinguish_success_and_failure, a_watch_resumes_by_itself_and_says_so,
         a_watch_that_cannot_resume_starts_over_and_says_so, version_and_completion_need_no_server;
-};
+}
 
 async fn with_pods() -> (Simulated, Kubefan, String) {
     let simulated = Simulated::start().await;

@@ -9,7 +9,7 @@ use kubefan_sim::apiserver::{SimApiserver, SimOptions};
 use tokio::net::TcpListener;
 
 use self::api::Api;
-use crate::harness::{Needs, Test, apiserver::ApiServer};
+use crate::harness::{apiserver::ApiServer, tests};
 
 mod api;
 mod custom;
@@ -71,22 +71,17 @@ macro_rules! for_each_row {
     };
 }
 
-/// Makes a list with one test per row. `$server` starts the server and keeps it alive while the row
-/// runs.
+/// Registers one test per row. `$server` starts the server and keeps it alive while the row runs.
 macro_rules! rows {
-    ([$list:ident $title:literal $needs:ident $server:path] $($module:ident::$row:ident)*) => {
-        pub(crate) const $list: &[Test] = &[$(Test {
-            name: concat!("conformance::", $title, "::", stringify!($row)),
-            needs: Needs::$needs,
-            run: || Box::pin(async {
-                let (_server, api) = $server().await;
-                $module::$row(&api).await;
-            }),
-        }),*];
+    ([$title:literal $needs:ident $server:path] $($module:ident::$row:ident)*) => {
+        $(tests!(@one [$needs] concat!("conformance::", $title, "::", stringify!($row)), async {
+            let (_server, api) = $server().await;
+            $module::$row(&api).await;
+        });)*
     };
 }
-for_each_row!(rows SIMULATED "simulated" Nothing simulated);
-for_each_row!(rows REAL "real" ApiServer real);
+for_each_row!(rows "simulated" local simulated);
+for_each_row!(rows "real" apiserver real);
 
 /// A simulated apiserver for one row.
 async fn simulated() -> (SimApiserver, Api) {

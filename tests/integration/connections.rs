@@ -22,21 +22,20 @@ use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
 use crate::harness::{
-    Test,
     record::{Watch, connect},
     rig::{Rig, Setup, pod, pods, target},
     simulated::Simulated,
     tests, wait,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     local: connections_over_the_limit_are_closed_at_once, two_hundred_streams_on_one_connection_get_every_event;
     paused: an_unread_stream_does_not_block_others, a_reset_frees_the_subscription,
         a_drain_ends_every_stream_with_its_reason, an_unread_snapshot_is_ended, an_unread_list_is_ended,
         a_bookmark_follows_silence_on_each_stream, the_first_bookmark_after_a_snapshot_is_on_time,
         a_client_that_answers_no_ping_is_dropped, a_call_ends_at_its_deadline, a_compressed_request_is_refused,
         http1_requests_get_an_http1_answer, a_silent_connection_is_closed;
-};
+}
 
 const CACHE: &str = "{group=\"\",media=\"json\",namespace=\"\",resource=\"pods\"}";
 

@@ -11,18 +11,17 @@ use kubefan_proxy::upstream::{
 use kubefan_sim::apiserver::SimOptions;
 
 use crate::harness::{
-    Test,
     apiserver::ApiServer,
     kubefan::{Kubefan, run},
     simulated::Simulated,
     tests,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: a_client_certificate_is_used, a_token_file_and_an_authority_file_are_used;
     local: a_rotated_token_file_is_read_again_after_a_401, a_plugin_is_run_again_when_its_token_expires,
         a_failing_plugin_is_reported_without_its_output;
-};
+}
 
 async fn serves_pods(kubefan: &Kubefan) {
     kubefan.ready().await;

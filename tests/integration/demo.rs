@@ -3,12 +3,12 @@
 
 use std::{net::TcpListener, path::Path, process::Command, time::Duration};
 
-use crate::harness::{Test, process::Process, tests, wait};
+use crate::harness::{process::Process, tests, wait};
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     local: the_demo_ends_by_itself_with_the_summary, a_signal_ends_the_demo_with_the_summary,
         a_port_in_use_is_named_with_the_flag_that_changes_it;
-};
+}
 
 /// Far more than the demo's own duration: it also fills the apiserver and connects all subscribers,
 /// on a machine that runs other tests too.

@@ -13,7 +13,6 @@ use serde_json::{Value, json};
 use crate::{
     chart::flags_of,
     harness::{
-        Test,
         apiserver::{ApiServer, NOBODY},
         helm::{named, objects},
         kubefan::Kubefan,
@@ -22,13 +21,13 @@ use crate::{
     },
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: the_apiserver_accepts_both_overlays, the_apiserver_accepts_the_cluster_proxy_with_its_components,
         the_node_form_takes_a_given_certificate,
         the_cluster_proxy_authorizes_its_callers, no_manifest_serves_everything_to_everyone,
         the_pods_meet_the_restricted_standard, the_service_accounts_may_only_list_and_watch_the_cached_resources,
         kubefan_syncs_as_the_shipped_service_accounts_with_the_shipped_flags;
-};
+}
 
 /// An overlay of `deploy/overlays`, and the names in it.
 pub(crate) struct Overlay {

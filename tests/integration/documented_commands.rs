@@ -6,16 +6,15 @@
 use std::{collections::BTreeSet, fs, path::Path};
 
 use crate::harness::{
-    Test,
     kubefan::{Kubefan, Ran, run_with},
     simulated::Simulated,
     tests,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     local: every_documented_command_of_kubefan_is_understood, every_other_documented_command_has_its_reason,
         every_documented_test_and_file_exists;
-};
+}
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 

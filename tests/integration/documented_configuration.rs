@@ -15,7 +15,6 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::harness::{
-    Test,
     apiserver::ApiServer,
     assets,
     helm::{self, CHART},
@@ -23,10 +22,10 @@ use crate::harness::{
     tests,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: every_documented_configuration_is_accepted;
     local: every_block_has_a_test_or_is_an_excerpt;
-};
+}
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 

@@ -7,7 +7,6 @@ use kubefan_common::proto::v1alpha1::{Event, Target};
 use serde_json::json;
 
 use crate::harness::{
-    Test,
     apiserver::ApiServer,
     kubefan::Kubefan,
     link::Link,
@@ -15,10 +14,10 @@ use crate::harness::{
     tests,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: every_encoding_gives_the_same_events_across_a_break,
         an_only_changes_watch_gets_only_changes_of_the_projection;
-};
+}
 
 /// One subscriber and the events that it received.
 struct Subscriber {

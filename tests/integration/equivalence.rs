@@ -14,7 +14,6 @@ use kubefan_sim::{
 use tokio::{sync::watch, task::JoinSet};
 
 use crate::harness::{
-    Test,
     apiserver::{ApiServer, Options},
     kubefan::Kubefan,
     load,
@@ -24,13 +23,13 @@ use crate::harness::{
     tests, wait,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: subscribers_get_the_apiservers_events_after_a_list,
         subscribers_get_the_apiservers_events_after_a_watch_list,
         subscribers_behind_two_kubefans_get_the_apiservers_events,
         subscribers_behind_three_kubefans_over_grpc_get_the_apiservers_events;
     paused: subscribers_of_a_compressed_cache_get_the_same_bytes;
-};
+}
 
 /// The size of the larger tests.
 pub(crate) struct Scale {

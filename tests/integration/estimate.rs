@@ -16,7 +16,6 @@ use tokio::task::JoinSet;
 use crate::{
     benchmarks::cpu_seconds,
     harness::{
-        Test,
         apiserver::{ADMIN, ApiServer, NOBODY, Options},
         is_full_scale,
         kubefan::{Kubefan, run},
@@ -30,11 +29,11 @@ use crate::{
     },
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: moving_watches_saves_what_was_predicted, the_calculator_agrees_with_a_run,
         the_right_to_read_metrics_is_named;
     local: a_server_without_the_metrics_of_an_apiserver_is_refused, the_calculator_needs_no_cluster;
-};
+}
 
 /// The watched resources.
 const WATCHED: [&str; 2] = ["configmaps", "pods"];

@@ -15,7 +15,6 @@ use std::{
 };
 
 use crate::harness::{
-    Test,
     apiserver::ApiServer,
     kubefan::Kubefan,
     link::Link,
@@ -26,11 +25,11 @@ use crate::harness::{
     wait,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: the_go_example_loses_and_repeats_no_event;
     python: the_python_example_loses_and_repeats_no_event, the_python_decoder_decodes_every_vector;
     local: the_examples_are_short, the_go_decoder_decodes_every_vector;
-};
+}
 
 const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
 const PROTO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/proto");

@@ -7,7 +7,6 @@ use serde_json::json;
 use tonic::Code;
 
 use crate::harness::{
-    Test,
     apiserver::{ApiServer, Options},
     kubefan::Kubefan,
     link::Link,
@@ -16,10 +15,10 @@ use crate::harness::{
     tests, wait,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: a_killed_apiserver_and_a_compacted_etcd_leave_a_marked_gap, a_crd_can_be_deleted_and_created_again,
         a_changed_schema_causes_a_relist, a_read_denied_by_the_apiserver_is_denied_to_subscribers;
-};
+}
 
 const PODS: &str = "/api/v1/namespaces/default/pods";
 const QUERIES: [Query; 3] = [

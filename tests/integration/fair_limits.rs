@@ -26,7 +26,6 @@ use tonic_types::StatusExt;
 use crate::{
     connections::{RawConnection, rig, status},
     harness::{
-        Test,
         record::{Watch, connect},
         rig::{PODS, pod, pods, target},
         simulated::Simulated,
@@ -35,12 +34,12 @@ use crate::{
     memory::memory,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     local: pending_calls_are_limited_and_leave_the_places_of_streams, reflection_and_health_watches_are_streams,
         a_live_watch_that_is_not_read_is_ended, selectors_beyond_the_limits_are_refused_or_passed_on,
         many_values_in_selectors_take_a_few_times_their_text, two_addresses_leave_a_stream_for_a_third;
     paused: a_call_without_a_request_is_ended, calls_without_a_request_do_not_hold_up_a_drain;
-};
+}
 
 const SERVICE: &str = "/kubefan.v1alpha1.WatchService";
 

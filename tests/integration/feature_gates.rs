@@ -14,7 +14,6 @@ use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use crate::harness::{
-    Test,
     apiserver::{ApiServer, NOBODY, Options, READER},
     assets,
     kubefan::Kubefan,
@@ -23,13 +22,13 @@ use crate::harness::{
     tests, wait,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: shards_divide_a_collection_in_every_form, each_event_is_in_one_shard,
         a_shard_that_the_cache_cannot_answer_is_refused, without_the_gate_the_apiserver_decides_about_shards,
         managed_fields_are_dropped_in_every_form, a_drop_that_the_cache_cannot_answer_is_refused,
         no_caller_reads_more_through_a_gate, a_gate_reads_no_further_than_the_caches;
-    full: shards_are_those_of_an_apiserver_that_has_them;
-};
+    apiserver large: shards_are_those_of_an_apiserver_that_has_them;
+}
 
 const GATES: &str = "--feature-gates=ShardedListAndWatch=true,ManagedFieldsOptOut=true";
 const JSON: &str = "application/json";

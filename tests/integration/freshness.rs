@@ -17,7 +17,6 @@ use tokio::{
 
 use crate::{
     harness::{
-        Test,
         apiserver::ApiServer,
         kubefan::Kubefan,
         network::{Network, answer},
@@ -27,7 +26,7 @@ use crate::{
     upstream_faults::{relists, synced},
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: a_consistent_list_includes_the_last_write,
         a_watch_list_of_a_quiet_resource_starts_at_the_clusters_version,
         consistent_lists_of_events_go_upstream;
@@ -51,7 +50,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         proofs_that_advance_the_cache_lose_no_event,
         the_next_watch_starts_at_the_proved_version,
         a_proof_without_the_right_to_list_is_reported;
-};
+}
 
 /// Writes to configmaps advance the cluster's version without touching pods.
 pub(crate) fn configmaps() -> GroupVersionResource {

@@ -11,7 +11,6 @@ use tonic_types::StatusExt;
 
 use crate::{
     harness::{
-        Test,
         network::answer,
         record::Watch,
         rig::{PODS, Rig, Setup, pod, pods, target, versions},
@@ -20,7 +19,7 @@ use crate::{
     upstream_faults::{relists, relists_for, restarts, synced, write},
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     paused: an_etcd_restore_ends_every_stream_with_the_reason, an_etcd_restore_is_found_after_the_cluster_caught_up,
         a_version_beyond_the_cluster_is_refused_as_another_history, a_lagging_replica_restarts_no_stream,
         a_version_of_another_cluster_is_refused, an_etcd_restore_behind_an_open_watch_is_found,
@@ -28,7 +27,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         a_lagging_apiserver_ends_no_stream, a_watch_resumes_if_the_version_lookup_is_forbidden,
         a_different_cluster_is_refused_until_the_first_is_back, objects_of_a_different_cluster_are_never_mixed_in,
         one_identity_check_serves_all_resources, without_access_to_kube_system_the_ca_is_the_identity;
-};
+}
 
 /// Reads messages until the stream ends with an error.
 async fn end_of(watch: &mut Watch) -> Status {

@@ -10,13 +10,13 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::harness::{Test, kubefan, tests};
+use crate::harness::{kubefan, tests};
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     python: the_image_says_how_it_runs_and_holds_nothing_else, equal_inputs_give_an_equal_digest,
         a_binary_that_needs_libraries_is_refused, what_must_not_be_in_an_image_is_found,
         archives_are_where_cargo_binstall_and_krew_look;
-};
+}
 
 /// Answers as kubefan does, as far as release/check-image asks.
 const STAND_IN: &str = r#"

@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 use crate::{
     deploy::CLUSTER_PROXY,
     harness::{
-        Test,
         apiserver::{ApiServer, NOBODY, Options},
         kubefan::{Kubefan, run},
         rbac::{ServiceAccount, grant},
@@ -15,10 +14,10 @@ use crate::{
     },
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: a_request_that_is_passed_on_is_its_callers, only_authenticated_callers_are_impersonated;
     local: impersonation_needs_callers_that_are_known;
-};
+}
 
 /// The apiserver, kubefan in front of it, and the token of a service account.
 struct World {

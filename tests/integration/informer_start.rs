@@ -22,7 +22,6 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::{
     freshness::{head, lookups, probes, proofs, served, write_configmap},
     harness::{
-        Test,
         apiserver::ApiServer,
         kubefan::Kubefan,
         network::{Network, RecordedRequest, answer},
@@ -35,7 +34,7 @@ use crate::{
     upstream_faults::{relists, synced},
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: an_informer_of_a_quiet_resource_waits_for_no_bookmark;
     local: the_watch_that_starts_a_cache_needs_no_proof, lists_of_a_small_quiet_cache_share_their_proof;
     paused: the_state_of_a_quiet_cache_is_proved_by_one_list,
@@ -50,7 +49,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         a_list_that_fails_proves_nothing,
         a_stream_moves_to_a_replica_that_is_behind_on_a_quiet_resource,
         a_list_at_a_bookmarks_version_is_served_by_another_replica;
-};
+}
 
 /// The metadata lists of pods so far.
 fn metadata_lists(network: &Network) -> usize {

@@ -21,7 +21,6 @@ use self::{
     watched::{Content, Watched, assert_same, sources},
 };
 use crate::harness::{
-    Test,
     apiserver::{ApiServer, Options},
     kubefan::Kubefan,
     load,
@@ -38,10 +37,10 @@ pub(crate) mod soak;
 pub(crate) mod tokens;
 mod watched;
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: informers_over_every_protocol_report_the_same_calls_as_client_go,
         informers_over_every_protocol_have_the_same_store_after_restarts;
-};
+}
 
 /// A pod that is created and deleted after all changes. An informer that has seen both has
 /// everything: its deletion cannot be part of the same relist as its creation, because the test

@@ -26,15 +26,14 @@ use self::{
     step_run::Outcome,
 };
 use crate::harness::{
-    Test,
     apiserver::{ApiServer, Options},
     tests,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: the_clients_of_all_languages_do_the_same;
     local: the_script_is_well_formed, a_report_is_compared_with_the_script;
-};
+}
 
 /// With fewer the script would show too little.
 const STEPS_MIN: usize = 40;

@@ -34,7 +34,6 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 use crate::{
     chart::{apply, containers, flags, token},
     harness::{
-        Test,
         apiserver::{ApiServer, Options},
         helm::{self, named, objects},
         kubefan::{Kubefan, run_with},
@@ -46,7 +45,7 @@ use crate::{
     },
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: the_default_install_comes_up_with_tls_and_three_replicas_have_one_ca,
         what_others_do_to_the_secret_is_mended_and_ends_no_stream, a_storm_of_conflicts_is_survived,
         a_start_waits_for_the_apiserver_and_an_outage_later_changes_nothing,
@@ -54,7 +53,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         replicas_copy_caches_and_neither_a_client_nor_a_node_passes_for_one,
         a_config_map_that_cannot_be_written_is_named_and_harms_nothing, check_reads_the_secret_and_writes_nothing,
         nodes_get_each_certificate_and_never_a_key_of_the_ca;
-};
+}
 
 /// The flag of helm for the form with a DaemonSet.
 const NODE_FORM: &[&str] = &["--set=node.enabled=true"];

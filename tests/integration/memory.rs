@@ -15,7 +15,6 @@ use kubefan_sim::{
 use crate::{
     equivalence::scale,
     harness::{
-        Test,
         apiserver::{ApiServer, Options},
         kubefan::Kubefan,
         link::Link,
@@ -28,10 +27,10 @@ use crate::{
     },
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: a_cache_costs_little_more_than_its_json;
     local: a_large_cache_costs_little_more_than_its_json, a_compressed_cache_costs_less_than_half_of_its_json;
-};
+}
 
 /// The memory of a kubefan without objects, with the pages of a debug build's binary. It is added
 /// to the limit if there are too few objects for it to be negligible.

@@ -15,7 +15,6 @@ use tokio::{
 };
 
 use crate::harness::{
-    Test,
     kubefan::Kubefan,
     memory_cgroup::MemoryCgroup,
     record::{Query, Watch, connect},
@@ -24,9 +23,9 @@ use crate::harness::{
     tests, wait,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     local: a_limit_of_memory_kills_nothing_however_clients_behave;
-};
+}
 
 /// The limit. kubefan's own budget is four fifths of it. A debug build needs a third.
 const LIMIT_BYTES: u64 = 128 << 20;

@@ -11,7 +11,6 @@ use kubefan_sim::apiserver::{Fault, Verb};
 use tokio::time::sleep;
 
 use crate::harness::{
-    Test,
     network::Network,
     record::{Watch, connect},
     rig::{Rig, Setup, pod, pods, target},
@@ -19,12 +18,12 @@ use crate::harness::{
     tests, wait,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     local: the_documentation_matches_the_served_metrics, names_follow_prometheus_rules;
     paused: traffic_is_counted_exactly, every_end_of_a_stream_is_counted_by_its_reason,
         every_result_of_a_resume_is_counted, requests_without_an_answer_are_counted,
         there_is_at_most_one_standing_watch, subscribers_add_no_time_series;
-};
+}
 
 /// The type, labels and help text of a metric.
 #[derive(Debug, Default, PartialEq, Eq)]

@@ -6,15 +6,15 @@ use std::{collections::BTreeSet, process::Command};
 use serde_json::Value;
 
 use crate::{
-    harness::{Test, assets, tests},
+    harness::{assets, tests},
     metrics::documented,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: promtool_accepts_the_rules_and_their_unit_tests_pass;
     local: rules_and_dashboard_name_metrics_that_exist, each_alert_has_a_runbook_entry_and_a_unit_test,
         every_panel_says_what_it_shows;
-};
+}
 
 pub(crate) const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/monitoring");
 

@@ -13,7 +13,6 @@ use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
 use crate::harness::{
-    Test,
     apiserver::ApiServer,
     kubefan::Kubefan,
     network::Network,
@@ -24,7 +23,7 @@ use crate::harness::{
     tests,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: a_custom_resource_is_selected_by_its_selectable_fields, media_that_are_configured_are_cached_from_the_start,
         secrets_are_cached_only_if_they_are_configured;
     local: watches_beyond_the_limit_are_passed_on_under_their_name;
@@ -36,7 +35,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         a_cache_that_grows_too_large_ends_its_streams, the_bytes_of_all_caches_are_limited_together,
         an_unread_cache_is_dropped_and_can_return, a_reader_waits_a_limited_time_for_the_first_sync,
         limits_count_only_what_the_upstream_selector_selects;
-};
+}
 
 fn limited(objects: usize, bytes: usize) -> OnDemandLimits {
     OnDemandLimits { size: SizeLimits { on_demand_objects_max: objects, on_demand_bytes_max: bytes }, ..on_demand() }

@@ -3,7 +3,6 @@
 use tokio::net::TcpStream;
 
 use crate::harness::{
-    Test,
     kubefan::Kubefan,
     record::{Watch, connect},
     rig::target,
@@ -11,10 +10,10 @@ use crate::harness::{
     tests, wait,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     local: idle_clients_of_the_admin_port_close_neither_port, idle_clients_of_the_data_port_do_not_close_the_admin_port,
         the_limit_of_open_files_is_raised_to_its_maximum;
-};
+}
 
 /// More than the descriptors that kubefan has.
 const CROWD: usize = 300;

@@ -20,7 +20,6 @@ use tonic_types::StatusExt;
 
 use crate::{
     harness::{
-        Test,
         network::{Network, RecordedRequest, answer},
         rig::{PODS, Rig, Setup, churn, pod, pods, stage},
         tests,
@@ -29,7 +28,7 @@ use crate::{
     upstream_faults::{relists, relists_for, synced, write},
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     paused: an_outage_ends_for_all_caches_when_upstream_is_back, an_apiserver_that_starts_slowly_is_asked_in_time,
         an_outage_behind_a_gateway_ends_when_upstream_is_back, one_failing_resource_is_not_an_outage,
         a_kubefan_that_starts_during_an_outage_is_ready_when_upstream_is, a_probe_that_is_denied_delays_nothing,
@@ -41,7 +40,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         a_schema_list_at_an_expired_version_becomes_a_gap, ever_older_versions_are_refused_after_a_few_reads,
         a_watch_over_http_is_refused_for_as_long_as_no_read_may_start,
         expired_watches_that_lists_mend_are_not_delayed, expired_watches_that_no_list_mends_are_delayed;
-};
+}
 
 /// The resources of a program with many informers.
 const RESOURCES: usize = 28;

@@ -17,7 +17,6 @@ use tokio::{
 use crate::{
     bad_input::assert_line,
     harness::{
-        Test,
         apiserver::{ADMIN, ApiServer, NOBODY},
         kubefan::{Kubefan, run},
         pki::Authority,
@@ -27,7 +26,7 @@ use crate::{
     },
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: kubectl_works_through_kubefan, a_forwarded_request_never_uses_kubefans_credentials,
         a_client_certificate_is_refused_with_the_reason, with_self_every_request_uses_kubefans_credentials,
         a_client_reads_its_own_writes, large_bodies_are_forwarded_both_ways,
@@ -39,7 +38,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         an_unreachable_apiserver_is_reported, with_passthrough_off_nothing_is_forwarded,
         self_is_refused_on_an_address_that_others_can_reach, a_broken_response_does_not_look_complete,
         an_unanswered_watch_does_not_delay_the_shutdown, an_unfinished_request_does_not_delay_the_shutdown;
-};
+}
 
 /// kubefan with TLS, and the CA of its certificate.
 struct Secure {

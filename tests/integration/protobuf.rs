@@ -32,19 +32,18 @@ use serde_json::{Value, json};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::harness::{
-    Test,
     apiserver::{ApiServer, Options},
     objects::{pod, version_of},
     rig::{Rig, Setup, on_demand},
     tests, wait,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: every_built_in_type_is_the_same_in_both_encodings, derived_responses_equal_the_apiservers_bytes,
         a_protobuf_cache_follows_its_watch_and_can_be_backfilled, protobuf_caches_have_their_own_byte_limit,
         an_unread_protobuf_cache_is_dropped;
     paused: an_apiserver_without_protobuf_is_asked_once_a_minute, without_protobuf_there_is_no_cache_and_no_request;
-};
+}
 
 const PROTOBUF: EncodingLimits = EncodingLimits { bytes_max: 512 << 20, idle_timeout: Duration::from_secs(600) };
 

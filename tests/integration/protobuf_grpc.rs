@@ -19,7 +19,6 @@ use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
 use crate::harness::{
-    Test,
     apiserver::{ApiServer, Options},
     kubefan::Kubefan,
     link::Link,
@@ -28,9 +27,9 @@ use crate::harness::{
     tests, wait,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: protobuf_over_grpc_has_the_apiservers_own_bytes, what_has_no_protobuf_is_refused_with_a_way_out;
-};
+}
 
 const PODS: &str = "/api/v1/namespaces/default/pods";
 const NODES: &str = "/api/v1/nodes";

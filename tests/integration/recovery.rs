@@ -18,7 +18,6 @@ use serde_json::json;
 use tokio::{sync::watch, task::JoinSet, time::Instant};
 
 use crate::harness::{
-    Test,
     apiserver::{ApiServer, Options},
     kubefan::Kubefan,
     load,
@@ -29,9 +28,9 @@ use crate::harness::{
     tests, tools, wait,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: a_restart_costs_the_apiserver_less_than_a_fleet_without_kubefan;
-};
+}
 
 const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fleet");
 const MARKER: &str = "/api/v1/namespaces/default/pods/marker";

@@ -12,7 +12,6 @@ use tonic_types::StatusExt;
 
 use crate::{
     harness::{
-        Test,
         network::{Network, RecordedRequest, answer},
         record::Watch,
         rig::{PODS, Rig, Setup, pod, pods, target, versions},
@@ -24,7 +23,7 @@ use crate::{
     },
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     paused: an_expired_version_leaves_a_marked_gap, an_expired_status_leaves_a_marked_gap,
         a_line_that_is_too_long_causes_a_relist, an_object_too_long_for_a_watch_is_read_by_a_list,
         a_short_403_is_bridged, a_long_403_ends_the_streams_until_it_is_lifted,
@@ -35,7 +34,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         a_broken_event_causes_a_relist, an_empty_page_does_not_restart_a_list,
         a_watch_list_that_always_fails_is_replaced_by_a_list, a_list_that_fails_midway_keeps_its_reason,
         a_resource_that_returns_does_not_ask_peers_again;
-};
+}
 
 fn object(name: &str, version: u64) -> Value {
     json!({

@@ -15,7 +15,6 @@ use crate::{
         World,
     },
     harness::{
-        Test,
         apiserver::ApiServer,
         kubefan::Kubefan,
         record::{Watch, connect},
@@ -25,11 +24,11 @@ use crate::{
     },
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: one_caller_is_denied_and_no_other;
     local: watches_follow_a_resource_to_the_apiserver_and_back_and_lose_nothing,
         a_file_that_is_wrong_changes_nothing_and_says_why, resources_and_limits_change_while_kubefan_runs;
-};
+}
 
 const HEAD: &str = "apiVersion: kubefan.dev/v1alpha1\nkind: ServeConfiguration\n";
 const SUCCESSFUL: &str = "kubefan_config_last_reload_successful";

@@ -10,7 +10,6 @@ use std::{collections::HashMap, env, net::SocketAddr, time::Duration};
 use tokio::{sync::watch, task::JoinSet, time::Instant};
 
 use crate::harness::{
-    Test,
     apiserver::ApiServer,
     audit::Audit,
     churn::{Churn, Writer},
@@ -21,12 +20,12 @@ use crate::harness::{
     tests, wait,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: a_killed_kubefan_loses_and_repeats_nothing_after_its_restart,
         replicas_restarted_in_turn_continue_each_others_streams,
         nothing_is_lost_or_repeated_behind_two_kubefans_of_which_either_is_killed,
         nothing_is_lost_or_repeated_behind_two_kubefans_over_grpc;
-};
+}
 
 /// Requests for a whole state that one process may send, whatever its subscribers ask for.
 const STATES_MAX: usize = 2;

@@ -7,7 +7,6 @@ use tonic::Code;
 use tonic_types::StatusExt;
 
 use crate::harness::{
-    Test,
     apiserver::ApiServer,
     kubefan::Kubefan,
     objects::{pod, version_of},
@@ -15,10 +14,10 @@ use crate::harness::{
     tests,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: a_returning_subscriber_gets_exactly_the_missed_events, a_resume_below_the_ring_gets_each_change_once,
         a_version_beyond_the_cluster_is_refused, a_watch_can_start_at_the_version_of_a_list;
-};
+}
 
 async fn label(api: &ApiServer, path: &str, value: &str) -> u64 {
     version_of(&api.patch(path, &json!({ "metadata": { "labels": { "stage": value } } })).await)

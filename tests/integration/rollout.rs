@@ -31,7 +31,7 @@ use self::{
     subscribers::{Change, History, micros},
 };
 use crate::{
-    harness::{Test, apiserver::ApiServer, assets, audit::Audit, is_full_scale, objects::version_of, tests, wait},
+    harness::{apiserver::ApiServer, assets, audit::Audit, is_full_scale, objects::version_of, tests, wait},
     quiet::{
         Table,
         upstream_requests::{KUBEFAN, UpstreamRequests},
@@ -44,11 +44,11 @@ mod replicas;
 mod service;
 mod subscribers;
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: replicas_behind_a_balancer_even_out_and_lose_nothing,
         nothing_moves_while_callers_cannot_be_authorized;
-    full: replicas_of_a_name_even_out_and_lose_nothing, an_upgrade_and_its_way_back_lose_nothing;
-};
+    apiserver large: replicas_of_a_name_even_out_and_lose_nothing, an_upgrade_and_its_way_back_lose_nothing;
+}
 
 /// The configuration of all replicas.
 #[derive(Clone)]

@@ -18,7 +18,6 @@ use tokio::time::{Instant, sleep};
 use crate::{
     freshness::write_configmap,
     harness::{
-        Test,
         network::{Network, answer},
         objects::version_of,
         rig::{PODS, Rig, Setup, pod, pods, versions},
@@ -28,7 +27,7 @@ use crate::{
     upstream_faults::{relists_for, synced},
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     paused: a_schema_change_that_leaves_all_bytes_is_not_seen,
         a_schema_change_ends_only_the_http_watches_that_select_changed_bytes,
         a_schema_change_at_a_compacted_version_leaves_a_gap,
@@ -37,7 +36,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         a_watch_that_ends_during_the_list_for_the_schema_is_opened_again_at_once,
         a_watch_that_starts_while_other_bytes_wait_for_a_version_has_them,
         a_schema_change_before_the_schema_could_be_read_is_not_missed;
-};
+}
 
 const RELISTS: &str =
     r#"kubefan_relists_total{group="",media="json",namespace="",reason="schema_changed",resource="pods"}"#;

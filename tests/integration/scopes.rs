@@ -9,18 +9,17 @@ use tonic::Code;
 use tonic_types::StatusExt;
 
 use crate::harness::{
-    Test,
     network::{Network, RecordedRequest, answer},
     rig::{PODS, Rig, Setup, pod_in, pods, target, versions},
     tests,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     paused: each_namespace_has_its_own_cache, a_watch_across_namespaces_is_refused_with_their_names,
         an_uncached_namespace_is_refused_with_the_flag, a_denied_namespace_does_not_affect_the_others,
         cluster_scoped_resources_are_cached_once, a_version_of_one_namespace_skips_nothing_in_another,
         two_names_of_one_resource_share_one_cache;
-};
+}
 
 const ALPHA: &str = "/api/v1/namespaces/alpha/pods";
 const BETA: &str = "/api/v1/namespaces/beta/pods";

@@ -10,7 +10,6 @@ use tokio::time::{Instant, sleep};
 use crate::{
     freshness::{lookups, probes, proofs, write_configmap},
     harness::{
-        Test,
         objects::version_of,
         rig::{PODS, Rig, churn, pod, pods},
         tests,
@@ -18,7 +17,7 @@ use crate::{
     informer_start::{HttpWatch, get, quiet, with_a_silent_watch},
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     paused: a_selective_informer_costs_upstream_no_object_that_it_does_not_select,
         an_informer_of_a_namespace_costs_upstream_no_object_of_another,
         equal_selective_informers_share_a_proof,
@@ -28,7 +27,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         a_page_without_passthrough_lists_nothing_upstream,
         a_watch_without_a_state_lists_nothing_upstream,
         a_busy_cache_is_proved_by_a_look_up;
-};
+}
 
 /// The paths and queries of all lists of metadata of pods.
 fn metadata_lists(rig: &Rig) -> Vec<String> {

@@ -11,7 +11,6 @@ use tonic::Code;
 
 use crate::{
     harness::{
-        Test,
         apiserver::ApiServer,
         kubefan::Kubefan,
         network::{Network, RecordedRequest, answer, waits},
@@ -23,13 +22,13 @@ use crate::{
     upstream_faults::{line, relists_for, synced, write},
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: checks_against_a_real_apiserver_pass_under_writes;
     local: a_check_without_the_right_to_list_is_reported_once;
     paused: a_lost_event_is_found_and_sent_in_a_marked_gap, a_difference_at_the_same_version_ends_the_streams,
         a_lost_delete_is_found, an_answer_from_another_cache_is_not_compared, a_failed_check_is_no_difference,
         a_check_reads_one_version_at_a_limited_pace, a_relist_during_a_check_is_not_repeated;
-};
+}
 
 fn checked() -> Setup {
     let mut setup = Setup::of(&["pods"]);

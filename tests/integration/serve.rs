@@ -20,7 +20,6 @@ use tonic_reflection::pb::{
 use tonic_types::StatusExt;
 
 use crate::harness::{
-    Test,
     kubefan::{Kubefan, run},
     pki::Authority,
     record::{Watch, connect},
@@ -29,7 +28,7 @@ use crate::harness::{
     tests, tools, wait,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     python: grpcio_without_tls_gets_the_reason_and_does_not_retry;
     local: a_data_port_with_a_certificate_accepts_only_tls, a_data_port_without_a_certificate_accepts_no_tls,
         an_expired_certificate_is_reported_by_both_sides, a_hangup_reads_the_certificate_again_and_ends_nothing,
@@ -40,7 +39,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         reflection_describes_the_service, reflection_answers_clients_of_the_old_version, the_number_of_streams_is_limited, a_timeout_ends_a_watch_cleanly,
         ports_chosen_by_the_system_are_printed, flags_override_the_environment_which_overrides_the_file,
         both_names_of_a_variable_are_taken_and_a_misspelt_one_is_named, a_misspelt_resource_gets_a_suggestion_at_once;
-};
+}
 
 async fn a_data_port_with_a_certificate_accepts_only_tls() {
     let simulated = Simulated::start().await;

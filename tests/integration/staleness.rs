@@ -9,7 +9,6 @@ use tonic_types::StatusExt;
 
 use crate::{
     harness::{
-        Test,
         network::{Network, RecordedRequest, answer},
         record::Watch,
         rig::{PODS, Rig, Setup, churn, pod, pods, target},
@@ -19,11 +18,11 @@ use crate::{
     upstream_faults::{synced, write},
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     paused: a_warm_start_is_as_old_as_its_proof, a_warm_start_that_is_behind_is_refused_until_its_watch_catches_up,
         bookmarks_stop_at_the_last_proven_version_and_lists_continue,
         beyond_max_staleness_reads_are_refused_and_streams_stay_open, a_quiet_resource_does_not_look_stale;
-};
+}
 
 const AGE: &str = r#"kubefan_staleness_seconds{group="",media="json",namespace="",resource="pods"}"#;
 

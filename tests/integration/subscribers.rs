@@ -13,7 +13,6 @@ use tonic_types::StatusExt;
 use crate::{
     connections::large,
     harness::{
-        Test,
         kubefan::{Kubefan, Ran, run},
         record::connect,
         rig::{pods, target},
@@ -22,11 +21,11 @@ use crate::{
     },
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     local: the_one_that_lags_is_listed_first_and_ended_alone, a_grpc_client_learns_that_its_stream_was_ended,
         web_pages_and_foreign_names_end_no_stream, top_prints_one_table_if_stdout_is_no_terminal,
         a_browser_shows_the_status_and_takes_names_for_text;
-};
+}
 
 /// What a terminal or a page would take for more than text, as far as a header may have it.
 const HOSTILE: &str = "<script>alert(1)</script>\u{9b}2J";

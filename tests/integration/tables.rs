@@ -13,7 +13,6 @@ use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use crate::harness::{
-    Test,
     apiserver::ApiServer,
     objects::{pod, version_of},
     record::connect,
@@ -22,13 +21,13 @@ use crate::harness::{
     tests, wait,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: a_cached_table_equals_the_apiservers_to_the_byte,
         a_watch_of_tables_equals_the_apiservers_and_sends_columns_once, the_status_page_shows_the_cache_in_every_form,
         changed_columns_of_a_custom_resource_are_picked_up, tables_that_cannot_be_cached_come_from_upstream,
         table_caches_have_their_own_byte_limit;
     paused: an_apiserver_without_tables_is_asked_once_a_minute;
-};
+}
 
 /// The Accept header of kubectl.
 const TABLE: &str =

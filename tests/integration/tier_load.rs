@@ -20,12 +20,12 @@ use tonic::{Streaming, transport::Channel};
 
 use crate::{
     benchmarks::cpu_seconds,
-    harness::{Test, is_full_scale, kubefan::Kubefan, record::connect, simulated::Simulated, tests},
+    harness::{is_full_scale, kubefan::Kubefan, record::connect, simulated::Simulated, tests},
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     local: every_subscriber_behind_many_kubefans_gets_every_change;
-};
+}
 
 struct Scale {
     pods: usize,

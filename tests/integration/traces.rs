@@ -23,7 +23,6 @@ use tonic::{Request, Response, Status};
 use crate::{
     authorization::{Who, World},
     harness::{
-        Test,
         apiserver::ApiServer,
         kubefan::run,
         process::free_port,
@@ -34,11 +33,11 @@ use crate::{
     },
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: requests_have_spans_with_their_decisions_and_without_secrets;
     local: a_resume_and_its_stream_are_one_trace_under_the_callers, a_collector_that_is_away_disturbs_nothing,
         settings_of_traces_that_cannot_be_used_are_one_line;
-};
+}
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PARENT: &str = "b7ad6b7169203331";

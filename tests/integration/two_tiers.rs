@@ -14,7 +14,6 @@ use tonic::Code;
 use crate::{
     freshness::{head, lookups, served, write_configmap},
     harness::{
-        Test,
         apiserver::ApiServer,
         kubefan::Kubefan,
         rbac::{ServiceAccount, grant},
@@ -26,7 +25,7 @@ use crate::{
     upstream_faults::{relists, status, synced, write},
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: a_user_and_a_node_that_lose_their_rights_lose_only_what_is_theirs;
     paused: events_are_exact_and_objects_the_apiservers_behind_two_kubefans,
         a_gap_is_marked_with_its_reason_behind_two_kubefans,
@@ -36,7 +35,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         reads_behind_many_kubefans_share_the_apiservers_proof,
         behind_a_restarted_kubefan_a_selector_starts_over_and_all_else_resumes,
         a_right_of_the_other_kubefan_is_missed_behind_it_and_comes_back;
-};
+}
 
 /// A synced kubefan, another one behind it, and a subscriber of that with its snapshot.
 async fn behind(setup: Setup) -> (Rig, Rig, GrpcLink, Watch) {

@@ -9,15 +9,14 @@ use tonic::Code;
 use crate::{
     connections::{RawConnection, large, rig},
     harness::{
-        Test,
         rig::{pods, target},
         tests,
     },
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     paused: streams_without_a_window_are_ended_when_memory_is_short;
-};
+}
 
 async fn streams_without_a_window_are_ended_when_memory_is_short() {
     let rig = rig().await;

@@ -9,11 +9,11 @@ use kubefan_proxy::upstream::{
     settings::UpstreamSettings,
 };
 
-use crate::harness::{Test, apiserver::ApiServer, tests};
+use crate::harness::{apiserver::ApiServer, tests};
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: more_watches_than_one_connection_allows_are_answered;
-};
+}
 
 async fn more_watches_than_one_connection_allows_are_answered() {
     // kube-apiserver allows 100 streams per connection; the next one would wait until one of them

@@ -11,21 +11,20 @@ use tonic::Code;
 use tonic_types::StatusExt;
 
 use crate::harness::{
-    Test,
     network::{RecordedRequest, answer, waits},
     record::Watch,
     rig::{PODS, Rig, Setup, pod, pods, target, versions},
     tests,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     paused: a_failed_watch_resumes_at_its_version, a_failed_first_list_is_retried_and_reported_to_readers,
         retry_after_is_the_minimum_wait, a_refused_connection_and_a_reset_lose_nothing,
         a_silent_upstream_connection_is_closed_and_the_watch_resumes, a_quiet_resource_is_no_failure,
         compression_and_fragments_change_nothing, a_line_that_is_no_event_restarts_the_watch,
         bookmarks_advance_the_version, no_failure_makes_a_tight_loop, watches_that_end_at_once_make_no_tight_loop,
         a_429_stops_discovery_too, cached_resources_are_found_while_upstream_is_silent;
-};
+}
 
 pub(crate) const LEAST_WAIT: Duration = Duration::from_millis(800);
 

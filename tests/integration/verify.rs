@@ -4,7 +4,6 @@ use kubefan_sim::apiserver::{Fault, FaultRule, SimOptions};
 use serde_json::json;
 
 use crate::harness::{
-    Test,
     apiserver::ApiServer,
     kubefan::{Kubefan, Ran, run},
     rig::{pod, pods},
@@ -12,13 +11,13 @@ use crate::harness::{
     tests,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: kubefan_equals_a_real_apiserver_under_writes;
     local: an_equal_cache_is_reported_with_its_version, differences_are_named,
         a_check_that_cannot_finish_reports_unknown, another_cluster_and_rejected_credentials_are_named,
         a_kubefan_is_refused_as_the_apiserver_to_compare_with,
         a_forbidden_resource_that_a_reader_asked_for_is_not_compared;
-};
+}
 
 async fn verify(kubefan: &Kubefan, kubeconfig: &std::path::Path, args: &[&str]) -> Ran {
     let server = kubefan.grpc_addr.to_string();

@@ -21,16 +21,15 @@ use super::{
     world::{World, content},
 };
 use crate::harness::{
-    Test,
     apiserver::ApiServer,
     https::{Answer, Https},
     kubefan::Kubefan,
     tests,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: a_crafted_request_gets_the_verdict_of_the_apiserver, a_request_inside_another_is_not_its_callers;
-};
+}
 
 /// Parameters that Go refuses to read; a query with fewer is read.
 const PARAMETERS: usize = 10_001;

@@ -31,12 +31,12 @@ use super::{
     },
     world::{World, content},
 };
-use crate::harness::{Test, apiserver::ApiServer, https::Https, tests, wait};
+use crate::harness::{apiserver::ApiServer, https::Https, tests, wait};
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: a_crafted_call_gets_the_verdict_of_the_apiserver, a_view_that_is_shared_refuses_who_may_not_read_it,
         a_denied_reader_starts_no_cache, health_and_reflection_show_no_resource;
-};
+}
 
 /// A call: the namespace, the name and the field selector of its target follow the resource. The
 /// equivalent request follows. The metadata are headers of both.

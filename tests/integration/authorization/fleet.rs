@@ -19,7 +19,6 @@ use tonic::{
 };
 
 use crate::harness::{
-    Test,
     apiserver::{ApiServer, Options},
     is_full_scale,
     kubefan::Kubefan,
@@ -28,9 +27,9 @@ use crate::harness::{
     tests, wait,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: a_fleet_of_daemonsets_returns_after_restarts_and_through_an_outage;
-};
+}
 
 const DAEMONSETS: usize = 3;
 /// Pods that are created at a time.

@@ -20,15 +20,14 @@ use super::{
     world::World,
 };
 use crate::harness::{
-    Test,
     apiserver::{ApiServer, Options},
     authorizer::Authorizer,
     tests, wait,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: verdicts_are_those_of_the_apiserver, verdicts_are_those_of_an_authorizer_that_denies;
-};
+}
 
 /// The apiserver knows anonymous users, too.
 const ARGS: [&str; 3] = ["--passthrough=off", "--anonymous-auth", "--cache-tables"];

@@ -12,16 +12,15 @@ use super::{
     world::World,
 };
 use crate::harness::{
-    Test,
     apiserver::{ADMIN, ApiServer},
     tests,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: a_refusal_shows_nothing_and_starts_nothing,
         with_passthrough_the_apiserver_refuses_in_its_own_words,
         requests_that_act_as_others_are_not_answered_from_the_cache, no_token_is_in_a_log_or_metric;
-};
+}
 
 async fn a_refusal_shows_nothing_and_starts_nothing() {
     let world = World::start(ApiServer::shared().await, &["--passthrough=off", "--on-demand"]).await;

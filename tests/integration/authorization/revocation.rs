@@ -12,16 +12,15 @@ use super::{
     world::World,
 };
 use crate::harness::{
-    Test,
     apiserver::{ApiServer, Options},
     tests, wait,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: a_revoked_right_ends_with_its_verdict, a_live_watch_ends_when_its_right_is_revoked_and_others_continue,
         the_watches_of_a_deleted_pod_end_and_others_continue,
         known_callers_are_served_through_an_outage_and_new_ones_are_not;
-};
+}
 
 async fn a_revoked_right_ends_with_its_verdict() {
     let args = ["--passthrough=off", "--authorization-webhook-cache-authorized-ttl=1s"];

@@ -13,7 +13,6 @@ use super::{
 use crate::{
     deploy::CLUSTER_PROXY,
     harness::{
-        Test,
         apiserver::ApiServer,
         kubefan::Kubefan,
         rbac::{ServiceAccount, grant},
@@ -21,9 +20,9 @@ use crate::{
     },
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: without_any_single_shipped_right_a_promise_breaks;
-};
+}
 
 /// The shipped ClusterRoles, and the one of Kubernetes for reviews.
 const ROLES: [&str; 3] = ["kubefan", "kubefan-client-cas", "system:auth-delegator"];

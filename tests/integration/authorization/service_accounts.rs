@@ -5,11 +5,11 @@ use reqwest::StatusCode;
 use serde_json::{Value, json};
 
 use super::world::World;
-use crate::harness::{Test, apiserver::ApiServer, kubefan::Kubefan, tests, wait};
+use crate::harness::{apiserver::ApiServer, kubefan::Kubefan, tests, wait};
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: a_token_of_kubefans_own_is_known_without_a_review_until_its_pod_is_deleted;
-};
+}
 
 const AUDIENCE: &str = "kubefan.example.com";
 const REVIEWS: &str = "kubefan_delegated_authn_request_total{result=\"ok\"}";

@@ -8,18 +8,17 @@ use super::{
     world::World,
 };
 use crate::harness::{
-    Test,
     apiserver::{ADMIN, ApiServer, NOBODY},
     kubefan::{Kubefan, run, run_with},
     rbac::ServiceAccount,
     tests, wait,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: a_review_needs_the_delegators_right, the_commands_read_with_a_token,
         over_tls_callers_are_authorized_by_default_and_a_reload_changes_nothing;
     local: a_start_that_would_let_callers_act_as_kubefan_is_refused;
-};
+}
 
 /// kubefan as a service account that may read the cached resources: without the right to create
 /// reviews it serves no caller, and does not say as which account it failed.

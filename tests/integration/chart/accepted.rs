@@ -10,17 +10,16 @@ use serde_json::{Value, json};
 
 use super::{VARIANTS, apply, containers};
 use crate::harness::{
-    Test,
     apiserver::{ApiServer, Options},
     assets,
     helm::{self, CHART, objects},
     tests, tools,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: the_apiserver_accepts_every_form_and_variant;
-    full: other_releases_accept_every_form_and_variant;
-};
+    apiserver large: other_releases_accept_every_form_and_variant;
+}
 
 /// The kinds of other projects that the chart may create: the Go module that has the CRD, and its
 /// file.

@@ -9,17 +9,16 @@ use std::{
 use serde_json::Value;
 
 use crate::harness::{
-    Test,
     apiserver::ApiServer,
     helm::{self, CHART, named, objects},
     tests,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: the_overlays_are_rendered_from_the_chart, kustomize_and_helm_make_the_same_objects,
         the_template_of_the_sidecar_is_the_component, the_readme_lists_the_values,
         the_chart_has_the_rules_and_the_dashboard, artifact_hub_understands_the_annotations;
-};
+}
 
 /// The overlays of kustomize that are rendered from the chart.
 const OVERLAYS: [&str; 2] = ["cluster", "node"];

@@ -1,14 +1,13 @@
 //! Wrong values are refused with the name of the value and what is wrong.
 
 use crate::harness::{
-    Test,
     helm::{self, CHART},
     tests,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: the_schema_says_what_is_wrong, contradictions_are_named;
-};
+}
 
 /// What `helm template` says about values.
 async fn refusal(args: &[&str]) -> String {

@@ -18,7 +18,6 @@ use serde_json::{Map, Value, json};
 
 use super::{Both, Server, assert_equal};
 use crate::harness::{
-    Test,
     apiserver::{ApiServer, Options},
     audit::{Audit, is_consistent},
     objects::{pod, version_of},
@@ -26,10 +25,10 @@ use crate::harness::{
     tests, tools, wait,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: informers_see_the_same_events_through_kubefan, informers_recover_after_kubefan_restarts,
         leader_election_works_through_kubefan, the_version_of_a_store_follows_bookmarks_through_kubefan;
-};
+}
 
 const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/clients");
 const GROUP: &str = "clients.example.com";

@@ -15,11 +15,11 @@ use serde_json::json;
 use tokio::sync::watch;
 
 use super::{Both, assert_equal};
-use crate::harness::{Test, apiserver::ApiServer, objects::pod, tests, wait};
+use crate::harness::{apiserver::ApiServer, objects::pod, tests, wait};
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: a_kube_rs_watcher_sees_the_same_events_through_kubefan;
-};
+}
 
 /// The name of the last pod created.
 const LAST: &str = "last";

@@ -7,7 +7,6 @@ use serde_json::json;
 
 use super::{Both, SMALL_LISTS, Server, assert_equal};
 use crate::harness::{
-    Test,
     apiserver::ApiServer,
     assets,
     kubefan::Kubefan,
@@ -17,11 +16,11 @@ use crate::harness::{
     tests, wait,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: kubectl_reads_are_the_same_through_kubefan, kubectl_reads_are_the_same_from_cached_tables,
         kubectl_writes_are_the_same_and_visible_to_its_next_read, kubectl_watches_are_the_same_through_kubefan,
         kubectl_watches_are_the_same_from_cached_tables, kubectl_reports_an_outage_as_soon_as_straight;
-};
+}
 
 /// Commands that read. They follow `-n NAMESPACE`, and the namespace does not change meanwhile.
 const READS: &[&str] = &[

@@ -5,11 +5,11 @@ use std::{path::Path, process::Command};
 use serde_json::{Value, json};
 
 use super::{Both, SMALL_LISTS, Server};
-use crate::harness::{Test, apiserver::ApiServer, objects::pod, process::Process, tests, tools, wait};
+use crate::harness::{apiserver::ApiServer, objects::pod, process::Process, tests, tools, wait};
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     python: the_python_client_sees_the_same_through_kubefan;
-};
+}
 
 const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/clients");
 

@@ -12,9 +12,9 @@ use super::{
     api::{names, version},
     simulated, simulated_with,
 };
-use crate::harness::{Test, tests};
+use crate::harness::tests;
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     local: compaction_expires_older_versions, etcd_compaction_keeps_the_events_of_the_watch_cache,
         a_watch_that_is_up_to_date_survives_compaction,
         a_watcher_behind_the_event_window_is_disconnected,
@@ -28,7 +28,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         a_configured_bearer_token_is_required,
         a_schema_change_changes_bytes_and_hash_but_no_version,
         statistics_count_requests_and_events;
-};
+}
 
 const PATH: &str = "/api/v1/namespaces/default/configmaps";
 

@@ -14,7 +14,6 @@ use tokio::{
 
 use super::printed;
 use crate::harness::{
-    Test,
     apiserver::ApiServer,
     kubefan::Kubefan,
     link::Link,
@@ -25,11 +24,11 @@ use crate::harness::{
     wait,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: the_smallest_example_prints_each_pod_once, the_node_agent_gets_every_state_of_its_node,
         the_address_index_follows_the_pods, the_controller_reconciles_both_resources_and_drains;
     local: the_examples_say_that_kubefan_is_not_there;
-};
+}
 
 /// A running example, and the connection to its kubefan.
 struct Example {

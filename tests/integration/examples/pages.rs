@@ -11,17 +11,16 @@ use std::{
 
 use super::printed;
 use crate::harness::{
-    Test,
     process::{Process, free_port},
     tests,
     tools::rust_example,
     wait,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     local: every_block_in_rust_runs_or_has_its_reason, the_page_of_informers_names_features_that_exist,
         the_page_of_the_script_shows_a_step;
-};
+}
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 

@@ -1,25 +1,41 @@
 //! Runs async tests as `cargo test` runs ordinary tests: in parallel, filtered by name, each in its
 //! own runtime.
 //!
-//! A test is an `async fn()` that panics when its promise is broken. Each file registers its tests
-//! by name in its `TESTS` list, grouped by their requirements. A test that is in no list is dead
-//! code, which the lints deny.
+//! A test is an `async fn()` that panics when its promise is broken. It is registered in one place,
+//! the `tests!` list of its file, under the words of [`Kind`] that say what it needs. A test that is
+//! in no list is dead code, which the lints deny.
 //!
 //! ```ignore
-//! pub(crate) const TESTS: &[Test] = tests! {
+//! tests! {
 //!     apiserver: a_pod_is_served, a_relist_leaves_a_marked_gap;   // needs the real kube-apiserver
 //!     local: a_bad_flag_is_named;                                 // needs nothing
 //!     paused: a_429_is_waited_out;                                // in this process, on a paused clock
-//! };
+//!     apiserver full: a_restart_loses_nothing;                    // slow: in .ci/full
+//!     local full alone: a_snapshot_is_shared;                     // needs the CPUs for itself
+//! }
 //! ```
+//!
+//! `cargo test` reports the slow ones as ignored; `--ignored` or `--include-ignored` runs them, as
+//! with any other test program, and several filters select the tests that contain one of them.
+//! Tests wait most of the time, for a process, a watch or a deadline, so [`AT_ONCE_PER_CPU`] of them
+//! run on each CPU. Those that need the CPUs for themselves run last, one at a time.
 //!
 //! With `KUBEFAN_SKIP_APISERVER=1`, tests that need the real apiserver count as ignored; they never
 //! disappear silently. A test that hangs fails under its own name after [`TEST_SECONDS_MAX`], so
 //! that one hang cannot hide the results of the other tests.
 
-use std::{env, future::Future, io::Write, pin::Pin, process::ExitCode, time::Duration};
+use std::{
+    env,
+    future::Future,
+    io::Write,
+    num::NonZero,
+    pin::Pin,
+    process::ExitCode,
+    sync::{Condvar, Mutex},
+    time::{Duration, Instant},
+};
 
-use libtest_mimic::{Arguments, Failed, Trial};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 pub(crate) mod apiserver;
 pub(crate) mod assets;
@@ -60,6 +76,12 @@ const PAUSED_SECONDS_MAX: u64 = 24 * 3600;
 /// Time limit of a test at full scale, with the builds of its programs.
 const FULL_SCALE_SECONDS_MAX: u64 = 2_400;
 
+/// Tests that run at the same time, per CPU. `--test-threads` overrides it.
+const AT_ONCE_PER_CPU: usize = 6;
+
+/// The slowest tests that a run names at its end.
+const SLOWEST_NAMED: usize = 10;
+
 /// Whether the large form of a test is asked for: `KUBEFAN_TEST_SCALE=full`.
 pub(crate) fn is_full_scale() -> bool {
     env::var("KUBEFAN_TEST_SCALE").is_ok_and(|scale| scale == "full")
@@ -70,9 +92,29 @@ pub(crate) fn soak_seconds() -> u64 {
     env::var("KUBEFAN_SOAK_SECONDS").map_or(30, |text| text.parse().expect("KUBEFAN_SOAK_SECONDS is a number"))
 }
 
-/// What a test requires.
+fn skips_apiserver() -> bool {
+    env::var_os("KUBEFAN_SKIP_APISERVER").is_some_and(|value| value == "1")
+}
+
+/// The requirements of a test, in the words of [`tests!`].
+#[derive(Clone, Copy)]
+pub(crate) struct Kind {
+    needs: Needs,
+    /// Whether it is left to `.ci/full`.
+    is_slow: bool,
+    /// Whether it runs at full scale only.
+    is_large: bool,
+    /// Whether no other test may run at the same time.
+    is_alone: bool,
+}
+
+/// The programs and the clock of a test.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Needs {
+enum Needs {
+    /// Nothing but this machine.
+    Nothing,
+    /// A clock that advances only while every task waits: no network and no other process.
+    PausedTime,
     /// etcd, kube-apiserver and kubectl, built from source or supplied by the user.
     ApiServer,
     /// The same, and the programs of [`assets::integrations`]. Building them does not count as time
@@ -80,81 +122,163 @@ pub(crate) enum Needs {
     ApiServerAndPrograms,
     /// etcd, kube-apiserver and kubectl, and python3 with its `venv` module.
     ApiServerAndPython,
-    /// The same, and minutes: programs that only this test builds, or a size without which the test
-    /// shows nothing. It runs with `KUBEFAN_TEST_SCALE=full`.
-    ApiServerAtFullScale,
-    /// Nothing but this machine.
-    Nothing,
-    /// Nothing but a paused clock, which advances only while every task waits: no network and no
-    /// other process.
-    PausedTime,
+}
+
+impl Kind {
+    /// The start of a list of words.
+    pub(crate) const fn new() -> Kind {
+        Kind { needs: Needs::Nothing, is_slow: false, is_large: false, is_alone: false }
+    }
+
+    const fn needing(self, needs: Needs) -> Kind {
+        Kind { needs, ..self }
+    }
+
+    /// Needs nothing but this machine.
+    pub(crate) const fn local(self) -> Kind {
+        self.needing(Needs::Nothing)
+    }
+
+    /// Runs in this process, on a paused clock.
+    pub(crate) const fn paused(self) -> Kind {
+        self.needing(Needs::PausedTime)
+    }
+
+    /// Needs the real kube-apiserver.
+    pub(crate) const fn apiserver(self) -> Kind {
+        self.needing(Needs::ApiServer)
+    }
+
+    /// Needs the real kube-apiserver, and the programs of the integrations.
+    pub(crate) const fn programs(self) -> Kind {
+        self.needing(Needs::ApiServerAndPrograms)
+    }
+
+    /// Needs the real kube-apiserver, and Python.
+    pub(crate) const fn python(self) -> Kind {
+        self.needing(Needs::ApiServerAndPython)
+    }
+
+    /// Is slow and rarely fails: it runs in `.ci/full`, and in `.ci/run` if the change concerns it.
+    pub(crate) const fn full(self) -> Kind {
+        Kind { is_slow: true, ..self }
+    }
+
+    /// Shows nothing at a small size, or takes many minutes: it runs with `KUBEFAN_TEST_SCALE=full`.
+    pub(crate) const fn large(self) -> Kind {
+        Kind { is_slow: true, is_large: true, ..self }
+    }
+
+    /// Needs the CPUs for itself.
+    pub(crate) const fn alone(self) -> Kind {
+        Kind { is_alone: true, ..self }
+    }
+
+    /// The reason why the test cannot run here, if there is one.
+    fn obstacle(self) -> Option<&'static str> {
+        let needs_apiserver = !matches!(self.needs, Needs::Nothing | Needs::PausedTime);
+        if needs_apiserver && skips_apiserver() {
+            return Some("KUBEFAN_SKIP_APISERVER=1");
+        }
+        if self.is_large && !is_full_scale() {
+            return Some("it runs with KUBEFAN_TEST_SCALE=full");
+        }
+        if self.needs == Needs::ApiServerAndPython && !has_python() {
+            return Some("python3 with its venv module is not installed");
+        }
+        None
+    }
 }
 
 /// One registered test; made by [`tests!`].
-#[derive(Clone, Copy)]
 pub(crate) struct Test {
     pub(crate) name: &'static str,
-    pub(crate) needs: Needs,
+    pub(crate) kind: Kind,
     pub(crate) run: fn() -> Pin<Box<dyn Future<Output = ()>>>,
 }
 
-/// Lists the tests of a file by requirement: `apiserver:`, `programs:`, `full:`, `python:`,
-/// `local:` and `paused:`, in this order. Each group is optional and ends with a semicolon.
+inventory::collect!(Test);
+
+/// Registers the tests of a file, each group under the words of [`Kind`].
 macro_rules! tests {
-    ($(apiserver: $($real:ident),+ $(,)?;)? $(programs: $($programs:ident),+ $(,)?;)? $(full: $($full:ident),+ $(,)?;)? $(python: $($python:ident),+ $(,)?;)? $(local: $($local:ident),+ $(,)?;)?
-     $(paused: $($paused:ident),+ $(,)?;)?) => {
-        &[
-            $($($crate::harness::tests!(@one $real ApiServer),)+)?
-            $($($crate::harness::tests!(@one $programs ApiServerAndPrograms),)+)?
-            $($($crate::harness::tests!(@one $full ApiServerAtFullScale),)+)?
-            $($($crate::harness::tests!(@one $python ApiServerAndPython),)+)?
-            $($($crate::harness::tests!(@one $local Nothing),)+)?
-            $($($crate::harness::tests!(@one $paused PausedTime),)+)?
-        ]
+    ($($($word:ident)+: $($test:ident),+ $(,)?;)+) => {
+        $($crate::harness::tests!(@group [$($word)+] $($test)+);)+
     };
-    (@one $test:ident $needs:ident) => {
-        $crate::harness::Test {
-            name: concat!(module_path!(), "::", stringify!($test)),
-            needs: $crate::harness::Needs::$needs,
-            run: || Box::pin($test()),
+    (@group $words:tt $($test:ident)+) => {
+        $($crate::harness::tests!(@one $words concat!(module_path!(), "::", stringify!($test)), $test());)+
+    };
+    (@one [$($word:ident)+] $name:expr, $future:expr) => {
+        inventory::submit! {
+            $crate::harness::Test {
+                name: $name,
+                kind: $crate::harness::Kind::new()$(.$word())+,
+                run: || Box::pin($future),
+            }
         }
     };
 }
 pub(crate) use tests;
 
-/// Runs every listed test that the command line selects. The flags are those of `cargo test`.
-pub(crate) fn run(lists: &[&[Test]]) -> ExitCode {
+/// Runs every registered test that the command line selects. The flags are those of `cargo test`.
+pub(crate) fn run() -> ExitCode {
     // reqwest is built without a crypto provider. kubefan installs one when it starts; the tests
     // must install theirs.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let skip_apiserver = env::var_os("KUBEFAN_SKIP_APISERVER").is_some_and(|value| value == "1");
-    let trials = lists.iter().copied().flatten().map(|&test| trial(test, skip_apiserver)).collect();
-    let conclusion = libtest_mimic::run(&Arguments::from_args(), trials);
+    let (mut arguments, filters) = arguments();
+    let cpus = std::thread::available_parallelism().map_or(1, NonZero::get);
+    arguments.test_threads = arguments.test_threads.or(Some(AT_ONCE_PER_CPU * cpus));
+    let mut tests: Vec<&'static Test> = inventory::iter::<Test>.into_iter().collect();
+    tests.sort_by_key(|test| (test.kind.is_alone, test.name));
+    let mut trials: Vec<Trial> = tests.into_iter().map(trial).collect();
+    if !filters.is_empty() {
+        trials.retain(|trial| filters.iter().any(|filter| trial.name().contains(filter.as_str())));
+    }
+    let conclusion = libtest_mimic::run(&arguments, trials);
     apiserver::end_shared();
+    report_times();
     conclusion.exit_code()
 }
 
-fn trial(test: Test, skip_apiserver: bool) -> Trial {
-    let name = test.name.trim_start_matches("integration::");
-    let trial = Trial::test(name, move || block_on(test));
-    match test.needs {
-        Needs::ApiServer | Needs::ApiServerAndPrograms => {
-            trial.with_kind("apiserver").with_ignored_flag(skip_apiserver)
+/// The flags, and the filters if there are several: libtest-mimic takes one, and `cargo test` any
+/// number.
+fn arguments() -> (Arguments, Vec<String>) {
+    let (mut flags, mut filters) = (Vec::new(), Vec::new());
+    let mut given = env::args();
+    flags.extend(given.next());
+    while let Some(argument) = given.next() {
+        let takes_value = ["--test-threads", "--skip", "--color", "--format", "--logfile", "-Z"];
+        if takes_value.contains(&argument.as_str()) {
+            flags.push(argument);
+            flags.extend(given.next());
+        } else if argument.starts_with('-') {
+            flags.push(argument);
+        } else {
+            filters.push(argument);
         }
-        Needs::ApiServerAtFullScale => {
-            trial.with_kind("apiserver").with_ignored_flag(skip_apiserver || !is_full_scale())
-        }
-        Needs::ApiServerAndPython => {
-            let python = has_python();
-            if !python {
-                // Bypasses libtest's output capture, because a skipped test must be visible.
-                let _ = writeln!(std::io::stderr(), "{name} is skipped: python3 with its venv module is not installed");
-            }
-            trial.with_kind("apiserver").with_ignored_flag(skip_apiserver || !python)
-        }
-        Needs::Nothing => trial,
-        Needs::PausedTime => trial.with_kind("paused"),
     }
+    if filters.len() == 1 {
+        flags.append(&mut filters);
+    }
+    (Arguments::from_iter(flags), filters)
+}
+
+fn trial(test: &'static Test) -> Trial {
+    let kind = test.kind;
+    let label = match kind.needs {
+        Needs::Nothing => "",
+        Needs::PausedTime => "paused",
+        _ => "apiserver",
+    };
+    let run = move || match kind.obstacle() {
+        Some(reason) => Ok(Completion::ignored_with(reason)),
+        None => timed(test).map(|()| Completion::Completed),
+    };
+    let is_ignored = kind.is_slow || (label == "apiserver" && skips_apiserver());
+    Trial::ignorable_test(name_of(test), run).with_kind(label).with_ignored_flag(is_ignored)
+}
+
+fn name_of(test: &Test) -> &'static str {
+    test.name.trim_start_matches("integration::")
 }
 
 fn has_python() -> bool {
@@ -162,27 +286,93 @@ fn has_python() -> bool {
     python.args(["-c", "import venv, ensurepip"]).output().is_ok_and(|output| output.status.success())
 }
 
-fn block_on(test: Test) -> Result<(), Failed> {
-    if !matches!(test.needs, Needs::Nothing | Needs::PausedTime) {
+/// The tests that are running.
+static RUNNING: Mutex<usize> = Mutex::new(0);
+static ENDED: Condvar = Condvar::new();
+
+/// A place among the running tests. Dropping it gives the place back, also after a panic.
+struct Turn;
+
+impl Turn {
+    /// Waits until the test may run: one that runs alone until no other one does.
+    fn take(kind: Kind) -> Turn {
+        let mut running = RUNNING.lock().unwrap();
+        while kind.is_alone && *running > 0 {
+            running = ENDED.wait(running).unwrap();
+        }
+        *running += 1;
+        Turn
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *RUNNING.lock().unwrap() -= 1;
+        ENDED.notify_all();
+    }
+}
+
+/// The time of each test that has run.
+static TIMES: Mutex<Vec<(Duration, &'static str)>> = Mutex::new(Vec::new());
+
+#[expect(clippy::disallowed_methods, reason = "the time is only printed")]
+fn timed(test: &'static Test) -> Result<(), Failed> {
+    prepare(test.kind)?;
+    let _turn = Turn::take(test.kind);
+    let began = Instant::now();
+    let result = std::panic::catch_unwind(|| block_on(test));
+    TIMES.lock().unwrap().push((began.elapsed(), name_of(test)));
+    result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Builds the programs that a test needs. The first caller does; the others wait.
+fn prepare(kind: Kind) -> Result<(), String> {
+    if !matches!(kind.needs, Needs::Nothing | Needs::PausedTime) {
         assets::get()?;
     }
-    if test.needs == Needs::ApiServerAndPrograms {
+    if kind.needs == Needs::ApiServerAndPrograms {
         assets::integrations()?;
     }
+    Ok(())
+}
+
+fn block_on(test: &Test) -> Result<(), Failed> {
     use tokio::runtime::Builder;
-    let paused = test.needs == Needs::PausedTime;
-    let runtime = match paused {
-        true => Builder::new_current_thread().enable_all().start_paused(true).build()?,
-        false => Builder::new_multi_thread().worker_threads(2).enable_all().build()?,
+    let is_paused = test.kind.needs == Needs::PausedTime;
+    let runtime = if is_paused {
+        Builder::new_current_thread().enable_all().start_paused(true).build()?
+    } else {
+        Builder::new_multi_thread().worker_threads(2).enable_all().build()?
     };
-    let seconds_max = match test.needs {
-        Needs::PausedTime => PAUSED_SECONDS_MAX,
-        _ if is_full_scale() => FULL_SCALE_SECONDS_MAX,
-        _ => TEST_SECONDS_MAX + soak_seconds(),
+    let seconds_max = if is_paused {
+        PAUSED_SECONDS_MAX
+    } else if is_full_scale() {
+        FULL_SCALE_SECONDS_MAX
+    } else {
+        TEST_SECONDS_MAX + soak_seconds()
     };
     let limit = Duration::from_secs(seconds_max);
     let finished = runtime.block_on(async { tokio::time::timeout(limit, (test.run)()).await });
     // A task that the test left running must not delay the other tests.
     runtime.shutdown_background();
     finished.map_err(|_| format!("did not finish within {} s", limit.as_secs()).into())
+}
+
+/// Prints the slowest tests, and writes the times of all to the file `KUBEFAN_TEST_TIMES`.
+fn report_times() {
+    let mut times = std::mem::take(&mut *TIMES.lock().unwrap());
+    times.sort_by(|a, b| b.cmp(a));
+    if let Some(path) = env::var_os("KUBEFAN_TEST_TIMES") {
+        let lines = times.iter().map(|(time, name)| format!("{:.1}\t{name}\n", time.as_secs_f64()));
+        let written = std::fs::File::options().create(true).append(true).open(&path);
+        written
+            .and_then(|mut file| file.write_all(lines.collect::<String>().as_bytes()))
+            .expect("the times are written");
+    }
+    if times.len() > SLOWEST_NAMED {
+        println!("the slowest:");
+        for (time, name) in &times[..SLOWEST_NAMED] {
+            println!("{:8.1} s  {name}", time.as_secs_f64());
+        }
+    }
 }

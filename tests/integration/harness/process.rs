@@ -15,7 +15,7 @@ use std::{
 
 use tokio::net::TcpSocket;
 
-use super::{Test, tests, wait};
+use super::{tests, wait};
 
 /// A running program.
 pub(crate) struct Process {
@@ -165,9 +165,9 @@ pub(crate) fn closed_port() -> (TcpSocket, SocketAddr) {
     (socket, address)
 }
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     local: a_process_receives_signals_and_its_output_is_logged, a_line_in_parts_stays_whole_apart, a_child_is_killed_when_the_test_process_dies;
-};
+}
 
 async fn a_process_receives_signals_and_its_output_is_logged() {
     let dir = tempfile::tempdir().unwrap();

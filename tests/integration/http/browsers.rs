@@ -3,11 +3,11 @@
 
 use reqwest::{Client, StatusCode};
 
-use crate::harness::{Test, kubefan::Kubefan, simulated::Simulated, tests};
+use crate::harness::{kubefan::Kubefan, simulated::Simulated, tests};
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     local: what_a_page_embeds_does_not_act_as_kubefan, without_tls_a_foreign_host_is_refused_on_every_address;
-};
+}
 
 const LIST: &str = "/api/v1/pods?resourceVersion=0";
 

@@ -20,11 +20,11 @@ use super::{
     table,
     world::{RESOURCES, World},
 };
-use crate::harness::{Test, tests};
+use crate::harness::tests;
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: kubefan_answers_like_the_apiserver;
-};
+}
 
 /// Number of concurrent requests. Watches mostly wait.
 const CONCURRENCY: usize = 48;

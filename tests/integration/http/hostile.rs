@@ -13,12 +13,12 @@ use tokio::{
 
 use crate::{
     bad_input::assert_a_subscriber_gets_events,
-    harness::{Test, kubefan::Kubefan, simulated::Simulated, tests},
+    harness::{kubefan::Kubefan, simulated::Simulated, tests},
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     local: hostile_requests_get_an_answer_or_a_closed_connection;
-};
+}
 
 /// Time limit for an answer or the end of the connection. Requests that stay incomplete are not
 /// tested here.

@@ -13,7 +13,6 @@ use tokio::{
 };
 
 use crate::harness::{
-    Test,
     kubefan::Kubefan,
     record::{Watch, connect},
     rig::{pod, pods, target},
@@ -22,7 +21,7 @@ use crate::harness::{
     tests,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     local: a_partial_cache_answers_only_requests_for_its_part,
         a_partial_cache_refuses_other_requests_without_passthrough,
         consistent_reads_are_proved_without_passthrough, an_unproved_read_is_503_and_a_later_one_succeeds,
@@ -31,7 +30,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         an_unread_answer_releases_its_resources,
         a_disconnect_is_noticed_behind_a_pipelined_request, with_passthrough_only_informers_start_a_cache,
         reads_start_caches_without_passthrough, open_watches_do_not_delay_the_shutdown;
-};
+}
 
 const PODS: &str = "/api/v1/pods";
 const ANY: &str = "resourceVersion=0";

@@ -13,9 +13,3 @@ mod request;
 mod table;
 mod websocket;
 mod world;
-
-pub(crate) use browsers::TESTS as BROWSERS;
-pub(crate) use differential::TESTS;
-pub(crate) use hostile::TESTS as HOSTILE;
-pub(crate) use limits::TESTS as LIMITS;
-pub(crate) use websocket::TESTS as WEBSOCKET;

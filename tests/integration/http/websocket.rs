@@ -13,7 +13,6 @@ use tokio::{
 };
 
 use crate::harness::{
-    Test,
     apiserver::{ApiServer, Options},
     kubefan::Kubefan,
     objects::version_of,
@@ -22,11 +21,11 @@ use crate::harness::{
     wait::{SOON, until},
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: a_websocket_watch_sends_the_same_messages_as_the_apiserver, invalid_websocket_requests_are_refused;
     local: a_protocol_violation_gets_a_close_code_and_ends_the_watch, a_websocket_is_closed_when_kubefan_shuts_down,
         an_unread_websocket_is_disconnected;
-};
+}
 
 /// Time limit for every read and every shutdown.
 const TIME_LIMIT: Duration = Duration::from_secs(30);

@@ -10,11 +10,11 @@ use kubefan_client::{Deleted, EventHandler, Object};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::harness::{Test, tests};
+use crate::harness::tests;
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     local: a_sequence_of_calls_that_goes_back_or_forgets_an_object_is_refused;
-};
+}
 
 /// The method of a handler. The names are those that the Go program prints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]

@@ -20,17 +20,16 @@ use serde_json::{Value, json};
 use tokio::{sync::watch, time::Instant};
 
 use crate::harness::{
-    Test,
     apiserver::{ApiServer, Options},
     kubefan::Kubefan,
     objects::{pod, version_of},
     tests, wait,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: a_stuck_handler_delays_no_other_handler_of_real_pods;
     local: a_stuck_handler_delays_no_other_handler_of_many_changes;
-};
+}
 
 const HANDLERS: usize = 10;
 const PODS: usize = 50;

@@ -26,7 +26,6 @@ use super::{
     watched::{Watched, assert_same, content_of, sources},
 };
 use crate::harness::{
-    Test,
     apiserver::{ApiServer, Options},
     kills::Kills,
     objects::{pod, version_of},
@@ -35,9 +34,9 @@ use crate::harness::{
     writes::Writes,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: stores_equal_the_apiservers_list_after_random_kills;
-};
+}
 
 const PODS: usize = 500;
 const UPDATES_PER_SECOND: u32 = 200;

@@ -17,11 +17,11 @@ use super::{
     calls::{Call, Kind},
     watched::Watched,
 };
-use crate::harness::{Test, apiserver::ApiServer, kubefan::Kubefan, objects::version_of, rbac::grant, tests, wait};
+use crate::harness::{apiserver::ApiServer, kubefan::Kubefan, objects::version_of, rbac::grant, tests, wait};
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: an_informer_gets_every_change_once_although_its_tokens_end, an_informer_that_is_forbidden_says_so;
-};
+}
 
 /// Fewer retries than a program would need, because this test waits for them.
 const BACKOFF: BackoffOptions = BackoffOptions {

@@ -17,7 +17,6 @@ use serde_json::{Value, json};
 use super::{CHANGES, COPIES, SETTLED_AT_MOST, Server, Setting, counts, pages};
 use crate::{
     harness::{
-        Test,
         apiserver::ApiServer,
         audit::Audit,
         process::{Process, free_port},
@@ -26,10 +25,10 @@ use crate::{
     quiet::Table,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     python: kopf_makes_the_same_calls_through_kubefan;
     local: the_page_of_kopf_shows_the_operator;
-};
+}
 
 const PAGE: &str = "kopf.md";
 const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/kopf");

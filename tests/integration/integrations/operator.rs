@@ -6,12 +6,12 @@ use std::process::Command;
 use serde_json::json;
 
 use super::{Program, Server, Setting, View, compare, pages};
-use crate::harness::{Test, apiserver::ApiServer, assets, process::Process, tests};
+use crate::harness::{apiserver::ApiServer, assets, process::Process, tests};
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     programs: an_operator_that_reads_through_kubefan_writes_the_same, an_operator_with_kubefan_as_its_server_writes_the_same;
     local: the_page_of_controller_runtime_shows_the_operator;
-};
+}
 
 const PAGE: &str = "controller-runtime.md";
 const FILE: &str = "tests/operator/main.go";

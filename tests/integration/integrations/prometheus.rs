@@ -1,11 +1,11 @@
 //! Prometheus discovers targets of all roles that read objects of their own.
 
 use super::{Program, Server, Setting, View, compare, pages};
-use crate::harness::{Test, prometheus::Prometheus, tests};
+use crate::harness::{prometheus::Prometheus, tests};
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     programs: prometheus_discovers_the_same_targets_through_kubefan;
-};
+}
 
 const PAGE: &str = "prometheus.md";
 /// Each role shows the kind of objects after which it is named.

@@ -4,14 +4,14 @@ use std::process::Command;
 
 use super::{Program, Server, Setting, View, compare, pages};
 use crate::harness::{
-    Test, assets,
+    assets,
     process::{Process, free_port},
     tests,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     programs: kube_state_metrics_serves_the_same_metrics_through_kubefan;
-};
+}
 
 const PAGE: &str = "kube-state-metrics.md";
 const KINDS: [&str; 5] = ["pod", "service", "endpointslice", "node", "ingress"];

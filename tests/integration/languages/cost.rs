@@ -31,7 +31,6 @@ use super::programs::{self, Measured};
 use crate::{
     benchmarks::cpu_seconds,
     harness::{
-        Test,
         apiserver::{ADMIN, ApiServer, Options},
         is_full_scale,
         kubefan::Kubefan,
@@ -42,9 +41,9 @@ use crate::{
     },
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: a_client_over_kubefan_costs_no_more_than_one_straight;
-};
+}
 
 const PATHS: [&str; 3] = ["metadata", "spec.nodeName", "status.phase"];
 /// The official Python client decodes a few hundred pods a second.

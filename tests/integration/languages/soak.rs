@@ -13,7 +13,6 @@ use tokio::{sync::watch, time::Instant};
 
 use super::runner::{self, Runner};
 use crate::harness::{
-    Test,
     apiserver::{ApiServer, Options},
     is_full_scale,
     kills::Kills,
@@ -24,9 +23,9 @@ use crate::harness::{
     writes::Writes,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: the_stores_of_all_languages_equal_the_apiservers_list_after_random_kills;
-};
+}
 
 const NAMESPACE: &str = "team-0";
 /// Half of the pods or fewer, and changes move pods in and out.

@@ -12,12 +12,12 @@ use super::{
 };
 use crate::{
     clients::Both,
-    harness::{Test, apiserver::ApiServer, audit::Audit, process::Process, tests, wait},
+    harness::{apiserver::ApiServer, audit::Audit, process::Process, tests, wait},
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: dynamic_informers_of_more_resources_than_are_cached_sync;
-};
+}
 
 const GROUP: &str = "quiet.example.com";
 const RESOURCES: usize = 20;

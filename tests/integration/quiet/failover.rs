@@ -15,7 +15,6 @@ use super::{
     seconds,
 };
 use crate::harness::{
-    Test,
     apiserver::{ApiServer, Options},
     is_full_scale,
     kubefan::Kubefan,
@@ -24,9 +23,9 @@ use crate::harness::{
     tests, wait,
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: a_subscriber_resumes_at_another_replica_from_the_version_of_a_bookmark;
-};
+}
 
 const OPENED_AT_MOST: Duration = Duration::from_secs(120);
 /// How soon a refusal follows the headers of an answer.

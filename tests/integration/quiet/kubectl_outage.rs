@@ -7,7 +7,6 @@ use super::{Table, directory, seconds, through, timed};
 use crate::{
     clients::Both,
     harness::{
-        Test,
         apiserver::{ApiServer, Options},
         is_full_scale,
         objects::pod,
@@ -15,9 +14,9 @@ use crate::{
     },
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: kubectl_fails_with_a_reason_while_the_apiserver_is_down;
-};
+}
 
 /// `NEW` becomes an empty directory, so that kubectl does not know what the server serves.
 const COMMANDS: [&[&str]; 5] = [

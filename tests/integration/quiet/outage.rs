@@ -14,15 +14,13 @@ use super::{
 };
 use crate::{
     clients::{Both, Server},
-    harness::{
-        Test, apiserver::ApiServer, audit::Audit, is_full_scale, objects::version_of, process::Process, tests, wait,
-    },
+    harness::{apiserver::ApiServer, audit::Audit, is_full_scale, objects::version_of, process::Process, tests, wait},
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: caches_are_live_after_an_outage;
-    full: caches_are_live_after_an_outage_of_minutes;
-};
+    apiserver large: caches_are_live_after_an_outage_of_minutes;
+}
 
 /// Informers back off for up to 30 s, and may do so several times.
 const LIVE_AT_MOST: Duration = Duration::from_secs(150);

@@ -14,14 +14,13 @@ use super::{
 use crate::{
     clients::Both,
     harness::{
-        Test, apiserver::ApiServer, audit::Audit, is_full_scale, load, objects::pod, process::Process, tests, tools,
-        wait,
+        apiserver::ApiServer, audit::Audit, is_full_scale, load, objects::pod, process::Process, tests, tools, wait,
     },
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: informers_settle_after_a_restart_of_the_apiserver;
-};
+}
 
 const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fleet");
 const MARKER: &str = "/api/v1/namespaces/default/pods/marker";

@@ -12,7 +12,6 @@ use super::{
 use crate::{
     clients::{Both, Server},
     harness::{
-        Test,
         apiserver::ApiServer,
         audit::{Audit, Request},
         is_full_scale,
@@ -21,9 +20,9 @@ use crate::{
     },
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: an_informer_starts_with_all_objects_of_a_quiet_and_of_a_busy_resource;
-};
+}
 
 /// Writes per second to leases always, and to the resource itself if it is busy.
 const WRITES_PER_SECOND: u32 = 10;

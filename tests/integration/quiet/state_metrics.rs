@@ -15,7 +15,6 @@ use super::{
 use crate::{
     clients::Both,
     harness::{
-        Test,
         apiserver::{self, ApiServer},
         assets,
         audit::Audit,
@@ -25,9 +24,9 @@ use crate::{
     },
 };
 
-pub(crate) const TESTS: &[Test] = tests! {
-    full: copies_of_kube_state_metrics_see_the_same_and_share_their_requests;
-};
+tests! {
+    apiserver large: copies_of_kube_state_metrics_see_the_same_and_share_their_requests;
+}
 
 const COPIES: [usize; 3] = [1, 3, 30];
 const OBJECTS: usize = 400;

@@ -16,7 +16,6 @@ use super::{
     upstream_requests::{APART, KUBEFAN, UpstreamRequests},
 };
 use crate::harness::{
-    Test,
     apiserver::{ADMIN, ApiServer, Beside},
     assets,
     audit::Audit,
@@ -30,10 +29,10 @@ use crate::harness::{
 mod watchers;
 mod writers;
 
-pub(crate) const TESTS: &[Test] = tests! {
+tests! {
     apiserver: watches_survive_a_rolling_upgrade;
-    full: watches_survive_an_upgrade_in_place;
-};
+    apiserver large: watches_survive_an_upgrade_in_place;
+}
 
 /// How the old kube-apiserver is replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
