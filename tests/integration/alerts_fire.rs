@@ -28,9 +28,9 @@ mod upstream;
 use scene::{Proved, Scene, Stage};
 
 tests! {
-    apiserver: alerts_of_common_troubles_fire_and_resolve;
+    apiserver full: alerts_of_common_troubles_fire_and_resolve;
     apiserver large: every_alert_fires_and_resolves_and_every_query_has_series;
-    local: all_durations_of_the_rules_are_shortened;
+    local full: all_durations_of_the_rules_are_shortened;
 }
 
 /// By how much durations are divided.

@@ -19,12 +19,11 @@ use crate::{
 tests! {
     paused: after_a_restart_every_selection_gets_exactly_the_missed_events,
         one_backfill_serves_all_returning_subscribers, a_version_compacted_upstream_is_refused_or_restarted,
-        a_refusal_names_the_oldest_version_that_upstream_has,
-        an_upstream_outage_causes_no_restart_of_a_stream, an_only_changes_watch_gets_exactly_the_missed_changes,
-        a_quiet_resource_is_backfilled_up_to_a_bookmark, a_resume_inside_a_gap_gets_the_events_from_upstream,
-        a_version_that_is_too_old_does_not_fail_another, many_versions_that_are_too_old_do_not_fail_others,
-        a_resume_that_needs_a_compacted_state_does_not_fail_others, a_closed_gate_prevents_backfills,
-        a_resume_inside_a_gap_does_not_go_back_before_it;
+        a_refusal_names_the_oldest_version_that_upstream_has, an_upstream_outage_causes_no_restart_of_a_stream,
+        an_only_changes_watch_gets_exactly_the_missed_changes, a_quiet_resource_is_backfilled_up_to_a_bookmark,
+        a_resume_inside_a_gap_gets_the_events_from_upstream, a_version_that_is_too_old_does_not_fail_another,
+        many_versions_that_are_too_old_do_not_fail_others, a_resume_that_needs_a_compacted_state_does_not_fail_others,
+        a_closed_gate_prevents_backfills, a_resume_inside_a_gap_does_not_go_back_before_it;
 }
 
 const BACKFILLED: &str =

@@ -22,9 +22,9 @@ use crate::{
 tests! {
     local: bad_flags_give_a_one_line_error, a_bad_configuration_file_gives_a_one_line_error,
         an_unusable_kubeconfig_is_named, an_address_in_use_is_named_with_its_flag,
-        with_require_upstream_an_unusable_apiserver_ends_the_start, an_unreachable_apiserver_is_waited_for_and_reported,
-        rejected_credentials_are_reported_without_the_secret, unusable_certificates_are_named,
-        callers_tokens_are_not_passed_on_in_the_clear_without_a_flag;
+        with_require_upstream_an_unusable_apiserver_ends_the_start,
+        an_unreachable_apiserver_is_waited_for_and_reported, rejected_credentials_are_reported_without_the_secret,
+        unusable_certificates_are_named, callers_tokens_are_not_passed_on_in_the_clear_without_a_flag;
 }
 
 async fn bad_flags_give_a_one_line_error() {

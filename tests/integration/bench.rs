@@ -9,8 +9,8 @@ use serde_json::Value;
 use crate::harness::{apiserver::ApiServer, kubefan, process::Process, tests, wait};
 
 tests! {
-    apiserver: a_real_apiserver_is_measured_beside_kubefan, a_stopped_measurement_leaves_no_pods;
-    local: every_scenario_reports_every_field, a_stalled_subscriber_catches_up_to_the_right_state,
+    apiserver full: a_real_apiserver_is_measured_beside_kubefan, a_stopped_measurement_leaves_no_pods;
+    local full: every_scenario_reports_every_field, a_stalled_subscriber_catches_up_to_the_right_state,
         the_default_output_is_a_table, streams_share_connections_over_tls,
         too_many_subscribers_are_refused_with_the_remedy, a_program_that_does_not_start_is_named,
         two_servers_are_measured_side_by_side, attacks_are_measured_beside_honest_clients,

@@ -22,10 +22,10 @@ use crate::{
 };
 
 tests! {
-    apiserver: the_apiserver_accepts_both_overlays, the_apiserver_accepts_the_cluster_proxy_with_its_components,
-        the_node_form_takes_a_given_certificate,
-        the_cluster_proxy_authorizes_its_callers, no_manifest_serves_everything_to_everyone,
-        the_pods_meet_the_restricted_standard, the_service_accounts_may_only_list_and_watch_the_cached_resources,
+    apiserver full: the_apiserver_accepts_both_overlays, the_apiserver_accepts_the_cluster_proxy_with_its_components,
+        the_node_form_takes_a_given_certificate, the_cluster_proxy_authorizes_its_callers,
+        no_manifest_serves_everything_to_everyone, the_pods_meet_the_restricted_standard,
+        the_service_accounts_may_only_list_and_watch_the_cached_resources,
         kubefan_syncs_as_the_shipped_service_accounts_with_the_shipped_flags;
 }
 

@@ -12,7 +12,7 @@ use crate::harness::{
 };
 
 tests! {
-    local: every_documented_command_of_kubefan_is_understood, every_other_documented_command_has_its_reason,
+    local full: every_documented_command_of_kubefan_is_understood, every_other_documented_command_has_its_reason,
         every_documented_test_and_file_exists;
 }
 

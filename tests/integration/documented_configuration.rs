@@ -23,8 +23,8 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver: every_documented_configuration_is_accepted;
-    local: every_block_has_a_test_or_is_an_excerpt;
+    apiserver full: every_documented_configuration_is_accepted;
+    local full: every_block_has_a_test_or_is_an_excerpt;
 }
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");

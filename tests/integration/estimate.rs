@@ -30,9 +30,9 @@ use crate::{
 };
 
 tests! {
-    apiserver: moving_watches_saves_what_was_predicted, the_calculator_agrees_with_a_run,
+    apiserver full: moving_watches_saves_what_was_predicted, the_calculator_agrees_with_a_run,
         the_right_to_read_metrics_is_named;
-    local: a_server_without_the_metrics_of_an_apiserver_is_refused, the_calculator_needs_no_cluster;
+    local full: a_server_without_the_metrics_of_an_apiserver_is_refused, the_calculator_needs_no_cluster;
 }
 
 /// The watched resources.

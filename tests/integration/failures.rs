@@ -16,8 +16,9 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver: a_killed_apiserver_and_a_compacted_etcd_leave_a_marked_gap, a_crd_can_be_deleted_and_created_again,
-        a_changed_schema_causes_a_relist, a_read_denied_by_the_apiserver_is_denied_to_subscribers;
+    apiserver full: a_killed_apiserver_and_a_compacted_etcd_leave_a_marked_gap,
+        a_crd_can_be_deleted_and_created_again, a_changed_schema_causes_a_relist;
+    apiserver: a_read_denied_by_the_apiserver_is_denied_to_subscribers;
 }
 
 const PODS: &str = "/api/v1/namespaces/default/pods";

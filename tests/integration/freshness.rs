@@ -28,28 +28,17 @@ use crate::{
 
 tests! {
     apiserver: a_consistent_list_includes_the_last_write,
-        a_watch_list_of_a_quiet_resource_starts_at_the_clusters_version,
-        consistent_lists_of_events_go_upstream;
-    paused: a_bookmark_proves_a_quiet_cache_and_advances_it,
-        an_up_to_date_cache_is_proved_by_a_lookup,
-        an_event_of_the_caches_own_watch_is_proof,
-        one_proof_serves_all_earlier_reads,
-        a_read_during_a_proof_gets_a_new_proof,
-        upstream_is_asked_at_most_once_a_second,
-        upstream_is_asked_more_often_if_lookups_are_enough,
-        an_impatient_read_goes_upstream_without_a_lookup,
-        a_cache_that_missed_an_event_is_not_proved,
-        a_bookmark_of_a_lagging_apiserver_is_no_proof,
-        an_answer_of_another_cluster_is_no_proof,
-        an_answer_of_a_restored_etcd_is_no_proof,
-        an_upstream_failure_is_reported_soon,
-        after_a_missing_bookmark_reads_do_not_wait_for_a_while,
-        only_one_read_waits_for_a_try_after_a_pause,
-        old_missing_bookmarks_are_forgotten,
-        a_read_without_fallback_waits_again,
-        proofs_that_advance_the_cache_lose_no_event,
-        the_next_watch_starts_at_the_proved_version,
-        a_proof_without_the_right_to_list_is_reported;
+        a_watch_list_of_a_quiet_resource_starts_at_the_clusters_version, consistent_lists_of_events_go_upstream;
+    paused: a_bookmark_proves_a_quiet_cache_and_advances_it, an_up_to_date_cache_is_proved_by_a_lookup,
+        an_event_of_the_caches_own_watch_is_proof, one_proof_serves_all_earlier_reads,
+        a_read_during_a_proof_gets_a_new_proof, upstream_is_asked_at_most_once_a_second,
+        upstream_is_asked_more_often_if_lookups_are_enough, an_impatient_read_goes_upstream_without_a_lookup,
+        a_cache_that_missed_an_event_is_not_proved, a_bookmark_of_a_lagging_apiserver_is_no_proof,
+        an_answer_of_another_cluster_is_no_proof, an_answer_of_a_restored_etcd_is_no_proof,
+        an_upstream_failure_is_reported_soon, after_a_missing_bookmark_reads_do_not_wait_for_a_while,
+        only_one_read_waits_for_a_try_after_a_pause, old_missing_bookmarks_are_forgotten,
+        a_read_without_fallback_waits_again, proofs_that_advance_the_cache_lose_no_event,
+        the_next_watch_starts_at_the_proved_version, a_proof_without_the_right_to_list_is_reported;
 }
 
 /// Writes to configmaps advance the cluster's version without touching pods.

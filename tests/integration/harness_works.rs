@@ -13,8 +13,9 @@ use crate::harness::{
 tests! {
     apiserver: any_client_connects_with_the_authority_and_a_token, a_pod_is_served_until_it_is_deleted,
         a_user_sees_what_its_role_allows, a_client_certificate_names_a_user,
-        a_custom_resource_can_be_created_and_deleted, a_killed_apiserver_comes_back_with_its_data,
-        a_compacted_version_is_gone, a_feature_gate_reaches_the_apiserver, a_watch_is_counted_by_the_apiserver;
+        a_custom_resource_can_be_created_and_deleted, a_watch_is_counted_by_the_apiserver;
+    apiserver full: a_killed_apiserver_comes_back_with_its_data, a_compacted_version_is_gone,
+        a_feature_gate_reaches_the_apiserver;
 }
 
 async fn any_client_connects_with_the_authority_and_a_token() {

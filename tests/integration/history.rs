@@ -23,10 +23,10 @@ tests! {
     paused: an_etcd_restore_ends_every_stream_with_the_reason, an_etcd_restore_is_found_after_the_cluster_caught_up,
         a_version_beyond_the_cluster_is_refused_as_another_history, a_lagging_replica_restarts_no_stream,
         a_version_of_another_cluster_is_refused, an_etcd_restore_behind_an_open_watch_is_found,
-        an_etcd_restore_between_a_list_and_its_watch_is_found,
-        a_lagging_apiserver_ends_no_stream, a_watch_resumes_if_the_version_lookup_is_forbidden,
-        a_different_cluster_is_refused_until_the_first_is_back, objects_of_a_different_cluster_are_never_mixed_in,
-        one_identity_check_serves_all_resources, without_access_to_kube_system_the_ca_is_the_identity;
+        an_etcd_restore_between_a_list_and_its_watch_is_found, a_lagging_apiserver_ends_no_stream,
+        a_watch_resumes_if_the_version_lookup_is_forbidden, a_different_cluster_is_refused_until_the_first_is_back,
+        objects_of_a_different_cluster_are_never_mixed_in, one_identity_check_serves_all_resources,
+        without_access_to_kube_system_the_ca_is_the_identity;
 }
 
 /// Reads messages until the stream ends with an error.

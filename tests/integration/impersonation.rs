@@ -15,7 +15,7 @@ use crate::{
 };
 
 tests! {
-    apiserver: a_request_that_is_passed_on_is_its_callers, only_authenticated_callers_are_impersonated;
+    apiserver full: a_request_that_is_passed_on_is_its_callers, only_authenticated_callers_are_impersonated;
     local: impersonation_needs_callers_that_are_known;
 }
 

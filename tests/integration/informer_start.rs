@@ -37,16 +37,11 @@ use crate::{
 tests! {
     apiserver: an_informer_of_a_quiet_resource_waits_for_no_bookmark;
     local: the_watch_that_starts_a_cache_needs_no_proof, lists_of_a_small_quiet_cache_share_their_proof;
-    paused: the_state_of_a_quiet_cache_is_proved_by_one_list,
-        one_list_serves_all_earlier_reads,
-        a_read_during_a_list_gets_a_new_list,
-        a_short_informer_costs_upstream_at_most_one_request,
-        a_cache_that_is_behind_is_compared_again_after_its_next_event,
-        a_cache_that_stays_behind_is_not_listed_again,
-        an_object_that_came_and_went_unseen_is_not_shown,
-        a_large_cache_is_proved_by_a_bookmark,
-        an_informer_starts_while_another_reader_waits_for_a_bookmark,
-        a_list_that_fails_proves_nothing,
+    paused: the_state_of_a_quiet_cache_is_proved_by_one_list, one_list_serves_all_earlier_reads,
+        a_read_during_a_list_gets_a_new_list, a_short_informer_costs_upstream_at_most_one_request,
+        a_cache_that_is_behind_is_compared_again_after_its_next_event, a_cache_that_stays_behind_is_not_listed_again,
+        an_object_that_came_and_went_unseen_is_not_shown, a_large_cache_is_proved_by_a_bookmark,
+        an_informer_starts_while_another_reader_waits_for_a_bookmark, a_list_that_fails_proves_nothing,
         a_stream_moves_to_a_replica_that_is_behind_on_a_quiet_resource,
         a_list_at_a_bookmarks_version_is_served_by_another_replica;
 }

@@ -38,7 +38,7 @@ pub(crate) mod tokens;
 mod watched;
 
 tests! {
-    apiserver: informers_over_every_protocol_report_the_same_calls_as_client_go,
+    apiserver full: informers_over_every_protocol_report_the_same_calls_as_client_go,
         informers_over_every_protocol_have_the_same_store_after_restarts;
 }
 

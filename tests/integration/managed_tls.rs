@@ -48,11 +48,11 @@ use crate::{
 tests! {
     apiserver: the_default_install_comes_up_with_tls_and_three_replicas_have_one_ca,
         what_others_do_to_the_secret_is_mended_and_ends_no_stream, a_storm_of_conflicts_is_survived,
-        a_start_waits_for_the_apiserver_and_an_outage_later_changes_nothing,
         a_ca_is_rotated_under_streams_and_every_client_connects_at_every_moment,
         replicas_copy_caches_and_neither_a_client_nor_a_node_passes_for_one,
         a_config_map_that_cannot_be_written_is_named_and_harms_nothing, check_reads_the_secret_and_writes_nothing,
         nodes_get_each_certificate_and_never_a_key_of_the_ca;
+    apiserver full: a_start_waits_for_the_apiserver_and_an_outage_later_changes_nothing;
 }
 
 /// The flag of helm for the form with a DaemonSet.

@@ -28,8 +28,8 @@ use crate::{
 };
 
 tests! {
-    apiserver: a_cache_costs_little_more_than_its_json;
-    local: a_large_cache_costs_little_more_than_its_json, a_compressed_cache_costs_less_than_half_of_its_json;
+    apiserver full: a_cache_costs_little_more_than_its_json;
+    local full: a_large_cache_costs_little_more_than_its_json, a_compressed_cache_costs_less_than_half_of_its_json;
 }
 
 /// The memory of a kubefan without objects, with the pages of a debug build's binary. It is added

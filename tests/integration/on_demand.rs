@@ -24,17 +24,16 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver: a_custom_resource_is_selected_by_its_selectable_fields, media_that_are_configured_are_cached_from_the_start,
-        secrets_are_cached_only_if_they_are_configured;
+    apiserver: a_custom_resource_is_selected_by_its_selectable_fields,
+        media_that_are_configured_are_cached_from_the_start, secrets_are_cached_only_if_they_are_configured;
     local: watches_beyond_the_limit_are_passed_on_under_their_name;
     paused: a_resource_is_cached_when_it_is_requested, every_name_of_a_resource_uses_one_cache,
         an_unconfigured_resource_is_refused_with_the_flags, the_number_of_resources_is_limited,
         an_idle_place_goes_to_the_resource_that_is_requested_next, a_start_asks_for_no_list_of_its_own,
-        starts_read_the_schema_once,
-        a_resource_that_was_too_large_is_asked_for_its_size_before_it_is_listed_again, a_first_sync_that_grows_too_large_is_stopped,
-        a_cache_that_grows_too_large_ends_its_streams, the_bytes_of_all_caches_are_limited_together,
-        an_unread_cache_is_dropped_and_can_return, a_reader_waits_a_limited_time_for_the_first_sync,
-        limits_count_only_what_the_upstream_selector_selects;
+        starts_read_the_schema_once, a_resource_that_was_too_large_is_asked_for_its_size_before_it_is_listed_again,
+        a_first_sync_that_grows_too_large_is_stopped, a_cache_that_grows_too_large_ends_its_streams,
+        the_bytes_of_all_caches_are_limited_together, an_unread_cache_is_dropped_and_can_return,
+        a_reader_waits_a_limited_time_for_the_first_sync, limits_count_only_what_the_upstream_selector_selects;
 }
 
 fn limited(objects: usize, bytes: usize) -> OnDemandLimits {

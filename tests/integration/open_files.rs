@@ -11,8 +11,8 @@ use crate::harness::{
 };
 
 tests! {
-    local: idle_clients_of_the_admin_port_close_neither_port, idle_clients_of_the_data_port_do_not_close_the_admin_port,
-        the_limit_of_open_files_is_raised_to_its_maximum;
+    local: idle_clients_of_the_admin_port_close_neither_port,
+        idle_clients_of_the_data_port_do_not_close_the_admin_port, the_limit_of_open_files_is_raised_to_its_maximum;
 }
 
 /// More than the descriptors that kubefan has.

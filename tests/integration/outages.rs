@@ -35,9 +35,10 @@ tests! {
         an_apiserver_that_never_becomes_ready_is_used_all_the_same,
         http_watches_end_with_410_soon_after_an_apiserver_restart,
         a_failed_page_is_requested_again_and_the_others_are_kept, a_page_that_always_fails_starts_the_list_over,
-        a_failed_page_of_a_backfill_is_requested_again, a_list_that_fails_without_pages_has_pages_again, a_list_that_hangs_gives_its_place_to_others,
-        relists_after_an_upgrade_are_spread_and_lose_no_event, a_schema_list_that_fails_leaves_the_watch_open,
-        a_schema_list_at_an_expired_version_becomes_a_gap, ever_older_versions_are_refused_after_a_few_reads,
+        a_failed_page_of_a_backfill_is_requested_again, a_list_that_fails_without_pages_has_pages_again,
+        a_list_that_hangs_gives_its_place_to_others, relists_after_an_upgrade_are_spread_and_lose_no_event,
+        a_schema_list_that_fails_leaves_the_watch_open, a_schema_list_at_an_expired_version_becomes_a_gap,
+        ever_older_versions_are_refused_after_a_few_reads,
         a_watch_over_http_is_refused_for_as_long_as_no_read_may_start,
         expired_watches_that_lists_mend_are_not_delayed, expired_watches_that_no_list_mends_are_delayed;
 }

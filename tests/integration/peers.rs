@@ -41,10 +41,9 @@ use crate::harness::{
 tests! {
     apiserver: a_warm_start_between_processes_needs_their_certificates;
     paused: a_warm_replica_serves_every_resume_like_the_first, a_peer_state_that_lost_an_event_is_rejected,
-        a_peer_state_with_wrong_labels_is_rejected,
-        a_peer_of_another_cluster_is_refused, slow_broken_and_absent_peers_are_skipped,
-        a_peer_state_at_a_compacted_version_is_compared_with_the_present, a_stale_or_unsynced_peer_sends_no_state,
-        changes_during_a_transfer_are_not_lost;
+        a_peer_state_with_wrong_labels_is_rejected, a_peer_of_another_cluster_is_refused,
+        slow_broken_and_absent_peers_are_skipped, a_peer_state_at_a_compacted_version_is_compared_with_the_present,
+        a_stale_or_unsynced_peer_sends_no_state, changes_during_a_transfer_are_not_lost;
 }
 
 /// How a peer behaves.

@@ -39,9 +39,9 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver: every_built_in_type_is_the_same_in_both_encodings, derived_responses_equal_the_apiservers_bytes,
-        a_protobuf_cache_follows_its_watch_and_can_be_backfilled, protobuf_caches_have_their_own_byte_limit,
-        an_unread_protobuf_cache_is_dropped;
+    apiserver full: every_built_in_type_is_the_same_in_both_encodings;
+    apiserver: derived_responses_equal_the_apiservers_bytes, a_protobuf_cache_follows_its_watch_and_can_be_backfilled,
+        protobuf_caches_have_their_own_byte_limit, an_unread_protobuf_cache_is_dropped;
     paused: an_apiserver_without_protobuf_is_asked_once_a_minute, without_protobuf_there_is_no_cache_and_no_request;
 }
 

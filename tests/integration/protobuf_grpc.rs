@@ -28,7 +28,8 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver: protobuf_over_grpc_has_the_apiservers_own_bytes, what_has_no_protobuf_is_refused_with_a_way_out;
+    apiserver full: protobuf_over_grpc_has_the_apiservers_own_bytes;
+    apiserver: what_has_no_protobuf_is_refused_with_a_way_out;
 }
 
 const PODS: &str = "/api/v1/namespaces/default/pods";

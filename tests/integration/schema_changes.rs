@@ -30,8 +30,7 @@ use crate::{
 tests! {
     paused: a_schema_change_that_leaves_all_bytes_is_not_seen,
         a_schema_change_ends_only_the_http_watches_that_select_changed_bytes,
-        a_schema_change_at_a_compacted_version_leaves_a_gap,
-        events_arrive_while_the_list_for_the_schema_is_silent,
+        a_schema_change_at_a_compacted_version_leaves_a_gap, events_arrive_while_the_list_for_the_schema_is_silent,
         an_object_that_changes_during_the_list_for_the_schema_keeps_its_new_state,
         a_watch_that_ends_during_the_list_for_the_schema_is_opened_again_at_once,
         a_watch_that_starts_while_other_bytes_wait_for_a_version_has_them,

@@ -19,14 +19,10 @@ use crate::{
 
 tests! {
     paused: a_selective_informer_costs_upstream_no_object_that_it_does_not_select,
-        an_informer_of_a_namespace_costs_upstream_no_object_of_another,
-        equal_selective_informers_share_a_proof,
-        many_different_selections_wait_for_one_bookmark,
-        a_selective_state_is_current_although_others_have_changed,
-        a_get_without_passthrough_costs_upstream_one_object,
-        a_page_without_passthrough_lists_nothing_upstream,
-        a_watch_without_a_state_lists_nothing_upstream,
-        a_busy_cache_is_proved_by_a_look_up;
+        an_informer_of_a_namespace_costs_upstream_no_object_of_another, equal_selective_informers_share_a_proof,
+        many_different_selections_wait_for_one_bookmark, a_selective_state_is_current_although_others_have_changed,
+        a_get_without_passthrough_costs_upstream_one_object, a_page_without_passthrough_lists_nothing_upstream,
+        a_watch_without_a_state_lists_nothing_upstream, a_busy_cache_is_proved_by_a_look_up;
 }
 
 /// The paths and queries of all lists of metadata of pods.

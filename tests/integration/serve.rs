@@ -32,12 +32,12 @@ tests! {
     python: grpcio_without_tls_gets_the_reason_and_does_not_retry;
     local: a_data_port_with_a_certificate_accepts_only_tls, a_data_port_without_a_certificate_accepts_no_tls,
         an_expired_certificate_is_reported_by_both_sides, a_hangup_reads_the_certificate_again_and_ends_nothing,
-        a_certificate_is_rotated_under_500_streams_and_ends_none,
-        a_unix_socket_is_served_and_removed,
+        a_certificate_is_rotated_under_500_streams_and_ends_none, a_unix_socket_is_served_and_removed,
         a_termination_ends_every_stream_with_its_reason, a_termination_waits_no_longer_than_the_drain_timeout,
         a_health_watch_does_not_delay_the_shutdown, health_covers_each_resource_before_its_sync_and_in_an_outage,
-        reflection_describes_the_service, reflection_answers_clients_of_the_old_version, the_number_of_streams_is_limited, a_timeout_ends_a_watch_cleanly,
-        ports_chosen_by_the_system_are_printed, flags_override_the_environment_which_overrides_the_file,
+        reflection_describes_the_service, reflection_answers_clients_of_the_old_version,
+        the_number_of_streams_is_limited, a_timeout_ends_a_watch_cleanly, ports_chosen_by_the_system_are_printed,
+        flags_override_the_environment_which_overrides_the_file,
         both_names_of_a_variable_are_taken_and_a_misspelt_one_is_named, a_misspelt_resource_gets_a_suggestion_at_once;
 }
 

@@ -28,10 +28,8 @@ use crate::{
 tests! {
     apiserver: a_user_and_a_node_that_lose_their_rights_lose_only_what_is_theirs;
     paused: events_are_exact_and_objects_the_apiservers_behind_two_kubefans,
-        a_gap_is_marked_with_its_reason_behind_two_kubefans,
-        a_catch_up_between_two_kubefans_is_a_marked_gap,
-        the_age_behind_two_kubefans_is_the_sum,
-        a_kubefan_of_another_cluster_is_refused,
+        a_gap_is_marked_with_its_reason_behind_two_kubefans, a_catch_up_between_two_kubefans_is_a_marked_gap,
+        the_age_behind_two_kubefans_is_the_sum, a_kubefan_of_another_cluster_is_refused,
         reads_behind_many_kubefans_share_the_apiservers_proof,
         behind_a_restarted_kubefan_a_selector_starts_over_and_all_else_resumes,
         a_right_of_the_other_kubefan_is_missed_behind_it_and_comes_back;

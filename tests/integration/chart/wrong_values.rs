@@ -6,7 +6,7 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver: the_schema_says_what_is_wrong, contradictions_are_named;
+    apiserver full: the_schema_says_what_is_wrong, contradictions_are_named;
 }
 
 /// What `helm template` says about values.

@@ -16,18 +16,12 @@ use crate::harness::tests;
 
 tests! {
     local: compaction_expires_older_versions, etcd_compaction_keeps_the_events_of_the_watch_cache,
-        a_watch_that_is_up_to_date_survives_compaction,
-        a_watcher_behind_the_event_window_is_disconnected,
-        faults_are_answered_like_a_real_apiserver,
-        a_watch_can_be_corrupted_midway,
-        compressed_watches_have_one_gzip_member_per_event,
-        large_lists_are_compressed_on_request,
-        a_restart_drops_connections_and_history,
-        an_older_server_has_no_watch_list,
-        a_watch_that_starts_at_the_last_event_gets_no_bookmark,
-        a_configured_bearer_token_is_required,
-        a_schema_change_changes_bytes_and_hash_but_no_version,
-        statistics_count_requests_and_events;
+        a_watch_that_is_up_to_date_survives_compaction, a_watcher_behind_the_event_window_is_disconnected,
+        faults_are_answered_like_a_real_apiserver, a_watch_can_be_corrupted_midway,
+        compressed_watches_have_one_gzip_member_per_event, large_lists_are_compressed_on_request,
+        a_restart_drops_connections_and_history, an_older_server_has_no_watch_list,
+        a_watch_that_starts_at_the_last_event_gets_no_bookmark, a_configured_bearer_token_is_required,
+        a_schema_change_changes_bytes_and_hash_but_no_version, statistics_count_requests_and_events;
 }
 
 const PATH: &str = "/api/v1/namespaces/default/configmaps";

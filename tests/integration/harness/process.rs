@@ -166,7 +166,8 @@ pub(crate) fn closed_port() -> (TcpSocket, SocketAddr) {
 }
 
 tests! {
-    local: a_process_receives_signals_and_its_output_is_logged, a_line_in_parts_stays_whole_apart, a_child_is_killed_when_the_test_process_dies;
+    local: a_process_receives_signals_and_its_output_is_logged, a_line_in_parts_stays_whole_apart,
+        a_child_is_killed_when_the_test_process_dies;
 }
 
 async fn a_process_receives_signals_and_its_output_is_logged() {

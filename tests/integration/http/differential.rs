@@ -23,7 +23,7 @@ use super::{
 use crate::harness::tests;
 
 tests! {
-    apiserver: kubefan_answers_like_the_apiserver;
+    apiserver full: kubefan_answers_like_the_apiserver;
 }
 
 /// Number of concurrent requests. Watches mostly wait.

@@ -23,11 +23,10 @@ use crate::harness::{
 
 tests! {
     local: a_partial_cache_answers_only_requests_for_its_part,
-        a_partial_cache_refuses_other_requests_without_passthrough,
-        consistent_reads_are_proved_without_passthrough, an_unproved_read_is_503_and_a_later_one_succeeds,
-        reads_above_the_limit_are_429, watches_above_the_limit_are_429,
-        requests_are_counted_for_both_protocols, a_web_page_of_another_host_cannot_read,
-        an_unread_answer_releases_its_resources,
+        a_partial_cache_refuses_other_requests_without_passthrough, consistent_reads_are_proved_without_passthrough,
+        an_unproved_read_is_503_and_a_later_one_succeeds, reads_above_the_limit_are_429,
+        watches_above_the_limit_are_429, requests_are_counted_for_both_protocols,
+        a_web_page_of_another_host_cannot_read, an_unread_answer_releases_its_resources,
         a_disconnect_is_noticed_behind_a_pipelined_request, with_passthrough_only_informers_start_a_cache,
         reads_start_caches_without_passthrough, open_watches_do_not_delay_the_shutdown;
 }

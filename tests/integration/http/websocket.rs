@@ -22,7 +22,8 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver: a_websocket_watch_sends_the_same_messages_as_the_apiserver, invalid_websocket_requests_are_refused;
+    apiserver full: a_websocket_watch_sends_the_same_messages_as_the_apiserver,
+        invalid_websocket_requests_are_refused;
     local: a_protocol_violation_gets_a_close_code_and_ends_the_watch, a_websocket_is_closed_when_kubefan_shuts_down,
         an_unread_websocket_is_disconnected;
 }

@@ -27,7 +27,7 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver: a_stuck_handler_delays_no_other_handler_of_real_pods;
+    apiserver full: a_stuck_handler_delays_no_other_handler_of_real_pods;
     local: a_stuck_handler_delays_no_other_handler_of_many_changes;
 }
 

@@ -35,7 +35,7 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver: stores_equal_the_apiservers_list_after_random_kills;
+    apiserver full: stores_equal_the_apiservers_list_after_random_kills;
 }
 
 const PODS: usize = 500;

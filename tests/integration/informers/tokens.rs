@@ -20,7 +20,7 @@ use super::{
 use crate::harness::{apiserver::ApiServer, kubefan::Kubefan, objects::version_of, rbac::grant, tests, wait};
 
 tests! {
-    apiserver: an_informer_gets_every_change_once_although_its_tokens_end, an_informer_that_is_forbidden_says_so;
+    apiserver full: an_informer_gets_every_change_once_although_its_tokens_end, an_informer_that_is_forbidden_says_so;
 }
 
 /// Fewer retries than a program would need, because this test waits for them.

@@ -16,7 +16,7 @@ use crate::{
 };
 
 tests! {
-    apiserver: dynamic_informers_of_more_resources_than_are_cached_sync;
+    apiserver full: dynamic_informers_of_more_resources_than_are_cached_sync;
 }
 
 const GROUP: &str = "quiet.example.com";

@@ -24,7 +24,7 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver: a_subscriber_resumes_at_another_replica_from_the_version_of_a_bookmark;
+    apiserver full: a_subscriber_resumes_at_another_replica_from_the_version_of_a_bookmark;
 }
 
 const OPENED_AT_MOST: Duration = Duration::from_secs(120);

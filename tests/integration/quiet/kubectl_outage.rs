@@ -15,7 +15,7 @@ use crate::{
 };
 
 tests! {
-    apiserver: kubectl_fails_with_a_reason_while_the_apiserver_is_down;
+    apiserver full: kubectl_fails_with_a_reason_while_the_apiserver_is_down;
 }
 
 /// `NEW` becomes an empty directory, so that kubectl does not know what the server serves.

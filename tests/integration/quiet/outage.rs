@@ -18,7 +18,7 @@ use crate::{
 };
 
 tests! {
-    apiserver: caches_are_live_after_an_outage;
+    apiserver full: caches_are_live_after_an_outage;
     apiserver large: caches_are_live_after_an_outage_of_minutes;
 }
 

@@ -19,7 +19,7 @@ use crate::{
 };
 
 tests! {
-    apiserver: informers_settle_after_a_restart_of_the_apiserver;
+    apiserver full: informers_settle_after_a_restart_of_the_apiserver;
 }
 
 const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fleet");

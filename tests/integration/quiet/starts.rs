@@ -21,7 +21,7 @@ use crate::{
 };
 
 tests! {
-    apiserver: an_informer_starts_with_all_objects_of_a_quiet_and_of_a_busy_resource;
+    apiserver full: an_informer_starts_with_all_objects_of_a_quiet_and_of_a_busy_resource;
 }
 
 /// Writes per second to leases always, and to the resource itself if it is busy.

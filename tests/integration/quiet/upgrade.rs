@@ -30,7 +30,7 @@ mod watchers;
 mod writers;
 
 tests! {
-    apiserver: watches_survive_a_rolling_upgrade;
+    apiserver full: watches_survive_a_rolling_upgrade;
     apiserver large: watches_survive_an_upgrade_in_place;
 }
 
