@@ -1,5 +1,5 @@
-//! Times of the single steps between a line from upstream and a ready batch: `cargo bench --bench
-//! micro [NAME]`.
+//! Times of the single steps between a line from upstream and a ready batch:
+//! `cargo bench -p kubefan-benches --bench micro [NAME]`.
 //!
 //! The times depend on the machine and its load. Limits are enforced in `instructions` instead. An
 //! iteration that processes many items also shows items per second. If each iteration needs new

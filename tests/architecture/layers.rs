@@ -17,6 +17,8 @@ pub(crate) const PACKAGES: &[Layer] = &[
     ("kubefan-demo", &["kubefan-client", "kubefan-common", "kubefan-model", "kubefan-proxy", "kubefan-sim"]),
     ("kubefan-bench", &["kubefan-client", "kubefan-common", "kubefan-model", "kubefan-proxy", "kubefan-sim"]),
     ("kubefan-examples", &["kubefan-client"]),
+    ("kubefan-codegen", &[]),
+    ("kubefan-benches", &["kubefan-common", "kubefan-model", "kubefan-proxy", "kubefan-sim"]),
     (
         "kubefan",
         &["kubefan-bench", "kubefan-client", "kubefan-common", "kubefan-demo", "kubefan-model", "kubefan-proxy"],

@@ -1,14 +1,14 @@
 //! Checks that the checked-in generated code matches `proto/`. It is checked in, so that neither
 //! kubefan nor a user of its client library compiles a protobuf compiler first.
 //!
-//! `KUBEFAN_REGENERATE=1 cargo test -p kubefan-common --test generated` writes it.
+//! `KUBEFAN_REGENERATE=1 cargo test -p kubefan-codegen` writes it.
 
 use std::{env, error::Error, fs, path::Path};
 
 use prost::Message;
 
 const PROTO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../proto");
-const GENERATED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/generated");
+const GENERATED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../common/src/generated");
 
 #[test]
 fn the_checked_in_code_is_generated_from_proto() -> Result<(), Box<dyn Error>> {
@@ -30,7 +30,7 @@ fn the_checked_in_code_is_generated_from_proto() -> Result<(), Box<dyn Error>> {
         if env::var_os("KUBEFAN_REGENERATE").is_some() {
             fs::write(&kept, made)?;
         } else {
-            let message = "is not what proto/ says: KUBEFAN_REGENERATE=1 cargo test -p kubefan-common --test generated";
+            let message = "is not what proto/ says: KUBEFAN_REGENERATE=1 cargo test -p kubefan-codegen";
             assert!(fs::read(&kept)? == made, "{} {message}", kept.display());
         }
     }
