@@ -3,7 +3,7 @@
 //!
 //! cargo run --example controller
 //!
-//! Reads from kubefan on 127.0.0.1:7443, such as `cargo run --release -- demo --duration 0`.
+//! Reads from kubefan on 127.0.0.1:7443, such as `cargo run -- demo --duration 0`.
 //!
 //! The handlers only queue the name of a node. A worker then reads the current state from the
 //! stores, so any number of changes of one node are one reconciliation, and none is lost if one

@@ -2,7 +2,7 @@
 //!
 //! cargo run --example ip_to_workload -- --ip 10.128.4.51
 //!
-//! Reads from kubefan on 127.0.0.1:7443, such as `cargo run --release -- demo --duration 0`.
+//! Reads from kubefan on 127.0.0.1:7443, such as `cargo run -- demo --duration 0`.
 //!
 //! Without `--ip` it reads addresses from standard input, one per line, and answers each from the
 //! state at that moment. kubefan sends only the five fields that it needs, and only their changes.

@@ -2,7 +2,7 @@
 //!
 //! cargo run --example node_agent -- node-0
 //!
-//! Reads from kubefan on 127.0.0.1:7443, such as `cargo run --release -- demo --duration 0`.
+//! Reads from kubefan on 127.0.0.1:7443, such as `cargo run -- demo --duration 0`.
 //!
 //! The complete set is what makes an agent simple. It compares the set with what it runs, so a
 //! deletion that it never heard of is only a pod that is missing in the next set.

@@ -4,7 +4,7 @@
 //! cargo run --example pages                            # the pages, and how many blocks each has
 //! cargo run --example pages -- PAGE NUMBER [ADDRESS]   # runs a block; the first one is 0
 //!
-//! Reads from kubefan on 127.0.0.1:7443, such as `cargo run --release -- demo --duration 0`.
+//! Reads from kubefan on 127.0.0.1:7443, such as `cargo run -- demo --duration 0`.
 #![allow(clippy::all, unused, reason = "a page shows a part of a program")]
 
 use std::{collections::BTreeMap, env, error::Error, pin::Pin, sync::Arc, time::Duration};

@@ -1,6 +1,6 @@
 //! Prints the key of every pod, of the present ones and then of each new one, until Ctrl-C:
 //! cargo run --example smallest
-//! Reads from kubefan on 127.0.0.1:7443, such as `cargo run --release -- demo --duration 0`.
+//! Reads from kubefan on 127.0.0.1:7443, such as `cargo run -- demo --duration 0`.
 use kubefan_client::{Client, ClientOptions, ListWatch, RawJson, SharedInformer};
 
 async fn run() -> Result<(), Box<dyn std::error::Error>> {
