@@ -2,8 +2,8 @@
 //! process with a paused clock. Faults and writes are drawn from one seed, and an oracle judges
 //! what every subscriber received.
 //!
-//! `KUBEFAN_SEEDS=N` sweeps N seeds (starting at `KUBEFAN_FIRST_SEED` or 1). `KUBEFAN_SEED=K` plays
-//! one seed and prints its story. See docs/reliability.md.
+//! `KUBEFAN_SEEDS=N` sweeps N seeds (starting at `KUBEFAN_FIRST_SEED` or a random one).
+//! `KUBEFAN_SEED=K` plays one seed and prints its story. See docs/reliability.md.
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -51,7 +51,10 @@ fn main() -> std::process::ExitCode {
     }
     match (number("KUBEFAN_SEED"), number("KUBEFAN_SEEDS")) {
         (Some(seed), _) => replay::replay(seed),
-        (None, Some(seeds)) => sweep::sweep(number("KUBEFAN_FIRST_SEED").unwrap_or(1), seeds),
-        (None, None) => tests::run(),
+        (None, Some(seeds)) => {
+            let first = number("KUBEFAN_FIRST_SEED").unwrap_or_else(|| rand::random::<u32>().into());
+            sweep::sweep(first, seeds)
+        }
+        (None, None) => tests::run(number("KUBEFAN_FIRST_SEED")),
     }
 }

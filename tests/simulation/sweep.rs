@@ -86,6 +86,7 @@ struct Total {
 /// Runs `seeds` seeds, starting at `first`.
 #[expect(clippy::disallowed_methods, reason = "the elapsed time is only printed")]
 pub(crate) fn sweep(first: u64, seeds: u64) -> ExitCode {
+    println!("{seeds} seeds; KUBEFAN_FIRST_SEED={first} plays the same ones again");
     let options = Options::default();
     let (next, total, began) = (AtomicU64::new(first), Mutex::new(Total::default()), Instant::now());
     thread::scope(|scope| {
