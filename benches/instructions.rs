@@ -3,9 +3,9 @@
 //!
 //! The benchmarks count kubefan's instructions in user space, from a commit to messages that are
 //! ready to send, without HTTP/2 and the socket. Each benchmark repeats its work many times, so
-//! that occasional work, such as allocating memory in bulk, is included on average.
-//! `cargo bench -p kubefan-benches --bench instructions` fails if a limit is exceeded. The benchmark is built without link-time
-//! optimization; the released binary needs somewhat fewer instructions.
+//! that occasional work, such as allocating memory in bulk, is included on average. `cargo bench
+//! -p kubefan-benches --bench instructions` fails if a limit is exceeded. The benchmark is built
+//! without link-time optimization; the released binary needs somewhat fewer instructions.
 
 #![expect(missing_docs, reason = "the macros below make items that cannot be documented")]
 

@@ -143,7 +143,8 @@ fn arguments_of_kubefan(text: &str) -> Option<Vec<String>> {
     text.split('|').find_map(|part| {
         let words = words(part.split(" > ").next().unwrap_or(part));
         let (program, arguments) = words.split_first()?;
-        let is_kubefan = ["kubefan", "target/debug/kubefan", "target/release/kubefan", "target/dist/kubefan"].contains(&&**program);
+        let is_kubefan =
+            ["kubefan", "target/debug/kubefan", "target/release/kubefan", "target/dist/kubefan"].contains(&&**program);
         is_kubefan.then(|| arguments.to_vec())
     })
 }

@@ -2,8 +2,8 @@
 //! own runtime.
 //!
 //! A test is an `async fn()` that panics when its promise is broken. It is registered in one place,
-//! the `tests!` list of its file, under the words of [`Kind`] that say what it needs. A test that is
-//! in no list is dead code, which the lints deny.
+//! the `tests!` list of its file, under the words of [`Kind`] that say what it needs. A test that
+//! is in no list is dead code, which the lints deny.
 //!
 //! ```ignore
 //! tests! {
@@ -17,8 +17,8 @@
 //!
 //! `cargo test` reports the slow ones as ignored; `--ignored` or `--include-ignored` runs them, as
 //! with any other test program, and several filters select the tests that contain one of them.
-//! Tests wait most of the time, for a process, a watch or a deadline, so [`AT_ONCE_PER_CPU`] of them
-//! run on each CPU. Those that need the CPUs for themselves run last, one at a time.
+//! Tests wait most of the time, for a process, a watch or a deadline, so [`AT_ONCE_PER_CPU`] of
+//! them run on each CPU. Those that need the CPUs for themselves run last, one at a time.
 //!
 //! With `KUBEFAN_SKIP_APISERVER=1`, tests that need the real apiserver count as ignored; they never
 //! disappear silently. A test that hangs fails under its own name after [`TEST_SECONDS_MAX`], so
@@ -164,7 +164,7 @@ impl Kind {
         Kind { is_slow: true, ..self }
     }
 
-    /// Shows nothing at a small size, or takes many minutes: it runs with `KUBEFAN_TEST_SCALE=full`.
+    /// Shows nothing at a small size, or takes many minutes: runs with `KUBEFAN_TEST_SCALE=full`.
     pub(crate) const fn large(self) -> Kind {
         Kind { is_slow: true, is_large: true, ..self }
     }
