@@ -241,7 +241,10 @@ pub(crate) async fn a_bookmark_precedes_the_timeout(api: &Api) {
 pub(crate) async fn the_deprecated_watch_path_starts_with_the_current_state(api: &Api) {
     let path = abc(api).await;
     let old = path.replace("/api/v1/", "/api/v1/watch/");
-    let events = api.stream(&format!("{old}?timeoutSeconds=5&allowWatchBookmarks=true")).await.rest().await;
+    let mut events = api.stream(&format!("{old}?timeoutSeconds=5&allowWatchBookmarks=true")).await.rest().await;
+    // No bookmark ends the state. Writes of others may cause the one before the timeout.
+    assert!(events.iter().all(|event| !event.line.contains("initial-events-end")), "{:?}", short(&events));
+    events.retain(|event| event.short() != "BOOKMARK ");
     assert_eq!(short(&events), ["ADDED a", "ADDED b", "ADDED c"]);
     let events = api.stream(&format!("{old}/b?timeoutSeconds=5")).await.rest().await;
     assert_eq!(short(&events), ["ADDED b"]);

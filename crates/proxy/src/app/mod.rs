@@ -18,6 +18,7 @@ mod server_options;
 mod serving_certificate;
 
 use std::{
+    collections::HashMap,
     convert::Infallible,
     future::Future,
     io,
@@ -469,13 +470,13 @@ fn serve_data(
     Ok((
         server.clone(),
         tokio::spawn(async move {
-            health::report_not_serving(&reporter).await;
             let changes = registry.changes();
             let health = move || {
                 let named = if names_resources { registry.health() } else { Default::default() };
                 (registry.readiness().0, named)
             };
-            let following = tokio::spawn(health::follow(changes, health, reporter, drain));
+            let reported = health::report(&reporter, health(), &HashMap::new()).await;
+            let following = tokio::spawn(health::follow(changes, health, reporter, reported, drain));
             server.run(listener, tls).await;
             following.abort();
             Ok(())

@@ -17,31 +17,39 @@ use kubefan_common::sync::watch;
 /// The overall health, and the health of each resource by name.
 pub type Health = (bool, HashMap<String, bool>);
 
-/// Updates the reporter after each change, until `drain` is cancelled. Then it reports NOT_SERVING
-/// and removes every entry, which ends the health watches; open streams would delay the shutdown of
-/// the server.
+/// Reports the health once, where it differs from `reported`, and returns it by name. Until then the
+/// library knows only the empty name, as SERVING: the first report must precede the first request.
+pub async fn report(
+    reporter: &HealthReporter,
+    (overall, mut resources): Health,
+    reported: &HashMap<String, bool>,
+) -> HashMap<String, bool> {
+    for service in ["", SERVICE_NAME] {
+        resources.insert(service.to_owned(), overall);
+    }
+    for (name, serving) in &resources {
+        if reported.get(name) != Some(serving) {
+            reporter.set_service_status(name, status(*serving)).await;
+        }
+    }
+    for gone in reported.keys().filter(|name| !resources.contains_key(*name)) {
+        clear(reporter, gone).await;
+    }
+    resources
+}
+
+/// Reports after each change, until `drain` is cancelled. Then it reports NOT_SERVING and removes
+/// every entry, which ends the health watches; open streams would delay the shutdown of the server.
 pub async fn follow(
     mut changes: watch::Receiver<u64>,
     health: impl Fn() -> Health,
     reporter: HealthReporter,
+    mut reported: HashMap<String, bool>,
     drain: CancellationToken,
 ) {
-    let mut reported: HashMap<String, bool> = HashMap::new();
     loop {
         changes.mark_unchanged();
-        let (overall, mut resources) = health();
-        for service in ["", SERVICE_NAME] {
-            resources.insert(service.to_owned(), overall);
-        }
-        for (name, serving) in &resources {
-            if reported.get(name) != Some(serving) {
-                reporter.set_service_status(name, status(*serving)).await;
-            }
-        }
-        for gone in reported.keys().filter(|name| !resources.contains_key(*name)) {
-            clear(&reporter, gone).await;
-        }
-        reported = resources;
+        reported = report(&reporter, health(), &reported).await;
         tokio::select! {
             biased;
             changed = changes.changed() => if changed.is_err() { break },
@@ -51,11 +59,6 @@ pub async fn follow(
     for name in reported.keys() {
         clear(&reporter, name).await;
     }
-}
-
-/// Reports NOT_SERVING until the real health is known; the library starts with SERVING.
-pub async fn report_not_serving(reporter: &HealthReporter) {
-    reporter.set_service_status("", ServingStatus::NotServing).await;
 }
 
 async fn clear(reporter: &HealthReporter, name: &str) {
