@@ -174,10 +174,25 @@ impl Kind {
         Kind { is_alone: true, ..self }
     }
 
+    fn needs_apiserver(self) -> bool {
+        !matches!(self.needs, Needs::Nothing | Needs::PausedTime)
+    }
+
+    /// The words in brackets before the name, which filters match too: `apiserver`, `paused`; `slow`
+    /// in `.ci/full` only, `large` at full scale only.
+    fn label(self) -> String {
+        let needs = match self.needs {
+            Needs::Nothing => None,
+            Needs::PausedTime => Some("paused"),
+            Needs::ApiServer | Needs::ApiServerAndPrograms | Needs::ApiServerAndPython => Some("apiserver"),
+        };
+        let set = if self.is_large { Some("large") } else { self.is_slow.then_some("slow") };
+        needs.into_iter().chain(set).collect::<Vec<_>>().join(" ")
+    }
+
     /// The reason why the test cannot run here, if there is one.
     fn obstacle(self) -> Option<&'static str> {
-        let needs_apiserver = !matches!(self.needs, Needs::Nothing | Needs::PausedTime);
-        if needs_apiserver && skips_apiserver() {
+        if self.needs_apiserver() && skips_apiserver() {
             return Some("KUBEFAN_SKIP_APISERVER=1");
         }
         if self.is_large && !is_full_scale() {
@@ -231,7 +246,8 @@ pub(crate) fn run() -> ExitCode {
     tests.sort_by_key(|test| (test.kind.is_alone, test.name));
     let mut trials: Vec<Trial> = tests.into_iter().map(trial).collect();
     if !filters.is_empty() {
-        trials.retain(|trial| filters.iter().any(|filter| trial.name().contains(filter.as_str())));
+        let name = |trial: &Trial| format!("[{}] {}", trial.kind(), trial.name());
+        trials.retain(|trial| filters.iter().any(|filter| name(trial).contains(filter.as_str())));
     }
     let conclusion = libtest_mimic::run(&arguments, trials);
     apiserver::end_shared();
@@ -264,17 +280,12 @@ fn arguments() -> (Arguments, Vec<String>) {
 
 fn trial(test: &'static Test) -> Trial {
     let kind = test.kind;
-    let label = match kind.needs {
-        Needs::Nothing => "",
-        Needs::PausedTime => "paused",
-        _ => "apiserver",
-    };
     let run = move || match kind.obstacle() {
         Some(reason) => Ok(Completion::ignored_with(reason)),
         None => timed(test).map(|()| Completion::Completed),
     };
-    let is_ignored = kind.is_slow || (label == "apiserver" && skips_apiserver());
-    Trial::ignorable_test(name_of(test), run).with_kind(label).with_ignored_flag(is_ignored)
+    let is_ignored = kind.is_slow || (kind.needs_apiserver() && skips_apiserver());
+    Trial::ignorable_test(name_of(test), run).with_kind(kind.label()).with_ignored_flag(is_ignored)
 }
 
 fn name_of(test: &Test) -> &'static str {
@@ -327,7 +338,7 @@ fn timed(test: &'static Test) -> Result<(), Failed> {
 
 /// Builds the programs that a test needs. The first caller does; the others wait.
 fn prepare(kind: Kind) -> Result<(), String> {
-    if !matches!(kind.needs, Needs::Nothing | Needs::PausedTime) {
+    if kind.needs_apiserver() {
         assets::get()?;
     }
     if kind.needs == Needs::ApiServerAndPrograms {
