@@ -69,8 +69,8 @@ impl Rebalancer {
             log(own.watches, decision);
             if decision.watches > 0 && self.can_ask().await {
                 let asked = self.connections.rebalance(usize::try_from(decision.watches).unwrap_or(usize::MAX));
-                balance.moved(asked as u64);
-                metrics.moved(asked);
+                balance.moved(&asked);
+                metrics.moved(asked.iter().sum());
             }
         }
     }

@@ -179,8 +179,9 @@ impl OpenConnections {
 
     /// Asks connections to move their watches elsewhere, of about `watches` watches together: gRPC
     /// first. A connection moves as a whole, and none that has more watches than are left of
-    /// `watches`, or a watch that cannot move. Returns how many watches were asked.
-    pub fn rebalance(&self, watches: usize) -> usize {
+    /// `watches`, or a watch that cannot move. Returns the number of watches of each connection
+    /// that was asked.
+    pub fn rebalance(&self, watches: usize) -> Vec<usize> {
         let (all, now) = (self.lock(), Instant::now());
         let mut movable: Vec<(bool, u64, usize, &ConnectionState)> = Vec::new();
         for (number, state) in &all.by_number {
@@ -189,11 +190,12 @@ impl OpenConnections {
             }
         }
         movable.sort_by(|a, b| a.0.cmp(&b.0).then(spread(a.1).total_cmp(&spread(b.1))));
-        let mut asked = 0;
+        let (mut asked, mut left) = (Vec::new(), watches);
         for (_, _, count, state) in movable {
-            if asked + count <= watches {
+            if count <= left {
                 state.ask(EndRequest::at(EndReason::Rebalanced, now));
-                asked += count;
+                asked.push(count);
+                left -= count;
             }
         }
         asked
@@ -427,14 +429,14 @@ mod tests {
             let numbers = (0..8).filter(|n| all.lock().by_number[&(n + 1)].request().is_some());
             numbers.collect::<Vec<u64>>()
         };
-        assert_eq!((all.rebalance(0), all.least_movable()), (0, Some(1)));
-        assert_eq!(all.rebalance(3), 3);
+        assert_eq!((all.rebalance(0), all.least_movable()), (vec![], Some(1)));
+        assert_eq!(all.rebalance(3), [1, 1, 1]);
         assert_eq!(asked(&all), [3, 4, 5]);
-        assert_eq!(all.rebalance(40), 3, "not the connection of fifty");
+        assert_eq!(all.rebalance(40), [1, 1, 1], "not the connection of fifty");
         assert_eq!(asked(&all), [0, 1, 2, 3, 4, 5]);
-        assert_eq!((all.rebalance(40), all.least_movable()), (0, Some(50)));
-        assert_eq!(all.rebalance(50), 50);
-        assert_eq!((all.rebalance(1000), all.least_movable()), (0, None), "one cannot move");
+        assert_eq!((all.rebalance(40), all.least_movable()), (vec![], Some(50)));
+        assert_eq!(all.rebalance(50), [50]);
+        assert_eq!((all.rebalance(1000), all.least_movable()), (vec![], None), "one cannot move");
         let request = open[0].end_requests().next().await;
         assert_eq!(request.reason, EndReason::Rebalanced);
     }
