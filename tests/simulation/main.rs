@@ -49,12 +49,15 @@ fn main() -> std::process::ExitCode {
     if number("KUBEFAN_SEED").is_none() && std::env::var("KUBEFAN_PLANTED_BUG").as_deref() != Ok("") {
         return planted::check(number("KUBEFAN_SEEDS"));
     }
+    let first = number("KUBEFAN_FIRST_SEED").unwrap_or_else(random_seed);
     match (number("KUBEFAN_SEED"), number("KUBEFAN_SEEDS")) {
         (Some(seed), _) => replay::replay(seed),
-        (None, Some(seeds)) => {
-            let first = number("KUBEFAN_FIRST_SEED").unwrap_or_else(|| rand::random::<u32>().into());
-            sweep::sweep(first, seeds)
-        }
-        (None, None) => tests::run(number("KUBEFAN_FIRST_SEED")),
+        (None, Some(seeds)) => sweep::sweep(first, seeds),
+        (None, None) => tests::run(first),
     }
+}
+
+#[expect(clippy::disallowed_methods, reason = "it is printed, and KUBEFAN_FIRST_SEED plays it again")]
+fn random_seed() -> u64 {
+    rand::random::<u32>().into()
 }

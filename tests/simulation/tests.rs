@@ -14,10 +14,9 @@ use super::seed::{Options, run_seed};
 /// The number of seeds that run twice.
 const SEEDS: u64 = 10;
 
-/// Runs the tests, with the seeds from `first` on, or from a random one.
-pub(crate) fn run(first: Option<u64>) -> ExitCode {
+/// Runs the tests, with the seeds from `first` on.
+pub(crate) fn run(first: u64) -> ExitCode {
     let arguments = Arguments::from_args();
-    let first = first.unwrap_or_else(|| rand::random::<u32>().into());
     if !arguments.list {
         println!("{SEEDS} seeds; KUBEFAN_FIRST_SEED={first} plays the same ones again");
     }
