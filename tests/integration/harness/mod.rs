@@ -16,7 +16,8 @@
 //! ```
 //!
 //! `cargo test` reports the slow ones as ignored; `--ignored` or `--include-ignored` runs them, as
-//! with any other test program, and several filters select the tests that contain one of them.
+//! with any other test program, and so does `KUBEFAN_TEST_SCALE=full`. Several filters select the
+//! tests whose names contain one of them.
 //! Tests wait most of the time, for a process, a watch or a deadline, so [`AT_ONCE_PER_CPU`] of
 //! them run on each CPU. Those that need the CPUs for themselves run last, one at a time.
 //!
@@ -284,7 +285,8 @@ fn trial(test: &'static Test) -> Trial {
         Some(reason) => Ok(Completion::ignored_with(reason)),
         None => timed(test).map(|()| Completion::Completed),
     };
-    let is_ignored = kind.is_slow || (kind.needs_apiserver() && skips_apiserver());
+    let is_left_out = kind.is_slow && !is_full_scale();
+    let is_ignored = is_left_out || (kind.needs_apiserver() && skips_apiserver());
     Trial::ignorable_test(name_of(test), run).with_kind(kind.label()).with_ignored_flag(is_ignored)
 }
 
