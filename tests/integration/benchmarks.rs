@@ -6,11 +6,10 @@ use std::{fs, path::Path};
 use kubefan_sim::workload::{Workload, WorkloadOptions};
 
 use crate::{
-    clients::Both,
+    clients::{Both, kubefan_at},
     harness::{
         apiserver::{ApiServer, Options},
-        kubefan::{self, Kubefan},
-        load, tests,
+        kubefan, load, tests,
     },
     quiet::{
         Table,
@@ -75,7 +74,7 @@ async fn kubectl_beside_kube_apiserver() {
     let mut workload = Workload::new(11, WorkloadOptions::default());
     load::populate(&api, &mut workload).await;
     let both = Both::start(api, &["--resource", "pods"]).await;
-    let with_tables = second_kubefan(&both, &["--resource", "pods", "--cache-tables"]).await;
+    let with_tables = kubefan_at(&both.api, "127.0.0.1:0", &["--resource", "pods", "--cache-tables"]).await;
     let pods = both.api.get_json("/api/v1/namespaces/team-0/pods?limit=1").await;
     let busy_path =
         format!("/api/v1/namespaces/team-0/pods/{}", pods["items"][0]["metadata"]["name"].as_str().unwrap());
@@ -107,15 +106,6 @@ async fn kubectl_beside_kube_apiserver() {
         }
     }
     println!("{table}");
-}
-
-async fn second_kubefan(both: &Both, args: &[&str]) -> Kubefan {
-    let (certificate, key) = both.api.server_certificate();
-    let paths = [certificate, key].map(|path| path.to_str().unwrap().to_owned());
-    let tls = ["--tls-cert-file", &paths[0], "--tls-private-key-file", &paths[1]];
-    let kubefan = Kubefan::spawn(&both.api.kubeconfig(), &[&tls, args].concat()).await;
-    kubefan.ready().await;
-    kubefan
 }
 
 /// One run of kubectl.

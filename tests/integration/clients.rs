@@ -39,11 +39,7 @@ impl Both {
 
     /// Like [`Self::start`], with kubefan at a given address.
     pub(crate) async fn start_at(api: ApiServer, address: &str, args: &[&str]) -> Both {
-        let (certificate, key) = api.server_certificate();
-        let paths = [certificate, key].map(|path| path.to_str().expect("the path is text").to_owned());
-        let tls = ["--tls-cert-file", &paths[0], "--tls-private-key-file", &paths[1]];
-        let kubefan = Kubefan::spawn_at(&api.kubeconfig(), address, &[&tls, args].concat()).await;
-        kubefan.ready().await;
+        let kubefan = kubefan_at(&api, address, args).await;
         let through = api.kubeconfig_to(&format!("https://{}", kubefan.grpc_addr));
         let servers =
             [Server { name: "direct", kubeconfig: api.kubeconfig() }, Server { name: "kubefan", kubeconfig: through }];
@@ -61,6 +57,16 @@ impl Both {
         let (objects, lines) = self.metric("kubefan_snapshot_objects_sent_total").await;
         assert!(objects > 0.0, "no list was answered from the cache: {lines}");
     }
+}
+
+/// Starts kubefan in front of `api`, with the certificate of a server.
+pub(crate) async fn kubefan_at(api: &ApiServer, address: &str, args: &[&str]) -> Kubefan {
+    let (certificate, key) = api.server_certificate();
+    let paths = [certificate, key].map(|path| path.to_str().expect("the path is text").to_owned());
+    let tls = ["--tls-cert-file", &paths[0], "--tls-private-key-file", &paths[1]];
+    let kubefan = Kubefan::spawn_at(&api.kubeconfig(), address, &[&tls, args].concat()).await;
+    kubefan.ready().await;
+    kubefan
 }
 
 /// Answers consistent lists of any size from the cache. By default, small ones are forwarded

@@ -29,15 +29,20 @@ use crate::harness::{
 };
 
 tests! {
-    local: connections_over_the_limit_are_closed_at_once, two_hundred_streams_on_one_connection_get_every_event;
-    paused: an_unread_stream_does_not_block_others, a_reset_frees_the_subscription,
-        a_drain_ends_every_stream_with_its_reason, an_unread_snapshot_is_ended, an_unread_list_is_ended,
-        a_bookmark_follows_silence_on_each_stream, the_first_bookmark_after_a_snapshot_is_on_time,
-        a_client_that_answers_no_ping_is_dropped, a_call_ends_at_its_deadline, a_compressed_request_is_refused,
-        http1_requests_get_an_http1_answer, a_silent_connection_is_closed;
+    local: connections_over_the_limit_are_closed_at_once;
+    paused: an_unread_stream_blocks_no_other_and_a_reset_frees_it,
+        every_stream_of_a_connection_gets_every_event_and_the_reason_of_a_drain,
+        an_unread_snapshot_or_list_is_ended, bookmarks_follow_silence_on_each_stream_on_time,
+        a_silent_client_is_dropped, a_call_ends_at_its_deadline, a_compressed_request_is_refused;
 }
 
 const CACHE: &str = "{group=\"\",media=\"json\",namespace=\"\",resource=\"pods\"}";
+
+/// The metric of the streams that ended for a reason.
+fn finished(reason: &str) -> String {
+    let labels = format!(r#"group="",media="json",namespace="",reason="{reason}",resource="pods""#);
+    format!("kubefan_subscriptions_finished_total{{{labels}}}")
+}
 
 /// An object of 8 KiB.
 pub(crate) fn large(name: &str, filling: char) -> serde_json::Value {
@@ -70,11 +75,7 @@ impl RawConnection {
         RawConnection { requests, driver: tokio::spawn(connection), end }
     }
 
-    async fn call(&mut self, headers: &[(&'static str, &str)], message: &[u8]) -> Response<RecvStream> {
-        self.call_method("Watch", headers, message).await
-    }
-
-    pub(crate) async fn call_method(
+    pub(crate) async fn call(
         &mut self,
         method: &str,
         headers: &[(&'static str, &str)],
@@ -99,7 +100,7 @@ impl RawConnection {
     pub(crate) async fn watch(&mut self, target: Target) -> RawStream {
         let bookmark_interval = Some(prost_types::Duration { seconds: 3600, nanos: 0 });
         let request = WatchRequest { target: Some(target), bookmark_interval, ..WatchRequest::default() };
-        let response = self.call(&[], &request.encode_to_vec()).await;
+        let response = self.call("Watch", &[], &request.encode_to_vec()).await;
         assert_eq!((response.status().as_u16(), response.headers().get("grpc-status")), (200, None));
         RawStream { body: response.into_body(), buffer: BytesMut::new() }
     }
@@ -176,7 +177,7 @@ async fn large_rig() -> Rig {
     Rig::synced(sim, setup).await
 }
 
-async fn an_unread_stream_does_not_block_others() {
+async fn an_unread_stream_blocks_no_other_and_a_reset_frees_it() {
     let rig = large_rig().await;
     let mut raw = RawConnection::to(&rig).await;
     let mut idle = raw.watch(target("pods")).await;
@@ -191,131 +192,109 @@ async fn an_unread_stream_does_not_block_others() {
     assert!(sent < 100.0 + 12.0, "{sent} objects were taken for a window of eight");
     assert_eq!(idle.snapshot().await, 102);
     idle.until("p49").await;
-}
 
-async fn a_reset_frees_the_subscription() {
-    let rig = large_rig().await;
-    let mut raw = RawConnection::to(&rig).await;
-    let mut stays = raw.watch(target("pods")).await;
-    let read = raw.watch(target("pods")).await;
-    // This one waits for window space too.
+    // One that has read all, and one that waits for window space.
     let stalled = raw.watch(target("pods")).await;
-    assert_eq!(stays.snapshot().await, 102);
-    drop((read, stalled));
-    rig.metric_becomes(&format!("kubefan_subscribers{CACHE}"), 1.0).await;
-    rig.sim.update(&pods(), large("p7", 'y')).unwrap();
-    stays.until("p7").await;
-    drop(stays);
-    drop(raw.requests);
-    rig.metric_becomes(&format!("kubefan_subscribers{CACHE}"), 0.0).await;
+    drop((idle, stalled));
+    let subscribers = format!("kubefan_subscribers{CACHE}");
+    rig.metric_becomes(&subscribers, 1.0).await;
+    rig.sim.update(&pods(), large("p7", 'z')).unwrap();
+    read.until("p7").await;
+    drop((read, raw.requests));
+    rig.metric_becomes(&subscribers, 0.0).await;
     assert_eq!(raw.end.await.unwrap(), ConnectionEnd::Closed);
 }
 
-async fn a_drain_ends_every_stream_with_its_reason() {
+async fn every_stream_of_a_connection_gets_every_event_and_the_reason_of_a_drain() {
+    const STREAMS: usize = 200;
     let rig = rig().await;
     let mut raw = RawConnection::to(&rig).await;
     let mut streams = Vec::new();
-    for _ in 0..50 {
+    for _ in 0..STREAMS {
         let mut stream = raw.watch(target("pods")).await;
         stream.snapshot().await;
         streams.push(stream);
     }
+    let names: Vec<String> = (0..20).map(|n| format!("p{n}")).collect();
+    for name in &names {
+        rig.sim.create(&pods(), pod(name, "new")).unwrap();
+    }
+    for stream in &mut streams {
+        for name in &names {
+            let next = stream.next().await.unwrap().message;
+            let Some(watch_response::Message::Event(event)) = next else { panic!("{next:?} instead of {name}") };
+            assert_eq!(event.name, *name, "nothing lost, nothing repeated");
+        }
+    }
     rig.drain();
     for stream in &mut streams {
         let status = stream.next().await.unwrap_err();
-        assert_eq!(
-            (status.code(), status.get_details_error_info().unwrap().reason),
-            (Code::Unavailable, "DRAINING".into())
-        );
+        assert_eq!(status.code(), Code::Unavailable, "{status}");
+        assert_eq!(status.get_details_error_info().unwrap().reason, "DRAINING");
     }
     assert_eq!(raw.end.await.unwrap(), ConnectionEnd::Draining);
     raw.driver.await.unwrap().unwrap();
-    let finished = "kubefan_subscriptions_finished_total{group=\"\",media=\"json\",namespace=\"\",reason=\"draining\",resource=\"pods\"}";
-    assert_eq!(rig.metric(finished), 50.0);
+    assert_eq!(rig.metric(&finished("draining")), STREAMS as f64);
 }
 
-async fn an_unread_snapshot_is_ended() {
-    let rig = large_rig().await;
-    let mut raw = RawConnection::to(&rig).await;
-    let mut stalled = raw.watch(target("pods")).await;
-    let finished = "kubefan_subscriptions_finished_total{group=\"\",media=\"json\",namespace=\"\",reason=\"snapshot_stalled\",resource=\"pods\"}";
-    rig.metric_becomes(finished, 1.0).await;
-    assert_eq!(rig.metric(&format!("kubefan_subscribers{CACHE}")), 0.0);
-    // Messages that were already sent arrive first.
-    let status = loop {
-        if let Err(status) = stalled.next().await {
-            break status;
-        }
-    };
-    assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
-    assert_eq!(status.get_details_error_info().unwrap().reason, "SNAPSHOT_STALLED");
-    assert!(status.get_details_retry_info().is_some());
-}
-
-async fn an_unread_list_is_ended() {
+async fn an_unread_snapshot_or_list_is_ended() {
     const IN_FLIGHT: &str = "kubefan_snapshots";
     let rig = large_rig().await;
-    let mut raw = RawConnection::to(&rig).await;
-    let request = ListRequest { target: Some(target("pods")), ..ListRequest::default() };
-    let response = raw.call_method("List", &[], &request.encode_to_vec()).await;
-    assert_eq!(rig.metric(IN_FLIGHT), 1.0, "it holds a permit of the gate");
-    rig.metric_becomes(IN_FLIGHT, 0.0).await;
-    let mut body = response.into_body();
-    while let Some(data) = body.data().await {
-        body.flow_control().release_capacity(data.unwrap().len()).unwrap();
+    let watch = WatchRequest { target: Some(target("pods")), ..WatchRequest::default() }.encode_to_vec();
+    let list = ListRequest { target: Some(target("pods")), ..ListRequest::default() }.encode_to_vec();
+    for (method, request) in [("Watch", watch), ("List", list)] {
+        let mut raw = RawConnection::to(&rig).await;
+        let mut body = raw.call(method, &[], &request).await.into_body();
+        assert_eq!(rig.metric(IN_FLIGHT), 1.0, "a {method} holds a permit of the gate");
+        rig.metric_becomes(IN_FLIGHT, 0.0).await;
+        // Messages that were already sent arrive first.
+        while let Some(data) = body.data().await {
+            body.flow_control().release_capacity(data.unwrap().len()).unwrap();
+        }
+        let status = status(&body.trailers().await.unwrap().expect("trailers"));
+        assert_eq!(status.code(), Code::ResourceExhausted, "{method}: {status}");
+        assert_eq!(status.get_details_error_info().unwrap().reason, "SNAPSHOT_STALLED", "{method}");
+        assert!(status.get_details_retry_info().is_some(), "{method}");
     }
-    let status = status(&body.trailers().await.unwrap().expect("trailers"));
-    assert_eq!(status.get_details_error_info().unwrap().reason, "SNAPSHOT_STALLED", "{status}");
+    assert_eq!(rig.metric(&finished("snapshot_stalled")), 1.0);
+    assert_eq!(rig.metric(&format!("kubefan_subscribers{CACHE}")), 0.0);
 }
 
-async fn a_bookmark_follows_silence_on_each_stream() {
+async fn bookmarks_follow_silence_on_each_stream_on_time() {
     let rig = rig().await;
-    let mut often = rig.watch_all("pods").await;
-    let mut raw = RawConnection::to(&rig).await;
-    let some = Target { label_selector: "stage=old".into(), ..target("pods") };
-    let mut seldom = raw.watch(some).await;
+    let selecting = |labels: &str| Target { label_selector: labels.into(), ..target("pods") };
+    let mut often = rig.watch(selecting("stage=never"), "").await.unwrap();
+    often.until_resumable().await;
+    let mut seldom = RawConnection::to(&rig).await.watch(selecting("stage=old")).await;
     seldom.snapshot().await;
     let start = tokio::time::Instant::now();
     let version = rig.sim.create(&pods(), pod("b", "new")).unwrap();
     often.until(version).await;
+    assert!(start.elapsed() <= Duration::from_secs(2), "the interval is one second: {:?}", start.elapsed());
     let bookmark = seldom.next().await.unwrap();
     assert!(matches!(bookmark.message, Some(watch_response::Message::Bookmark(_))), "{bookmark:?}");
     assert_eq!(bookmark.resume_version, version.to_string());
     assert_eq!(start.elapsed().as_secs(), 3600);
 }
 
-async fn the_first_bookmark_after_a_snapshot_is_on_time() {
+async fn a_silent_client_is_dropped() {
     let rig = rig().await;
-    let nothing = Target { label_selector: "stage=never".into(), ..target("pods") };
-    let mut quiet = rig.watch(nothing, "").await.unwrap();
-    quiet.until_resumable().await;
-    let start = tokio::time::Instant::now();
-    let version = rig.sim.create(&pods(), pod("b", "new")).unwrap();
-    quiet.until(version).await;
-    assert!(start.elapsed() <= Duration::from_secs(2), "the interval is one second: {:?}", start.elapsed());
-}
-
-async fn a_client_that_answers_no_ping_is_dropped() {
-    let rig = rig().await;
-    let start = tokio::time::Instant::now();
     let mut raw = RawConnection::to(&rig).await;
     raw.watch(target("pods")).await.snapshot().await;
-    // From now on the client task runs without any calls.
-    let RawConnection { requests, driver, end } = raw;
-    let io = tokio::spawn(async move {
-        let _held = (requests, driver);
-        std::future::pending::<()>().await;
-    });
-    // A client that answers PINGs stays connected.
+    // A client that makes no calls, but answers PINGs, stays connected.
     tokio::time::sleep(Duration::from_secs(600)).await;
-    assert!(!end.is_finished());
-    io.abort();
-
-    let (mut silent, end) = served(&rig);
-    silent.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
-    let start = start.max(tokio::time::Instant::now());
-    assert_eq!(end.await.unwrap(), ConnectionEnd::Keepalive);
-    assert_eq!(start.elapsed().as_secs(), 30 + 15);
+    assert!(!raw.end.is_finished());
+    let start = tokio::time::Instant::now();
+    let settings = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    for (sent, end, seconds) in [
+        (&b""[..], ConnectionEnd::Handshake, 10),
+        (b"PRI * HT", ConnectionEnd::Handshake, 20),
+        (settings, ConnectionEnd::Keepalive, 20 + 30 + 15),
+    ] {
+        let (mut silent, ended) = served(&rig);
+        silent.write_all(sent).await.unwrap();
+        assert_eq!((ended.await.unwrap(), start.elapsed().as_secs()), (end, seconds), "{sent:?}");
+    }
 }
 
 async fn a_call_ends_at_its_deadline() {
@@ -323,7 +302,7 @@ async fn a_call_ends_at_its_deadline() {
     let mut raw = RawConnection::to(&rig).await;
     let request = WatchRequest { target: Some(target("pods")), ..WatchRequest::default() }.encode_to_vec();
     let start = tokio::time::Instant::now();
-    let response = raw.call(&[("grpc-timeout", "90S")], &request).await;
+    let response = raw.call("Watch", &[("grpc-timeout", "90S")], &request).await;
     let mut stream = RawStream { body: response.into_body(), buffer: BytesMut::new() };
     stream.snapshot().await;
     assert_eq!(stream.next().await.unwrap_err().code(), Code::DeadlineExceeded);
@@ -333,37 +312,10 @@ async fn a_call_ends_at_its_deadline() {
 async fn a_compressed_request_is_refused() {
     let rig = rig().await;
     let mut raw = RawConnection::to(&rig).await;
-    let response = raw.call(&[("grpc-encoding", "gzip")], &[]).await;
+    let response = raw.call("Watch", &[("grpc-encoding", "gzip")], &[]).await;
     assert_eq!(status(response.headers()).code(), Code::Unimplemented);
     assert_eq!(response.headers()["grpc-accept-encoding"], "identity");
     assert!(response.into_body().is_end_stream(), "headers only");
-}
-
-async fn http1_requests_get_an_http1_answer() {
-    let rig = rig().await;
-    let answer = async |request: &str| {
-        let (mut ours, _end) = served(&rig);
-        ours.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        ours.read_to_string(&mut answer).await.unwrap();
-        answer
-    };
-    let plain = answer("GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
-    assert!(plain.starts_with("HTTP/1.1 404 ") && plain.contains(r#""kind":"Status""#), "{plain}");
-    let grpc = "Content-Type: application/grpc\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
-    let grpc = answer(&format!("POST /kubefan.v1alpha1.WatchService/Watch HTTP/1.1\r\nHost: x\r\n{grpc}")).await;
-    assert!(grpc.starts_with("HTTP/1.1 505 ") && grpc.contains("HTTP/2"), "{grpc}");
-}
-
-async fn a_silent_connection_is_closed() {
-    let rig = rig().await;
-    let start = tokio::time::Instant::now();
-    let (_nothing, first) = served(&rig);
-    let (mut little, second) = served(&rig);
-    little.write_all(b"PRI * HT").await.unwrap();
-    assert_eq!(first.await.unwrap(), ConnectionEnd::Handshake);
-    assert_eq!(second.await.unwrap(), ConnectionEnd::Handshake);
-    assert_eq!(start.elapsed().as_secs(), 10);
 }
 
 async fn connections_over_the_limit_are_closed_at_once() {
@@ -385,23 +337,4 @@ async fn connections_over_the_limit_are_closed_at_once() {
         Watch::start(&mut client, target("pods"), "").await.ok()
     })
     .await;
-}
-
-async fn two_hundred_streams_on_one_connection_get_every_event() {
-    let simulated = Simulated::start().await;
-    let kubefan = simulated.kubefan(&["--resource=pods"]).await;
-    let mut client = connect(kubefan.grpc_addr).await;
-    let mut watches = Vec::new();
-    for _ in 0..200 {
-        let mut watch = Watch::start(&mut client, target("pods"), "").await.unwrap();
-        watch.until_resumable().await;
-        watches.push(watch);
-    }
-    let versions: Vec<u64> = (0..20).map(|n| simulated.stage("a", &format!("s{n}"))).collect();
-    for watch in &mut watches {
-        watch.until(versions[19]).await;
-        assert_eq!(watch.events.len(), 20, "nothing lost, nothing repeated");
-    }
-    let (_, metrics) = kubefan.admin("/metrics").await.unwrap();
-    assert!(metrics.contains("kubefan_connections 1\n"), "{metrics}");
 }

@@ -87,7 +87,7 @@ async fn calls_without_a_request_do_not_hold_up_a_drain() {
         calls.push(call(&raw.requests, &format!("{SERVICE}/{method}")).await);
     }
     // Its answer shows that the calls before it were read.
-    raw.call_method("ListResources", &[], &[]).await;
+    raw.call("ListResources", &[], &[]).await;
     let start = Instant::now();
     rig.drain();
     for (response, _request) in calls {

@@ -24,7 +24,6 @@ mod demo;
 mod deploy;
 mod documented_commands;
 mod documented_configuration;
-mod encodings;
 mod equivalence;
 mod estimate;
 mod examples;

@@ -1,48 +1,42 @@
-//! Protobuf objects. Objects of a real kube-apiserver look the same to selectors in both encodings,
-//! whether they were listed or watched. Responses derived from them equal the apiserver's bytes. If
-//! there is no protobuf cache, the refusal comes at once.
+//! Caches of protobuf, and of tables beside them. Objects of a real kube-apiserver look the same to
+//! selectors in JSON and in protobuf, whether they were listed or watched. If there is no cache of an
+//! encoding, the refusal comes at once. `http::differential` compares what is made of these caches.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
-use bytes::{BufMut, Bytes};
-use kubefan_model::{
-    GroupVersionResource, Media, ResourceVersion,
-    fields::FieldRef,
-    object::Object,
-    projection::Projection,
-    protobuf::{self, ListMeta, kinds},
-    selection::Selection,
-    selector::{FieldSelector, LabelSelector},
-};
+use bytes::Bytes;
+use kubefan_common::proto::v1alpha1::{Encoding, ListRequest, Projection, WatchRequest};
+use kubefan_model::{GroupVersionResource, Media, ResourceVersion, fields::FieldRef, object::Object, protobuf::kinds};
 use kubefan_proxy::{
-    caches::{CacheContext, EncodingLimits, ListScheduler, Registry, RegistryOptions},
+    caches::{CacheContext, EncodingLimits, ListScheduler, Registry},
     fanout::{Catalog, Phase, Refusal, Served},
     telemetry::metrics::Metrics,
     upstream::{
         Source, Upstream,
-        client::{UpstreamOptions, Verb},
+        client::UpstreamOptions,
         discovery::{Discovery, DiscoveryOptions},
-        lines::LineOptions,
         settings::UpstreamSettings,
     },
 };
+use kubefan_sim::apiserver::SimResource;
 use rcgen::{CertificateParams, DnType, KeyPair};
 use serde_json::{Value, json};
 use tokio_util::sync::{CancellationToken, DropGuard};
+use tonic::Code;
+use tonic_types::StatusExt;
 
 use crate::harness::{
     apiserver::{ApiServer, Options},
     objects::{pod, version_of},
-    rig::{Rig, Setup, on_demand},
+    rig::{Rig, Setup, on_demand, pods, target},
     tests, wait,
 };
 
 tests! {
     apiserver full: every_built_in_type_is_the_same_in_both_encodings;
-    apiserver: derived_responses_equal_the_apiservers_bytes, a_protobuf_cache_follows_its_watch_and_can_be_backfilled,
-        protobuf_caches_have_their_own_byte_limit, an_unread_protobuf_cache_is_dropped;
-    paused: an_apiserver_without_protobuf_is_asked_once_a_minute, without_protobuf_there_is_no_cache_and_no_request;
+    apiserver: each_encoding_has_its_own_byte_limit, an_unread_protobuf_cache_is_dropped;
+    paused: an_apiserver_without_an_encoding_is_asked_once_a_minute, what_has_no_protobuf_is_refused_with_a_way_out;
 }
 
 const PROTOBUF: EncodingLimits = EncodingLimits { bytes_max: 512 << 20, idle_timeout: Duration::from_secs(600) };
@@ -50,8 +44,6 @@ const PROTOBUF: EncodingLimits = EncodingLimits { bytes_max: 512 << 20, idle_tim
 /// kubefan's caches in front of the real apiserver.
 struct Caches {
     registry: Arc<Registry>,
-    metrics: Arc<Metrics>,
-    upstream: Upstream,
     _stop: DropGuard,
 }
 
@@ -72,9 +64,9 @@ impl Caches {
             peers: None,
             seed: None,
         };
-        let registry = Registry::new(context, setup.registry, metrics.clone(), stop.clone());
+        let registry = Registry::new(context, setup.registry, metrics, stop.clone());
         tokio::spawn(registry.clone().run());
-        Caches { registry, metrics, upstream, _stop: stop.drop_guard() }
+        Caches { registry, _stop: stop.drop_guard() }
     }
 
     async fn find(&self, gvr: &GroupVersionResource, namespace: &str, media: Media) -> Result<Served, Refusal> {
@@ -90,13 +82,6 @@ impl Caches {
         })
         .await
     }
-
-    fn metric(&self, line: &str) -> f64 {
-        self.registry.refresh_gauges();
-        let text = prometheus::TextEncoder::new().encode_to_string(&self.metrics.registry().gather()).unwrap();
-        let value = text.lines().find_map(|each| each.strip_prefix(line)?.strip_prefix(' '));
-        value.map_or(0.0, |value| value.parse().unwrap())
-    }
 }
 
 /// A setup that caches any resource, also as protobuf; all but secrets on demand.
@@ -108,9 +93,14 @@ fn anything() -> Setup {
 }
 
 /// A setup that caches the configmaps of one namespace.
-fn configmaps_of(namespace: &str, protobuf: EncodingLimits) -> Setup {
-    let setup = Setup::of(&["configmaps"]).namespaces(&[namespace]);
-    Setup { registry: RegistryOptions { protobuf: Some(protobuf), ..setup.registry }, ..setup }
+fn configmaps_of(namespace: &str, limits: EncodingLimits) -> Setup {
+    encoding(Setup::of(&["configmaps"]).namespaces(&[namespace]), limits)
+}
+
+/// A setup that caches protobuf and tables too.
+fn encoding(mut setup: Setup, limits: EncodingLimits) -> Setup {
+    (setup.registry.protobuf, setup.registry.tables) = (Some(limits), Some(limits));
+    setup
 }
 
 fn configmaps() -> GroupVersionResource {
@@ -307,33 +297,10 @@ async fn every_built_in_type_is_the_same_in_both_encodings() {
         same(&format!("bytes of {resource} by watch"), &protobuf, &listed, bytes, |(version, _)| *version).await;
         same(resource, &json, &protobuf, state, |seen| seen.0).await;
     }
-    let gvr = GroupVersionResource::new("", "v1", "pods");
-    let (json, protobuf) = (caches.synced(&gvr, "", Media::Json).await, caches.synced(&gvr, "", Media::Protobuf).await);
-    let select = |served: &Served, labels: &str, fields: &str| {
-        let (labels, fields) = (LabelSelector::parse(labels).unwrap(), FieldSelector::parse(fields).unwrap());
-        let of = Selection::bind("", "", labels, &fields, &served.fields, served.parser.clone(), &gvr).unwrap();
-        let (store, _) = served.hub.state().unwrap();
-        store.select(&of, None).map(|object| object.key().to_string()).collect::<Vec<_>>()
-    };
-    for (labels, fields, count) in [
-        ("app=other", "", 1),
-        ("app in (a,last)", "", 2),
-        ("!app", "", 0),
-        ("", "spec.nodeName=n1", 1),
-        ("", "spec.nodeName=", 2),
-        ("", "spec.hostNetwork=true,status.phase=Running", 1),
-        ("", "spec.hostNetwork=false", 2),
-        ("", "status.podIP!=10.0.0.7", 2),
-        ("", "status.podIPs=", 3),
-    ] {
-        let found = select(&protobuf, labels, fields);
-        assert_eq!(found, select(&json, labels, fields), "{labels} {fields}");
-        assert_eq!(found.len(), count, "{labels} {fields}: {found:?}");
-    }
     // A restarted apiserver has no past events.
     api.restart().await;
     let caches = Caches::over(&api, anything()).await;
-    let protobuf = caches.synced(&gvr, "", Media::Protobuf).await;
+    let protobuf = caches.synced(&pods(), "", Media::Protobuf).await;
     // An apiserver that has just started may not answer in time.
     let expired = wait::until("the answer of the restarted apiserver", 3 * wait::SOON, || async {
         let backfill = caches.registry.backfill(&protobuf, ResourceVersion::new(1).unwrap(), false).await;
@@ -343,125 +310,7 @@ async fn every_built_in_type_is_the_same_in_both_encodings() {
     assert!(matches!(expired, Err(Refusal::Expired(_))), "an ERROR event in protobuf: {expired:?}");
 }
 
-async fn derived_responses_equal_the_apiservers_bytes() {
-    let api = ApiServer::shared().await;
-    let namespace = api.namespace("protobuf").await;
-    let path = format!("/api/v1/namespaces/{namespace}/configmaps");
-    for (name, bytes) in [("a", 10), ("b", 300), ("c", 20_000)] {
-        api.create(&path, &configmap(name, "new", bytes)).await;
-    }
-    let caches = Caches::over(&api, configmaps_of(&namespace, PROTOBUF)).await;
-    caches.synced(&configmaps(), &namespace, Media::Json).await;
-    let served = caches.synced(&configmaps(), &namespace, Media::Protobuf).await;
-    let (store, _) = served.hub.state().unwrap();
-    let (upstream, metadata) = (&caches.upstream, Projection::partial_object_metadata());
-
-    for object in store.iter() {
-        let own = format!("{path}/{}", object.key().name());
-        let (whole, _) = upstream.get_media(Verb::Get, &own, Media::Protobuf).await.unwrap();
-        assert_eq!(object.bytes(), whole, "a get");
-        let accept = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
-        let partial = upstream.get_accept(Verb::Get, &own, accept).await.unwrap().into_body();
-        assert_eq!(protobuf::projected(&object.bytes(), &metadata).unwrap(), partial, "its metadata");
-    }
-
-    let (body, _) = upstream.get_media(Verb::List, &format!("{path}?limit=2"), Media::Protobuf).await.unwrap();
-    let opened = protobuf::open(&body).unwrap();
-    let list = protobuf::read_list(opened.message).unwrap();
-    assert_eq!((opened.kind, list.items.len(), list.meta.remaining_item_count), ("ConfigMapList", 2, Some(1)));
-    let write = |kind: &str, meta: &ListMeta, items: &[Bytes]| {
-        let (mut out, len) = (Vec::new(), items.iter().map(|item| protobuf::item_len(item.len())).sum());
-        let api_version = if kind.starts_with("Partial") { "meta.k8s.io/v1" } else { "v1" };
-        protobuf::put_list_head(api_version, kind, meta, len, &mut out);
-        for item in items {
-            protobuf::put_item_head(item.len(), &mut out);
-            out.put_slice(item);
-        }
-        out.put_slice(protobuf::TAIL);
-        Bytes::from(out)
-    };
-    let items: Vec<_> =
-        store.iter().map(|object| Bytes::copy_from_slice(protobuf::open(&object.bytes()).unwrap().message)).collect();
-    assert_eq!(write("ConfigMapList", &list.meta, &items[..2]), body, "a page of a list");
-    let accept = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
-    let body = upstream.get_accept(Verb::List, &path, accept).await.unwrap().into_body();
-    let meta = protobuf::read_list(protobuf::open(&body).unwrap().message).unwrap().meta;
-    let items: Vec<_> =
-        store.iter().map(|object| protobuf::projected_item(&object.bytes(), &metadata).unwrap().into()).collect();
-    assert_eq!(write("PartialObjectMetadataList", &meta, &items), body, "a list of metadata");
-
-    let query =
-        "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&timeoutSeconds=30";
-    let (mut events, _) =
-        upstream.watch(&format!("{path}?{query}"), Media::Protobuf, LineOptions::default()).await.unwrap();
-    for object in store.iter() {
-        let event = events.next_line().await.unwrap().unwrap();
-        let frame = protobuf::watch_frame("ADDED", &object.bytes());
-        assert_eq!((&frame[4..], &frame[..4]), (&event[..], &(event.len() as u32).to_be_bytes()[..]), "an event");
-    }
-    let event = events.next_line().await.unwrap().unwrap();
-    let event = protobuf::read_watch_event(&event).unwrap();
-    let bookmark = protobuf::read_bookmark(event.object).unwrap();
-    assert_eq!((event.kind, bookmark.ends_initial_state), ("BOOKMARK", true));
-    let version: ResourceVersion = bookmark.version.parse().unwrap();
-    let ours = protobuf::bookmark("v1", "ConfigMap", version, true);
-    assert_eq!(protobuf::read_bookmark(&ours).unwrap(), bookmark);
-    assert_eq!(protobuf::open(&ours).unwrap().kind, protobuf::open(event.object).unwrap().kind);
-
-    let missing = upstream.get_media(Verb::Get, &format!("{path}/none"), Media::Protobuf).await.unwrap_err();
-    assert_eq!(missing.reason(), "not_found");
-    assert!(missing.to_string().contains("configmaps \"none\" not found"), "{missing}");
-}
-
-async fn a_protobuf_cache_follows_its_watch_and_can_be_backfilled() {
-    let api = ApiServer::shared().await;
-    let namespace = api.namespace("protobuf").await;
-    let path = format!("/api/v1/namespaces/{namespace}/configmaps");
-    let before = version_of(&api.create(&path, &configmap("a", "new", 10)).await);
-    api.create(&path, &configmap("b", "new", 10)).await;
-    let caches = Caches::over(&api, configmaps_of(&namespace, PROTOBUF)).await;
-    let json = caches.synced(&configmaps(), &namespace, Media::Json).await;
-    let served = caches.synced(&configmaps(), &namespace, Media::Protobuf).await;
-    let again = caches.synced(&configmaps(), &namespace, Media::Protobuf).await;
-    assert!(Arc::ptr_eq(&served.hub, &again.hub), "all readers share one cache");
-    let (state, _) = served.hub.state().unwrap();
-    let old = state.iter().find(|object| object.key().name() == "a").unwrap().clone();
-
-    let changed = api.patch(&format!("{path}/a"), &json!({ "metadata": { "labels": { "stage": "old" } } })).await;
-    api.delete(&format!("{path}/b")).await;
-    let last = version_of(&api.create(&path, &configmap("c", "new", 10)).await);
-    for cache in [&json, &served] {
-        cache.hub.reached(ResourceVersion::new(last).unwrap(), wait::SOON).await.unwrap();
-    }
-    let (state, version) = served.hub.state().unwrap();
-    assert!(version.get() >= last && last > version_of(&changed));
-    let held: Vec<_> = state
-        .iter()
-        .map(|object| (object.key().name().to_owned(), object.label("stage").unwrap().to_owned()))
-        .collect();
-    assert_eq!(held, [("a".to_owned(), "old".to_owned()), ("c".to_owned(), "new".to_owned())]);
-    // The event for a subscriber of stage=new about `a`: the old object at the version of the
-    // change.
-    let at = ResourceVersion::new(version_of(&changed)).unwrap();
-    let left = served.parser.parse(&old.bytes_at(at)).unwrap();
-    assert_eq!((left.version(), left.label("stage"), left.uid()), (at, Some("new"), old.uid()));
-
-    // A backfill from before the cache works with protobuf too.
-    let backfill = caches.registry.backfill(&served, ResourceVersion::new(before).unwrap(), true).await.unwrap();
-    assert_eq!(backfill.ring.floor().get(), before);
-    let labels = |media: &str| format!(r#"{{group="",media="{media}",namespace="{namespace}",resource="configmaps"}}"#);
-    for media in ["json", "protobuf"] {
-        assert_eq!(caches.metric(&format!("kubefan_cached_objects{}", labels(media))), 2.0);
-        assert_eq!(caches.metric(&format!("kubefan_synced{}", labels(media))), 1.0);
-    }
-    let bytes = |media: &str| caches.metric(&format!("kubefan_cached_object_bytes{}", labels(media)));
-    assert!(bytes("protobuf") < bytes("json"));
-    let listed = caches.registry.list();
-    let forms: Vec<_> = listed.iter().map(|(media, status)| (*media, status.object_count)).collect();
-    assert_eq!(forms, [(Media::Json, 2), (Media::Protobuf, 2)], "{listed:?}");
-}
-
-async fn protobuf_caches_have_their_own_byte_limit() {
+async fn each_encoding_has_its_own_byte_limit() {
     let api = ApiServer::shared().await;
     let namespace = api.namespace("protobuf").await;
     let path = format!("/api/v1/namespaces/{namespace}/configmaps");
@@ -471,11 +320,12 @@ async fn protobuf_caches_have_their_own_byte_limit() {
     let few = EncodingLimits { bytes_max: 40_000, ..PROTOBUF };
     let caches = Caches::over(&api, configmaps_of(&namespace, few)).await;
     let json = caches.synced(&configmaps(), &namespace, Media::Json).await;
-    let Err(Refusal::NoRoom(message)) = caches.find(&configmaps(), &namespace, Media::Protobuf).await else {
-        panic!("it is served beyond its limit")
-    };
-    assert!(message.contains("--protobuf-bytes-max") && message.contains("40000"), "{message}");
-    assert!(json.hub.phase().borrow().serves(), "the JSON cache still serves");
+    for (media, flag) in [(Media::Protobuf, "--protobuf-bytes-max"), (Media::Table, "--cache-tables-bytes-max")] {
+        let found = caches.find(&configmaps(), &namespace, media).await;
+        let Err(Refusal::NoRoom(message) | Refusal::NotCached(message)) = found else { panic!("{flag} has no effect") };
+        assert!(message.contains(flag) && message.contains("40000"), "{message}");
+        assert!(json.hub.phase().borrow().serves(), "the JSON cache still serves");
+    }
     let secrets = GroupVersionResource::new("", "v1", "secrets");
     let Err(Refusal::NotCached(message)) = caches.find(&secrets, &namespace, Media::Protobuf).await else {
         panic!("secrets are served without being configured")
@@ -500,39 +350,58 @@ async fn an_unread_protobuf_cache_is_dropped() {
     assert!(Arc::ptr_eq(&json.hub, &still.hub), "configured resources stay");
 }
 
-fn pods() -> GroupVersionResource {
-    GroupVersionResource::new("", "v1", "pods")
-}
-
-async fn refused(rig: &Rig, gvr: &GroupVersionResource) -> String {
-    match rig.registry.find(&gvr.group, &gvr.version, &gvr.resource, "", Media::Protobuf).await {
-        Err(Refusal::NotCached(message) | Refusal::NotEncoded(message) | Refusal::NoRoom(message)) => message,
-        Err(other) => panic!("{other:?}"),
-        Ok(served) => panic!("{} is served as protobuf", served.gvr),
+async fn an_apiserver_without_an_encoding_is_asked_once_a_minute() {
+    let find = async |rig: &Rig, media| {
+        let found = rig.registry.find("", "v1", "configmaps", "", media).await;
+        found.map(|served| served.gvr.to_string())
+    };
+    for (media, refusal) in
+        [(Media::Protobuf, "does not give configmaps as protobuf"), (Media::Table, "does not give configmaps as table")]
+    {
+        let setup = encoding(Setup::of(&["configmaps"]), PROTOBUF);
+        let rig = Rig::synced(setup.sim(), setup).await;
+        let asked = || rig.metric(r#"kubefan_upstream_requests_total{code="406",verb="watch"}"#);
+        for _ in 0..2 {
+            let refused = find(&rig, media).await.unwrap_err().to_string();
+            assert!(refused.contains(refusal), "{refused}");
+            assert_eq!(asked(), 1.0, "{refusal}");
+        }
+        tokio::time::sleep(Duration::from_secs(61)).await;
+        assert!(find(&rig, media).await.is_err());
+        assert_eq!(asked(), 2.0, "it may have been replaced by one that gives it ({refusal})");
     }
 }
 
-async fn an_apiserver_without_protobuf_is_asked_once_a_minute() {
-    let setup = Setup::of(&["configmaps"]);
-    let setup = Setup { registry: RegistryOptions { protobuf: Some(PROTOBUF), ..setup.registry }, ..setup };
-    let rig = Rig::synced(setup.sim(), setup).await;
-    assert!(refused(&rig, &configmaps()).await.contains("does not give configmaps as protobuf"));
-    let asked = || rig.metric(r#"kubefan_upstream_requests_total{code="406",verb="watch"}"#);
-    let before = asked();
-    assert!(refused(&rig, &configmaps()).await.contains("does not give configmaps as protobuf"));
-    assert_eq!((before, asked()), (1.0, 1.0));
-    tokio::time::sleep(Duration::from_secs(61)).await;
-    refused(&rig, &configmaps()).await;
-    assert_eq!(asked(), 2.0, "it may have been replaced by one that does");
-}
-
-async fn without_protobuf_there_is_no_cache_and_no_request() {
-    let rig = Rig::synced(Setup::of(&["pods"]).sim(), Setup::of(&["pods"])).await;
-    assert!(refused(&rig, &pods()).await.contains("--protobuf=off"));
-    let setup = Setup::of(&["pods"]);
-    let setup = Setup { registry: RegistryOptions { protobuf: Some(PROTOBUF), ..setup.registry }, ..setup };
-    let rig = Rig::synced(setup.sim(), setup).await;
-    let widgets = GroupVersionResource::new("example.com", "v1", "widgets");
-    assert!(refused(&rig, &widgets).await.contains("no built-in type"));
-    assert!(refused(&rig, &configmaps()).await.contains("--resource configmaps"));
+async fn what_has_no_protobuf_is_refused_with_a_way_out() {
+    let start = async |setup: Setup| {
+        let sim = setup.sim();
+        sim.add_resource(SimResource::custom("example.com", "v1", "widgets", "Widget"));
+        Rig::synced(sim, setup).await
+    };
+    let off = start(Setup::of(&["pods"])).await;
+    let configured = start(encoding(Setup::of(&["pods", "widgets.example.com"]), PROTOBUF)).await;
+    let on_demand = start(encoding(Setup::of(&["pods"]).on_demand(on_demand()), PROTOBUF)).await;
+    let (whole, dropping) = (Projection::default(), Projection { drop_managed_fields: true, ..Default::default() });
+    let json_only = ["widgets", "ENCODING_JSON"];
+    for (rig, resource, projection, code, field, texts) in [
+        (&off, "pods", &whole, Code::FailedPrecondition, "", &["--protobuf=off"][..]),
+        (&configured, "configmaps", &whole, Code::FailedPrecondition, "", &["--resource configmaps"]),
+        (&configured, "pods", &dropping, Code::InvalidArgument, "projection.drop_managed_fields", &[]),
+        (&configured, "widgets.example.com", &whole, Code::InvalidArgument, "encoding", &json_only),
+        (&on_demand, "widgets.example.com", &whole, Code::InvalidArgument, "encoding", &json_only),
+    ] {
+        let (target, projection) = (Some(target(resource)), Some(projection.clone()));
+        let encoding = Encoding::Protobuf.into();
+        let list =
+            ListRequest { target: target.clone(), projection: projection.clone(), encoding, ..Default::default() };
+        let watch = WatchRequest { target, projection, encoding, ..Default::default() };
+        for status in [rig.send(watch).await.err(), rig.list_request(list).await.err()] {
+            let status = status.unwrap_or_else(|| panic!("{resource} is served as protobuf"));
+            assert_eq!(status.code(), code, "{status}");
+            assert!(texts.iter().all(|text| status.message().contains(text)), "{status}");
+            let violations = status.get_details_bad_request().map_or(Vec::new(), |details| details.field_violations);
+            assert_eq!(violations.first().map_or("", |violation| &*violation.field), field, "{status}");
+        }
+    }
+    assert!(on_demand.list(target("widgets.example.com")).await.is_ok(), "JSON is served");
 }

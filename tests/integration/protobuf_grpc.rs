@@ -1,6 +1,5 @@
 //! Protobuf over gRPC. Lists, gets and watches have the bytes that the apiserver itself sends as
-//! protobuf, through changes, deletes, resumes and a marked gap. What has no protobuf is refused
-//! with the field at fault and a way out.
+//! protobuf, through changes, deletes, resumes and a marked gap.
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -9,27 +8,21 @@ use kubefan_client::{
     Client, ClientOptions, Encoding, ListWatch, Object, OnExpired, Parts, Projection, RawProtobuf, ReadOptions,
     SharedInformer, WatchItem, WatchOptions, WatchStream,
 };
-use kubefan_common::proto::v1alpha1::{
-    self, DeleteReason, Event, EventType, GetRequest, ListRequest, Target, WatchRequest,
-};
+use kubefan_common::proto::v1alpha1::{DeleteReason, Event, EventType, Target};
 use kubefan_model::{Media, protobuf};
 use reqwest::header::ACCEPT;
 use serde_json::{Value, json};
-use tonic::{Code, Status};
-use tonic_types::StatusExt;
 
 use crate::harness::{
     apiserver::{ApiServer, Options},
     kubefan::Kubefan,
     link::Link,
     objects::{pod, version_of},
-    record::connect,
     tests, wait,
 };
 
 tests! {
     apiserver full: protobuf_over_grpc_has_the_apiservers_own_bytes;
-    apiserver: what_has_no_protobuf_is_refused_with_a_way_out;
 }
 
 const PODS: &str = "/api/v1/namespaces/default/pods";
@@ -102,10 +95,10 @@ impl Subscriber {
         Self { watch, path, labels, events: Vec::new(), state: BTreeMap::new(), gaps: Vec::new(), unknown: 0 }
     }
 
-    /// Reads up to a version.
-    async fn until(&mut self, version: u64) {
+    /// Reads until the subscriber has enough, and on to the end of a snapshot.
+    async fn until(&mut self, is_enough: impl Fn(&Self) -> bool) {
         let mut in_snapshot = false;
-        while self.watch.resume_version().parse().unwrap_or(0) < version {
+        while in_snapshot || !is_enough(self) {
             match self.watch.next().await.expect("the watch has ended").unwrap() {
                 WatchItem::SnapshotBegin { .. } => in_snapshot = true,
                 WatchItem::SnapshotEnd { .. } => in_snapshot = false,
@@ -196,7 +189,7 @@ async fn protobuf_over_grpc_has_the_apiservers_own_bytes() {
     let mut subscribers = Vec::new();
     for (path, labels) in [(PODS, ""), (PODS, "stage=on"), (NODES, ""), (NODES, "stage!=on")] {
         let mut subscriber = Subscriber::start(kubefan.grpc_addr, path, labels, "").await;
-        subscriber.until(1).await;
+        subscriber.until(|read| !read.watch.resume_version().is_empty()).await;
         subscribers.push(subscriber);
     }
     let source = ListWatch::new(client(kubefan.grpc_addr).await, "pods", "default", "").encoding(Encoding::Protobuf);
@@ -232,7 +225,7 @@ async fn protobuf_over_grpc_has_the_apiservers_own_bytes() {
         let expected = upstream_watch(&api, path, labels, start).await;
         let end = expected.len();
         assert!(end > 10, "{what}: {end}");
-        subscriber.read_events(end).await;
+        subscriber.until(|read| read.events.len() >= end).await;
         assert_eq!(subscriber.events, expected, "{what}");
         // From the history of this kubefan, and from that of the apiserver, which one that has just
         // started reads.
@@ -240,7 +233,7 @@ async fn protobuf_over_grpc_has_the_apiservers_own_bytes() {
         let expected = upstream_watch(&api, path, labels, &middle).await;
         for address in [kubefan.grpc_addr, fresh.grpc_addr] {
             let mut resumed = Subscriber::start(address, path, labels, &middle).await;
-            resumed.read_events(expected.len()).await;
+            resumed.until(|read| read.events.len() >= expected.len()).await;
             assert_eq!(resumed.events, expected, "{what}, resumed");
         }
     }
@@ -265,10 +258,7 @@ async fn protobuf_over_grpc_has_the_apiservers_own_bytes() {
     api.restart().await;
     link.mend();
     for subscriber in &mut subscribers {
-        while subscriber.gaps.is_empty() {
-            let next = subscriber.watch.resume_version().parse::<u64>().unwrap() + 1;
-            subscriber.until(next).await;
-        }
+        subscriber.until(|read| !read.gaps.is_empty()).await;
     }
     let mut after = 0;
     for n in 6..10 {
@@ -282,7 +272,7 @@ async fn protobuf_over_grpc_has_the_apiservers_own_bytes() {
         let [(from, before)] = subscriber.gaps.as_slice() else { panic!("{what}: {:?}", subscriber.gaps) };
         let (from, before) = (from.clone(), *before);
         let expected = upstream_watch(&api, path, labels, &from).await;
-        subscriber.read_events(before + expected.len()).await;
+        subscriber.until(|read| read.events.len() >= before + expected.len()).await;
         assert_eq!(subscriber.events[before..], expected, "{what}, after the gap");
         let selected = upstream_list(&api, &format!("{path}?labelSelector={labels}")).await;
         assert_eq!(subscriber.state, selected, "{what}: the state");
@@ -299,71 +289,4 @@ async fn protobuf_over_grpc_has_the_apiservers_own_bytes() {
     assert_eq!((&*message.api_version, &*message.kind), ("v1", "Pod"));
     assert_eq!(name_of(&message.message), any.name());
     running.abort();
-}
-
-impl Subscriber {
-    /// Reads until it has so many events.
-    async fn read_events(&mut self, count: usize) {
-        while self.events.len() < count {
-            let next = self.watch.resume_version().parse::<u64>().unwrap_or(0) + 1;
-            self.until(next).await;
-        }
-    }
-}
-
-async fn what_has_no_protobuf_is_refused_with_a_way_out() {
-    let api = ApiServer::shared().await;
-    let group = format!("{}.example.com", api.unique("protobuf"));
-    api.create_crd(&group, "gadgets", "Gadget").await;
-    let name = format!("gadgets.{group}");
-    let namespace = api.namespace("protobuf").await;
-    let objects = format!("/apis/{group}/v1/namespaces/{namespace}/gadgets");
-    let gadget = json!({ "apiVersion": format!("{group}/v1"), "kind": "Gadget", "metadata": { "name": "a" } });
-    api.create(&objects, &gadget).await;
-    let kubefan = Kubefan::start(&api, &["--resource", "configmaps", "--resource", &name]).await;
-    let on_demand = Kubefan::start(&api, &["--resource", "configmaps", "--on-demand"]).await;
-    let without = Kubefan::start(&api, &["--resource", "configmaps", "--protobuf=off"]).await;
-
-    // Every way to name it, in a kubefan that caches it and in one that would.
-    let named = Target { resource: name, namespace: namespace.clone(), name: "a".into(), ..Target::default() };
-    let (version, resource) = ("v1".to_owned(), "gadgets".to_owned());
-    let full = Target { group: group.clone(), version, resource, ..named.clone() };
-    for address in [kubefan.grpc_addr, on_demand.grpc_addr] {
-        for target in [&named, &full] {
-            for status in refusals(address, target, v1alpha1::Projection::default()).await {
-                let violations = status.get_details_bad_request().unwrap().field_violations;
-                assert_eq!((status.code(), &*violations[0].field), (Code::InvalidArgument, "encoding"), "{status}");
-                assert!(status.message().contains("gadgets"), "{status}");
-                assert!(status.message().contains("ENCODING_JSON"), "{status}");
-            }
-            let served = client(address).await.get(target.clone(), "").await.unwrap();
-            assert!(served.object.unwrap().object.starts_with(b"{"), "JSON is served");
-        }
-    }
-    let configmaps =
-        Target { resource: "configmaps".into(), namespace, name: "kube-root-ca.crt".into(), ..Target::default() };
-    for status in refusals(without.grpc_addr, &configmaps, v1alpha1::Projection::default()).await {
-        assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
-        assert!(status.message().contains("--protobuf=off"), "{status}");
-    }
-    let dropping = v1alpha1::Projection { drop_managed_fields: true, ..Default::default() };
-    for status in refusals(kubefan.grpc_addr, &configmaps, dropping).await {
-        let violations = status.get_details_bad_request().unwrap().field_violations;
-        assert_eq!(violations[0].field, "projection.drop_managed_fields", "{status}");
-    }
-}
-
-/// What a watch, a list and a get of an object as protobuf are refused with.
-async fn refusals(address: SocketAddr, target: &Target, projection: v1alpha1::Projection) -> [Status; 3] {
-    let mut client = connect(address).await;
-    let (encoding, projection) = (v1alpha1::Encoding::Protobuf.into(), Some(projection));
-    let target = Some(target.clone());
-    let watch = WatchRequest { target: target.clone(), projection: projection.clone(), encoding, ..Default::default() };
-    let list = ListRequest { target: target.clone(), projection: projection.clone(), encoding, ..Default::default() };
-    let get = GetRequest { target, projection, encoding, ..Default::default() };
-    [
-        client.watch(watch).await.expect_err("a watch"),
-        client.list(list).await.expect_err("a list"),
-        client.get(get).await.expect_err("a get"),
-    ]
 }

@@ -4,11 +4,6 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use kubefan_common::proto::v1alpha1::ListResourcesRequest;
-use kubefan_model::Media;
-use kubefan_proxy::{
-    caches::{EncodingLimits, RegistryOptions},
-    fanout::{Catalog, Refusal},
-};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
@@ -16,17 +11,14 @@ use crate::harness::{
     apiserver::ApiServer,
     objects::{pod, version_of},
     record::connect,
-    rig::{Rig, Setup},
     servers::{Servers, is_cached},
     tests, wait,
 };
 
 tests! {
     apiserver: a_cached_table_equals_the_apiservers_to_the_byte,
-        a_watch_of_tables_equals_the_apiservers_and_sends_columns_once, the_status_page_shows_the_cache_in_every_form,
-        changed_columns_of_a_custom_resource_are_picked_up, tables_that_cannot_be_cached_come_from_upstream,
-        table_caches_have_their_own_byte_limit;
-    paused: an_apiserver_without_tables_is_asked_once_a_minute;
+        a_watch_of_tables_equals_the_apiservers_and_sends_columns_once,
+        changed_columns_of_a_custom_resource_are_picked_up, tables_that_cannot_be_cached_come_from_upstream;
 }
 
 /// The Accept header of kubectl.
@@ -66,12 +58,18 @@ impl Servers {
 
     /// Asks both servers until their answers are equal.
     async fn same(&self, path: &str) -> String {
+        self.same_in(path, masked).await
+    }
+
+    /// Like [`Self::same`], in what `compared` leaves of a body.
+    async fn same_in(&self, path: &str, compared: fn(&str) -> String) -> String {
         let mut tried = 0;
         loop {
             let (direct, ours) = tokio::join!(self.ask(path, true), self.ask(path, false));
             assert!(ours.is_cached, "{path}: {}", ours.body);
-            let (direct, ours) = (masked(&direct.body), masked(&ours.body));
-            if direct == ours {
+            let same_status = direct.status == ours.status;
+            let (direct, ours) = (compared(&direct.body), compared(&ours.body));
+            if same_status && direct == ours {
                 return ours;
             }
             tried += 1;
@@ -91,12 +89,18 @@ fn masked(body: &str) -> String {
             Some("BOOKMARK") => (&table["object"], usize::MAX),
             Some(_) => (&table["object"], 0),
         };
-        let version = object["metadata"]["resourceVersion"].as_str().unwrap();
+        let version = object["metadata"]["resourceVersion"].as_str().unwrap_or_default();
         let line = line.replacen(&format!("\"resourceVersion\":\"{version}\""), "\"resourceVersion\":\"N\"", places);
         let sorted = |line: &str| serde_json::from_str::<Value>(line).unwrap().to_string();
         if line.contains(".tables.example.com/v1\"") { sorted(&line) } else { line }
     };
     body.lines().map(masked).collect::<Vec<_>>().join("\n")
+}
+
+/// The events without bookmarks, because those depend only on time.
+fn without_bookmarks(body: &str) -> String {
+    let events = body.lines().filter(|line| !line.contains("\"type\":\"BOOKMARK\""));
+    events.collect::<Vec<_>>().join("\n")
 }
 
 fn difference(direct: &str, ours: &str) -> String {
@@ -109,9 +113,7 @@ fn difference(direct: &str, ours: &str) -> String {
 async fn create_crd(api: &ApiServer, prefix: &str, columns: Value) -> String {
     let group = format!("{}.tables.example.com", api.unique(prefix));
     api.create_crd(&group, "widgets", "Widget").await;
-    if !columns.is_null() {
-        show(api, &group, columns).await;
-    }
+    show(api, &group, columns).await;
     group
 }
 
@@ -130,41 +132,20 @@ async fn show(api: &ApiServer, group: &str, columns: Value) {
     .await;
 }
 
-fn seconds_ago(seconds: u64) -> String {
-    let at = jiff::Timestamp::from_second(now() - i64::try_from(seconds).unwrap()).unwrap();
-    at.to_string()
-}
-
 #[expect(clippy::disallowed_methods, reason = "ages are of the wall clock")]
 fn now() -> i64 {
     jiff::Timestamp::now().as_second()
 }
 
-/// Creates a pod whose containers restarted so many seconds ago, given for its init containers and
-/// its main container.
-async fn restarted(api: &ApiServer, path: &str, name: &str, (setup, main): (Option<u64>, Option<u64>)) {
-    let mut pod = pod(name);
-    pod["spec"]["initContainers"] = json!([
-        { "name": "setup", "image": "registry.k8s.io/pause:3.10" },
-        { "name": "sidecar", "image": "registry.k8s.io/pause:3.10", "restartPolicy": "Always" },
-    ]);
-    api.create(path, &pod).await;
-    let container = |name: &str, ago: Option<u64>, state: Value| {
-        let last = ago.map(|ago| json!({ "terminated": { "exitCode": 1, "finishedAt": seconds_ago(ago) } }));
-        json!({
-            "name": name, "image": "x", "imageID": "", "ready": true, "restartCount": ago.map_or(0, |_| 3),
-            "lastState": last.unwrap_or(json!({})), "state": state, "started": true,
-        })
-    };
-    let is_setting_up = main.is_none() && setup.is_some();
-    let done = if is_setting_up { json!({ "running": {} }) } else { json!({ "terminated": { "exitCode": 0 } }) };
-    let status = json!({ "status": {
-        "phase": if is_setting_up { "Pending" } else { "Running" },
-        "initContainerStatuses": [
-            container("setup", setup, done), container("sidecar", setup.map(|ago| ago + 1000), json!({ "running": {} })),
-        ],
-        "containerStatuses": [container("main", main, json!({ "running": {} }))],
-    } });
+/// Creates a pod whose container restarted so many seconds ago.
+async fn restarted(api: &ApiServer, path: &str, name: &str, seconds: i64) {
+    api.create(path, &pod(name)).await;
+    let at = jiff::Timestamp::from_second(now() - seconds).unwrap().to_string();
+    let container = json!({
+        "name": "main", "image": "x", "imageID": "", "ready": true, "restartCount": 3, "started": true,
+        "lastState": { "terminated": { "exitCode": 1, "finishedAt": at } }, "state": { "running": {} },
+    });
+    let status = json!({ "status": { "phase": "Running", "containerStatuses": [container] } });
     api.patch(&format!("{path}/{name}/status"), &status).await;
 }
 
@@ -189,13 +170,8 @@ async fn a_cached_table_equals_the_apiservers_to_the_byte() {
         api.create(&format!("/apis/{group}/v1/namespaces/{namespace}/widgets"), &widget).await;
     }
     api.patch(&within("pods/p2/status"), &json!({ "status": { "phase": "Succeeded" } })).await;
-    for (name, restarts) in [
-        ("r0", (None, Some(200))),
-        ("r1", (Some(400), None)),
-        ("r2", (Some(400), Some(90_000))),
-        ("r3", (Some(7000), None)),
-    ] {
-        restarted(api, &within("pods"), name, restarts).await;
+    for (name, seconds) in [("r0", 200), ("r1", 400), ("r2", 7000), ("r3", 90_000)] {
+        restarted(api, &within("pods"), name, seconds).await;
     }
     let widgets = format!("/apis/{group}/v1/namespaces/{namespace}/widgets");
     let paths = [within("pods"), within("configmaps"), widgets.clone(), "/api/v1/nodes".to_owned()];
@@ -227,7 +203,7 @@ async fn a_cached_table_equals_the_apiservers_to_the_byte() {
             servers.same(&format!("{path}?resourceVersion=0{include}")).await;
         }
     }
-    let missing = servers.same_failure(&within("pods/none?resourceVersion=0")).await;
+    let missing = servers.same(&within("pods/none?resourceVersion=0")).await;
     assert!(missing.contains("\"pods \\\"none\\\" not found\""), "{missing}");
     // Pages are served from the cache.
     let version = version_of(&api.get_json(&within("pods/r3")).await);
@@ -241,34 +217,8 @@ async fn a_cached_table_equals_the_apiservers_to_the_byte() {
     api.delete_crd(&group, "widgets").await;
 }
 
-async fn the_status_page_shows_the_cache_in_every_form() {
-    let servers = Servers::start(ApiServer::shared().await, &["--resource=configmaps", "--cache-tables"]).await;
-    servers.is_cached("/api/v1/configmaps?resourceVersion=0").await;
-    let (_, status) = servers.kubefan.admin("/status").await.unwrap();
-    let status: Value = serde_json::from_str(&status).unwrap();
-    let caches = status["caches"].as_array().unwrap().iter();
-    let shown: BTreeSet<_> = caches
-        .map(|cache| ["resource", "encoding", "state"].map(|key| &cache[key]))
-        .map(|cache| cache.map(|text| text.as_str().unwrap()))
-        .collect();
-    assert_eq!(shown, BTreeSet::from([["configmaps", "json", "synced"], ["configmaps", "table", "synced"]]));
-    // gRPC serves only JSON.
-    let mut client = connect(servers.kubefan.grpc_addr).await;
-    let listed = client.list_resources(ListResourcesRequest {}).await.unwrap().into_inner().resources;
-    assert_eq!(listed.iter().map(|status| &*status.name).collect::<Vec<_>>(), ["configmaps"]);
-}
-
-impl Servers {
-    async fn same_failure(&self, path: &str) -> String {
-        let (direct, ours) = tokio::join!(self.ask(path, true), self.ask(path, false));
-        assert_eq!((direct.status, &direct.body), (ours.status, &ours.body));
-        assert!(ours.is_cached);
-        ours.body
-    }
-}
-
 async fn a_watch_of_tables_equals_the_apiservers_and_sends_columns_once() {
-    let servers = Servers::start(ApiServer::shared().await, &["--cache-tables"]).await;
+    let servers = Servers::start(ApiServer::shared().await, &["--resource=configmaps", "--cache-tables"]).await;
     let api = &servers.api;
     let namespace = api.namespace("tables").await;
     let path = format!("/api/v1/namespaces/{namespace}/configmaps");
@@ -284,37 +234,25 @@ async fn a_watch_of_tables_equals_the_apiservers_and_sends_columns_once() {
     api.delete(&format!("{path}/b")).await;
     for (selector, events) in [("", 5), ("&labelSelector=stage%3Don", 5), ("&labelSelector=stage%3Doff", 2)] {
         for include in ["None", "Metadata", "Object"] {
-            let watch = format!(
-                "{path}?watch=1&timeoutSeconds=2&resourceVersion={from}&includeObject={include}&allowWatchBookmarks=true{selector}"
-            );
-            let events_text = servers.same_events(&watch).await;
+            let query = format!("resourceVersion={from}&includeObject={include}&allowWatchBookmarks=true{selector}");
+            let watch = format!("{path}?watch=1&timeoutSeconds=2&{query}");
+            let events_text = servers.same_in(&watch, without_bookmarks).await;
             assert_eq!(events_text.lines().count(), events, "{events_text}");
             assert_eq!(events_text.matches("\"columnDefinitions\":[").count(), 1, "{events_text}");
             assert!(events_text.lines().next().unwrap().contains("\"columnDefinitions\":["), "{events_text}");
         }
     }
     api.delete(&format!("{path}/a")).await;
-}
-
-impl Servers {
-    /// Like [`Self::same`], without bookmarks, because those depend only on time.
-    async fn same_events(&self, path: &str) -> String {
-        let events = |body: &str| {
-            let events = body.lines().filter(|line| !line.contains("\"type\":\"BOOKMARK\""));
-            events.collect::<Vec<_>>().join("\n")
-        };
-        let mut tried = 0;
-        loop {
-            let (direct, ours) = tokio::join!(self.ask(path, true), self.ask(path, false));
-            assert!(ours.is_cached, "{path}: {}", ours.body);
-            let (direct, ours) = (events(&direct.body), events(&ours.body));
-            if direct == ours {
-                return ours;
-            }
-            tried += 1;
-            assert!(tried < TRIES, "{path}: {}", difference(&direct, &ours));
-        }
-    }
+    // The status page has the cache in every form, and gRPC serves only JSON.
+    let (_, status) = servers.kubefan.admin("/status").await.unwrap();
+    let status: Value = serde_json::from_str(&status).unwrap();
+    let caches = status["caches"].as_array().unwrap().iter().filter(|cache| cache["resource"] == "configmaps");
+    let shown: BTreeSet<_> =
+        caches.map(|cache| ["encoding", "state"].map(|key| cache[key].as_str().unwrap())).collect();
+    assert_eq!(shown, BTreeSet::from([["json", "synced"], ["table", "synced"]]));
+    let mut client = connect(servers.kubefan.grpc_addr).await;
+    let listed = client.list_resources(ListResourcesRequest {}).await.unwrap().into_inner().resources;
+    assert_eq!(listed.iter().filter(|status| status.name == "configmaps").count(), 1, "{listed:?}");
 }
 
 async fn changed_columns_of_a_custom_resource_are_picked_up() {
@@ -367,40 +305,4 @@ async fn tables_that_cannot_be_cached_come_from_upstream() {
     let answer = without.ask("/api/v1/pods?resourceVersion=0", false).await;
     assert!(answer.status.is_success() && !answer.is_cached, "it is off by default");
     api.delete_crd(&group, "widgets").await;
-}
-
-async fn table_caches_have_their_own_byte_limit() {
-    let args = ["--cache-tables", "--cache-tables-bytes-max=20Ki", "--resource=configmaps"];
-    let servers = Servers::start(ApiServer::shared().await, &args).await;
-    let namespace = servers.api.namespace("tables").await;
-    let path = format!("/api/v1/namespaces/{namespace}/configmaps");
-    for n in 0..5 {
-        let data = json!({ "metadata": { "name": format!("c{n}") }, "data": { "text": "x".repeat(5000) } });
-        servers.api.create(&path, &data).await;
-    }
-    let answer = servers.ask(&format!("{path}?resourceVersion=0"), false).await;
-    assert!(answer.status.is_success() && !answer.is_cached, "{}", answer.body);
-    let (_, metrics) = servers.kubefan.admin("/metrics").await.unwrap();
-    let is_of_tables = |line: &&str| line.starts_with("kubefan_cached_objects{") && line.contains("media=\"table\"");
-    assert!(metrics.lines().filter(is_of_tables).all(|line| line.ends_with(" 0")), "{metrics}");
-}
-
-async fn an_apiserver_without_tables_is_asked_once_a_minute() {
-    let setup = Setup::of(&["pods"]);
-    let tables = EncodingLimits { bytes_max: 1 << 20, idle_timeout: Duration::from_secs(600) };
-    let setup = Setup { registry: RegistryOptions { tables: Some(tables), ..setup.registry }, ..setup };
-    let rig = Rig::synced(setup.sim(), setup).await;
-    let asked = || rig.metric(r#"kubefan_upstream_requests_total{code="406",verb="watch"}"#);
-    let refused = async || match rig.registry.find("", "v1", "pods", "", Media::Table).await {
-        Err(Refusal::NotCached(message)) => message,
-        Err(other) => panic!("{other:?}"),
-        Ok(_) => panic!("the simulator has no tables"),
-    };
-    let before = asked();
-    assert!(refused().await.contains("does not give pods as table"));
-    refused().await;
-    assert_eq!(asked(), before + 1.0, "asked once");
-    tokio::time::sleep(Duration::from_secs(61)).await;
-    refused().await;
-    assert_eq!(asked(), before + 2.0, "it may have been replaced by one that does");
 }

@@ -10,6 +10,7 @@ use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
     process::Command,
+    sync::LazyLock,
     time::Duration,
 };
 
@@ -67,21 +68,22 @@ const WATCHES: &str = "kubefan_subscribers";
 /// Number of requests that kubefan passes on now, with their watches.
 const PASSED_ON: &str = "kubefan_passthrough_requests";
 
-fn program() -> PathBuf {
-    tools::go_program("clients", Path::new(DIR))
+static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| tools::go_program("clients", Path::new(DIR)));
+
+/// Starts the program against a server. Its log is a file of this name.
+fn start(server: &Server, name: &str, flags: &[&str], dir: &Path) -> Process {
+    let mut command = Command::new(&*PROGRAM);
+    command.arg("--kubeconfig").arg(&server.kubeconfig).args(["--agent", name]).args(flags);
+    Process::spawn("client-go", &mut command, &dir.join(name))
 }
 
-/// Starts informers against a server.
-fn start_informers(program: &Path, server: &Server, setting: &str, flags: &[&str], dir: &Path) -> Process {
-    let agent = format!("{}-{setting}", server.name);
-    let mut command = Command::new(program);
-    command.arg("--kubeconfig").arg(&server.kubeconfig).args(["--agent", &agent]).args(flags);
-    command.args(["--group", GROUP, "--until", LAST]);
-    Process::spawn("client-go", &mut command, &dir.join(&agent))
+/// Starts informers against both servers.
+fn start_informers(both: &Both, setting: &str, flags: &[&str], dir: &Path) -> [Process; 2] {
+    let flags = [flags, &["--group", GROUP, "--until", LAST]].concat();
+    both.servers.each_ref().map(|server| start(server, &format!("{}-{setting}", server.name), &flags, dir))
 }
 
 async fn informers_see_the_same_events_through_kubefan() {
-    let program = program();
     let audit = Audit::new();
     let api = ApiServer::start(audit.options()).await;
     api.create_crd(GROUP, "widgets", "Widget").await;
@@ -89,11 +91,8 @@ async fn informers_see_the_same_events_through_kubefan() {
     let resources = format!("pods,configmaps,nodes,events,widgets.{GROUP}");
     let both = Both::start(api, &["--on-demand=false", "--resource", &resources]).await;
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let start = |setting: &str, flags: &[&str]| {
-        both.servers.each_ref().map(|server| start_informers(&program, server, setting, flags, dir.path()))
-    };
     // Start these while nothing changes.
-    let mut still = SETTINGS.map(|(setting, flags)| (setting, start(setting, flags)));
+    let mut still = SETTINGS.map(|(setting, flags)| (setting, start_informers(&both, setting, flags, dir.path())));
     for (setting, processes) in &mut still {
         let [direct, kubefan] = [synced(&mut processes[0]).await, synced(&mut processes[1]).await];
         println!("{setting}: all informers synced after {direct:.2} s directly, {kubefan:.2} s through kubefan");
@@ -111,7 +110,7 @@ async fn informers_see_the_same_events_through_kubefan() {
     }
     let unproved_starts = both.kubefan.unproved_resources().await;
     write(&both.api, 6..12).await;
-    let mut moving = start("moving", JSON);
+    let mut moving = start_informers(&both, "moving", JSON, dir.path());
     tokio::join!(write(&both.api, 12..30), async {
         for process in &mut moving {
             synced(process).await;
@@ -122,8 +121,7 @@ async fn informers_see_the_same_events_through_kubefan() {
 
     let mut reports = Vec::new();
     for (setting, processes) in still {
-        let [direct, kubefan] = processes;
-        let [direct, kubefan] = [report(direct).await, report(kubefan).await];
+        let [direct, kubefan] = reports_of(processes).await;
         for (informer, direct) in &direct {
             let kubefan = &kubefan[informer];
             let what = format!("{informer}, {setting}");
@@ -138,8 +136,7 @@ async fn informers_see_the_same_events_through_kubefan() {
             assert_equal(informer, &reports[0][informer].ordered(), &report.ordered());
         }
     }
-    let [direct, kubefan] = moving;
-    let [direct, kubefan] = [report(direct).await, report(kubefan).await];
+    let [direct, kubefan] = reports_of(moving).await;
     for (informer, direct) in &direct {
         let kubefan = &kubefan[informer];
         assert_eq!(direct.store, kubefan.store, "{informer}, started while objects change");
@@ -158,7 +155,6 @@ async fn informers_see_the_same_events_through_kubefan() {
 }
 
 async fn informers_recover_after_kubefan_restarts() {
-    let program = program();
     let api = ApiServer::start(Options::default()).await;
     api.create_crd(GROUP, "widgets", "Widget").await;
     write(&api, 0..3).await;
@@ -167,8 +163,7 @@ async fn informers_recover_after_kubefan_restarts() {
     let args = ["--on-demand=false", "--resource", &resources];
     let mut both = Both::start_at(api, &address, &args).await;
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let mut processes =
-        both.servers.each_ref().map(|server| start_informers(&program, server, "restart", JSON, dir.path()));
+    let mut processes = start_informers(&both, "restart", JSON, dir.path());
     for process in &mut processes {
         synced(process).await;
     }
@@ -178,8 +173,7 @@ async fn informers_recover_after_kubefan_restarts() {
     both = Both::start_at(both.api, &address, &args).await;
     write(&both.api, 9..12).await;
     finish(&both.api).await;
-    let [direct, kubefan] = processes;
-    let [direct, kubefan] = [report(direct).await, report(kubefan).await];
+    let [direct, kubefan] = reports_of(processes).await;
     for (informer, direct) in &direct {
         let kubefan = &kubefan[informer];
         assert_eq!(direct.store, kubefan.store, "{informer}");
@@ -198,16 +192,13 @@ async fn informers_recover_after_kubefan_restarts() {
 }
 
 async fn leader_election_works_through_kubefan() {
-    let program = program();
     let both = Both::start(ApiServer::shared().await, &["--resource", "leases.coordination.k8s.io"]).await;
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let namespace = both.api.namespace("election").await;
-    let mut processes = both.servers.each_ref().map(|server| {
-        let mut command = Command::new(&program);
-        command.arg("--kubeconfig").arg(&server.kubeconfig).args(["--agent", server.name]);
-        command.args(["--elect", &format!("{namespace}/{}", server.name)]);
-        Process::spawn("the election", &mut command, &dir.path().join(server.name))
-    });
+    let mut processes = both
+        .servers
+        .each_ref()
+        .map(|server| start(server, server.name, &["--elect", &format!("{namespace}/{}", server.name)], dir.path()));
     for (process, server) in processes.iter_mut().zip(&both.servers) {
         let ended = process.ended(wait::SOON * 4).await;
         let log = process.log();
@@ -288,16 +279,20 @@ struct Informer {
     store: Map<String, Value>,
 }
 
-/// Waits for a program and reads its final report, by informer.
-async fn report(mut process: Process) -> BTreeMap<String, Informer> {
+/// Waits for both programs and reads their final reports, by informer.
+async fn reports_of(processes: [Process; 2]) -> [BTreeMap<String, Informer>; 2] {
     #[derive(Deserialize)]
     struct Report {
         informers: BTreeMap<String, Informer>,
     }
-    let ended = process.ended(wait::SOON * 4).await;
-    let log = process.log();
-    let report = log.lines().find_map(|line| serde_json::from_str::<Report>(line).ok());
-    report.unwrap_or_else(|| panic!("client-go: {ended}: {log}")).informers
+    let report = |mut process: Process| async move {
+        let ended = process.ended(wait::SOON * 4).await;
+        let log = process.log();
+        let report = log.lines().find_map(|line| serde_json::from_str::<Report>(line).ok());
+        report.unwrap_or_else(|| panic!("client-go: {ended}: {log}")).informers
+    };
+    let [direct, kubefan] = processes;
+    [report(direct).await, report(kubefan).await]
 }
 
 impl Informer {
@@ -340,7 +335,9 @@ impl Informer {
 async fn the_version_of_a_store_follows_bookmarks_through_kubefan() {
     let both = Both::start(ApiServer::shared().await, &["--resource=limitranges"]).await;
     let directory = tempfile::tempdir().expect("a directory can be created");
-    let informers: Vec<Process> = both.servers.iter().map(|server| store_versions(server, directory.path())).collect();
+    let flags = ["--versions", "--resources", "limitranges.v1."];
+    let informers: Vec<Process> =
+        both.servers.iter().map(|server| start(server, server.name, &flags, directory.path())).collect();
     for informer in &informers {
         wait::until("the first state", wait::SOON, || async { newest_version(informer) }).await;
     }
@@ -354,12 +351,6 @@ async fn the_version_of_a_store_follows_bookmarks_through_kubefan() {
         })
         .await;
     }
-}
-
-fn store_versions(server: &Server, directory: &Path) -> Process {
-    let mut command = Command::new(program());
-    command.arg("--kubeconfig").arg(&server.kubeconfig).args(["--versions", "--resources", "limitranges.v1."]);
-    Process::spawn("client-go", &mut command, &directory.join(server.name))
 }
 
 /// The last version that a program of `-versions` has printed.

@@ -19,8 +19,6 @@ pub(crate) struct Api {
     pub(crate) base_url: String,
     /// Trusts the server.
     pub(crate) client: reqwest::Client,
-    /// Sent with every request.
-    pub(crate) bearer: Option<String>,
 }
 
 /// An answer.
@@ -126,11 +124,7 @@ impl Events {
 
 impl Api {
     fn request(&self, method: Method, path: &str) -> reqwest::RequestBuilder {
-        let request = self.client.request(method, format!("{}{path}", self.base_url));
-        match &self.bearer {
-            Some(token) => request.bearer_auth(token),
-            None => request,
-        }
+        self.client.request(method, format!("{}{path}", self.base_url))
     }
 
     pub(super) async fn send(&self, method: Method, path: &str, media_type: &str, body: String) -> Answer {

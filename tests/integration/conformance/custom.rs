@@ -40,13 +40,10 @@ impl Widgets {
     /// Creates the definition and waits until it is served. A real server takes a moment.
     async fn define(&self, api: &Api) {
         api.post(CRDS, &self.definition).await.ok();
-        for _ in 0..300 {
-            if api.get(&self.path()).await.code == 200 {
-                return;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-        }
-        panic!("{} is not served", self.path());
+        wait::until("the resource to be served", wait::SOON, || async {
+            (api.get(&self.path()).await.code == 200).then_some(())
+        })
+        .await;
     }
 
     async fn remove(&self, api: &Api) {
@@ -57,14 +54,11 @@ impl Widgets {
         let object = json!({"apiVersion": format!("{}/v1", self.group), "kind": "Widget", "metadata": {"name": name},
             "spec": {"z": 1, "color": color, "a": "<b>&"}});
         // A real server may refuse writes for a moment after the definition.
-        for _ in 0..300 {
+        wait::until("the resource to accept writes", wait::SOON, || async {
             let answer = api.post(&self.path(), &object).await;
-            if answer.code == 201 {
-                return version(&answer.json());
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-        }
-        panic!("{} accepts no writes", self.path());
+            (answer.code == 201).then(|| version(&answer.json()))
+        })
+        .await
     }
 }
 

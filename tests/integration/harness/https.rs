@@ -116,7 +116,7 @@ impl Https<'_> {
     }
 
     /// A connection for this protocol of ALPN.
-    async fn connect(&self, protocol: &[u8]) -> TlsStream<TcpStream> {
+    pub(crate) async fn connect(&self, protocol: &[u8]) -> TlsStream<TcpStream> {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(self.ca_pem.as_bytes()).unwrap()).unwrap();
         let builder = ClientConfig::builder().with_root_certificates(roots);

@@ -20,7 +20,7 @@ use super::{
     table,
     world::{RESOURCES, World},
 };
-use crate::harness::tests;
+use crate::harness::{is_full_scale, tests};
 
 tests! {
     apiserver full: kubefan_answers_like_the_apiserver;
@@ -36,24 +36,41 @@ const TIMEOUT_FACTOR: u64 = 4;
 /// The seed of the random requests at the default scale.
 const SEED: u64 = 1;
 
-fn is_full() -> bool {
-    std::env::var("KUBEFAN_TEST_SCALE").as_deref() == Ok("full")
-}
-
 /// The results of many comparisons.
 #[derive(Default)]
 struct Report {
     asked: usize,
     watches: usize,
     cached: usize,
-    forwarded: usize,
     /// Number of lists compared byte for byte at the same version.
     bytes: usize,
     by_status: BTreeMap<u16, usize>,
     failures: Vec<String>,
-    /// Differences that do not count: without passthrough, kubefan itself answers where upstream
-    /// would.
-    expected_differences: Vec<String>,
+}
+
+impl Report {
+    fn add(&mut self, request: &Request, one: Compared) {
+        self.asked += 1;
+        self.watches += usize::from(is_watch(request));
+        self.cached += usize::from(one.is_cached);
+        self.bytes += usize::from(one.bytes);
+        *self.by_status.entry(one.status).or_default() += 1;
+        if !one.differences.is_empty() {
+            self.failures.push(format!("{request}\n    {}", one.differences.join("\n    ")));
+        }
+    }
+
+    fn print(&self, what: &str) {
+        let Self { asked, watches, cached, bytes, by_status, failures } = self;
+        for failure in failures {
+            println!("DIFFERS {failure}");
+        }
+        println!(
+            "{what}: {asked} requests ({watches} watches), {cached} answered by the cache, {bytes} lists compared byte for byte at \
+             one version; upstream's statuses {by_status:?}; {} differ",
+            failures.len()
+        );
+    }
 }
 
 async fn kubefan_answers_like_the_apiserver() {
@@ -62,13 +79,14 @@ async fn kubefan_answers_like_the_apiserver() {
     let seed = match std::env::var("KUBEFAN_SEED") {
         Ok(seed) => seed.parse().expect("KUBEFAN_SEED is a number"),
         #[expect(clippy::disallowed_methods, reason = "different requests in each run; a failure names the seed")]
-        Err(_) if is_full() => rand::random(),
+        Err(_) if is_full_scale() => rand::random(),
         Err(_) => SEED,
     };
     println!("KUBEFAN_SEED={seed}");
-    let generated = generate::requests(&world, &mut Pcg64Mcg::seed_from_u64(seed), if is_full() { 2000 } else { 400 });
+    let generated =
+        generate::requests(&world, &mut Pcg64Mcg::seed_from_u64(seed), if is_full_scale() { 2000 } else { 400 });
     let comparing = async {
-        let table = compare_all(&world, table::requests(&world, is_full())).await;
+        let table = compare_all(&world, table::requests(&world, is_full_scale())).await;
         table.print("the table");
         let generated = compare_all(&world, generated).await;
         generated.print(&format!("random requests with KUBEFAN_SEED={seed}"));
@@ -95,12 +113,8 @@ async fn compare_pages(world: &World) -> Report {
             let first = format!("{path}?resourceVersion={}&resourceVersionMatch=NotOlderThan&{rest}", world.now);
             let mut request = Request::get(first, AnsweredBy::Cache);
             loop {
-                let (ours, status, difference) = compare_page(world, &request, report.asked).await;
-                report.asked += 1;
-                report.bytes += 1;
-                report.cached += usize::from(ours.is_cached());
-                *report.by_status.entry(status).or_default() += 1;
-                report.failures.extend(difference.map(|difference| format!("{request}\n    {difference}")));
+                let (compared, ours) = compare_page(world, &request, report.asked).await;
+                report.add(&request, compared);
                 let body: Value = serde_json::from_slice(&ours.body).unwrap_or_default();
                 let Some(token) = body["metadata"]["continue"].as_str().filter(|token| !token.is_empty()) else {
                     break;
@@ -112,9 +126,9 @@ async fn compare_pages(world: &World) -> Report {
     report
 }
 
-/// The page from kubefan, the status of upstream, and the difference. As in [`compare`], a
-/// temporary one does not count.
-async fn compare_page(world: &World, request: &Request, turn: usize) -> (Answer, u16, Option<String>) {
+/// Compares a page, and returns that of kubefan. As in [`compare`], a temporary difference does not
+/// count.
+async fn compare_page(world: &World, request: &Request, turn: usize) -> (Compared, Answer) {
     let mut tries = 1;
     loop {
         let ours = world.ask_kubefan(request, turn).await;
@@ -122,7 +136,8 @@ async fn compare_page(world: &World, request: &Request, turn: usize) -> (Answer,
         let direct = world.ask_direct(&exact).await;
         let difference = wrong_server(request, &ours).or_else(|| byte_difference(&direct, &ours));
         if difference.is_none() || tries == TRIES {
-            return (ours, direct.status, difference);
+            let (status, is_cached) = (direct.status, ours.is_cached());
+            return (Compared { status, is_cached, bytes: true, differences: difference.into_iter().collect() }, ours);
         }
         tries += 1;
     }
@@ -134,18 +149,7 @@ async fn compare_all(world: &World, requests: Vec<Request>) -> Report {
     let mut compared = compared.buffer_unordered(CONCURRENCY);
     let mut report = Report::default();
     while let Some((one, request)) = compared.next().await {
-        report.asked += 1;
-        report.watches += usize::from(is_watch(&request));
-        report.cached += usize::from(one.is_cached);
-        report.forwarded += usize::from(!one.is_cached);
-        report.bytes += usize::from(one.bytes);
-        *report.by_status.entry(one.status).or_default() += 1;
-        let report_line = || format!("{request}\n    {}", one.differences.join("\n    "));
-        match (one.differences.is_empty(), one.is_compared) {
-            (true, _) => {}
-            (false, true) => report.failures.push(report_line()),
-            (false, false) => report.expected_differences.push(report_line()),
-        }
+        report.add(&request, one);
     }
     report
 }
@@ -154,8 +158,6 @@ async fn compare_all(world: &World, requests: Vec<Request>) -> Report {
 struct Compared {
     status: u16,
     is_cached: bool,
-    /// Whether the answers should be equal.
-    is_compared: bool,
     bytes: bool,
     differences: Vec<String>,
 }
@@ -169,7 +171,7 @@ async fn compare(world: &World, request: &Request, turn: usize) -> Compared {
     let (from, to) = (format!("timeoutSeconds={seconds}"), format!("timeoutSeconds={}", seconds * TIMEOUT_FACTOR));
     let patient = Request { path: request.path.replace(&from, &to), ..request.clone() };
     for _ in 1..TRIES {
-        if compared.differences.is_empty() || !compared.is_compared {
+        if compared.differences.is_empty() {
             break;
         }
         compared = compare_once(world, &patient, turn).await;
@@ -179,36 +181,12 @@ async fn compare(world: &World, request: &Request, turn: usize) -> Compared {
 
 async fn compare_once(world: &World, request: &Request, turn: usize) -> Compared {
     let (direct, ours) = tokio::join!(world.ask_direct(request), world.ask_kubefan(request, turn));
-    let (status, is_cached) = (direct.status, ours.is_cached());
-    let wrong = wrong_server(request, &ours);
-    let is_compared = is_cached || world.has_passthrough || wrong.is_some();
+    let is_cached = ours.is_cached();
     let mut differences = differences(request, &direct, &ours);
-    differences.extend(wrong);
-    let mut bytes = false;
-    if is_cached
-        && !is_watch(request)
-        && let Some(exact) = at_its_version(request, &ours)
-    {
-        bytes = true;
-        let direct = world.ask_direct(&exact).await;
-        differences.extend(byte_difference(&direct, &ours));
+    differences.extend(wrong_server(request, &ours));
+    let exact = if is_cached && !is_watch(request) { at_its_version(request, &ours) } else { None };
+    if let Some(exact) = &exact {
+        differences.extend(byte_difference(&world.ask_direct(exact).await, &ours));
     }
-    Compared { status, is_cached, is_compared, bytes, differences }
-}
-
-impl Report {
-    fn print(&self, what: &str) {
-        let Self { asked, watches, cached, forwarded, bytes, by_status, failures, expected_differences } = self;
-        for failure in failures {
-            println!("DIFFERS {failure}");
-        }
-        for difference in expected_differences {
-            println!("EXPECTED {difference}");
-        }
-        println!(
-            "{what}: {asked} requests ({watches} watches), {cached} answered by the cache, {forwarded} forwarded, {bytes} lists \
-             compared byte for byte at one version; upstream's statuses {by_status:?}; {} differ",
-            failures.len()
-        );
-    }
+    Compared { status: direct.status, is_cached, bytes: exact.is_some(), differences }
 }

@@ -4,7 +4,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use kubefan_model::GroupVersionResource;
-use kubefan_sim::apiserver::{Fault, FaultRule, SimOptions, Verb};
+use kubefan_sim::apiserver::SimOptions;
 use reqwest::{Client, Response, StatusCode};
 use serde_json::{Value, json};
 use tokio::{
@@ -12,23 +12,27 @@ use tokio::{
     net::{TcpSocket, TcpStream, UnixStream},
 };
 
-use crate::harness::{
-    kubefan::Kubefan,
-    record::{Watch, connect},
-    rig::{pod, pods, target},
-    servers::is_cached,
-    simulated::Simulated,
-    tests,
+use crate::{
+    connections::RawConnection,
+    freshness::write_configmap,
+    harness::{
+        kubefan::Kubefan,
+        network::answer,
+        objects::version_of,
+        record::{Watch, connect},
+        rig::{Rig, Setup, pod, pods, target},
+        servers::is_cached,
+        simulated::Simulated,
+        tests,
+    },
 };
 
 tests! {
-    local: a_partial_cache_answers_only_requests_for_its_part,
-        a_partial_cache_refuses_other_requests_without_passthrough, consistent_reads_are_proved_without_passthrough,
-        an_unproved_read_is_503_and_a_later_one_succeeds, reads_above_the_limit_are_429,
-        watches_above_the_limit_are_429, requests_are_counted_for_both_protocols,
-        a_web_page_of_another_host_cannot_read, an_unread_answer_releases_its_resources,
-        a_disconnect_is_noticed_behind_a_pipelined_request, with_passthrough_only_informers_start_a_cache,
-        reads_start_caches_without_passthrough, open_watches_do_not_delay_the_shutdown;
+    local: a_partial_cache_answers_only_requests_for_its_part, without_passthrough_reads_start_caches_and_are_proved,
+        with_passthrough_only_informers_start_a_cache, requests_above_a_limit_are_429,
+        requests_are_counted_for_both_protocols, a_web_page_of_another_host_cannot_read,
+        an_unread_answer_releases_its_resources, open_watches_do_not_delay_the_shutdown;
+    paused: an_unproved_read_is_503_and_a_later_one_succeeds;
 }
 
 const PODS: &str = "/api/v1/pods";
@@ -78,76 +82,64 @@ async fn two_nodes() -> Simulated {
 
 async fn a_partial_cache_answers_only_requests_for_its_part() {
     let simulated = two_nodes().await;
-    let kubefan = simulated.kubefan(&["--resource=pods", "--upstream-field-selector=spec.nodeName=n1"]).await;
-    let part = format!("{PODS}?{ANY}&fieldSelector=spec.nodeName%3Dn1");
+    let args = ["--resource=pods", "--upstream-field-selector=spec.nodeName=n1"];
+    let kubefan = simulated.kubefan(&args).await;
+    let shut = simulated.kubefan(&[&args[..], &["--passthrough=off"]].concat()).await;
+    let all = format!("{PODS}?{ANY}");
+    let part = format!("{all}&fieldSelector=spec.nodeName%3Dn1");
     for (path, cached, expected) in [
-        (format!("{PODS}?{ANY}"), false, &["here", "there"][..]),
-        (format!("{PODS}?{ANY}&fieldSelector=spec.nodeName%3Dn2"), false, &["there"]),
+        (all.clone(), false, &["here", "there"][..]),
+        (format!("{all}&fieldSelector=spec.nodeName%3Dn2"), false, &["there"]),
         (part.clone(), true, &["here"]),
         (format!("{part},metadata.name%3Dthere"), true, &[]),
     ] {
         let response = get(&kubefan, &path).await;
-        assert_eq!(
-            (is_cached(&response), names(response).await),
-            (cached, expected.to_vec().iter().map(|name| name.to_string()).collect()),
-            "{path}"
-        );
-    }
-    for name in ["here", "there"] {
-        let response = get(&kubefan, &format!("/api/v1/namespaces/default/pods/{name}?{ANY}")).await;
-        assert_eq!(
-            (response.status(), is_cached(&response)),
-            (StatusCode::OK, false),
-            "{name}: the pod may have moved to another node"
-        );
-    }
-    for (path, cached) in [(format!("{PODS}?{ANY}&watch=1"), false), (format!("{part}&watch=1"), true)] {
-        let mut watch = get(&kubefan, &path).await;
-        assert_eq!((watch.status(), is_cached(&watch)), (StatusCode::OK, cached), "{path}");
-        assert!(watch.chunk().await.unwrap().is_some());
-    }
-}
-
-async fn a_partial_cache_refuses_other_requests_without_passthrough() {
-    let simulated = two_nodes().await;
-    let args = ["--resource=pods", "--upstream-field-selector=spec.nodeName=n1", "--passthrough=off"];
-    let kubefan = simulated.kubefan(&args).await;
-    for path in [format!("{PODS}?{ANY}"), format!("{PODS}?{ANY}&watch=1")] {
-        let status = refused(get(&kubefan, &path).await, StatusCode::BAD_REQUEST).await;
-        assert!(status["message"].as_str().unwrap().contains("spec.nodeName=n1"), "{status}");
-    }
-    assert_eq!(names(get(&kubefan, &format!("{PODS}?{ANY}&fieldSelector=spec.nodeName=n1")).await).await, ["here"]);
-    let object = |name: &str| format!("/api/v1/namespaces/default/pods/{name}?{ANY}");
-    let cached = json_of(get(&kubefan, &object("here")).await).await;
-    assert_eq!(cached["metadata"]["name"], "here");
-    let status = refused(get(&kubefan, &object("there")).await, StatusCode::SERVICE_UNAVAILABLE).await;
-    assert!(
-        status["message"].as_str().unwrap().contains("--upstream-field-selector"),
-        "the pod may exist, so a 404 would be wrong: {status}"
-    );
-}
-
-async fn consistent_reads_are_proved_without_passthrough() {
-    let simulated = Simulated::start().await;
-    let kubefan = simulated.kubefan(&["--resource=pods", "--passthrough=off"]).await;
-    let configmaps = GroupVersionResource::new("", "v1", "configmaps");
-    for round in 0..2 {
-        let name = format!("new-{round}");
-        simulated.create(&name);
-        // The cluster's version advances and the pods' does not, so a look-up alone proves nothing
-        // about pods.
-        let elsewhere = json!({ "metadata": { "namespace": "default", "name": name } });
-        let version = simulated.sim.create(&configmaps, elsewhere).unwrap();
-        if round == 0 {
-            let list = json_of(get(&kubefan, PODS).await).await;
-            let reached: u64 = list["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
-            assert!(reached >= version && list["items"].as_array().unwrap().len() == 4, "{list}");
+        assert_eq!((is_cached(&response), names(response).await), (cached, owned(expected)), "{path}");
+        let response = get(&shut, &path).await;
+        if cached {
+            assert_eq!(names(response).await, owned(expected), "{path}");
         } else {
-            let object = json_of(get(&kubefan, &format!("/api/v1/namespaces/default/pods/{name}")).await).await;
-            assert_eq!(object["metadata"]["name"], *name, "{object}");
+            let status = refused(response, StatusCode::BAD_REQUEST).await;
+            assert!(status["message"].as_str().unwrap().contains("spec.nodeName=n1"), "{path}: {status}");
         }
+        let watch = format!("{path}&watch=1&timeoutSeconds=1");
+        let response = get(&kubefan, &watch).await;
+        assert_eq!((response.status(), is_cached(&response)), (StatusCode::OK, cached), "{watch}");
+        let expected = if cached { StatusCode::OK } else { StatusCode::BAD_REQUEST };
+        assert_eq!(get(&shut, &watch).await.status(), expected, "{watch}");
     }
-    let status = refused(get(&kubefan, "/api/v1/namespaces/default/pods/none").await, StatusCode::NOT_FOUND).await;
+    let object = |name: &str| format!("/api/v1/namespaces/default/pods/{name}?{ANY}");
+    for name in ["here", "there"] {
+        let response = get(&kubefan, &object(name)).await;
+        assert_eq!((response.status(), is_cached(&response)), (StatusCode::OK, false), "{name} may have moved");
+    }
+    assert_eq!(json_of(get(&shut, &object("here")).await).await["metadata"]["name"], "here");
+    // The pod may exist, so a 404 would be wrong.
+    let status = refused(get(&shut, &object("there")).await, StatusCode::SERVICE_UNAVAILABLE).await;
+    assert!(status["message"].as_str().unwrap().contains("--upstream-field-selector"), "{status}");
+}
+
+fn owned(names: &[&str]) -> Vec<String> {
+    names.iter().map(|name| name.to_string()).collect()
+}
+
+async fn without_passthrough_reads_start_caches_and_are_proved() {
+    let simulated = Simulated::start().await;
+    let kubefan = simulated.kubefan(&["--on-demand", "--passthrough=off"]).await;
+    let configmaps = GroupVersionResource::new("", "v1", "configmaps");
+    // The cluster's version advances and the pods' does not, so a look-up alone proves nothing about
+    // pods.
+    let elsewhere = json!({ "metadata": { "namespace": "default", "name": "elsewhere" } });
+    let version = simulated.sim.create(&configmaps, elsewhere).unwrap();
+    let list = json_of(get(&kubefan, PODS).await).await;
+    assert!(version_of(&list) >= version && list["items"].as_array().unwrap().len() == 3, "{list}");
+    simulated.create("new");
+    let object = |resource: &str, name: &str| format!("/api/v1/namespaces/default/{resource}/{name}");
+    for (resource, name) in [("pods", "new"), ("configmaps", "elsewhere")] {
+        let found = json_of(get(&kubefan, &object(resource, name)).await).await;
+        assert_eq!(found["metadata"]["name"], name, "{found}");
+    }
+    let status = refused(get(&kubefan, &object("pods", "none")).await, StatusCode::NOT_FOUND).await;
     assert_eq!(status["details"]["name"], "none", "{status}");
     // Without passthrough, kubefan ignores that this client wants indented JSON.
     let curl = client().get(format!("http://{}{PODS}?{ANY}", kubefan.grpc_addr)).header("user-agent", "curl/8");
@@ -155,32 +147,31 @@ async fn consistent_reads_are_proved_without_passthrough() {
 }
 
 async fn an_unproved_read_is_503_and_a_later_one_succeeds() {
-    let simulated = Simulated::start().await;
+    let setup = Setup::of(&["pods"]);
+    let sim = setup.sim();
     // One list of metadata would prove the state of fewer objects.
-    for number in 0..1_000 {
-        simulated.create(&format!("many-{number}"));
+    for number in 0..1_100 {
+        sim.create(&pods(), pod(&format!("p{number}"), "new")).unwrap();
     }
-    let kubefan = simulated.kubefan(&["--resource=pods", "--passthrough=off"]).await;
-    let mut attempts = 0..3;
-    let status = loop {
-        simulated.sim.clear_faults();
-        simulated.sim.set_fault(FaultRule {
-            fault: Fault::Silence,
-            verb: Some(Verb::Watch),
-            resource: Some(pods()),
-            requests: 1,
-        });
-        let attempt = attempts.next().expect("a watch has only one first bookmark");
-        let elsewhere = json!({ "metadata": { "namespace": "default", "name": format!("elsewhere-{attempt}") } });
-        simulated.sim.create(&GroupVersionResource::new("", "v1", "configmaps"), elsewhere).unwrap();
-        let answer = get(&kubefan, PODS).await;
-        // The first bookmark of that watch also proves freshness.
-        if answer.status() != StatusCode::OK {
-            break refused(answer, StatusCode::SERVICE_UNAVAILABLE).await;
+    let rig = Rig::synced(sim, setup).await;
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    write_configmap(&rig.sim);
+    let is_probe = |path: &str| path.starts_with(PODS) && path.contains("watch=1");
+    rig.network.answer_once(is_probe, answer(200, Vec::new(), true));
+    let mut raw = RawConnection::to(&rig).await;
+    for (code, text) in [(503, "no bookmark"), (200, r#""name":"p999""#)] {
+        let request = http::Request::get(format!("http://localhost{PODS}")).body(()).unwrap();
+        let response = raw.requests.send_request(request, true).unwrap().0.await.unwrap();
+        assert_eq!(response.status(), code);
+        let (mut body, mut read) = (response.into_body(), Vec::new());
+        while let Some(data) = body.data().await {
+            let data = data.unwrap();
+            body.flow_control().release_capacity(data.len()).unwrap();
+            read.extend_from_slice(&data);
         }
-    };
-    assert!(status["message"].as_str().unwrap().contains("no bookmark"), "{status}");
-    assert_eq!(names(get(&kubefan, PODS).await).await.len(), 1_003);
+        let read = String::from_utf8(read).unwrap();
+        assert!(read.contains(text), "{code}: {read:.300}");
+    }
 }
 
 /// More than the sockets can buffer.
@@ -194,60 +185,55 @@ async fn large() -> Simulated {
     simulated
 }
 
-/// Sends a request and does not read the answer.
-async fn ask(address: SocketAddr, path: &str) -> TcpStream {
+/// Sends a request with further headers and does not read the answer.
+async fn ask(address: SocketAddr, path: &str, headers: &str) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4096).unwrap();
     let mut stream = socket.connect(address).await.unwrap();
-    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").as_bytes()).await.unwrap();
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n").as_bytes()).await.unwrap();
     stream
 }
 
-async fn reads_above_the_limit_are_429() {
-    let simulated = large().await;
-    let kubefan = simulated.kubefan(&["--resource=pods", "--reads-max=1"]).await;
-    let unread = ask(kubefan.grpc_addr, &format!("{PODS}?{ANY}")).await;
-    let list = r#"kubefan_requests_inflight{protocol="http",verb="list"}"#;
-    kubefan.metric_becomes(list, 1.0).await;
-    for path in [format!("{PODS}?{ANY}"), format!("/api/v1/namespaces/default/pods/large-1?{ANY}")] {
-        let response = get(&kubefan, &path).await;
-        assert_eq!(response.headers()["retry-after"], "1");
-        let status = refused(response, StatusCode::TOO_MANY_REQUESTS).await;
-        assert_eq!(
-            (&status["reason"], &status["details"]["retryAfterSeconds"]),
-            (&json!("TooManyRequests"), &json!(1))
-        );
-        assert!(status["message"].as_str().unwrap().contains("--reads-max"), "{status}");
-    }
-    for verb in ["list", "get"] {
-        let line = format!(
-            r#"kubefan_requests_total{{answered_by="kubefan",code="429",protocol="http",resource="pods",verb="{verb}"}}"#
-        );
-        assert_eq!(kubefan.metric(&line).await, Some(1.0), "{line}");
-    }
-    // Watches and forwarded requests have separate limits.
-    assert_eq!(get(&kubefan, &format!("{PODS}?{ANY}&watch=1")).await.status(), StatusCode::OK);
-    assert_eq!(get(&kubefan, "/version").await.status(), StatusCode::OK);
-    drop(unread);
-    kubefan.metric_becomes(list, 0.0).await;
-    assert_eq!(get(&kubefan, &format!("{PODS}?{ANY}&limit=1")).await.status(), StatusCode::OK);
+/// Asserts a 429 that names this flag.
+async fn over_limit(kubefan: &Kubefan, path: &str, flag: &str) {
+    let response = get(kubefan, path).await;
+    assert_eq!(response.headers()["retry-after"], "1", "{path}");
+    let status = refused(response, StatusCode::TOO_MANY_REQUESTS).await;
+    let details = (&status["reason"], &status["details"]["retryAfterSeconds"]);
+    assert_eq!(details, (&json!("TooManyRequests"), &json!(1)), "{path}");
+    assert!(status["message"].as_str().unwrap().contains(flag), "{path}: {status}");
 }
 
-async fn watches_above_the_limit_are_429() {
-    let simulated = Simulated::start().await;
-    let kubefan = simulated.kubefan(&["--resource=pods", "--subscribers-max=2"]).await;
-    let path = format!("{PODS}?{ANY}&watch=1");
-    let _over_http = get(&kubefan, &path).await;
+async fn requests_above_a_limit_are_429() {
+    let simulated = large().await;
+    let kubefan = simulated.kubefan(&["--resource=pods", "--reads-max=1", "--subscribers-max=2"]).await;
+    let (all, watch) = (format!("{PODS}?{ANY}"), format!("{PODS}?{ANY}&watch=1"));
+    let unread = ask(kubefan.grpc_addr, &all, "").await;
+    let list = r#"kubefan_requests_inflight{protocol="http",verb="list"}"#;
+    kubefan.metric_becomes(list, 1.0).await;
+    for path in [&all, &format!("/api/v1/namespaces/default/pods/large-1?{ANY}")] {
+        over_limit(&kubefan, path, "--reads-max").await;
+    }
+    for verb in ["list", "get"] {
+        let refused = requests("kubefan", "429", "http", "pods", verb);
+        assert_eq!(kubefan.metric(&refused).await, Some(1.0), "{refused}");
+    }
+    // Watches and forwarded requests have separate limits. That of watches is for both protocols.
+    let over_http = get(&kubefan, &watch).await;
+    assert_eq!(over_http.status(), StatusCode::OK);
+    assert_eq!(get(&kubefan, "/version").await.status(), StatusCode::OK);
     let _over_grpc = Watch::start(&mut connect(kubefan.grpc_addr).await, target("pods"), "").await.unwrap();
-    let response = get(&kubefan, &path).await;
-    assert_eq!(response.headers()["retry-after"], "1");
-    let status = refused(response, StatusCode::TOO_MANY_REQUESTS).await;
-    assert!(status["message"].as_str().unwrap().contains("--subscribers-max"), "{status}");
-    assert_eq!(
-        get(&kubefan, &format!("{PODS}?{ANY}")).await.status(),
-        StatusCode::OK,
-        "a list does not count as a watch"
-    );
+    over_limit(&kubefan, &watch, "--subscribers-max").await;
+    drop(unread);
+    kubefan.metric_becomes(list, 0.0).await;
+    assert_eq!(get(&kubefan, &format!("{all}&limit=1")).await.status(), StatusCode::OK);
+}
+
+/// The metric that counts requests.
+fn requests(by: &str, code: &str, protocol: &str, resource: &str, verb: &str) -> String {
+    let labels =
+        format!(r#"answered_by="{by}",code="{code}",protocol="{protocol}",resource="{resource}",verb="{verb}""#);
+    format!("kubefan_requests_total{{{labels}}}")
 }
 
 async fn requests_are_counted_for_both_protocols() {
@@ -268,25 +254,19 @@ async fn requests_are_counted_for_both_protocols() {
     let mut grpc = connect(kubefan.grpc_addr).await;
     let _other = Watch::start(&mut grpc, target("pods"), "").await.unwrap();
     assert!(Watch::start(&mut grpc, target("unicorns"), "").await.is_err());
-    let count = async |by: &str, code: &str, protocol: &str, resource: &str, verb: &str| {
-        let line = format!(
-            r#"kubefan_requests_total{{answered_by="{by}",code="{code}",protocol="{protocol}",resource="{resource}",verb="{verb}"}}"#
-        );
-        (kubefan.metric(&line).await, line)
-    };
-    for (by, code, protocol, resource, verb, expected) in [
-        ("cache", "200", "http", "pods", "list", 1.0),
-        ("cache", "200", "http", "pods", "get", 1.0),
-        ("cache", "404", "http", "pods", "get", 1.0),
-        ("upstream", "200", "http", "pods", "get", 1.0),
-        ("upstream", "200", "http", "other", "list", 1.0),
-        ("upstream", "200", "http", "other", "get", 1.0),
-        ("cache", "200", "http", "pods", "watch", 1.0),
-        ("cache", "OK", "grpc", "pods", "watch", 1.0),
-        ("kubefan", "NOT_FOUND", "grpc", "other", "watch", 1.0),
+    for (by, code, protocol, resource, verb) in [
+        ("cache", "200", "http", "pods", "list"),
+        ("cache", "200", "http", "pods", "get"),
+        ("cache", "404", "http", "pods", "get"),
+        ("upstream", "200", "http", "pods", "get"),
+        ("upstream", "200", "http", "other", "list"),
+        ("upstream", "200", "http", "other", "get"),
+        ("cache", "200", "http", "pods", "watch"),
+        ("cache", "OK", "grpc", "pods", "watch"),
+        ("kubefan", "NOT_FOUND", "grpc", "other", "watch"),
     ] {
-        let (got, line) = count(by, code, protocol, resource, verb).await;
-        assert_eq!(got, Some(expected), "{line}");
+        let line = requests(by, code, protocol, resource, verb);
+        assert_eq!(kubefan.metric(&line).await, Some(1.0), "{line}");
     }
     for (by, verb, expected) in [("cache", "get", Some(2.0)), ("upstream", "get", Some(2.0)), ("cache", "watch", None)]
     {
@@ -301,42 +281,57 @@ async fn a_web_page_of_another_host_cannot_read() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods"]).await;
     let port = kubefan.grpc_addr.port();
-    let http1 = || Client::builder().no_proxy().http1_only();
     let http2 = || Client::builder().no_proxy().http2_prior_knowledge();
+    let image = ("sec-fetch-site", "cross-site");
     // The owner of a host name chooses the address it resolves to.
-    for client in [http1(), http2()] {
+    for client in [Client::builder().no_proxy().http1_only(), http2()] {
         let client = client.resolve("evil.example", kubefan.grpc_addr).resolve("localhost", kubefan.grpc_addr);
         let client = client.build().unwrap();
-        for path in [format!("{PODS}?{ANY}"), "/version".to_owned()] {
-            for host in ["localhost", "127.0.0.1"] {
-                let url = format!("http://{host}:{port}{path}");
-                assert_eq!(client.get(&url).send().await.unwrap().status(), StatusCode::OK, "{url}");
-                let own = client.get(&url).header("origin", "http://localhost:3000").send().await.unwrap();
-                assert_eq!(own.status(), StatusCode::OK, "{url}");
-                for origin in ["https://evil.example", "null"] {
-                    let page = client.get(&url).header("origin", origin).send().await.unwrap();
-                    refused(page, StatusCode::FORBIDDEN).await;
+        for (host, header, is_allowed) in [
+            ("localhost", None, true),
+            ("localhost", Some(("origin", "http://localhost:3000")), true),
+            ("localhost", Some(("origin", "https://evil.example")), false),
+            ("127.0.0.1", Some(("origin", "null")), false),
+            ("127.0.0.1", Some(image), false),
+            ("evil.example", None, false),
+        ] {
+            for path in [&*format!("{PODS}?{ANY}"), "/version"] {
+                let request = client.get(format!("http://{host}:{port}{path}"));
+                let request = header.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+                let response = request.send().await.unwrap();
+                if is_allowed {
+                    assert_eq!(response.status(), StatusCode::OK, "{host} {header:?} {path}");
+                    continue;
                 }
+                let status = refused(response, StatusCode::FORBIDDEN).await;
+                let message = status["message"].as_str().unwrap();
+                let is_named = host != "evil.example" || message.contains(host);
+                assert!(is_named && message.contains("127.0.0.1"), "{host} {header:?} {path}: {status}");
             }
-            let rebound = client.get(format!("http://evil.example:{port}{path}")).send().await.unwrap();
-            let status = refused(rebound, StatusCode::FORBIDDEN).await;
-            let message = status["message"].as_str().unwrap();
-            assert!(message.contains("evil.example") && message.contains("127.0.0.1"), "{status}");
         }
     }
     // The refusal of a HEAD has no body; HTTP/2 would treat one as a broken stream.
-    let url = format!("http://evil.example:{port}/version");
-    let client = http2().resolve("evil.example", kubefan.grpc_addr).build().unwrap();
-    let head = client.head(&url).send().await.unwrap();
+    let page = http2().resolve("evil.example", kubefan.grpc_addr).build().unwrap();
+    let head = page.head(format!("http://evil.example:{port}/version")).send().await.unwrap();
     assert_eq!((head.status(), head.bytes().await.unwrap().len()), (StatusCode::FORBIDDEN, 0));
     // A web page cannot send gRPC.
-    let grpc = http2().resolve("kubefan.example", kubefan.grpc_addr).build().unwrap();
-    let check = grpc.post(format!("http://kubefan.example:{port}/grpc.health.v1.Health/Check")).body(vec![0; 5]);
+    let check = page.post(format!("http://evil.example:{port}/grpc.health.v1.Health/Check")).body(vec![0; 5]);
     let answer = check.header("content-type", "application/grpc").header("te", "trailers").send().await.unwrap();
-    assert_eq!(
-        (answer.status(), &answer.headers()["content-type"]),
-        (StatusCode::OK, &"application/grpc".parse().unwrap())
-    );
+    let content_type = answer.headers()["content-type"].to_str().unwrap();
+    assert_eq!((answer.status(), content_type), (StatusCode::OK, "application/grpc"));
+    // On every address, the names of Services and those that a flag allows are known.
+    let args = ["--insecure", "--resource=pods", "--allowed-hosts=kubefan.example,*.corp.example"];
+    let open = Kubefan::spawn_at(&simulated.kubeconfig(), "0.0.0.0:0", &args).await;
+    open.ready().await;
+    for (host, code) in [
+        ("evil.example", StatusCode::FORBIDDEN),
+        ("kubefan.example:7443", StatusCode::OK),
+        ("a.corp.example", StatusCode::OK),
+        ("kubefan.kubefan.svc", StatusCode::OK),
+    ] {
+        let url = format!("http://127.0.0.1:{}{PODS}?{ANY}", open.grpc_addr.port());
+        assert_eq!(client().get(url).header("host", host).send().await.unwrap().status(), code, "{host}");
+    }
     // A web page cannot reach a Unix socket either.
     let path = simulated.dir.path().join("kubefan.sock");
     let _kubefan = simulated.kubefan_at(&format!("unix:{}", path.display())).await;
@@ -352,48 +347,22 @@ async fn an_unread_answer_releases_its_resources() {
     let simulated = large().await;
     // For this time the metrics below show the answer.
     let kubefan = simulated.kubefan(&["--resource=pods", "--snapshot-stall-timeout=5s"]).await;
-    let inflight = r#"kubefan_requests_inflight{protocol="http",verb="list"}"#;
-    for (path, gauge) in [
-        (format!("{PODS}?{ANY}"), "kubefan_snapshots"),
-        (format!("{PODS}?{ANY}&pretty=1"), "kubefan_passthrough_requests"),
-        (format!("{PODS}?{ANY}&watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"), "kubefan_snapshots"),
+    let websocket = "Origin: http://localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
+                     Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
+    for (query, headers, gauge) in [
+        ("", "", "kubefan_snapshots"),
+        ("&pretty=1", "", "kubefan_passthrough_requests"),
+        ("&watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan", "", "kubefan_snapshots"),
+        ("&watch=1", websocket, "kubefan_snapshots"),
     ] {
         // kubefan must close the connection even though the client's side stays open.
-        let unread = ask(kubefan.grpc_addr, &path).await;
+        let unread = ask(kubefan.grpc_addr, &format!("{PODS}?{ANY}{query}"), headers).await;
         kubefan.metric_becomes(gauge, 1.0).await;
         kubefan.metric_becomes(gauge, 0.0).await;
         kubefan.metric_becomes("kubefan_connections", 0.0).await;
         drop(unread);
     }
-    kubefan.metric_becomes(inflight, 0.0).await;
-}
-
-async fn a_disconnect_is_noticed_behind_a_pipelined_request() {
-    let simulated = Simulated::start().await;
-    let kubefan = simulated.kubefan(&["--resource=pods", "--on-demand=false"]).await;
-    let subscribers = r#"kubefan_subscribers{group="",media="json",namespace="",resource="pods"}"#;
-    for (path, open) in [(PODS, subscribers), ("/api/v1/configmaps", "kubefan_passthrough_requests")] {
-        let watch = format!("GET {path}?{ANY}&watch=1 HTTP/1.1\r\nHost: localhost\r\n\r\n");
-        let mut stream = TcpStream::connect(kubefan.grpc_addr).await.unwrap();
-        stream.write_all(format!("{watch}GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n").as_bytes()).await.unwrap();
-        kubefan.metric_becomes(open, 1.0).await;
-        // Read everything, so that the client's close is orderly and only polling the socket
-        // reveals it.
-        let mut read = String::new();
-        let has_all = |read: &str| read.contains(if path == PODS { r#""name":"c""# } else { "\r\n\r\n" });
-        while !has_all(&read) {
-            let mut some = [0; 4096];
-            let count = stream.read(&mut some).await.unwrap();
-            read += &String::from_utf8_lossy(&some[..count]);
-        }
-        drop(stream);
-        kubefan.metric_becomes(open, 0.0).await;
-    }
-    // A client that disconnects while reading is not counted as a failure.
-    let mut watch = get(&kubefan, &format!("{PODS}?{ANY}&watch=1")).await;
-    assert!(watch.chunk().await.unwrap().is_some());
-    drop(watch);
-    kubefan.metric_becomes(r#"kubefan_connections_finished_total{reason="closed"}"#, 3.0).await;
+    kubefan.metric_becomes(r#"kubefan_requests_inflight{protocol="http",verb="list"}"#, 0.0).await;
 }
 
 async fn with_passthrough_only_informers_start_a_cache() {
@@ -419,16 +388,6 @@ async fn with_passthrough_only_informers_start_a_cache() {
     let list = get(&kubefan, &format!("/api/v1/configmaps?{ANY}&limit=500")).await;
     assert_eq!((list.status(), is_cached(&list)), (StatusCode::OK, true));
     assert_eq!(kubefan.metric(&synced("configmaps")).await, Some(1.0));
-}
-
-async fn reads_start_caches_without_passthrough() {
-    let simulated = Simulated::start().await;
-    let kubefan = simulated.kubefan(&["--on-demand", "--passthrough=off"]).await;
-    assert_eq!(names(get(&kubefan, &format!("{PODS}?{ANY}")).await).await, ["a", "b", "c"]);
-    let configmap = GroupVersionResource::new("", "v1", "configmaps");
-    simulated.sim.create(&configmap, json!({ "metadata": { "namespace": "default", "name": "x" } })).unwrap();
-    let object = json_of(get(&kubefan, &format!("/api/v1/namespaces/default/configmaps/x?{ANY}")).await).await;
-    assert_eq!(object["metadata"]["name"], "x", "{object}");
 }
 
 async fn open_watches_do_not_delay_the_shutdown() {

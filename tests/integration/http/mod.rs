@@ -2,7 +2,6 @@
 //! while objects change, and their answers must be equal except for masked parts. Hostile requests,
 //! limits and websockets have tests of their own.
 
-mod browsers;
 mod compare;
 mod differential;
 mod generate;

@@ -1,11 +1,10 @@
 //! Compares watches over websockets with a real kube-apiserver, using a minimal client that reads
 //! and writes raw frames. Also tests clients that violate the protocol.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, time::Duration};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
-use kubefan_sim::apiserver::SimOptions;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::TcpStream,
@@ -14,6 +13,7 @@ use tokio::{
 
 use crate::harness::{
     apiserver::{ApiServer, Options},
+    https::Https,
     kubefan::Kubefan,
     objects::version_of,
     simulated::Simulated,
@@ -24,8 +24,7 @@ use crate::harness::{
 tests! {
     apiserver full: a_websocket_watch_sends_the_same_messages_as_the_apiserver,
         invalid_websocket_requests_are_refused;
-    local: a_protocol_violation_gets_a_close_code_and_ends_the_watch, a_websocket_is_closed_when_kubefan_shuts_down,
-        an_unread_websocket_is_disconnected;
+    local: a_websocket_ends_with_the_close_code_of_its_reason;
 }
 
 /// Time limit for every read and every shutdown.
@@ -115,17 +114,11 @@ impl Client {
         frames
     }
 
-    /// Writes a frame. The mask is all zeros, so the payload is unchanged.
+    /// Writes a frame with a short payload. The mask is all zeros, so the payload is unchanged.
     async fn write(&mut self, first: u8, payload: &[u8]) {
-        let mut frame = vec![first, 0x80 | 127];
-        frame.extend_from_slice(&(payload.len() as u64).to_be_bytes());
-        frame.extend_from_slice(&[0; 4]);
-        if payload.len() < 126 {
-            frame = vec![first, 0x80 | payload.len() as u8, 0, 0, 0, 0];
-        }
+        let frame = [&[first, 0x80 | payload.len() as u8, 0, 0, 0, 0][..], payload].concat();
         // The server may close the connection during the write.
         let _ = self.stream.write_all(&frame).await;
-        let _ = self.stream.write_all(payload).await;
     }
 }
 
@@ -134,15 +127,9 @@ async fn to_kubefan(address: SocketAddr) -> Box<dyn Stream> {
 }
 
 async fn to_apiserver(api: &ApiServer) -> Box<dyn Stream> {
-    let mut roots = rustls::RootCertStore::empty();
-    let ca = std::fs::read(api.ca_pem_path()).unwrap();
-    let ca = rustls::pki_types::pem::PemObject::from_pem_slice(&ca).unwrap();
-    roots.add(ca).unwrap();
-    let config = rustls::ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
-    let (_, authority) = api.url().split_once("://").unwrap();
-    let stream = TcpStream::connect(authority).await.unwrap();
-    let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
-    Box::new(tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, stream).await.unwrap())
+    let ca_pem = std::fs::read_to_string(api.ca_pem_path()).unwrap();
+    let server = Https { addr: api.addr(), ca_pem: &ca_pem, identity: None };
+    Box::new(server.connect(b"http/1.1").await)
 }
 
 /// Sends the same request to both servers; the apiserver comes first.
@@ -298,9 +285,9 @@ async fn wait_until_no_watch(kubefan: &Kubefan) {
 
 const WATCH: &str = "/api/v1/pods?watch=1&resourceVersion=0";
 
-async fn a_protocol_violation_gets_a_close_code_and_ends_the_watch() {
+async fn a_websocket_ends_with_the_close_code_of_its_reason() {
     let simulated = Simulated::start().await;
-    let kubefan = simulated.kubefan(&["--resource=pods"]).await;
+    let mut kubefan = simulated.kubefan(&["--resource=pods"]).await;
     // A client's messages are ignored, even when fragmented; a ping is answered.
     let mut client = open(&kubefan, 3).await;
     client.write(0x80 | TEXT, b"{}").await;
@@ -314,7 +301,6 @@ async fn a_protocol_violation_gets_a_close_code_and_ends_the_watch() {
     assert_eq!(client.rest().await, [(CLOSE, 1000u16.to_be_bytes().to_vec())]);
     wait_until_no_watch(&kubefan).await;
 
-    let first_of = |code: u16| Some((CLOSE, code.to_be_bytes().to_vec()));
     let cases: [(&str, u16, &[u8]); 8] = [
         ("an unmasked frame", 1002, b"\x81\x02hi"),
         ("another protocol", 1002, b"GET /api/v1/pods HTTP/1.1\r\nHost: x\r\n\r\n"),
@@ -325,25 +311,30 @@ async fn a_protocol_violation_gets_a_close_code_and_ends_the_watch() {
         ("text that is not UTF-8", 1007, b"\x81\x82\0\0\0\0\xff\xff"),
         ("a frame of eight exabytes", 1009, b"\x82\xff\x7f\xff\xff\xff\xff\xff\xff\xff\0\0\0\0"),
     ];
-    for (name, code, bytes) in cases {
+    let half = |first: u8| [&[first, 0x80 | 126, 0xea, 0x60, 0, 0, 0, 0][..], &[b'x'; 60_000]].concat();
+    let fragments = [half(TEXT), half(0x80)].concat();
+    let large = ("a message above the limit in fragments below it", 1009, &fragments[..]);
+    for (name, code, bytes) in cases.into_iter().chain([large]) {
         let mut client = open(&kubefan, 4).await;
-        client.stream.write_all(bytes).await.unwrap();
+        // kubefan may close the connection during the write.
+        let _ = client.stream.write_all(bytes).await;
         let frames = client.rest().await;
-        assert_eq!(frames.first().cloned(), first_of(code), "{name}: {frames:?}");
+        assert_eq!(frames.first(), Some(&(CLOSE, code.to_be_bytes().to_vec())), "{name}: {frames:?}");
     }
-    // A message above the limit, in fragments below it.
-    let mut client = open(&kubefan, 4).await;
-    client.write(TEXT, &[b'x'; 60_000]).await;
-    client.write(0x80, &[b'x'; 60_000]).await;
-    assert_eq!(client.rest().await.first().cloned(), first_of(1009));
     // Disconnects at various points of a frame.
     for bytes in [&b""[..], b"\x81", b"\x81\xfe\0", b"\x81\x85\0\0\0\0he"] {
         let mut client = open(&kubefan, 4).await;
         client.stream.write_all(bytes).await.unwrap();
     }
-    let _ = Client::ask(to_kubefan(kubefan.grpc_addr).await, WATCH, &[]).await;
     simulated.create("last");
     wait_until_no_watch(&kubefan).await;
+
+    let mut client = open(&kubefan, 5).await;
+    kubefan.process.terminate();
+    assert_eq!(client.read().await, Some((CLOSE, 1001u16.to_be_bytes().to_vec())), "going away");
+    client.write(0x80 | CLOSE, &1001u16.to_be_bytes()).await;
+    assert_eq!(client.rest().await, []);
+    assert!(kubefan.process.ended(TIME_LIMIT).await.success());
 }
 
 /// Opens a watch that has sent this many pods.
@@ -354,31 +345,4 @@ async fn open(kubefan: &Kubefan, pods: usize) -> Client {
         assert_eq!(client.read().await.unwrap().0, TEXT);
     }
     client
-}
-
-async fn a_websocket_is_closed_when_kubefan_shuts_down() {
-    let simulated = Simulated::start().await;
-    let mut kubefan = simulated.kubefan(&["--resource=pods"]).await;
-    let mut client = open(&kubefan, 3).await;
-    kubefan.process.terminate();
-    let end = client.read().await;
-    assert_eq!(end, Some((CLOSE, 1001u16.to_be_bytes().to_vec())), "going away");
-    client.write(0x80 | CLOSE, &1001u16.to_be_bytes()).await;
-    assert_eq!(client.rest().await, []);
-    assert!(kubefan.process.ended(TIME_LIMIT).await.success());
-}
-
-async fn an_unread_websocket_is_disconnected() {
-    let simulated = Simulated::with(SimOptions::default()).await;
-    let text = "x".repeat(100 << 10);
-    // More than the sockets can buffer.
-    for number in 0..200 {
-        let pod: Value = json!({ "metadata": { "namespace": "default", "name": format!("p-{number}"), "annotations": { "text": text } } });
-        simulated.sim.create(&crate::harness::rig::pods(), pod).unwrap();
-    }
-    let kubefan = simulated.kubefan(&["--resource=pods", "--snapshot-stall-timeout=1s"]).await;
-    let client = Client::ask(to_kubefan(kubefan.grpc_addr).await, WATCH, &[]).await;
-    assert_eq!(client.code(), 101);
-    wait_until_no_watch(&kubefan).await;
-    drop(client);
 }

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use futures::future::join_all;
 use reqwest::{Client, StatusCode};
 use serde_json::{Value, json};
 
@@ -140,8 +141,6 @@ pub(super) struct World {
     pub(super) then: u64,
     /// The version after these changes.
     pub(super) now: u64,
-    /// Whether kubefan forwards requests that it does not answer.
-    pub(super) has_passthrough: bool,
     /// The apiserver's client, as the administrator.
     pub(super) direct: Client,
     /// kubefan's clients, over HTTP/1.1 and HTTP/2.
@@ -157,14 +156,11 @@ impl World {
         for namespace in NAMESPACES.iter().chain(&["busy"]) {
             api.create("/api/v1/namespaces", &json!({ "metadata": { "name": namespace } })).await;
         }
-        let each = |make: fn(&ApiServer, Resource, &'static str) -> futures::future::BoxFuture<'static, ()>| {
-            let all =
-                RESOURCES.iter().flat_map(|each| each.namespaces().iter().map(move |namespace| (*each, *namespace)));
-            futures::future::join_all(
-                all.map(|(resource, namespace)| make(&api, resource, namespace)).collect::<Vec<_>>(),
-            )
-        };
-        each(|api, resource, namespace| Box::pin(create(api.handle(), resource, namespace))).await;
+        let all: Vec<_> = RESOURCES
+            .iter()
+            .flat_map(|resource| resource.namespaces().iter().map(move |namespace| (*resource, *namespace)))
+            .collect();
+        join_all(all.iter().map(|(resource, namespace)| create(&api, resource, namespace))).await;
         let names = RESOURCES.map(|resource| {
             let group = resource.prefix.strip_prefix("/apis/").map(|group| group.trim_end_matches("/v1"));
             group.map_or(resource.plural.to_owned(), |group| format!("{}.{group}", resource.plural))
@@ -173,17 +169,14 @@ impl World {
             names.iter().zip(RESOURCES).filter(|(_, of)| of.cached).map(|(name, _)| &**name).collect();
         let kubefan = Kubefan::start(&api, &["--on-demand=false", &format!("--resource={}", cached.join(","))]).await;
         let then = version_of(&api.get_json("/api/v1/namespaces/still-a/pods").await);
-        each(|api, resource, namespace| Box::pin(change(api.handle(), resource, namespace))).await;
+        join_all(all.iter().map(|(resource, namespace)| change(&api, resource, namespace))).await;
         let now = version_of(&api.get_json("/api/v1/namespaces/still-a/pods").await);
         let client = |http2: bool| {
             let builder = Client::builder().no_proxy().default_headers(bearer(&api.admin_token()));
             if http2 { builder.http2_prior_knowledge() } else { builder.http1_only() }.build().unwrap()
         };
         let (direct, clients) = (api.client(), [client(false), client(true)]);
-        let mut world =
-            World { api, kubefan, then, now, has_passthrough: false, direct, clients, stopped: false.into() };
-        let version = world.clients[0].get(world.url("/version")).send().await.unwrap();
-        world.has_passthrough = version.status() == StatusCode::OK;
+        let world = World { api, kubefan, then, now, direct, clients, stopped: false.into() };
         for resource in RESOURCES.iter().filter(|resource| resource.cached && !resource.is_custom()) {
             world.wait_for_protobuf(resource).await;
         }
@@ -206,9 +199,7 @@ impl World {
     /// Reads each resource at version `now` while there are no writes. The last change of most
     /// resources is older than that version, and no server may treat it as a future version.
     pub(super) async fn assert_fresh_without_writes(&self) {
-        // Upstream has no watch cache for events, so their freshness cannot be proved.
-        let proved = |resource: &&Resource| resource.cached && (self.has_passthrough || resource.plural != "events");
-        let reads = RESOURCES.iter().filter(proved).map(|resource| async {
+        let reads = RESOURCES.iter().filter(|resource| resource.cached).map(|resource| async {
             let path = format!("{}?resourceVersion={}", resource.collection(""), self.now);
             for (client, url) in
                 [(&self.direct, format!("{}{path}", self.api.url())), (&self.clients[0], self.url(&path))]
@@ -218,7 +209,7 @@ impl World {
                 assert_eq!(status, StatusCode::OK, "{url}: {}", response.text().await.unwrap_or_default());
             }
         });
-        futures::future::join_all(reads).await;
+        join_all(reads).await;
     }
 
     /// Changes the other objects until [`Self::stop`]. Returns the number of writes.
@@ -228,19 +219,16 @@ impl World {
             let (round, resource) = (writes / RESOURCES.len(), RESOURCES[writes % RESOURCES.len()]);
             let name = format!("busy-{}", round % 3);
             let path = resource.collection("busy");
-            let one = format!("{path}/{name}");
             // No controller runs here, so a deleted namespace would remain forever.
-            let cannot_be_deleted = resource.plural == "namespaces";
-            match round % 12 {
-                0..3 if !cannot_be_deleted || round < 3 => {
-                    drop(self.api.create(&path, &resource.object("busy", &name, writes)).await)
-                }
-                9..12 if !cannot_be_deleted => drop(self.api.delete(&one).await),
-                _ => {
-                    let stage = ["on", "off"][writes % 2];
-                    let patch = json!({ "metadata": { "labels": { "stage": stage, "write": writes.to_string() } } });
-                    drop(self.api.patch(&one, &patch).await);
-                }
+            let is_namespace = resource.plural == "namespaces";
+            if round % 12 < 3 && (!is_namespace || round < 3) {
+                self.api.create(&path, &resource.object("busy", &name, writes)).await;
+            } else if round % 12 >= 9 && !is_namespace {
+                self.api.delete(&format!("{path}/{name}")).await;
+            } else {
+                let stage = ["on", "off"][writes % 2];
+                let patch = json!({ "metadata": { "labels": { "stage": stage, "write": writes.to_string() } } });
+                self.api.patch(&format!("{path}/{name}"), &patch).await;
             }
             writes += 1;
             tokio::time::sleep(WRITE_INTERVAL).await;
@@ -254,7 +242,7 @@ impl World {
     }
 }
 
-async fn create(api: ApiServer, resource: Resource, namespace: &'static str) {
+async fn create(api: &ApiServer, resource: &Resource, namespace: &str) {
     for number in 0..OBJECTS {
         let name = format!("{STILL}-{number}");
         let made = api.create(&resource.collection(namespace), &resource.object(namespace, &name, number)).await;
@@ -264,7 +252,7 @@ async fn create(api: ApiServer, resource: Resource, namespace: &'static str) {
 
 /// The history that watches replay: objects enter and leave selectors, change, and are deleted and
 /// recreated.
-async fn change(api: ApiServer, resource: Resource, namespace: &'static str) {
+async fn change(api: &ApiServer, resource: &Resource, namespace: &str) {
     let path = |number: usize| format!("{}/{STILL}-{number}", resource.collection(namespace));
     let stage = |stage: Value| json!({ "metadata": { "labels": { "stage": stage } } });
     api.patch(&path(0), &stage(json!("off"))).await;
