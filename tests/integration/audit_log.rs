@@ -15,6 +15,7 @@ use crate::{
         audit::Audit,
         kubefan::{Kubefan, run},
         record::connect,
+        simulated::kubeconfig,
         tests, wait,
     },
 };
@@ -108,14 +109,11 @@ impl Session<'_> {
     }
 
     async fn sent(&self, who: Who, method: Method, uri: &str, code: StatusCode, id: &str) -> Response {
-        let request = self.world.client(who).request(method, self.world.url(uri)).header("audit-id", id);
-        let request = if uri.ends_with("configmaps") {
-            request
-                .header("content-type", "application/json")
-                .body(json!({ "metadata": { "name": format!("made-{id}") } }).to_string())
-        } else {
-            request
-        };
+        let mut request = self.world.client(who).request(method, self.world.url(uri)).header("audit-id", id);
+        if uri.ends_with("configmaps") {
+            let object = json!({ "metadata": { "name": format!("made-{id}") } });
+            request = request.header("content-type", "application/json").body(object.to_string());
+        }
         let answer = request.send().await.unwrap();
         assert_eq!(answer.status(), code, "{uri}");
         assert_eq!(answer.headers()["audit-id"], id, "{uri}");
@@ -136,14 +134,19 @@ impl Session<'_> {
         self.log.has(&id, "ResponseComplete").await;
     }
 
-    /// A watch over HTTP. It is returned open.
-    async fn watch(&mut self, who: Who, user: &str, uri: &str, tail: &str, end: &str) -> (String, Response) {
+    /// A watch over HTTP, until its end or, if it is to be cancelled, its start.
+    async fn watch(&mut self, who: Who, user: &str, uri: &str, tail: &str, end: &str) {
         let id = self.id();
         let answer = self.sent(who, Method::GET, uri, StatusCode::OK, &id).await;
         for (stage, end) in [("Started", ""), ("Complete", end)] {
             self.expect(&id, format!("http watch {uri} {user} 200 {stage}{tail}{end}"));
         }
-        (id, answer)
+        if end == " cancelled" {
+            drop(answer);
+        } else {
+            answer.bytes().await.unwrap();
+        }
+        self.log.has(&id, "ResponseComplete").await;
     }
 
     fn call<T>(&self, who: Who, message: T, id: &str) -> Request<T> {
@@ -184,16 +187,10 @@ async fn a_session_equals_its_audit_log() {
     session.http(Who::Anonymous, "", &list, StatusCode::FORBIDDEN, " forwarded").await;
 
     let timed = format!("{base}/configmaps?watch=1&timeoutSeconds=1");
-    let (id, watch) = session.watch(Who::Own, &of_own, &timed, "", " timeout").await;
-    watch.bytes().await.unwrap();
-    log.has(&id, "ResponseComplete").await;
-    let (id, watch) = session.watch(Who::Own, &of_own, &format!("{base}/pods?watch=1"), "", " cancelled").await;
-    drop(watch);
-    log.has(&id, "ResponseComplete").await;
+    session.watch(Who::Own, &of_own, &timed, "", " timeout").await;
+    session.watch(Who::Own, &of_own, &format!("{base}/pods?watch=1"), "", " cancelled").await;
     let other = format!("{base}/serviceaccounts?watch=1&timeoutSeconds=1");
-    let (id, watch) = session.watch(Who::Admin, ADMIN, &other, " forwarded", "").await;
-    watch.bytes().await.unwrap();
-    log.has(&id, "ResponseComplete").await;
+    session.watch(Who::Admin, ADMIN, &other, " forwarded", "").await;
 
     let mut grpc = world.grpc().await;
     let id = session.id();
@@ -330,27 +327,28 @@ async fn what_started_before_a_kill_is_recorded() {
 
 async fn a_full_disk_stops_no_service_unless_every_answer_must_be_recorded() {
     let api = ApiServer::shared().await;
-    for (mode, is_served) in [("batch", true), ("blocking-strict", false)] {
+    for (mode, http, grpc) in
+        [("batch", StatusCode::OK, Code::Ok), ("blocking-strict", StatusCode::INTERNAL_SERVER_ERROR, Code::Internal)]
+    {
+        let is_served = grpc == Code::Ok;
         let mode = format!("--audit-log-mode={mode}");
         let kubefan =
             Kubefan::start(&api, &["--resource=configmaps", "--audit-log-path=/dev/full", &mode, "--passthrough=off"])
                 .await;
         let url = format!("http://{}/api/v1/configmaps?resourceVersion=0", kubefan.grpc_addr);
         let answer = reqwest::get(&url).await.unwrap();
-        let expected = if is_served { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
-        assert_eq!(answer.status(), expected);
+        assert_eq!(answer.status(), http);
         let text = answer.text().await.unwrap();
         assert_eq!(text.contains("--audit-log-mode=blocking-strict"), !is_served, "{text}");
         let target = Some(Target { resource: "configmaps".to_owned(), ..Target::default() });
         let watch = connect(kubefan.grpc_addr).await.watch(WatchRequest { target, ..WatchRequest::default() }).await;
-        assert_eq!(watch.as_ref().map_or_else(tonic::Status::code, |_| Code::Ok) == Code::Ok, is_served);
+        assert_eq!(watch.map_or_else(|status| status.code(), |_| Code::Ok), grpc);
         let errors = "kubefan_audit_write_errors_total";
         wait::until("the failure to be counted", wait::SOON, || async {
             kubefan.metric(errors).await.filter(|count| *count > 0.0).map(drop)
         })
         .await;
         if !is_served {
-            assert_eq!(watch.map(drop).unwrap_err().code(), Code::Internal);
             assert_eq!(kubefan.metric("kubefan_audit_requests_rejected_total").await, Some(2.0));
         }
         assert!(kubefan.process.log().contains("the audit log cannot be written"), "{}", kubefan.process.log());
@@ -378,10 +376,7 @@ async fn a_log_that_was_moved_is_continued_after_a_hangup() {
 
 async fn an_audit_log_that_cannot_be_opened_is_one_line() {
     let dir = tempfile::tempdir().unwrap();
-    let kubeconfig = dir.path().join("config");
-    let text = "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{ name: c, cluster: { server: 'https://127.0.0.1:1' } }]\n\
-        contexts: [{ name: c, context: { cluster: c, user: u } }]\nusers: [{ name: u, user: { token: t } }]\n";
-    std::fs::write(&kubeconfig, text).unwrap();
+    let kubeconfig = kubeconfig(&dir, "https://127.0.0.1:1", "{ token: t }");
     let serve = ["serve", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--resource=pods"];
     let kubeconfig = format!("--kubeconfig={}", kubeconfig.display());
     let ran = run(&[&serve[..], &[&*kubeconfig, "--audit-log-path=/nonexistent/audit.log"]].concat()).await;
