@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use futures::future::join_all;
-use kubefan_common::proto::v1alpha1::{GetRequest, ListRequest, Target, WatchRequest, WatchResponse};
+use kubefan_common::proto::v1alpha1::{GetRequest, ListRequest, Target, WatchRequest};
 use reqwest::{Method, Response, StatusCode};
 use serde_json::{Value, json};
 use tonic::{Code, Request, Streaming};
@@ -15,6 +15,7 @@ use crate::{
         audit::Audit,
         kubefan::{Kubefan, run},
         record::connect,
+        rig::target,
         simulated::kubeconfig,
         tests, wait,
     },
@@ -276,52 +277,43 @@ async fn a_session_equals_its_audit_log() {
     assert!(compared >= 5, "{compared} of {theirs:?}");
 }
 
-/// Opens watches over HTTP and gRPC at once. Returns their IDs and what holds them open.
-async fn watches(world: &World, count: usize) -> (Vec<String>, Vec<Response>, Vec<Streaming<WatchResponse>>) {
-    let uri = world.url(&format!("/api/v1/namespaces/{}/pods?watch=1&resourceVersion=0", world.own));
-    let ids: Vec<_> = (0..2 * count).map(|number| format!("watch-{number}")).collect();
-    let client = world.client(Who::Own);
-    let over_http = join_all(ids[..count].iter().map(|id| client.get(&uri).header("audit-id", id).send()));
-    let channel = world.grpc().await;
-    let over_grpc = join_all(ids[count..].iter().map(|id| {
-        let target = Some(Target { resource: "pods".to_owned(), namespace: world.own.clone(), ..Target::default() });
-        let mut call = world.call(Who::Own, WatchRequest { target, ..WatchRequest::default() });
-        call.metadata_mut().insert("audit-id", id.parse().unwrap());
-        let mut channel = channel.clone();
-        async move { channel.watch(call).await }
-    }));
-    let (over_http, over_grpc) = tokio::join!(over_http, over_grpc);
-    let over_http = over_http.into_iter().map(|answer| {
-        let answer = answer.unwrap();
-        assert_eq!(answer.status(), StatusCode::OK);
-        answer
-    });
-    (ids, over_http.collect(), over_grpc.into_iter().map(|answer| answer.unwrap().into_inner()).collect())
-}
-
 async fn what_started_before_a_kill_is_recorded() {
+    let api = ApiServer::shared().await;
     for mode in ["batch", "blocking-strict"] {
         let log = Log::new();
         let (path, mode_flag) = (log.flag(), format!("--audit-log-mode={mode}"));
-        let args = [&*path, &*mode_flag, "--passthrough=off"];
-        let mut world = World::start(ApiServer::shared().await, &args).await;
-        let (ids, over_http, over_grpc) = watches(&world, 20).await;
+        let args = ["--resource=pods", &path, &mode_flag, "--passthrough=off"];
+        let mut kubefan = Kubefan::start(&api, &args).await;
+        let ids: Vec<_> = (0..40).map(|number| format!("watch-{number}")).collect();
+        let client = reqwest::Client::new();
+        let get = |query: &str, id: &str| {
+            let url = format!("http://{}/api/v1/pods?resourceVersion=0{query}", kubefan.grpc_addr);
+            let request = client.get(url).header("audit-id", id);
+            async move { request.send().await.unwrap().error_for_status().unwrap() }
+        };
+        let over_http = join_all(ids[..20].iter().map(|id| get("&watch=1", id)));
+        let grpc = connect(kubefan.grpc_addr).await;
+        let over_grpc = join_all(ids[20..].iter().map(|id| {
+            let mut call = Request::new(WatchRequest { target: Some(target("pods")), ..WatchRequest::default() });
+            call.metadata_mut().insert("audit-id", id.parse().unwrap());
+            let mut grpc = grpc.clone();
+            async move { grpc.watch(call).await.unwrap().into_inner() }
+        }));
+        let open = tokio::join!(over_http, over_grpc);
         if mode == "batch" {
             // The queue is first in, first out: with a later record, all of these are written.
-            let uri = world.url(&format!("/api/v1/namespaces/{}/pods?resourceVersion=0", world.own));
-            let later = world.client(Who::Own).get(uri).header("audit-id", "later").send().await.unwrap();
-            later.bytes().await.unwrap();
+            get("", "later").await.bytes().await.unwrap();
             log.has("later", "ResponseComplete").await;
         }
         // With blocking-strict their headers have come after their records.
-        world.kubefan.process.kill9();
+        kubefan.process.kill9();
         let records = log.records();
         for id in &ids {
             let of = records.iter().filter(|record| record["auditID"] == **id).map(seen).collect::<Vec<_>>();
             assert_eq!(of.len(), 1, "{mode} {id}: {of:?}");
             assert!(of[0].ends_with(" 200 Started"), "{mode} {of:?}");
         }
-        drop((over_http, over_grpc));
+        drop(open);
     }
 }
 
@@ -340,8 +332,8 @@ async fn a_full_disk_stops_no_service_unless_every_answer_must_be_recorded() {
         assert_eq!(answer.status(), http);
         let text = answer.text().await.unwrap();
         assert_eq!(text.contains("--audit-log-mode=blocking-strict"), !is_served, "{text}");
-        let target = Some(Target { resource: "configmaps".to_owned(), ..Target::default() });
-        let watch = connect(kubefan.grpc_addr).await.watch(WatchRequest { target, ..WatchRequest::default() }).await;
+        let request = WatchRequest { target: Some(target("configmaps")), ..WatchRequest::default() };
+        let watch = connect(kubefan.grpc_addr).await.watch(request).await;
         assert_eq!(watch.map_or_else(|status| status.code(), |_| Code::Ok), grpc);
         let errors = "kubefan_audit_write_errors_total";
         wait::until("the failure to be counted", wait::SOON, || async {

@@ -18,7 +18,7 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver: a_client_certificate_is_used, a_token_file_and_an_authority_file_are_used;
+    apiserver: a_client_certificate_is_used;
     local: a_rotated_token_file_is_read_again_after_a_401, a_plugin_is_run_again_when_its_token_expires,
         a_failing_plugin_is_reported_without_its_output,
         no_caller_is_reviewed_by_an_apiserver_whose_certificate_is_not_checked;
@@ -33,19 +33,6 @@ async fn serves_pods(kubefan: &Kubefan) {
 async fn a_client_certificate_is_used() {
     let api = ApiServer::shared().await;
     let kubeconfig = api.kubeconfig_with_certificate("kubefan-by-certificate", "system:masters");
-    serves_pods(&Kubefan::spawn(&kubeconfig, &["--resource=pods"]).await).await;
-}
-
-async fn a_token_file_and_an_authority_file_are_used() {
-    let api = ApiServer::shared().await;
-    let dir = tempfile::tempdir().unwrap();
-    let token = dir.path().join("token");
-    // Editors end a file with a newline.
-    std::fs::write(&token, api.admin_token() + "\n").unwrap();
-    let text = std::fs::read_to_string(api.kubeconfig()).unwrap();
-    let text = text.replace(&format!("token: {}", api.admin_token()), &format!("tokenFile: {}", token.display()));
-    let kubeconfig = dir.path().join("config");
-    std::fs::write(&kubeconfig, text).unwrap();
     serves_pods(&Kubefan::spawn(&kubeconfig, &["--resource=pods"]).await).await;
 }
 

@@ -263,7 +263,7 @@ async fn rights_in(api: &ApiServer, overlay: &Overlay, namespace: &str) -> BTree
     let answer: Value = serde_json::from_slice(&answer.bytes().await.unwrap()).unwrap();
     assert_eq!(answer["status"]["incomplete"], false, "{answer}");
     let rules = answer["status"]["resourceRules"].as_array().unwrap_or_else(|| panic!("{answer}"));
-    rules.iter().filter(|rule| !is_of_every_user(rule)).flat_map(pairs).collect()
+    rules.iter().filter(|rule| !is_of_every_user(rule)).flat_map(rights_of).map(Right::written).collect()
 }
 
 /// Whether the rule comes from `system:basic-user`, with which every user may ask about its own
@@ -274,24 +274,41 @@ fn is_of_every_user(rule: &Value) -> bool {
         && resources.iter().all(|name| name.as_str().is_some_and(|name| name.starts_with("selfsubject")))
 }
 
-/// The (verb, resource) pairs of a rule. Resources are written as in kubectl, with the object's
-/// name if the rule is for one object.
-fn pairs(rule: &Value) -> Vec<(String, String)> {
-    let of = rule["resourceNames"].as_array().map(|names| {
-        assert_eq!(names.len(), 1, "{rule}");
-        format!("/{}", names[0].as_str().expect("a name"))
-    });
-    let of = of.unwrap_or_default();
-    let words = |field: &str| {
-        let values = rule[field].as_array().unwrap_or_else(|| panic!("no {field} in {rule}"));
-        values.iter().map(|value| value.as_str().expect("a word").to_owned()).collect::<Vec<_>>()
+/// A verb on a resource.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Right {
+    pub(crate) verb: String,
+    pub(crate) group: String,
+    pub(crate) resource: String,
+    /// Empty for all objects.
+    pub(crate) name: String,
+}
+
+impl Right {
+    /// The verb, and the resource as in kubectl, with the object's name if the right is for one.
+    fn written(self) -> (String, String) {
+        let Right { verb, group, resource, name } = self;
+        let resource = if group.is_empty() { resource } else { format!("{resource}.{group}") };
+        (verb, if name.is_empty() { resource } else { format!("{resource}/{name}") })
+    }
+}
+
+/// The single rights of a rule.
+pub(crate) fn rights_of(rule: &Value) -> Vec<Right> {
+    let words = |field: &str| -> Vec<String> {
+        rule[field].as_array().into_iter().flatten().map(|word| word.as_str().unwrap().to_owned()).collect()
     };
-    let name = |group: &str, resource: String| match group {
-        "" => format!("{resource}{of}"),
-        group => format!("{resource}.{group}{of}"),
-    };
-    let resources = words("apiGroups").into_iter().flat_map(|group| {
-        words("resources").into_iter().map(move |resource| name(&group, resource)).collect::<Vec<_>>()
-    });
-    resources.flat_map(|resource| words("verbs").into_iter().map(move |verb| (verb, resource.clone()))).collect()
+    let names = if rule["resourceNames"].is_array() { words("resourceNames") } else { vec![String::new()] };
+    let mut rights = Vec::new();
+    for verb in words("verbs") {
+        for group in words("apiGroups") {
+            for resource in words("resources") {
+                for name in &names {
+                    let (verb, group, resource) = (verb.clone(), group.clone(), resource.clone());
+                    rights.push(Right { verb, group, resource, name: name.clone() });
+                }
+            }
+        }
+    }
+    rights
 }

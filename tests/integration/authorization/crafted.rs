@@ -71,6 +71,7 @@ impl Servers {
         let mut values = vec![
             ("MAPS".to_owned(), format!("/api/v1/namespaces/{own}/configmaps")),
             ("PODS".to_owned(), format!("/api/v1/namespaces/{own}/pods")),
+            ("NAME".to_owned(), "metadata.name".to_owned()),
             ("WATCHED".to_owned(), format!("/api/v1/watch/namespaces/{own}/configmaps")),
         ];
         for who in [Admin, Stranger, Own, Named, ListOnly] {
@@ -209,26 +210,16 @@ async fn a_crafted_request_gets_the_verdict_of_the_apiserver() {
     assert!(served.iter().all(|count| *count >= 20), "{served:?}");
 }
 
-/// Requests whose end two servers could find at different places. `{head}` are the headers of the
-/// caller, and `{end}` is the request that would be smuggled: it has no credentials of its own.
-const SMUGGLED: &[(&str, &str)] = &[
+/// Requests with another one after them or in their body. `{head}` are the headers of the caller, and
+/// `{end}` is the other request: it has no credentials of its own. `http::hostile` has those whose end
+/// two servers could find at different places.
+const SMUGGLED: [(&str, &str); 3] = [
     ("a pipelined request", "GET {one} {head}\r\n\r\n{end}"),
+    ("a get with a body", "GET {one} {head}\r\nContent-Length: {end length}\r\n\r\n{end}{end}"),
     (
         "a length and chunks",
         "POST MAPS {head}\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n{end}",
     ),
-    (
-        "chunks and a longer length",
-        "POST MAPS {head}\r\nTransfer-Encoding: chunked\r\nContent-Length: 30\r\n\r\n0\r\n\r\n{end}",
-    ),
-    ("two lengths", "POST MAPS {head}\r\nContent-Length: 0\r\nContent-Length: 30\r\n\r\n{end}"),
-    ("a length with a sign", "POST MAPS {head}\r\nContent-Length: +0\r\n\r\n{end}"),
-    ("an unknown encoding", "POST MAPS {head}\r\nTransfer-Encoding: xchunked\r\n\r\n{end}"),
-    ("a space before the colon", "POST MAPS {head}\r\nTransfer-Encoding : chunked\r\n\r\n0\r\n\r\n{end}"),
-    ("a header on two lines", "GET {one} {head}\r\nX-A: b\r\n Transfer-Encoding: chunked\r\n\r\n{end}"),
-    ("a get with a body", "GET {one} {head}\r\nContent-Length: {end length}\r\n\r\n{end}{end}"),
-    ("a line feed alone", "GET {one} HTTP/1.1\nHost: h\nAuthorization: Bearer {Named}\n\n{end}"),
-    ("two hosts", "GET {one} {head}\r\nHost: i\r\n\r\n{end}"),
 ];
 
 async fn a_request_inside_another_is_not_its_callers() {
@@ -250,7 +241,7 @@ async fn a_request_inside_another_is_not_its_callers() {
             if served > most || hidden.iter().any(|content| text.contains(content.as_str())) {
                 wrong.push(format!("{name} ({passthrough:?}): {text}"));
             }
-            if *name == SMUGGLED[0].0 {
+            if name == SMUGGLED[0].0 {
                 // The same connection serves the allowed request, and not the other.
                 let is_refused = passthrough != Off || text.contains("HTTP/1.1 403 ");
                 assert!(text.contains("HTTP/1.1 200 ") && is_refused, "{passthrough:?}: {text}");

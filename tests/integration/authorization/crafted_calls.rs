@@ -90,9 +90,9 @@ const CALLS: &[Call] = &[
         "a name and the selector of another",
         (Named, List, "configmaps", "NS", "one", "fieldSelector=metadata.name=two", Grpc),
     )
-    .like("MAPS?fieldSelector=metadata.name=one,metadata.name=two"),
+    .like("MAPS?fieldSelector=NAME=one,NAME=two"),
     call("a name that contains a selector", (Named, List, "configmaps", "NS", "one,metadata.name=two", "", Grpc))
-        .like("MAPS?fieldSelector=metadata.name=one%5C,metadata.name%5C=two"),
+        .like("MAPS?fieldSelector=NAME=one%5C,NAME%5C=two"),
     call("all names but one", (Named, Watch, "configmaps", "NS", "", "fieldSelector=metadata.name!=one", Grpc)),
     call("a watch of an allowed name", (Named, Watch, "configmaps", "NS", "one", "", Grpc)),
     call("a selector without a field", (Stranger, List, "configmaps", "", "", "fieldSelector==x", Grpc)),
