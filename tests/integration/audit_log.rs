@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use futures::future::join_all;
-use kubefan_common::proto::v1alpha1::{GetRequest, ListRequest, Target, WatchRequest, WatchResponse};
+use kubefan_common::proto::v1alpha1::{GetRequest, ListRequest, Target, WatchRequest};
 use reqwest::{Method, Response, StatusCode};
 use serde_json::{Value, json};
 use tonic::{Code, Request, Streaming};
@@ -15,6 +15,8 @@ use crate::{
         audit::Audit,
         kubefan::{Kubefan, run},
         record::connect,
+        rig::target,
+        simulated::kubeconfig,
         tests, wait,
     },
 };
@@ -108,14 +110,11 @@ impl Session<'_> {
     }
 
     async fn sent(&self, who: Who, method: Method, uri: &str, code: StatusCode, id: &str) -> Response {
-        let request = self.world.client(who).request(method, self.world.url(uri)).header("audit-id", id);
-        let request = if uri.ends_with("configmaps") {
-            request
-                .header("content-type", "application/json")
-                .body(json!({ "metadata": { "name": format!("made-{id}") } }).to_string())
-        } else {
-            request
-        };
+        let mut request = self.world.client(who).request(method, self.world.url(uri)).header("audit-id", id);
+        if uri.ends_with("configmaps") {
+            let object = json!({ "metadata": { "name": format!("made-{id}") } });
+            request = request.header("content-type", "application/json").body(object.to_string());
+        }
         let answer = request.send().await.unwrap();
         assert_eq!(answer.status(), code, "{uri}");
         assert_eq!(answer.headers()["audit-id"], id, "{uri}");
@@ -136,14 +135,19 @@ impl Session<'_> {
         self.log.has(&id, "ResponseComplete").await;
     }
 
-    /// A watch over HTTP. It is returned open.
-    async fn watch(&mut self, who: Who, user: &str, uri: &str, tail: &str, end: &str) -> (String, Response) {
+    /// A watch over HTTP, until its end or, if it is to be cancelled, its start.
+    async fn watch(&mut self, who: Who, user: &str, uri: &str, tail: &str, end: &str) {
         let id = self.id();
         let answer = self.sent(who, Method::GET, uri, StatusCode::OK, &id).await;
         for (stage, end) in [("Started", ""), ("Complete", end)] {
             self.expect(&id, format!("http watch {uri} {user} 200 {stage}{tail}{end}"));
         }
-        (id, answer)
+        if end == " cancelled" {
+            drop(answer);
+        } else {
+            answer.bytes().await.unwrap();
+        }
+        self.log.has(&id, "ResponseComplete").await;
     }
 
     fn call<T>(&self, who: Who, message: T, id: &str) -> Request<T> {
@@ -184,16 +188,10 @@ async fn a_session_equals_its_audit_log() {
     session.http(Who::Anonymous, "", &list, StatusCode::FORBIDDEN, " forwarded").await;
 
     let timed = format!("{base}/configmaps?watch=1&timeoutSeconds=1");
-    let (id, watch) = session.watch(Who::Own, &of_own, &timed, "", " timeout").await;
-    watch.bytes().await.unwrap();
-    log.has(&id, "ResponseComplete").await;
-    let (id, watch) = session.watch(Who::Own, &of_own, &format!("{base}/pods?watch=1"), "", " cancelled").await;
-    drop(watch);
-    log.has(&id, "ResponseComplete").await;
+    session.watch(Who::Own, &of_own, &timed, "", " timeout").await;
+    session.watch(Who::Own, &of_own, &format!("{base}/pods?watch=1"), "", " cancelled").await;
     let other = format!("{base}/serviceaccounts?watch=1&timeoutSeconds=1");
-    let (id, watch) = session.watch(Who::Admin, ADMIN, &other, " forwarded", "").await;
-    watch.bytes().await.unwrap();
-    log.has(&id, "ResponseComplete").await;
+    session.watch(Who::Admin, ADMIN, &other, " forwarded", "").await;
 
     let mut grpc = world.grpc().await;
     let id = session.id();
@@ -279,78 +277,70 @@ async fn a_session_equals_its_audit_log() {
     assert!(compared >= 5, "{compared} of {theirs:?}");
 }
 
-/// Opens watches over HTTP and gRPC at once. Returns their IDs and what holds them open.
-async fn watches(world: &World, count: usize) -> (Vec<String>, Vec<Response>, Vec<Streaming<WatchResponse>>) {
-    let uri = world.url(&format!("/api/v1/namespaces/{}/pods?watch=1&resourceVersion=0", world.own));
-    let ids: Vec<_> = (0..2 * count).map(|number| format!("watch-{number}")).collect();
-    let client = world.client(Who::Own);
-    let over_http = join_all(ids[..count].iter().map(|id| client.get(&uri).header("audit-id", id).send()));
-    let channel = world.grpc().await;
-    let over_grpc = join_all(ids[count..].iter().map(|id| {
-        let target = Some(Target { resource: "pods".to_owned(), namespace: world.own.clone(), ..Target::default() });
-        let mut call = world.call(Who::Own, WatchRequest { target, ..WatchRequest::default() });
-        call.metadata_mut().insert("audit-id", id.parse().unwrap());
-        let mut channel = channel.clone();
-        async move { channel.watch(call).await }
-    }));
-    let (over_http, over_grpc) = tokio::join!(over_http, over_grpc);
-    let over_http = over_http.into_iter().map(|answer| {
-        let answer = answer.unwrap();
-        assert_eq!(answer.status(), StatusCode::OK);
-        answer
-    });
-    (ids, over_http.collect(), over_grpc.into_iter().map(|answer| answer.unwrap().into_inner()).collect())
-}
-
 async fn what_started_before_a_kill_is_recorded() {
+    let api = ApiServer::shared().await;
     for mode in ["batch", "blocking-strict"] {
         let log = Log::new();
         let (path, mode_flag) = (log.flag(), format!("--audit-log-mode={mode}"));
-        let args = [&*path, &*mode_flag, "--passthrough=off"];
-        let mut world = World::start(ApiServer::shared().await, &args).await;
-        let (ids, over_http, over_grpc) = watches(&world, 20).await;
+        let args = ["--resource=pods", &path, &mode_flag, "--passthrough=off"];
+        let mut kubefan = Kubefan::start(&api, &args).await;
+        let ids: Vec<_> = (0..40).map(|number| format!("watch-{number}")).collect();
+        let client = reqwest::Client::new();
+        let get = |query: &str, id: &str| {
+            let url = format!("http://{}/api/v1/pods?resourceVersion=0{query}", kubefan.grpc_addr);
+            let request = client.get(url).header("audit-id", id);
+            async move { request.send().await.unwrap().error_for_status().unwrap() }
+        };
+        let over_http = join_all(ids[..20].iter().map(|id| get("&watch=1", id)));
+        let grpc = connect(kubefan.grpc_addr).await;
+        let over_grpc = join_all(ids[20..].iter().map(|id| {
+            let mut call = Request::new(WatchRequest { target: Some(target("pods")), ..WatchRequest::default() });
+            call.metadata_mut().insert("audit-id", id.parse().unwrap());
+            let mut grpc = grpc.clone();
+            async move { grpc.watch(call).await.unwrap().into_inner() }
+        }));
+        let open = tokio::join!(over_http, over_grpc);
         if mode == "batch" {
             // The queue is first in, first out: with a later record, all of these are written.
-            let uri = world.url(&format!("/api/v1/namespaces/{}/pods?resourceVersion=0", world.own));
-            let later = world.client(Who::Own).get(uri).header("audit-id", "later").send().await.unwrap();
-            later.bytes().await.unwrap();
+            get("", "later").await.bytes().await.unwrap();
             log.has("later", "ResponseComplete").await;
         }
         // With blocking-strict their headers have come after their records.
-        world.kubefan.process.kill9();
+        kubefan.process.kill9();
         let records = log.records();
         for id in &ids {
             let of = records.iter().filter(|record| record["auditID"] == **id).map(seen).collect::<Vec<_>>();
             assert_eq!(of.len(), 1, "{mode} {id}: {of:?}");
             assert!(of[0].ends_with(" 200 Started"), "{mode} {of:?}");
         }
-        drop((over_http, over_grpc));
+        drop(open);
     }
 }
 
 async fn a_full_disk_stops_no_service_unless_every_answer_must_be_recorded() {
     let api = ApiServer::shared().await;
-    for (mode, is_served) in [("batch", true), ("blocking-strict", false)] {
+    for (mode, http, grpc) in
+        [("batch", StatusCode::OK, Code::Ok), ("blocking-strict", StatusCode::INTERNAL_SERVER_ERROR, Code::Internal)]
+    {
+        let is_served = grpc == Code::Ok;
         let mode = format!("--audit-log-mode={mode}");
         let kubefan =
             Kubefan::start(&api, &["--resource=configmaps", "--audit-log-path=/dev/full", &mode, "--passthrough=off"])
                 .await;
         let url = format!("http://{}/api/v1/configmaps?resourceVersion=0", kubefan.grpc_addr);
         let answer = reqwest::get(&url).await.unwrap();
-        let expected = if is_served { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
-        assert_eq!(answer.status(), expected);
+        assert_eq!(answer.status(), http);
         let text = answer.text().await.unwrap();
         assert_eq!(text.contains("--audit-log-mode=blocking-strict"), !is_served, "{text}");
-        let target = Some(Target { resource: "configmaps".to_owned(), ..Target::default() });
-        let watch = connect(kubefan.grpc_addr).await.watch(WatchRequest { target, ..WatchRequest::default() }).await;
-        assert_eq!(watch.as_ref().map_or_else(tonic::Status::code, |_| Code::Ok) == Code::Ok, is_served);
+        let request = WatchRequest { target: Some(target("configmaps")), ..WatchRequest::default() };
+        let watch = connect(kubefan.grpc_addr).await.watch(request).await;
+        assert_eq!(watch.map_or_else(|status| status.code(), |_| Code::Ok), grpc);
         let errors = "kubefan_audit_write_errors_total";
         wait::until("the failure to be counted", wait::SOON, || async {
             kubefan.metric(errors).await.filter(|count| *count > 0.0).map(drop)
         })
         .await;
         if !is_served {
-            assert_eq!(watch.map(drop).unwrap_err().code(), Code::Internal);
             assert_eq!(kubefan.metric("kubefan_audit_requests_rejected_total").await, Some(2.0));
         }
         assert!(kubefan.process.log().contains("the audit log cannot be written"), "{}", kubefan.process.log());
@@ -378,10 +368,7 @@ async fn a_log_that_was_moved_is_continued_after_a_hangup() {
 
 async fn an_audit_log_that_cannot_be_opened_is_one_line() {
     let dir = tempfile::tempdir().unwrap();
-    let kubeconfig = dir.path().join("config");
-    let text = "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{ name: c, cluster: { server: 'https://127.0.0.1:1' } }]\n\
-        contexts: [{ name: c, context: { cluster: c, user: u } }]\nusers: [{ name: u, user: { token: t } }]\n";
-    std::fs::write(&kubeconfig, text).unwrap();
+    let kubeconfig = kubeconfig(&dir, "https://127.0.0.1:1", "{ token: t }");
     let serve = ["serve", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--resource=pods"];
     let kubeconfig = format!("--kubeconfig={}", kubeconfig.display());
     let ran = run(&[&serve[..], &[&*kubeconfig, "--audit-log-path=/nonexistent/audit.log"]].concat()).await;

@@ -1,18 +1,18 @@
 //! Callers, and what kubefan lets them read.
 
-pub(crate) mod admin;
-pub(crate) mod crafted;
-pub(crate) mod crafted_calls;
-pub(crate) mod fleet;
+mod admin;
+mod commands;
+mod crafted;
+mod crafted_calls;
+mod fleet;
 mod identities;
-pub(crate) mod matrix;
-pub(crate) mod refusals;
+mod matrix;
+mod refusals;
 mod requests;
-pub(crate) mod revocation;
-pub(crate) mod rights;
+mod revocation;
+mod rights;
 mod rows;
-pub(crate) mod service_accounts;
-pub(crate) mod setup;
+mod service_accounts;
 mod tricks;
 mod world;
 

@@ -23,8 +23,8 @@ pub(crate) mod wrong_values;
 tests! {
     apiserver full: helm_lint_finds_nothing, nothing_that_applies_the_chart_again_touches_what_kubefan_wrote,
         kubefan_runs_with_the_flags_and_the_role_of_three_lists, a_node_reads_through_the_cluster_form,
-        no_pod_has_a_secret_with_the_key_of_the_ca, a_changed_setting_restarts_pods_if_it_must,
-        modes_do_not_cut_off_the_pods_of_the_nodes, no_manifest_asks_for_an_insecure_server;
+        no_variant_is_insecure_or_gives_a_pod_the_key_of_the_ca, a_changed_setting_restarts_pods_if_it_must,
+        modes_do_not_cut_off_the_pods_of_the_nodes;
     apiserver large: kubefan_runs_with_the_newest_release;
 }
 
@@ -188,17 +188,11 @@ pub(crate) fn flags_of(args: &[String], config: Option<&str>, dir: &Path) -> Vec
     args[1..].iter().filter(|arg| !is_of_the_pod(arg)).map(here).collect()
 }
 
-/// The flags for a certificate for loopback. The managed one needs the Services' names.
-fn given_certificate(api: &ApiServer) -> [String; 2] {
-    let (cert, key) = api.server_certificate();
-    [format!("--tls-cert-file={}", cert.display()), format!("--tls-private-key-file={}", key.display())]
-}
-
-/// Starts kubefan with the flags, as a service account.
+/// Starts kubefan with the flags, as a service account. The certificate is one for loopback: the
+/// managed one needs the Services' names.
 async fn start(api: &ApiServer, kubeconfig: &Path, flags: &[String]) -> Kubefan {
-    let certificate = given_certificate(api);
-    let flags: Vec<&str> = flags.iter().chain(&certificate).map(String::as_str).collect();
-    let kubefan = Kubefan::spawn_as_given(kubeconfig, &flags).await;
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let kubefan = Kubefan::spawn_over_tls(api, kubeconfig, &flags).await;
     kubefan.ready().await;
     kubefan
 }
@@ -244,21 +238,18 @@ async fn runs_with_the_flags_and_the_role_of_three_lists(api: &ApiServer) {
         assert!(!verbose.contains("[-]"), "{verbose}");
         assert_eq!(verbose.contains("[+]identity kube-system uid "), is_for_the_cluster, "{verbose}");
         // Not more than that.
-        for (resource, verb) in
-            [("configmaps", "list"), ("pods", "get"), ("pods", "create"), ("daemonsets.apps", "list")]
-        {
-            let scope = ["-n", &namespace];
-            let (may, ..) =
-                api.try_kubectl(&kubeconfig, &[&["auth", "can-i", verb, resource], &scope[..]].concat()).await;
-            assert!(!may, "{verb} {resource}");
-        }
         let secret = format!("secrets/{name}-tls");
-        for (what, may) in
-            [(["update", &secret], true), (["get", "configmaps/kubefan-ca"], true), (["create", "secrets"], false)]
-        {
-            let (found, ..) =
-                api.try_kubectl(&kubeconfig, &[&["auth", "can-i"], &what[..], &["-n", &namespace]].concat()).await;
-            assert_eq!(found, may, "{what:?}");
+        for (verb, what, may) in [
+            ("list", "configmaps", false),
+            ("get", "pods", false),
+            ("create", "pods", false),
+            ("list", "daemonsets.apps", false),
+            ("update", &secret, true),
+            ("get", "configmaps/kubefan-ca", true),
+            ("create", "secrets", false),
+        ] {
+            let args = ["auth", "can-i", verb, what, "-n", &namespace];
+            assert_eq!(api.try_kubectl(&kubeconfig, &args).await.0, may, "{verb} {what}");
         }
     }
 }
@@ -308,9 +299,16 @@ async fn a_node_reads_through_the_cluster_form() {
 }
 
 /// A kubelet may read the whole Secret of a pod on its node, whichever keys the pod mounts.
-async fn no_pod_has_a_secret_with_the_key_of_the_ca() {
+async fn no_variant_is_insecure_or_gives_a_pod_the_key_of_the_ca() {
     for (what, args) in VARIANTS {
-        let rendered = objects(&helm::template("kubefan", "kubefan", args).await);
+        let text = helm::template("kubefan", "kubefan", args).await;
+        assert!(!text.contains("insecure") && !text.contains("authorization-mode"), "{what}");
+        let rendered = objects(&text);
+        for service in rendered.iter().filter(|object| object["kind"] == "Service") {
+            for port in service["spec"]["ports"].as_array().unwrap() {
+                assert_ne!(port["name"], "grpc", "{what}: service meshes expect plaintext there");
+            }
+        }
         let variable = |name: &str| {
             let env = containers(named(&rendered, "Deployment", "kubefan"))[0]["env"].as_array().unwrap();
             let found = env.iter().find(|variable| variable["name"] == name)?;
@@ -363,16 +361,4 @@ async fn modes_do_not_cut_off_the_pods_of_the_nodes() {
     let nodes = json!({ "resources": ["*"], "users": ["system:serviceaccount:fleet:kubefan-node"], "mode": "Cache" });
     assert_eq!(modes("kubefan"), json!([nodes, deny]));
     assert_eq!(modes("kubefan-node"), json!([deny]));
-}
-
-async fn no_manifest_asks_for_an_insecure_server() {
-    for (what, args) in VARIANTS {
-        let text = helm::template("kubefan", "kubefan", args).await;
-        assert!(!text.contains("insecure") && !text.contains("authorization-mode"), "{what}");
-        for service in objects(&text).iter().filter(|object| object["kind"] == "Service") {
-            for port in service["spec"]["ports"].as_array().unwrap() {
-                assert_ne!(port["name"], "grpc", "{what}: service meshes expect plaintext there");
-            }
-        }
-    }
 }

@@ -1,45 +1,25 @@
 //! Callers with client certificates, beyond the verdicts that `authorization` compares with the
-//! apiserver's: forged certificates, their end, and CAs that change under live streams.
+//! apiserver's: CAs that change under live streams, that kubefan may not read, and what it cannot
+//! forward.
 
-use std::{
-    io::{Read, Write},
-    net::{SocketAddr, TcpStream},
-    path::PathBuf,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::path::PathBuf;
 
 use kubefan_common::proto::v1alpha1::{
     Target, WatchRequest, WatchResponse, watch_response, watch_service_client::WatchServiceClient,
 };
-use rcgen::ExtendedKeyUsagePurpose;
 use reqwest::{Client, StatusCode};
-use rustls::{
-    ClientConfig, ClientConnection, RootCertStore,
-    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
-    sign::{CertifiedKey, SingleCertAndKey},
-};
 use serde_json::{Value, json};
 use tonic::{
-    Code, Streaming,
+    Streaming,
     transport::{Certificate, ClientTlsConfig, Endpoint, Identity},
 };
 
-use crate::harness::{
-    apiserver::{ApiServer, NOBODY},
-    kubefan::{Kubefan, run},
-    pki::{Authority, named},
-    rbac::ServiceAccount,
-    tests, wait,
-};
+use crate::harness::{apiserver::ApiServer, kubefan::Kubefan, pki::Authority, rbac::ServiceAccount, tests, wait};
 
 tests! {
-    apiserver: a_forged_certificate_is_refused, a_certificate_and_a_token_are_one_identity,
-        a_bundle_replaced_under_live_streams_ends_none, streams_outlive_the_rotation_of_their_certificate,
-        a_stream_ends_with_its_certificate,
+    apiserver: certificates_and_their_cas_are_rotated_under_live_streams,
         with_passthrough_kubefan_refuses_what_it_cannot_forward_in_the_words_of_the_apiserver,
         without_the_right_to_read_the_cas_kubefan_says_so_once_and_takes_no_certificate;
-    local: cas_that_cannot_be_used_are_named_at_the_start;
 }
 
 /// A certificate with its key, both PEM.
@@ -61,18 +41,9 @@ impl World {
         let namespace = api.namespace("certified").await;
         let ca_file = dir.path().join("clients.crt");
         std::fs::write(&ca_file, &authority.ca_pem).unwrap();
-        let (cert, key) = api.server_certificate();
-        let fixed = [
-            "--authorization-mode=Webhook",
-            "--resource=configmaps",
-            "--tls-cert-file",
-            cert.to_str().unwrap(),
-            "--tls-private-key-file",
-            key.to_str().unwrap(),
-            "--client-ca-file",
-            ca_file.to_str().unwrap(),
-        ];
-        let kubefan = Kubefan::start(&api, &[&fixed[..], args].concat()).await;
+        let fixed = ["--resource=configmaps", "--client-ca-file", ca_file.to_str().unwrap()];
+        let kubefan = Kubefan::spawn_over_tls(&api, &api.kubeconfig(), &[&fixed[..], args].concat()).await;
+        kubefan.ready().await;
         World { api, kubefan, namespace, authority, ca_file, _dir: dir }
     }
 
@@ -86,10 +57,7 @@ impl World {
     }
 
     fn client(&self, pair: &Pair) -> Client {
-        let ca = std::fs::read(self.api.ca_pem_path()).unwrap();
-        let ca = reqwest::Certificate::from_pem(&ca).unwrap();
-        let identity = reqwest::Identity::from_pem(format!("{}{}", pair.0, pair.1).as_bytes()).unwrap();
-        Client::builder().tls_certs_only([ca]).no_proxy().identity(identity).build().unwrap()
+        client(&self.api, pair)
     }
 
     async fn grpc(&self, pair: &Pair) -> WatchServiceClient<tonic::transport::Channel> {
@@ -148,6 +116,13 @@ impl World {
     }
 }
 
+/// A client that trusts the apiserver and kubefan, and has this certificate.
+fn client(api: &ApiServer, (certificate, key): &Pair) -> Client {
+    let ca = reqwest::Certificate::from_pem(&std::fs::read(api.ca_pem_path()).unwrap()).unwrap();
+    let identity = reqwest::Identity::from_pem(format!("{certificate}{key}").as_bytes()).unwrap();
+    Client::builder().tls_certs_only([ca]).no_proxy().identity(identity).build().unwrap()
+}
+
 async fn status(client: &Client, url: &str) -> (StatusCode, String) {
     let answer = client.get(url).send().await.unwrap();
     let status = answer.status();
@@ -155,73 +130,11 @@ async fn status(client: &Client, url: &str) -> (StatusCode, String) {
     (status, body["message"].as_str().unwrap_or_default().to_owned())
 }
 
-/// The answer to a request with this certificate and this key, which need not belong together.
-fn asked_with(addr: SocketAddr, ca: &[u8], certificate: &str, key: &str, path: &str) -> std::io::Result<String> {
-    let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_slice(ca).unwrap()).unwrap();
-    let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
-    let key = rustls::crypto::ring::sign::any_supported_type(&key).unwrap();
-    let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()];
-    let presents = SingleCertAndKey::from(CertifiedKey::new(chain, key));
-    let config = ClientConfig::builder().with_root_certificates(roots).with_client_cert_resolver(Arc::new(presents));
-    let name = ServerName::from(addr.ip());
-    let mut session = ClientConnection::new(Arc::new(config), name).unwrap();
-    let mut socket = TcpStream::connect(addr)?;
-    socket.set_read_timeout(Some(wait::SOON))?;
-    let mut io = rustls::Stream::new(&mut session, &mut socket);
-    write!(io, "GET {path} HTTP/1.1\r\nHost: {addr}\r\nConnection: close\r\n\r\n")?;
-    let mut answer = String::new();
-    io.read_to_string(&mut answer)?;
-    Ok(answer)
-}
-
-async fn a_forged_certificate_is_refused() {
+async fn certificates_and_their_cas_are_rotated_under_live_streams() {
     let world = World::start(&["--passthrough=off"]).await;
-    let (master, ca) = (world.master(), std::fs::read(world.api.ca_pem_path()).unwrap());
-    let path = format!("/api/v1/namespaces/{}/configmaps?resourceVersion=0", world.namespace);
-    let addr = world.kubefan.grpc_addr;
-    let ask = async |certificate: &str, key: &str| {
-        let (ca, certificate, key, path) = (ca.clone(), certificate.to_owned(), key.to_owned(), path.clone());
-        tokio::task::spawn_blocking(move || asked_with(addr, &ca, &certificate, &key, &path)).await.unwrap()
-    };
-    let own = ask(&master.0, &master.1).await.unwrap();
-    assert!(own.starts_with("HTTP/1.1 200 "), "{own}");
-    // A copy of the certificate, without its key.
-    let thief = world.authority.client("thief", "thieves");
-    let stolen = ask(&master.0, &thief.1).await;
-    assert!(stolen.is_err(), "{stolen:?}");
-    // A CA with the name of the right one and another key.
-    let forger = Authority::new();
-    let forged = forger.client("master", "system:masters");
-    let forged = ask(&forged.0, &forged.1).await.unwrap();
-    assert!(forged.starts_with("HTTP/1.1 401 ") && forged.contains("not of a CA that kubefan trusts"), "{forged}");
-    // The holder of a client certificate is no CA.
-    let signer = world.authority.client("thief", "thieves");
-    let not_signed = ask(&signer.0, &master.1).await;
-    assert!(not_signed.is_err(), "{not_signed:?}");
-    let (_, metrics) = world.kubefan.admin("/metrics").await.unwrap();
-    assert!(metrics.contains("kubefan_authentication_attempts_total{result=\"failure\"} 1"), "{metrics}");
-}
-
-async fn a_certificate_and_a_token_are_one_identity() {
-    let world = World::start(&["--passthrough=off"]).await;
-    let nobody = world.authority.client(NOBODY, "nobodies");
-    let ask = async |pair: &Pair, token: &str| {
-        let request = world.client(pair).get(world.url()).bearer_auth(token);
-        request.send().await.unwrap().status()
-    };
-    let master = world.master();
-    assert_eq!(ask(&nobody, &world.api.admin_token()).await, StatusCode::OK);
-    assert_eq!(ask(&master, &format!("token-of-{NOBODY}")).await, StatusCode::FORBIDDEN);
-    assert_eq!(ask(&master, "no-such-token").await, StatusCode::UNAUTHORIZED);
-    assert_eq!(status(&world.client(&master), &world.url()).await.0, StatusCode::OK);
-    assert_eq!(status(&world.client(&nobody), &world.url()).await.0, StatusCode::FORBIDDEN);
-}
-
-async fn a_bundle_replaced_under_live_streams_ends_none() {
-    let world = World::start(&["--passthrough=off"]).await;
-    let (master, other) = (world.master(), Authority::new());
+    let (master, renewed, other) = (world.master(), world.master(), Authority::new());
     let mut streams = world.streams(&master, 5, 10).await;
+    streams.extend(world.streams(&renewed, 1, 5).await);
     let kept = world.client(&master);
     assert_eq!(status(&kept, &world.url()).await.0, StatusCode::OK);
     world.all_see(&mut streams, "before").await;
@@ -247,45 +160,6 @@ async fn a_bundle_replaced_under_live_streams_ends_none() {
     world.becomes(|| refused.clone(), StatusCode::OK).await;
     assert_eq!(status(&kept, &world.url()).await.0, StatusCode::OK, "so is one that was known before");
     world.all_see(&mut streams, "both").await;
-}
-
-async fn streams_outlive_the_rotation_of_their_certificate() {
-    let world = World::start(&["--passthrough=off"]).await;
-    let (old, new) = (world.master(), world.master());
-    let mut streams = world.streams(&old, 1, 5).await;
-    streams.extend(world.streams(&new, 1, 5).await);
-    world.all_see(&mut streams, "rotated").await;
-}
-
-#[expect(clippy::disallowed_methods, reason = "a certificate ends by the wall clock")]
-async fn a_stream_ends_with_its_certificate() {
-    let world = World::start(&["--passthrough=off"]).await;
-    let mut params = named("master", "system:masters");
-    // Its streams must be open before it ends, also on a busy machine.
-    params.not_after = (SystemTime::now() + Duration::from_secs(30)).into();
-    let short = world.authority.issue(params, &[ExtendedKeyUsagePurpose::ClientAuth]);
-    let mut long = world.streams(&world.master(), 1, 1).await;
-    let client = world.client(&short);
-    assert_eq!(status(&client, &world.url()).await.0, StatusCode::OK);
-    let mut ends = world.streams(&short, 1, 1).await;
-    let end = async {
-        loop {
-            match ends[0].message().await {
-                Ok(Some(_)) => {}
-                Ok(None) => panic!("it ended without a reason"),
-                Err(status) => break status,
-            }
-        }
-    };
-    let end = tokio::time::timeout(2 * wait::SOON, end).await.expect("the watch ends");
-    assert!(end.message().contains("client certificate of this stream has expired"), "{end:?}");
-    let (code, message) = status(&client, &world.url()).await;
-    assert_eq!(code, StatusCode::UNAUTHORIZED);
-    assert!(message.contains("has expired"), "{message}");
-    let target = Some(Target { resource: "configmaps".to_owned(), ..Target::default() });
-    let refused = world.grpc(&short).await.watch(WatchRequest { target, ..WatchRequest::default() }).await.unwrap_err();
-    assert_eq!(refused.code(), Code::Unauthenticated, "{refused:?}");
-    world.all_see(&mut long, "afterwards").await;
 }
 
 async fn with_passthrough_kubefan_refuses_what_it_cannot_forward_in_the_words_of_the_apiserver() {
@@ -314,24 +188,12 @@ async fn without_the_right_to_read_the_cas_kubefan_says_so_once_and_takes_no_cer
     account.may_read_pods().await;
     account.may_review().await;
     let kubeconfig = account.kubeconfig().await;
-    let (cert, key) = api.server_certificate();
-    let args = [
-        "--resource=pods",
-        "--passthrough=off",
-        "--authorization-mode=Webhook",
-        "--tls-cert-file",
-        cert.to_str().unwrap(),
-        "--tls-private-key-file",
-        key.to_str().unwrap(),
-    ];
-    let (certificate, key) = api.authority().client("master", "system:masters");
-    let identity = || reqwest::Identity::from_pem(format!("{certificate}{key}").as_bytes()).unwrap();
-    let ca = reqwest::Certificate::from_pem(&std::fs::read(api.ca_pem_path()).unwrap()).unwrap();
-    let client = Client::builder().tls_certs_only([ca]).no_proxy().identity(identity()).build().unwrap();
+    let client = client(&api, &api.authority().client("master", "system:masters"));
     const ROLE: &str = "extension-apiserver-authentication-reader";
     for skips in [false, true] {
         let skip: &[&str] = if skips { &["--authentication-skip-lookup"] } else { &[] };
-        let kubefan = Kubefan::spawn(&kubeconfig, &[&args[..], skip].concat()).await;
+        let args = [&["--resource=pods", "--passthrough=off"], skip].concat();
+        let kubefan = Kubefan::spawn_over_tls(&api, &kubeconfig, &args).await;
         kubefan.ready().await;
         let url = format!("https://{}/api/v1/pods?resourceVersion=0", kubefan.grpc_addr);
         let message = wait::until("the lookup", wait::SOON, || async {
@@ -342,36 +204,5 @@ async fn without_the_right_to_read_the_cas_kubefan_says_so_once_and_takes_no_cer
         let log = kubefan.process.log();
         assert_eq!(log.matches(ROLE).count(), usize::from(!skips), "{log}");
         assert_eq!(message.contains("kubefan trusts no CA of client certificates"), !skips, "{message}");
-    }
-}
-
-async fn cas_that_cannot_be_used_are_named_at_the_start() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = |name: &str, text: &str| {
-        let path = dir.path().join(name);
-        std::fs::write(&path, text).unwrap();
-        path.to_str().unwrap().to_owned()
-    };
-    let (cert, key) = Authority::new().server();
-    let kubeconfig = "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
-        clusters: [{ name: c, cluster: { server: 'https://127.0.0.1:1' } }]\n\
-        contexts: [{ name: c, context: { cluster: c, user: u } }]\nusers: [{ name: u, user: { token: t } }]\n";
-    let args = [
-        "serve".to_owned(),
-        "--listen=127.0.0.1:0".to_owned(),
-        "--admin-listen=127.0.0.1:0".to_owned(),
-        "--authorization-mode=Webhook".to_owned(),
-        format!("--kubeconfig={}", file("config", kubeconfig)),
-        format!("--tls-cert-file={}", file("tls.crt", &cert)),
-        format!("--tls-private-key-file={}", file("tls.key", &key)),
-    ];
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    for (path, expected) in [
-        (file("empty", ""), "it contains no certificate of a CA"),
-        (file("server", &cert), "it contains no certificate of a CA"),
-        ("/nonexistent/ca.crt".to_owned(), "cannot read it"),
-    ] {
-        let ran = run(&[&args[..], &["--client-ca-file", &path]].concat()).await;
-        crate::bad_input::assert_line("client CAs", &ran, 1, &["--client-ca-file", &path, expected]);
     }
 }

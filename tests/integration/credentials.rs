@@ -18,9 +18,10 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver: a_client_certificate_is_used, a_token_file_and_an_authority_file_are_used;
+    apiserver: a_client_certificate_is_used;
     local: a_rotated_token_file_is_read_again_after_a_401, a_plugin_is_run_again_when_its_token_expires,
-        a_failing_plugin_is_reported_without_its_output;
+        a_failing_plugin_is_reported_without_its_output,
+        no_caller_is_reviewed_by_an_apiserver_whose_certificate_is_not_checked;
 }
 
 async fn serves_pods(kubefan: &Kubefan) {
@@ -32,19 +33,6 @@ async fn serves_pods(kubefan: &Kubefan) {
 async fn a_client_certificate_is_used() {
     let api = ApiServer::shared().await;
     let kubeconfig = api.kubeconfig_with_certificate("kubefan-by-certificate", "system:masters");
-    serves_pods(&Kubefan::spawn(&kubeconfig, &["--resource=pods"]).await).await;
-}
-
-async fn a_token_file_and_an_authority_file_are_used() {
-    let api = ApiServer::shared().await;
-    let dir = tempfile::tempdir().unwrap();
-    let token = dir.path().join("token");
-    // Editors end a file with a newline.
-    std::fs::write(&token, api.admin_token() + "\n").unwrap();
-    let text = std::fs::read_to_string(api.kubeconfig()).unwrap();
-    let text = text.replace(&format!("token: {}", api.admin_token()), &format!("tokenFile: {}", token.display()));
-    let kubeconfig = dir.path().join("config");
-    std::fs::write(&kubeconfig, text).unwrap();
     serves_pods(&Kubefan::spawn(&kubeconfig, &["--resource=pods"]).await).await;
 }
 
@@ -104,6 +92,23 @@ async fn a_plugin_is_run_again_when_its_token_expires() {
     let (kubeconfig, _) = plugin(&simulated, &credential("right", "2999-01-01T00:00:00Z"), 0);
     simulated.create("a");
     serves_pods(&Kubefan::spawn(&kubeconfig, &["--resource=pods"]).await).await;
+}
+
+async fn no_caller_is_reviewed_by_an_apiserver_whose_certificate_is_not_checked() {
+    let dir = tempfile::tempdir().unwrap();
+    let cluster = "{ server: 'https://127.0.0.1:1', insecure-skip-tls-verify: true }";
+    let kubeconfig = dir.path().join("config");
+    let text = format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{{ name: c, cluster: {cluster} }}]\n\
+         contexts: [{{ name: c, context: {{ cluster: c, user: u }} }}]\nusers: [{{ name: u, user: {{ token: t }} }}]\n"
+    );
+    std::fs::write(&kubeconfig, text).unwrap();
+    let kubeconfig = format!("--kubeconfig={}", kubeconfig.display());
+    let ports = ["serve", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--passthrough=off"];
+    let tls = ["--tls-cert-file=a", "--tls-private-key-file=b"];
+    let ran = run(&[&ports[..], &tls, &[&*kubeconfig]].concat()).await;
+    let says = ["insecure-skip-tls-verify", "--authorization-mode=Webhook"];
+    crate::bad_input::assert_line("reviewer", &ran, 1, &says);
 }
 
 async fn a_failing_plugin_is_reported_without_its_output() {

@@ -1,6 +1,6 @@
-//! The manifests in `deploy/`: the apiserver accepts every object of both overlays, the pods meet
-//! the restricted pod security standard, the shipped service accounts have exactly the rights that
-//! the `--resource` flags and the reviews of callers need, and callers are authorized.
+//! The manifests in `deploy/`: the overlays with their components, and the shipped service accounts,
+//! which have exactly the rights that the `--resource` flags and the reviews of callers need.
+//! `chart` shows that apiservers accept the overlays and their pods.
 
 use std::{
     collections::BTreeSet,
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::{
     chart::flags_of,
     harness::{
-        apiserver::{ApiServer, NOBODY},
+        apiserver::ApiServer,
         helm::{named, objects},
         kubefan::Kubefan,
         rbac::settled,
@@ -22,11 +22,9 @@ use crate::{
 };
 
 tests! {
-    apiserver full: the_apiserver_accepts_both_overlays, the_apiserver_accepts_the_cluster_proxy_with_its_components,
-        the_node_form_takes_a_given_certificate, the_cluster_proxy_authorizes_its_callers,
-        no_manifest_serves_everything_to_everyone, the_pods_meet_the_restricted_standard,
-        the_service_accounts_may_only_list_and_watch_the_cached_resources,
-        kubefan_syncs_as_the_shipped_service_accounts_with_the_shipped_flags;
+    apiserver full: the_apiserver_accepts_the_cluster_proxy_with_its_components,
+        the_node_form_takes_a_given_certificate, the_shipped_accounts_have_the_rights_that_kubefan_needs_and_no_others;
+    local: no_manifest_serves_everything_to_everyone;
 }
 
 /// An overlay of `deploy/overlays`, and the names in it.
@@ -55,17 +53,6 @@ pub(crate) const SIDECAR: Overlay = Overlay {
 };
 
 impl Overlay {
-    /// Creates the namespace as the overlay's comment says, and runs `kubectl apply`. Returns its
-    /// output.
-    async fn apply_with(&self, api: &ApiServer, args: &[&str]) -> String {
-        // kubectl first checks whether an object exists and then creates it, so two runs at the
-        // same time could collide.
-        static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
-        let _guard = ONE_AT_A_TIME.lock().await;
-        self.make_namespace(api).await;
-        api.kubectl(&[&["apply", "-k", self.dir], args].concat()).await
-    }
-
     async fn make_namespace(&self, api: &ApiServer) {
         let labels = json!({ "pod-security.kubernetes.io/enforce": "restricted" });
         let namespace = json!({ "metadata": { "name": self.namespace, "labels": labels } });
@@ -74,9 +61,14 @@ impl Overlay {
         assert!(status.is_success() || status == StatusCode::CONFLICT, "{answer}");
     }
 
-    /// Applies the overlay.
+    /// Creates the namespace as the overlay's comment says, and applies the overlay.
     pub(crate) async fn apply(&self, api: &ApiServer) {
-        self.apply_with(api, &[]).await;
+        // kubectl first checks whether an object exists and then creates it, so two runs at the
+        // same time could collide.
+        static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+        let _guard = ONE_AT_A_TIME.lock().await;
+        self.make_namespace(api).await;
+        api.kubectl(&["apply", "-k", self.dir]).await;
     }
 
     /// A new token of the shipped service account.
@@ -120,15 +112,6 @@ impl Overlay {
     }
 }
 
-async fn the_apiserver_accepts_both_overlays() {
-    let api = ApiServer::shared().await;
-    for overlay in [CLUSTER_PROXY, SIDECAR] {
-        let applied = overlay.apply_with(&api, &["--dry-run=server"]).await;
-        assert!(applied.contains(&format!("serviceaccount/{}", overlay.service_account)), "{applied}");
-        assert!(applied.lines().all(|line| line.ends_with("(server dry run)")), "{applied}");
-    }
-}
-
 /// A directory with an overlay and components of `deploy/components`.
 fn kustomization(overlay: &str, components: &[&str]) -> tempfile::TempDir {
     // kustomize accepts only relative paths.
@@ -153,10 +136,7 @@ async fn the_apiserver_accepts_the_cluster_proxy_with_its_components() {
     let applied = api.kubectl(&["apply", "-k", path, "--dry-run=server", "-o", "json"]).await;
     let applied: Value = serde_json::from_str(&applied).unwrap();
     let items = applied["items"].as_array().unwrap();
-    let named = |kind: &str, name: &str| {
-        let found = items.iter().find(|item| item["kind"] == kind && item["metadata"]["name"] == name);
-        found.unwrap_or_else(|| panic!("no {kind} {name}"))
-    };
+    let named = |kind: &str, name: &str| named(items, kind, name);
     // What kubefan would fill by itself is not there: nothing replaces what the operator made.
     assert!(!items.iter().any(|item| item["kind"] == "Secret" || item["kind"] == "Role"), "{items:?}");
     let binding = named("ClusterRoleBinding", "kubefan-client-cas");
@@ -208,32 +188,6 @@ async fn the_node_form_takes_a_given_certificate() {
     }
 }
 
-/// kubefan as it is shipped, but for the address and the certificate: as the shipped account it can
-/// review its callers.
-async fn the_cluster_proxy_authorizes_its_callers() {
-    let api = ApiServer::shared().await;
-    let kubeconfig = CLUSTER_PROXY.service_account_kubeconfig(&api).await;
-    let shipped = CLUSTER_PROXY.args(&api).await;
-    assert!(!shipped.iter().any(|arg| arg.contains("insecure") || arg.contains("authorization")), "{shipped:?}");
-    let dir = tempfile::tempdir().unwrap();
-    let flags = CLUSTER_PROXY.flags(&api, dir.path()).await;
-    let (cert, key) = api.server_certificate();
-    let tls = ["--tls-cert-file", cert.to_str().unwrap(), "--tls-private-key-file", key.to_str().unwrap()];
-    let kubefan =
-        Kubefan::spawn_as_given(&kubeconfig, &flags.iter().map(String::as_str).chain(tls).collect::<Vec<_>>()).await;
-    kubefan.ready().await;
-    let url = format!("https://{}/api/v1/nodes?resourceVersion=0", kubefan.grpc_addr);
-    let ask = |client: reqwest::Client| {
-        let request = client.get(&url);
-        async move { request.send().await.unwrap() }
-    };
-    let answer = ask(api.client()).await;
-    assert_eq!(answer.status(), StatusCode::OK);
-    assert!(answer.headers().contains_key("cache-status"), "{answer:?}");
-    assert_eq!(ask(api.client_as(NOBODY)).await.status(), StatusCode::FORBIDDEN);
-    assert_eq!(ask(api.client_with_token("no-such-token")).await.status(), StatusCode::UNAUTHORIZED);
-}
-
 async fn no_manifest_serves_everything_to_everyone() {
     let mut dirs = vec![PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/deploy"))];
     while let Some(dir) = dirs.pop() {
@@ -249,37 +203,15 @@ async fn no_manifest_serves_everything_to_everyone() {
     }
 }
 
-async fn the_pods_meet_the_restricted_standard() {
-    let api = ApiServer::shared().await;
-    for overlay in [CLUSTER_PROXY, SIDECAR] {
-        overlay.apply(&api).await;
-        let mut pod = api.get_json(overlay.workload).await["spec"]["template"].take();
-        pod["metadata"]["name"] = json!("as-the-controller-makes-it");
-        // The namespace enforces the standard, so a pod that violates it is denied.
-        let pods = format!("/api/v1/namespaces/{}/pods?dryRun=All", overlay.namespace);
-        api.create(&pods, &pod).await;
-        pod["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = json!(true);
-        let (status, _) = api.request(Method::POST, &pods, Some(("application/json", &pod))).await;
-        assert_eq!(status, StatusCode::FORBIDDEN, "the namespace enforces the standard");
-    }
-}
-
-async fn the_service_accounts_may_only_list_and_watch_the_cached_resources() {
+async fn the_shipped_accounts_have_the_rights_that_kubefan_needs_and_no_others() {
     let api = ApiServer::shared().await;
     for overlay in [CLUSTER_PROXY, SIDECAR] {
         let kubeconfig = overlay.service_account_kubeconfig(&api).await;
-        let (ok, _, stderr) = api.try_kubectl(&kubeconfig, &["get", "pods", "-A"]).await;
-        assert!(ok, "{stderr}");
-        let (ok, _, stderr) = api.try_kubectl(&kubeconfig, &["get", "secrets", "-A"]).await;
-        assert!(!ok && stderr.contains("Forbidden"), "{stderr}");
-
         let cached: BTreeSet<String> =
             overlay.args(&api).await.iter().filter_map(|flag| resource_of_flag(flag)).collect();
         assert!(cached.contains("pods"), "{cached:?}");
 
-        let rules = rules_of(&api, &overlay).await;
-        let granted = rules.iter().filter(|rule| !is_of_every_user(rule));
-        let may: BTreeSet<(String, String)> = granted.flat_map(pairs).collect();
+        let may = rights_in(&api, &overlay, "default").await;
         let wanted =
             cached.iter().flat_map(|resource| ["list", "watch"].map(|verb| (verb.to_owned(), resource.clone())));
         let mut wanted: BTreeSet<_> = wanted.collect();
@@ -290,40 +222,31 @@ async fn the_service_accounts_may_only_list_and_watch_the_cached_resources() {
             wanted.insert(("get".to_owned(), "configmaps/extension-apiserver-authentication".to_owned()));
         }
         assert_eq!(may, wanted);
+        syncs(&api, &overlay, &kubeconfig, &cached).await;
     }
     // In its own namespace also what it fills, and cannot create: a Secret and a ConfigMap.
-    let own = rules_in(&api, &CLUSTER_PROXY, CLUSTER_PROXY.namespace).await;
-    let elsewhere = rules_of(&api, &CLUSTER_PROXY).await;
-    let of =
-        |rules: &[Value]| rules.iter().filter(|rule| !is_of_every_user(rule)).flat_map(pairs).collect::<BTreeSet<_>>();
-    let own: BTreeSet<_> = of(&own).difference(&of(&elsewhere)).cloned().collect();
+    let own = rights_in(&api, &CLUSTER_PROXY, CLUSTER_PROXY.namespace).await;
+    let elsewhere = rights_in(&api, &CLUSTER_PROXY, "default").await;
     let wanted = ["secrets/kubefan-tls", "configmaps/kubefan-ca"]
         .into_iter()
         .flat_map(|object| ["get", "update"].map(|verb| (verb.to_owned(), object.to_owned())));
-    assert_eq!(own, wanted.collect());
+    assert_eq!(&own - &elsewhere, wanted.collect());
 }
 
-async fn kubefan_syncs_as_the_shipped_service_accounts_with_the_shipped_flags() {
-    let api = ApiServer::shared().await;
-    for overlay in [CLUSTER_PROXY, SIDECAR] {
-        let kubeconfig = overlay.service_account_kubeconfig(&api).await;
-        let shipped = overlay.args(&api).await;
-        let dir = tempfile::tempdir().unwrap();
-        let flags = overlay.flags(&api, dir.path()).await.into_iter();
-        let flags: Vec<String> = flags.map(|flag| flag.replace("$(NODE_NAME)", "node-1")).collect();
-        let kubefan = Kubefan::spawn(&kubeconfig, &flags.iter().map(String::as_str).collect::<Vec<_>>()).await;
-        kubefan.ready().await;
-        let (_, verbose) = kubefan.admin("/readyz?verbose").await.unwrap();
-        for resource in shipped.iter().filter_map(|flag| resource_of_flag(flag)) {
-            assert!(verbose.contains(&resource), "{resource}: {verbose}");
-        }
-        // Readiness does not wait for the identity.
-        wait::until("the identity, for which the shipped rights are enough", wait::SOON, || async {
-            let (_, verbose) = kubefan.admin("/readyz?verbose").await?;
-            verbose.contains("[+]identity kube-system uid ").then_some(())
-        })
-        .await;
-    }
+/// With these rights and the shipped flags, kubefan caches all resources and knows its cluster.
+async fn syncs(api: &ApiServer, overlay: &Overlay, kubeconfig: &Path, cached: &BTreeSet<String>) {
+    let dir = tempfile::tempdir().unwrap();
+    let flags = overlay.flags(api, dir.path()).await;
+    let flags: Vec<String> = flags.iter().map(|flag| flag.replace("$(NODE_NAME)", "node-1")).collect();
+    let kubefan = Kubefan::spawn(kubeconfig, &flags.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    kubefan.ready().await;
+    // Readiness does not wait for the identity.
+    wait::until("the identity, for which the shipped rights are enough", wait::SOON, || async {
+        let (_, verbose) = kubefan.admin("/readyz?verbose").await?;
+        let has_all = cached.iter().all(|resource| verbose.contains(resource));
+        (has_all && verbose.contains("[+]identity kube-system uid ")).then_some(())
+    })
+    .await;
 }
 
 /// Extracts `pods` from `--resource=pods`.
@@ -331,20 +254,16 @@ fn resource_of_flag(flag: &str) -> Option<String> {
     flag.strip_prefix("--resource=").map(str::to_owned)
 }
 
-/// All rules that the service account has in a namespace outside of its overlay.
-async fn rules_of(api: &ApiServer, overlay: &Overlay) -> Vec<Value> {
-    rules_in(api, overlay, "default").await
-}
-
-/// All rules that the service account has in a namespace.
-async fn rules_in(api: &ApiServer, overlay: &Overlay, namespace: &str) -> Vec<Value> {
+/// What the service account may do in a namespace, beside what every user may.
+async fn rights_in(api: &ApiServer, overlay: &Overlay, namespace: &str) -> BTreeSet<(String, String)> {
     let url = format!("{}/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", api.url());
     let review = json!({ "spec": { "namespace": namespace } }).to_string();
     let client = api.client_with_token(&overlay.token(api).await);
     let answer = client.post(url).header("content-type", "application/json").body(review).send().await.unwrap();
     let answer: Value = serde_json::from_slice(&answer.bytes().await.unwrap()).unwrap();
     assert_eq!(answer["status"]["incomplete"], false, "{answer}");
-    answer["status"]["resourceRules"].as_array().unwrap_or_else(|| panic!("{answer}")).clone()
+    let rules = answer["status"]["resourceRules"].as_array().unwrap_or_else(|| panic!("{answer}"));
+    rules.iter().filter(|rule| !is_of_every_user(rule)).flat_map(rights_of).map(Right::written).collect()
 }
 
 /// Whether the rule comes from `system:basic-user`, with which every user may ask about its own
@@ -355,24 +274,41 @@ fn is_of_every_user(rule: &Value) -> bool {
         && resources.iter().all(|name| name.as_str().is_some_and(|name| name.starts_with("selfsubject")))
 }
 
-/// The (verb, resource) pairs of a rule. Resources are written as in kubectl, with the object's
-/// name if the rule is for one object.
-fn pairs(rule: &Value) -> Vec<(String, String)> {
-    let of = rule["resourceNames"].as_array().map(|names| {
-        assert_eq!(names.len(), 1, "{rule}");
-        format!("/{}", names[0].as_str().expect("a name"))
-    });
-    let of = of.unwrap_or_default();
-    let words = |field: &str| {
-        let values = rule[field].as_array().unwrap_or_else(|| panic!("no {field} in {rule}"));
-        values.iter().map(|value| value.as_str().expect("a word").to_owned()).collect::<Vec<_>>()
+/// A verb on a resource.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Right {
+    pub(crate) verb: String,
+    pub(crate) group: String,
+    pub(crate) resource: String,
+    /// Empty for all objects.
+    pub(crate) name: String,
+}
+
+impl Right {
+    /// The verb, and the resource as in kubectl, with the object's name if the right is for one.
+    fn written(self) -> (String, String) {
+        let Right { verb, group, resource, name } = self;
+        let resource = if group.is_empty() { resource } else { format!("{resource}.{group}") };
+        (verb, if name.is_empty() { resource } else { format!("{resource}/{name}") })
+    }
+}
+
+/// The single rights of a rule.
+pub(crate) fn rights_of(rule: &Value) -> Vec<Right> {
+    let words = |field: &str| -> Vec<String> {
+        rule[field].as_array().into_iter().flatten().map(|word| word.as_str().unwrap().to_owned()).collect()
     };
-    let name = |group: &str, resource: String| match group {
-        "" => format!("{resource}{of}"),
-        group => format!("{resource}.{group}{of}"),
-    };
-    let resources = words("apiGroups").into_iter().flat_map(|group| {
-        words("resources").into_iter().map(move |resource| name(&group, resource)).collect::<Vec<_>>()
-    });
-    resources.flat_map(|resource| words("verbs").into_iter().map(move |verb| (verb, resource.clone()))).collect()
+    let names = if rule["resourceNames"].is_array() { words("resourceNames") } else { vec![String::new()] };
+    let mut rights = Vec::new();
+    for verb in words("verbs") {
+        for group in words("apiGroups") {
+            for resource in words("resources") {
+                for name in &names {
+                    let (verb, group, resource) = (verb.clone(), group.clone(), resource.clone());
+                    rights.push(Right { verb, group, resource, name: name.clone() });
+                }
+            }
+        }
+    }
+    rights
 }

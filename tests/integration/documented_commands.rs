@@ -3,12 +3,11 @@
 //! a simulated apiserver is enough; the others are parsed, so that no page shows a flag that does
 //! not exist.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{collections::BTreeSet, path::Path};
 
-use crate::harness::{
-    kubefan::{Kubefan, Ran, run_with},
-    simulated::Simulated,
-    tests,
+use crate::{
+    documented_configuration::{Block, blocks, blocks_of},
+    harness::{kubefan::run_with, simulated::Simulated, tests},
 };
 
 tests! {
@@ -84,32 +83,21 @@ struct Documented {
     text: String,
 }
 
+/// The lines of `sh` blocks, and those after a prompt in `console` blocks.
 fn documented() -> Vec<Documented> {
-    let mut files = vec!["README.md".to_owned(), "CONTRIBUTING.md".to_owned()];
-    files.extend(["go", "python", "typescript"].map(|client| format!("clients/{client}/README.md")));
-    for folder in ["docs", "docs/deployments", "docs/integrations"] {
-        let pages = fs::read_dir(Path::new(ROOT).join(folder)).unwrap();
-        let pages = pages.map(|page| format!("{folder}/{}", page.unwrap().file_name().to_string_lossy()));
-        files.extend(pages.filter(|page| page.ends_with(".md")));
-    }
-    files.iter().flat_map(|file| commands(file, &fs::read_to_string(Path::new(ROOT).join(file)).unwrap())).collect()
+    // What decisions show is of their time.
+    let is_current = |block: &Block| !block.page.starts_with("docs/decisions/");
+    let all = blocks().into_iter().filter(is_current).chain(blocks_of("CONTRIBUTING.md"));
+    let with_commands = all.filter(|block| block.language == "sh" || block.language == "console");
+    with_commands.flat_map(|block| commands(&block)).collect()
 }
 
-/// The lines of `sh` blocks, and those after a prompt in `console` blocks.
-fn commands(file: &str, text: &str) -> Vec<Documented> {
-    let (mut block, mut found, mut command) = (None, Vec::new(), String::new());
-    for (index, line) in text.lines().enumerate() {
-        if let Some(language) = line.trim_start().strip_prefix("```") {
-            block = if block.is_some() { None } else { Some(language) };
-            continue;
-        }
-        let part = match block {
-            Some("sh") => line,
-            Some("console") if !command.is_empty() => line,
-            Some("console") => line.strip_prefix("$ ").unwrap_or(""),
-            _ => continue,
-        };
-        command += part;
+fn commands(block: &Block) -> Vec<Documented> {
+    let (mut found, mut command) = (Vec::new(), String::new());
+    for line in block.text.lines() {
+        let is_continued = !command.is_empty();
+        let part = if block.language == "sh" || is_continued { Some(line) } else { line.strip_prefix("$ ") };
+        command += part.unwrap_or_default();
         if let Some(begun) = command.strip_suffix('\\') {
             command = format!("{} ", begun.trim_end());
             continue;
@@ -117,7 +105,7 @@ fn commands(file: &str, text: &str) -> Vec<Documented> {
         let text = command.split(" # ").next().unwrap_or("").trim().to_owned();
         command.clear();
         if !text.is_empty() && !text.starts_with('#') {
-            found.push(Documented { place: format!("{file}:{}", index + 1), text });
+            found.push(Documented { place: block.place.clone(), text });
         }
     }
     found
@@ -149,22 +137,9 @@ fn arguments_of_kubefan(text: &str) -> Option<Vec<String>> {
     })
 }
 
-/// Runs it as a user would whose kubeconfig leads to the simulated apiserver, and whose kubefan is
-/// at the default addresses.
-async fn run_in(world: &(Simulated, Kubefan), arguments: &[&str]) -> Ran {
-    let (simulated, kubefan) = world;
-    run_with(arguments, |command| {
-        command.env("KUBECONFIG", simulated.kubeconfig()).current_dir(simulated.dir.path());
-        command.env("KUBEFAN_SERVER", kubefan.grpc_addr.to_string());
-        command.env("KUBEFAN_ADMIN", kubefan.admin_addr.to_string());
-    })
-    .await
-}
-
 async fn every_documented_command_of_kubefan_is_understood() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods,nodes"]).await;
-    let world = (simulated, kubefan);
     let mut ran = BTreeSet::new();
     for Documented { place, text } in documented() {
         let Some(arguments) = arguments_of_kubefan(&text) else { continue };
@@ -179,7 +154,14 @@ async fn every_documented_command_of_kubefan_is_understood() {
             // The parser reads the others, and then shows the help instead.
             _ => arguments.push("--help"),
         }
-        let done = run_in(&world, &arguments).await;
+        // As a user whose kubeconfig leads to the simulated apiserver, and whose kubefan is at the
+        // default addresses.
+        let done = run_with(&arguments, |command| {
+            command.env("KUBECONFIG", simulated.kubeconfig()).current_dir(simulated.dir.path());
+            command.env("KUBEFAN_SERVER", kubefan.grpc_addr.to_string());
+            command.env("KUBEFAN_ADMIN", kubefan.admin_addr.to_string());
+        })
+        .await;
         assert_eq!(done.code, Some(0), "{place}: {text}: {done:?}");
         if is_run {
             ran.insert(command.to_owned());

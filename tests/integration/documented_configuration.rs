@@ -51,12 +51,12 @@ const ELSEWHERE: [(&str, &str, &str); 1] = [("docs/clients.md", "", "tests/integ
 const TOML: [&str; 2] = ["docs/clients-rust.md", "docs/informers.md"];
 
 /// A block of a page.
-struct Block {
+pub(crate) struct Block {
     /// The page and the line.
-    place: String,
-    page: String,
-    language: String,
-    text: String,
+    pub(crate) place: String,
+    pub(crate) page: String,
+    pub(crate) language: String,
+    pub(crate) text: String,
     /// The reason why nothing tries it.
     excerpt: Option<String>,
 }
@@ -82,11 +82,12 @@ fn pages() -> Vec<String> {
     found
 }
 
-fn blocks() -> Vec<Block> {
-    pages().iter().flat_map(|page| blocks_of(page, &fs::read_to_string(Path::new(ROOT).join(page)).unwrap())).collect()
+pub(crate) fn blocks() -> Vec<Block> {
+    pages().iter().flat_map(|page| blocks_of(page)).collect()
 }
 
-fn blocks_of(page: &str, text: &str) -> Vec<Block> {
+pub(crate) fn blocks_of(page: &str) -> Vec<Block> {
+    let text = fs::read_to_string(Path::new(ROOT).join(page)).unwrap();
     let (mut found, mut before) = (Vec::new(), "");
     let mut lines = text.lines().enumerate();
     while let Some((index, line)) = lines.next() {
@@ -134,11 +135,9 @@ async fn every_block_has_a_test_or_is_an_excerpt() {
 
 async fn every_documented_configuration_is_accepted() {
     let api = ApiServer::shared().await;
-    let keys: BTreeSet<String> = {
-        let values = fs::read_to_string(Path::new(CHART).join("values.yaml")).unwrap();
-        let values: Value = serde_saphyr::from_str(&values).unwrap();
-        values.as_object().unwrap().keys().cloned().collect()
-    };
+    let values = fs::read_to_string(Path::new(CHART).join("values.yaml")).unwrap();
+    let values: Value = serde_saphyr::from_str(&values).unwrap();
+    let keys: BTreeSet<String> = values.as_object().unwrap().keys().cloned().collect();
     let mut forms = BTreeSet::new();
     for block in blocks().into_iter().filter(|block| block.language == "yaml" && block.excerpt.is_none()) {
         let Block { place, page, text, .. } = &block;
@@ -188,10 +187,7 @@ async fn every_documented_configuration_is_accepted() {
 
 /// A pod with this part: of a pod, or of a container.
 fn pod(part: &Value) -> Value {
-    let mut spec = match part["containers"].is_null() {
-        true => json!({ "containers": [part] }),
-        false => part.clone(),
-    };
+    let mut spec = if part["containers"].is_null() { json!({ "containers": [part] }) } else { part.clone() };
     for container in spec["containers"].as_array_mut().expect("a list") {
         for key in ["name", "image"] {
             if container[key].is_null() {
@@ -255,10 +251,8 @@ async fn kubefan_reads(place: &str, text: &str) {
     let file = file_of(text);
     let args = ["check", "--config", file.path().to_str().unwrap()];
     let known = ["--listen=unix:kubefan.sock", "--authorization-mode=Webhook"];
-    let ran = match text.contains("\nlisten: ") {
-        true => run(&args).await,
-        false => run(&[&args[..], &known].concat()).await,
-    };
+    let more = if text.contains("\nlisten: ") { &[][..] } else { &known };
+    let ran = run(&[&args[..], more].concat()).await;
     assert!(ran.stdout.contains("  ok       flags, environment and file: "), "{place}: {ran:?}");
 }
 

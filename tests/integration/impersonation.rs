@@ -8,15 +8,14 @@ use crate::{
     deploy::CLUSTER_PROXY,
     harness::{
         apiserver::{ApiServer, NOBODY, Options},
-        kubefan::{Kubefan, run},
+        kubefan::Kubefan,
         rbac::{ServiceAccount, grant},
-        tests, wait,
+        tests,
     },
 };
 
 tests! {
-    apiserver full: a_request_that_is_passed_on_is_its_callers, only_authenticated_callers_are_impersonated;
-    local: impersonation_needs_callers_that_are_known;
+    apiserver full: a_request_that_is_passed_on_is_its_callers_and_strangers_have_none;
 }
 
 /// The apiserver, kubefan in front of it, and the token of a service account.
@@ -28,27 +27,18 @@ struct World {
 }
 
 impl World {
-    async fn start(args: &[&str]) -> World {
+    async fn start() -> World {
         let api = ApiServer::start(Options::default()).await;
         let kubeconfig = CLUSTER_PROXY.service_account_kubeconfig_with(&api, "impersonation").await;
-        let (cert, key) = api.server_certificate();
-        let tls = ["--tls-cert-file", cert.to_str().unwrap(), "--tls-private-key-file", key.to_str().unwrap()];
-        let fixed = ["--resource=pods", "--passthrough=impersonate", "--on-demand=false"];
-        let kubefan = Kubefan::spawn_as_given(&kubeconfig, &[&tls, &fixed[..], args].concat()).await;
+        let args = ["--resource=pods", "--passthrough=impersonate", "--on-demand=false", "--anonymous-auth"];
+        let kubefan = Kubefan::spawn_over_tls(&api, &kubeconfig, &args).await;
         kubefan.ready().await;
         let namespace = api.namespace("impersonated").await;
         let account = ServiceAccount::create(&api, &namespace, "agent").await;
         let rules = json!([{ "apiGroups": [""], "resources": ["configmaps"], "verbs": ["*"] }]);
         grant(&api, Some(&namespace), "agent", &rules, &account.subject()).await;
         let token = account.token().await;
-        let world = World { api, kubefan, namespace, token };
-        let client = world.api.client_with_token(&world.token);
-        wait::until("the role to apply", wait::SOON, || async {
-            let url = format!("{}{}", world.api.url(), world.path("configmaps"));
-            (client.get(url).send().await.unwrap().status() == StatusCode::OK).then_some(())
-        })
-        .await;
-        world
+        World { api, kubefan, namespace, token }
     }
 
     fn path(&self, resource: &str) -> String {
@@ -72,10 +62,15 @@ async fn send(client: &Client, server: &str, method: &Method, path: &str, body: 
     (status, serde_json::from_slice(&answer.bytes().await.unwrap()).unwrap_or_default())
 }
 
-async fn a_request_that_is_passed_on_is_its_callers() {
-    let world = World::start(&[]).await;
+async fn a_request_that_is_passed_on_is_its_callers_and_strangers_have_none() {
+    let world = World::start().await;
+    requests_are_their_callers(&world).await;
+    only_authenticated_callers_are_impersonated(&world).await;
+}
+
+async fn requests_are_their_callers(world: &World) {
     let named = |name: &str| json!({ "metadata": { "name": name }, "data": { "a": "b" } });
-    let review = |name: &str| json!({ "apiVersion": "authentication.k8s.io/v1", "kind": name });
+    let review = json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview" });
     let configmap = |name: &str| world.path(&format!("configmaps/{name}"));
     // `NAME` is another one on each way.
     let requests = [
@@ -91,12 +86,7 @@ async fn a_request_that_is_passed_on_is_its_callers() {
         (Method::GET, "/api/v1/nodes/none".to_owned(), Value::Null, 403),
         (Method::GET, "/version".to_owned(), Value::Null, 200),
         (Method::GET, "/apis".to_owned(), Value::Null, 200),
-        (
-            Method::POST,
-            "/apis/authentication.k8s.io/v1/selfsubjectreviews".to_owned(),
-            review("SelfSubjectReview"),
-            201,
-        ),
+        (Method::POST, "/apis/authentication.k8s.io/v1/selfsubjectreviews".to_owned(), review, 201),
     ];
     let clients = [world.api.client_with_token(&world.token), world.api.client_as(NOBODY), world.api.client()];
     for (index, client) in clients.iter().enumerate() {
@@ -119,22 +109,20 @@ async fn a_request_that_is_passed_on_is_its_callers() {
     }
 }
 
-async fn only_authenticated_callers_are_impersonated() {
-    let world = World::start(&["--anonymous-auth"]).await;
+async fn only_authenticated_callers_are_impersonated(world: &World) {
     let url = format!("{}{}", world.through(), world.path("configmaps"));
-    let stranger = || {
-        let ca = reqwest::Certificate::from_pem(&std::fs::read(world.api.ca_pem_path()).unwrap()).unwrap();
-        Client::builder().tls_certs_only([ca]).no_proxy().build().unwrap()
-    };
+    let ca = reqwest::Certificate::from_pem(&std::fs::read(world.api.ca_pem_path()).unwrap()).unwrap();
+    let stranger = Client::builder().tls_certs_only([ca]).no_proxy().build().unwrap();
     let refused = async |request: reqwest::RequestBuilder| {
         let answer = request.send().await.unwrap();
         (answer.status(), answer.text().await.unwrap())
     };
-    for client in [stranger(), world.api.client_with_token("no-such-token")] {
-        let (status, text) = refused(client.get(&url)).await;
-        assert_eq!(status, StatusCode::UNAUTHORIZED, "{text}");
-        let (status, text) = refused(client.get(format!("{}/version", world.through()))).await;
-        assert_eq!(status, StatusCode::UNAUTHORIZED, "what every user may read: {text}");
+    for client in [stranger, world.api.client_with_token("no-such-token")] {
+        // Every user may read the version.
+        for url in [&url, &format!("{}/version", world.through())] {
+            let (status, text) = refused(client.get(url)).await;
+            assert_eq!(status, StatusCode::UNAUTHORIZED, "{url}: {text}");
+        }
     }
     for header in ["Impersonate-User", "Impersonate-Group", "Impersonate-Uid", "Impersonate-Extra-Scopes"] {
         for method in [Method::GET, Method::POST] {
@@ -152,9 +140,4 @@ async fn only_authenticated_callers_are_impersonated() {
     let request = request.header("x-remote-user", "admin").header("x-remote-group", "system:masters");
     let (status, text) = refused(request).await;
     assert!(status == StatusCode::FORBIDDEN && text.contains(":agent"), "{text}");
-}
-
-async fn impersonation_needs_callers_that_are_known() {
-    let ran = run(&["serve", "--resource=pods", "--passthrough=impersonate"]).await;
-    crate::bad_input::assert_line("open", &ran, 1, &["--passthrough=impersonate", "--authorization-mode=Webhook"]);
 }

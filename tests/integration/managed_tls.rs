@@ -23,20 +23,18 @@ use rustls::{
     pki_types::{CertificateDer, ServerName, pem::PemObject},
 };
 use serde_json::{Value, json};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-    time::Instant,
-};
+use tokio::{net::TcpStream, time::Instant};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 use crate::{
     chart::{apply, containers, flags, token},
     harness::{
-        apiserver::{ApiServer, Options},
+        apiserver::ApiServer,
         helm::{self, named, objects},
         kubefan::{Kubefan, run_with},
+        link::Link,
+        objects::{pod, version_of},
         pki::Authority,
         process::free_port,
         rbac::settled,
@@ -46,13 +44,11 @@ use crate::{
 };
 
 tests! {
-    apiserver: the_default_install_comes_up_with_tls_and_three_replicas_have_one_ca,
-        what_others_do_to_the_secret_is_mended_and_ends_no_stream, a_storm_of_conflicts_is_survived,
-        a_ca_is_rotated_under_streams_and_every_client_connects_at_every_moment,
-        replicas_copy_caches_and_neither_a_client_nor_a_node_passes_for_one,
-        a_config_map_that_cannot_be_written_is_named_and_harms_nothing, check_reads_the_secret_and_writes_nothing,
-        nodes_get_each_certificate_and_never_a_key_of_the_ca;
-    apiserver full: a_start_waits_for_the_apiserver_and_an_outage_later_changes_nothing;
+    apiserver: three_replicas_have_one_ca_through_a_storm_of_conflicts,
+        what_others_do_to_the_secret_is_mended_and_ends_no_stream,
+        a_ca_is_rotated_under_streams_and_every_client_and_node_has_it_in_time,
+        replicas_copy_caches_and_neither_a_client_nor_a_node_passes_for_one, check_reads_the_secret_and_writes_nothing,
+        a_start_waits_for_the_apiserver_and_an_outage_later_changes_nothing;
 }
 
 /// The flag of helm for the form with a DaemonSet.
@@ -208,39 +204,14 @@ async fn watch(install: &Install<'_>, kubefan: &Kubefan, ca: &str) -> Watch {
     watch
 }
 
-/// A watch over HTTP of the pods of a namespace, as the administrator.
-async fn http_watch(install: &Install<'_>, kubefan: &Kubefan, ca: &str) -> TlsStream<TcpStream> {
-    let mut stream = connect(kubefan.grpc_addr, ca, &install.host()).await.unwrap();
-    let request = format!(
-        "GET /api/v1/namespaces/{}/pods?watch=1&resourceVersion=0 HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {}\r\n\r\n",
-        install.namespace,
-        install.host(),
-        install.api.admin_token()
-    );
-    stream.write_all(request.as_bytes()).await.unwrap();
-    read_until(&mut stream, "HTTP/1.1 200 OK").await;
-    stream
-}
-
-async fn read_until(stream: &mut TlsStream<TcpStream>, text: &str) {
-    let mut read = String::new();
-    let reading = async {
-        while !read.contains(text) {
-            let mut bytes = [0; 4096];
-            let count = stream.read(&mut bytes).await.unwrap();
-            assert_ne!(count, 0, "the stream ended before {text:?}: {read}");
-            read += &String::from_utf8_lossy(&bytes[..count]);
-        }
-    };
-    tokio::time::timeout(wait::SOON, reading).await.unwrap_or_else(|_| panic!("no {text:?} came"));
-}
-
 async fn create_pod(install: &Install<'_>, name: &str) -> u64 {
-    let container = json!({ "name": "c", "image": "i" });
-    let pod = json!({ "metadata": { "name": name }, "spec": { "containers": [container] } });
     let path = format!("/api/v1/namespaces/{}/pods", install.namespace);
-    let created = install.api.create(&path, &pod).await;
-    created["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap()
+    version_of(&install.api.create(&path, &pod(name)).await)
+}
+
+/// The line of the metrics with the reads of an object that have failed.
+fn failures(object: &str) -> String {
+    format!("kubefan_managed_certificate_failures_total{{object=\"{object}\",operation=\"read\"}}")
 }
 
 async fn logged(kubefan: &Kubefan, text: &str, times: usize) {
@@ -248,11 +219,31 @@ async fn logged(kubefan: &Kubefan, text: &str, times: usize) {
     wait::until(text, wait::SOON, has).await;
 }
 
-async fn the_default_install_comes_up_with_tls_and_three_replicas_have_one_ca() {
+async fn three_replicas_have_one_ca_through_a_storm_of_conflicts() {
     let api = ApiServer::shared().await;
     let install = Install::new(&api).await;
-    let replicas = join_all((0..3).map(|_| install.spawn(&[]))).await;
-    join_all(replicas.iter().map(Kubefan::ready)).await;
+    let (storm, path, is_over) = (api.handle(), install.secret_path(), AtomicBool::new(false));
+    // Another writer changes the Secret all the time. The pauses leave a slow replica a chance: it
+    // gives up after some conflicts, until its next look.
+    let writing = async {
+        let mut number = 0;
+        while !is_over.load(Ordering::Relaxed) {
+            number += 1;
+            let annotations = json!({ "storm": number.to_string() });
+            storm.patch(&path, &json!({ "metadata": { "annotations": annotations } })).await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        number
+    };
+    let starting = async {
+        let replicas = join_all((0..3).map(|_| install.spawn(&[]))).await;
+        join_all(replicas.iter().map(Kubefan::ready)).await;
+        is_over.store(true, Ordering::Relaxed);
+        replicas
+    };
+    let (writes, replicas) = futures::future::join(writing, starting).await;
+    let secret = api.get_json(&path).await;
+    assert_eq!(secret["metadata"]["annotations"]["storm"], writes.to_string(), "what others wrote is kept");
     let ca = install.published().await;
     assert_eq!(count(&ca), 1, "{ca}");
     let made: usize = replicas.iter().map(|kubefan| kubefan.process.log().matches("made a CA").count()).sum();
@@ -272,24 +263,6 @@ async fn the_default_install_comes_up_with_tls_and_three_replicas_have_one_ca() 
     let end = replicas[0].metric("kubefan_serving_certificate_expiration_timestamp_seconds").await.unwrap();
     let ca_end = replicas[0].metric("kubefan_managed_ca_expiration_timestamp_seconds").await.unwrap();
     assert!(end.is_finite() && ca_end > end + 900.0 * 86_400.0, "{end} {ca_end}");
-    // Exactly get and update, by name.
-    let secret = format!("secrets/{}-tls", install.name);
-    for (verb, what, may) in [
-        ("get", secret.as_str(), true),
-        ("update", &secret, true),
-        ("get", "configmaps/kubefan-ca", true),
-        ("update", "configmaps/kubefan-ca", true),
-        ("list", "secrets", false),
-        ("watch", "secrets", false),
-        ("create", "secrets", false),
-        ("patch", &secret, false),
-        ("delete", &secret, false),
-        ("get", "secrets", false),
-        ("list", "configmaps", false),
-    ] {
-        let args = ["auth", "can-i", verb, what, "-n", &install.namespace];
-        assert_eq!(api.try_kubectl(&install.kubeconfig, &args).await.0, may, "{verb} {what}");
-    }
     // A restart takes over what there is.
     let before = served(&replicas[0], &ca, &install.host()).await;
     let restarted = install.spawn(&[]).await;
@@ -300,30 +273,27 @@ async fn the_default_install_comes_up_with_tls_and_three_replicas_have_one_ca() 
 async fn what_others_do_to_the_secret_is_mended_and_ends_no_stream() {
     let api = ApiServer::shared().await;
     let install = Install::new(&api).await;
-    let kubefan = install.spawn(&[]).await;
+    let namespace = &install.namespace;
+    let maps = format!("--tls-managed-ca-config-maps={namespace}/kubefan-ca,{namespace}/missing,default/kubefan-ca");
+    let kubefan = install.spawn(&[&maps]).await;
     kubefan.ready().await;
     let first = install.published().await;
+    // ConfigMaps that cannot be written are named, and harm nothing.
+    logged(&kubefan, "the ConfigMap default/kubefan-ca cannot be read: the apiserver denies", 1).await;
+    logged(&kubefan, &format!("the ConfigMap {namespace}/missing cannot be read"), 1).await;
+    assert!(kubefan.metric(&failures("configmap")).await.unwrap() >= 2.0);
     let mut stream = watch(&install, &kubefan, &first).await;
     let path = install.secret_path();
     let host = install.host();
+    // A unit test has all that others may do. Of these, one keeps the CA and one does not.
     let (certificate, key) = Authority::new().server();
-    let encode = |text: &str| json!(BASE64_STANDARD.encode(text));
-    let harms = [
-        ("a key that is cut off", json!({ "tls.key": "LS0tLS1CRUdJTg==" }), true),
-        ("a foreign certificate", json!({ "tls.crt": encode(&certificate), "tls.key": encode(&key) }), true),
-        ("no key of the CA", json!({ "ca.key": null }), false),
-        ("no data", json!(null), false),
-    ];
-    // One was made at the start.
-    for (made, (what, data, keeps_ca)) in (2..).zip(harms) {
+    let foreign = json!({ "tls.crt": BASE64_STANDARD.encode(certificate), "tls.key": BASE64_STANDARD.encode(key) });
+    let harms = [("made a new certificate", 1, foreign, true), ("made a CA", 2, Value::Null, false)];
+    for (what, times, data, keeps_ca) in harms {
         let before = install.published().await;
         api.patch(&path, &json!({ "data": data })).await;
         kubefan.process.hang_up();
-        wait::until(what, wait::SOON, async || {
-            let log = kubefan.process.log();
-            (log.matches("made a new certificate").count() + log.matches("made a CA").count() >= made).then_some(())
-        })
-        .await;
+        logged(&kubefan, what, times).await;
         let after = install.published().await;
         assert_eq!(after == before, keeps_ca, "{what}");
         wait::until(what, wait::SOON, async || connect(kubefan.grpc_addr, &after, &host).await.ok().map(drop)).await;
@@ -337,56 +307,24 @@ async fn what_others_do_to_the_secret_is_mended_and_ends_no_stream() {
     logged(&kubefan, "cannot be read: it does not exist, and kubefan does not create it", 1).await;
     served(&kubefan, &ca, &host).await;
     assert_eq!(kubefan.admin("/readyz").await.unwrap().0, StatusCode::OK);
-    let failures = r#"kubefan_managed_certificate_failures_total{object="secret",operation="read"}"#;
-    assert!(kubefan.metric(failures).await.unwrap() >= 1.0);
+    assert!(kubefan.metric(&failures("secret")).await.unwrap() >= 1.0);
     secret["metadata"] = json!({ "name": secret["metadata"]["name"] });
     secret["data"] = Value::Null;
     api.create(&format!("/api/v1/namespaces/{}/secrets", install.namespace), &secret).await;
     kubefan.process.hang_up();
-    logged(&kubefan, "made a CA", 4).await;
+    logged(&kubefan, "made a CA", 3).await;
     assert_ne!(install.published().await, ca);
     let version = create_pod(&install, "later").await;
     stream.until(version).await;
 }
 
-async fn a_storm_of_conflicts_is_survived() {
-    let api = ApiServer::shared().await;
-    let install = Install::new(&api).await;
-    let (storm, path, stop) = (api.handle(), install.secret_path(), Arc::new(AtomicBool::new(false)));
-    let is_over = stop.clone();
-    // Another writer changes the Secret all the time. The pauses leave a slow replica a chance: it
-    // gives up after some conflicts, until its next look.
-    let writing = async {
-        let mut number = 0;
-        while !is_over.load(Ordering::Relaxed) {
-            number += 1;
-            let annotations = json!({ "storm": number.to_string() });
-            storm.patch(&path, &json!({ "metadata": { "annotations": annotations } })).await;
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        number
-    };
-    let replicas = async {
-        let replicas = join_all((0..3).map(|_| install.spawn(&[]))).await;
-        join_all(replicas.iter().map(Kubefan::ready)).await;
-        stop.store(true, Ordering::Relaxed);
-        replicas
-    };
-    let (writes, replicas) = futures::future::join(writing, replicas).await;
-    assert!(writes > 1, "{writes}");
-    let ca = install.published().await;
-    assert_eq!(count(&ca), 1);
-    for kubefan in &replicas {
-        served(kubefan, &ca, &install.host()).await;
-    }
-    let secret = api.get_json(&path).await;
-    assert_eq!(secret["metadata"]["annotations"]["storm"], writes.to_string(), "what others wrote is kept");
-}
-
 async fn a_start_waits_for_the_apiserver_and_an_outage_later_changes_nothing() {
-    let api = ApiServer::start(Options::default()).await;
-    let install = Install::new(&api).await;
-    api.kill9();
+    let api = ApiServer::shared().await;
+    let mut install = Install::new(&api).await;
+    let link = Link::to(api.addr()).await;
+    let token = token(&api, &install.namespace, &install.name).await;
+    install.kubeconfig = api.kubeconfig_to_with_token(&format!("https://{}", link.addr), &token);
+    link.cut();
     let kubefan = install.spawn(&[]).await;
     let line = format!("[-]certificate of the Secret {}/", install.namespace);
     wait::until("the reason in /readyz", wait::SOON, async || {
@@ -396,26 +334,32 @@ async fn a_start_waits_for_the_apiserver_and_an_outage_later_changes_nothing() {
     })
     .await;
     assert!(connect(kubefan.grpc_addr, &Authority::new().ca_pem, &install.host()).await.is_err());
-    api.restart().await;
+    link.mend();
     kubefan.ready().await;
     let ca = install.published().await;
     let before = served(&kubefan, &ca, &install.host()).await;
-    api.kill9();
+    link.cut();
     kubefan.process.hang_up();
     logged(&kubefan, "the managed certificate: the Secret", 2).await;
     assert_eq!(served(&kubefan, &ca, &install.host()).await, before);
     assert_eq!(kubefan.admin("/readyz").await.unwrap().0, StatusCode::OK);
-    api.restart().await;
+    link.mend();
     logged(&kubefan, "it works again", 2).await;
     assert_eq!(served(&kubefan, &ca, &install.host()).await, before);
 }
 
-async fn a_ca_is_rotated_under_streams_and_every_client_connects_at_every_moment() {
+async fn a_ca_is_rotated_under_streams_and_every_client_and_node_has_it_in_time() {
     const OVERLAP: Duration = Duration::from_secs(5);
     /// Clients of this test hold a CA for up to this long.
     const HELD: Duration = Duration::from_secs(4);
     let api = ApiServer::shared().await;
-    let install = Install::new(&api).await;
+    let install = Install::with(&api, NODE_FORM).await;
+    let node = NodeSecret::of(&install);
+    assert_eq!(node.data().await, Value::Null);
+    for (verb, may) in [("get", true), ("update", true), ("patch", false), ("delete", false)] {
+        let args = ["auth", "can-i", verb, &format!("secrets/{}", node.name), "-n", &install.namespace];
+        assert_eq!(api.try_kubectl(&install.kubeconfig, &args).await.0, may, "{verb}");
+    }
     let replicas = join_all((0..2).map(|_| install.spawn(SHORT_LIVES))).await;
     join_all(replicas.iter().map(Kubefan::ready)).await;
     let first = install.published().await;
@@ -423,7 +367,6 @@ async fn a_ca_is_rotated_under_streams_and_every_client_connects_at_every_moment
     for kubefan in &replicas {
         streams.push(watch(&install, kubefan, &first).await);
     }
-    let mut over_http = http_watch(&install, &replicas[0], &first).await;
     let logs = || replicas.iter().map(|kubefan| kubefan.process.log()).collect::<String>();
     let (mut held, mut connections) = (vec![(Instant::now(), first.clone())], 0);
     let deadline = Instant::now() + 5 * wait::SOON;
@@ -440,6 +383,9 @@ async fn a_ca_is_rotated_under_streams_and_every_client_connects_at_every_moment
             assert!(connected.is_ok() || age >= OVERLAP, "with a CA of {age:?} ago: {connected:?}\n{}", logs());
             connections += 1;
         }
+        if let Some(keys) = node.data().await.as_object() {
+            assert_eq!(keys.keys().collect::<Vec<_>>(), ["ca.crt", "tls.crt", "tls.key"]);
+        }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert!(connections > 50, "{connections}");
@@ -451,7 +397,51 @@ async fn a_ca_is_rotated_under_streams_and_every_client_connects_at_every_moment
     for stream in &mut streams {
         stream.until(version).await;
     }
-    read_until(&mut over_http, "after-the-rotation").await;
+    node.is_kept(&replicas[0]).await;
+}
+
+/// The Secret that nodes serve with. It is one of their own, because a kubelet may read the whole
+/// Secret of a pod.
+struct NodeSecret<'a> {
+    install: &'a Install<'a>,
+    name: String,
+    path: String,
+}
+
+impl<'a> NodeSecret<'a> {
+    fn of(install: &'a Install<'a>) -> NodeSecret<'a> {
+        let name = format!("{}-node-tls", install.name);
+        NodeSecret { install, path: format!("/api/v1/namespaces/{}/secrets/{name}", install.namespace), name }
+    }
+
+    async fn data(&self) -> Value {
+        self.install.api.get_json(&self.path).await["data"].take()
+    }
+
+    /// It gets what the replica serves, what others put there goes away, and without it the replica
+    /// serves as before.
+    async fn is_kept(&self, kubefan: &Kubefan) {
+        let NodeSecret { install, name, path } = self;
+        let api = install.api;
+        wait::until("the certificate of the Secret in the copy", wait::SOON, async || {
+            let (secret, copy) = (api.get_json(&install.secret_path()).await, self.data().await);
+            ["tls.crt", "tls.key", "ca.crt"].iter().all(|key| secret["data"][*key] == copy[*key]).then_some(())
+        })
+        .await;
+        api.patch(path, &json!({ "data": { "ca.key": "a2V5" } })).await;
+        wait::until("a copy without ca.key", wait::SOON, async || {
+            self.data().await.get("ca.key").is_none().then_some(())
+        })
+        .await;
+        api.delete(path).await;
+        let namespace = &install.namespace;
+        logged(kubefan, &format!("the Secret {namespace}/{name} cannot be read: it does not exist"), 1).await;
+        assert!(kubefan.metric(&failures("copy")).await.unwrap() >= 1.0);
+        assert_eq!(kubefan.admin("/readyz").await.unwrap().0, StatusCode::OK);
+        let (_, verbose) = kubefan.admin("/readyz?verbose").await.unwrap();
+        assert!(!verbose.contains("the last one is in use"), "the Secret itself can be read: {verbose}");
+        install.assert_no_secret(kubefan).await;
+    }
 }
 
 async fn replicas_copy_caches_and_neither_a_client_nor_a_node_passes_for_one() {
@@ -484,19 +474,15 @@ async fn replicas_copy_caches_and_neither_a_client_nor_a_node_passes_for_one() {
     assert_eq!(refused().await, 0.0);
     // A client that has the CA, and a node that has the serving certificate with its key.
     let identity = Identity::from_pem(install.secret("tls.crt").await, install.secret("tls.key").await);
-    let names = ["peer.kubefan.internal".to_owned(), install.host()];
-    for (has, identity) in [("only the CA", None), ("the serving certificate", Some(identity))] {
-        for name in &names {
-            let before = refused().await;
-            let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&ca)).domain_name(name);
-            let tls = identity.clone().into_iter().fold(tls, |tls, identity| tls.identity(identity));
-            let endpoint = Endpoint::from_shared(format!("https://127.0.0.1:{port}")).unwrap();
-            let channel = endpoint.tls_config(tls).unwrap().connect_lazy();
-            let request = TransferRequest { resource: "pods".into(), version: "v1".into(), ..Default::default() };
-            let failed = PeerServiceClient::new(channel).transfer(request).await.unwrap_err();
-            assert!(std::error::Error::source(&failed).is_some(), "{has}: the connection, not the service: {failed}");
-            wait::until(has, wait::SOON, async || (refused().await > before).then_some(())).await;
-        }
+    let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&ca)).domain_name("peer.kubefan.internal");
+    for (has, tls) in [("only the CA", tls.clone()), ("the serving certificate", tls.identity(identity))] {
+        let before = refused().await;
+        let endpoint = Endpoint::from_shared(format!("https://127.0.0.1:{port}")).unwrap();
+        let channel = endpoint.tls_config(tls).unwrap().connect_lazy();
+        let request = TransferRequest { resource: "pods".into(), version: "v1".into(), ..Default::default() };
+        let failed = PeerServiceClient::new(channel).transfer(request).await.unwrap_err();
+        assert!(std::error::Error::source(&failed).is_some(), "{has}: the connection, not the service: {failed}");
+        wait::until(has, wait::SOON, async || (refused().await > before).then_some(())).await;
     }
     // And a node that serves as a peer is not asked: its certificate lacks the name.
     let dir = tempfile::tempdir().unwrap();
@@ -520,69 +506,6 @@ async fn replicas_copy_caches_and_neither_a_client_nor_a_node_passes_for_one() {
         (starts(&misled, "failed").await == Some(1.0)).then_some(())
     })
     .await;
-}
-
-async fn a_config_map_that_cannot_be_written_is_named_and_harms_nothing() {
-    let api = ApiServer::shared().await;
-    let install = Install::new(&api).await;
-    let own = format!("{}/kubefan-ca", install.namespace);
-    let maps = format!("--tls-managed-ca-config-maps={own},{0}/missing,default/kubefan-ca", install.namespace);
-    let kubefan = install.spawn(&[&maps]).await;
-    kubefan.ready().await;
-    served(&kubefan, &install.published().await, &install.host()).await;
-    logged(&kubefan, "the ConfigMap default/kubefan-ca cannot be read: the apiserver denies", 1).await;
-    logged(&kubefan, &format!("the ConfigMap {}/missing cannot be read", install.namespace), 1).await;
-    assert_eq!(kubefan.admin("/readyz").await.unwrap().0, StatusCode::OK);
-    let failures = r#"kubefan_managed_certificate_failures_total{object="configmap",operation="read"}"#;
-    assert!(kubefan.metric(failures).await.unwrap() >= 2.0);
-}
-
-/// Nodes serve with a Secret of their own, because a kubelet may read the whole Secret of a pod.
-async fn nodes_get_each_certificate_and_never_a_key_of_the_ca() {
-    let api = ApiServer::shared().await;
-    let install = Install::with(&api, NODE_FORM).await;
-    let name = format!("{}-node-tls", install.name);
-    let path = format!("/api/v1/namespaces/{}/secrets/{name}", install.namespace);
-    assert_eq!(api.get_json(&path).await["data"], Value::Null);
-    for (verb, may) in [("get", true), ("update", true), ("patch", false), ("delete", false)] {
-        let args = ["auth", "can-i", verb, &format!("secrets/{name}"), "-n", &install.namespace];
-        assert_eq!(api.try_kubectl(&install.kubeconfig, &args).await.0, may, "{verb}");
-    }
-    let kubefan = install.spawn(SHORT_LIVES).await;
-    kubefan.ready().await;
-    let mut seen = Vec::new();
-    let deadline = Instant::now() + 5 * wait::SOON;
-    // At least one renewal, and one by the next CA.
-    while !(seen.len() > 2 && kubefan.process.log().contains("the next CA signs from now on")) {
-        assert!(Instant::now() < deadline, "{}", kubefan.process.log());
-        let data = api.get_json(&path).await["data"].take();
-        let Some(keys) = data.as_object().map(|data| data.keys().cloned().collect::<Vec<_>>()) else { continue };
-        assert_eq!(keys, ["ca.crt", "tls.crt", "tls.key"]);
-        if seen.last() != Some(&data["tls.crt"]) {
-            seen.push(data["tls.crt"].clone());
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    // What it has is what the replica serves, and clients accept it.
-    wait::until("the certificate of the Secret in the copy", wait::SOON, async || {
-        let (secret, copy) = (api.get_json(&install.secret_path()).await, api.get_json(&path).await);
-        ["tls.crt", "tls.key", "ca.crt"].iter().all(|key| secret["data"][*key] == copy["data"][*key]).then_some(())
-    })
-    .await;
-    // What others put there goes away, and without it the replica serves as before.
-    api.patch(&path, &json!({ "data": { "ca.key": "a2V5" } })).await;
-    wait::until("a copy without ca.key", wait::SOON, async || {
-        api.get_json(&path).await["data"].get("ca.key").is_none().then_some(())
-    })
-    .await;
-    api.delete(&path).await;
-    logged(&kubefan, &format!("the Secret {}/{name} cannot be read: it does not exist", install.namespace), 1).await;
-    let failures = r#"kubefan_managed_certificate_failures_total{object="copy",operation="read"}"#;
-    assert!(kubefan.metric(failures).await.unwrap() >= 1.0);
-    assert_eq!(kubefan.admin("/readyz").await.unwrap().0, StatusCode::OK);
-    let (_, verbose) = kubefan.admin("/readyz?verbose").await.unwrap();
-    assert!(!verbose.contains("the last one is in use"), "the Secret itself can be read: {verbose}");
-    install.assert_no_secret(&kubefan).await;
 }
 
 async fn check_reads_the_secret_and_writes_nothing() {

@@ -9,9 +9,7 @@ use crate::harness::kubefan::{Kubefan, binary};
 
 /// Prometheus scrapes no other kubefan meanwhile.
 pub(super) async fn absent(scene: Scene) {
-    let (simulated, _writing) = lively().await;
-    let kubefan = simulated.kubefan(&["--resource=pods"]).await;
-    scene.scrape(&kubefan);
+    let (simulated, kubefan, _writing) = scene.begin(&[]).await;
     scene.sees("up{JOB, instance=\"a\"}", |up| up == 1.0).await;
     drop(kubefan);
     let firing = scene.fired("the only kubefan killed", &["KubefanAbsent", "KubefanDown"]).await;

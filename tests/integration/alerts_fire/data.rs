@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use kubefan_sim::apiserver::{Fault, FaultRule, SimOptions, Verb};
+use kubefan_sim::apiserver::{Fault, SimOptions, Verb};
 
-use super::scene::{Scene, every, lively};
+use super::scene::{Scene, every, fails, lively};
 use crate::harness::{
     kubefan::{Kubefan, run},
     link::Link,
@@ -39,15 +39,8 @@ pub(super) async fn difference(scene: Scene) {
 }
 
 pub(super) async fn failing_checks(scene: Scene) {
-    let (simulated, _writing) = lively().await;
-    let kubefan = simulated.kubefan(&["--resource=pods", "--self-check-interval=2s"]).await;
-    scene.scrape(&kubefan);
-    simulated.sim.set_fault(FaultRule {
-        fault: Fault::InternalError,
-        verb: Some(Verb::List),
-        resource: None,
-        requests: usize::MAX,
-    });
+    let (simulated, _kubefan, _writing) = scene.begin(&["--self-check-interval=2s"]).await;
+    fails(&simulated, Fault::InternalError, Some(Verb::List));
     let firing = scene.fired("lists of the apiserver fail, its watches do not", &["KubefanSelfChecksFailing"]).await;
     simulated.sim.clear_faults();
     firing.resolved("the apiserver mended").await;
@@ -71,9 +64,7 @@ pub(super) async fn other_cluster(scene: Scene) {
 }
 
 pub(super) async fn relists(scene: Scene) {
-    let (simulated, writing) = lively().await;
-    let kubefan = simulated.kubefan(&["--resource=pods"]).await;
-    scene.scrape(&kubefan);
+    let (simulated, _kubefan, writing) = scene.begin(&[]).await;
     let sim = simulated.sim.clone();
     let mut round = 0;
     let breaking = every(Duration::from_secs(3), move || {

@@ -85,9 +85,7 @@ pub(super) async fn managed_certificate(scene: Scene) {
 }
 
 pub(super) async fn connections(scene: Scene) {
-    let (simulated, _writing) = lively().await;
-    let kubefan = simulated.kubefan(&["--resource=pods", "--connections-max=4"]).await;
-    scene.scrape(&kubefan);
+    let (_simulated, kubefan, _writing) = scene.begin(&["--connections-max=4"]).await;
     let port = kubefan.grpc_addr.port();
     let mut held = Vec::new();
     for _ in 0..4 {

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use kubefan_sim::apiserver::{SimApiserver, SimOptions};
+use kubefan_sim::apiserver::{Fault, FaultRule, SimApiserver, SimOptions, Verb};
 use serde_json::json;
 use tokio::{
     sync::watch,
@@ -206,6 +206,21 @@ pub(super) async fn lively() -> (Simulated, Ongoing) {
         std::future::ready(())
     });
     (simulated, writing)
+}
+
+impl Scene {
+    /// Starts a kubefan of pods in front of a lively apiserver, and has Prometheus scrape it.
+    pub(super) async fn begin(&self, args: &[&str]) -> (Simulated, Kubefan, Ongoing) {
+        let (simulated, writing) = lively().await;
+        let kubefan = simulated.kubefan(&[&["--resource=pods"], args].concat()).await;
+        self.scrape(&kubefan);
+        (simulated, kubefan, writing)
+    }
+}
+
+/// Answers all requests with this fault until faults are cleared, or those of one verb.
+pub(super) fn fails(simulated: &Simulated, fault: Fault, verb: Option<Verb>) {
+    simulated.sim.set_fault(FaultRule { fault, verb, resource: None, requests: usize::MAX });
 }
 
 /// Sends a GET again and again. Answers are read and forgotten.

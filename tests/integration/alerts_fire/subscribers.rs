@@ -35,10 +35,8 @@ const READ_AFTER_PAUSE: usize = 20;
 
 /// Clients that pause while large events come.
 pub(super) async fn lag(scene: Scene) {
-    let (simulated, _writing) = lively().await;
+    let (simulated, kubefan, _writing) = scene.begin(&["--ring-events-max=20"]).await;
     let (_events, updates) = rewritten(&simulated.sim, LARGE_BYTES, Duration::from_millis(20));
-    let kubefan = simulated.kubefan(&["--resource=pods", "--ring-events-max=20"]).await;
-    scene.scrape(&kubefan);
     let endpoint = Endpoint::from_shared(format!("http://{}", kubefan.grpc_addr)).unwrap();
     let endpoint = endpoint.initial_stream_window_size(WINDOW_BYTES);
     let sim = simulated.sim.clone();
@@ -104,9 +102,7 @@ pub(super) async fn snapshots(scene: Scene) {
 
 /// One client has the only place for a watch.
 pub(super) async fn requests(scene: Scene) {
-    let (simulated, _writing) = lively().await;
-    let kubefan = simulated.kubefan(&["--resource=pods", "--subscribers-max=1", "--passthrough=off"]).await;
-    scene.scrape(&kubefan);
+    let (_simulated, kubefan, _writing) = scene.begin(&["--subscribers-max=1", "--passthrough=off"]).await;
     let held = connect(kubefan.grpc_addr).await.watch(watch(target("pods"), "")).await.unwrap();
     let url = format!("http://{}/api/v1/pods?watch=1&resourceVersion=0&timeoutSeconds=1", kubefan.grpc_addr);
     let text = reqwest::get(&url).await.unwrap().text().await.unwrap();

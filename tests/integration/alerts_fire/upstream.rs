@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use kubefan_sim::apiserver::{Fault, FaultRule};
+use kubefan_sim::apiserver::Fault;
 
 use super::{
     FACTOR,
-    scene::{OFTEN, Scene, asks, every, lively},
+    scene::{OFTEN, Scene, asks, every, fails},
 };
 
 /// The apiserver is down, and its machine refuses connections: then kubefan probes each second, in
@@ -14,9 +14,7 @@ use super::{
 /// cache asks only every 30 to 60 seconds. That is often enough for the true windows of minutes,
 /// but not for seconds.
 pub(super) async fn outage(scene: Scene) {
-    let (mut simulated, _writing) = lively().await;
-    let kubefan = simulated.kubefan(&["--resource=pods", "--passthrough=self", "--on-demand=false"]).await;
-    scene.scrape(&kubefan);
+    let (mut simulated, kubefan, _writing) = scene.begin(&["--passthrough=self", "--on-demand=false"]).await;
     let url = format!("http://{}/api/v1/configmaps", kubefan.grpc_addr);
     let _forwarded = asks(OFTEN, reqwest::Client::new(), url);
     scene.sees("kubefan_passthrough_requests_total{JOB, code=\"200\"}", |count| count > 0.0).await;
@@ -33,12 +31,9 @@ pub(super) async fn outage(scene: Scene) {
 /// cache makes the alert fire: it gets at least ten of these answers in ten minutes. The waits are
 /// not shortened with the rules, so here are as many more caches as the rules are faster.
 pub(super) async fn throttled(scene: Scene) {
-    let (simulated, _writing) = lively().await;
     let namespaces: Vec<_> = (0..FACTOR).map(|number| format!("n{number}")).collect();
-    let kubefan = simulated.kubefan(&["--resource=pods", "--namespace", &namespaces.join(",")]).await;
-    scene.scrape(&kubefan);
-    let fault = Fault::TooManyRequests { retry_after_seconds: 1 };
-    simulated.sim.set_fault(FaultRule { fault, verb: None, resource: None, requests: usize::MAX });
+    let (simulated, _kubefan, _writing) = scene.begin(&["--namespace", &namespaces.join(",")]).await;
+    fails(&simulated, Fault::TooManyRequests { retry_after_seconds: 1 }, None);
     simulated.sim.drop_connections();
     let firing = scene.fired("the apiserver answers all requests with 429", &["KubefanUpstreamThrottled"]).await;
     simulated.sim.clear_faults();
@@ -46,9 +41,7 @@ pub(super) async fn throttled(scene: Scene) {
 }
 
 pub(super) async fn breaks(scene: Scene) {
-    let (simulated, _writing) = lively().await;
-    let kubefan = simulated.kubefan(&["--resource=pods"]).await;
-    scene.scrape(&kubefan);
+    let (simulated, _kubefan, _writing) = scene.begin(&[]).await;
     let sim = simulated.sim.clone();
     let breaking = every(Duration::from_secs(1), move || {
         sim.drop_connections();

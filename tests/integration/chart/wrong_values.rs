@@ -6,88 +6,74 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver full: the_schema_says_what_is_wrong, contradictions_are_named;
+    apiserver full: wrong_values_and_contradictions_are_named;
 }
 
-/// What `helm template` says about values.
-async fn refusal(args: &[&str]) -> String {
-    let (ok, stdout, stderr) = helm::run(None, &[&["template", "kubefan", CHART], args].concat()).await;
-    assert!(!ok, "{args:?} is accepted: {stdout}");
-    stderr
-}
+/// What the schema refuses.
+const WRONG: &[(&str, &str)] = &[
+    ("--set=cluster.replicas=two", "at '/cluster/replicas': got string, want integer"),
+    ("--set=cluster.replicas=0", "at '/cluster/replicas': minimum: got 0, want 1"),
+    ("--set=cluster.replica=3", "at '/cluster': additional properties 'replica' not allowed"),
+    ("--set=tls.source=none", "at '/tls/source': value must be one of 'managed', 'certManager', 'existingSecret'"),
+    ("--set=image.pullPolicy=always", "value must be one of 'Always', 'IfNotPresent', 'Never'"),
+    ("--set=image.digest=abc", "at '/image/digest': 'abc' does not match pattern '^$|^sha256:"),
+    ("--set=image.repository=", "at '/image/repository': minLength: got 0, want 1"),
+    ("--set=image.repository=REGISTRY/kubefan", "at '/image/repository': 'REGISTRY/kubefan' does not match pattern"),
+    (
+        "--set-json=config.modes=[{\"resources\":[\"pods\"],\"mode\":\"Off\"}]",
+        "at '/config/modes/0/mode': value must be one of 'Cache', 'Passthrough', 'Deny'",
+    ),
+    ("--set-json=config.modes=[{\"mode\":\"Deny\"}]", "at '/config/modes/0': missing property 'resources'"),
+    (
+        "--set-json=config.modes=[{\"resources\":[\"po\"],\"mode\":\"Deny\"}]",
+        "at '/config/modes/0/resources/0': 'not' failed",
+    ),
+    ("--set=drainTimeout=60", "at '/drainTimeout': got number, want string"),
+    ("--set=drainTimeout=soon", "at '/drainTimeout': 'soon' does not match pattern '^$|^[0-9]+(s|m|h)$'"),
+    ("--set=service.port=99999", "at '/service/port': maximum: got 99,999, want 65,535"),
+    ("--set=node.hostSocket.path=run", "at '/node/hostSocket/path': 'run' does not match pattern '^/.+'"),
+    ("--set=passthrough.mode=self", "at '/passthrough/mode': value must be one of 'caller', 'off', 'impersonate'"),
+    ("--set=resources=pods", "at '/resources': got string, want array"),
+    ("--set=resources[0].kind=Pod", "additional properties 'kind' not allowed"),
+    ("--set-json=resources=[]", "at '/resources': minItems: got 0, want 1"),
+    ("--set=namespaces={A}", "at '/namespaces/0': 'A' does not match pattern"),
+    ("--set=networkPolicy.egress.apiserverCIDRs={10.0.0.1}", "at '/networkPolicy/egress/apiserverCIDRs/0'"),
+    ("--set=extraArgs={page-size=5}", "at '/extraArgs/0': 'page-size=5' does not match pattern '^--"),
+    ("--set=tls=off", "at '/tls': got string, want object"),
+];
 
-async fn the_schema_says_what_is_wrong() {
-    let cases = [
-        ("--set=cluster.replicas=two", "at '/cluster/replicas': got string, want integer"),
-        ("--set=cluster.replicas=0", "at '/cluster/replicas': minimum: got 0, want 1"),
-        ("--set=cluster.replica=3", "at '/cluster': additional properties 'replica' not allowed"),
-        ("--set=tls.source=none", "at '/tls/source': value must be one of 'managed', 'certManager', 'existingSecret'"),
-        ("--set=image.pullPolicy=always", "value must be one of 'Always', 'IfNotPresent', 'Never'"),
-        ("--set=image.digest=abc", "at '/image/digest': 'abc' does not match pattern '^$|^sha256:"),
-        ("--set=image.repository=", "at '/image/repository': minLength: got 0, want 1"),
-        (
-            "--set=image.repository=REGISTRY/kubefan",
-            "at '/image/repository': 'REGISTRY/kubefan' does not match pattern",
-        ),
-        (
-            "--set-json=config.modes=[{\"resources\":[\"pods\"],\"mode\":\"Off\"}]",
-            "at '/config/modes/0/mode': value must be one of 'Cache', 'Passthrough', 'Deny'",
-        ),
-        ("--set-json=config.modes=[{\"mode\":\"Deny\"}]", "at '/config/modes/0': missing property 'resources'"),
-        (
-            "--set-json=config.modes=[{\"resources\":[\"po\"],\"mode\":\"Deny\"}]",
-            "at '/config/modes/0/resources/0': 'not' failed",
-        ),
-        ("--set=drainTimeout=60", "at '/drainTimeout': got number, want string"),
-        ("--set=drainTimeout=soon", "at '/drainTimeout': 'soon' does not match pattern '^$|^[0-9]+(s|m|h)$'"),
-        ("--set=service.port=99999", "at '/service/port': maximum: got 99,999, want 65,535"),
-        ("--set=node.hostSocket.path=run", "at '/node/hostSocket/path': 'run' does not match pattern '^/.+'"),
-        ("--set=passthrough.mode=self", "at '/passthrough/mode': value must be one of 'caller', 'off', 'impersonate'"),
-        ("--set=resources=pods", "at '/resources': got string, want array"),
-        ("--set=resources[0].kind=Pod", "additional properties 'kind' not allowed"),
-        ("--set-json=resources=[]", "at '/resources': minItems: got 0, want 1"),
-        ("--set=namespaces={A}", "at '/namespaces/0': 'A' does not match pattern"),
-        ("--set=networkPolicy.egress.apiserverCIDRs={10.0.0.1}", "at '/networkPolicy/egress/apiserverCIDRs/0'"),
-        ("--set=extraArgs={page-size=5}", "at '/extraArgs/0': 'page-size=5' does not match pattern '^--"),
-        ("--set=tls=off", "at '/tls': got string, want object"),
-    ];
-    for (args, wanted) in cases {
-        let refusal = refusal(&[args]).await;
-        assert!(refusal.contains(wanted), "{args}: {refusal}");
-    }
-}
+/// What the templates refuse, as flags of `--set`.
+const CONTRADICTIONS: &[(&str, &str)] = &[
+    ("node.enabled=true,cluster.enabled=false", "node.enabled needs cluster.enabled"),
+    ("node.enabled=true,resources[0].name=secrets", "resources must not have secrets if node.enabled"),
+    ("rbac.clusterScoped=false", "rbac.clusterScoped=false needs namespaces"),
+    ("namespaces={a}", "resources has namespaces, which have no namespace"),
+    ("tls.source=existingSecret", "tls.source=existingSecret needs tls.existingSecret"),
+    ("tls.source=certManager", "tls.source=certManager needs tls.certManager.issuerRef.name"),
+    ("tls.certManager.bundle.enabled=true", "tls.certManager.bundle.enabled needs tls.source=certManager"),
+    (
+        "drainTimeout=1m",
+        "cluster.terminationGracePeriodSeconds=60 must be 10 s longer than preStopSeconds (5) and drainTimeout (60s)",
+    ),
+    ("cluster.autoscaling.enabled=true,cluster.autoscaling.minReplicas=9", "minReplicas=9 is more than maxReplicas=6"),
+    ("config.kind=Other", "config has kind, which the chart sets"),
+    ("node.config.kind=Other", "node.config has kind, which the chart sets"),
+    ("node.enabled=true,passthrough.mode=off", "passthrough.mode=off needs node.enabled=false"),
+    ("node.enabled=true,rbac.clusterScoped=false,namespaces={a}", "node.enabled needs rbac.clusterScoped"),
+    (
+        "node.enabled=true,node.hostSocket.enabled=true,admin.authorization=true",
+        "admin.authorization needs TLS, which the pods of the nodes do not have",
+    ),
+    ("node.enabled=true,config.cacheTables=true", "cacheTables is for the cluster form alone"),
+    ("node.enabled=true,extraArgs={--cache-tables}", "cacheTables is for the cluster form alone"),
+    ("extraArgs={--listen=:80}", "extraArgs has --listen=:80, which the chart sets from other values"),
+];
 
-async fn contradictions_are_named() {
-    let cases = [
-        ("node.enabled=true,cluster.enabled=false", "node.enabled needs cluster.enabled"),
-        ("node.enabled=true,resources[0].name=secrets", "resources must not have secrets if node.enabled"),
-        ("rbac.clusterScoped=false", "rbac.clusterScoped=false needs namespaces"),
-        ("namespaces={a}", "resources has namespaces, which have no namespace"),
-        ("tls.source=existingSecret", "tls.source=existingSecret needs tls.existingSecret"),
-        ("tls.source=certManager", "tls.source=certManager needs tls.certManager.issuerRef.name"),
-        ("tls.certManager.bundle.enabled=true", "tls.certManager.bundle.enabled needs tls.source=certManager"),
-        (
-            "drainTimeout=1m",
-            "cluster.terminationGracePeriodSeconds=60 must be 10 s longer than preStopSeconds (5) and drainTimeout (60s)",
-        ),
-        (
-            "cluster.autoscaling.enabled=true,cluster.autoscaling.minReplicas=9",
-            "minReplicas=9 is more than maxReplicas=6",
-        ),
-        ("config.kind=Other", "config has kind, which the chart sets"),
-        ("node.config.kind=Other", "node.config has kind, which the chart sets"),
-        ("node.enabled=true,passthrough.mode=off", "passthrough.mode=off needs node.enabled=false"),
-        ("node.enabled=true,rbac.clusterScoped=false,namespaces={a}", "node.enabled needs rbac.clusterScoped"),
-        (
-            "node.enabled=true,node.hostSocket.enabled=true,admin.authorization=true",
-            "admin.authorization needs TLS, which the pods of the nodes do not have",
-        ),
-        ("node.enabled=true,config.cacheTables=true", "cacheTables is for the cluster form alone"),
-        ("node.enabled=true,extraArgs={--cache-tables}", "cacheTables is for the cluster form alone"),
-        ("extraArgs={--listen=:80}", "extraArgs has --listen=:80, which the chart sets from other values"),
-    ];
-    for (values, wanted) in cases {
-        let refusal = refusal(&[&format!("--set={values}")]).await;
-        assert!(refusal.contains(wanted), "{values}: {refusal}");
+async fn wrong_values_and_contradictions_are_named() {
+    let contradictions = CONTRADICTIONS.iter().map(|(values, wanted)| (format!("--set={values}"), *wanted));
+    for (flag, wanted) in WRONG.iter().map(|(flag, wanted)| ((*flag).to_owned(), *wanted)).chain(contradictions) {
+        let (ok, stdout, stderr) = helm::run(None, &["template", "kubefan", CHART, &flag]).await;
+        assert!(!ok, "{flag} is accepted: {stdout}");
+        assert!(stderr.contains(wanted), "{flag}: {stderr}");
     }
 }

@@ -10,11 +10,14 @@ use std::{
 };
 
 use super::printed;
-use crate::harness::{
-    process::{Process, free_port},
-    tests,
-    tools::rust_example,
-    wait,
+use crate::{
+    documented_configuration::blocks_of,
+    harness::{
+        process::{Process, free_port},
+        tests,
+        tools::rust_example,
+        wait,
+    },
 };
 
 tests! {
@@ -117,10 +120,8 @@ async fn demo(dir: &Path) -> (Process, SocketAddr) {
 
 /// The blocks of a language on a page.
 fn blocks(page: &str, language: &str) -> Vec<String> {
-    let text = fs::read_to_string(Path::new(ROOT).join(page)).unwrap();
-    let parts: Vec<&str> = text.split("```").collect();
-    let blocks = parts.iter().skip(1).step_by(2).filter_map(|block| block.strip_prefix(language)?.strip_prefix('\n'));
-    blocks.map(str::to_owned).collect()
+    let blocks = blocks_of(page).into_iter().filter(|block| block.language == language);
+    blocks.map(|block| block.text).collect()
 }
 
 /// The lines of a block that are not its comments.

@@ -133,6 +133,12 @@ impl ApiServer {
         (self.plane.path("server.pem"), self.plane.path("server-key.pem"))
     }
 
+    /// kubefan's flags for [`Self::server_certificate`].
+    pub(crate) fn tls_flags(&self) -> [String; 2] {
+        let (cert, key) = self.server_certificate();
+        [format!("--tls-cert-file={}", cert.display()), format!("--tls-private-key-file={}", key.display())]
+    }
+
     /// The administrator's bearer token.
     pub(crate) fn admin_token(&self) -> String {
         token_of(ADMIN)

@@ -67,6 +67,14 @@ impl Kubefan {
         Kubefan::spawn_process(Command::new(binary()), kubeconfig, "127.0.0.1:0", args).await
     }
 
+    /// Like [`Self::spawn_as_given`], over TLS with the server certificate of `api`, so callers are
+    /// authorized.
+    pub(crate) async fn spawn_over_tls(api: &ApiServer, kubeconfig: &Path, args: &[&str]) -> Kubefan {
+        let certificate = api.tls_flags();
+        let args: Vec<&str> = args.iter().copied().chain(certificate.iter().map(String::as_str)).collect();
+        Kubefan::spawn_as_given(kubeconfig, &args).await
+    }
+
     /// Like [`Self::spawn_as_given`], with environment variables.
     pub(crate) async fn spawn_with_variables(
         kubeconfig: &Path,
