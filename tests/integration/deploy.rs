@@ -1,6 +1,6 @@
-//! The manifests in `deploy/`: the overlays with their components, and the shipped service accounts,
-//! which have exactly the rights that the `--resource` flags and the reviews of callers need.
-//! `chart` shows that apiservers accept the overlays and their pods.
+//! The manifests in `deploy/`: the overlays with their components, and the shipped service
+//! accounts, which have exactly the rights that the `--resource` flags and the reviews of callers
+//! need. `chart` shows that apiservers accept the overlays and their pods.
 
 use std::{
     collections::BTreeSet,

@@ -210,9 +210,9 @@ async fn a_crafted_request_gets_the_verdict_of_the_apiserver() {
     assert!(served.iter().all(|count| *count >= 20), "{served:?}");
 }
 
-/// Requests with another one after them or in their body. `{head}` are the headers of the caller, and
-/// `{end}` is the other request: it has no credentials of its own. `http::hostile` has those whose end
-/// two servers could find at different places.
+/// Requests with another one after them or in their body. `{head}` are the headers of the caller,
+/// and `{end}` is the other request: it has no credentials of its own. `http::hostile` has those
+/// whose end two servers could find at different places.
 const SMUGGLED: [(&str, &str); 3] = [
     ("a pipelined request", "GET {one} {head}\r\n\r\n{end}"),
     ("a get with a body", "GET {one} {head}\r\nContent-Length: {end length}\r\n\r\n{end}{end}"),

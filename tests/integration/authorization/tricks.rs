@@ -1,10 +1,11 @@
 //! Requests over HTTP that try to slip past authorization, as data.
 //!
-//! In paths and values, `NS` and `OTHER` stand for the namespaces of the test, `MAPS` and `PODS` for
-//! the paths of the configmaps and pods in NS, `WATCHED` for the deprecated path of a watch of these
-//! configmaps, `NAME` for the field `metadata.name`, `{Admin}` for the administrator's token and so on, `{ws Admin}` for the same as a protocol of a websocket,
-//! `{continue}` and `{version}` for a continue token and a version that the administrator got,
-//! `{forged}` for a continue token that leads to OTHER, and `{many}` for 10,001 parameters.
+//! In paths and values, `NS` and `OTHER` stand for the namespaces of the test, `MAPS` and `PODS`
+//! for the paths of the configmaps and pods in NS, `WATCHED` for the deprecated path of a watch of
+//! these configmaps, `NAME` for the field `metadata.name`, `{Admin}` for the administrator's token
+//! and so on, `{ws Admin}` for the same as a protocol of a websocket, `{continue}` and `{version}`
+//! for a continue token and a version that the administrator got, `{forged}` for a continue token
+//! that leads to OTHER, and `{many}` for 10,001 parameters.
 
 use super::identities::{
     Who,

@@ -179,8 +179,8 @@ impl Kind {
         !matches!(self.needs, Needs::Nothing | Needs::PausedTime)
     }
 
-    /// The words in brackets before the name, which filters match too: `apiserver`, `paused`; `slow`
-    /// in `.ci/full` only, `large` at full scale only.
+    /// The words in brackets before the name, which filters match too: `apiserver`, `paused`;
+    /// `slow` in `.ci/full` only, `large` at full scale only.
     fn label(self) -> String {
         let needs = match self.needs {
             Needs::Nothing => None,

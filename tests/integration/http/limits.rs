@@ -127,8 +127,8 @@ async fn without_passthrough_reads_start_caches_and_are_proved() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--on-demand", "--passthrough=off"]).await;
     let configmaps = GroupVersionResource::new("", "v1", "configmaps");
-    // The cluster's version advances and the pods' does not, so a look-up alone proves nothing about
-    // pods.
+    // The cluster's version advances and the pods' does not, so a look-up alone proves nothing
+    // about pods.
     let elsewhere = json!({ "metadata": { "namespace": "default", "name": "elsewhere" } });
     let version = simulated.sim.create(&configmaps, elsewhere).unwrap();
     let list = json_of(get(&kubefan, PODS).await).await;

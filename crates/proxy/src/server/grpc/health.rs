@@ -17,8 +17,9 @@ use kubefan_common::sync::watch;
 /// The overall health, and the health of each resource by name.
 pub type Health = (bool, HashMap<String, bool>);
 
-/// Reports the health once, where it differs from `reported`, and returns it by name. Until then the
-/// library knows only the empty name, as SERVING: the first report must precede the first request.
+/// Reports the health once, where it differs from `reported`, and returns it by name. Until then
+/// the library knows only the empty name, as SERVING: the first report must precede the first
+/// request.
 pub async fn report(
     reporter: &HealthReporter,
     (overall, mut resources): Health,
