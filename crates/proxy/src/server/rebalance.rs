@@ -7,6 +7,7 @@
 //! while it cannot be asked who may read what.
 
 mod balance;
+mod effect;
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,0 +1,160 @@
+//! Whether the moves of a replica have an effect: a pure judgement.
+//!
+//! Clients that know one address only come back to where they were, and then moving must stop. The
+//! hazard is chance: a balancer that picks at random sends some back too, of few moves perhaps all.
+//! So moves are judged once chance cannot explain that nothing has changed.
+//!
+//! They are judged by what the others have less than their share, not by what is left here: several
+//! replicas that have too many move into each other, which hides from each what its own moves have
+//! done. A balancer that picks at random gives each replica below its share a part of the moved
+//! watches, and what others move can only add to that.
+
+/// The fewest moves, as a part of the replica's watches and in number, after which it judges them.
+const JUDGED_PART: f64 = 0.1;
+const JUDGED_MIN: f64 = 10.0;
+/// It judges moves once the effect that they should have is so many standard deviations of it.
+const CERTAIN: f64 = 4.0;
+/// The part of that effect which they must have had.
+const EFFECT_MIN: f64 = 0.1;
+
+/// The watches of all replicas that take new ones, at one time.
+#[derive(Debug)]
+pub(super) struct Counts {
+    /// Those of this replica.
+    pub(super) own: f64,
+    others: Vec<f64>,
+}
+
+impl Counts {
+    /// So many watches here and at each other replica.
+    pub(super) fn new(own: u64, others: &[u64]) -> Self {
+        Self { own: own as f64, others: others.iter().map(|watches| *watches as f64).collect() }
+    }
+
+    /// The number of replicas.
+    pub(super) fn replicas(&self) -> usize {
+        self.others.len() + 1
+    }
+
+    fn total(&self) -> f64 {
+        self.own + self.others.iter().sum::<f64>()
+    }
+
+    /// The watches of each replica if all had as many.
+    pub(super) fn share(&self) -> f64 {
+        self.total() / self.replicas() as f64
+    }
+
+    /// The watches of this replica above its share.
+    pub(super) fn excess(&self) -> f64 {
+        self.own - self.share()
+    }
+
+    /// The watches that the replicas below their share have less than it, all together.
+    fn deficit(&self) -> f64 {
+        self.taken_of(f64::INFINITY)
+    }
+
+    /// How many of so many watches, spread evenly, the others take without passing their share.
+    fn taken_of(&self, watches: f64) -> f64 {
+        let (share, each) = (self.share(), watches / self.replicas() as f64);
+        self.others.iter().map(|other| (share - other).clamp(0.0, each)).sum()
+    }
+}
+
+/// The moves since moving began, or since they were last judged.
+#[derive(Debug)]
+pub(super) struct Round {
+    own_before: f64,
+    total_before: f64,
+    deficit_before: f64,
+    /// What the last decision saw.
+    pub(super) seen: Counts,
+    moved: f64,
+    /// By how much a balancer that picks at random would lessen the deficit.
+    expected: f64,
+    /// The variance of that.
+    variance: f64,
+}
+
+/// What moves have shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Too few to tell an effect from chance.
+    Open,
+    /// They help.
+    Effect,
+    /// They do not: clients come back here.
+    NoEffect,
+}
+
+impl Round {
+    /// No moves yet.
+    pub(super) fn new(seen: Counts) -> Self {
+        Self {
+            own_before: seen.own,
+            total_before: seen.total(),
+            deficit_before: seen.deficit(),
+            seen,
+            moved: 0.0,
+            expected: 0.0,
+            variance: 0.0,
+        }
+    }
+
+    /// Adds connections with so many watches each, which were asked to move.
+    pub(super) fn add(&mut self, connections: &[usize]) {
+        let moved: f64 = connections.iter().map(|watches| *watches as f64).sum();
+        let taken = self.seen.taken_of(moved);
+        let part = taken / moved.max(1.0);
+        self.moved += moved;
+        self.expected += taken;
+        // The watches of a connection go together.
+        self.variance += connections.iter().map(|watches| (*watches as f64).powi(2) * part * (1.0 - part)).sum::<f64>();
+    }
+
+    /// Judges the moves by the counts now, of as many replicas.
+    pub(super) fn judge(&self, now: &Counts) -> Verdict {
+        // Where clients came or left meanwhile, above or below the share, is chance too. The
+        // variance of one is a quarter at most.
+        let variance = self.variance + (now.total() - self.total_before).abs() / 4.0;
+        let is_enough = self.moved >= JUDGED_MIN.max(JUDGED_PART * self.own_before);
+        if !is_enough || self.expected < CERTAIN * variance.sqrt() {
+            return Verdict::Open;
+        }
+        let effect = self.deficit_before - now.deficit();
+        if effect >= EFFECT_MIN * self.expected { Verdict::Effect } else { Verdict::NoEffect }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moves_are_judged_once_chance_cannot_explain_what_they_have_changed() {
+        use Verdict::{Effect, NoEffect, Open};
+        let (one, ten): (&[usize], &[usize]) = (&[1], &[10]);
+        for (before, connections, of, after, verdict, what) in [
+            ([40, 40, 0], 10, one, [40, 40, 0], Open, "all ten came back, or ten others came"),
+            ([40, 40, 0], 31, one, [40, 40, 0], Open, "still too few"),
+            ([40, 40, 0], 33, one, [40, 40, 0], NoEffect, "all came back"),
+            ([40, 40, 0], 33, one, [41, 28, 11], Effect, "the other replica moved some here"),
+            ([40, 40, 0], 33, one, [55, 25, 0], NoEffect, "the clients of the other one came here too"),
+            ([80, 0, 0], 9, one, [80, 0, 0], Open, "too few to judge"),
+            ([80, 0, 0], 10, one, [80, 0, 0], NoEffect, "each other one should have three"),
+            ([80, 0, 0], 10, one, [79, 1, 0], Effect, "there is another replica"),
+            ([1000, 1000, 0], 99, one, [1000, 1000, 0], Open, "less than a tenth"),
+            ([1000, 1000, 0], 100, one, [1000, 1000, 0], NoEffect, "all came back"),
+            ([1000, 1000, 0], 10, ten, [1000, 1000, 0], Open, "chance has decided only ten times"),
+            ([1000, 1000, 0], 33, ten, [1000, 1000, 0], NoEffect, "and now often enough"),
+            ([40, 40, 0], 40, one, [60, 59, 1], Open, "forty have come, which chance may have sent here"),
+            ([40, 40, 0], 400, one, [60, 60, 0], NoEffect, "chance would not send all forty here"),
+        ] {
+            let counts = |[own, others @ ..]: [u64; 3]| Counts::new(own, &others);
+            let mut round = Round::new(counts(before));
+            (0..connections).for_each(|_| round.add(of));
+            assert_eq!(round.judge(&counts(after)), verdict, "{what}: {round:?}");
+        }
+    }
+}
