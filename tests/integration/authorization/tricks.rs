@@ -110,6 +110,7 @@ pub(super) const TRICKS: &[Trick] = &[
     get("more parameters than Go reads", Named, "MAPS?fieldSelector=NAME=one&resourceVersion=0{many}"),
     // Names as selectors.
     get("a list of an allowed name", Named, "MAPS?fieldSelector=NAME%3Done&resourceVersion=0"),
+    get("two names", Named, "MAPS?fieldSelector=NAME=one,NAME=two&resourceVersion=0"),
     get("all names but one", Named, "MAPS?fieldSelector=NAME!=one&resourceVersion=0"),
     get("a name and not that name", Named, "MAPS?fieldSelector=NAME=one,NAME!=one&resourceVersion=0"),
     get("a name with an escaped comma", Named, "MAPS?fieldSelector=NAME=one%5C,NAME=two&resourceVersion=0"),
@@ -120,6 +121,8 @@ pub(super) const TRICKS: &[Trick] = &[
     get("a selector without a field", Stranger, "/api/v1/configmaps?fieldSelector==x&resourceVersion=0"),
     get("a selector of no label", Stranger, "/api/v1/configmaps?labelSelector=a+in+()&resourceVersion=0"),
     // The deprecated paths.
+    get("the watch path of an allowed name", Named, "WATCHED/one?timeoutSeconds=1&resourceVersion=0"),
+    get("the watch path with a selector", Named, "WATCHED?fieldSelector=NAME=one&timeoutSeconds=1&resourceVersion=0"),
     get(
         "the watch path of one name and a selector of another",
         Named,
