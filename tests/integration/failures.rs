@@ -2,7 +2,6 @@
 //! and the final state is right.
 
 use futures::future::join_all;
-use kubefan_common::proto::v1alpha1::ResourceState;
 use serde_json::json;
 use tonic::Code;
 
@@ -17,8 +16,7 @@ use crate::harness::{
 
 tests! {
     apiserver full: a_killed_apiserver_and_a_compacted_etcd_leave_a_marked_gap,
-        a_crd_can_be_deleted_and_created_again, a_changed_schema_causes_a_relist;
-    apiserver: a_read_denied_by_the_apiserver_is_denied_to_subscribers;
+        a_crd_that_changes_goes_and_returns_is_followed;
 }
 
 const PODS: &str = "/api/v1/namespaces/default/pods";
@@ -110,86 +108,48 @@ async fn a_killed_apiserver_and_a_compacted_etcd_leave_a_marked_gap() {
     assert!(watches.iter().all(|(_, watch)| watch.gaps.len() == 1), "each saw one marked gap");
 }
 
-async fn a_crd_can_be_deleted_and_created_again() {
-    let api = ApiServer::start(Options::default()).await;
-    let widgets = "/apis/kubefan.example.com/v1/namespaces/default/widgets";
-    let widget =
-        |name: &str| json!({ "apiVersion": "kubefan.example.com/v1", "kind": "Widget", "metadata": { "name": name } });
-    let kubefan = Kubefan::start(&api, &["--resource", "widgets.kubefan.example.com"]).await;
+async fn a_crd_that_changes_goes_and_returns_is_followed() {
+    let api = ApiServer::shared().await;
+    let group = format!("{}.example.com", api.unique("followed"));
+    let (plural, resource) = ("widgets", format!("widgets.{group}"));
+    let path = format!("/apis/{group}/v1/namespaces/default/{plural}");
+    let crd = format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{resource}");
+    let kubefan = Kubefan::start(&api, &["--resource", &resource, "--schema-check-interval", "1s"]).await;
     let mut client = connect(kubefan.grpc_addr).await;
-    let target = || Query::default().target("widgets.kubefan.example.com");
+    let target = || Query::default().target(&resource);
     let status = Watch::start(&mut client, target(), "").await.err().unwrap();
     assert_eq!(status.code(), Code::NotFound, "{status}");
 
     for round in ["first", "second"] {
-        api.create_crd("kubefan.example.com", "widgets", "Widget").await;
-        let created = version_of(&api.create(widgets, &widget(round)).await);
+        api.create_crd(&group, plural, "Widget").await;
+        let widget =
+            json!({ "apiVersion": format!("{group}/v1"), "kind": "Widget", "metadata": { "name": round } });
+        let created = version_of(&api.create(&path, &widget).await);
         let mut watch = wait::until("the resource to be served", wait::SOON, || async {
             Watch::start(&mut connect(kubefan.grpc_addr).await, target(), "").await.ok()
         })
         .await;
         watch.until(created).await;
-        assert_eq!(watch.state.keys().collect::<Vec<_>>(), [&format!("default/{round}")]);
+        let key = format!("default/{round}");
+        assert_eq!(watch.state.keys().collect::<Vec<_>>(), [&key]);
 
-        api.delete_crd("kubefan.example.com", "widgets").await;
-        let status = tokio::time::timeout(wait::SOON, async {
-            loop {
-                match watch.step().await {
-                    Ok(step) => assert!(step.is_some(), "a stream ends with a reason"),
-                    Err(status) => return status,
-                }
+        // A schema default changes what reads return, without a write to the object.
+        let schema = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true,
+            "properties": { "color": { "type": "string", "default": "blue" } } });
+        let place = "/spec/versions/0/schema/openAPIV3Schema";
+        api.json_patch(&crd, &json!([{ "op": "replace", "path": place, "value": schema }])).await;
+        let defaulted = tokio::time::timeout(wait::SOON, async {
+            while !watch.state[&key].contains(r#""color":"blue""#) {
+                watch.step().await.unwrap();
             }
         });
-        let status = status.await.expect("the stream did not end");
+        defaulted.await.expect("the new bytes did not arrive");
+        assert!(!watch.gaps.is_empty(), "inside a marked gap");
+
+        api.delete_crd(&group, plural).await;
+        let status = tokio::time::timeout(wait::SOON, watch.end()).await.expect("the stream did not end");
         assert_eq!(status.code(), Code::NotFound);
-        assert!(status.message().contains("widgets.kubefan.example.com"), "{status}");
+        assert!(status.message().contains(&resource), "{status}");
         assert!(watch.state.is_empty(), "the deletes of its objects come before the end");
     }
-}
-
-async fn a_changed_schema_causes_a_relist() {
-    let api = ApiServer::start(Options::default()).await;
-    api.create_crd("kubefan.example.com", "gadgets", "Gadget").await;
-    let gadgets = "/apis/kubefan.example.com/v1/namespaces/default/gadgets";
-    let gadget = json!({ "apiVersion": "kubefan.example.com/v1", "kind": "Gadget", "metadata": { "name": "g" } });
-    let created = api.create(gadgets, &gadget).await;
-    let args = ["--resource", "gadgets.kubefan.example.com", "--schema-check-interval", "1s"];
-    let kubefan = Kubefan::start(&api, &args).await;
-    let mut client = connect(kubefan.grpc_addr).await;
-    let mut watch = Watch::start(&mut client, Query::default().target("gadgets"), "").await.unwrap();
-    watch.until(version_of(&created)).await;
-
-    // A schema default changes what reads return, without a write to the object.
-    let schema = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true,
-        "properties": { "color": { "type": "string", "default": "blue" } } });
-    let patch = json!([{ "op": "replace", "path": "/spec/versions/0/schema/openAPIV3Schema", "value": schema }]);
-    api.json_patch("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/gadgets.kubefan.example.com", &patch).await;
-    let defaulted = tokio::time::timeout(wait::SOON, async {
-        while !watch.state["default/g"].contains(r#""color":"blue""#) {
-            watch.step().await.unwrap();
-        }
-    });
-    defaulted.await.expect("the new bytes did not arrive");
-    assert!(!watch.gaps.is_empty(), "inside a marked gap");
-}
-
-async fn a_read_denied_by_the_apiserver_is_denied_to_subscribers() {
-    let api = ApiServer::shared().await;
-    let kubefan = Kubefan::spawn(&api.kubeconfig_for(crate::harness::apiserver::NOBODY), &["--resource", "pods"]).await;
-    let mut client = connect(kubefan.grpc_addr).await;
-    let status = wait::until("the apiserver's answer", wait::SOON, || {
-        let mut client = client.clone();
-        async move {
-            let status = Watch::start(&mut client, Query::default().target("pods"), "").await.err()?;
-            (status.code() == Code::PermissionDenied).then_some(status)
-        }
-    })
-    .await;
-    // Which account kubefan has is not for readers.
-    assert!(status.message().contains("kubefan cannot") && !status.message().contains("nobody"), "{status}");
-    let (code, ready) = kubefan.admin("/readyz?verbose").await.unwrap();
-    assert!(!code.is_success() && ready.contains("pods forbidden"), "{ready}");
-    let resources =
-        client.list_resources(kubefan_common::proto::v1alpha1::ListResourcesRequest {}).await.unwrap().into_inner();
-    assert_eq!(resources.resources[0].state(), ResourceState::Forbidden);
 }

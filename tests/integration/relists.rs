@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use kubefan_common::proto::v1alpha1::ResourceState;
 use kubefan_sim::apiserver::{Fault, SimResource, Verb};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
@@ -167,6 +168,9 @@ async fn a_403_from_the_start_is_reported_until_it_is_lifted() {
     assert_eq!(status.code(), Code::PermissionDenied, "{status}");
     assert_eq!(status.get_details_error_info().unwrap().reason, "UPSTREAM_FORBIDDEN");
     assert!(status.message().contains("cannot watch resource \"pods\""), "{status}");
+    // Which account kubefan has is not for readers.
+    assert!(!status.message().contains("system:anonymous"), "{status}");
+    assert_eq!(rig.resources().await[0].state(), ResourceState::Forbidden);
     rig.ready().await;
     at_least(&rig.asked(PODS), LEAST_WAIT, "forbidden");
     rig.watch_all("pods").await;
