@@ -23,8 +23,9 @@ tests! {
         one_backfill_serves_all_returning_subscribers, a_version_compacted_upstream_is_refused_or_restarted,
         a_refusal_names_the_oldest_version_that_upstream_has, an_upstream_outage_causes_no_restart_of_a_stream,
         an_only_changes_watch_gets_exactly_the_missed_changes, a_quiet_resource_is_backfilled_up_to_a_bookmark,
-        many_versions_that_are_too_old_do_not_fail_others, a_resume_that_needs_a_compacted_state_does_not_fail_others,
-        a_closed_gate_prevents_backfills, a_resume_inside_a_gap_gets_the_events_from_upstream;
+        many_versions_that_are_too_old_do_not_fail_others,
+        a_resume_that_needs_a_compacted_state_does_not_fail_others, a_closed_gate_prevents_backfills,
+        a_resume_inside_a_gap_gets_the_events_from_upstream;
 }
 
 /// An apiserver whose pods have changed ten times since the version, and this version.
@@ -193,8 +194,8 @@ async fn a_resume_inside_a_gap_gets_the_events_from_upstream() {
     rig.network.refuse(false);
     watch.until(churn(&sim, 25, 1)).await;
     assert_eq!(watch.gaps.len(), 1, "{:?}", watch.gap_reasons);
-    // Together with a resume from before the cache, for which the cache only continues where the gap
-    // starts. The resume inside the gap must not go back before it.
+    // Together with a resume from before the cache, for which the cache only continues where the
+    // gap starts. The resume inside the gap must not go back before it.
     let (older, back) = futures::join!(rig.watch(stage("on"), &ancient), rig.watch(stage("on"), &inside));
     let alone = rig.watch(stage("on"), &inside).await.unwrap();
     let mut watches = [older.unwrap(), back.unwrap(), alone];
@@ -242,8 +243,7 @@ async fn many_versions_that_are_too_old_do_not_fail_others() {
             let (again, target, version) = (&again, target.clone(), version.to_string());
             async move { again.watch(target, &version).await }
         };
-        let (old, recent) =
-            futures::join!(join_all(ancient[..19].iter().map(open)), join_all(recent.iter().map(open)));
+        let (old, recent) = futures::join!(join_all(ancient[..19].iter().map(open)), join_all(recent.iter().map(open)));
         assert!(old.into_iter().all(|old| old.err().unwrap().code() == Code::OutOfRange));
         let last = churn(&sim, 40, 4);
         for watch in recent {

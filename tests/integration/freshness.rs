@@ -28,14 +28,13 @@ use crate::{
 };
 
 tests! {
-    apiserver: a_consistent_list_includes_the_last_write, consistent_lists_of_events_go_upstream;
+    apiserver: consistent_reads_include_the_last_write, consistent_lists_of_events_go_upstream;
     paused: a_bookmark_proves_a_quiet_cache_and_advances_it, an_up_to_date_cache_is_proved_by_a_lookup,
         one_proof_serves_all_earlier_reads, a_read_during_a_proof_gets_a_new_proof,
         upstream_is_asked_at_most_once_a_second, upstream_is_asked_more_often_if_lookups_are_enough,
         an_impatient_read_goes_upstream_without_a_lookup, a_bookmark_of_a_lagging_apiserver_is_no_proof,
         an_answer_of_another_cluster_is_no_proof, an_answer_of_a_restored_etcd_is_no_proof,
         an_upstream_failure_is_reported_soon, after_a_missing_bookmark_reads_do_not_wait_for_a_while,
-        only_one_read_waits_for_a_try_after_a_pause, old_missing_bookmarks_are_forgotten,
         a_read_without_fallback_waits_again, proofs_that_advance_the_cache_lose_no_event,
         the_next_watch_starts_at_the_proved_version, a_proof_without_the_right_to_list_is_reported;
 }
@@ -291,64 +290,18 @@ async fn after_a_missing_bookmark_reads_do_not_wait_for_a_while() {
     }
 }
 
-async fn only_one_read_waits_for_a_try_after_a_pause() {
-    let rig = without_bookmarks().await;
-    write_configmap(&rig.sim);
-    let first = proving(&rig, Patience::Bookmark);
-    sleep(Duration::from_secs(1)).await;
-    // A read that arrives while the first one waits does not wait for another bookmark.
-    let start_time = Instant::now();
-    assert!(prove(&rig, Patience::Bookmark).await.is_err());
-    assert!(start_time.elapsed() < Duration::from_millis(3500), "{:?}", start_time.elapsed());
-    assert!(first.await.unwrap().is_err());
-    sleep(Duration::from_secs(6)).await;
-    let second = proving(&rig, Patience::Bookmark);
-    sleep(Duration::from_secs(1)).await;
-    let start_time = Instant::now();
-    assert!(prove(&rig, Patience::Bookmark).await.is_err());
-    assert!(start_time.elapsed() < Duration::from_millis(50) && !second.is_finished(), "{:?}", start_time.elapsed());
-    assert!(second.await.unwrap().is_err());
-    assert_eq!(probes(&rig), 2.0);
-}
-
-async fn old_missing_bookmarks_are_forgotten() {
-    let rig = without_bookmarks().await;
-    let start_time = Instant::now();
-    while start_time.elapsed() < Duration::from_secs(300) {
-        write_configmap(&rig.sim);
-        assert!(prove(&rig, Patience::Bookmark).await.is_err());
-        sleep(Duration::from_millis(500)).await;
-    }
-    // For a while no read needs a bookmark.
-    let mut proved = 0;
-    for round in 0..300 {
-        churn(&rig.sim, round, 1);
-        sleep(Duration::from_secs(1)).await;
-        proved += usize::from(prove(&rig, Patience::Bookmark).await.is_ok());
-    }
-    assert!(proved > 200, "{proved}");
-    write_configmap(&rig.sim);
-    let refused = prove(&rig, Patience::Bookmark).await.unwrap_err().to_string();
-    assert!(refused.contains("no bookmark up to version"), "{refused}");
-    let refused = prove(&rig, Patience::Bookmark).await.unwrap_err().to_string();
-    assert!(
-        refused.contains("upstream sent no bookmark in the last attempt; the next attempt is in 5s at the latest"),
-        "{refused}"
-    );
-    rig.network.clear_rules();
-    sleep(Duration::from_secs(5)).await;
-    prove(&rig, Patience::Bookmark).await.unwrap();
-}
-
 async fn a_read_without_fallback_waits_again() {
     let rig = without_bookmarks().await;
     write_configmap(&rig.sim);
     for failures in 1..=2 {
-        assert!(prove(&rig, Patience::NoFallback).await.is_err());
+        let refused = prove(&rig, Patience::NoFallback).await.unwrap_err().to_string();
+        assert!(refused.contains("no bookmark up to version"), "{refused}");
         assert_eq!((proofs(&rig, "behind"), probes(&rig)), (f64::from(failures), f64::from(failures)));
     }
     rig.network.clear_rules();
-    assert!(prove(&rig, Patience::Bookmark).await.is_err(), "reads that can go upstream do so");
+    // Reads that can go upstream do so.
+    let refused = prove(&rig, Patience::Bookmark).await.unwrap_err().to_string();
+    assert!(refused.contains("upstream sent no bookmark in the last attempt; the next attempt is in "), "{refused}");
     prove(&rig, Patience::NoFallback).await.unwrap();
     write_configmap(&rig.sim);
     prove(&rig, Patience::Bookmark).await.expect("no bookmark arrived");
@@ -414,7 +367,22 @@ async fn get(kubefan: &Kubefan, path: &str) -> (u16, Value) {
     (status, serde_json::from_slice(&response.bytes().await.unwrap()).unwrap_or_default())
 }
 
-async fn a_consistent_list_includes_the_last_write() {
+/// The names of the initial state of a watch-list, and the version of the bookmark that ends it.
+async fn initial_state(kubefan: &Kubefan, path: &str) -> (Vec<String>, u64) {
+    let query = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+    let mut response = reqwest::get(format!("http://{}{path}?{query}", kubefan.grpc_addr)).await.unwrap();
+    let mut read = String::new();
+    while !(read.contains("k8s.io/initial-events-end") && read.ends_with('\n')) {
+        read += std::str::from_utf8(&response.chunk().await.unwrap().expect("the stream has ended")).unwrap();
+    }
+    let mut objects: Vec<Value> =
+        read.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["object"].take()).collect();
+    let bookmark = objects.pop().unwrap();
+    let name = |object: &Value| object["metadata"]["name"].as_str().unwrap().to_owned();
+    (objects.iter().map(name).collect(), version_of(&bookmark))
+}
+
+async fn consistent_reads_include_the_last_write() {
     let api = ApiServer::shared().await;
     let (path, kubefan) = quiet(&api).await;
     let namespace = api.namespace("freshness").await;
@@ -422,20 +390,24 @@ async fn a_consistent_list_includes_the_last_write() {
     let mut expected = Vec::new();
     for round in 0..6 {
         let name = format!("proof-{round}");
-        let written = match round % 2 {
-            0 => api.create(&others, &json!({ "metadata": { "name": name } })).await,
-            _ => {
-                expected.push(name.clone());
-                let api_version = path.split('/').skip(2).take(2).collect::<Vec<_>>().join("/");
-                let object = json!({ "apiVersion": api_version, "kind": "Proof", "metadata": { "name": name } });
-                api.create(&path, &object).await
-            }
+        let metadata = json!({ "name": name });
+        let written = if round % 2 == 0 {
+            api.create(&others, &json!({ "metadata": metadata })).await
+        } else {
+            expected.push(name);
+            let api_version = path.split('/').skip(2).take(2).collect::<Vec<_>>().join("/");
+            api.create(&path, &json!({ "apiVersion": api_version, "kind": "Proof", "metadata": metadata })).await
         };
+        let (names_of_state, version) = initial_state(&kubefan, &path).await;
+        assert!(version >= version_of(&written), "{version} < {written}");
+        assert_eq!(names_of_state, expected);
         let (status, list) = get(&kubefan, &path).await;
         assert_eq!(status, 200, "{list}");
-        assert!(version_of(&list) >= version_of(&written), "{} < {}", version_of(&list), version_of(&written));
+        assert!(version_of(&list) >= version_of(&written), "{list} < {written}");
         assert_eq!(names(&list), expected);
     }
+    let compared = kubefan.metric_sum("kubefan_proofs_total", r#"result="equal""#).await.unwrap();
+    assert!(compared > 0.0, "an informer of a quiet resource starts with a state that was compared");
 }
 
 async fn consistent_lists_of_events_go_upstream() {

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use http_body_util::BodyExt;
+use kubefan_common::proto::v1alpha1::ListRequest;
 use kubefan_model::{
     selection::Selection,
     selector::{FieldSelector, LabelSelector},
 };
 use kubefan_proxy::fanout::{Catalog, Fresh, Patience, ProvedState, Refusal, Served};
 use kubefan_sim::apiserver::{Fault, SimApiserver, Verb};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},
@@ -21,27 +22,22 @@ use tokio::{
 use crate::{
     freshness::{head, lookups, probes, proofs, served, write_configmap},
     harness::{
-        apiserver::ApiServer,
-        kubefan::Kubefan,
         network::{Network, RecordedRequest, answer},
         objects::version_of,
-        rig::{PODS, Rig, Setup, churn, pod, pods, target, versions},
-        simulated::Simulated,
+        rig::{PODS, Rig, Setup, churn, on_demand, pod, pods, target, versions},
         tests,
     },
     upstream_faults::{relists, synced},
 };
 
 tests! {
-    apiserver: an_informer_of_a_quiet_resource_waits_for_no_bookmark;
-    local: the_watch_that_starts_a_cache_needs_no_proof;
-    paused: the_state_of_a_quiet_cache_is_proved_by_one_list, one_list_serves_all_earlier_reads,
-        a_read_during_a_list_gets_a_new_list, a_short_informer_costs_upstream_at_most_one_request,
-        a_cache_that_is_behind_is_compared_again_after_its_next_event, a_cache_that_stays_behind_is_not_listed_again,
-        an_object_that_came_and_went_unseen_is_not_shown, a_large_cache_is_proved_by_a_bookmark,
-        an_informer_starts_while_another_reader_waits_for_a_bookmark, a_list_that_fails_proves_nothing,
-        a_stream_moves_to_a_replica_that_is_behind_on_a_quiet_resource,
-        a_list_at_a_bookmarks_version_is_served_by_another_replica;
+    paused: the_watch_that_starts_a_cache_needs_no_proof, the_state_of_a_quiet_cache_is_proved_by_one_list,
+        one_list_serves_all_earlier_reads, a_read_during_a_list_gets_a_new_list,
+        a_short_informer_costs_upstream_at_most_one_request,
+        a_cache_that_is_behind_is_compared_again_after_its_next_event,
+        a_cache_that_stays_behind_is_not_listed_again, an_object_that_came_and_went_unseen_is_not_shown,
+        a_large_cache_is_proved_by_a_bookmark, an_informer_starts_while_another_reader_waits_for_a_bookmark,
+        a_list_that_fails_proves_nothing, a_read_moves_to_a_replica_that_is_behind_on_a_quiet_resource;
 }
 
 /// The metadata lists of pods so far.
@@ -303,9 +299,8 @@ async fn a_list_that_fails_proves_nothing() {
     assert_eq!(proofs(&rig, "equal"), 0.0);
 }
 
-/// Two replicas in front of one apiserver. A bookmark has moved the first one past the last change
-/// of pods; returns its version.
-async fn replicas() -> (Rig, Rig, u64) {
+/// A bookmark has moved another replica past the last change of pods.
+async fn a_read_moves_to_a_replica_that_is_behind_on_a_quiet_resource() {
     let setup = || Setup::of(&["pods"]);
     let sim = setup().sim();
     sim.create(&pods(), pod("stays", "on")).unwrap();
@@ -317,15 +312,15 @@ async fn replicas() -> (Rig, Rig, u64) {
     first.registry.advance(&cache, Patience::Bookmark).await.unwrap();
     watch.until(version).await;
     assert!(watch.resume_version == version.to_string() && head(&served(&second).await) < version);
-    (first, second, version)
-}
 
-async fn a_stream_moves_to_a_replica_that_is_behind_on_a_quiet_resource() {
-    let (_first, second, version) = replicas().await;
     let (start_time, version_text) = (Instant::now(), version.to_string());
-    let streams = join_all((0..100).map(|_| second.watch(target("pods"), &version_text))).await;
+    let list =
+        ListRequest { target: Some(target("pods")), resource_version: version_text.clone(), ..Default::default() };
+    let streams = join_all((0..100).map(|_| second.watch(target("pods"), &version_text)));
+    let (streams, list) = tokio::join!(streams, second.list_request(list));
     assert!(start_time.elapsed() < Duration::from_secs(3), "{:?}", start_time.elapsed());
     assert_eq!((lookups(&second.network), probes(&second)), (1, 1.0), "one proof serves all that wait");
+    assert!(list.unwrap()[0].resource_version.parse::<u64>().unwrap() >= version);
     let written = second.sim.create(&pods(), pod("later", "new")).unwrap();
     for stream in streams {
         let mut stream = stream.expect("the replica has caught up");
@@ -334,115 +329,14 @@ async fn a_stream_moves_to_a_replica_that_is_behind_on_a_quiet_resource() {
     }
 }
 
-async fn a_list_at_a_bookmarks_version_is_served_by_another_replica() {
-    let (_first, second, version) = replicas().await;
-    let request = kubefan_common::proto::v1alpha1::ListRequest {
-        target: Some(target("pods")),
-        resource_version: version.to_string(),
-        ..Default::default()
-    };
-    let list = second.list_request(request).await.unwrap();
-    assert!(list[0].resource_version.parse::<u64>().unwrap() >= version);
-}
-
-/// Renews a lease ten times a second, as the components of a small cluster do.
-async fn renew_leases(api: ApiServer) {
-    let namespace = api.namespace("informer-start").await;
-    let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases");
-    let lease = json!({
-        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": { "name": "renewed" },
-        "spec": { "holderIdentity": "nobody" },
-    });
-    api.create(&path, &lease).await;
-    for renewal in 1.. {
-        sleep(Duration::from_millis(100)).await;
-        let spec = json!({ "leaseTransitions": renewal });
-        api.patch(&format!("{path}/renewed"), &json!({ "spec": spec })).await;
-    }
-}
-
-/// Reads the initial state of a watch-list: the version of the bookmark that ends it, and the
-/// number of objects.
-async fn initial_state(client: &reqwest::Client, collection: String) -> (u64, usize) {
-    let query = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
-    let mut response = client.get(format!("{collection}?{query}")).send().await.unwrap();
-    let mut read = Vec::new();
-    while !String::from_utf8_lossy(&read).contains("initial-events-end") {
-        read.extend_from_slice(&response.chunk().await.unwrap().expect("the stream has ended"));
-    }
-    let lines = read.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Value>(line).ok());
-    let lines: Vec<Value> = lines.collect();
-    (version_of(&lines.last().unwrap()["object"]), lines.len() - 1)
-}
-
 async fn the_watch_that_starts_a_cache_needs_no_proof() {
-    let simulated = Simulated::start().await;
-    let kubefan = simulated.kubefan(&["--on-demand"]).await;
-    let (before, client) = (simulated.sim.stats(), reqwest::Client::builder().no_proxy().build().unwrap());
-    let pods = format!("http://{}{PODS}", kubefan.grpc_addr);
-    let (version, objects) = initial_state(&client, pods.clone()).await;
-    let (after, written) = (simulated.sim.stats(), simulated.create("later"));
-    assert_eq!((after.lists - before.lists, after.watches_started - before.watches_started), (0, 1));
-    assert_eq!(objects, 3);
-    let (later, objects) = initial_state(&client, pods).await;
-    assert!(version < written && later >= written, "a later reader needs another proof");
-    assert_eq!(objects, 4);
-}
-
-/// How often kubefan has proved that a state is fresh so far, in each way.
-#[derive(Clone, Copy, Debug)]
-struct Proofs {
-    /// By comparison with a list.
-    equal: f64,
-    bookmark: f64,
-    /// Attempts that proved nothing, because an answer or an event of a busy apiserver was late.
-    unproved: f64,
-}
-
-impl Proofs {
-    async fn of(kubefan: &Kubefan) -> Proofs {
-        let count = async |result: &str| {
-            let label = format!("result=\"{result}\"");
-            kubefan.metric_sum("kubefan_proofs_total", &label).await.expect("metrics are served")
-        };
-        let unproved = count("failed").await + count("behind").await;
-        Proofs { equal: count("equal").await, bookmark: count("bookmark").await, unproved }
-    }
-}
-
-async fn an_informer_of_a_quiet_resource_waits_for_no_bookmark() {
-    let api = ApiServer::shared().await;
-    let plural = api.unique("starts");
-    let group = format!("{plural}.example.com");
-    api.create_crd(&group, &plural, "Start").await;
-    let kubefan = Kubefan::start(&api, &[&format!("--resource={plural}.{group}")]).await;
-    let path = format!("/apis/{group}/v1/namespaces/default/{plural}");
-    let leases = tokio::spawn(renew_leases(api.handle()));
-    let client = reqwest::Client::new();
-    let (mut rounds, mut expected) = (0, 0);
-    while rounds < 8 {
-        let namespace = api.namespace("informer-start").await;
-        let written = version_of(&api.get_json(&format!("/api/v1/namespaces/{namespace}")).await);
-        if rounds == 4 && expected == 0 {
-            let (api_version, metadata) = (format!("{group}/v1"), json!({ "name": "start" }));
-            api.create(&path, &json!({ "apiVersion": api_version, "kind": "Start", "metadata": metadata })).await;
-            expected = 1;
-        }
-        // An apiserver asks etcd for its progress at most ten times a second, and a consistent read
-        // waits for that.
-        sleep(Duration::from_millis(250)).await;
-        let before = Proofs::of(&kubefan).await;
-        let (version, objects) = initial_state(&client, format!("http://{}{path}", kubefan.grpc_addr)).await;
-        assert!(version >= written, "{version} is older than {written}");
-        assert_eq!(objects, expected);
-        let after = Proofs::of(&kubefan).await;
-        // A bookmark may be the proof only after another proof has failed. Such a round is repeated.
-        if after.unproved == before.unproved {
-            assert_eq!(after.bookmark, before.bookmark, "{after:?}");
-            rounds += 1;
-        }
-    }
-    leases.abort();
-    let proofs = Proofs::of(&kubefan).await;
-    assert!(proofs.equal >= 4.0, "{proofs:?}");
+    let setup = Setup::of(&[]).on_demand(on_demand());
+    let rig = Rig::synced(setup.sim(), setup).await;
+    rig.sim.create(&pods(), pod("a", "on")).unwrap();
+    let (names, version) = HttpWatch::informer(&rig).await.initial().await;
+    let asked = rig.asked(PODS);
+    assert!(names == ["a"] && asked.len() == 1 && asked[0].is_watch(), "{names:?}: {asked:?}");
+    let written = rig.sim.create(&pods(), pod("later", "on")).unwrap();
+    let (names, later) = HttpWatch::informer(&rig).await.initial().await;
+    assert!(version < written && later >= written && names.len() == 2, "a later reader needs another proof: {names:?}");
 }

@@ -26,10 +26,10 @@ tests! {
         a_kubefan_that_starts_during_an_outage_is_ready_when_upstream_is,
         an_apiserver_whose_readiness_stays_unknown_is_used_all_the_same,
         http_watches_end_with_410_soon_after_an_apiserver_restart,
-        a_failed_page_is_requested_again_and_the_others_are_kept, a_page_that_always_fails_starts_the_list_over,
-        a_failed_page_of_a_backfill_is_requested_again, a_list_that_fails_without_pages_has_pages_again,
-        a_list_that_hangs_gives_its_place_to_others, relists_after_an_upgrade_are_spread_and_lose_no_event,
-        ever_older_versions_are_refused_after_a_few_reads, expired_watches_are_delayed_only_if_no_list_mends_them;
+        a_failed_page_is_requested_again_and_the_others_are_kept, a_failed_page_of_a_backfill_is_requested_again,
+        a_list_that_fails_without_pages_has_pages_again, a_list_that_hangs_gives_its_place_to_others,
+        relists_after_an_upgrade_are_spread_and_lose_no_event, ever_older_versions_are_refused_after_a_few_reads,
+        expired_watches_are_delayed_only_if_no_list_mends_them;
 }
 
 /// The resources of a program with many informers.
@@ -77,7 +77,8 @@ fn asked_for_widgets(rig: &Rig) -> usize {
 /// Checks that `count` caches are live soon after upstream is back.
 async fn assert_live(what: &str, rig: &Rig, count: usize, within: Duration) {
     let back = Instant::now();
-    all_live(rig, count).await;
+    let live = || rig.readyz().lines().filter(|line| line.contains(" synced")).count() >= count;
+    rig.until(live, || format!("{what}: not live: {}", rig.readyz())).await;
     assert!(back.elapsed() <= within, "{what}: live after {:?}", back.elapsed());
 }
 
@@ -85,17 +86,6 @@ async fn assert_live(what: &str, rig: &Rig, count: usize, within: Duration) {
 fn assert_few_probes(what: &str, rig: &Rig, outage: Duration) {
     let probes = rig.asked("/readyz").len();
     assert!(probes <= outage.as_secs() as usize + 1, "{what}: {probes} probes for all caches");
-}
-
-/// Waits until all of `count` caches are synced.
-async fn all_live(rig: &Rig, count: usize) {
-    let limit = Duration::from_secs(600);
-    let live = async {
-        while rig.readyz().lines().filter(|line| line.contains(" synced")).count() < count {
-            sleep(Duration::from_millis(50)).await;
-        }
-    };
-    assert!(tokio::time::timeout(limit, live).await.is_ok(), "not live: {}", rig.readyz());
 }
 
 /// Takes the apiserver away for `outage`, with all that it knew of the past.
@@ -267,29 +257,6 @@ async fn a_failed_page_is_requested_again_and_the_others_are_kept() {
         // Pages arrive in between.
         assert!(waits.iter().all(|wait| *wait <= 2 * most), "{code}: the waits grow: {waits:?}");
     }
-}
-
-async fn a_page_that_always_fails_starts_the_list_over() {
-    let (setup, sim) = in_pages();
-    let network = Network::to(sim.clone());
-    let mut first_pages = 0;
-    network.rule(move |path| {
-        let is_page = path.starts_with(PODS) && path.contains("limit=2");
-        first_pages += usize::from(is_page && !path.contains("continue="));
-        (path.contains("continue=") && first_pages < 2).then(|| answer(503, vec!["{}".to_owned()], false))
-    });
-    let rig = Rig::over(network, sim, setup);
-    rig.ready().await;
-    let pages = lists(&rig, PODS);
-    let (first, second): (Vec<_>, Vec<_>) = {
-        let again = pages.iter().rposition(|page| !page.path.contains("continue=")).unwrap();
-        (pages[..again].iter().collect(), pages[again..].iter().collect())
-    };
-    assert_eq!(second.len(), 5, "{pages:?}");
-    // Pages of histories that are minutes apart must not be put together.
-    let failing = first.last().unwrap().at - first[1].at;
-    assert!(first.len() > 5 && failing <= Duration::from_secs(120), "{failing:?}: {pages:?}");
-    assert_eq!(rig.watch_all("pods").await.state, rig.truth(PODS).await);
 }
 
 async fn a_failed_page_of_a_backfill_is_requested_again() {

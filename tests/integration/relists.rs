@@ -15,7 +15,7 @@ use crate::{
     harness::{
         network::{Network, RecordedRequest, answer},
         record::Watch,
-        rig::{PODS, Rig, Setup, pod, pods, target, versions},
+        rig::{PODS, Rig, Setup, pod, pods, stage, target, versions},
         tests,
     },
     peers::{Peer, with_peers},
@@ -28,15 +28,15 @@ tests! {
     paused: an_expired_version_leaves_a_marked_gap, a_break_that_history_does_not_bridge_leaves_one_marked_gap,
         an_object_too_long_for_a_watch_is_read_by_a_list, a_long_403_ends_the_streams_until_it_is_lifted,
         a_403_from_the_start_is_reported_until_it_is_lifted, a_removed_resource_ends_its_streams_and_can_return,
-        a_list_whose_token_expires_is_repeated_without_pages, an_apiserver_that_serves_no_watch_list_is_read_by_lists,
+        a_list_whose_token_expires_is_repeated_without_pages,
+        an_apiserver_that_serves_no_watch_list_is_read_by_lists,
         an_interrupted_watch_list_publishes_no_partial_state, an_empty_page_does_not_restart_a_list,
         a_list_that_fails_midway_keeps_its_reason;
 }
 
 fn object(name: &str, version: u64) -> Value {
     let uid = format!("uid-of-{name}");
-    let metadata =
-        json!({ "namespace": "default", "name": name, "uid": uid, "resourceVersion": version.to_string() });
+    let metadata = json!({ "namespace": "default", "name": name, "uid": uid, "resourceVersion": version.to_string() });
     json!({ "kind": "Pod", "apiVersion": "v1", "metadata": metadata })
 }
 
@@ -67,6 +67,8 @@ async fn assert_gap(rig: &Rig, watch: &mut Watch, reason: &str, before: &[u64], 
 async fn an_expired_version_leaves_a_marked_gap() {
     for (watch_list, requests) in [(true, 2), (false, 3)] {
         let (rig, mut watch, asked) = synced(Setup::of(&["pods"]).with_watch_list(watch_list)).await;
+        let mut selected = rig.watch(stage("new"), "").await.unwrap();
+        selected.until_resumable().await;
         let mut before = write(&rig, "b").to_vec();
         rig.sim.delete(&pods(), "default", "a").unwrap();
         before.push(rig.sim.revision());
@@ -79,6 +81,9 @@ async fn an_expired_version_leaves_a_marked_gap() {
         rig.sim.compact();
         assert_gap(&rig, &mut watch, "expired", &before, during).await;
         assert_eq!(rig.asked(PODS).len() - asked, requests, "one failed watch and the requests of a list");
+        selected.until(during[2]).await;
+        assert_eq!(selected.gap_reasons, ["expired"]);
+        assert_eq!(selected.state.keys().collect::<Vec<_>>(), ["default/kept"]);
     }
 }
 
@@ -92,8 +97,7 @@ enum Break {
 
 async fn a_break_that_history_does_not_bridge_leaves_one_marked_gap() {
     let not_found = status(404, "NotFound", "the server could not find the requested resource");
-    let nameless =
-        |_| json!({ "kind": "Pod", "apiVersion": "v1", "metadata": { "resourceVersion": "999" } });
+    let nameless = |_| json!({ "kind": "Pod", "apiVersion": "v1", "metadata": { "resourceVersion": "999" } });
     for (cause, reason, least) in [
         (Break::Fault(expired(), 1), "expired", Duration::ZERO),
         (Break::Fault(Fault::OverlongLine { bytes: 100 << 10 }, 1), "line_too_long", Duration::ZERO),

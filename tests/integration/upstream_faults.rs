@@ -22,9 +22,9 @@ use crate::{
 
 tests! {
     paused: a_failed_watch_resumes_at_its_version, a_failed_first_list_is_retried_and_reported_to_readers,
-        retry_after_is_the_minimum_wait, compression_and_fragments_change_nothing, a_line_that_is_no_event_restarts_the_watch,
-        bookmarks_advance_the_version, no_failure_makes_a_tight_loop, watches_that_end_at_once_make_no_tight_loop,
-        a_429_stops_discovery_too, cached_resources_are_found_while_upstream_is_silent;
+        retry_after_is_the_minimum_wait, a_line_that_is_no_event_restarts_the_watch, bookmarks_advance_the_version,
+        no_failure_makes_a_tight_loop, watches_that_end_at_once_make_no_tight_loop, a_429_stops_discovery_too,
+        cached_resources_are_found_while_upstream_is_silent;
 }
 
 pub(crate) const LEAST_WAIT: Duration = Duration::from_millis(800);
@@ -178,30 +178,12 @@ async fn retry_after_is_the_minimum_wait() {
     }
 }
 
-async fn compression_and_fragments_change_nothing() {
-    for fault in [Fault::GzipMembers, Fault::OneByteWrites] {
-        let what = format!("{fault:?}");
-        let setup = Setup::of(&["pods"]);
-        let sim = setup.sim();
-        sim.create(&pods(), pod("a", "first")).unwrap();
-        let rig = Rig::start(sim, setup);
-        // The fault covers the initial state and everything after it on the same stream.
-        rig.fault(Verb::Watch, fault, 100);
-        rig.ready().await;
-        let mut watch = rig.watch_all("pods").await;
-        let mut expected = write(&rig, "b").to_vec();
-        assert_bridged(&what, &rig, &mut watch, &expected).await;
-        rig.cut().await;
-        expected.extend(write(&rig, "c"));
-        expected.extend(write(&rig, "d"));
-        assert_bridged(&what, &rig, &mut watch, &expected).await;
-        assert_eq!(rig.asked(PODS).len(), 2, "{what}");
-    }
-}
-
 /// A line of a watch: the bookmark of this version.
 pub(crate) fn bookmark(version: u64) -> String {
-    line("BOOKMARK", &json!({ "kind": "Pod", "apiVersion": "v1", "metadata": { "resourceVersion": version.to_string() } }))
+    line(
+        "BOOKMARK",
+        &json!({ "kind": "Pod", "apiVersion": "v1", "metadata": { "resourceVersion": version.to_string() } }),
+    )
 }
 
 pub(crate) fn line(kind: &str, object: &Value) -> String {
@@ -263,9 +245,7 @@ async fn no_failure_makes_a_tight_loop() {
         let what = format!("{fault:?}");
         let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
         // After a break, kubefan also asks for the cluster's version.
-        let asked = || {
-            [PODS, "/api/v1/namespaces/default/pods"].map(|path| rig.asked(path).len()).iter().sum()
-        };
+        let asked = || [PODS, "/api/v1/namespaces/default/pods"].map(|path| rig.asked(path).len()).iter().sum();
         let before: usize = asked();
         for verb in [Verb::Watch, Verb::List] {
             rig.fault(verb, fault.clone(), 1000);

@@ -185,17 +185,6 @@ pub(crate) async fn upstream_initial(api: &ApiServer, query: &Query) -> Vec<Reco
     }
 }
 
-/// The apiserver's objects by key, in the bytes that a watch sends.
-pub(crate) async fn upstream_state(api: &ApiServer, query: &Query) -> BTreeMap<String, String> {
-    let key = |object: &str| {
-        let object: serde_json::Value = serde_json::from_str(object).expect("JSON");
-        let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
-        format!("{}/{}", text("namespace"), text("name"))
-    };
-    let events = upstream_initial(api, query).await;
-    events.into_iter().map(|event| (key(&event.object), event.object)).collect()
-}
-
 /// Opens a new connection to kubefan.
 pub(crate) async fn connect(address: std::net::SocketAddr) -> WatchServiceClient<Channel> {
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();

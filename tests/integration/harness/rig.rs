@@ -262,13 +262,17 @@ impl Rig {
 
     /// Waits until /readyz contains this text.
     pub(crate) async fn readyz_has(&self, text: &str) {
-        let limit = Duration::from_secs(600);
-        let found = async {
-            while !self.readyz().contains(text) {
+        self.until(|| self.readyz().contains(text), || format!("no {text:?} in {}", self.readyz())).await;
+    }
+
+    /// Waits until something is so. `otherwise` says what is there instead.
+    pub(crate) async fn until(&self, is_so: impl Fn() -> bool, otherwise: impl Fn() -> String) {
+        let waited = async {
+            while !is_so() {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };
-        assert!(tokio::time::timeout(limit, found).await.is_ok(), "no {text:?} in {}", self.readyz());
+        assert!(tokio::time::timeout(Duration::from_secs(600), waited).await.is_ok(), "{}", otherwise());
     }
 
     /// Starts a watch like a subscriber.
@@ -373,13 +377,7 @@ impl Rig {
 
     /// Waits until a line of the metrics has this value.
     pub(crate) async fn metric_becomes(&self, line: &str, value: f64) {
-        let limit = Duration::from_secs(600);
-        let found = async {
-            while self.metric(line) != value {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        };
-        assert!(tokio::time::timeout(limit, found).await.is_ok(), "{line} is {}", self.metric(line));
+        self.until(|| self.metric(line) == value, || format!("{line} is {}", self.metric(line))).await;
     }
 
     /// The value of one line of the metrics, by name and labels as printed; 0 if there is no such
