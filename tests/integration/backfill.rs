@@ -199,7 +199,8 @@ async fn a_resume_inside_a_gap_gets_the_events_from_upstream() {
     let (older, back) = futures::join!(rig.watch(stage("on"), &ancient), rig.watch(stage("on"), &inside));
     let alone = rig.watch(stage("on"), &inside).await.unwrap();
     let mut watches = [older.unwrap(), back.unwrap(), alone];
-    let mut witness = started(&sim).await.watch(stage("on"), &inside).await.unwrap();
+    let another = started(&sim).await;
+    let mut witness = another.watch(stage("on"), &inside).await.unwrap();
     let last = churn(&sim, 30, 10);
     witness.until(last).await;
     for watch in &mut watches {

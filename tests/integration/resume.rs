@@ -36,8 +36,11 @@ async fn a_resume_below_the_ring_gets_each_change_once() {
     let mut watch = rig.watch_all("pods").await;
     watch.until(created).await;
     let old = watch.resume_version.clone();
-    let changed = ["1", "2", "3", "4", "5"].map(|stage| rig.sim.update(&pods(), pod("a", stage)).unwrap());
-    watch.until(changed[4]).await;
+    let mut changed = Vec::new();
+    for stage in ["1", "2", "3", "4", "5"] {
+        changed.push(rig.sim.update(&pods(), pod("a", stage)).unwrap());
+        watch.until(changed[changed.len() - 1]).await;
+    }
 
     let mut caught_up = rig.watch(target("pods"), &old).await.unwrap();
     caught_up.until(changed[4]).await;

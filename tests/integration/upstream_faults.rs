@@ -117,7 +117,7 @@ async fn a_failed_watch_resumes_at_its_version() {
         let asked = &rig.asked(PODS)[before..];
         assert_eq!(asked.len(), times + 1, "{what}: each failure is one request: {asked:?}");
         at_least(asked, least, &what);
-        assert!(waits(asked).iter().all(|wait| *wait < least + Duration::from_secs(10)), "{what}: {asked:?}");
+        assert!(reason != "idle" || waits(asked)[0] < Duration::from_secs(95), "{what}: {asked:?}");
         let cuts = usize::from(reason == "reset");
         assert_eq!(restarts(&rig, reason), (times + cuts) as f64, "{what}: counted under its own reason");
         expected.extend(write(&rig, "d"));
