@@ -1,8 +1,9 @@
 //! Resuming at a kubefan that has just started. Events from before its cache are read again from
 //! upstream, once for all that ask.
 
-use kubefan_common::proto::v1alpha1::{OnExpired, Projection, ProjectionType, Target, WatchRequest};
-use kubefan_sim::apiserver::{Fault, Status, Verb};
+use futures::future::join_all;
+use kubefan_common::proto::v1alpha1::{Projection, ProjectionType, Target, WatchRequest};
+use kubefan_sim::apiserver::{SimApiserver, Verb};
 use serde_json::json;
 use tonic::Code;
 use tonic_types::StatusExt;
@@ -10,10 +11,11 @@ use tonic_types::StatusExt;
 use crate::{
     harness::{
         record::{Watch, assert_equal},
-        rig::{PODS, Rig, Setup, churn, stage, target, versions},
+        rig::{PODS, Rig, Setup, churn, core, stage, target, versions},
         tests,
     },
     peers::{Peer, warm_starts, with_peers},
+    upstream_faults::expired,
 };
 
 tests! {
@@ -21,22 +23,34 @@ tests! {
         one_backfill_serves_all_returning_subscribers, a_version_compacted_upstream_is_refused_or_restarted,
         a_refusal_names_the_oldest_version_that_upstream_has, an_upstream_outage_causes_no_restart_of_a_stream,
         an_only_changes_watch_gets_exactly_the_missed_changes, a_quiet_resource_is_backfilled_up_to_a_bookmark,
-        a_resume_inside_a_gap_gets_the_events_from_upstream, a_version_that_is_too_old_does_not_fail_another,
-        many_versions_that_are_too_old_do_not_fail_others, a_resume_that_needs_a_compacted_state_does_not_fail_others,
-        a_closed_gate_prevents_backfills, a_resume_inside_a_gap_does_not_go_back_before_it;
+        many_versions_that_are_too_old_do_not_fail_others,
+        a_resume_that_needs_a_compacted_state_does_not_fail_others, a_closed_gate_prevents_backfills,
+        a_resume_inside_a_gap_gets_the_events_from_upstream;
 }
 
-const BACKFILLED: &str =
-    r#"kubefan_resumes_total{group="",media="json",namespace="",resource="pods",result="backfill"}"#;
+/// An apiserver whose pods have changed ten times since the version, and this version.
+fn changed() -> (SimApiserver, u64) {
+    let sim = Setup::of(&["pods"]).sim();
+    let old = churn(&sim, 0, 10);
+    churn(&sim, 10, 10);
+    (sim, old)
+}
+
+/// A kubefan that has just started and is synced.
+async fn started(sim: &SimApiserver) -> Rig {
+    Rig::synced(sim.clone(), Setup::of(&["pods"])).await
+}
+
+fn backfilled(rig: &Rig) -> f64 {
+    rig.of_pods("kubefan_resumes_total", r#"result="backfill""#)
+}
 
 async fn after_a_restart_every_selection_gets_exactly_the_missed_events() {
     for watch_list in [true, false] {
-        let mut setup = Setup::of(&["pods"]);
-        setup.reflector.watch_list = watch_list;
+        let setup = Setup::of(&["pods"]).with_watch_list(watch_list);
         let sim = setup.sim();
         churn(&sim, 0, 20);
-        let rig = Rig::synced(sim.clone(), setup).await;
-        let witness = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
+        let (rig, witness) = (Rig::synced(sim.clone(), setup).await, started(&sim).await);
         for target in [target("pods"), stage("on"), stage("off"), Target { name: "pod-3".into(), ..target("pods") }] {
             let mut unbroken = witness.watch(target.clone(), "").await.unwrap();
             unbroken.until_resumable().await;
@@ -52,12 +66,12 @@ async fn after_a_restart_every_selection_gets_exactly_the_missed_events() {
             let bookmark = sim.revision().max(last);
             unbroken.until(bookmark).await;
             back.until(bookmark).await;
-            assert!(back.snapshot.is_empty() && back.gaps.is_empty() && back.catch_ups.is_empty());
+            back.assert_exact("back");
             let left_at: u64 = left_at.parse().unwrap();
             let seen = unbroken.events.iter().zip(versions(&unbroken.events)).filter(|(_, version)| *version > left_at);
             let expected: Vec<_> = seen.map(|(event, _)| event.clone()).collect();
             assert_equal(&format!("{target:?}"), &back.events, &expected);
-            assert_eq!(again.metric(BACKFILLED), 1.0);
+            assert_eq!(backfilled(&again), 1.0);
         }
     }
 }
@@ -83,16 +97,16 @@ async fn an_only_changes_watch_gets_exactly_the_missed_changes() {
     let bookmark = sim.revision();
     unbroken.until(bookmark).await;
     back.until(bookmark).await;
-    let has_changes = |watch: &Watch| watch.events.iter().any(|event| event.kind == "MODIFIED");
-    assert!(has_changes(&unbroken) && back.snapshot.is_empty() && back.gaps.is_empty() && back.catch_ups.is_empty());
+    back.assert_exact("back");
+    assert!(back.events.iter().any(|event| event.kind == "MODIFIED"), "{:?}", back.events);
     assert_equal("only changes", &back.events, &unbroken.events);
-    assert_eq!(again.metric(BACKFILLED), 1.0);
+    assert_eq!(backfilled(&again), 1.0);
 }
 
 /// The lists of pods that were sent upstream: those of an exact version, and those of the current
 /// state.
 fn lists(rig: &Rig) -> (usize, usize) {
-    let lists = rig.network.recorded_requests(PODS);
+    let lists = rig.asked(PODS);
     let exact = lists.iter().filter(|asked| asked.path.contains("resourceVersionMatch=Exact")).count();
     let first =
         lists.iter().filter(|asked| asked.path.contains("sendInitialEvents") || asked.path.ends_with("?limit=500"));
@@ -111,11 +125,11 @@ async fn one_backfill_serves_all_returning_subscribers() {
         let again = &again;
         async move { again.watch(target, &version.to_string()).await.unwrap() }
     });
-    let mut watches = futures::future::join_all(starts).await;
+    let mut watches = join_all(starts).await;
     let last = churn(&sim, 60, 10);
     for watch in &mut watches {
         watch.until(last).await;
-        assert!(watch.snapshot.is_empty() && watch.catch_ups.is_empty());
+        watch.assert_exact("a returning subscriber");
     }
     assert_eq!(lists(&again), (1, 1), "one list of an exact version, one of the current state");
     // A later subscriber is served by the same backfill.
@@ -125,116 +139,76 @@ async fn one_backfill_serves_all_returning_subscribers() {
 }
 
 async fn a_version_compacted_upstream_is_refused_or_restarted() {
-    let sim = Setup::of(&["pods"]).sim();
-    let old = churn(&sim, 0, 10);
-    churn(&sim, 10, 10);
+    let (sim, old) = changed();
     sim.compact();
-    let rig = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
+    let (rig, old) = (started(&sim).await, old.to_string());
     for target in [target("pods"), stage("on")] {
-        let refused = rig.watch(target.clone(), &old.to_string()).await.err().unwrap();
+        let refused = rig.watch(target.clone(), &old).await.err().unwrap();
         let info = refused.get_details_error_info().unwrap();
         assert_eq!((refused.code(), info.reason.as_str()), (Code::OutOfRange, "RESOURCE_VERSION_TOO_OLD"));
         let oldest = &info.metadata["oldest_resource_version"];
         assert_eq!(refused.message(), format!("too old resource version: {old} ({oldest})"));
         assert!(rig.watch(target.clone(), oldest).await.is_ok());
-        let request = rig.request(target, &old.to_string());
-        let request =
-            kubefan_common::proto::v1alpha1::WatchRequest { on_expired: OnExpired::Restart.into(), ..request };
-        let mut over = rig.send(request).await.unwrap();
+        let mut over = rig.watch_or_restart(target, &old).await.unwrap();
         over.until(sim.revision()).await;
-        assert_eq!(over.restarted_from, [old.to_string()]);
+        assert_eq!(*over.restarted_from, *std::slice::from_ref(&old));
     }
-    let asked = rig.network.recorded_requests(PODS).len();
-    rig.watch(target("pods"), &old.to_string()).await.err().unwrap();
-    assert_eq!(
-        rig.network.recorded_requests(PODS).len(),
-        asked,
-        "a version that upstream refused is not requested again"
-    );
+    let asked = rig.asked(PODS).len();
+    rig.watch(target("pods"), &old).await.err().unwrap();
+    assert_eq!(rig.asked(PODS).len(), asked, "a version that upstream refused is not requested again");
 }
 
 async fn an_upstream_outage_causes_no_restart_of_a_stream() {
-    let sim = Setup::of(&["pods"]).sim();
-    let old = churn(&sim, 0, 10);
-    let rig = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
-    churn(&sim, 10, 10);
-    let again = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
-    drop(rig);
+    let (sim, old) = changed();
+    let (again, old) = (started(&sim).await, old.to_string());
     again.network.refuse(true);
-    let request = again.request(target("pods"), &old.to_string());
-    let request = kubefan_common::proto::v1alpha1::WatchRequest { on_expired: OnExpired::Restart.into(), ..request };
-    let refused = again.send(request.clone()).await.err().unwrap();
+    let refused = again.watch_or_restart(target("pods"), &old).await.err().unwrap();
     assert_eq!(refused.code(), Code::Unavailable, "{refused}");
     again.network.refuse(false);
-    let mut back = again.send(request).await.unwrap();
+    let mut back = again.watch_or_restart(target("pods"), &old).await.unwrap();
     back.until(churn(&sim, 20, 1)).await;
-    assert!(back.snapshot.is_empty());
+    back.assert_exact("after the outage");
 }
 
 async fn a_quiet_resource_is_backfilled_up_to_a_bookmark() {
     let sim = Setup::of(&["pods"]).sim();
     let old = churn(&sim, 0, 10);
-    let nodes = kubefan_model::GroupVersionResource::new("", "v1", "nodes");
-    sim.create(&nodes, json!({ "metadata": { "name": "n1" } })).unwrap();
-    let again = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
+    sim.create(&core("nodes"), json!({ "metadata": { "name": "n1" } })).unwrap();
+    let again = started(&sim).await;
     let mut back = again.watch(stage("on"), &old.to_string()).await.unwrap();
-    let last = churn(&sim, 10, 6);
-    back.until(last).await;
-    assert!(back.snapshot.is_empty() && back.gaps.is_empty());
+    back.until(churn(&sim, 10, 6)).await;
+    back.assert_exact("a quiet resource");
 }
 
 async fn a_resume_inside_a_gap_gets_the_events_from_upstream() {
     let sim = Setup::of(&["pods"]).sim();
-    churn(&sim, 0, 10);
-    let rig = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
+    let ancient = churn(&sim, 0, 10).to_string();
+    churn(&sim, 10, 5);
+    let rig = started(&sim).await;
     let mut watch = rig.watch_all("pods").await;
     rig.network.refuse(true);
     rig.cut().await;
-    churn(&sim, 10, 5);
-    let inside = sim.revision();
-    churn(&sim, 15, 5);
-    rig.fault(Verb::Watch, Fault::Status(Box::new(Status::expired("too old"))), 1);
-    rig.network.refuse(false);
-    let last = churn(&sim, 20, 1);
-    watch.until(last).await;
-    assert_eq!(watch.gaps.len(), 1, "{:?}", watch.gap_reasons);
-    let mut back = rig.watch(stage("on"), &inside.to_string()).await.unwrap();
-    let another = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
-    let mut witness = another.watch(stage("on"), &inside.to_string()).await.unwrap();
-    let last = churn(&sim, 30, 10);
-    back.until(last).await;
-    witness.until(last).await;
-    assert!(back.gaps.is_empty() && back.snapshot.is_empty());
-    assert_equal("inside the gap", &back.events, &witness.events);
-}
-
-/// Runs together with a resume from before the cache, for which the cache only continues where the
-/// gap starts.
-async fn a_resume_inside_a_gap_does_not_go_back_before_it() {
-    let sim = Setup::of(&["pods"]).sim();
-    let ancient = churn(&sim, 0, 10);
-    churn(&sim, 10, 5);
-    let rig = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
-    let mut watch = rig.watch_all("pods").await;
-    rig.network.refuse(true);
-    rig.cut().await;
-    let inside = churn(&sim, 15, 5);
+    let inside = churn(&sim, 15, 5).to_string();
     churn(&sim, 20, 5);
-    rig.fault(Verb::Watch, Fault::Status(Box::new(Status::expired("too old"))), 1);
+    rig.fault(Verb::Watch, expired(), 1);
     rig.network.refuse(false);
     watch.until(churn(&sim, 25, 1)).await;
     assert_eq!(watch.gaps.len(), 1, "{:?}", watch.gap_reasons);
-    let (ancient, inside) = (ancient.to_string(), inside.to_string());
+    // Together with a resume from before the cache, for which the cache only continues where the
+    // gap starts. The resume inside the gap must not go back before it.
     let (older, back) = futures::join!(rig.watch(stage("on"), &ancient), rig.watch(stage("on"), &inside));
-    let (mut older, mut back) = (older.unwrap(), back.unwrap());
-    let another = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
+    let alone = rig.watch(stage("on"), &inside).await.unwrap();
+    let mut watches = [older.unwrap(), back.unwrap(), alone];
+    let another = started(&sim).await;
     let mut witness = another.watch(stage("on"), &inside).await.unwrap();
     let last = churn(&sim, 30, 10);
-    for watch in [&mut older, &mut back, &mut witness] {
+    witness.until(last).await;
+    for watch in &mut watches {
         watch.until(last).await;
-        assert!(watch.gaps.is_empty() && watch.catch_ups.is_empty() && watch.snapshot.is_empty());
+        watch.assert_exact("inside the gap");
     }
-    assert_equal("inside the gap", &back.events, &witness.events);
+    assert_equal("together with an older one", &watches[1].events, &witness.events);
+    assert_equal("alone", &watches[2].events, &witness.events);
 }
 
 async fn a_refusal_names_the_oldest_version_that_upstream_has() {
@@ -245,30 +219,14 @@ async fn a_refusal_names_the_oldest_version_that_upstream_has() {
     let oldest = sim.revision();
     churn(&sim, 20, 10);
     // This cache starts after the oldest version that upstream still has.
-    let rig = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
+    let rig = started(&sim).await;
     for _ in 0..2 {
         let refused = rig.watch(target("pods"), &ancient.to_string()).await.err().unwrap();
         assert_eq!(refused.message(), format!("too old resource version: {ancient} ({oldest})"));
     }
     let mut back = rig.watch(target("pods"), &oldest.to_string()).await.unwrap();
     back.until(sim.revision()).await;
-    assert!(back.snapshot.is_empty() && back.catch_ups.is_empty());
-}
-
-async fn a_version_that_is_too_old_does_not_fail_another() {
-    let sim = Setup::of(&["pods"]).sim();
-    let ancient = churn(&sim, 0, 10);
-    churn(&sim, 10, 10);
-    sim.compact();
-    let recent = churn(&sim, 20, 1);
-    churn(&sim, 21, 10);
-    let again = Rig::start(sim.clone(), Setup::of(&["pods"]));
-    let (ancient, recent) = (ancient.to_string(), recent.to_string());
-    let (old, recent_watch) = futures::join!(again.watch(stage("on"), &ancient), again.watch(stage("on"), &recent));
-    assert_eq!(old.err().unwrap().code(), Code::OutOfRange);
-    let mut recent_watch: Watch = recent_watch.unwrap();
-    recent_watch.until(churn(&sim, 40, 4)).await;
-    assert!(recent_watch.snapshot.is_empty());
+    back.assert_exact("the oldest version");
 }
 
 async fn many_versions_that_are_too_old_do_not_fail_others() {
@@ -280,37 +238,32 @@ async fn many_versions_that_are_too_old_do_not_fail_others() {
         sim.compact();
         let recent: Vec<_> = (20..23).map(|round| churn(&sim, round, 1)).collect();
         churn(&sim, 23, 10);
-        let again = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
-        let before = again.network.recorded_requests(PODS).len();
+        let again = started(&sim).await;
+        let before = again.asked(PODS).len();
         let open = |version: &u64| {
             let (again, target, version) = (&again, target.clone(), version.to_string());
             async move { again.watch(target, &version).await }
         };
-        let (old, recent_watch) = futures::join!(
-            futures::future::join_all(ancient[..19].iter().map(open)),
-            futures::future::join_all(recent.iter().map(open))
-        );
+        let (old, recent) = futures::join!(join_all(ancient[..19].iter().map(open)), join_all(recent.iter().map(open)));
         assert!(old.into_iter().all(|old| old.err().unwrap().code() == Code::OutOfRange));
         let last = churn(&sim, 40, 4);
-        for (recent_watch, from) in recent_watch.into_iter().zip(recent) {
-            let mut recent_watch: Watch = recent_watch.unwrap();
-            recent_watch.until(last).await;
-            assert!(recent_watch.snapshot.is_empty() && recent_watch.catch_ups.is_empty(), "{from}");
+        for watch in recent {
+            let mut watch = watch.unwrap();
+            watch.until(last).await;
+            watch.assert_exact("a recent version");
         }
-        let asked = again.network.recorded_requests(PODS).len() - before;
+        let asked = again.asked(PODS).len() - before;
         assert!(asked <= 10, "the versions are searched by halving: {asked} requests");
     }
 }
 
 async fn a_closed_gate_prevents_backfills() {
-    let sim = Setup::of(&["pods"]).sim();
-    let old = churn(&sim, 0, 10);
-    churn(&sim, 10, 10);
-    let again = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
+    let (sim, old) = changed();
+    let again = started(&sim).await;
     again.registry.gate().narrow(0);
-    let asked = again.network.recorded_requests(PODS).len();
+    let asked = again.asked(PODS).len();
     let refused = again.watch(target("pods"), &old.to_string()).await.err().unwrap();
-    assert_eq!((refused.code(), again.network.recorded_requests(PODS).len()), (Code::ResourceExhausted, asked));
+    assert_eq!((refused.code(), again.asked(PODS).len()), (Code::ResourceExhausted, asked));
     // Peers get nothing either.
     let setup = Setup { peers: with_peers(vec![Peer::Healthy(again.registry.clone())]).peers, ..Setup::of(&["pods"]) };
     let cold = Rig::synced(sim.clone(), setup).await;
@@ -326,7 +279,7 @@ async fn a_resume_that_needs_a_compacted_state_does_not_fail_others() {
     sim.compact_etcd();
     let recent = churn(&sim, 20, 1);
     churn(&sim, 21, 10);
-    let again = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
+    let again = started(&sim).await;
     let open = |target: Target, version: u64| {
         let again = &again;
         async move { again.watch(target, &version.to_string()).await }
@@ -343,13 +296,9 @@ async fn a_resume_that_needs_a_compacted_state_does_not_fail_others() {
     for watch in [one, other, filtered, late] {
         let mut watch: Watch = watch.unwrap();
         watch.until(last).await;
-        assert!(watch.snapshot.is_empty() && watch.catch_ups.is_empty());
+        watch.assert_exact("another resume");
     }
-    let asked = again.network.recorded_requests(PODS).len();
+    let asked = again.asked(PODS).len();
     assert_eq!(open(stage("on"), old).await.err().unwrap().code(), Code::OutOfRange);
-    assert_eq!(
-        again.network.recorded_requests(PODS).len(),
-        asked,
-        "a version that upstream refused is not requested again"
-    );
+    assert_eq!(again.asked(PODS).len(), asked, "a version that upstream refused is not requested again");
 }

@@ -3,12 +3,10 @@
 //! and as one that does. What it cannot answer it refuses; the apiserver would ignore the parameter
 //! and answer with everything.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::{collections::BTreeSet, time::Duration};
 
 use bytes::Bytes;
+use futures::future::join_all;
 use kubefan_model::{ResourceVersion, protobuf};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -23,9 +21,8 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver: shards_divide_a_collection_in_every_form, each_event_is_in_one_shard,
-        a_shard_that_the_cache_cannot_answer_is_refused, without_the_gate_the_apiserver_decides_about_shards,
-        managed_fields_are_dropped_in_every_form, a_drop_that_the_cache_cannot_answer_is_refused,
+    apiserver: shards_divide_a_collection_and_its_events_in_every_form, what_the_cache_cannot_answer_is_refused,
+        without_the_gate_the_apiserver_decides_about_shards, managed_fields_are_dropped_in_every_form,
         no_caller_reads_more_through_a_gate, a_gate_reads_no_further_than_the_caches;
     apiserver large: shards_are_those_of_an_apiserver_that_has_them;
 }
@@ -65,6 +62,12 @@ impl Answer {
         let rows = objects(&list["rows"]).into_iter().map(|row| row["object"].clone());
         let name = |object: &Value| object["metadata"]["name"].as_str().unwrap().to_owned();
         objects(&list["items"]).into_iter().chain(rows).map(|object| name(&object)).collect()
+    }
+
+    /// The events of a watch, without bookmarks.
+    fn events(&self) -> Vec<Value> {
+        let events = self.text().lines().map(|line| serde_json::from_str::<Value>(line).unwrap()).collect::<Vec<_>>();
+        events.into_iter().filter(|event| event["type"] != "BOOKMARK").collect()
     }
 
     fn refused_because(&self, what: &str) {
@@ -137,7 +140,7 @@ async fn configmaps(api: &ApiServer, count: usize) -> String {
     path
 }
 
-async fn shards_divide_a_collection_in_every_form() {
+async fn shards_divide_a_collection_and_its_events_in_every_form() {
     let api = ApiServer::shared().await;
     let path = configmaps(&api, 40).await;
     let servers = Servers::start(api, &["--resource=configmaps", "--cache-tables", GATES]).await;
@@ -157,6 +160,12 @@ async fn shards_divide_a_collection_in_every_form() {
                 seen.extend(names.clone());
                 assert_eq!(part.json()["metadata"]["shardInfo"]["selector"], selector, "{accept}");
 
+                if field == "uid" && accept == JSON {
+                    let state = servers.get(&format!("{path}&watch=1&timeoutSeconds=1"), JSON).await.events();
+                    let name = |event: Value| event["object"]["metadata"]["name"].as_str().unwrap().to_owned();
+                    assert_eq!(state.into_iter().map(name).collect::<BTreeSet<_>>(), names, "the state of a watch");
+                }
+
                 // The pages of the same list, whose rest is not counted.
                 let (mut paged, mut next) = (BTreeSet::new(), String::new());
                 while paged.len() < names.len() {
@@ -175,56 +184,34 @@ async fn shards_divide_a_collection_in_every_form() {
         assert_eq!(list.items.len(), all.len());
         assert!(whole.text().contains(&selector), "its shardInfo");
     }
-}
 
-async fn each_event_is_in_one_shard() {
-    let api = ApiServer::shared().await;
-    let path = configmaps(&api, 12).await;
-    let servers = Servers::start(api, &["--resource=configmaps", GATES]).await;
+    // An event is in the shard of its object, also after the same name has got another uid.
     let from = version_of(&servers.get(&path, JSON).await.json());
-    let events = |answer: &Answer| {
-        let events: Vec<Value> = answer.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        events.into_iter().filter(|event| event["type"] != "BOOKMARK").collect::<Vec<_>>()
-    };
-    for number in 0..12 {
-        let own = format!("{path}/c{number:03}");
-        servers.api.patch(&own, &json!({ "data": { "k": number.to_string() } })).await;
-        if number % 3 == 0 {
-            servers.api.delete(&own).await;
-            // The same name, with another uid, may be in another shard.
-            servers.api.create(&path, &json!({ "metadata": { "name": format!("c{number:03}") } })).await;
-        }
-    }
+    servers.api.delete(&format!("{path}/c000")).await;
+    servers.api.create(&path, &json!({ "metadata": { "name": "c000" } })).await;
+    servers.api.patch(&format!("{path}/c001"), &json!({ "data": { "k": "new" } })).await;
     catch_up(&servers, &path).await;
-    let whole = servers.get(&format!("{path}?watch=1&resourceVersion={from}&timeoutSeconds=5"), JSON).await;
-    let expected = events(&whole);
-    assert_eq!(expected.len(), 12 + 2 * 4);
-    let mut by_version = BTreeMap::new();
-    for bounds in BOUNDS.windows(2) {
-        let selector = encoded(&shard("uid", bounds[0], bounds[1]));
-        let watch = format!("{path}?watch=1&resourceVersion={from}&timeoutSeconds=5&shardSelector={selector}");
-        let state = format!("{path}?watch=1&timeoutSeconds=5&shardSelector={selector}");
-        let (seen, state) = tokio::join!(servers.get(&watch, JSON), servers.get(&state, JSON));
-        for event in events(&seen) {
-            let version = version_of(&event["object"]);
-            assert!(by_version.insert(version, event).is_none(), "two shards have version {version}");
-        }
-        // The state as initial events.
-        let state: BTreeSet<_> = events(&state)
-            .iter()
-            .map(|event| event["object"]["metadata"]["name"].as_str().unwrap().to_owned())
-            .collect();
-        assert_eq!(state, servers.get(&format!("{path}?shardSelector={selector}"), JSON).await.names());
-    }
-    assert_eq!(by_version.into_values().collect::<Vec<_>>(), expected);
+    let watches =
+        BOUNDS.windows(2).map(|bounds| format!("&shardSelector={}", encoded(&shard("uid", bounds[0], bounds[1]))));
+    let watches: Vec<_> = watches.chain([String::new()]).collect();
+    let watch = |parameters: &String| {
+        let (servers, path) = (&servers, format!("{path}?watch=1&resourceVersion={from}&timeoutSeconds=2{parameters}"));
+        async move { servers.get(&path, JSON).await.events() }
+    };
+    let mut events = join_all(watches.iter().map(watch)).await;
+    let all = events.pop().unwrap();
+    let mut divided = events.concat();
+    divided.sort_by_key(|event| version_of(&event["object"]));
+    assert_eq!((all.len(), divided), (3, all));
 }
 
-async fn a_shard_that_the_cache_cannot_answer_is_refused() {
+async fn what_the_cache_cannot_answer_is_refused() {
     let api = ApiServer::shared().await;
     let path = configmaps(&api, 2).await;
     let servers = Servers::start(api, &["--resource=configmaps", "--on-demand=false", GATES]).await;
     let selector = encoded(&shard("uid", BOUNDS[0], BOUNDS[1]));
     let not_cached = path.replace("configmaps", "podtemplates");
+    let drop = format!("{JSON}{DROP},*/*{DROP}");
     for (method, path, accept) in [
         (Method::GET, format!("{path}?shardSelector=app"), JSON),
         (Method::GET, format!("{path}?watch=1&shardSelector={selector}%20%26%26%20true"), JSON),
@@ -234,20 +221,36 @@ async fn a_shard_that_the_cache_cannot_answer_is_refused() {
         (Method::GET, format!("{path}/?shardSelector={selector}"), JSON),
         (Method::GET, format!("/api/v1/namespaces/proxy/configmaps/?shardSelector={selector}"), JSON),
         (Method::DELETE, format!("{path}?shardSelector={selector}"), JSON),
+        (Method::GET, not_cached.clone(), &drop),
+        (Method::GET, format!("{not_cached}?watch=1"), &drop),
+        (Method::GET, path.clone(), &format!("application/yaml{DROP}")),
+        (Method::GET, path.clone(), &format!("{TABLE}{DROP}")),
+        (Method::GET, path.clone(), &format!("{JSON};drop=spec")),
     ] {
         answer(servers.through(method.clone(), &path).header("accept", accept))
             .await
             .refused_because(&format!("{method} {path} {accept}"));
     }
     assert_eq!(servers.direct(&path, JSON).await.names().len(), 2, "nothing was deleted");
-    // Other requests notice nothing.
-    assert_eq!(servers.get(&not_cached, JSON).await.status, StatusCode::OK);
-    assert_eq!(servers.get(&path, "application/yaml").await.status, StatusCode::OK);
-    let (name, other) = ("c000", "c001");
-    let single = servers.get(&format!("{path}/{name}?shardSelector={selector}"), JSON).await;
-    assert_eq!(single.json()["metadata"]["name"], name, "a get has no shards");
-    let deleted = answer(servers.through(Method::DELETE, &format!("{path}/{other}?shardSelector={selector}"))).await;
+    // Other requests notice nothing. A client that takes whole objects too, gets them from the
+    // apiserver, and a client asks for its Lease with a drop, whatever is cached.
+    for (path, accept, expected) in [
+        (&not_cached, JSON, StatusCode::OK),
+        (&path, "application/yaml", StatusCode::OK),
+        (&not_cached, &format!("{JSON}{DROP},{JSON}"), StatusCode::OK),
+        (&not_cached, &format!("{JSON};drop=spec,{JSON}"), StatusCode::OK),
+        (&format!("{not_cached}/none"), &drop, StatusCode::NOT_FOUND),
+    ] {
+        assert_eq!(servers.get(path, accept).await.status, expected, "{path} {accept}");
+    }
+    let single = servers.get(&format!("{path}/c000?shardSelector={selector}"), JSON).await;
+    assert_eq!(single.json()["metadata"]["name"], "c000", "a get has no shards");
+    let deleted = answer(servers.through(Method::DELETE, &format!("{path}/c001?shardSelector={selector}"))).await;
     assert_eq!(deleted.status, StatusCode::OK);
+    // Writes are the apiserver's, whatever their responses contain.
+    let body = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "written" } }).to_string();
+    let written = servers.through(Method::POST, &path).header("accept", drop).header("content-type", JSON).body(body);
+    assert_eq!(answer(written).await.status, StatusCode::CREATED);
 }
 
 async fn without_the_gate_the_apiserver_decides_about_shards() {
@@ -322,34 +325,6 @@ async fn managed_fields_are_dropped_in_every_form() {
         (servers.get(&own, &drop(PROTOBUF)).await.body == direct.body).then_some(())
     })
     .await;
-}
-
-async fn a_drop_that_the_cache_cannot_answer_is_refused() {
-    let api = ApiServer::shared().await;
-    let path = configmaps(&api, 1).await;
-    let servers = Servers::start(api, &["--resource=configmaps", "--on-demand=false", GATES]).await;
-    let not_cached = path.replace("configmaps", "podtemplates");
-    let drop = format!("{JSON}{DROP},*/*{DROP}");
-    for (path, accept) in [
-        (&not_cached, &drop),
-        (&format!("{not_cached}?watch=1"), &drop),
-        (&path, &format!("application/yaml{DROP}")),
-        (&path, &format!("{TABLE}{DROP}")),
-        (&path, &format!("{JSON};drop=spec")),
-    ] {
-        servers.get(path, accept).await.refused_because(&format!("{path} {accept}"));
-    }
-    // A client that takes whole objects too, gets them from the apiserver.
-    for accept in [format!("{JSON}{DROP},{JSON}"), format!("{JSON};drop=spec,{JSON}")] {
-        assert_eq!(servers.get(&not_cached, &accept).await.status, StatusCode::OK, "{accept}");
-    }
-    // A client asks for its Lease like this, whatever is cached.
-    assert_eq!(servers.get(&format!("{not_cached}/none"), &drop).await.status, StatusCode::NOT_FOUND);
-    // Writes are the apiserver's, whatever their responses contain.
-    let body = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "written" } });
-    let written =
-        servers.through(Method::POST, &path).header("accept", drop).header("content-type", JSON).body(body.to_string());
-    assert_eq!(answer(written).await.status, StatusCode::CREATED);
 }
 
 async fn no_caller_reads_more_through_a_gate() {

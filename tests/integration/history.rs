@@ -12,8 +12,7 @@ use tonic_types::StatusExt;
 use crate::{
     harness::{
         network::answer,
-        record::Watch,
-        rig::{PODS, Rig, Setup, pod, pods, target, versions},
+        rig::{PODS, Rig, Setup, core, pod, pods, target, versions},
         tests,
     },
     upstream_faults::{relists, relists_for, restarts, synced, write},
@@ -24,19 +23,9 @@ tests! {
         a_version_beyond_the_cluster_is_refused_as_another_history, a_lagging_replica_restarts_no_stream,
         a_version_of_another_cluster_is_refused, an_etcd_restore_behind_an_open_watch_is_found,
         an_etcd_restore_between_a_list_and_its_watch_is_found, a_lagging_apiserver_ends_no_stream,
-        a_watch_resumes_if_the_version_lookup_is_forbidden, a_different_cluster_is_refused_until_the_first_is_back,
-        objects_of_a_different_cluster_are_never_mixed_in, one_identity_check_serves_all_resources,
-        without_access_to_kube_system_the_ca_is_the_identity;
-}
-
-/// Reads messages until the stream ends with an error.
-async fn end_of(watch: &mut Watch) -> Status {
-    loop {
-        match watch.step().await {
-            Ok(step) => assert!(step.is_some(), "the end has a reason"),
-            Err(status) => return status,
-        }
-    }
+        a_watch_resumes_if_the_version_lookup_is_forbidden,
+        a_different_cluster_is_refused_until_the_first_is_back_and_never_mixed_in,
+        one_identity_check_serves_all_resources, without_access_to_kube_system_the_ca_is_the_identity;
 }
 
 fn assert_rewritten(status: &Status, because: &str) {
@@ -60,7 +49,7 @@ async fn an_etcd_restore_ends_every_stream_with_the_reason() {
     let written = write(&rig, "b");
     watch.until(written[2]).await;
     rig.sim.restore(&backup);
-    let status = end_of(&mut watch).await;
+    let status = watch.end().await;
     assert_rewritten(&status, &format!("version {} was followed by a list at {version}", written[2]));
     assert_eq!(versions(&watch.events), written, "no later event is mixed in");
     assert_eq!(relists_for(&rig, "rewritten"), 1.0);
@@ -75,7 +64,7 @@ async fn a_version_beyond_the_cluster_is_refused_as_another_history() {
     let rig = Rig::synced(setup.sim(), setup).await;
     let written = write(&rig, "b");
     let beyond = (written[2] + 100).to_string();
-    let asks = || rig.network.recorded_requests("/api/v1/namespaces/default/pods").len();
+    let asks = || rig.asked("/api/v1/namespaces/default/pods").len();
     let before = asks();
     let (first, second) = tokio::join!(rig.watch(target("pods"), &beyond), rig.watch(target("pods"), &beyond));
     for status in [first.err().unwrap(), second.err().unwrap()] {
@@ -83,8 +72,7 @@ async fn a_version_beyond_the_cluster_is_refused_as_another_history() {
     }
     assert_eq!(asks() - before, 1, "one lookup serves all that wait");
 
-    let restarts = WatchRequest { on_expired: OnExpired::Restart.into(), ..rig.request(target("pods"), &beyond) };
-    let mut watch = rig.send(restarts).await.unwrap();
+    let mut watch = rig.watch_or_restart(target("pods"), &beyond).await.unwrap();
     watch.step().await.unwrap();
     watch.until_resumable().await;
     assert_eq!(*watch.restarted_from, *std::slice::from_ref(&beyond));
@@ -106,9 +94,7 @@ async fn a_lagging_replica_restarts_no_stream() {
     rig.cut().await;
     rig.readyz_has("pods synced").await;
     let written = write(&rig, "b");
-    let request = rig.request(target("pods"), &written[2].to_string());
-    let request = WatchRequest { on_expired: OnExpired::Restart.into(), ..request };
-    let status = rig.send(request).await.err().unwrap();
+    let status = rig.watch_or_restart(target("pods"), &written[2].to_string()).await.err().unwrap();
     assert_eq!(status.code(), Code::Unavailable, "{status}");
     assert!(status.get_details_retry_info().is_some(), "{status}");
     watch.until(written[2]).await;
@@ -147,45 +133,28 @@ async fn a_version_of_another_cluster_is_refused() {
 }
 
 /// The cluster passes the old version before kubefan reconnects, so only the list can reveal the
-/// restore.
+/// restore. The tests of the cache's writer have the other contradictions.
 async fn an_etcd_restore_is_found_after_the_cluster_caught_up() {
-    for (what, because) in [
-        ("made again", "default/b at version"),
-        ("older", "default/kept was at version"),
-        ("deleted before", "default/gone is listed at version"),
-    ] {
-        let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
-        for name in ["kept", "gone"] {
-            rig.sim.create(&pods(), pod(name, "new")).unwrap();
-        }
-        let backup = rig.sim.backup();
-        match what {
-            "made again" => drop(rig.sim.create(&pods(), pod("b", "new"))),
-            "older" => drop(rig.sim.update(&pods(), pod("kept", "changed"))),
-            _ => drop(rig.sim.delete(&pods(), "default", "gone")),
-        }
-        let written = rig.sim.revision();
-        watch.until(written).await;
-        // Keeps kubefan away until the cluster has caught up.
-        rig.network.refuse(true);
-        rig.cut().await;
-        rig.sim.restore(&backup);
-        // A write that takes the version of an earlier event.
-        match what {
-            "made again" => drop(rig.sim.create(&pods(), pod("b", "new"))),
-            _ => drop(rig.sim.update(&pods(), pod("a", "restored"))),
-        }
-        for name in ["x", "y"] {
-            rig.sim.create(&pods(), pod(name, "new")).unwrap();
-        }
-        rig.sim.compact();
-        rig.network.refuse(false);
-        let status = end_of(&mut watch).await;
-        assert_rewritten(&status, because);
-        assert!(rig.sim.revision() > written, "{what}: only the list can reveal it");
-        assert_eq!(relists_for(&rig, "expired"), 1.0, "{what}");
-        assert_starts_over(&rig).await;
+    let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
+    rig.sim.create(&pods(), pod("kept", "new")).unwrap();
+    let backup = rig.sim.backup();
+    let written = rig.sim.update(&pods(), pod("kept", "changed")).unwrap();
+    watch.until(written).await;
+    // Keeps kubefan away until the cluster has caught up.
+    rig.network.refuse(true);
+    rig.cut().await;
+    rig.sim.restore(&backup);
+    // A write that takes the version of the earlier event.
+    rig.sim.update(&pods(), pod("a", "restored")).unwrap();
+    for name in ["x", "y"] {
+        rig.sim.create(&pods(), pod(name, "new")).unwrap();
     }
+    rig.sim.compact();
+    rig.network.refuse(false);
+    assert_rewritten(&watch.end().await, "default/kept was at version");
+    assert!(rig.sim.revision() > written, "only the list can reveal it");
+    assert_eq!(relists_for(&rig, "expired"), 1.0);
+    assert_starts_over(&rig).await;
 }
 
 async fn an_etcd_restore_behind_an_open_watch_is_found() {
@@ -198,7 +167,7 @@ async fn an_etcd_restore_behind_an_open_watch_is_found() {
     restored.create(&pods(), pod("a", "first")).unwrap();
     assert_eq!(restored.revision(), backup, "the same history up to the backup");
     rig.network.connect_to(restored.clone());
-    assert_rewritten(&end_of(&mut watch).await, &format!("was followed by a list at {backup}"));
+    assert_rewritten(&watch.end().await, &format!("was followed by a list at {backup}"));
     assert_eq!(restarts(&rig, "timeout"), 1.0, "found by an ordinary restart of the watch");
 }
 
@@ -222,7 +191,7 @@ async fn an_etcd_restore_between_a_list_and_its_watch_is_found() {
         None
     });
     rig.network.refuse(false);
-    let status = timeout(Duration::from_secs(60), end_of(&mut watch)).await.expect("it is found before the watch ends");
+    let status = timeout(Duration::from_secs(60), watch.end()).await.expect("it is found before the watch ends");
     assert_rewritten(&status, &format!("version {written} was followed by a list at {version}"));
 }
 
@@ -256,75 +225,48 @@ fn other_cluster() -> SimApiserver {
     SimApiserver::new(SimOptions { seed: 7, ..SimOptions::default() })
 }
 
-async fn a_different_cluster_is_refused_until_the_first_is_back() {
-    let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
-    let first = rig.identity();
-    assert!(first.starts_with("kube-system uid "), "readyz names the identity: {first}");
-    let written = write(&rig, "b");
-    watch.until(written[2]).await;
-    let other = other_cluster();
-    for i in 0..20 {
-        other.create(&pods(), pod(&format!("other-{i}"), "new")).unwrap();
-    }
-    rig.network.connect_to(other.clone());
-    rig.cut().await;
-    rig.readyz_has(&format!("but this cache belongs to {first}")).await;
-    let readyz = rig.readyz();
-    assert!(
-        readyz.contains("pods stale: another cluster answers at http://apiserver.test: kube-system uid "),
-        "{readyz}"
-    );
-    assert!(readyz.contains("restart kubefan"), "{readyz}");
-    other.create(&pods(), pod("other-later", "new")).unwrap();
-    sleep(Duration::from_secs(600)).await;
-    assert_eq!(versions(&watch.events), written, "nothing of the other cluster");
-    assert_eq!(watch.resume_version, written[2].to_string());
-    let list = rig.list(target("pods")).await.unwrap();
-    assert_eq!(list[0].objects.len(), 1, "the cache is still served");
-    assert_eq!(relists(&rig), 1.0);
-    let asked = rig.network.recorded_requests("/api/v1/namespaces/kube-system").len();
-    assert!(asked < 40, "{asked} identity checks in ten minutes");
-
-    rig.network.connect_to(rig.sim.clone());
-    other.drop_connections();
-    let after = write(&rig, "c");
-    watch.until(after[2]).await;
-    assert_eq!(versions(&watch.events), [written, after].concat(), "the watch continues where it was");
-    assert_eq!(watch.gaps, []);
-}
-
-async fn objects_of_a_different_cluster_are_never_mixed_in() {
-    // The other cluster answers in the middle of a list, and its versions are far ahead.
+async fn a_different_cluster_is_refused_until_the_first_is_back_and_never_mixed_in() {
     for watch_list in [true, false] {
-        let mut setup = Setup::of(&["pods"]);
-        setup.reflector.watch_list = watch_list;
-        let (rig, mut watch, _) = synced(setup).await;
+        let (rig, mut watch, _) = synced(Setup::of(&["pods"]).with_watch_list(watch_list)).await;
+        let first = rig.identity();
+        assert!(first.starts_with("kube-system uid "), "readyz names the identity: {first}");
         let written = write(&rig, "b");
         watch.until(written[2]).await;
+        // Its versions are far ahead. Its history is compacted, so a list would come next.
         let other = other_cluster();
         for i in 0..50 {
             other.create(&pods(), pod(&format!("other-{i}"), "new")).unwrap();
         }
         other.compact();
         rig.network.connect_to(other.clone());
-        // The other cluster's history is compacted, so a list would come next.
         rig.cut().await;
-        rig.readyz_has("another cluster answers").await;
-        sleep(Duration::from_secs(300)).await;
-        assert_eq!(rig.list(target("pods")).await.unwrap()[0].objects.len(), 1, "watch list: {watch_list}");
+        rig.readyz_has(&format!("but this cache belongs to {first}")).await;
+        let readyz = rig.readyz();
+        let stale = "pods stale: another cluster answers at http://apiserver.test: kube-system uid ";
+        assert!(readyz.contains(stale) && readyz.contains("restart kubefan"), "{readyz}");
+        other.create(&pods(), pod("other-later", "new")).unwrap();
+        sleep(Duration::from_secs(600)).await;
+        assert_eq!(versions(&watch.events), written, "nothing of the other cluster");
+        assert_eq!(watch.resume_version, written[2].to_string());
+        let list = rig.list(target("pods")).await.unwrap();
+        assert_eq!(list[0].objects.len(), 1, "the cache is still served");
+        assert_eq!(relists(&rig), 1.0);
+        let asked = rig.asked("/api/v1/namespaces/kube-system").len();
+        assert!(asked < 40, "{asked} identity checks in ten minutes");
+
         rig.network.connect_to(rig.sim.clone());
         other.drop_connections();
         let after = write(&rig, "c");
         watch.until(after[2]).await;
-        assert_eq!(watch.state, rig.truth(PODS).await, "watch list: {watch_list}");
-        assert!(watch.state.keys().all(|key| !key.contains("other")), "watch list: {watch_list}");
+        assert_eq!(versions(&watch.events), [written, after].concat(), "the watch continues where it was");
+        assert_eq!((watch.gaps.len(), watch.state), (0, rig.truth(PODS).await));
     }
 }
 
 async fn one_identity_check_serves_all_resources() {
     let setup = Setup::of(&["pods", "configmaps", "services", "nodes"]);
     let rig = Rig::synced(setup.sim(), setup).await;
-    let asked = || rig.network.recorded_requests("/api/v1/namespaces/kube-system").len();
+    let asked = || rig.asked("/api/v1/namespaces/kube-system").len();
     let before = asked();
     rig.network.refuse(true);
     rig.sim.drop_connections();
@@ -340,12 +282,9 @@ async fn one_identity_check_serves_all_resources() {
 async fn without_access_to_kube_system_the_ca_is_the_identity() {
     let setup = Setup::of(&["pods"]);
     let sim = setup.sim();
-    let namespaces = kubefan_model::GroupVersionResource::new("", "v1", "namespaces");
-    let denied = |requests| FaultRule {
-        fault: Fault::Forbidden,
-        verb: Some(Verb::Get),
-        resource: Some(namespaces.clone()),
-        requests,
+    let denied = |requests| {
+        let resource = Some(core("namespaces"));
+        FaultRule { fault: Fault::Forbidden, verb: Some(Verb::Get), resource, requests }
     };
     sim.set_fault(denied(1000));
     let rig = Rig::synced(sim, setup).await;

@@ -5,45 +5,39 @@
 use std::time::Duration;
 
 use futures::future::join_all;
-use http_body_util::{BodyExt, Empty};
-use hyper_util::rt::TokioIo;
+use http_body_util::BodyExt;
+use kubefan_common::proto::v1alpha1::ListRequest;
 use kubefan_model::{
     selection::Selection,
     selector::{FieldSelector, LabelSelector},
 };
-use kubefan_proxy::{
-    fanout::{Catalog, Fresh, Patience, ProvedState, Served},
-    server::ClientInfo,
-};
+use kubefan_proxy::fanout::{Catalog, Fresh, Patience, ProvedState, Refusal, Served};
 use kubefan_sim::apiserver::{Fault, SimApiserver, Verb};
-use serde_json::{Value, json};
-use tokio::time::{Instant, sleep, timeout};
+use serde_json::Value;
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep, timeout},
+};
 
 use crate::{
     freshness::{head, lookups, probes, proofs, served, write_configmap},
     harness::{
-        apiserver::ApiServer,
-        kubefan::Kubefan,
         network::{Network, RecordedRequest, answer},
         objects::version_of,
-        rig::{PODS, Rig, Setup, churn, pod, pods, target, versions},
-        servers::is_cached,
-        simulated::Simulated,
+        rig::{PODS, Rig, Setup, churn, on_demand, pod, pods, target, versions},
         tests,
     },
     upstream_faults::{relists, synced},
 };
 
 tests! {
-    apiserver: an_informer_of_a_quiet_resource_waits_for_no_bookmark;
-    local: the_watch_that_starts_a_cache_needs_no_proof, lists_of_a_small_quiet_cache_share_their_proof;
-    paused: the_state_of_a_quiet_cache_is_proved_by_one_list, one_list_serves_all_earlier_reads,
-        a_read_during_a_list_gets_a_new_list, a_short_informer_costs_upstream_at_most_one_request,
-        a_cache_that_is_behind_is_compared_again_after_its_next_event, a_cache_that_stays_behind_is_not_listed_again,
-        an_object_that_came_and_went_unseen_is_not_shown, a_large_cache_is_proved_by_a_bookmark,
-        an_informer_starts_while_another_reader_waits_for_a_bookmark, a_list_that_fails_proves_nothing,
-        a_stream_moves_to_a_replica_that_is_behind_on_a_quiet_resource,
-        a_list_at_a_bookmarks_version_is_served_by_another_replica;
+    paused: the_watch_that_starts_a_cache_needs_no_proof, the_state_of_a_quiet_cache_is_proved_by_one_list,
+        one_list_serves_all_earlier_reads, a_read_during_a_list_gets_a_new_list,
+        a_short_informer_costs_upstream_at_most_one_request,
+        a_cache_that_is_behind_is_compared_again_after_its_next_event,
+        a_cache_that_stays_behind_is_not_listed_again, an_object_that_came_and_went_unseen_is_not_shown,
+        a_large_cache_is_proved_by_a_bookmark, an_informer_starts_while_another_reader_waits_for_a_bookmark,
+        a_list_that_fails_proves_nothing, a_read_moves_to_a_replica_that_is_behind_on_a_quiet_resource;
 }
 
 /// The metadata lists of pods so far.
@@ -59,9 +53,17 @@ pub(crate) async fn quiet() -> Rig {
 }
 
 /// What a consistent read of pods is served.
-async fn prove(rig: &Rig) -> Fresh {
+async fn prove(rig: &Rig) -> Result<Fresh, Refusal> {
     let served = served(rig).await;
-    rig.registry.prove(&served, Some(&everything(&served)), Patience::Bookmark).await.unwrap()
+    rig.registry.prove(&served, Some(&everything(&served)), Patience::Bookmark).await
+}
+
+/// Begins a consistent read of pods, of which the state is proved.
+async fn proving(rig: &Rig) -> JoinHandle<ProvedState> {
+    let (registry, served) = (rig.registry.clone(), served(rig).await);
+    tokio::spawn(async move {
+        state(registry.prove(&served, Some(&everything(&served)), Patience::Bookmark).await.unwrap())
+    })
 }
 
 fn everything(served: &Served) -> Selection {
@@ -74,16 +76,6 @@ fn state(fresh: Fresh) -> ProvedState {
         Fresh::State(proved) => proved,
         Fresh::Cache => panic!("the cache itself was proved"),
     }
-}
-
-/// Sends a request over HTTP.
-pub(crate) async fn get(rig: &Rig, path: &str) -> http::Response<hyper::body::Incoming> {
-    let (ours, theirs) = tokio::io::duplex(64 << 10);
-    tokio::spawn(rig.server.clone().serve(theirs, ClientInfo::default()));
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(ours)).await.unwrap();
-    tokio::spawn(connection);
-    let request = http::Request::get(path).header("host", "kubefan.test");
-    sender.send_request(request.body(Empty::<bytes::Bytes>::new()).unwrap()).await.unwrap()
 }
 
 /// A watch over HTTP.
@@ -101,7 +93,7 @@ impl HttpWatch {
     /// The same, with a path and more parameters.
     pub(crate) async fn informer_of(rig: &Rig, path: &str, parameters: &str) -> Self {
         let query = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
-        let response = get(rig, &format!("{path}?{query}{parameters}")).await;
+        let response = rig.get(&format!("{path}?{query}{parameters}")).await;
         assert_eq!(response.status(), 200);
         Self { body: response.into_body(), read: Vec::new() }
     }
@@ -138,7 +130,7 @@ async fn the_state_of_a_quiet_cache_is_proved_by_one_list() {
     let version = write_configmap(&rig.sim);
     let (cache, start_time) = (served(&rig).await, Instant::now());
     let (before, age) = (head(&cache), cache.hub.status().age);
-    let proved = state(prove(&rig).await);
+    let proved = state(prove(&rig).await.unwrap());
     assert!(start_time.elapsed() < Duration::from_millis(100), "{:?}", start_time.elapsed());
     assert_eq!((proved.version.get(), proved.store.len()), (version, rig.truth(PODS).await.len()));
     assert_eq!((metadata_lists(&rig.network), lookups(&rig.network), probes(&rig)), (1, 0, 0.0));
@@ -151,25 +143,29 @@ async fn one_list_serves_all_earlier_reads() {
     let rig = quiet().await;
     let version = write_configmap(&rig.sim);
     for fresh in join_all((0..1000).map(|_| prove(&rig))).await {
-        assert_eq!(state(fresh).version.get(), version);
+        assert_eq!(state(fresh.unwrap()).version.get(), version);
     }
     assert_eq!(metadata_lists(&rig.network), 1);
+    // And lists over HTTP.
+    sleep(Duration::from_secs(2)).await;
+    let version = write_configmap(&rig.sim);
+    for answer in join_all((0..50).map(|_| rig.get(PODS))).await {
+        assert_eq!(answer.status(), 200);
+        let list: Value = serde_json::from_slice(&answer.into_body().collect().await.unwrap().to_bytes()).unwrap();
+        assert!(version_of(&list) >= version);
+    }
+    assert_eq!((metadata_lists(&rig.network), lookups(&rig.network)), (2, 0));
 }
 
 async fn a_read_during_a_list_gets_a_new_list() {
     let rig = quiet().await;
-    let mut informers = Vec::new();
+    let mut reads = Vec::new();
     for _ in 0..10 {
-        let version = write_configmap(&rig.sim);
-        let (registry, served) = (rig.registry.clone(), served(&rig).await);
-        informers.push(tokio::spawn(async move {
-            let fresh = registry.prove(&served, Some(&everything(&served)), Patience::Bookmark).await.unwrap();
-            assert!(state(fresh).version.get() >= version, "the state is older than the read");
-        }));
+        reads.push((write_configmap(&rig.sim), proving(&rig).await));
         sleep(Duration::from_millis(1)).await;
     }
-    for informer in informers {
-        informer.await.unwrap();
+    for (version, read) in reads {
+        assert!(read.await.unwrap().version.get() >= version, "the state is older than the read");
     }
     assert!(metadata_lists(&rig.network) <= 3, "{}", metadata_lists(&rig.network));
 }
@@ -179,14 +175,18 @@ async fn a_short_informer_costs_upstream_at_most_one_request() {
     let rig = quiet().await;
     for is_busy in [false, true] {
         for round in 0..8 {
-            match is_busy {
-                true => churn(&rig.sim, round, 1),
-                false => write_configmap(&rig.sim),
-            };
-            let before = rig.network.recorded_requests(PODS).len() + lookups(&rig.network);
+            if is_busy {
+                churn(&rig.sim, round, 1);
+                sleep(Duration::from_millis(10)).await;
+            } else {
+                write_configmap(&rig.sim);
+            }
+            let asked = || (rig.asked(PODS).len() + lookups(&rig.network), metadata_lists(&rig.network));
+            let before = asked();
             HttpWatch::informer(&rig).await.initial().await;
-            let requests = rig.network.recorded_requests(PODS).len() + lookups(&rig.network) - before;
+            let (requests, lists) = (asked().0 - before.0, asked().1 - before.1);
             assert!(requests <= 1, "{requests} requests upstream, busy: {is_busy}");
+            assert!(!is_busy || lists == 0, "a look-up proves a busy cache");
             sleep(Duration::from_millis(100)).await;
         }
     }
@@ -224,7 +224,7 @@ async fn a_cache_that_stays_behind_is_not_listed_again() {
     write_configmap(&rig.sim);
     let cache = served(&rig).await;
     let (before, looked_up, start_time) = (head(&cache), lookups(&rig.network), Instant::now());
-    assert!(rig.registry.prove(&cache, Some(&everything(&cache)), Patience::Bookmark).await.is_err());
+    assert!(prove(&rig).await.is_err());
     assert!(start_time.elapsed() < Duration::from_secs(5), "{:?}", start_time.elapsed());
     assert_eq!((metadata_lists(&rig.network), lookups(&rig.network) - looked_up, relists(&rig)), (1, 1, 1.0));
     assert_eq!((head(&cache), proofs(&rig, "equal"), proofs(&rig, "behind")), (before, 0.0, 2.0));
@@ -260,7 +260,7 @@ async fn a_large_cache_is_proved_by_a_bookmark() {
     let rig = Rig::synced(sim, setup).await;
     sleep(Duration::from_secs(20)).await;
     let version = write_configmap(&rig.sim);
-    assert!(matches!(prove(&rig).await, Fresh::Cache));
+    assert!(matches!(prove(&rig).await.unwrap(), Fresh::Cache));
     assert_eq!(head(&served(&rig).await), version);
     assert_eq!((metadata_lists(&rig.network), lookups(&rig.network), probes(&rig)), (0, 1, 1.0));
 }
@@ -284,7 +284,7 @@ async fn a_list_that_fails_proves_nothing() {
     let rig = quiet().await;
     let version = write_configmap(&rig.sim);
     rig.fault(Verb::List, Fault::InternalError, 1);
-    assert!(matches!(prove(&rig).await, Fresh::Cache), "a bookmark proves the cache");
+    assert!(matches!(prove(&rig).await.unwrap(), Fresh::Cache), "a bookmark proves the cache");
     assert!(head(&served(&rig).await) >= version);
     // Another cluster, with the same versions.
     let mut other = Setup::of(&["pods"]);
@@ -295,14 +295,12 @@ async fn a_list_that_fails_proves_nothing() {
     }
     rig.network.connect_to(other);
     sleep(Duration::from_secs(2)).await;
-    let cache = served(&rig).await;
-    assert!(rig.registry.prove(&cache, Some(&everything(&cache)), Patience::Bookmark).await.is_err());
+    assert!(prove(&rig).await.is_err());
     assert_eq!(proofs(&rig, "equal"), 0.0);
 }
 
-/// Two replicas in front of one apiserver. A bookmark has moved the first one past the last change
-/// of pods; returns its version.
-async fn replicas() -> (Rig, Rig, u64) {
+/// A bookmark has moved another replica past the last change of pods.
+async fn a_read_moves_to_a_replica_that_is_behind_on_a_quiet_resource() {
     let setup = || Setup::of(&["pods"]);
     let sim = setup().sim();
     sim.create(&pods(), pod("stays", "on")).unwrap();
@@ -314,15 +312,15 @@ async fn replicas() -> (Rig, Rig, u64) {
     first.registry.advance(&cache, Patience::Bookmark).await.unwrap();
     watch.until(version).await;
     assert!(watch.resume_version == version.to_string() && head(&served(&second).await) < version);
-    (first, second, version)
-}
 
-async fn a_stream_moves_to_a_replica_that_is_behind_on_a_quiet_resource() {
-    let (_first, second, version) = replicas().await;
     let (start_time, version_text) = (Instant::now(), version.to_string());
-    let streams = join_all((0..100).map(|_| second.watch(target("pods"), &version_text))).await;
+    let list =
+        ListRequest { target: Some(target("pods")), resource_version: version_text.clone(), ..Default::default() };
+    let streams = join_all((0..100).map(|_| second.watch(target("pods"), &version_text)));
+    let (streams, list) = tokio::join!(streams, second.list_request(list));
     assert!(start_time.elapsed() < Duration::from_secs(3), "{:?}", start_time.elapsed());
     assert_eq!((lookups(&second.network), probes(&second)), (1, 1.0), "one proof serves all that wait");
+    assert!(list.unwrap()[0].resource_version.parse::<u64>().unwrap() >= version);
     let written = second.sim.create(&pods(), pod("later", "new")).unwrap();
     for stream in streams {
         let mut stream = stream.expect("the replica has caught up");
@@ -331,122 +329,14 @@ async fn a_stream_moves_to_a_replica_that_is_behind_on_a_quiet_resource() {
     }
 }
 
-async fn a_list_at_a_bookmarks_version_is_served_by_another_replica() {
-    let (_first, second, version) = replicas().await;
-    let request = kubefan_common::proto::v1alpha1::ListRequest {
-        target: Some(target("pods")),
-        resource_version: version.to_string(),
-        ..Default::default()
-    };
-    let list = second.list_request(request).await.unwrap();
-    assert!(list[0].resource_version.parse::<u64>().unwrap() >= version);
-}
-
-/// Renews a lease ten times a second, as the components of a small cluster do.
-async fn renew_leases(api: ApiServer) {
-    let namespace = api.namespace("informer-start").await;
-    let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases");
-    let lease = json!({
-        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": { "name": "renewed" },
-        "spec": { "holderIdentity": "nobody" },
-    });
-    api.create(&path, &lease).await;
-    for renewal in 1.. {
-        sleep(Duration::from_millis(100)).await;
-        let spec = json!({ "leaseTransitions": renewal });
-        api.patch(&format!("{path}/renewed"), &json!({ "spec": spec })).await;
-    }
-}
-
-/// Reads the initial state of a watch-list: the version of the bookmark that ends it, and the
-/// number of objects.
-async fn initial_state(client: &reqwest::Client, collection: String) -> (u64, usize) {
-    let query = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
-    let mut response = client.get(format!("{collection}?{query}")).send().await.unwrap();
-    let mut read = Vec::new();
-    while !String::from_utf8_lossy(&read).contains("initial-events-end") {
-        read.extend_from_slice(&response.chunk().await.unwrap().expect("the stream has ended"));
-    }
-    let lines = read.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Value>(line).ok());
-    let lines: Vec<Value> = lines.collect();
-    (version_of(&lines.last().unwrap()["object"]), lines.len() - 1)
-}
-
 async fn the_watch_that_starts_a_cache_needs_no_proof() {
-    let simulated = Simulated::start().await;
-    let kubefan = simulated.kubefan(&["--on-demand"]).await;
-    let (before, client) = (simulated.sim.stats(), reqwest::Client::builder().no_proxy().build().unwrap());
-    let pods = format!("http://{}{PODS}", kubefan.grpc_addr);
-    let (version, objects) = initial_state(&client, pods.clone()).await;
-    let (after, written) = (simulated.sim.stats(), simulated.create("later"));
-    assert_eq!((after.lists - before.lists, after.watches_started - before.watches_started), (0, 1));
-    assert_eq!(objects, 3);
-    let (later, objects) = initial_state(&client, pods).await;
-    assert!(version < written && later >= written, "a later reader needs another proof");
-    assert_eq!(objects, 4);
-}
-
-async fn lists_of_a_small_quiet_cache_share_their_proof() {
-    let simulated = Simulated::start().await;
-    let kubefan = simulated.kubefan(&["--resource=pods"]).await;
-    let client = reqwest::Client::builder().no_proxy().build().unwrap();
-    let list = async || client.get(format!("http://{}{PODS}", kubefan.grpc_addr)).send().await.unwrap();
-    // Until its last update is too old for a look-up alone.
-    let staleness = r#"kubefan_staleness_seconds{group="",media="json",namespace="",resource="pods"}"#;
-    while kubefan.metric(staleness).await.unwrap() < 0.2 {
-        sleep(Duration::from_millis(20)).await;
-    }
-    write_configmap(&simulated.sim);
-    let before = simulated.sim.stats();
-    let answers = join_all((0..50).map(|_| list())).await;
-    assert!(answers.iter().all(|answer| answer.status().is_success()), "{answers:?}");
-    let passed_on = answers.iter().filter(|answer| !is_cached(answer)).count() as u64;
-    let proofs = simulated.sim.stats().lists - before.lists - passed_on;
-    assert!(proofs <= 25 && passed_on < 25, "{proofs} look-ups upstream for 50 lists, {passed_on} passed on");
-}
-
-async fn an_informer_of_a_quiet_resource_waits_for_no_bookmark() {
-    let api = ApiServer::shared().await;
-    let plural = api.unique("starts");
-    let group = format!("{plural}.example.com");
-    api.create_crd(&group, &plural, "Start").await;
-    let kubefan = Kubefan::start(&api, &[&format!("--resource={plural}.{group}")]).await;
-    let path = format!("/apis/{group}/v1/namespaces/default/{plural}");
-    let leases = tokio::spawn(renew_leases(api.handle()));
-    let client = reqwest::Client::new();
-    for round in 0..8 {
-        let namespace = api.namespace("informer-start").await;
-        let written = version_of(&api.get_json(&format!("/api/v1/namespaces/{namespace}")).await);
-        if round == 4 {
-            let (api_version, metadata) = (format!("{group}/v1"), json!({ "name": "start" }));
-            api.create(&path, &json!({ "apiVersion": api_version, "kind": "Start", "metadata": metadata })).await;
-        }
-        // An apiserver asks etcd for its progress at most ten times a second, and a consistent read
-        // waits for that. Without these pauses the second figure would have the wait of both.
-        sleep(Duration::from_millis(250)).await;
-        let start_time = Instant::now();
-        let straight = initial_state(&api.client(), format!("{}{path}", api.url())).await;
-        let straight_took = start_time.elapsed();
-        sleep(Duration::from_millis(250)).await;
-        let start_time = Instant::now();
-        let (version, objects) = initial_state(&client, format!("http://{}{path}", kubefan.grpc_addr)).await;
-        println!("round {round}: straight {straight_took:?}, through kubefan {:?}", start_time.elapsed());
-        assert!(version >= written, "{version} is older than {written}");
-        assert_eq!((objects, straight.1), (usize::from(round >= 4), objects));
-    }
-    leases.abort();
-    let (_, metrics) = kubefan.admin("/metrics").await.unwrap();
-    let count = |result: &str| {
-        let label = format!("result=\"{result}\"");
-        let lines = metrics.lines().filter(|line| line.starts_with("kubefan_proofs_total{") && line.contains(&label));
-        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum::<u64>()
-    };
-    let durations = metrics.lines().filter(|line| line.starts_with("kubefan_proof_duration_seconds_"));
-    durations.filter(|line| !line.contains("_bucket")).for_each(|line| println!("{line}"));
-    assert!(count("equal") >= 4, "{} by comparison", count("equal"));
-    // The event of the object that is created may be late. Then the comparison is repeated. A
-    // bookmark may be the proof only after an answer of a busy apiserver was late.
-    let [bookmarks, failed, behind] = ["bookmark", "failed", "behind"].map(count);
-    let is_quiet = bookmarks <= failed + behind && failed <= 2;
-    assert!(is_quiet, "{bookmarks} by a bookmark, {failed} failed, {behind} behind");
+    let setup = Setup::of(&[]).on_demand(on_demand());
+    let rig = Rig::synced(setup.sim(), setup).await;
+    rig.sim.create(&pods(), pod("a", "on")).unwrap();
+    let (names, version) = HttpWatch::informer(&rig).await.initial().await;
+    let asked = rig.asked(PODS);
+    assert!(names == ["a"] && asked.len() == 1 && asked[0].is_watch(), "{names:?}: {asked:?}");
+    let written = rig.sim.create(&pods(), pod("later", "on")).unwrap();
+    let (names, later) = HttpWatch::informer(&rig).await.initial().await;
+    assert!(version < written && later >= written && names.len() == 2, "a later reader needs another proof: {names:?}");
 }

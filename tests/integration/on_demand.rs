@@ -18,19 +18,20 @@ use crate::harness::{
     network::Network,
     objects::version_of,
     record::{Query, Watch, connect},
-    rig::{PODS, Rig, Setup, on_demand, pod, pods, target, versions},
+    rig::{PODS, Rig, Setup, core, on_demand, pod, pods, target, versions},
+    servers::is_cached,
     simulated::Simulated,
-    tests,
+    tests, wait,
 };
 
 tests! {
     apiserver: a_custom_resource_is_selected_by_its_selectable_fields,
-        media_that_are_configured_are_cached_from_the_start, secrets_are_cached_only_if_they_are_configured;
+        media_that_are_configured_are_cached_from_the_start;
     local: watches_beyond_the_limit_are_passed_on_under_their_name;
-    paused: a_resource_is_cached_when_it_is_requested, every_name_of_a_resource_uses_one_cache,
-        an_unconfigured_resource_is_refused_with_the_flags, the_number_of_resources_is_limited,
-        an_idle_place_goes_to_the_resource_that_is_requested_next, a_start_asks_for_no_list_of_its_own,
-        starts_read_the_schema_once, a_resource_that_was_too_large_is_asked_for_its_size_before_it_is_listed_again,
+    paused: a_resource_is_cached_when_it_is_requested, secrets_are_cached_only_if_they_are_configured,
+        every_name_of_a_resource_uses_one_cache, an_unconfigured_resource_is_refused_with_the_flags,
+        an_idle_place_goes_to_the_resource_that_is_requested_next, starts_read_the_schema_once,
+        a_resource_that_was_too_large_is_asked_for_its_size_before_it_is_listed_again,
         a_first_sync_that_grows_too_large_is_stopped, a_cache_that_grows_too_large_ends_its_streams,
         the_bytes_of_all_caches_are_limited_together, an_unread_cache_is_dropped_and_can_return,
         a_reader_waits_a_limited_time_for_the_first_sync, limits_count_only_what_the_upstream_selector_selects;
@@ -60,9 +61,11 @@ async fn a_resource_is_cached_when_it_is_requested() {
     let setup = Setup::of(&[]).on_demand(on_demand());
     let rig = Rig::synced(setup.sim(), setup).await;
     fill(&rig, 0, 3);
-    assert_eq!(rig.network.recorded_requests(PODS).len(), 0, "no reader has asked");
+    assert_eq!(rig.asked(PODS).len(), 0, "no reader has asked");
     let mut watch = rig.watch_all("pods").await;
-    assert_eq!(watch.state, rig.truth(PODS).await);
+    let asked = rig.asked(PODS);
+    assert!(asked.len() == 1 && asked[0].is_watch(), "a start asks for no list of its own: {asked:?}");
+    assert_eq!((watch.state.len(), &watch.state), (3, &rig.truth(PODS).await));
     let last = rig.sim.create(&pods(), pod("later", "new")).unwrap();
     watch.until(last).await;
     assert_eq!(versions(&watch.events), [last]);
@@ -72,16 +75,13 @@ async fn a_resource_is_cached_when_it_is_requested() {
 }
 
 async fn every_name_of_a_resource_uses_one_cache() {
-    let setup = Setup::of(&["deploy"]).on_demand(on_demand());
-    let sim = setup.sim();
-    let rig = Rig::synced(sim, setup).await;
-    let mut watches = Vec::new();
-    for name in ["pods", "po", "pod", "Pod", "pods.v1."] {
-        watches.push(rig.watch_all(name).await);
-    }
-    let by_full_name = Target { version: "v1".into(), ..target("pods") };
-    watches.push(rig.watch(by_full_name, "").await.unwrap());
-    for name in ["deployments", "deploy", "deployment.apps", "deployments.v1.apps"] {
+    let setup = Setup::of(&["deploy", "deployments"]).on_demand(on_demand());
+    let rig = Rig::synced(setup.sim(), setup).await;
+    assert_eq!(rig.readyz_states(), "deploy synced");
+    let (pods, deployments) =
+        (["pods", "po", "pod", "Pod", "pods.v1."], ["deployments", "deploy", "deployment.apps", "deployments.v1.apps"]);
+    let mut watches = vec![rig.watch(Target { version: "v1".into(), ..target("pods") }, "").await.unwrap()];
+    for name in pods.into_iter().chain(deployments) {
         watches.push(rig.watch_all(name).await);
     }
     assert_eq!(rig.sim.stats().open_watches.len(), 2);
@@ -107,43 +107,40 @@ async fn an_unconfigured_resource_is_refused_with_the_flags() {
 }
 
 async fn secrets_are_cached_only_if_they_are_configured() {
-    let api = ApiServer::shared().await;
-    let code = async |kubefan: &Kubefan| {
-        let url = format!("http://{}/api/v1/secrets?watch=1&resourceVersion=0&timeoutSeconds=1", kubefan.grpc_addr);
-        api.client_with_token("wrong").get(url).send().await.unwrap().status().as_u16()
-    };
-    let kubefan = Kubefan::spawn(&api.kubeconfig(), &[]).await;
-    assert_eq!(code(&kubefan).await, 401, "the apiserver decides");
-    let refused = Watch::start(&mut connect(kubefan.grpc_addr).await, target("secrets"), "").await;
-    let status = refused.err().expect("it is served");
-    assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
-    assert!(status.message().contains("--resource secrets"), "{status}");
-
-    let kubefan = Kubefan::start(&api, &["--resource=secrets"]).await;
-    assert_eq!(code(&kubefan).await, 200, "the operator has accepted that every client reads them");
-}
-
-async fn the_number_of_resources_is_limited() {
-    let setup = Setup::of(&["nodes"]).on_demand(OnDemandLimits { on_demand_resources_max: 2, ..on_demand() });
-    let rig = Rig::synced(setup.sim(), setup).await;
-    let _pods = rig.watch_all("pods").await;
-    let _services = rig.watch_all("services").await;
-    assert_exhausted(&refused(&rig, "configmaps").await, "--on-demand-resources-max");
-    rig.watch_all("svc").await;
-    rig.watch_all("nodes").await;
-    assert_eq!(rig.network.recorded_requests("/api/v1/configmaps").len(), 0);
+    for is_configured in [false, true] {
+        let setup = Setup::of(&["secrets"][..usize::from(is_configured)]).on_demand(on_demand());
+        let sim = setup.sim();
+        let mut secrets = SimResource::custom("", "v1", "secrets", "Secret");
+        secrets.custom = false;
+        sim.add_resource(secrets);
+        let rig = Rig::synced(sim, setup).await;
+        let read = rig.watch(target("secrets"), "").await;
+        assert_eq!(read.is_ok(), is_configured);
+        if let Err(status) = read {
+            assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+            assert!(status.message().contains("--resource secrets"), "{status}");
+            assert_eq!(rig.asked("/api/v1/secrets").len(), 0);
+        }
+    }
 }
 
 async fn an_idle_place_goes_to_the_resource_that_is_requested_next() {
-    let setup = Setup::of(&[]).on_demand(OnDemandLimits { on_demand_resources_max: 3, ..on_demand() });
+    let setup = Setup::of(&["namespaces"]).on_demand(OnDemandLimits { on_demand_resources_max: 3, ..on_demand() });
     let rig = Rig::synced(setup.sim(), setup).await;
-    let cached = async || rig.resources().await.into_iter().map(|one| one.name).collect::<Vec<_>>();
+    let cached = async || {
+        let on_demand = rig.resources().await.into_iter().filter(|one| one.on_demand);
+        on_demand.map(|one| one.name).collect::<Vec<_>>()
+    };
     let mut pods_watch = rig.watch_all("pods").await;
     drop(rig.watch_all("services").await);
     sleep(Duration::from_secs(1)).await;
     drop(rig.watch_all("configmaps").await);
     // Clients that come back at once, such as informers that list again, keep their places.
     assert_exhausted(&refused(&rig, "nodes").await, "--on-demand-resources-max");
+    assert_eq!(rig.asked("/api/v1/nodes").len(), 0);
+    rig.watch_all("namespaces").await;
+    rig.watch_all("svc").await;
+    rig.watch_all("configmaps").await;
     assert_eq!(cached().await, ["configmaps", "pods", "services"]);
     sleep(Duration::from_secs(11)).await;
     rig.list(target("services")).await.unwrap();
@@ -163,15 +160,6 @@ async fn an_idle_place_goes_to_the_resource_that_is_requested_next() {
     assert_eq!(pods_watch.gaps, [], "a place with an open stream is never taken");
 }
 
-async fn a_start_asks_for_no_list_of_its_own() {
-    let setup = Setup::of(&[]).on_demand(on_demand());
-    let rig = Rig::synced(setup.sim(), setup).await;
-    fill(&rig, 0, 3);
-    assert_eq!(rig.watch_all("pods").await.state.len(), 3);
-    let asked = rig.network.recorded_requests(PODS);
-    assert!(asked.len() == 1 && asked[0].is_watch(), "{asked:?}");
-}
-
 async fn starts_read_the_schema_once() {
     let setup = Setup::of(&[]).on_demand(on_demand());
     let sim = setup.sim();
@@ -182,7 +170,7 @@ async fn starts_read_the_schema_once() {
     let refused: Vec<_> = watches.iter().filter_map(|watch| watch.as_ref().err()).collect();
     assert!(refused.is_empty(), "{refused:?}");
     for path in ["/version", "/openapi/v3", "/openapi/v3/apis/example.com/v1"] {
-        assert_eq!(rig.network.recorded_requests(path).len(), 1, "{path}");
+        assert_eq!(rig.asked(path).len(), 1, "{path}");
     }
 }
 
@@ -192,19 +180,15 @@ async fn a_resource_that_was_too_large_is_asked_for_its_size_before_it_is_listed
     fill(&rig, 0, 20);
     let start_time = Instant::now();
     assert_exhausted(&refused(&rig, "pods").await, "--on-demand-objects-max");
-    assert!(
-        start_time.elapsed() < Duration::from_secs(1),
-        "the refusal comes at once, not after {:?}",
-        start_time.elapsed()
-    );
-    let asked = rig.network.recorded_requests(PODS);
+    assert!(start_time.elapsed() < Duration::from_secs(1), "the refusal comes after {:?}", start_time.elapsed());
+    let asked = rig.asked(PODS);
     assert!(asked.len() == 1 && asked[0].is_watch(), "{asked:?}");
     assert_exhausted(&refused(&rig, "pods").await, "--on-demand-objects-max");
-    assert_eq!(rig.network.recorded_requests(PODS).len(), 1, "the answer is remembered");
+    assert_eq!(rig.asked(PODS).len(), 1, "the answer is remembered");
     for attempt in 1..4 {
         sleep(Duration::from_secs(61)).await;
         assert_exhausted(&refused(&rig, "pods").await, "--on-demand-objects-max");
-        let asked = rig.network.recorded_requests(PODS);
+        let asked = rig.asked(PODS);
         assert!(asked.len() == 1 + attempt && asked[attempt].path.ends_with("?limit=1"), "{asked:?}");
     }
     for n in 3..20 {
@@ -228,7 +212,7 @@ async fn a_first_sync_that_grows_too_large_is_stopped() {
             let start_time = Instant::now();
             assert_exhausted(&refused(&rig, "pods").await, flag);
             assert!(start_time.elapsed() < Duration::from_secs(1), "{flag}: {:?}", start_time.elapsed());
-            let asked = rig.network.recorded_requests(PODS).len();
+            let asked = rig.asked(PODS).len();
             assert!(asked <= 5, "{flag}: it stops where the limit is passed, not after all pages: {asked}");
             assert_eq!(rig.sim.stats().open_watches.len(), 0, "{flag}");
             assert!(rig.resources().await.is_empty(), "{flag}");
@@ -243,17 +227,11 @@ async fn a_cache_that_grows_too_large_ends_its_streams() {
     let mut nodes = rig.watch_all("nodes").await;
     let mut watch = rig.watch_all("pods").await;
     fill(&rig, 5, 6);
-    let status = loop {
-        match watch.step().await {
-            Ok(step) => assert!(step.is_some(), "the end has a reason"),
-            Err(status) => break status,
-        }
-    };
+    let status = watch.end().await;
     assert!(status.message().contains("--on-demand-objects-max"), "{status}");
     assert_exhausted(&refused(&rig, "pods").await, "--on-demand-objects-max");
     assert_eq!(rig.sim.stats().open_watches.len(), 1, "the nodes'");
-    let node = kubefan_model::GroupVersionResource::new("", "v1", "nodes");
-    let created = rig.sim.create(&node, json!({ "metadata": { "name": "n1" } })).unwrap();
+    let created = rig.sim.create(&core("nodes"), json!({ "metadata": { "name": "n1" } })).unwrap();
     nodes.until(created).await;
 }
 
@@ -261,11 +239,10 @@ async fn the_bytes_of_all_caches_are_limited_together() {
     let setup = Setup::of(&[]).on_demand(limited(1000, 10_000));
     let rig = Rig::synced(setup.sim(), setup).await;
     fill(&rig, 0, 15);
-    let configmaps = kubefan_model::GroupVersionResource::new("", "v1", "configmaps");
     let big =
         |name: &str| json!({ "metadata": { "namespace": "default", "name": name }, "data": { "a": "x".repeat(3000) } });
     for name in ["one", "two"] {
-        rig.sim.create(&configmaps, big(name)).unwrap();
+        rig.sim.create(&core("configmaps"), big(name)).unwrap();
     }
     let mut watch = rig.watch_all("pods").await;
     let held = rig.resources().await[0].object_bytes;
@@ -284,7 +261,6 @@ async fn an_unread_cache_is_dropped_and_can_return() {
     let setup = Setup::of(&["nodes"]).on_demand(OnDemandLimits { on_demand_idle_timeout: idle, ..on_demand() });
     let rig = Rig::synced(setup.sim(), setup).await;
     fill(&rig, 0, 3);
-    let labels = r#"{group="",media="json",namespace="",resource="pods"}"#;
     let gauges = [
         "kubefan_cached_objects",
         "kubefan_cached_object_bytes",
@@ -300,7 +276,7 @@ async fn an_unread_cache_is_dropped_and_can_return() {
         rig.sim.delete(&pods(), "default", "kept").unwrap();
         watch.until(rig.sim.revision()).await;
         assert_eq!(watch.gaps, [], "a subscriber keeps the cache");
-        assert_eq!(rig.metric(&format!("kubefan_cached_objects{labels}")), 3.0);
+        assert_eq!(rig.of_pods("kubefan_cached_objects", ""), 3.0);
         drop(watch);
         for _ in 0..5 {
             sleep(idle / 2).await;
@@ -311,7 +287,7 @@ async fn an_unread_cache_is_dropped_and_can_return() {
         assert_eq!(rig.sim.stats().open_watches.len(), 1, "only the nodes' watch is left");
         assert_eq!(rig.resources().await.len(), 1);
         for gauge in gauges {
-            assert_eq!(rig.metric(&format!("{gauge}{labels}")), 0.0, "{gauge}");
+            assert_eq!(rig.of_pods(gauge, ""), 0.0, "{gauge}");
         }
         assert_eq!(rig.readyz_states(), "nodes synced", "configured resources stay");
     }
@@ -344,7 +320,7 @@ async fn limits_count_only_what_the_upstream_selector_selects() {
     let rig = Rig::over(Network::to(sim.clone()), sim, setup);
     rig.ready().await;
     assert_eq!(rig.watch_all("pods").await.state.len(), 3);
-    assert!(rig.network.recorded_requests(PODS).iter().all(|asked| asked.path.contains("fieldSelector=")));
+    assert!(rig.asked(PODS).iter().all(|asked| asked.path.contains("fieldSelector=")));
 }
 
 async fn watches_beyond_the_limit_are_passed_on_under_their_name() {
@@ -354,15 +330,16 @@ async fn watches_beyond_the_limit_are_passed_on_under_their_name() {
         let url = format!("http://{}/api/v1/{resource}?watch=1&resourceVersion=0", kubefan.grpc_addr);
         client.get(url).send().await.unwrap()
     };
-    let is_cached = |answer: &reqwest::Response| answer.headers().contains_key("cache-status");
     let kubefan = simulated.kubefan(&["--on-demand-resources-max=2"]).await;
     let (pods_watch, services) = (watch(&kubefan, "pods").await, watch(&kubefan, "services").await);
     assert!(is_cached(&pods_watch) && is_cached(&services));
-    let configmaps = kubefan_model::GroupVersionResource::new("", "v1", "configmaps");
     for name in ["one", "two"] {
         let mut passed_on = watch(&kubefan, "configmaps").await;
         assert_eq!((passed_on.status().as_u16(), is_cached(&passed_on)), (200, false));
-        simulated.sim.create(&configmaps, json!({ "metadata": { "namespace": "default", "name": name } })).unwrap();
+        simulated
+            .sim
+            .create(&core("configmaps"), json!({ "metadata": { "namespace": "default", "name": name } }))
+            .unwrap();
         let mut read = String::new();
         while !read.contains(&format!(r#""name":"{name}""#)) {
             read += std::str::from_utf8(&passed_on.chunk().await.unwrap().unwrap()).unwrap();
@@ -394,14 +371,14 @@ async fn media_that_are_configured_are_cached_from_the_start() {
     let expected = ["[+]configmaps (protobuf)", "[+]nodes", "[+]services (protobuf)", "[+]services"];
     assert_eq!(synced, expected, "{ready}");
     // A cache is ready after its list, and its watch follows.
-    crate::harness::wait::until("one watch for each cache", crate::harness::wait::SOON, || async {
+    wait::until("one watch for each cache", wait::SOON, || async {
         let watches = kubefan.metric_lines("kubefan_upstream_watches").await?;
         (watches.iter().filter(|line| line.ends_with(" 1")).count() == 4).then_some(())
     })
     .await;
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
     let protobuf = "application/vnd.kubernetes.protobuf";
-    for (resource, accept, is_cached) in [
+    for (resource, accept, cached) in [
         ("configmaps", protobuf, true),
         ("configmaps", "application/json", false),
         ("services", protobuf, true),
@@ -410,8 +387,7 @@ async fn media_that_are_configured_are_cached_from_the_start() {
     ] {
         let url = format!("http://{}/api/v1/{resource}?resourceVersion=0", kubefan.grpc_addr);
         let answer = client.get(url).header("accept", accept).bearer_auth(api.admin_token()).send().await.unwrap();
-        let cache_status = answer.headers().contains_key("cache-status");
-        assert_eq!((answer.status().as_u16(), cache_status), (200, is_cached), "{resource} as {accept}");
+        assert_eq!((answer.status().as_u16(), is_cached(&answer)), (200, cached), "{resource} as {accept}");
     }
     let status = Watch::start(&mut connect(kubefan.grpc_addr).await, target("configmaps"), "").await.err().unwrap();
     assert!(status.message().contains("--resource configmaps=json+protobuf"), "{status}");
@@ -436,7 +412,7 @@ async fn a_custom_resource_is_selected_by_its_selectable_fields() {
     });
     api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", &crd).await;
     let paints = format!("/apis/kubefan.example.org/v1/namespaces/{namespace}/paints");
-    crate::harness::wait::until("the paints", crate::harness::wait::SOON, || async {
+    wait::until("the paints", wait::SOON, || async {
         (api.request(reqwest::Method::GET, &paints, None).await.0 == 200).then_some(())
     })
     .await;
@@ -448,7 +424,7 @@ async fn a_custom_resource_is_selected_by_its_selectable_fields() {
         ..Query { fields, ..Query::default() }.target("paints.kubefan.example.org")
     };
     // Retried while the OpenAPI document does not have the new resource yet.
-    let mut watch = crate::harness::wait::until("the selectable fields", crate::harness::wait::SOON, || {
+    let mut watch = wait::until("the selectable fields", wait::SOON, || {
         let mut client = client.clone();
         let target = selected("spec.color=blue,spec.size!=3");
         async move { Watch::start(&mut client, target, "").await.ok() }

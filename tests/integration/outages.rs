@@ -1,17 +1,10 @@
 //! Outages, restarts and upgrades of the apiserver, as load and as delay: caches are live again as
 //! soon as upstream is, what they read of it is bounded, and a page that fails costs one page.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use bytes::Bytes;
-use http_body_util::{BodyExt, Empty};
-use hyper_util::rt::TokioIo;
+use http_body_util::BodyExt;
 use kubefan_model::GroupVersionResource;
-use kubefan_proxy::server::ClientInfo;
 use kubefan_sim::apiserver::{Fault, FaultRule, SimApiserver, SimResource, Verb};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
@@ -21,26 +14,22 @@ use tonic_types::StatusExt;
 use crate::{
     harness::{
         network::{Network, RecordedRequest, answer},
-        rig::{PODS, Rig, Setup, churn, pod, pods, stage},
+        rig::{PODS, Rig, Setup, churn, core, pod, pods, stage, versions},
         tests,
     },
-    informer_start::get,
-    upstream_faults::{relists, relists_for, synced, write},
+    upstream_faults::{expired, relists, relists_for, synced, write},
 };
 
 tests! {
     paused: an_outage_ends_for_all_caches_when_upstream_is_back, an_apiserver_that_starts_slowly_is_asked_in_time,
         an_outage_behind_a_gateway_ends_when_upstream_is_back, one_failing_resource_is_not_an_outage,
-        a_kubefan_that_starts_during_an_outage_is_ready_when_upstream_is, a_probe_that_is_denied_delays_nothing,
-        an_apiserver_that_never_becomes_ready_is_used_all_the_same,
+        a_kubefan_that_starts_during_an_outage_is_ready_when_upstream_is,
+        an_apiserver_whose_readiness_stays_unknown_is_used_all_the_same,
         http_watches_end_with_410_soon_after_an_apiserver_restart,
-        a_failed_page_is_requested_again_and_the_others_are_kept, a_page_that_always_fails_starts_the_list_over,
-        a_failed_page_of_a_backfill_is_requested_again, a_list_that_fails_without_pages_has_pages_again,
-        a_list_that_hangs_gives_its_place_to_others, relists_after_an_upgrade_are_spread_and_lose_no_event,
-        a_schema_list_that_fails_leaves_the_watch_open, a_schema_list_at_an_expired_version_becomes_a_gap,
-        ever_older_versions_are_refused_after_a_few_reads,
-        a_watch_over_http_is_refused_for_as_long_as_no_read_may_start,
-        expired_watches_that_lists_mend_are_not_delayed, expired_watches_that_no_list_mends_are_delayed;
+        a_failed_page_is_requested_again_and_the_others_are_kept, a_failed_page_of_a_backfill_is_requested_again,
+        a_list_that_fails_without_pages_has_pages_again, a_list_that_hangs_gives_its_place_to_others,
+        relists_after_an_upgrade_are_spread_and_lose_no_event, ever_older_versions_are_refused_after_a_few_reads,
+        expired_watches_are_delayed_only_if_no_list_mends_them;
 }
 
 /// The resources of a program with many informers.
@@ -77,18 +66,26 @@ fn lists(rig: &Rig, collection: &str) -> Vec<RecordedRequest> {
         let is_look_up = asked.path.contains("metadata.name");
         asked.path.contains("sendInitialEvents") || !asked.is_watch() && !is_look_up && !asked.is_metadata_only
     };
-    rig.network.recorded_requests(collection).into_iter().filter(reads_state).collect()
+    rig.asked(collection).into_iter().filter(reads_state).collect()
 }
 
-/// Waits until all of `count` caches are synced.
-async fn all_live(rig: &Rig, count: usize) {
-    let limit = Duration::from_secs(600);
-    let live = async {
-        while rig.readyz().lines().filter(|line| line.contains(" synced")).count() < count {
-            sleep(Duration::from_millis(50)).await;
-        }
-    };
-    assert!(tokio::time::timeout(limit, live).await.is_ok(), "not live: {}", rig.readyz());
+/// The number of requests for all widgets.
+fn asked_for_widgets(rig: &Rig) -> usize {
+    (0..RESOURCES).map(|number| rig.asked(&collection(number)).len()).sum()
+}
+
+/// Checks that `count` caches are live soon after upstream is back.
+async fn assert_live(what: &str, rig: &Rig, count: usize, within: Duration) {
+    let back = Instant::now();
+    let live = || rig.readyz().lines().filter(|line| line.contains(" synced")).count() >= count;
+    rig.until(live, || format!("{what}: not live: {}", rig.readyz())).await;
+    assert!(back.elapsed() <= within, "{what}: live after {:?}", back.elapsed());
+}
+
+/// Checks that few probes were sent during an outage, whatever the number of caches.
+fn assert_few_probes(what: &str, rig: &Rig, outage: Duration) {
+    let probes = rig.asked("/readyz").len();
+    assert!(probes <= outage.as_secs() as usize + 1, "{what}: {probes} probes for all caches");
 }
 
 /// Takes the apiserver away for `outage`, with all that it knew of the past.
@@ -101,25 +98,22 @@ async fn restart_upstream(rig: &Rig, outage: Duration) {
 
 async fn an_outage_ends_for_all_caches_when_upstream_is_back() {
     for outage in [8, 40, 300].map(Duration::from_secs) {
+        let what = format!("{outage:?}");
         let (setup, sim) = with_widgets(RESOURCES);
         let rig = Rig::synced(sim, setup).await;
         let counts = || (0..RESOURCES).map(|number| lists(&rig, &collection(number)).len()).collect::<Vec<_>>();
-        let asked = || (0..RESOURCES).map(|number| rig.network.recorded_requests(&collection(number)).len()).sum();
-        let (lists_before, asked_before): (_, usize) = (counts(), asked());
+        let (lists_before, asked_before) = (counts(), asked_for_widgets(&rig));
         rig.network.refuse(true);
         for number in 0..RESOURCES {
             rig.sim.delete(&widgets(number), "default", "w0").unwrap();
         }
         restart_upstream(&rig, outage).await;
-        let asked_meanwhile = asked() - asked_before;
-        assert!(asked_meanwhile <= 3 * RESOURCES, "{outage:?}: {asked_meanwhile} requests without a hope");
-        let probes = rig.network.recorded_requests("/readyz").len();
-        assert!(probes <= outage.as_secs() as usize + 1, "{outage:?}: {probes} probes for all caches");
-        let back = Instant::now();
-        all_live(&rig, RESOURCES).await;
-        assert!(back.elapsed() <= LIVE_WITHIN, "{outage:?}: live after {:?}", back.elapsed());
+        let asked_meanwhile = asked_for_widgets(&rig) - asked_before;
+        assert!(asked_meanwhile <= 3 * RESOURCES, "{what}: {asked_meanwhile} requests without a hope");
+        assert_few_probes(&what, &rig, outage);
+        assert_live(&what, &rig, RESOURCES, LIVE_WITHIN).await;
         for (number, (before, after)) in lists_before.into_iter().zip(counts()).enumerate() {
-            assert_eq!(after - before, 1, "{outage:?}: one list of widgets{number}");
+            assert_eq!(after - before, 1, "{what}: one list of widgets{number}");
         }
     }
 }
@@ -141,16 +135,14 @@ async fn an_apiserver_that_starts_slowly_is_asked_in_time() {
         }
     });
     sleep(ready_after - Duration::from_millis(1)).await;
-    let asked: usize = (0..RESOURCES).map(|number| rig.network.recorded_requests(&collection(number)).len()).sum();
+    let asked = asked_for_widgets(&rig);
     assert!(asked <= 7 * RESOURCES, "nothing is requested before it is ready: {asked}");
-    let ready = Instant::now();
-    all_live(&rig, RESOURCES).await;
-    assert!(ready.elapsed() <= 2 * LIVE_WITHIN, "live after {:?}", ready.elapsed());
+    assert_live("a slow start", &rig, RESOURCES, 2 * LIVE_WITHIN).await;
 }
 
 async fn an_outage_behind_a_gateway_ends_when_upstream_is_back() {
     for code in [502, 503, 504] {
-        let outage = Duration::from_secs(300);
+        let (what, outage) = (code.to_string(), Duration::from_secs(300));
         let (setup, sim) = with_widgets(RESOURCES);
         let rig = Rig::synced(sim, setup).await;
         let back = Instant::now() + outage;
@@ -160,21 +152,19 @@ async fn an_outage_behind_a_gateway_ends_when_upstream_is_back() {
         });
         rig.sim.restart();
         sleep(outage).await;
-        let probes = rig.network.recorded_requests("/readyz").len();
-        assert!(probes <= outage.as_secs() as usize + 1, "{code}: {probes} probes for all caches");
-        all_live(&rig, RESOURCES).await;
-        assert!(back.elapsed() <= LIVE_WITHIN, "{code}: live after {:?}", back.elapsed());
+        assert_few_probes(&what, &rig, outage);
+        assert_live(&what, &rig, RESOURCES, LIVE_WITHIN).await;
     }
 }
 
 async fn one_failing_resource_is_not_an_outage() {
     let (setup, sim) = with_widgets(2);
     let rig = Rig::synced(sim, setup).await;
-    let asked = || rig.network.recorded_requests(&collection(0)).len();
+    let asked = || rig.asked(&collection(0)).len();
     rig.network.rule(|path| path.starts_with(&collection(0)).then(|| answer(503, vec!["{}".to_owned()], false)));
     rig.sim.restart();
     sleep(Duration::from_secs(300)).await;
-    let probes = rig.network.recorded_requests("/readyz").len();
+    let probes = rig.asked("/readyz").len();
     assert!(probes <= asked(), "{probes} probes for {} requests", asked());
     assert!(asked() <= 30, "{} requests in five minutes", asked());
 }
@@ -186,44 +176,24 @@ async fn a_kubefan_that_starts_during_an_outage_is_ready_when_upstream_is() {
     let rig = Rig::over(network, sim, setup);
     sleep(Duration::from_secs(120)).await;
     rig.network.refuse(false);
-    let back = Instant::now();
-    all_live(&rig, RESOURCES).await;
-    assert!(back.elapsed() <= LIVE_WITHIN, "live after {:?}", back.elapsed());
+    assert_live("a start", &rig, RESOURCES, LIVE_WITHIN).await;
 }
 
-async fn a_probe_that_is_denied_delays_nothing() {
-    for code in [401, 403, 404] {
+async fn an_apiserver_whose_readiness_stays_unknown_is_used_all_the_same() {
+    // A probe that is denied delays nothing.
+    let denied = [401, 403, 404].map(|code| (code, LIVE_WITHIN));
+    for (code, within) in denied.into_iter().chain([(500, Duration::from_secs(20))]) {
         let (setup, sim) = with_widgets(2);
         let rig = Rig::synced(sim, setup).await;
         rig.network.rule(move |path| (path == "/readyz").then(|| answer(code, vec!["{}".to_owned()], false)));
         restart_upstream(&rig, Duration::from_secs(40)).await;
-        let back = Instant::now();
-        all_live(&rig, 2).await;
-        assert!(back.elapsed() <= LIVE_WITHIN, "{code}: live after {:?}", back.elapsed());
+        assert_live(&code.to_string(), &rig, 2, within).await;
     }
 }
 
-async fn an_apiserver_that_never_becomes_ready_is_used_all_the_same() {
-    let (setup, sim) = with_widgets(2);
-    let rig = Rig::synced(sim, setup).await;
-    rig.network.rule(move |path| (path == "/readyz").then(|| answer(500, vec!["{}".to_owned()], false)));
-    restart_upstream(&rig, Duration::from_secs(40)).await;
-    let back = Instant::now();
-    all_live(&rig, 2).await;
-    assert!(back.elapsed() <= Duration::from_secs(20), "live after {:?}", back.elapsed());
-}
-
-/// Opens a watch over HTTP, and returns when its body contains `text`.
+/// Reads a watch over HTTP until it has this text.
 async fn http_watch_until(rig: &Rig, version: u64, text: &str) {
-    let (ours, theirs) = tokio::io::duplex(64 << 10);
-    tokio::spawn(rig.server.clone().serve(theirs, ClientInfo::default()));
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(ours)).await.unwrap();
-    tokio::spawn(connection);
-    let request = http::Request::get(format!("{PODS}?watch=1&allowWatchBookmarks=true&resourceVersion={version}"))
-        .header(http::header::HOST, "localhost")
-        .body(Empty::<Bytes>::new())
-        .unwrap();
-    let mut response = sender.send_request(request).await.unwrap();
+    let mut response = rig.get(&format!("{PODS}?watch=1&allowWatchBookmarks=true&resourceVersion={version}")).await;
     assert_eq!(response.status(), 200);
     let mut body = String::new();
     while !body.contains(text) {
@@ -289,29 +259,6 @@ async fn a_failed_page_is_requested_again_and_the_others_are_kept() {
     }
 }
 
-async fn a_page_that_always_fails_starts_the_list_over() {
-    let (setup, sim) = in_pages();
-    let network = Network::to(sim.clone());
-    let mut first_pages = 0;
-    network.rule(move |path| {
-        let is_page = path.starts_with(PODS) && path.contains("limit=2");
-        first_pages += usize::from(is_page && !path.contains("continue="));
-        (path.contains("continue=") && first_pages < 2).then(|| answer(503, vec!["{}".to_owned()], false))
-    });
-    let rig = Rig::over(network, sim, setup);
-    rig.ready().await;
-    let pages = lists(&rig, PODS);
-    let (first, second): (Vec<_>, Vec<_>) = {
-        let again = pages.iter().rposition(|page| !page.path.contains("continue=")).unwrap();
-        (pages[..again].iter().collect(), pages[again..].iter().collect())
-    };
-    assert_eq!(second.len(), 5, "{pages:?}");
-    // Pages of histories that are minutes apart must not be put together.
-    let failing = first.last().unwrap().at - first[1].at;
-    assert!(first.len() > 5 && failing <= Duration::from_secs(120), "{failing:?}: {pages:?}");
-    assert_eq!(rig.watch_all("pods").await.state, rig.truth(PODS).await);
-}
-
 async fn a_failed_page_of_a_backfill_is_requested_again() {
     let (setup, sim) = in_pages();
     let version = sim.revision();
@@ -355,8 +302,8 @@ async fn a_list_that_hangs_gives_its_place_to_others() {
     let mut setup = Setup::of(&["configmaps", "nodes", "pods"]).by_list();
     setup.lists_max = 1;
     let sim = setup.sim();
-    let configmaps = GroupVersionResource::new("", "v1", "configmaps");
-    sim.set_fault(FaultRule { fault: Fault::Silence, verb: Some(Verb::List), resource: Some(configmaps), requests: 1 });
+    let resource = Some(core("configmaps"));
+    sim.set_fault(FaultRule { fault: Fault::Silence, verb: Some(Verb::List), resource, requests: 1 });
     let rig = Rig::start(sim, setup);
     let start = Instant::now();
     rig.metric_becomes("kubefan_upstream_lists_waiting", 2.0).await;
@@ -368,12 +315,6 @@ async fn a_list_that_hangs_gives_its_place_to_others() {
     assert_eq!((rig.metric("kubefan_upstream_lists"), rig.metric("kubefan_upstream_lists_waiting")), (0.0, 0.0));
 }
 
-/// Lets the apiserver report another version.
-fn upgrade(rig: &Rig) {
-    let version = json!({ "major": "1", "minor": "36", "gitVersion": "v1.36.0" });
-    rig.network.rule(move |path| (path == "/version").then(|| answer(200, vec![version.to_string()], false)));
-}
-
 async fn relists_after_an_upgrade_are_spread_and_lose_no_event() {
     const COUNT: usize = 12;
     let (mut setup, sim) = with_widgets(COUNT);
@@ -382,7 +323,8 @@ async fn relists_after_an_upgrade_are_spread_and_lose_no_event() {
     let rig = Rig::synced(sim, setup).await;
     let mut watch = rig.watch_all("pods").await;
     let before = lists(&rig, &collection(0)).len();
-    upgrade(&rig);
+    let version = json!({ "major": "1", "minor": "36", "gitVersion": "v1.36.0" });
+    rig.network.rule(move |path| (path == "/version").then(|| answer(200, vec![version.to_string()], false)));
     let upgraded = Instant::now();
     let mut expected = Vec::new();
     while upgraded.elapsed() < Duration::from_secs(400) {
@@ -390,7 +332,7 @@ async fn relists_after_an_upgrade_are_spread_and_lose_no_event() {
         sleep(Duration::from_secs(1)).await;
     }
     watch.until(*expected.last().unwrap()).await;
-    assert_eq!(crate::harness::rig::versions(&watch.events), expected, "every event, once");
+    assert_eq!(versions(&watch.events), expected, "every event, once");
     assert_eq!((watch.gaps.len(), relists_for(&rig, "schema_changed")), (0, 1.0));
     let mut times = Vec::new();
     for number in 0..COUNT {
@@ -398,7 +340,7 @@ async fn relists_after_an_upgrade_are_spread_and_lose_no_event() {
         assert_eq!(again.len(), 1, "{again:?}");
         assert!(again[0].path.contains("resourceVersionMatch=Exact"), "{again:?}");
         times.push(again[0].at - upgraded);
-        let watches = rig.network.recorded_requests(&collection(number));
+        let watches = rig.asked(&collection(number));
         assert!(watches.iter().filter(|asked| asked.is_watch()).count() <= 8, "the watch stays open");
     }
     times.sort();
@@ -406,58 +348,7 @@ async fn relists_after_an_upgrade_are_spread_and_lose_no_event() {
     assert!(spread > Duration::from_secs(60) && times[COUNT - 1] < Duration::from_secs(370), "{times:?}");
 }
 
-async fn a_schema_list_that_fails_leaves_the_watch_open() {
-    let mut setup = Setup::of(&["pods"]);
-    setup.schema_check_interval = Duration::from_secs(30);
-    let (rig, mut watch, before) = synced(setup).await;
-    let failures = Arc::new(Mutex::new(2));
-    let left = failures.clone();
-    rig.network.rule(move |path| {
-        let mut left = left.lock().unwrap();
-        let fails = path.contains("resourceVersionMatch=Exact") && *left > 0;
-        *left -= i32::from(fails);
-        fails.then(|| answer(503, vec!["{}".to_owned()], false))
-    });
-    upgrade(&rig);
-    let mut expected = Vec::new();
-    let upgraded = Instant::now();
-    while upgraded.elapsed() < Duration::from_secs(600) {
-        expected.extend(write(&rig, "w"));
-        sleep(Duration::from_secs(5)).await;
-        assert!(rig.readyz().contains("pods synced"), "{}", rig.readyz());
-    }
-    watch.until(*expected.last().unwrap()).await;
-    assert_eq!((watch.gaps.len(), *failures.lock().unwrap()), (0, 0));
-    assert_eq!(crate::harness::rig::versions(&watch.events), expected, "every event, once");
-    let asked = rig.network.recorded_requests(PODS).split_off(before);
-    let exact = asked.iter().filter(|asked| asked.path.contains("resourceVersionMatch=Exact")).count();
-    assert_eq!(exact, 3, "two that failed and one");
-}
-
-async fn a_schema_list_at_an_expired_version_becomes_a_gap() {
-    let mut setup = Setup::of(&["pods"]);
-    setup.schema_check_interval = Duration::from_secs(30);
-    let (rig, mut watch, _) = synced(setup).await;
-    upgrade(&rig);
-    let gone = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 410,
-        "reason": "Expired", "message": "The resourceVersion for the provided list is too old." });
-    let mut gone = Some(gone);
-    rig.network.rule(move |path| {
-        let answers = path.contains("resourceVersionMatch=Exact");
-        answers.then(|| gone.take().map(|gone| answer(410, vec![gone.to_string()], false))).flatten()
-    });
-    sleep(Duration::from_secs(400)).await;
-    let during = write(&rig, "b");
-    watch.until(during[2]).await;
-    assert_eq!(watch.state, rig.truth(PODS).await);
-    assert_eq!((relists_for(&rig, "schema_changed"), relists_for(&rig, "initial")), (2.0, 1.0));
-}
-
-fn expired() -> Fault {
-    Fault::Status(Box::new(kubefan_sim::apiserver::Status::expired("too old resource version")))
-}
-
-async fn expired_watches_that_lists_mend_are_not_delayed() {
+async fn expired_watches_are_delayed_only_if_no_list_mends_them() {
     let (rig, mut watch, _) = synced(Setup::of(&["pods"]).by_list()).await;
     for round in 0..6 {
         rig.fault(Verb::Watch, expired(), 1);
@@ -469,10 +360,8 @@ async fn expired_watches_that_lists_mend_are_not_delayed() {
         watch.until(churn(&rig.sim, 10 * round + 3, 3)).await;
     }
     assert_eq!(relists_for(&rig, "expired"), 6.0);
-}
 
-async fn expired_watches_that_no_list_mends_are_delayed() {
-    let (rig, _watch, before) = synced(Setup::of(&["pods"]).by_list()).await;
+    let before = lists(&rig, PODS).len();
     rig.fault(Verb::Watch, expired(), 1_000_000);
     rig.cut().await;
     sleep(Duration::from_secs(120)).await;
@@ -480,48 +369,33 @@ async fn expired_watches_that_no_list_mends_are_delayed() {
     assert!((4..=10).contains(&lists), "{lists} lists in two minutes");
 }
 
-async fn a_watch_over_http_is_refused_for_as_long_as_no_read_may_start() {
-    let sim = Setup::of(&["pods"]).sim();
-    let oldest = churn(&sim, 0, 20);
-    churn(&sim, 20, 60);
-    let rig = Rig::synced(sim, Setup::of(&["pods"])).await;
-    let mut refused = None;
-    for version in (oldest..oldest + 60).rev().step_by(3) {
-        let query = format!("{PODS}?watch=1&labelSelector=stage%3Don&resourceVersion={version}");
-        let response = get(&rig, &query).await;
-        if response.status() != 200 {
-            refused = Some((version, response));
-            break;
-        }
-    }
-    let (version, response) = refused.expect("the others are refused");
-    assert_eq!(response.status(), 429);
-    let seconds: u64 = response.headers()["retry-after"].to_str().unwrap().parse().unwrap();
-    assert!((2..=15).contains(&seconds), "{seconds} s");
-    sleep(Duration::from_secs(seconds)).await;
-    let query = format!("{PODS}?watch=1&labelSelector=stage%3Don&resourceVersion={version}");
-    assert_eq!(get(&rig, &query).await.status(), 200, "after this delay it is served");
-}
-
 async fn ever_older_versions_are_refused_after_a_few_reads() {
     let sim = Setup::of(&["pods"]).sim();
     let oldest = churn(&sim, 0, 20);
     let newest = churn(&sim, 20, 60);
     let rig = Rig::synced(sim, Setup::of(&["pods"])).await;
-    let before = lists(&rig, PODS).len();
+    let (before, start) = (lists(&rig, PODS).len(), Instant::now());
     let mut refused = Vec::new();
-    let start = Instant::now();
     for version in (oldest..newest).rev().step_by(3).take(12) {
         match rig.watch(stage("on"), &version.to_string()).await {
             Ok(mut watch) => drop(watch.step().await),
-            Err(status) => refused.push(status),
+            Err(status) => refused.push((version, status)),
         }
     }
     let reads = lists(&rig, PODS).len() - before;
     assert!(reads >= 2 && reads <= 4 + start.elapsed().as_secs() as usize / 15, "{reads} in {:?}", start.elapsed());
-    let status = refused.first().expect("the others are refused");
+    let (version, status) = refused.first().expect("the others are refused");
     assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
     assert!(status.get_details_retry_info().unwrap().retry_delay.is_some(), "{status}");
+
+    // Over HTTP the refusal says for how long no read may start.
+    let path = format!("{PODS}?watch=1&labelSelector=stage%3Don&resourceVersion={version}");
+    let response = rig.get(&path).await;
+    assert_eq!(response.status(), 429);
+    let seconds: u64 = response.headers()["retry-after"].to_str().unwrap().parse().unwrap();
+    assert!((2..=15).contains(&seconds), "{seconds} s");
+    sleep(Duration::from_secs(seconds)).await;
+    assert_eq!(rig.get(&path).await.status(), 200, "after this delay it is served");
     sleep(Duration::from_secs(120)).await;
     rig.watch(stage("on"), &oldest.to_string()).await.expect("later there is a read for it");
 }

@@ -17,7 +17,7 @@ use kubefan_proxy::{
     caches::Registry,
     peer::{Dial, NoTransferLog, PeerError, Peers, Sender},
 };
-use kubefan_sim::apiserver::{Fault, SimApiserver, SimOptions, Status, Verb};
+use kubefan_sim::apiserver::{SimApiserver, SimOptions, Verb};
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
@@ -27,23 +27,26 @@ use tonic::{
 };
 use tower::service_fn;
 
-use crate::harness::{
-    apiserver::ApiServer,
-    kubefan::Kubefan,
-    network::{RecordedRequest, answer},
-    pki::Authority,
-    process::free_port,
-    record::{Query, Watch, assert_equal, connect},
-    rig::{PODS, Rig, Setup, churn, pod, pods, stage, target},
-    tests, wait,
+use crate::{
+    harness::{
+        apiserver::ApiServer,
+        kubefan::Kubefan,
+        network::{Network, RecordedRequest, answer},
+        objects::version_of,
+        pki::Authority,
+        process::free_port,
+        record::{Query, Watch, assert_equal, connect},
+        rig::{PODS, Rig, Setup, churn, pod, pods, stage, target},
+        tests, wait,
+    },
+    upstream_faults::{bookmark, expired},
 };
 
 tests! {
     apiserver: a_warm_start_between_processes_needs_their_certificates;
     paused: a_warm_replica_serves_every_resume_like_the_first, a_peer_state_that_lost_an_event_is_rejected,
-        a_peer_state_with_wrong_labels_is_rejected, a_peer_of_another_cluster_is_refused,
-        slow_broken_and_absent_peers_are_skipped, a_peer_state_at_a_compacted_version_is_compared_with_the_present,
-        a_stale_or_unsynced_peer_sends_no_state, changes_during_a_transfer_are_not_lost;
+        a_peer_state_with_wrong_labels_is_rejected, a_peer_without_the_clusters_present_state_sends_none,
+        slow_broken_and_absent_peers_are_skipped, changes_during_a_transfer_are_not_lost;
 }
 
 /// How a peer behaves.
@@ -132,9 +135,16 @@ fn with_peers_in_memory(peers: &Memory) -> Setup {
 }
 
 pub(crate) fn warm_starts(rig: &Rig, result: &str) -> f64 {
-    rig.metric(&format!(
-        r#"kubefan_warm_starts_total{{group="",media="json",namespace="",resource="pods",result="{result}"}}"#
-    ))
+    rig.of_pods("kubefan_warm_starts_total", &format!("result=\"{result}\""))
+}
+
+fn warm_starts_in_all(rig: &Rig) -> f64 {
+    rig.of_pods("kubefan_warm_starts_total", "")
+}
+
+/// A kubefan without peers that is synced.
+async fn started(sim: &SimApiserver) -> Rig {
+    Rig::synced(sim.clone(), small_ring()).await
 }
 
 /// Waits until a kubefan has sent everything so far.
@@ -146,8 +156,7 @@ async fn up_to_date(rig: &Rig) {
 /// The requests for objects: lists, and watches with initial events. Lists for metadata or for an
 /// exact version are not counted.
 fn object_lists(rig: &Rig) -> Vec<String> {
-    let lists =
-        rig.network.recorded_requests(PODS).into_iter().filter(|asked| !asked.is_metadata_only).map(|asked| asked.path);
+    let lists = rig.asked(PODS).into_iter().filter(|asked| !asked.is_metadata_only).map(|asked| asked.path);
     let of_objects = |path: &String| {
         let continued = !path.contains("watch=1") && !path.contains("Exact") && !path.contains("fieldSelector");
         path.contains("sendInitialEvents") || continued
@@ -169,7 +178,7 @@ async fn a_warm_replica_serves_every_resume_like_the_first() {
             first.network.refuse(true);
             first.cut().await;
             churn(&sim, 60, 5);
-            first.fault(Verb::Watch, Fault::Status(Box::new(Status::expired("too old"))), 1);
+            first.fault(Verb::Watch, expired(), 1);
             first.network.refuse(false);
             up_to_date(&first).await;
             versions.push(sim.revision());
@@ -199,11 +208,7 @@ async fn a_warm_replica_serves_every_resume_like_the_first() {
                 assert!(theirs.snapshot.is_empty() && theirs.restarted_from.is_empty(), "{what}");
             }
         }
-        let resumed = |rig: &Rig, way: &str| {
-            rig.metric(&format!(
-                r#"kubefan_resumes_total{{group="",media="json",namespace="",resource="pods",result="{way}"}}"#
-            ))
-        };
+        let resumed = |rig: &Rig, way: &str| rig.of_pods("kubefan_resumes_total", &format!("result=\"{way}\""));
         for way in ["ring", "residue", "backfill"] {
             assert_eq!(resumed(&second, way), resumed(&first, way), "{way}");
         }
@@ -216,37 +221,52 @@ async fn a_warm_replica_serves_every_resume_like_the_first() {
 /// A kubefan that missed writes while it was cut off, but believes to be up to date.
 async fn deceived(sim: &SimApiserver) -> Rig {
     sim.create(&pods(), pod("ghost", "on")).unwrap();
-    let rig = Rig::synced(sim.clone(), small_ring()).await;
+    let rig = started(sim).await;
     let mut watch = rig.watch_all("pods").await;
     rig.network.refuse(true);
     rig.cut().await;
     sim.delete(&pods(), "default", "ghost").unwrap();
     sim.create(&pods(), pod("lost", "on")).unwrap();
-    let version = sim.revision().to_string();
-    let bookmark = json!({ "type": "BOOKMARK", "object": { "kind": "Pod", "apiVersion": "v1", "metadata": { "resourceVersion": version } } });
-    rig.network.answer_once(RecordedRequest::is_watch_path, answer(200, vec![bookmark.to_string()], true));
+    let seen = bookmark(sim.revision());
+    rig.network.answer_once(RecordedRequest::is_watch_path, answer(200, vec![seen], true));
     rig.network.refuse(false);
     watch.until(sim.revision()).await;
     rig
 }
 
 async fn a_peer_state_that_lost_an_event_is_rejected() {
-    let sim = small_ring().sim();
-    churn(&sim, 0, 20);
-    let wrong = deceived(&sim).await;
-    let second = Rig::synced(sim.clone(), with_peers(vec![Peer::Healthy(wrong.registry.clone())])).await;
-    assert_eq!((warm_starts(&second, "warm"), warm_starts(&second, "unconfirmed")), (0.0, 1.0));
-    assert_eq!(object_lists(&second).len(), 1, "a cold start");
-    assert_eq!(second.watch_all("pods").await.state, second.truth(PODS).await);
+    for (has_lost, is_compacted, result) in
+        [(true, false, "unconfirmed"), (false, true, "warm"), (true, true, "unconfirmed")]
+    {
+        let sim = small_ring().sim();
+        churn(&sim, 0, 20);
+        let first = if has_lost { deceived(&sim).await } else { started(&sim).await };
+        let network = Network::to(sim.clone());
+        // Without its version, the state is compared with the present one.
+        network.rule(move |path| {
+            let gone = json!({ "kind": "Status", "code": 410, "reason": "Expired", "message": "too old" });
+            let is_refused = is_compacted && path.contains("resourceVersionMatch=Exact");
+            is_refused.then(|| answer(410, vec![gone.to_string()], false))
+        });
+        let second = Rig::over(network, sim, with_peers(vec![Peer::Healthy(first.registry.clone())]));
+        second.ready().await;
+        assert_eq!(
+            (warm_starts(&second, result), warm_starts_in_all(&second)),
+            (1.0, 1.0),
+            "{has_lost} {is_compacted}"
+        );
+        assert_eq!(object_lists(&second).len(), usize::from(has_lost), "a cold start lists");
+        assert_eq!(second.watch_all("pods").await.state, second.truth(PODS).await);
+    }
 }
 
 async fn a_peer_state_with_wrong_labels_is_rejected() {
     let sim = small_ring().sim();
     let version = sim.create(&pods(), pod("x", "on")).unwrap();
-    let first = Rig::synced(sim.clone(), small_ring()).await;
+    let first = started(&sim).await;
     let held = first.truth(PODS).await.values().next().cloned().unwrap();
     for (stage, result) in [("on", "warm"), ("off", "unconfirmed")] {
-        let network = crate::harness::network::Network::to(sim.clone());
+        let network = Network::to(sim.clone());
         let mut metadata = serde_json::from_str::<serde_json::Value>(&held).unwrap()["metadata"].take();
         metadata["labels"]["stage"] = stage.into();
         let list =
@@ -263,15 +283,23 @@ async fn a_peer_state_with_wrong_labels_is_rejected() {
     }
 }
 
-async fn a_peer_of_another_cluster_is_refused() {
+async fn a_peer_without_the_clusters_present_state_sends_none() {
     let (sim, other) = (small_ring().sim(), SimApiserver::new(SimOptions { seed: 99, ..SimOptions::default() }));
     for sim in [&sim, &other] {
         churn(sim, 0, 20);
     }
-    let foreign = Rig::synced(other, small_ring()).await;
-    let second = Rig::synced(sim, with_peers(vec![Peer::Healthy(foreign.registry.clone())])).await;
-    assert_eq!(warm_starts(&second, "failed"), 1.0);
-    assert_eq!(second.watch_all("pods").await.state, second.truth(PODS).await);
+    let foreign = started(&other).await;
+    let stale = started(&sim).await;
+    stale.network.refuse(true);
+    stale.cut().await;
+    let unsynced = Rig::start(sim.clone(), small_ring());
+    unsynced.network.refuse(true);
+    for peers in [vec![&foreign], vec![&stale, &unsynced]] {
+        let peers = peers.into_iter().map(|peer| Peer::Healthy(peer.registry.clone())).collect();
+        let second = Rig::synced(sim.clone(), with_peers(peers)).await;
+        assert_eq!(warm_starts(&second, "failed"), 1.0);
+        assert_eq!(second.watch_all("pods").await.state, second.truth(PODS).await);
+    }
 }
 
 async fn slow_broken_and_absent_peers_are_skipped() {
@@ -280,7 +308,7 @@ async fn slow_broken_and_absent_peers_are_skipped() {
         sim.create(&pods(), pod(&format!("many-{number}"), "on")).unwrap();
     }
     churn(&sim, 0, 40);
-    let first = Rig::synced(sim.clone(), small_ring()).await;
+    let first = started(&sim).await;
     let good = || Peer::Healthy(first.registry.clone());
     let bad =
         || [Peer::Absent, Peer::Breaking(first.registry.clone(), 700), Peer::Breaking(first.registry.clone(), 2000)];
@@ -312,41 +340,10 @@ async fn slow_broken_and_absent_peers_are_skipped() {
     }
 }
 
-async fn a_peer_state_at_a_compacted_version_is_compared_with_the_present() {
-    let sim = small_ring().sim();
-    churn(&sim, 0, 20);
-    for deceive in [false, true] {
-        let first = if deceive { deceived(&sim).await } else { Rig::synced(sim.clone(), small_ring()).await };
-        let setup = with_peers(vec![Peer::Healthy(first.registry.clone())]);
-        let network = crate::harness::network::Network::to(sim.clone());
-        network.rule(|path| {
-            let gone = json!({ "kind": "Status", "code": 410, "reason": "Expired", "message": "too old" });
-            path.contains("resourceVersionMatch=Exact").then(|| answer(410, vec![gone.to_string()], false))
-        });
-        let second = Rig::over(network, sim.clone(), setup);
-        second.ready().await;
-        assert_eq!(warm_starts(&second, if deceive { "unconfirmed" } else { "warm" }), 1.0);
-        assert_eq!(second.watch_all("pods").await.state, second.truth(PODS).await);
-    }
-}
-
-async fn a_stale_or_unsynced_peer_sends_no_state() {
-    let sim = small_ring().sim();
-    churn(&sim, 0, 20);
-    let stale = Rig::synced(sim.clone(), small_ring()).await;
-    stale.network.refuse(true);
-    stale.cut().await;
-    let unsynced = Rig::start(sim.clone(), small_ring());
-    unsynced.network.refuse(true);
-    let peers = vec![Peer::Healthy(stale.registry.clone()), Peer::Healthy(unsynced.registry.clone())];
-    let second = Rig::synced(sim, with_peers(peers)).await;
-    assert_eq!(warm_starts(&second, "failed"), 1.0);
-}
-
 async fn changes_during_a_transfer_are_not_lost() {
     let sim = small_ring().sim();
     churn(&sim, 0, 30);
-    let first = Rig::synced(sim.clone(), small_ring()).await;
+    let first = started(&sim).await;
     let second = Rig::start(sim.clone(), with_peers(vec![Peer::Healthy(first.registry.clone())]));
     let mut from = 30;
     let changing = async {
@@ -367,8 +364,8 @@ async fn changes_during_a_transfer_are_not_lost() {
     assert_eq!(object_lists(&second), Vec::<String>::new());
 }
 
-/// Writes a replica's certificate, key and CA. Returns the flags that name them.
-/// The flags of a replica with a certificate `of` one authority, which trusts another.
+/// Writes a replica's certificate `of` one authority, its key, and the CA that it trusts. Returns
+/// the flags that name them.
 pub(crate) fn files(dir: &std::path::Path, name: &str, of: &Authority, trusts: &Authority) -> Vec<String> {
     files_of(dir, name, of.peer(), trusts)
 }
@@ -388,22 +385,19 @@ fn files_of(
     texts.into_iter().map(write).collect()
 }
 
-async fn metric(kubefan: &Kubefan, line: &str) -> f64 {
-    let (_, text) = kubefan.admin("/metrics").await.expect("no answer");
-    let value = text.lines().find_map(|each| each.strip_prefix(line)?.strip_prefix(' '));
-    value.map_or(0.0, |value| value.parse().unwrap())
+/// The sum of a metric's lines that contain `label`.
+async fn sum(kubefan: &Kubefan, name: &str, label: &str) -> f64 {
+    kubefan.metric_sum(name, label).await.expect("metrics are served")
 }
 
 async fn a_warm_start_between_processes_needs_their_certificates() {
     let api = ApiServer::shared().await;
-    let namespace = api.unique("peers");
-    api.create("/api/v1/namespaces", &json!({ "metadata": { "name": namespace } })).await;
+    let namespace = api.namespace("peers").await;
     let collection = format!("/api/v1/namespaces/{namespace}/configmaps");
     let write = async |round: usize| {
         let stage = ["on", "off"][round % 2];
         let map = json!({ "metadata": { "name": format!("map-{round}"), "labels": { "stage": stage } } });
-        let made = api.create(&collection, &map).await;
-        made["metadata"]["resourceVersion"].as_str().unwrap().parse::<u64>().unwrap()
+        version_of(&api.create(&collection, &map).await)
     };
     write(0).await;
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -414,9 +408,7 @@ async fn a_warm_start_between_processes_needs_their_certificates() {
         Kubefan::start(&api, &args.iter().map(String::as_str).collect::<Vec<_>>()).await
     };
     let warm_starts = async |kubefan: &Kubefan, result: &str| {
-        let labels =
-            format!(r#"group="",media="json",namespace="{namespace}",resource="configmaps",result="{result}""#);
-        metric(kubefan, &format!("kubefan_warm_starts_total{{{labels}}}")).await
+        sum(kubefan, "kubefan_warm_starts_total", &format!("result=\"{result}")).await
     };
     let first = start(&[
         &files(dir.path(), "first", &ours, &ours),
@@ -427,15 +419,9 @@ async fn a_warm_start_between_processes_needs_their_certificates() {
         ],
     ])
     .await;
-    let port = |kubefan: &Kubefan| {
-        let log = kubefan.process.log();
-        let address = log
-            .lines()
-            .find_map(|line| line.strip_prefix("kubefan: serving peers on "))
-            .expect("no address in the log");
-        address.trim().parse::<SocketAddr>().unwrap().port()
-    };
-    let peers_at = port(&first);
+    let printed = first.process.log();
+    let address = printed.lines().find_map(|line| line.strip_prefix("kubefan: serving peers on "));
+    let peers_at = address.expect("the address is printed").trim().parse::<SocketAddr>().unwrap().port();
     let peers = [format!("--peers=127.0.0.1:{peers_at}")];
     let left_at = write(1).await;
     let mut last = left_at;
@@ -448,7 +434,7 @@ async fn a_warm_start_between_processes_needs_their_certificates() {
         let mut client = connect(kubefan.grpc_addr).await;
         let mut watch = Watch::start(&mut client, target.clone(), &left_at.to_string()).await.unwrap();
         watch.until(last).await;
-        assert!(watch.snapshot.is_empty() && watch.gaps.is_empty() && watch.catch_ups.is_empty());
+        watch.assert_exact("from the ring");
         watch.events
     };
     let expected = resume(&first).await;
@@ -476,20 +462,13 @@ async fn a_warm_start_between_processes_needs_their_certificates() {
     .await;
     assert_eq!((&record["user"]["username"], &record["verb"]), (&json!("kubefan"), &json!("list")), "{record}");
     assert_eq!((&record["objectRef"]["namespace"], &record["sourceIPs"]), (&json!(namespace), &json!(["127.0.0.1"])));
-    let labels = format!(r#"group="",media="json",namespace="{namespace}",resource="configmaps""#);
-    let initial = format!(
-        r#"kubefan_relists_total{{group="",media="json",namespace="{namespace}",reason="initial",resource="configmaps"}}"#
-    );
-    let relists = metric(&second, &initial).await;
-    let rings = metric(&second, &format!(r#"kubefan_resumes_total{{{labels},result="ring"}}"#)).await;
-    assert_eq!((relists, rings), (0.0, 1.0), "from the state and history of the first replica");
+    let initial = async |kubefan: &Kubefan| sum(kubefan, "kubefan_relists_total", r#"reason="initial""#).await;
+    let rings = sum(&second, "kubefan_resumes_total", r#"result="ring""#).await;
+    assert_eq!((initial(&second).await, rings), (0.0, 1.0), "from the state and history of the first replica");
 
     let cold = start(&[&files(dir.path(), "cold", &ours, &ours), &peers, &["--cold".to_owned()]]).await;
     // A list that the apiserver interrupts is begun again.
-    assert!(metric(&cold, &initial).await >= 1.0);
-    for result in ["warm", "failed", "alone", "timeout", "unconfirmed"] {
-        assert_eq!(warm_starts(&cold, result).await, 0.0);
-    }
+    assert!(initial(&cold).await >= 1.0 && warm_starts(&cold, "").await == 0.0);
     // A replica with a certificate of another CA, and one that trusts another CA.
     for (name, of, trusts) in [("stranger", &others, &ours), ("doubter", &ours, &others)] {
         let third = start(&[&files(dir.path(), name, of, trusts), &peers]).await;
@@ -497,18 +476,18 @@ async fn a_warm_start_between_processes_needs_their_certificates() {
         assert!(third.process.log().contains("no warm start from this peer"), "{}", third.process.log());
     }
     // And one with another name, by a certificate of the right CA.
-    let before = metric(&first, "kubefan_peers_refused_total").await;
+    let before = sum(&first, "kubefan_peers_refused_total", "").await;
     let usages = [ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
     let other = ours.issue(CertificateParams::new(["other.test".to_owned()]).unwrap(), &usages);
     let misnamed = start(&[&files_of(dir.path(), "misnamed", other, &ours), &peers]).await;
     assert_eq!(warm_starts(&misnamed, "failed").await, 1.0);
-    let refused = metric(&first, "kubefan_peers_refused_total").await;
+    let refused = sum(&first, "kubefan_peers_refused_total", "").await;
     assert!(refused > before, "{}", first.process.log());
     let own = free_port();
     let own = [format!("--peers=127.0.0.1:{own}"), format!("--peer-listen=127.0.0.1:{own}")];
     let alone = start(&[&files(dir.path(), "alone", &ours, &ours), &own]).await;
     assert_eq!(warm_starts(&alone, "alone").await, 1.0, "it finds itself: {}", alone.process.log());
-    assert_eq!(metric(&alone, "kubefan_peers_refused_total").await, 0.0, "it is no stranger to itself");
+    assert_eq!(sum(&alone, "kubefan_peers_refused_total", "").await, 0.0, "it is no stranger to itself");
 
     // Without a client certificate, in plain text, and on the port for subscribers.
     let request = || TransferRequest { resource: "configmaps".into(), version: "v1".into(), ..Default::default() };

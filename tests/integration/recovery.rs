@@ -6,7 +6,6 @@
 //! the table. The values depend on the machine, so only what holds on every machine is checked.
 
 use std::{
-    env,
     net::SocketAddr,
     path::{Path, PathBuf},
     process::Command,
@@ -19,12 +18,13 @@ use tokio::{sync::watch, task::JoinSet, time::Instant};
 
 use crate::harness::{
     apiserver::{ApiServer, Options},
-    kubefan::Kubefan,
+    is_full_scale,
+    kubefan::{Kubefan, value_of},
     load,
     objects::{pod, version_of},
     process::{Process, free_port},
     record::Query,
-    resuming::{Progress, Subscriber},
+    resuming::{LIVE_AT_MOST, Progress, Subscriber, all_are},
     tests, tools, wait,
 };
 
@@ -38,7 +38,6 @@ const MARKER: &str = "/api/v1/namespaces/default/pods/marker";
 const STATES_MAX: f64 = 2.0;
 /// First lists that the apiserver may break off, because it gets too little CPU.
 const INTERRUPTED_MAX: f64 = 2.0;
-const LIVE_AT_MOST: Duration = Duration::from_secs(300);
 /// The number of subscribers that connect at the same time.
 const CONNECTING_MAX: usize = 32;
 
@@ -48,10 +47,10 @@ struct Scale {
 }
 
 fn scale() -> Scale {
-    match env::var("KUBEFAN_TEST_SCALE").as_deref() {
-        Ok("full") => Scale { pods: 500, fleets: &[200, 1_000] },
-        _ => Scale { pods: 30, fleets: &[12] },
+    if is_full_scale() {
+        return Scale { pods: 500, fleets: &[200, 1_000] };
     }
+    Scale { pods: 30, fleets: &[12] }
 }
 
 async fn a_restart_costs_the_apiserver_less_than_a_fleet_without_kubefan() {
@@ -192,16 +191,7 @@ impl Fleet for KubefanSubscribers {
     }
 
     async fn have(&mut self, _: u64, version: u64) -> Instant {
-        let all = async {
-            for progress in &mut self.progress {
-                if progress.wait_for(|progress| progress.event >= version).await.is_err() {
-                    // The subscriber failed; resume its panic.
-                    let ended = self.subscribers.join_next().await.expect("no subscriber has ended");
-                    std::panic::resume_unwind(ended.err().expect("it ended without a panic").into_panic());
-                }
-            }
-        };
-        tokio::time::timeout(LIVE_AT_MOST, all).await.expect("not all subscribers are live again");
+        all_are(&mut self.progress, &mut self.subscribers, |progress| progress.event >= version).await;
         Instant::now()
     }
 }
@@ -297,8 +287,7 @@ impl Cost {
 /// The sum of the metric's lines that have all of these labels.
 fn sum(text: &str, labels: &[&str]) -> f64 {
     let ours = text.lines().filter(|line| labels.iter().all(|label| line.contains(label)));
-    ours.map(|line| line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok()).expect("no value"))
-        .fold(0.0, |sum, value| sum + value)
+    ours.map(value_of).fold(0.0, |sum, value| sum + value)
 }
 
 #[derive(Debug)]

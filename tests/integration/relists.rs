@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use kubefan_common::proto::v1alpha1::ResourceState;
 use kubefan_sim::apiserver::{Fault, SimResource, Verb};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
@@ -14,33 +15,39 @@ use crate::{
     harness::{
         network::{Network, RecordedRequest, answer},
         record::Watch,
-        rig::{PODS, Rig, Setup, pod, pods, target, versions},
+        rig::{PODS, Rig, Setup, pod, pods, stage, target, versions},
         tests,
     },
     peers::{Peer, with_peers},
     upstream_faults::{
-        LEAST_WAIT, at_least, line, open_watches, relists, relists_for, restarts, status, synced, write,
+        LEAST_WAIT, at_least, expired, line, open_watches, relists, relists_for, restarts, status, synced, write,
     },
 };
 
 tests! {
-    paused: an_expired_version_leaves_a_marked_gap, an_expired_status_leaves_a_marked_gap,
-        a_line_that_is_too_long_causes_a_relist, an_object_too_long_for_a_watch_is_read_by_a_list,
-        a_short_403_is_bridged, a_long_403_ends_the_streams_until_it_is_lifted,
-        a_403_from_the_start_is_reported_until_it_is_lifted, a_404_that_discovery_contradicts_is_bridged,
-        a_removed_resource_ends_its_streams_and_can_return, a_list_whose_token_expires_is_repeated_without_pages,
-        an_apiserver_without_watch_list_is_read_by_lists, an_interrupted_watch_list_publishes_no_partial_state,
-        an_apiserver_that_ignores_send_initial_events_is_read_by_lists, an_out_of_order_event_causes_a_relist,
-        a_broken_event_causes_a_relist, an_empty_page_does_not_restart_a_list,
-        a_watch_list_that_always_fails_is_replaced_by_a_list, a_list_that_fails_midway_keeps_its_reason,
-        a_resource_that_returns_does_not_ask_peers_again;
+    paused: an_expired_version_leaves_a_marked_gap, a_break_that_history_does_not_bridge_leaves_one_marked_gap,
+        an_object_too_long_for_a_watch_is_read_by_a_list, a_long_403_ends_the_streams_until_it_is_lifted,
+        a_403_from_the_start_is_reported_until_it_is_lifted, a_removed_resource_ends_its_streams_and_can_return,
+        a_list_whose_token_expires_is_repeated_without_pages,
+        an_apiserver_that_serves_no_watch_list_is_read_by_lists,
+        an_interrupted_watch_list_publishes_no_partial_state, an_empty_page_does_not_restart_a_list,
+        a_list_that_fails_midway_keeps_its_reason;
 }
 
 fn object(name: &str, version: u64) -> Value {
-    json!({
-        "kind": "Pod", "apiVersion": "v1",
-        "metadata": { "namespace": "default", "name": name, "uid": format!("uid-of-{name}"), "resourceVersion": version.to_string() },
-    })
+    let uid = format!("uid-of-{name}");
+    let metadata = json!({ "namespace": "default", "name": name, "uid": uid, "resourceVersion": version.to_string() });
+    json!({ "kind": "Pod", "apiVersion": "v1", "metadata": metadata })
+}
+
+/// The requests for lists and pages of pods.
+fn lists(rig: &Rig) -> Vec<String> {
+    rig.asked(PODS).into_iter().filter(|asked| !asked.is_watch()).map(|asked| asked.path).collect()
+}
+
+/// For each request for pods, whether it wishes for the state as initial events.
+fn wishes(rig: &Rig) -> Vec<bool> {
+    rig.asked(PODS).iter().map(|asked| asked.path.contains("sendInitialEvents")).collect()
 }
 
 /// Checks a break that upstream's history does not bridge: exact before, one marked gap, exact
@@ -58,49 +65,70 @@ async fn assert_gap(rig: &Rig, watch: &mut Watch, reason: &str, before: &[u64], 
 }
 
 async fn an_expired_version_leaves_a_marked_gap() {
-    for watch_list in [true, false] {
-        let mut setup = Setup::of(&["pods"]);
-        setup.reflector.watch_list = watch_list;
-        let (rig, mut watch, asked) = synced(setup).await;
-        let before = write(&rig, "b");
-        watch.until(before[2]).await;
+    for (watch_list, requests) in [(true, 2), (false, 3)] {
+        let (rig, mut watch, asked) = synced(Setup::of(&["pods"]).with_watch_list(watch_list)).await;
+        let mut selected = rig.watch(stage("new"), "").await.unwrap();
+        selected.until_resumable().await;
+        let mut before = write(&rig, "b").to_vec();
         rig.sim.delete(&pods(), "default", "a").unwrap();
-        watch.until(rig.sim.revision()).await;
-        let before = [&before[..], &[rig.sim.revision()]].concat();
-        let kept = rig.sim.create(&pods(), pod("kept", "new")).unwrap();
-        watch.until(kept).await;
-        let before = [&before[..], &[kept]].concat();
+        before.push(rig.sim.revision());
+        before.push(rig.sim.create(&pods(), pod("kept", "new")).unwrap());
+        watch.until(before[4]).await;
         rig.cut().await;
         let during = write(&rig, "c");
         // The watch resumes at an apiserver that has compacted the version: HTTP 200 with one ERROR
         // event.
         rig.sim.compact();
         assert_gap(&rig, &mut watch, "expired", &before, during).await;
-        let requests = if watch_list { 2 } else { 3 };
-        assert_eq!(
-            rig.network.recorded_requests(PODS).len() - asked,
-            requests,
-            "one failed watch and the requests of a list"
-        );
+        assert_eq!(rig.asked(PODS).len() - asked, requests, "one failed watch and the requests of a list");
+        selected.until(during[2]).await;
+        assert_eq!(selected.gap_reasons, ["expired"]);
+        assert_eq!(selected.state.keys().collect::<Vec<_>>(), ["default/kept"]);
     }
 }
 
-async fn an_expired_status_leaves_a_marked_gap() {
-    let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
-    rig.fault(Verb::Watch, status(410, "Expired", "The provided continue parameter is too old"), 1);
-    rig.cut().await;
-    let during = write(&rig, "c");
-    assert_gap(&rig, &mut watch, "expired", &[], during).await;
+/// How the watch of pods fails after a connection breaks.
+enum Break {
+    /// A number of requests fail.
+    Fault(Fault, usize),
+    /// The next watch has one event: its type and its object. Then it is silent.
+    Event(&'static str, fn(u64) -> Value),
 }
 
-async fn a_line_that_is_too_long_causes_a_relist() {
-    let mut setup = Setup::of(&["pods"]);
-    setup.reflector.line_bytes_max = 64 << 10;
-    let (rig, mut watch, _) = synced(setup).await;
-    rig.fault(Verb::Watch, Fault::OverlongLine { bytes: 100 << 10 }, 1);
-    rig.cut().await;
-    let during = write(&rig, "c");
-    assert_gap(&rig, &mut watch, "line_too_long", &[], during).await;
+async fn a_break_that_history_does_not_bridge_leaves_one_marked_gap() {
+    let not_found = status(404, "NotFound", "the server could not find the requested resource");
+    let nameless = |_| json!({ "kind": "Pod", "apiVersion": "v1", "metadata": { "resourceVersion": "999" } });
+    for (cause, reason, least) in [
+        (Break::Fault(expired(), 1), "expired", Duration::ZERO),
+        (Break::Fault(Fault::OverlongLine { bytes: 100 << 10 }, 1), "line_too_long", Duration::ZERO),
+        // An apiserver that has just started denies everything until its authorizer has read its
+        // rules.
+        (Break::Fault(Fault::Forbidden, 3), "forbidden", LEAST_WAIT),
+        // Discovery contradicts it.
+        (Break::Fault(not_found, 3), "not_found", LEAST_WAIT),
+        (Break::Event("MODIFIED", |old| object("a", old)), "out_of_order", LEAST_WAIT),
+        (Break::Event("ADDED", nameless), "broken_object", LEAST_WAIT),
+    ] {
+        let mut setup = Setup::of(&["pods"]);
+        setup.reflector.line_bytes_max = 64 << 10;
+        let (rig, mut watch, asked) = synced(setup).await;
+        let before = write(&rig, "b");
+        watch.until(before[2]).await;
+        match cause {
+            Break::Fault(fault, times) => rig.fault(Verb::Watch, fault, times),
+            Break::Event(kind, object) => {
+                let event = line(kind, &object(before[0]));
+                rig.network.answer_once(RecordedRequest::is_watch_path, answer(200, vec![event], true));
+            }
+        }
+        rig.cut().await;
+        let during = write(&rig, "c");
+        if reason == "forbidden" {
+            rig.readyz_has("pods stale: the apiserver denies kubefan pods").await;
+        }
+        assert_gap(&rig, &mut watch, reason, &before, during).await;
+        at_least(&rig.asked(PODS)[asked..], least, reason);
+    }
 }
 
 async fn an_object_too_long_for_a_watch_is_read_by_a_list() {
@@ -113,20 +141,8 @@ async fn an_object_too_long_for_a_watch_is_read_by_a_list() {
     watch.until(created).await;
     assert_eq!(watch.state, rig.truth(PODS).await);
     assert_eq!(watch.gap_reasons.len(), 1);
-    let asked = &rig.network.recorded_requests(PODS)[before..];
+    let asked = &rig.asked(PODS)[before..];
     assert!(asked.len() <= 4, "a watch list, which meets the same line, then a list and a watch: {asked:?}");
-}
-
-async fn a_short_403_is_bridged() {
-    // An apiserver that has just started denies everything until its authorizer has read its rules.
-    let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
-    rig.fault(Verb::Watch, Fault::Forbidden, 3);
-    rig.cut().await;
-    let during = write(&rig, "c");
-    rig.readyz_has("pods stale: the apiserver denies kubefan pods").await;
-    assert_gap(&rig, &mut watch, "forbidden", &[], during).await;
-    let asked = &rig.network.recorded_requests(PODS)[before..];
-    at_least(&asked[..4], LEAST_WAIT, "forbidden");
 }
 
 async fn a_long_403_ends_the_streams_until_it_is_lifted() {
@@ -134,12 +150,7 @@ async fn a_long_403_ends_the_streams_until_it_is_lifted() {
     rig.fault(Verb::Watch, Fault::Forbidden, 1000);
     rig.cut().await;
     let started = Instant::now();
-    let status = loop {
-        match watch.step().await {
-            Ok(step) => assert!(step.is_some(), "the end has a reason"),
-            Err(status) => break status,
-        }
-    };
+    let status = watch.end().await;
     assert_eq!(status.code(), Code::PermissionDenied, "{status}");
     assert!(started.elapsed() >= Duration::from_secs(30), "not before the grace period ends");
     let status = rig.watch(target("pods"), "").await.err().unwrap();
@@ -161,23 +172,17 @@ async fn a_403_from_the_start_is_reported_until_it_is_lifted() {
     assert_eq!(status.code(), Code::PermissionDenied, "{status}");
     assert_eq!(status.get_details_error_info().unwrap().reason, "UPSTREAM_FORBIDDEN");
     assert!(status.message().contains("cannot watch resource \"pods\""), "{status}");
+    // Which account kubefan has is not for readers.
+    assert!(!status.message().contains("system:anonymous"), "{status}");
+    assert_eq!(rig.resources().await[0].state(), ResourceState::Forbidden);
     rig.ready().await;
-    at_least(&rig.network.recorded_requests(PODS), LEAST_WAIT, "forbidden");
+    at_least(&rig.asked(PODS), LEAST_WAIT, "forbidden");
     rig.watch_all("pods").await;
-}
-
-async fn a_404_that_discovery_contradicts_is_bridged() {
-    let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
-    rig.fault(Verb::Watch, status(404, "NotFound", "the server could not find the requested resource"), 3);
-    rig.cut().await;
-    let during = write(&rig, "c");
-    assert_gap(&rig, &mut watch, "not_found", &[], during).await;
-    at_least(&rig.network.recorded_requests(PODS)[before..before + 4], LEAST_WAIT, "not found");
 }
 
 async fn a_removed_resource_ends_its_streams_and_can_return() {
     const WIDGETS: &str = "/apis/example.com/v1/widgets";
-    let setup = Setup::of(&["widgets.example.com"]);
+    let setup = Setup { peers: with_peers(vec![Peer::Silent]).peers, ..Setup::of(&["widgets.example.com"]) };
     let sim = setup.sim();
     let widgets = SimResource::custom("example.com", "v1", "widgets", "Widget");
     let widget = |name: &str| json!({ "metadata": { "namespace": "default", "name": name } });
@@ -192,31 +197,13 @@ async fn a_removed_resource_ends_its_streams_and_can_return() {
         let mut watch = rig.watch_all("widgets.example.com").await;
         assert_eq!(watch.state.len(), 1);
         rig.sim.remove_resource(&widgets.gvr);
-        let status = loop {
-            match watch.step().await {
-                Ok(step) => assert!(step.is_some(), "the end has a reason"),
-                Err(status) => break status,
-            }
-        };
+        let status = watch.end().await;
         assert_eq!(status.code(), Code::NotFound, "{status}");
         assert!(status.message().contains("widgets.example.com"), "{status}");
         rig.readyz_has("widgets.example.com not found").await;
-        let asked = rig.network.recorded_requests(WIDGETS).len();
+        let asked = rig.asked(WIDGETS).len();
         sleep(Duration::from_secs(60)).await;
-        assert_eq!(rig.network.recorded_requests(WIDGETS).len(), asked, "a missing resource is not requested");
-    }
-}
-
-async fn a_resource_that_returns_does_not_ask_peers_again() {
-    let setup = Setup { peers: with_peers(vec![Peer::Silent]).peers, ..Setup::of(&["widgets.example.com"]) };
-    let sim = setup.sim();
-    let widgets = SimResource::custom("example.com", "v1", "widgets", "Widget");
-    let rig = Rig::start(sim, setup);
-    for _ in 0..2 {
-        rig.sim.add_resource(widgets.clone());
-        rig.readyz_has("widgets.example.com synced").await;
-        rig.sim.remove_resource(&widgets.gvr);
-        rig.readyz_has("widgets.example.com not found").await;
+        assert_eq!(rig.asked(WIDGETS).len(), asked, "a missing resource is not requested");
     }
     let labels = r#"group="example.com",media="json",namespace="",resource="widgets""#;
     let tried = |result: &str| rig.metric(&format!(r#"kubefan_warm_starts_total{{{labels},result="{result}"}}"#));
@@ -244,15 +231,9 @@ async fn a_list_whose_token_expires_is_repeated_without_pages() {
     rig.ready().await;
     let mut watch = rig.watch_all("pods").await;
     assert_eq!(watch.state, rig.truth(PODS).await, "no mixture of two versions");
-    let lists: Vec<String> = rig
-        .network
-        .recorded_requests(PODS)
-        .into_iter()
-        .filter(|asked| !asked.is_watch())
-        .map(|asked| asked.path)
-        .collect();
-    assert_eq!(lists.len(), 4, "two pages, an expired one, and one list without pages: {lists:?}");
-    assert!(!lists[3].contains("limit="), "{lists:?}");
+    let first = lists(&rig);
+    assert_eq!(first.len(), 4, "two pages, an expired one, and one list without pages: {first:?}");
+    assert!(!first[3].contains("limit="), "{first:?}");
     assert_eq!(relists_for(&rig, "continue_expired"), 1.0);
 
     // The next list uses pages again.
@@ -260,25 +241,45 @@ async fn a_list_whose_token_expires_is_repeated_without_pages() {
     let last = write(&rig, "f");
     rig.sim.compact();
     watch.until(last[2]).await;
-    let lists = rig.network.recorded_requests(PODS).into_iter().filter(|asked| !asked.is_watch()).count();
-    assert_eq!(lists, 4 + 3);
+    assert_eq!(lists(&rig).len(), 4 + 3);
     assert_eq!(watch.state, rig.truth(PODS).await);
 }
 
-async fn an_apiserver_without_watch_list_is_read_by_lists() {
-    let mut setup = Setup::of(&["pods"]);
-    setup.sim.watch_list = false;
-    let (rig, mut watch, _) = synced(setup).await;
-    let initial: Vec<bool> =
-        rig.network.recorded_requests(PODS).iter().map(|asked| asked.path.contains("sendInitialEvents")).collect();
-    assert_eq!(initial, [true, false, false], "requested once, then a list and a watch");
-    rig.cut().await;
-    let during = write(&rig, "b");
-    rig.sim.compact();
-    assert_gap(&rig, &mut watch, "expired", &[], during).await;
-    let wishes =
-        rig.network.recorded_requests(PODS).iter().filter(|asked| asked.path.contains("sendInitialEvents")).count();
-    assert_eq!(wishes, 1, "an answer is remembered");
+async fn an_apiserver_that_serves_no_watch_list_is_read_by_lists() {
+    let error = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 500,
+        "reason": "InternalError", "message": "etcd cannot tell its progress" });
+    for form in ["unknown", "ignored once", "error event", "silence"] {
+        let mut setup = Setup::of(&["pods"]);
+        setup.sim.watch_list = form != "unknown";
+        let sim = setup.sim();
+        sim.create(&pods(), pod("a", "first")).unwrap();
+        let network = Network::to(sim.clone());
+        let mut answers_left = if form == "ignored once" { 1 } else { usize::MAX };
+        let error = line("ERROR", &error);
+        network.rule(move |path| {
+            let lines = match form {
+                _ if !path.contains("sendInitialEvents") || answers_left == 0 => return None,
+                "unknown" => return None,
+                "ignored once" => vec![line("ADDED", &object("a", 3)), line("MODIFIED", &object("a", 4))],
+                "error event" => vec![error.clone()],
+                _ => vec![],
+            };
+            answers_left -= 1;
+            Some(answer(200, lines, form != "error event"))
+        });
+        let rig = Rig::over(network, sim, setup);
+        rig.ready().await;
+        let mut watch = rig.watch_all("pods").await;
+        assert_eq!(watch.state, rig.truth(PODS).await, "{form}");
+        assert_eq!(wishes(&rig), [true, false, false], "{form}: requested once, then a list and a watch");
+        rig.cut().await;
+        let during = write(&rig, "b");
+        rig.sim.compact();
+        assert_one_gap(&rig, &mut watch, "expired", during).await;
+        let again = wishes(&rig).iter().filter(|wish| **wish).count() - 1;
+        let is_failure = matches!(form, "error event" | "silence");
+        assert_eq!(again, usize::from(is_failure), "{form}: an answer is remembered, and a failure is not");
+    }
 }
 
 async fn an_interrupted_watch_list_publishes_no_partial_state() {
@@ -314,47 +315,10 @@ async fn an_interrupted_watch_list_publishes_no_partial_state() {
         assert_eq!(watch.state, rig.truth(PODS).await, "{form}: the state after a relist");
         assert_eq!(watch.gap_reasons, ["expired"], "{form}: one gap with its reason");
         assert_eq!(watch.events, [], "{form}: no events outside the gap");
-        let asked = rig.network.recorded_requests(PODS);
+        let asked = rig.asked(PODS);
         // Each time one watch list fails, then a list and a watch follow.
         assert_eq!(asked.len(), 3 + (1 + 3), "{form}: {asked:?}");
     }
-}
-
-async fn an_apiserver_that_ignores_send_initial_events_is_read_by_lists() {
-    let setup = Setup::of(&["pods"]);
-    let sim = setup.sim();
-    sim.create(&pods(), pod("a", "first")).unwrap();
-    let network = Network::to(sim.clone());
-    let plain = vec![line("ADDED", &object("a", 3)), line("MODIFIED", &object("a", 4))];
-    network.answer_once(|path| path.contains("sendInitialEvents"), answer(200, plain, true));
-    let rig = Rig::over(network, sim, setup);
-    rig.ready().await;
-    assert_eq!(rig.watch_all("pods").await.state, rig.truth(PODS).await);
-    let asked: Vec<bool> =
-        rig.network.recorded_requests(PODS).iter().map(|asked| asked.path.contains("sendInitialEvents")).collect();
-    assert_eq!(asked, [true, false, false]);
-}
-
-async fn an_out_of_order_event_causes_a_relist() {
-    let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
-    let first = write(&rig, "b");
-    watch.until(first[2]).await;
-    let old = vec![line("MODIFIED", &object("a", first[0]))];
-    rig.network.answer_once(RecordedRequest::is_watch_path, answer(200, old, true));
-    rig.cut().await;
-    let during = write(&rig, "c");
-    assert_gap(&rig, &mut watch, "out_of_order", &first, during).await;
-    at_least(&rig.network.recorded_requests(PODS)[before..], LEAST_WAIT, "out of order");
-}
-
-async fn a_broken_event_causes_a_relist() {
-    let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
-    let nameless = json!({ "kind": "Pod", "apiVersion": "v1", "metadata": { "resourceVersion": "999" } });
-    rig.network.answer_once(RecordedRequest::is_watch_path, answer(200, vec![line("ADDED", &nameless)], true));
-    rig.cut().await;
-    let during = write(&rig, "c");
-    assert_gap(&rig, &mut watch, "broken_object", &[], during).await;
-    at_least(&rig.network.recorded_requests(PODS)[before..], LEAST_WAIT, "broken object");
 }
 
 async fn an_empty_page_does_not_restart_a_list() {
@@ -372,35 +336,6 @@ async fn an_empty_page_does_not_restart_a_list() {
     rig.watch_all("pods").await;
     assert_eq!(restarts(&rig, "timeout"), 0.0);
     assert_eq!(relists(&rig), 1.0);
-}
-
-async fn a_watch_list_that_always_fails_is_replaced_by_a_list() {
-    let error = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 500,
-        "reason": "InternalError", "message": "etcd cannot tell its progress" });
-    for form in ["error event", "silence"] {
-        let setup = Setup::of(&["pods"]);
-        let sim = setup.sim();
-        sim.create(&pods(), pod("a", "first")).unwrap();
-        let network = Network::to(sim.clone());
-        let error = line("ERROR", &error);
-        network.rule(move |path| {
-            path.contains("sendInitialEvents").then(|| match form {
-                "silence" => answer(200, vec![], true),
-                _ => answer(200, vec![error.clone()], false),
-            })
-        });
-        let rig = Rig::over(network, sim, setup);
-        rig.ready().await;
-        let mut watch = rig.watch_all("pods").await;
-        assert_eq!(watch.state, rig.truth(PODS).await, "{form}");
-        let initial: Vec<bool> =
-            rig.network.recorded_requests(PODS).iter().map(|asked| asked.path.contains("sendInitialEvents")).collect();
-        assert_eq!(initial, [true, false, false], "{form}: a list and a watch follow");
-        rig.cut().await;
-        let during = write(&rig, "b");
-        rig.sim.compact();
-        assert_one_gap(&rig, &mut watch, "expired", during).await;
-    }
 }
 
 /// Checks a gap whose list took more than one try.

@@ -5,7 +5,7 @@
 //! `KUBEFAN_TEST_SCALE=full` runs it with 200 subscribers and 200 updates a second; the default is
 //! smaller.
 
-use std::{collections::HashMap, env, net::SocketAddr, time::Duration};
+use std::{collections::HashMap, net::SocketAddr};
 
 use tokio::{sync::watch, task::JoinSet, time::Instant};
 
@@ -13,10 +13,12 @@ use crate::harness::{
     apiserver::ApiServer,
     audit::Audit,
     churn::{Churn, Writer},
+    is_full_scale,
     kubefan::Kubefan,
+    objects::version_of,
     process::free_port,
     record::{Query, Recorded, assert_equal, query, upstream_recording},
-    resuming::{Progress, Subscriber},
+    resuming::{Progress, Subscriber, all_are},
     tests, wait,
 };
 
@@ -31,10 +33,6 @@ tests! {
 const STATES_MAX: usize = 2;
 /// First lists that the apiserver may break off in a test.
 const INTERRUPTED_MAX: usize = 2;
-/// Subscribers are live within seconds. A subscriber that hangs fails the test and does not block
-/// the run.
-const LIVE_MAX: Duration = Duration::from_secs(300);
-
 struct Scale {
     pods: usize,
     subscribers: usize,
@@ -46,13 +44,11 @@ struct Scale {
 }
 
 fn scale() -> Scale {
-    match env::var("KUBEFAN_TEST_SCALE").as_deref() {
-        Ok("full") => {
-            let outages = &[0, 200, 2_000, 50];
-            Scale { pods: 1_000, subscribers: 200, updates_per_second: 200, outages, seconds: 30 }
-        }
-        _ => Scale { pods: 80, subscribers: 24, updates_per_second: 60, outages: &[0, 80], seconds: 5 },
+    if is_full_scale() {
+        let outages = &[0, 200, 2_000, 50];
+        return Scale { pods: 1_000, subscribers: 200, updates_per_second: 200, outages, seconds: 30 };
     }
+    Scale { pods: 80, subscribers: 24, updates_per_second: 60, outages: &[0, 80], seconds: 5 }
 }
 
 /// Half of the subscribers use these queries.
@@ -75,7 +71,7 @@ const CHANGING: [Query; 12] = [
 
 async fn a_killed_kubefan_loses_and_repeats_nothing_after_its_restart() {
     let scale = scale();
-    let mut experiment = Experiment::begin(&scale, 1).await;
+    let mut experiment = Experiment::begin(&scale, 1, None).await;
     for outage in scale.outages {
         let (asked, streams) = (experiment.asked(), experiment.streams());
         experiment.kill(0);
@@ -97,7 +93,7 @@ async fn a_killed_kubefan_loses_and_repeats_nothing_after_its_restart() {
 
 async fn replicas_restarted_in_turn_continue_each_others_streams() {
     let scale = scale();
-    let mut experiment = Experiment::begin(&scale, 2).await;
+    let mut experiment = Experiment::begin(&scale, 2, None).await;
     for (round, outage) in scale.outages.iter().enumerate() {
         let victim = round % 2;
         let asked = experiment.asked();
@@ -129,7 +125,7 @@ async fn nothing_is_lost_or_repeated_behind_two_kubefans_over_grpc() {
 
 async fn kill_either_of_two(over_grpc: bool) {
     let scale = scale();
-    let mut experiment = Experiment::begin_behind_another(&scale, over_grpc).await;
+    let mut experiment = Experiment::begin(&scale, 1, Some(over_grpc)).await;
     for outage in scale.outages {
         let asked = experiment.asked();
         experiment.kill(0);
@@ -160,6 +156,17 @@ struct SourceKubefan {
     is_grpc: bool,
 }
 
+impl SourceKubefan {
+    async fn start(api: &ApiServer, is_grpc: bool) -> SourceKubefan {
+        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let kubefan = spawn(api, address, None).await;
+        kubefan.ready().await;
+        let kubeconfig = api.kubeconfig_to(&format!("http://{address}"));
+        let upstream = if is_grpc { address.to_string() } else { kubeconfig.display().to_string() };
+        SourceKubefan { address, kubefan: Some(kubefan), upstream, is_grpc }
+    }
+}
+
 /// An apiserver whose pods change, kubefan in front of it, subscribers, and the apiserver's own
 /// watches of the same selections.
 struct Experiment {
@@ -177,44 +184,24 @@ struct Experiment {
 }
 
 impl Experiment {
-    async fn begin(scale: &Scale, replicas: usize) -> Experiment {
+    /// If the replicas list and watch at another kubefan, `over_grpc` says how.
+    async fn begin(scale: &Scale, replicas: usize, over_grpc: Option<bool>) -> Experiment {
         let audit = Audit::new();
         let api = ApiServer::start(audit.options()).await;
-        Experiment::begin_with(scale, replicas, audit, api, None).await
-    }
-
-    /// One replica, which lists and watches at another kubefan.
-    async fn begin_behind_another(scale: &Scale, is_grpc: bool) -> Experiment {
-        let audit = Audit::new();
-        let api = ApiServer::start(audit.options()).await;
-        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
-        let kubefan = spawn(&api, address, None).await;
-        kubefan.ready().await;
-        let kubeconfig = api.kubeconfig_to(&format!("http://{address}"));
-        let upstream = if is_grpc { address.to_string() } else { kubeconfig.display().to_string() };
-        let source = SourceKubefan { address, kubefan: Some(kubefan), upstream, is_grpc };
-        Experiment::begin_with(scale, 1, audit, api, Some(source)).await
-    }
-
-    async fn begin_with(
-        scale: &Scale,
-        replicas: usize,
-        audit: Audit,
-        api: ApiServer,
-        source: Option<SourceKubefan>,
-    ) -> Experiment {
+        let source = match over_grpc {
+            Some(is_grpc) => Some(SourceKubefan::start(&api, is_grpc).await),
+            None => None,
+        };
         let writers: Vec<Writer> = Churn::populate(&api, scale.pods).await;
-        let addresses: Vec<SocketAddr> =
-            (0..replicas).map(|_| SocketAddr::from(([127, 0, 0, 1], free_port()))).collect();
-        let mut started = Vec::new();
-        for address in &addresses {
-            let kubefan = spawn(&api, *address, source.as_ref()).await;
+        let (mut addresses, mut running) = (Vec::new(), Vec::new());
+        for _ in 0..replicas {
+            let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
+            let kubefan = spawn(&api, address, source.as_ref()).await;
             kubefan.ready().await;
-            started.push(Some(kubefan));
+            addresses.push(address);
+            running.push(Some(kubefan));
         }
-        let list = api.get_json("/api/v1/pods?limit=1").await;
-        let start = list["metadata"]["resourceVersion"].as_str().and_then(|text| text.parse().ok()).unwrap();
-
+        let start = version_of(&api.get_json("/api/v1/pods?limit=1").await);
         let (end_sender, end) = watch::channel(u64::MAX);
         let (mut progress, mut subscribers, mut recordings) = (Vec::new(), JoinSet::new(), JoinSet::new());
         let mut recorded: Vec<&Query> = Vec::new();
@@ -235,7 +222,7 @@ impl Experiment {
         }
         let (began, mut churn) = (Instant::now(), Churn::begin(writers, scale.updates_per_second));
         churn.more(scale.pods / 2).await;
-        let replicas = started;
+        let replicas = running;
         Experiment {
             api,
             audit,
@@ -277,23 +264,8 @@ impl Experiment {
 
     /// Waits until every subscriber has everything up to a new write.
     async fn all_are_live(&mut self) {
-        let live = tokio::time::timeout(LIVE_MAX, self.see_the_next_write()).await;
-        assert!(live.is_ok(), "not all are live again after {LIVE_MAX:?}");
-    }
-
-    async fn see_the_next_write(&mut self) {
         let version = self.churn.more(1).await;
-        for progress in &mut self.progress {
-            if progress.wait_for(|progress| progress.version >= version).await.is_ok() {
-                continue;
-            }
-            // The subscriber failed; resume its panic.
-            while let Some(ended) = self.subscribers.join_next().await {
-                if let Err(error) = ended {
-                    std::panic::resume_unwind(error.into_panic());
-                }
-            }
-        }
+        all_are(&mut self.progress, &mut self.subscribers, |progress| progress.version >= version).await;
     }
 
     /// The number of streams of all subscribers, without the first stream of each.

@@ -18,8 +18,9 @@ use tokio::time::{Instant, sleep};
 use crate::{
     freshness::write_configmap,
     harness::{
-        network::{Network, answer},
+        network::answer,
         objects::version_of,
+        record::Watch,
         rig::{PODS, Rig, Setup, pod, pods, versions},
         tests,
     },
@@ -30,15 +31,34 @@ use crate::{
 tests! {
     paused: a_schema_change_that_leaves_all_bytes_is_not_seen,
         a_schema_change_ends_only_the_http_watches_that_select_changed_bytes,
-        a_schema_change_at_a_compacted_version_leaves_a_gap, events_arrive_while_the_list_for_the_schema_is_silent,
-        an_object_that_changes_during_the_list_for_the_schema_keeps_its_new_state,
+        a_schema_change_at_a_compacted_version_leaves_a_gap, events_arrive_while_the_list_for_the_schema_fails,
         a_watch_that_ends_during_the_list_for_the_schema_is_opened_again_at_once,
-        a_watch_that_starts_while_other_bytes_wait_for_a_version_has_them,
-        a_schema_change_before_the_schema_could_be_read_is_not_missed;
+        a_watch_that_starts_while_other_bytes_wait_for_a_version_has_them;
 }
 
-const RELISTS: &str =
-    r#"kubefan_relists_total{group="",media="json",namespace="",reason="schema_changed",resource="pods"}"#;
+/// Waits until that many lists because of a schema have begun.
+async fn listed(rig: &Rig, lists: f64) {
+    let begun = || relists_for(rig, "schema_changed");
+    rig.until(|| begun() == lists, || format!("{} lists", begun())).await;
+}
+
+/// A default of the new schema.
+fn with_priority(pod: &mut Value) {
+    pod["spec"]["priority"] = json!(0);
+}
+
+/// Changes the bytes of all pods, and waits until the list for it has begun.
+async fn change_all(rig: &Rig) {
+    rig.sim.change_schema(&pods(), with_priority).unwrap();
+    listed(rig, 1.0).await;
+}
+
+/// Checks that one marked gap has brought the other bytes.
+async fn assert_renewed(rig: &Rig, watch: &Watch) {
+    assert_eq!(watch.state, rig.truth(PODS).await, "with the other bytes");
+    assert_eq!(watch.gap_reasons, ["schema_changed"]);
+    assert_eq!(relists_for(rig, "schema_changed"), 1.0, "one list, in one piece");
+}
 
 /// Two checks in a row must agree, so a change is noticed within three of these.
 fn setup() -> Setup {
@@ -73,7 +93,7 @@ async fn a_schema_change_that_leaves_all_bytes_is_not_seen() {
     let mut http = http_watch(&rig, "").await;
     rig.sim.change_schema(&pods(), |_| {}).unwrap();
     let during = rig.sim.create(&pods(), pod("b", "new")).unwrap();
-    rig.metric_becomes(RELISTS, 1.0).await;
+    listed(&rig, 1.0).await;
     let after = rig.sim.create(&pods(), pod("c", "new")).unwrap();
     watch.until(after).await;
     assert_eq!(versions(&watch.events), [during, after]);
@@ -92,7 +112,7 @@ async fn a_schema_change_ends_only_the_http_watches_that_select_changed_bytes() 
         }
     };
     rig.sim.change_schema(&pods(), default).unwrap();
-    rig.metric_becomes(RELISTS, 1.0).await;
+    listed(&rig, 1.0).await;
     let first = rig.sim.create(&pods(), pod("off-2", "off")).unwrap();
     let second = rig.sim.create(&pods(), pod("off-3", "off")).unwrap();
     watch.until(second).await;
@@ -106,70 +126,38 @@ fn is_for_the_schema(path: &str) -> bool {
     path.contains("resourceVersionMatch=Exact")
 }
 
-async fn events_arrive_while_the_list_for_the_schema_is_silent() {
-    let (rig, mut watch, _) = synced(setup()).await;
-    rig.network.answer_once(is_for_the_schema, answer(200, Vec::new(), true));
-    rig.sim.change_schema(&pods(), with_priority).unwrap();
-    rig.metric_becomes(RELISTS, 1.0).await;
-    for number in 0..5 {
-        let (written_at, written) =
-            (Instant::now(), rig.sim.create(&pods(), pod(&format!("b-{number}"), "new")).unwrap());
-        watch.until(written).await;
-        assert!(written_at.elapsed() < Duration::from_secs(1), "{number}: after {:?}", written_at.elapsed());
-        assert!(rig.readyz().contains("pods synced"), "{}", rig.readyz());
-        sleep(Duration::from_secs(1)).await;
+async fn events_arrive_while_the_list_for_the_schema_fails() {
+    for (form, code) in [("silence", 200), ("a failure", 503)] {
+        let (rig, mut watch, before) = synced(setup()).await;
+        rig.network.answer_once(is_for_the_schema, answer(code, Vec::new(), code == 200));
+        change_all(&rig).await;
+        for number in 0..5 {
+            let name = format!("b-{number}");
+            let (written_at, written) = (Instant::now(), rig.sim.create(&pods(), pod(&name, "new")).unwrap());
+            watch.until(written).await;
+            assert!(written_at.elapsed() < Duration::from_secs(1), "{form}: {name} after {:?}", written_at.elapsed());
+            assert!(rig.readyz().contains("pods synced"), "{form}: {}", rig.readyz());
+            sleep(Duration::from_secs(1)).await;
+        }
+        // The request fails in the end and is sent again.
+        sleep(Duration::from_secs(90)).await;
+        let last = rig.sim.create(&pods(), pod("last", "new")).unwrap();
+        watch.until(last).await;
+        assert_renewed(&rig, &watch).await;
+        let exact = rig.asked(PODS)[before..].iter().filter(|asked| is_for_the_schema(&asked.path)).count();
+        assert_eq!(exact, 2, "{form}: one that failed and one");
     }
-    // The request fails in the end and is sent again.
-    sleep(Duration::from_secs(90)).await;
-    let last = rig.sim.create(&pods(), pod("last", "new")).unwrap();
-    watch.until(last).await;
-    assert_eq!(watch.state, rig.truth(PODS).await, "with the other bytes");
-    assert_eq!((watch.gap_reasons.as_slice(), rig.metric(RELISTS)), (&["schema_changed".to_owned()][..], 1.0));
-}
-
-/// A default of the new schema.
-fn with_priority(pod: &mut Value) {
-    pod["spec"]["priority"] = json!(0);
-}
-
-async fn an_object_that_changes_during_the_list_for_the_schema_keeps_its_new_state() {
-    let mut setup = setup();
-    setup.reflector.page_size = 2;
-    let (rig, mut watch, _) = synced(setup).await;
-    for name in ["changed", "deleted", "other", "remade", "stays"] {
-        rig.sim.create(&pods(), pod(name, "old")).unwrap();
-    }
-    sleep(Duration::from_secs(1)).await;
-    // The second page fails once, so that there is time for events.
-    let mut fails = true;
-    rig.network.rule(move |path| {
-        let is_second = path.contains("continue=") && std::mem::take(&mut fails);
-        is_second.then(|| answer(503, vec!["{}".to_owned()], false))
-    });
-    rig.sim.change_schema(&pods(), with_priority).unwrap();
-    rig.metric_becomes(RELISTS, 1.0).await;
-    rig.sim.update(&pods(), pod("changed", "new")).unwrap();
-    rig.sim.delete(&pods(), "default", "deleted").unwrap();
-    rig.sim.delete(&pods(), "default", "remade").unwrap();
-    rig.sim.create(&pods(), pod("remade", "new")).unwrap();
-    sleep(Duration::from_secs(10)).await;
-    let last = rig.sim.create(&pods(), pod("last", "new")).unwrap();
-    watch.until(last).await;
-    assert_eq!(watch.state, rig.truth(PODS).await, "with the other bytes");
-    assert_eq!((watch.gap_reasons.as_slice(), relists_for(&rig, "initial")), (&["schema_changed".to_owned()][..], 1.0));
-    assert_eq!(rig.metric(RELISTS), 1.0, "one list, in one piece");
 }
 
 async fn a_watch_that_ends_during_the_list_for_the_schema_is_opened_again_at_once() {
     let (rig, mut watch, _) = synced(setup()).await;
     rig.network.answer_once(is_for_the_schema, answer(200, Vec::new(), true));
-    rig.sim.change_schema(&pods(), with_priority).unwrap();
-    rig.metric_becomes(RELISTS, 1.0).await;
+    change_all(&rig).await;
     rig.cut().await;
     let (written_at, written) = (Instant::now(), rig.sim.create(&pods(), pod("b", "new")).unwrap());
     watch.until(written).await;
     assert!(written_at.elapsed() < Duration::from_secs(3), "after {:?}", written_at.elapsed());
-    rig.metric_becomes(RELISTS, 2.0).await;
+    listed(&rig, 2.0).await;
     sleep(Duration::from_secs(1)).await;
     watch.until(rig.sim.create(&pods(), pod("c", "new")).unwrap()).await;
     assert_eq!(watch.state, rig.truth(PODS).await, "with the other bytes");
@@ -178,8 +166,7 @@ async fn a_watch_that_ends_during_the_list_for_the_schema_is_opened_again_at_onc
 async fn a_watch_that_starts_while_other_bytes_wait_for_a_version_has_them() {
     let (rig, _watch, _) = synced(setup()).await;
     sleep(Duration::from_secs(20)).await;
-    rig.sim.change_schema(&pods(), with_priority).unwrap();
-    rig.metric_becomes(RELISTS, 1.0).await;
+    change_all(&rig).await;
     sleep(Duration::from_secs(1)).await;
     let version = write_configmap(&rig.sim);
     let mut watch = HttpWatch::informer_of(&rig, PODS, "").await;
@@ -188,33 +175,14 @@ async fn a_watch_that_starts_while_other_bytes_wait_for_a_version_has_them() {
     assert_eq!(watch.next().await, Some(("ADDED".to_owned(), "later".to_owned(), later)));
 }
 
-async fn a_schema_change_before_the_schema_could_be_read_is_not_missed() {
-    let setup = setup();
-    let sim = setup.sim();
-    sim.create(&pods(), pod("a", "first")).unwrap();
-    let network = Network::to(sim.clone());
-    network.rule(|path| path.starts_with("/openapi/v3").then(|| answer(503, vec!["{}".to_owned()], false)));
-    let rig = Rig::over(network, sim, setup);
-    rig.ready().await;
-    let mut watch = rig.watch_all("pods").await;
-    rig.sim.change_schema(&pods(), with_priority).unwrap();
-    rig.network.clear_rules();
-    rig.metric_becomes(RELISTS, 1.0).await;
-    sleep(Duration::from_secs(60)).await;
-    watch.until(rig.sim.create(&pods(), pod("b", "new")).unwrap()).await;
-    assert_eq!(watch.state, rig.truth(PODS).await, "with the other bytes");
-    assert_eq!(rig.metric(RELISTS), 1.0, "once");
-}
-
 async fn a_schema_change_at_a_compacted_version_leaves_a_gap() {
     let (rig, mut watch, _) = synced(setup()).await;
     let mut http = http_watch(&rig, "stage=none").await;
     // The version of the cluster advances, and that of the pods does not.
-    let configmaps = kubefan_model::GroupVersionResource::new("", "v1", "configmaps");
-    rig.sim.create(&configmaps, json!({ "metadata": { "namespace": "default", "name": "other" } })).unwrap();
+    write_configmap(&rig.sim);
     rig.sim.compact_etcd();
     rig.sim.change_schema(&pods(), |_| {}).unwrap();
-    rig.metric_becomes(RELISTS, 2.0).await;
+    listed(&rig, 2.0).await;
     let after = rig.sim.create(&pods(), pod("b", "new")).unwrap();
     watch.until(after).await;
     assert_eq!(watch.gap_reasons, ["schema_changed"]);

@@ -3,15 +3,17 @@
 
 use std::time::Duration;
 
+use kubefan_proxy::fanout::Phase;
 use tokio::time::{Instant, sleep, timeout_at};
-use tonic::Code;
+use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
 use crate::{
+    freshness::write_configmap,
     harness::{
         network::{Network, RecordedRequest, answer},
         record::Watch,
-        rig::{PODS, Rig, Setup, churn, pod, pods, target},
+        rig::{PODS, Rig, Setup, churn, pod, pods, target, versions},
         tests,
     },
     peers::{Peer, small_ring, warm_starts, with_peers},
@@ -24,10 +26,18 @@ tests! {
         beyond_max_staleness_reads_are_refused_and_streams_stay_open, a_quiet_resource_does_not_look_stale;
 }
 
-const AGE: &str = r#"kubefan_staleness_seconds{group="",media="json",namespace="",resource="pods"}"#;
+/// The time since the last proof, in seconds, before which reads are served.
+const MAX: Duration = Duration::from_secs(180);
 
-fn age(rig: &Rig) -> Duration {
-    Duration::from_secs_f64(rig.metric(AGE))
+/// A setup that refuses reads of a state that is too old.
+fn limited(mut setup: Setup) -> Setup {
+    setup.registry.staleness_max = Some(MAX);
+    setup
+}
+
+fn assert_stale(status: &Status) {
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    assert_eq!(status.get_details_error_info().unwrap().reason, "STALE");
 }
 
 /// Checks that a stream stays open and sends nothing new, not even a higher bookmark.
@@ -50,7 +60,7 @@ async fn bookmarks_stop_at_the_last_proven_version_and_lists_continue() {
 
     assert_silent(&mut watch, Duration::from_secs(600)).await;
     assert_eq!(watch.resume_version, before[2].to_string(), "no bookmark is above the proven version");
-    assert!(age(&rig) >= Duration::from_secs(590), "{:?}", age(&rig));
+    assert!(rig.age() >= 590.0, "{}", rig.age());
     let readyz = rig.readyz();
     assert!(readyz.starts_with("pods stale: watch: cannot reach the apiserver"), "{readyz}");
     let proven_seconds = readyz.split("; proven ").nth(1).and_then(|rest| rest.strip_suffix("s ago")).unwrap();
@@ -62,14 +72,13 @@ async fn bookmarks_stop_at_the_last_proven_version_and_lists_continue() {
 
     rig.network.refuse(false);
     watch.until(missed).await;
+    assert_eq!((versions(&watch.events), watch.gaps.len()), ([&before[..], &[missed]].concat(), 0));
     assert_eq!(watch.state, rig.truth(PODS).await);
-    assert!(age(&rig) < Duration::from_secs(5), "{:?}", age(&rig));
+    assert!(rig.age() < 5.0, "{}", rig.age());
 }
 
 async fn beyond_max_staleness_reads_are_refused_and_streams_stay_open() {
-    let mut setup = Setup::of(&["pods"]);
-    setup.registry.staleness_max = Some(Duration::from_secs(180));
-    let (rig, mut watch, _) = synced(setup).await;
+    let (rig, mut watch, _) = synced(limited(Setup::of(&["pods"]))).await;
     let before = write(&rig, "b");
     watch.until(before[2]).await;
     rig.network.refuse(true);
@@ -84,8 +93,7 @@ async fn beyond_max_staleness_reads_are_refused_and_streams_stay_open() {
         rig.watch(target("pods"), &before[0].to_string()).await.err(),
     ];
     for status in refused.map(|status| status.expect("it is served")) {
-        assert_eq!(status.code(), Code::Unavailable, "{status}");
-        assert_eq!(status.get_details_error_info().unwrap().reason, "STALE");
+        assert_stale(&status);
         assert!(status.get_details_retry_info().unwrap().retry_delay.is_some());
         let message = status.message();
         assert!(message.contains("pods was last proved") && message.contains("cannot reach"), "{message}");
@@ -96,7 +104,7 @@ async fn beyond_max_staleness_reads_are_refused_and_streams_stay_open() {
     // The operator prefers old reads, and then not.
     rig.registry.limit_staleness(None);
     assert!(rig.list(target("pods")).await.is_ok() && rig.registry.readiness().0);
-    rig.registry.limit_staleness(Some(Duration::from_secs(180)));
+    rig.registry.limit_staleness(Some(MAX));
     assert!(rig.list(target("pods")).await.is_err() && !rig.registry.readiness().0);
 
     rig.network.refuse(false);
@@ -109,26 +117,29 @@ async fn beyond_max_staleness_reads_are_refused_and_streams_stay_open() {
 async fn a_quiet_resource_does_not_look_stale() {
     // With and without writes in the rest of the cluster, which cause upstream's bookmarks.
     for others_move in [false, true] {
-        let mut setup = Setup::of(&["pods"]);
-        setup.registry.staleness_max = Some(Duration::from_secs(180));
-        let (rig, _watch, _) = synced(setup).await;
+        let (rig, mut watch, before) = synced(limited(Setup::of(&["pods"]))).await;
+        let mut phase = rig.registry.hubs().remove(0).1.phase();
+        let stale = tokio::spawn(async move { phase.wait_for(|phase| *phase != Phase::Synced).await.map(drop) });
         for i in 0..120 {
             if others_move {
-                let other = serde_json::json!({ "metadata": { "namespace": "default", "name": format!("other-{i}") } });
-                let configmaps = kubefan_model::GroupVersionResource::new("", "v1", "configmaps");
-                rig.sim.create(&configmaps, other).unwrap();
+                write_configmap(&rig.sim);
             }
             sleep(Duration::from_secs(30)).await;
-            assert!(age(&rig) < Duration::from_secs(180), "others move: {others_move}; after {i}: {:?}", age(&rig));
+            assert!(rig.age() < 180.0, "others move: {others_move}; after {i}: {}", rig.age());
             assert!(rig.list(target("pods")).await.is_ok());
         }
+        assert!(!stale.is_finished(), "others move: {others_move}: it does not stay synced");
+        let watches = rig.asked(PODS).len() - before;
+        assert!(watches <= 40, "others move: {others_move}: {watches} watches in an hour");
+        let written = write(&rig, "b");
+        watch.until(written[2]).await;
+        assert_eq!((versions(&watch.events), watch.gaps.len()), (written.to_vec(), 0));
     }
 }
 
 /// A replica that starts warm from a peer, and whose upstream watches all fail.
 async fn warm_without_watch(first: &Rig, rule: impl Fn(&str) + Send + 'static) -> Rig {
-    let mut setup = with_peers(vec![Peer::Healthy(first.registry.clone())]);
-    setup.registry.staleness_max = Some(Duration::from_secs(180));
+    let setup = limited(with_peers(vec![Peer::Healthy(first.registry.clone())]));
     let network = Network::to(first.sim.clone());
     network.rule(move |path| {
         rule(path);
@@ -152,9 +163,9 @@ async fn a_warm_start_is_as_old_as_its_proof() {
         "upstream has just confirmed the state"
     );
     sleep(Duration::from_secs(120)).await;
-    assert!(age(&rig) >= Duration::from_secs(120), "{:?}", age(&rig));
+    assert!(rig.age() >= 120.0, "{}", rig.age());
     sleep(Duration::from_secs(70)).await;
-    assert_eq!(rig.list(target("pods")).await.expect_err("it is served").code(), Code::Unavailable);
+    assert_stale(&rig.list(target("pods")).await.expect_err("it is served"));
     assert!(!rig.registry.readiness().0);
 }
 
@@ -170,18 +181,9 @@ async fn a_warm_start_that_is_behind_is_refused_until_its_watch_catches_up() {
         }
     })
     .await;
-    assert_eq!(rig.metric(AGE), f64::INFINITY, "it is unknown since when it is behind");
-    let refused = rig.list(target("pods")).await.expect_err("it is served");
-    assert_eq!(
-        (refused.code(), refused.get_details_error_info().unwrap().reason.as_str()),
-        (Code::Unavailable, "STALE")
-    );
+    assert_eq!(rig.age(), f64::INFINITY, "it is unknown since when it is behind");
+    assert_stale(&rig.list(target("pods")).await.expect_err("it is served"));
     assert!(!rig.registry.readiness().0);
-    let rig = Rig::synced(sim.clone(), {
-        let mut setup = with_peers(vec![Peer::Healthy(first.registry.clone())]);
-        setup.registry.staleness_max = Some(Duration::from_secs(180));
-        setup
-    })
-    .await;
+    let rig = Rig::synced(sim.clone(), limited(with_peers(vec![Peer::Healthy(first.registry.clone())]))).await;
     assert!(rig.list(target("pods")).await.is_ok());
 }

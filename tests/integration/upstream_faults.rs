@@ -10,20 +10,21 @@ use tokio::time::{Instant, sleep};
 use tonic::Code;
 use tonic_types::StatusExt;
 
-use crate::harness::{
-    network::{RecordedRequest, answer, waits},
-    record::Watch,
-    rig::{PODS, Rig, Setup, pod, pods, target, versions},
-    tests,
+use crate::{
+    freshness::write_configmap,
+    harness::{
+        network::{RecordedRequest, answer, waits},
+        record::Watch,
+        rig::{PODS, Rig, Setup, pod, pods, target, versions},
+        tests,
+    },
 };
 
 tests! {
     paused: a_failed_watch_resumes_at_its_version, a_failed_first_list_is_retried_and_reported_to_readers,
-        retry_after_is_the_minimum_wait, a_refused_connection_and_a_reset_lose_nothing,
-        a_silent_upstream_connection_is_closed_and_the_watch_resumes, a_quiet_resource_is_no_failure,
-        compression_and_fragments_change_nothing, a_line_that_is_no_event_restarts_the_watch,
-        bookmarks_advance_the_version, no_failure_makes_a_tight_loop, watches_that_end_at_once_make_no_tight_loop,
-        a_429_stops_discovery_too, cached_resources_are_found_while_upstream_is_silent;
+        retry_after_is_the_minimum_wait, a_line_that_is_no_event_restarts_the_watch, bookmarks_advance_the_version,
+        no_failure_makes_a_tight_loop, watches_that_end_at_once_make_no_tight_loop, a_429_stops_discovery_too,
+        cached_resources_are_found_while_upstream_is_silent;
 }
 
 pub(crate) const LEAST_WAIT: Duration = Duration::from_millis(800);
@@ -35,7 +36,7 @@ pub(crate) async fn synced(setup: Setup) -> (Rig, Watch, usize) {
     sim.create(&pods(), pod("a", "first")).unwrap();
     let rig = Rig::synced(sim, setup).await;
     let watch = rig.watch_all("pods").await;
-    let asked = rig.network.recorded_requests(PODS).len();
+    let asked = rig.asked(PODS).len();
     (rig, watch, asked)
 }
 
@@ -62,34 +63,24 @@ async fn assert_bridged(what: &str, rig: &Rig, watch: &mut Watch, expected: &[u6
 }
 
 pub(crate) fn relists(rig: &Rig) -> f64 {
-    let reasons = [
-        "initial",
-        "expired",
-        "interrupted",
-        "list_failed",
-        "continue_expired",
-        "line_too_long",
-        "not_found",
-        "forbidden",
-        "out_of_order",
-        "broken_object",
-    ];
-    reasons.iter().map(|reason| relists_for(rig, reason)).sum()
+    rig.of_pods("kubefan_relists_total", "")
 }
 
 pub(crate) fn relists_for(rig: &Rig, reason: &str) -> f64 {
-    rig.metric(&format!(
-        r#"kubefan_relists_total{{group="",media="json",namespace="",reason="{reason}",resource="pods"}}"#
-    ))
+    rig.of_pods("kubefan_relists_total", &format!("reason=\"{reason}\""))
 }
 
 pub(crate) fn restarts(rig: &Rig, reason: &str) -> f64 {
-    let labels = format!(r#"{{group="",media="json",namespace="",reason="{reason}",resource="pods"}}"#);
-    rig.metric(&format!("kubefan_upstream_watch_restarts_total{labels}"))
+    rig.of_pods("kubefan_upstream_watch_restarts_total", &format!("reason=\"{reason}\""))
 }
 
 pub(crate) fn open_watches(rig: &Rig) -> f64 {
-    rig.metric(r#"kubefan_upstream_watches{group="",media="json",namespace="",purpose="standing",resource="pods"}"#)
+    rig.of_pods("kubefan_upstream_watches", "purpose=\"standing\"")
+}
+
+/// The failure of a watch whose version upstream has forgotten.
+pub(crate) fn expired() -> Fault {
+    Fault::Status(Box::new(Status::expired("too old resource version")))
 }
 
 pub(crate) fn status(code: u16, reason: &'static str, message: &str) -> Fault {
@@ -110,21 +101,25 @@ fn passing_faults() -> Vec<(Fault, &'static str)> {
 }
 
 async fn a_failed_watch_resumes_at_its_version() {
-    let in_stream = [(Fault::TruncatedLine, "truncated")];
-    for (fault, reason) in passing_faults().into_iter().chain(in_stream) {
+    // A silent connection is closed after 90 seconds.
+    let in_stream =
+        [(Fault::TruncatedLine, "truncated", 3, LEAST_WAIT), (Fault::Silence, "idle", 1, Duration::from_secs(90))];
+    let before_stream = passing_faults().into_iter().map(|(fault, reason)| (fault, reason, 3, LEAST_WAIT));
+    for (fault, reason, times, least) in before_stream.chain(in_stream) {
         let what = format!("{fault:?}");
         let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
         let mut expected = write(&rig, "b").to_vec();
         watch.until(expected[2]).await;
-        rig.fault(Verb::Watch, fault, 3);
+        rig.fault(Verb::Watch, fault, times);
         rig.cut().await;
         expected.extend(write(&rig, "c"));
         assert_bridged(&what, &rig, &mut watch, &expected).await;
-        let asked = &rig.network.recorded_requests(PODS)[before..];
-        assert_eq!(asked.len(), 4, "{what}: each failure is one request: {asked:?}");
-        at_least(asked, LEAST_WAIT, &what);
-        let expected_restarts = if reason == "reset" { 4.0 } else { 3.0 };
-        assert_eq!(restarts(&rig, reason), expected_restarts, "{what}: counted under its own reason");
+        let asked = &rig.asked(PODS)[before..];
+        assert_eq!(asked.len(), times + 1, "{what}: each failure is one request: {asked:?}");
+        at_least(asked, least, &what);
+        assert!(reason != "idle" || waits(asked)[0] < Duration::from_secs(95), "{what}: {asked:?}");
+        let cuts = usize::from(reason == "reset");
+        assert_eq!(restarts(&rig, reason), (times + cuts) as f64, "{what}: counted under its own reason");
         expected.extend(write(&rig, "d"));
         assert_bridged(&what, &rig, &mut watch, &expected).await;
     }
@@ -134,8 +129,7 @@ async fn a_failed_first_list_is_retried_and_reported_to_readers() {
     for watch_list in [true, false] {
         for (fault, _) in passing_faults() {
             let what = format!("{fault:?}, watch list: {watch_list}");
-            let mut setup = Setup::of(&["pods"]);
-            setup.reflector.watch_list = watch_list;
+            let setup = Setup::of(&["pods"]).with_watch_list(watch_list);
             let sim = setup.sim();
             sim.create(&pods(), pod("a", "first")).unwrap();
             let rig = Rig::start(sim, setup);
@@ -150,7 +144,7 @@ async fn a_failed_first_list_is_retried_and_reported_to_readers() {
             rig.ready().await;
             let watch = rig.watch_all("pods").await;
             assert_eq!(watch.state, rig.truth(PODS).await, "{what}");
-            let asked = rig.network.recorded_requests(PODS);
+            let asked = rig.asked(PODS);
             let successes = if watch_list { 1 } else { 2 };
             assert_eq!(asked.len(), 3 + successes, "{what}: {asked:?}");
             at_least(&asked[..4], LEAST_WAIT, &what);
@@ -170,83 +164,26 @@ async fn retry_after_is_the_minimum_wait() {
             "status" => rig.fault(Verb::Watch, Fault::TooManyRequests { retry_after_seconds: 20 }, 2),
             "text" => rig.fault(Verb::Watch, Fault::TooManyRequestsText { retry_after_seconds: 20 }, 2),
             _ => {
-                rig.network.answer_once(|path| path.starts_with(PODS), answer(200, vec![event.to_string()], false));
-                rig.network.answer_once(|path| path.starts_with(PODS), answer(200, vec![event.to_string()], false));
+                for _ in 0..2 {
+                    rig.network.answer_once(|path| path.starts_with(PODS), answer(200, vec![event.to_string()], false));
+                }
             }
         }
         rig.cut().await;
         let expected = write(&rig, "b");
         assert_bridged(form, &rig, &mut watch, &expected).await;
-        let asked = &rig.network.recorded_requests(PODS)[before..];
+        let asked = &rig.asked(PODS)[before..];
         assert_eq!(asked.len(), 3, "{form}");
         at_least(asked, least, form);
     }
 }
 
-async fn a_refused_connection_and_a_reset_lose_nothing() {
-    let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
-    rig.network.refuse(true);
-    rig.cut().await;
-    rig.readyz_has("pods stale: watch: cannot reach the apiserver").await;
-    assert!(rig.registry.readiness().0, "cached objects are served");
-    let mut expected = write(&rig, "b").to_vec();
-    sleep(Duration::from_secs(60)).await;
-    rig.network.refuse(false);
-    assert_bridged("refused", &rig, &mut watch, &expected).await;
-    at_least(&rig.network.recorded_requests(PODS)[before..], LEAST_WAIT, "refused");
-    rig.readyz_has("pods synced").await;
-    for name in ["c", "d", "e"] {
-        rig.cut().await;
-        expected.extend(write(&rig, name));
-        assert_bridged("reset", &rig, &mut watch, &expected).await;
-    }
-}
-
-async fn a_silent_upstream_connection_is_closed_and_the_watch_resumes() {
-    let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
-    rig.fault(Verb::Watch, Fault::Silence, 1);
-    rig.cut().await;
-    let expected = write(&rig, "b");
-    assert_bridged("silence", &rig, &mut watch, &expected).await;
-    let asked = &rig.network.recorded_requests(PODS)[before..];
-    assert_eq!(asked.len(), 2, "{asked:?}");
-    let silence = waits(asked)[0];
-    assert!(silence >= Duration::from_secs(90) && silence < Duration::from_secs(95), "{silence:?}");
-    assert_eq!(restarts(&rig, "idle"), 1.0);
-}
-
-async fn a_quiet_resource_is_no_failure() {
-    // No bookmark comes until the version has moved.
-    let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
-    let mut phase = rig.registry.hubs().remove(0).1.phase();
-    let half_an_hour = Duration::from_secs(1800);
-    let stale = phase.wait_for(|phase| *phase != kubefan_proxy::fanout::Phase::Synced);
-    assert!(tokio::time::timeout(half_an_hour, stale).await.is_err(), "it does not stay synced");
-    let asked = &rig.network.recorded_requests(PODS)[before..];
-    assert!(asked.len() <= 20, "{} watches in half an hour", asked.len());
-    let expected = write(&rig, "b");
-    assert_bridged("quiet", &rig, &mut watch, &expected).await;
-}
-
-async fn compression_and_fragments_change_nothing() {
-    for fault in [Fault::GzipMembers, Fault::OneByteWrites] {
-        let what = format!("{fault:?}");
-        let setup = Setup::of(&["pods"]);
-        let sim = setup.sim();
-        sim.create(&pods(), pod("a", "first")).unwrap();
-        let rig = Rig::start(sim, setup);
-        // The fault covers the initial state and everything after it on the same stream.
-        rig.fault(Verb::Watch, fault, 100);
-        rig.ready().await;
-        let mut watch = rig.watch_all("pods").await;
-        let mut expected = write(&rig, "b").to_vec();
-        assert_bridged(&what, &rig, &mut watch, &expected).await;
-        rig.cut().await;
-        expected.extend(write(&rig, "c"));
-        expected.extend(write(&rig, "d"));
-        assert_bridged(&what, &rig, &mut watch, &expected).await;
-        assert_eq!(rig.network.recorded_requests(PODS).len(), 2, "{what}");
-    }
+/// A line of a watch: the bookmark of this version.
+pub(crate) fn bookmark(version: u64) -> String {
+    line(
+        "BOOKMARK",
+        &json!({ "kind": "Pod", "apiVersion": "v1", "metadata": { "resourceVersion": version.to_string() } }),
+    )
 }
 
 pub(crate) fn line(kind: &str, object: &Value) -> String {
@@ -269,15 +206,13 @@ async fn a_line_that_is_no_event_restarts_the_watch() {
         rig.cut().await;
         let expected = write(&rig, "b");
         assert_bridged(&what, &rig, &mut watch, &expected).await;
-        at_least(&rig.network.recorded_requests(PODS)[before..], LEAST_WAIT, &what);
+        at_least(&rig.asked(PODS)[before..], LEAST_WAIT, &what);
     }
 }
 
 async fn bookmarks_advance_the_version() {
     let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
-    let configmaps = kubefan_model::GroupVersionResource::new("", "v1", "configmaps");
-    let other = json!({ "metadata": { "namespace": "default", "name": "other" } });
-    let moved = rig.sim.create(&configmaps, other).unwrap();
+    let moved = write_configmap(&rig.sim);
     // As in a real apiserver, a consistent read advances the watch cache to the cluster's version.
     rig.truth(PODS).await;
     watch.until(moved).await;
@@ -287,7 +222,7 @@ async fn bookmarks_advance_the_version() {
     rig.sim.compact();
     let expected = write(&rig, "b");
     assert_bridged("bookmark", &rig, &mut watch, &expected).await;
-    let asked = rig.network.recorded_requests(PODS).split_off(before);
+    let asked = rig.asked(PODS).split_off(before);
     assert!(asked[0].path.contains(&format!("resourceVersion={moved}&")), "{asked:?}");
 }
 
@@ -310,9 +245,7 @@ async fn no_failure_makes_a_tight_loop() {
         let what = format!("{fault:?}");
         let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
         // After a break, kubefan also asks for the cluster's version.
-        let asked = || {
-            [PODS, "/api/v1/namespaces/default/pods"].map(|path| rig.network.recorded_requests(path).len()).iter().sum()
-        };
+        let asked = || [PODS, "/api/v1/namespaces/default/pods"].map(|path| rig.asked(path).len()).iter().sum();
         let before: usize = asked();
         for verb in [Verb::Watch, Verb::List] {
             rig.fault(verb, fault.clone(), 1000);
@@ -332,11 +265,6 @@ async fn no_failure_makes_a_tight_loop() {
 }
 
 async fn watches_that_end_at_once_make_no_tight_loop() {
-    let bookmark = |version: u64| {
-        let bookmark =
-            json!({ "kind": "Pod", "apiVersion": "v1", "metadata": { "resourceVersion": version.to_string() } });
-        line("BOOKMARK", &bookmark)
-    };
     for form in ["empty", "the same bookmark", "an html page", "a redirect"] {
         let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
         let version = rig.sim.revision();
@@ -354,7 +282,7 @@ async fn watches_that_end_at_once_make_no_tight_loop() {
         rig.cut().await;
         let expected = write(&rig, "b");
         sleep(Duration::from_secs(600)).await;
-        let asked = rig.network.recorded_requests(PODS).len() - before;
+        let asked = rig.asked(PODS).len() - before;
         assert!((5..=REQUESTS_MAX).contains(&asked), "{form}: {asked} requests in ten minutes");
         rig.network.clear_rules();
         assert_bridged(form, &rig, &mut watch, &expected).await;
@@ -367,7 +295,7 @@ async fn a_429_stops_discovery_too() {
     let busy = Fault::TooManyRequests { retry_after_seconds: 25 };
     rig.sim.set_fault(FaultRule { fault: busy, verb: Some(Verb::Discovery), resource: None, requests: 2 });
     rig.ready().await;
-    let asked = rig.network.recorded_requests("/api");
+    let asked = rig.asked("/api");
     assert_eq!(asked.len(), 3, "{asked:?}");
     at_least(&asked, Duration::from_secs(25), "discovery");
 }

@@ -8,20 +8,9 @@ use tempfile::TempDir;
 
 use super::apiserver::Options;
 
-/// Logs lists and watches of pods. A watch is logged when it starts and again when it ends, with
-/// the same ID.
-const POLICY: &str = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n\
-                      - { level: Metadata, verbs: [list, watch], resources: [{ group: '', resources: [pods] }] }\n\
-                      - { level: None }\n";
-
-/// Logs every read.
-const READS_POLICY: &str = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n\
-                            - { level: Metadata, verbs: [get, list, watch] }\n\
-                            - { level: None }\n";
-
-/// Logs every request.
-const ALL_POLICY: &str = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n\
-                          - { level: Metadata }\n";
+/// Rules that log lists and watches of pods. A watch is logged when it starts and again when it
+/// ends, with the same ID.
+const OF_PODS: &str = "{ level: Metadata, verbs: [list, watch], resources: [{ group: '', resources: [pods] }] }";
 
 /// The audit log of a control plane.
 pub(crate) struct Audit {
@@ -65,20 +54,23 @@ pub(crate) fn is_consistent(uri: &str) -> bool {
 impl Audit {
     /// Creates an empty audit log of lists and watches of pods.
     pub(crate) fn new() -> Audit {
-        Audit::with(POLICY)
+        Audit::with(OF_PODS)
     }
 
     /// Creates an empty audit log of all reads.
     pub(crate) fn of_reads() -> Audit {
-        Audit::with(READS_POLICY)
+        Audit::with("{ level: Metadata, verbs: [get, list, watch] }")
     }
 
     /// Creates an empty audit log of all requests.
     pub(crate) fn of_all() -> Audit {
-        Audit::with(ALL_POLICY)
+        Audit::with("{ level: Metadata }")
     }
 
-    fn with(policy: &str) -> Audit {
+    fn with(rule: &str) -> Audit {
+        let policy = format!(
+            "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{rule}, {{ level: None }}]\n"
+        );
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory is made");
         std::fs::write(directory.path().join("policy.yaml"), policy).expect("the policy is written");
         Audit { directory }
@@ -91,22 +83,23 @@ impl Audit {
         Options::default().flag(&policy).flag(&format!("--audit-log-path={}", path("audit.log")))
     }
 
+    fn entries(&self) -> Vec<Value> {
+        let text = std::fs::read_to_string(self.directory.path().join("audit.log")).unwrap_or_default();
+        // The last line may be incomplete.
+        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    }
+
     /// The records of requests whose ID starts with `prefix`, by ID: the last of each.
     pub(crate) fn records(&self, prefix: &str) -> BTreeMap<String, Value> {
-        let text = std::fs::read_to_string(self.directory.path().join("audit.log")).unwrap_or_default();
-        let entries = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
         let of_test = |entry: Value| Some((entry["auditID"].as_str()?.to_owned(), entry));
-        entries.filter_map(of_test).filter(|(id, _)| id.starts_with(prefix)).collect()
+        self.entries().into_iter().filter_map(of_test).filter(|(id, _)| id.starts_with(prefix)).collect()
     }
 
     /// The requests of clients whose `User-Agent` starts with `user_agent`, in order. A list is
     /// logged before it is answered.
     pub(crate) fn requests(&self, user_agent: &str) -> Vec<Request> {
-        let text = std::fs::read_to_string(self.directory.path().join("audit.log")).unwrap_or_default();
         let mut requests: BTreeMap<String, (usize, Request)> = BTreeMap::new();
-        // The last line may be incomplete.
-        let entries = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        for (at, entry) in entries.enumerate() {
+        for (at, entry) in self.entries().into_iter().enumerate() {
             let text = |field: &str| entry[field].as_str().unwrap_or_default().to_owned();
             if text("userAgent").starts_with(user_agent) {
                 let code = entry["responseStatus"]["code"].as_u64().unwrap_or_default();

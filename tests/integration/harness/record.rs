@@ -185,17 +185,6 @@ pub(crate) async fn upstream_initial(api: &ApiServer, query: &Query) -> Vec<Reco
     }
 }
 
-/// The apiserver's objects by key, in the bytes that a watch sends.
-pub(crate) async fn upstream_state(api: &ApiServer, query: &Query) -> BTreeMap<String, String> {
-    let key = |object: &str| {
-        let object: serde_json::Value = serde_json::from_str(object).expect("JSON");
-        let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
-        format!("{}/{}", text("namespace"), text("name"))
-    };
-    let events = upstream_initial(api, query).await;
-    events.into_iter().map(|event| (key(&event.object), event.object)).collect()
-}
-
 /// Opens a new connection to kubefan.
 pub(crate) async fn connect(address: std::net::SocketAddr) -> WatchServiceClient<Channel> {
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
@@ -352,6 +341,22 @@ impl Watch {
         Ok(Some(response))
     }
 
+    /// Receives messages until the stream ends with a status.
+    pub(crate) async fn end(&mut self) -> tonic::Status {
+        loop {
+            match self.step().await {
+                Ok(step) => assert!(step.is_some(), "the stream ends without a reason"),
+                Err(status) => return status,
+            }
+        }
+    }
+
+    /// Checks that the stream has sent nothing but single events.
+    pub(crate) fn assert_exact(&self, what: &str) {
+        assert!(self.snapshot.is_empty() && self.snapshots == 0, "{what}: a snapshot");
+        assert!(self.gaps.is_empty() && self.catch_ups.is_empty(), "{what}: {:?}, {:?}", self.gaps, self.catch_ups);
+    }
+
     /// Receives messages until everything up to `version` has arrived.
     pub(crate) async fn until(&mut self, version: u64) {
         let all = async {
@@ -364,9 +369,7 @@ impl Watch {
             panic!("version {version} did not arrive within {limit:?}; at {}", self.resume_version);
         }
     }
-}
 
-impl Watch {
     /// Receives messages until there is a resume version, which is the end of the snapshot.
     pub(crate) async fn until_resumable(&mut self) {
         while self.resume_version.is_empty() {

@@ -5,7 +5,11 @@
 use std::{net::SocketAddr, time::Duration};
 
 use kubefan_common::proto::v1alpha1::{OnExpired, OnLag, WatchRequest, watch_service_client::WatchServiceClient};
-use tokio::{sync::watch, time::sleep};
+use tokio::{
+    sync::watch,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 use tonic::{Code, Status, transport::Endpoint};
 use tonic_types::StatusExt;
 
@@ -14,6 +18,10 @@ use super::record::{Query, Recorded, Watch};
 /// Delay before the next attempt while no replica accepts the stream. A client would back off; the
 /// tests measure the time until the subscriber is served.
 const RETRY_DELAY: Duration = Duration::from_millis(20);
+
+/// Subscribers are live within seconds. A subscriber that hangs fails the test and does not block
+/// the run.
+pub(crate) const LIVE_AT_MOST: Duration = Duration::from_secs(300);
 
 /// A subscriber's progress.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -148,6 +156,29 @@ impl Subscriber {
         });
         version
     }
+}
+
+/// Waits until the progress of every subscriber is so.
+///
+/// # Panics If a subscriber has failed, with its panic, or after [`LIVE_AT_MOST`].
+pub(crate) async fn all_are(
+    progress: &mut [watch::Receiver<Progress>],
+    subscribers: &mut JoinSet<Subscriber>,
+    is_so: impl Fn(&Progress) -> bool,
+) {
+    let all = async {
+        for progress in progress {
+            if progress.wait_for(&is_so).await.is_ok() {
+                continue;
+            }
+            while let Some(ended) = subscribers.join_next().await {
+                if let Err(error) = ended {
+                    std::panic::resume_unwind(error.into_panic());
+                }
+            }
+        }
+    };
+    assert!(timeout(LIVE_AT_MOST, all).await.is_ok(), "not all are live again after {LIVE_AT_MOST:?}");
 }
 
 /// Opens a watch on its own connection.

@@ -8,11 +8,13 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use futures::StreamExt;
+use http_body_util::Empty;
 use hyper_util::rt::TokioIo;
 use kubefan_client::{Client, ClientOptions};
 use kubefan_common::proto::v1alpha1::{
-    ListRequest, ListResourcesRequest, ListResponse, ResourceStatus, Target, WatchRequest,
+    ListRequest, ListResourcesRequest, ListResponse, OnExpired, ResourceStatus, Target, WatchRequest,
     watch_service_client::WatchServiceClient,
 };
 use kubefan_model::{GroupVersionResource, Media};
@@ -45,7 +47,8 @@ use tonic::{
 use tower::service_fn;
 
 use super::{
-    network::Network,
+    kubefan::value_of,
+    network::{Network, RecordedRequest},
     record::{Recorded, Watch, recorded},
 };
 
@@ -108,8 +111,13 @@ impl Setup {
     }
 
     /// Loads the initial state with LIST instead of WatchList.
-    pub(crate) fn by_list(mut self) -> Setup {
-        self.reflector.watch_list = false;
+    pub(crate) fn by_list(self) -> Setup {
+        self.with_watch_list(false)
+    }
+
+    /// Loads the initial state with WatchList or with LIST.
+    pub(crate) fn with_watch_list(mut self, watch_list: bool) -> Setup {
+        self.reflector.watch_list = watch_list;
         self
     }
 
@@ -254,13 +262,17 @@ impl Rig {
 
     /// Waits until /readyz contains this text.
     pub(crate) async fn readyz_has(&self, text: &str) {
-        let limit = Duration::from_secs(600);
-        let found = async {
-            while !self.readyz().contains(text) {
+        self.until(|| self.readyz().contains(text), || format!("no {text:?} in {}", self.readyz())).await;
+    }
+
+    /// Waits until something is so. `otherwise` says what is there instead.
+    pub(crate) async fn until(&self, is_so: impl Fn() -> bool, otherwise: impl Fn() -> String) {
+        let waited = async {
+            while !is_so() {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };
-        assert!(tokio::time::timeout(limit, found).await.is_ok(), "no {text:?} in {}", self.readyz());
+        assert!(tokio::time::timeout(Duration::from_secs(600), waited).await.is_ok(), "{}", otherwise());
     }
 
     /// Starts a watch like a subscriber.
@@ -294,6 +306,12 @@ impl Rig {
         Ok(Watch::over(Box::pin(responses), &resource_version))
     }
 
+    /// Starts a watch that starts over with a snapshot if the version is expired.
+    pub(crate) async fn watch_or_restart(&self, target: Target, resource_version: &str) -> Result<Watch, Status> {
+        let on_expired = OnExpired::Restart.into();
+        self.send(WatchRequest { on_expired, ..self.request(target, resource_version) }).await
+    }
+
     /// Starts a watch of a resource in all namespaces, and receives its snapshot.
     pub(crate) async fn watch_all(&self, resource: &str) -> Watch {
         let mut watch = self.watch(target(resource), "").await.unwrap();
@@ -315,6 +333,21 @@ impl Rig {
     /// The response of `ListResources`.
     pub(crate) async fn resources(&self) -> Vec<ResourceStatus> {
         self.client.clone().list_resources(ListResourcesRequest {}).await.unwrap().into_inner().resources
+    }
+
+    /// Sends a GET over HTTP, on a connection of its own.
+    pub(crate) async fn get(&self, path: &str) -> http::Response<hyper::body::Incoming> {
+        let (ours, theirs) = tokio::io::duplex(64 << 10);
+        tokio::spawn(self.server.clone().serve(theirs, ClientInfo::default()));
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(ours)).await.unwrap();
+        tokio::spawn(connection);
+        let request = http::Request::get(path).header("host", "kubefan.test");
+        sender.send_request(request.body(Empty::<Bytes>::new()).unwrap()).await.unwrap()
+    }
+
+    /// The requests for a collection so far, in order.
+    pub(crate) fn asked(&self, collection: &str) -> Vec<RecordedRequest> {
+        self.network.recorded_requests(collection)
     }
 
     /// Breaks every connection to the apiserver, and waits until kubefan has noticed.
@@ -344,22 +377,34 @@ impl Rig {
 
     /// Waits until a line of the metrics has this value.
     pub(crate) async fn metric_becomes(&self, line: &str, value: f64) {
-        let limit = Duration::from_secs(600);
-        let found = async {
-            while self.metric(line) != value {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        };
-        assert!(tokio::time::timeout(limit, found).await.is_ok(), "{line} is {}", self.metric(line));
+        self.until(|| self.metric(line) == value, || format!("{line} is {}", self.metric(line))).await;
     }
 
     /// The value of one line of the metrics, by name and labels as printed; 0 if there is no such
     /// line.
     pub(crate) fn metric(&self, line: &str) -> f64 {
-        self.registry.refresh_gauges();
-        let text = prometheus::TextEncoder::new().encode_to_string(&self.metrics.registry().gather()).unwrap();
+        let text = self.metrics_text();
         let value = text.lines().find_map(|each| each.strip_prefix(line)?.strip_prefix(' '));
         value.map_or(0.0, |value| value.parse().expect("a metric's value is a number"))
+    }
+
+    /// The sum of a metric's lines about pods that contain `label`.
+    pub(crate) fn of_pods(&self, name: &str, label: &str) -> f64 {
+        let is_of = |line: &&str| {
+            let labels = line.strip_prefix(name).filter(|rest| rest.starts_with('{'));
+            labels.is_some_and(|labels| labels.contains(r#"resource="pods""#) && labels.contains(label))
+        };
+        self.metrics_text().lines().filter(is_of).map(value_of).fold(0.0, |sum, value| sum + value)
+    }
+
+    /// The time since the cached pods were last proved to be upstream's.
+    pub(crate) fn age(&self) -> f64 {
+        self.of_pods("kubefan_staleness_seconds", "")
+    }
+
+    fn metrics_text(&self) -> String {
+        self.registry.refresh_gauges();
+        prometheus::TextEncoder::new().encode_to_string(&self.metrics.registry().gather()).unwrap()
     }
 }
 
@@ -443,7 +488,12 @@ pub(crate) fn churn(sim: &SimApiserver, from: usize, rounds: usize) -> u64 {
 }
 
 pub(crate) fn pods() -> GroupVersionResource {
-    GroupVersionResource::new("", "v1", "pods")
+    core("pods")
+}
+
+/// A resource of the core group.
+pub(crate) fn core(resource: &str) -> GroupVersionResource {
+    GroupVersionResource::new("", "v1", resource)
 }
 
 /// A pod in the namespace `default`.

@@ -95,9 +95,7 @@ impl Simulated {
         kubefan.ready().await;
         kubefan
     }
-}
 
-impl Simulated {
     /// Like [`Self::kubefan`], on a Unix socket such as `unix:/tmp/x`.
     pub(crate) async fn kubefan_at(&self, socket: &str) -> Kubefan {
         let kubefan = Kubefan::spawn_at(&self.kubeconfig(), socket, &["--resource=pods"]).await;

@@ -94,3 +94,52 @@ impl BookmarkPause {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    /// An attempt that gets no bookmark for three seconds. Returns its end.
+    fn fail(pause: &mut BookmarkPause, begin: Instant) -> Instant {
+        assert!(pause.begin(begin), "a reader may wait");
+        let end = begin + seconds(3);
+        pause.end(&Err(ProofFailure::NoBookmark(String::new())), end);
+        end
+    }
+
+    #[test]
+    fn pauses_grow_to_a_minute_and_old_failures_are_forgotten() {
+        let (mut pause, mut now) = (BookmarkPause::default(), Instant::now());
+        for expected in [5, 10, 20, 40, 60, 60] {
+            now = fail(&mut pause, now);
+            assert_eq!(pause.remaining(now), Some(seconds(expected)));
+            assert!(!pause.begin(now + seconds(expected - 1)));
+            now += seconds(expected);
+            assert_eq!(pause.remaining(now), None);
+        }
+        // A proof without a bookmark says nothing about bookmarks.
+        assert!(pause.begin(now));
+        pause.end(&Ok(Proof::Held), now);
+        now = fail(&mut pause, now);
+        assert_eq!(pause.remaining(now), Some(PAUSE_MAX));
+        now = fail(&mut pause, now + PAUSE_MAX + PAUSE_MAX + seconds(1));
+        assert_eq!(pause.remaining(now), Some(PAUSE));
+    }
+
+    #[test]
+    fn only_one_reader_waits_in_the_attempt_after_a_pause() {
+        let mut pause = BookmarkPause::default();
+        let now = fail(&mut pause, Instant::now()) + PAUSE;
+        assert!(pause.begin(now));
+        assert_eq!(pause.remaining(now), Some(PAUSE), "the pause continues for all others");
+        assert!(!pause.begin(now + seconds(1)));
+        pause.end(&Ok(Proof::Bookmark), now + seconds(2));
+        assert_eq!(pause.remaining(now), None);
+        let now = fail(&mut pause, now + seconds(2));
+        assert_eq!(pause.remaining(now), Some(PAUSE), "a bookmark ends all of it");
+    }
+}
