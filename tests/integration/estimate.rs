@@ -1,6 +1,6 @@
-//! `kubefan estimate`: what it predicts for watches of a real apiserver and calculates from figures,
-//! and what moving the watches to kubefan really saves and costs. With `KUBEFAN_TEST_SCALE=full`
-//! there are 500 watches.
+//! `kubefan estimate`: what it predicts for watches of a real apiserver and calculates from
+//! figures, and what moving the watches to kubefan really saves and costs. With
+//! `KUBEFAN_TEST_SCALE=full` there are 500 watches.
 
 use std::{
     sync::{
@@ -31,8 +31,8 @@ use crate::{
 };
 
 tests! {
-    apiserver full: moving_watches_saves_what_was_predicted_and_costs_what_was_calculated;
-    apiserver: the_right_to_read_metrics_is_named;
+    apiserver full: moving_watches_saves_what_was_predicted_and_costs_what_was_calculated,
+        the_right_to_read_metrics_is_named;
     local: what_cannot_be_estimated_is_refused, the_calculator_needs_no_cluster;
 }
 

@@ -1,8 +1,8 @@
 //! The memory of a cache relative to the JSON that it caches: after churn, and at the peak of a
 //! relist.
 //!
-//! `KUBEFAN_TEST_SCALE=full` measures it with 100,000 pods of the simulated apiserver, and prints the
-//! values. Only a release build of kubefan gives meaningful values.
+//! `KUBEFAN_TEST_SCALE=full` measures it with 100,000 pods of the simulated apiserver, and prints
+//! the values. Only a release build of kubefan gives meaningful values.
 //! `KUBEFAN_TEST_BINARY` names one, so that the tests themselves can be a debug build.
 
 use std::{fs, path::Path};
