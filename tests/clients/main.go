@@ -10,7 +10,6 @@ import (
 	"log"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 	"time"
 
@@ -28,10 +27,8 @@ func main() {
 	seconds := flag.Int("seconds", 300, "time limit in seconds")
 	pods := flag.Bool("pods", false, "instead, run one informer of pods until the pod -until was created and deleted")
 	elect := flag.String("elect", "", "instead of informers, let two candidates contend for this Lease, `NAMESPACE/NAME`")
-	starts := flag.Int("starts", 0, "instead, start an informer of -resources this often and print how long each start took")
-	marks := flag.Bool("marks", false, "instead, run dynamic informers of -resources and print which marks all of them have seen")
 	versions := flag.Bool("versions", false, "instead, run one dynamic informer of -resources and print each version of its store")
-	resources := flag.String("resources", "", "one `RESOURCE.GROUP` for -starts; several RESOURCE.VERSION.GROUP, with commas, for -marks; one of these for -versions")
+	resources := flag.String("resources", "", "the `RESOURCE.VERSION.GROUP` for -versions")
 	measured := flag.Bool("measure", false, "instead, run one informer of pods and take a benchmark's orders on stdin")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
@@ -55,10 +52,6 @@ func main() {
 		err = contend(ctx, config, *agent, *elect)
 	case *pods:
 		err = recordPods(ctx, config, *agent, *until)
-	case *starts > 0:
-		err = measureStarts(ctx, config, *agent, *contentType, *resources, *starts)
-	case *marks:
-		err = followMarks(ctx, config, *agent, strings.Split(*resources, ","))
 	case *versions:
 		err = followVersions(ctx, config, *agent, *resources)
 	case *measured:

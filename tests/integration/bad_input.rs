@@ -1,34 +1,36 @@
 //! Bad input gets the right status code and one clear line that names the mistake and the remedy.
-//! It causes no panic and disturbs no other request. All tests use the real binary; the harness
-//! checks every kubefan for panics when it ends.
+//! It causes no panic and disturbs no other request. The harness checks every kubefan for panics
+//! when it ends; within this process a panic breaks the connection.
 
 use std::{net::SocketAddr, time::Duration};
 
-use kubefan_common::proto::v1alpha1::{
-    GetRequest, ListRequest, Target, WatchRequest, WatchResponse, watch_service_client::WatchServiceClient,
-};
+use http::Request;
+use kubefan_common::proto::v1alpha1::{GetRequest, ListRequest, Target, WatchRequest};
+use prost::Message;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
 };
-use tonic::{Code, Request, Status, transport::Channel};
+use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
-use crate::harness::{
-    kubefan::{Kubefan, Ran, run},
-    process::closed_port,
-    record::{Query, Watch, connect},
-    rig::target,
-    simulated::Simulated,
-    tests,
+use crate::{
+    connections::{RawConnection, status},
+    harness::{
+        kubefan::{Kubefan, Ran, run},
+        process::closed_port,
+        record::{Query, Watch, connect},
+        rig::{Rig, Setup, on_demand, pod, pods, target},
+        simulated::Simulated,
+        tests,
+    },
 };
 
 tests! {
-    local: unknown_resources_are_refused_with_a_suggestion, bad_selectors_are_refused_with_the_byte_offset,
-        bad_versions_are_refused, invalid_names_are_refused, invalid_durations_are_refused, invalid_gets_are_refused,
-        garbage_on_the_data_port_disturbs_no_subscriber, a_request_that_is_too_long_is_refused,
-        an_unknown_method_is_refused, the_command_line_reports_mistakes, the_client_prints_the_servers_error,
-        the_admin_port_refuses_bad_requests;
+    local: garbage_on_either_port_disturbs_no_subscriber, the_command_line_reports_mistakes,
+        the_client_prints_the_servers_error;
+    paused: bad_watches_are_refused_and_disturb_no_subscriber, bad_reads_are_refused, an_unknown_method_is_refused,
+        the_longest_durations_are_accepted;
 }
 
 /// Checks for exactly one line on stderr that has all of these parts, and the exit code.
@@ -44,7 +46,7 @@ pub(crate) fn assert_line(what: &str, ran: &Ran, code: i32, has: &[&str]) {
     assert!(ran.stderr.len() < 1000, "{what}: {}", ran.stderr);
 }
 
-/// A subscriber that the bad requests must not disturb.
+/// A subscriber that bad requests must not disturb.
 struct HealthySubscriber {
     watch: Watch,
     writes: u32,
@@ -70,31 +72,57 @@ pub(crate) async fn assert_a_subscriber_gets_events(simulated: &Simulated, kubef
     HealthySubscriber::of(kubefan).await.gets_the_next_event(simulated).await;
 }
 
-/// A simulated apiserver, kubefan with pods, a subscriber, and a client for the bad requests.
-async fn with_subscriber() -> (Simulated, Kubefan, HealthySubscriber, WatchServiceClient<Channel>) {
+/// A simulated apiserver, kubefan with pods, and a subscriber.
+async fn with_subscriber() -> (Simulated, Kubefan, HealthySubscriber) {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods"]).await;
     let subscriber = HealthySubscriber::of(&kubefan).await;
-    let client = connect(kubefan.grpc_addr).await;
-    (simulated, kubefan, subscriber, client)
+    (simulated, kubefan, subscriber)
 }
 
-/// Checks a refusal: its code, the field at fault, and an ErrorInfo with a reason.
-fn assert_refused(what: &str, status: &Status, code: Code, field: &str, has: &str) {
-    assert_eq!(status.code(), code, "{what}: {status:?}");
-    assert!(status.message().contains(has), "{what}: {has:?} is not in {}", status.message());
-    assert!(!status.message().contains(|c: char| c.is_control()), "{what}: one line: {:?}", status.message());
-    let info = status.get_details_error_info().unwrap_or_else(|| panic!("{what}: no ErrorInfo"));
-    assert_eq!(info.domain, "kubefan.dev", "{what}");
-    assert!(!info.reason.is_empty(), "{what}");
-    let named = status.get_details_bad_request().map(|bad| bad.field_violations[0].field.clone()).unwrap_or_default();
-    assert_eq!(named, field, "{what}: the field at fault");
+/// A kubefan in this process, with one pod.
+async fn rig() -> Rig {
+    let setup = Setup::of(&["pods"]).on_demand(on_demand());
+    let sim = setup.sim();
+    sim.create(&pods(), pod("a", "new")).unwrap();
+    Rig::synced(sim, setup).await
 }
 
-async fn watch_error(client: &mut WatchServiceClient<Channel>, request: WatchRequest) -> Status {
-    match client.watch(request).await {
-        Err(status) => status,
-        Ok(response) => panic!("the request was served: {:?}", response.into_inner().message().await),
+/// A request, and the refusal that it must get.
+struct Refused<R> {
+    what: String,
+    request: R,
+    code: Code,
+    /// The field at fault.
+    field: &'static str,
+    /// Part of the message.
+    has: String,
+}
+
+impl<R> Refused<R> {
+    /// The request is invalid in this field.
+    fn invalid(field: &'static str, what: impl Into<String>, request: R, has: impl Into<String>) -> Refused<R> {
+        Refused { what: what.into(), request, code: Code::InvalidArgument, field, has: has.into() }
+    }
+
+    /// The request is refused with another code.
+    fn with(code: Code, what: impl Into<String>, request: R, has: impl Into<String>) -> Refused<R> {
+        Refused { code, ..Refused::invalid("", what, request, has) }
+    }
+
+    /// Checks the code, the field at fault, and an ErrorInfo with a reason.
+    fn assert(&self, status: &Status) {
+        let Refused { what, has, .. } = self;
+        assert_eq!(status.code(), self.code, "{what}: {status:?}");
+        assert!(status.message().contains(has.as_str()), "{what}: {has:?} is not in {}", status.message());
+        assert!(!status.message().contains(|c: char| c.is_control()), "{what}: one line: {:?}", status.message());
+        assert!(status.message().len() < 1000, "{what}: a refusal does not repeat a long value");
+        let info = status.get_details_error_info().unwrap_or_else(|| panic!("{what}: no ErrorInfo"));
+        assert_eq!(info.domain, "kubefan.dev", "{what}");
+        assert!(!info.reason.is_empty(), "{what}");
+        let bad = status.get_details_bad_request();
+        let named = bad.map(|bad| bad.field_violations[0].field.clone()).unwrap_or_default();
+        assert_eq!(named, self.field, "{what}: the field at fault");
     }
 }
 
@@ -102,104 +130,76 @@ fn watch_of(target: Target) -> WatchRequest {
     WatchRequest { target: Some(target), ..WatchRequest::default() }
 }
 
-async fn unknown_resources_are_refused_with_a_suggestion() {
-    let (simulated, _kubefan, mut subscriber, mut client) = with_subscriber().await;
-    let cases = [
-        ("podz", "did you mean \"pods\"?"),
-        ("deploymnets", "did you mean \"deployments.apps\"?"),
-        ("xyzzy", "kubectl api-resources"),
-    ];
-    for (name, has) in cases {
-        let status = watch_error(&mut client, watch_of(target(name))).await;
-        assert_refused(name, &status, Code::NotFound, "", has);
-        assert!(status.message().contains(&format!("{name:?}")), "{status}");
+/// Texts that are no versions.
+const BAD_VERSIONS: [&str; 8] = ["abc", "-1", "1.5", "01", " 7", "99999999999999999999999", "7\n8", "0x10"];
+
+async fn bad_watches_are_refused_and_disturb_no_subscriber() {
+    let rig = rig().await;
+    let mut subscriber = rig.watch_all("pods").await;
+    let rows = [unknown_resources(), bad_selectors(), bad_versions(), bad_names(), bad_durations()];
+    for row in rows.into_iter().flatten() {
+        let Err(status) = rig.send(row.request.clone()).await else { panic!("{}: it was served", row.what) };
+        row.assert(&status);
     }
-    let other_group = Target { group: "apps".into(), version: "v1".into(), ..target("pods") };
-    let status = watch_error(&mut client, watch_of(other_group)).await;
-    assert_refused("another group", &status, Code::NotFound, "", "pods.v1.apps");
-    assert_refused(
-        "none",
-        &watch_error(&mut client, watch_of(target(""))).await,
-        Code::InvalidArgument,
-        "target.resource",
-        "required",
-    );
-    let nothing = watch_error(&mut client, WatchRequest::default()).await;
-    assert_refused("no target", &nothing, Code::InvalidArgument, "target.resource", "required");
-    subscriber.gets_the_next_event(&simulated).await;
+    for odd in ["..", ".", "...", "-", ".pods", "pods..apps", &"x.".repeat(200)] {
+        let Err(status) = rig.watch(target(odd), "").await else { panic!("{odd}: it was served") };
+        assert!([Code::NotFound, Code::InvalidArgument].contains(&status.code()), "{odd}: {status}");
+        assert!(status.message().len() < 1000 && status.get_details_error_info().is_some(), "{status:?}");
+    }
+    subscriber.until(rig.sim.update(&pods(), pod("a", "later")).unwrap()).await;
+    assert_eq!(subscriber.events.len(), 1, "nothing lost, nothing repeated");
 }
 
-async fn bad_selectors_are_refused_with_the_byte_offset() {
-    let (simulated, _kubefan, mut subscriber, mut client) = with_subscriber().await;
-    let labels = [
-        ("a in (b", 7),
-        ("a=b,,c=d", 4),
-        ("=x", 0),
-        ("a in b", 5),
-        ("a b", 2),
-        ("!", 1),
-        ("a=-", 2),
-        ("app=web;tier=db", 4),
-    ];
-    for (text, place) in labels {
-        let selector = Target { label_selector: text.into(), ..target("pods") };
-        let status = watch_error(&mut client, watch_of(selector)).await;
-        let place = format!("(at byte {place})");
-        assert_refused(text, &status, Code::InvalidArgument, "target.label_selector", &place);
-    }
-    let fields = [
-        ("spec.nodeName", "(at byte 0)"),
-        ("status.phase=Running,metadata.name", "(at byte 21)"),
-        (r"metadata.name=a\b", "(at byte "),
-        ("spec.color=red", "field label not supported: \"spec.color\"; pods can be selected by metadata.name"),
-    ];
-    for (text, has) in fields {
-        let selector = Target { field_selector: text.into(), ..target("pods") };
-        let status = watch_error(&mut client, watch_of(selector)).await;
-        assert_refused(text, &status, Code::InvalidArgument, "target.field_selector", has);
-    }
-    let long = Target { label_selector: "a=b,".repeat(6000) + "a=b", ..target("pods") };
-    let status = watch_error(&mut client, watch_of(long)).await;
-    assert_refused("long", &status, Code::InvalidArgument, "target.label_selector", "the maximum is 16384");
-    let deep = Target { label_selector: "(".repeat(16_000), ..target("pods") };
-    assert_eq!(watch_error(&mut client, watch_of(deep)).await.code(), Code::InvalidArgument);
-    subscriber.gets_the_next_event(&simulated).await;
+fn unknown_resources() -> Vec<Refused<WatchRequest>> {
+    let unknown = |target: Target, has: &str| Refused::with(Code::NotFound, has, watch_of(target), has);
+    vec![
+        unknown(target("podz"), "\"podz\"; did you mean \"pods\"?"),
+        unknown(target("deploymnets"), "\"deploymnets\"; did you mean \"deployments.apps\"?"),
+        unknown(target("xyzzy"), "\"xyzzy\""),
+        unknown(target("xyzzy"), "kubectl api-resources"),
+        unknown(Target { group: "apps".into(), version: "v1".into(), ..target("pods") }, "pods.v1.apps"),
+        Refused::invalid("target.resource", "an empty name", watch_of(target("")), "required"),
+        Refused::invalid("target.resource", "no target", WatchRequest::default(), "required"),
+    ]
 }
 
-async fn bad_versions_are_refused() {
-    let (simulated, _kubefan, mut subscriber, mut client) = with_subscriber().await;
-    for text in ["abc", "-1", "1.5", "01", " 7", "99999999999999999999999", "7\n8", "0x10"] {
-        let request = WatchRequest { resource_version: text.into(), ..watch_of(target("pods")) };
-        let status = watch_error(&mut client, request).await;
-        assert_refused(text, &status, Code::InvalidArgument, "resource_version", &format!("{text:?}"));
-        let list =
-            ListRequest { target: Some(target("pods")), resource_version: text.into(), ..ListRequest::default() };
-        assert_eq!(client.list(list).await.err().unwrap().code(), Code::InvalidArgument);
-    }
-    let future = WatchRequest { resource_version: "999999999".into(), ..watch_of(target("pods")) };
-    let status = watch_error(&mut client, future).await;
-    assert_refused("the future", &status, Code::OutOfRange, "", "version 999999999 belongs to another history");
-    let list =
-        ListRequest { target: Some(target("pods")), resource_version: "999999999".into(), ..ListRequest::default() };
-    let status = client.list(list).await.err().unwrap();
-    assert_refused("a list from the future", &status, Code::Unavailable, "", "too large resource version");
-    subscriber.gets_the_next_event(&simulated).await;
+fn bad_selectors() -> Vec<Refused<WatchRequest>> {
+    let by_labels = |text: &str, has: &str| {
+        let target = Target { label_selector: text.into(), ..target("pods") };
+        let what = text.chars().take(20).collect::<String>();
+        Refused::invalid("target.label_selector", what, watch_of(target), has)
+    };
+    let by_fields = |text: &str, has: &str| {
+        let target = Target { field_selector: text.into(), ..target("pods") };
+        Refused::invalid("target.field_selector", text, watch_of(target), has)
+    };
+    let unsupported = "field label not supported: \"spec.color\"; pods can be selected by metadata.name";
+    let too_long = Target { label_selector: "x".repeat(1 << 20), ..target("pods") };
+    vec![
+        by_labels("a in (b", "(at byte 7)"),
+        by_labels("a=b,,c=d", "(at byte 4)"),
+        by_labels("app=web;tier=db", "(at byte 4)"),
+        by_labels(&("a=b,".repeat(6000) + "a=b"), "the maximum is 16384"),
+        by_labels(&"(".repeat(16_000), ""),
+        by_fields("status.phase=Running,metadata.name", "(at byte 21)"),
+        by_fields("spec.color=red", unsupported),
+        // Not OUT_OF_RANGE, which means that a version is too old.
+        Refused::with(Code::ResourceExhausted, "a long request", watch_of(too_long), "--max-message-size"),
+    ]
 }
 
-async fn invalid_names_are_refused() {
-    let (simulated, _kubefan, mut subscriber, mut client) = with_subscriber().await;
-    let bad = [
-        "../../secrets",
-        "pods/status",
-        "pods%2Fstatus",
-        "a\nb",
-        "a\0b",
-        "a b",
-        "a?watch=1",
-        "a#b",
-        "\u{1b}[31m",
-        "\u{85}x",
-    ];
+fn bad_versions() -> Vec<Refused<WatchRequest>> {
+    let of = |text: &str| WatchRequest { resource_version: text.into(), ..watch_of(target("pods")) };
+    let bad = |text: &str| Refused::invalid("resource_version", text, of(text), format!("{text:?}"));
+    let future = "version 999999999 belongs to another history";
+    let mut rows: Vec<_> = BAD_VERSIONS.map(bad).into();
+    rows.push(Refused::with(Code::OutOfRange, "the future", of("999999999"), future));
+    rows
+}
+
+fn bad_names() -> Vec<Refused<WatchRequest>> {
+    let bad = ["../../secrets", "pods/status", "pods%2Fstatus", "a\nb", "a\0b", "a b", "a?watch=1", "a#b"];
+    let bad = bad.into_iter().chain(["\u{1b}[31m", "\u{85}x"]);
     type Set = fn(&mut Target, String);
     let set: [(&str, Set); 5] = [
         ("target.group", |target, name| target.group = name),
@@ -208,76 +208,92 @@ async fn invalid_names_are_refused() {
         ("target.namespace", |target, name| target.namespace = name),
         ("target.name", |target, name| target.name = name),
     ];
+    let mut rows = Vec::new();
     for (field, set) in set {
-        for name in bad {
+        let with = |name: String| {
             let mut target = target("pods");
-            set(&mut target, name.to_owned());
-            let status = watch_error(&mut client, watch_of(target)).await;
-            assert_refused(&format!("{field} {name:?}"), &status, Code::InvalidArgument, field, "");
-        }
-        let mut long = target("pods");
-        set(&mut long, "x".repeat(10_000));
-        let status = watch_error(&mut client, watch_of(long)).await;
-        assert_refused(field, &status, Code::InvalidArgument, field, "longer than");
-        assert!(status.message().len() < 1000, "a refusal does not repeat a long value");
+            set(&mut target, name);
+            watch_of(target)
+        };
+        rows.extend(
+            bad.clone().map(|name| Refused::invalid(field, format!("{field} {name:?}"), with(name.into()), "")),
+        );
+        rows.push(Refused::invalid(field, format!("long {field}"), with("x".repeat(10_000)), "longer than"));
     }
-    for odd in ["..", ".", "...", "-", ".pods", "pods..apps", &"x.".repeat(200)] {
-        let status = watch_error(&mut client, watch_of(target(odd))).await;
-        assert!([Code::NotFound, Code::InvalidArgument].contains(&status.code()), "{odd}: {status}");
-        assert!(status.message().len() < 1000 && status.get_details_error_info().is_some(), "{status:?}");
-    }
-    subscriber.gets_the_next_event(&simulated).await;
+    rows
 }
 
-async fn invalid_durations_are_refused() {
-    let (simulated, _kubefan, mut subscriber, mut client) = with_subscriber().await;
+fn bad_durations() -> Vec<Refused<WatchRequest>> {
+    let mut rows = Vec::new();
     for seconds in [-1, i64::MIN] {
         let request = WatchRequest { timeout_seconds: seconds, ..watch_of(target("pods")) };
-        let status = watch_error(&mut client, request).await;
-        assert_refused("timeout", &status, Code::InvalidArgument, "timeout_seconds", &seconds.to_string());
+        rows.push(Refused::invalid("timeout_seconds", "a timeout", request, seconds.to_string()));
     }
     for (seconds, nanos) in [(0, 0), (0, 999_999_999), (-5, 0), (0, -1), (i64::MIN, i32::MIN), (-1, i32::MAX)] {
         let bookmark_interval = Some(prost_types::Duration { seconds, nanos });
         let request = WatchRequest { bookmark_interval, ..watch_of(target("pods")) };
-        let status = watch_error(&mut client, request).await;
-        assert_refused("bookmarks", &status, Code::InvalidArgument, "bookmark_interval", "");
+        rows.push(Refused::invalid("bookmark_interval", format!("{seconds} s and {nanos} ns"), request, ""));
     }
-    // The longest durations are accepted and mean "very long".
-    for (timeout_seconds, seconds) in [(i64::MAX, i64::MAX), (1 << 40, 1 << 40)] {
-        let bookmark_interval = Some(prost_types::Duration { seconds, nanos: 0 });
-        let request = WatchRequest { bookmark_interval, timeout_seconds, ..watch_of(target("pods")) };
-        let mut stream = client.watch(request).await.unwrap().into_inner();
-        assert!(stream.message().await.unwrap().is_some());
-    }
-    subscriber.gets_the_next_event(&simulated).await;
+    rows
 }
 
-async fn invalid_gets_are_refused() {
-    let (simulated, _kubefan, mut subscriber, mut client) = with_subscriber().await;
-    let get = |target: Target| GetRequest { target: Some(target), ..GetRequest::default() };
-    let named =
-        |namespace: &str, name: &str| Target { namespace: namespace.into(), name: name.into(), ..target("pods") };
-    let cases = [
-        (named("default", ""), "target.name", "required"),
-        (named("", "a"), "target.namespace", "required"),
-        (Target { label_selector: "a=b".into(), ..named("default", "a") }, "target", "selectors are not allowed"),
-    ];
-    for (target, field, has) in cases {
-        let status = client.get(get(target)).await.unwrap_err();
-        assert_refused(field, &status, Code::InvalidArgument, field, has);
+async fn the_longest_durations_are_accepted() {
+    let rig = rig().await;
+    for seconds in [i64::MAX, 1 << 40] {
+        let bookmark_interval = Some(prost_types::Duration { seconds, nanos: 0 });
+        let request = WatchRequest { bookmark_interval, timeout_seconds: seconds, ..watch_of(target("pods")) };
+        assert!(rig.send(request).await.unwrap().step().await.unwrap().is_some());
     }
-    let status = client.get(get(named("default", "nope"))).await.unwrap_err();
-    assert_refused("no such pod", &status, Code::NotFound, "", "pods \"nope\" not found");
-    assert_eq!(status.get_details_error_info().unwrap().reason, "OBJECT_NOT_FOUND");
-    let node = Target { namespace: "default".into(), name: "n".into(), ..target("nodes") };
-    assert_refused(
-        "a node",
-        &client.get(get(node)).await.unwrap_err(),
-        Code::InvalidArgument,
-        "target.namespace",
-        "not namespaced",
-    );
-    subscriber.gets_the_next_event(&simulated).await;
+}
+
+async fn bad_reads_are_refused() {
+    let rig = rig().await;
+    let list_at = |version: &str, target: Target| {
+        let resource_version = version.to_owned();
+        ListRequest { target: Some(target), resource_version, ..ListRequest::default() }
+    };
+    let bad =
+        |text: &str| Refused::invalid("resource_version", text, list_at(text, target("pods")), format!("{text:?}"));
+    let mut lists: Vec<_> = BAD_VERSIONS.map(bad).into();
+    let too_large = "too large resource version";
+    lists.push(Refused::with(Code::Unavailable, "the future", list_at("999999999", target("pods")), too_large));
+    let long = Target { label_selector: "x".repeat(1 << 20), ..target("pods") };
+    lists.push(Refused::with(Code::ResourceExhausted, "a long list", list_at("", long), "--max-message-size"));
+    for row in lists {
+        row.assert(&rig.list_request(row.request.clone()).await.unwrap_err());
+    }
+
+    let get = |resource: &str, namespace: &str, name: &str| {
+        let target = Target { namespace: namespace.into(), name: name.into(), ..target(resource) };
+        GetRequest { target: Some(target), ..GetRequest::default() }
+    };
+    let mut selected = get("pods", "default", "a");
+    selected.target.as_mut().unwrap().label_selector = "a=b".to_owned();
+    let gets = [
+        Refused::invalid("target.name", "no name", get("pods", "default", ""), "required"),
+        Refused::invalid("target.namespace", "no namespace", get("pods", "", "a"), "required"),
+        Refused::invalid("target", "a selector", selected, "selectors are not allowed"),
+        Refused::invalid("target.namespace", "of a node", get("nodes", "default", "n"), "not namespaced"),
+        Refused::with(Code::NotFound, "no such pod", get("pods", "default", "nope"), "pods \"nope\" not found"),
+    ];
+    let mut raw = RawConnection::to(&rig).await;
+    for row in gets {
+        let answer = raw.call_method("Get", &[], &row.request.encode_to_vec()).await;
+        let refused = status(answer.headers());
+        row.assert(&refused);
+        let reason = refused.get_details_error_info().unwrap().reason;
+        assert_eq!(reason == "OBJECT_NOT_FOUND", row.code == Code::NotFound, "{}: {reason}", row.what);
+    }
+}
+
+async fn an_unknown_method_is_refused() {
+    let rig = rig().await;
+    let mut raw = RawConnection::to(&rig).await;
+    for path in ["/kubefan.v1alpha1.WatchService/Wtach", "/kubefan.v9.WatchService/Watch", "/nothing", "/"] {
+        let request = Request::post(format!("http://kubefan.test{path}")).header("content-type", "application/grpc");
+        let (answer, _) = raw.requests.send_request(request.header("te", "trailers").body(()).unwrap(), true).unwrap();
+        assert_eq!(status(answer.await.unwrap().headers()).code(), Code::Unimplemented, "{path}");
+    }
 }
 
 /// Sends bytes. Returns everything that comes back within a second or until the other side closes.
@@ -290,8 +306,8 @@ async fn send(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     answer
 }
 
-async fn garbage_on_the_data_port_disturbs_no_subscriber() {
-    let (simulated, kubefan, mut subscriber, mut client) = with_subscriber().await;
+async fn garbage_on_either_port_disturbs_no_subscriber() {
+    let (simulated, kubefan, mut subscriber) = with_subscriber().await;
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     let random: Vec<u8> = (0u32..5000).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let inputs: [Vec<u8>; 9] = [
@@ -322,50 +338,28 @@ async fn garbage_on_the_data_port_disturbs_no_subscriber() {
     subscriber.gets_the_next_event(&simulated).await;
 
     // Valid gRPC frames with a body that is no request.
+    let http = reqwest::Client::builder().http2_prior_knowledge().build().unwrap();
     for body in [&[0, 0, 0, 0, 3, 0xff, 0xff, 0xff][..], &[1, 0, 0, 0, 0], &[0, 0, 0, 0, 9, 1], &[]] {
-        let http = reqwest::Client::builder().http2_prior_knowledge().build().unwrap();
         let url = format!("http://{}/kubefan.v1alpha1.WatchService/Watch", kubefan.grpc_addr);
-        let answer = http
-            .post(url)
-            .header("content-type", "application/grpc")
-            .header("te", "trailers")
-            .body(body.to_vec())
-            .send()
-            .await
-            .unwrap();
-        let status = Status::from_header_map(answer.headers()).unwrap();
-        assert_refused(&format!("{body:?}"), &status, Code::InvalidArgument, "", "the request cannot be decoded");
+        let request = http.post(url).header("content-type", "application/grpc").header("te", "trailers");
+        let answer = request.body(body.to_vec()).send().await.unwrap();
+        Refused::invalid("", format!("{body:?}"), (), "the request cannot be decoded")
+            .assert(&status(answer.headers()));
     }
     subscriber.gets_the_next_event(&simulated).await;
-    assert!(client.list_resources(kubefan_common::proto::v1alpha1::ListResourcesRequest {}).await.is_ok());
-}
 
-async fn a_request_that_is_too_long_is_refused() {
-    let (simulated, _kubefan, mut subscriber, mut client) = with_subscriber().await;
-    let long = Target { label_selector: "x".repeat(1 << 20), ..target("pods") };
-    let status = watch_error(&mut client, watch_of(long.clone())).await;
-    // Not OUT_OF_RANGE, which means that a version is too old.
-    assert_refused("a watch", &status, Code::ResourceExhausted, "", "--max-message-size");
-    let status = client.list(ListRequest { target: Some(long), ..ListRequest::default() }).await.err().unwrap();
-    assert_refused("a list", &status, Code::ResourceExhausted, "", "--max-message-size");
-    subscriber.gets_the_next_event(&simulated).await;
-}
-
-async fn an_unknown_method_is_refused() {
-    let (simulated, kubefan, mut subscriber, _client) = with_subscriber().await;
-    let channel = tonic::transport::Endpoint::from_shared(format!("http://{}", kubefan.grpc_addr))
-        .unwrap()
-        .connect()
-        .await
-        .unwrap();
-    for path in ["/kubefan.v1alpha1.WatchService/Wtach", "/kubefan.v9.WatchService/Watch", "/nothing", "/"] {
-        let mut grpc = tonic::client::Grpc::new(channel.clone());
-        grpc.ready().await.unwrap();
-        let codec = tonic_prost::ProstCodec::<WatchRequest, WatchResponse>::default();
-        let path: http::uri::PathAndQuery = path.parse().unwrap();
-        let status = grpc.unary(Request::new(WatchRequest::default()), path, codec).await.unwrap_err();
-        assert_eq!(status.code(), Code::Unimplemented, "{status}");
+    for path in ["/nope", "/metrics/../../etc/passwd", "/readyz/x", "/%00"] {
+        assert_eq!(kubefan.admin(path).await.unwrap().0, 404, "{path}");
     }
+    let url = format!("http://{}/metrics", kubefan.admin_addr);
+    assert_eq!(reqwest::Client::new().post(url).body("x").send().await.unwrap().status(), 405);
+    send(kubefan.admin_addr, &[0xff; 4000]).await;
+    send(kubefan.admin_addr, b"GET /livez HTTP/1.1\r\n").await;
+    assert!(kubefan.admin("/livez?x=%zz").await.unwrap().0.is_success());
+    // The status page must escape names.
+    let odd = Query::default().target("<script>alert(1)</script>");
+    assert!(Watch::start(&mut connect(kubefan.grpc_addr).await, odd, "").await.is_err());
+    assert!(!kubefan.admin("/").await.unwrap().1.contains("<script>alert"));
     subscriber.gets_the_next_event(&simulated).await;
 }
 
@@ -399,7 +393,7 @@ async fn the_command_line_reports_mistakes() {
 }
 
 async fn the_client_prints_the_servers_error() {
-    let (simulated, kubefan, mut subscriber, _client) = with_subscriber().await;
+    let (simulated, kubefan, mut subscriber) = with_subscriber().await;
     let server = kubefan.grpc_addr.to_string();
     let cases: [(&[&str], &[&str]); 9] = [
         (&["get", "podz"], &["Error from server (NotFound): ", "did you mean \"pods\"?"]),
@@ -426,21 +420,4 @@ async fn the_client_prints_the_servers_error() {
     let ran = run(&["get", "po", "--server", &address]).await;
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert!(ran.stderr.lines().count() == 1 && ran.stderr.contains(&address), "{}", ran.stderr);
-}
-
-async fn the_admin_port_refuses_bad_requests() {
-    let (simulated, kubefan, mut subscriber, _client) = with_subscriber().await;
-    for path in ["/nope", "/metrics/../../etc/passwd", "/readyz/x", "/%00"] {
-        assert_eq!(kubefan.admin(path).await.unwrap().0, 404, "{path}");
-    }
-    let url = format!("http://{}/metrics", kubefan.admin_addr);
-    assert_eq!(reqwest::Client::new().post(url).body("x").send().await.unwrap().status(), 405);
-    send(kubefan.admin_addr, &[0xff; 4000]).await;
-    send(kubefan.admin_addr, b"GET /livez HTTP/1.1\r\n").await;
-    assert!(kubefan.admin("/livez?x=%zz").await.unwrap().0.is_success());
-    // The status page must escape names.
-    let odd = Query::default().target("<script>alert(1)</script>");
-    assert!(Watch::start(&mut connect(kubefan.grpc_addr).await, odd, "").await.is_err());
-    assert!(!kubefan.admin("/").await.unwrap().1.contains("<script>alert"));
-    subscriber.gets_the_next_event(&simulated).await;
 }

@@ -118,11 +118,11 @@ struct Sample {
 }
 
 async fn sample(api: &ApiServer, kubeconfig: &Path, command: &[&str]) -> Sample {
-    let (objects_before, cpu_before) = (objects_sent(api, Some("pods")).await, cpu_seconds(api.pid()));
+    let (objects_before, cpu_before) = (objects_sent(api, "pods").await, cpu_seconds(api.pid()));
     let ((ok, _, error), seconds) = timed(api.try_kubectl(kubeconfig, command)).await;
     assert!(ok, "{error}");
     let apiserver_cpu = cpu_seconds(api.pid()) - cpu_before;
-    Sample { seconds, apiserver_cpu, objects: objects_sent(api, Some("pods")).await - objects_before }
+    Sample { seconds, apiserver_cpu, objects: objects_sent(api, "pods").await - objects_before }
 }
 
 /// The CPU time of a process, user and system.

@@ -19,8 +19,7 @@ tests! {
         a_ca_and_a_token_of_another_cluster_are_told_apart;
     local: each_step_to_the_apiserver_is_named, an_invalid_configuration_is_one_finding,
         unusable_certificates_are_found_before_clients_fail, a_port_in_use_names_its_process,
-        a_misspelt_variable_is_named, a_resource_that_does_not_exist_is_named,
-        a_mode_for_a_name_that_matches_nothing_is_named, peers_are_reached_although_no_cache_is_copied_from_them;
+        names_that_match_nothing_are_named, peers_are_reached_although_no_cache_is_copied_from_them;
 }
 
 /// Runs the check with ports of its own and returns its report.
@@ -183,34 +182,16 @@ async fn a_port_in_use_names_its_process() {
     assert_finding(&report, "ports", "--admin-listen", "error", "choose another address");
 }
 
-async fn a_misspelt_variable_is_named() {
-    let simulated = Simulated::start().await;
-    let kubeconfig = simulated.kubeconfig();
-    let args = ["check", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--kubeconfig"];
-    let ran = run_with(&[&args[..], &[kubeconfig.to_str().unwrap()]].concat(), |command| {
-        command.env("KUBEFAN_RESORCE", "pods");
-    })
-    .await;
-    let line = "warning  environment: KUBEFAN_RESORCE is ignored; did you mean KUBEFAN_RESOURCE?";
-    assert!(ran.stdout.contains(line), "{ran:?}");
-    assert_eq!(ran.code, Some(0), "{ran:?}");
-}
-
-async fn a_resource_that_does_not_exist_is_named() {
-    let simulated = Simulated::start().await;
-    let (_, report) = check(&simulated.kubeconfig(), &["--resource=podz,pods"]).await;
-    assert_finding(&report, "resources", "podz", "error", "did you mean \"pods\"?");
-    assert_finding(&report, "resources", "pods", "ok", "can be listed and watched");
-}
-
-async fn a_mode_for_a_name_that_matches_nothing_is_named() {
+async fn names_that_match_nothing_are_named() {
     let simulated = Simulated::start().await;
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("kubefan.yaml");
     let rules = "modes: [{resources: [po, pods, \"*\"], mode: Deny}, {resources: [podz], mode: Deny}]";
     fs::write(&file, format!("apiVersion: kubefan.dev/v1alpha1\nkind: ServeConfiguration\n{rules}\n")).unwrap();
     let config = format!("--config={}", file.display());
-    let (_, report) = check(&simulated.kubeconfig(), &["--resource=pods", &config]).await;
+    let (_, report) = check(&simulated.kubeconfig(), &["--resource=podz,pods", &config]).await;
+    assert_finding(&report, "resources", "podz", "error", "did you mean \"pods\"?");
+    assert_finding(&report, "resources", "pods", "ok", "can be listed and watched");
     let of_modes: Vec<_> = findings(&report, "resources").into_iter().filter(|one| one["check"] == "modes").collect();
     let [short, misspelt] = &of_modes[..] else { panic!("{report:#}") };
     for (finding, name) in [(short, "po"), (misspelt, "podz")] {
@@ -218,6 +199,15 @@ async fn a_mode_for_a_name_that_matches_nothing_is_named() {
         let message = format!("no resource is called {name:?}, so its rule matches nothing; did you mean \"pods\"?");
         assert_eq!(finding["message"], message);
     }
+
+    let kubeconfig = simulated.kubeconfig();
+    let args = ["check", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--kubeconfig"];
+    let ran = run_with(&[&args[..], &[kubeconfig.to_str().unwrap()]].concat(), |command| {
+        command.env("KUBEFAN_RESORCE", "pods");
+    })
+    .await;
+    let line = "warning  environment: KUBEFAN_RESORCE is ignored; did you mean KUBEFAN_RESOURCE?";
+    assert!(ran.code == Some(0) && ran.stdout.contains(line), "{ran:?}");
 }
 
 async fn peers_are_reached_although_no_cache_is_copied_from_them() {

@@ -6,18 +6,22 @@ use std::process::Stdio;
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 
-use crate::harness::{
-    kubefan::{Kubefan, Ran, run},
-    process::free_port,
-    rig::{pod_in, pods},
-    simulated::{Simulated, json as parse},
-    tests, wait,
+use crate::{
+    bad_input::assert_line,
+    harness::{
+        kubefan::{Kubefan, Ran, run},
+        process::free_port,
+        rig::{pod_in, pods},
+        simulated::{Simulated, json as parse},
+        tests, wait,
+    },
 };
 
 tests! {
     local: get_prints_as_kubectl_does, get_accepts_every_name_and_selector, get_follows_changes,
-        exit_codes_distinguish_success_and_failure, a_watch_resumes_by_itself_and_says_so,
-        a_watch_that_cannot_resume_starts_over_and_says_so, version_and_completion_need_no_server;
+        exit_codes_distinguish_success_and_failure, a_timeout_ends_a_watch_and_names_its_version,
+        a_watch_resumes_by_itself_or_starts_over_and_says_so, an_expired_version_is_an_error_unless_asked_otherwise,
+        version_and_completion_need_no_server;
 }
 
 async fn with_pods() -> (Simulated, Kubefan, String) {
@@ -155,17 +159,6 @@ async fn exit_codes_distinguish_success_and_failure() {
     let partly = run(&["get", "po", "a", "nope", "-o", "name", "--server", &server]).await;
     assert_eq!((partly.code, partly.stdout.as_str()), (Some(1), "pod/a\n"), "{partly:?}");
     assert!(partly.stderr.contains("\"nope\" not found"), "{partly:?}");
-    let cases: [(&[&str], i32); 6] = [
-        (&["get", "po", "a"], 0),
-        (&["get", "po", "nope"], 1),
-        (&["get", "podz"], 1),
-        (&["watch", "podz"], 1),
-        (&["watch", "po", "--timeout=1s"], 0),
-        (&["get", "po", "--colour"], 2),
-    ];
-    for (args, code) in cases {
-        assert_eq!(run(&[args, &["--server", &server]].concat()).await.code, Some(code), "{args:?}");
-    }
     // As in a pipe to `head`, the reader closes the pipe early.
     let mut running = Running::start(&["watch", "po", "-o", "name", "--server", &server]);
     running.lines(3).await;
@@ -180,9 +173,20 @@ async fn exit_codes_distinguish_success_and_failure() {
     assert_eq!(ended.code(), Some(0));
 }
 
-/// A watch of a kubefan at a fixed address. The kubefan is killed, and started again after
-/// `meanwhile`.
-async fn over_a_restart(meanwhile: impl FnOnce(&Simulated)) -> (Simulated, Kubefan, Running) {
+async fn a_timeout_ends_a_watch_and_names_its_version() {
+    let (simulated, _kubefan, server) = with_pods().await;
+    let args = ["watch", "pods", "-o", "name", "--server", &server, "--timeout=3s"];
+    let watched = run(&args).await;
+    assert_eq!((watched.code, &*watched.stdout), (Some(0), "pod/a\npod/b\npod/c\n"), "{watched:?}");
+    assert!(watched.stderr.starts_with("to continue from here: --resource-version="), "{watched:?}");
+    let version = watched.stderr.trim().rsplit('=').next().unwrap();
+    simulated.create("later");
+    let more = run(&[&args[..], &["--resource-version", version]].concat()).await;
+    assert_eq!(more.stdout, "pod/later\n", "{more:?}");
+}
+
+/// The kubefan behind a watch is killed and started again at its address, twice.
+async fn a_watch_resumes_by_itself_or_starts_over_and_says_so() {
     let simulated = Simulated::start().await;
     let address = format!("127.0.0.1:{}", free_port());
     let start = async || {
@@ -197,62 +201,51 @@ async fn over_a_restart(meanwhile: impl FnOnce(&Simulated)) -> (Simulated, Kubef
     assert_eq!(watch.line().await, "pod/before");
     drop(kubefan);
     watch.stderr_line("connection lost").await;
-    meanwhile(&simulated);
+    simulated.create("between");
     let kubefan = start().await;
-    (simulated, kubefan, watch)
-}
-
-async fn a_watch_resumes_by_itself_and_says_so() {
-    let (simulated, _kubefan, mut watch) = over_a_restart(|simulated| {
-        simulated.create("between");
-    })
-    .await;
-    let said = watch.stderr_line("reconnected").await;
-    assert!(said.contains("reconnected; continuing from version "), "{said}");
+    watch.stderr_line("reconnected; continuing from version ").await;
     assert_eq!(watch.line().await, "pod/between");
     simulated.create("after");
     assert_eq!(watch.line().await, "pod/after", "and nothing is printed twice");
-}
 
-async fn a_watch_that_cannot_resume_starts_over_and_says_so() {
-    let (simulated, kubefan, mut watch) = over_a_restart(|simulated| {
-        simulated.create("between");
-        simulated.sim.compact();
-    })
-    .await;
+    drop(kubefan);
+    watch.stderr_line("connection lost").await;
+    simulated.create("missed");
+    simulated.sim.compact();
+    let _kubefan = start().await;
     let said = watch.stderr_line("starting over with a snapshot").await;
     assert!(!said.contains("nothing was missed"), "{said}");
-    for pod in ["pod/a", "pod/b", "pod/before", "pod/between", "pod/c"] {
-        assert_eq!(watch.line().await, pod);
-    }
-    simulated.create("after");
-    assert_eq!(watch.line().await, "pod/after");
+    let all = ["pod/a", "pod/after", "pod/b", "pod/before", "pod/between", "pod/c", "pod/missed"];
+    assert_eq!(watch.lines(all.len()).await, all);
+    simulated.create("later");
+    assert_eq!(watch.line().await, "pod/later");
+}
 
-    // With `--resource-version` the user wants the events after that version, so there is no silent
-    // restart.
+async fn an_expired_version_is_an_error_unless_asked_otherwise() {
+    let simulated = Simulated::start().await;
+    simulated.sim.compact();
+    let kubefan = simulated.kubefan(&["--resource=pods"]).await;
     let server = kubefan.grpc_addr.to_string();
-    let fixed = run(&["watch", "pods", "-A", "-s", &server, "--resource-version", "1"]).await;
-    assert_eq!(fixed.code, Some(1));
-    assert!(fixed.stderr.contains("Error from server (Expired): too old resource version: 1 ("), "{fixed:?}");
-    assert!(fixed.stderr.contains("--on-expired=restart"), "the remedy: {fixed:?}");
-    let args = ["watch", "pods", "-A", "-s", &server, "--resource-version", "1", "--timeout=5s", "-o=name"];
-    let over = run(&[&args[..], &["--on-expired=restart", "--on-lag=expire"]].concat()).await;
-    assert_eq!((over.code, over.stdout.lines().count()), (Some(0), 6), "{over:?}");
-
+    let watch = ["watch", "pods", "-s", &server, "-o=name", "--timeout=3s"];
+    let future = ["--resource-version", "99999999"];
+    let get = ["get", "pods", "-s", &server];
+    for (args, says) in [
+        // A silent restart would skip the events that the user wants.
+        (
+            [&watch[..], &["--resource-version=1"]].concat(),
+            "Error from server (Expired): too old resource version: 1 (",
+        ),
+        ([&watch[..], &["--resource-version=1"]].concat(), "--on-expired=restart"),
+        // It is no lost connection, so it is not tried again.
+        ([&watch[..], &future].concat(), "version 99999999 belongs to another history"),
+        ([&get[..], &future].concat(), "too large resource version: 99999999"),
+    ] {
+        assert_line(&args.join(" "), &run(&args).await, 1, &[says]);
+    }
+    let over = run(&[&watch[..], &["--resource-version=1", "--on-expired=restart", "--on-lag=expire"]].concat()).await;
+    assert_eq!((over.code, over.stdout.lines().count()), (Some(0), 3), "{over:?}");
     let admin = run(&["get", "pods", "-s", &kubefan.admin_addr.to_string()]).await;
     assert!(admin.stderr.contains("does not serve gRPC") && admin.stderr.contains("admin port"), "{admin:?}");
-
-    // A version that never existed is no lost connection, so it is not retried.
-    let future = ["--resource-version", "99999999"];
-    let watch = run(&[&args[..5], &future].concat()).await;
-    assert_eq!(watch.code, Some(1));
-    assert!(
-        watch.stderr.contains("version 99999999 belongs to another history") && !watch.stderr.contains("lost"),
-        "{watch:?}"
-    );
-    let get = run(&[&["get", "pods", "-s", &server], &future[..]].concat()).await;
-    assert_eq!(get.code, Some(1));
-    assert!(get.stderr.contains("too large resource version: 99999999"), "{get:?}");
 }
 
 async fn version_and_completion_need_no_server() {

@@ -35,7 +35,7 @@ use crate::{
 };
 
 tests! {
-    local: pending_calls_are_limited_and_leave_the_places_of_streams, reflection_and_health_watches_are_streams,
+    local: pending_calls_are_limited_and_leave_the_places_of_streams, the_number_of_streams_is_limited_with_those_of_reflection_and_health,
         a_live_watch_that_is_not_read_is_ended, selectors_beyond_the_limits_are_refused_or_passed_on,
         many_values_in_selectors_take_a_few_times_their_text, two_addresses_leave_a_stream_for_a_third;
     paused: a_call_without_a_request_is_ended, calls_without_a_request_do_not_hold_up_a_drain;
@@ -140,7 +140,7 @@ async fn two_addresses_leave_a_stream_for_a_third() {
     assert!(honest.is_ok(), "{} streams of two addresses leave none: {:?}", greedy.len(), honest.err());
 }
 
-async fn reflection_and_health_watches_are_streams() {
+async fn the_number_of_streams_is_limited_with_those_of_reflection_and_health() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods", "--subscribers-max=2"]).await;
     let requests = http2(kubefan.grpc_addr).await;
@@ -156,11 +156,16 @@ async fn reflection_and_health_watches_are_streams() {
         assert!(!response.headers().contains_key("grpc-status"), "{path}: {response:?}");
         held.push((response, request));
     }
-    let refused = Watch::start(&mut connect(kubefan.grpc_addr).await, target("pods"), "").await;
+    let mut client = connect(kubefan.grpc_addr).await;
+    let refused = Watch::start(&mut client, target("pods"), "").await;
     let Err(status) = refused else { panic!("a third stream was served") };
+    assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
     assert!(status.message().contains("--subscribers-max"), "{status}");
+    assert!(status.get_details_retry_info().unwrap().retry_delay.is_some());
     let status = ended(call(&requests, "/grpc.health.v1.Health/Watch").await.0).await;
     assert!(status.message().contains("--subscribers-max"), "{status}");
+    drop(held);
+    becomes_served(&client, target("pods")).await;
 }
 
 async fn a_live_watch_that_is_not_read_is_ended() {
@@ -246,14 +251,14 @@ async fn many_values_in_selectors_take_a_few_times_their_text() {
     let answer = reqwest::Client::builder().no_proxy().build().unwrap().get(url).send().await.unwrap();
     assert_eq!((answer.status().as_u16(), answer.headers().contains_key("retry-after")), (429, true));
     drop(served);
-    kubefan_is_free(&mut grpc, long(999)).await;
+    becomes_served(&grpc, long(999)).await;
 }
 
-/// The memory of streams that have ended is free soon after.
-async fn kubefan_is_free(grpc: &mut WatchServiceClient<Channel>, target: Target) {
+/// Waits for the place of a stream that has ended.
+async fn becomes_served(grpc: &WatchServiceClient<Channel>, target: Target) {
     let start = || {
         let (mut grpc, target) = (grpc.clone(), target.clone());
         async move { Watch::start(&mut grpc, target, "").await.ok() }
     };
-    wait::until("the selectors that are gone to make room", wait::SOON, start).await;
+    wait::until("a place for a stream", wait::SOON, start).await;
 }

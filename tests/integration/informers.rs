@@ -6,7 +6,6 @@
 
 use std::{
     collections::BTreeMap,
-    env,
     net::SocketAddr,
     sync::{Arc, Mutex},
 };
@@ -22,6 +21,7 @@ use self::{
 };
 use crate::harness::{
     apiserver::{ApiServer, Options},
+    is_full_scale,
     kubefan::Kubefan,
     load,
     objects::pod,
@@ -32,9 +32,6 @@ use crate::harness::{
 
 pub(crate) mod calls;
 mod go_pods;
-pub(crate) mod handler_latency;
-pub(crate) mod soak;
-pub(crate) mod tokens;
 mod watched;
 
 tests! {
@@ -47,14 +44,6 @@ tests! {
 /// deletes it only after every handler has it.
 const MARKER: &str = "marker";
 const NAMESPACE: &str = "team-0";
-
-/// Pods and updates.
-fn scale() -> (usize, usize) {
-    match env::var("KUBEFAN_TEST_SCALE").as_deref() {
-        Ok("full") => (10_000, 5_000),
-        _ => (500, 300),
-    }
-}
 
 async fn informers_over_every_protocol_report_the_same_calls_as_client_go() {
     let mut experiment = Experiment::start().await;
@@ -140,7 +129,7 @@ impl Experiment {
     /// Starts everything, and waits until all informers have the initial pods.
     async fn start() -> Experiment {
         let program = GoPods::build();
-        let (pods, updates) = scale();
+        let (pods, updates) = if is_full_scale() { (10_000, 5_000) } else { (500, 300) };
         let api = ApiServer::start(Options::default()).await;
         let writes = Writes::populate(&api, pods).await;
         let address = SocketAddr::from(([127, 0, 0, 1], free_port()));

@@ -32,7 +32,7 @@ use crate::harness::{
 
 tests! {
     apiserver full: the_clients_of_all_languages_do_the_same;
-    local full: the_script_is_well_formed, a_report_is_compared_with_the_script;
+    local: the_script_is_well_formed, a_report_is_compared_with_the_script;
 }
 
 /// With fewer the script would show too little.

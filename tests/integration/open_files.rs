@@ -11,8 +11,7 @@ use crate::harness::{
 };
 
 tests! {
-    local: idle_clients_of_the_admin_port_close_neither_port,
-        idle_clients_of_the_data_port_do_not_close_the_admin_port, the_limit_of_open_files_is_raised_to_its_maximum;
+    local: idle_clients_of_one_port_do_not_close_the_other, the_limit_of_open_files_is_raised_to_its_maximum;
 }
 
 /// More than the descriptors that kubefan has.
@@ -40,23 +39,18 @@ async fn assert_alive(kubefan: &Kubefan) {
     assert_eq!((answer.0.as_u16(), answer.1.as_str()), (200, "ok"));
 }
 
-async fn idle_clients_of_the_admin_port_close_neither_port() {
+async fn idle_clients_of_one_port_do_not_close_the_other() {
     let simulated = Simulated::start().await;
     let kubefan = limited(&simulated, "-n 256").await;
     let idle = crowd(kubefan.admin_addr).await;
     assert_alive(&kubefan).await;
-    let watch = wait::until("a watch", wait::SOON, || async {
+    let mut watch = wait::until("a watch", wait::SOON, || async {
         Watch::start(&mut connect(kubefan.grpc_addr).await, target("pods"), "").await.ok()
-    });
-    watch.await.until_resumable().await;
-    drop(idle);
-}
-
-async fn idle_clients_of_the_data_port_do_not_close_the_admin_port() {
-    let simulated = Simulated::start().await;
-    let kubefan = limited(&simulated, "-n 256").await;
-    let mut watch = Watch::start(&mut connect(kubefan.grpc_addr).await, target("pods"), "").await.unwrap();
+    })
+    .await;
     watch.until_resumable().await;
+    drop(idle);
+
     let idle = crowd(kubefan.grpc_addr).await;
     assert_alive(&kubefan).await;
     // The kernel completes the connections before kubefan accepts or refuses them.

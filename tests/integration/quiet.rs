@@ -1,71 +1,16 @@
-//! What programs notice of kubefan: how long informers take to start, to recover from an outage and
-//! to move to another replica, and what they cost the apiserver. Each experiment does the same
-//! through kubefan and straight at the apiserver, in one run, and prints both as a table.
-//!
-//! `KUBEFAN_TEST_SCALE=full` runs them at full size; `-- --nocapture --test-threads 1 quiet` shows
-//! the tables. Times depend on the machine, so only states and counts are checked.
+//! What programs notice when the control plane in front of them is replaced, and what measurements
+//! beside a real apiserver share: its objects, its requests by purpose, and their tables.
 
 use std::{
     fmt::{self, Display, Formatter},
     future::Future,
-    path::{Path, PathBuf},
-    time::Duration,
 };
 
-use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::{
-    clients::{Both, Server},
-    harness::{process::Process, tools, wait},
-};
-
 pub(crate) mod cluster;
-pub(crate) mod dynamic_informers;
-pub(crate) mod failover;
-pub(crate) mod kubectl_outage;
-pub(crate) mod outage;
-pub(crate) mod restarted_fleet;
-pub(crate) mod starts;
-pub(crate) mod state_metrics;
 pub(crate) mod upgrade;
 pub(crate) mod upstream_requests;
-
-/// Lines of a program's output that a failure shows.
-const LINES_MAX: usize = 10;
-
-/// The program with client-go's informers.
-pub(crate) fn client_go() -> PathBuf {
-    tools::go_program("clients", Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/clients")))
-}
-
-/// A directory for the files of a test.
-pub(crate) fn directory() -> tempfile::TempDir {
-    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory is created")
-}
-
-/// The lines of JSON that a program printed.
-pub(crate) fn json_lines(process: &Process) -> Vec<Value> {
-    process.log().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
-}
-
-/// The last lines that a program printed.
-pub(crate) fn last_lines(process: &Process) -> String {
-    let log = process.log();
-    let lines: Vec<&str> = log.lines().collect();
-    lines[lines.len().saturating_sub(LINES_MAX)..].join("\n")
-}
-
-/// Waits until a program of `-marks` has printed that all informers have reached this mark. Returns
-/// when; `None` if it was not in time.
-pub(crate) async fn reached(process: &Process, mark: u64, at_most: Duration) -> Option<Instant> {
-    let probe = || {
-        let reached =
-            json_lines(process).iter().any(|line| line["reached"].as_u64().is_some_and(|reached| reached >= mark));
-        async move { reached.then(Instant::now) }
-    };
-    wait::try_until(at_most, probe).await
-}
 
 /// The time that a future takes.
 pub(crate) async fn timed<T>(future: impl Future<Output = T>) -> (T, f64) {
@@ -104,20 +49,4 @@ impl Display for Table {
         line(&self.columns.iter().map(|_| "---".to_owned()).collect::<Vec<_>>())?;
         self.rows.iter().try_for_each(|row| line(row))
     }
-}
-
-/// The lines of one of kubefan's metrics that are not 0.
-pub(crate) async fn counted(both: &Both, name: &str) -> String {
-    let (_, lines) = both.metric(name).await;
-    lines.lines().filter(|line| !line.ends_with(" 0")).collect::<Vec<_>>().join("\n")
-}
-
-/// How a server is called in the tables.
-pub(crate) fn through(server: &Server) -> &'static str {
-    if server.name == "direct" { "straight" } else { server.name }
-}
-
-/// Seconds with two digits, or `never` with the time waited.
-pub(crate) fn seconds(value: Option<f64>, waited: Duration) -> String {
-    value.map_or_else(|| format!("not within {} s", waited.as_secs()), |value| format!("{value:.2}"))
 }

@@ -12,7 +12,7 @@ use tonic::Code;
 use crate::{
     harness::{
         apiserver::ApiServer,
-        kubefan::Kubefan,
+        kubefan::{Kubefan, value_of},
         network::{Network, RecordedRequest, answer, waits},
         record::Watch,
         rig::{PODS, Rig, Setup, pod, pods},
@@ -26,7 +26,7 @@ tests! {
     apiserver: checks_against_a_real_apiserver_pass_under_writes;
     local: a_check_without_the_right_to_list_is_reported_once;
     paused: a_lost_event_is_found_and_sent_in_a_marked_gap, a_difference_at_the_same_version_ends_the_streams,
-        a_lost_delete_is_found, an_answer_from_another_cache_is_not_compared, a_failed_check_is_no_difference,
+        an_answer_from_another_cache_is_not_compared, a_failed_check_is_no_difference,
         a_check_reads_one_version_at_a_limited_pace, a_relist_during_a_check_is_not_repeated;
 }
 
@@ -36,10 +36,12 @@ fn checked() -> Setup {
     setup
 }
 
+fn line_of(result: &str) -> String {
+    format!(r#"kubefan_self_checks_total{{group="",media="json",namespace="",resource="pods",result="{result}"}}"#)
+}
+
 fn checks(rig: &Rig, result: &str) -> f64 {
-    rig.metric(&format!(
-        r#"kubefan_self_checks_total{{group="",media="json",namespace="",resource="pods",result="{result}"}}"#
-    ))
+    rig.metric(&line_of(result))
 }
 
 /// Makes kubefan believe that it is up to date, although it missed these writes while it was cut
@@ -63,17 +65,24 @@ fn move_on(rig: &Rig) {
 }
 
 async fn a_lost_event_is_found_and_sent_in_a_marked_gap() {
-    let (rig, mut watch, _) = synced(checked()).await;
-    lose(&rig, &mut watch, || drop(rig.sim.create(&pods(), pod("lost", "new")))).await;
-    move_on(&rig);
-    watch.until(rig.sim.revision()).await;
-    assert_eq!(watch.gap_reasons, ["self_check"]);
-    assert_eq!(watch.state, rig.truth(PODS).await);
-    assert_eq!((checks(&rig, "different"), relists_for(&rig, "self_check")), (1.0, 1.0));
-    let equal = checks(&rig, "equal");
-    sleep(Duration::from_secs(150)).await;
-    assert!(checks(&rig, "equal") >= equal + 2.0, "the cache is equal again");
-    assert_eq!(checks(&rig, "different"), 1.0);
+    type Write = fn(&Rig);
+    let writes: [(&str, Write); 2] = [
+        ("a creation", |rig| drop(rig.sim.create(&pods(), pod("lost", "new")))),
+        ("a deletion", |rig| drop(rig.sim.delete(&pods(), "default", "a"))),
+    ];
+    for (what, write) in writes {
+        let (rig, mut watch, _) = synced(checked()).await;
+        lose(&rig, &mut watch, || write(&rig)).await;
+        move_on(&rig);
+        watch.until(rig.sim.revision()).await;
+        assert_eq!(watch.gap_reasons, ["self_check"], "{what}");
+        assert_eq!(watch.state, rig.truth(PODS).await, "{what}");
+        assert_eq!((checks(&rig, "different"), relists_for(&rig, "self_check")), (1.0, 1.0), "{what}");
+        let equal = checks(&rig, "equal");
+        sleep(Duration::from_secs(150)).await;
+        assert!(checks(&rig, "equal") >= equal + 2.0, "{what}: the cache is equal again");
+        assert_eq!(checks(&rig, "different"), 1.0, "{what}");
+    }
 }
 
 async fn a_difference_at_the_same_version_ends_the_streams() {
@@ -89,23 +98,10 @@ async fn a_difference_at_the_same_version_ends_the_streams() {
     assert_eq!(rig.watch_all("pods").await.state, rig.truth(PODS).await);
 }
 
-async fn a_lost_delete_is_found() {
-    let (rig, mut watch, _) = synced(checked()).await;
-    lose(&rig, &mut watch, || drop(rig.sim.delete(&pods(), "default", "a"))).await;
-    move_on(&rig);
-    watch.until(rig.sim.revision()).await;
-    assert_eq!(watch.gap_reasons, ["self_check"]);
-    assert!(watch.state.is_empty(), "no ghost");
-}
-
 async fn a_failed_check_is_no_difference() {
     let (rig, mut watch, _) = synced(checked()).await;
     rig.fault(Verb::List, Fault::InternalError, 1000);
-    rig.metric_becomes(
-        r#"kubefan_self_checks_total{group="",media="json",namespace="",resource="pods",result="failed"}"#,
-        1.0,
-    )
-    .await;
+    rig.metric_becomes(&line_of("failed"), 1.0).await;
     rig.sim.clear_faults();
     let last = write(&rig, "b");
     watch.until(last[2]).await;
@@ -114,11 +110,7 @@ async fn a_failed_check_is_no_difference() {
         let gone = json!({ "kind": "Status", "code": 410, "reason": "Expired", "message": "too old" });
         path.contains("resourceVersionMatch=Exact").then(|| answer(410, vec![gone.to_string()], false))
     });
-    rig.metric_becomes(
-        r#"kubefan_self_checks_total{group="",media="json",namespace="",resource="pods",result="expired"}"#,
-        2.0,
-    )
-    .await;
+    rig.metric_becomes(&line_of("expired"), 2.0).await;
     assert_eq!((checks(&rig, "different"), relists_for(&rig, "self_check")), (0.0, 0.0));
 }
 
@@ -135,11 +127,7 @@ async fn an_answer_from_another_cache_is_not_compared() {
         Some(page)
     });
     let rig = Rig::over(network, sim, setup);
-    rig.metric_becomes(
-        r#"kubefan_self_checks_total{group="",media="json",namespace="",resource="pods",result="failed"}"#,
-        1.0,
-    )
-    .await;
+    rig.metric_becomes(&line_of("failed"), 1.0).await;
     assert_eq!(checks(&rig, "equal"), 0.0);
 }
 
@@ -159,11 +147,7 @@ async fn a_check_reads_one_version_at_a_limited_pace() {
             writer.update(&pods(), pod("pod-7", &format!("stage-{i}"))).unwrap();
         }
     });
-    rig.metric_becomes(
-        r#"kubefan_self_checks_total{group="",media="json",namespace="",resource="pods",result="equal"}"#,
-        1.0,
-    )
-    .await;
+    rig.metric_becomes(&line_of("equal"), 1.0).await;
     writes.abort();
     let pages: Vec<_> =
         rig.network.recorded_requests(PODS).into_iter().filter(|asked| asked.path.contains("limit=500")).collect();
@@ -219,16 +203,10 @@ async fn a_check_without_the_right_to_list_is_reported_once() {
     simulated.sim.set_fault(forbidden);
     let kubefan = simulated.kubefan(&["--resource=pods", "--self-check-interval=1s"]).await;
     let missing = "kubefan may not list pods in all namespaces; grant it the verb list";
-    let failed = |at_least: f64| {
-        let kubefan = &kubefan;
-        wait::until("failed checks", wait::SOON, move || async move {
-            let (_, text) = kubefan.admin("/metrics").await?;
-            let line =
-                text.lines().find(|line| line.starts_with("kubefan_self_checks_total{") && line.contains("failed"))?;
-            line.rsplit(' ').next()?.parse().ok().filter(|count: &f64| *count >= at_least).map(|_| ())
-        })
-    };
-    failed(3.0).await;
+    wait::until("failed checks", wait::SOON, || async {
+        kubefan.metric_sum("kubefan_self_checks_total", "failed").await.filter(|count| *count >= 3.0)
+    })
+    .await;
     let (code, ready) = kubefan.admin("/readyz?verbose").await.unwrap();
     let line = ready.lines().find(|line| line.contains(missing));
     assert!(code.is_success() && line.is_some_and(|line| line.starts_with("[+]pods synced")), "{ready}");
@@ -257,17 +235,11 @@ async fn checks_against_a_real_apiserver_pass_under_writes() {
         async move {
             let object = json!({ "metadata": { "name": name }, "data": { "key": "value" } });
             api.create("/api/v1/namespaces/default/configmaps", &object).await;
-            let (_, text) = kubefan.admin("/metrics").await?;
-            let equal = text
-                .lines()
-                .filter(|line| line.starts_with("kubefan_self_checks_total{") && line.contains("\"equal\""));
-            let counts: Vec<u64> = equal.filter_map(|line| line.rsplit(' ').next()?.parse().ok()).collect();
-            (counts.len() == 3 && counts.iter().all(|count| *count >= 3)).then_some(())
+            let lines = kubefan.metric_lines("kubefan_self_checks_total").await?;
+            let equal = lines.iter().filter(|line| line.contains("\"equal\"")).map(|line| value_of(line));
+            (equal.clone().count() == 3 && equal.fold(f64::MAX, f64::min) >= 3.0).then_some(())
         }
     })
     .await;
-    let (_, text) = kubefan.admin("/metrics").await.unwrap();
-    let different =
-        text.lines().filter(|line| line.contains("kubefan_self_checks_total{") && line.contains("\"different\""));
-    assert!(different.clone().count() == 3 && different.clone().all(|line| line.ends_with(" 0")), "{text}");
+    assert_eq!(kubefan.metric_sum("kubefan_self_checks_total", "\"different\"").await, Some(0.0));
 }

@@ -1,8 +1,6 @@
 //! `kubefan serve` from outside: TLS, Unix sockets, health, reflection, limits, and a shutdown that
 //! ends every stream with a reason to reconnect.
 
-use std::{process::Command, time::Duration};
-
 use kubefan_common::proto::v1alpha1::{WatchRequest, watch_service_client::WatchServiceClient};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tonic::{
@@ -19,82 +17,63 @@ use tonic_reflection::pb::{
 };
 use tonic_types::StatusExt;
 
-use crate::harness::{
-    kubefan::{Kubefan, run},
-    pki::Authority,
-    record::{Watch, connect},
-    rig::target,
-    simulated::Simulated,
-    tests, tools, wait,
+use crate::{
+    bad_input::assert_line,
+    harness::{
+        kubefan::{Kubefan, run, run_with},
+        pki::Authority,
+        record::{Watch, connect},
+        rig::target,
+        simulated::{Simulated, json},
+        tests, tools, wait,
+    },
 };
 
 tests! {
     python: grpcio_without_tls_gets_the_reason_and_does_not_retry;
     local: a_data_port_with_a_certificate_accepts_only_tls, a_data_port_without_a_certificate_accepts_no_tls,
-        an_expired_certificate_is_reported_by_both_sides, a_hangup_reads_the_certificate_again_and_ends_nothing,
-        a_certificate_is_rotated_under_500_streams_and_ends_none, a_unix_socket_is_served_and_removed,
+        an_expired_certificate_is_reported_and_renewed_under_500_streams, a_unix_socket_is_served_and_removed,
         a_termination_ends_every_stream_with_its_reason, a_termination_waits_no_longer_than_the_drain_timeout,
-        a_health_watch_does_not_delay_the_shutdown, health_covers_each_resource_before_its_sync_and_in_an_outage,
-        reflection_describes_the_service, reflection_answers_clients_of_the_old_version,
-        the_number_of_streams_is_limited, a_timeout_ends_a_watch_cleanly, ports_chosen_by_the_system_are_printed,
-        flags_override_the_environment_which_overrides_the_file,
-        both_names_of_a_variable_are_taken_and_a_misspelt_one_is_named, a_misspelt_resource_gets_a_suggestion_at_once;
+        health_covers_each_resource_before_its_sync_and_in_an_outage,
+        reflection_describes_the_service_to_clients_of_either_version,
+        flags_override_the_environment_which_overrides_the_file, a_misspelt_resource_gets_a_suggestion_at_once;
 }
 
 async fn a_data_port_with_a_certificate_accepts_only_tls() {
-    let simulated = Simulated::start().await;
-    let authority = Authority::new();
-    let (certificate, key) = authority.server();
-    let file = |name: &str, text: &str| {
-        let path = simulated.dir.path().join(name);
-        std::fs::write(&path, text).unwrap();
-        path.to_str().unwrap().to_owned()
-    };
-    let (certificate, key) = (file("server.pem", &certificate), file("server-key.pem", &key));
-    let ca = file("ca.pem", &authority.ca_pem);
-    let kubefan =
-        simulated.kubefan(&["--resource=pods", "--tls-cert-file", &certificate, "--tls-private-key-file", &key]).await;
-    let address = kubefan.grpc_addr;
-
-    let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&authority.ca_pem));
-    let endpoint = Endpoint::from_shared(format!("https://{address}")).unwrap().tls_config(tls).unwrap();
-    let mut client = WatchServiceClient::new(endpoint.connect().await.unwrap());
-    let mut watch = Watch::start(&mut client, target("pods"), "").await.unwrap();
-    let version = simulated.create("later");
-    watch.until(version).await;
-    assert_eq!(watch.state.len(), 4);
+    let (simulated, authority) = (Simulated::start().await, Authority::new());
+    let files = Files::new(&simulated, &authority);
+    files.write(authority.server());
+    let kubefan = files.kubefan(&simulated).await;
+    let address = kubefan.grpc_addr.to_string();
+    let mut watch =
+        Watch::start(&mut connect_tls(&kubefan, &authority).await.unwrap(), target("pods"), "").await.unwrap();
+    watch.until_resumable().await;
 
     let secure = format!("https://{address}");
-    let got = run(&["get", "pods", "-o", "name", "--server", &secure, "--ca-file", &ca]).await;
-    assert_eq!((got.code, got.stdout.lines().count()), (Some(0), 4), "{got:?}");
-    let stranger = run(&["get", "pods", "--server", &secure]).await;
-    assert_eq!(stranger.code, Some(1), "an authority that is not trusted: {stranger:?}");
-    assert_eq!(
-        stranger.stderr,
-        format!(
-            "error: cannot reach kubefan at {secure}: no trusted CA has signed the server's certificate; the CA file must contain the \
-             CA that has (--ca-file)\n"
-        )
-    );
-    let mistaken = run(&["get", "pods", "--server", &secure, "--ca-file", &key]).await;
-    assert_eq!(mistaken.code, Some(1), "a key: {mistaken:?}");
-    let says = format!("CA file {key}: it contains a private key and no certificate");
-    assert!(mistaken.stderr.contains(&says) && mistaken.stderr.lines().count() == 1, "{mistaken:?}");
-    let plain = run(&["get", "pods", "--server", &address.to_string()]).await;
-    assert_eq!(plain.code, Some(1), "no TLS: {plain:?}");
-    assert_eq!(
-        plain.stderr,
-        format!(
-            "error: cannot reach kubefan at {address}: the server needs TLS on this port; use an https:// address\n"
-        )
-    );
+    let got = run(&["get", "pods", "-o", "name", "--server", &secure, "--ca-file", &files.ca]).await;
+    assert_eq!((got.code, got.stdout.lines().count()), (Some(0), 3), "{got:?}");
+    let untrusted =
+        "no trusted CA has signed the server's certificate; the CA file must contain the CA that has (--ca-file)";
+    let key = &files.key;
+    for (args, says) in [
+        (&["--server", &*secure][..], format!("cannot reach kubefan at {secure}: {untrusted}")),
+        (
+            &["--server", &address],
+            format!("cannot reach kubefan at {address}: the server needs TLS on this port; use an https:// address"),
+        ),
+        (
+            &["--server", &secure, "--ca-file", key],
+            format!("CA file {key}: it contains a private key and no certificate"),
+        ),
+    ] {
+        assert_line(&args.join(" "), &run(&[&["get", "pods"], args].concat()).await, 1, &[&says]);
+    }
     let plain = reqwest::Client::builder().no_proxy().http1_only().build().unwrap();
     let refused = plain.get(format!("http://{address}/api")).send().await.unwrap();
     let (code, text) = (refused.status(), refused.text().await.unwrap());
     assert_eq!((code.as_u16(), text.lines().count()), (400, 1), "{text}");
     assert!(text.contains("use https://"), "{text}");
-    let version = simulated.create("last");
-    watch.until(version).await;
+    watch.until(simulated.create("last")).await;
 }
 
 /// grpcio sends a call again on a new connection, at once and for ever, if a GOAWAY says that it
@@ -104,7 +83,7 @@ async fn grpcio_without_tls_gets_the_reason_and_does_not_retry() {
         call = grpc.insecure_channel(sys.argv[1]).unary_unary('/kubefan.v1alpha1.WatchService/ListResources')\n\
         try: call(b'', timeout=60)\n\
         except grpc.RpcError as error: print(error.code().name, error.details())\n";
-    const CONNECTIONS_MAX: u64 = 3;
+    const CONNECTIONS_MAX: f64 = 3.0;
     let requirements = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/python/requirements.txt");
     let python = tools::python("example-python", requirements.as_ref());
     let (simulated, authority) = (Simulated::start().await, Authority::new());
@@ -116,29 +95,43 @@ async fn grpcio_without_tls_gets_the_reason_and_does_not_retry() {
     let output = command.output().await.unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(text.starts_with("UNAVAILABLE a plaintext request was sent to an HTTPS port"), "{output:?}");
-    let (_, metrics) = kubefan.admin("/metrics").await.unwrap();
-    let started = metrics.lines().find_map(|line| line.strip_prefix("kubefan_connections_started_total "));
-    assert!(started.unwrap().parse::<u64>().unwrap() <= CONNECTIONS_MAX, "{metrics}");
+    let started = kubefan.metric("kubefan_connections_started_total").await.unwrap();
+    assert!(started <= CONNECTIONS_MAX, "{started} connections");
 }
 
 async fn a_data_port_without_a_certificate_accepts_no_tls() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods"]).await;
     let secure = format!("https://{}", kubefan.grpc_addr);
+    let says = "the server does not speak TLS on this port; use an address without https://";
     let got = run(&["get", "pods", "--server", &secure]).await;
-    assert_eq!(got.code, Some(1), "{got:?}");
-    assert_eq!(
-        got.stderr,
-        format!(
-            "error: cannot reach kubefan at {secure}: the server does not speak TLS on this port; use an address without https://\n"
-        )
-    );
+    assert_line("TLS", &got, 1, &[&format!("error: cannot reach kubefan at {secure}: {says}")]);
     // The start of a ClientHello.
     let mut stream = tokio::net::TcpStream::connect(kubefan.grpc_addr).await.unwrap();
     stream.write_all(b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03").await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.0 400 Bad Request\r\n") && answer.contains("--tls-cert-file"), "{answer}");
+
+    let mut watch = Watch::start(&mut connect(kubefan.grpc_addr).await, target("pods"), "").await.unwrap();
+    kubefan.process.hang_up();
+    logged(&kubefan, "nothing to read again").await;
+    watch.until(simulated.create("later")).await;
+}
+
+/// Waits until kubefan has printed a text.
+async fn logged(kubefan: &Kubefan, text: &str) {
+    wait::until(text, wait::SOON, || async { kubefan.process.log().contains(text).then_some(()) }).await;
+}
+
+/// Connects with TLS, and trusts the CA.
+async fn connect_tls(
+    kubefan: &Kubefan,
+    authority: &Authority,
+) -> Result<WatchServiceClient<Channel>, tonic::transport::Error> {
+    let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&authority.ca_pem));
+    let endpoint = Endpoint::from_shared(format!("https://{}", kubefan.grpc_addr)).unwrap();
+    endpoint.tls_config(tls).unwrap().connect().await.map(WatchServiceClient::new)
 }
 
 /// Paths of the files of a certificate, its key and its CA.
@@ -167,65 +160,34 @@ impl Files {
     }
 }
 
-const EXPIRATION: &str = "kubefan_serving_certificate_expiration_timestamp_seconds";
-
-async fn an_expired_certificate_is_reported_by_both_sides() {
-    let (simulated, authority) = (Simulated::start().await, Authority::new());
+async fn an_expired_certificate_is_reported_and_renewed_under_500_streams() {
+    const CONNECTIONS: usize = 10;
+    const STREAMS: usize = 50;
+    let (simulated, authority, next) = (Simulated::start().await, Authority::new(), Authority::new());
     let files = Files::new(&simulated, &authority);
     files.write(authority.expired_server());
     let kubefan = files.kubefan(&simulated).await;
     let log = kubefan.process.log();
     assert!(log.contains("WARN") && log.contains("has expired: it was valid until 2002-01-01T00:00:00Z"), "{log}");
-    let (_, metrics) = kubefan.admin("/metrics").await.unwrap();
-    assert!(metrics.contains(&format!("{EXPIRATION} 1009843200\n")), "{metrics}");
+    let expiration = kubefan.metric("kubefan_serving_certificate_expiration_timestamp_seconds").await;
+    assert_eq!(expiration, Some(1_009_843_200.0));
     let secure = format!("https://{}", kubefan.grpc_addr);
     let got = run(&["get", "pods", "--server", &secure, "--ca-file", &files.ca]).await;
-    assert_eq!(got.code, Some(1), "{got:?}");
-    let says = ["the server's certificate expired ", " days ago; it must be renewed\n"];
-    assert!(says.iter().all(|text| got.stderr.contains(text)) && !got.stderr.contains("--ca-file"), "{got:?}");
-}
-
-async fn a_hangup_reads_the_certificate_again_and_ends_nothing() {
-    let (simulated, authority) = (Simulated::start().await, Authority::new());
-    let files = Files::new(&simulated, &authority);
-    files.write(authority.expired_server());
-    let kubefan = files.kubefan(&simulated).await;
-    let logged = async |text: &str| {
-        wait::until(text, wait::SOON, || async { kubefan.process.log().contains(text).then_some(()) }).await;
-    };
+    assert_line("expired", &got, 1, &["the server's certificate expired ", " days ago; it must be renewed\n"]);
+    assert!(!got.stderr.contains("--ca-file"), "{got:?}");
     kubefan.process.hang_up();
-    logged("the certificate of the data port was read again; it has not changed").await;
+    logged(&kubefan, "the certificate of the data port was read again; it has not changed").await;
+
+    let renewals = async |count: usize| {
+        let renewed = || kubefan.process.log().matches("the certificate of the data port was renewed").count();
+        wait::until("a renewal", wait::SOON, || async { (renewed() == count).then_some(()) }).await;
+    };
     files.write(authority.server());
     kubefan.process.hang_up();
-    logged("the certificate of the data port was renewed").await;
-    let secure = format!("https://{}", kubefan.grpc_addr);
-    let got = run(&["get", "pods", "-o", "name", "--server", &secure, "--ca-file", &files.ca]).await;
-    assert_eq!((got.code, got.stdout.lines().count()), (Some(0), 3), "{got:?}");
-
-    let plain = simulated.kubefan(&["--resource=pods"]).await;
-    let mut watch = Watch::start(&mut connect(plain.grpc_addr).await, target("pods"), "").await.unwrap();
-    plain.process.hang_up();
-    let has = || async { plain.process.log().contains("nothing to read again").then_some(()) };
-    wait::until("the log line", wait::SOON, has).await;
-    let version = simulated.create("later");
-    watch.until(version).await;
-}
-
-async fn a_certificate_is_rotated_under_500_streams_and_ends_none() {
-    const CONNECTIONS: usize = 10;
-    const STREAMS: usize = 50;
-    let (simulated, authority, next) = (Simulated::start().await, Authority::new(), Authority::new());
-    let files = Files::new(&simulated, &authority);
-    files.write(authority.server());
-    let kubefan = files.kubefan(&simulated).await;
-    let connection = async |authority: &Authority| {
-        let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&authority.ca_pem));
-        let endpoint = Endpoint::from_shared(format!("https://{}", kubefan.grpc_addr)).unwrap();
-        endpoint.tls_config(tls).unwrap().connect().await.map(WatchServiceClient::new)
-    };
+    renewals(1).await;
     let mut watches = Vec::new();
     for _ in 0..CONNECTIONS {
-        let mut client = connection(&authority).await.unwrap();
+        let mut client = connect_tls(&kubefan, &authority).await.unwrap();
         for _ in 0..STREAMS {
             let mut watch = Watch::start(&mut client, target("pods"), "").await.unwrap();
             watch.until_resumable().await;
@@ -235,15 +197,14 @@ async fn a_certificate_is_rotated_under_500_streams_and_ends_none() {
     // Of another CA, so that a client knows which of them it gets.
     files.write(next.server());
     kubefan.process.hang_up();
-    let renewed =
-        || async { kubefan.process.log().contains("the certificate of the data port was renewed").then_some(()) };
-    wait::until("the new certificate", wait::SOON, renewed).await;
+    renewals(2).await;
     let version = simulated.create("later");
     for watch in &mut watches {
         watch.until(version).await;
     }
-    assert!(connection(&authority).await.is_err(), "new connections get the new certificate");
-    Watch::start(&mut connection(&next).await.unwrap(), target("pods"), "").await.unwrap().until(version).await;
+    assert!(connect_tls(&kubefan, &authority).await.is_err(), "new connections get the new certificate");
+    let mut client = connect_tls(&kubefan, &next).await.unwrap();
+    Watch::start(&mut client, target("pods"), "").await.unwrap().until(version).await;
 }
 
 async fn a_unix_socket_is_served_and_removed() {
@@ -273,9 +234,12 @@ async fn end_of(watch: &mut Watch) -> Option<Status> {
 
 async fn a_termination_ends_every_stream_with_its_reason() {
     let simulated = Simulated::start().await;
-    let mut kubefan = simulated.kubefan(&["--resource=pods", "--drain-timeout=20s"]).await;
+    let mut kubefan = simulated.kubefan(&["--resource=pods", "--drain-timeout=10m"]).await;
+    let mut probe = HealthClient::new(channel_to(&kubefan));
+    let mut health = probe.watch(HealthCheckRequest { service: "pods".into() }).await.unwrap().into_inner();
+    assert_eq!(health.message().await.unwrap().unwrap().status(), ServingStatus::Serving);
     let mut watches = Vec::new();
-    for n in 0..20 {
+    for n in 0..3 {
         let mut client = connect(kubefan.grpc_addr).await;
         // No short bookmark interval, because a bookmark would wake the stream anyway.
         let request = WatchRequest { target: Some(target("pods")), ..WatchRequest::default() };
@@ -293,6 +257,11 @@ async fn a_termination_ends_every_stream_with_its_reason() {
         assert_eq!(status.get_details_error_info().unwrap().reason, "DRAINING");
         assert!(status.get_details_retry_info().unwrap().retry_delay.is_some());
     }
+    let mut last = ServingStatus::Serving;
+    while let Ok(Some(response)) = health.message().await {
+        last = response.status();
+    }
+    assert_ne!(last, ServingStatus::Serving, "a health probe gets the change first");
     assert_eq!(kubefan.process.ended(wait::SOON).await.code(), Some(0), "{}", kubefan.process.log());
     assert!(tokio::net::TcpStream::connect(kubefan.grpc_addr).await.is_err());
 }
@@ -330,23 +299,6 @@ async fn health_of(kubefan: &Kubefan, service: &str) -> Result<ServingStatus, Co
     client.check(request).await.map(|response| response.into_inner().status()).map_err(|status| status.code())
 }
 
-async fn a_health_watch_does_not_delay_the_shutdown() {
-    let simulated = Simulated::start().await;
-    let mut kubefan = simulated.kubefan(&["--resource=pods", "--drain-timeout=10m"]).await;
-    let mut client = HealthClient::new(channel_to(&kubefan));
-    let mut health = client.watch(HealthCheckRequest { service: "pods".into() }).await.unwrap().into_inner();
-    assert_eq!(health.message().await.unwrap().unwrap().status(), ServingStatus::Serving);
-    let start_time = tokio::time::Instant::now();
-    kubefan.process.terminate();
-    let mut last = ServingStatus::Serving;
-    while let Ok(Some(response)) = health.message().await {
-        last = response.status();
-    }
-    assert_ne!(last, ServingStatus::Serving, "a health probe gets the change first");
-    assert_eq!(kubefan.process.ended(wait::SOON).await.code(), Some(0));
-    assert!(start_time.elapsed() < Duration::from_secs(300), "not at the drain timeout");
-}
-
 async fn health_covers_each_resource_before_its_sync_and_in_an_outage() {
     let mut simulated = Simulated::start().await;
     simulated.stop().await;
@@ -382,22 +334,19 @@ async fn health_covers_each_resource_before_its_sync_and_in_an_outage() {
     let got = run(&["get", "po", "-o", "name", "--server", &kubefan.grpc_addr.to_string()]).await;
     assert_eq!((got.code, got.stdout.lines().count()), (Some(0), 3), "cached objects are served: {got:?}");
     // Other names too, which only the configuration can resolve now.
-    let start_time = tokio::time::Instant::now();
     let got = run(&["get", "pods", "-o", "name", "--server", &kubefan.grpc_addr.to_string()]).await;
-    assert_eq!((got.code, got.stdout.lines().count()), (Some(0), 3), "after {:?}: {got:?}", start_time.elapsed());
+    assert_eq!((got.code, got.stdout.lines().count()), (Some(0), 3), "{got:?}");
 }
 
-async fn reflection_describes_the_service() {
+async fn reflection_describes_the_service_to_clients_of_either_version() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods"]).await;
     let mut client = ServerReflectionClient::new(channel_to(&kubefan));
     let ask = |question| ServerReflectionRequest { host: String::new(), message_request: Some(question) };
-    let questions = [
-        MessageRequest::ListServices(String::new()),
-        MessageRequest::FileContainingSymbol("kubefan.v1alpha1.WatchService.Watch".into()),
-        MessageRequest::FileContainingSymbol("google.rpc.ErrorInfo".into()),
-    ];
-    let requests = futures::stream::iter(questions.map(ask));
+    let symbols = ["kubefan.v1alpha1.WatchService.Watch", "google.rpc.ErrorInfo", "google.rpc.RetryInfo"];
+    let files = symbols.map(|symbol| MessageRequest::FileContainingSymbol(symbol.to_owned()));
+    let questions = [MessageRequest::ListServices(String::new())].into_iter().chain(files);
+    let requests = futures::stream::iter(questions.map(ask).collect::<Vec<_>>());
     let mut answers = client.server_reflection_info(requests).await.unwrap().into_inner();
     let Some(MessageResponse::ListServicesResponse(list)) = answers.message().await.unwrap().unwrap().message_response
     else {
@@ -405,120 +354,27 @@ async fn reflection_describes_the_service() {
     };
     let mut names: Vec<_> = list.service.into_iter().map(|service| service.name).collect();
     names.sort();
-    assert_eq!(
-        names,
-        [
-            "grpc.health.v1.Health",
-            "grpc.reflection.v1.ServerReflection",
-            "grpc.reflection.v1alpha.ServerReflection",
-            "kubefan.v1alpha1.WatchService"
-        ]
-    );
-    for _ in 0..2 {
-        let Some(MessageResponse::FileDescriptorResponse(files)) =
-            answers.message().await.unwrap().unwrap().message_response
-        else {
-            panic!("no file");
-        };
-        assert!(!files.file_descriptor_proto.is_empty());
-    }
-}
-
-async fn reflection_answers_clients_of_the_old_version() {
-    use v1alpha::{
-        ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
-        server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
-    };
-    let simulated = Simulated::start().await;
-    let kubefan = simulated.kubefan(&["--resource=pods"]).await;
-    let mut client = ServerReflectionClient::new(channel_to(&kubefan));
-    for symbol in ["kubefan.v1alpha1.WatchService", "google.rpc.RetryInfo"] {
-        let question = MessageRequest::FileContainingSymbol(symbol.to_owned());
-        let request = ServerReflectionRequest { host: String::new(), message_request: Some(question) };
-        let requests = futures::stream::iter([request]);
-        let mut answers = client.server_reflection_info(requests).await.unwrap().into_inner();
+    let [health, service] = ["grpc.health.v1.Health", "kubefan.v1alpha1.WatchService"];
+    let reflection = ["grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"];
+    assert_eq!(names, [health, reflection[0], reflection[1], service]);
+    for symbol in symbols {
         let answer = answers.message().await.unwrap().unwrap().message_response;
-        assert!(matches!(answer, Some(MessageResponse::FileDescriptorResponse(_))), "{symbol}: {answer:?}");
+        let Some(MessageResponse::FileDescriptorResponse(files)) = answer else { panic!("{symbol}: {answer:?}") };
+        assert!(!files.file_descriptor_proto.is_empty(), "{symbol}");
     }
-}
 
-async fn the_number_of_streams_is_limited() {
-    let simulated = Simulated::start().await;
-    let kubefan = simulated.kubefan(&["--resource=pods", "--subscribers-max=2"]).await;
-    let mut client = connect(kubefan.grpc_addr).await;
-    let mut first = Watch::start(&mut client, target("pods"), "").await.unwrap();
-    let second = Watch::start(&mut client, target("pods"), "").await.unwrap();
-    let status = Watch::start(&mut client, target("pods"), "").await.err().unwrap();
-    assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
-    assert!(status.message().contains("--subscribers-max"), "{status}");
-    assert!(status.get_details_retry_info().unwrap().retry_delay.is_some());
-    drop(second);
-    wait::until("the slot of the ended stream", wait::SOON, || {
-        let mut client = client.clone();
-        async move { Watch::start(&mut client, target("pods"), "").await.ok() }
-    })
-    .await;
-    let version = simulated.create("later");
-    first.until(version).await;
-}
-
-async fn a_timeout_ends_a_watch_cleanly() {
-    let simulated = Simulated::start().await;
-    let kubefan = simulated.kubefan(&["--resource=pods"]).await;
-    let request = WatchRequest { target: Some(target("pods")), timeout_seconds: 5, ..WatchRequest::default() };
-    let start_time = tokio::time::Instant::now();
-    let mut stream = connect(kubefan.grpc_addr).await.watch(request).await.unwrap().into_inner();
-    let mut messages = 0;
-    while stream.message().await.unwrap().is_some() {
-        messages += 1;
+    let mut client = v1alpha::server_reflection_client::ServerReflectionClient::new(channel_to(&kubefan));
+    let requests = symbols.map(|symbol| v1alpha::ServerReflectionRequest {
+        host: String::new(),
+        message_request: Some(v1alpha::server_reflection_request::MessageRequest::FileContainingSymbol(symbol.into())),
+    });
+    let mut answers = client.server_reflection_info(futures::stream::iter(requests)).await.unwrap().into_inner();
+    for symbol in symbols {
+        let answer = answers.message().await.unwrap().unwrap().message_response;
+        let is_file =
+            matches!(answer, Some(v1alpha::server_reflection_response::MessageResponse::FileDescriptorResponse(_)));
+        assert!(is_file, "{symbol}: {answer:?}");
     }
-    assert_eq!(messages, 5, "a snapshot of three");
-    assert!(start_time.elapsed() >= Duration::from_secs(5));
-    let server = kubefan.grpc_addr.to_string();
-    let watched = run(&["watch", "pods", "--timeout=5s", "-o", "name", "--server", &server]).await;
-    assert_eq!((watched.code, watched.stdout.lines().count()), (Some(0), 3), "{watched:?}");
-    let version = watched.stderr.trim().rsplit('=').next().unwrap().to_owned();
-    assert!(watched.stderr.starts_with("to continue from here: --resource-version="), "{watched:?}");
-    simulated.create("later");
-    let more =
-        run(&["watch", "pods", "--timeout=5s", "-o", "name", "--server", &server, "--resource-version", &version])
-            .await;
-    assert_eq!(more.stdout, "pod/later\n", "{more:?}");
-}
-
-async fn ports_chosen_by_the_system_are_printed() {
-    let simulated = Simulated::start().await;
-    let first = simulated.kubefan(&["--resource=pods"]).await;
-    let second = simulated.kubefan(&["--resource=pods"]).await;
-    let ports = [first.grpc_addr, first.admin_addr, second.grpc_addr, second.admin_addr].map(|address| address.port());
-    assert!(ports.iter().all(|port| *port != 0), "{ports:?}");
-    assert_eq!(ports.iter().collect::<std::collections::HashSet<_>>().len(), 4);
-}
-
-async fn both_names_of_a_variable_are_taken_and_a_misspelt_one_is_named() {
-    let simulated = Simulated::start().await;
-    let log = simulated.dir.path().join("log");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kubefan"));
-    command
-        .args(["serve", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"])
-        .env("KUBEFAN_RESOURCES", "pods,services")
-        .env("KUBEFAN_PAGESIZE", "7")
-        .env("KUBEFAN_PORT", "tcp://10.0.0.1:7443")
-        .env("KUBECONFIG", simulated.kubeconfig());
-    let process = crate::harness::process::Process::spawn("kubefan", &mut command, &log);
-    let printed = wait::until("both resources", wait::SOON, || async {
-        let printed = process.log();
-        (printed.matches("synced").count() >= 2).then_some(printed)
-    })
-    .await;
-    assert!(printed.contains("KUBEFAN_PAGESIZE is ignored; did you mean KUBEFAN_PAGE_SIZE?"), "{printed}");
-    assert_eq!(printed.matches(" is ignored").count(), 1, "{printed}");
-    let ran = crate::harness::kubefan::run_with(&["serve"], |command| {
-        command.env("KUBEFAN_RESOURCE", "pods").env("KUBEFAN_RESOURCES", "nodes");
-    })
-    .await;
-    assert_eq!(ran.code, Some(1), "{ran:?}");
-    assert!(ran.stderr.contains("KUBEFAN_RESOURCE and KUBEFAN_RESOURCES mean the same"), "{ran:?}");
 }
 
 async fn a_misspelt_resource_gets_a_suggestion_at_once() {
@@ -536,33 +392,28 @@ async fn flags_override_the_environment_which_overrides_the_file() {
     let file = simulated.dir.path().join("kubefan.yaml");
     let text = "apiVersion: kubefan.dev/v1alpha1\nkind: ServeConfiguration\nresources: [nodes]\nlogFormat: json\nlogLevel: warn\n";
     std::fs::write(&file, text).unwrap();
-    let log = simulated.dir.path().join("log");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kubefan"));
-    command
-        .args(["serve", "--listen=127.0.0.1:0", "--log-level=info"])
-        .env("KUBEFAN_ADMIN_LISTEN", "127.0.0.1:0")
-        .env("KUBEFAN_CONFIG", &file)
-        .env("KUBEFAN_RESOURCE", "pods,services")
-        .env("KUBECONFIG", simulated.kubeconfig());
-    let process = crate::harness::process::Process::spawn("kubefan", &mut command, &log);
-    let admin = wait::until("its address", wait::SOON, || async {
-        let printed = process.log();
-        printed.lines().find_map(|line| line.strip_prefix("kubefan: serving admin on ").map(str::to_owned))
+    let variables = [
+        ("KUBEFAN_CONFIG", file.to_str().unwrap()),
+        // The second name of KUBEFAN_RESOURCE.
+        ("KUBEFAN_RESOURCES", "pods,services"),
+        ("KUBEFAN_PAGESIZE", "7"),
+        ("KUBEFAN_PORT", "tcp://10.0.0.1:7443"),
+    ];
+    let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let kubefan = Kubefan::spawn_with_variables(&simulated.kubeconfig(), &["--log-level=info"], &variables).await;
+    kubefan.ready().await;
+    let (_, ready) = kubefan.admin("/readyz?verbose").await.unwrap();
+    let resources: Vec<_> = ready.lines().filter_map(|line| Some(line.split_once(" synced; proven ")?.0)).collect();
+    assert_eq!(resources, ["[+]pods", "[+]services"], "the environment goes before the file: {ready}");
+    let printed = kubefan.process.log();
+    let logged = printed.lines().filter(|line| !line.starts_with("kubefan: ")).map(json).collect::<Vec<_>>();
+    assert!(logged.iter().any(|line| line["level"] == "INFO"), "the flag goes before the file: {printed}");
+    assert!(printed.contains("KUBEFAN_PAGESIZE is ignored; did you mean KUBEFAN_PAGE_SIZE?"), "{printed}");
+    assert_eq!(printed.matches(" is ignored").count(), 1, "{printed}");
+
+    let ran = run_with(&["serve"], |command| {
+        command.env("KUBEFAN_RESOURCE", "pods").env("KUBEFAN_RESOURCES", "nodes");
     })
     .await;
-    let ready = wait::until("readiness", wait::SOON, || async {
-        let answer = reqwest::get(format!("http://{admin}/readyz?verbose")).await.ok()?;
-        let ready = answer.status().is_success();
-        answer.text().await.ok().filter(|_| ready)
-    })
-    .await;
-    let resources: Vec<_> = ready.lines().filter_map(|line| line.split_once(" synced; proven ")).collect();
-    let names: Vec<_> = resources.iter().map(|(name, _)| *name).collect();
-    assert_eq!(names, ["[+]pods", "[+]services"], "the environment goes before the file: {ready}");
-    let printed = process.log();
-    let lines: Vec<_> = printed.lines().filter(|line| !line.starts_with("kubefan: ")).collect();
-    assert!(!lines.is_empty(), "the flag goes before the file");
-    for line in lines {
-        assert!(serde_json::from_str::<serde_json::Value>(line).is_ok_and(|line| line["level"] == "INFO"), "{line}");
-    }
+    assert_line("both names", &ran, 1, &["KUBEFAN_RESOURCE and KUBEFAN_RESOURCES mean the same"]);
 }

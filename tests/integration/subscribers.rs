@@ -22,8 +22,8 @@ use crate::{
 };
 
 tests! {
-    local: the_one_that_lags_is_listed_first_and_ended_alone, a_grpc_client_learns_that_its_stream_was_ended,
-        web_pages_and_foreign_names_end_no_stream, top_prints_one_table_if_stdout_is_no_terminal,
+    local: the_one_that_lags_is_listed_first_and_ended_alone,
+        a_stream_is_ended_for_the_operator_and_not_for_web_pages, top_prints_one_table_if_stdout_is_no_terminal,
         a_browser_shows_the_status_and_takes_names_for_text;
 }
 
@@ -105,30 +105,13 @@ async fn the_one_that_lags_is_listed_first_and_ended_alone() {
     kubefan.metric_becomes("kubefan_subscriptions_finished_total{group=\"\",media=\"json\",namespace=\"\",reason=\"disconnected\",resource=\"pods\"}", 1.0).await;
 }
 
-async fn a_grpc_client_learns_that_its_stream_was_ended() {
+async fn a_stream_is_ended_for_the_operator_and_not_for_web_pages() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods"]).await;
     let mut client = connect(kubefan.grpc_addr).await;
     let request = WatchRequest { target: Some(target("pods")), ..WatchRequest::default() };
     let mut stream = client.watch(request).await.unwrap().into_inner();
     stream.message().await.unwrap();
-    let id = listed(&kubefan).await[0]["id"].as_str().unwrap().to_owned();
-    assert_eq!(command(&kubefan, &["disconnect", &id.to_uppercase()]).await.code, Some(0));
-    let status = loop {
-        match tokio::time::timeout(wait::SOON, stream.message()).await.expect("the stream ends") {
-            Ok(Some(_)) => {}
-            Ok(None) => panic!("it ended without a status"),
-            Err(status) => break status,
-        }
-    };
-    let reason = status.get_details_error_info().map(|info| info.reason);
-    assert_eq!((status.code(), reason.as_deref()), (Code::Unavailable, Some("DISCONNECTED")), "{status}");
-}
-
-async fn web_pages_and_foreign_names_end_no_stream() {
-    let simulated = Simulated::start().await;
-    let kubefan = simulated.kubefan(&["--resource=pods"]).await;
-    let _unread = unread_watch(&kubefan).await;
     let id = listed(&kubefan).await[0]["id"].as_str().unwrap().to_owned();
     let ask = async |method: Method, path: &str, header: (&str, &str)| {
         let request = reqwest::Client::new().request(method, format!("http://{}{path}", kubefan.admin_addr));
@@ -142,6 +125,17 @@ async fn web_pages_and_foreign_names_end_no_stream() {
     assert_eq!(ask(Method::GET, "/subscribers", ("host", "evil.example")).await, StatusCode::FORBIDDEN);
     assert_eq!(ask(Method::POST, &path, ("x-other", "")).await, StatusCode::METHOD_NOT_ALLOWED);
     assert_eq!(listed(&kubefan).await.len(), 1, "it continues");
+
+    assert_eq!(command(&kubefan, &["disconnect", &id.to_uppercase()]).await.code, Some(0));
+    let status = loop {
+        match tokio::time::timeout(wait::SOON, stream.message()).await.expect("the stream ends") {
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("it ended without a status"),
+            Err(status) => break status,
+        }
+    };
+    let reason = status.get_details_error_info().map(|info| info.reason);
+    assert_eq!((status.code(), reason.as_deref()), (Code::Unavailable, Some("DISCONNECTED")), "{status}");
 }
 
 async fn top_prints_one_table_if_stdout_is_no_terminal() {

@@ -24,7 +24,6 @@ use crate::{
     authorization::{Who, World},
     harness::{
         apiserver::ApiServer,
-        kubefan::run,
         process::free_port,
         record::{Watch, connect},
         rig::target,
@@ -35,8 +34,7 @@ use crate::{
 
 tests! {
     apiserver: requests_have_spans_with_their_decisions_and_without_secrets;
-    local: a_resume_and_its_stream_are_one_trace_under_the_callers, a_collector_that_is_away_disturbs_nothing,
-        settings_of_traces_that_cannot_be_used_are_one_line;
+    local: a_resume_and_its_stream_are_one_trace_under_the_callers, a_collector_that_is_away_disturbs_nothing;
 }
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
@@ -224,20 +222,4 @@ async fn a_collector_that_is_away_disturbs_nothing() {
     kubefan.process.terminate();
     assert_eq!(kubefan.process.ended(wait::SOON).await.code(), Some(0));
     assert_eq!(kubefan.process.log().matches("spans cannot be exported").count(), 1, "{}", kubefan.process.log());
-}
-
-async fn settings_of_traces_that_cannot_be_used_are_one_line() {
-    for (flags, words) in [
-        (&["--otlp-endpoint=collector:4317"][..], "--otlp-endpoint collector:4317"),
-        (&["--otlp-sampling-ratio=0.5"], "--otlp-sampling-ratio has no effect without --otlp-endpoint"),
-        (&["--otlp-endpoint=http://c", "--otlp-sampling-ratio=2"], "must be from 0 to 1"),
-        (&["--otlp-endpoint=http://c", "--otlp-headers-file=/nonexistent"], "--otlp-headers-file /nonexistent"),
-    ] {
-        let dir = tempfile::tempdir().unwrap();
-        let config = crate::harness::simulated::kubeconfig(&dir, "http://127.0.0.1:1", "{}");
-        let config = format!("--kubeconfig={}", config.display());
-        let serve = ["serve", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--resource=pods", &config];
-        let ran = run(&[&serve[..], flags].concat()).await;
-        assert!(ran.code != Some(0) && ran.stderr.contains(words), "{flags:?}: {ran:?}");
-    }
 }

@@ -3,19 +3,21 @@
 use kubefan_sim::apiserver::{Fault, FaultRule, SimOptions};
 use serde_json::json;
 
-use crate::harness::{
-    apiserver::ApiServer,
-    kubefan::{Kubefan, Ran, run},
-    rig::{pod, pods},
-    simulated::{Simulated, json as parse, kubeconfig},
-    tests,
+use crate::{
+    bad_input::assert_line,
+    harness::{
+        apiserver::ApiServer,
+        kubefan::{Kubefan, Ran, run},
+        rig::{pod, pods},
+        simulated::{Simulated, json as parse, kubeconfig},
+        tests,
+    },
 };
 
 tests! {
     apiserver: kubefan_equals_a_real_apiserver_under_writes;
     local: an_equal_cache_is_reported_with_its_version, differences_are_named,
-        a_check_that_cannot_finish_reports_unknown, another_cluster_and_rejected_credentials_are_named,
-        a_kubefan_is_refused_as_the_apiserver_to_compare_with,
+        a_check_that_cannot_finish_reports_unknown,
         a_forbidden_resource_that_a_reader_asked_for_is_not_compared;
 }
 
@@ -52,31 +54,6 @@ async fn an_equal_cache_is_reported_with_its_version() {
     let reported: Vec<_> = results.as_array().unwrap().iter().map(|one| (&one["resource"], &one["result"])).collect();
     assert_eq!(reported, [(&json!("po"), &json!("equal")), (&json!("deploy"), &json!("equal"))]);
     assert_eq!((&results[0]["objects"], &results[0]["resourceVersion"]), (&json!(3), &json!(version)));
-}
-
-async fn another_cluster_and_rejected_credentials_are_named() {
-    let simulated = Simulated::start().await;
-    let kubefan = simulated.kubefan(&["--resource=pods"]).await;
-    let other = Simulated::with(SimOptions { seed: 7, ..SimOptions::default() }).await;
-    let ran = verify(&kubefan, &other.kubeconfig(), &[]).await;
-    assert_eq!(ran.code, Some(2), "{ran:?}");
-    assert!(ran.stdout.contains("unknown: kubefan caches another cluster"), "{ran:?}");
-
-    let fault = FaultRule { fault: Fault::Unauthorized, verb: None, resource: None, requests: 100 };
-    simulated.sim.set_fault(fault);
-    let ran = verify(&kubefan, &simulated.kubeconfig(), &[]).await;
-    assert_eq!(ran.code, Some(2), "{ran:?}");
-    assert!(ran.stdout.contains("does not accept the credentials of verify's own kubeconfig (401)"), "{ran:?}");
-}
-
-async fn a_kubefan_is_refused_as_the_apiserver_to_compare_with() {
-    let simulated = Simulated::start().await;
-    let kubefan = simulated.kubefan(&["--resource=pods"]).await;
-    let itself = kubeconfig(&simulated.dir, &format!("http://{}", kubefan.grpc_addr), "{}");
-    let ran = verify(&kubefan, &itself, &[]).await;
-    assert_eq!(ran.code, Some(2), "{ran:?}");
-    let reason = format!("unknown: the server at http://{} is a kubefan", kubefan.grpc_addr);
-    assert!(ran.stdout.contains(&reason), "{ran:?}");
 }
 
 async fn a_forbidden_resource_that_a_reader_asked_for_is_not_compared() {
@@ -141,20 +118,27 @@ async fn differences_are_named() {
 async fn a_check_that_cannot_finish_reports_unknown() {
     let mut simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods"]).await;
-    let kubeconfig = simulated.kubeconfig();
-    let ran = verify(&kubefan, &kubeconfig, &["gadgets"]).await;
-    assert_eq!(ran.code, Some(2), "{ran:?}");
-    assert!(ran.stdout.contains("unknown: Error from server (NotFound)"), "{ran:?}");
+    let (own, other) = (simulated.kubeconfig(), Simulated::with(SimOptions { seed: 7, ..SimOptions::default() }).await);
+    let dir = tempfile::tempdir().unwrap();
+    let itself = kubeconfig(&dir, &format!("http://{}", kubefan.grpc_addr), "{}");
+    let is_unknown = async |kubeconfig: &std::path::Path, args: &[&str], reason: &str| {
+        let ran = verify(&kubefan, kubeconfig, args).await;
+        assert_eq!(ran.code, Some(2), "{reason}: {ran:?}");
+        assert!(ran.stdout.contains(reason), "{reason}: {ran:?}");
+    };
+    is_unknown(&own, &["gadgets"], "unknown: Error from server (NotFound)").await;
+    is_unknown(&other.kubeconfig(), &[], "unknown: kubefan caches another cluster").await;
+    let reason = format!("unknown: the server at http://{} is a kubefan", kubefan.grpc_addr);
+    is_unknown(&itself, &[], &reason).await;
+    simulated.sim.set_fault(FaultRule { fault: Fault::Unauthorized, verb: None, resource: None, requests: 100 });
+    is_unknown(&own, &[], "does not accept the credentials of verify's own kubeconfig (401)").await;
     simulated.stop().await;
-    let ran = verify(&kubefan, &kubeconfig, &[]).await;
-    assert_eq!(ran.code, Some(2), "{ran:?}");
-    assert!(ran.stdout.contains("unknown: cannot reach the apiserver at"), "{ran:?}");
-    let ran = verify(&kubefan, std::path::Path::new("/does/not/exist"), &[]).await;
-    assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{ran:?}");
-    assert!(ran.stderr.starts_with("error: cannot use kubeconfig /does/not/exist"), "{ran:?}");
-    let ran = run(&["verify", "--server", "127.0.0.1:1", "--kubeconfig", kubeconfig.to_str().unwrap()]).await;
-    assert_eq!(ran.code, Some(2), "{ran:?}");
-    assert!(ran.stderr.starts_with("error: cannot reach kubefan at 127.0.0.1:1"), "{ran:?}");
+    is_unknown(&own, &[], "unknown: cannot reach the apiserver at").await;
+
+    let no_file = verify(&kubefan, std::path::Path::new("/does/not/exist"), &[]).await;
+    assert_line("no file", &no_file, 2, &["error: cannot use kubeconfig /does/not/exist"]);
+    let no_kubefan = run(&["verify", "--server", "127.0.0.1:1", "--kubeconfig", own.to_str().unwrap()]).await;
+    assert_line("no kubefan", &no_kubefan, 2, &["error: cannot reach kubefan at 127.0.0.1:1"]);
 }
 
 async fn kubefan_equals_a_real_apiserver_under_writes() {

@@ -67,8 +67,7 @@ pub(crate) mod tools;
 pub(crate) mod wait;
 pub(crate) mod writes;
 
-/// Time limit of a test, without the duration of the soak. Building the real apiserver before the
-/// first test does not count.
+/// Time limit of a test. Building the real apiserver before the first test does not count.
 const TEST_SECONDS_MAX: u64 = 600;
 
 /// Time limit of a test on a paused clock, where waiting takes no real time.
@@ -86,11 +85,6 @@ const SLOWEST_NAMED: usize = 10;
 /// Whether the large form of a test is asked for: `KUBEFAN_TEST_SCALE=full`.
 pub(crate) fn is_full_scale() -> bool {
     env::var("KUBEFAN_TEST_SCALE").is_ok_and(|scale| scale == "full")
-}
-
-/// The duration of the soak test, in seconds: `KUBEFAN_SOAK_SECONDS`, and 30 without it.
-pub(crate) fn soak_seconds() -> u64 {
-    env::var("KUBEFAN_SOAK_SECONDS").map_or(30, |text| text.parse().expect("KUBEFAN_SOAK_SECONDS is a number"))
 }
 
 fn skips_apiserver() -> bool {
@@ -362,7 +356,7 @@ fn block_on(test: &Test) -> Result<(), Failed> {
     } else if is_full_scale() {
         FULL_SCALE_SECONDS_MAX
     } else {
-        TEST_SECONDS_MAX + soak_seconds()
+        TEST_SECONDS_MAX
     };
     let limit = Duration::from_secs(seconds_max);
     let finished = runtime.block_on(async { tokio::time::timeout(limit, (test.run)()).await });

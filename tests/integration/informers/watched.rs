@@ -96,11 +96,6 @@ impl Watched {
         self.connection_errors.lock().unwrap().0
     }
 
-    /// The last error of a connection; empty if there was none.
-    pub(super) fn last_error(&self) -> String {
-        self.connection_errors.lock().unwrap().1.clone()
-    }
-
     /// The content of the store.
     pub(super) fn content(&self) -> Content {
         let snapshot = self.informer.indexer().snapshot();

@@ -27,7 +27,7 @@ use crate::{
 
 tests! {
     python full: kopf_makes_the_same_calls_through_kubefan;
-    local full: the_page_of_kopf_shows_the_operator;
+    local: the_page_of_kopf_shows_the_operator;
 }
 
 const PAGE: &str = "kopf.md";

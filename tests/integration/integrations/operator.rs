@@ -11,7 +11,7 @@ use crate::harness::{apiserver::ApiServer, assets, process::Process, tests};
 tests! {
     programs full: an_operator_that_reads_through_kubefan_writes_the_same,
         an_operator_with_kubefan_as_its_server_writes_the_same;
-    local full: the_page_of_controller_runtime_shows_the_operator;
+    local: the_page_of_controller_runtime_shows_the_operator;
 }
 
 const PAGE: &str = "controller-runtime.md";
