@@ -1,6 +1,6 @@
 //! Checks that the sources have the shape that CONTRIBUTING.md and docs/architecture.md promise:
-//! layers, no cycles, files of readable size, plain words, links that resolve. It reads the sources
-//! as text and builds nothing, so it takes about a second.
+//! layers, no cycles, files of readable size, plain words, links that resolve, patches that apply.
+//! It reads the sources as text and builds nothing, so it takes about a second.
 //!
 //! Each test lists all its findings at once. `figures` (`--ignored --nocapture figures`) prints the
 //! counts of all.
@@ -9,6 +9,7 @@ mod cycles;
 mod documents;
 mod layers;
 mod modules;
+mod patches;
 mod prose;
 mod rust;
 mod sizes;
@@ -129,6 +130,14 @@ impl Workspace {
         documents::broken_links(&self.documents, &|path| self.root.join(path).exists())
     }
 
+    /// Mentions of planted bugs in the client library.
+    fn bugs_in_client(&self) -> Vec<String> {
+        let is_client = |file: &Path| file.starts_with("crates/client");
+        let mentions = |text: &str| text.contains("planted");
+        let files = self.sources.iter().filter(|(file, text, _)| is_client(file) && mentions(text));
+        files.map(|(file, ..)| file.display().to_string()).collect()
+    }
+
     fn places(&self) -> Vec<String> {
         let document = |file: &str| self.documents.get(Path::new(file)).map(String::as_str).unwrap_or_default();
         let mut found = documents::missing_places(document("CONTRIBUTING.md"), &|path| self.root.join(path).exists());
@@ -200,10 +209,20 @@ fn the_places_in_contributing_exist_and_the_glossary_is_short() {
 }
 
 #[test]
+fn the_patches_with_planted_bugs_apply() {
+    assert_none("patches that do not apply", &patches::misfits(&tree::root()));
+}
+
+#[test]
+fn the_client_library_has_no_planted_bugs() {
+    assert_none("files with planted bugs", &Workspace::read().bugs_in_client());
+}
+
+#[test]
 #[ignore = "prints figures and checks nothing"]
 fn figures() {
     let workspace = Workspace::read();
-    let figures: [(&str, Vec<String>); 9] = [
+    let figures: [(&str, Vec<String>); 11] = [
         ("imports upwards", workspace.layers()),
         ("cycles between files", workspace.cycles()),
         ("files that are too long", workspace.long_files()),
@@ -213,6 +232,8 @@ fn figures() {
         ("coined identifiers", workspace.coined_identifiers()),
         ("broken links", workspace.links()),
         ("places and terms", workspace.places()),
+        ("patches that do not apply", patches::misfits(&workspace.root)),
+        ("files of the client with planted bugs", workspace.bugs_in_client()),
     ];
     for (what, found) in &figures {
         println!("{:6} {what}", found.len());

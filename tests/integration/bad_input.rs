@@ -278,7 +278,7 @@ async fn bad_reads_are_refused() {
     ];
     let mut raw = RawConnection::to(&rig).await;
     for row in gets {
-        let answer = raw.call_method("Get", &[], &row.request.encode_to_vec()).await;
+        let answer = raw.call("Get", &[], &row.request.encode_to_vec()).await;
         let refused = status(answer.headers());
         row.assert(&refused);
         let reason = refused.get_details_error_info().unwrap().reason;

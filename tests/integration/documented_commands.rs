@@ -21,8 +21,11 @@ const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const RUN: [&str; 6] = ["get", "watch", "subscribers", "top", "verify", "estimate"];
 
 /// Commands of other programs, by how they begin, and where they are tried.
-const OTHERS: [(&str, &str); 43] = [
+const OTHERS: [(&str, &str); 46] = [
     ("cargo ", "builds, tests and benchmarks: their filters are checked here, and .ci/run runs them or their like"),
+    ("simulation=$(tests/simulation/planted/build)", ".ci/run builds it"),
+    ("$simulation", ".ci/run starts it"),
+    ("KUBEFAN_PLANTED_BUG=", ".ci/run plants each bug, and none"),
     ("target/dist/deps/informers-HASH", "the benchmark of informers, with the hash of its build"),
     ("go build -C tests/clients", "the tests of informers build it"),
     ("cd examples/go && go run .", "examples.rs runs it"),

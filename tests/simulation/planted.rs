@@ -2,8 +2,10 @@
 //! breaks. `crates/common/src/planted/bugs.rs` lists the bugs and where they are. They were written
 //! without knowledge of the oracle's code.
 //!
-//! If built with `KUBEFAN_PLANTED_BUGS=1`, the simulation does only this: for each bug it plays
-//! seeds until one reports a violation.
+//! If built with `tests/simulation/planted/build`, the simulation does only this. For each bug it
+//! first plays the seed in `planted/seeds.txt`, which found it when that file was written. The
+//! world of a seed changes with the code. If the seed no longer finds the bug, it plays seeds until
+//! one does.
 
 use std::{
     num::NonZero,
@@ -13,34 +15,85 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     thread,
+    time::{Duration, Instant},
 };
 
 use kubefan_common::planted::{self, Bug};
 
+use self::recorded::RecordedSeeds;
 use super::{
     oracle::Violation,
     seed::{Options, run_seed},
 };
 
+mod recorded;
+
 /// The number of seeds in which a bug must appear.
 const SEEDS_MAX: u64 = 1000;
+/// A seed to record is the fastest of so many that find the bug, if they are among the first
+/// [`SEEDS_COMPARED`]. Otherwise it is the first that does.
+const FINDS_COMPARED: usize = 3;
+const SEEDS_COMPARED: u64 = 40;
+/// The value of `KUBEFAN_PLANTED_BUGS` in a build with the patches.
+const PATCHED: &str = "patched";
 
-/// Plants each bug in turn, or only the bug in `KUBEFAN_PLANTED_BUG`. The check fails if no seed
-/// finds a bug, or if it is reported under a guarantee that it does not break.
+/// A violation that a seed reports.
+struct Find {
+    seed: u64,
+    violation: Violation,
+    took: Duration,
+}
+
+impl Find {
+    /// Whether the bug breaks the guarantee that is reported.
+    fn is_named(&self, bug: Bug) -> bool {
+        let named = format!("{:?}", self.violation.guarantee);
+        bug.breaks().split(", ").any(|broken| broken == named)
+    }
+
+    fn print(&self, bug: Bug) {
+        let named = format!("{:?}", self.violation.guarantee);
+        println!("{:<28} {:>5}  {named:<14} {}", bug.name(), self.seed, bug.breaks());
+    }
+}
+
+/// Plants each bug, or only the bug in `KUBEFAN_PLANTED_BUG`. The check fails if no seed finds a
+/// bug, or if it is reported under a guarantee that it does not break.
 pub(crate) fn check(seeds: Option<u64>) -> ExitCode {
-    let only = std::env::var("KUBEFAN_PLANTED_BUG").ok();
-    let bugs = Bug::ALL.iter().filter(|bug| only.as_ref().is_none_or(|only| only == bug.name()));
-    let (mut found, mut missed, mut misnamed) = (0, 0, 0);
+    let is_renewing = std::env::var_os("KUBEFAN_RENEW_SEEDS").is_some_and(|value| !value.is_empty());
+    match check_each(seeds.unwrap_or(SEEDS_MAX), is_renewing) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(message) => {
+            eprintln!("{message}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Returns whether every bug was found as it must be.
+fn check_each(seeds_max: u64, is_renewing: bool) -> Result<bool, String> {
+    let bugs = chosen()?;
+    let mut recorded = RecordedSeeds::read()?;
+    if is_renewing {
+        // Without the names that are unknown.
+        recorded.write()?;
+    } else {
+        recorded.check()?;
+    }
     println!("{:<28} {:>5}  {:<14} BREAKS", "BUG", "SEED", "VIOLATED");
-    for bug in bugs {
-        planted::plant(Some(*bug));
-        match first_violation(seeds.unwrap_or(SEEDS_MAX)) {
-            Some((seed, violation)) => {
-                let named = format!("{:?}", violation.guarantee);
-                println!("{:<28} {seed:>5}  {named:<14} {}", bug.name(), bug.breaks());
-                found += 1;
-                if !bug.breaks().split(", ").any(|broken| broken == named) {
-                    println!("  misnamed: {violation}");
+    let stale = play_recorded(&bugs, &recorded);
+    let (mut missed, mut misnamed) = (0, 0);
+    for bug in &stale {
+        if let Some(seed) = recorded.seed(*bug) {
+            println!("{:<28} {seed:>5}  STALE: this recorded seed no longer finds it", bug.name());
+        }
+        let finds = search(*bug, seeds_max, if is_renewing { FINDS_COMPARED } else { 1 });
+        match finds.first() {
+            Some(first) => {
+                first.print(*bug);
+                if !first.is_named(*bug) {
+                    println!("  misnamed: {}", first.violation);
                     misnamed += 1;
                 }
             }
@@ -49,34 +102,87 @@ pub(crate) fn check(seeds: Option<u64>) -> ExitCode {
                 missed += 1;
             }
         }
+        let named = finds.iter().filter(|find| find.is_named(*bug));
+        recorded.replace(*bug, named.min_by_key(|find| find.took).map(|find| find.seed));
+        if is_renewing {
+            recorded.write()?;
+        }
     }
-    planted::plant(None);
-    println!("{found} found, {missed} missed, {misnamed} misnamed");
-    if missed == 0 && misnamed == 0 && found > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    println!("{} found, {missed} missed, {misnamed} misnamed", bugs.len() - missed);
+    if !is_renewing && !stale.is_empty() {
+        println!("{} recorded seeds are stale, so this took longer than it has to: {}", stale.len(), recorded::RENEW);
+    }
+    Ok(missed == 0 && misnamed == 0)
 }
 
-/// Plays seeds until one reports a violation. Returns the lowest such seed and its violation.
-fn first_violation(seeds: u64) -> Option<(u64, Violation)> {
-    let options = Options::default();
-    let (next, found) = (AtomicU64::new(1), Mutex::new(None::<(u64, Violation)>));
-    thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, NonZero::get) {
-            scope.spawn(|| {
-                while found.lock().expect("no holder panics").is_none() {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed > seeds {
-                        return;
-                    }
-                    let report = run_seed(seed, &options);
-                    if let Some(violation) = report.first_violation() {
-                        let mut found = found.lock().expect("no holder panics");
-                        if found.as_ref().is_none_or(|(known, _)| seed < *known) {
-                            *found = Some((seed, violation.clone()));
-                        }
-                    }
-                }
-            });
+/// The bugs to plant.
+fn chosen() -> Result<Vec<Bug>, String> {
+    let only = std::env::var("KUBEFAN_PLANTED_BUG").ok();
+    let bugs = Bug::ALL.iter().copied().filter(|bug| only.as_ref().is_none_or(|only| only == bug.name()));
+    let bugs: Vec<_> = bugs.collect();
+    let is_patched = option_env!("KUBEFAN_PLANTED_BUGS") == Some(PATCHED);
+    match bugs.iter().find(|bug| Bug::IN_PATCHES.contains(bug)) {
+        Some(bug) if !is_patched => {
+            Err(format!("{} is in a patch, which this build lacks: use tests/simulation/planted/build", bug.name()))
+        }
+        _ if bugs.is_empty() => Err(format!("KUBEFAN_PLANTED_BUG={} is not a bug", only.unwrap_or_default())),
+        _ => Ok(bugs),
+    }
+}
+
+/// Plays the recorded seed of each bug. Returns the bugs that it does not find, or not under a
+/// guarantee that they break.
+fn play_recorded(bugs: &[Bug], recorded: &RecordedSeeds) -> Vec<Bug> {
+    let (next, stale) = (Mutex::new(bugs.iter().copied()), Mutex::new(Vec::new()));
+    let take = || next.lock().expect("no holder panics").next();
+    on_each_core(|| {
+        while let Some(bug) = take() {
+            let find = recorded.seed(bug).and_then(|seed| play(bug, seed));
+            match find.filter(|find| find.is_named(bug)) {
+                Some(find) => find.print(bug),
+                None => stale.lock().expect("no holder panics").push(bug),
+            }
         }
     });
-    found.into_inner().expect("no holder panics")
+    stale.into_inner().expect("no holder panics")
+}
+
+/// Plays seeds until so many report a violation, or one does after the first [`SEEDS_COMPARED`].
+/// Returns them, the lowest first.
+fn search(bug: Bug, seeds_max: u64, finds_wanted: usize) -> Vec<Find> {
+    let (next, finds) = (AtomicU64::new(1), Mutex::new(Vec::new()));
+    on_each_core(|| {
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            let wanted = if seed > SEEDS_COMPARED { 1 } else { finds_wanted };
+            if seed > seeds_max || finds.lock().expect("no holder panics").len() >= wanted {
+                return;
+            }
+            let find = play(bug, seed);
+            finds.lock().expect("no holder panics").extend(find);
+        }
+    });
+    let mut finds = finds.into_inner().expect("no holder panics");
+    finds.sort_by_key(|find| find.seed);
+    finds
+}
+
+/// Plays one seed with a bug on this thread.
+#[expect(clippy::disallowed_methods, reason = "the elapsed time chooses between seeds that find the same bug")]
+fn play(bug: Bug, seed: u64) -> Option<Find> {
+    planted::plant(Some(bug));
+    let began = Instant::now();
+    let report = run_seed(seed, &Options::default());
+    planted::plant(None);
+    let violation = report.first_violation()?.clone();
+    Some(Find { seed, violation, took: began.elapsed() })
+}
+
+/// Does the same on every core, and waits for all.
+fn on_each_core(work: impl Fn() + Sync) {
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, NonZero::get) {
+            scope.spawn(&work);
+        }
+    });
 }

@@ -5,8 +5,11 @@
 //! of the guarantees in `docs/architecture.md`. They do not crash or hang the process. They are
 //! compiled in only if the environment variable `KUBEFAN_PLANTED_BUGS` is set for the build
 //! (`cfg(planted_bugs)`). Otherwise [`is`] is constantly false and the compiler removes them. At
-//! most one bug is active per process, chosen with `plant` or with the environment variable
-//! `KUBEFAN_PLANTED_BUG`.
+//! most one bug is active per thread, chosen with `plant` or with the environment variable
+//! `KUBEFAN_PLANTED_BUG`: a simulated world runs on one thread, and each core has another one.
+//!
+//! A bug is one expression at its site. One that needs more, and every bug of the client library,
+//! is in a patch of `tests/simulation/planted`, so that it does not burden the code.
 
 mod bugs;
 
@@ -44,32 +47,37 @@ pub use chosen::{is, plant};
 
 #[cfg(planted_bugs)]
 mod chosen {
-    use std::{
-        env,
-        sync::atomic::{AtomicUsize, Ordering},
-    };
+    use std::{cell::Cell, env};
 
     use super::Bug;
 
-    const NONE: usize = usize::MAX;
-    const UNDECIDED: usize = usize::MAX - 1;
+    /// What is planted.
+    #[derive(Clone, Copy)]
+    enum Chosen {
+        /// What the environment variable says, which has not been read yet.
+        FromEnvironment,
+        /// This bug, or none.
+        Bug(Option<Bug>),
+    }
 
-    static CHOSEN: AtomicUsize = AtomicUsize::new(UNDECIDED);
+    thread_local! {
+        static CHOSEN: Cell<Chosen> = const { Cell::new(Chosen::FromEnvironment) };
+    }
 
-    /// Whether this bug is planted.
+    /// Whether this bug is planted on this thread.
     pub fn is(bug: Bug) -> bool {
-        match CHOSEN.load(Ordering::SeqCst) {
-            UNDECIDED => {
+        match CHOSEN.get() {
+            Chosen::FromEnvironment => {
                 plant(from_environment());
                 is(bug)
             }
-            chosen => chosen == bug as usize,
+            Chosen::Bug(chosen) => chosen == Some(bug),
         }
     }
 
-    /// Plants a bug in place of the current one. `None` removes it.
+    /// Plants a bug on this thread, in place of the current one. `None` removes it.
     pub fn plant(bug: Option<Bug>) {
-        CHOSEN.store(bug.map_or(NONE, |bug| bug as usize), Ordering::SeqCst);
+        CHOSEN.set(Chosen::Bug(bug));
     }
 
     /// # Panics

@@ -33,7 +33,6 @@ use crate::{error::ClientError, random::generator};
 use kubefan_common::{
     backoff::Backoff,
     encoding::{Encoding, chunk, delta},
-    planted::{self, Bug},
     proto::v1alpha1::{self, Event, ResolvedResource, Target, WatchRequest, WatchResponse, watch_response::Message},
 };
 
@@ -345,9 +344,6 @@ impl WatchStream {
             }
             Some(Message::Event(mut event)) => {
                 self.resolve(&mut event)?;
-                if planted::is(Bug::ClientKeepsObjectVersion) && response.resume_version.is_empty() {
-                    self.resume_version.clone_from(&event.resource_version);
-                }
                 Some(WatchItem::Event(event))
             }
             Some(Message::GapBegin(begin)) => {

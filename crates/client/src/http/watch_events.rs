@@ -2,7 +2,6 @@
 
 use bytes::Bytes;
 use futures::{StreamExt, stream};
-use kubefan_common::planted::{self, Bug};
 
 use super::{
     cut::{self, Cuts},
@@ -75,8 +74,8 @@ impl Watch {
         };
         // The objects of the current state are in key order, so their versions say nothing about
         // what has been received.
-        let resumes = self.phase == Phase::Live || planted::is(Bug::ResumeInsideInitialEvents);
-        let version = (resumes && !object.resource_version.is_empty()).then(|| object.resource_version.to_string());
+        let version = (self.phase == Phase::Live && !object.resource_version.is_empty())
+            .then(|| object.resource_version.to_string());
         Ok(Some(WatchEvent { kind: kind(object), resume_version: version }))
     }
 
@@ -87,7 +86,7 @@ impl Watch {
         };
         match self.phase {
             Phase::Live => Ok(Some(WatchEventKind::Bookmark.at(&resource_version))),
-            _ if ends_initial_events && !planted::is(Bug::InitialEventsNeverEnd) => {
+            _ if ends_initial_events => {
                 self.phase = Phase::Live;
                 Ok(Some(WatchEventKind::SnapshotEnd.at(&resource_version)))
             }

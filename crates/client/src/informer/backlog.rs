@@ -8,8 +8,6 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use kubefan_common::planted::{self, Bug};
-
 use super::handler::Notification;
 use crate::object::ObjectKey;
 
@@ -74,13 +72,9 @@ fn merge<K>(waiting: &Notification<K>, new: Notification<K>) -> Merged<K> {
         (Add { is_in_initial_list, .. }, Update { new, .. }) => {
             Merged::Into(Add { object: new, is_in_initial_list: *is_in_initial_list })
         }
-        (Update { .. }, Update { old, new }) if planted::is(Bug::NewestOldStateStays) => {
-            Merged::Into(Update { old, new })
-        }
         (Update { old, .. }, Update { new, .. }) => Merged::Into(Update { old: old.clone(), new }),
         (Update { .. }, Delete(deleted)) => Merged::Into(Delete(deleted)),
         (Add { .. }, Delete(_)) => Merged::Cancelled,
-        (Delete(_), Add { .. }) if planted::is(Bug::ReturnCancelsDeletion) => Merged::Cancelled,
         (_, new) => Merged::Separate(new),
     }
 }

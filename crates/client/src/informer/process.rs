@@ -11,10 +11,6 @@ use std::{
     time::Duration,
 };
 
-use kubefan_common::{
-    planted::{self, Bug},
-    unless_planted, when_planted,
-};
 use tokio::{runtime::Handle, sync::watch, task::AbortHandle, time::Instant};
 
 use super::{
@@ -121,7 +117,7 @@ impl<K: Send + Sync + 'static> Processor<K> {
         let queue = Arc::new(HandlerQueue::new(options.backlog));
         let current = self.indexer.snapshot();
         let current = current.iter().cloned().map(|object| Notification::Add { object, is_in_initial_list: true });
-        unless_planted!(LateHandlerStartsEmpty => queue.push(current));
+        queue.push(current);
         if self.has_synced() {
             queue.set_all_pushed();
         }
@@ -211,8 +207,7 @@ impl<K: Send + Sync + 'static> Processor<K> {
         }
     }
 
-    fn process(&self, mut deltas: Vec<Delta<K>>, is_in_initial_list: bool) {
-        when_planted!(DeletionsLast => deltas.sort_by_key(|delta| matches!(delta, Delta::Deleted(_))));
+    fn process(&self, deltas: Vec<Delta<K>>, is_in_initial_list: bool) {
         let mut handlers = self.lock();
         // One that is asked to end stays until its last call is over, so that a stop can abort it.
         handlers.list.retain(|listener| !listener.queue.has_ended());
@@ -254,9 +249,6 @@ impl<K: Send + Sync + 'static> Processor<K> {
                 }
             }
             Delta::Deleted(deleted) => {
-                if matches!(deleted, Deleted::FinalStateUnknown(_)) && planted::is(Bug::UnknownDeletionIgnored) {
-                    return;
-                }
                 let last = store.remove(deleted.key().as_str());
                 match (deleted, last) {
                     (Deleted::Known(object), _) => notifications.push(Notification::Delete(Deleted::Known(object))),

@@ -6,8 +6,6 @@ use std::{
     sync::Arc,
 };
 
-use kubefan_common::planted::{self, Bug};
-
 use super::{
     consume::{Consumable, State, Waiting},
     delta::{Delta, KnownObjects},
@@ -147,7 +145,6 @@ impl<K: 'static> RealFifo<K> {
             Some(DeletedFinalStateUnknown { key: key.clone(), last_known: Some(last_known) })
         });
         let known = self.known.keys().into_iter().filter(|key| !kept.contains(key) && !newest.contains_key(key));
-        let known = known.filter(|_| !planted::is(Bug::ReplaceForgetsDeletes));
         let known = known.map(|key| DeletedFinalStateUnknown { last_known: self.known.get(key.as_str()), key });
         queued.chain(known).map(|unknown| Delta::Deleted(Deleted::FinalStateUnknown(unknown))).collect()
     }

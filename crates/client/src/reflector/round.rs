@@ -7,10 +7,6 @@ use std::{
 };
 
 use futures::StreamExt;
-use kubefan_common::{
-    planted::{self, Bug},
-    unless_planted, when_planted,
-};
 use tokio::{task::coop::consume_budget, time::Instant};
 use tonic::Code;
 
@@ -48,7 +44,7 @@ impl<K: Decode> Reflector<K> {
             // of the same request cannot mend leads to a new state, as in client-go. Another token
             // mends a refused one, and says nothing about the version.
             if self.session(|session| session.is_known()) {
-                unless_planted!(ExpiredVersionStays => self.session(|session| session.expired = true));
+                self.session(|session| session.expired = true);
             } else if refused {
                 self.session(|session| session.unavailable = true);
             }
@@ -109,7 +105,7 @@ impl<K: Decode> Reflector<K> {
                 // without pages.
                 Err(error) if error.is_expired() && !options.continue_token.is_empty() => {
                     options = ListOptions::default();
-                    unless_planted!(PagesOfTwoLists => replacement = self.empty());
+                    replacement = self.empty();
                     continue;
                 }
                 page => page?,
@@ -198,21 +194,14 @@ impl<K: Decode> Reflector<K> {
                 None => return,
             },
             WatchEventKind::Disconnected(error) => {
-                match unit.take() {
-                    Some(Unit::Batch(changes)) if planted::is(Bug::BrokenBatchApplied) => {
-                        self.store.apply_batch(changes);
-                    }
-                    _ => {}
-                }
+                *unit = None;
                 self.observers.report(&ReflectorError::Client(error));
             }
             WatchEventKind::Unreadable(message) => self.observers.report(&ReflectorError::Unreadable(message)),
-            WatchEventKind::Bookmark if planted::is(Bug::BookmarksIgnored) => return,
             WatchEventKind::Bookmark | WatchEventKind::Reconnected => {}
             WatchEventKind::Added(raw) => match unit {
                 Some(Unit::Snapshot { replacement, changed }) if !changed.contains_key(&raw.key) => {
                     self.collect(&raw, replacement);
-                    when_planted!(SnapshotShownEarly => self.change(self.decode(&raw).map(Change::Added), &mut None));
                 }
                 _ => self.change(self.decode(&raw).map(Change::Added), unit),
             },
@@ -237,11 +226,6 @@ impl<K: Decode> Reflector<K> {
         match (change, unit) {
             (None, _) => {}
             (Some(change), Some(Unit::Batch(changes))) => {
-                if let (Change::Added(object) | Change::Updated(object), true) =
-                    (&change, planted::is(Bug::BatchMovesVersion))
-                {
-                    self.advance(object.resource_version().to_owned());
-                }
                 changes.push(change);
             }
             (Some(Change::Added(object) | Change::Updated(object)), Some(Unit::Snapshot { changed, .. })) => {

@@ -12,7 +12,6 @@ use std::{
 };
 
 use imbl::OrdMap;
-use kubefan_common::unless_planted;
 
 use super::{Change, Replacement, Store};
 use crate::{
@@ -78,7 +77,7 @@ impl<K> State<K> {
     fn insert(&mut self, object: Arc<Object<K>>) -> Option<Arc<Object<K>>> {
         let before = self.objects.insert(object.key().clone(), object.clone());
         for index in self.indexes.values_mut() {
-            unless_planted!(IndexKeepsOldValues => before.iter().for_each(|before| index.remove(before)));
+            before.iter().for_each(|before| index.remove(before));
             index.insert(&object);
         }
         before

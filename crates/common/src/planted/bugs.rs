@@ -3,6 +3,8 @@
 macro_rules! bugs {
     (
         $($(#[doc = $doc:literal])+ $bug:ident = $name:literal breaks $breaks:literal,)+
+        in patches:
+        $($(#[doc = $patch_doc:literal])+ $patch_bug:ident = $patch_name:literal breaks $patch_breaks:literal,)+
         among threads:
         $($(#[doc = $thread_doc:literal])+ $thread_bug:ident = $thread_name:literal breaks $thread_breaks:literal,)+
     ) => {
@@ -11,13 +13,18 @@ macro_rules! bugs {
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum Bug {
             $($(#[doc = $doc])+ $bug,)+
+            $($(#[doc = $patch_doc])+ $patch_bug,)+
             $($(#[doc = $thread_doc])+ $thread_bug,)+
         }
 
         #[cfg(planted_bugs)]
         impl Bug {
             /// The bugs that do harm in ordinary operation under faults, even on a single thread.
-            pub const ALL: &[Self] = &[$(Self::$bug,)+];
+            pub const ALL: &[Self] = &[$(Self::$bug,)+ $(Self::$patch_bug,)+];
+
+            /// Those of them that exist only if the patches of `tests/simulation/planted` have been
+            /// applied.
+            pub const IN_PATCHES: &[Self] = &[$(Self::$patch_bug,)+];
 
             /// The bugs that the tests of thread interleavings find. Most need two threads at an
             /// exact moment.
@@ -27,6 +34,7 @@ macro_rules! bugs {
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$bug => $name,)+
+                    $(Self::$patch_bug => $patch_name,)+
                     $(Self::$thread_bug => $thread_name,)+
                 }
             }
@@ -36,6 +44,7 @@ macro_rules! bugs {
             pub fn breaks(self) -> &'static str {
                 match self {
                     $(Self::$bug => $breaks,)+
+                    $(Self::$patch_bug => $patch_breaks,)+
                     $(Self::$thread_bug => $thread_breaks,)+
                 }
             }
@@ -68,8 +77,8 @@ bugs! {
     /// other way round) in history older than the ring.
     NewestChangeCounts = "newest-change-counts" breaks "Filtered, Reliable, Convergent",
 
-    /// `cache/gap.rs`: a view sends every event of the gap that all views share, and not only those
-    /// that its selection sees. Needs: a relist with changes, a selector.
+    /// `cache/gap.rs`: a view sends the events of the gap that all views share, as changes, also if
+    /// its selection does not see them. Needs: a relist with changes, a selector.
     GapNotFiltered = "gap-not-filtered" breaks "Filtered, Reliable, Convergent, Unique",
 
     /// `cache/ring.rs`: a start inside a gap gets the difference found by the relist, which is
@@ -124,9 +133,9 @@ bugs! {
     ResumeInsideCatchUp = "resume-inside-catch-up" breaks "Atomic, Resumable, Bookmarkable",
 
     /// `fanout/subscribe/catch_up.rs`: an object that was deleted and created again under the same
-    /// name is sent as modified, without a delete. Needs: such objects, a start or a lag older than
+    /// name is sent as added, without a delete. Needs: such objects, a start or a lag older than
     /// the ring.
-    RemadeIsModified = "remade-is-modified" breaks "Filtered, Reliable",
+    RemadeWithoutDelete = "remade-without-delete" breaks "Filtered, Reliable",
 
     /// `fanout/send/encoder.rs`: events inside a gap have a resume version. Needs: a relist. To do
     /// harm: a connection cut inside the gap, and a resume at another replica.
@@ -153,12 +162,6 @@ bugs! {
     /// and changes meanwhile. To do harm: a cut right after it.
     SnapshotEndsAtHead = "snapshot-ends-at-head" breaks "Bookmarkable, Resumable",
 
-    /// `fanout/subscribe/subscription.rs` (and the check before it in
-    /// `server/transport/http2/watch_stream.rs`): a periodic bookmark has the newest version even
-    /// if older events are still to be sent. Needs: a subscriber so slow that its stream waits for
-    /// flow control when the bookmark is due.
-    EarlyBookmark = "early-bookmark" breaks "Bookmarkable, Resumable",
-
     /// `fanout/subscribe/subscription.rs`: a lagging subscriber that has received part of a gap is
     /// caught up from the version before the gap, although it is no longer in that state. Needs: a
     /// large gap, a subscriber that stalls inside it until the ring has evicted it. Rare.
@@ -177,70 +180,6 @@ bugs! {
     /// `caches/backfiller.rs`: the last event before the start of the cache ends the backfill, but
     /// is left out of it. Needs: a restart, and changes at that moment.
     SpliceDrops = "splice-drops" breaks "Bookmarkable, Reliable, Convergent",
-
-    /// `client/watch.rs`: where the server sends no resume version, the client resumes from the
-    /// version of an object. Needs: a connection cut inside a snapshot.
-    ClientKeepsObjectVersion = "client-keeps-object-version" breaks "Atomic, Resumable, Convergent",
-
-    /// `client/reflector/round.rs`: inside a batch the version moves to that of each object. Needs:
-    /// a gap or a catch-up, and a reader inside it.
-    BatchMovesVersion = "batch-moves-version" breaks "Bookmarkable, Atomic",
-
-    /// `client/reflector/round.rs`: the events of a batch that breaks off are applied. Needs: a
-    /// connection cut inside a gap or a catch-up.
-    BrokenBatchApplied = "broken-batch-applied" breaks "Atomic, Reliable, Unique",
-
-    /// `client/reflector/round.rs`: the objects of a snapshot are stored as they arrive, not at its
-    /// end. Needs: a snapshot that takes time or breaks off.
-    SnapshotShownEarly = "snapshot-shown-early" breaks "Atomic, Reliable, Unique",
-
-    /// `client/reflector/round.rs`: an expired version stays the one to watch from. Needs: a
-    /// version that is too old for the server, and no restart in the stream.
-    ExpiredVersionStays = "expired-version-stays" breaks "Resumable, Convergent",
-
-    /// `client/reflector/round.rs`: bookmarks do not move the version. Needs: a quiet selection.
-    BookmarksIgnored = "bookmarks-ignored" breaks "Bookmarkable",
-
-    /// `client/reflector/round.rs`: after a continue token has expired, the objects of the earlier
-    /// pages stay in the list. Needs: a list in pages whose token expires.
-    PagesOfTwoLists = "pages-of-two-lists" breaks "Unique, Ordered, Reliable, Atomic",
-
-    /// `client/queue/real_fifo.rs`: a complete state does not imply the deletion of objects that
-    /// the consumer has already processed. Needs: a delete while the informer is away, and a new
-    /// list or snapshot.
-    ReplaceForgetsDeletes = "replace-forgets-deletes" breaks "Reliable, Convergent",
-
-    /// `client/informer/process.rs`: a late handler does not get the objects that exist. Needs: a
-    /// handler that is added after the first list.
-    LateHandlerStartsEmpty = "late-handler-starts-empty" breaks "Reliable, Convergent",
-
-    /// `client/informer/process.rs`: an object that was deleted without a final state stays in the
-    /// store. Needs: a delete inside a gap, a catch-up, or before a new list or snapshot.
-    UnknownDeletionIgnored = "unknown-deletion-ignored" breaks "Reliable, Convergent",
-
-    /// `client/informer/process.rs`: the deletions of a batch are applied after its additions.
-    /// Needs: an object that was deleted and created again inside a gap or a catch-up.
-    DeletionsLast = "deletions-last" breaks "Unique, Reliable, Convergent",
-
-    /// `client/informer/backlog.rs`: two merged updates keep the newer of the two old states.
-    /// Needs: a slow handler.
-    NewestOldStateStays = "newest-old-state-stays" breaks "Reliable",
-
-    /// `client/informer/backlog.rs`: a deletion and an addition of the same key cancel each other.
-    /// Needs: a slow handler, and objects that return under their names.
-    ReturnCancelsDeletion = "return-cancels-deletion" breaks "Reliable, Convergent",
-
-    /// `client/store/indexer.rs`: a changed object stays under the values that it no longer has.
-    /// Needs: an index whose values change.
-    IndexKeepsOldValues = "index-keeps-old-values" breaks "Reliable",
-
-    /// `client/http/watch.rs`: the bookmark that ends the initial events is taken for an ordinary
-    /// one. Needs: a watch over HTTP that starts with the state.
-    InitialEventsNeverEnd = "initial-events-never-end" breaks "Reliable, Convergent",
-
-    /// `client/http/watch.rs`: the objects of the initial events have a version to resume from.
-    /// Needs: a watch over HTTP that is cut inside the initial events, or a reader inside them.
-    ResumeInsideInitialEvents = "resume-inside-initial-events" breaks "Bookmarkable, Ordered, Reliable",
 
     /// `model/selector/label.rs`: `a!=b` and `a notin (b)` require the label to exist. Needs: such
     /// a selector, objects without the label.
@@ -275,8 +214,8 @@ bugs! {
     /// Needs: a replica that is behind, and a watch with the version of another one.
     AheadIsNow = "ahead-is-now" breaks "Unique, Ordered, Reliable, Resumable, Filtered",
 
-    /// `fanout/views/set.rs`: a gap does not end the watches over HTTP, which have no marks for it.
-    /// Needs: a relist that finds changes, and watches over HTTP.
+    /// `fanout/views/view.rs`: a gap does not end the watches over HTTP, which have no marks for
+    /// it. Needs: a relist that finds changes, and watches over HTTP.
     GapPassesInSilence = "gap-passes-in-silence" breaks "Reliable, Bookmarkable, Resumable, Convergent, Ordered",
 
     /// `fanout/subscribe/try_subscribe.rs`: a watch over HTTP resumes with a catch-up, which it
@@ -367,10 +306,6 @@ bugs! {
     /// version.
     OldEncodingReturns = "old-encoding-returns" breaks "Convergent, Reliable",
 
-    /// `fanout/send/encoder.rs`: what was made of an event is used for another one of the same
-    /// version. Needs: a projection, and a schema change or a delete inside a gap.
-    RecalledByVersion = "recalled-by-version" breaks "Convergent, Reliable, Unique",
-
     /// `fanout/views/view_gap.rs`: a gap ends a watch over HTTP only if the selection sees a
     /// difference, as if no event could be missing otherwise. Needs: a relist, a watch over HTTP.
     EmptyGapPasses = "empty-gap-passes" breaks "Reliable, Resumable, Bookmarkable",
@@ -401,6 +336,83 @@ bugs! {
     /// `caches/retry.rs`: the apiserver's `Retry-After` is ignored. Needs: an overloaded apiserver.
     RetryAfterIgnored = "retry-after-ignored" breaks "Bounded",
 
+    in patches:
+
+    /// `fanout/subscribe/subscription.rs` (and the check before it in
+    /// `server/transport/http2/watch_stream.rs`): a periodic bookmark has the newest version even
+    /// if older events are still to be sent. Needs: a subscriber so slow that its stream waits for
+    /// flow control when the bookmark is due.
+    EarlyBookmark = "early-bookmark" breaks "Bookmarkable, Resumable",
+
+    /// `client/grpc/watch.rs`: where the server sends no resume version, the client resumes from
+    /// the version of an object. Needs: a connection cut inside a snapshot.
+    ClientKeepsObjectVersion = "client-keeps-object-version" breaks "Atomic, Resumable, Convergent",
+
+    /// `client/reflector/round.rs`: inside a batch the version moves to that of each object. Needs:
+    /// a gap or a catch-up, and a reader inside it.
+    BatchMovesVersion = "batch-moves-version" breaks "Bookmarkable, Atomic",
+
+    /// `client/reflector/round.rs`: the events of a batch that breaks off are applied. Needs: a
+    /// connection cut inside a gap or a catch-up.
+    BrokenBatchApplied = "broken-batch-applied" breaks "Atomic, Reliable, Unique",
+
+    /// `client/reflector/round.rs`: the objects of a snapshot are stored as they arrive, not at its
+    /// end. Needs: a snapshot that takes time or breaks off.
+    SnapshotShownEarly = "snapshot-shown-early" breaks "Atomic, Reliable, Unique",
+
+    /// `client/reflector/round.rs`: an expired version stays the one to watch from. Needs: a
+    /// version that is too old for the server, and no restart in the stream.
+    ExpiredVersionStays = "expired-version-stays" breaks "Resumable, Convergent",
+
+    /// `client/reflector/round.rs`: bookmarks do not move the version. Needs: a quiet selection.
+    BookmarksIgnored = "bookmarks-ignored" breaks "Bookmarkable",
+
+    /// `client/reflector/round.rs`: after a continue token has expired, the objects of the earlier
+    /// pages stay in the list. Needs: a list in pages whose token expires.
+    PagesOfTwoLists = "pages-of-two-lists" breaks "Unique, Ordered, Reliable, Atomic",
+
+    /// `client/queue/real_fifo.rs`: a complete state does not imply the deletion of objects that
+    /// the consumer has already processed. Needs: a delete while the informer is away, and a new
+    /// list or snapshot.
+    ReplaceForgetsDeletes = "replace-forgets-deletes" breaks "Reliable, Convergent",
+
+    /// `client/informer/process.rs`: a late handler does not get the objects that exist. Needs: a
+    /// handler that is added after the first list.
+    LateHandlerStartsEmpty = "late-handler-starts-empty" breaks "Reliable, Convergent",
+
+    /// `client/informer/process.rs`: an object that was deleted without a final state stays in the
+    /// store. Needs: a delete inside a gap, a catch-up, or before a new list or snapshot.
+    UnknownDeletionIgnored = "unknown-deletion-ignored" breaks "Reliable, Convergent",
+
+    /// `client/informer/process.rs`: the deletions of a batch are applied after its additions.
+    /// Needs: an object that was deleted and created again inside a gap or a catch-up.
+    DeletionsLast = "deletions-last" breaks "Unique, Reliable, Convergent",
+
+    /// `client/informer/backlog.rs`: two merged updates keep the newer of the two old states.
+    /// Needs: a slow handler.
+    NewestOldStateStays = "newest-old-state-stays" breaks "Reliable",
+
+    /// `client/informer/backlog.rs`: a deletion and an addition of the same key cancel each other.
+    /// Needs: a slow handler, and objects that return under their names.
+    ReturnCancelsDeletion = "return-cancels-deletion" breaks "Reliable, Convergent",
+
+    /// `client/store/indexer.rs`: a changed object stays under the values that it no longer has.
+    /// Needs: an index whose values change.
+    IndexKeepsOldValues = "index-keeps-old-values" breaks "Reliable",
+
+    /// `client/http/watch_events.rs`: the bookmark that ends the initial events is taken for an
+    /// ordinary one. Needs: a watch over HTTP that starts with the state.
+    InitialEventsNeverEnd = "initial-events-never-end" breaks "Reliable, Convergent",
+
+    /// `client/http/watch_events.rs`: the objects of the initial events have a version to resume
+    /// from. Needs: a watch over HTTP that is cut inside the initial events, or a reader inside
+    /// them.
+    ResumeInsideInitialEvents = "resume-inside-initial-events" breaks "Bookmarkable, Ordered, Reliable",
+
+    /// `fanout/send/encoder.rs`: what was made of an event is used for another one of the same
+    /// version. Needs: a projection, and a schema change or a delete inside a gap.
+    RecalledByVersion = "recalled-by-version" breaks "Convergent, Reliable, Unique",
+
     among threads:
 
     /// `fanout/hub/core.rs`: the newest version is published before the views' logs contain the
@@ -426,8 +438,8 @@ bugs! {
     /// log's lock.
     ArmedAfterTheRead = "armed-after-the-read" breaks "a wake-up is lost",
 
-    /// `fanout/wake/waker.rs`: a stream's waker is disarmed in a separate step after it woke the
-    /// stream. It may have been armed again in between.
+    /// `fanout/wake/waker.rs`: a stream's waker is disarmed once more after it woke the stream. It
+    /// may have been armed again in between.
     DisarmedAfterTheWakeUp = "disarmed-after-the-wake-up" breaks "a wake-up is lost",
 
     /// `fanout/wake/waker.rs`: a connection is woken before its list of ready streams contains the

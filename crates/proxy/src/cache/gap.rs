@@ -19,7 +19,7 @@ use super::{
 use kubefan_common::planted::{self, Bug};
 use kubefan_model::{
     ResourceVersion,
-    event::{EventType, Transition, WatchEvent},
+    event::{Transition, WatchEvent},
     object::ObjectParser,
     selection::Selection,
 };
@@ -80,7 +80,8 @@ impl Gap {
                 let position = candidates.next(next)?;
                 let event = self.events.get(position)?;
                 next = position + 1;
-                if let Some(seen) = event.transition(selection).or_else(|| unfiltered(event)) {
+                let seen = event.transition(selection);
+                if let Some(seen) = seen.or(planted::is(Bug::GapNotFiltered).then_some(Transition::Change)) {
                     return Some((position, event, seen));
                 }
             }
@@ -88,7 +89,7 @@ impl Gap {
     }
 
     fn candidates<'a>(&self, selection: &'a Selection) -> Candidates<'a> {
-        let is_indexed = self.events.len() >= INDEXED_EVENTS_LEAST && !planted::is(Bug::GapNotFiltered);
+        let is_indexed = self.events.len() >= INDEXED_EVENTS_LEAST;
         let Some(Term { column, values }) = Term::of(selection).filter(|_| is_indexed) else { return Candidates::All };
         let cell = {
             let mut columns = self.columns.lock().unwrap_or_else(PoisonError::into_inner);
@@ -119,16 +120,6 @@ impl Gap {
     }
 }
 
-/// What the planted bug [`Bug::GapNotFiltered`] does.
-fn unfiltered(event: &WatchEvent) -> Option<Transition> {
-    let seen = match event.kind() {
-        EventType::Added => Transition::Enter,
-        EventType::Modified => Transition::Change,
-        EventType::Deleted => Transition::Delete,
-    };
-    planted::is(Bug::GapNotFiltered).then_some(seen)
-}
-
 /// The events that a selection may see.
 enum Candidates<'a> {
     All,
@@ -155,6 +146,7 @@ mod tests {
     use super::*;
     use kubefan_model::{
         GroupVersionResource,
+        event::EventType,
         fields::FieldTable,
         selector::{FieldSelector, LabelSelector},
     };

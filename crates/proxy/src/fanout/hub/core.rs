@@ -38,7 +38,7 @@ use kubefan_common::{
     planted::{self, Bug},
     proto::v1alpha1::ResolvedResource,
     sync::watch,
-    unless_planted, when_planted,
+    when_planted,
 };
 use kubefan_model::{GroupVersionResource, ResourceVersion, object::ObjectParser, selection::Selection};
 
@@ -345,14 +345,14 @@ impl Hub {
     pub fn close(&self, phase: Phase, end: StreamEnd) {
         let mut state = self.lock();
         state.published.close(phase, end.to_string());
-        let views = state.views.drain();
-        when_planted!(WokenBeforeTheEnd => wake_all(&views));
+        let mut views = state.views.drain();
+        when_planted!(WokenBeforeTheEnd => { wake_all(&views); views.drain(..).for_each(|view| view.close(&end)) });
         views.iter().for_each(|view| view.close(&end));
         self.head.send_replace(None);
         // Also if it stays the same: those that wait for the first list must look again.
         self.phase.send_replace(state.published.phase());
         drop(state);
-        unless_planted!(WokenBeforeTheEnd => wake_all(&views));
+        wake_all(&views);
         // These gauges may never be refreshed again, and must not show a cache that is gone.
         self.metrics.set(CacheGauges::default());
     }

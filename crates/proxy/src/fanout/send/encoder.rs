@@ -130,12 +130,7 @@ fn remember<T>(recent: &mut VecDeque<(Weak<WatchEvent>, T)>, event: &Arc<WatchEv
 }
 
 fn recall<T: Clone>(recent: &VecDeque<(Weak<WatchEvent>, T)>, event: &Arc<WatchEvent>) -> Option<T> {
-    let is_it = |known: &Weak<WatchEvent>| {
-        let by_version = |known: Arc<WatchEvent>| known.version() == event.version();
-        known.as_ptr() == Arc::as_ptr(event)
-            || (planted::is(Bug::RecalledByVersion) && known.upgrade().is_some_and(by_version))
-    };
-    recent.iter().rev().find(|(known, _)| is_it(known)).map(|(_, value)| value.clone())
+    recent.iter().rev().find(|(known, _)| known.as_ptr() == Arc::as_ptr(event)).map(|(_, value)| value.clone())
 }
 
 impl Encoder {
@@ -334,7 +329,7 @@ impl Encoder {
             }
             (Transition::Leave, Some(previous)) => self.bytes(&previous),
             // A gap has more events than are remembered, so each is encoded when it is sent.
-            _ if resume.is_none() && !planted::is(Bug::RecalledByVersion) => self.bytes(&object),
+            _ if resume.is_none() => self.bytes(&object),
             _ => self.event_bytes(event),
         };
         sink.event(&head(event, &object, seen, resume), Body::object(bytes));

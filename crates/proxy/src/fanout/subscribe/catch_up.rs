@@ -97,7 +97,7 @@ impl CatchUp {
 
     fn is_gone(&self, was: &Object, selection: &Selection) -> bool {
         let now = self.store.get(was.key().as_str());
-        let recreated = |now: &Object| now.uid() != was.uid() && !planted::is(Bug::RemadeIsModified);
+        let recreated = |now: &Object| now.uid() != was.uid() && !planted::is(Bug::RemadeWithoutDelete);
         now.is_none_or(|now| recreated(now) || !selection.matches(now))
     }
 
@@ -138,7 +138,7 @@ impl CatchUp {
             }
             let kind = match before {
                 Some(None) => EventType::Added,
-                Some(Some(was)) if was.uid() != object.uid() && !planted::is(Bug::RemadeIsModified) => EventType::Added,
+                Some(Some(was)) if was.uid() != object.uid() => EventType::Added,
                 // It was selected at both ends.
                 Some(Some(_)) | None => EventType::Modified,
             };

@@ -22,7 +22,6 @@ use crate::{
     },
     fanout::{
         hub::{Hub, core::HubState},
-        sync::MutexGuard,
         views::view::{View, ViewKey},
         wake::StreamWaker,
     },
@@ -103,7 +102,7 @@ impl Hub {
         if let Some((version, how)) = resume {
             self.resumed(version, how);
         }
-        when_planted!(SubscribedInTwoSections => state = self.leave_and_reenter(state));
+        when_planted!(SubscribedInTwoSections => state = { drop(state); self.lock() });
         let place = view.join(waker.clone());
         if state.views.get(&key).is_none() {
             state.views.insert(view.clone());
@@ -212,12 +211,6 @@ impl Hub {
                 return Err(Refusal::Future { requested, current }.into());
             }
         })
-    }
-
-    /// What the planted bug `SubscribedInTwoSections` does.
-    fn leave_and_reenter<'a>(&'a self, state: MutexGuard<'a, HubState>) -> MutexGuard<'a, HubState> {
-        drop(state);
-        self.lock()
     }
 
     fn resumed(&self, from: ResourceVersion, how: Resume) {

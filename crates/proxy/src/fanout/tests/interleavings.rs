@@ -10,7 +10,6 @@ use std::{
     env,
     future::poll_fn,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Mutex, PoisonError},
     task::Poll,
 };
 
@@ -33,9 +32,6 @@ const SEED: u64 = 5;
 /// The most switches between threads that a bug needs, for the scheduler that limits them.
 const SWITCHES: usize = 4;
 
-/// A bug is planted for the whole process.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
 fn try_all(scenario: fn()) {
     let iterations = env::var("KUBEFAN_SHUTTLE_ITERATIONS").ok().and_then(|text| text.parse().ok());
     let iterations = iterations.unwrap_or(ITERATIONS);
@@ -44,13 +40,11 @@ fn try_all(scenario: fn()) {
 }
 
 fn holds(scenario: fn()) {
-    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     plant(None);
     try_all(scenario);
 }
 
 fn finds(bug: Bug, scenario: fn()) {
-    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     plant(Some(bug));
     let found = catch_unwind(AssertUnwindSafe(|| try_all(scenario))).is_err();
     plant(None);

@@ -334,7 +334,7 @@ impl View {
         if let Some(end) = end {
             return Err(LogReadError::Ended(end.clone()));
         }
-        when_planted!(ArmedAfterTheRead => return Ok(arm_after_the_lock(state, (cursor, waited), waker)));
+        when_planted!(ArmedAfterTheRead => return { drop(state); waker.arm(); Ok(LogRun::Empty) });
         // Armed under the lock that an append takes too: an append after this wakes.
         waker.arm();
         if *waited != Some(cursor) {
@@ -448,16 +448,4 @@ impl View {
         }
         state.subscribers
     }
-}
-
-/// What the planted bug [`Bug::ArmedAfterTheRead`] does.
-fn arm_after_the_lock(
-    state: MutexGuard<'_, ViewState>,
-    (cursor, waited): (Cursor, &mut Option<Cursor>),
-    waker: &StreamWaker,
-) -> LogRun {
-    drop(state);
-    waker.arm();
-    *waited = Some(cursor);
-    LogRun::Empty
 }

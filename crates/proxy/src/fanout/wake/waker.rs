@@ -21,7 +21,7 @@ use futures::task::AtomicWaker;
 use smallvec::SmallVec;
 
 use crate::fanout::sync::{AtomicBool, Mutex};
-use kubefan_common::{unless_planted, when_planted};
+use kubefan_common::when_planted;
 
 /// Streams of one connection that are ready. Most connections have one stream, for which this needs
 /// no allocation.
@@ -58,14 +58,14 @@ impl ConnectionWaker {
 
     /// Marks a stream ready. Returns true if no other stream was.
     pub fn mark_ready(&self, stream: u32) -> bool {
-        when_planted!(WokenBeforeReady => self.waker.wake());
+        when_planted!(WokenBeforeReady => return { self.waker.wake(); self.ready.lock().map(|mut ready| ready.push(stream)).is_ok() });
         let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
         ready.push(stream);
         let is_first = ready.len() == 1;
         drop(ready);
         // The task takes all ready streams together: a second wake-up would find nothing.
         if is_first {
-            unless_planted!(WokenBeforeReady => self.waker.wake());
+            self.waker.wake();
         }
         is_first
     }
@@ -137,27 +137,18 @@ impl StreamWaker {
 
     /// Wakes if it is armed.
     pub(in crate::fanout) fn wake(&self) -> Woken {
-        when_planted!(DisarmedAfterTheWakeUp => return self.disarm_after_wake());
-        match self.disarm() {
-            true => Woken { connections: usize::from(self.connection.mark_ready(self.stream)), streams: 1 },
-            false => Woken::default(),
+        if !self.disarm() {
+            return Woken::default();
         }
+        let connections = usize::from(self.connection.mark_ready(self.stream));
+        when_planted!(DisarmedAfterTheWakeUp => self.disarm());
+        Woken { connections, streams: 1 }
     }
 
     /// Disarms it. Returns whether it was armed.
     fn disarm(&self) -> bool {
         when_planted!(WokenTwice => return self.is_armed() | self.is_armed.swap(false, Ordering::SeqCst));
         self.is_armed.swap(false, Ordering::SeqCst)
-    }
-
-    /// What the planted bug `DisarmedAfterTheWakeUp` does.
-    fn disarm_after_wake(&self) -> Woken {
-        if !self.is_armed() {
-            return Woken::default();
-        }
-        let connections = usize::from(self.connection.mark_ready(self.stream));
-        self.is_armed.store(false, Ordering::SeqCst);
-        Woken { connections, streams: 1 }
     }
 }
 

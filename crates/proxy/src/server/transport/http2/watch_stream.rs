@@ -33,7 +33,6 @@ use crate::{
         watch::{OpenedWatch, WatchProtocol},
     },
 };
-use kubefan_common::planted::{self, Bug};
 
 /// The longest bookmark, in bytes: a version of 20 digits and its message; an event of a Kubernetes
 /// watch also contains names.
@@ -215,8 +214,8 @@ impl WatchStream {
 
     fn send_bookmark(&mut self) {
         // A stalled stream would otherwise collect a bookmark per interval.
-        let has_window = !self.stalled && self.has_window_for_bookmark();
-        if (has_window || planted::is(Bug::EarlyBookmark))
+        if !self.stalled
+            && self.has_window_for_bookmark()
             && let Some(bookmark) = self.opened.subscription.bookmark()
         {
             // Fails only if the stream is gone, which its waker reports.
