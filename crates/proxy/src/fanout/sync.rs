@@ -3,8 +3,8 @@
 //! Normally they are std's. In the tests that explore thread interleavings
 //! (`fanout/tests/interleavings.rs`) they are shuttle's, which can switch threads at each of them.
 
-#[cfg(not(all(test, shuttle)))]
+#[cfg(not(all(test, feature = "interleavings")))]
 pub(crate) use std::sync::{Mutex, MutexGuard, atomic::AtomicBool};
 
-#[cfg(all(test, shuttle))]
+#[cfg(all(test, feature = "interleavings"))]
 pub(crate) use shuttle::sync::{Mutex, MutexGuard, atomic::AtomicBool};

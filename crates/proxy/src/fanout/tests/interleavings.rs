@@ -1,9 +1,9 @@
 //! Tries many orders in which a writer and its readers may run. The guarantees hold in each of
-//! them, and every bug that is planted for this is found. Run by `.ci/run`, because it needs a
-//! build with other locks:
+//! them, and every bug that is planted for this is found. It needs a build with other locks, in
+//! `crates/proxy`:
 //!
 //! ```text
-//! KUBEFAN_SHUTTLE=1 KUBEFAN_SHUTTLE_ITERATIONS=100000 cargo test --release --lib interleavings
+//! KUBEFAN_SHUTTLE_ITERATIONS=100000 cargo test --release --lib --features interleavings interleavings
 //! ```
 
 use std::{

@@ -33,7 +33,7 @@ mod budgets;
 mod catch_ups;
 mod formats;
 mod gaps;
-#[cfg(shuttle)]
+#[cfg(feature = "interleavings")]
 mod interleavings;
 mod protobuf;
 mod slices;
