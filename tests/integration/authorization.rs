@@ -1,18 +1,18 @@
 //! Callers, and what kubefan lets them read.
 
-mod admin;
-mod commands;
-mod crafted;
-mod crafted_calls;
-mod fleet;
+pub(crate) mod admin;
+pub(crate) mod crafted;
+pub(crate) mod crafted_calls;
+pub(crate) mod fleet;
 mod identities;
-mod matrix;
-mod refusals;
+pub(crate) mod matrix;
+pub(crate) mod refusals;
 mod requests;
-mod revocation;
-mod rights;
+pub(crate) mod revocation;
+pub(crate) mod rights;
 mod rows;
-mod service_accounts;
+pub(crate) mod service_accounts;
+pub(crate) mod setup;
 mod tricks;
 mod world;
 

@@ -7,6 +7,7 @@ use std::{net::SocketAddr, path::Path, time::Duration};
 
 use futures::{StreamExt, stream};
 use kubefan_common::proto::v1alpha1::{Target, WatchRequest, WatchResponse, watch_service_client::WatchServiceClient};
+use reqwest::{Method, StatusCode};
 use serde_json::json;
 use tokio::{
     task::JoinSet,
@@ -21,10 +22,9 @@ use crate::harness::{
     apiserver::{ApiServer, Options},
     is_full_scale,
     kubefan::Kubefan,
-    objects::pod,
     process::free_port,
     rbac::{ServiceAccount, grant},
-    tests,
+    tests, wait,
 };
 
 tests! {
@@ -82,17 +82,23 @@ impl Fleet {
         }
         let created = stream::iter(all).map(|(account, pod)| agent(&api, &namespace, account, pod));
         let agents: Vec<Agent> = created.buffer_unordered(CREATED_AT_ONCE).collect().await;
+        let (client, url) = (api.client_with_token(&agents[0].token), format!("{}/api/v1/pods?limit=1", api.url()));
+        wait::until("the role to apply", wait::SOON, || async {
+            (client.get(&url).send().await.unwrap().status() == StatusCode::OK).then_some(())
+        })
+        .await;
         let ca = std::fs::read_to_string(api.ca_pem_path()).unwrap();
         Fleet { api, agents, ca }
     }
 
     async fn kubefan(&self, kubeconfig: &Path, listen: &str, args: &[&str]) -> Kubefan {
-        let [cert, key] = self.api.tls_flags();
-        let fixed = ["--resource=pods", "--passthrough=off", "--authorization-mode=Webhook", &cert, &key];
-        Kubefan::spawn_at(kubeconfig, listen, &[&fixed[..], args].concat()).await
+        let (cert, key) = self.api.server_certificate();
+        let tls = ["--tls-cert-file", cert.to_str().unwrap(), "--tls-private-key-file", key.to_str().unwrap()];
+        let fixed = ["--resource=pods", "--passthrough=off", "--authorization-mode=Webhook"];
+        Kubefan::spawn_at(kubeconfig, listen, &[&fixed[..], &tls, args].concat()).await
     }
 
-    fn channel(&self, addr: SocketAddr) -> Channel {
+    async fn channel(&self, addr: SocketAddr) -> Channel {
         let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&self.ca));
         let endpoint = Endpoint::from_shared(format!("https://{addr}")).unwrap().tls_config(tls).unwrap();
         endpoint.connect_lazy()
@@ -102,7 +108,7 @@ impl Fleet {
     async fn go_live(&self, addr: SocketAddr) -> Live {
         let (start, mut tasks) = (Instant::now(), JoinSet::new());
         for agents in self.agents.chunks(STREAMS_PER_CONNECTION) {
-            let channel = self.channel(addr);
+            let channel = self.channel(addr).await;
             for (number, agent) in agents.iter().enumerate() {
                 let (channel, agent) = (channel.clone(), agent.clone());
                 tasks.spawn(async move {
@@ -139,7 +145,7 @@ impl Fleet {
 
     /// How many agents a kubefan serves at their first attempt; all others are asked to retry.
     async fn served_at_once(&self, addr: SocketAddr) -> usize {
-        let channel = self.channel(addr);
+        let channel = self.channel(addr).await;
         let attempts = stream::iter(&self.agents).map(|agent| watch(channel.clone(), agent));
         let attempts: Vec<_> = attempts.buffer_unordered(STREAMS_PER_CONNECTION).collect().await;
         for status in attempts.iter().filter_map(|attempt| attempt.as_ref().err()) {
@@ -156,17 +162,18 @@ fn is_later(status: &Status) -> bool {
 /// Creates a pod, and returns it with a token that is bound to it.
 async fn agent(api: &ApiServer, namespace: &str, account: String, number: usize) -> Agent {
     let (name, node) = (format!("{account}-{number}"), format!("node-{number}"));
-    let mut pod = pod(&name);
-    pod["spec"]["serviceAccountName"] = account.as_str().into();
-    pod["spec"]["nodeName"] = node.as_str().into();
-    let pod = api.create(&format!("/api/v1/namespaces/{namespace}/pods"), &pod).await;
+    let spec =
+        json!({ "serviceAccountName": account, "nodeName": node, "containers": [{ "name": "c", "image": "i" }] });
+    let pods = format!("/api/v1/namespaces/{namespace}/pods");
+    let pod = api.create(&pods, &json!({ "metadata": { "name": name }, "spec": spec })).await;
     let bound = json!({ "kind": "Pod", "apiVersion": "v1", "name": name, "uid": pod["metadata"]["uid"] });
     let request = json!({
         "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
         "spec": { "boundObjectRef": bound, "expirationSeconds": 3600 },
     });
     let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
-    let answer = api.create(&path, &request).await;
+    let (status, answer) = api.request(Method::POST, &path, Some(("application/json", &request))).await;
+    assert!(status.is_success(), "{answer}");
     Agent { node, token: answer["status"]["token"].as_str().unwrap().to_owned() }
 }
 

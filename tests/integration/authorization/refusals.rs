@@ -1,20 +1,28 @@
-//! What a refused caller sees, and what does not depend on what there is.
+//! What a refused caller sees, and what it does not cause.
 
-use kubefan_common::proto::v1alpha1::{Target, WatchRequest};
-use reqwest::StatusCode;
+use kubefan_common::proto::v1alpha1::{ListRequest, ListResourcesRequest, Target, WatchRequest};
+use reqwest::{Method, StatusCode};
 use tonic::Code;
 
 use super::{
-    identities::Who::{Invalid, Stranger},
+    identities::{
+        Who,
+        Who::{Admin, Anonymous, Invalid, Lister, Own, Stranger},
+    },
     world::World,
 };
-use crate::harness::{apiserver::ApiServer, tests};
+use crate::harness::{
+    apiserver::{ADMIN, ApiServer},
+    tests,
+};
 
 tests! {
-    apiserver full: a_refusal_shows_nothing_and_is_counted;
+    apiserver full: a_refusal_shows_nothing_and_starts_nothing,
+        with_passthrough_the_apiserver_refuses_in_its_own_words,
+        requests_that_act_as_others_are_not_answered_from_the_cache, no_token_is_in_a_log_or_metric;
 }
 
-async fn a_refusal_shows_nothing_and_is_counted() {
+async fn a_refusal_shows_nothing_and_starts_nothing() {
     let world = World::start(ApiServer::shared().await, &["--passthrough=off", "--on-demand"]).await;
     let mut grpc = world.grpc().await;
     // Cached or not, existing or not: the same answer, but for the names that were asked for.
@@ -35,14 +43,78 @@ async fn a_refusal_shows_nothing_and_is_counted() {
         let answer = world.client(Stranger).get(url).send().await.unwrap();
         let mut headers: Vec<_> = answer.headers().keys().map(ToString::to_string).collect();
         headers.sort_unstable();
-        answers.push((answer.status(), headers));
+        let status = answer.status();
+        let text = told(&told(&answer.text().await.unwrap(), resource), &format!("\"{name}"));
+        answers.push((status, headers, told(&text, &format!("\\\"{name}\\"))));
     }
     assert_eq!(answers[0].0, StatusCode::FORBIDDEN);
     assert!(!answers[0].1.iter().any(|name| name == "cache-status"), "{answers:?}");
-    assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
-    let unknown = world.client(Invalid).get(world.url("/api/v1/pods?resourceVersion=0")).send().await.unwrap();
-    assert_eq!(unknown.status(), StatusCode::UNAUTHORIZED);
-    let count = async |line| world.kubefan.metric(line).await;
-    assert_eq!(count("kubefan_authentication_attempts_total{result=\"failure\"}").await, Some(1.0));
-    assert_eq!(count("kubefan_authorization_attempts_total{result=\"denied\"}").await, Some(7.0));
+    let shapes: Vec<_> = answers.iter().map(|(status, headers, _)| (status, headers)).collect();
+    assert!(shapes.iter().all(|shape| *shape == shapes[0]), "{answers:?}");
+    // The admin sees what is cached, and a refused reader has started nothing.
+    let names = |resources: Vec<kubefan_common::proto::v1alpha1::ResourceStatus>| {
+        resources.into_iter().map(|resource| resource.name).collect::<Vec<_>>()
+    };
+    let of = |who| world.call(who, ListResourcesRequest {});
+    let all = names(grpc.list_resources(of(Admin)).await.unwrap().into_inner().resources);
+    assert!(all.contains(&"pods".to_owned()) && !all.iter().any(|name| name.contains("secrets")), "{all:?}");
+    let listed = names(grpc.list_resources(of(Lister)).await.unwrap().into_inner().resources);
+    assert_eq!(listed, ["configmaps", "pods"]);
+    assert_eq!(names(grpc.list_resources(of(Stranger)).await.unwrap().into_inner().resources), [] as [&str; 0]);
+    let refused = grpc.list_resources(of(Anonymous)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unauthenticated);
+    let sees = world.kubefan.admin("/metrics").await.unwrap().1;
+    let secrets = sees.lines().find(|line| line.starts_with("kubefan_synced{") && line.contains("secrets"));
+    assert_eq!(secrets, None, "a cache was started");
+}
+
+async fn with_passthrough_the_apiserver_refuses_in_its_own_words() {
+    let world = World::start(ApiServer::shared().await, &[]).await;
+    let path = format!("/api/v1/namespaces/{}/pods?resourceVersion=0", world.own);
+    for (who, status) in [(Stranger, StatusCode::FORBIDDEN), (Invalid, StatusCode::UNAUTHORIZED)] {
+        let answer = world.client(who).get(world.url(&path)).send().await.unwrap();
+        assert_eq!(answer.status(), status);
+        // Only the apiserver sends this header.
+        assert!(answer.headers().contains_key("audit-id"), "{answer:?}");
+    }
+    let answer = world.client(Own).get(world.url(&path)).send().await.unwrap();
+    assert_eq!((answer.status(), answer.headers()["cache-status"].to_str().unwrap()), (StatusCode::OK, "kubefan; hit"));
+}
+
+async fn requests_that_act_as_others_are_not_answered_from_the_cache() {
+    let api = ApiServer::shared().await;
+    let world = World::start(api, &[]).await;
+    let url = world.url(&format!("/api/v1/namespaces/{}/pods?resourceVersion=0", world.own));
+    let asked = |who: Who, user: &str| world.client(who).get(&url).header("impersonate-user", user).send();
+    let forwarded = asked(Admin, "x").await.unwrap();
+    assert_eq!(forwarded.status(), StatusCode::FORBIDDEN, "the apiserver asks what x may do");
+    assert!(forwarded.headers().contains_key("audit-id"));
+    assert_eq!(asked(Own, ADMIN).await.unwrap().status(), StatusCode::FORBIDDEN, "it may not act as others");
+    let target = Some(Target { resource: "pods".to_owned(), ..Target::default() });
+    let mut call = world.call(Admin, ListRequest { target, ..ListRequest::default() });
+    call.metadata_mut().insert("impersonate-user", "x".parse().unwrap());
+    let refused = world.grpc().await.list(call).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+}
+
+async fn no_token_is_in_a_log_or_metric() {
+    let world = World::start(ApiServer::shared().await, &["--passthrough=off"]).await;
+    for who in [Own, Stranger, Invalid] {
+        let request = world.client(who).request(Method::GET, world.url("/api/v1/pods?resourceVersion=0"));
+        request.send().await.unwrap();
+    }
+    let (_, metrics) = world.kubefan.admin("/metrics").await.unwrap();
+    let (_, page) = world.kubefan.admin("/").await.unwrap();
+    let log = world.kubefan.process.log();
+    for text in [&metrics, &page, &log] {
+        for who in [Own, Stranger, Invalid, Admin] {
+            assert!(!text.contains(world.token(who).unwrap()), "{who:?}: {text}");
+        }
+    }
+    let count = |line: &str| {
+        let found = metrics.lines().find_map(|found| found.strip_prefix(line)?.trim().parse::<f64>().ok());
+        found.unwrap_or_else(|| panic!("{line}"))
+    };
+    assert_eq!(count("kubefan_authentication_attempts_total{result=\"failure\"}"), 1.0);
+    assert_eq!(count("kubefan_authorization_attempts_total{result=\"denied\"}"), 2.0);
 }

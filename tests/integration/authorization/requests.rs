@@ -114,26 +114,23 @@ impl World {
         (answer.status, serde_json::from_slice(&answer.body).unwrap_or_default())
     }
 
-    /// What a row asks for over gRPC.
-    pub(super) fn target(&self, (_, _, resource, namespace, name, selectors, _): Row) -> Option<Target> {
+    /// Whether kubefan lets a gRPC call read: its code, in HTTP's words.
+    pub(super) async fn over_grpc(
+        &self,
+        (who, verb, resource, namespace, name, selectors, _): Row,
+    ) -> (StatusCode, String) {
         let field = |kind: &str| {
             let of = selectors.split('&').find_map(|part| part.strip_prefix(kind)?.strip_prefix('='));
             self.named(of.unwrap_or_default())
         };
-        Some(Target {
+        let target = Some(Target {
             resource: resource.to_owned(),
             namespace: self.named(namespace),
             name: self.named(name),
             label_selector: field("labelSelector"),
             field_selector: field("fieldSelector"),
             ..Target::default()
-        })
-    }
-
-    /// Whether kubefan lets a gRPC call read: its code, in HTTP's words.
-    pub(super) async fn over_grpc(&self, row: Row) -> (StatusCode, String) {
-        let (who, verb, ..) = row;
-        let target = self.target(row);
+        });
         let mut client = self.grpc_as(who).await;
         let done = match verb {
             Get => client.get(self.call(who, GetRequest { target, ..GetRequest::default() })).await.map(drop),

@@ -1,4 +1,4 @@
-//! A right or a pod that is gone ends what it allowed, and nothing else.
+//! A right that is gone ends what it allowed, and an outage of the apiserver does not.
 
 use std::time::Duration;
 
@@ -8,50 +8,55 @@ use serde_json::json;
 use tonic::{Code, Status, Streaming};
 
 use super::{
-    identities::Who::{self, BoundToPod, Named, Own},
+    identities::Who::{BoundToPod, ListOnly, Named, Own, Stranger},
     world::World,
 };
-use crate::harness::{apiserver::ApiServer, tests, wait};
+use crate::harness::{
+    apiserver::{ApiServer, Options},
+    tests, wait,
+};
 
 tests! {
-    apiserver full: watches_end_with_their_pod_or_their_right_and_others_continue;
+    apiserver full: a_revoked_right_ends_with_its_verdict,
+        a_live_watch_ends_when_its_right_is_revoked_and_others_continue,
+        the_watches_of_a_deleted_pod_end_and_others_continue,
+        known_callers_are_served_through_an_outage_and_new_ones_are_not;
 }
 
-async fn watches_end_with_their_pod_or_their_right_and_others_continue() {
-    let args = ["--passthrough=off", "--reauthorize-interval=1s"];
-    let world = World::start(ApiServer::shared().await, &args).await.with_pods().await;
-    let watch = async |who: Who, name: &str| {
-        let (resource, namespace) = ("configmaps".to_owned(), world.own.clone());
-        let target = Some(Target { resource, namespace, name: name.to_owned(), ..Target::default() });
-        let call = world.call(who, WatchRequest { target, ..WatchRequest::default() });
-        world.grpc().await.watch(call).await.unwrap().into_inner()
-    };
-    let url = world.url(&format!("/api/v1/namespaces/{}/configmaps?watch=1&resourceVersion=0", world.own));
-    let http_watch = async |who: Who| {
-        let answer = world.client(who).get(&url).send().await.unwrap();
-        assert_eq!(answer.status(), StatusCode::OK, "{who:?}");
-        answer
-    };
-    let mut other = watch(Named, "one").await;
-    let (mut own, own_over_http) = (watch(Own, "").await, http_watch(Own).await);
-
-    let (mut bound, bound_over_http) = (watch(BoundToPod, "").await, http_watch(BoundToPod).await);
-    world.api.delete(&format!("/api/v1/namespaces/{}/pods/bound", world.own)).await;
-    let both = async { tokio::join!(end_of(&mut bound), bound_over_http.bytes()) };
-    let (end, body) = tokio::time::timeout(Duration::from_secs(90), both).await.expect("the watches end");
-    assert_eq!(end.code(), Code::Unavailable, "{end:?}");
-    assert!(end.message().contains("was deleted"), "{end:?}");
-    body.expect("the body ends without an error");
-    continues(&world, &mut own).await;
-
+async fn a_revoked_right_ends_with_its_verdict() {
+    let args = ["--passthrough=off", "--authorization-webhook-cache-authorized-ttl=1s"];
+    let world = World::start(ApiServer::shared().await, &args).await;
+    let url = world.url(&format!("/api/v1/namespaces/{}/pods?resourceVersion=0", world.own));
+    let client = world.client(Own);
+    assert_eq!(client.get(&url).send().await.unwrap().status(), StatusCode::OK);
     let base = format!("/apis/rbac.authorization.k8s.io/v1/namespaces/{}", world.own);
     world.api.delete(&format!("{base}/rolebindings/{}-own", world.own)).await;
-    let both = async { tokio::join!(end_of(&mut own), own_over_http.bytes()) };
-    let (end, body) = tokio::time::timeout(wait::SOON, both).await.expect("the watches end");
+    wait::until("the right to end", wait::SOON, || async {
+        (client.get(&url).send().await.unwrap().status() == StatusCode::FORBIDDEN).then_some(())
+    })
+    .await;
+}
+
+async fn a_live_watch_ends_when_its_right_is_revoked_and_others_continue() {
+    let args = ["--passthrough=off", "--reauthorize-interval=1s"];
+    let world = World::start(ApiServer::shared().await, &args).await;
+    let target = |name: &str| {
+        let (resource, namespace) = ("configmaps".to_owned(), world.own.clone());
+        Some(Target { resource, namespace, name: name.to_owned(), ..Target::default() })
+    };
+    let watch = |who, name| world.call(who, WatchRequest { target: target(name), ..WatchRequest::default() });
+    let mut client = world.grpc().await;
+    let mut revoked = client.watch(watch(Own, "")).await.unwrap().into_inner();
+    let mut other = client.watch(watch(Named, "one")).await.unwrap().into_inner();
+    let path = format!("/api/v1/namespaces/{}/configmaps?watch=1&resourceVersion=0", world.own);
+    let over_http = world.client(Own).get(world.url(&path)).send().await.unwrap();
+    assert_eq!(over_http.status(), StatusCode::OK);
+    let base = format!("/apis/rbac.authorization.k8s.io/v1/namespaces/{}", world.own);
+    world.api.delete(&format!("{base}/rolebindings/{}-own", world.own)).await;
+    let end = tokio::time::timeout(wait::SOON, end_of(&mut revoked)).await.expect("the watch ends");
     assert_eq!(end.code(), Code::PermissionDenied, "{end:?}");
-    body.expect("the body ends without an error");
-    let again = world.client(Own).get(&url).send().await.unwrap();
-    assert_eq!(again.status(), StatusCode::FORBIDDEN, "the verdict in the cache has ended too");
+    // The body ends, without an error.
+    tokio::time::timeout(wait::SOON, over_http.bytes()).await.expect("the watch ends").unwrap();
     continues(&world, &mut other).await;
 }
 
@@ -69,9 +74,59 @@ async fn end_of(watch: &mut Streaming<WatchResponse>) -> Status {
 /// Changes a configmap, and waits until a watch has the change.
 async fn continues(world: &World, watch: &mut Streaming<WatchResponse>) {
     let one = format!("/api/v1/namespaces/{}/configmaps/one", world.own);
-    let data = json!({ "data": { "changed": world.api.unique("now") } });
-    let changed = world.api.patch(&one, &data).await;
+    let changed = world.api.patch(&one, &json!({ "data": { "changed": "yes" } })).await;
     let version = changed["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
     let reaches = async { while watch.message().await.unwrap().expect("it continues").resume_version != version {} };
     tokio::time::timeout(wait::SOON, reaches).await.expect("the other watch continues");
+}
+
+async fn the_watches_of_a_deleted_pod_end_and_others_continue() {
+    let world = World::start(ApiServer::shared().await, &["--passthrough=off"]).await.with_pods().await;
+    let (resource, namespace) = ("configmaps".to_owned(), world.own.clone());
+    let target = Some(Target { resource, namespace, ..Target::default() });
+    let watch = |who| world.call(who, WatchRequest { target: target.clone(), ..WatchRequest::default() });
+    let mut client = world.grpc().await;
+    let mut bound = client.watch(watch(BoundToPod)).await.unwrap().into_inner();
+    let mut other = client.watch(watch(Own)).await.unwrap().into_inner();
+    let path = format!("/api/v1/namespaces/{}/configmaps?watch=1&resourceVersion=0", world.own);
+    let over_http = world.client(BoundToPod).get(world.url(&path)).send().await.unwrap();
+    assert_eq!(over_http.status(), StatusCode::OK);
+    world.api.delete(&format!("/api/v1/namespaces/{}/pods/bound", world.own)).await;
+    let both = async { tokio::join!(end_of(&mut bound), over_http.bytes()) };
+    let (end, body) = tokio::time::timeout(Duration::from_secs(90), both).await.expect("the watches end");
+    assert_eq!(end.code(), Code::Unavailable, "{end:?}");
+    assert!(end.message().contains("was deleted"), "{end:?}");
+    body.unwrap();
+    continues(&world, &mut other).await;
+}
+
+async fn known_callers_are_served_through_an_outage_and_new_ones_are_not() {
+    let api = ApiServer::start(Options::default()).await;
+    let args = [
+        "--passthrough=off",
+        "--authentication-token-webhook-cache-ttl=1s",
+        "--authorization-webhook-cache-authorized-ttl=1s",
+    ];
+    let world = World::start(api, &args).await;
+    let url = world.url(&format!("/api/v1/namespaces/{}/pods?resourceVersion=0", world.own));
+    let ask = |who| {
+        let request = world.client(who).get(&url);
+        async move { request.send().await.unwrap().status() }
+    };
+    assert_eq!((ask(Own).await, ask(Stranger).await), (StatusCode::OK, StatusCode::FORBIDDEN));
+    world.api.kill9();
+    let grace = "kubefan_delegated_grace_total{review=\"access\"}";
+    wait::until("a verdict in grace", wait::SOON, || async {
+        assert_eq!(ask(Own).await, StatusCode::OK);
+        world.kubefan.metric(grace).await.filter(|count| *count > 0.0).map(drop)
+    })
+    .await;
+    assert_eq!(ask(ListOnly).await, StatusCode::SERVICE_UNAVAILABLE, "a new caller");
+    let text = world.client(ListOnly).get(&url).send().await.unwrap().text().await.unwrap();
+    assert!(text.contains("kubefan cannot ask the apiserver now"), "{text}");
+    world.api.restart().await;
+    wait::until("the new caller to be served", wait::SOON, || async {
+        (ask(ListOnly).await == StatusCode::OK).then_some(())
+    })
+    .await;
 }

@@ -7,11 +7,11 @@ use reqwest::StatusCode;
 use serde_json::{Value, json};
 
 use super::{
-    identities::Who::{self, Anonymous, Cert, Lister},
+    identities::Who::{Anonymous, Cert, Lister},
     world::World,
 };
 use crate::{
-    deploy::{CLUSTER_PROXY, Right, rights_of},
+    deploy::CLUSTER_PROXY,
     harness::{
         apiserver::ApiServer,
         kubefan::Kubefan,
@@ -30,6 +30,16 @@ const ROLES: [&str; 3] = ["kubefan", "kubefan-client-cas", "system:auth-delegato
 /// kubefan looks once a minute for the CAs of clients, and the first look may come before its right
 /// is in effect.
 const KEPT_AT_MOST: Duration = Duration::from_secs(90);
+
+/// A verb on a resource.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Right {
+    verb: String,
+    group: String,
+    resource: String,
+    /// Empty for all objects.
+    name: String,
+}
 
 impl Right {
     fn rule(&self) -> Value {
@@ -72,45 +82,63 @@ enum Promise {
 impl Promise {
     /// Whether it is kept now.
     async fn is_kept(&self, world: &World, kubefan: &Kubefan) -> bool {
-        let ready = kubefan.admin("/readyz?verbose").await.map(|(_, text)| text).unwrap_or_default();
-        let line = |resource: &str| ready.lines().find(|line| line.starts_with(&format!("[+]{resource}")));
-        let answer = async |who: Who, resource: &str| {
-            let url = format!("https://{}/api/v1/{resource}?resourceVersion=0", kubefan.grpc_addr);
-            world.client(who).get(url).send().await.unwrap().status()
-        };
+        let ready = || async { kubefan.admin("/readyz?verbose").await.map(|(_, text)| text).unwrap_or_default() };
+        let nodes = format!("https://{}/api/v1/nodes?resourceVersion=0", kubefan.grpc_addr);
+        let answer = async |client: reqwest::Client, url: &str| client.get(url).send().await.unwrap().status();
         match self {
-            Self::IsCached(resource) => line(resource).is_some_and(|line| line.contains(" synced")),
-            Self::IsCompared(resource) => line(resource).is_some_and(|line| !line.contains("kubefan may not list")),
-            Self::KnowsItsCluster => ready.contains("[+]identity kube-system uid "),
+            Self::IsCached(resource) => ready()
+                .await
+                .lines()
+                .any(|line| line.starts_with(&format!("[+]{resource}")) && line.contains(" synced")),
+            Self::IsCompared(resource) => {
+                let text = ready().await;
+                let line = text.lines().find(|line| line.starts_with(&format!("[+]{resource}")));
+                line.is_some_and(|line| !line.contains("kubefan may not list"))
+            }
+            Self::KnowsItsCluster => ready().await.contains("[+]identity kube-system uid "),
             // It may read no nodes, and is refused as that user.
-            Self::KnowsCertificates => answer(Cert, "nodes").await == StatusCode::FORBIDDEN,
+            Self::KnowsCertificates => answer(world.client(Cert), &nodes).await == StatusCode::FORBIDDEN,
             Self::KnowsTokens => {
-                let answer = answer(Lister, "pods").await;
-                ![StatusCode::UNAUTHORIZED, StatusCode::SERVICE_UNAVAILABLE].contains(&answer)
+                let pods = nodes.replace("/nodes", "/pods");
+                !matches!(
+                    answer(world.client(Lister), &pods).await,
+                    StatusCode::UNAUTHORIZED | StatusCode::SERVICE_UNAVAILABLE
+                )
             }
             Self::KnowsRights => {
-                answer(Lister, "pods").await == StatusCode::OK
-                    && answer(Anonymous, "pods").await == StatusCode::UNAUTHORIZED
+                let pods = nodes.replace("/nodes", "/pods");
+                answer(world.client(Lister), &pods).await == StatusCode::OK
+                    && answer(world.client(Anonymous), &pods).await == StatusCode::UNAUTHORIZED
             }
         }
     }
 }
 
 /// kubefan as it is shipped, but with these rights.
-async fn kubefan_with(world: &World, shipped: &[String], rights: &[Right]) -> Kubefan {
-    let (api, namespace) = (&world.api, &world.own);
-    let name = api.unique("proxy");
+async fn kubefan_with(
+    api: &ApiServer,
+    shipped: &[String],
+    namespace: &str,
+    number: usize,
+    rights: &[Right],
+) -> Kubefan {
+    let name = format!("proxy-{number}");
     let account = ServiceAccount::create(api, namespace, &name).await;
     let rules: Vec<Value> = rights.iter().map(Right::rule).collect();
     grant(api, None, &format!("{namespace}-{name}"), &json!(rules), &account.subject()).await;
+    let (cert, key) = api.server_certificate();
     let more = [
         "--passthrough=off",
         "--self-check-interval=1s",
         "--authentication-token-webhook-cache-ttl=1s",
         "--authorization-webhook-cache-unauthorized-ttl=1s",
+        "--tls-cert-file",
+        cert.to_str().unwrap(),
+        "--tls-private-key-file",
+        key.to_str().unwrap(),
     ];
-    let flags: Vec<&str> = shipped.iter().map(String::as_str).chain(more).collect();
-    Kubefan::spawn_over_tls(api, &account.kubeconfig().await, &flags).await
+    let flags = shipped.iter().map(String::as_str).chain(more);
+    Kubefan::spawn_as_given(&account.kubeconfig().await, &flags.collect::<Vec<_>>()).await
 }
 
 async fn without_any_single_shipped_right_a_promise_breaks() {
@@ -125,33 +153,35 @@ async fn without_any_single_shipped_right_a_promise_breaks() {
         rights.extend(role["rules"].as_array().unwrap().iter().flat_map(rights_of));
     }
     assert!(rights.len() >= 14, "{rights:?}");
-    let whole = kubefan_with(&world, &shipped, &rights).await;
+    let whole = kubefan_with(api, &shipped, &world.own, 0, &rights).await;
     for right in &rights {
-        becomes_kept(&world, &whole, &right.promise(), "with all rights").await;
+        let promise = right.promise();
+        wait::until(&format!("{promise:?} with all rights"), KEPT_AT_MOST, || async {
+            promise.is_kept(&world, &whole).await.then_some(())
+        })
+        .await;
     }
     drop(whole);
-    for missing in &rights {
+    for (at, missing) in rights.iter().enumerate() {
         let others: Vec<Right> = rights.iter().filter(|right| *right != missing).cloned().collect();
-        let kubefan = kubefan_with(&world, &shipped, &others).await;
-        let promise = missing.promise();
+        let kubefan = kubefan_with(api, &shipped, &world.own, at + 1, &others).await;
         // Everything else works, so kubefan has started.
-        for other in others.iter().map(Right::promise) {
-            if other != promise && !depends(&other, missing) {
-                becomes_kept(&world, &kubefan, &other, &format!("without {missing:?}")).await;
+        for right in &others {
+            let promise = right.promise();
+            if promise == missing.promise() || depends(&promise, missing) {
+                continue;
             }
+            wait::until(&format!("{promise:?} without {missing:?}"), KEPT_AT_MOST, || async {
+                promise.is_kept(&world, &kubefan).await.then_some(())
+            })
+            .await;
         }
+        let promise = missing.promise();
         wait::until(&format!("{promise:?} to break without {missing:?}"), wait::SOON, || async {
             (!promise.is_kept(&world, &kubefan).await).then_some(())
         })
         .await;
     }
-}
-
-async fn becomes_kept(world: &World, kubefan: &Kubefan, promise: &Promise, when: &str) {
-    wait::until(&format!("{promise:?} {when}"), KEPT_AT_MOST, || async {
-        promise.is_kept(world, kubefan).await.then_some(())
-    })
-    .await;
 }
 
 /// Whether a promise is broken too if this right is missing.
@@ -164,4 +194,24 @@ fn depends(promise: &Promise, missing: &Right) -> bool {
         Promise::KnowsCertificates => is_of_resource("nodes") || is_of_resource("subjectaccessreviews"),
         Promise::KnowsItsCluster => false,
     }
+}
+
+/// The single rights of a rule.
+fn rights_of(rule: &Value) -> Vec<Right> {
+    let words = |field: &str| -> Vec<String> {
+        rule[field].as_array().into_iter().flatten().map(|word| word.as_str().unwrap().to_owned()).collect()
+    };
+    let names = if rule["resourceNames"].is_array() { words("resourceNames") } else { vec![String::new()] };
+    let mut rights = Vec::new();
+    for verb in words("verbs") {
+        for group in words("apiGroups") {
+            for resource in words("resources") {
+                for name in &names {
+                    let (verb, group, resource) = (verb.clone(), group.clone(), resource.clone());
+                    rights.push(Right { verb, group, resource, name: name.clone() });
+                }
+            }
+        }
+    }
+    rights
 }

@@ -25,6 +25,7 @@ fn users(log: &str, path: &str) -> Vec<Value> {
 
 async fn a_token_of_kubefans_own_is_known_without_a_review_until_its_pod_is_deleted() {
     let world = World::start(ApiServer::shared().await, &[]).await;
+    let (cert, key) = world.api.server_certificate();
     let dir = tempfile::tempdir().unwrap();
     let log = dir.path().join("audit.log");
     let args = [
@@ -35,8 +36,12 @@ async fn a_token_of_kubefans_own_is_known_without_a_review_until_its_pod_is_dele
         "--authentication-token-webhook-cache-ttl=0s",
         &format!("--api-audiences={AUDIENCE}"),
         &format!("--audit-log-path={}", log.display()),
+        "--tls-cert-file",
+        cert.to_str().unwrap(),
+        "--tls-private-key-file",
+        key.to_str().unwrap(),
     ];
-    let kubefan = Kubefan::spawn_over_tls(&world.api, &world.api.kubeconfig(), &args).await;
+    let kubefan = Kubefan::spawn_as_given(&world.api.kubeconfig(), &args).await;
     kubefan.ready().await;
     let pods = format!("/api/v1/namespaces/{}/pods", world.own);
     let spec = json!({ "serviceAccountName": "own", "containers": [{ "name": "c", "image": "i" }] });

@@ -1,11 +1,9 @@
 //! Requests over HTTP that try to slip past authorization, as data.
 //!
-//! In paths and values, `NS` and `OTHER` stand for the namespaces of the test, `MAPS` and `PODS`
-//! for the paths of the configmaps and pods in NS, `WATCHED` for the deprecated path of a watch of
-//! these configmaps, `NAME` for the field `metadata.name`, `{Admin}` for the administrator's token
-//! and so on, `{ws Admin}` for the same as a protocol of a websocket, `{continue}` and `{version}`
-//! for a continue token and a version that the administrator got, `{forged}` for a continue token
-//! that leads to OTHER, and `{many}` for 10,001 parameters.
+//! In paths and values, `NS` and `OTHER` stand for the namespaces of the test, `{Admin}` for the
+//! administrator's token and so on, `{ws Admin}` for the same as a protocol of a websocket,
+//! `{continue}` and `{version}` for a continue token and a version that the administrator got,
+//! `{forged}` for a continue token that leads to OTHER, and `{many}` for 10,001 parameters.
 
 use super::identities::{
     Who,
@@ -34,12 +32,12 @@ const fn get(name: &'static str, who: Who, path: &'static str) -> Trick {
 
 /// A list of the configmaps in NS.
 const fn list(name: &'static str, who: Who) -> Trick {
-    get(name, who, "MAPS?resourceVersion=0")
+    get(name, who, "/api/v1/namespaces/NS/configmaps?resourceVersion=0")
 }
 
 /// A watch of the configmaps in NS.
 const fn watch(name: &'static str, who: Who) -> Trick {
-    get(name, who, "MAPS?watch=1&timeoutSeconds=1&resourceVersion=0")
+    get(name, who, "/api/v1/namespaces/NS/configmaps?watch=1&timeoutSeconds=1&resourceVersion=0")
 }
 
 /// The same over a websocket, with these headers.
@@ -63,26 +61,26 @@ impl Trick {
 
 pub(super) const TRICKS: &[Trick] = &[
     // Paths.
-    get("escaped dots", Named, "MAPS/%2e%2e/configmaps/two?resourceVersion=0"),
-    get("an escaped slash in a name", Named, "MAPS/one%2F..%2Ftwo?resourceVersion=0"),
-    get("an escaped slash before a name", Named, "MAPS%2Ftwo?resourceVersion=0"),
-    get("an escaped letter", Named, "MAPS/tw%6F?resourceVersion=0"),
-    get("an escaped letter of an allowed name", Named, "MAPS/on%65?resourceVersion=0"),
-    get("a letter that is escaped twice", Named, "MAPS/tw%256F?resourceVersion=0"),
-    get("an escaped null", Named, "MAPS/one%00?resourceVersion=0"),
+    get("escaped dots", Named, "/api/v1/namespaces/NS/configmaps/%2e%2e/configmaps/two?resourceVersion=0"),
+    get("an escaped slash in a name", Named, "/api/v1/namespaces/NS/configmaps/one%2F..%2Ftwo?resourceVersion=0"),
+    get("an escaped slash before a name", Named, "/api/v1/namespaces/NS/configmaps%2Ftwo?resourceVersion=0"),
+    get("an escaped letter", Named, "/api/v1/namespaces/NS/configmaps/tw%6F?resourceVersion=0"),
+    get("an escaped letter of an allowed name", Named, "/api/v1/namespaces/NS/configmaps/on%65?resourceVersion=0"),
+    get("a letter that is escaped twice", Named, "/api/v1/namespaces/NS/configmaps/tw%256F?resourceVersion=0"),
+    get("an escaped null", Named, "/api/v1/namespaces/NS/configmaps/one%00?resourceVersion=0"),
     get("two slashes at the start", Named, "//api/v1/namespaces/NS/configmaps/two?resourceVersion=0"),
     get("two slashes before a secret", Own, "//api/v1/namespaces/NS/secrets/hidden"),
     get("two slashes inside", Named, "/api/v1//namespaces/NS/configmaps/two?resourceVersion=0"),
-    get("two slashes before the name", Named, "MAPS//two?resourceVersion=0"),
+    get("two slashes before the name", Named, "/api/v1/namespaces/NS/configmaps//two?resourceVersion=0"),
     get("dots after the version", Named, "/api/v1/../v1/namespaces/NS/configmaps/two?resourceVersion=0"),
     get("dots after the namespace", Own, "/api/v1/namespaces/NS/../OTHER/configmaps/one?resourceVersion=0"),
     get("dots for the namespace", Own, "/api/v1/namespaces/../configmaps?resourceVersion=0"),
-    get("dots for the name", Named, "MAPS/..?resourceVersion=0"),
-    get("a dot before the name", Named, "MAPS/./two?resourceVersion=0"),
-    get("a slash at the end", Named, "MAPS/two/?resourceVersion=0"),
-    get("a slash after an allowed name", Named, "MAPS/one/?resourceVersion=0"),
-    get("a subresource", Named, "MAPS/one/status?resourceVersion=0"),
-    get("a parameter in the path", Named, "MAPS/two;a=b?resourceVersion=0"),
+    get("dots for the name", Named, "/api/v1/namespaces/NS/configmaps/..?resourceVersion=0"),
+    get("a dot before the name", Named, "/api/v1/namespaces/NS/configmaps/./two?resourceVersion=0"),
+    get("a slash at the end", Named, "/api/v1/namespaces/NS/configmaps/two/?resourceVersion=0"),
+    get("a slash after an allowed name", Named, "/api/v1/namespaces/NS/configmaps/one/?resourceVersion=0"),
+    get("a subresource", Named, "/api/v1/namespaces/NS/configmaps/one/status?resourceVersion=0"),
+    get("a parameter in the path", Named, "/api/v1/namespaces/NS/configmaps/two;a=b?resourceVersion=0"),
     get("another version", Named, "/api/v2/namespaces/NS/configmaps/two?resourceVersion=0"),
     get("capital letters", Stranger, "/api/v1/namespaces/NS/ConfigMaps?resourceVersion=0"),
     get("namespaces inside a namespace", Inside, "/api/v1/namespaces/NS/namespaces?resourceVersion=0"),
@@ -91,42 +89,126 @@ pub(super) const TRICKS: &[Trick] = &[
     get("the prefix for proxies", Stranger, "/api/v1/proxy/namespaces/NS/configmaps/two"),
     get("the proxy of a service", Stranger, "/api/v1/namespaces/NS/services/x/proxy/api/v1/configmaps"),
     // Parameters.
-    get("a selector twice", Named, "MAPS?fieldSelector=NAME=one&fieldSelector=NAME=two&resourceVersion=0"),
+    get(
+        "a selector twice",
+        Named,
+        "/api/v1/namespaces/NS/configmaps?fieldSelector=metadata.name=one&fieldSelector=metadata.name=two&resourceVersion=0",
+    ),
     get(
         "a selector twice, the right one last",
         Named,
-        "MAPS?fieldSelector=NAME=two&fieldSelector=NAME=one&resourceVersion=0",
+        "/api/v1/namespaces/NS/configmaps?fieldSelector=metadata.name=two&fieldSelector=metadata.name=one&resourceVersion=0",
     ),
     get("a namespace twice", Own, "/api/v1/configmaps?namespace=NS&namespace=OTHER&resourceVersion=0"),
-    get("another namespace", Own, "MAPS?namespace=OTHER&resourceVersion=0"),
-    get("watch after all", ListOnly, "PODS?watch=0&watch=1&resourceVersion=0"),
-    get("no watch after all", ListOnly, "PODS?watch=1&watch=0&timeoutSeconds=1&resourceVersion=0"),
-    get("watch=True", ListOnly, "PODS?watch=True&timeoutSeconds=1&resourceVersion=0"),
-    get("watch without a value", ListOnly, "PODS?watch&timeoutSeconds=1&resourceVersion=0"),
-    get("an escaped watch", ListOnly, "PODS?%77atch=1&timeoutSeconds=1&resourceVersion=0"),
-    get("a semicolon between parameters", Named, "MAPS?resourceVersion=0;fieldSelector=NAME=one"),
-    get("a semicolon in a selector", Named, "MAPS?resourceVersion=0&fieldSelector=NAME=one;"),
-    get("an invalid escape", Named, "MAPS?fieldSelector=NAME=one&x=%zz&resourceVersion=0"),
-    get("more parameters than Go reads", Named, "MAPS?fieldSelector=NAME=one&resourceVersion=0{many}"),
+    get("another namespace", Own, "/api/v1/namespaces/NS/configmaps?namespace=OTHER&resourceVersion=0"),
+    get("watch after all", ListOnly, "/api/v1/namespaces/NS/pods?watch=0&watch=1&resourceVersion=0"),
+    get(
+        "no watch after all",
+        ListOnly,
+        "/api/v1/namespaces/NS/pods?watch=1&watch=0&timeoutSeconds=1&resourceVersion=0",
+    ),
+    get("watch=True", ListOnly, "/api/v1/namespaces/NS/pods?watch=True&timeoutSeconds=1&resourceVersion=0"),
+    get("watch=1", ListOnly, "/api/v1/namespaces/NS/pods?watch=1&timeoutSeconds=1&resourceVersion=0"),
+    get("watch=yes", ListOnly, "/api/v1/namespaces/NS/pods?watch=yes&timeoutSeconds=1&resourceVersion=0"),
+    get("watch=FALSE", ListOnly, "/api/v1/namespaces/NS/pods?watch=FALSE&resourceVersion=0"),
+    get("an empty watch", ListOnly, "/api/v1/namespaces/NS/pods?watch=&timeoutSeconds=1&resourceVersion=0"),
+    get("watch without a value", ListOnly, "/api/v1/namespaces/NS/pods?watch&timeoutSeconds=1&resourceVersion=0"),
+    get("WATCH=1", ListOnly, "/api/v1/namespaces/NS/pods?WATCH=1&timeoutSeconds=1&resourceVersion=0"),
+    get("an escaped watch", ListOnly, "/api/v1/namespaces/NS/pods?%77atch=1&timeoutSeconds=1&resourceVersion=0"),
+    get(
+        "a semicolon between parameters",
+        Named,
+        "/api/v1/namespaces/NS/configmaps?resourceVersion=0;fieldSelector=metadata.name=one",
+    ),
+    get(
+        "a semicolon in a selector",
+        Named,
+        "/api/v1/namespaces/NS/configmaps?resourceVersion=0&fieldSelector=metadata.name=one;",
+    ),
+    get(
+        "an invalid escape",
+        Named,
+        "/api/v1/namespaces/NS/configmaps?fieldSelector=metadata.name=one&x=%zz&resourceVersion=0",
+    ),
+    get(
+        "more parameters than Go reads",
+        Named,
+        "/api/v1/namespaces/NS/configmaps?fieldSelector=metadata.name=one&resourceVersion=0{many}",
+    ),
     // Names as selectors.
-    get("a list of an allowed name", Named, "MAPS?fieldSelector=NAME%3Done&resourceVersion=0"),
-    get("two names", Named, "MAPS?fieldSelector=NAME=one,NAME=two&resourceVersion=0"),
-    get("all names but one", Named, "MAPS?fieldSelector=NAME!=one&resourceVersion=0"),
-    get("a name and not that name", Named, "MAPS?fieldSelector=NAME=one,NAME!=one&resourceVersion=0"),
-    get("a name with an escaped comma", Named, "MAPS?fieldSelector=NAME=one%5C,NAME=two&resourceVersion=0"),
-    get("an empty name", Named, "MAPS?fieldSelector=NAME=&resourceVersion=0"),
-    get("a name in all namespaces", Named, "/api/v1/configmaps?fieldSelector=NAME=one,NAMEspace=NS&resourceVersion=0"),
-    get("a name and an invalid label", Named, "MAPS?fieldSelector=NAME=one&labelSelector==&resourceVersion=0"),
-    get("a name and an invalid limit", Named, "MAPS?fieldSelector=NAME=one&limit=x&resourceVersion=0"),
+    get(
+        "a list of a name",
+        Named,
+        "/api/v1/namespaces/NS/configmaps?fieldSelector=metadata.name=two&resourceVersion=0",
+    ),
+    get(
+        "a watch of a name",
+        Named,
+        "/api/v1/namespaces/NS/configmaps?watch=1&timeoutSeconds=1&fieldSelector=metadata.name=two&resourceVersion=0",
+    ),
+    get(
+        "a list of an allowed name",
+        Named,
+        "/api/v1/namespaces/NS/configmaps?fieldSelector=metadata.name%3Done&resourceVersion=0",
+    ),
+    get(
+        "two names",
+        Named,
+        "/api/v1/namespaces/NS/configmaps?fieldSelector=metadata.name=one,metadata.name=two&resourceVersion=0",
+    ),
+    get(
+        "all names but one",
+        Named,
+        "/api/v1/namespaces/NS/configmaps?fieldSelector=metadata.name!=one&resourceVersion=0",
+    ),
+    get(
+        "a name and not that name",
+        Named,
+        "/api/v1/namespaces/NS/configmaps?fieldSelector=metadata.name=one,metadata.name!=one&resourceVersion=0",
+    ),
+    get(
+        "a name with an escaped comma",
+        Named,
+        "/api/v1/namespaces/NS/configmaps?fieldSelector=metadata.name=one%5C,metadata.name=two&resourceVersion=0",
+    ),
+    get("an empty name", Named, "/api/v1/namespaces/NS/configmaps?fieldSelector=metadata.name=&resourceVersion=0"),
+    get(
+        "a name in all namespaces",
+        Named,
+        "/api/v1/configmaps?fieldSelector=metadata.name=one,metadata.namespace=NS&resourceVersion=0",
+    ),
+    get(
+        "a name and an invalid label",
+        Named,
+        "/api/v1/namespaces/NS/configmaps?fieldSelector=metadata.name=one&labelSelector==&resourceVersion=0",
+    ),
+    get(
+        "a name and an invalid limit",
+        Named,
+        "/api/v1/namespaces/NS/configmaps?fieldSelector=metadata.name=one&limit=x&resourceVersion=0",
+    ),
     get("a selector without a field", Stranger, "/api/v1/configmaps?fieldSelector==x&resourceVersion=0"),
     get("a selector of no label", Stranger, "/api/v1/configmaps?labelSelector=a+in+()&resourceVersion=0"),
     // The deprecated paths.
-    get("the watch path of an allowed name", Named, "WATCHED/one?timeoutSeconds=1&resourceVersion=0"),
-    get("the watch path with a selector", Named, "WATCHED?fieldSelector=NAME=one&timeoutSeconds=1&resourceVersion=0"),
+    get(
+        "the watch path of a name",
+        Named,
+        "/api/v1/watch/namespaces/NS/configmaps/two?timeoutSeconds=1&resourceVersion=0",
+    ),
+    get(
+        "the watch path of an allowed name",
+        Named,
+        "/api/v1/watch/namespaces/NS/configmaps/one?timeoutSeconds=1&resourceVersion=0",
+    ),
+    get(
+        "the watch path with a selector",
+        Named,
+        "/api/v1/watch/namespaces/NS/configmaps?fieldSelector=metadata.name=one&timeoutSeconds=1&resourceVersion=0",
+    ),
     get(
         "the watch path of one name and a selector of another",
         Named,
-        "WATCHED/one?fieldSelector=NAME=two&timeoutSeconds=1&resourceVersion=0",
+        "/api/v1/watch/namespaces/NS/configmaps/one?fieldSelector=metadata.name=two&timeoutSeconds=1&resourceVersion=0",
     ),
     get(
         "the watch path that does not watch",
@@ -137,15 +219,23 @@ pub(super) const TRICKS: &[Trick] = &[
     get("the watch path without a namespace", Named, "/api/v1/watch/configmaps/one?timeoutSeconds=1&resourceVersion=0"),
     // What others were given.
     get("a continue token", Own, "/api/v1/configmaps?limit=1&continue={continue}"),
-    get("a continue token in a namespace", Own, "MAPS?limit=1&continue={continue}"),
-    get("a continue token into a namespace", Own, "MAPS?limit=9&continue={forged}"),
-    get("a continue token and a name", Named, "MAPS?fieldSelector=NAME=one&limit=1&continue={continue}"),
+    get("a continue token in a namespace", Own, "/api/v1/namespaces/NS/configmaps?limit=1&continue={continue}"),
+    get("a continue token into a namespace", Own, "/api/v1/namespaces/NS/configmaps?limit=9&continue={forged}"),
+    get(
+        "a continue token and a name",
+        Named,
+        "/api/v1/namespaces/NS/configmaps?fieldSelector=metadata.name=one&limit=1&continue={continue}",
+    ),
     get("a version", Own, "/api/v1/configmaps?watch=1&timeoutSeconds=1&resourceVersion={version}"),
-    get("a version in a namespace", Own, "MAPS?watch=1&timeoutSeconds=1&resourceVersion={version}"),
+    get(
+        "a version in a namespace",
+        Own,
+        "/api/v1/namespaces/NS/configmaps?watch=1&timeoutSeconds=1&resourceVersion={version}",
+    ),
     get(
         "a version and a name",
         Named,
-        "MAPS?watch=1&timeoutSeconds=1&fieldSelector=NAME=one&resourceVersion={version}",
+        "/api/v1/namespaces/NS/configmaps?watch=1&timeoutSeconds=1&fieldSelector=metadata.name=one&resourceVersion={version}",
     ),
     // Credentials.
     list("two Authorization headers", Stranger)
@@ -162,7 +252,11 @@ pub(super) const TRICKS: &[Trick] = &[
     list("another scheme", Anonymous).with(&[("authorization", "Basic {Admin}")]),
     list("a token for a proxy", Anonymous).with(&[("proxy-authorization", "Bearer {Admin}")]),
     list("a token as a cookie", Anonymous).with(&[("cookie", "access_token={Admin}; token={Admin}")]),
-    get("a token as a parameter", Anonymous, "MAPS?access_token={Admin}&token={Admin}&resourceVersion=0"),
+    get(
+        "a token as a parameter",
+        Anonymous,
+        "/api/v1/namespaces/NS/configmaps?access_token={Admin}&token={Admin}&resourceVersion=0",
+    ),
     list("the headers of a front proxy", Stranger).with(&[
         ("x-remote-user", "admin"),
         ("x-remote-group", "system:masters"),
@@ -187,15 +281,19 @@ pub(super) const TRICKS: &[Trick] = &[
     list("another method by a header", Stranger).by("POST").with(&[("x-http-method-override", "GET")]),
     list("another method by a header, of a reader", Own).by("POST").with(&[("x-http-method-override", "GET")]),
     list("OPTIONS", Stranger).by("OPTIONS"),
-    get("HEAD", Named, "MAPS/two?resourceVersion=0").by("HEAD"),
-    get("HEAD of an allowed name", Named, "MAPS/one?resourceVersion=0").by("HEAD"),
-    get("a range", Named, "MAPS/two?resourceVersion=0").with(&[("range", "bytes=0-9")]),
-    get("a range of an allowed name", Named, "MAPS/one?resourceVersion=0").with(&[("range", "bytes=0-9")]),
-    get("If-None-Match", Named, "MAPS/two?resourceVersion=0").with(&[("if-none-match", "*")]),
-    get("If-None-Match of an allowed name", Named, "MAPS/one?resourceVersion=0")
+    get("HEAD", Named, "/api/v1/namespaces/NS/configmaps/two?resourceVersion=0").by("HEAD"),
+    get("HEAD of an allowed name", Named, "/api/v1/namespaces/NS/configmaps/one?resourceVersion=0").by("HEAD"),
+    get("a range", Named, "/api/v1/namespaces/NS/configmaps/two?resourceVersion=0").with(&[("range", "bytes=0-9")]),
+    get("a range of an allowed name", Named, "/api/v1/namespaces/NS/configmaps/one?resourceVersion=0")
+        .with(&[("range", "bytes=0-9")]),
+    get("If-None-Match", Named, "/api/v1/namespaces/NS/configmaps/two?resourceVersion=0")
+        .with(&[("if-none-match", "*")]),
+    get("If-None-Match of an allowed name", Named, "/api/v1/namespaces/NS/configmaps/one?resourceVersion=0")
         .with(&[("if-none-match", "*"), ("if-modified-since", "Fri, 01 Jan 2100 00:00:00 GMT")]),
-    get("another path by a header", Named, "MAPS/one?resourceVersion=0")
-        .with(&[("x-original-url", "MAPS/two"), ("x-rewrite-url", "MAPS/two")]),
+    get("another path by a header", Named, "/api/v1/namespaces/NS/configmaps/one?resourceVersion=0").with(&[
+        ("x-original-url", "/api/v1/namespaces/NS/configmaps/two"),
+        ("x-rewrite-url", "/api/v1/namespaces/NS/configmaps/two"),
+    ]),
     list("the content type of gRPC", Stranger).with(&[("content-type", "application/grpc")]),
     list("a POST with the content type of gRPC", Stranger).by("POST").with(&[("content-type", "application/grpc")]),
     // Websockets.

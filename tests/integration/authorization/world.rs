@@ -12,13 +12,15 @@ use tonic::{
 
 use super::identities::{
     PODS, SERVICE_ACCOUNTS, Who,
-    Who::{Admin, Anonymous, BoundToGone, ByGroup, Invalid, Stranger},
+    Who::{
+        Admin, Anonymous, Apps, BoundToGone, ByGroup, Cert, CertGroup, Inside, Invalid, ListOnly, Lister, Named, Own,
+        Stranger,
+    },
     certificates,
 };
 use crate::harness::{
     apiserver::{ApiServer, NOBODY},
     kubefan::Kubefan,
-    objects::pod,
     rbac::{ServiceAccount, grant},
     wait,
 };
@@ -83,16 +85,17 @@ impl World {
         .await;
         let kubefan = kubefan(&api, args).await;
         let certificates = certificates(api.authority(), &own);
-        World { api, kubefan, own, other, tokens, certificates }
+        let world = World { api, kubefan, own, other, tokens, certificates };
+        world.roles_apply().await;
+        world
     }
 
     /// The same world with the callers that have the token of a pod.
     pub(super) async fn with_pods(mut self) -> World {
         let pods = format!("/api/v1/namespaces/{}/pods", self.own);
         for (who, name) in PODS {
-            let mut pod = pod(name);
-            pod["spec"]["serviceAccountName"] = "own".into();
-            self.api.create(&pods, &pod).await;
+            let spec = json!({ "serviceAccountName": "own", "containers": [{ "name": "c", "image": "i" }] });
+            self.api.create(&pods, &json!({ "metadata": { "name": name }, "spec": spec })).await;
             let bound = ["--bound-object-kind", "Pod", "--bound-object-name", name];
             let token = self.api.kubectl(&[&["create", "token", "own", "-n", &self.own], &bound[..]].concat()).await;
             self.tokens.insert(who, Some(token.trim().to_owned()));
@@ -109,6 +112,28 @@ impl World {
     /// Another kubefan in front of the same control plane.
     pub(super) async fn another(&self, args: &[&str]) -> Kubefan {
         kubefan(&self.api, args).await
+    }
+
+    /// Waits until the apiserver's authorizer has read all roles.
+    async fn roles_apply(&self) {
+        for (who, path) in [
+            (Lister, "/api/v1/pods".to_owned()),
+            (Apps, "/apis/apps/v1/deployments".to_owned()),
+            (Own, format!("/api/v1/namespaces/{}/pods", self.own)),
+            (ListOnly, format!("/api/v1/namespaces/{}/pods", self.own)),
+            (Named, format!("/api/v1/namespaces/{}/configmaps/one", self.own)),
+            (ByGroup, format!("/api/v1/namespaces/{}/configmaps", self.own)),
+            (Inside, format!("/api/v1/namespaces/{}", self.own)),
+            (Cert, format!("/api/v1/namespaces/{}/pods", self.own)),
+            (CertGroup, format!("/api/v1/namespaces/{}/configmaps", self.own)),
+        ] {
+            let client = self.client(who);
+            let url = format!("{}{path}", self.api.url());
+            wait::until(&format!("{who:?} may read {path}"), wait::SOON, || async {
+                (client.get(&url).send().await.unwrap().status() == StatusCode::OK).then_some(())
+            })
+            .await;
+        }
     }
 
     pub(crate) fn token(&self, who: Who) -> Option<&str> {
@@ -182,8 +207,14 @@ pub(super) fn content(namespace: &str, name: &str) -> String {
 }
 
 async fn kubefan(api: &ApiServer, args: &[&str]) -> Kubefan {
-    let resources = "--resource=pods=json+protobuf,configmaps=json+protobuf,namespaces,deployments.apps";
-    let kubefan = Kubefan::spawn_over_tls(api, &api.kubeconfig(), &[&[resources], args].concat()).await;
-    kubefan.ready().await;
-    kubefan
+    let (cert, key) = api.server_certificate();
+    let fixed = [
+        "--authorization-mode=Webhook",
+        "--resource=pods=json+protobuf,configmaps=json+protobuf,namespaces,deployments.apps",
+        "--tls-cert-file",
+        cert.to_str().unwrap(),
+        "--tls-private-key-file",
+        key.to_str().unwrap(),
+    ];
+    Kubefan::start(api, &[&fixed[..], args].concat()).await
 }
