@@ -51,10 +51,10 @@ mod chosen {
 
     use super::Bug;
 
-    /// What is planted.
+    /// The planted bug of a thread.
     #[derive(Clone, Copy)]
     enum Chosen {
-        /// What the environment variable says, which has not been read yet.
+        /// Not chosen yet: the environment variable decides.
         FromEnvironment,
         /// This bug, or none.
         Bug(Option<Bug>),

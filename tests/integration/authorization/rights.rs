@@ -11,7 +11,7 @@ use super::{
     world::World,
 };
 use crate::{
-    deploy::CLUSTER_PROXY,
+    deploy::{CLUSTER_PROXY, Right, rights_of},
     harness::{
         apiserver::ApiServer,
         kubefan::Kubefan,
@@ -30,16 +30,6 @@ const ROLES: [&str; 3] = ["kubefan", "kubefan-client-cas", "system:auth-delegato
 /// kubefan looks once a minute for the CAs of clients, and the first look may come before its right
 /// is in effect.
 const KEPT_AT_MOST: Duration = Duration::from_secs(90);
-
-/// A verb on a resource.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Right {
-    verb: String,
-    group: String,
-    resource: String,
-    /// Empty for all objects.
-    name: String,
-}
 
 impl Right {
     fn rule(&self) -> Value {
@@ -194,24 +184,4 @@ fn depends(promise: &Promise, missing: &Right) -> bool {
         Promise::KnowsCertificates => is_of_resource("nodes") || is_of_resource("subjectaccessreviews"),
         Promise::KnowsItsCluster => false,
     }
-}
-
-/// The single rights of a rule.
-fn rights_of(rule: &Value) -> Vec<Right> {
-    let words = |field: &str| -> Vec<String> {
-        rule[field].as_array().into_iter().flatten().map(|word| word.as_str().unwrap().to_owned()).collect()
-    };
-    let names = if rule["resourceNames"].is_array() { words("resourceNames") } else { vec![String::new()] };
-    let mut rights = Vec::new();
-    for verb in words("verbs") {
-        for group in words("apiGroups") {
-            for resource in words("resources") {
-                for name in &names {
-                    let (verb, group, resource) = (verb.clone(), group.clone(), resource.clone());
-                    rights.push(Right { verb, group, resource, name: name.clone() });
-                }
-            }
-        }
-    }
-    rights
 }

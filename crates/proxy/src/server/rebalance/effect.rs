@@ -68,7 +68,7 @@ pub(super) struct Round {
     own_before: f64,
     total_before: f64,
     deficit_before: f64,
-    /// What the last decision saw.
+    /// The counts at the last decision.
     pub(super) seen: Counts,
     moved: f64,
     /// By how much a balancer that picks at random would lessen the deficit.
@@ -77,7 +77,7 @@ pub(super) struct Round {
     variance: f64,
 }
 
-/// What moves have shown.
+/// The verdict on moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// Too few to tell an effect from chance.
