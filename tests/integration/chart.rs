@@ -21,7 +21,7 @@ pub(crate) mod rendered;
 pub(crate) mod wrong_values;
 
 tests! {
-    apiserver full: helm_lint_finds_nothing, nothing_that_applies_the_chart_again_touches_what_kubefan_wrote,
+    apiserver slow: helm_lint_finds_nothing, nothing_that_applies_the_chart_again_touches_what_kubefan_wrote,
         kubefan_runs_with_the_flags_and_the_role_of_three_lists, a_node_reads_through_the_cluster_form,
         no_variant_is_insecure_or_gives_a_pod_the_key_of_the_ca, a_changed_setting_restarts_pods_if_it_must,
         modes_do_not_cut_off_the_pods_of_the_nodes;

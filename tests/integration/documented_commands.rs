@@ -11,7 +11,7 @@ use crate::{
 };
 
 tests! {
-    local full: every_documented_command_of_kubefan_is_understood, every_other_documented_command_has_its_reason,
+    local slow: every_documented_command_of_kubefan_is_understood, every_other_documented_command_has_its_reason,
         every_documented_test_and_file_exists;
 }
 

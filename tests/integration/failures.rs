@@ -13,7 +13,7 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver full: a_crd_that_changes_goes_and_returns_is_followed;
+    apiserver slow: a_crd_that_changes_goes_and_returns_is_followed;
 }
 
 async fn a_crd_that_changes_goes_and_returns_is_followed() {

@@ -2,8 +2,9 @@
 //! breaks. `crates/common/src/planted/bugs.rs` lists the bugs and where they are. They were written
 //! without knowledge of the oracle's code.
 //!
-//! If built with `tests/simulation/planted/build`, the simulation does only this. For each bug it
-//! first plays the seed in `planted/seeds.txt`, which found it when that file was written. The
+//! In the build of `tests/simulation/planted/build`, the simulation checks every planted bug, unless
+//! `KUBEFAN_PLANTED_BUG=none` asks for a sweep or `KUBEFAN_SEED` for one seed. For each bug it first
+//! plays the seed in `planted/seeds.txt`, which found it when that file was written. The
 //! world of a seed changes with the code. If the seed no longer finds the bug, it plays seeds until
 //! one does.
 
@@ -30,8 +31,8 @@ mod recorded;
 
 /// The number of seeds in which a bug must appear.
 const SEEDS_MAX: u64 = 1000;
-/// A seed to record is the fastest of so many that find the bug, if they are among the first
-/// [`SEEDS_COMPARED`]. Otherwise it is the first that does.
+/// To renew a seed, the check compares the first three seeds that find the bug, within the first
+/// [`SEEDS_COMPARED`], and records the fastest.
 const FINDS_COMPARED: usize = 3;
 const SEEDS_COMPARED: u64 = 40;
 /// The value of `KUBEFAN_PLANTED_BUGS` in a build with the patches.
@@ -110,7 +111,7 @@ fn check_each(seeds_max: u64, is_renewing: bool) -> Result<bool, String> {
     }
     println!("{} found, {missed} missed, {misnamed} misnamed", bugs.len() - missed);
     if !is_renewing && !stale.is_empty() {
-        println!("{} recorded seeds are stale, so this took longer than it has to: {}", stale.len(), recorded::RENEW);
+        println!("{} recorded seeds no longer find their bug, so the check is slow: {}", stale.len(), recorded::RENEW);
     }
     Ok(missed == 0 && misnamed == 0)
 }

@@ -84,7 +84,7 @@ mod chosen {
     ///
     /// If there is no bug of that name: a test must not pass because its bug was not planted.
     fn from_environment() -> Option<Bug> {
-        let name = env::var("KUBEFAN_PLANTED_BUG").ok().filter(|name| !name.is_empty())?;
+        let name = env::var("KUBEFAN_PLANTED_BUG").ok().filter(|name| !name.is_empty() && name != "none")?;
         let found = Bug::ALL.iter().chain(Bug::AMONG_THREADS).copied().find(|bug| bug.name() == name);
         assert!(found.is_some(), "KUBEFAN_PLANTED_BUG={name} is not a bug in crate::planted::Bug");
         found

@@ -21,7 +21,7 @@ use crate::{
 };
 
 tests! {
-    apiserver full: without_any_single_shipped_right_a_promise_breaks;
+    apiserver slow: without_any_single_shipped_right_a_promise_breaks;
 }
 
 /// The shipped ClusterRoles, and the one of Kubernetes for reviews.

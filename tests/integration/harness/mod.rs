@@ -10,8 +10,8 @@
 //!     apiserver: a_pod_is_served, a_relist_leaves_a_marked_gap;   // needs the real kube-apiserver
 //!     local: a_bad_flag_is_named;                                 // needs nothing
 //!     paused: a_429_is_waited_out;                                // in this process, on a paused clock
-//!     apiserver full: a_restart_loses_nothing;                    // slow: in .ci/full
-//!     local full alone: a_snapshot_is_shared;                     // needs the CPUs for itself
+//!     apiserver slow: a_restart_loses_nothing;                    // in .ci/run if a change concerns it
+//!     local slow alone: a_snapshot_is_shared;                     // needs the CPUs for itself
 //! }
 //! ```
 //!
@@ -155,7 +155,7 @@ impl Kind {
     }
 
     /// Is slow and rarely fails: it runs in `.ci/full`, and in `.ci/run` if the change concerns it.
-    pub(crate) const fn full(self) -> Kind {
+    pub(crate) const fn slow(self) -> Kind {
         Kind { is_slow: true, ..self }
     }
 
@@ -174,7 +174,7 @@ impl Kind {
     }
 
     /// The words in brackets before the name, which filters match too: `apiserver`, `paused`;
-    /// `slow` in `.ci/full` only, `large` at full scale only.
+    /// `slow` if `cargo test` leaves it out, `large` if it runs at full scale only.
     fn label(self) -> String {
         let needs = match self.needs {
             Needs::Nothing => None,
@@ -244,6 +244,10 @@ pub(crate) fn run() -> ExitCode {
         let name = |trial: &Trial| format!("[{}] {}", trial.kind(), trial.name());
         trials.retain(|trial| filters.iter().any(|filter| name(trial).contains(filter.as_str())));
     }
+    let ignored = trials.iter().filter(|trial| trial.has_ignored_flag()).count();
+    if ignored > 0 && !arguments.ignored && !arguments.include_ignored && !arguments.list {
+        println!("{ignored} tests are slow or skipped; -- --ignored runs them");
+    }
     let conclusion = libtest_mimic::run(&arguments, trials);
     apiserver::end_shared();
     report_times();
@@ -294,27 +298,34 @@ fn has_python() -> bool {
 }
 
 /// The tests that are running.
-static RUNNING: Mutex<usize> = Mutex::new(0);
+struct Running {
+    tests: usize,
+    is_alone: bool,
+}
+
+static RUNNING: Mutex<Running> = Mutex::new(Running { tests: 0, is_alone: false });
 static ENDED: Condvar = Condvar::new();
 
-/// A place among the running tests. Dropping it gives the place back, also after a panic.
-struct Turn;
+/// The permit of a running test. Dropping it gives it back, also after a panic.
+struct RunPermit;
 
-impl Turn {
-    /// Waits until the test may run: one that runs alone until no other one does.
-    fn take(kind: Kind) -> Turn {
+impl RunPermit {
+    /// Waits until the test may run: beside no test that runs alone, and if it runs alone beside
+    /// none.
+    fn acquire(kind: Kind) -> RunPermit {
         let mut running = RUNNING.lock().unwrap();
-        while kind.is_alone && *running > 0 {
+        while running.is_alone || (kind.is_alone && running.tests > 0) {
             running = ENDED.wait(running).unwrap();
         }
-        *running += 1;
-        Turn
+        *running = Running { tests: running.tests + 1, is_alone: kind.is_alone };
+        RunPermit
     }
 }
 
-impl Drop for Turn {
+impl Drop for RunPermit {
     fn drop(&mut self) {
-        *RUNNING.lock().unwrap() -= 1;
+        let mut running = RUNNING.lock().unwrap();
+        *running = Running { tests: running.tests - 1, is_alone: false };
         ENDED.notify_all();
     }
 }
@@ -324,8 +335,9 @@ static TIMES: Mutex<Vec<(Duration, &'static str)>> = Mutex::new(Vec::new());
 
 #[expect(clippy::disallowed_methods, reason = "the time is only printed")]
 fn timed(test: &'static Test) -> Result<(), Failed> {
+    // The build of a program counts as running, so no test runs alone beside it.
+    let _permit = RunPermit::acquire(test.kind);
     prepare(test.kind)?;
-    let _turn = Turn::take(test.kind);
     let began = Instant::now();
     let result = std::panic::catch_unwind(|| block_on(test));
     TIMES.lock().unwrap().push((began.elapsed(), name_of(test)));

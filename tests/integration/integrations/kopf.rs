@@ -26,7 +26,7 @@ use crate::{
 };
 
 tests! {
-    python full: kopf_makes_the_same_calls_through_kubefan;
+    python slow: kopf_makes_the_same_calls_through_kubefan;
     local: the_page_of_kopf_shows_the_operator;
 }
 

@@ -8,8 +8,7 @@ use kubefan_common::planted::Bug;
 const FILE: &str = "tests/simulation/planted/seeds.txt";
 
 /// How the file is brought up to date.
-pub(super) const RENEW: &str =
-    "start this program with KUBEFAN_RENEW_SEEDS=1 and commit tests/simulation/planted/seeds.txt";
+pub(super) const RENEW: &str = "run KUBEFAN_RENEW_SEEDS=1 $(tests/simulation/planted/build) in the root of the repository, and commit tests/simulation/planted/seeds.txt";
 
 /// The recorded seed of each bug.
 pub(super) struct RecordedSeeds {

@@ -15,9 +15,9 @@ use tokio::time::Instant;
 use super::effect::{Counts, Round, Verdict};
 
 /// A replica moves watches if it has more than its share times this.
-const ABOVE_SHARE: f64 = 1.1;
+const BEGINS_ABOVE_SHARE: f64 = 1.1;
 /// It continues until it has less than its share times this.
-const ENOUGH: f64 = 1.03;
+const ENDS_BELOW_SHARE: f64 = 1.03;
 /// The fewest watches above the share that are worth a move.
 const EXCESS_MIN: f64 = 2.0;
 /// The longest time between two decisions for which watches are moved.
@@ -32,21 +32,21 @@ pub(super) struct Balance {
     /// The part of its watches that a replica moves in a second.
     rate: f64,
     decided_at: Option<Instant>,
-    /// Watches that may be moved now.
-    credit: f64,
+    /// Watches that may be moved now, as in a token bucket.
+    tokens: f64,
     round: Option<Round>,
     pause: Duration,
     paused_until: Option<Instant>,
 }
 
-/// What to do now.
+/// A decision: the watches to move now, and a change to log.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Decision {
-    /// Move about so many watches.
+    /// The number of watches to move.
     pub(super) watches: u64,
     /// This replica's share.
     pub(super) share: f64,
-    /// What begins or ends with this decision.
+    /// The change of state, if this decision makes one.
     pub(super) change: Option<Change>,
 }
 
@@ -67,7 +67,7 @@ impl Balance {
     /// A replica that moves at most `percent_per_second` of its watches a second.
     pub(super) fn new(percent_per_second: f64) -> Self {
         let rate = percent_per_second / 100.0;
-        Self { rate, decided_at: None, credit: 0.0, round: None, pause: Duration::ZERO, paused_until: None }
+        Self { rate, decided_at: None, tokens: 0.0, round: None, pause: Duration::ZERO, paused_until: None }
     }
 
     /// Decides at `now`, with `own` watches here. `others` are the watches of each other replica
@@ -76,7 +76,7 @@ impl Balance {
     pub(super) fn decide(&mut self, now: Instant, own: u64, others: Option<&[u64]>, least: Option<usize>) -> Decision {
         let elapsed = self.decided_at.replace(now).map_or(Duration::ZERO, |at| now - at).min(ELAPSED_MAX);
         let Some(others) = others else {
-            self.credit = 0.0;
+            self.tokens = 0.0;
             let change = self.round.take().map(|_| Change::Holds);
             return Decision { watches: 0, share: own as f64, change };
         };
@@ -84,19 +84,20 @@ impl Balance {
         let (share, excess) = (counts.share(), counts.excess());
         let change = self.begin_or_end(now, counts);
         if self.round.is_none() {
-            self.credit = 0.0;
+            self.tokens = 0.0;
             return Decision { watches: 0, share, change };
         }
         let earned = self.rate * own as f64 * elapsed.as_secs_f64();
-        // A connection with many watches moves as a whole, once there is credit for all.
+        // A connection with many watches moves as a whole, once there are tokens for all.
         let limit = (earned + 1.0).max(least.map_or(1.0, |least| least as f64));
-        self.credit = (self.credit + earned).min(limit);
-        Decision { watches: self.credit.min(excess).max(0.0) as u64, share, change }
+        self.tokens = (self.tokens + earned).min(limit);
+        Decision { watches: self.tokens.min(excess).max(0.0) as u64, share, change }
     }
 
-    /// Records that connections with so many watches each were asked to move, by the last decision.
+    /// Records the connections that were asked to move by the last decision, by their numbers of
+    /// watches.
     pub(super) fn moved(&mut self, connections: &[usize]) {
-        self.credit = (self.credit - connections.iter().sum::<usize>() as f64).max(0.0);
+        self.tokens = (self.tokens - connections.iter().sum::<usize>() as f64).max(0.0);
         if let Some(round) = &mut self.round {
             round.add(connections);
         }
@@ -106,13 +107,13 @@ impl Balance {
         let (own, share, excess) = (counts.own, counts.share(), counts.excess());
         let Some(round) = &mut self.round else {
             let may = self.paused_until.is_none_or(|until| now >= until);
-            let begins = may && own > ABOVE_SHARE * share && excess >= EXCESS_MIN;
+            let begins = may && own > BEGINS_ABOVE_SHARE * share && excess >= EXCESS_MIN;
             return begins.then(|| {
                 self.round = Some(Round::new(counts));
                 Change::Begins
             });
         };
-        if own <= ENOUGH * share || excess < 1.0 {
+        if own <= ENDS_BELOW_SHARE * share || excess < 1.0 {
             (self.round, self.pause) = (None, Duration::ZERO);
             return Some(Change::Ends);
         }

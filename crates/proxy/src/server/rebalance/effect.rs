@@ -12,9 +12,9 @@
 /// The fewest moves, as a part of the replica's watches and in number, after which it judges them.
 const JUDGED_PART: f64 = 0.1;
 const JUDGED_MIN: f64 = 10.0;
-/// It judges moves once the effect that they should have is so many standard deviations of it.
-const CERTAIN: f64 = 4.0;
-/// The part of that effect which they must have had.
+/// Moves are judged once their expected effect is this many of its standard deviations.
+const STANDARD_DEVIATIONS_MIN: f64 = 4.0;
+/// The part of the expected effect that moves must have had.
 const EFFECT_MIN: f64 = 0.1;
 
 /// The watches of all replicas that take new ones, at one time.
@@ -26,7 +26,7 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// So many watches here and at each other replica.
+    /// The counts of this replica and of the others.
     pub(super) fn new(own: u64, others: &[u64]) -> Self {
         Self { own: own as f64, others: others.iter().map(|watches| *watches as f64).collect() }
     }
@@ -55,7 +55,8 @@ impl Counts {
         self.taken_of(f64::INFINITY)
     }
 
-    /// How many of so many watches, spread evenly, the others take without passing their share.
+    /// The part of `watches` that fits below the share of the others, if every replica gets an equal
+    /// part of them.
     fn taken_of(&self, watches: f64) -> f64 {
         let (share, each) = (self.share(), watches / self.replicas() as f64);
         self.others.iter().map(|other| (share - other).clamp(0.0, each)).sum()
@@ -71,9 +72,9 @@ pub(super) struct Round {
     /// The counts at the last decision.
     pub(super) seen: Counts,
     moved: f64,
-    /// By how much a balancer that picks at random would lessen the deficit.
+    /// The expected decrease of the deficit behind a balancer that picks at random.
     expected: f64,
-    /// The variance of that.
+    /// The variance of `expected`.
     variance: f64,
 }
 
@@ -119,7 +120,7 @@ impl Round {
         // variance of one is a quarter at most.
         let variance = self.variance + (now.total() - self.total_before).abs() / 4.0;
         let is_enough = self.moved >= JUDGED_MIN.max(JUDGED_PART * self.own_before);
-        if !is_enough || self.expected < CERTAIN * variance.sqrt() {
+        if !is_enough || self.expected < STANDARD_DEVIATIONS_MIN * variance.sqrt() {
             return Verdict::Open;
         }
         let effect = self.deficit_before - now.deficit();
