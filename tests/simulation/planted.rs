@@ -2,9 +2,9 @@
 //! breaks. `crates/common/src/planted/bugs.rs` lists the bugs and where they are. They were written
 //! without knowledge of the oracle's code.
 //!
-//! In the build of `tests/simulation/planted/build`, the simulation checks every planted bug, unless
-//! `KUBEFAN_PLANTED_BUG=none` asks for a sweep or `KUBEFAN_SEED` for one seed. For each bug it first
-//! plays the seed in `planted/seeds.txt`, which found it when that file was written. The
+//! In the build of `tests/simulation/planted/build`, the simulation checks every planted bug,
+//! unless `KUBEFAN_PLANTED_BUG=none` asks for a sweep or `KUBEFAN_SEED` for one seed. For each bug
+//! it first plays the seed in `planted/seeds.txt`, which found it when that file was written. The
 //! world of a seed changes with the code. If the seed no longer finds the bug, it plays seeds until
 //! one does.
 

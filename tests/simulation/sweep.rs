@@ -19,8 +19,10 @@ use super::{
 };
 
 /// A sweep of at least this many seeds must contain everything often enough.
-const COVERAGE_SEEDS_MIN: u64 = 2000;
-/// The minimum count of each entry of [`EXPECTED`] in a sweep of [`COVERAGE_SEEDS_MIN`].
+const COVERAGE_SEEDS_MIN: u64 = 500;
+/// The seeds that the minimum counts are for. Those of other sweeps are in proportion.
+const COUNTED_SEEDS: u64 = 2000;
+/// The minimum count of each entry of [`EXPECTED`].
 const OFTEN: u64 = 1000;
 /// The minimum count of each kind of fault, and of each entry of [`RARER`].
 const FAULT_OFTEN: u64 = 200;
@@ -136,6 +138,7 @@ pub(crate) fn sweep(first: u64, seeds: u64) -> ExitCode {
         let rarer = RARER.iter().map(|name| ((*name).to_owned(), FAULT_OFTEN));
         for (name, least) in often.chain(faults).chain(rarer) {
             let count = total.counts.get(&name).copied().unwrap_or(0);
+            let least = in_proportion(least, seeds);
             if count < least {
                 println!("only {count} of: {name}");
                 ok = false;
@@ -147,6 +150,12 @@ pub(crate) fn sweep(first: u64, seeds: u64) -> ExitCode {
     }
     println!("{}", if ok { "ok" } else { "FAILED" });
     if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// The minimum count in a sweep of this size, less what chance explains.
+fn in_proportion(least: u64, seeds: u64) -> u64 {
+    let expected = least as f64 * seeds as f64 / COUNTED_SEEDS as f64;
+    (expected - 4.0 * expected.sqrt()).max(1.0) as u64
 }
 
 impl Total {

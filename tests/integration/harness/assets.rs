@@ -126,8 +126,8 @@ const PROMETHEUS: Module = Module {
     tags: "remove_all_sd,enable_kubernetes_sd",
     programs: &["prometheus", "promtool"],
 };
-/// The tag of the release before this source tree.
-const RELEASE_BEFORE_TAG: &str = "v0.1.0";
+/// The commit of the release before this source tree, 0.1.0. A clone may lack its tag.
+const RELEASE_BEFORE_COMMIT: &str = "b09cc2c78278fe7d8d98662b8791d5a8a6dc3256";
 /// Shorter waits print no progress.
 const PROGRESS_START: Duration = Duration::from_secs(1);
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
@@ -166,26 +166,26 @@ pub(crate) fn kube_apiserver_newest() -> PathBuf {
     extra(&RELEASE_NEWEST)
 }
 
-/// kubefan of the release before, built from its tag, or `before/kubefan` of `KUBEFAN_TEST_ASSETS`.
+/// kubefan of the release before, built from its commit, or `before/kubefan` of `KUBEFAN_TEST_ASSETS`.
 pub(crate) fn kubefan_before() -> PathBuf {
     let given = env::var_os("KUBEFAN_TEST_ASSETS").map(|dir| Path::new(&dir).join("before/kubefan"));
     if let Some(given) = given.filter(|given| given.is_file()) {
         return given;
     }
     let root = target_dir().join("test-assets");
-    let dir = root.join(format!("kubefan-{RELEASE_BEFORE_TAG}"));
+    let dir = root.join(format!("kubefan-{RELEASE_BEFORE_COMMIT}"));
     let (source, binary) = (dir.join("source"), dir.join("target/release/kubefan"));
     fs::create_dir_all(&source).expect("the directory is created");
     let _lock = lock(&root.join("lock")).unwrap_or_else(|error| panic!("{error}"));
     if !binary.is_file() {
         let build = format!(
-            "git archive {RELEASE_BEFORE_TAG} | tar -x -C '{0}' && cargo build --release --locked --bin kubefan \
+            "git archive {RELEASE_BEFORE_COMMIT} | tar -x -C '{0}' && cargo build --release --locked --bin kubefan \
              --manifest-path '{0}/Cargo.toml' --target-dir '{1}'",
             source.display(),
             dir.join("target").display()
         );
         let status = Command::new("sh").args(["-c", &build]).current_dir(env!("CARGO_MANIFEST_DIR")).status();
-        assert!(status.is_ok_and(|status| status.success()), "{RELEASE_BEFORE_TAG} cannot be built: {build}");
+        assert!(status.is_ok_and(|status| status.success()), "{RELEASE_BEFORE_COMMIT} cannot be built: {build}");
     }
     binary
 }

@@ -118,8 +118,7 @@ impl Balance {
             return Some(Change::Ends);
         }
         if counts.replicas() != round.seen.replicas() {
-            // The share is another one, which is no effect of moves.
-            *round = Round::new(counts);
+            round.continue_with(counts);
             return None;
         }
         match round.judge(&counts) {
@@ -213,11 +212,13 @@ mod tests {
 
     /// The share of two replicas is not that of three, so the moves seem to have made it worse.
     #[test]
-    fn another_number_of_replicas_begins_another_round() {
+    fn another_number_of_replicas_is_no_effect_of_moves() {
         let (mut balance, mut now) = (Balance::new(10.0), Instant::now());
         let mut changes = Vec::new();
-        for others in [&[33][..], &[33], &[33, 0], &[33, 0], &[33, 0], &[33, 0]] {
-            let decision = balance.decide(now, 47, Some(others), Some(1));
+        for (own, others) in
+            [(60, &[20][..]), (54, &[26]), (50, &[30, 0]), (45, &[32, 3]), (41, &[33, 6]), (38, &[33, 9])]
+        {
+            let decision = balance.decide(now, own, Some(others), Some(1));
             changes.extend(decision.change);
             balance.moved(&vec![1; decision.watches as usize]);
             now += STEP;
@@ -473,8 +474,23 @@ mod tests {
             world.run(3600);
             assert_eq!(world.counts, before, "{scene:?}");
             let first = world.moves_before_a_pause.unwrap_or(usize::MAX);
-            assert!(first <= scene.clients * 3 / 2, "{scene:?}: {first} moves before a pause");
-            assert!(world.moves <= 10 * scene.clients, "{scene:?}: {} moves in an hour", world.moves);
+            // Four standard deviations, or a tenth of the watches, and what a decision adds.
+            let judged = (16 * (scene.replicas - 1)).max(scene.clients / scene.loaded / 10) * scene.loaded;
+            assert!(first <= judged * 5 / 4, "{scene:?}: {first} moves before a pause");
+            assert!(world.moves <= 10 * judged, "{scene:?}: {} moves in an hour", world.moves);
         }
+    }
+
+    #[test]
+    fn a_replica_that_comes_and_goes_does_not_keep_moves_without_an_effect_going() {
+        let (mut balance, mut now) = (Balance::new(1.0), Instant::now());
+        let paused = (0..300).any(|step| {
+            now += STEP;
+            let others: &[u64] = if step / 3 % 2 == 0 { &[0] } else { &[0, 0] };
+            let decision = balance.decide(now, 1000, Some(others), Some(1));
+            balance.moved(&vec![1; decision.watches as usize]);
+            matches!(decision.change, Some(Change::Pauses(_)))
+        });
+        assert!(paused, "all clients come back here");
     }
 }

@@ -55,8 +55,8 @@ impl Counts {
         self.taken_of(f64::INFINITY)
     }
 
-    /// The part of `watches` that fits below the share of the others, if every replica gets an equal
-    /// part of them.
+    /// The part of `watches` that fits below the share of the others, if every replica gets an
+    /// equal part of them.
     fn taken_of(&self, watches: f64) -> f64 {
         let (share, each) = (self.share(), watches / self.replicas() as f64);
         self.others.iter().map(|other| (share - other).clamp(0.0, each)).sum()
@@ -72,6 +72,8 @@ pub(super) struct Round {
     /// The counts at the last decision.
     pub(super) seen: Counts,
     moved: f64,
+    /// The watches of the largest connection that was asked to move.
+    largest: f64,
     /// The expected decrease of the deficit behind a balancer that picks at random.
     expected: f64,
     /// The variance of `expected`.
@@ -98,6 +100,7 @@ impl Round {
             deficit_before: seen.deficit(),
             seen,
             moved: 0.0,
+            largest: 1.0,
             expected: 0.0,
             variance: 0.0,
         }
@@ -109,16 +112,24 @@ impl Round {
         let taken = self.seen.taken_of(moved);
         let part = taken / moved.max(1.0);
         self.moved += moved;
+        self.largest = connections.iter().fold(self.largest, |largest, watches| largest.max(*watches as f64));
         self.expected += taken;
         // The watches of a connection go together.
         self.variance += connections.iter().map(|watches| (*watches as f64).powi(2) * part * (1.0 - part)).sum::<f64>();
     }
 
+    /// Continues with another number of replicas, whose shares are no effect of moves.
+    pub(super) fn continue_with(&mut self, now: Counts) {
+        self.total_before += now.total() - self.seen.total();
+        self.deficit_before += now.deficit() - self.seen.deficit();
+        self.seen = now;
+    }
+
     /// Judges the moves by the counts now, of as many replicas.
     pub(super) fn judge(&self, now: &Counts) -> Verdict {
         // Where clients came or left meanwhile, above or below the share, is chance too. The
-        // variance of one is a quarter at most.
-        let variance = self.variance + (now.total() - self.total_before).abs() / 4.0;
+        // variance of one is a quarter at most, times its watches.
+        let variance = self.variance + (now.total() - self.total_before).abs() * self.largest / 4.0;
         let is_enough = self.moved >= JUDGED_MIN.max(JUDGED_PART * self.own_before);
         if !is_enough || self.expected < STANDARD_DEVIATIONS_MIN * variance.sqrt() {
             return Verdict::Open;
@@ -149,6 +160,7 @@ mod tests {
             ([1000, 1000, 0], 100, one, [1000, 1000, 0], NoEffect, "all came back"),
             ([1000, 1000, 0], 10, ten, [1000, 1000, 0], Open, "chance has decided only ten times"),
             ([1000, 1000, 0], 33, ten, [1000, 1000, 0], NoEffect, "and now often enough"),
+            ([1000, 1000, 0], 33, ten, [1040, 1040, 0], Open, "eight have come, which chance may have sent here"),
             ([40, 40, 0], 40, one, [60, 59, 1], Open, "forty have come, which chance may have sent here"),
             ([40, 40, 0], 400, one, [60, 60, 0], NoEffect, "chance would not send all forty here"),
         ] {
