@@ -83,8 +83,8 @@ impl Servers {
     }
 }
 
-/// Sends a request, and waits until kubefan has the proof that the answer needs. A busy apiserver may
-/// not prove the cache fresh in time, and nothing else may answer.
+/// Sends a request, and waits until kubefan has the proof that the answer needs. A busy apiserver
+/// may not prove the cache fresh in time, and nothing else may answer.
 async fn answer(request: reqwest::RequestBuilder) -> Answer {
     wait::until("a proof that the cache is fresh", wait::SOON, async || {
         let response = request.try_clone().expect("a body is text").send().await.unwrap();
