@@ -30,6 +30,7 @@ use scene::{Proved, Scene, Stage};
 tests! {
     apiserver slow: alerts_of_common_troubles_fire_and_resolve;
     apiserver large: every_alert_fires_and_resolves_and_every_query_has_series;
+    local: all_durations_of_the_rules_are_shortened;
 }
 
 /// By how much durations are divided.
@@ -77,6 +78,22 @@ fn seconds(duration: &str) -> u32 {
         other => panic!("a duration in {other:?}"),
     };
     number.parse::<u32>().expect("a number") * unit
+}
+
+async fn all_durations_of_the_rules_are_shortened() {
+    let rules = read(&format!("{FOLDER}/alerts.yaml"));
+    let short = shortened(&rules, FACTOR);
+    assert_eq!(rules.lines().count(), short.lines().count());
+    for (line, short) in rules.lines().zip(short.lines()) {
+        let is_duration = line.contains("for: ") || line.contains("m])") || line.contains("h])");
+        assert_eq!(line != short, is_duration || AGES.iter().any(|age| line.contains(age)), "{line} became {short}");
+    }
+    assert_eq!(
+        shortened_line("  increase(a[30m]) > 1 and rate(b[2m]) > 2", 30),
+        "  increase(a[60s]) > 1 and rate(b[4s]) > 2"
+    );
+    assert_eq!(shortened_line("  for: 1h", 30), "  for: 120s");
+    assert_eq!(shortened_line("  expr: kubefan_staleness_seconds > 300", 30), "  expr: kubefan_staleness_seconds > 10");
 }
 
 type Run = fn(Scene) -> LocalBoxFuture<'static, ()>;

@@ -296,7 +296,9 @@ impl Right {
 /// The single rights of a rule.
 pub(crate) fn rights_of(rule: &Value) -> Vec<Right> {
     let words = |field: &str| -> Vec<String> {
-        rule[field].as_array().into_iter().flatten().map(|word| word.as_str().unwrap().to_owned()).collect()
+        let words = rule[field].as_array().filter(|words| !words.is_empty());
+        let words = words.unwrap_or_else(|| panic!("a rule without {field}: {rule}"));
+        words.iter().map(|word| word.as_str().expect("a word is text").to_owned()).collect()
     };
     let names = if rule["resourceNames"].is_array() { words("resourceNames") } else { vec![String::new()] };
     let mut rights = Vec::new();

@@ -1,19 +1,117 @@
-//! A resource of a real apiserver that changes, goes and returns. `relists` and `schema_changes`
-//! show what subscribers see of it, and `memory` a killed apiserver.
+//! A real apiserver that fails, and a resource of one that changes, goes and returns: subscribers
+//! stay connected, inexact spans are marked, and the final state is right.
 
-use serde_json::json;
+use std::collections::BTreeMap;
+
+use futures::future::join_all;
+use serde_json::{Value, json};
 use tonic::Code;
 
 use crate::harness::{
-    apiserver::ApiServer,
+    apiserver::{ApiServer, Options},
     kubefan::Kubefan,
-    objects::version_of,
-    record::{Query, Watch, connect},
+    link::Link,
+    objects::{pod, version_of},
+    record::{Query, Recorded, Watch, assert_equal, connect, query, upstream_initial, upstream_watch},
     tests, wait,
 };
 
 tests! {
-    apiserver slow: a_crd_that_changes_goes_and_returns_is_followed;
+    apiserver slow: a_killed_apiserver_and_a_compacted_etcd_leave_a_marked_gap,
+        a_crd_that_changes_goes_and_returns_is_followed;
+}
+
+const PODS: &str = "/api/v1/namespaces/default/pods";
+const QUERIES: [Query; 3] =
+    [query("", "", ""), query("default", "stage=on", ""), query("", "stage!=on", "spec.nodeName=")];
+
+async fn stage(api: &ApiServer, name: &str, value: &str) -> u64 {
+    let patch = json!({ "metadata": { "labels": { "stage": value } } });
+    version_of(&api.patch(&format!("{PODS}/{name}"), &patch).await)
+}
+
+/// The events of the apiserver's own watch from a version on. A busy apiserver needs some of the
+/// time to send them.
+async fn upstream_after(api: &ApiServer, query: &Query, version: &str) -> Vec<Recorded> {
+    upstream_watch(api, query, &format!("&resourceVersion={version}"), 10).await
+}
+
+/// The apiserver's objects by key, in the bytes that a watch sends.
+async fn upstream_state(api: &ApiServer, query: &Query) -> BTreeMap<String, String> {
+    let key = |object: &str| {
+        let metadata = serde_json::from_str::<Value>(object).expect("JSON")["metadata"].take();
+        let text = |field: &str| metadata[field].as_str().unwrap_or_default().to_owned();
+        format!("{}/{}", text("namespace"), text("name"))
+    };
+    let events = upstream_initial(api, query).await;
+    events.into_iter().map(|event| (key(&event.object), event.object)).collect()
+}
+
+async fn a_killed_apiserver_and_a_compacted_etcd_leave_a_marked_gap() {
+    let api = ApiServer::start(Options::default()).await;
+    for n in 0..20 {
+        api.create(PODS, &pod(&format!("p{n}"))).await;
+    }
+    // The link is cut so that kubefan misses events.
+    let link = Link::to(api.addr()).await;
+    let kubeconfig = api.kubeconfig_to(&format!("https://{}", link.addr));
+    let kubefan = Kubefan::spawn(&kubeconfig, &["--resource", "pods"]).await;
+    kubefan.ready().await;
+    let mut watches = Vec::new();
+    for query in &QUERIES {
+        let mut watch = Watch::start(&mut connect(kubefan.grpc_addr).await, query.target("pods"), "").await.unwrap();
+        watch.until_resumable().await;
+        watches.push((query, watch));
+    }
+    let start = watches[0].1.resume_version.clone();
+    let mut before = 0;
+    for n in 0..20 {
+        before = stage(&api, &format!("p{n}"), if n % 2 == 0 { "on" } else { "off" }).await;
+    }
+    for (_, watch) in &mut watches {
+        watch.until(before).await;
+    }
+    let expected = join_all(watches.iter().map(|(query, _)| upstream_after(&api, query, &start))).await;
+    assert!(expected.iter().all(|events| events.len() >= 10), "each selector has events");
+
+    link.cut();
+    wait::until("kubefan to notice", wait::SOON, || async {
+        let (_, ready) = kubefan.admin("/readyz?verbose").await?;
+        ready.contains("pods stale").then_some(())
+    })
+    .await;
+    let ready = kubefan.admin("/readyz").await.unwrap().0.is_success();
+    assert!(ready, "it stays ready, because cached objects are still served");
+    for n in 0..10 {
+        stage(&api, &format!("p{n}"), if n % 2 == 0 { "off" } else { "on" }).await;
+    }
+    api.delete(&format!("{PODS}/p11")).await;
+    let during = version_of(&api.create(PODS, &pod("q")).await);
+    api.compact_etcd(during).await;
+    api.kill9();
+    api.restart().await;
+    link.mend();
+    for (_, watch) in &mut watches {
+        watch.until(during).await;
+    }
+    let mut after = 0;
+    for n in 12..20 {
+        after = stage(&api, &format!("p{n}"), if n % 2 == 0 { "off" } else { "on" }).await;
+    }
+    for (_, watch) in &mut watches {
+        watch.until(after).await;
+        assert_eq!(watch.gaps.len(), 1, "each saw one marked gap");
+    }
+    let gap_ends = watches.iter().map(|(query, watch)| (*query, &watch.gaps[0].1));
+    let exact = join_all(gap_ends.map(|(query, from)| upstream_after(&api, query, from))).await;
+    for ((query, watch), (expected, exact)) in watches.iter().zip(expected.into_iter().zip(exact)) {
+        let name = format!("{query:?}");
+        assert!(exact.len() >= 4, "{name}: events after the gap");
+        let (got_before, got_after) = watch.events.split_at(expected.len().min(watch.events.len()));
+        assert_equal(&format!("{name}, before the kill"), got_before, &expected);
+        assert_equal(&format!("{name}, after the gap"), got_after, &exact);
+        assert_eq!(watch.state, upstream_state(&api, query).await, "{name}: the state");
+    }
 }
 
 async fn a_crd_that_changes_goes_and_returns_is_followed() {

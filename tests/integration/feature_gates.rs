@@ -3,7 +3,7 @@
 //! and as one that does. What it cannot answer it refuses; the apiserver would ignore the parameter
 //! and answer with everything.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use futures::future::join_all;
@@ -36,9 +36,6 @@ const TABLE: &str = "application/json;as=Table;g=meta.k8s.io;v=v1";
 const DROP: &str = ";drop=metadata.managedFields";
 /// The bounds of three shards of unequal size.
 const BOUNDS: [&str; 4] = ["0x0000000000000000", "0x3000000000000000", "0xa000000000000000", "0x10000000000000000"];
-
-/// Number of attempts before a refusal counts that may be for a while only.
-const TRIES: usize = 5;
 
 struct Answer {
     status: StatusCode,
@@ -86,20 +83,17 @@ impl Servers {
     }
 }
 
-/// A read that only the cache may answer is refused while a busy apiserver does not prove the cache
-/// fresh in time. Such a refusal is a 503, which no test expects, so the request is sent again.
+/// Sends a request, and waits until kubefan has the proof that the answer needs. A busy apiserver
+/// may not prove the cache fresh in time, and nothing else may answer.
 async fn answer(request: reqwest::RequestBuilder) -> Answer {
-    let mut tries = 1;
-    loop {
+    wait::until("a proof that the cache is fresh", wait::SOON, async || {
         let response = request.try_clone().expect("a body is text").send().await.unwrap();
         let (status, is_cached) = (response.status(), is_cached(&response));
-        let body = response.bytes().await.unwrap();
-        if status != StatusCode::SERVICE_UNAVAILABLE || tries == TRIES {
-            return Answer { status, is_cached, body };
-        }
-        tries += 1;
-        tokio::time::sleep(Duration::from_secs(1)).await;
-    }
+        let answer = Answer { status, is_cached, body: response.bytes().await.unwrap() };
+        let is_unproved = status == StatusCode::SERVICE_UNAVAILABLE && answer.text().contains("not proved to be fresh");
+        (!is_unproved).then_some(answer)
+    })
+    .await
 }
 
 /// Waits until the caches of these media types answer. The first request starts a cache, and waits

@@ -23,7 +23,11 @@ use rustls::{
     pki_types::{CertificateDer, ServerName, pem::PemObject},
 };
 use serde_json::{Value, json};
-use tokio::{net::TcpStream, time::Instant};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::Instant,
+};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
@@ -204,6 +208,33 @@ async fn watch(install: &Install<'_>, kubefan: &Kubefan, ca: &str) -> Watch {
     watch
 }
 
+/// A watch over HTTP of the pods of a namespace, as the administrator.
+async fn http_watch(install: &Install<'_>, kubefan: &Kubefan, ca: &str) -> TlsStream<TcpStream> {
+    let mut stream = connect(kubefan.grpc_addr, ca, &install.host()).await.unwrap();
+    let request = format!(
+        "GET /api/v1/namespaces/{}/pods?watch=1&resourceVersion=0 HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {}\r\n\r\n",
+        install.namespace,
+        install.host(),
+        install.api.admin_token()
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    read_until(&mut stream, "HTTP/1.1 200 OK").await;
+    stream
+}
+
+async fn read_until(stream: &mut TlsStream<TcpStream>, text: &str) {
+    let mut read = String::new();
+    let reading = async {
+        while !read.contains(text) {
+            let mut bytes = [0; 4096];
+            let count = stream.read(&mut bytes).await.unwrap();
+            assert_ne!(count, 0, "the stream ended before {text:?}: {read}");
+            read += &String::from_utf8_lossy(&bytes[..count]);
+        }
+    };
+    tokio::time::timeout(wait::SOON, reading).await.unwrap_or_else(|_| panic!("no {text:?} came"));
+}
+
 async fn create_pod(install: &Install<'_>, name: &str) -> u64 {
     let path = format!("/api/v1/namespaces/{}/pods", install.namespace);
     version_of(&install.api.create(&path, &pod(name)).await)
@@ -367,6 +398,7 @@ async fn a_ca_is_rotated_under_streams_and_every_client_and_node_has_it_in_time(
     for kubefan in &replicas {
         streams.push(watch(&install, kubefan, &first).await);
     }
+    let mut over_http = http_watch(&install, &replicas[0], &first).await;
     let logs = || replicas.iter().map(|kubefan| kubefan.process.log()).collect::<String>();
     let (mut held, mut connections) = (vec![(Instant::now(), first.clone())], 0);
     let deadline = Instant::now() + 5 * wait::SOON;
@@ -397,6 +429,7 @@ async fn a_ca_is_rotated_under_streams_and_every_client_and_node_has_it_in_time(
     for stream in &mut streams {
         stream.until(version).await;
     }
+    read_until(&mut over_http, "after-the-rotation").await;
     node.is_kept(&replicas[0]).await;
 }
 

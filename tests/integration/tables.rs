@@ -1,7 +1,7 @@
 //! Cached tables compared with the apiserver's: the same bytes, with the ages of rows, however old
 //! a cached row is. Tables that cannot be cached come from upstream.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::BTreeSet;
 
 use kubefan_common::proto::v1alpha1::ListResourcesRequest;
 use reqwest::{Method, StatusCode};
@@ -24,14 +24,17 @@ tests! {
 /// The Accept header of kubectl.
 const TABLE: &str =
     "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
-/// Both servers are asked at about the same time, but a second may pass in between: often, where
-/// they get little CPU.
-const TRIES: usize = 40;
 
+/// What the cells of a row begin with.
+const CELLS: &str = "\"cells\":[";
+
+/// What a server answered, and the seconds of the wall clock between which it wrote the rows.
 struct Answer {
     status: StatusCode,
     is_cached: bool,
     body: String,
+    asked: i64,
+    written: i64,
 }
 
 impl Servers {
@@ -40,11 +43,20 @@ impl Servers {
             true => self.straight(path),
             false => self.through(Method::GET, path),
         };
-        let response = sent.header("accept", TABLE).send().await.unwrap();
+        let asked = now();
+        let mut response = sent.header("accept", TABLE).send().await.unwrap();
         let (status, is_cached) = (response.status(), is_cached(&response));
-        let content_type = response.headers()["content-type"].clone();
-        assert_eq!(content_type, "application/json", "{path}");
-        Answer { status, is_cached, body: response.text().await.unwrap() }
+        assert_eq!(response.headers()["content-type"], "application/json", "{path}");
+        // A watch lasts longer than its rows.
+        let (mut body, mut written, mut rows) = (Vec::new(), now(), 0);
+        while let Some(chunk) = response.chunk().await.unwrap() {
+            body.extend_from_slice(&chunk);
+            let rows_now = String::from_utf8_lossy(&body).matches(CELLS).count();
+            if rows_now > rows {
+                (rows, written) = (rows_now, now());
+            }
+        }
+        Answer { status, is_cached, body: String::from_utf8(body).unwrap(), asked, written }
     }
 
     /// Starts a watch, which starts the cache, and waits until the cache answers.
@@ -56,26 +68,111 @@ impl Servers {
         .await;
     }
 
-    /// Asks both servers until their answers are equal.
+    /// Asks both servers, and asserts that their answers are equal.
     async fn same(&self, path: &str) -> String {
         self.same_in(path, masked).await
     }
 
     /// Like [`Self::same`], in what `compared` leaves of a body.
     async fn same_in(&self, path: &str, compared: fn(&str) -> String) -> String {
-        let mut tried = 0;
-        loop {
-            let (direct, ours) = tokio::join!(self.ask(path, true), self.ask(path, false));
-            assert!(ours.is_cached, "{path}: {}", ours.body);
-            let same_status = direct.status == ours.status;
-            let (direct, ours) = (compared(&direct.body), compared(&ours.body));
-            if same_status && direct == ours {
-                return ours;
-            }
-            tried += 1;
-            assert!(tried < TRIES, "{path}: {}", difference(&direct, &ours));
+        let (direct, ours) = tokio::join!(self.ask(path, true), self.ask(path, false));
+        assert!(ours.is_cached, "{path}: {}", ours.body);
+        assert_eq!(direct.status, ours.status, "{path}");
+        // All timestamps are whole seconds, so an age changes only when a second of the wall clock
+        // ends.
+        let apart = direct.written.max(ours.written) - direct.asked.min(ours.asked);
+        let (direct, ours) = (compared(&direct.body), compared(&ours.body));
+        // A watch that ends soon may end before its last bookmark.
+        let ((direct, direct_bookmarks), (ours, our_bookmarks)) =
+            (apart_from_bookmarks(&direct), apart_from_bookmarks(&ours));
+        for (direct, ours) in direct_bookmarks.iter().zip(&our_bookmarks) {
+            assert!(direct == ours, "{path}: {}", difference(direct, ours));
         }
+        if apart == 0 {
+            assert!(direct == ours, "{path}: {}", difference(&direct, &ours));
+        }
+        let ((direct_text, direct_ages), (our_text, our_ages)) = (without_ages(&direct), without_ages(&ours));
+        assert!(direct_text == our_text, "{path}: {}", difference(&direct_text, &our_text));
+        for (direct_age, our_age) in direct_ages.iter().zip(&our_ages) {
+            let is_near = direct_age.is_at_most_apart(our_age, apart);
+            assert!(is_near, "{path}: {apart} s apart: {}", difference(&direct, &ours));
+        }
+        ours
     }
+
+    /// Asks both servers for what does not exist, and asserts that all bytes are equal.
+    async fn same_failure(&self, path: &str) -> String {
+        let (direct, ours) = tokio::join!(self.ask(path, true), self.ask(path, false));
+        assert_eq!((direct.status, direct.body), (ours.status, ours.body.clone()));
+        assert!(ours.is_cached && !ours.status.is_success(), "{path}: {}", ours.body);
+        ours.body
+    }
+
+    /// Waits until the rows in the cache are older than they are now.
+    async fn age(&self, path: &str) {
+        let ages = async || without_ages(&self.ask(path, false).await.body).1;
+        let first = ages().await;
+        assert!(!first.is_empty(), "{path} has no ages");
+        wait::until("other ages", wait::SOON, async || (ages().await != first).then_some(())).await;
+    }
+}
+
+/// An age in a cell.
+#[derive(Debug, PartialEq, Eq)]
+struct Age {
+    seconds: i64,
+    /// The seconds of its smallest unit, which it is rounded down to.
+    unit: i64,
+}
+
+impl Age {
+    /// Reads an age such as `2m30s`.
+    fn read(text: &str) -> Option<Age> {
+        let mut age = Age { seconds: 0, unit: 0 };
+        for part in text.split_inclusive(|c: char| !c.is_ascii_digit()) {
+            let (number, unit) = part.split_at_checked(part.len() - 1)?;
+            age.unit = match unit {
+                "s" => 1,
+                "m" => 60,
+                "h" => 3600,
+                "d" => 86_400,
+                "y" => 365 * 86_400,
+                _ => return None,
+            };
+            age.seconds += number.parse::<i64>().ok()? * age.unit;
+        }
+        (age.unit > 0).then_some(age)
+    }
+
+    /// Whether both can be the age of one thing, at two moments that are at most so many seconds
+    /// apart.
+    fn is_at_most_apart(&self, other: &Age, seconds: i64) -> bool {
+        let apart = (self.seconds - other.seconds).abs();
+        apart == 0 || (seconds > 0 && apart < self.unit.max(other.unit) + seconds)
+    }
+}
+
+/// Takes the ages out of all cells: `"2m"` and `"3 (2m ago)"`.
+fn without_ages(body: &str) -> (String, Vec<Age>) {
+    let (mut text, mut ages) = (String::new(), Vec::new());
+    let mut parts = body.split(CELLS);
+    text += parts.next().unwrap_or_default();
+    for part in parts {
+        let (cells, rest) = part.split_once(']').expect("the cells end");
+        let masked = cells.split(',').map(|cell| {
+            let around = cell.strip_suffix(" ago)\"").and_then(|cell| cell.rsplit_once('('));
+            let (before, age) = around.unwrap_or(("", cell.trim_matches('"')));
+            match Age::read(age) {
+                Some(age) => {
+                    ages.push(age);
+                    format!("{before}AGE")
+                }
+                None => cell.to_owned(),
+            }
+        });
+        text += &format!("{CELLS}{}]{rest}", masked.collect::<Vec<_>>().join(","));
+    }
+    (text, ages)
 }
 
 /// Masks the version of a list or bookmark, which moves with the rest of the cluster. Rows of
@@ -95,6 +192,14 @@ fn masked(body: &str) -> String {
         if line.contains(".tables.example.com/v1\"") { sorted(&line) } else { line }
     };
     body.lines().map(masked).collect::<Vec<_>>().join("\n")
+}
+
+/// The lines of a body, and its bookmarks except for the one that ends the initial events.
+fn apart_from_bookmarks(body: &str) -> (String, Vec<String>) {
+    let is_bookmark =
+        |line: &&str| line.contains("\"type\":\"BOOKMARK\"") && !line.contains("k8s.io/initial-events-end");
+    let (bookmarks, lines): (Vec<&str>, Vec<&str>) = body.lines().partition(is_bookmark);
+    (lines.join("\n"), bookmarks.into_iter().map(str::to_owned).collect())
 }
 
 /// The events without bookmarks, because those depend only on time.
@@ -137,15 +242,36 @@ fn now() -> i64 {
     jiff::Timestamp::now().as_second()
 }
 
-/// Creates a pod whose container restarted so many seconds ago.
-async fn restarted(api: &ApiServer, path: &str, name: &str, seconds: i64) {
-    api.create(path, &pod(name)).await;
-    let at = jiff::Timestamp::from_second(now() - seconds).unwrap().to_string();
-    let container = json!({
-        "name": "main", "image": "x", "imageID": "", "ready": true, "restartCount": 3, "started": true,
-        "lastState": { "terminated": { "exitCode": 1, "finishedAt": at } }, "state": { "running": {} },
-    });
-    let status = json!({ "status": { "phase": "Running", "containerStatuses": [container] } });
+fn seconds_ago(seconds: u64) -> String {
+    let at = jiff::Timestamp::from_second(now() - i64::try_from(seconds).unwrap()).unwrap();
+    at.to_string()
+}
+
+/// Creates a pod whose containers restarted so many seconds ago, given for its init containers and
+/// its main container.
+async fn restarted(api: &ApiServer, path: &str, name: &str, (setup, main): (Option<u64>, Option<u64>)) {
+    let mut pod = pod(name);
+    pod["spec"]["initContainers"] = json!([
+        { "name": "setup", "image": "registry.k8s.io/pause:3.10" },
+        { "name": "sidecar", "image": "registry.k8s.io/pause:3.10", "restartPolicy": "Always" },
+    ]);
+    api.create(path, &pod).await;
+    let container = |name: &str, ago: Option<u64>, state: Value| {
+        let last = ago.map(|ago| json!({ "terminated": { "exitCode": 1, "finishedAt": seconds_ago(ago) } }));
+        json!({
+            "name": name, "image": "x", "imageID": "", "ready": true, "restartCount": ago.map_or(0, |_| 3),
+            "lastState": last.unwrap_or(json!({})), "state": state, "started": true,
+        })
+    };
+    let is_setting_up = main.is_none() && setup.is_some();
+    let done = if is_setting_up { json!({ "running": {} }) } else { json!({ "terminated": { "exitCode": 0 } }) };
+    let status = json!({ "status": {
+        "phase": if is_setting_up { "Pending" } else { "Running" },
+        "initContainerStatuses": [
+            container("setup", setup, done), container("sidecar", setup.map(|ago| ago + 1000), json!({ "running": {} })),
+        ],
+        "containerStatuses": [container("main", main, json!({ "running": {} }))],
+    } });
     api.patch(&format!("{path}/{name}/status"), &status).await;
 }
 
@@ -170,22 +296,26 @@ async fn a_cached_table_equals_the_apiservers_to_the_byte() {
         api.create(&format!("/apis/{group}/v1/namespaces/{namespace}/widgets"), &widget).await;
     }
     api.patch(&within("pods/p2/status"), &json!({ "status": { "phase": "Succeeded" } })).await;
-    for (name, seconds) in [("r0", 200), ("r1", 400), ("r2", 7000), ("r3", 90_000)] {
-        restarted(api, &within("pods"), name, seconds).await;
+    for (name, restarts) in [
+        ("r0", (None, Some(200))),
+        ("r1", (Some(400), None)),
+        ("r2", (Some(400), Some(90_000))),
+        ("r3", (Some(7000), None)),
+    ] {
+        restarted(api, &within("pods"), name, restarts).await;
     }
     let widgets = format!("/apis/{group}/v1/namespaces/{namespace}/widgets");
-    let paths = [within("pods"), within("configmaps"), widgets.clone(), "/api/v1/nodes".to_owned()];
-    for path in &paths {
-        servers.is_cached(&format!("{path}?resourceVersion=0")).await;
+    for path in [within("pods"), within("configmaps"), widgets.clone()] {
+        let list = format!("{path}?resourceVersion=0");
+        servers.is_cached(&list).await;
         // Once with a new row, and once with a row that has been cached for a while.
-        for age in [0, 2] {
-            tokio::time::sleep(Duration::from_secs(age)).await;
+        for is_old in [false, true] {
+            if is_old {
+                servers.age(&list).await;
+            }
             for include in ["", "&includeObject=None", "&includeObject=Metadata", "&includeObject=Object"] {
                 let query = format!("resourceVersion=0{include}");
                 let table = servers.same(&format!("{path}?{query}")).await;
-                if path.ends_with("nodes") {
-                    continue;
-                }
                 assert!(table.contains("\"rows\":[{\"cells\":[\""), "{table}");
                 servers.same(&format!("{path}?{query}&labelSelector=nothing%3Dhere")).await;
                 servers.same(&format!("{path}?{query}&fieldSelector=metadata.name!%3Dp1,metadata.name!%3Dw1")).await;
@@ -196,6 +326,10 @@ async fn a_cached_table_equals_the_apiservers_to_the_byte() {
             }
         }
     }
+    // Other tests may create nodes.
+    let no_nodes = "/api/v1/nodes?resourceVersion=0&fieldSelector=metadata.name%3Dnone";
+    servers.is_cached(no_nodes).await;
+    servers.same(no_nodes).await;
     let restarts = servers.same(&format!("{}?resourceVersion=0", within("pods"))).await;
     assert_eq!(restarts.matches(" ago)").count(), 4, "{restarts}");
     for path in [within("pods/p1"), within("pods/r2"), within("configmaps/c1"), format!("{widgets}/w1")] {
@@ -203,7 +337,7 @@ async fn a_cached_table_equals_the_apiservers_to_the_byte() {
             servers.same(&format!("{path}?resourceVersion=0{include}")).await;
         }
     }
-    let missing = servers.same(&within("pods/none?resourceVersion=0")).await;
+    let missing = servers.same_failure(&within("pods/none?resourceVersion=0")).await;
     assert!(missing.contains("\"pods \\\"none\\\" not found\""), "{missing}");
     // Pages are served from the cache.
     let version = version_of(&api.get_json(&within("pods/r3")).await);

@@ -17,18 +17,12 @@ use rustls::{
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
-    time::{sleep, timeout},
+    time::timeout,
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 /// Time limit for an answer with its body. A watch sets its own, shorter timeout.
 const ANSWER_AT_MOST: Duration = Duration::from_secs(60);
-
-/// The codes with which a busy server asks to come again.
-const BUSY: [StatusCode; 3] =
-    [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE, StatusCode::GATEWAY_TIMEOUT];
-/// How often a busy server is asked again.
-const RETRIES: usize = 2;
 
 /// A server, and who connects to it.
 #[derive(Clone, Copy)]
@@ -56,7 +50,7 @@ impl Answer {
 
 impl Https<'_> {
     /// Sends a request on a connection of its own. `path` is in the form of HTTP/1.1: a path with
-    /// its query, or a whole URI. A busy server is asked again.
+    /// its query, or a whole URI.
     pub(crate) async fn ask(
         &self,
         version: Version,
@@ -64,17 +58,6 @@ impl Https<'_> {
         path: &str,
         headers: &[(String, String)],
     ) -> Answer {
-        for _ in 0..RETRIES {
-            let answer = self.ask_once(version, method, path, headers).await;
-            if !BUSY.contains(&answer.status) {
-                return answer;
-            }
-            sleep(Duration::from_secs(1)).await;
-        }
-        self.ask_once(version, method, path, headers).await
-    }
-
-    async fn ask_once(&self, version: Version, method: &Method, path: &str, headers: &[(String, String)]) -> Answer {
         let asked = timeout(ANSWER_AT_MOST, self.asked(version, method, path, headers)).await;
         asked.unwrap_or_else(|_| panic!("{method} {path}: no whole answer from {}", self.addr))
     }

@@ -17,7 +17,7 @@
 //!
 //! `cargo test` reports the slow ones as ignored; `--ignored` or `--include-ignored` runs them, as
 //! with any other test program, and so does `KUBEFAN_TEST_SCALE=full`. Several filters select the
-//! tests whose names contain one of them.
+//! tests whose names contain one of them, or with `--exact` equal one.
 //! Tests wait most of the time, for a process, a watch or a deadline, so [`AT_ONCE_PER_CPU`] of
 //! them run on each CPU. Those that need the CPUs for themselves run last, one at a time.
 //!
@@ -242,7 +242,11 @@ pub(crate) fn run() -> ExitCode {
     let mut trials: Vec<Trial> = tests.into_iter().map(trial).collect();
     if !filters.is_empty() {
         let name = |trial: &Trial| format!("[{}] {}", trial.kind(), trial.name());
-        trials.retain(|trial| filters.iter().any(|filter| name(trial).contains(filter.as_str())));
+        let is_selected = |trial: &Trial, filter: &String| match arguments.exact {
+            true => filter == trial.name() || *filter == name(trial),
+            false => name(trial).contains(filter.as_str()),
+        };
+        trials.retain(|trial| filters.iter().any(|filter| is_selected(trial, filter)));
     }
     let ignored = trials.iter().filter(|trial| trial.has_ignored_flag()).count();
     if ignored > 0 && !arguments.ignored && !arguments.include_ignored && !arguments.list {
