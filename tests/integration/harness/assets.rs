@@ -166,7 +166,8 @@ pub(crate) fn kube_apiserver_newest() -> PathBuf {
     extra(&RELEASE_NEWEST)
 }
 
-/// kubefan of the release before, built from its commit, or `before/kubefan` of `KUBEFAN_TEST_ASSETS`.
+/// kubefan of the release before, built from its commit, or `before/kubefan` of
+/// `KUBEFAN_TEST_ASSETS`.
 pub(crate) fn kubefan_before() -> PathBuf {
     let given = env::var_os("KUBEFAN_TEST_ASSETS").map(|dir| Path::new(&dir).join("before/kubefan"));
     if let Some(given) = given.filter(|given| given.is_file()) {

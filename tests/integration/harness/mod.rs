@@ -240,15 +240,15 @@ pub(crate) fn run() -> ExitCode {
     let mut tests: Vec<&'static Test> = inventory::iter::<Test>.into_iter().collect();
     tests.sort_by_key(|test| (test.kind.is_alone, test.name));
     let mut trials: Vec<Trial> = tests.into_iter().map(trial).collect();
+    let is_selected = |trial: &Trial, filter: &String| {
+        let name = format!("[{}] {}", trial.kind(), trial.name());
+        if arguments.exact { filter == trial.name() || *filter == name } else { name.contains(filter.as_str()) }
+    };
     if !filters.is_empty() {
-        let name = |trial: &Trial| format!("[{}] {}", trial.kind(), trial.name());
-        let is_selected = |trial: &Trial, filter: &String| match arguments.exact {
-            true => filter == trial.name() || *filter == name(trial),
-            false => name(trial).contains(filter.as_str()),
-        };
         trials.retain(|trial| filters.iter().any(|filter| is_selected(trial, filter)));
     }
-    let ignored = trials.iter().filter(|trial| trial.has_ignored_flag()).count();
+    let is_chosen = |trial: &&Trial| arguments.filter.as_ref().is_none_or(|filter| is_selected(trial, filter));
+    let ignored = trials.iter().filter(is_chosen).filter(|trial| trial.has_ignored_flag()).count();
     if ignored > 0 && !arguments.ignored && !arguments.include_ignored && !arguments.list {
         println!("{ignored} tests are slow or skipped; -- --ignored runs them");
     }
