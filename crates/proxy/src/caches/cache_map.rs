@@ -47,6 +47,14 @@ impl Known {
     }
 }
 
+fn in_order(mut caches: Vec<Arc<Cache>>) -> Vec<Arc<Cache>> {
+    caches.sort_by_cached_key(|cache| {
+        let CacheId { gvr, scope, media } = CacheId::of(&cache.served);
+        (gvr.to_string(), scope.namespace().to_owned(), media.as_str())
+    });
+    caches
+}
+
 impl CacheMap {
     /// The cache with this identity.
     pub(super) fn get(&self, id: &CacheId) -> Option<Arc<Cache>> {
@@ -56,6 +64,12 @@ impl CacheMap {
     /// All caches. No task may wait while it has one of them from here.
     pub(super) fn iter(&self) -> dashmap::iter::Iter<'_, CacheId, Arc<Cache>> {
         self.caches.iter()
+    }
+
+    /// All caches, by name, for whoever acts on one after the other: the map has another order in
+    /// each process, and a simulated run must repeat.
+    pub(super) fn in_order(&self) -> Vec<Arc<Cache>> {
+        in_order(self.caches.iter().map(|cache| cache.clone()).collect())
     }
 
     /// Adds a cache. Returns the one that it replaces.
@@ -74,7 +88,7 @@ impl CacheMap {
         removed.is_some()
     }
 
-    /// Removes the caches that fulfil `is_removed`, and returns them.
+    /// Removes the caches that fulfil `is_removed`, and returns them by name.
     pub(super) fn remove_all(&self, is_removed: impl Fn(&Cache) -> bool) -> Vec<Arc<Cache>> {
         let mut removed = Vec::new();
         self.caches.retain(|_, cache| {
@@ -85,7 +99,7 @@ impl CacheMap {
             stays
         });
         removed.iter().for_each(|removed| self.count_down(removed));
-        removed
+        in_order(removed)
     }
 
     /// Whether a resource has a cache of this medium, in any scope.

@@ -335,8 +335,7 @@ impl Registry {
     /// Limits the history of all caches to a share (0 to 1) of its usual size. If
     /// `keep_derived` is false, also drops data that can be made again: see [`Hub::shed`].
     pub(super) fn shed(&self, history_share: f64, keep_derived: bool) {
-        let caches: Vec<Arc<Cache>> = self.caches.iter().map(|cache| cache.clone()).collect();
-        for cache in caches {
+        for cache in self.caches.in_order() {
             cache.served.hub.shed(history_share, keep_derived);
             if !keep_derived {
                 cache.backfiller.forget();

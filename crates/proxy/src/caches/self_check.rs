@@ -45,8 +45,7 @@ pub(super) async fn check_all(registry: Arc<Registry>, interval: Duration) {
     // The jitter keeps replicas that started together from checking together.
     sleep(interval.mul_f64(context.generator().random_range(0.5..1.0))).await;
     loop {
-        let caches: Vec<Arc<Cache>> = registry.caches.iter().map(|cache| cache.clone()).collect();
-        for cache in caches {
+        for cache in registry.caches.in_order() {
             check(context, &cache).await;
             sleep(PAGE_INTERVAL).await;
         }
