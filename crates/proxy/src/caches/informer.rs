@@ -162,6 +162,9 @@ impl Informer {
             self.start_warm(&mut unannounced.batch).await;
         }
         loop {
+            if !self.may_request(&mut unannounced.batch).await {
+                continue;
+            }
             let stopped = match self.step(&mut unannounced).await {
                 Ok(Step::Update { update, received }) => self.apply(&mut unannounced.batch, update, received).await,
                 Ok(Step::Watching { proven_at }) => {
@@ -283,6 +286,17 @@ impl Informer {
                 *advanced_to = Some(version);
             }
         }
+    }
+
+    /// Whether upstream may be asked for a list or a watch. After an answer of another cluster it
+    /// has to be confirmed first: the next answer could still come from there, while its
+    /// confirmation reaches the right cluster again.
+    async fn may_request(&mut self, batch: &mut CommitBatch) -> bool {
+        if self.reflector.has_watch() || !self.context.source.is_doubted() {
+            return true;
+        }
+        self.is_unconfirmed = true;
+        self.is_confirmed(batch, None).await
     }
 
     /// Whether the last update is from the cluster of this cache. If it is not, or if upstream does

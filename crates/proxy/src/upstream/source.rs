@@ -194,6 +194,16 @@ impl Source {
         let shown = |uid| format!("kube-system uid {uid}");
         Err(IdentityError::OtherCluster { server: self.name().to_owned(), known: shown(known), found: shown(found) })
     }
+
+    /// Whether the server answered for another cluster when it was last asked, and must be asked
+    /// again before anything is requested: see [`Upstream::is_doubted`].
+    pub fn is_doubted(&self) -> bool {
+        match &self.server {
+            Server::Apiserver => self.apiserver.is_doubted(),
+            Server::Http(kubefan) => kubefan.is_doubted(),
+            Server::Grpc(_) => false,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,10 @@
 use std::{
     collections::BTreeSet,
     fmt,
-    sync::{Mutex, atomic::AtomicU64},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU64},
+    },
     time::Duration,
 };
 
@@ -127,6 +130,8 @@ pub(in crate::upstream) struct IdentityState {
     /// Locked during a check. A caller that waited for the lock shares the result if the check
     /// started after it asked.
     pub(in crate::upstream) check: tokio::sync::Mutex<CheckState>,
+    /// Whether the last check found another cluster.
+    pub(in crate::upstream) is_doubted: AtomicBool,
     pub(in crate::upstream) known: Mutex<Option<Identity>>,
 }
 

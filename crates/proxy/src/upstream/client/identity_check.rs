@@ -53,8 +53,19 @@ impl Upstream {
         }
         let number = state.checks_started.fetch_add(1, Ordering::SeqCst) + 1;
         let result = self.check_identity(&mut check.denied_since).await;
+        match &result {
+            Ok(()) => state.is_doubted.store(false, Ordering::SeqCst),
+            Err(IdentityError::OtherCluster { .. }) => state.is_doubted.store(true, Ordering::SeqCst),
+            Err(_) => {}
+        }
         check.last = Some((number, result.clone()));
         result
+    }
+
+    /// Whether another cluster answered the last check. What is requested now may come from it,
+    /// although the check after the answer finds the right one again.
+    pub fn is_doubted(&self) -> bool {
+        self.identity_state().is_doubted.load(Ordering::SeqCst)
     }
 
     /// The known identity as text; `None` before the first successful check.
