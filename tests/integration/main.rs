@@ -66,6 +66,7 @@ mod selective_reads;
 mod self_check;
 mod serve;
 mod staleness;
+mod strangers;
 mod subscribers;
 mod tables;
 mod tier_load;

@@ -131,7 +131,6 @@ pub(super) fn builder(mut tls: rustls::ClientConfig, connect_timeout: Duration, 
         .http2_keep_alive_while_idle(true)
         // A redirect would send the credentials to another host.
         .redirect(redirect::Policy::none())
-        .retry(reqwest::retry::never())
         .no_proxy()
 }
 

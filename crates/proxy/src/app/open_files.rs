@@ -11,6 +11,7 @@ use crate::{
     config::PassthroughConfig,
     server::{
         admin_port::{CONNECTIONS_MAX as ADMIN_CONNECTIONS_MAX, FILES_RESERVED},
+        kube::forward::long_requests_max,
         transport::limits::HEADER_LIST_BYTES_MAX,
     },
     upstream::passthrough::connections_max as passthrough_connections_max,
@@ -76,10 +77,12 @@ pub fn connections_max(
 
 /// The most connections that forwarded requests open.
 fn forwarding_files(passthrough: &PassthroughConfig) -> usize {
-    match passthrough.credentials {
-        Some(_) => passthrough_connections_max(passthrough.requests_max, passthrough.upgrades),
-        None => 0,
+    if passthrough.credentials.is_none() {
+        return 0;
     }
+    let requests_max = passthrough.requests_max;
+    let sessions_max = if passthrough.upgrades { long_requests_max(requests_max) } else { 0 };
+    passthrough_connections_max(requests_max, sessions_max)
 }
 
 #[cfg(test)]

@@ -122,6 +122,12 @@ pub enum UpstreamError {
         /// The transport's reason.
         message: String,
     },
+    /// The connection ended, and the server has certainly not read the request.
+    #[error("the apiserver closed the connection before it read the request: {message}")]
+    Unread {
+        /// The transport's reason.
+        message: String,
+    },
     /// No data arrived for so long that the connection counts as half-open.
     #[error(
         "nothing arrived from the apiserver for {idle_timeout:?}, not even a bookmark; the connection counts as dead"
@@ -171,7 +177,7 @@ impl UpstreamError {
     /// Whether there was no answer from an apiserver: it is down, or the way to it is broken. A
     /// gateway in front of it answers 504 then.
     pub fn is_away(&self) -> bool {
-        matches!(self, Self::Unreachable { .. } | Self::Reset { .. } | Self::Timeout { .. })
+        matches!(self, Self::Unreachable { .. } | Self::Reset { .. } | Self::Unread { .. } | Self::Timeout { .. })
     }
 
     /// Whether a gateway in front of an apiserver that is down may have caused it: 502, 503, 504,
@@ -215,6 +221,7 @@ impl UpstreamError {
             Self::Refused { .. } => "refused",
             Self::InvalidResponse { .. } => "invalid_response",
             Self::Reset { .. } => "reset",
+            Self::Unread { .. } => "unread",
             Self::Idle { .. } => "idle",
             Self::LineTooLong { .. } => "line_too_long",
             Self::Truncated { .. } => "truncated",

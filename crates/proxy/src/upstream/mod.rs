@@ -10,7 +10,6 @@ pub mod kubefan_client;
 pub mod metadata;
 pub mod passthrough;
 pub mod reflector;
-mod repeat;
 pub mod source;
 mod source_reflector;
 mod transport;

@@ -10,6 +10,7 @@ use std::sync::{Arc, atomic::Ordering};
 
 use axum::body::Body;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::upgrade::OnUpgrade;
 use tokio_util::sync::CancellationToken;
@@ -21,7 +22,7 @@ use super::{
 use crate::{
     access::authentication::bearer_token::WEBSOCKET_TOKEN,
     cache::warnings::Warnings,
-    fanout::{FairPool, Place, PlacesMax, Refusal},
+    fanout::{FairPool, Holder, Place, PlacesMax, Refusal},
     server::client_info::ClientInfo,
     telemetry::{
         metrics::{Metrics, PassthroughRefusal},
@@ -31,7 +32,7 @@ use crate::{
         UpstreamError,
         acting_as::ActingAs,
         client::holding,
-        passthrough::{Credentials, Passthrough, PassthroughPermit},
+        passthrough::{Credentials, Forwarded, Passthrough},
     },
 };
 use kubefan_model::Media;
@@ -53,12 +54,24 @@ pub struct ForwardOptions {
     pub per_identity_max: Option<usize>,
 }
 
+/// One place in this many is for short requests only, such as the renewal of a lease.
+const SHORT_PART: usize = 5;
+/// The memory of all bodies that are kept while they are sent, in KiB.
+const KEPT_BODIES_KIB: usize = 32 << 10;
+/// The longest body that is kept, in bytes. kube-apiserver takes 3 MiB.
+const KEPT_BODY_BYTES_MAX: u64 = 4 << 20;
+/// What is kept of a body of unknown length, in bytes.
+const KEPT_OF_UNKNOWN_BYTES: u64 = 64 << 10;
+
 /// Forwards requests upstream.
 pub struct Forwarder {
     upstream: Passthrough,
-    /// As many places as upstream takes requests, shared among the callers. Only here all are
-    /// counted.
+    /// As many places as upstream takes requests, shared among the callers.
     places: Arc<FairPool>,
+    /// The places of long requests among them: watches, logs and sessions.
+    long_places: Arc<FairPool>,
+    /// One place per KiB of the bodies that are kept.
+    kept_bodies: Arc<FairPool>,
     upgrades: bool,
     /// The names of this machine, beside `localhost` and addresses.
     hosts: AllowedHosts,
@@ -76,8 +89,12 @@ impl Forwarder {
         metrics: Arc<Metrics>,
     ) -> Self {
         let via = HeaderValue::try_from(format!("1.1 kubefan-{number:016x}"));
-        let places = FairPool::new(PlacesMax { all: upstream.requests_max(), per_identity: per_identity_max });
-        Self { upstream, places, upgrades, hosts, via: via.expect("hexadecimal digits are visible"), metrics }
+        let requests_max = upstream.requests_max();
+        let places = FairPool::new(PlacesMax { all: requests_max, per_identity: per_identity_max });
+        let long_places = FairPool::new(long_requests_max(requests_max));
+        let kept_bodies = FairPool::new(KEPT_BODIES_KIB);
+        let via = via.expect("hexadecimal digits are visible");
+        Self { upstream, places, long_places, kept_bodies, upgrades, hosts, via, metrics }
     }
 
     /// Whether requests act as their callers.
@@ -99,7 +116,7 @@ impl Forwarder {
         let upgrade = hop_by_hop::upgrade(request.headers());
         let media = negotiate::negotiate_failure(negotiate::accept_header(request.headers())).unwrap_or_default();
         let admitted = self.admit(&request, verb, client, upgrade.is_some());
-        let ((place, share), acting_as) = match admitted.and_then(|place| Ok((place, acting_as?))) {
+        let (places, acting_as) = match admitted.and_then(|places| Ok((places, acting_as?))) {
             Ok(admitted) => admitted,
             Err((refused, failure)) => {
                 self.metrics.count_passthrough_refusal(refused);
@@ -126,8 +143,10 @@ impl Forwarder {
         let switch = parts.extensions.remove::<Tunnel>().zip(parts.extensions.remove::<OnUpgrade>());
         let body = RequestBody::new(body, drain);
         let is_cut_off = body.is_cut_off();
-        let request = Request::from_parts(parts, body.boxed_unsync());
-        let sent = self.upstream.send(&place, acting_as, request).await;
+        let (kept_bytes_max, kept) = self.keep(&body, holder_of(&parts.headers, client));
+        let request = Request::from_parts(parts, holding(body, kept).boxed_unsync());
+        let is_upgrade = upgrade.is_some();
+        let sent = self.upstream.send(Forwarded { request, acting_as, is_upgrade, kept_bytes_max }).await;
         let status = sent.as_ref().map_or(0, |response| response.status().as_u16());
         wait.note("http.response.status_code", i64::from(status));
         drop(wait);
@@ -144,7 +163,7 @@ impl Forwarder {
         let switched = hop_by_hop::upgrade(response.headers());
         hop_by_hop::remove(response.headers_mut());
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-            return response.map(|body| Body::new(holding(body, (place, share, passed_on))));
+            return response.map(|body| Body::new(holding(body, (places, passed_on))));
         }
         let Some((protocol, (tunnel, caller))) = switched.or(upgrade).zip(switch) else {
             return Failure::bad_gateway(
@@ -152,7 +171,7 @@ impl Forwarder {
             )
             .response(media);
         };
-        tunnel.connect(caller, hyper::upgrade::on(&mut response), (place, share, passed_on));
+        tunnel.connect(caller, hyper::upgrade::on(&mut response), (places, passed_on));
         write_upgrade(response.headers_mut(), protocol);
         response.map(|_| Body::empty())
     }
@@ -164,7 +183,7 @@ impl Forwarder {
         verb: &str,
         client: &ClientInfo,
         is_upgrade: bool,
-    ) -> Result<(PassthroughPermit, Place), (PassthroughRefusal, Failure)> {
+    ) -> Result<Places, (PassthroughRefusal, Failure)> {
         let path = request.uri().path();
         if request.method() == Method::CONNECT || path == "*" || self.upstream.leads_out(path) {
             let message = format!("{} {} is not a request for the apiserver", request.method(), request.uri());
@@ -202,15 +221,14 @@ impl Forwarder {
                 ask the apiserver directly";
             return Err((PassthroughRefusal::Upgrade, Failure::forbidden(message.to_owned())));
         }
-        let lasts = request_info::is_long_running(verb, request.uri().path());
-        // Callers are told apart by their credentials, which only the apiserver can verify. Those
-        // who make some up gain nothing: their address is counted too.
-        let credential = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let holder = client.holder();
-        let holder = credential.map_or(holder, |credential| holder.identified(credential, None));
-        let share = self.places.try_take(Some(holder));
-        let permit = share.and_then(|share| Some((self.upstream.try_acquire(is_upgrade, lasts)?, share)));
-        permit.ok_or_else(|| {
+        let is_long = is_upgrade || request_info::is_long_running(verb, request.uri().path());
+        let holder = holder_of(request.headers(), client);
+        let place = self.places.try_take(Some(holder));
+        let places = place.and_then(|place| {
+            let long = if is_long { Some(self.long_places.try_take(Some(holder))?) } else { None };
+            Some(Places { _place: place, _long: long })
+        });
+        places.ok_or_else(|| {
             if let Some(most) = self.places.identity_max(Some(holder)) {
                 let message =
                     format!("at most {most} requests of one identity are forwarded at a time (--passthrough-max-per-identity)");
@@ -221,6 +239,36 @@ impl Forwarder {
             (PassthroughRefusal::Limit, Failure::too_many_requests(message))
         })
     }
+
+    /// How many bytes of a body may be kept, and their places.
+    fn keep(&self, body: &RequestBody, holder: Holder) -> (usize, Option<Place>) {
+        let bytes = body.size_hint().exact().unwrap_or(KEPT_OF_UNKNOWN_BYTES);
+        if bytes == 0 || bytes > KEPT_BODY_BYTES_MAX {
+            return (0, None);
+        }
+        let kib = bytes.div_ceil(1 << 10) as usize;
+        let place = self.kept_bodies.try_take_many(Some(holder), kib);
+        (if place.is_some() { bytes as usize } else { 0 }, place)
+    }
+}
+
+/// The places of a forwarded request, until its response has ended.
+struct Places {
+    _place: Place,
+    _long: Option<Place>,
+}
+
+/// How many of so many forwarded requests may be long.
+pub fn long_requests_max(requests_max: usize) -> usize {
+    requests_max - requests_max / SHORT_PART
+}
+
+/// The holder of a request's places. Callers are told apart by their credentials, which only the
+/// apiserver can verify. Those who make some up gain nothing: their address is counted too.
+fn holder_of(headers: &HeaderMap, client: &ClientInfo) -> Holder {
+    let credential = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let holder = client.holder();
+    credential.map_or(holder, |credential| holder.identified(credential, None))
 }
 
 /// kubectl and client-go send no credentials without TLS, whatever their kubeconfig has.
@@ -263,6 +311,7 @@ fn unanswered(error: &UpstreamError, media: Media, need: Need) -> Response<Body>
             );
             (text, if need == Need::Watch { Failure::too_many_requests } else { Failure::unreachable })
         }
+        UpstreamError::Unread { .. } => (error.to_string(), Failure::too_many_requests),
         UpstreamError::Tls { .. } | UpstreamError::Credentials { .. } => {
             (format!("{error}; see the kubeconfig that kubefan was started with"), Failure::bad_gateway)
         }

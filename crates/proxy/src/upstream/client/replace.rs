@@ -66,6 +66,7 @@ fn without_text(error: UpstreamError) -> UpstreamError {
         | LineTooLong { .. }
         | Truncated { .. }
         | Cached { .. }
-        | TooLarge { .. } => error,
+        | TooLarge { .. }
+        | Unread { .. } => error,
     }
 }

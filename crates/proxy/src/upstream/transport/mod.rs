@@ -155,7 +155,6 @@ fn client(
         .http2_keep_alive_timeout(connection::HTTP2_PING_TIMEOUT)
         // A redirect would send the credentials to another host.
         .redirect(redirect::Policy::none())
-        .retry(reqwest::retry::never())
         .no_proxy();
     if let Some(url) = &config.proxy_url {
         let proxy = Proxy::all(url.to_string()).map_err(|_| "its proxy-url is not the URL of a proxy".to_owned())?;

@@ -1,0 +1,108 @@
+//! The bearer tokens that the apiserver has accepted lately.
+//!
+//! Only these count, because of any other credential the apiserver may make an anonymous user: a
+//! header that no authenticator knows, or an empty token. It answers 401 to every token that it
+//! does not know (`k8s.io/apiserver`, `bearertoken.Authenticator`).
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    num::NonZero,
+    sync::{Mutex, PoisonError},
+};
+
+use http::{HeaderMap, StatusCode, header};
+use lru::LruCache;
+
+/// The most tokens to remember. One that was forgotten costs its owner nothing but a place among
+/// the callers whose requests may have to be repeated.
+const TOKENS_MAX: NonZero<usize> = NonZero::new(16_384).unwrap();
+
+/// A short key of a bearer token. Two tokens have the same only by chance; then one is taken for
+/// accepted too early.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct TokenKey(u64);
+
+impl TokenKey {
+    /// The key of a request's token, if it has one.
+    pub(super) fn of(headers: &HeaderMap) -> Option<Self> {
+        static KEYS: std::sync::LazyLock<RandomState> = std::sync::LazyLock::new(RandomState::new);
+        let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+        let (scheme, rest) = value.trim().split_once(' ')?;
+        let token = rest.split(' ').next().filter(|token| !token.is_empty())?;
+        scheme.eq_ignore_ascii_case("bearer").then(|| Self(KEYS.hash_one(token)))
+    }
+}
+
+/// The tokens that were used last.
+pub(super) struct AcceptedTokens(Mutex<LruCache<TokenKey, ()>>);
+
+impl Default for AcceptedTokens {
+    fn default() -> Self {
+        Self(Mutex::new(LruCache::new(TOKENS_MAX)))
+    }
+}
+
+impl AcceptedTokens {
+    /// Whether the apiserver has accepted the token. No token is never accepted.
+    pub(super) fn contains(&self, token: Option<TokenKey>) -> bool {
+        token.is_some_and(|token| self.tokens().get(&token).is_some())
+    }
+
+    /// Records an answer to a request with this token; `None` is no answer.
+    pub(super) fn answered(&self, token: Option<TokenKey>, status: Option<StatusCode>) {
+        let Some((token, status)) = token.zip(status) else { return };
+        if status == StatusCode::UNAUTHORIZED {
+            self.tokens().pop(&token);
+        } else if !status.is_server_error() {
+            // A gateway in front of the apiserver may have answered 5xx.
+            self.tokens().put(token, ());
+        }
+    }
+
+    fn tokens(&self) -> std::sync::MutexGuard<'_, LruCache<TokenKey, ()>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(authorization: &'static str) -> Option<TokenKey> {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::AUTHORIZATION, http::HeaderValue::from_static(authorization));
+        TokenKey::of(&headers)
+    }
+
+    #[test]
+    fn only_a_bearer_token_can_be_accepted() {
+        for header in ["", "Bearer", "Bearer ", "Bearer  a", "Basic YTpi", "token", "Negotiate a"] {
+            assert_eq!(key(header), None, "{header:?}");
+        }
+        assert_eq!(TokenKey::of(&HeaderMap::new()), None);
+        assert!(key("Bearer a").is_some());
+        assert_eq!(
+            (key("bearer a"), key(" BEARER a b")),
+            (key("Bearer a"), key("Bearer a")),
+            "as the apiserver reads it"
+        );
+        assert_ne!(key("Bearer a"), key("Bearer b"));
+    }
+
+    #[test]
+    fn a_token_is_accepted_until_it_is_refused() {
+        let tokens = AcceptedTokens::default();
+        let (token, other) = (key("Bearer a"), key("Bearer b"));
+        assert!(!tokens.contains(token));
+        tokens.answered(token, Some(StatusCode::FORBIDDEN));
+        assert!(tokens.contains(token) && !tokens.contains(other));
+        tokens.answered(token, None);
+        assert!(tokens.contains(token), "no answer says nothing");
+        tokens.answered(other, Some(StatusCode::BAD_GATEWAY));
+        assert!(!tokens.contains(other));
+        tokens.answered(token, Some(StatusCode::UNAUTHORIZED));
+        assert!(!tokens.contains(token));
+        tokens.answered(None, Some(StatusCode::OK));
+        assert!(!tokens.contains(None));
+    }
+}

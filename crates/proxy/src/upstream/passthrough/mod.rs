@@ -1,0 +1,317 @@
+//! Passthrough: forwards clients' requests to the apiserver unchanged.
+//!
+//! The hazard is a leaked identity: a client of kubefan must not act upstream as kubefan. These
+//! connections are therefore separate from those of kubefan's own requests. If clients authenticate
+//! as themselves, the connections are built from a configuration without any credentials, including
+//! client certificates. If kubefan impersonates them, a request without a user is not sent.
+//!
+//! The other hazard is a shared connection: what one client does must not break the requests of
+//! others. [`connections`] and [`repeat`] say how.
+
+mod accepted_tokens;
+mod base_url;
+mod connections;
+mod protection;
+mod repeat;
+
+use std::{sync::Arc, time::Duration};
+
+use arc_swap::ArcSwap;
+use futures::{FutureExt, future::BoxFuture};
+use http::{HeaderMap, Request, Response, StatusCode, Version, header};
+use http_body_util::BodyExt;
+use kube_client::{Config, config::AuthInfo};
+use tokio::time::sleep;
+use tower::{BoxError, ServiceExt, service_fn};
+
+use self::{
+    accepted_tokens::{AcceptedTokens, TokenKey},
+    base_url::BaseUrl,
+    connections::{Route, StreamPermits},
+    repeat::Repeatable,
+};
+use crate::upstream::{
+    acting_as::ActingAs,
+    error::{UpstreamError, shorten},
+    transport::{
+        self,
+        connection::{UpstreamBody, holding},
+        connector::{self, ForwardService, HttpVersions},
+        renewal::Renewal,
+        settings::{SettingsError, UpstreamSettings},
+    },
+};
+
+pub use self::{connections::connections_max, protection::check_reviewer};
+
+/// Whose credentials a forwarded request carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Credentials {
+    /// Only the client's credentials, from the request.
+    Caller,
+    /// Only kubefan's credentials. Those in the request are removed.
+    Own,
+    /// Kubefan's credentials, and the user that the request acts as. Those in the request are
+    /// removed.
+    Impersonate,
+}
+
+/// Options of passthrough.
+#[derive(Debug, Clone)]
+pub struct PassthroughOptions {
+    /// Whose credentials requests carry.
+    pub credentials: Credentials,
+    /// The limit on concurrent requests.
+    pub requests_max: usize,
+    /// Whether callers' tokens may be sent where others could read them.
+    pub allows_insecure_upstream: bool,
+    /// Time limit for a connection with its TLS handshake.
+    pub connect_timeout: Duration,
+}
+
+/// A request to forward.
+pub struct Forwarded {
+    /// Method, path, query, headers and body stay unchanged, except for the host and the
+    /// credentials.
+    pub request: Request<UpstreamBody>,
+    /// The user that the request acts as, with [`Credentials::Impersonate`] only.
+    pub acting_as: Option<ActingAs>,
+    /// Whether the request needs a connection of its own, which can be upgraded.
+    pub is_upgrade: bool,
+    /// The bytes of the body that may be kept, to send the request again.
+    pub kept_bytes_max: usize,
+}
+
+/// Forwards requests to one apiserver.
+pub struct Passthrough {
+    service: ArcSwap<ForwardService>,
+    base: BaseUrl,
+    server: String,
+    options: PassthroughOptions,
+    renewal: Renewal,
+    streams: StreamPermits,
+    accepted: AcceptedTokens,
+}
+
+impl Passthrough {
+    /// Creates the connections from a kubeconfig or a service account.
+    pub async fn from_settings(settings: UpstreamSettings, options: PassthroughOptions) -> Result<Self, SettingsError> {
+        let config = settings.load().await?;
+        options.check_protection(&config)?;
+        options.check_user(&config)?;
+        let server = transport::server_name(&config.cluster_url);
+        let base = BaseUrl::of(&config.cluster_url).ok_or_else(|| SettingsError::Transport {
+            server: server.clone(),
+            message: "its URL has no host".to_owned(),
+        })?;
+        let service = ArcSwap::from_pointee(build(config, &options).await?);
+        let streams = StreamPermits::new(options.requests_max);
+        let renewal = Renewal::new(Some(settings));
+        Ok(Self { service, base, server, options, renewal, streams, accepted: AcceptedTokens::default() })
+    }
+
+    /// Whose credentials requests carry.
+    pub fn credentials(&self) -> Credentials {
+        self.options.credentials
+    }
+
+    /// The limit on concurrent requests. The caller of [`Self::send`] keeps it.
+    pub fn requests_max(&self) -> usize {
+        self.options.requests_max
+    }
+
+    /// Whether a request with this path would carry kubefan's credentials out of the path of the
+    /// server's URL, to another service.
+    pub fn leads_out(&self, path: &str) -> bool {
+        self.options.credentials != Credentials::Caller && self.base.is_left_by(path)
+    }
+
+    /// Sends a request. It is sent again, on another connection, if the apiserver has certainly not
+    /// read it.
+    ///
+    /// # Errors
+    /// [`UpstreamError::Unread`] if the apiserver has not read the request, and it cannot be sent
+    /// again or was sent too often.
+    pub async fn send(&self, forwarded: Forwarded) -> Result<Response<UpstreamBody>, UpstreamError> {
+        let Forwarded { mut request, acting_as, is_upgrade, kept_bytes_max } = forwarded;
+        let credentials = self.options.credentials;
+        if (credentials == Credentials::Impersonate) != acting_as.is_some() {
+            return Err(UpstreamError::invalid("nothing says which user the request acts as"));
+        }
+        let invalid = |_| UpstreamError::invalid("the path cannot be appended to the server's");
+        *request.uri_mut() = self.base.join(request.uri()).map_err(invalid)?;
+        // The connection determines the actual version.
+        *request.version_mut() = Version::HTTP_11;
+        request.headers_mut().remove(header::HOST);
+        if credentials != Credentials::Caller {
+            remove_credentials(request.headers_mut());
+        }
+        let token = TokenKey::of(request.headers());
+        if let Some(acting_as) = acting_as {
+            acting_as.write(request.headers_mut());
+        }
+        let is_accepted = credentials != Credentials::Caller || self.accepted.contains(token);
+        let (route, permit) = self.streams.acquire(is_accepted, is_upgrade);
+        request.extensions_mut().clear();
+        request.extensions_mut().insert(route);
+        let sent = self.send_until_read(&Repeatable::new(request, kept_bytes_max)).await;
+        let status = sent.as_ref().ok().map(|response| response.status());
+        match credentials {
+            Credentials::Caller => self.accepted.answered(token, status),
+            Credentials::Own | Credentials::Impersonate if status == Some(StatusCode::UNAUTHORIZED) => {
+                self.renew().await;
+            }
+            Credentials::Own | Credentials::Impersonate => {}
+        }
+        sent.map(|response| response.map(|body| holding(body, permit).boxed_unsync()))
+    }
+
+    /// Makes attempts until the apiserver has read the request.
+    async fn send_until_read(&self, request: &Repeatable) -> Result<Response<UpstreamBody>, UpstreamError> {
+        let mut delays = repeat::DELAYS.iter();
+        let mut unread = None;
+        while let Some(attempt) = request.attempt() {
+            let service = ForwardService::clone(&self.service.load());
+            let error = match forward(service, attempt).await {
+                Ok(response) => return Ok(response),
+                Err(error) => error,
+            };
+            if repeat::is_unread(&*error) {
+                unread = Some(transport::root_cause(&*error));
+                let Some(delay) = delays.next() else { break };
+                sleep(*delay).await;
+                continue;
+            }
+            let error = transport::classify(error, &self.server);
+            // Both fail before anything is sent.
+            let is_refused = matches!(error, UpstreamError::Tls { .. } | UpstreamError::Credentials { .. });
+            if !is_refused || !self.renew().await {
+                return Err(error);
+            }
+        }
+        Err(UpstreamError::Unread { message: unread.unwrap_or_default() })
+    }
+
+    /// Reads the settings again, and opens new connections with them. Returns whether there are
+    /// new ones.
+    async fn renew(&self) -> bool {
+        let Some(config) = self.renewal.config().await else { return false };
+        let service = match config {
+            Ok(config) => {
+                match self.options.check_protection(&config).and_then(|()| self.options.check_user(&config)) {
+                    Ok(()) => build(config, &self.options).await,
+                    Err(error) => Err(error),
+                }
+            }
+            Err(error) => Err(error),
+        };
+        match service {
+            Ok(service) => {
+                self.service.store(Arc::new(service));
+                true
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot read the upstream settings again; the old ones stay in use");
+                false
+            }
+        }
+    }
+}
+
+/// A separate function, because the compiler cannot prove that the future inside an `async fn` is
+/// `Send`.
+fn forward(
+    service: ForwardService,
+    request: Request<UpstreamBody>,
+) -> BoxFuture<'static, Result<Response<UpstreamBody>, BoxError>> {
+    service.oneshot(request).boxed()
+}
+
+/// Removes every header by which the apiserver could attribute the request to another user.
+fn remove_credentials(headers: &mut HeaderMap) {
+    let is_identity =
+        |name: &str| name == "authorization" || name.starts_with("impersonate-") || name.starts_with("x-remote-");
+    let names: Vec<_> = headers.keys().filter(|name| is_identity(name.as_str())).cloned().collect();
+    for name in names {
+        headers.remove(name);
+    }
+}
+
+/// The same server, without any credentials.
+fn anonymous(mut config: Config) -> Config {
+    config.auth_info = AuthInfo::default();
+    config.headers.clear();
+    config
+}
+
+async fn build(config: Config, options: &PassthroughOptions) -> Result<ForwardService, SettingsError> {
+    let server = transport::server_name(&config.cluster_url);
+    let options = options.clone();
+    // This may run a credential plugin.
+    let build = tokio::task::spawn_blocking(move || build_blocking(config, &options));
+    build.await.unwrap_or_else(|_| {
+        Err(SettingsError::Transport { server, message: "the task that runs the credential plugin failed".to_owned() })
+    })
+}
+
+fn build_blocking(config: Config, options: &PassthroughOptions) -> Result<ForwardService, SettingsError> {
+    let config = match options.credentials {
+        Credentials::Caller => anonymous(config),
+        Credentials::Own | Credentials::Impersonate => config,
+    };
+    let server = transport::server_name(&config.cluster_url);
+    let failed = |message: String| SettingsError::Transport { server: server.clone(), message: shorten(&message) };
+    let tls = transport::tls_config(&config).map_err(failed)?;
+    let client = |versions| connector::build(&config, &tls, versions, options.connect_timeout).map_err(failed);
+    let clients = || {
+        let clients = (0..connections::shared(options.requests_max)).map(|_| client(HttpVersions::All));
+        clients.collect::<Result<Arc<[_]>, _>>()
+    };
+    let (accepted, unaccepted, upgrade) = (clients()?, clients()?, client(HttpVersions::Http1)?);
+    let service = service_fn(move |request: Request<UpstreamBody>| {
+        let shared = match request.extensions().get() {
+            Some(Route::Accepted(number)) => accepted.get(*number),
+            Some(Route::Unaccepted(number)) => unaccepted.get(*number),
+            Some(Route::Upgrade) | None => None,
+        };
+        shared.unwrap_or(&upgrade).clone().oneshot(request)
+    });
+    match options.credentials {
+        Credentials::Caller => Ok(ForwardService::new(service)),
+        Credentials::Own | Credentials::Impersonate => transport::authenticated(&config, service),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Uri;
+
+    use super::*;
+
+    #[test]
+    fn every_identity_header_is_removed() {
+        let mut headers = HeaderMap::new();
+        for name in
+            ["authorization", "impersonate-user", "impersonate-extra-scopes", "x-remote-user", "accept", "x-request-id"]
+        {
+            headers.append(http::HeaderName::from_static(name), http::HeaderValue::from_static("x"));
+            headers.append(http::HeaderName::from_static(name), http::HeaderValue::from_static("y"));
+        }
+        remove_credentials(&mut headers);
+        let mut left: Vec<_> = headers.keys().map(|name| name.as_str()).collect();
+        left.sort_unstable();
+        assert_eq!(left, ["accept", "x-request-id"]);
+    }
+
+    #[test]
+    fn an_anonymous_configuration_has_no_credentials() {
+        let mut config = Config::new(Uri::from_static("https://h:6443"));
+        config.auth_info.client_certificate_data = Some("certificate".to_owned());
+        config.auth_info.username = Some("kubefan".to_owned());
+        config.auth_info.impersonate = Some("admin".to_owned());
+        config.headers.push((header::AUTHORIZATION, http::HeaderValue::from_static("Bearer x")));
+        let config = anonymous(config);
+        assert_eq!(format!("{:?}", config.auth_info), format!("{:?}", AuthInfo::default()));
+        assert!(config.headers.is_empty());
+    }
+}
