@@ -24,7 +24,8 @@ use crate::harness::{
 tests! {
     apiserver slow: a_websocket_watch_sends_the_same_messages_as_the_apiserver,
         invalid_websocket_requests_are_refused;
-    local: a_websocket_ends_with_the_close_code_of_its_reason;
+    local: a_websocket_ends_with_the_close_code_of_its_reason,
+        a_client_that_sends_pings_and_reads_no_answer_is_ended;
 }
 
 /// Time limit for every read and every shutdown.
@@ -345,4 +346,21 @@ async fn open(kubefan: &Kubefan, pods: usize) -> Client {
         assert_eq!(client.read().await.unwrap().0, TEXT);
     }
     client
+}
+
+async fn a_client_that_sends_pings_and_reads_no_answer_is_ended() {
+    /// What the sockets of both sides can buffer, and more.
+    const BYTES_MAX: usize = 32 << 20;
+    let simulated = Simulated::start().await;
+    let kubefan = simulated.kubefan(&["--resource=pods", "--snapshot-stall-timeout=5s"]).await;
+    let mut client = open(&kubefan, 3).await;
+    let ping = [&[0x80 | PING, 0x80 | 125, 0, 0, 0, 0][..], &[b'x'; 125]].concat();
+    let pings = ping.repeat(1000);
+    let mut sent = 0;
+    while let Ok(()) = timeout(TIME_LIMIT, client.stream.write_all(&pings)).await.expect("an end in time") {
+        sent += pings.len();
+        assert!(sent < BYTES_MAX, "kubefan reads pings although nobody reads its answers");
+    }
+    println!("ended after {sent} bytes");
+    wait_until_no_watch(&kubefan).await;
 }

@@ -174,7 +174,12 @@ async fn send<S: AsyncRead + AsyncWrite + Unpin>(
             biased;
             said = socket.next() => match said {
                 None | Some(Ok(Message::Close(_))) => return Some(CloseCode::Normal),
-                Some(Ok(_)) => continue,
+                Some(Ok(_)) => {
+                    // The library answers a ping by itself, into a buffer without a limit. So
+                    // nothing more is read until the client has taken the answer.
+                    timeout(stall_timeout, socket.flush()).await.ok()?.ok()?;
+                    continue;
+                }
                 Some(Err(error)) => return code_of(&error),
             },
             frame = body.frame() => match frame.and_then(Result::ok).map(http_body::Frame::into_data) {
@@ -232,7 +237,11 @@ async fn close<S: AsyncRead + AsyncWrite + Unpin>(socket: &mut WebSocketStream<S
     let closing = async {
         // Fails if the client has closed first; then the next read sends the reply.
         let _ = socket.close(Some(frame)).await;
-        while let Some(Ok(_)) = socket.next().await {}
+        while let Some(Ok(_)) = socket.next().await {
+            if socket.flush().await.is_err() {
+                break;
+            }
+        }
     };
     let _ = timeout(CLOSE_TIMEOUT, closing).await;
 }
