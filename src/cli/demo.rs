@@ -23,7 +23,7 @@ use kubefan_demo::{
 };
 use kubefan_proxy::{
     config::{self, ListenAddress, LogFormat, ServeConfig},
-    telemetry,
+    telemetry::{self, logging::LogGuard},
 };
 
 /// Show what kubefan does, with a simulated apiserver in this process
@@ -184,7 +184,11 @@ impl Stop {
 
 enum Screen {
     Live(Live),
-    Plain(Plain<Stdout>),
+    /// The log ends with the screen.
+    Plain {
+        plain: Plain<Stdout>,
+        _log: Option<LogGuard>,
+    },
 }
 
 impl Screen {
@@ -199,14 +203,14 @@ impl Screen {
         }
         // Log lines would garble the live view. With plain lines they can explain an unusual
         // number. If logging was initialized before, it is left alone.
-        let _ = telemetry::tracing::init(LogFormat::Text, "warn");
-        Self::Plain(Plain::new(stdout(), hints.to_vec()))
+        let log = telemetry::logging::init(LogFormat::Text, "warn").ok();
+        Self::Plain { plain: Plain::new(stdout(), hints.to_vec()), _log: log }
     }
 
     fn show(&mut self, meter: &mut Meter, stop: &Stop) -> io::Result<()> {
         let sampled = meter.read();
         match self {
-            Self::Plain(plain) => plain.show(meter, sampled),
+            Self::Plain { plain, .. } => plain.show(meter, sampled),
             Self::Live(live) => {
                 if live.key()? == Some(Key::Stop) {
                     stop.request();

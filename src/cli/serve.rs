@@ -54,7 +54,7 @@ pub(super) fn with_second_variables(command: Command) -> Command {
 pub(super) fn run(args: ServeArgs, variables: &[String], given: &Given<'_>) -> Result<(), CliError> {
     let (mut config, watched) = configuration(args, given)?;
     config.traces.is_of_variable(given.variable_of("--otlp-endpoint").as_deref());
-    telemetry::tracing::init(config.logging.format, &config.logging.level).map_err(CliError::Plain)?;
+    let _log = telemetry::logging::init(config.logging.format, &config.logging.level).map_err(CliError::Plain)?;
     for message in unknown_variables(variables) {
         tracing::warn!("{message}");
     }

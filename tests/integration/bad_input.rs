@@ -18,6 +18,7 @@ use crate::{
     connections::{RawConnection, status},
     harness::{
         kubefan::{Kubefan, Ran, run},
+        pki::{Authority, write_server_files},
         process::closed_port,
         record::{Query, Watch, connect},
         rig::{Rig, Setup, on_demand, pod, pods, target},
@@ -28,6 +29,7 @@ use crate::{
 
 tests! {
     local: garbage_on_either_port_disturbs_no_subscriber, the_command_line_reports_mistakes,
+        invalid_server_names_do_not_fill_the_log,
         the_client_prints_the_servers_error;
     paused: bad_watches_are_refused_and_disturb_no_subscriber, bad_reads_are_refused, an_unknown_method_is_refused,
         the_longest_durations_are_accepted;
@@ -420,4 +422,34 @@ async fn the_client_prints_the_servers_error() {
     let ran = run(&["get", "po", "--server", &address]).await;
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert!(ran.stderr.lines().count() == 1 && ran.stderr.contains(&address), "{}", ran.stderr);
+}
+
+/// A TLS ClientHello with this server name.
+fn client_hello(name: &[u8]) -> Vec<u8> {
+    let sized = |bytes: usize, content: &[u8]| {
+        let length = (content.len() as u32).to_be_bytes();
+        [&length[4 - bytes..], content].concat()
+    };
+    let extension = [&[0, 0][..], &sized(2, &sized(2, &[&[0][..], &sized(2, name)].concat()))].concat();
+    let body = [&[3, 3][..], &[7; 32], &[0], &[0, 2, 0x13, 1], &[1, 0], &sized(2, &extension)].concat();
+    let handshake = [&[1][..], &sized(3, &body)].concat();
+    handshake.chunks(16 << 10).flat_map(|part| [&[22, 3, 1][..], &sized(2, part)].concat()).collect()
+}
+
+async fn invalid_server_names_do_not_fill_the_log() {
+    const CONNECTIONS: usize = 50;
+    let simulated = Simulated::start().await;
+    let (dir, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+    write_server_files(&authority, dir.path());
+    let file = |flag: &str, name: &str| format!("{flag}={}", dir.path().join(name).display());
+    let (cert, key) = (file("--tls-cert-file", "server.pem"), file("--tls-private-key-file", "server-key.pem"));
+    let kubefan = simulated.kubefan(&["--resource=pods", &cert, &key, "--authorization-mode=AlwaysAllow"]).await;
+    let before = kubefan.process.log().len();
+    let hello = client_hello(&b"not a name ".repeat(5000));
+    for _ in 0..CONNECTIONS {
+        send(kubefan.grpc_addr, &hello).await;
+    }
+    let log = kubefan.process.log().split_off(before);
+    assert!(!log.contains("not a name not a name"), "the log has the names of clients: {log:.500}");
+    assert!(log.len() < 100 * CONNECTIONS, "{} bytes: {log:.500}", log.len());
 }

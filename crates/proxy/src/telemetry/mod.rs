@@ -2,12 +2,11 @@
 
 pub mod cgroup;
 pub mod last_hour;
-mod log_format;
+pub mod logging;
 pub mod metrics;
 pub mod process;
 pub mod requests;
 pub mod series;
 pub mod traces;
-pub mod tracing;
 
-pub use log_format::LogFormat;
+pub use logging::LogFormat;

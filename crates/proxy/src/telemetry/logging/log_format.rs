@@ -1,4 +1,4 @@
-//! The format of log lines, for the configuration and for [`super::tracing`].
+//! The format of log lines, for the configuration and for logging.
 
 use serde::Deserialize;
 

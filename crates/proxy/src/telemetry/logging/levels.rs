@@ -1,0 +1,59 @@
+//! Which lines are logged: those of kubefan at the given level, and errors of libraries.
+//!
+//! Libraries warn of what a client does: rustls of a server name, with the whole name, and h2 of
+//! each reset stream. For kubefan these are no faults.
+
+use tracing_subscriber::{EnvFilter, filter::LevelFilter};
+
+/// The level of libraries, unless a module of theirs is named.
+const LIBRARIES: &str = "error";
+
+/// The filter for a level such as `info`, or for levels of modules as in
+/// `kubefan_proxy::upstream=warn,info`.
+///
+/// # Errors
+/// The level is invalid.
+pub(super) fn filter(level: &str) -> Result<EnvFilter, String> {
+    let filter = EnvFilter::try_new(directives(level)).map_err(|error| {
+        format!("--log-level {level:?}: {error}; write it like info, or kubefan_proxy::upstream=warn,info for a module")
+    })?;
+    // Its warning names no setting (`Server cert bypassed`). kubefan warns of that itself.
+    Ok(match "kube_client::client::tls=off".parse() {
+        Ok(directive) => filter.add_directive(directive),
+        Err(_) => filter,
+    })
+}
+
+/// The directives of a filter, in which a level without a module is that of kubefan's packages.
+fn directives(level: &str) -> String {
+    // Filters from before the proxy was a package of its own name its modules `kubefan::…`.
+    let level = level.replace("kubefan::", "kubefan_proxy::");
+    let of_kubefan = |part: &str| match part.trim().parse::<LevelFilter>() {
+        Ok(LevelFilter::OFF) => "off,kubefan=off".to_owned(),
+        Ok(level) => format!("{LIBRARIES},kubefan={level}"),
+        Err(_) => part.to_owned(),
+    };
+    level.split(',').map(of_kubefan).collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_level_is_that_of_kubefan_and_libraries_log_errors() {
+        for (given, directives) in [
+            ("info", "error,kubefan=info"),
+            ("WARN", "error,kubefan=warn"),
+            ("off", "off,kubefan=off"),
+            ("kubefan_proxy::upstream=warn,info", "kubefan_proxy::upstream=warn,error,kubefan=info"),
+            ("kubefan::upstream=warn", "kubefan_proxy::upstream=warn"),
+            ("info,h2=debug", "error,kubefan=info,h2=debug"),
+        ] {
+            assert_eq!(super::directives(given), directives, "{given}");
+            assert!(filter(given).is_ok());
+        }
+        let error = filter("kubefan_proxy=loud").unwrap_err();
+        assert!(error.starts_with("--log-level \"kubefan_proxy=loud\": "), "{error}");
+    }
+}

@@ -1,0 +1,69 @@
+//! Logging to stderr, as text or as JSON. Log lines never contain a credential or the content of an
+//! object.
+//!
+//! The hazard is a client that makes kubefan log: it must neither fill the log nor delay others. So
+//! libraries log errors only ([`levels`]), lines of one kind have a rate ([`rate`]), long lines are
+//! cut ([`lines`]), and no worker waits for stderr: a thread writes the lines, and those that it is
+//! too slow for are dropped and counted.
+
+mod levels;
+mod lines;
+mod log_format;
+mod rate;
+
+use std::{
+    io::{self, IsTerminal},
+    thread,
+    time::Duration,
+};
+
+use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
+use tracing_subscriber::{Layer, layer::SubscriberExt, util::SubscriberInitExt};
+
+use self::{lines::CutLines, rate::Rate};
+
+pub use log_format::LogFormat;
+
+/// The most lines that wait to be written.
+const LINES_MAX: usize = 4096;
+
+/// Writes the lines that wait when it is dropped, for a second at most.
+#[must_use = "lines that wait are lost if it is dropped early"]
+pub struct LogGuard {
+    _writer: WorkerGuard,
+}
+
+/// Starts logging for the whole process.
+///
+/// # Errors
+/// `level` is not a valid filter, or logging has already started.
+pub fn init(format: LogFormat, level: &str) -> Result<LogGuard, String> {
+    let filter = levels::filter(level)?;
+    let writer = NonBlockingBuilder::default().buffered_lines_limit(LINES_MAX).thread_name("kubefan-log");
+    let (writer, guard) = writer.finish(io::stderr());
+    let dropped = writer.error_counter();
+    let rate = Rate::default();
+    let lines = tracing_subscriber::fmt::layer().with_writer(CutLines::new(format, writer));
+    let lines = match format {
+        LogFormat::Text => lines.with_ansi(io::stderr().is_terminal()).boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).boxed(),
+    };
+    let started = tracing_subscriber::registry().with(filter).with(lines).with(rate.clone()).try_init();
+    started.map_err(|error| format!("cannot start logging: {error}"))?;
+    let report = move || {
+        let mut reported = 0;
+        loop {
+            #[expect(clippy::disallowed_methods, reason = "a thread of its own, outside of the runtime")]
+            thread::sleep(Duration::from_secs(1));
+            rate.refill();
+            let lines = dropped.dropped_lines();
+            if lines > reported {
+                tracing::warn!(lines = lines - reported, "log lines were dropped: stderr is too slow");
+                reported = lines;
+            }
+        }
+    };
+    let started = thread::Builder::new().name("kubefan-log-rate".to_owned()).spawn(report);
+    started.map_err(|error| format!("cannot start logging: {error}"))?;
+    Ok(LogGuard { _writer: guard })
+}
