@@ -37,7 +37,7 @@ use kubefan_model::{
 use kubefan_proxy::{
     access::{AccessControl, Caller, Presented, Read, ReadVerb},
     cache::{Backfill, CacheWriter, HistoryCopy, RelistReason, RingLimits, writer::Change},
-    fanout::{Catalog, Fresh, Holder, Patience, Refusal, Served},
+    fanout::{CacheRequest, Catalog, Fresh, Holder, Patience, Refusal, Served},
     peer::{CacheIdentity, Decoder, Encoder},
     server::{
         grpc::{call, request},
@@ -224,7 +224,7 @@ pub(crate) fn selectors(data: &[u8]) {
 struct EmptyCatalog;
 
 impl Catalog for EmptyCatalog {
-    async fn find(&self, _: &str, _: &str, _: &str, _: &str, _: Media) -> Result<Served, Refusal> {
+    async fn find(&self, _: CacheRequest<'_>) -> Result<Served, Refusal> {
         Err(Refusal::NotFound("the catalog is empty".to_owned()))
     }
 

@@ -21,7 +21,7 @@ use crate::{
         kubefan::{Kubefan, value_of},
         network::{Network, answer},
         objects::version_of,
-        rig::{PODS, Rig, Setup, churn, core, pod, pods, versions},
+        rig::{PODS, Rig, Setup, cache_of, churn, core, pod, pods, versions},
         tests, wait,
     },
     upstream_faults::{bookmark, relists, status, synced},
@@ -46,7 +46,7 @@ pub(crate) fn write_configmap(sim: &SimApiserver) -> u64 {
 }
 
 pub(crate) async fn served(rig: &Rig) -> Served {
-    rig.registry.find("", "v1", "pods", "", Media::Json).await.unwrap()
+    rig.registry.find(cache_of("pods", Media::Json)).await.unwrap()
 }
 
 pub(crate) fn head(served: &Served) -> u64 {
@@ -61,7 +61,7 @@ async fn prove(rig: &Rig, patience: Patience) -> Result<(), Refusal> {
 fn proving(rig: &Rig, patience: Patience) -> JoinHandle<Result<(), Refusal>> {
     let registry = rig.registry.clone();
     tokio::spawn(async move {
-        let served = registry.find("", "v1", "pods", "", Media::Json).await?;
+        let served = registry.find(cache_of("pods", Media::Json)).await?;
         registry.advance(&served, patience).await
     })
 }

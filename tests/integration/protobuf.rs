@@ -11,7 +11,7 @@ use kubefan_common::proto::v1alpha1::{Encoding, ListRequest, Projection, WatchRe
 use kubefan_model::{GroupVersionResource, Media, ResourceVersion, fields::FieldRef, object::Object, protobuf::kinds};
 use kubefan_proxy::{
     caches::{CacheContext, EncodingLimits, ListScheduler, Registry},
-    fanout::{Catalog, Phase, Refusal, Served},
+    fanout::{CacheRequest, Catalog, Phase, Refusal, Served},
     telemetry::metrics::Metrics,
     upstream::{
         Source, Upstream,
@@ -30,7 +30,7 @@ use tonic_types::StatusExt;
 use crate::harness::{
     apiserver::{ApiServer, Options},
     objects::{pod, version_of},
-    rig::{Rig, Setup, on_demand, pods, target},
+    rig::{Rig, Setup, cache_of, on_demand, pods, target},
     tests, wait,
 };
 
@@ -71,7 +71,8 @@ impl Caches {
     }
 
     async fn find(&self, gvr: &GroupVersionResource, namespace: &str, media: Media) -> Result<Served, Refusal> {
-        self.registry.find(&gvr.group, &gvr.version, &gvr.resource, namespace, media).await
+        let GroupVersionResource { group, version, resource } = gvr;
+        self.registry.find(CacheRequest { group, version, resource, namespace, media, tenant: None }).await
     }
 
     /// Waits for a synced cache.
@@ -353,7 +354,7 @@ async fn an_unread_protobuf_cache_is_dropped() {
 
 async fn an_apiserver_without_an_encoding_is_asked_once_a_minute() {
     let find = async |rig: &Rig, media| {
-        let found = rig.registry.find("", "v1", "configmaps", "", media).await;
+        let found = rig.registry.find(cache_of("configmaps", media)).await;
         found.map(|served| served.gvr.to_string())
     };
     for (media, refusal) in

@@ -21,7 +21,7 @@ use crate::{
         network::answer,
         objects::version_of,
         record::Watch,
-        rig::{PODS, Rig, Setup, pod, pods, versions},
+        rig::{PODS, Rig, Setup, cache_of, pod, pods, versions},
         tests,
     },
     informer_start::HttpWatch,
@@ -67,7 +67,7 @@ fn setup() -> Setup {
 
 /// A watch over HTTP from now on.
 async fn http_watch(rig: &Rig, labels: &str) -> Subscription {
-    let served = rig.registry.find("", "v1", "pods", "", Media::Json).await.unwrap();
+    let served = rig.registry.find(cache_of("pods", Media::Json)).await.unwrap();
     let (labels, fields) = (LabelSelector::parse(labels).unwrap(), FieldSelector::default());
     let selection =
         Selection::bind("", "", labels, &fields, &served.fields, served.parser.clone(), &served.gvr).unwrap();

@@ -24,7 +24,7 @@ use kubefan_proxy::{
     cache::{RetainedLimits, RingLimits},
     caches::{CacheContext, ConfiguredResource, ListScheduler, OnDemandLimits, Registry, RegistryOptions, SizeLimits},
     config::ServeConfig,
-    fanout::GateLimits,
+    fanout::{CacheRequest, GateLimits},
     peer::Peers,
     server::{ClientInfo, Server, ServerOptions},
     telemetry::metrics::Metrics,
@@ -455,6 +455,11 @@ fn key_of(object: &str) -> String {
     let object: Value = serde_json::from_str(object).expect("JSON");
     let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
     format!("{}/{}", text("namespace"), text("name"))
+}
+
+/// The request of a cache of a core resource.
+pub(crate) fn cache_of(resource: &str, media: Media) -> CacheRequest<'_> {
+    CacheRequest { group: "", version: "v1", resource, namespace: "", media, tenant: None }
 }
 
 /// All objects of a resource.

@@ -54,6 +54,13 @@ impl Identity {
         Self { user: ANONYMOUS.to_owned(), groups, ..Self::default() }
     }
 
+    /// The name of those who share a limit: a user, or all service accounts of one namespace, of
+    /// which its administrator makes any number.
+    pub fn tenant(&self) -> &str {
+        let of_namespace = self.user.strip_prefix(SERVICE_ACCOUNT).and_then(|rest| rest.split_once(':'));
+        of_namespace.map_or(&self.user, |(namespace, _)| &self.user[..SERVICE_ACCOUNT.len() + namespace.len()])
+    }
+
     /// The user name of a service account (`MakeUsername`).
     pub fn service_account_name(namespace: &str, name: &str) -> String {
         format!("{SERVICE_ACCOUNT}{namespace}:{name}")

@@ -2,17 +2,15 @@
 //!
 //! Without limits, any reader could fill the memory by naming resources.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::time::Duration;
 
 use serde::Deserialize;
+use tokio_util::sync::CancellationToken;
 
-use super::context::CacheContext;
+use super::{
+    context::CacheContext,
+    shared_bytes::{Membership, SharedBytes},
+};
 use crate::{
     fanout::Served,
     upstream::client::{Verb, encode_query},
@@ -56,8 +54,8 @@ pub(super) struct EncodingBudget {
     pub(super) unit: &'static str,
     /// The flag that raises `bytes_max`.
     pub(super) flag: &'static str,
-    /// The bytes in use.
-    pub(super) used: Arc<AtomicUsize>,
+    /// The caches that share it.
+    pub(super) used: SharedBytes,
 }
 
 /// A cache exceeds its allowance, with a message that names the flag to raise.
@@ -69,36 +67,41 @@ pub(super) struct Allowance {
     budget: EncodingBudget,
     /// Whether upstream is asked for the size before the list.
     checks_first: bool,
-    /// The bytes that this cache uses.
-    bytes: usize,
+    membership: Membership,
 }
 
 impl Allowance {
     /// `checks_first` asks upstream for the size before the list: see
-    /// [`check_size_upstream`](Self::check_size_upstream).
-    pub(super) fn new(objects_max: usize, budget: EncodingBudget, checks_first: bool) -> Self {
-        Self { objects_max, budget, checks_first, bytes: 0 }
+    /// [`check_size_upstream`](Self::check_size_upstream). `is_configured` says that the resource
+    /// is configured.
+    pub(super) fn new(objects_max: usize, budget: EncodingBudget, checks_first: bool, is_configured: bool) -> Self {
+        let membership = budget.used.join(is_configured);
+        Self { objects_max, budget, checks_first, membership }
+    }
+
+    /// Is cancelled when the cache has to end because others need its bytes.
+    pub(super) fn ends(&self) -> CancellationToken {
+        self.membership.ends()
+    }
+
+    /// The message for a cache that exceeds the bytes of all.
+    pub(super) fn too_many_bytes(&self, gvr: &GroupVersionResource) -> String {
+        let EncodingBudget { bytes_max, unit, flag, .. } = self.budget;
+        let or_name = if flag.starts_with("--on") { ", or name it with --resource" } else { "" };
+        format!("with {gvr} more than {bytes_max} {unit} would be cached on demand; raise {flag}{or_name}")
     }
 
     /// Records the current size of the cache, and fails if it exceeds a limit.
-    pub(super) fn record(&mut self, gvr: &GroupVersionResource, objects: usize, bytes: usize) -> Result<(), TooLarge> {
-        let Self { objects_max, budget: EncodingBudget { bytes_max, unit, flag, ref used }, .. } = *self;
-        // If two caches grow at the same time, both may fail: the budget is exhausted either way.
-        let before = used.fetch_add(bytes, Ordering::Relaxed);
-        let all = before + bytes - self.bytes;
-        used.fetch_sub(self.bytes, Ordering::Relaxed);
-        self.bytes = bytes;
+    pub(super) fn record(&self, gvr: &GroupVersionResource, objects: usize, bytes: usize) -> Result<(), TooLarge> {
+        let objects_max = self.objects_max;
         if objects > objects_max {
             return Err(TooLarge(format!(
                 "{gvr} has more than {objects_max} objects, the limit for resources that are cached on demand; \
                  raise --on-demand-objects-max, or name it with --resource"
             )));
         }
-        if all > bytes_max {
-            let or_name = if flag.starts_with("--on") { ", or name it with --resource" } else { "" };
-            return Err(TooLarge(format!(
-                "with {gvr} more than {bytes_max} {unit} would be cached on demand; raise {flag}{or_name}"
-            )));
+        if !self.membership.record(bytes, self.budget.bytes_max) {
+            return Err(TooLarge(self.too_many_bytes(gvr)));
         }
         Ok(())
     }
@@ -147,11 +150,5 @@ impl Allowance {
             )));
         }
         Ok(())
-    }
-}
-
-impl Drop for Allowance {
-    fn drop(&mut self) {
-        self.budget.used.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }

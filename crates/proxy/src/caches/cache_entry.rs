@@ -33,8 +33,7 @@ pub(super) struct Cache {
     pub(super) backfiller: Arc<Backfiller>,
     pub(super) cluster_version: ClusterVersion,
     pub(super) prover: Arc<Prover>,
-    /// A reader started the cache, so it is dropped when it has no readers.
-    pub(super) on_demand: bool,
+    pub(super) started_by: StartedBy,
     /// Cancelled to stop the cache, and when it has stopped.
     pub(super) stop: CancellationToken,
     /// The schema that all cached objects were read with.
@@ -43,6 +42,32 @@ pub(super) struct Cache {
     pub(super) planned_relist: Arc<PlannedRelist>,
     /// The right that kubefan lacks, in words; `None` if the last request had it.
     pub(super) missing_right: Arc<MissingRight>,
+}
+
+/// The reason why a cache exists.
+pub(super) enum StartedBy {
+    /// Its resource is configured.
+    Configuration,
+    /// A reader of this tenant, if callers are distinguished. The cache is dropped when it has no
+    /// readers.
+    Reader(Option<Arc<str>>),
+}
+
+impl StartedBy {
+    /// The tenant of the reader.
+    pub(super) fn tenant(&self) -> Option<Arc<str>> {
+        match self {
+            Self::Configuration => None,
+            Self::Reader(tenant) => tenant.clone(),
+        }
+    }
+}
+
+impl Cache {
+    /// Whether a reader started the cache.
+    pub(super) fn on_demand(&self) -> bool {
+        matches!(self.started_by, StartedBy::Reader(_))
+    }
 }
 
 /// Why a configured resource has no cache.

@@ -66,8 +66,8 @@ impl CacheMap {
         self.caches.iter()
     }
 
-    /// All caches, by name, for whoever acts on one after the other: the map has another order in
-    /// each process, and a simulated run must repeat.
+    /// All caches, by name, for what acts on one after the other: the map has another order in each
+    /// process, and a simulated run must repeat.
     pub(super) fn in_order(&self) -> Vec<Arc<Cache>> {
         in_order(self.caches.iter().map(|cache| cache.clone()).collect())
     }
@@ -124,7 +124,7 @@ impl CacheMap {
         known.namespaced = served.namespaced;
         *known.caches(served.parser.media()) += 1;
         drop(known);
-        if !cache.on_demand {
+        if !cache.on_demand() {
             let new = || Named { gvr: served.gvr.clone(), caches: 0 };
             self.names.entry(cache.name.clone()).or_insert_with(new).caches += 1;
         }
@@ -136,7 +136,7 @@ impl CacheMap {
             *known.caches(served.parser.media()) -= 1;
         }
         self.resources.remove_if(&served.gvr, |_, known| known.json + known.protobuf + known.tables == 0);
-        if !cache.on_demand {
+        if !cache.on_demand() {
             if let Some(mut named) = self.names.get_mut(&cache.name) {
                 named.caches -= 1;
             }

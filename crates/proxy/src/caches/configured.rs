@@ -13,7 +13,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
 use super::{
-    cache_entry::{Cache, UncachedReason},
+    cache_entry::{Cache, StartedBy, UncachedReason},
     discovered::DiscoveredResource,
     registry::{NOT_ASKED, Registry},
     resource_media::ConfiguredResource,
@@ -66,7 +66,7 @@ pub(super) async fn keep_configured(registry: Arc<Registry>) {
 /// Ends the caches of a resource that is no longer configured.
 fn forget(registry: &Registry, name: &str) {
     info!(resource = name, "no longer cached: it is not configured any more");
-    for cache in registry.caches.remove_all(|cache| !cache.on_demand && cache.name == name) {
+    for cache in registry.caches.remove_all(|cache| !cache.on_demand() && cache.name == name) {
         cache.stop.cancel();
         let end = StreamEnd::Stopped(format!("{name} is no longer cached: it is not configured any more"));
         cache.served.hub.close(Phase::Syncing, end);
@@ -131,7 +131,7 @@ fn claim(
 ) -> Result<Vec<Arc<Cache>>, String> {
     let _one_at_a_time = registry.starting.lock().unwrap_or_else(PoisonError::into_inner);
     let gvr = &discovered.info.gvr;
-    let other = |cache: &Cache| !cache.on_demand && cache.name != name && cache.served.gvr == *gvr;
+    let other = |cache: &Cache| !cache.on_demand() && cache.name != name && cache.served.gvr == *gvr;
     if let Some(other) = registry.caches.iter().find(|cache| other(cache)) {
         return Err(other.name.clone());
     }
@@ -151,8 +151,11 @@ fn claim(
                 parsers.push(parser);
             }
         }
-        caches
-            .extend(parsers.into_iter().map(|parser| registry.insert(name, discovered, scope.clone(), parser, false)));
+        caches.extend(
+            parsers
+                .into_iter()
+                .map(|parser| registry.insert(name, discovered, scope.clone(), parser, StartedBy::Configuration)),
+        );
     }
     Ok(caches)
 }

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     cache::Backfill,
-    fanout::{Catalog, Fresh, Patience, Phase, Refusal, Served},
+    fanout::{CacheRequest, Catalog, Fresh, Patience, Phase, Refusal, Served},
     upstream::discovery::DiscoveryError,
 };
 use kubefan_common::proto::v1alpha1::{ResourceState, ResourceStatus};
@@ -19,14 +19,8 @@ use kubefan_common::sync::watch;
 use kubefan_model::{GroupVersionResource, Media, ObjectKey, ResourceVersion, Scope, selection::Selection};
 
 impl Catalog for Arc<Registry> {
-    async fn find(
-        &self,
-        group: &str,
-        version: &str,
-        resource: &str,
-        namespace: &str,
-        media: Media,
-    ) -> Result<Served, Refusal> {
+    async fn find(&self, request: CacheRequest<'_>) -> Result<Served, Refusal> {
+        let CacheRequest { group, version, resource, namespace, media, .. } = request;
         // A cached resource is found without discovery, so that it is served while upstream is
         // down.
         if let Some(served) = self.by_name(group, version, resource, namespace, media)? {
@@ -39,7 +33,7 @@ impl Catalog for Arc<Registry> {
         }
         // Boxed because this future is large and rarely needed; else every request would reserve
         // its size.
-        Box::pin(self.look_up(group, version, resource, namespace, media)).await
+        Box::pin(self.look_up(request)).await
     }
 
     async fn full_name(&self, group: &str, version: &str, resource: &str) -> Option<GroupVersionResource> {
@@ -127,14 +121,8 @@ impl Registry {
     }
 
     /// Finds a resource by discovery, and starts its cache if that is allowed.
-    async fn look_up(
-        self: &Arc<Self>,
-        group: &str,
-        version: &str,
-        resource: &str,
-        namespace: &str,
-        media: Media,
-    ) -> Result<Served, Refusal> {
+    async fn look_up(self: &Arc<Self>, request: CacheRequest<'_>) -> Result<Served, Refusal> {
+        let CacheRequest { group, version, resource, namespace, media, tenant } = request;
         let discovery = &self.context.discovery;
         let info = match (group, version) {
             ("", "") => discovery.resolve(resource).await,
@@ -150,8 +138,8 @@ impl Registry {
         let started = || self.caches.get(&id);
         if let Some(cache) = started() {
             // It may have started during the discovery. Then this reader waits as its first does.
-            let is_new = cache.on_demand && *cache.served.hub.phase().borrow() == Phase::Syncing;
-            return if is_new { self.first_sync(&cache, &id).await } else { Ok(cache.served.clone()) };
+            let is_new = cache.on_demand() && *cache.served.hub.phase().borrow() == Phase::Syncing;
+            return if is_new { self.first_sync(&cache, &id, tenant).await } else { Ok(cache.served.clone()) };
         }
         if let Some(uncached) = self.uncached.get(resource).or_else(|| self.uncached.get(&info.gvr.to_string())) {
             return Err(not_synced(resource, &uncached.message));
@@ -161,14 +149,14 @@ impl Registry {
         let cache = match started() {
             Some(cache) => cache,
             None => {
-                self.may_start(&id)?;
+                self.may_start(&id, tenant)?;
                 let GroupVersionResource { group, version, resource } = &info.gvr;
                 let discovered = self.discover(group, version, resource).await.map_err(refusal)?;
-                self.start(&discovered, &id)?
+                self.start(&discovered, &id, tenant)?
             }
         };
         drop(turn);
-        self.first_sync(&cache, &id).await
+        self.first_sync(&cache, &id, tenant).await
     }
 
     /// Finds a configured resource by its configured name, or any cached resource by its full name.
@@ -253,7 +241,7 @@ fn status(cache: &Cache) -> ResourceStatus {
         object_bytes: count(status.object_bytes),
         synced_since: status.synced_since.map(|since: SystemTime| since.into()),
         subscribers: count(status.subscribers),
-        on_demand: cache.on_demand,
+        on_demand: cache.on_demand(),
     }
 }
 

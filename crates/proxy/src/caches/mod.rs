@@ -6,9 +6,10 @@
 //! ```text
 //!   list_scheduler                   which cache may list upstream now
 //!   context                          clients and options that all caches share
-//!   retry, planned_relist,           when one cache asks upstream again
-//!     read_limit
+//!   retry, planned_relist,           when one cache asks upstream again, and logs that it fails
+//!     read_limit, failure_log
 //!   rounds, bookmark_pause           when readers wait for upstream
+//!   shared_bytes, places             how caches on demand share a limit
 //!   discovered, schema, allowance,   the facts and limits of one resource, its configured media, and
 //!     resource_media, missing_right    what kubefan may not do with it
 //!   backfiller, version_lookup,      requests to upstream on behalf of one cache
@@ -32,6 +33,7 @@ mod configured;
 mod consistency;
 mod context;
 mod discovered;
+mod failure_log;
 mod informer;
 mod list_scheduler;
 mod lookup;
@@ -39,6 +41,7 @@ pub mod memory_pressure;
 mod missing_right;
 mod offered_caches;
 mod on_demand;
+mod places;
 mod planned_relist;
 mod read_limit;
 mod readiness;
@@ -49,6 +52,7 @@ mod rounds;
 mod run;
 mod schema;
 mod self_check;
+mod shared_bytes;
 mod state_comparison;
 mod stopped;
 mod version_lookup;

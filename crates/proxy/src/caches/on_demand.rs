@@ -27,13 +27,14 @@ use tracing::{info, warn};
 
 use super::{
     allowance::{Allowance, EncodingBudget, OnDemandLimits},
-    cache_entry::{Cache, CacheEnd, CacheId},
+    cache_entry::{Cache, CacheEnd, CacheId, StartedBy},
     discovered::{DiscoveredResource, not_built_in},
+    places::{self, Place, Room, Taken},
     registry::Registry,
 };
 use crate::fanout::{HubStatus, Phase, Refusal, Served, StreamEnd};
 use kubefan_model::{
-    GroupVersionResource, Media, Scope,
+    GroupVersionResource, Media,
     object::ObjectParser,
     protobuf::kinds,
     table::{self, Tables},
@@ -56,9 +57,6 @@ const PLACE_IDLE_MIN: Duration = Duration::from_secs(10);
 const PLACE_SYNCING_MIN: Duration = Duration::from_secs(60);
 /// The most resources that are named in metrics because a limit left them without a cache.
 const WITHOUT_ROOM_MAX: usize = 1000;
-
-/// What `--on-demand-resources-max` counts: a resource in one scope, in all encodings.
-type Place = (GroupVersionResource, Scope);
 
 /// Removes a cache from the map when its task ends, even by a panic. A cache that stayed in the map
 /// would be served and never change.
@@ -100,12 +98,12 @@ pub(super) struct StartPermit {
 
 impl Registry {
     /// Checks whether a reader may start this cache. Costs no request to upstream.
-    pub(super) fn may_start(&self, id: &CacheId) -> Result<StartPermit, Refusal> {
+    pub(super) fn may_start(&self, id: &CacheId, tenant: Option<&str>) -> Result<StartPermit, Refusal> {
         let permit = self.start_permit(id)?;
         if let Some(refused) = self.refused.get(id).filter(|refused| refused.0.elapsed() < REFUSED_MEMORY) {
             return Err(exhausted(id.media, refused.1.clone()));
         }
-        self.find_place(id, permit.resources_max)?;
+        self.find_room(id, permit.resources_max, tenant)?;
         Ok(permit)
     }
 
@@ -155,14 +153,14 @@ impl Registry {
                 flag: "--on-demand-bytes-max",
                 used: self.on_demand_bytes.clone(),
             };
-            let allowance = Allowance::new(size.on_demand_objects_max, budget, checks_first);
+            let allowance = Allowance::new(size.on_demand_objects_max, budget, checks_first, is_configured);
             let resources_max = (!is_configured).then_some(on_demand_resources_max);
             return Ok(StartPermit { allowance, resources_max });
         }
         let budget = self.encoding_budget(&id.gvr, id.media)?;
         let on_demand = if is_configured { None } else { Some(on_demand()?) };
         let objects_max = on_demand.map_or(usize::MAX, |on_demand| on_demand.size.on_demand_objects_max);
-        let allowance = Allowance::new(objects_max, budget, checks_first);
+        let allowance = Allowance::new(objects_max, budget, checks_first, is_configured);
         Ok(StartPermit { allowance, resources_max: on_demand.map(|on_demand| on_demand.on_demand_resources_max) })
     }
 
@@ -170,12 +168,17 @@ impl Registry {
     fn is_configured(&self, id: &CacheId) -> bool {
         [Media::Json, Media::Protobuf].into_iter().any(|media| {
             let configured = CacheId { media, ..id.clone() };
-            self.caches.get(&configured).is_some_and(|cache| !cache.on_demand)
+            self.caches.get(&configured).is_some_and(|cache| !cache.on_demand())
         })
     }
 
     /// Waits a limited time for the first sync of a cache that a reader has started.
-    pub(super) async fn first_sync(self: &Arc<Self>, cache: &Cache, id: &CacheId) -> Result<Served, Refusal> {
+    pub(super) async fn first_sync(
+        self: &Arc<Self>,
+        cache: &Cache,
+        id: &CacheId,
+        tenant: Option<&str>,
+    ) -> Result<Served, Refusal> {
         let mut phase = cache.served.hub.phase();
         let sync_timeout = match id.media {
             Media::Json => FIRST_SYNC_TIMEOUT,
@@ -187,17 +190,18 @@ impl Registry {
             _ = timeout(sync_timeout, phase.wait_for(|phase| *phase != Phase::Syncing)) => {}
             () = cache.stop.cancelled() => {}
         }
-        self.may_start(id)?;
+        self.may_start(id, tenant)?;
         Ok(cache.served.clone())
     }
 
-    /// Starts a cache for a reader.
+    /// Starts a cache for a reader of a tenant.
     pub(super) fn start(
         self: &Arc<Self>,
         discovered: &DiscoveredResource,
         id: &CacheId,
+        tenant: Option<&str>,
     ) -> Result<Arc<Cache>, Refusal> {
-        let StartPermit { allowance, resources_max } = self.may_start(id)?;
+        let StartPermit { allowance, resources_max } = self.may_start(id, tenant)?;
         let CacheId { gvr, scope, media } = id;
         let parser = match media {
             Media::Json => ObjectParser::new(&discovered.fields),
@@ -208,12 +212,18 @@ impl Registry {
         if let Some(cache) = self.caches.get(id) {
             return Ok(cache);
         }
-        if let Some((idle, its_scope)) = self.find_place(id, resources_max)? {
-            info!(resource = %idle, scope = its_scope.namespace(), taken_by = %gvr, "idle; no longer cached");
-            self.drop_cached(|cache| (&cache.served.gvr, &cache.served.scope) == (&idle, &its_scope));
+        let (given_up, reason) = match self.find_room(id, resources_max, tenant)? {
+            Room::Idle(place) => (Some(place), "idle; no longer cached"),
+            Room::OfLargest(place) => (Some(place), "no longer cached: its tenant has the most places"),
+            Room::Free | Room::None => (None, ""),
+        };
+        if let Some((resource, scope)) = given_up {
+            info!(%resource, scope = scope.namespace(), taken_by = %gvr, "{reason}");
+            self.drop_cached(|cache| (&cache.served.gvr, &cache.served.scope) == (&resource, &scope));
         }
         info!(resource = %gvr, scope = scope.namespace(), media = media.as_str(), "caching on demand");
-        let cache = self.insert(&gvr.to_string(), discovered, scope.clone(), parser, true);
+        let started_by = StartedBy::Reader(tenant.map(Arc::from));
+        let cache = self.insert(&gvr.to_string(), discovered, scope.clone(), parser, started_by);
         let mut guard = RemoveOnDrop { registry: self.clone(), cache: cache.clone(), id: id.clone(), ended: None };
         let known = discovered.schema.clone();
         tokio::spawn(async move {
@@ -225,19 +235,14 @@ impl Registry {
         Ok(cache)
     }
 
-    /// The place that must be given up for a cache; `None` if it has one or one is free. It is that
-    /// of the resource that no reader has read for the longest time. Fails if all were read lately.
-    fn find_place(&self, id: &CacheId, limit: Option<usize>) -> Result<Option<Place>, Refusal> {
-        let Some(limit) = limit else { return Ok(None) };
+    /// The room for a cache, which may have a place already. Fails if there is none.
+    fn find_room(&self, id: &CacheId, limit: Option<usize>, tenant: Option<&str>) -> Result<Room, Refusal> {
+        let Some(limit) = limit else { return Ok(Room::Free) };
         let CacheId { gvr, scope, media } = id;
         let mut others = self.places();
         others.remove(&(gvr.clone(), scope.clone()));
-        if others.len() < limit {
-            return Ok(None);
-        }
-        let idle = others.into_iter().filter_map(|(place, idle_since)| Some((idle_since?, place)));
-        let idle = idle.min_by_key(|(idle_since, _)| *idle_since).map(|(_, place)| place);
-        if idle.is_none() {
+        let room = places::find(&others, limit, tenant);
+        if room == Room::None {
             let message = format!(
                 "{gvr} is not cached: {limit} resources are cached on demand, the most this kubefan allows, and all of them \
                  are in use; raise --on-demand-resources-max, name {gvr} with --resource, or let requests over HTTP go to the \
@@ -248,25 +253,26 @@ impl Registry {
             }
             return Err(exhausted(*media, message));
         }
-        Ok(idle)
+        Ok(room)
     }
 
-    /// The places that readers have taken, with the time since which each could be given away;
-    /// `None` if it is in use.
-    fn places(&self) -> HashMap<Place, Option<Instant>> {
-        let (mut places, mut configured) = (HashMap::<Place, Option<Instant>>::new(), HashSet::new());
+    /// The places that readers have taken.
+    fn places(&self) -> HashMap<Place, Taken> {
+        let (mut places, mut configured) = (HashMap::<Place, Taken>::new(), HashSet::new());
         for cache in self.caches.iter() {
             let place = (cache.served.gvr.clone(), cache.served.scope.clone());
-            if !cache.on_demand {
+            if !cache.on_demand() {
                 configured.insert(place);
                 continue;
             }
             let HubStatus { phase, subscribers, used_at, .. } = cache.served.hub.status();
             let idle_min = if phase == Phase::Syncing { PLACE_SYNCING_MIN } else { PLACE_IDLE_MIN };
             let idle_since = (subscribers == 0 && used_at.elapsed() >= idle_min).then_some(used_at);
+            let new = || Taken { idle_since, subscribers: 0, tenant: cache.started_by.tenant() };
+            let taken = places.entry(place).or_insert_with(new);
             // A place is as idle as the encoding that was read last.
-            let of_place = places.entry(place).or_insert(idle_since);
-            *of_place = of_place.zip(idle_since).map(|(one, other)| one.max(other));
+            taken.idle_since = taken.idle_since.zip(idle_since).map(|(one, other)| one.max(other));
+            taken.subscribers += subscribers;
         }
         places.retain(|place, _| !configured.contains(place));
         places
@@ -275,7 +281,7 @@ impl Registry {
     /// Drops the caches that readers started and that fulfil `is_dropped`.
     fn drop_cached(&self, is_dropped: impl Fn(&Cache) -> bool) {
         // Removed from the map first, so that a new reader starts a new cache.
-        let dropped = self.caches.remove_all(|cache| cache.on_demand && is_dropped(cache));
+        let dropped = self.caches.remove_all(|cache| cache.on_demand() && is_dropped(cache));
         dropped.iter().for_each(|cache| cache.stop.cancel());
     }
 

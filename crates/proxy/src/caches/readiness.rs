@@ -18,7 +18,7 @@ impl Registry {
         for cache in self.caches.iter() {
             let HubStatus { phase, message, age, .. } = cache.served.hub.status();
             let missing_right = cache.missing_right.get();
-            if cache.on_demand && phase != Phase::Forbidden && missing_right.is_none() {
+            if cache.on_demand() && phase != Phase::Forbidden && missing_right.is_none() {
                 continue;
             }
             let proven = match age {
@@ -34,7 +34,7 @@ impl Registry {
             // replicas alike, so removing this one helps no client.
             let refused = self.staleness_max.borrow().is_some_and(|max| age.is_none_or(|age| age > max));
             let is_ready = if phase.serves() { !refused } else { self.is_added(&cache.name) };
-            lines.push((cache.on_demand || is_ready, line));
+            lines.push((cache.on_demand() || is_ready, line));
         }
         for uncached in self.uncached.iter() {
             // Requests for a resource that does not exist are answered with NOT_FOUND.
@@ -69,7 +69,7 @@ impl Registry {
                 *health.entry(name).or_insert(true) &= serves;
             }
         };
-        for cache in self.caches.iter().filter(|cache| cache.key().media == Media::Json || !cache.on_demand) {
+        for cache in self.caches.iter().filter(|cache| cache.key().media == Media::Json || !cache.on_demand()) {
             let Served { gvr, scope, hub, .. } = &cache.served;
             let (full_name, serves) = (gvr.to_string(), hub.phase().borrow().serves());
             note(&full_name, scope, serves);

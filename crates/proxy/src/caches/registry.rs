@@ -7,7 +7,7 @@
 //! map: `catalog`, `readiness`, `self_check`, `memory_pressure` and `offered_caches`.
 
 use std::{
-    sync::{Arc, Mutex, atomic::AtomicUsize},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -19,7 +19,7 @@ use tracing::{info, warn};
 use super::{
     allowance::{Allowance, EncodingLimits, OnDemandLimits},
     backfiller::Backfiller,
-    cache_entry::{Cache, CacheEnd, CacheId, UncachedReason},
+    cache_entry::{Cache, CacheEnd, CacheId, StartedBy, UncachedReason},
     cache_map::CacheMap,
     consistency::Prover,
     context::CacheContext,
@@ -28,6 +28,7 @@ use super::{
     missing_right::MissingRight,
     resource_media::ConfiguredResource,
     schema::{CachedSchema, follow_schema},
+    shared_bytes::SharedBytes,
     stopped::Stopped,
     version_lookup::ClusterVersion,
 };
@@ -96,11 +97,11 @@ pub struct Registry {
     /// size is limited: see `on_demand`.
     pub(super) without_room: DashMap<GroupVersionResource, ()>,
     /// The bytes of all JSON caches that readers started.
-    pub(super) on_demand_bytes: Arc<AtomicUsize>,
+    pub(super) on_demand_bytes: SharedBytes,
     /// The bytes of all protobuf caches.
-    pub(super) protobuf_bytes: Arc<AtomicUsize>,
+    pub(super) protobuf_bytes: SharedBytes,
     /// The bytes of all table caches.
-    pub(super) tables_bytes: Arc<AtomicUsize>,
+    pub(super) tables_bytes: SharedBytes,
     /// Locked while caches start, so that their number stays within its limit and no two caches
     /// have the same identity.
     pub(super) starting: Mutex<()>,
@@ -138,9 +139,9 @@ impl Registry {
             uncached,
             refused: DashMap::new(),
             without_room: DashMap::new(),
-            on_demand_bytes: Arc::default(),
-            protobuf_bytes: Arc::default(),
-            tables_bytes: Arc::default(),
+            on_demand_bytes: SharedBytes::default(),
+            protobuf_bytes: SharedBytes::default(),
+            tables_bytes: SharedBytes::default(),
             starting: Mutex::new(()),
             discovering: DashMap::new(),
             changes: watch::Sender::new(0),
@@ -222,7 +223,7 @@ impl Registry {
         discovered: &DiscoveredResource,
         scope: Scope,
         parser: ObjectParser,
-        on_demand: bool,
+        started_by: StartedBy,
     ) -> Arc<Cache> {
         let DiscoveredResource { info, fields, list_kind, .. } = discovered;
         let gvr = &info.gvr;
@@ -256,7 +257,7 @@ impl Registry {
             backfiller,
             cluster_version,
             prover,
-            on_demand,
+            started_by,
             stop: self.stop.child_token(),
             schema,
             planned_relist: Arc::default(),
@@ -293,6 +294,12 @@ impl Registry {
         let hub = &served.hub;
         let ended = |phase, message, refused| CacheEnd { reason: UncachedReason { phase, message }, refused };
         let (schema, prover, planned) = (cache.schema.clone(), cache.prover.clone(), cache.planned_relist.clone());
+        let ends = allowance.as_ref().map(|allowance| (allowance.ends(), allowance.too_many_bytes(&served.gvr)));
+        let needed_by_others = async {
+            let Some((ends, message)) = ends else { return std::future::pending().await };
+            ends.cancelled().await;
+            Stopped::TooLarge(message)
+        };
         let informer = Informer::new(self.context.clone(), served.clone(), schema, prover, planned, allowance, warm);
         let stopped = tokio::select! {
             biased;
@@ -302,6 +309,7 @@ impl Registry {
                 return ended(Phase::Syncing, message, false);
             }
             stopped = informer.run() => stopped,
+            stopped = needed_by_others => stopped,
             message = follow_schema(&self.context, served, &cache.schema, &cache.planned_relist, known) => {
                 hub.close(Phase::Syncing, StreamEnd::Rewritten(message.clone()));
                 return ended(Phase::Syncing, message, false);

@@ -48,24 +48,33 @@ pub enum Patience {
     NoFallback,
 }
 
+/// The cache that a reader needs.
+#[derive(Debug, Clone, Copy)]
+pub struct CacheRequest<'a> {
+    /// The API group. If it and `version` are empty, `resource` is any name that kubectl takes.
+    pub group: &'a str,
+    /// The version.
+    pub version: &'a str,
+    /// The plural name.
+    pub resource: &'a str,
+    /// The requested namespace; empty for all.
+    pub namespace: &'a str,
+    /// The encoding.
+    pub media: Media,
+    /// Those who share a limit with the reader, if callers are distinguished: its user, or all
+    /// service accounts of its namespace.
+    pub tenant: Option<&'a str>,
+}
+
 /// The caches that servers read from.
 pub trait Catalog: Send + Sync + 'static {
-    /// Finds the cache of a resource in an encoding, and may start it. If `group` and `version` are
-    /// empty, `resource` is any name that kubectl takes. `namespace` is the requested one; empty
-    /// for all.
+    /// Finds the cache of a resource in an encoding, and may start it.
     ///
     /// # Errors
     /// For protobuf, [`Refusal::NotEncoded`] if the resource has no protobuf type that kubefan
     /// knows, [`Refusal::NoRoom`] for a limit, and [`Refusal::NotCached`] for any other reason: the
     /// objects can be read upstream, or as JSON.
-    fn find(
-        &self,
-        group: &str,
-        version: &str,
-        resource: &str,
-        namespace: &str,
-        media: Media,
-    ) -> impl Future<Output = Result<Served, Refusal>> + Send;
+    fn find(&self, request: CacheRequest<'_>) -> impl Future<Output = Result<Served, Refusal>> + Send;
 
     /// The full name of a resource. If `group` and `version` are empty, `resource` is any name that
     /// kubectl takes; if only `version` is, it is the preferred one. Starts nothing. `None` if

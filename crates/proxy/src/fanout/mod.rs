@@ -21,7 +21,7 @@ pub mod wake;
 mod tests;
 
 pub use crate::cache::{OnExpired, OnLag, Phase, Refusal};
-pub use catalog::{Catalog, Patience, Served};
+pub use catalog::{CacheRequest, Catalog, Patience, Served};
 pub use fair_share::{FairPool, Holder, Place, PlacesMax};
 pub use gate::{Gate, GateLimits, GatePermit};
 pub use hub::{CachePosition, CommitBatch, Fresh, Hub, HubOptions, HubStatus, ProvedState};

@@ -7,7 +7,7 @@
 use super::selector_limits::SelectorLimits;
 use crate::{
     access::{Authorized, Read},
-    fanout::{Catalog, Refusal, Served},
+    fanout::{CacheRequest, Catalog, Refusal, Served},
 };
 use kubefan_common::proto::v1alpha1::Target;
 use kubefan_model::{
@@ -74,7 +74,15 @@ pub async fn select(
     let fields = FieldSelector::parse(&target.field_selector)
         .map_err(|error| invalid("target.field_selector", error.to_string()))?;
     limits.check(&labels, &fields)?;
-    let served = catalog.find(&target.group, &target.version, &target.resource, &target.namespace, media).await?;
+    let request = CacheRequest {
+        group: &target.group,
+        version: &target.version,
+        resource: &target.resource,
+        namespace: &target.namespace,
+        media,
+        tenant: read.caller().tenant(),
+    };
+    let served = catalog.find(request).await?;
     if !served.namespaced && !target.namespace.is_empty() {
         return Err(invalid("target.namespace", format!("{} are not namespaced; leave it empty", served.gvr)));
     }

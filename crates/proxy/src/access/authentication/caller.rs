@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use crate::{
     access::{
         bound_object::BoundObject,
-        user::{Digest, Identity},
+        user::{ANONYMOUS, Digest, Identity},
     },
     fanout::Holder,
 };
@@ -67,6 +67,20 @@ impl KnownCaller {
 }
 
 impl Caller {
+    /// Whether it is the user without credentials.
+    pub fn is_anonymous(&self) -> bool {
+        matches!(self, Self::Known(known) if known.identity.user == ANONYMOUS)
+    }
+
+    /// Those who share a limit with the caller: [`Identity::tenant`]; `None` if callers are not
+    /// distinguished.
+    pub fn tenant(&self) -> Option<&str> {
+        match self {
+            Self::Any => None,
+            Self::Known(known) => Some(known.identity.tenant()),
+        }
+    }
+
     /// The objects without which the caller's credential is not valid.
     pub fn bound(&self) -> &[BoundObject] {
         match self {

@@ -12,7 +12,7 @@ use crate::{
         review::QueueLimits,
     },
     cache::{Backfill, ProcessBudgets, RingLimits},
-    fanout::{Fresh, Gate, GateLimits, Hub, HubOptions, StreamEnd},
+    fanout::{CacheRequest, Fresh, Gate, GateLimits, Hub, HubOptions, StreamEnd},
     telemetry::metrics::Metrics,
     upstream::{
         Upstream,
@@ -64,7 +64,7 @@ fn unavailable<T>() -> Result<T, Refusal> {
 }
 
 impl Catalog for OneCache {
-    async fn find(&self, _: &str, _: &str, _: &str, _: &str, _: Media) -> Result<Served, Refusal> {
+    async fn find(&self, _: CacheRequest<'_>) -> Result<Served, Refusal> {
         self.searches.fetch_add(1, Ordering::Relaxed);
         Ok(self.served.clone())
     }

@@ -1,0 +1,96 @@
+//! Which on-demand cache makes room for another: a pure decision.
+//!
+//! The hazard is a reader that takes every place, so that the resources of all others are read
+//! upstream. While there are free or idle places anybody may take them. Then one is taken from the
+//! tenant that holds the most, for a tenant that would still hold fewer.
+
+use std::{collections::HashMap, sync::Arc};
+
+use tokio::time::Instant;
+
+use kubefan_model::{GroupVersionResource, Scope};
+
+/// What `--on-demand-resources-max` counts: a resource in one scope, in all encodings.
+pub(super) type Place = (GroupVersionResource, Scope);
+
+/// A place that readers have taken.
+#[derive(Debug, Clone)]
+pub(super) struct Taken {
+    /// The time since which it could be given away; `None` if it is in use.
+    pub(super) idle_since: Option<Instant>,
+    /// The number of its watches.
+    pub(super) subscribers: usize,
+    /// The tenant that took it; `None` if callers are not distinguished.
+    pub(super) tenant: Option<Arc<str>>,
+}
+
+/// The room for another cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Room {
+    /// A place is free.
+    Free,
+    /// This place has been without readers for the longest time.
+    Idle(Place),
+    /// This place is one too many of its tenant.
+    OfLargest(Place),
+    /// All places are in use.
+    None,
+}
+
+/// Finds room for a cache of `tenant` beside the places of other caches.
+pub(super) fn find(taken: &HashMap<Place, Taken>, places_max: usize, tenant: Option<&str>) -> Room {
+    if taken.len() < places_max {
+        return Room::Free;
+    }
+    let idle = taken.iter().filter_map(|(place, taken)| Some((taken.idle_since?, place)));
+    if let Some((_, place)) = idle.min_by_key(|(idle_since, _)| *idle_since) {
+        return Room::Idle(place.clone());
+    }
+    let Some(tenant) = tenant else { return Room::None };
+    let mut held = HashMap::<&str, usize>::new();
+    for tenant in taken.values().filter_map(|taken| taken.tenant.as_deref()) {
+        *held.entry(tenant).or_default() += 1;
+    }
+    let own = held.get(tenant).copied().unwrap_or(0);
+    let Some((largest, most)) = held.into_iter().max_by_key(|(name, count)| (*count, *name)) else { return Room::None };
+    if most < own + 2 {
+        return Room::None;
+    }
+    // The one that costs the fewest watches.
+    let places = taken.iter().filter(|(_, taken)| taken.tenant.as_deref() == Some(largest));
+    let place = places.min_by_key(|(place, taken)| (taken.subscribers, place.0.to_string(), place.1.namespace()));
+    place.map_or(Room::None, |(place, _)| Room::OfLargest(place.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(name: &str) -> Place {
+        (GroupVersionResource::new("", "v1", name), Scope::Cluster)
+    }
+
+    fn in_use(places: &[(&str, &str, usize)]) -> HashMap<Place, Taken> {
+        let taken = |tenant: &str, subscribers| Taken { idle_since: None, subscribers, tenant: Some(tenant.into()) };
+        places.iter().map(|(name, tenant, subscribers)| (place(name), taken(tenant, *subscribers))).collect()
+    }
+
+    #[test]
+    fn the_tenant_with_the_most_places_makes_room() {
+        let taken = in_use(&[("a", "greedy", 1), ("b", "greedy", 9), ("c", "greedy", 1), ("d", "honest", 0)]);
+        assert_eq!(find(&taken, 5, Some("new")), Room::Free);
+        assert_eq!(find(&taken, 4, Some("new")), Room::OfLargest(place("a")));
+        assert_eq!(find(&taken, 4, Some("honest")), Room::OfLargest(place("a")));
+        assert_eq!(find(&taken, 4, Some("greedy")), Room::None);
+        assert_eq!(find(&taken, 4, None), Room::None);
+        let even = in_use(&[("a", "one", 1), ("b", "two", 1)]);
+        assert_eq!(find(&even, 2, Some("three")), Room::None, "nobody holds more than it would");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_idle_place_is_taken_first() {
+        let mut taken = in_use(&[("a", "greedy", 1), ("b", "greedy", 1), ("c", "honest", 1)]);
+        taken.get_mut(&place("c")).unwrap().idle_since = Some(Instant::now());
+        assert_eq!(find(&taken, 3, Some("greedy")), Room::Idle(place("c")));
+    }
+}
