@@ -25,7 +25,7 @@ use super::{
 use crate::{
     access::{
         denial::Denial,
-        review::{Outcome, QueueLimits, ReviewError, Reviews, ReviewsOptions},
+        review::{Outcome, QueueLimits, Review, ReviewError, Reviews, ReviewsOptions},
         user::{Digest, Identity},
     },
     fanout::Holder,
@@ -168,13 +168,14 @@ impl Authenticator {
             None => {
                 let (upstream, token) = (self.upstream.clone(), token.clone());
                 let (options, clock) = (self.options.clone(), self.clock);
-                let review = async move {
+                let answer = async move {
                     let user = token_review::review(&upstream, &token, &options.api_audiences).await?;
                     let verdict =
                         user.map(|user| KnownCaller::of_token(user, &options.ignored_extra, end_of(&token, clock())));
                     Ok((TokenVerdict(verdict), options.token_ttl))
                 };
-                self.reviews.verdict(key, holder, review.boxed()).await
+                // A token of any length costs the apiserver one look-up or one signature.
+                self.reviews.verdict(key, holder, Review { bytes: 0, answer: answer.boxed() }).await
             }
         };
         match verdict {

@@ -5,10 +5,6 @@ use serde::Serialize;
 use crate::access::user::{Digest, Parts};
 use kubefan_model::selector::{FieldOperator, FieldSelector, FieldTerm, LabelSelector, Operator, Requirement};
 
-/// Attributes of this size and more, in bytes, are not kept in a cache
-/// (`maxControlledAttrCacheSize` in the apiserver's webhook authorizer).
-pub const CACHED_BYTES_MAX: usize = 10_000;
-
 /// The verb of a read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum ReadVerb {

@@ -10,7 +10,7 @@ use futures::FutureExt;
 
 use super::{
     access_review::{self, AccessVerdict, Question},
-    attributes::{Attributes, CACHED_BYTES_MAX, ReadVerb},
+    attributes::{Attributes, ReadVerb},
     authorized::Authorized,
     explanation::{Explanation, Step},
     non_resource::NonResource,
@@ -20,7 +20,7 @@ use crate::{
     access::{
         authentication::caller::{Caller, KnownCaller},
         denial::{Denial, Forbidden, ForbiddenPath},
-        review::{Outcome, QueueLimits, ReviewError, Reviews, ReviewsOptions},
+        review::{Outcome, QueueLimits, Review, ReviewError, Reviews, ReviewsOptions},
         user::{Digest, Identity},
     },
     fanout::Holder,
@@ -314,18 +314,18 @@ impl WebhookAuthorizer {
         holder: Holder,
         age: Option<Duration>,
     ) -> Result<AccessVerdict, ReviewError> {
-        let is_kept = question.bytes() < CACHED_BYTES_MAX;
+        let bytes = question.bytes();
         let AuthorizationOptions { authorized_ttl, unauthorized_ttl, .. } = self.options;
         let (upstream, caller) = (self.upstream.clone(), caller.clone());
-        let review = async move {
+        let answer = async move {
             let verdict = access_review::review(&upstream, &caller.identity, &question).await?;
             let fresh_for = if verdict.is_positive() { authorized_ttl } else { unauthorized_ttl };
             Ok((verdict, fresh_for))
         };
+        let review = Review { bytes, answer: answer.boxed() };
         match age {
-            _ if !is_kept => self.reviews.once(holder, review.boxed()).await,
-            None => self.reviews.verdict(key, holder, review.boxed()).await,
-            Some(age) => self.reviews.recent(key, holder, age, review.boxed()).await,
+            None => self.reviews.verdict(key, holder, review).await,
+            Some(age) => self.reviews.recent(key, holder, age, review).await,
         }
     }
 

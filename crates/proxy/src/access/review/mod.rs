@@ -15,5 +15,5 @@ pub mod reviews;
 mod verdict_cache;
 
 pub use review_queue::QueueLimits;
-pub use reviews::{ReviewError, Reviews, ReviewsOptions};
+pub use reviews::{Review, ReviewError, Reviews, ReviewsOptions};
 pub use verdict_cache::Outcome;

@@ -28,6 +28,24 @@ pub struct QueueLimits {
     pub wait_timeout: Duration,
 }
 
+impl QueueLimits {
+    /// One part in this many is for large questions.
+    const LARGE_PART: u32 = 10;
+
+    /// The limits of large questions, beside those of all others.
+    pub(super) fn for_large(self) -> Self {
+        let part = |number: u32| (number / Self::LARGE_PART).max(1);
+        let part_of_size = |number: usize| (number / Self::LARGE_PART as usize).max(1);
+        Self {
+            per_second: part(self.per_second),
+            burst: part(self.burst),
+            in_flight_max: part_of_size(self.in_flight_max),
+            waiting_max: part_of_size(self.waiting_max),
+            wait_timeout: self.wait_timeout,
+        }
+    }
+}
+
 /// The right to send one review. It is kept until the review is answered.
 pub(super) type Turn = OwnedSemaphorePermit;
 

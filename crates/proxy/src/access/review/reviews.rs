@@ -56,8 +56,17 @@ pub enum ReviewError {
     Refused,
 }
 
-/// A review to send: the verdict, and how long it counts.
-pub type Review<V> = BoxFuture<'static, Result<(V, Duration), UpstreamError>>;
+/// A question of this size and more, in bytes, waits with the other large ones: the apiserver needs
+/// longer for it, and must not be late for the others meanwhile.
+const LARGE_BYTES: usize = 2 << 10;
+
+/// A review to send.
+pub struct Review<V> {
+    /// The size of the question, in bytes.
+    pub bytes: usize,
+    /// The verdict, and how long it counts.
+    pub answer: BoxFuture<'static, Result<(V, Duration), UpstreamError>>,
+}
 
 /// The reviews of one kind. `K` says completely what is asked.
 pub struct Reviews<K, V: Clone> {
@@ -67,6 +76,8 @@ pub struct Reviews<K, V: Clone> {
 
 struct Shared<K, V> {
     queue: ReviewQueue,
+    /// For large questions.
+    large: ReviewQueue,
     cache: VerdictCache<K, V>,
     /// When the apiserver was last away.
     away_at: Mutex<Option<Instant>>,
@@ -81,7 +92,8 @@ where
     /// Reviews without any verdict yet.
     pub fn new(options: ReviewsOptions, metrics: ReviewMetrics) -> Self {
         let cache = VerdictCache::new(options.entries_max, options.outage_grace);
-        let shared = Shared { queue: ReviewQueue::new(options.queue), cache, away_at: Mutex::default(), metrics };
+        let (queue, large) = (ReviewQueue::new(options.queue), ReviewQueue::new(options.queue.for_large()));
+        let shared = Shared { queue, large, cache, away_at: Mutex::default(), metrics };
         Self { flights: Flights::default(), shared: Arc::new(shared) }
     }
 
@@ -197,11 +209,6 @@ where
             None => self.fresh(key, holder, review).await,
         }
     }
-
-    /// The verdict of a review that is too large to be kept.
-    pub async fn once(&self, holder: Holder, review: Review<V>) -> Result<V, ReviewError> {
-        self.shared.ask(holder, review).await.map(|(verdict, _)| verdict)
-    }
 }
 
 impl<K, V> Shared<K, V> {
@@ -231,8 +238,9 @@ impl<K, V> Shared<K, V> {
     }
 
     async fn ask(&self, holder: Holder, review: Review<V>) -> Result<(V, Duration), ReviewError> {
-        let _turn = self.queue.turn(holder).await.map_err(ReviewError::Busy)?;
-        let answer = review.await;
+        let queue = if review.bytes < LARGE_BYTES { &self.queue } else { &self.large };
+        let _turn = queue.turn(holder).await.map_err(ReviewError::Busy)?;
+        let answer = review.answer.await;
         self.metrics.answered(answer.as_ref().err().map(UpstreamError::reason));
         let is_outage = answer.as_ref().is_err_and(is_outage);
         *self.away_at() = is_outage.then(Instant::now);

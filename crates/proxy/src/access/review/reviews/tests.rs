@@ -46,12 +46,12 @@ impl World {
 
     fn review(&self) -> Review<bool> {
         let (asked, answer) = (self.asked.clone(), self.answer.clone());
-        async move {
+        let answer = async move {
             asked.fetch_add(1, Ordering::Relaxed);
             let answer = answer.lock().unwrap().clone();
             answer.map(|verdict| (verdict, FRESH))
-        }
-        .boxed()
+        };
+        Review { bytes: 100, answer: answer.boxed() }
     }
 
     async fn verdict(&self, key: u8) -> Result<bool, ReviewError> {
@@ -63,9 +63,10 @@ impl World {
         let review = self.review();
         let slow = async move {
             sleep(delay).await;
-            review.await
+            review.answer.await
         };
-        self.reviews.verdict(key, Holder::new(1, None), slow.boxed()).await
+        let review = Review { bytes: review.bytes, answer: slow.boxed() };
+        self.reviews.verdict(key, Holder::new(1, None), review).await
     }
 
     fn asked(&self) -> usize {
@@ -213,6 +214,18 @@ async fn a_fresh_verdict_replaces_the_one_in_the_cache() {
     assert_eq!(world.verdict(1).await, Ok(true), "from the cache");
     assert_eq!(world.reviews.fresh(1, Holder::new(1, None), world.review()).await, Ok(false));
     assert_eq!((world.verdict(1).await, world.asked()), (Ok(false), 2));
-    assert_eq!(world.reviews.once(Holder::new(1, None), world.review()).await, Ok(false));
     assert_eq!((world.reviews.known(&1), world.reviews.known(&2)), (Some(false), None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn large_questions_do_not_hold_up_others() {
+    let world = World::new();
+    let large = (0..10).map(|key| {
+        let answer = sleep(FRESH).map(|()| Ok((true, FRESH)));
+        let review = Review { bytes: LARGE_BYTES, answer: answer.boxed() };
+        world.reviews.verdict(key, Holder::new(1, None), review)
+    });
+    let mut large = futures::future::join_all(large);
+    assert!(futures::poll!(&mut large).is_pending(), "as many as may be in flight");
+    assert_eq!(world.verdict(10).now_or_never(), Some(Ok(true)));
 }
