@@ -19,7 +19,8 @@ use crate::harness::{
 tests! {
     apiserver slow: a_refusal_shows_nothing_and_starts_nothing,
         with_passthrough_the_apiserver_refuses_in_its_own_words,
-        requests_that_act_as_others_are_not_answered_from_the_cache, no_token_is_in_a_log_or_metric;
+        requests_that_act_as_others_are_not_answered_from_the_cache, no_token_is_in_a_log_or_metric,
+        who_may_not_discover_resources_does_not_learn_their_names;
 }
 
 async fn a_refusal_shows_nothing_and_starts_nothing() {
@@ -66,6 +67,19 @@ async fn a_refusal_shows_nothing_and_starts_nothing() {
     let sees = world.kubefan.admin("/metrics").await.unwrap().1;
     let secrets = sees.lines().find(|line| line.starts_with("kubefan_synced{") && line.contains("secrets"));
     assert_eq!(secrets, None, "a cache was started");
+}
+
+async fn who_may_not_discover_resources_does_not_learn_their_names() {
+    let world = World::start(ApiServer::shared().await, &["--passthrough=off", "--anonymous-auth"]).await;
+    let discovery = world.client(Anonymous).get(format!("{}/api/v1", world.api.url())).send().await.unwrap();
+    assert_eq!(discovery.status(), StatusCode::FORBIDDEN);
+    for (who, names) in [(Anonymous, false), (Stranger, true)] {
+        let target = Some(Target { resource: "cm".to_owned(), ..Target::default() });
+        let call = world.call(who, ListRequest { target, ..ListRequest::default() });
+        let refused = world.grpc().await.list(call).await.unwrap_err();
+        assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
+        assert_eq!(refused.message().contains("configmaps"), names, "{refused}");
+    }
 }
 
 async fn with_passthrough_the_apiserver_refuses_in_its_own_words() {

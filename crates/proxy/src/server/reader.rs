@@ -103,7 +103,7 @@ impl<C: Catalog> Reader<C> {
     }
 
     /// Returns a read as one that the caller of a request may do. Until then nothing is looked up
-    /// but the full name of the resource, which every user may see. `notes` get the caller, the
+    /// but the full name of the resource, for users that may see it. `notes` get the caller, the
     /// read and the verdict.
     ///
     /// # Errors
@@ -122,7 +122,10 @@ impl<C: Catalog> Reader<C> {
         let caller = self.known(presented, notes).await?;
         let switches = self.access.switches();
         let needs_full_name = self.access.reviews() || notes.is_on() || switches.is_any_set();
-        let read = if needs_full_name { self.with_full_name(read).await } else { read };
+        // Every user that is authenticated may see the names of resources (`system:discovery`).
+        // Others must know them.
+        let may_discover = !caller.is_anonymous();
+        let read = if needs_full_name && may_discover { self.with_full_name(read).await } else { read };
         notes.read(&read);
         let v1alpha1::Target { group, resource, .. } = read.target();
         switches.check(group, resource, &caller).map_err(Denial::Switched)?;
