@@ -2,6 +2,7 @@
 //! unusable. Each gives one clear line that names the mistake and the remedy, the right exit code,
 //! and no panic.
 
+use base64::{Engine, engine::general_purpose::STANDARD};
 use kubefan_sim::apiserver::SimOptions;
 use tokio::{io::AsyncWriteExt, net::TcpListener};
 use tonic::Code;
@@ -11,6 +12,7 @@ use crate::{
     bad_input::{assert_a_subscriber_gets_events, assert_line},
     harness::{
         kubefan::{Kubefan, Ran, run, run_with},
+        pki::Authority,
         process::closed_port,
         record::{Watch, connect},
         rig::target,
@@ -24,7 +26,7 @@ tests! {
         an_unusable_kubeconfig_is_named, an_address_in_use_is_named_with_its_flag,
         with_require_upstream_an_unusable_apiserver_ends_the_start,
         an_unreachable_apiserver_is_waited_for_and_reported, rejected_credentials_are_reported_without_the_secret,
-        callers_tokens_are_not_passed_on_in_the_clear_without_a_flag;
+        callers_tokens_are_not_passed_on_in_the_clear_without_a_flag, a_broken_private_key_is_never_quoted;
 }
 
 /// Runs `kubefan serve`. Without flags it listens on free ports, and its apiserver is away.
@@ -235,4 +237,62 @@ async fn callers_tokens_are_not_passed_on_in_the_clear_without_a_flag() {
     }
     Kubefan::spawn(&plain, &["--resource=pods", "--passthrough-insecure-upstream"]).await;
     Kubefan::spawn(&plain, &["--resource=pods", "--passthrough=self"]).await;
+}
+
+/// Whether a text has a part of a key, also as the numbers of its bytes.
+fn quotes(text: &str, key: &str) -> bool {
+    let body: Vec<char> = key.lines().filter(|line| !line.starts_with("---")).flat_map(str::chars).collect();
+    body.chunks_exact(12).any(|part| {
+        let numbers = part.iter().map(|c| u32::from(*c).to_string()).collect::<Vec<_>>().join(", ");
+        text.contains(&part.iter().collect::<String>()) || text.contains(&numbers)
+    })
+}
+
+async fn a_broken_private_key_is_never_quoted() {
+    let dir = tempfile::tempdir().unwrap();
+    let (cert, key) = Authority::new().server();
+    let broken = [
+        ("on one line", key.replace('\n', " ")),
+        ("with escaped line feeds", key.replace('\n', "\\n")),
+        ("without its end", key.lines().take(2).collect::<Vec<_>>().join("\n")),
+        ("not base64", key.replacen("MIG", "M!G", 1)),
+        ("encoded twice", STANDARD.encode(&key)),
+    ];
+    let write = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let cert_file = write("cert.pem", &cert);
+    for (what, broken) in broken {
+        let key_file = write("key.pem", &broken);
+        let user = format!(
+            "{{ client-certificate-data: {}, client-key-data: {} }}",
+            STANDARD.encode(&cert),
+            STANDARD.encode(&broken)
+        );
+        let kubeconfig = kubeconfig(&dir, "https://127.0.0.1:1", &user);
+        let cases: [(&[&str], &str); 3] = [
+            (&["--tls-cert-file", &cert_file, "--tls-private-key-file", &key_file], "key.pem"),
+            (
+                &[
+                    "--peer-listen=127.0.0.1:0",
+                    "--peer-cert-file",
+                    &cert_file,
+                    "--peer-key-file",
+                    &key_file,
+                    "--peer-ca-file",
+                    &cert_file,
+                ],
+                "key.pem",
+            ),
+            (&["--kubeconfig", kubeconfig.to_str().unwrap()], "kubeconfig"),
+        ];
+        for (args, named) in cases {
+            let ran = serve(&[&["--resource=pods"], args].concat()).await;
+            assert_eq!(ran.code, Some(1), "{what}, {args:?}: {ran:?}");
+            assert!(!quotes(&ran.stderr, &key) && !quotes(&ran.stdout, &key), "{what}: {}", ran.stderr);
+            assert!(ran.stderr.contains(named) && ran.stderr.lines().count() == 1, "{what}: {}", ran.stderr);
+        }
+    }
 }

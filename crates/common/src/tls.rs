@@ -1,7 +1,7 @@
 //! Why TLS failed, in words for people. A TLS library says what it found (`UnknownIssuer`); people
 //! need to know what is wrong with which setting.
 
-use rustls::{CertificateError, InvalidMessage};
+use rustls::{CertificateError, InvalidMessage, pki_types::pem};
 
 /// The settings of a program's user, as ends of sentences.
 #[derive(Debug, Clone, Copy)]
@@ -30,6 +30,20 @@ pub fn plain(text: &str) -> &str {
     match text.contains("close_notify") {
         true => "the server closed the connection without ending TLS, as a process that is killed does",
         false => text,
+    }
+}
+
+/// What is wrong with a PEM file. The library's error quotes the file, which may be a private key.
+pub fn explain_pem(error: &pem::Error) -> &'static str {
+    match error {
+        pem::Error::MissingSectionEnd { .. } => "a PEM section has no END line; are line feeds missing?",
+        pem::Error::IllegalSectionStart { .. } => {
+            "the BEGIN line of a PEM section is malformed; are line feeds missing?"
+        }
+        pem::Error::Base64Decode(_) => "a PEM section is not base64",
+        pem::Error::NoItemsFound => "it contains no such PEM section",
+        pem::Error::SectionTooLarge => "a PEM section is too large",
+        _ => "it is not PEM",
     }
 }
 

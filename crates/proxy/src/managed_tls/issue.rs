@@ -57,7 +57,11 @@ impl IssueError {
 
 impl From<rcgen::Error> for IssueError {
     fn from(error: rcgen::Error) -> Self {
-        Self(error.to_string())
+        match error {
+            // The text may quote the key.
+            rcgen::Error::PemError(_) => Self("the certificate or the key of the CA is not PEM".to_owned()),
+            error => Self(error.to_string()),
+        }
     }
 }
 

@@ -25,6 +25,7 @@ use webpki::EndEntityCert;
 
 use super::error::PeerError;
 use crate::managed_tls::{ManagedTls, PEER_NAME, PeerProof};
+use kubefan_common::tls::explain_pem;
 
 /// What a replica proves itself with to its peers, and what it verifies them against.
 #[derive(Debug, Clone)]
@@ -161,12 +162,12 @@ impl PeerTlsFiles {
         let certificates = |path: &Path| -> Result<Vec<CertificateDer<'static>>, PeerError> {
             let read = read(path)?;
             let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read).collect();
-            let all = all.map_err(|error| self.unusable(path, error))?;
+            let all = all.map_err(|error| self.unusable(path, explain_pem(&error)))?;
             if all.is_empty() { Err(self.unusable(path, "it contains no PEM certificate")) } else { Ok(all) }
         };
         let (chain, ca) = (certificates(&self.cert_file)?, certificates(&self.ca_file)?);
         let key = PrivateKeyDer::from_pem_slice(&read(&self.key_file)?);
-        let key = key.map_err(|error| self.unusable(&self.key_file, error))?;
+        let key = key.map_err(|error| self.unusable(&self.key_file, explain_pem(&error)))?;
         let mut roots = RootCertStore::empty();
         for certificate in ca {
             roots.add(certificate).map_err(|error| self.unusable(&self.ca_file, error))?;

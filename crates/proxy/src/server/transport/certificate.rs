@@ -24,6 +24,7 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use crate::managed_tls::certificate_facts::{CertificateFacts, WrongTime};
+use kubefan_common::tls::explain_pem;
 
 /// A certificate and its private key, as PEM files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,12 +84,12 @@ impl Pem {
     fn certified(&self, files: &TlsFiles) -> Result<Arc<CertifiedKey>, TlsError> {
         let chain: Vec<_> = CertificateDer::pem_slice_iter(&self.cert)
             .collect::<Result<_, _>>()
-            .map_err(|error| files.unusable(format!("the certificate is not PEM: {error}")))?;
+            .map_err(|error| files.unusable(format!("the first file: {}", explain_pem(&error))))?;
         if chain.is_empty() {
             return Err(files.unusable("the first file contains no certificate"));
         }
         let key = PrivateKeyDer::from_pem_slice(&self.key)
-            .map_err(|error| files.unusable(format!("the second file contains no private key: {error}")))?;
+            .map_err(|error| files.unusable(format!("the private key in the second file: {}", explain_pem(&error))))?;
         let certified = CertifiedKey::from_der(chain, key, &ring::default_provider());
         Ok(Arc::new(certified.map_err(|error| files.unusable(error))?))
     }
