@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::Uri;
 use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
 use tower::BoxError;
 
@@ -32,11 +31,3 @@ pub(in crate::upstream) const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
 /// The number of concurrent streams on one connection. kube-apiserver accepts 100
 /// (`--http2-max-streams-per-connection`), and so do most proxies.
 pub(in crate::upstream) const STREAMS_MAX: usize = 100;
-
-/// Whether the proxy comes from the environment. NO_PROXY applies only then; a `proxy-url` in a
-/// kubeconfig has no exceptions.
-pub(in crate::upstream) fn is_from_environment(proxy_url: &Uri) -> bool {
-    let names = ["HTTPS_PROXY", "https_proxy"];
-    let mut urls = names.iter().filter_map(|name| std::env::var(name).ok()?.parse::<Uri>().ok());
-    urls.any(|url| url == *proxy_url)
-}

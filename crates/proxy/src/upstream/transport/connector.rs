@@ -95,15 +95,8 @@ pub(in crate::upstream) fn build(
 /// The proxy to use for the server, if any.
 fn proxy(config: &Config) -> Result<Option<Intercept>, String> {
     let Some(url) = &config.proxy_url else { return Ok(None) };
-    let exceptions = match connection::is_from_environment(url) {
-        true => ["NO_PROXY", "no_proxy"].iter().find_map(|name| std::env::var(name).ok()).unwrap_or_default(),
-        false => String::new(),
-    };
-    let matcher = |exceptions| Matcher::builder().all(url.to_string()).no(exceptions).build();
-    if matcher(String::new()).intercept(&config.cluster_url).is_none() {
-        return Err("its proxy-url is not the URL of a proxy".to_owned());
-    }
-    Ok(matcher(exceptions).intercept(&config.cluster_url))
+    let proxy = Matcher::builder().all(url.to_string()).build().intercept(&config.cluster_url);
+    proxy.map(Some).ok_or_else(|| "its proxy-url is not the URL of a proxy".to_owned())
 }
 
 fn https<C>(

@@ -7,6 +7,7 @@
 pub(super) mod connection;
 pub(super) mod connector;
 mod pool;
+mod proxy_environment;
 pub(super) mod renewal;
 pub mod settings;
 mod token_file;
@@ -25,8 +26,12 @@ use kubefan_common::{
     text::{find, innermost, with_single_quotes},
     tls::{self, TlsSettings},
 };
-use reqwest::{NoProxy, Proxy, dns, redirect};
+use reqwest::{Proxy, dns, redirect};
+use rustls::pki_types::pem;
+use secrecy::ExposeSecret;
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt, service_fn, util::BoxCloneSyncService};
+
+pub(in crate::upstream) use self::settings::server_name;
 
 use crate::upstream::{
     error::{UpstreamError, shorten},
@@ -50,13 +55,6 @@ const SETTINGS: TlsSettings = TlsSettings {
             insecure-skip-tls-verify any server could pass for it",
     plaintext: "the server in kubefan's kubeconfig must begin with http://",
 };
-
-/// Scheme, host and port, for errors and logs. The URL's user info is omitted.
-pub(in crate::upstream) fn server_name(uri: &Uri) -> String {
-    let authority = uri.authority().map_or("", |authority| authority.as_str());
-    let host = authority.rsplit('@').next().unwrap_or_default();
-    format!("{}://{host}", uri.scheme_str().unwrap_or("https"))
-}
 
 /// Builds the client. This runs the kubeconfig's exec plugin, if any, so it may block.
 pub(in crate::upstream) fn build(
@@ -106,7 +104,7 @@ where
 {
     let server = server_name(&config.cluster_url);
     let failed = |message: String| SettingsError::Transport { server: server.clone(), message: shorten(&message) };
-    let (config, token_file) = take_token_file(config);
+    let (config, token_file) = take_token_file(config).map_err(|error| failed(describe_auth(&error)))?;
     let auth = config.auth_layer().map_err(|error| failed(explain_auth(&error)))?;
     let headers = config
         .extra_headers_layer()
@@ -124,16 +122,16 @@ where
     Ok(BoxCloneSyncService::new(service))
 }
 
-/// Takes the token file away from kube-client ([`TokenFile`] says why). It takes precedence over an
-/// inline token, as in client-go.
-fn take_token_file(config: &Config) -> (Config, Option<Arc<TokenFile>>) {
+/// Takes the token file away from kube-client ([`TokenFile`] says why), and the inline token beside
+/// it.
+fn take_token_file(config: &Config) -> Result<(Config, Option<Arc<TokenFile>>), AuthError> {
     let mut config = config.clone();
     let other = config.auth_info.auth_provider.is_some() || config.auth_info.username.is_some();
     let path = config.auth_info.token_file.take_if(|_| !other);
-    if path.is_some() {
-        config.auth_info.token = None;
-    }
-    (config, path.map(|path| Arc::new(TokenFile::new(path.into()))))
+    let Some(path) = path else { return Ok((config, None)) };
+    let inline = config.auth_info.token.take();
+    let inline = inline.as_ref().map(ExposeSecret::expose_secret);
+    Ok((config, Some(Arc::new(TokenFile::new(path.into(), inline)?))))
 }
 
 fn client(
@@ -158,11 +156,7 @@ fn client(
         .no_proxy();
     if let Some(url) = &config.proxy_url {
         let proxy = Proxy::all(url.to_string()).map_err(|_| "its proxy-url is not the URL of a proxy".to_owned())?;
-        builder = builder.proxy(if connection::is_from_environment(url) {
-            proxy.no_proxy(NoProxy::from_env())
-        } else {
-            proxy
-        });
+        builder = builder.proxy(proxy);
     }
     if config.tls_server_name.is_some() {
         if config.proxy_url.is_some() {
@@ -179,11 +173,21 @@ pub(in crate::upstream) fn tls_config(config: &Config) -> Result<rustls::ClientC
     config.rustls_client_config().map_err(|error| match &error {
         kube_client::Error::Auth(_) => explain_auth(&error),
         // The innermost error would not name the file.
-        other => match (find::<KubeconfigError>(other), find::<rustls::Error>(other)) {
-            (Some(error), _) => with_single_quotes(&error.to_string()),
-            (None, Some(rustls::Error::InconsistentKeys(_))) => mismatch(&config.auth_info),
-            (None, _) => root_cause(other),
-        },
+        other => {
+            if let Some(error) = find::<pem::Error>(other) {
+                let what = "the client certificate or the private key of the kubeconfig";
+                return format!("{what} cannot be read: {}", tls::explain_pem(error));
+            }
+            match (find::<KubeconfigError>(other), find::<rustls::Error>(other)) {
+                (Some(error), _) => with_single_quotes(&error.to_string()),
+                (None, Some(rustls::Error::InconsistentKeys(_))) => mismatch(&config.auth_info),
+                (None, _) => {
+                    // kube-client's words for both of them.
+                    root_cause(other)
+                        .replace("identity PEM", "the client certificate or the private key of the kubeconfig")
+                }
+            }
+        }
     })
 }
 

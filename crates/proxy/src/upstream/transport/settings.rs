@@ -9,12 +9,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use http::Uri;
 use kube_client::{
     Config,
     config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 
-use crate::upstream::error::shorten;
+use crate::upstream::{error::shorten, transport::proxy_environment::ProxyEnvironment};
 use kubefan_common::text::with_single_quotes;
 
 /// How to find the apiserver. If nothing is set, kubectl's rules apply.
@@ -102,7 +103,18 @@ impl UpstreamSettings {
         let kubeconfig = merged.map_err(|error| broken(&error, None))?;
         let options = KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
         let config = Config::from_custom_kubeconfig(kubeconfig.clone(), &options).await;
-        config.map_err(|error| broken(&error, Some(&kubeconfig)))
+        let config = config.map_err(|error| broken(&error, Some(&kubeconfig)))?;
+        if self.names_proxy(&kubeconfig) { Ok(config) } else { with_proxy_of_environment(config) }
+    }
+
+    /// Whether the cluster of the context has a `proxy-url`.
+    fn names_proxy(&self, kubeconfig: &Kubeconfig) -> bool {
+        let context = self.context.as_ref().or(kubeconfig.current_context.as_ref());
+        let context = kubeconfig.contexts.iter().find(|named| Some(&named.name) == context);
+        let cluster = context.and_then(|named| Some(&named.context.as_ref()?.cluster));
+        let cluster = kubeconfig.clusters.iter().find(|named| Some(&named.name) == cluster);
+        let proxy = cluster.and_then(|named| named.cluster.as_ref()?.proxy_url.as_ref());
+        proxy.is_some_and(|proxy| !proxy.is_empty())
     }
 
     fn files(&self) -> Vec<PathBuf> {
@@ -124,8 +136,25 @@ impl UpstreamSettings {
         if env::var_os("KUBERNETES_SERVICE_HOST").is_none() || self.context.is_some() {
             return Err(SettingsError::NotFound { looked_at });
         }
-        Config::incluster().map_err(|error| SettingsError::InCluster { message: shorten(&error.to_string()) })
+        let config = Config::incluster();
+        let config = config.map_err(|error| SettingsError::InCluster { message: shorten(&error.to_string()) })?;
+        with_proxy_of_environment(config)
     }
+}
+
+/// Scheme, host and port, for errors and logs. The URL's user info is omitted.
+pub(in crate::upstream) fn server_name(uri: &Uri) -> String {
+    let authority = uri.authority().map_or("", |authority| authority.as_str());
+    let host = authority.rsplit('@').next().unwrap_or_default();
+    format!("{}://{host}", uri.scheme_str().unwrap_or("https"))
+}
+
+/// kube-client knows the variables, but not their exceptions.
+fn with_proxy_of_environment(mut config: Config) -> Result<Config, SettingsError> {
+    config.proxy_url = ProxyEnvironment::read()
+        .proxy_for(&config.cluster_url)
+        .map_err(|message| SettingsError::Transport { server: server_name(&config.cluster_url), message })?;
+    Ok(config)
 }
 
 fn show(files: &[PathBuf]) -> String {

@@ -22,12 +22,20 @@ const READ_INTERVAL: Duration = Duration::from_secs(60);
 /// The token in one file.
 pub(in crate::upstream) struct TokenFile {
     path: PathBuf,
+    /// The header of the token beside the file, for as long as the file cannot be read
+    /// (`transport.NewBearerAuthWithRefreshRoundTripper` in client-go).
+    inline: Option<HeaderValue>,
     cached: Mutex<Option<(HeaderValue, Instant)>>,
 }
 
 impl TokenFile {
-    pub(in crate::upstream) fn new(path: PathBuf) -> Self {
-        Self { path, cached: Mutex::new(None) }
+    /// The token in a file, with the `inline` one beside it in the kubeconfig.
+    ///
+    /// # Errors
+    /// The inline token is not valid in a header.
+    pub(in crate::upstream) fn new(path: PathBuf, inline: Option<&str>) -> Result<Self, AuthError> {
+        let inline = inline.filter(|token| !token.is_empty()).map(bearer).transpose()?;
+        Ok(Self { path, inline, cached: Mutex::new(None) })
     }
 
     /// The `Authorization` header. If the file can no longer be read, the last token stays in use,
@@ -41,7 +49,7 @@ impl TokenFile {
         let header = match (self.read(), cached.take()) {
             (Ok(header), _) => header,
             (Err(_), Some((last, _))) => last,
-            (Err(error), None) => return Err(error),
+            (Err(error), None) => self.inline.clone().ok_or(error)?,
         };
         *cached = Some((header.clone(), Instant::now()));
         Ok(header)
@@ -54,10 +62,14 @@ impl TokenFile {
         if token.is_empty() {
             return Err(failed(io::Error::new(io::ErrorKind::InvalidData, "the file is empty")));
         }
-        let mut header = HeaderValue::try_from(format!("Bearer {token}")).map_err(AuthError::InvalidBearerToken)?;
-        header.set_sensitive(true);
-        Ok(header)
+        bearer(token)
     }
+}
+
+fn bearer(token: &str) -> Result<HeaderValue, AuthError> {
+    let mut header = HeaderValue::try_from(format!("Bearer {token}")).map_err(AuthError::InvalidBearerToken)?;
+    header.set_sensitive(true);
+    Ok(header)
 }
 
 #[cfg(test)]
@@ -68,7 +80,7 @@ mod tests {
     async fn a_replaced_token_is_used_within_a_minute_and_survives_deletion_of_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
-        let file = TokenFile::new(path.clone());
+        let file = TokenFile::new(path.clone(), None).unwrap();
         assert!(file.header().is_err());
         fs::write(&path, "first\n").unwrap();
         assert_eq!(file.header().unwrap(), "Bearer first");
@@ -80,5 +92,16 @@ mod tests {
         tokio::time::advance(READ_INTERVAL).await;
         assert_eq!(file.header().unwrap(), "Bearer second");
         assert!(!format!("{:?}", file.header()).contains("second"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_token_beside_the_file_counts_until_the_file_can_be_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        let file = TokenFile::new(path.clone(), Some("inline")).unwrap();
+        assert_eq!(file.header().unwrap(), "Bearer inline");
+        fs::write(&path, "of-the-file").unwrap();
+        tokio::time::advance(READ_INTERVAL).await;
+        assert_eq!(file.header().unwrap(), "Bearer of-the-file");
     }
 }
