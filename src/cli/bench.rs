@@ -12,7 +12,10 @@ use std::{
 
 use clap::{Args, ValueEnum};
 
-use super::{error::CliError, shutdown::shutdown};
+use super::{
+    error::CliError,
+    shutdown::{StopSignal, shutdown},
+};
 use kubefan_bench::{
     self, BenchError, BenchOptions, Projection, Protocol, Scenario, ServerKind, ServerSpec, Windows, child, floor,
     hostile::{self, attack::Attack, attacker},
@@ -298,7 +301,7 @@ pub(super) fn run(args: BenchArgs) -> Result<(), CliError> {
     let result = runtime.block_on(async {
         let stop = shutdown(|_| eprintln!("stopping; press Ctrl-C again to exit without cleaning up"))?;
         kubefan_bench::run(&options, stop, |line| eprintln!("{line}")).await.map_err(|error| match error {
-            BenchError::Stopped => CliError::Interrupted,
+            BenchError::Stopped => CliError::Interrupted(StopSignal::Interrupt),
             error => CliError::plain(error),
         })
     });

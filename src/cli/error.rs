@@ -4,6 +4,7 @@ use std::{fmt, io};
 
 use tonic::Code;
 
+use super::shutdown::StopSignal;
 use kubefan_client::ClientError;
 
 /// Why a command failed. The text is the one line that the user sees.
@@ -27,9 +28,9 @@ pub(super) enum CliError {
     /// The errors were already printed.
     #[error("")]
     Printed,
-    /// ctrl-C.
+    /// A signal.
     #[error("")]
-    Interrupted,
+    Interrupted(StopSignal),
 }
 
 impl CliError {

@@ -86,8 +86,8 @@ enum Command {
 }
 
 /// Runs the command line. Exit codes: 0 for success, 1 for an error (`verify`: a difference, `auth
-/// can-i`: no), 2 for invalid arguments (both: also if the result cannot be determined), and 130
-/// after ctrl-C.
+/// can-i`: no), 2 for invalid arguments (both: also if the result cannot be determined), 130 after
+/// ctrl-C and 143 after SIGTERM.
 pub(crate) fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let args = Vec::from_iter(args);
     let command = as_called(command(), args.first());
@@ -106,8 +106,7 @@ pub(crate) fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is_broken_pipe() => ExitCode::SUCCESS,
         Err(CliError::Printed) => ExitCode::FAILURE,
-        // The shell's convention: 128 plus SIGINT (2).
-        Err(CliError::Interrupted) => ExitCode::from(130),
+        Err(CliError::Interrupted(signal)) => ExitCode::from(signal.exit_code()),
         Err(CliError::Undetermined(why)) => {
             why.into_iter().for_each(|why| eprintln!("{}", why.trim_end().replace('\n', " ")));
             ExitCode::from(2)
@@ -134,26 +133,36 @@ fn run(command: Command, given: &Given<'_>) -> Result<(), CliError> {
         Command::BenchAttacker(args) => bench::run_attacker(&args),
         #[cfg(feature = "sim")]
         Command::BenchChild(args) => bench::run_child(&args),
-        Command::Get(args) => client_runtime()?.block_on(get::run(args)),
+        Command::Get(args) => until_signal(get::run(args)),
         Command::Watch(args) => client_runtime()?.block_on(watch::run(args)),
-        Command::Verify(args) => client_runtime()?.block_on(verify::run(args)),
-        Command::Auth(args) => client_runtime()?.block_on(auth::run(args)),
-        Command::Check(args) => {
-            let runtime = client_runtime()?;
-            let checked = runtime.block_on(check::run(*args, &variables(), given));
-            // A credential plugin that hangs was reported, and must not be waited for.
-            runtime.shutdown_background();
-            checked
-        }
-        Command::Estimate(args) => client_runtime()?.block_on(estimate::run(args)),
-        Command::Top(args) => client_runtime()?.block_on(top::run(args)),
-        Command::Subscribers(args) => client_runtime()?.block_on(subscribers::run(args)),
-        Command::Disconnect(args) => client_runtime()?.block_on(disconnect::run(args)),
-        Command::StatusPage(args) => client_runtime()?.block_on(status_page::run(args)),
+        Command::Verify(args) => until_signal(verify::run(args)),
+        Command::Auth(args) => until_signal(auth::run(args)),
+        Command::Check(args) => until_signal(check::run(*args, &variables(), given)),
+        Command::Estimate(args) => until_signal(estimate::run(args)),
+        Command::Top(args) => until_signal(top::run(args)),
+        Command::Subscribers(args) => until_signal(subscribers::run(args)),
+        Command::Disconnect(args) => until_signal(disconnect::run(args)),
+        Command::StatusPage(args) => until_signal(status_page::run(args)),
         Command::Kubeconfig(args) => kubeconfig::run(&args),
         Command::Version(args) => version::run(&args),
         Command::Completion(args) => completion::run(&args, &mut command_for_completion()),
     }
+}
+
+/// Runs a command until it ends or a signal ends it. The kernel does not end process 1 of a
+/// container by a signal that it does not handle, so every command handles them.
+fn until_signal(command: impl Future<Output = Result<(), CliError>>) -> Result<(), CliError> {
+    let runtime = client_runtime()?;
+    let result = runtime.block_on(async {
+        let signal = shutdown::stop_signal()?;
+        tokio::select! {
+            result = command => result,
+            signal = signal => Err(CliError::Interrupted(signal)),
+        }
+    });
+    // A look-up of a name or a credential plugin may hang, and must not be waited for.
+    runtime.shutdown_background();
+    result
 }
 
 fn client_runtime() -> Result<tokio::runtime::Runtime, CliError> {

@@ -1,12 +1,15 @@
 //! Prints objects as JSON, YAML or names in kubectl's format.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 
 use clap::ValueEnum;
 use serde::Serialize;
-use serde_json::{Value, json, ser::PrettyFormatter};
+use serde_json::{Value, ser::PrettyFormatter, value::RawValue};
 
-use super::table::type_name;
+use super::{
+    table::type_name,
+    visible::{EscapedJson, visible, visible_lines},
+};
 use kubefan_client::{ResolvedResource, grpc::Object};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -28,8 +31,9 @@ pub(super) fn print_object(
     managed_fields: bool,
 ) -> io::Result<()> {
     match format {
-        Format::Name => writeln!(out, "{}/{}", type_name(resource), object.name),
-        format => print_value(out, format, &value(object, managed_fields)),
+        Format::Name => writeln!(out, "{}", visible(&format!("{}/{}", type_name(resource), object.name))),
+        Format::Json => print_json(out, &shown(object, managed_fields)?),
+        Format::Yaml => print_yaml(out, &shown(object, managed_fields)?),
     }
 }
 
@@ -40,37 +44,103 @@ pub(super) fn print_list<'a>(
     objects: impl Iterator<Item = &'a Object>,
     managed_fields: bool,
 ) -> io::Result<()> {
-    let items: Vec<Value> = objects.map(|object| value(object, managed_fields)).collect();
-    print_value(
-        out,
-        format,
-        &json!({"apiVersion": "v1", "items": items, "kind": "List", "metadata": {"resourceVersion": ""}}),
-    )
+    let items = objects.map(|object| shown(object, managed_fields)).collect::<io::Result<Vec<_>>>()?;
+    let list = List { api_version: "v1", items, kind: "List", metadata: ListMetadata { resource_version: "" } };
+    match format {
+        Format::Yaml => print_yaml(out, &list),
+        Format::Json | Format::Name => print_json(out, &list),
+    }
 }
 
-fn print_value(out: &mut impl Write, format: Format, value: &Value) -> io::Result<()> {
-    if format == Format::Yaml {
-        let text = serde_saphyr::to_string(value).map_err(io::Error::other)?;
-        return out.write_all(text.as_bytes());
-    }
-    let mut serializer = serde_json::Serializer::with_formatter(&mut *out, PrettyFormatter::with_indent(b"    "));
+/// A `v1` List.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct List<'a> {
+    api_version: &'static str,
+    items: Vec<Shown<'a>>,
+    kind: &'static str,
+    metadata: ListMetadata,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ListMetadata {
+    resource_version: &'static str,
+}
+
+/// An object to print.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Shown<'a> {
+    Value(Value),
+    /// The object as it is, because it is nested deeper than serde_json makes values of.
+    Raw(&'a RawValue),
+}
+
+fn print_json(out: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
+    let escaped = EscapedJson(&mut *out);
+    let mut serializer = serde_json::Serializer::with_formatter(escaped, PrettyFormatter::with_indent(b"    "));
     value.serialize(&mut serializer)?;
     writeln!(out)
 }
 
+fn print_yaml(out: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
+    let text = serde_saphyr::to_string(value).map_err(io::Error::other)?;
+    if text.contains(RAW_VALUE) {
+        return Err(io::Error::other("an object is nested too deep for YAML; use -o json"));
+    }
+    // YAML has no escapes outside of quotes. A file gets the text as it is.
+    if io::stdout().is_terminal() {
+        out.write_all(visible_lines(&text).as_bytes())
+    } else {
+        out.write_all(text.as_bytes())
+    }
+}
+
+/// The name of the field by which serde_json knows a raw value.
+const RAW_VALUE: &str = "$serde_json::private::RawValue";
+
 /// The object as JSON. As in kubectl, it lacks metadata.managedFields unless `managed_fields` is
 /// set.
-fn value(object: &Object, managed_fields: bool) -> Value {
-    let mut value: Value = serde_json::from_slice(&object.object).unwrap_or_default();
+///
+/// # Errors
+/// The object is not JSON.
+fn shown(object: &Object, managed_fields: bool) -> io::Result<Shown<'_>> {
+    let Ok(mut value) = serde_json::from_slice::<Value>(&object.object) else {
+        let raw = serde_json::from_slice(&object.object).map(Shown::Raw);
+        return raw.map_err(|error| io::Error::other(format!("{:?} is not JSON: {error}", object.name)));
+    };
     if let (false, Some(metadata)) = (managed_fields, value["metadata"].as_object_mut()) {
         metadata.remove("managedFields");
     }
-    value
+    Ok(Shown::Value(value))
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    /// An object that serde_json makes no value of.
+    fn deep() -> Object {
+        let object = format!("{{\"spec\":{}1{}}}", "[".repeat(200), "]".repeat(200));
+        Object { name: "deep".into(), object: object.into(), ..Object::default() }
+    }
+
+    #[test]
+    fn an_object_that_is_nested_deep_is_printed_whole() {
+        let resource = ResolvedResource::default();
+        let one = printed(|out| print_object(out, Format::Json, &resource, &deep(), false));
+        assert_eq!(one.trim_end().as_bytes(), deep().object);
+        let list = printed(|out| print_list(out, Format::Json, [deep(), pod()].iter(), false));
+        assert!(list.contains(one.trim_end()) && list.contains("\"containers\""), "{list}");
+        let error = print_object(&mut Vec::new(), Format::Yaml, &resource, &deep(), false).unwrap_err();
+        assert!(error.to_string().contains("use -o json"), "{error}");
+        let broken = Object { name: "odd".into(), object: "{".into(), ..Object::default() };
+        let error = print_object(&mut Vec::new(), Format::Json, &resource, &broken, false).unwrap_err();
+        assert!(error.to_string().contains("\"odd\" is not JSON"), "{error}");
+    }
 
     fn pod() -> Object {
         let body = r#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"a","managedFields":[{"x":1}],"labels":{"on":"true"}},"spec":{"containers":[{"name":"c"}]}}"#;

@@ -5,6 +5,37 @@ use std::io;
 use futures::{Stream, stream};
 use tokio::signal::unix::{SignalKind, signal};
 
+/// A signal that ends a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StopSignal {
+    /// SIGINT, as of ctrl-C.
+    Interrupt,
+    /// SIGTERM, as of a kubelet.
+    Terminate,
+}
+
+impl StopSignal {
+    /// The shell's convention: 128 plus the number of the signal.
+    pub(super) fn exit_code(self) -> u8 {
+        match self {
+            Self::Interrupt => 130,
+            Self::Terminate => 143,
+        }
+    }
+}
+
+/// Returns a future that resolves at the first SIGTERM or ctrl-C. Must be called in a Tokio
+/// runtime.
+pub(super) fn stop_signal() -> io::Result<impl Future<Output = StopSignal> + Send> {
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => StopSignal::Interrupt,
+            _ = terminate.recv() => StopSignal::Terminate,
+        }
+    })
+}
+
 /// Returns a future that resolves at the first SIGTERM or ctrl-C, after it has passed the signal's
 /// name to `announce`. A second ctrl-C ends the process at once with exit code 130. Must be called
 /// in a Tokio runtime.

@@ -51,11 +51,7 @@ pub(super) async fn run(args: StatusPageArgs) -> Result<(), CliError> {
     writeln!(stdout(), "http://127.0.0.1:{port}/ shows the status page, until ctrl-C")?;
     let forward = Arc::new(Forward { admin, hosts: ["127.0.0.1", "localhost"].map(|host| format!("{host}:{port}")) });
     let routes = Router::new().fallback(answer).with_state(forward);
-    let interrupted = async { _ = tokio::signal::ctrl_c().await };
-    tokio::select! {
-        served = axum::serve(listener, routes) => Ok(served?),
-        () = interrupted => Err(CliError::Interrupted),
-    }
+    Ok(axum::serve(listener, routes).await?)
 }
 
 struct Forward {

@@ -4,9 +4,10 @@
 use std::io::{self, Write};
 
 use jiff::Timestamp;
+use serde::Deserialize;
 use serde_json::Value;
 
-use super::{pod_status::pod_status, projection::ProjectionArgs};
+use super::{pod_status::pod_status, projection::ProjectionArgs, visible::visible};
 use kubefan_client::{ResolvedResource, grpc::Object};
 use kubefan_model::human_duration::human_duration;
 
@@ -37,15 +38,16 @@ impl Columns {
         Self { widths: vec![width] }
     }
 
-    /// Prints rows.
+    /// Prints rows, whose cells may contain anything.
     pub(super) fn print(&mut self, out: &mut impl Write, rows: &[Vec<String>]) -> io::Result<()> {
-        for row in rows {
+        let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(|cell| visible(cell)).collect()).collect();
+        for row in &rows {
             self.widths.resize(self.widths.len().max(row.len()), WIDTH_MIN);
             for (width, cell) in self.widths.iter_mut().zip(row) {
                 *width = (*width).max(cell.chars().count() + PADDING);
             }
         }
-        for row in rows {
+        for row in &rows {
             let cells = self.widths.iter().zip(row).map(|(width, cell)| format!("{cell:<width$}"));
             writeln!(out, "{}", cells.collect::<String>().trim_end())?;
         }
@@ -85,14 +87,15 @@ impl Table {
     }
 
     fn row(&self, object: &Object, now: Timestamp) -> Vec<String> {
-        let value: Value = serde_json::from_slice(&object.object).unwrap_or_default();
         let mut cells = Vec::with_capacity(5);
         if self.with_namespace {
             cells.push(object.namespace.clone());
         }
         cells.push(if self.with_type { format!("{}/{}", self.type_name, object.name) } else { object.name.clone() });
-        cells.extend(self.pods.iter().flat_map(|pods| pods.cells(&value)));
-        cells.push(age(&value, now));
+        if let Some(pods) = self.pods {
+            cells.extend(pods.cells(&pod_value(&object.object)));
+        }
+        cells.push(age(&object.object, now));
         cells
     }
 }
@@ -125,8 +128,27 @@ pub(super) fn type_name(resource: &ResolvedResource) -> String {
     if resource.group.is_empty() { kind } else { format!("{kind}.{}", resource.group) }
 }
 
-fn age(object: &Value, now: Timestamp) -> String {
-    let created = object["metadata"]["creationTimestamp"].as_str().and_then(|text| text.parse::<Timestamp>().ok());
+/// A pod as a value. Its schema limits how deep it is. If it is not JSON, its columns have no data.
+pub(super) fn pod_value(pod: &[u8]) -> Value {
+    serde_json::from_slice(pod).unwrap_or(Value::Null)
+}
+
+/// What every object has, however deep the rest of it is.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Metadata {
+    creation_timestamp: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct WithMetadata {
+    metadata: Metadata,
+}
+
+fn age(object: &[u8], now: Timestamp) -> String {
+    let object = serde_json::from_slice::<WithMetadata>(object).ok();
+    let created = object.and_then(|object| object.metadata.creation_timestamp.parse::<Timestamp>().ok());
     created.map_or_else(|| UNKNOWN.to_owned(), |created| human_duration(now.as_second() - created.as_second()))
 }
 
@@ -176,6 +198,16 @@ default     a       Running   n        5m
 x           b       Running   n        5m
 ";
         assert_eq!(String::from_utf8(out).unwrap(), expected);
+    }
+
+    #[test]
+    fn no_cell_controls_the_terminal_or_forges_a_row() {
+        let mut table = Table::new(&resource("pods", "Pod", ""), ALL, false, false);
+        let hostile = object("default", "a", "n\u{1b}[31m\nforged   Running   n   5m");
+        let mut out = Vec::new();
+        table.print(&mut out, &[hostile], now()).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.lines().count() == 2 && !text.contains('\u{1b}'), "{text:?}");
     }
 
     #[test]

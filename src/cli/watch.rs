@@ -10,13 +10,16 @@ use std::{
 
 use clap::{Args, ValueEnum};
 use futures::poll;
-use serde_json::{Value, json};
+use serde::Deserialize;
+use serde_json::json;
 
 use super::{
     error::CliError,
     projection::ProjectionArgs,
     select::{SelectArgs, Selected, ServerArgs, is_cluster_scoped},
-    table::{Columns, PodColumns, type_name},
+    shutdown::stop_signal,
+    table::{Columns, PodColumns, pod_value, type_name},
+    visible::{EscapedJson, visible},
 };
 use kubefan_client::{
     ClientError, Encoding, Event, EventType, OnExpired, OnLag, ResolvedResource, WatchItem, WatchOptions,
@@ -121,7 +124,7 @@ pub(super) async fn run(args: WatchArgs) -> Result<(), CliError> {
         out: BufWriter::new(stdout()),
     };
     let mut notices = Notices::default();
-    let mut interrupt = pin!(tokio::signal::ctrl_c());
+    let mut signal = pin!(stop_signal()?);
     let result = loop {
         let item = {
             let mut next = pin!(watch.next());
@@ -133,7 +136,7 @@ pub(super) async fn run(args: WatchArgs) -> Result<(), CliError> {
                     printer.out.flush()?;
                     tokio::select! {
                         item = next => item,
-                        _ = &mut interrupt => break Err(CliError::Interrupted),
+                        signal = &mut signal => break Err(CliError::Interrupted(signal)),
                     }
                 }
             }
@@ -158,7 +161,7 @@ pub(super) async fn run(args: WatchArgs) -> Result<(), CliError> {
         }
     };
     printer.out.flush()?;
-    if !watch.resume_version().is_empty() && matches!(result, Ok(()) | Err(CliError::Interrupted)) {
+    if !watch.resume_version().is_empty() && matches!(result, Ok(()) | Err(CliError::Interrupted(_))) {
         eprintln!("to continue from here: --resource-version={}", watch.resume_version());
     }
     result
@@ -235,7 +238,7 @@ struct Printer {
 
 impl Printer {
     fn resource_of(&self, event: &Event) -> ResolvedResource {
-        match type_of(&serde_json::from_slice(&event.object).unwrap_or_default()) {
+        match type_of(&event.object) {
             resource if resource.kind.is_empty() => self.resource.clone(),
             resource => resource,
         }
@@ -244,7 +247,10 @@ impl Printer {
     fn print(&mut self, event: &Event) -> io::Result<()> {
         match self.format {
             Some(Format::Json) => print_json(&mut self.out, event),
-            Some(Format::Name) => writeln!(self.out, "{}/{}", type_name(&self.resource_of(event)), event.name),
+            Some(Format::Name) => {
+                let name = format!("{}/{}", type_name(&self.resource_of(event)), event.name);
+                writeln!(self.out, "{}", visible(&name))
+            }
             None => self.columns.print(&mut self.out, &[cells(event, self.pods)]),
         }
     }
@@ -255,10 +261,9 @@ fn cells(event: &Event, pods: PodColumns) -> Vec<String> {
     let key =
         if event.namespace.is_empty() { event.name.clone() } else { format!("{}/{}", event.namespace, event.name) };
     let mut cells = vec![type_text(event).to_owned(), event.resource_version.clone(), key];
-    let object: Value = serde_json::from_slice(&event.object).unwrap_or_default();
-    let resource = type_of(&object);
+    let resource = type_of(&event.object);
     if resource.kind == "Pod" && resource.group.is_empty() {
-        cells.extend(pods.cells(&object));
+        cells.extend(pods.cells(&pod_value(&event.object)));
     }
     match event.delete_reason() {
         DeleteReason::LeftSelector => cells.push("(left the selector)".to_owned()),
@@ -275,7 +280,7 @@ fn print_json(out: &mut impl Write, event: &Event) -> io::Result<()> {
         let metadata = json!({"namespace": event.namespace, "name": event.name, "uid": event.uid});
         write!(out, "{}", json!({"metadata": metadata}))?;
     } else {
-        out.write_all(event.object.trim_ascii_end())?;
+        EscapedJson(&mut *out).write_all(event.object.trim_ascii_end())?;
     }
     writeln!(out, "}}")
 }
@@ -289,12 +294,20 @@ fn type_text(event: &Event) -> &'static str {
     }
 }
 
+/// The type of an object, however deep the rest of it is.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct TypeMeta {
+    kind: String,
+    api_version: String,
+}
+
 /// The type named in the object itself, because a resumed watch gets no `SnapshotBegin`. Empty if
 /// the projection leaves it out.
-fn type_of(object: &Value) -> ResolvedResource {
-    let text = |field: &str| object[field].as_str().unwrap_or_default();
-    let group = text("apiVersion").split_once('/').map_or("", |(group, _)| group);
-    match text("kind") {
+fn type_of(object: &[u8]) -> ResolvedResource {
+    let TypeMeta { kind, api_version } = serde_json::from_slice(object).unwrap_or_default();
+    let group = api_version.split_once('/').map_or("", |(group, _)| group);
+    match kind.as_str() {
         "PartialObjectMetadata" => ResolvedResource::default(),
         kind => ResolvedResource { group: group.to_owned(), kind: kind.to_owned(), ..ResolvedResource::default() },
     }
@@ -303,6 +316,7 @@ fn type_of(object: &Value) -> ResolvedResource {
 #[cfg(test)]
 mod tests {
     use kubefan_client::ServerStatus;
+    use serde_json::Value;
 
     use super::*;
     use crate::cli::table::tests::ALL;

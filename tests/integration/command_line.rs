@@ -10,7 +10,7 @@ use crate::{
     bad_input::assert_line,
     harness::{
         kubefan::{Kubefan, Ran, run},
-        process::free_port,
+        process::{free_port, send_signal},
         rig::{pod_in, pods},
         simulated::{Simulated, json as parse},
         tests, wait,
@@ -21,7 +21,7 @@ tests! {
     local: get_prints_as_kubectl_does, get_accepts_every_name_and_selector, get_follows_changes,
         exit_codes_distinguish_success_and_failure, a_timeout_ends_a_watch_and_names_its_version,
         a_watch_resumes_by_itself_or_starts_over_and_says_so, an_expired_version_is_an_error_unless_asked_otherwise,
-        version_and_completion_need_no_server;
+        version_and_completion_need_no_server, sigterm_ends_every_command;
 }
 
 async fn with_pods() -> (Simulated, Kubefan, String) {
@@ -171,6 +171,21 @@ async fn exit_codes_distinguish_success_and_failure() {
     })
     .await;
     assert_eq!(ended.code(), Some(0));
+}
+
+/// Process 1 of a container is ended by no signal that it does not handle.
+async fn sigterm_ends_every_command() {
+    let (_simulated, _kubefan, server) = with_pods().await;
+    for command in ["watch", "get"] {
+        let args = [command, "pods", "-o", "name", "--server", &server];
+        let mut running = Running::start(&[&args[..], if command == "get" { &["--watch"] } else { &[] }].concat());
+        running.lines(3).await;
+        send_signal(running.child.id().unwrap(), "TERM");
+        if command == "watch" {
+            running.stderr_line("to continue from here: --resource-version=").await;
+        }
+        assert_eq!(running.child.wait().await.unwrap().code(), Some(143), "{command}");
+    }
 }
 
 async fn a_timeout_ends_a_watch_and_names_its_version() {

@@ -99,9 +99,7 @@ impl Process {
     }
 
     fn signal(&self, name: &str) {
-        let kill = format!(r#"kill -{name} "$0""#);
-        let status = Command::new("sh").args(["-c", &kill, &self.pid().to_string()]).status();
-        assert!(status.is_ok_and(|status| status.success()), "cannot send a signal to {}", self.name);
+        send_signal(self.pid(), name);
     }
 
     /// Waits until the process exits by itself.
@@ -124,6 +122,13 @@ impl Drop for Process {
         }
         let _ = self.watchdog.wait();
     }
+}
+
+/// Sends a signal, such as `TERM`, to a process.
+pub(crate) fn send_signal(pid: u32, name: &str) {
+    let kill = format!(r#"kill -{name} "$0""#);
+    let status = Command::new("sh").args(["-c", &kill, &pid.to_string()]).status();
+    assert!(status.is_ok_and(|status| status.success()), "cannot send SIG{name} to {pid}");
 }
 
 /// A figure of a process's memory in bytes, such as `VmRSS` or `VmHWM`.
