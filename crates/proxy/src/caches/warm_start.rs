@@ -84,7 +84,8 @@ pub(super) async fn warm_start(
             info!(%resource, scope, %version, ?received, bytes, ?took, "warm start");
             Some((restored, proven_at))
         }
-        Err(error @ ColdStart::Peer(PeerError::NoOtherReplica)) => {
+        // It costs time and nothing else. At a first install no peer has anything to send.
+        Err(error @ ColdStart::Peer(_)) => {
             info!(%resource, scope, %error, "cold start");
             None
         }

@@ -26,7 +26,10 @@ pub enum PeerError {
     /// The certificate that the managed CA signed for this replica cannot be used.
     #[error("this replica's certificate of the managed CA cannot be used: {0}")]
     Managed(String),
-    /// The peer is unreachable, or did not prove its identity.
+    /// Nothing answers at the peer's address.
+    #[error("cannot be reached: {0}")]
+    Unreachable(String),
+    /// The connection failed, or the peer did not prove its identity.
     #[error("no connection: {0}")]
     Connect(String),
     /// The peer refused the request.
@@ -54,6 +57,11 @@ pub enum PeerError {
 }
 
 impl PeerError {
+    /// Whether the same attempt may succeed in a moment.
+    pub(super) fn may_pass(&self) -> bool {
+        matches!(self, Self::Resolve { .. } | Self::Unreachable(_))
+    }
+
     pub(super) fn broken(what: impl std::fmt::Display) -> Self {
         Self::Broken(what.to_string())
     }

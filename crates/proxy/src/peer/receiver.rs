@@ -5,7 +5,7 @@
 //! that start together do not all ask the same peer.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::{Arc, Mutex, PoisonError},
@@ -18,7 +18,7 @@ use rand::{Rng, seq::SliceRandom};
 use tokio::{
     net::{TcpStream, UdpSocket, lookup_host},
     task::yield_now,
-    time::timeout,
+    time::{Instant, sleep, timeout},
 };
 use tonic::{
     Code, Status,
@@ -39,6 +39,12 @@ use kubefan_common::proto::v1alpha1::peer_service_client::PeerServiceClient;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time limit between two parts of a transfer.
 const STALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long peers are tried again that cannot be reached or found. A network plugin may know the
+/// address of a new pod only some seconds after it has started, and until then nothing answers.
+const REACH_TIMEOUT: Duration = Duration::from_secs(6);
+/// The delay between two tries: the first, and the longest.
+const REACH_DELAY_MIN: Duration = Duration::from_millis(200);
+const REACH_DELAY_MAX: Duration = Duration::from_secs(1);
 /// The number of addresses tried. Further addresses would hardly fare better.
 const ADDRESSES_MAX: usize = 16;
 
@@ -93,7 +99,8 @@ impl DnsDial {
         if self.own_port == Some(address.port()) && is_own(address.ip()).await {
             return Err(PeerError::OwnAddress);
         }
-        let stream = TcpStream::connect(address).await.map_err(|error| connect(&error))?;
+        let stream = TcpStream::connect(address).await;
+        let stream = stream.map_err(|error| PeerError::Unreachable(error.to_string()))?;
         let io = self.tls.connect(&name, stream).await?;
         let mut io = Some(TokioIo::new(io));
         let once = service_fn(move |_| {
@@ -162,27 +169,56 @@ impl Peers {
         Self { dial, peer_timeout, peer_transfer_bytes_max }
     }
 
-    /// Receives the cache from the first peer that sends all of it. Each peer is asked once, in
-    /// random order. `decoder` creates a decoder for each attempt.
+    /// Receives the cache from the first peer that sends all of it. The peers are asked in random
+    /// order, and those that cannot be reached again for some seconds. `decoder` creates a decoder
+    /// for each attempt.
     ///
     /// # Errors
-    /// The last peer's error; each peer's error is logged.
+    /// The last peer's error; the error of each peer that was reached is logged.
     pub async fn fetch(
         &self,
         wanted: &CacheIdentity,
         mut decoder: impl FnMut() -> Decoder,
         random: &mut impl Rng,
     ) -> Result<(SocketAddr, ReceivedCache), PeerError> {
+        let (started, mut delay) = (Instant::now(), REACH_DELAY_MIN);
+        let mut given_up = BTreeSet::new();
+        loop {
+            let error = match self.fetch_once(wanted, &mut decoder, &mut given_up, random).await {
+                Ok(received) => return Ok(received),
+                Err(error) => error,
+            };
+            if !error.may_pass() || started.elapsed() + delay > REACH_TIMEOUT {
+                return Err(error);
+            }
+            sleep(delay).await;
+            delay = (2 * delay).min(REACH_DELAY_MAX);
+        }
+    }
+
+    async fn fetch_once(
+        &self,
+        wanted: &CacheIdentity,
+        decoder: &mut impl FnMut() -> Decoder,
+        given_up: &mut BTreeSet<SocketAddr>,
+        random: &mut impl Rng,
+    ) -> Result<(SocketAddr, ReceivedCache), PeerError> {
         let mut addresses = self.dial.addresses().await?;
+        addresses.retain(|address| !given_up.contains(address));
         addresses.shuffle(random);
         let mut last = PeerError::NoOtherReplica;
         for address in addresses.into_iter().take(ADDRESSES_MAX) {
             match self.fetch_from(address, wanted, decoder()).await {
                 Ok(restored) => return Ok((address, restored)),
-                Err(PeerError::OwnAddress) => {}
+                Err(PeerError::OwnAddress) => _ = given_up.insert(address),
+                // Another one may be reached in a moment.
+                Err(error) if error.may_pass() => last = error,
                 Err(error) => {
                     info!(resource = %wanted.gvr, scope = wanted.scope.namespace(), peer = %address, %error, "no warm start from this peer");
-                    last = error;
+                    given_up.insert(address);
+                    if !last.may_pass() {
+                        last = error;
+                    }
                 }
             }
         }
@@ -198,7 +234,7 @@ impl Peers {
         let stalled = |limit: Duration| PeerError::CutOff(format!("nothing arrived for {limit:?}"));
         let connecting = timeout(CONNECT_TIMEOUT, self.dial.connect(address));
         let channel =
-            connecting.await.map_err(|_| PeerError::Connect(format!("none within {CONNECT_TIMEOUT:?}")))??;
+            connecting.await.map_err(|_| PeerError::Unreachable(format!("no answer in {CONNECT_TIMEOUT:?}")))??;
         // The sender compresses chunks, which may make the largest chunk slightly larger.
         let mut client = PeerServiceClient::new(channel).max_decoding_message_size(CHUNK_BYTES_MAX + (1 << 20));
         // The peer may be serving other transfers first. Half of the time is left for another peer.
