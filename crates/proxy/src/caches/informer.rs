@@ -24,12 +24,13 @@ use tokio::{
     task::yield_now,
     time::{Instant, sleep_until},
 };
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use super::{
     allowance::Allowance,
     consistency::Prover,
     context::CacheContext,
+    failure_log::FailureLog,
     list_scheduler::{ListPlace, ListPriority},
     planned_relist::{DueRelist, PlannedRelist},
     retry::Retry,
@@ -44,13 +45,12 @@ use crate::{
     telemetry::metrics::WatchPurpose,
     upstream::{
         SourceReflector, UpstreamError,
-        discovery::{Discovery, DiscoveryError},
         identity::IdentityError,
         reflector::{ReflectorError, Step},
     },
 };
 use kubefan_common::unless_planted;
-use kubefan_model::{GroupVersionResource, Media, ResourceVersion, object::ObjectError, table::TableError};
+use kubefan_model::{Media, ResourceVersion, object::ObjectError, table::TableError};
 
 /// How long a cache with a state keeps serving it after a 403. An apiserver that has just started
 /// answers 403 until its authorizer has read its rules.
@@ -61,7 +61,6 @@ const LIST_STALL_MAX: Duration = Duration::from_secs(30);
 
 /// The wait before objects are read again for a new schema, if that failed.
 const REREAD_INTERVAL: Duration = Duration::from_secs(60);
-
 /// Objects to pack before yielding to other tasks: a few milliseconds of work.
 const PREPARE_OBJECTS: usize = 100;
 
@@ -84,12 +83,12 @@ pub(super) struct Informer {
     due_relist: Option<DueRelist>,
     planned_relist: Arc<PlannedRelist>,
     forbidden_since: Option<Instant>,
+    failures: FailureLog,
     /// Whether the first run may start with the state of a peer.
     warm: bool,
     /// The reason of the list in progress, and the time of its request.
     listing: Option<(RelistReason, Instant)>,
-    /// Set if a connection may have broken or changed. Later updates count only after upstream has
-    /// confirmed that it is still the same cluster.
+    /// A connection may have broken or changed: updates count once upstream is confirmed.
     is_unconfirmed: bool,
 }
 
@@ -114,8 +113,7 @@ struct Unannounced {
 }
 
 impl Informer {
-    /// An informer of a cache that does not run yet. It stops if it exceeds the `allowance`. If
-    /// `warm` is set, it asks peers before it lists.
+    /// An informer that does not run yet. With `warm` it asks peers before it lists.
     pub(super) fn new(
         context: CacheContext,
         served: Served,
@@ -143,6 +141,7 @@ impl Informer {
             due_relist: None,
             planned_relist,
             forbidden_since: None,
+            failures: FailureLog::default(),
             warm,
             listing: None,
             is_unconfirmed: true,
@@ -289,8 +288,7 @@ impl Informer {
     }
 
     /// Whether upstream may be asked for a list or a watch. After an answer of another cluster it
-    /// has to be confirmed first: the next answer could still come from there, while its
-    /// confirmation reaches the right cluster again.
+    /// is confirmed first: the next answer could come from there, and its check from the right one.
     async fn may_request(&mut self, batch: &mut CommitBatch) -> bool {
         if self.reflector.has_watch() || !self.context.source.is_doubted() {
             return true;
@@ -413,7 +411,7 @@ impl Informer {
             self.served.hub.listed(at);
         }
         let (objects, bytes) = self.writer.size_with_list();
-        self.allowance.as_mut()?.record(&self.served.gvr, objects, bytes).err().map(Stopped::from)
+        self.allowance.as_ref()?.record(&self.served.gvr, objects, bytes).err().map(Stopped::from)
     }
 
     /// Decides how to react to a failure.
@@ -435,13 +433,8 @@ impl Informer {
         if matches!(error, ReflectorError::Watch(_) | ReflectorError::VeryShortWatch) {
             hub.metrics().watch_restart(error.reason());
         }
-        let (scope, media) = (self.served.scope.namespace(), self.media().as_str());
-        match error.upstream() {
-            Some(UpstreamError::Forbidden { .. }) if self.forbidden_since.is_some() => {
-                debug!(resource = %self.served.gvr, scope, media, %error, "upstream still denies it");
-            }
-            _ => warn!(resource = %self.served.gvr, scope, media, reason = error.reason(), %error, "upstream failed"),
-        }
+        let is_kubefan = self.context.source.is_kubefan();
+        self.failures.log(&self.served, &error, is_kubefan, self.forbidden_since.is_some());
         self.retry_reread();
         let hub = &self.served.hub;
         if self.reflector.has_watch() {
@@ -449,7 +442,7 @@ impl Informer {
             return None;
         }
         match error.upstream() {
-            Some(UpstreamError::NotFound { .. }) if is_gone(&self.context.discovery, &self.served.gvr).await => {
+            Some(UpstreamError::NotFound { .. }) if self.context.discovery.is_gone(&self.served.gvr).await => {
                 let resource = &self.served.gvr;
                 match self.context.upstream.confirm().await {
                     Ok(()) => return Some(Stopped::NotFound(format!("the apiserver no longer serves {resource}"))),
@@ -504,11 +497,4 @@ impl Informer {
         unless_planted!(BackoffKeepsThePlace => self.place = None);
         self.retry.wait_after(error).await;
     }
-}
-
-/// Whether discovery confirms that the resource is gone. A 404 alone may come from an apiserver
-/// that is starting.
-async fn is_gone(discovery: &Discovery, gvr: &GroupVersionResource) -> bool {
-    discovery.doubt();
-    matches!(discovery.find(&gvr.group, &gvr.version, &gvr.resource).await, Err(DiscoveryError::UnknownResource { .. }))
 }

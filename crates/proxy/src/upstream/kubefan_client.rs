@@ -28,6 +28,11 @@ use kubefan_model::{ResourceVersion, Scope};
 /// How long an answer about the freshness of a cache may take. A proof takes up to 4 s, and may
 /// wait for one that is under way.
 const FRESHNESS_TIMEOUT: Duration = Duration::from_secs(9);
+/// The silence after which the connection is checked, and the time for the answer. A machine that
+/// loses power answers nothing, and a replica on another one can take over at once. The next
+/// kubefan has few connections of this kind, so the checks cost nothing.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(3);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(3);
 /// The shortest time between two readings of the files of the settings.
 const RENEWAL_INTERVAL: Duration = Duration::from_secs(10);
 /// Where a pod has the token of its service account.
@@ -59,6 +64,8 @@ impl KubefanSettings {
             client_certificate: self.certificate.clone(),
             server_name: self.server_name.clone(),
             token_file: self.token_file.clone().or_else(|| of_pod().filter(|_| may_default)),
+            keepalive_interval: KEEPALIVE_INTERVAL,
+            keepalive_timeout: KEEPALIVE_TIMEOUT,
             ..ClientOptions::default()
         }
     }

@@ -147,6 +147,14 @@ impl Discovery {
         self.lookup(name, |index| index.resolve(name)).await
     }
 
+    /// Whether discovery confirms that a resource is gone. A 404 alone may come from an apiserver
+    /// that is starting.
+    pub async fn is_gone(&self, gvr: &GroupVersionResource) -> bool {
+        self.doubt();
+        let found = self.find(&gvr.group, &gvr.version, &gvr.resource).await;
+        matches!(found, Err(DiscoveryError::UnknownResource { .. }))
+    }
+
     /// The watchable resource with a full name; an empty version means the preferred one.
     pub async fn find(&self, group: &str, version: &str, resource: &str) -> Result<ResourceInfo, DiscoveryError> {
         let name = [resource, version, group].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(".");
