@@ -23,7 +23,7 @@ pub(crate) mod wrong_values;
 tests! {
     apiserver slow: helm_lint_finds_nothing, nothing_that_applies_the_chart_again_touches_what_kubefan_wrote,
         kubefan_runs_with_the_flags_and_the_role_of_three_lists, a_node_reads_through_the_cluster_form,
-        no_variant_is_insecure_or_gives_a_pod_the_key_of_the_ca, a_changed_setting_restarts_pods_if_it_must,
+        no_variant_is_insecure_or_gives_a_pod_the_key_of_the_ca, the_policy_admits_pods_and_the_networks_of_the_nodes, a_changed_setting_restarts_pods_if_it_must,
         modes_do_not_cut_off_the_pods_of_the_nodes;
     apiserver large: kubefan_runs_with_the_newest_release;
 }
@@ -299,6 +299,19 @@ async fn a_node_reads_through_the_cluster_form() {
 }
 
 /// A kubelet may read the whole Secret of a pod on its node, whichever keys the pod mounts.
+async fn the_policy_admits_pods_and_the_networks_of_the_nodes() {
+    let clients = async |args: &[&str]| {
+        let rendered = objects(&helm::template("kubefan", "kubefan", args).await);
+        named(&rendered, "NetworkPolicy", "kubefan")["spec"]["ingress"][0]["from"].clone()
+    };
+    let pods = json!({ "namespaceSelector": {} });
+    assert_eq!(clients(&[]).await, json!([pods]));
+    let nodes = json!({ "ipBlock": { "cidr": "10.0.0.0/16" } });
+    assert_eq!(clients(&["--set=networkPolicy.nodeCIDRs={10.0.0.0/16}"]).await, json!([pods, nodes]));
+    let everyone = clients(&["--set-json=networkPolicy.from=[]", "--set=networkPolicy.nodeCIDRs={10.0.0.0/16}"]).await;
+    assert!(everyone.is_null(), "{everyone}");
+}
+
 async fn no_variant_is_insecure_or_gives_a_pod_the_key_of_the_ca() {
     for (what, args) in VARIANTS {
         let text = helm::template("kubefan", "kubefan", args).await;

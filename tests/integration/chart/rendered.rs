@@ -41,7 +41,7 @@ fn must_be(path: &Path, wanted: &str) {
     let path = path.display();
     assert!(
         found == wanted,
-        "{path} differs at {first:?}: KUBEFAN_RENDER=1 cargo test --test integration chart:: writes it"
+        "{path} differs at {first:?}: KUBEFAN_RENDER=1 cargo test --test integration chart::rendered -- --ignored writes it"
     );
 }
 
