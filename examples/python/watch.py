@@ -16,7 +16,7 @@ def show(what, item):
     print(what, f"{item.namespace}/{item.name}", item.resource_version, flush=True)
 
 
-stub = watch_pb2_grpc.WatchServiceStub(grpc.insecure_channel(sys.argv[1]))
+stub = watch_pb2_grpc.WatchServiceStub(grpc.insecure_channel(sys.argv[1], [("grpc.max_receive_message_length", 64 << 20)]))
 target = api.Target(resource="pods")
 version = ""
 while True:
