@@ -13,6 +13,7 @@ use tokio::{
 
 use super::{
     kubefan::Kubefan,
+    process::free_port,
     rig::{pod, pods},
 };
 
@@ -41,7 +42,8 @@ impl Simulated {
 
     /// Starts an empty server.
     pub(crate) async fn with(options: SimOptions) -> Simulated {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        // Not an ephemeral port: while the server is off the network, it could be taken.
+        let listener = TcpListener::bind(("127.0.0.1", free_port())).await.expect("the port is free");
         let addr = listener.local_addr().expect("a listener has an address");
         let sim = SimApiserver::new(options);
         let serving = Some(tokio::spawn(sim.clone().serve(listener, std::future::pending())));

@@ -3,12 +3,12 @@
 //!
 //! The hazard is a client that makes kubefan log: it must neither fill the log nor delay others. So
 //! libraries log errors only ([`levels`]), lines of one kind have a rate ([`rate`]), long lines are
-//! cut ([`lines`]), and no worker waits for stderr: a thread writes the lines, and those that it is
-//! too slow for are dropped and counted.
+//! cut ([`log_lines`]), and no worker waits for stderr: a thread writes the lines, and those that
+//! it is too slow for are dropped and counted.
 
 mod levels;
-mod lines;
 mod log_format;
+mod log_lines;
 mod rate;
 
 use std::{
@@ -20,7 +20,7 @@ use std::{
 use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::{Layer, layer::SubscriberExt, util::SubscriberInitExt};
 
-use self::{lines::CutLines, rate::Rate};
+use self::{log_lines::CutLines, rate::Rate};
 
 pub use log_format::LogFormat;
 
