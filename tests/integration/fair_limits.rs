@@ -37,7 +37,8 @@ use crate::{
 tests! {
     local: pending_calls_are_limited_and_leave_the_places_of_streams, the_number_of_streams_is_limited_with_those_of_reflection_and_health,
         a_live_watch_that_is_not_read_is_ended, selectors_beyond_the_limits_are_refused_or_passed_on,
-        two_addresses_leave_a_stream_for_a_third;
+        two_addresses_leave_a_stream_for_a_third,
+        one_caller_leaves_a_forwarded_watch_for_another;
     local alone: many_values_in_selectors_take_a_few_times_their_text;
     paused: a_call_without_a_request_is_ended, calls_without_a_request_do_not_hold_up_a_drain;
 }
@@ -139,6 +140,28 @@ async fn two_addresses_leave_a_stream_for_a_third() {
     }
     let honest = Watch::start(&mut connect(kubefan.grpc_addr).await, target("pods"), "").await;
     assert!(honest.is_ok(), "{} streams of two addresses leave none: {:?}", greedy.len(), honest.err());
+}
+
+async fn one_caller_leaves_a_forwarded_watch_for_another() {
+    let simulated = Simulated::start().await;
+    let kubefan = simulated.kubefan(&["--resource=pods", "--on-demand=false", "--passthrough-max=80"]).await;
+    let url = format!("http://{}/api/v1/configmaps?watch=1", kubefan.grpc_addr);
+    let watch = async |last_byte: u8, token: &str| {
+        let client = reqwest::Client::builder().local_address(std::net::IpAddr::from([127, 0, 0, last_byte]));
+        let client = client.http2_prior_knowledge().no_proxy().build().unwrap();
+        client.get(&url).bearer_auth(token).send().await.unwrap()
+    };
+    let mut greedy = Vec::new();
+    loop {
+        let answer = watch(2 + greedy.len() as u8 % 2, "greedy").await;
+        if answer.status() == reqwest::StatusCode::TOO_MANY_REQUESTS {
+            break;
+        }
+        assert_eq!(answer.status(), reqwest::StatusCode::OK);
+        greedy.push(answer);
+    }
+    let honest = watch(4, "honest").await;
+    assert_eq!(honest.status(), reqwest::StatusCode::OK, "{} watches of one caller leave none", greedy.len());
 }
 
 async fn the_number_of_streams_is_limited_with_those_of_reflection_and_health() {
