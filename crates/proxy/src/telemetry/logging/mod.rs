@@ -2,8 +2,8 @@
 //! object.
 //!
 //! The hazard is a client that makes kubefan log: it must neither fill the log nor delay others. So
-//! libraries log errors only ([`levels`]), lines of one kind have a rate ([`rate`]), long lines are
-//! cut ([`log_lines`]), and no worker waits for stderr: a thread writes the lines, and those that
+//! libraries log errors only (`levels`), lines of one kind have a rate (`rate`), long lines are
+//! cut (`log_lines`), and no worker waits for stderr: a thread writes the lines, and those that
 //! it is too slow for are dropped and counted.
 
 mod levels;

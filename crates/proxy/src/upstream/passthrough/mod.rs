@@ -6,7 +6,7 @@
 //! client certificates. If kubefan impersonates them, a request without a user is not sent.
 //!
 //! The other hazard is a shared connection: what one client does must not break the requests of
-//! others. [`connections`] and [`repeat`] say how.
+//! others. `connections` and `repeat` say how.
 
 mod accepted_tokens;
 mod base_url;
