@@ -33,7 +33,7 @@ pub fn plain(text: &str) -> &str {
     }
 }
 
-/// What is wrong with a PEM file. The library's error quotes the file, which may be a private key.
+/// Names the fault of a PEM file. The library's error quotes the file, which may be a private key.
 pub fn explain_pem(error: &pem::Error) -> &'static str {
     match error {
         pem::Error::MissingSectionEnd { .. } => "a PEM section has no END line; are line feeds missing?",

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use kubefan_model::{GroupVersionResource, Scope};
 
-/// What `--on-demand-resources-max` counts: a resource in one scope, in all encodings.
+/// A resource in one scope, in all encodings: the unit of `--on-demand-resources-max`.
 pub(super) type Place = (GroupVersionResource, Scope);
 
 /// A place that readers have taken.

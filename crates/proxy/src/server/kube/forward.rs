@@ -60,7 +60,7 @@ const SHORT_PART: usize = 5;
 const KEPT_BODIES_KIB: usize = 32 << 10;
 /// The longest body that is kept, in bytes. kube-apiserver takes 3 MiB.
 const KEPT_BODY_BYTES_MAX: u64 = 4 << 20;
-/// What is kept of a body of unknown length, in bytes.
+/// The bytes that are kept of a body of unknown length.
 const KEPT_OF_UNKNOWN_BYTES: u64 = 64 << 10;
 
 /// Forwards requests upstream.

@@ -44,7 +44,7 @@ use crate::upstream::{
 
 pub use self::{connections::connections_max, protection::check_reviewer};
 
-/// Whose credentials a forwarded request carries.
+/// The owner of the credentials that a forwarded request carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Credentials {
     /// Only the client's credentials, from the request.
@@ -59,7 +59,7 @@ pub enum Credentials {
 /// Options of passthrough.
 #[derive(Debug, Clone)]
 pub struct PassthroughOptions {
-    /// Whose credentials requests carry.
+    /// The owner of the credentials that requests carry.
     pub credentials: Credentials,
     /// The limit on concurrent requests.
     pub requests_max: usize,
@@ -110,7 +110,7 @@ impl Passthrough {
         Ok(Self { service, base, server, options, renewal, streams, accepted: AcceptedTokens::default() })
     }
 
-    /// Whose credentials requests carry.
+    /// Returns the owner of the credentials that requests carry.
     pub fn credentials(&self) -> Credentials {
         self.options.credentials
     }

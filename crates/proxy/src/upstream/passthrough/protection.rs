@@ -1,8 +1,6 @@
 //! Whether others could read what is sent to the apiserver, or answer in its place.
 
-use std::net::IpAddr;
-
-use http::{Uri, uri::Scheme};
+use http::uri::Scheme;
 use kube_client::{Config, config::AuthInfo};
 
 use super::{Credentials, PassthroughOptions};
@@ -37,14 +35,11 @@ impl PassthroughOptions {
 
 /// How tokens that are sent to the apiserver could be read by others; `None` if they could not.
 fn exposure(config: &Config) -> Option<&'static str> {
-    let is_plain = config.cluster_url.scheme() == Some(&Scheme::HTTP);
-    let is_local = config.proxy_url.is_none() && is_loopback(&config.cluster_url);
-    match is_plain {
-        true if is_local => None,
-        true => Some("over plain http"),
-        false if config.accept_invalid_certs => Some("without a check of its certificate (insecure-skip-tls-verify)"),
-        false => None,
+    if config.cluster_url.scheme() == Some(&Scheme::HTTP) {
+        let is_local = config.proxy_url.is_none() && transport::is_loopback(&config.cluster_url);
+        return (!is_local).then_some("over plain http");
     }
+    config.accept_invalid_certs.then_some("without a check of its certificate (insecure-skip-tls-verify)")
 }
 
 /// Refuses to have callers reviewed by a server that others could stand in for, or where they could
@@ -60,12 +55,6 @@ pub async fn check_reviewer(settings: &UpstreamSettings) -> Result<(), SettingsE
             Err(SettingsError::Unverified { server: transport::server_name(&config.cluster_url), problem })
         }
     }
-}
-
-fn is_loopback(url: &Uri) -> bool {
-    let host = url.host().unwrap_or_default();
-    let address = host.trim_matches(['[', ']']).parse::<IpAddr>();
-    host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.to_canonical().is_loopback())
 }
 
 #[cfg(test)]

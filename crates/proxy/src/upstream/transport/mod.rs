@@ -31,7 +31,7 @@ use rustls::pki_types::pem;
 use secrecy::ExposeSecret;
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt, service_fn, util::BoxCloneSyncService};
 
-pub(in crate::upstream) use self::settings::server_name;
+pub(in crate::upstream) use self::{proxy_environment::is_loopback, settings::server_name};
 
 use crate::upstream::{
     error::{UpstreamError, shorten},

@@ -45,7 +45,7 @@ impl ProxyEnvironment {
         let Some(proxy) = proxy else { return Ok(None) };
         let host = server.host().unwrap_or_default().trim_matches(['[', ']']).to_ascii_lowercase();
         let port = server.port_u16().unwrap_or(if is_plain { 80 } else { 443 }).to_string();
-        if self.is_excepted(&host, &port) {
+        if is_loopback(server) || self.is_excepted(&host, &port) {
             return Ok(None);
         }
         let url = if proxy.contains("://") { proxy.clone() } else { format!("http://{proxy}") };
@@ -55,9 +55,6 @@ impl ProxyEnvironment {
 
     fn is_excepted(&self, host: &str, port: &str) -> bool {
         let address = host.parse::<IpAddr>().ok();
-        if host == "localhost" || address.is_some_and(|address| address.to_canonical().is_loopback()) {
-            return true;
-        }
         let parts = self.exceptions.split(',').map(|part| part.trim().to_ascii_lowercase());
         let mut parts = parts.filter(|part| !part.is_empty());
         parts.any(|part| part == "*" || Exception::parse(&part).is_some_and(|it| it.matches(host, address, port)))
@@ -97,6 +94,13 @@ impl Exception {
             }
         }
     }
+}
+
+/// Whether a URL names this machine by `localhost` or by a loopback address.
+pub(in crate::upstream) fn is_loopback(url: &Uri) -> bool {
+    let host = url.host().unwrap_or_default();
+    let address = host.trim_matches(['[', ']']).parse::<IpAddr>();
+    host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.to_canonical().is_loopback())
 }
 
 #[cfg(test)]
