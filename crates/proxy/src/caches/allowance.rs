@@ -2,14 +2,14 @@
 //!
 //! Without limits, any reader could fill the memory by naming resources.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 
 use super::{
     context::CacheContext,
-    shared_bytes::{Membership, SharedBytes},
+    shared_bytes::{Membership, ReadingTenants, SharedBytes},
 };
 use crate::{
     fanout::Served,
@@ -61,22 +61,30 @@ pub(super) struct EncodingBudget {
 /// A cache exceeds its allowance, with a message that names the flag to raise.
 pub(super) struct TooLarge(pub(super) String);
 
+/// The limits of one cache that a reader starts.
+pub(super) struct CacheLimits {
+    /// Objects.
+    pub(super) objects_max: usize,
+    /// The bytes that it shares with others.
+    pub(super) budget: EncodingBudget,
+    /// Whether upstream is asked for the size before the list: see
+    /// [`Allowance::check_size_upstream`].
+    pub(super) checks_first: bool,
+    /// Whether its resource is configured.
+    pub(super) is_configured: bool,
+}
+
 /// The objects and bytes that one cache may hold. Dropping it returns the bytes to the budget.
 pub(super) struct Allowance {
-    objects_max: usize,
-    budget: EncodingBudget,
-    /// Whether upstream is asked for the size before the list.
-    checks_first: bool,
+    limits: CacheLimits,
     membership: Membership,
 }
 
 impl Allowance {
-    /// `checks_first` asks upstream for the size before the list: see
-    /// [`check_size_upstream`](Self::check_size_upstream). `is_configured` says that the resource
-    /// is configured.
-    pub(super) fn new(objects_max: usize, budget: EncodingBudget, checks_first: bool, is_configured: bool) -> Self {
-        let membership = budget.used.join(is_configured);
-        Self { objects_max, budget, checks_first, membership }
+    /// An allowance of a cache that these tenants read.
+    pub(super) fn new(limits: CacheLimits, tenants: Arc<ReadingTenants>) -> Self {
+        let membership = limits.budget.used.join(limits.is_configured, tenants);
+        Self { limits, membership }
     }
 
     /// Is cancelled when the cache has to end because others need its bytes.
@@ -86,21 +94,21 @@ impl Allowance {
 
     /// The message for a cache that exceeds the bytes of all.
     pub(super) fn too_many_bytes(&self, gvr: &GroupVersionResource) -> String {
-        let EncodingBudget { bytes_max, unit, flag, .. } = self.budget;
+        let EncodingBudget { bytes_max, unit, flag, .. } = self.limits.budget;
         let or_name = if flag.starts_with("--on") { ", or name it with --resource" } else { "" };
         format!("with {gvr} more than {bytes_max} {unit} would be cached on demand; raise {flag}{or_name}")
     }
 
     /// Records the current size of the cache, and fails if it exceeds a limit.
     pub(super) fn record(&self, gvr: &GroupVersionResource, objects: usize, bytes: usize) -> Result<(), TooLarge> {
-        let objects_max = self.objects_max;
+        let objects_max = self.limits.objects_max;
         if objects > objects_max {
             return Err(TooLarge(format!(
                 "{gvr} has more than {objects_max} objects, the limit for resources that are cached on demand; \
                  raise --on-demand-objects-max, or name it with --resource"
             )));
         }
-        if !self.membership.record(bytes, self.budget.bytes_max) {
+        if !self.membership.record(bytes, self.limits.budget.bytes_max) {
             return Err(TooLarge(self.too_many_bytes(gvr)));
         }
         Ok(())
@@ -112,7 +120,7 @@ impl Allowance {
     /// Only a resource that was too large before is checked. For all others, the request would cost
     /// upstream a list for nothing, and [`record`](Self::record) stops the list at the limit.
     pub(super) async fn check_size_upstream(&self, context: &CacheContext, served: &Served) -> Result<(), TooLarge> {
-        if !self.checks_first {
+        if !self.limits.checks_first {
             return Ok(());
         }
         #[derive(Deserialize)]
@@ -136,7 +144,7 @@ impl Allowance {
         let Ok(FirstPage { metadata }) = serde_json::from_slice(&body) else { return Ok(()) };
         // The apiserver does not count when a selector is set.
         let objects = 1 + metadata.remaining_item_count.unwrap_or(0);
-        let Self { objects_max, budget: EncodingBudget { bytes_max, unit, flag, .. }, .. } = *self;
+        let CacheLimits { objects_max, budget: EncodingBudget { bytes_max, unit, flag, .. }, .. } = self.limits;
         // Other objects may be smaller than the first, so the estimate counts a quarter of its
         // size.
         let clearly_too_large = objects.saturating_mul(body.len()) / 4 > bytes_max;

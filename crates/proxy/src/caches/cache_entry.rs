@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     backfiller::Backfiller, consistency::Prover, missing_right::MissingRight, planned_relist::PlannedRelist,
-    schema::CachedSchema, version_lookup::ClusterVersion,
+    schema::CachedSchema, shared_bytes::ReadingTenants, version_lookup::ClusterVersion,
 };
 use crate::fanout::{Phase, Served};
 use kubefan_model::{GroupVersionResource, Media, Scope};
@@ -34,6 +34,8 @@ pub(super) struct Cache {
     pub(super) cluster_version: ClusterVersion,
     pub(super) prover: Arc<Prover>,
     pub(super) started_by: StartedBy,
+    /// The tenants that have read it.
+    pub(super) tenants: Arc<ReadingTenants>,
     /// Cancelled to stop the cache, and when it has stopped.
     pub(super) stop: CancellationToken,
     /// The schema that all cached objects were read with.
@@ -64,6 +66,15 @@ impl StartedBy {
 }
 
 impl Cache {
+    /// The cache for a reader of this tenant.
+    pub(super) fn read_by(&self, tenant: Option<&str>) -> Served {
+        // Only caches that readers started share a limit.
+        if self.on_demand() {
+            self.tenants.note(tenant);
+        }
+        self.served.clone()
+    }
+
     /// Whether a reader started the cache.
     pub(super) fn on_demand(&self) -> bool {
         matches!(self.started_by, StartedBy::Reader(_))

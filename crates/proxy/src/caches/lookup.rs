@@ -20,11 +20,11 @@ use kubefan_model::{GroupVersionResource, Media, ObjectKey, ResourceVersion, Sco
 
 impl Catalog for Arc<Registry> {
     async fn find(&self, request: CacheRequest<'_>) -> Result<Served, Refusal> {
-        let CacheRequest { group, version, resource, namespace, media, .. } = request;
+        let CacheRequest { group, version, resource, media, tenant, .. } = request;
         // A cached resource is found without discovery, so that it is served while upstream is
         // down.
-        if let Some(served) = self.by_name(group, version, resource, namespace, media)? {
-            return Ok(served);
+        if let Some(cache) = self.by_name(request)? {
+            return Ok(cache.read_by(tenant));
         }
         if media != Media::Json && !version.is_empty() {
             // Checked before discovery, because clients that prefer such an encoding request it for
@@ -139,7 +139,7 @@ impl Registry {
         if let Some(cache) = started() {
             // It may have started during the discovery. Then this reader waits as its first does.
             let is_new = cache.on_demand() && *cache.served.hub.phase().borrow() == Phase::Syncing;
-            return if is_new { self.first_sync(&cache, &id, tenant).await } else { Ok(cache.served.clone()) };
+            return if is_new { self.first_sync(&cache, &id, tenant).await } else { Ok(cache.read_by(tenant)) };
         }
         if let Some(uncached) = self.uncached.get(resource).or_else(|| self.uncached.get(&info.gvr.to_string())) {
             return Err(not_synced(resource, &uncached.message));
@@ -160,14 +160,8 @@ impl Registry {
     }
 
     /// Finds a configured resource by its configured name, or any cached resource by its full name.
-    fn by_name(
-        &self,
-        group: &str,
-        version: &str,
-        resource: &str,
-        namespace: &str,
-        media: Media,
-    ) -> Result<Option<Served>, Refusal> {
+    fn by_name(&self, request: CacheRequest<'_>) -> Result<Option<Arc<Cache>>, Refusal> {
+        let CacheRequest { group, version, resource, namespace, media, .. } = request;
         let short = group.is_empty() && version.is_empty();
         let gvr = match short {
             true => self.caches.named(resource),
@@ -180,7 +174,7 @@ impl Registry {
             return uncached.map_or(Ok(None), |uncached| Err(not_synced(resource, &uncached.message)));
         };
         let scope = self.scope_of(namespaced, namespace)?;
-        Ok(self.caches.get(&CacheId { gvr, scope, media }).map(|cache| cache.served.clone()))
+        Ok(self.caches.get(&CacheId { gvr, scope, media }))
     }
 
     /// The scope of a request. Fails if it is not cached.

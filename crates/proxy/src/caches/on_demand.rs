@@ -26,7 +26,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use super::{
-    allowance::{Allowance, EncodingBudget, OnDemandLimits},
+    allowance::{Allowance, CacheLimits, EncodingBudget, OnDemandLimits},
     cache_entry::{Cache, CacheEnd, CacheId, StartedBy},
     discovered::{DiscoveredResource, not_built_in},
     places::{self, Place, Room, Taken},
@@ -91,7 +91,7 @@ impl Drop for RemoveOnDrop {
 
 /// The permission to start a cache, with its limits.
 pub(super) struct StartPermit {
-    allowance: Allowance,
+    limits: CacheLimits,
     /// The limit for resources that are cached on demand. `None` if the resource is configured.
     resources_max: Option<usize>,
 }
@@ -153,15 +153,16 @@ impl Registry {
                 flag: "--on-demand-bytes-max",
                 used: self.on_demand_bytes.clone(),
             };
-            let allowance = Allowance::new(size.on_demand_objects_max, budget, checks_first, is_configured);
+            let objects_max = size.on_demand_objects_max;
+            let limits = CacheLimits { objects_max, budget, checks_first, is_configured };
             let resources_max = (!is_configured).then_some(on_demand_resources_max);
-            return Ok(StartPermit { allowance, resources_max });
+            return Ok(StartPermit { limits, resources_max });
         }
         let budget = self.encoding_budget(&id.gvr, id.media)?;
         let on_demand = if is_configured { None } else { Some(on_demand()?) };
         let objects_max = on_demand.map_or(usize::MAX, |on_demand| on_demand.size.on_demand_objects_max);
-        let allowance = Allowance::new(objects_max, budget, checks_first, is_configured);
-        Ok(StartPermit { allowance, resources_max: on_demand.map(|on_demand| on_demand.on_demand_resources_max) })
+        let limits = CacheLimits { objects_max, budget, checks_first, is_configured };
+        Ok(StartPermit { limits, resources_max: on_demand.map(|on_demand| on_demand.on_demand_resources_max) })
     }
 
     /// Whether this resource is configured in this scope, in any encoding.
@@ -191,7 +192,7 @@ impl Registry {
             () = cache.stop.cancelled() => {}
         }
         self.may_start(id, tenant)?;
-        Ok(cache.served.clone())
+        Ok(cache.read_by(tenant))
     }
 
     /// Starts a cache for a reader of a tenant.
@@ -201,7 +202,7 @@ impl Registry {
         id: &CacheId,
         tenant: Option<&str>,
     ) -> Result<Arc<Cache>, Refusal> {
-        let StartPermit { allowance, resources_max } = self.may_start(id, tenant)?;
+        let StartPermit { limits, resources_max } = self.may_start(id, tenant)?;
         let CacheId { gvr, scope, media } = id;
         let parser = match media {
             Media::Json => ObjectParser::new(&discovered.fields),
@@ -224,6 +225,7 @@ impl Registry {
         info!(resource = %gvr, scope = scope.namespace(), media = media.as_str(), "caching on demand");
         let started_by = StartedBy::Reader(tenant.map(Arc::from));
         let cache = self.insert(&gvr.to_string(), discovered, scope.clone(), parser, started_by);
+        let allowance = Allowance::new(limits, cache.tenants.clone());
         let mut guard = RemoveOnDrop { registry: self.clone(), cache: cache.clone(), id: id.clone(), ended: None };
         let known = discovered.schema.clone();
         tokio::spawn(async move {

@@ -258,6 +258,7 @@ impl Registry {
             cluster_version,
             prover,
             started_by,
+            tenants: Arc::default(),
             stop: self.stop.child_token(),
             schema,
             planned_relist: Arc::default(),

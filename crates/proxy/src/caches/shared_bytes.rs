@@ -1,19 +1,43 @@
 //! The bytes of caches that share a limit, and which cache ends when there are too many.
 //!
 //! The hazard is a reader that fills the limit with a resource of its own: the cache that grows
-//! last would end, although others read it. So each cache has an equal share. The largest of those
-//! above it ends, and one of a configured resource only if no other cache is left.
+//! last would end, although others read it. So the cache with the most bytes per tenant that reads
+//! it ends, and one of a configured resource only if no other cache is left. A tenant cannot read
+//! as several, and another small cache of its own gains it nothing.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use tokio_util::sync::CancellationToken;
 
+/// The most tenants that a cache remembers. One that so many read is not the largest for each.
+const TENANTS_MAX: usize = 64;
+
 /// The caches that share a limit. Clones are the same caches.
 #[derive(Clone, Default)]
 pub(super) struct SharedBytes(Arc<Mutex<Members>>);
+
+/// The tenants that have read a cache, at most [`TENANTS_MAX`] of them.
+#[derive(Default)]
+pub(super) struct ReadingTenants(Mutex<HashSet<Arc<str>>>);
+
+impl ReadingTenants {
+    /// Remembers a reader's tenant. `None` if callers are not distinguished.
+    pub(super) fn note(&self, tenant: Option<&str>) {
+        let Some(tenant) = tenant else { return };
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() < TENANTS_MAX && !known.contains(tenant) {
+            known.insert(tenant.into());
+        }
+    }
+
+    /// Their number, and 1 if none is known.
+    fn count(&self) -> usize {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).len().max(1)
+    }
+}
 
 #[derive(Default)]
 struct Members {
@@ -23,6 +47,7 @@ struct Members {
 
 struct Member {
     bytes: usize,
+    tenants: Arc<ReadingTenants>,
     is_configured: bool,
     ends: CancellationToken,
 }
@@ -36,12 +61,12 @@ pub(super) struct Membership {
 
 impl SharedBytes {
     /// Adds a cache without bytes. `is_configured` says that its resource is configured.
-    pub(super) fn join(&self, is_configured: bool) -> Membership {
+    pub(super) fn join(&self, is_configured: bool, tenants: Arc<ReadingTenants>) -> Membership {
         let ends = CancellationToken::new();
         let mut members = self.lock();
         members.last += 1;
         let number = members.last;
-        members.by_number.insert(number, Member { bytes: 0, is_configured, ends: ends.clone() });
+        members.by_number.insert(number, Member { bytes: 0, tenants, is_configured, ends: ends.clone() });
         drop(members);
         Membership { all: self.clone(), number, ends }
     }
@@ -59,7 +84,7 @@ impl Membership {
         let Some(member) = members.by_number.get_mut(&self.number) else { return false };
         member.bytes = bytes;
         while members.bytes() > bytes_max {
-            let number = members.to_end(self.number, bytes_max);
+            let number = members.to_end().unwrap_or(self.number);
             let Some(member) = members.by_number.remove(&number) else { return false };
             member.ends.cancel();
             if number == self.number {
@@ -86,21 +111,14 @@ impl Members {
         self.by_number.values().map(|member| member.bytes).sum()
     }
 
-    /// The cache that ends because one of them grows.
-    fn to_end(&self, growing: u64, bytes_max: usize) -> u64 {
-        let sharing = self.by_number.values().filter(|member| member.bytes > 0).count();
-        let share = bytes_max / sharing.max(1);
-        let largest = |is_candidate: &dyn Fn(&Member) -> bool| {
-            let candidates = self.by_number.iter().filter(|(_, member)| is_candidate(member));
-            candidates.max_by_key(|(number, member)| (member.bytes, **number)).map(|(number, _)| *number)
+    /// The cache that ends because there are too many bytes.
+    fn to_end(&self) -> Option<u64> {
+        let largest = |is_configured: bool| {
+            let candidates = self.by_number.iter();
+            let candidates = candidates.filter(|(_, member)| member.is_configured == is_configured && member.bytes > 0);
+            candidates.max_by_key(|(number, member)| (member.bytes / member.tenants.count(), **number))
         };
-        let is_configured = self.by_number.get(&growing).is_some_and(|member| member.is_configured);
-        largest(&|member| !member.is_configured && member.bytes > share)
-            .or_else(|| {
-                if is_configured { largest(&|member| !member.is_configured && member.bytes > 0) } else { Some(growing) }
-            })
-            .or_else(|| largest(&|_| true))
-            .unwrap_or(growing)
+        largest(false).or_else(|| largest(true)).map(|(number, _)| *number)
     }
 }
 
@@ -108,27 +126,35 @@ impl Members {
 mod tests {
     use super::*;
 
+    fn join(all: &SharedBytes, is_configured: bool, tenants: &[&str]) -> Membership {
+        let reading = ReadingTenants::default();
+        tenants.iter().for_each(|tenant| reading.note(Some(tenant)));
+        all.join(is_configured, Arc::new(reading))
+    }
+
     #[test]
-    fn the_cache_that_grew_beyond_its_share_ends_whoever_grows_last() {
+    fn the_cache_that_is_largest_for_each_of_its_tenants_ends_whoever_grows_last() {
         let all = SharedBytes::default();
-        let (pods, filler, nodes) = (all.join(false), all.join(false), all.join(false));
-        assert!(pods.record(30, 100) && filler.record(60, 100));
-        assert!(nodes.record(20, 100), "the filler makes room");
+        let (pods, filler, nodes) =
+            (join(&all, false, &["a", "b"]), join(&all, false, &["greedy"]), join(&all, false, &["c"]));
+        let small: Vec<_> = (0..15).map(|_| join(&all, false, &["greedy"])).collect();
+        assert!(small.iter().all(|small| small.record(1, 100)), "they do not lower the share of others");
+        assert!(pods.record(50, 100) && filler.record(30, 100));
+        assert!(nodes.record(20, 100), "the filler makes room, although pods has more bytes");
         assert!(filler.ends().is_cancelled() && !pods.ends().is_cancelled());
         assert!(!filler.record(1, 100), "it has ended");
-        assert!(pods.record(70, 100));
-        assert!(!pods.record(90, 100), "beyond its share itself");
-        assert!(nodes.record(100, 100));
+        assert!(!nodes.record(60, 100), "the largest itself");
+        assert!(pods.record(85, 100));
     }
 
     #[test]
     fn a_configured_resource_does_not_end_for_one_on_demand() {
         let all = SharedBytes::default();
-        let (configured, other, on_demand) = (all.join(true), all.join(true), all.join(false));
+        let (configured, other, on_demand) = (join(&all, true, &[]), join(&all, true, &[]), join(&all, false, &["a"]));
         assert!(configured.record(80, 100) && on_demand.record(20, 100));
-        assert!(!on_demand.record(21, 100), "although it is below its share");
+        assert!(!on_demand.record(21, 100), "although it is smaller");
         assert!(!configured.ends().is_cancelled());
-        let on_demand = all.join(false);
+        let on_demand = join(&all, false, &["a"]);
         assert!(on_demand.record(10, 100) && configured.record(95, 100));
         assert!(on_demand.ends().is_cancelled(), "it makes room for a configured one");
         assert!(other.record(10, 100) && configured.ends().is_cancelled(), "among configured ones the largest ends");
@@ -137,9 +163,16 @@ mod tests {
     #[test]
     fn a_cache_that_is_gone_takes_no_bytes() {
         let all = SharedBytes::default();
-        let (first, second) = (all.join(false), all.join(false));
+        let (first, second) = (join(&all, false, &[]), join(&all, false, &[]));
         assert!(first.record(100, 100));
         drop(first);
         assert!(second.record(100, 100));
+    }
+
+    #[test]
+    fn a_cache_remembers_a_limited_number_of_tenants() {
+        let reading = ReadingTenants::default();
+        (0..1000).for_each(|number| reading.note(Some(&number.to_string())));
+        assert_eq!(reading.count(), TENANTS_MAX);
     }
 }
