@@ -2,7 +2,8 @@
 
 use kubefan_common::proto::v1alpha1::{ListRequest, ListResourcesRequest, Target, WatchRequest};
 use reqwest::{Method, StatusCode};
-use tonic::Code;
+use serde_json::json;
+use tonic::{Code, Status};
 
 use super::{
     identities::{
@@ -13,6 +14,7 @@ use super::{
 };
 use crate::harness::{
     apiserver::{ADMIN, ApiServer},
+    rbac::grant,
     tests,
 };
 
@@ -70,7 +72,8 @@ async fn a_refusal_shows_nothing_and_starts_nothing() {
 }
 
 async fn who_may_not_discover_resources_does_not_learn_their_names() {
-    let world = World::start(ApiServer::shared().await, &["--passthrough=off", "--anonymous-auth"]).await;
+    let world =
+        World::start(ApiServer::shared().await, &["--passthrough=off", "--on-demand", "--anonymous-auth"]).await;
     let discovery = world.client(Anonymous).get(format!("{}/api/v1", world.api.url())).send().await.unwrap();
     assert_eq!(discovery.status(), StatusCode::FORBIDDEN);
     for (who, names) in [(Anonymous, false), (Stranger, true)] {
@@ -79,6 +82,17 @@ async fn who_may_not_discover_resources_does_not_learn_their_names() {
         let refused = world.grpc().await.list(call).await.unwrap_err();
         assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
         assert_eq!(refused.message().contains("configmaps"), names, "{refused}");
+    }
+    // A right to the core group is none to a resource of another group by its short name.
+    let rules = json!([{ "apiGroups": [""], "resources": ["*"], "verbs": ["list"] }]);
+    let anonymous = json!({ "kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": "system:anonymous" });
+    grant(&world.api, Some(&world.own), &format!("{}-core", world.own), &rules, &anonymous).await;
+    for (resource, code) in [("deployments", Code::NotFound), ("cm", Code::NotFound), ("configmaps", Code::Ok)] {
+        let namespace = world.own.clone();
+        let target = Some(Target { resource: resource.to_owned(), namespace, ..Target::default() });
+        let answer =
+            world.grpc().await.list(world.call(Anonymous, ListRequest { target, ..ListRequest::default() })).await;
+        assert_eq!(answer.as_ref().err().map_or(Code::Ok, Status::code), code, "{resource}: {answer:?}");
     }
 }
 

@@ -122,10 +122,7 @@ impl<C: Catalog> Reader<C> {
         let caller = self.known(presented, notes).await?;
         let switches = self.access.switches();
         let needs_full_name = self.access.reviews() || notes.is_on() || switches.is_any_set();
-        // Every user that is authenticated may see the names of resources (`system:discovery`).
-        // Others must know them.
-        let may_discover = !caller.is_anonymous();
-        let read = if needs_full_name && may_discover { self.with_full_name(read).await } else { read };
+        let read = if needs_full_name { self.with_full_name(read, &caller).await } else { read };
         notes.read(&read);
         let v1alpha1::Target { group, resource, .. } = read.target();
         switches.check(group, resource, &caller).map_err(Denial::Switched)?;
@@ -231,11 +228,18 @@ impl<C: Catalog> Reader<C> {
 
     /// Authorizers know resources by their full names. One that is not known keeps its name: then
     /// the caller needs the right to a resource of that name, so a refusal says nothing about it.
-    async fn with_full_name(&self, read: Read) -> Read {
+    async fn with_full_name(&self, read: Read, caller: &Caller) -> Read {
         if read.has_full_name() {
             return read;
         }
         let v1alpha1::Target { group, version, resource, .. } = read.target();
+        // Every user that is authenticated may see the names of resources (`system:discovery`).
+        // Others must know them, so a name without a group is one of the core group.
+        if caller.is_anonymous() {
+            let version = if group.is_empty() { "v1" } else { version };
+            let gvr = GroupVersionResource::new(group, version, resource);
+            return read.of_resource(gvr);
+        }
         match self.catalog.full_name(group, version, resource).await {
             Some(gvr) => read.of_resource(gvr),
             None => read,

@@ -83,6 +83,13 @@ pub async fn select(
         tenant: read.caller().tenant(),
     };
     let served = catalog.find(request).await?;
+    // The caller's right was reviewed by the names in the target. One that was not known then may
+    // be the short name of a resource of another group now.
+    let is_reviewed = read.caller().tenant().is_some();
+    if is_reviewed && (&served.gvr.group, &served.gvr.resource) != (&target.group, &target.resource) {
+        let message = format!("{} was not known when your right was reviewed; try again", target.resource);
+        return Err(Refusal::Unavailable(message));
+    }
     if !served.namespaced && !target.namespace.is_empty() {
         return Err(invalid("target.namespace", format!("{} are not namespaced; leave it empty", served.gvr)));
     }
