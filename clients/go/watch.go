@@ -50,7 +50,7 @@ type WatchStream struct {
 
 	// base is nil unless deltas are used.
 	base *deltaBase
-	// baseIsCurrent: the base is the state at exactly resumeVersion, not a later one.
+	// baseIsCurrent: the base is the state at exactly resumeVersion, and not on the way to a later one.
 	baseIsCurrent bool
 	// chunk has the events of a snapshot chunk that are not yet returned.
 	chunk []*api.Event
@@ -250,6 +250,10 @@ func errEnded(address string) *Error {
 
 // request is the request for the rest of the watch.
 func (w *WatchStream) request() *api.WatchRequest {
+	if w.base != nil && !w.baseIsCurrent {
+		// It has parts of a span that broke off, which no later message need undo.
+		w.base.clear()
+	}
 	encoding, dropManagedFields := w.options.Encoding, w.options.Projection.DropManagedFields
 	if encoding == EncodingZstdDelta && w.base == nil {
 		// Deltas had to be given up. This requests the bytes that they produced: the canonical form.
@@ -263,7 +267,7 @@ func (w *WatchStream) request() *api.WatchRequest {
 		Cluster:         w.cluster,
 		Projection:      projection.message(w.options.OnlyChanges),
 		Encoding:        encoding.message(),
-		StateKept:       w.baseIsCurrent && w.base != nil && w.base.complete,
+		StateKept:       w.base != nil && w.base.complete,
 		OnLag:           api.OnLag_ON_LAG_CONFLATE,
 		OnExpired:       api.OnExpired_ON_EXPIRED_RESTART,
 	}
@@ -360,11 +364,8 @@ func (w *WatchStream) resolve(event *api.Event) error {
 // undecodable reconnects after a message that cannot be decoded, so that the server sends it again
 // with whole objects. The resume version has not moved past it.
 func (w *WatchStream) undecodable(err error) WatchItem {
-	switch {
-	case errors.Is(err, errOverLimit):
+	if errors.Is(err, errOverLimit) {
 		w.base = nil
-	case w.base != nil:
-		w.base.clear()
 	}
 	w.baseIsCurrent = false
 	item, _, _ := w.failed(&Error{Address: w.client.address, Code: codes.DataLoss, Message: err.Error()})

@@ -227,6 +227,29 @@ func TestADeltaForOtherBytesIsAskedForAgainWithoutStateKept(t *testing.T) {
 	}
 }
 
+func TestASpanThatBrokeOffLeavesNoBaseOfDeltas(t *testing.T) {
+	leaks.Check(t)
+	broken := scripted.Refusal(codes.Unavailable, "DRAINING", "")
+	server := scripted.Start(t,
+		scripted.Answer{Messages: append(scripted.Snapshot(10, "x"), scripted.GapBegin(10), scripted.Inside("M", "x", 12)), Err: broken},
+		scripted.Answer{Messages: []*api.WatchResponse{scripted.Bookmark(10)}, Err: broken},
+		scripted.Answer{},
+	)
+	watch := started(t, server, WatchOptions{Encoding: EncodingZstdDelta})
+	want := []ItemKind{
+		ItemSnapshotBegin, ItemEvent, ItemSnapshotEnd, ItemGapBegin, ItemEvent, ItemDisconnected,
+		ItemReconnected, ItemBookmark, ItemDisconnected, ItemReconnected,
+	}
+	if got := kinds(t, watch, len(want)); !slices.Equal(got, want) {
+		t.Fatal(got)
+	}
+	for i, request := range server.Requests() {
+		if request.StateKept {
+			t.Error(i, request)
+		}
+	}
+}
+
 func TestAWatchEndsWithItsContext(t *testing.T) {
 	leaks.Check(t)
 	server := scripted.Start(t)

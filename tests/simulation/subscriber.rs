@@ -139,6 +139,10 @@ impl Generated {
     async fn watch(&mut self) -> Result<(), Status> {
         let from = self.resume.as_deref().and_then(version);
         let deltas = self.spec.encoding == Encoding::Deltas;
+        if !self.delta_bases.is_current {
+            // A span broke off, and no later message need undo what it has changed.
+            self.delta_bases = DeltaBases::default();
+        }
         let request = WatchRequest {
             target: Some(self.spec.selection.target()),
             resource_version: self.resume.clone().unwrap_or_default(),
@@ -151,7 +155,7 @@ impl Generated {
                 Encoding::Zstd => v1alpha1::Encoding::Zstd.into(),
                 Encoding::Deltas => v1alpha1::Encoding::ZstdDelta.into(),
             },
-            state_kept: deltas && from.is_some() && self.delta_bases.is_current && self.delta_bases.is_complete,
+            state_kept: deltas && from.is_some() && self.delta_bases.is_complete,
             on_lag: match self.spec.conflates {
                 true => v1alpha1::OnLag::Conflate.into(),
                 false => v1alpha1::OnLag::Expire.into(),

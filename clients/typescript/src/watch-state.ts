@@ -85,7 +85,7 @@ export class WatchState {
   #hasReceived = false;
   #streamDeadline: number | undefined;
   #deltas: DeltaBase | undefined;
-  /** Whether the delta base is the state at exactly `resumeVersion`. */
+  /** Whether the delta base is the state at exactly `resumeVersion`, and not a later one. */
   #areDeltasCurrent = false;
 
   constructor(resource: string, options: WatchOptions, surroundings: Surroundings = {}) {
@@ -144,6 +144,10 @@ export class WatchState {
     }
     const limit = now + STREAM_MS_MIN * (1 + this.#random());
     this.#streamDeadline = Math.min(limit, this.#deadline ?? Infinity);
+    if (!this.#areDeltasCurrent) {
+      // They have parts of a span that broke off, which no later message need undo.
+      this.#deltas?.clear();
+    }
     const options = this.#options;
     const { encoding, isCanonical } = this.#encoding();
     const projection = options.projection ?? {};
@@ -155,7 +159,7 @@ export class WatchState {
       cluster: this.#cluster,
       timeoutSeconds: BigInt(Math.ceil((this.#streamDeadline - now) / 1_000)),
       encoding,
-      stateKept: this.#areDeltasCurrent && this.#deltas?.complete === true,
+      stateKept: this.#deltas?.complete === true,
       onLag: options.onLag === OnLag.EXPIRE ? api.OnLag.EXPIRE : api.OnLag.CONFLATE,
       onExpired: onExpired === OnExpired.RESTART ? api.OnExpired.RESTART : api.OnExpired.FAIL,
     });
@@ -291,8 +295,6 @@ export class WatchState {
   #undecodable(error: DeltaError, now: number): WatchItem {
     if (error instanceof OverLimitError) {
       this.#deltas = undefined;
-    } else {
-      this.#deltas?.clear();
     }
     this.#areDeltasCurrent = false;
     this.#isBroken = true;

@@ -99,7 +99,8 @@ class WatchState:
         self._deltas: Optional[DeltaBase] = None
         if options.encoding == Encoding.ZSTD_DELTA:
             self._deltas = DeltaBase(options.delta_base_bytes_max)
-        #: Whether the delta base is the state at exactly `resume_version`.
+        #: Whether the delta base is the state at exactly `resume_version`, and not on the way to a
+        #: later one.
         self._deltas_current = False
 
     @property
@@ -129,6 +130,9 @@ class WatchState:
         limit = now + STREAM_SECONDS_MIN * (1 + self._random.random())
         self._stream_deadline = limit if self._deadline is None else min(limit, self._deadline)
         options, deltas = self._options, self._deltas
+        if deltas is not None and not self._deltas_current:
+            # It has parts of a span that broke off, which no later message need undo.
+            deltas.clear()
         encoding, canonical = api.ENCODING_JSON, False
         if options.encoding == Encoding.ZSTD:
             encoding = api.ENCODING_ZSTD
@@ -142,7 +146,7 @@ class WatchState:
             cluster=self.cluster,
             timeout_seconds=math.ceil(self._stream_deadline - now),
             encoding=encoding,
-            state_kept=self._deltas_current and deltas is not None and deltas.complete,
+            state_kept=deltas is not None and deltas.complete,
             on_lag=api.ON_LAG_CONFLATE if options.on_lag == OnLag.CONFLATE else api.ON_LAG_EXPIRE,
             on_expired=api.ON_EXPIRED_RESTART
             if options.on_expired == OnExpired.RESTART
@@ -245,8 +249,6 @@ class WatchState:
     def _undecodable(self, error: DeltaError, now: float) -> WatchItem:
         if isinstance(error, OverLimitError):
             self._deltas = None
-        elif self._deltas is not None:
-            self._deltas.clear()
         self._deltas_current = False
         self._broken = True
         retry_in = self._backoff.next_delay(now)

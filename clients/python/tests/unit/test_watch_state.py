@@ -289,6 +289,18 @@ def test_a_delta_with_a_wrong_base_is_asked_for_again_as_a_whole_object() -> Non
     assert request.encoding == api.ENCODING_ZSTD_DELTA
 
 
+def test_a_span_that_broke_off_leaves_no_base_of_deltas() -> None:
+    machine = synced(WatchOptions(encoding=Encoding.ZSTD_DELTA))
+    for message in (gap_begin("5"), event("MODIFIED", "a", "7")):
+        machine.accept(message, 0.0)
+    machine.failed(Unreachable("gone"), 1.0)
+    assert not opened(machine, 9.0).state_kept
+    machine.accept(bookmark("5"), 9.0)
+    machine.failed(Unreachable("gone"), 10.0)
+    request = opened(machine, 19.0)
+    assert (request.resource_version, request.state_kept) == ("5", False), "a is as of 7"
+
+
 def test_above_the_memory_limit_the_watch_continues_without_deltas_in_the_same_form() -> None:
     machine = state(WatchOptions(encoding=Encoding.ZSTD_DELTA, delta_base_bytes_max=10))
     opened(machine)

@@ -261,6 +261,17 @@ suite("deltas and chunks", () => {
     );
   });
 
+  test("have no base after a span that broke off", () => {
+    const machine = synced(options, { zstd });
+    read(machine, messages.gapBegin("5"), event("MODIFIED", "a", "7"));
+    machine.failed(new Unreachable("gone"), 1_000);
+    assert(!opened(machine, 9_000).stateKept);
+    read(machine, messages.bookmark("5"));
+    machine.failed(new Unreachable("gone"), 10_000);
+    const request = opened(machine, 19_000);
+    assert.deepEqual([request.resourceVersion, request.stateKept], ["5", false], "a is as of 7");
+  });
+
   test("that are broken are refused, also with the right base", () => {
     const base = made("ADDED", "a", "1").object;
     const broken = Buffer.from(frame(bytes("{}"), base));

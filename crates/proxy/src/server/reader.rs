@@ -301,7 +301,7 @@ impl<C: Catalog> Reader<C> {
         let wait = traces::wait("freshness proof");
         let fresh = self.catalog.prove(served, listed, patience).await;
         let way = match &fresh {
-            Ok(Fresh::Cache) => "cache",
+            Ok(Fresh::Cache | Fresh::AtLeast(_)) => "cache",
             Ok(Fresh::State(_)) => "state",
             Err(_) => "none",
         };
@@ -332,7 +332,12 @@ impl<C: Catalog> Reader<C> {
     /// Waits until the cache has reached `version`. The cache of a quiet resource stays at its last
     /// change, below the versions that upstream assigns to changes of other resources, until a
     /// proof advances it.
-    pub async fn reach(&self, served: &Served, version: ResourceVersion, patience: Patience) -> Result<(), NotReached> {
+    pub async fn reach(
+        &self,
+        served: &Served,
+        version: ResourceVersion,
+        patience: Patience,
+    ) -> Result<Fresh, NotReached> {
         let mut is_proved = false;
         let proof = async {
             sleep(OWN_WATCH_WAIT).await;
@@ -346,7 +351,7 @@ impl<C: Catalog> Reader<C> {
             never = proof => match never {},
         };
         wait.note("kubefan.reached", reached.is_ok());
-        reached.map_err(|refusal| NotReached { refusal, is_proved })
+        reached.map(|()| Fresh::AtLeast(version)).map_err(|refusal| NotReached { refusal, is_proved })
     }
 
     /// A place for one stream: a watch, or a gRPC list, which pins a snapshot for as long as it is
@@ -416,4 +421,4 @@ impl<C: Catalog> Reader<C> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(in crate::server) mod tests;

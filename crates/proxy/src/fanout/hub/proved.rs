@@ -13,12 +13,15 @@ use super::core::Hub;
 use crate::cache::{CachedState, Refusal, Store};
 use kubefan_model::ResourceVersion;
 
-/// What a consistent read is served from.
+/// What a read is served from.
 #[derive(Clone, Default)]
 pub enum Fresh {
     /// The cache, as it is now or at any later time.
     #[default]
     Cache,
+    /// The cache, unless it is below this version, which it had reached: a history that starts
+    /// meanwhile may go back.
+    AtLeast(ResourceVersion),
     /// This state, until the cache has reached its version.
     State(ProvedState),
 }
@@ -41,10 +44,13 @@ impl Fresh {
     ///
     /// # Errors
     /// [`Refusal::Unavailable`] if another history of the cache has started since the proof, or if
-    /// unchanged objects have other bytes since.
+    /// unchanged objects have other bytes since. [`Refusal::Future`] if the cache went back.
     pub(in crate::fanout) fn instead_of(&self, cached: &CachedState) -> Result<Option<&ProvedState>, Refusal> {
         match self {
-            Self::Cache => Ok(None),
+            Self::AtLeast(requested) if cached.version < *requested => {
+                Err(Refusal::Future { requested: *requested, current: cached.version })
+            }
+            Self::Cache | Self::AtLeast(_) => Ok(None),
             Self::State(proved) if proved.epoch != cached.epoch || cached.reencoded > Some(proved.cached_at) => {
                 Err(Refusal::Unavailable("the resource was listed again since its state was proved".to_owned()))
             }
@@ -57,6 +63,7 @@ impl std::fmt::Debug for Fresh {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Cache => f.write_str("Cache"),
+            Self::AtLeast(version) => write!(f, "AtLeast({version})"),
             Self::State(ProvedState { epoch, version, .. }) => write!(f, "State({version} in epoch {epoch})"),
         }
     }
@@ -68,7 +75,7 @@ impl Hub {
         self.snapshot_of(&Fresh::Cache)
     }
 
-    /// The state that a proof allows to serve, for a list or a get.
+    /// The state that a read may be served, for a list or a get.
     pub fn snapshot_of(&self, fresh: &Fresh) -> Result<(Store, ResourceVersion), Refusal> {
         let mut state = self.lock();
         state.used_at = Instant::now();

@@ -14,7 +14,9 @@ use crate::{
     access::{Presented, Read, ReadVerb},
     audit::{Notes, Record},
     cache::{Store, scan::SLICE_TESTS},
-    fanout::{Catalog, Holder, HubStatus, Patience, Place, Refusal, Served, Start, StreamWaker, SubscribeOptions},
+    fanout::{
+        Catalog, Fresh, Holder, HubStatus, Patience, Place, Refusal, Served, Start, StreamWaker, SubscribeOptions,
+    },
     server::{
         client_info::{ClientInfo, Sender},
         reader::{NotReached, Reader},
@@ -59,8 +61,8 @@ impl<C: Catalog> Service<C> {
 
     /// Waits until the cache has reached the version that a list or get names. Upstream cannot
     /// answer instead.
-    async fn wait_for_version(&self, selected: &Selected, version: Option<ResourceVersion>) -> Result<(), Refusal> {
-        let Some(version) = version else { return Ok(()) };
+    async fn wait_for_version(&self, selected: &Selected, version: Option<ResourceVersion>) -> Result<Fresh, Refusal> {
+        let Some(version) = version else { return Ok(Fresh::Cache) };
         let reached = self.reader.reach(&selected.served, version, Patience::NoFallback).await;
         reached.map_err(|NotReached { refusal, .. }| refusal)
     }
@@ -205,10 +207,10 @@ impl<C: Catalog> WatchService for Service<C> {
             let place = self.reader.admit_stream(holder)?;
             let version = request::version(&resource_version)?;
             let selected = self.reader.select(&read, format.media()).await?;
-            self.wait_for_version(&selected, version).await?;
+            let fresh = self.wait_for_version(&selected, version).await?;
             selected.served.hub.index_for(&selected.selection).await;
             let pass = selected.served.hub.gate().acquire(Some(holder)).await?;
-            let (store, version) = selected.served.hub.snapshot()?;
+            let (store, version) = selected.served.hub.snapshot_of(&fresh)?;
             Ok((selected, store, version, (place, pass), format))
         };
         let opened = open.await;
@@ -256,8 +258,8 @@ impl<C: Catalog> WatchService for Service<C> {
             if selected.served.namespaced && key.namespace().is_empty() {
                 return invalid("target.namespace", "required: the resource is namespaced");
             }
-            self.wait_for_version(&selected, version).await?;
-            let (store, version) = selected.served.hub.snapshot()?;
+            let fresh = self.wait_for_version(&selected, version).await?;
+            let (store, version) = selected.served.hub.snapshot_of(&fresh)?;
             Ok((selected.served, store, version))
         };
         let opened = open.await;

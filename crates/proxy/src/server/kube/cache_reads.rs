@@ -175,7 +175,7 @@ impl<C: Catalog> CacheReads<C> {
                 unless_planted!(ConsistentIsCached => return Ok(self.reader.prove(served, listed, patience).await?))
             }
             Freshness::NotOlderThan(version) => {
-                unless_planted!(NotOlderThanIsAny => self.wait_for_version(served, version).await?)
+                unless_planted!(NotOlderThanIsAny => return self.wait_for_version(served, version).await)
             }
             // The caller compares the version of the snapshot.
             Freshness::Any | Freshness::Exact(_) => {}
@@ -183,7 +183,7 @@ impl<C: Catalog> CacheReads<C> {
         Ok(Fresh::Cache)
     }
 
-    async fn wait_for_version(&self, served: &Served, version: ResourceVersion) -> Result<(), ReadError> {
+    async fn wait_for_version(&self, served: &Served, version: ResourceVersion) -> Result<Fresh, ReadError> {
         let reached = self.reader.reach(served, version, self.patience()).await;
         reached.map_err(|NotReached { refusal, is_proved }| match refusal {
             // The cluster itself has not reached the version, so upstream would time out as well.
@@ -207,6 +207,28 @@ fn more_helpful(known: Option<Failure>, other: Failure) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::server::reader::tests::OneCache;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_that_waits_after_it_has_found_its_version_is_not_served_an_older_state() {
+        let catalog = OneCache::new();
+        let reads = CacheReads {
+            reader: catalog.reader(),
+            has_upstream: false,
+            consistent_list_bytes_min: 0,
+            narrowed_by: FieldSelector::default(),
+        };
+        let (served, hub) = (&catalog.served, &catalog.served.hub);
+        let not_older = Freshness::NotOlderThan(ResourceVersion::new(422).unwrap());
+        catalog.list(430);
+        let fresh = reads.wait_until_fresh(served, not_older, (None, Patience::AtOnce), Instant::now()).await;
+        let fresh = fresh.ok().unwrap();
+        assert!(hub.snapshot_of(&fresh).is_ok());
+        // The list waits for a permit. Meanwhile etcd is restored from a backup.
+        catalog.list(136);
+        let refused = hub.snapshot_of(&fresh).err();
+        assert!(matches!(refused, Some(Refusal::Future { .. })), "{refused:?}");
+    }
 
     #[test]
     fn a_retriable_failure_of_any_form_is_reported_before_a_final_one() {

@@ -11,7 +11,7 @@ use crate::{
         AccessOptions, StreamOptions, authentication::AuthenticationOptions, authorization::AuthorizationOptions,
         review::QueueLimits,
     },
-    cache::{Backfill, ProcessBudgets, RingLimits},
+    cache::{Backfill, CacheWriter, ProcessBudgets, RelistReason, RingLimits, Update},
     fanout::{CacheRequest, Fresh, Gate, GateLimits, Hub, HubOptions, StreamEnd},
     telemetry::metrics::Metrics,
     upstream::{
@@ -26,14 +26,14 @@ use kubefan_common::{
 use kubefan_model::{GroupVersionResource, ObjectKey, Scope, fields::FieldTable, object::ObjectParser};
 
 /// A catalog with one cache, which is not synced, and a count of the searches for it.
-struct OneCache {
-    served: Served,
+pub(in crate::server) struct OneCache {
+    pub(in crate::server) served: Served,
     searches: AtomicUsize,
     changes: watch::Sender<u64>,
 }
 
 impl OneCache {
-    fn new() -> Arc<Self> {
+    pub(in crate::server) fn new() -> Arc<Self> {
         let gvr = GroupVersionResource::new("", "v1", "pods");
         let fields = Arc::new(FieldTable::new(&gvr, true, &[]));
         let parser = Arc::new(ObjectParser::new(&fields).of("Pod", "v1"));
@@ -56,6 +56,28 @@ impl OneCache {
         let list_kind = "PodList".into();
         let served = Served { gvr, namespaced: true, scope: Scope::Cluster, fields, list_kind, parser, hub };
         Arc::new(Self { served, searches: AtomicUsize::new(0), changes: watch::Sender::new(0) })
+    }
+
+    /// Lists no objects at `version`, which starts a history of its own.
+    pub(in crate::server) fn list(&self, version: u64) {
+        let version = ResourceVersion::new(version).unwrap();
+        let mut writer = CacheWriter::default();
+        let updates = [Update::ListBegin { reason: RelistReason::Expired }, Update::ListEnd(version)];
+        let commits = updates.into_iter().filter_map(|update| writer.apply(update).unwrap());
+        commits.for_each(|commit| self.served.hub.batch().commit(commit, Instant::now()));
+    }
+
+    /// A reader of it.
+    pub(in crate::server) fn reader(self: &Arc<Self>) -> Arc<Reader<Self>> {
+        let limits = ReaderLimits {
+            subscribers_max: 1.into(),
+            reads_max: 1.into(),
+            pending_bytes_max: PENDING_UNIT_BYTES,
+            selectors: SelectorLimits { terms_max: 1, values_max: 1 },
+            ids_seed: 0,
+        };
+        let access = Arc::new(AccessControl::always_allow());
+        Arc::new(Reader::new(self.clone(), access, CancellationToken::new(), limits))
     }
 }
 
@@ -113,16 +135,7 @@ impl Catalog for OneCache {
 #[tokio::test(start_paused = true)]
 async fn a_request_that_waits_for_its_cache_does_not_search_again_when_others_change() {
     let catalog = OneCache::new();
-    let selectors = SelectorLimits { terms_max: 1, values_max: 1 };
-    let limits = ReaderLimits {
-        subscribers_max: 1.into(),
-        reads_max: 1.into(),
-        pending_bytes_max: PENDING_UNIT_BYTES,
-        selectors,
-        ids_seed: 0,
-    };
-    let access = Arc::new(AccessControl::always_allow());
-    let reader = Arc::new(Reader::new(catalog.clone(), access, CancellationToken::new(), limits));
+    let reader = catalog.reader();
     let target = v1alpha1::Target { resource: "pods".to_owned(), ..v1alpha1::Target::default() };
     let presented = Presented::new(&http::HeaderMap::new(), false, false, Holder::new(1, None));
     let read = reader.authorize(&presented, Read::collection(ReadVerb::List, target), &Notes::default()).await.unwrap();
