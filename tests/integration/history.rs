@@ -10,6 +10,7 @@ use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
 use crate::{
+    freshness::write_configmap,
     harness::{
         network::answer,
         rig::{PODS, Rig, Setup, core, pod, pods, target, versions},
@@ -25,7 +26,9 @@ tests! {
         an_etcd_restore_between_a_list_and_its_watch_is_found, a_lagging_apiserver_ends_no_stream,
         a_watch_resumes_if_the_version_lookup_is_forbidden,
         a_different_cluster_is_refused_until_the_first_is_back_and_never_mixed_in,
-        one_identity_check_serves_all_resources, without_access_to_kube_system_the_ca_is_the_identity;
+        an_etcd_restore_is_not_forgotten_while_another_cluster_answers,
+        one_identity_check_serves_all_resources, nothing_is_requested_while_the_identity_is_not_answered,
+        without_access_to_kube_system_the_ca_is_the_identity;
 }
 
 fn assert_rewritten(status: &Status, because: &str) {
@@ -266,6 +269,32 @@ async fn a_different_cluster_is_refused_until_the_first_is_back_and_never_mixed_
     }
 }
 
+/// The other cluster answers the list that follows from the restore. When the right one is back, it
+/// has passed the old version, so nothing else shows the restore any more.
+async fn an_etcd_restore_is_not_forgotten_while_another_cluster_answers() {
+    let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
+    let backup = rig.sim.backup();
+    let written = write(&rig, "b");
+    watch.until(written[2]).await;
+    let (network, other) = (rig.network.clone(), other_cluster());
+    rig.network.rule(move |path| {
+        if path.contains("sendInitialEvents") {
+            network.connect_to(other.clone());
+        }
+        None
+    });
+    rig.sim.restore(&backup);
+    rig.readyz_has("another cluster answers").await;
+    sleep(Duration::from_secs(600)).await;
+    rig.network.clear_rules();
+    while rig.sim.revision() <= written[2] {
+        write_configmap(&rig.sim);
+    }
+    rig.network.connect_to(rig.sim.clone());
+    let status = timeout(Duration::from_secs(600), watch.end()).await.expect("the restore is found");
+    assert_rewritten(&status, "was followed by a list at");
+}
+
 async fn one_identity_check_serves_all_resources() {
     let setup = Setup::of(&["pods", "configmaps", "services", "nodes"]);
     let rig = Rig::synced(setup.sim(), setup).await;
@@ -280,6 +309,39 @@ async fn one_identity_check_serves_all_resources() {
         rig.readyz_has(&format!("{resource} synced")).await;
     }
     assert!((1..=4).contains(&(asked() - before)), "{}", asked() - before);
+}
+
+async fn nothing_is_requested_while_the_identity_is_not_answered() {
+    let unanswered = || FaultRule {
+        fault: Fault::InternalError,
+        verb: Some(Verb::Get),
+        resource: Some(core("namespaces")),
+        requests: usize::MAX,
+    };
+    for watch_list in [true, false] {
+        let setup = Setup::of(&["pods"]).with_watch_list(watch_list);
+        let sim = setup.sim();
+        sim.set_fault(unanswered());
+        let rig = Rig::start(sim, setup);
+        sleep(Duration::from_secs(600)).await;
+        // A paged list is confirmed before its first page is requested.
+        assert_eq!(rig.asked(PODS).len(), usize::from(watch_list), "states in ten minutes");
+        rig.sim.clear_faults();
+        rig.ready().await;
+
+        let mut watch = rig.watch_all("pods").await;
+        let before = rig.asked(PODS).len();
+        rig.sim.set_fault(unanswered());
+        rig.cut().await;
+        sleep(Duration::from_secs(600)).await;
+        assert_eq!(rig.asked(PODS).len() - before, 1, "watches in ten minutes");
+        let asked = rig.asked("/api/v1/namespaces/kube-system").len();
+        assert!(asked < 80, "{asked} identity checks in twenty minutes");
+        rig.sim.clear_faults();
+        let after = write(&rig, "b");
+        watch.until(after[2]).await;
+        assert_eq!((versions(&watch.events), watch.gaps.len()), (after.to_vec(), 0));
+    }
 }
 
 async fn without_access_to_kube_system_the_ca_is_the_identity() {

@@ -24,6 +24,7 @@ tests! {
     paused: a_failed_watch_resumes_at_its_version, a_failed_first_list_is_retried_and_reported_to_readers,
         retry_after_is_the_minimum_wait, a_line_that_is_no_event_restarts_the_watch, bookmarks_advance_the_version,
         no_failure_makes_a_tight_loop, watches_that_end_at_once_make_no_tight_loop, a_429_stops_discovery_too,
+        no_watch_is_opened_while_the_version_is_not_answered,
         cached_resources_are_found_while_upstream_is_silent;
 }
 
@@ -287,6 +288,20 @@ async fn watches_that_end_at_once_make_no_tight_loop() {
         rig.network.clear_rules();
         assert_bridged(form, &rig, &mut watch, &expected).await;
     }
+}
+
+async fn no_watch_is_opened_while_the_version_is_not_answered() {
+    let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
+    rig.fault(Verb::List, Fault::InternalError, usize::MAX);
+    rig.cut().await;
+    sleep(Duration::from_secs(600)).await;
+    let opened = &rig.asked(PODS)[before..];
+    // Without an answer about the cluster's version, nothing that a watch sends may be used.
+    assert_eq!(opened.len(), 1, "watches in ten minutes of failing lists: {opened:?}");
+    rig.sim.clear_faults();
+    let expected = write(&rig, "b");
+    assert_bridged("look-ups of the version that failed", &rig, &mut watch, &expected).await;
+    assert_eq!(rig.asked(PODS).len(), before + 2, "one watch when the version is answered again");
 }
 
 async fn a_429_stops_discovery_too() {
