@@ -246,7 +246,7 @@ enum CompareError {
 
 async fn differences(upstream: &Upstream, list: ObjectList, target: &Target) -> Result<Differences, CompareError> {
     let broken = |message: String| CompareError::Final(format!("kubefan's answer cannot be read: {message}"));
-    let version: ResourceVersion = list.resource_version.parse().map_err(|error| broken(format!("{error}")))?;
+    let version = ResourceVersion::parse_place(&list.resource_version).map_err(|error| broken(error.to_string()))?;
     let resource = list.resource.unwrap_or_default();
     // Versions of different clusters cannot be compared. If the identity of the apiserver's cluster
     // cannot be read, the comparison itself shows any difference.

@@ -133,7 +133,7 @@ fn watch_of(target: Target) -> WatchRequest {
 }
 
 /// Texts that are no versions.
-const BAD_VERSIONS: [&str; 8] = ["abc", "-1", "1.5", "01", " 7", "99999999999999999999999", "7\n8", "0x10"];
+const BAD_VERSIONS: [&str; 8] = ["abc", "-1", "1.05", "01", " 7", "99999999999999999999999", "7\n8", "0x10"];
 
 async fn bad_watches_are_refused_and_disturb_no_subscriber() {
     let rig = rig().await;

@@ -47,6 +47,7 @@ mod memory_limit;
 mod metrics;
 mod monitoring;
 mod on_demand;
+mod one_version;
 mod open_files;
 mod outages;
 mod passthrough;

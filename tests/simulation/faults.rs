@@ -14,7 +14,7 @@ use rand::RngExt;
 use rand_pcg::Pcg64Mcg;
 use tokio::time::Instant;
 
-use super::{crowd, upstream::EventFault, workload::Workload, world::World};
+use super::{crowd, truth::version_of, upstream::EventFault, workload::Workload, world::World};
 
 /// The kinds of faults, by the names under which they are counted.
 pub(crate) const KINDS: [&str; 30] = [
@@ -333,7 +333,7 @@ impl Faults {
                 world.apiservers.iter().for_each(|apiserver| apiserver.drop_connections());
                 let (from, to) = {
                     let mut truth = world.truth.lock().unwrap();
-                    let from = truth.now().1.revision;
+                    let from = version_of(truth.now().1.revision);
                     truth.restored(world.sim.revision());
                     (from, world.sim.revision())
                 };

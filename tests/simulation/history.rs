@@ -10,7 +10,12 @@ use std::{
 use bytes::Bytes;
 use kubefan_common::proto::v1alpha1::{DeleteReason, Event, EventType, WatchResponse, watch_response::Message};
 
-use super::{projection::Projected, schema, selection::Selection, truth::Kind};
+use super::{
+    projection::Projected,
+    schema,
+    selection::Selection,
+    truth::{Kind, read_place},
+};
 
 /// The identity of a subscriber and what it asks for.
 #[derive(Clone, Debug)]
@@ -91,6 +96,7 @@ pub(crate) struct ReceivedEvent {
     pub(crate) kind: Kind,
     pub(crate) key: String,
     pub(crate) uid: String,
+    /// The version of the event, without a place inside it.
     pub(crate) version: u64,
     /// With the number of the first schema.
     pub(crate) bytes: Bytes,
@@ -165,7 +171,7 @@ pub(crate) enum Observation {
 }
 
 /// An observation with its time, the cluster's epoch and revision at that time, and the resume
-/// version that came with it.
+/// version that came with it. Both are places, as everywhere but in events.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) at: Duration,
@@ -247,9 +253,9 @@ impl Recorder {
     }
 }
 
-/// The version in a field of a message; `None` if the field is empty.
+/// The place in a field of a message; `None` if the field is empty.
 pub(crate) fn version(text: &str) -> Option<u64> {
-    (!text.is_empty()).then(|| text.parse().expect("a version of the simulator is a number"))
+    (!text.is_empty()).then(|| read_place(text).expect("a version of the simulator is a number"))
 }
 
 /// The observation in a message of a watch. `None` for events and snapshot chunks: only the

@@ -29,6 +29,7 @@ use super::{
     http_transport::Transport,
     selection::Selection,
     subscriber::{self, ClientSettings},
+    truth::read_place,
     world::World,
 };
 
@@ -153,7 +154,7 @@ impl RunningInformer {
     pub(crate) fn has_all(&self, version: u64) -> bool {
         let current = self.current.lock().unwrap();
         current.as_ref().is_some_and(|Life { informer, handlers, is_busy }| {
-            let reached = informer.resource_version().parse().unwrap_or(0);
+            let reached = read_place(&informer.resource_version()).unwrap_or(0);
             reached >= version
                 && informer.longest_backlog() == 0
                 && !is_busy.load(Ordering::Relaxed)

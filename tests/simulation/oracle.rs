@@ -21,7 +21,7 @@ pub(crate) use needs::Facts;
 
 use super::{
     history::{Encoding, Entry, Freshness, History, Interface, Observation, ReceivedEvent, Spec},
-    truth::{Epoch, Truth},
+    truth::{Epoch, Truth, first_place, last_place, read_place, version_of},
 };
 
 /// The guarantees, by etcd's names.
@@ -33,7 +33,8 @@ pub(crate) enum Guarantee {
     Unique,
     /// No event is missing, no object is a ghost, no bytes differ.
     Reliable,
-    /// One version is never split over two positions.
+    /// The events of one version come in the order of their places, without another version between
+    /// them.
     Atomic,
     /// A resume from any resume version continues with the events of an unbroken watch.
     Resumable,
@@ -80,7 +81,14 @@ const REASONS: [&str; 8] = [
 /// A broken guarantee, and how it was broken.
 type Breach = (Guarantee, String);
 
-/// One possible position of a subscriber: it has received everything up to `at`.
+/// The last place that a stream may mean by a version: a replica that has listed a version has all of
+/// it, however many events it had.
+fn latest_place(named: u64) -> u64 {
+    let version = version_of(named);
+    if named == first_place(version) { last_place(version) } else { named }
+}
+
+/// One possible position of a subscriber: it has received everything up to the place `at`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Position {
     epoch: usize,
@@ -165,17 +173,37 @@ impl Walk<'_> {
         &self.truth.epochs[position.epoch]
     }
 
+    fn is_http(&self) -> bool {
+        matches!(self.spec.interface, Interface::Http(_))
+    }
+
+    /// The places that a stream may mean by a version. Over HTTP a version has no places: it is
+    /// resumed from behind what the replica had of it, as at the apiserver. Over gRPC only a version
+    /// that a replica has listed is named as if it had one event.
+    fn places_of(&self, epoch: usize, named: u64) -> Vec<u64> {
+        let writes = self.truth.epochs[epoch].writes_of(version_of(named));
+        let mut places = match self.is_http() {
+            true => writes.iter().map(|write| write.place).collect(),
+            false => vec![named],
+        };
+        if writes.len() > 1 || self.is_http() {
+            places.push(latest_place(named));
+        }
+        places.dedup();
+        places
+    }
+
     /// The cluster's revision when this entry was recorded. An epoch that had not started then has
     /// not gone further than the epoch of that time.
     fn reached(&self, epoch: usize, entry: &Entry) -> u64 {
         if epoch >= entry.epoch { entry.revision } else { self.truth.epochs[epoch].revision }
     }
 
-    /// The version of the next event that the subscriber must get after a position.
+    /// The place of the next event that the subscriber must get after a position.
     fn next_after(&self, position: Position) -> Option<u64> {
         let epoch = self.epoch(position);
         let rest = &epoch.writes[epoch.after(position.at)..];
-        rest.iter().find(|write| self.event(write).is_some()).map(|write| write.version)
+        rest.iter().find(|write| self.event(write).is_some()).map(|write| write.place)
     }
 
     /// All positions, and the positions of later epochs that are equal to them because the restore
@@ -288,12 +316,13 @@ impl Walk<'_> {
     /// Checks a resume version: nothing at or below it may still be to come.
     fn check_resume_version(&mut self, version: u64, entry: &Entry, guarantee: Guarantee) -> Result<(), Breach> {
         self.retain_fitting(|walk, position| {
-            if version < position.at {
+            if latest_place(version) < position.at {
                 return Err((
                     Guarantee::Ordered,
                     format!("got resume version {version} after version {}", position.at),
                 ));
             }
+            let version = version.max(position.at);
             let revision = walk.reached(position.epoch, entry);
             if version > revision {
                 return Err((
@@ -302,6 +331,8 @@ impl Walk<'_> {
                 ));
             }
             match walk.next_after(position) {
+                // What else its version has is not known at the apiserver either.
+                Some(next) if walk.is_http() && version_of(next) == version_of(version) => Ok(position),
                 Some(next) if next <= version => {
                     Err((guarantee, format!("got resume version {version} before the event at {next}")))
                 }
@@ -326,8 +357,14 @@ impl Walk<'_> {
             Some(at) => {
                 let was_in = |epoch| self.positions.iter().any(|position| position.epoch == epoch && !position.mixed);
                 let position =
-                    |epoch| Position { epoch, at, mixed: !was_in(epoch) && at > self.truth.epochs[epoch].base };
-                (first..self.truth.epochs.len()).map(position).collect()
+                    |epoch, at| Position { epoch, at, mixed: !was_in(epoch) && at > self.truth.epochs[epoch].base };
+                let is_possible =
+                    |epoch, place| place == at || self.is_http() || self.may_be_listed(epoch, version_of(at));
+                let places = |epoch| {
+                    let places = self.places_of(epoch, at).into_iter();
+                    places.filter(move |place| is_possible(epoch, *place)).map(move |at| position(epoch, at))
+                };
+                (first..self.truth.epochs.len()).flat_map(places).collect()
             }
         };
         self.phase = Phase::Opened { from };
@@ -358,11 +395,14 @@ impl Walk<'_> {
                 }
                 let numbers = message.rsplit_once(": ").and_then(|(_, numbers)| numbers.split_once(' '));
                 let numbers = numbers.and_then(|(asked, oldest)| {
-                    Some((asked.parse::<u64>().ok()?, oldest.trim_matches(['(', ')']).parse::<u64>().ok()?))
+                    Some((asked.parse::<u64>().ok()?, read_place(oldest.trim_matches(['(', ')']))?))
                 });
                 // The version in the message may be beyond the last resume version, but never below
                 // it.
-                if !numbers.is_some_and(|(asked, oldest)| asked < oldest && self.resume.is_none_or(|at| at <= asked)) {
+                let is_right = |(asked, oldest): (u64, u64)| {
+                    first_place(asked) <= oldest && self.resume.is_none_or(|at| at <= last_place(asked))
+                };
+                if !numbers.is_some_and(is_right) {
                     let resume = self.resume;
                     return Err((
                         Guarantee::Resumable,

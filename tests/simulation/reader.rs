@@ -25,7 +25,7 @@ use super::{
     http_transport::Transport,
     schema,
     subscriber::ClientSettings,
-    truth::Kind,
+    truth::{Kind, last_place},
     world::World,
 };
 use wire::{Events, Message, Page, Pod};
@@ -216,6 +216,8 @@ impl Reader {
 
     /// Notes a complete state.
     fn state(&self, version: u64, pods: Vec<Pod>) {
+        // HTTP knows no places inside a version.
+        let version = last_place(version);
         self.recorder.note(Observation::SnapshotBegin { version, restarted_from: None }, None);
         let objects = pods.len() as i64;
         pods.into_iter().for_each(|pod| self.recorder.note(Observation::Event(received(Kind::Added, pod)), None));
@@ -261,7 +263,7 @@ impl Reader {
     /// A watch from a version, until it ends. Returns the version that it has reached.
     async fn follow(&mut self, from: u64) -> Result<u64, Ended> {
         let replica = self.transport.next_replica();
-        self.recorder.note(Observation::Opened { replica, from: Some(from) }, None);
+        self.recorder.note(Observation::Opened { replica, from: Some(last_place(from)) }, None);
         let bookmarks = if self.reads.bookmarks { "&allowWatchBookmarks=true" } else { "" };
         let path = format!("{}&watch=1&resourceVersion={from}{bookmarks}{}", self.path(), self.watch_query());
         let Ok(mut body) = self.get(path, true).await else { return Ok(from) };
@@ -283,7 +285,7 @@ impl Reader {
                 }
                 Ok(Some(Message::Bookmark { version, .. })) if self.reads.bookmarks => {
                     at = version;
-                    self.recorder.note(Observation::Bookmark, Some(version));
+                    self.recorder.note(Observation::Bookmark, Some(last_place(version)));
                 }
                 // A watch that begins with the state asks for bookmarks for its sake.
                 Ok(Some(Message::Bookmark { .. })) => {}
@@ -295,7 +297,7 @@ impl Reader {
                         _ => Kind::Invalid,
                     };
                     at = pod.version;
-                    self.recorder.note(Observation::Event(received(kind, pod)), Some(at));
+                    self.recorder.note(Observation::Event(received(kind, pod)), Some(last_place(at)));
                 }
             }
         }

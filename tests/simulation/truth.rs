@@ -12,6 +12,33 @@ use super::{schema, selection::Selection};
 /// The managed fields of the pods that have some, as the apiserver writes them.
 pub(crate) const MANAGED_FIELDS: &str = r#""managedFields":[{"manager":"kubelet","operation":"Update"}]"#;
 
+/// The number of places in a version, more than a transaction has writes. The oracle counts in
+/// places: those of version 218 start at 218 × `PLACES`, and later writes of one version have the
+/// next ones.
+const PLACES: u64 = 1 << 8;
+
+/// The first place of a version: that of its first write, and of the version itself if it has none.
+pub(crate) fn first_place(version: u64) -> u64 {
+    version * PLACES
+}
+
+/// The last place of a version, after all of its writes.
+pub(crate) fn last_place(version: u64) -> u64 {
+    version * PLACES + PLACES - 1
+}
+
+/// The version that a place is in.
+pub(crate) fn version_of(place: u64) -> u64 {
+    place / PLACES
+}
+
+/// The place that kubefan names so: `218`, or `218.1` for the second event of that version.
+pub(crate) fn read_place(text: &str) -> Option<u64> {
+    let (version, sub) = text.split_once('.').unwrap_or((text, "0"));
+    let (version, sub) = (version.parse::<u64>().ok()?, sub.parse::<u64>().ok()?);
+    (sub < PLACES).then(|| first_place(version) + sub)
+}
+
 /// A pod as it was at one version.
 #[derive(Debug)]
 pub(crate) struct Object {
@@ -95,7 +122,7 @@ impl Object {
 /// One write of a pod.
 #[derive(Clone, Debug)]
 pub(crate) struct Write {
-    pub(crate) version: u64,
+    pub(crate) place: u64,
     /// The time since the start of the run.
     pub(crate) at: Duration,
     pub(crate) before: Option<Arc<Object>>,
@@ -125,6 +152,15 @@ impl Kind {
 }
 
 impl Write {
+    pub(crate) fn version(&self) -> u64 {
+        version_of(self.place)
+    }
+
+    /// The key of the pod.
+    pub(crate) fn key(&self) -> &str {
+        self.before.iter().chain(&self.after).next().map_or("", |object| &object.key)
+    }
+
     /// The event of this write for a selection, and the object to send.
     pub(crate) fn seen_by(&self, selection: Selection) -> Option<(Kind, &Arc<Object>)> {
         let has = |object: &&Arc<Object>| selection.has(object);
@@ -138,19 +174,19 @@ impl Write {
     }
 }
 
-/// The pods at one version, by key.
+/// The pods at one place, by key.
 pub(crate) type State = imbl::OrdMap<String, Arc<Object>>;
 
 /// The history from the start of the cluster up to a restore.
 #[derive(Clone, Default)]
 pub(crate) struct Epoch {
-    /// Ordered by version.
+    /// Ordered by place.
     pub(crate) writes: Vec<Write>,
     /// The state before the first write, and after each write.
     states: Vec<State>,
-    /// The last version of any resource.
+    /// The last place of the last version of any resource.
     pub(crate) revision: u64,
-    /// Up to this version the history is that of the previous epoch.
+    /// Up to this place the history is that of the previous epoch.
     pub(crate) base: u64,
 }
 
@@ -159,14 +195,20 @@ impl Epoch {
         Epoch { states: vec![State::new()], ..Epoch::default() }
     }
 
-    /// The index of the first write after a version.
-    pub(crate) fn after(&self, version: u64) -> usize {
-        self.writes.partition_point(|write| write.version <= version)
+    /// The index of the first write after a place.
+    pub(crate) fn after(&self, place: u64) -> usize {
+        self.writes.partition_point(|write| write.place <= place)
     }
 
-    /// The pods at a version.
-    pub(crate) fn at(&self, version: u64) -> &State {
-        &self.states[self.after(version)]
+    /// The pods at a place.
+    pub(crate) fn at(&self, place: u64) -> &State {
+        &self.states[self.after(place)]
+    }
+
+    /// The writes of a version.
+    pub(crate) fn writes_of(&self, version: u64) -> &[Write] {
+        let start = self.writes.partition_point(|write| write.place < first_place(version));
+        &self.writes[start..self.after(last_place(version))]
     }
 }
 
@@ -197,38 +239,40 @@ impl Truth {
 
     /// Records a write of another resource.
     pub(crate) fn moved(&mut self, revision: u64) {
-        self.epochs.last_mut().unwrap().revision = revision;
+        self.epochs.last_mut().unwrap().revision = last_place(revision);
     }
 
     /// Records a write or delete of a pod.
     pub(crate) fn wrote(&mut self, version: u64, key: &str, after: Option<Object>) {
         let at = self.started.elapsed();
         let epoch = self.epochs.last_mut().unwrap();
-        assert!(version > epoch.revision, "the simulator's versions rise");
-        epoch.revision = version;
+        let same = epoch.writes.last().map(|last| last.place).filter(|last| version_of(*last) == version);
+        let place = same.map_or(first_place(version), |last| last + 1);
+        assert!(version >= version_of(epoch.revision), "the simulator's versions never decrease");
+        epoch.revision = last_place(version);
         let mut state = epoch.states.last().unwrap().clone();
         let after = after.map(Arc::new);
         let before = match &after {
             Some(object) => state.insert(key.to_owned(), object.clone()),
             None => state.remove(key),
         };
-        epoch.writes.push(Write { version, at, before, after });
+        epoch.writes.push(Write { place, at, before, after });
         epoch.states.push(state);
     }
 
     /// Records that the cluster was restored to its state at `version`.
     pub(crate) fn restored(&mut self, version: u64) {
         let mut epoch = self.epochs.last().unwrap().clone();
-        let kept = epoch.after(version);
+        let kept = epoch.after(last_place(version));
         epoch.writes.truncate(kept);
         epoch.states.truncate(kept + 1);
-        (epoch.revision, epoch.base) = (version, version);
+        (epoch.revision, epoch.base) = (last_place(version), last_place(version));
         self.epochs.push(epoch);
     }
 
-    /// The version of the last event that a selection gets.
+    /// The first place of the version of the last event that a selection gets.
     pub(crate) fn last_seen_by(&self, selection: Selection) -> u64 {
         let seen = self.now().1.writes.iter().rev().find(|write| write.seen_by(selection).is_some());
-        seen.map_or(0, |write| write.version)
+        seen.map_or(0, |write| first_place(write.version()))
     }
 }

@@ -22,6 +22,10 @@ const PHASES: [&str; 3] = ["Pending", "Running", "Failed"];
 /// Bytes of filler in each pod, so that objects are worth compressing.
 const FILLER_BYTES: usize = 500;
 
+/// The share of steps that write several pods at one version, and how many at most.
+const TOGETHER: f64 = 0.1;
+const TOGETHER_MAX: usize = 4;
+
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 fn pods() -> GroupVersionResource {
@@ -58,9 +62,13 @@ impl Workload {
         }
     }
 
-    /// One write, or two if a pod is deleted and created again under its name.
+    /// One write, two if a pod is deleted and created again under its name, or several at one
+    /// version.
     pub(crate) fn step(&mut self, sim: &SimApiserver, truth: &mut Truth) {
         let held = truth.state().len();
+        if held > TOGETHER_MAX && self.random.random_bool(TOGETHER) {
+            return self.step_together(sim, truth);
+        }
         let kind = self.random.random_range(0..100u32);
         if held == 0 || (kind < 14 && held < self.objects) {
             return self.create(sim, truth, None);
@@ -105,6 +113,30 @@ impl Workload {
                 });
             }
         }
+    }
+
+    /// Several writes at one version, of different pods: mostly deletes, as objects that expire with
+    /// one lease are deleted, and sometimes other writes among them.
+    fn step_together(&mut self, sim: &SimApiserver, truth: &mut Truth) {
+        let count = self.random.random_range(2..=TOGETHER_MAX);
+        let only_deletes = self.random.random_bool(0.5);
+        let at = rand::seq::index::sample(&mut self.random, truth.state().len(), count);
+        let objects: Vec<_> = at.iter().map(|at| truth.state().values().nth(at).unwrap().clone()).collect();
+        sim.at_one_version(|| {
+            for object in objects {
+                match self.random.random_range(0..10u32) {
+                    0..3 if !only_deletes => self.create(sim, truth, None),
+                    3..6 if !only_deletes => {
+                        let (app, count) = (one_of(&mut self.random, &APPS), self.writes);
+                        self.update(sim, truth, &object, |pod| {
+                            pod["metadata"]["labels"]["app"] = app.into();
+                            pod["status"]["message"] = format!("change {count}").into();
+                        });
+                    }
+                    _ => self.delete(sim, truth, &object),
+                }
+            }
+        });
     }
 
     /// Creates a pod behind all others in the order of keys, and deletes it again if it only
@@ -193,12 +225,13 @@ impl Workload {
         write: impl FnOnce(&SimApiserver) -> Result<u64, E>,
     ) {
         let version = write(sim).unwrap();
-        if version <= truth.now().1.revision {
+        let (namespace, name) = key.split_once('/').unwrap();
+        let changed = truth.state().get(key).is_none_or(|before| before.version < version);
+        if !changed {
             // The write changed nothing.
             return;
         }
         self.writes += 1;
-        let (namespace, name) = key.split_once('/').unwrap();
         let object = sim.object(&pods(), namespace, name).map(|bytes| Object::read(&bytes));
         truth.wrote(version, key, object);
     }

@@ -49,6 +49,8 @@ type ListWatch struct {
 type known struct {
 	// version is the latest that was delivered. A replica that lags must not go back behind it.
 	version uint64
+	// place is version as kubefan resumes from it: several events may have one version.
+	place string
 	// cluster is the one that version is from.
 	cluster string
 	// refused counts the states in a row that were older.
@@ -134,7 +136,7 @@ func (l *ListWatch) ListWithContext(ctx context.Context, options metav1.ListOpti
 			isFirst = false
 			l.deliveredState(chunk.GetResourceVersion(), chunk.GetCluster())
 		}
-		list.ResourceVersion = chunk.GetResourceVersion()
+		list.ResourceVersion = whole(chunk.GetResourceVersion())
 		for _, it := range chunk.GetObjects() {
 			object, err := l.decode.object(it.GetObject(), it.GetResourceVersion())
 			if err != nil {
@@ -169,7 +171,7 @@ func (l *ListWatch) WatchWithContext(ctx context.Context, options metav1.ListOpt
 	watchOptions.OnExpired = kubefan.OnExpiredFail
 	watchOptions.ResourceVersion, watchOptions.Cluster, watchOptions.Timeout = "", "", 0
 	if !withState {
-		watchOptions.ResourceVersion, watchOptions.Cluster = options.ResourceVersion, l.cluster()
+		watchOptions.ResourceVersion, watchOptions.Cluster = l.resume(options.ResourceVersion)
 	}
 	if options.TimeoutSeconds != nil {
 		watchOptions.Timeout = time.Duration(*options.TimeoutSeconds) * time.Second
@@ -228,21 +230,35 @@ func (l *ListWatch) report(err error) {
 	}
 }
 
-func (l *ListWatch) cluster() string {
+// resume returns the place to resume from, and its cluster. Several events may have one version, and
+// client-go knows no place inside it.
+func (l *ListWatch) resume(version string) (string, string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.known.cluster
+	if whole(l.known.place) == version {
+		version = l.known.place
+	}
+	return version, l.known.cluster
+}
+
+// whole returns a version without the place inside it ("218" of "218.1").
+func whole(version string) string {
+	version, _, _ = strings.Cut(version, ".")
+	return version
 }
 
 // delivered remembers the latest version that was passed on.
 func (l *ListWatch) delivered(version, cluster string) {
-	number, err := strconv.ParseUint(version, 10, 64)
+	number, err := strconv.ParseUint(whole(version), 10, 64)
 	if err != nil {
 		return
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.known.version, l.known.cluster = max(l.known.version, number), cluster
+	if number >= l.known.version {
+		l.known.version, l.known.place = number, version
+	}
+	l.known.cluster = cluster
 }
 
 // deliveredState is delivered, for a state: it may go back, if it was accepted.
@@ -265,7 +281,7 @@ func (l *ListWatch) expired(err error) {
 // accepts refuses a state that would go back in time: an informer that listed it would report
 // objects as deleted that exist.
 func (l *ListWatch) accepts(version, cluster string) error {
-	number, err := strconv.ParseUint(version, 10, 64)
+	number, err := strconv.ParseUint(whole(version), 10, 64)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	isSame := cluster == l.known.cluster || cluster == "" || l.known.cluster == ""

@@ -94,8 +94,8 @@ func (w *watcher) pass(item kubefan.WatchItem) bool {
 	case kubefan.ItemSnapshotEnd:
 		w.inState = false
 		w.source.deliveredState(item.ResumeVersion, item.Cluster)
-		w.version = item.ResumeVersion
-		return w.bookmark(item.ResumeVersion, true)
+		w.version = whole(item.ResumeVersion)
+		return w.bookmark(w.version, true)
 	case kubefan.ItemGapBegin, kubefan.ItemCatchUpBegin:
 		w.inUnit, w.unit = true, nil
 		return true
@@ -121,11 +121,11 @@ func (w *watcher) moved(item kubefan.WatchItem) bool {
 		return true
 	}
 	w.source.delivered(item.ResumeVersion, item.Cluster)
-	if item.ResumeVersion == w.version {
+	if whole(item.ResumeVersion) == w.version {
 		return true
 	}
-	w.version = item.ResumeVersion
-	return w.bookmark(item.ResumeVersion, false)
+	w.version = whole(item.ResumeVersion)
+	return w.bookmark(w.version, false)
 }
 
 // unitEnded passes on the events of a gap or a catch-up, in the order of versions, so that the

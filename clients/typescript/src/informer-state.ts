@@ -26,9 +26,13 @@ export const OLD_SNAPSHOTS_MAX = 10;
 const TOO_OLD = "RESOURCE_VERSION_TOO_OLD";
 const DECIMAL = /^[0-9]+$/;
 
-/** A version as a number; undefined if it is none. */
+/**
+ * A version as a number; undefined if it is none. A place inside it, which a version to resume from
+ * may have ("218.1"), does not count.
+ */
 export function versionNumber(version: string): bigint | undefined {
-  return DECIMAL.test(version) ? BigInt(version) : undefined;
+  const [whole = ""] = version.split(".", 1);
+  return DECIMAL.test(whole) ? BigInt(whole) : undefined;
 }
 
 /** The store, and how far it is. */

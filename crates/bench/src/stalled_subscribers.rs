@@ -211,7 +211,7 @@ async fn receive(
             if let Err(message) = state.apply(&response) {
                 return ControlFlow::Break(message);
             }
-            if let Ok(reached) = response.resume_version.parse() {
+            if let Ok(reached) = response.resume_version.split('.').next().unwrap_or_default().parse() {
                 version.send_replace(reached);
             }
         }

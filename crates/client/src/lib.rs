@@ -99,6 +99,7 @@ mod stats;
 mod store;
 mod streams;
 mod token;
+mod version;
 
 pub use error::{ApiStatus, ApiStatusCause, ClientError, ServerStatus};
 pub use fake::{FakeListWatch, FakeRequest};

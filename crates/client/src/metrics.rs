@@ -13,7 +13,7 @@ use prometheus::{
     proto::MetricFamily,
 };
 
-use crate::{informer::SharedInformer, object::Decode, stats::InformerStats};
+use crate::{informer::SharedInformer, object::Decode, stats::InformerStats, version::number};
 
 type Read = Box<dyn Fn() -> Option<InformerStats> + Send>;
 
@@ -173,7 +173,7 @@ impl Families {
         for (kind, count) in errors {
             self.errors.with_label_values(&[name, kind]).inc_by(count);
         }
-        if let Ok(version) = stats.resource_version.parse() {
+        if let Some(version) = number(&stats.resource_version).and_then(|version| i64::try_from(version).ok()) {
             self.resource_version.with_label_values(&[name]).set(version);
         }
         self.objects.with_label_values(&[name]).set(i64::try_from(stats.objects).unwrap_or(i64::MAX));

@@ -22,6 +22,7 @@ use crate::{
     error::{ApiStatus, ClientError},
     lister_watcher::{ListOptions, ListPage, ListerWatcher, WatchEvents},
     streams::watcher_with,
+    version::number,
 };
 
 /// The objects of a page, if a namespace is listed in pages.
@@ -80,7 +81,7 @@ impl Namespaces {
                 let page = source.list(options.clone()).await?;
                 all.objects.extend(page.objects);
                 if page.continue_token.is_empty() {
-                    versions.push(page.resource_version.parse::<u64>().ok());
+                    versions.push(number(&page.resource_version));
                     break;
                 }
                 options.continue_token = page.continue_token;

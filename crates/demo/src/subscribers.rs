@@ -125,7 +125,8 @@ pub(super) fn through_kubefan(address: &str, options: &DemoOptions, progress: &A
                     Ok(WatchItem::Disconnected { .. } | WatchItem::Restarted { .. }) | Err(_) => progress.broke(),
                     Ok(_) => {}
                 }
-                progress.reached(index, watch.resume_version().parse().unwrap_or_default());
+                let reached = watch.resume_version().split('.').next().unwrap_or_default();
+                progress.reached(index, reached.parse().unwrap_or_default());
             }
         });
     }

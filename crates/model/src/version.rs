@@ -5,11 +5,19 @@
 //! (`k8s.io/apimachinery/pkg/util/resourceversion`, KEP-5504). There is no guarantee across
 //! resources or clusters, and nothing here compares those.
 
-use std::{fmt, num::NonZeroU64, str::FromStr};
+use std::{cmp::Ordering, fmt, num::NonZeroU64, str::FromStr};
 
-/// A version of one resource in one cluster: an etcd revision, never zero.
+/// A place in the history of one resource in one cluster: a revision of etcd, never zero, and how
+/// many events of that revision come before.
+///
+/// Nearly every revision has one event. A transaction of etcd may have several, of different keys:
+/// objects that expire with one lease are deleted at one resource version. Every watch sends them in
+/// the same order, so their places are counted, as etcd counts sub-revisions.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ResourceVersion(NonZeroU64);
+pub struct ResourceVersion {
+    main: NonZeroU64,
+    sub: u32,
+}
 
 /// A text is not a resource version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -24,17 +32,84 @@ pub struct InvalidVersion {
 impl ResourceVersion {
     /// The version with this number. `None` for 0, which means "any version" in requests.
     pub fn new(number: u64) -> Option<Self> {
-        NonZeroU64::new(number).map(Self)
+        NonZeroU64::new(number).map(Self::of)
     }
 
-    /// The number, for metrics and messages.
+    fn of(main: NonZeroU64) -> Self {
+        Self { main, sub: 0 }
+    }
+
+    /// The number, as the apiserver knows it.
     pub fn get(self) -> u64 {
-        self.0.get()
+        self.main.get()
+    }
+
+    /// The number of events of the same revision that come before.
+    pub fn sub(self) -> u32 {
+        self.sub
+    }
+
+    /// The version as the apiserver knows it, without a place inside it.
+    pub fn whole(self) -> Self {
+        Self::of(self.main)
+    }
+
+    /// The end of the same revision: after all of its events, however many there are. A client that
+    /// knows no places resumes from there.
+    pub fn end(self) -> Self {
+        Self { sub: u32::MAX, ..self }
+    }
+
+    /// Whether it is the end of a revision.
+    pub fn is_end(self) -> bool {
+        self.sub == u32::MAX
+    }
+
+    /// This place, if it is one of the revision that ends with `end`; otherwise that end.
+    pub fn within(self, end: Self) -> Self {
+        if self.is_at(end) { self } else { end }
+    }
+
+    /// Whether both are of the same revision.
+    pub fn is_at(self, other: Self) -> bool {
+        self.main == other.main
+    }
+
+    /// The place of an event of the revision of `event`, after everything up to here. `None` if that
+    /// revision is older, or has ended.
+    pub fn followed_by(self, event: Self) -> Option<Self> {
+        match event.main.cmp(&self.main) {
+            Ordering::Less => None,
+            Ordering::Equal => Some(Self { sub: self.sub.checked_add(1)?, ..self }),
+            Ordering::Greater => Some(event.whole()),
+        }
     }
 
     /// The version with the next lower number, even if nothing was written at it. `None` for 1.
     pub fn below(self) -> Option<Self> {
         Self::new(self.get() - 1)
+    }
+
+    /// The version with the next higher number, even if nothing was written at it.
+    pub fn above(self) -> Self {
+        Self { main: self.main.saturating_add(1), sub: 0 }
+    }
+
+    /// The place right before this one. `None` for the first of all.
+    pub fn before(self) -> Option<Self> {
+        match self.sub.checked_sub(1) {
+            Some(sub) => Some(Self { sub, ..self }),
+            None => self.below().map(Self::end),
+        }
+    }
+
+    /// The version after which the apiserver sends everything after this place. It sends whole
+    /// versions, so unless this one has ended, a part of it comes again.
+    pub fn read_from(self) -> Self {
+        match self.is_end() {
+            true => self.whole(),
+            false => self.below().unwrap_or_else(|| self.whole()),
+        }
     }
 
     /// Parses the version of a request. `None` if it is empty or `"0"`, which both mean "any
@@ -45,30 +120,62 @@ impl ResourceVersion {
             text => text.parse().map(Some),
         }
     }
+
+    /// Parses what [`Display`](fmt::Display) writes: a version, or one with a place inside it, which
+    /// only kubefan knows (`218.1`).
+    pub fn parse_place(text: &str) -> Result<Self, InvalidVersion> {
+        let Some((main, sub)) = text.split_once('.') else { return text.parse() };
+        let main: Self = main.parse().map_err(|_| InvalidVersion::of(text))?;
+        let sub = number::<u32>(sub).filter(|sub| *sub > 0).ok_or_else(|| InvalidVersion::of(text))?;
+        Ok(Self { sub, ..main })
+    }
 }
 
+impl InvalidVersion {
+    fn of(text: &str) -> Self {
+        Self { text: text.chars().take(64).collect() }
+    }
+}
+
+fn number<N: FromStr>(text: &str) -> Option<N> {
+    let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) && !text.starts_with('0');
+    digits.then(|| text.parse().ok()).flatten()
+}
+
+impl From<NonZeroU64> for ResourceVersion {
+    fn from(main: NonZeroU64) -> Self {
+        Self::of(main)
+    }
+}
+
+impl From<ResourceVersion> for NonZeroU64 {
+    /// The version without a place inside it.
+    fn from(version: ResourceVersion) -> Self {
+        version.main
+    }
+}
+
+/// A version as the apiserver writes it.
 impl FromStr for ResourceVersion {
     type Err = InvalidVersion;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) && !text.starts_with('0');
-        digits
-            .then(|| text.parse().ok())
-            .flatten()
-            .map(Self)
-            .ok_or_else(|| InvalidVersion { text: text.chars().take(64).collect() })
+        number(text).map(Self::of).ok_or_else(|| InvalidVersion::of(text))
     }
 }
 
 impl fmt::Display for ResourceVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        match self.sub {
+            0 => self.main.fmt(f),
+            sub => write!(f, "{}.{sub}", self.main),
+        }
     }
 }
 
 impl fmt::Debug for ResourceVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rv{}", self.0)
+        write!(f, "rv{self}")
     }
 }
 
@@ -81,6 +188,21 @@ mod tests {
         let version = |text: &str| text.parse::<ResourceVersion>().unwrap();
         assert!(version("9") < version("10"));
         assert_eq!(version("10").to_string(), "10");
+    }
+
+    #[test]
+    fn the_events_of_one_revision_have_places_in_it() {
+        let version = |text: &str| ResourceVersion::parse_place(text).unwrap();
+        let (first, second) = (version("218"), version("218.1"));
+        assert_eq!(first.followed_by(first), Some(second));
+        assert_eq!(second.followed_by(version("219")), Some(version("219")));
+        assert_eq!(second.followed_by(version("217")), None);
+        assert!(first < second && second < version("218.10") && version("218.10") < version("219"));
+        assert_eq!((second.to_string(), second.whole(), second.get()), ("218.1".to_owned(), first, 218));
+        for text in ["218.", "218.0", "218.01", ".1", "218.1.1", "218.-1", "0.1", "218.4294967296"] {
+            assert!(ResourceVersion::parse_place(text).is_err(), "{text}");
+        }
+        assert!("218.1".parse::<ResourceVersion>().is_err(), "the apiserver knows no places");
     }
 
     #[test]

@@ -233,6 +233,12 @@ enum Inside {
     CatchUp,
 }
 
+/// The version in a resume version, and the place inside it.
+fn place(text: &str) -> (u64, u64) {
+    let number = |text: &str| text.parse::<u64>().expect("an etcd revision is a number");
+    text.split_once('.').map_or_else(|| (number(text), 0), |(version, sub)| (number(version), number(sub)))
+}
+
 impl Watch {
     /// Starts a watch. An empty `resource_version` asks for a snapshot.
     pub(crate) async fn start(
@@ -323,7 +329,8 @@ impl Watch {
                 let recorded = Recorded { kind, object };
                 match self.inside {
                     Inside::Nothing => {
-                        assert_eq!(event.resource_version, response.resume_version, "a live event can be resumed from");
+                        let (version, _) = place(&response.resume_version);
+                        assert_eq!(event.resource_version, version.to_string(), "a live event can be resumed from");
                         self.events.push(recorded);
                     }
                     Inside::Snapshot => self.snapshot.push(recorded),
@@ -333,12 +340,16 @@ impl Watch {
             }
         }
         if !response.resume_version.is_empty() {
-            let number = |text: &str| text.parse::<u64>().expect("an etcd revision is a number");
-            let before = if self.resume_version.is_empty() { 0 } else { number(&self.resume_version) };
-            assert!(number(&response.resume_version) > before, "resume versions increase");
+            let before = if self.resume_version.is_empty() { (0, 0) } else { place(&self.resume_version) };
+            assert!(place(&response.resume_version) > before, "resume versions increase");
             self.resume_version.clone_from(&response.resume_version);
         }
         Ok(Some(response))
+    }
+
+    /// The version that was reached. More events of it may come.
+    fn reached(&self) -> u64 {
+        if self.resume_version.is_empty() { 0 } else { place(&self.resume_version).0 }
     }
 
     /// Receives messages until the stream ends with a status.
@@ -360,7 +371,7 @@ impl Watch {
     /// Receives messages until everything up to `version` has arrived.
     pub(crate) async fn until(&mut self, version: u64) {
         let all = async {
-            while self.resume_version.parse::<u64>().unwrap_or(0) < version {
+            while self.reached() < version {
                 assert!(self.step().await.unwrap().is_some(), "the stream ended at {}", self.resume_version);
             }
         };
@@ -381,7 +392,7 @@ impl Watch {
     pub(crate) async fn until_announced(&mut self, mut end: tokio::sync::watch::Receiver<u64>) {
         loop {
             let version = *end.borrow_and_update();
-            if self.resume_version.parse::<u64>().unwrap_or(0) >= version {
+            if self.reached() >= version {
                 return;
             }
             tokio::select! {

@@ -10,6 +10,7 @@ use std::{
 use kubefan_client::{Deleted, Object, RawJson, Snapshot};
 
 use super::InformerSpec;
+use crate::truth::version_of;
 
 /// The number of the handler that is slow. 0 gets every call at once, 2 is added late.
 pub(crate) const SLOW: usize = 1;
@@ -40,6 +41,8 @@ pub(crate) enum Observed {
     /// The program starts, without any state.
     Started,
     HandlerAdded(usize),
+    /// A watch over HTTP starts from the version of this place, which has no places there.
+    Resumed(u64),
     /// The server has sent a complete state, up to its end.
     Complete,
     /// The server has sent a gap or a catch-up, up to its end.
@@ -81,6 +84,7 @@ impl fmt::Display for InformerEntry {
         match &self.what {
             Observed::Started => write!(f, "the program starts"),
             Observed::HandlerAdded(handler) => write!(f, "handler {handler} is added"),
+            Observed::Resumed(place) => write!(f, "a watch from version {}", version_of(*place)),
             Observed::Complete => write!(f, "a complete state; given {:?}", self.given),
             Observed::Batch => write!(f, "a gap or a catch-up; given {:?}", self.given),
             Observed::Failed(why) => write!(f, "failed: {why}"),

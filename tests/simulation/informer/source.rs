@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures::{StreamExt, future::BoxFuture, stream};
 use kubefan_client::{ClientError, ListOptions, ListPage, ListerWatcher, WatchEvent, WatchEventKind, WatchEvents};
 
-use super::{InformerRecorder, InformerSpec, Observed};
+use super::{InformerRecorder, InformerSpec, Observed, Protocol};
 use crate::{history::version, world::World};
 
 /// A source whose answers are noted.
@@ -68,7 +68,11 @@ impl ListerWatcher for ObservedSource {
     fn watch(&self, options: ListOptions) -> BoxFuture<'_, Result<WatchEvents, ClientError>> {
         Box::pin(async move {
             self.world.controls[self.spec.number].stay_away().await;
+            let from = version(&options.resource_version).filter(|_| !options.send_initial_events);
             let events = self.failed(self.source.watch(options).await)?;
+            if let Some(from) = from.filter(|_| self.spec.protocol != Protocol::Grpc) {
+                self.recorder.note(Observed::Resumed(from));
+            }
             let source = self.clone();
             let observed = stream::unfold((events, source), |(mut events, source)| async move {
                 let control = &source.world.controls[source.spec.number];

@@ -1,7 +1,10 @@
 //! Outside of marked spans: each event must be the next event of an unbroken watch of the truth.
 
-use super::{Breach, Guarantee, Phase, Position, Walk};
-use crate::history::{Entry, ReceivedEvent};
+use super::{Breach, Guarantee, Phase, Position, Walk, latest_place};
+use crate::{
+    history::{Entry, ReceivedEvent},
+    truth::{Write, version_of},
+};
 
 impl Walk<'_> {
     pub(super) fn exact_event(&mut self, received: &ReceivedEvent, resume: Option<u64>) -> Result<(), Breach> {
@@ -15,7 +18,8 @@ impl Walk<'_> {
             _ => self.phase = Phase::Exact,
         }
         self.retain_fitting(|walk, position| walk.check_next(position, received))?;
-        let Some(resume) = resume else { return Ok(()) };
+        // The version of an event over HTTP does not say that its version has no other.
+        let Some(resume) = resume.filter(|_| !self.is_http()) else { return Ok(()) };
         self.retain_fitting(|walk, position| match walk.next_after(position) {
             _ if resume < position.at => {
                 Err((Guarantee::Ordered, format!("got resume version {resume} with the event at {}", position.at)))
@@ -37,32 +41,35 @@ impl Walk<'_> {
         let name = format!("{kind:?} {key} at {version}");
         let epoch = self.epoch(position);
         let expected = self.next_after(position);
-        if *version <= position.at {
-            let before = epoch.writes[..epoch.after(position.at)].iter().rev().find(|write| write.version == *version);
-            let again = before.and_then(|write| self.event(write));
-            return Err(match again {
-                Some((_, object)) if object.key == *key => (Guarantee::Unique, format!("got {name} a second time")),
-                Some((_, object)) => {
-                    (Guarantee::Atomic, format!("got {name} after {} at the same version", object.key))
+        let of_version = epoch.writes_of(*version);
+        let Some(write) = of_version.iter().find(|write| write.key() == key) else {
+            let other = of_version.first().map(Write::key);
+            return Err(match other {
+                Some(other) if *version <= version_of(position.at) => {
+                    (Guarantee::Atomic, format!("got {name} after {other} at the same version"))
                 }
-                None => (Guarantee::Ordered, format!("got {name}, after version {}", position.at)),
+                Some(other) => (Guarantee::Reliable, format!("got {name}, and {other} was written at that version")),
+                None if *version <= version_of(position.at) => {
+                    (Guarantee::Ordered, format!("got {name}, after version {}", version_of(position.at)))
+                }
+                None => (Guarantee::Reliable, format!("got {name}, and nothing happened at that version")),
+            });
+        };
+        if write.place <= position.at {
+            return Err(match self.event(write) {
+                Some(_) => (Guarantee::Unique, format!("got {name} a second time")),
+                None => (Guarantee::Ordered, format!("got {name}, after version {}", version_of(position.at))),
             });
         }
-        if let Some(missed) = expected.filter(|expected| expected < version) {
+        if let Some(missed) = expected.filter(|expected| *expected < write.place) {
+            let missed = version_of(missed);
             return Err((Guarantee::Reliable, format!("got {name} without the event at {missed}")));
         }
-        let write = epoch.writes[epoch.after(position.at)..].iter().find(|write| write.version == *version);
-        let Some(write) = write else {
-            return Err((Guarantee::Reliable, format!("got {name}, and nothing happened at that version")));
-        };
         // With another schema the projection of any change is another one.
         let event = self.event(write).or_else(|| write.seen_by(self.spec.selection).filter(|_| self.truth.schemas > 1));
         let Some((right, object)) = event else {
             return Err((Guarantee::Filtered, format!("got {name}, and its selector has no event at that version")));
         };
-        if object.key != *key {
-            return Err((Guarantee::Reliable, format!("got {name}, and {} was written at that version", object.key)));
-        }
         if !self.is_kind(*kind, right) {
             return Err((Guarantee::Filtered, format!("got {name}, which is {right:?} for its selector")));
         }
@@ -74,7 +81,7 @@ impl Walk<'_> {
             let (right, bytes) = (String::from_utf8_lossy(&right), String::from_utf8_lossy(bytes));
             return Err((Guarantee::Reliable, format!("got {name} as\n    {bytes}\n  and it was\n    {right}")));
         }
-        Ok(Position { at: *version, ..position })
+        Ok(Position { at: write.place, ..position })
     }
 
     pub(super) fn snapshot_begin(
@@ -89,7 +96,8 @@ impl Walk<'_> {
         let is_undone = |version: u64| {
             self.truth.epochs.iter().take(entry.epoch + 1).skip(known + 1).any(|epoch| epoch.base < version)
         };
-        if restarted_from.is_some_and(|restarted| version < restarted && is_undone(restarted)) {
+        let latest = latest_place(version);
+        if restarted_from.is_some_and(|restarted| latest < restarted && is_undone(restarted)) {
             self.floor = None;
         }
         match (&self.phase, restarted_from) {
@@ -99,8 +107,7 @@ impl Walk<'_> {
                 if !self.spec.restarts {
                     return resumable(format!("was restarted from {restarted}, and had asked for FAIL"));
                 }
-                if version < restarted && !is_undone(restarted) || self.resume.is_some_and(|resume| restarted < resume)
-                {
+                if latest < restarted && !is_undone(restarted) || self.resume.is_some_and(|resume| restarted < resume) {
                     let text =
                         format!("was restarted from {restarted} with a snapshot at {version}, after {:?}", self.resume);
                     return Err((Guarantee::Ordered, text));
@@ -114,7 +121,7 @@ impl Walk<'_> {
         if let Some(restarted) = restarted_from {
             self.check_need("a snapshot", restarted, entry.at)?;
         }
-        if let Some(floor) = self.floor.filter(|floor| version < *floor) {
+        if let Some(floor) = self.floor.filter(|floor| latest < *floor) {
             return Err((Guarantee::Ordered, format!("got a snapshot at {version}, after version {floor}")));
         }
         self.phase = Phase::Snapshot { version, received: Vec::new() };
@@ -137,7 +144,11 @@ impl Walk<'_> {
         let first = self.positions.iter().map(|position| position.epoch).min().unwrap_or(0);
         let reached = |epoch: &usize| *epoch <= entry.epoch && version <= self.reached(*epoch, entry);
         let epochs = (first..self.truth.epochs.len()).filter(reached);
-        self.positions = epochs.map(|epoch| Position { epoch, at: version, mixed: false }).collect();
+        let places = |epoch| {
+            let places = self.places_of(epoch, version);
+            places.into_iter().map(move |at| Position { epoch, at, mixed: false })
+        };
+        self.positions = epochs.flat_map(places).collect();
         self.retain_fitting(|walk, position| walk.is_state(position, &received).map(|()| position))?;
         self.check_freshness(entry)
     }

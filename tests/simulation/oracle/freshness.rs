@@ -4,7 +4,10 @@
 use std::time::Duration;
 
 use super::{Breach, Guarantee, Position, Walk};
-use crate::history::{Entry, Freshness};
+use crate::{
+    history::{Entry, Freshness},
+    truth::version_of,
+};
 
 impl Walk<'_> {
     /// Checks that a state is as fresh as the read demanded.
@@ -15,8 +18,8 @@ impl Walk<'_> {
             let stale = |what: String| Err((Guarantee::Reliable, format!("asked for {what}, and got a state at {at}")));
             match freshness {
                 Freshness::Any => Ok(position),
-                Freshness::Exact(version) if at != version => stale(format!("exactly {version}")),
-                Freshness::NotOlderThan(version) if at < version => stale(format!("{version} or newer")),
+                Freshness::Exact(version) if version_of(at) != version => stale(format!("exactly {version}")),
+                Freshness::NotOlderThan(version) if version_of(at) < version => stale(format!("{version} or newer")),
                 Freshness::Exact(_) | Freshness::NotOlderThan(_) => Ok(position),
                 Freshness::Consistent if walk.is_current(position, epoch, revision, entry) => Ok(position),
                 Freshness::Consistent => stale(format!("a consistent state when the cluster was at {revision}")),
@@ -27,13 +30,15 @@ impl Walk<'_> {
     /// Whether a state shows every write that was complete when the cluster was at `revision`: it
     /// is the state at some version from then until it was received.
     fn is_current(&self, position: Position, epoch: usize, revision: u64, entry: &Entry) -> bool {
-        if position.at >= revision || position.epoch < epoch {
+        // As at the apiserver, a state may be one between two writes of the version.
+        let is_reached = version_of(position.at) >= version_of(revision);
+        if is_reached || position.epoch < epoch {
             // A state of an undone history is no older than what a look-up of the version finds.
-            return position.at >= revision;
+            return is_reached;
         }
         let truth = self.epoch(position);
-        let selected = |version: u64| {
-            truth.at(version).iter().filter(|(_, object)| self.spec.selection.has(object)).map(|(_, object)| object)
+        let selected = |place: u64| {
+            truth.at(place).iter().filter(|(_, object)| self.spec.selection.has(object)).map(|(_, object)| object)
         };
         let until = self.reached(position.epoch, entry);
         let missed = &truth.writes[truth.after(position.at)..truth.after(until)];
@@ -41,9 +46,9 @@ impl Walk<'_> {
             return true;
         }
         // An object that came and went leaves no trace.
-        let mut versions = vec![revision];
-        versions.extend(missed.iter().map(|write| write.version).filter(|version| *version > revision));
-        versions.into_iter().any(|version| selected(position.at).eq(selected(version)))
+        let mut places = vec![revision];
+        places.extend(missed.iter().map(|write| write.place).filter(|place| *place > revision));
+        places.into_iter().any(|place| selected(position.at).eq(selected(place)))
     }
 
     /// Judges the end of a read over HTTP. Only these refusals can happen here.

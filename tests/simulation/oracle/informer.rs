@@ -6,7 +6,7 @@
 
 mod stores;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use kubefan_client::Deleted;
 
@@ -14,7 +14,7 @@ use super::{Breach, Guarantee, Violation};
 use crate::{
     informer::{Call, InformerEntry, InformerHistory, InformerSpec, Observed, SLOW, Stored},
     schema,
-    truth::{Epoch, Object, Truth, Write},
+    truth::{self, Epoch, Object, Truth, Write, first_place, last_place},
 };
 
 /// What a handler knows of one object.
@@ -50,6 +50,9 @@ struct Walk<'a> {
     highest: u64,
     /// The first epoch whose start the program may have seen.
     first_epoch: usize,
+    /// Objects of which an event may be missing: over HTTP a watch was resumed from the version of
+    /// several events, as at the apiserver.
+    excused: BTreeSet<String>,
     /// Objects, by address, that are true states.
     true_states: HashSet<usize>,
     /// For each object, the versions in the first epoch at which the selection has an event.
@@ -67,7 +70,7 @@ pub(crate) fn judge_informer(
     let mut events: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
     for write in &truth.epochs[0].writes {
         if let Some((_, object)) = write.seen_by(history.spec.selection) {
-            events.entry(&object.key).or_default().push(write.version);
+            events.entry(&object.key).or_default().push(write.version());
         }
     }
     let mut walk = Walk {
@@ -81,6 +84,7 @@ pub(crate) fn judge_informer(
         version: None,
         highest: 0,
         first_epoch: 0,
+        excused: BTreeSet::new(),
         true_states: HashSet::new(),
         events,
     };
@@ -105,11 +109,12 @@ fn version_of(object: &Stored) -> u64 {
 
 impl<'a> Walk<'a> {
     fn step(&mut self, entry: &'a InformerEntry) -> Result<(), Breach> {
-        self.highest = self.highest.max(entry.given.unwrap_or(0));
+        self.highest = self.highest.max(entry.given.map_or(0, truth::version_of));
         match &entry.what {
             Observed::Started => {
                 self.handlers.clear();
                 (self.conflated, self.complete, self.complete_at, self.version) = (None, 0, None, None);
+                self.excused.clear();
                 self.reencoded = 0;
                 // Right after a restore a replica may still be in the previous history.
                 let is_settled = entry.revision > self.truth.epochs[entry.epoch].base;
@@ -121,7 +126,15 @@ impl<'a> Walk<'a> {
                 self.handlers.insert(*handler, BTreeMap::new());
                 Ok(())
             }
+            Observed::Resumed(place) => {
+                let version = truth::version_of(*place);
+                let writes = self.truth.epochs[..=entry.epoch].iter().map(|epoch| epoch.writes_of(version));
+                let shared = writes.filter(|writes| writes.len() > 1).flatten();
+                self.excused.extend(shared.map(|write| write.key().to_owned()));
+                Ok(())
+            }
             Observed::Complete => {
+                self.excused.clear();
                 self.conflated = Some(entry.at);
                 self.complete += 1;
                 self.complete_at = Some(entry);
@@ -154,17 +167,18 @@ impl<'a> Walk<'a> {
     /// Whether a restore has undone this version, or another one that the informer reached.
     fn is_undone(&self, version: u64, entry: &InformerEntry) -> bool {
         let version = version.max(self.highest);
-        self.truth.epochs.iter().take(entry.epoch + 1).skip(self.first_epoch + 1).any(|epoch| epoch.base < version)
+        self.truth
+            .epochs
+            .iter()
+            .take(entry.epoch + 1)
+            .skip(self.first_epoch + 1)
+            .any(|epoch| epoch.base < first_place(version))
     }
 
-    /// The writes at this version, one for each epoch that has one.
+    /// The writes at this version, in every epoch.
     fn writes_at(&self, version: u64, entry: &InformerEntry) -> impl Iterator<Item = &'a Write> + use<'a> {
         let truth: &'a Truth = self.truth;
-        let epochs = &truth.epochs[..=entry.epoch];
-        epochs.iter().filter_map(move |epoch| {
-            let at = epoch.writes.partition_point(|write| write.version < version);
-            epoch.writes.get(at).filter(|write| write.version == version)
-        })
+        truth.epochs[..=entry.epoch].iter().flat_map(move |epoch| epoch.writes_of(version))
     }
 
     /// Checks that an object is as it was at its version, and selected there.
@@ -261,8 +275,8 @@ impl<'a> Walk<'a> {
             seen.is_some_and(|(kind, object)| object.key == told.key().as_str() && kind.removes())
         };
         let first = |epoch: &Epoch| {
-            let removal = epoch.writes[epoch.after(version_of(told))..].iter().find(removes)?;
-            (removal.version <= entry.revision || entry.epoch > 0).then_some(removal.version)
+            let removal = epoch.writes[epoch.after(last_place(version_of(told)))..].iter().find(removes)?;
+            (removal.place <= entry.revision || entry.epoch > 0).then_some(removal.version())
         };
         self.truth.epochs[..=entry.epoch].iter().filter_map(first).min()
     }
@@ -324,7 +338,8 @@ impl<'a> Walk<'a> {
         if self.is_undone(last, entry) {
             return Ok(());
         }
-        let is_conflated = handler == SLOW || self.conflated.is_some_and(|at| at >= known.at);
+        let is_conflated =
+            handler == SLOW || self.conflated.is_some_and(|at| at >= known.at) || self.excused.contains(key);
         // A gap or a catch-up deletes an object with its last state.
         if is_deletion && is_conflated && version == last {
             return Ok(());

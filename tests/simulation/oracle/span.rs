@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Breach, Guarantee, Phase, Position, ResumePhase, Walk};
+use super::{Breach, Guarantee, Phase, Position, ResumePhase, Walk, latest_place};
 use crate::{
     history::{Entry, ReceivedEvent},
     truth::{Kind, State},
@@ -23,13 +23,13 @@ impl Walk<'_> {
         }
         self.phase = Phase::Span { received: Vec::new() };
         self.retain_fitting(|walk, position| match walk.next_after(position) {
-            _ if from < position.at => {
+            _ if latest_place(from) < position.at => {
                 Err((Guarantee::Ordered, format!("got a {name} from {from}, after version {}", position.at)))
             }
             Some(next) if next <= from => {
                 Err((Guarantee::Reliable, format!("got a {name} from {from} without the event at {next}")))
             }
-            _ => Ok(Position { at: from, ..position }),
+            _ => Ok(Position { at: from.max(position.at), ..position }),
         })
     }
 
@@ -43,14 +43,23 @@ impl Walk<'_> {
         };
         self.retain_fitting(|walk, position| {
             let reached = walk.reached(position.epoch, entry);
-            if to < position.at || to > reached {
+            if latest_place(to) < position.at || to > reached {
                 let text = format!("got a {name} from {} to {to}, and the cluster had reached {reached}", position.at);
                 return Err((Guarantee::Ordered, text));
             }
-            walk.check_span(position, to, &received, catch_up).map_err(|(guarantee, text)| {
-                (guarantee, format!("got a {name} from {} to {to} in which {text}", position.at))
-            })?;
-            Ok(Position { at: to, ..position })
+            let (mut end, mut why) = (None, None);
+            for at in walk.places_of(position.epoch, to).into_iter().filter(|at| *at >= position.at) {
+                match walk.check_span(position, at, &received, catch_up) {
+                    Ok(()) => end = end.or(Some(at)),
+                    Err(breach) => why = why.or(Some(breach)),
+                }
+            }
+            match (end, why) {
+                (None, Some((guarantee, text))) => {
+                    Err((guarantee, format!("got a {name} from {} to {to} in which {text}", position.at)))
+                }
+                (end, _) => Ok(Position { at: end.unwrap_or(to), ..position }),
+            }
         })
     }
 

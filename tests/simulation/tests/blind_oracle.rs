@@ -11,7 +11,7 @@ use crate::{
     history::{Entry, Freshness, History, Interface, Observation, ReceivedEvent, Spec},
     oracle::{self, Guarantee},
     seed::{Options, Report, run_seed},
-    truth::Kind,
+    truth::{Kind, last_place, version_of},
 };
 
 /// Corrupts a history. `None` if the history has no suitable place.
@@ -36,7 +36,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         ("an_event_at_an_older_version", &[Guarantee::Ordered], event_from_before),
         ("a_bookmark_at_an_older_version", &[Guarantee::Ordered], bookmark_from_before),
         ("a_span_that_ends_before_it_began", &[Guarantee::Ordered], span_from_before),
-        ("two_events_at_one_version", &[Guarantee::Atomic], two_at_one_version),
+        ("another_event_at_one_version", &[Guarantee::Atomic, Guarantee::Reliable], two_at_one_version),
         ("an_event_of_another_uid", &[Guarantee::Reliable], other_uid),
         ("a_ghost_in_a_snapshot", &[Guarantee::Reliable], ghost_in_snapshot),
         ("an_old_object_in_a_snapshot", &[Guarantee::Reliable], old_in_snapshot),
@@ -252,7 +252,7 @@ fn event_from_before(entries: &mut Vec<Entry>) -> Option<()> {
 
 fn bookmark_from_before(entries: &mut Vec<Entry>) -> Option<()> {
     let at = exact(entries)?;
-    let resume = entries[at].resume.map(|version| version - 1);
+    let resume = entries[at].resume.map(|place| last_place(version_of(place) - 1));
     let bookmark = Entry { what: Observation::Bookmark, resume, ..entries[at].clone() };
     entries.insert(at + 1, bookmark);
     Some(())
@@ -340,7 +340,7 @@ fn asked(entries: &mut [Entry], freshness: impl Fn(u64) -> Freshness) -> Option<
         )
     })?;
     let Observation::SnapshotBegin { version, .. } = entries[at + 2].what else { return None };
-    entries[at].what = Observation::Asked(freshness(version));
+    entries[at].what = Observation::Asked(freshness(version_of(version)));
     Some(())
 }
 

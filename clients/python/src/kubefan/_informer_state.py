@@ -37,6 +37,15 @@ OLD_SNAPSHOTS_MAX = 10
 _TOO_OLD = "RESOURCE_VERSION_TOO_OLD"
 
 
+def version_number(version: str) -> Optional[int]:
+    """The number of a version; None if it has none.
+
+    A place inside it, which a version to resume from may have (`218.1`), does not count.
+    """
+    whole = version.partition(".")[0]
+    return int(whole) if whole.isdecimal() else None
+
+
 class InformerState:
     """The store, and how far it is."""
 
@@ -160,12 +169,13 @@ class InformerState:
 
     def _note_expired(self, error: KubefanError, version: str) -> None:
         """Remembers the version, unless another history has replaced its own."""
-        is_known = error.reason == _TOO_OLD and version.isdecimal()
-        self._expired, self._refused = int(version) if is_known else 0, 0
+        number = version_number(version) if error.reason == _TOO_OLD else None
+        self._expired, self._refused = number or 0, 0
 
     def _check(self, version: str) -> None:
         """Refuses a state that a replica behind the others sends."""
-        is_old = version.isdecimal() and int(version) < self._expired
+        number = version_number(version)
+        is_old = number is not None and number < self._expired
         if not is_old or self._refused >= OLD_SNAPSHOTS_MAX:
             self._expired = self._refused = 0
             return

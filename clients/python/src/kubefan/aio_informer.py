@@ -9,7 +9,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
-from ._informer_state import InformerState
+from ._informer_state import InformerState, version_number
 from .errors import KubefanError, Stopped
 from .handlers import (
     BACKLOG_CALLS_MAX,
@@ -181,8 +181,8 @@ class Informer:
         wanted = int(resource_version)
 
         def reached() -> bool:
-            version = self._state.resource_version
-            return version.isdecimal() and int(version) >= wanted
+            version = version_number(self._state.resource_version)
+            return version is not None and version >= wanted
 
         return await self._wait(reached, timeout)
 

@@ -15,6 +15,7 @@ use crate::{
     lister_watcher::{ListOptions, ListPage, ListerWatcher, WatchEvent, WatchEventKind, WatchEvents},
     object::{ObjectKey, RawObject},
     random::{generator, watch_timeout},
+    version::number,
 };
 
 /// A state older than a version that is already known is refused this often. Replicas catch up
@@ -112,7 +113,7 @@ impl GrpcListWatch {
     /// Remembers a version that has expired, unless another history has replaced its own.
     fn ended(&self, error: &ClientError, version: &str) {
         if error.is_expired() {
-            let version = version.parse().ok().filter(|_| error.reason() == TOO_OLD);
+            let version = number(version).filter(|_| error.reason() == TOO_OLD);
             let mut known = self.known();
             (known.expired, known.refused) = (version.unwrap_or(0), 0);
         }
@@ -121,7 +122,7 @@ impl GrpcListWatch {
     /// Refuses a state that would go back in time.
     fn check_state(&self, version: &str) -> Result<(), ClientError> {
         let mut known = self.known();
-        let is_old = version.parse().is_ok_and(|version: u64| version < known.expired);
+        let is_old = number(version).is_some_and(|version| version < known.expired);
         if !is_old || known.refused >= OLD_SNAPSHOTS_MAX {
             (known.expired, known.refused) = (0, 0);
             return Ok(());

@@ -27,6 +27,7 @@ use crate::{
     grpc::{Parts, Projection},
     lister_watcher::{ListOptions, ListPage, ListerWatcher, WatchEvents},
     random::{generator, watch_timeout},
+    version::whole,
 };
 
 const JSON: &str = "application/json";
@@ -212,7 +213,7 @@ impl HttpListWatch {
         let limit = if limit == 0 { String::new() } else { limit.to_string() };
         let path = self.collection().await?;
         // The token contains the version; kube-apiserver refuses both together.
-        let version = if continue_token.is_empty() { resource_version.as_str() } else { "" };
+        let version = if continue_token.is_empty() { whole(&resource_version) } else { "" };
         let parameters = [("limit", limit.as_str()), ("continue", &continue_token), ("resourceVersion", version)];
         let accept = if self.options.projection.parts == Parts::Metadata { METADATA_LIST } else { JSON };
         let body = self.client.read(self.with_query(&path, &parameters), accept, self.limits()).await;
@@ -247,7 +248,7 @@ impl HttpListWatch {
         let mut parameters = vec![
             ("watch", "true"),
             ("allowWatchBookmarks", "true"),
-            ("resourceVersion", resource_version.as_str()),
+            ("resourceVersion", whole(&resource_version)),
             ("timeoutSeconds", seconds_text.as_str()),
         ];
         if send_initial_events {

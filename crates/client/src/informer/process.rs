@@ -23,6 +23,7 @@ use crate::{
     queue::{Delta, RealFifo},
     reflector::{Observers, ReflectorError},
     store::{Change, Deleted, IndexWriter, Indexer, Replacement, Store},
+    version::number,
 };
 
 /// The shortest resync period, as in client-go.
@@ -310,7 +311,7 @@ impl<K: Send + Sync + 'static> Store<K> for Processor<K> {
 
     fn advance(&self, resource_version: &str) {
         self.indexer.advance(resource_version);
-        if let Ok(version) = resource_version.parse() {
+        if let Some(version) = number(resource_version) {
             self.version.send_replace(version);
         }
     }

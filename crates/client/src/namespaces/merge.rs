@@ -13,6 +13,7 @@ use crate::{
     reflector::ReflectorError,
     store::{Change, Deleted},
     streams::InformerEvent,
+    version::number,
 };
 
 /// An object that is passed on as it came.
@@ -85,7 +86,7 @@ impl Merge {
                 Vec::new()
             }
             Ok(InformerEvent::ReplaceEnd { resource_version, .. }) => {
-                namespace.version = resource_version.parse().ok();
+                namespace.version = number(&resource_version);
                 namespace.has_state = true;
                 let objects = std::mem::take(&mut namespace.replacing);
                 if self.is_complete {
@@ -105,7 +106,7 @@ impl Merge {
                 self.batch(changes)
             }
             Ok(InformerEvent::Advanced { resource_version }) => {
-                namespace.version = resource_version.parse().ok();
+                namespace.version = number(&resource_version);
                 let version = self.moved_version();
                 version.map(|version| WatchEventKind::Bookmark.at(&version)).into_iter().collect()
             }

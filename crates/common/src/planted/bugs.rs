@@ -53,6 +53,15 @@ macro_rules! bugs {
 }
 
 bugs! {
+    /// `cache/writer.rs`: a second change at one version counts as a repeat of the first. Its object
+    /// stays as it was. Needs: several changes at one version.
+    SecondOfVersionDropped = "second-of-version-dropped" breaks "Reliable, Convergent, Filtered, Atomic",
+
+    /// `upstream/reflector/state.rs`: a watch starts again from the last version, although more
+    /// events of that version may come. Needs: several changes at one version, and a watch that
+    /// breaks between them.
+    ResumedWithinVersion = "resumed-within-version" breaks "Reliable, Convergent, Filtered, Atomic",
+
     /// `cache/conflated.rs`: conflated history records creates and deletes, but no label changes.
     /// After a catch-up an object stays in a selection that it has left. Needs: a small ring, a
     /// selector whose members leave, a start or a lag older than the ring.

@@ -1,6 +1,6 @@
 //! The type of an object: its key, its version and its bytes, packed or not.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, num::NonZeroU64, sync::Arc};
 
 use bytes::Bytes;
 
@@ -14,7 +14,8 @@ use crate::{
 /// A cached object.
 pub struct Object {
     pub(super) key: ObjectKey,
-    pub(super) version: ResourceVersion,
+    /// Without a place inside it, to save the memory.
+    pub(super) version: NonZeroU64,
     /// Offset of the digits of `metadata.resourceVersion` in the JSON. 0 in protobuf: there the
     /// field is searched when needed, because the lengths around it must change too.
     pub(super) version_start: u32,
@@ -42,7 +43,7 @@ impl Object {
 
     /// `metadata.resourceVersion`.
     pub fn version(&self) -> ResourceVersion {
-        self.version
+        self.version.into()
     }
 
     /// `metadata.uid`; empty if the object has none.
@@ -69,7 +70,7 @@ impl Object {
             Body::Packed { data, packer, texts_len, json_len } => {
                 packer.unpack(&data[*texts_len as usize..], *json_len as usize).into()
             }
-            Body::Attributes { parser, .. } => self.attributes_bytes(parser, self.version),
+            Body::Attributes { parser, .. } => self.attributes_bytes(parser, self.version()),
         }
     }
 
@@ -91,6 +92,7 @@ impl Object {
     /// is sent in its last state with the version of the event that removed it
     /// (`updateResourceVersion` in the apiserver's `cache_watcher.go`).
     pub fn bytes_at(&self, version: ResourceVersion) -> Bytes {
+        let version = version.whole();
         if let Body::Attributes { parser, .. } = &self.body {
             return self.attributes_bytes(parser, version);
         }

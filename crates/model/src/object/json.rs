@@ -15,7 +15,7 @@ use super::{
     object_error::{ObjectError, check_len},
     texts::SpanWriter,
 };
-use crate::ObjectKey;
+use crate::{ObjectKey, ResourceVersion};
 
 /// Parses an object. The flag is true if it has a `kind` or an `apiVersion`.
 pub(super) fn parse(
@@ -33,7 +33,7 @@ pub(super) fn parse(
     let unescaped = |slot: usize| slots[slot].map(field_text).filter(|text| !text.is_empty());
     let name = unescaped(NAME).ok_or(ObjectError::Metadata("name"))?;
     let version_text = text(VERSION).ok_or(ObjectError::Metadata("resourceVersion"))?;
-    let version = version_text.parse().map_err(|_| ObjectError::Metadata("resourceVersion"))?;
+    let version: ResourceVersion = version_text.parse().map_err(|_| ObjectError::Metadata("resourceVersion"))?;
     let labels = slots[LABELS].map_or(Ok(Vec::new()), label_pairs)?;
     let present = |slot: &usize| slots[*slot].filter(|raw| *raw != "null" && *raw != "\"\"");
     let mut spans = SpanWriter::default();
@@ -43,7 +43,7 @@ pub(super) fn parse(
     fields.iter().for_each(|of| spans.put(&bytes, field(of)));
     let object = Object {
         key: ObjectKey::new(text(NAMESPACE).unwrap_or_default(), &name),
-        version,
+        version: version.into(),
         version_start: (version_text.as_ptr() as usize - bytes.as_ptr() as usize) as u32,
         label_count: labels.len() as u32,
         body: Body::Plain { spans: spans.written.into(), bytes: bytes.clone() },

@@ -94,7 +94,7 @@ impl ProtobufFields {
         };
         let name = text(metadata.name, "name")?;
         let version = text(metadata.version, "resourceVersion")?;
-        let version = version.parse().map_err(|_| ObjectError::Metadata("resourceVersion"))?;
+        let version: ResourceVersion = version.parse().map_err(|_| ObjectError::Metadata("resourceVersion"))?;
         let namespace = std::str::from_utf8(metadata.namespace).map_err(|_| ObjectError::Metadata("namespace"))?;
         let mut spans = SpanWriter::default();
         spans.put(&bytes, metadata.uid);
@@ -111,7 +111,7 @@ impl ProtobufFields {
         }
         Ok(Object {
             key: ObjectKey::new(namespace, name),
-            version,
+            version: version.into(),
             version_start: 0,
             label_count: metadata.labels.len() as u32,
             body: Body::Plain { spans: spans.written.into(), bytes: bytes.clone() },

@@ -81,8 +81,9 @@ impl ConflatedHistory {
                     let same = planted::is(Bug::LeaveForgotten) || previous.has_same_attributes(&object);
                     let stays = event.kind() != EventType::Deleted && same;
                     // With a new schema an object may change without its version, which nothing
-                    // else records.
-                    if stays && previous.version() < object.version() {
+                    // else records;
+                    // nothing else either that an object has changed after another of its version.
+                    if stays && previous.version() < object.version() && event.version().sub() == 0 {
                         continue;
                     }
                     Some(previous.selectable_attributes(parser))

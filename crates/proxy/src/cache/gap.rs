@@ -57,9 +57,15 @@ impl Gap {
     }
 
     /// Objects that have other bytes at the versions that they had, as of the version `to`. An
-    /// event at that version itself may be among them.
-    pub fn reencoded(to: ResourceVersion, reason: RelistReason, events: Vec<Arc<WatchEvent>>) -> Self {
-        Self { is_lossy: false, ..Self::new(to.below().unwrap_or(to), to, reason, events) }
+    /// event at that version itself may be among them. `reached` is the version before.
+    pub fn reencoded(
+        reached: ResourceVersion,
+        to: ResourceVersion,
+        reason: RelistReason,
+        events: Vec<Arc<WatchEvent>>,
+    ) -> Self {
+        let from = to.below().map_or(reached, |below| below.max(reached));
+        Self { is_lossy: false, ..Self::new(from, to, reason, events) }
     }
 
     /// Whether one of its events says only what happened at one version, as outside of a gap.

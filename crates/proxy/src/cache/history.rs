@@ -201,7 +201,8 @@ impl History {
             }
             copy.in_ring = false;
             let start = copy.records.last().map_or(Some(copy.version), |(record, _)| match record {
-                Record::Event(event) => ResourceVersion::new(event.version().get() - 1),
+                // What came before at that version may have been evicted since.
+                Record::Event(event) => event.version().before(),
                 Record::Gap(gap) => Some(gap.from),
             });
             copy.ring_floor = start.map_or(self.ring.floor(), |start| start.min(self.ring.floor()));

@@ -67,6 +67,8 @@ pub struct CachedState {
     pub history: History,
     /// The version of the objects.
     pub version: ResourceVersion,
+    /// Whether more events of that version may come: the last commit was an event.
+    pub is_open: bool,
     /// The last version that brought other bytes of unchanged objects.
     pub reencoded: Option<ResourceVersion>,
 }
@@ -174,6 +176,11 @@ impl PublishedCache {
         }
         self.message.clear();
         self.phase = Phase::Synced;
+        // A peer may have sent its state between two events of a version.
+        let is_open = matches!(change, Change::Record(Record::Event(_)) | Change::Restored(_));
+        if let Some(state) = &mut self.state {
+            state.is_open = is_open;
+        }
         match (change, &mut self.state) {
             (Change::Record(record), Some(state)) => {
                 state.follow(store, version, record.events(), &mut self.columns);
@@ -192,8 +199,14 @@ impl PublishedCache {
                 };
                 self.epochs += 1;
                 self.columns.reset();
-                let before =
-                    state.replace(CachedState { epoch: self.epochs, store, history, version, reencoded: None });
+                let before = state.replace(CachedState {
+                    epoch: self.epochs,
+                    store,
+                    history,
+                    version,
+                    is_open,
+                    reencoded: None,
+                });
                 return Applied::NewEpoch { because, replaced: before.is_some() };
             }
         }

@@ -28,6 +28,7 @@ use kubefan_common::planted::{self, Bug};
 use kubefan_model::{
     ResourceVersion,
     event::{EventType, WatchEvent},
+    object::Object,
 };
 
 /// One step of history.
@@ -111,7 +112,7 @@ impl RingLimits {
 
 /// The events after a version are no longer retained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("too old resource version: {requested} ({oldest})")]
+#[error("too old resource version: {} ({oldest})", requested.whole())]
 pub struct Expired {
     /// The requested version.
     pub requested: ResourceVersion,
@@ -193,8 +194,7 @@ impl EventRing {
             // The same object, and not one that a changed schema gave other bytes at the same
             // version: subscribers that are behind have not been sent those bytes.
             if let (Some(previous), Some(replaced)) = (previous, event.previous())
-                && let Some(origin) = self.event_at(replaced.version())
-                && Arc::ptr_eq(&origin.object(), &previous)
+                && let Some(origin) = self.event_of(&previous)
             {
                 origin.replaced(&replaced);
             }
@@ -206,16 +206,24 @@ impl EventRing {
         self.fresh_bytes -= before;
     }
 
-    /// The event that brought the object of this version, if it is retained.
-    fn event_at(&self, version: ResourceVersion) -> Option<&Arc<WatchEvent>> {
-        if version <= self.floor {
+    /// The event that brought this object, if it is retained.
+    fn event_of(&self, object: &Arc<Object>) -> Option<&Arc<WatchEvent>> {
+        let version = object.version();
+        if version.end() <= self.floor {
             return None;
         }
         let at = self.records.partition_point(|entry| entry.record.version() < version);
-        let events = self.records.get(at)?.record.events();
-        // In a gap the deletes come first, in no order of versions.
-        let changes = &events[events.partition_point(|event| event.kind() == EventType::Deleted)..];
-        changes.binary_search_by_key(&version, |event| event.version()).ok().map(|at| &changes[at])
+        // The first record, and those at other places of the same version.
+        let records = self.records.range(at..).map(|entry| &entry.record).enumerate();
+        let mut records = records.take_while(|(at, record)| *at == 0 || record.version().is_at(version));
+        records.find_map(|(_, record)| {
+            let events = record.events();
+            // In a gap the deletes come first, in no order of versions.
+            let changes = &events[events.partition_point(|event| event.kind() == EventType::Deleted)..];
+            let start = changes.partition_point(|event| event.version() < version);
+            let of_version = changes[start..].iter().take_while(|event| event.version().is_at(version));
+            of_version.into_iter().find(|event| Arc::ptr_eq(&event.object(), object))
+        })
     }
 
     /// Evicts what is over the limits at `now`, and returns it, oldest first. The byte limit is

@@ -144,7 +144,7 @@ impl StepColumn {
     }
 
     fn bytes(&self) -> usize {
-        self.values.len() * VALUE_BYTES + self.text_bytes + self.entries * size_of::<u64>()
+        self.values.len() * VALUE_BYTES + self.text_bytes + self.entries * size_of::<ResourceVersion>()
     }
 
     /// Files the version of a record of the ring that is newer than all filed ones.

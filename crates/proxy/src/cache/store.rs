@@ -20,7 +20,7 @@ use super::{
 };
 use kubefan_model::{
     ObjectKey, ResourceVersion,
-    event::WatchEvent,
+    event::{EventType, WatchEvent},
     object::Object,
     selection::{Equality, Selection},
 };
@@ -49,6 +49,16 @@ impl Store {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.objects.is_empty()
+    }
+
+    /// Whether this state has the result of a change: an upstream watch that starts again may send
+    /// changes of the version reached once more.
+    pub fn has_applied(&self, kind: EventType, object: &Object) -> bool {
+        let cached = self.get(object.key().as_str());
+        match kind {
+            EventType::Deleted => cached.is_none(),
+            EventType::Added | EventType::Modified => cached.is_some_and(|cached| cached.version() == object.version()),
+        }
     }
 
     /// The JSON bytes of all objects together.

@@ -25,7 +25,7 @@ use self::{
 use crate::cache::{gap::Gap, history::History, relist_reason::RelistReason, ring::Record, store::Store};
 use kubefan_common::{
     planted::{self, Bug},
-    unless_planted,
+    unless_planted, when_planted,
 };
 use kubefan_model::{
     ObjectKey, ResourceVersion,
@@ -109,7 +109,8 @@ pub enum UpdateError {
     /// A change before the first list was complete.
     #[error("upstream sent a change before the first list was complete")]
     NotListed,
-    /// A change at or below the version already reached: passing it on would repeat or reorder.
+    /// A change below the version already reached, or another one of an object at that version:
+    /// passing it on would repeat or reorder.
     #[error("upstream sent {key} at version {version}, after version {reached}")]
     OutOfOrder {
         /// The object.
@@ -135,6 +136,8 @@ pub struct CacheWriter {
     version: Option<ResourceVersion>,
     listing: Option<Listing>,
     packing: Packing,
+    /// Whether more changes at the version reached may come: the last update was one.
+    is_open: bool,
     /// Why the next complete list starts a new history.
     rewritten: Option<String>,
     /// Waits for the next version.
@@ -220,7 +223,10 @@ impl CacheWriter {
                 if listing.contradiction.is_none()
                     && let Some(reached) = listing.from
                 {
-                    listing.contradiction = contradiction(cached, &object, reached, listing.reason);
+                    // A change at the version reached may be one that was not received.
+                    let is_missing = self.is_open && object.version().is_at(reached);
+                    let contradiction = || contradiction(cached, &object, reached, listing.reason);
+                    listing.contradiction = if is_missing { None } else { contradiction() };
                 }
                 let object = match cached {
                     Some(cached) if same(cached, &object) => cached.clone(),
@@ -236,18 +242,28 @@ impl CacheWriter {
             Update::ListEnd(version) => {
                 let mut listing = self.listing.take().ok_or(UpdateError::NotListed)?;
                 self.packing.list_end(&mut listing.store);
-                self.replace(listing, version)
+                // A list has no place inside its version.
+                let reached = self.version.filter(|reached| reached.is_at(version));
+                self.replace(listing, reached.map_or(version, |reached| reached.max(version)))
             }
             Update::Event(kind, object) => {
                 let reached = self.version.ok_or(UpdateError::NotListed)?;
-                let version = object.version();
-                if version <= reached && !planted::is(Bug::OutOfOrderPassedOn) {
-                    return Err(UpdateError::OutOfOrder { key: object.key().clone(), version, reached });
-                }
-                Ok(Some(match self.reencoded.take() {
-                    None => self.change(kind, object),
+                let Some(version) = self.place_of(kind, &object, reached)? else { return Ok(None) };
+                let key = object.key().clone();
+                let commit = match self.reencoded.take() {
+                    None => self.change(version, kind, object),
                     Some(reencoded) => self.reencode(reencoded, version, Some((kind, object))),
-                }))
+                };
+                self.is_open = true;
+                // The state that a list at this version is compared with has the change.
+                if let Some(listing) = &mut self.listing
+                    && listing.from == Some(reached)
+                    && version.is_at(reached)
+                {
+                    (listing.before, listing.from) = (self.store.clone(), Some(version));
+                    listing.history.remove(&key);
+                }
+                Ok(Some(commit))
             }
             Update::WentBack { reached } => {
                 // Without a state, nothing of it was sent.
@@ -258,6 +274,7 @@ impl CacheWriter {
             Update::Conflated { reason, changes, version } => self.conflated(reason, changes, version),
             Update::Bookmark(version) => {
                 let reached = self.version.ok_or(UpdateError::NotListed)?;
+                self.is_open &= version < reached.whole();
                 // A bookmark at an older version says nothing new.
                 Ok((version > reached).then(|| match self.reencoded.take() {
                     None => self.commit(version, Change::Version),
@@ -286,14 +303,37 @@ impl CacheWriter {
         more
     }
 
-    fn change(&mut self, kind: EventType, object: Object) -> Commit {
-        let event = self.event(kind, object);
-        self.commit(event.version(), Change::Record(Record::Event(event)))
+    /// The place of a change after what was reached; `None` if the state has it. Upstream may send
+    /// several changes at one version, of different objects. A watch that starts again sends those
+    /// of the version reached once more.
+    fn place_of(
+        &self,
+        kind: EventType,
+        object: &Object,
+        reached: ResourceVersion,
+    ) -> Result<Option<ResourceVersion>, UpdateError> {
+        let (key, version) = (object.key(), object.version());
+        let is_again = version.is_at(reached);
+        if is_again && self.store.has_applied(kind, object) && !planted::is(Bug::OutOfOrderPassedOn) {
+            return Ok(None);
+        }
+        when_planted!(SecondOfVersionDropped => if is_again { return Ok(None) });
+        let is_twice = is_again && self.store.get(key.as_str()).is_some_and(|cached| cached.version() == version);
+        let place = reached.followed_by(version).filter(|_| !is_twice);
+        match place {
+            None if planted::is(Bug::OutOfOrderPassedOn) => Ok(Some(version)),
+            None => Err(UpdateError::OutOfOrder { key: key.clone(), version, reached }),
+            Some(_) => Ok(place),
+        }
+    }
+
+    fn change(&mut self, version: ResourceVersion, kind: EventType, object: Object) -> Commit {
+        let event = self.event(version, kind, object);
+        self.commit(version, Change::Record(Record::Event(event)))
     }
 
     /// Applies a change to the state.
-    fn event(&mut self, kind: EventType, object: Object) -> Arc<WatchEvent> {
-        let version = object.version();
+    fn event(&mut self, version: ResourceVersion, kind: EventType, object: Object) -> Arc<WatchEvent> {
         let cached = self.store.get(object.key().as_str());
         let object = new_object(object, cached);
         self.packing.event(&object);
@@ -323,7 +363,7 @@ impl CacheWriter {
         let Reencoded { mut store, reason, mut events } = reencoded;
         if let Some((kind, object)) = change {
             // Subscribers have the old bytes, so those come before the change.
-            let event = self.event(kind, object);
+            let event = self.event(version, kind, object);
             let (key, place) = (event.object().key().clone(), events.len());
             match self.store.get(key.as_str()) {
                 Some(current) => store.insert(current.clone()),
@@ -338,7 +378,8 @@ impl CacheWriter {
             }
         }
         self.store = store;
-        self.commit(version, Change::Record(Record::Gap(Arc::new(Gap::reencoded(version, reason, events)))))
+        let reached = self.version.unwrap_or(version);
+        self.commit(version, Change::Record(Record::Gap(Arc::new(Gap::reencoded(reached, version, reason, events)))))
     }
 
     /// Applies a marked difference at once, as if the state that it leads to had been listed. A
@@ -374,7 +415,7 @@ impl CacheWriter {
             && reason == RelistReason::SchemaChanged
             && gap.events.iter().all(|event| is_reencoded(event))
         {
-            *gap = Arc::new(Gap::reencoded(version, reason, gap.events.clone()));
+            *gap = Arc::new(Gap::reencoded(from, version, reason, gap.events.clone()));
         }
         Ok(commit)
     }
@@ -385,6 +426,7 @@ impl CacheWriter {
         }
         let Listing { store, reason, contradiction, mut history, .. } = listing;
         unless_planted!(OldEncodingReturns => self.reencoded = None);
+        let is_open = std::mem::take(&mut self.is_open);
         let before = std::mem::replace(&mut self.store, store);
         let start = |because: String| Change::Start { because };
         let rewritten = self.rewritten.take().or(contradiction);
@@ -404,6 +446,13 @@ impl CacheWriter {
                     let store = std::mem::replace(&mut self.store, before);
                     self.reencoded = Some(Reencoded { store, reason, events });
                     return Ok(None);
+                } else if is_open
+                    && events.iter().all(|event| may_be_missing(event, version))
+                    && let Some(to) = version.followed_by(version)
+                {
+                    // The watch has ended between the changes at this version.
+                    let gap = Gap::new(version, to, reason, events);
+                    return Ok(Some(self.commit(to, Change::Record(Record::Gap(Arc::new(gap))))));
                 } else {
                     start(differs_at(version))
                 }
@@ -444,6 +493,11 @@ impl CacheWriter {
         self.version = Some(version);
         Commit { store: self.store.clone(), version, change }
     }
+}
+
+/// Whether a difference may be a change at `version`, as the list shows it.
+fn may_be_missing(event: &WatchEvent, version: ResourceVersion) -> bool {
+    event.kind() == EventType::Deleted || event.object().version().is_at(version) || is_reencoded(event)
 }
 
 fn differs_at(version: ResourceVersion) -> String {

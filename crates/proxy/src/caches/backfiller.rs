@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     cache::{Backfill, CacheWriter, EventRing, Expired, Record, RingLimits, Update, writer::Change},
-    fanout::{CachePosition, Refusal, Served},
+    fanout::{CachePosition, Continuation, Refusal, Served},
     telemetry::metrics::WatchPurpose,
     upstream::{
         UpstreamError,
@@ -43,6 +43,9 @@ use kubefan_model::{
 
 /// How long a read waits for more requests. It starts at the oldest requested version.
 const GATHER_TIME: Duration = Duration::from_millis(300);
+/// How long a read waits for more events of the version at which the cache was listed. A watch brings
+/// the events of one version together, and nothing need follow them in a quiet cluster.
+const SAME_VERSION_WAIT: Duration = Duration::from_millis(200);
 /// The time limit of one read.
 const BACKFILL_TIMEOUT: Duration = Duration::from_secs(30);
 /// The size limits of one backfill. A larger one would cost more to send than a snapshot. All that
@@ -229,8 +232,9 @@ impl Backfiller {
             return Err(expired.into());
         }
         let good = |backfill: &&Arc<Backfill>| {
-            let leads_on = self.served.hub.can_resume_from(backfill.epoch, backfill.reached);
-            backfill.serves(request.version, request.needs_state) && leads_on.is_some_and(|(leads_on, _)| leads_on)
+            let continues = self.served.hub.continues_from(backfill.epoch, backfill.reached);
+            backfill.serves(request.version, request.needs_state)
+                && continues.is_some_and(|continuation| continuation.can_resume)
         };
         if let Some(latest) = inner.latest.as_ref().filter(good) {
             return Ok(Joined::Served(latest.clone()));
@@ -351,21 +355,58 @@ impl Backfiller {
             false => None,
         };
         let reflector = self.context.reflector_for(&self.served, WatchPurpose::Backfill);
-        let mut reflector = reflector.for_backfill(from, with_state);
+        // Upstream sends whole versions. What comes up to `from` is read for the state alone.
+        let start = from.read_from();
+        let mut reflector = reflector.for_backfill(start, with_state);
         let mut writer = CacheWriter::sharing(store);
         let mut ring = EventRing::alone(LIMITS, from);
+        let mut reached = start;
+        // The events of the last version that a new watch sends once more.
+        let (mut last_is_event, mut again) = (false, 0);
+        let mut is_complete = false;
         let mut share = hub.budgets().backfills.share();
         loop {
-            let step = match reflector.step().await {
-                Err(error) if reflector.is_within_list() => {
+            let wait = if is_complete { SAME_VERSION_WAIT } else { BACKFILL_TIMEOUT };
+            let step = match timeout(wait, reflector.step()).await {
+                Err(_) | Ok(Err(_) | Ok(Step::Ended { .. })) if is_complete => {
+                    return Ok(Backfill { epoch, ring, reached, has_state: with_state, share });
+                }
+                Err(_) => return Err(self.failed(from).into()),
+                Ok(Err(error)) if reflector.is_within_list() => {
                     sleep(error.page_retry_delay()).await;
                     continue;
                 }
-                step => step.map_err(|error| read_error(from, &error))?,
+                Ok(step) => step.map_err(|error| read_error(from, &error))?,
             };
-            let Step::Update { update, received } = step else { continue };
+            let (update, received) = match step {
+                Step::Update { update, received } => (update, received),
+                Step::Watching { .. } => {
+                    again = if last_is_event { reached.sub() + 1 } else { 0 };
+                    continue;
+                }
+                Step::Ended { .. } | Step::Proved { .. } => continue,
+            };
+            last_is_event = matches!(update, Update::Event(..));
+            if let Update::Event(_, object) = &update
+                && again > 0
+                && object.version().is_at(reached)
+            {
+                again -= 1;
+                continue;
+            }
             let at = match &update {
-                Update::Event(_, object) => Some(object.version()),
+                Update::Event(_, object) => {
+                    let message = || {
+                        format!(
+                            "upstream sent {} at version {}, after version {reached}",
+                            object.key(),
+                            object.version()
+                        )
+                    };
+                    let next = reached.followed_by(object.version());
+                    reached = next.ok_or_else(|| Refusal::Unavailable(message()))?;
+                    Some(reached)
+                }
                 Update::Bookmark(version) => Some(*version),
                 Update::ListBegin { .. }
                 | Update::ListItem(_)
@@ -375,21 +416,18 @@ impl Backfiller {
             };
             if let Some(at) = at {
                 let another = || Refusal::Unavailable(format!("{gvr} is being listed again"));
-                let (leads_on, head) = hub.can_resume_from(epoch, at).ok_or_else(another)?;
+                let Continuation { can_resume, is_start, head } = hub.continues_from(epoch, at).ok_or_else(another)?;
+                // The list that the cache started with has all events of its version, and upstream
+                // may not have sent all of them yet.
+                let is_within_start = is_start && matches!(update, Update::Event(..));
                 // The cache has not received this event yet. Everything up to the cache's version
                 // was read, so the backfill is complete.
-                if at > head {
+                if at > head && !is_within_start {
                     return Ok(Backfill { epoch, ring, reached: head, has_state: with_state, share });
                 }
-                let last = ring.last();
-                if let Update::Event(_, object) = &update
-                    && at <= last
-                {
-                    let message = format!("upstream sent {} at version {at}, after version {last}", object.key());
-                    return Err(Refusal::Unavailable(message).into());
-                }
-                if let Some(record) = record(&mut writer, update, with_state)?
-                    && !(leads_on && planted::is(Bug::SpliceDrops))
+                if let Some(record) = record(&mut writer, update, (at, with_state))?
+                    && at > from
+                    && !(can_resume && planted::is(Bug::SpliceDrops))
                 {
                     ring.push(record, received);
                     ring.evict(received, 0, 1.0, 1.0);
@@ -402,16 +440,18 @@ impl Backfiller {
                 if ring.floor() != from {
                     return Err(ReadError::Expired { expired: UpstreamExpired::Events(from), oldest: None });
                 }
-                if leads_on && at >= to {
+                let is_reached = can_resume && (at >= to || to.is_end() && to.is_at(at));
+                is_complete = is_reached && is_within_start;
+                if is_reached && !is_within_start {
                     return Ok(Backfill { epoch, ring, reached: at, has_state: with_state, share });
                 }
                 continue;
             }
             if let Update::ListEnd(version) = update {
                 drop(place.take());
-                if version != from {
+                if version != start {
                     let message =
-                        format!("upstream answered a list at version {from} with the state at version {version}");
+                        format!("upstream answered a list at version {start} with the state at version {version}");
                     return Err(Refusal::Unavailable(message).into());
                 }
             }
@@ -425,8 +465,10 @@ fn read_error(from: ResourceVersion, error: &ReflectorError) -> ReadError {
     let Some(gone @ UpstreamError::Gone { .. }) = error.upstream() else {
         return Refusal::Unavailable(error.to_string()).into();
     };
-    // Upstream may name the oldest version that it still has.
-    let oldest = gone.oldest().filter(|oldest| *oldest > from);
+    // Upstream may name the oldest version that it still has. A client that knows places needs the
+    // one before.
+    let oldest = gone.oldest().map(|oldest| if from.is_end() { oldest } else { oldest.above() });
+    let oldest = oldest.filter(|oldest| *oldest > from);
     let version = oldest.and_then(ResourceVersion::below).unwrap_or(from);
     let expired = match error {
         ReflectorError::List(_) => UpstreamExpired::State(version),
@@ -445,7 +487,11 @@ enum Joined {
 /// Without state, the event's type says whether there was a previous object, but not its content.
 /// The new object stands in for it, because requests without state do not look at the previous
 /// object.
-fn record(writer: &mut CacheWriter, update: Update, has_state: bool) -> Result<Option<Record>, Refusal> {
+fn record(
+    writer: &mut CacheWriter,
+    update: Update,
+    (at, has_state): (ResourceVersion, bool),
+) -> Result<Option<Record>, Refusal> {
     if has_state {
         let commit = writer.apply(update).map_err(|error| Refusal::Unavailable(error.to_string()))?;
         return Ok(match commit.map(|commit| commit.change) {
@@ -456,5 +502,5 @@ fn record(writer: &mut CacheWriter, update: Update, has_state: bool) -> Result<O
     let Update::Event(kind, object) = update else { return Ok(None) };
     let object = Arc::new(object);
     let previous = (kind != EventType::Added).then(|| object.clone());
-    Ok(Some(Record::Event(Arc::new(WatchEvent::new(kind, object.version(), object, previous)))))
+    Ok(Some(Record::Event(Arc::new(WatchEvent::new(kind, at, object, previous)))))
 }

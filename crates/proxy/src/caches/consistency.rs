@@ -273,7 +273,7 @@ impl Prover {
             Err(_) => {}
         }
         let asked = asked.map_err(|error| failed(error.to_string()))?;
-        if asked < from {
+        if asked < from.whole() {
             return Err(failed(format!("the cluster is at version {asked}, below the cache's version {from}")));
         }
         let result = if self.reached(epoch)? >= asked {
@@ -311,8 +311,12 @@ impl Prover {
     /// cache has received every event of that watch.
     async fn find_empty_range(&self, epoch: u64, asked: ResourceVersion) -> Result<EmptyRange, ProofFailure> {
         let source = &self.context.source;
-        let mut from = self.reached(epoch)?;
-        let mut watch = self.context.reflector_for(&self.served, WatchPurpose::Probe).for_backfill(from, false);
+        let position = self.served.hub.position().filter(|position| position.epoch == epoch);
+        let CachePosition { version, is_open, store, .. } = position.ok_or_else(listed_again)?;
+        // The rest of a version that may have more events comes with what the cache has of it.
+        let start = if is_open { version.read_from() } else { version.whole() };
+        let mut watch = self.context.reflector_for(&self.served, WatchPurpose::Probe).for_backfill(start, false);
+        let mut from = version;
         let no_bookmark = || format!("upstream sent no bookmark up to version {asked}");
         let mut opened: Option<Instant> = None;
         let (to, received) = loop {
@@ -320,8 +324,10 @@ impl Prover {
             let limit = opened.map_or(PROOF_TIMEOUT, |at| BOOKMARK_TIMEOUT.saturating_sub(at.elapsed()));
             let step = timeout(limit, watch.step()).await.map_err(|_| ProofFailure::NoBookmark(no_bookmark()))?;
             match step.map_err(|error| ProofFailure::Failed(error.to_string()))? {
-                Step::Update { update: Update::Event(_, object), .. } => {
-                    unless_planted!(ProofForgetsEvents => from = from.max(object.version()));
+                Step::Update { update: Update::Event(kind, object), .. } => {
+                    let is_known = object.version().is_at(version) && store.has_applied(kind, &object);
+                    let next = if is_known { from } else { from.followed_by(object.version()).unwrap_or(from) };
+                    unless_planted!(ProofForgetsEvents => from = next);
                 }
                 Step::Update { update: Update::Bookmark(version), received } if version >= asked => {
                     break (version, received);
@@ -347,7 +353,7 @@ impl Prover {
     /// The version of the cache, if it is still in this epoch.
     fn reached(&self, epoch: u64) -> Result<ResourceVersion, ProofFailure> {
         let here = self.served.hub.position().filter(|ahead| ahead.epoch == epoch);
-        here.map(|ahead| ahead.version).ok_or_else(|| ProofFailure::Failed("it is being listed again".to_owned()))
+        here.map(|ahead| ahead.version).ok_or_else(listed_again)
     }
 
     fn publish(&self, range: EmptyRange) {
@@ -364,6 +370,10 @@ impl Prover {
             self.range_found.notified().await;
         }
     }
+}
+
+fn listed_again() -> ProofFailure {
+    ProofFailure::Failed("it is being listed again".to_owned())
 }
 
 impl EmptyRange {

@@ -361,7 +361,7 @@ impl Informer {
             }
         }
         let proven_at = self.context.source.proof_in(&update, received);
-        let listed = matches!(update, Update::ListEnd(_));
+        let (listed, is_event) = (matches!(update, Update::ListEnd(_)), matches!(update, Update::Event(..)));
         // A list is consistent as of its request. It may have taken long. One that repeats the
         // objects at the version of the cache proves nothing.
         let listing = if listed { self.listing.take() } else { None };
@@ -377,7 +377,9 @@ impl Informer {
                 hub.live();
             }
         }
-        let is_applied = applied.is_ok();
+        // A new watch sends events again whose version may have more. They prove nothing new.
+        let is_again = is_event && matches!(applied, Ok(None));
+        let is_applied = applied.is_ok() && !is_again;
         if is_applied && list.is_none() {
             self.retry.served();
         }

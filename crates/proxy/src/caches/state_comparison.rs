@@ -162,7 +162,7 @@ impl StateComparison {
             return Err((Proof::Behind, format!("upstream has more than {OBJECTS_MAX} objects")));
         };
         let asked = listed.version;
-        if asked < from {
+        if asked < from.whole() {
             return Err(failed(format!("the cluster is at version {asked}, below the cache's version {from}")));
         }
         let (mut is_first, caught_up_by) = (true, Instant::now() + CATCH_UP_TIMEOUT);
@@ -186,7 +186,7 @@ impl StateComparison {
             }
             is_first = false;
             let left = caught_up_by.saturating_duration_since(Instant::now());
-            let next = ResourceVersion::new(version.get().saturating_add(1)).unwrap_or(asked);
+            let next = version.followed_by(version).unwrap_or(asked);
             if hub.reached(next, left).await.is_err() {
                 let why = format!("the cache at version {version} differs from the cluster at {asked}");
                 return Err((Proof::Behind, why));

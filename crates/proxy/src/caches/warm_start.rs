@@ -204,7 +204,7 @@ async fn compare(
     }
     match count + surplus {
         // A cluster that has not reached `version` has another history, so it proves no currency.
-        0 if pages.version() >= Some(version) => Ok(Currency::Current),
+        0 if pages.version() >= Some(version.whole()) => Ok(Currency::Current),
         0 => Ok(Currency::Outdated),
         count => Err(ColdStart::Different { version, count, keys: keys.join(", ") }),
     }

@@ -24,7 +24,7 @@ pub use crate::cache::{OnExpired, OnLag, Phase, Refusal};
 pub use catalog::{CacheRequest, Catalog, Patience, Served};
 pub use fair_share::{FairPool, Holder, Place, PlacesMax};
 pub use gate::{Gate, GateLimits, GatePermit};
-pub use hub::{CachePosition, CommitBatch, Fresh, Hub, HubOptions, HubStatus, ProvedState};
+pub use hub::{CachePosition, CommitBatch, Continuation, Fresh, Hub, HubOptions, HubStatus, ProvedState};
 pub use send::FrameBuf;
 pub use stream_end::StreamEnd;
 pub use subscribe::{

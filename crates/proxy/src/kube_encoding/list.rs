@@ -112,6 +112,7 @@ impl ListEncoder {
     /// others.
     pub fn head_and_tail(&self, meta: &ListMeta, items_len: usize, is_empty: bool) -> (Bytes, Bytes) {
         let ListMeta { version, continues, remaining, shard_selector } = meta;
+        let version = version.whole();
         let Self { list_kind, api_version, .. } = self;
         if self.style == Style::Messages {
             let meta = protobuf::ListMeta {

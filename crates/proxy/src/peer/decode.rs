@@ -347,7 +347,7 @@ impl HistoryBuilder {
             (EventType::Deleted, _) => true,
         };
         let same_key = |object: &Arc<Object>| *object.key() == key;
-        if !sound || object.version() != version || !same_key(&object) || !previous.iter().all(same_key) {
+        if !sound || !object.version().is_at(version) || !same_key(&object) || !previous.iter().all(same_key) {
             return Err(misfit("contradicts itself or an earlier event"));
         }
         let remaining = (kind != EventType::Deleted).then(|| object.clone());
@@ -399,7 +399,7 @@ impl HistoryBuilder {
 }
 
 fn version(text: &str) -> Result<ResourceVersion, PeerError> {
-    text.parse().map_err(PeerError::broken)
+    ResourceVersion::parse_place(text).map_err(PeerError::broken)
 }
 
 fn broken(error: UpdateError) -> PeerError {

@@ -201,7 +201,7 @@ impl UpstreamError {
     pub fn oldest(&self) -> Option<ResourceVersion> {
         let Self::Gone { message } = self else { return None };
         let (_, versions) = message.split_once("too old resource version: ")?;
-        versions.split_once('(')?.1.split_once(')')?.0.parse().ok()
+        ResourceVersion::parse_place(versions.split_once('(')?.1.split_once(')')?.0).ok()
     }
 
     /// The kind, as a label in metrics and a field in logs.

@@ -275,8 +275,8 @@ impl<R: Rng> GrpcReflector<R> {
     ) -> Result<(), ReflectorError> {
         watch.cluster = watch.stream.snapshot_cluster().to_owned();
         self.kubefan.note_cluster(watch.cluster.clone());
-        let version: ResourceVersion =
-            version.parse().map_err(|error| ReflectorError::List(UpstreamError::invalid(error)))?;
+        let version: ResourceVersion = ResourceVersion::parse_place(version)
+            .map_err(|error| ReflectorError::List(UpstreamError::invalid(error)))?;
         let mut went_back = (reason == RelistReason::Rewritten).then_some(version);
         if let Some(floor) = self.floor.filter(|floor| went_back.is_none() && version < *floor) {
             let proved = self.kubefan.freshness(&self.target, true).await.map_err(ReflectorError::List)?;
@@ -412,7 +412,10 @@ impl<R: Rng> GrpcReflector<R> {
             }
         };
         let at = match &update {
-            Some(Update::Event(_, object)) => object.version(),
+            // Other events may have the same version.
+            Some(Update::Event(_, object)) => {
+                reached(&watch.stream).map_err(ReflectorError::Watch)?.max(object.version())
+            }
             Some(Update::Bookmark(at) | Update::Conflated { version: at, .. }) => *at,
             _ => version,
         };
@@ -460,7 +463,7 @@ impl<R: Rng> GrpcReflector<R> {
 
 /// The version up to which a stream has sent everything.
 fn reached(stream: &WatchStream) -> Result<ResourceVersion, UpstreamError> {
-    stream.resume_version().parse().map_err(UpstreamError::invalid)
+    ResourceVersion::parse_place(stream.resume_version()).map_err(UpstreamError::invalid)
 }
 
 fn moved_past(stream: &WatchStream, version: ResourceVersion) -> Result<bool, ReflectorError> {

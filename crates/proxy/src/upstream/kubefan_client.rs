@@ -181,7 +181,7 @@ impl KubefanClient {
             }
         };
         self.note_cluster(cluster.clone());
-        let version = resource_version.parse().map_err(UpstreamError::invalid)?;
+        let version = ResourceVersion::parse_place(&resource_version).map_err(UpstreamError::invalid)?;
         // The age is as of the answer, so this is a little too old.
         let age = age.and_then(|age| Duration::try_from(age).ok());
         Ok(Freshness { version, proven_at: age.and_then(|age| asked_at.checked_sub(age)), cluster })

@@ -159,7 +159,7 @@ impl MetadataPages {
     /// As [`Self::next`].
     pub async fn next_objects(&mut self) -> Result<Option<Vec<ObjectMetadata>>, UpstreamError> {
         let MetadataTarget { gvr, scope, label_selector, field_selector } = &self.target;
-        let version = self.version.map(|version| version.to_string()).unwrap_or_default();
+        let version = self.version.map(|version| version.whole().to_string()).unwrap_or_default();
         let limit = self.page_objects.to_string();
         let position: &[_] = match &self.next {
             NextPage::First if version.is_empty() => &[],

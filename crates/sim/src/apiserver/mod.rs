@@ -167,6 +167,13 @@ impl SimApiserver {
         Ok(self.inner.update(&*self.collection(gvr)?, &key, Part::All, |_| Ok(object))?.version)
     }
 
+    /// Makes all writes at one resource version, as a transaction of etcd does: objects that expire
+    /// with one lease are deleted so. They must be of different objects, and no other task may write
+    /// meanwhile.
+    pub fn at_one_version<T>(&self, writes: impl FnOnce() -> T) -> T {
+        self.inner.store.in_one_revision(writes)
+    }
+
     /// Deletes an object and returns the resource version of the deletion.
     ///
     /// # Errors

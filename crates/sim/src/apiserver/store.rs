@@ -77,7 +77,16 @@ pub(super) struct Store {
 
 struct StoreState {
     revision: u64,
+    /// The revision of the transaction in progress.
+    transaction: Option<u64>,
     collections: BTreeMap<GroupVersionResource, Arc<Collection>>,
+}
+
+impl StoreState {
+    /// The revision of the next write.
+    fn next(&self) -> u64 {
+        self.transaction.unwrap_or(self.revision + 1)
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -86,7 +95,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Store {
     pub(super) fn new(window_events_max: usize) -> Self {
-        let shared = StoreState { revision: 1, collections: BTreeMap::new() };
+        let shared = StoreState { revision: 1, transaction: None, collections: BTreeMap::new() };
         Self {
             shared: Mutex::new(shared),
             revision: watch::Sender::new(1),
@@ -142,11 +151,21 @@ impl Store {
         collection.changed.send_replace(shared.revision);
     }
 
+    /// Makes all writes at one revision, as a transaction of etcd does. They must be of different
+    /// keys, and no other task may write meanwhile.
+    pub(super) fn in_one_revision<T>(&self, writes: impl FnOnce() -> T) -> T {
+        let next = lock(&self.shared).next();
+        lock(&self.shared).transaction = Some(next);
+        let result = writes();
+        lock(&self.shared).transaction = None;
+        result
+    }
+
     /// Creates an object.
     pub(super) fn create(&self, collection: &Collection, value: Value) -> Result<Arc<Object>, Status> {
         let mut shared = lock(&self.shared);
         let mut state = lock(&collection.state);
-        let object = Object::new(&collection.resource, value, shared.revision + 1);
+        let object = Object::new(&collection.resource, value, shared.next());
         if state.closed {
             return Err(Status::no_such_resource());
         }
@@ -175,7 +194,7 @@ impl Store {
         if object.bytes() == previous.bytes() {
             return Ok(previous);
         }
-        let object = Arc::new(object.moved_to(shared.revision + 1));
+        let object = Arc::new(object.moved_to(shared.next()));
         self.commit(&mut shared, collection, &mut state, Some(object.clone()), Some(previous));
         Ok(object)
     }
@@ -197,8 +216,8 @@ impl Store {
         current: Option<Arc<Object>>,
         previous: Option<Arc<Object>>,
     ) {
-        shared.revision += 1;
-        let version = shared.revision;
+        let version = shared.next();
+        shared.revision = version;
         match (&current, &previous) {
             (Some(object), _) => drop(state.objects.insert(object.key.clone(), object.clone())),
             (None, Some(object)) => drop(state.objects.remove(&object.key)),
@@ -206,8 +225,12 @@ impl Store {
         }
         state.window.push_back(Arc::new(StoredEvent { version, current, previous, encoded: AtomicBool::new(false) }));
         state.progress = version;
-        if state.window.len() > self.window_events_max {
-            state.dropped = state.window.pop_front().map_or(state.dropped, |entry| entry.version);
+        // Never a part of a version.
+        if state.window.len() > self.window_events_max
+            && let Some(oldest) = state.window.front().map(|oldest| oldest.version).filter(|oldest| *oldest < version)
+        {
+            state.window.drain(..state.window.partition_point(|entry| entry.version <= oldest));
+            state.dropped = oldest;
         }
         collection.changed.send_replace(version);
         self.revision.send_replace(version);
@@ -336,14 +359,17 @@ impl Collection {
         }
     }
 
-    /// Up to `count_max` events after a version.
+    /// Up to `count_max` events after a version, or more if the last of them share theirs.
     pub(super) fn since(&self, version: u64, count_max: usize) -> Since {
         let state = lock(&self.state);
         if version < state.dropped {
             return Since::TooOld;
         }
         let start = state.window.partition_point(|entry| entry.version <= version);
-        let events: Vec<_> = state.window.range(start..).take(count_max).cloned().collect();
+        let mut events: Vec<_> = state.window.range(start..).take(count_max).cloned().collect();
+        let last = events.last().map(|event| event.version);
+        let rest = state.window.range(start + events.len()..).take_while(|event| Some(event.version) == last);
+        events.extend(rest.cloned());
         match (events.is_empty(), state.closed) {
             (false, _) => Since::Events(events),
             (true, false) => Since::UpToDate,
@@ -414,5 +440,30 @@ mod tests {
             prop_assert!(collection.oldest() >= oldest);
             prop_assert!(matches!(collection.since(newest, 1), Since::UpToDate));
         }
+    }
+
+    #[test]
+    fn the_writes_of_one_revision_are_never_split() {
+        let store = Store::new(2);
+        let widgets = SimResource::custom("example.com", "v1", "widgets", "Widget");
+        let gvr = widgets.gvr.clone();
+        store.add(widgets);
+        let collection = store.collection(&gvr).unwrap();
+        let create = |name: &str| store.create(&collection, json!({ "metadata": { "name": name } })).unwrap().version;
+        let before = ["a", "b", "c"].map(create)[2];
+        let delete = |name: &str| drop(store.delete(&collection, &ObjectKey::new("", name)).unwrap());
+        store.in_one_revision(|| ["a", "b", "c"].map(delete));
+        assert_eq!(store.revision(), before + 1);
+        let versions = |since: Since| -> Vec<u64> {
+            match since {
+                Since::Events(events) => events.iter().map(|event| event.version).collect(),
+                Since::UpToDate | Since::TooOld | Since::Closed => vec![],
+            }
+        };
+        assert_eq!(versions(collection.since(before, 1)), [before + 1; 3], "in one batch, and longer than the window");
+        assert!(matches!(collection.since(before + 1, 1), Since::UpToDate));
+        let after = create("d");
+        assert_eq!((after, collection.oldest()), (before + 2, before + 1), "dropped as a whole");
+        assert!(matches!(collection.since(before, 1), Since::TooOld));
     }
 }

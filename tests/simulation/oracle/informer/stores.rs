@@ -5,7 +5,7 @@ use kubefan_client::{RawJson, Snapshot};
 use super::{Breach, Guarantee, Walk, version_of};
 use crate::{
     informer::{InformerEntry, Observed, Stored},
-    truth::Epoch,
+    truth::{self, Epoch, first_place, last_place, read_place},
 };
 
 /// How many events beyond the version that a store names are tried, to find the version of its
@@ -15,7 +15,7 @@ const EVENTS_TRIED_MAX: usize = 300;
 impl Walk<'_> {
     /// Checks the whole store at one moment.
     pub(super) fn read(&mut self, snapshot: &Snapshot<RawJson>, entry: &InformerEntry) -> Result<(), Breach> {
-        let Ok(version) = snapshot.resource_version().parse::<u64>() else {
+        let Some(version) = read_place(snapshot.resource_version()).map(truth::version_of) else {
             return match snapshot.is_empty() && self.version.is_none() {
                 true => Ok(()),
                 false => Err((Guarantee::Atomic, format!("has {} objects at no version", snapshot.len()))),
@@ -26,13 +26,14 @@ impl Walk<'_> {
         if let Some(before) = before.filter(|before| version < *before && !self.is_undone(*before, entry)) {
             return Err((Guarantee::Ordered, format!("has a store at {version}, after version {before}")));
         }
-        if let Some(given) = entry.given.filter(|given| *given != version) {
+        if let Some(given) = entry.given.map(truth::version_of).filter(|given| *given != version) {
             let text = format!("has a store at {version}, and the server has given it version {given}");
             return Err((Guarantee::Bookmarkable, text));
         }
         let reached = self.truth.epochs[..=entry.epoch].iter().map(|epoch| epoch.revision).max().unwrap_or(0);
-        if version > if entry.epoch == 0 { entry.revision } else { reached } {
-            let text = format!("has a store at {version}, and the cluster had only reached {}", entry.revision);
+        if first_place(version) > if entry.epoch == 0 { entry.revision } else { reached } {
+            let reached = truth::version_of(entry.revision);
+            let text = format!("has a store at {version}, and the cluster had only reached {reached}");
             return Err((Guarantee::Bookmarkable, text));
         }
         for object in snapshot.iter() {
@@ -62,17 +63,20 @@ impl Walk<'_> {
 
     /// Whether the store is the state at the version, or at one of the events after it.
     fn is_at_or_after(&self, epoch: &Epoch, version: u64, snapshot: &Snapshot<RawJson>) -> bool {
-        if self.is_state(epoch, version, snapshot) {
+        // The state before all writes of the version but the first.
+        let start = first_place(version);
+        if self.is_state(epoch, start, snapshot) {
             return true;
         }
-        let later = epoch.writes[epoch.after(version)..].iter();
+        let later = epoch.writes[epoch.after(start)..].iter();
         let later = later.filter(|write| write.seen_by(self.spec.selection).is_some()).take(EVENTS_TRIED_MAX);
-        later.into_iter().any(|write| self.is_state(epoch, write.version, snapshot))
+        later.into_iter().any(|write| self.is_state(epoch, write.place, snapshot))
     }
 
-    fn is_state(&self, epoch: &Epoch, version: u64, snapshot: &Snapshot<RawJson>) -> bool {
-        let mut right = epoch.at(version).values().filter(|object| self.spec.selection.has(object));
-        let mut stored = snapshot.iter();
+    fn is_state(&self, epoch: &Epoch, place: u64, snapshot: &Snapshot<RawJson>) -> bool {
+        let right = epoch.at(place).values().filter(|object| self.spec.selection.has(object));
+        let mut right = right.filter(|object| !self.excused.contains(&object.key));
+        let mut stored = snapshot.iter().filter(|object| !self.excused.contains(object.key().as_str()));
         loop {
             match (right.next(), stored.next()) {
                 (None, None) => return true,
@@ -88,18 +92,18 @@ impl Walk<'_> {
 
     /// Names what is wrong with a store that is not the state of any version.
     fn why_not(&self, epoch: &Epoch, version: u64, snapshot: &Snapshot<RawJson>, entry: &InformerEntry) -> Breach {
-        let earlier = epoch.writes[..epoch.after(version)].iter().rev();
+        let earlier = epoch.writes[..epoch.after(last_place(version))].iter().rev();
         let earlier = earlier.filter(|write| write.seen_by(self.spec.selection).is_some()).take(EVENTS_TRIED_MAX);
-        let earlier = earlier.map(|write| write.version - 1);
+        let earlier = earlier.map(|write| write.place - 1);
         if let Some(at) = earlier.into_iter().find(|at| self.is_state(epoch, *at, snapshot)) {
             return (Guarantee::Bookmarkable, format!("has a store at {version} with the state of {at}"));
         }
         let seen = |key: &str, from: u64| {
-            let later = epoch.writes[epoch.after(from)..].iter();
-            let mut later = later.filter_map(|write| Some((write.version, write.seen_by(self.spec.selection)?.1)));
-            later.any(|(version, object)| object.key == key && version <= entry.revision)
+            let later = epoch.writes[epoch.after(last_place(from))..].iter();
+            let mut later = later.filter_map(|write| Some((write.place, write.seen_by(self.spec.selection)?.1)));
+            later.any(|(place, object)| object.key == key && place <= entry.revision)
         };
-        let state = epoch.at(version);
+        let state = epoch.at(last_place(version));
         let has = |key: &str| state.get(key).filter(|object| self.spec.selection.has(object));
         let is_old = |stored: &&Stored| {
             let key = stored.key().as_str();
@@ -132,7 +136,8 @@ impl Walk<'_> {
         let (_, epoch) = self.truth.now();
         let version = snapshot.resource_version();
         let wanted = self.truth.last_seen_by(self.spec.selection);
-        if version.parse::<u64>().unwrap_or(0) < wanted {
+        if read_place(version).unwrap_or(0) < wanted {
+            let wanted = truth::version_of(wanted);
             return convergent(format!("has a store at {version:?}, before the event at {wanted}"));
         }
         if !self.is_state(epoch, epoch.revision, snapshot) {

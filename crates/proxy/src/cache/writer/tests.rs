@@ -297,8 +297,9 @@ fn a_repeated_or_reordered_event_is_not_passed_on() {
     assert_eq!(writer.apply(Update::Bookmark(version(3))).err(), Some(UpdateError::NotListed));
     list(&mut writer, vec![object("a", "1", 5)], 10);
     writer.apply(Update::Event(Modified, object("a", "1", 12))).unwrap();
-    let error = writer.apply(Update::Event(Modified, object("a", "1", 12))).err().unwrap();
-    assert_eq!(error.to_string(), "upstream sent a at version 12, after version 12");
+    assert!(writer.apply(Update::Event(Modified, object("a", "1", 12))).unwrap().is_none());
+    let error = writer.apply(Update::Event(Modified, object("a", "1", 11))).err().unwrap();
+    assert_eq!(error.to_string(), "upstream sent a at version 11, after version 12");
 }
 
 /// A list at the version of its start, with events in the middle of it.
@@ -464,4 +465,70 @@ proptest! {
             prop_assert_eq!(told, [0, 1, 1, 0, 1, 2][*fate], "n{}", number);
         }
     }
+}
+
+#[test]
+fn several_changes_at_one_version_have_places_in_it() {
+    let mut writer = CacheWriter::default();
+    list(&mut writer, vec![object("a", "1", 5), object("b", "2", 6), object("c", "3", 7)], 10);
+    let mut places = Vec::new();
+    for update in [
+        Update::Event(Deleted, object("a", "1", 12)),
+        Update::Event(Deleted, object("b", "2", 12)),
+        Update::Bookmark(version(12)),
+        Update::Event(Modified, object("c", "3", 12)),
+        Update::Event(Added, object("d", "4", 13)),
+    ] {
+        places.extend(writer.apply(update).unwrap().map(|commit| (told(&commit), commit.version.to_string())));
+    }
+    let expected = [
+        (vec![(Deleted, "a".to_owned(), 12)], "12".to_owned()),
+        (vec![(Deleted, "b".to_owned(), 12)], "12.1".to_owned()),
+        (vec![(Modified, "c".to_owned(), 12)], "12.2".to_owned()),
+        (vec![(Added, "d".to_owned(), 13)], "13".to_owned()),
+    ];
+    assert_eq!(places, expected);
+}
+
+#[test]
+fn a_watch_that_starts_below_the_version_reached_brings_only_what_is_missing() {
+    let mut writer = CacheWriter::default();
+    list(&mut writer, vec![object("a", "1", 5), object("b", "2", 6), object("c", "3", 7)], 10);
+    writer.apply(Update::Event(Deleted, object("a", "1", 12))).unwrap().unwrap();
+    writer.apply(Update::Event(Modified, object("b", "2", 12))).unwrap().unwrap();
+    // The watch breaks, and the next one sends all of version 12.
+    assert!(writer.apply(Update::Event(Deleted, object("a", "1", 12))).unwrap().is_none());
+    assert!(writer.apply(Update::Event(Modified, object("b", "2", 12))).unwrap().is_none());
+    let commit = writer.apply(Update::Event(Deleted, object("c", "3", 12))).unwrap().unwrap();
+    assert_eq!(commit.version.to_string(), "12.2");
+    assert_eq!(commit.store.iter().map(|object| object.key().to_string()).collect::<Vec<_>>(), ["b"]);
+    // An object has one change at a version, and versions never decrease.
+    for update in [(Deleted, object("b", "2", 12)), (Modified, object("b", "2", 11)), (Deleted, object("z", "9", 11))] {
+        let error = writer.apply(Update::Event(update.0, update.1)).err().unwrap();
+        assert!(matches!(error, UpdateError::OutOfOrder { .. }), "{error}");
+    }
+}
+
+#[test]
+fn a_list_between_the_changes_at_one_version_brings_the_rest_as_a_gap() {
+    let after_one = || {
+        let mut writer = CacheWriter::default();
+        list(&mut writer, vec![object("a", "1", 5), object("b", "2", 6), object("c", "3", 7)], 10);
+        writer.apply(Update::Event(Deleted, object("a", "1", 12))).unwrap().unwrap();
+        writer
+    };
+    let mut writer = after_one();
+    let commit = list(&mut writer, vec![object("c", "3", 12), object("d", "4", 12)], 12);
+    assert_eq!(commit.version.to_string(), "12.1");
+    assert_eq!(told(&commit), [(Deleted, "b".into(), 6), (Modified, "c".into(), 12), (Added, "d".into(), 12)]);
+    assert!(writer.apply(Update::Event(Deleted, object("b", "2", 12))).unwrap().is_none(), "the list had it");
+    // What is no change at this version contradicts it.
+    let other = list(&mut after_one(), vec![object("b", "2", 6), object("c", "3", 8)], 12);
+    assert!(matches!(other.change, Change::Start { .. }));
+    let mut complete = after_one();
+    complete.apply(Update::Bookmark(version(12))).unwrap();
+    let differs = list(&mut complete, vec![object("b", "2", 6)], 12);
+    assert!(matches!(differs.change, Change::Start { .. }), "nothing more could come at this version");
+    let repeated = list(&mut after_one(), vec![object("b", "2", 6), object("c", "3", 7)], 12);
+    assert!(matches!(repeated.change, Change::Version));
 }

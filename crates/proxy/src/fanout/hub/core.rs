@@ -82,8 +82,21 @@ pub struct CachePosition {
     pub epoch: u64,
     /// The version reached.
     pub version: ResourceVersion,
+    /// Whether more events of that version may come.
+    pub is_open: bool,
     /// The objects.
     pub store: Store,
+}
+
+/// How the history of a cache continues from a version.
+pub struct Continuation {
+    /// Whether it can resume from there.
+    pub can_resume: bool,
+    /// Whether it starts within that version: the first state may have more of it than the version
+    /// says.
+    pub is_start: bool,
+    /// The version reached.
+    pub head: ResourceVersion,
 }
 
 /// For people who ask since when; nothing is decided by it.
@@ -389,16 +402,16 @@ impl Hub {
     /// What a backfill has to reach, and what it can share; `None` while there is no state.
     pub fn position(&self) -> Option<CachePosition> {
         let state = self.lock();
-        let CachedState { epoch, store, version, .. } = state.published.state()?;
-        Some(CachePosition { epoch: *epoch, version: *version, store: store.clone() })
+        let CachedState { epoch, store, version, is_open, .. } = state.published.state()?;
+        Some(CachePosition { epoch: *epoch, version: *version, is_open: *is_open, store: store.clone() })
     }
 
-    /// Whether the cached history can resume from `version`, and the version reached; `None` in
-    /// another epoch.
-    pub fn can_resume_from(&self, epoch: u64, version: ResourceVersion) -> Option<(bool, ResourceVersion)> {
+    /// How the cached history continues from `version`; `None` in another epoch.
+    pub fn continues_from(&self, epoch: u64, version: ResourceVersion) -> Option<Continuation> {
         let state = self.lock();
-        let cached = state.published.state_of(epoch)?;
-        Some((cached.history.can_resume_from(version), cached.version))
+        let CachedState { history, version: head, .. } = state.published.state_of(epoch)?;
+        let is_start = history.ring().floor().is_at(version);
+        Some(Continuation { can_resume: history.can_resume_from(version), is_start, head: *head })
     }
 
     /// Continues a copy of the history of this epoch, as

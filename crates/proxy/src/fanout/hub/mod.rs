@@ -12,7 +12,7 @@ mod status;
 pub(in crate::fanout) use self::reads::HistoryError;
 pub use self::{
     batch::CommitBatch,
-    core::{COALESCE_MAX, CachePosition, ClusterName, Hub, HubOptions},
+    core::{COALESCE_MAX, CachePosition, ClusterName, Continuation, Hub, HubOptions},
     proved::{Fresh, ProvedState},
     status::HubStatus,
 };

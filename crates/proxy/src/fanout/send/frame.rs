@@ -164,7 +164,8 @@ fn put_head(head: &EventHead<'_>, body: &Body, out: &mut BytesMut) {
     let event_len = head.event_len(&version) + body.head_len() + body.bytes.len();
     let event_head_len = key_len(RESPONSE_EVENT) + encoded_len_varint(event_len as u64);
     // Most events are resumed from at the version of their change.
-    let resume = head.resume.map(|resume| if resume == head.version { version } else { Digits::of(resume) });
+    let is_same = |resume: ResourceVersion| resume == head.version.whole();
+    let resume = head.resume.map(|resume| if is_same(resume) { version } else { Digits::of_place(resume) });
     let resume_len = resume.map_or(0, |resume| 2 + resume.as_str().len());
     out.reserve(PREFIX_BYTES + resume_len + event_head_len + event_len - body.bytes.len());
     put_prefix(out, resume_len + event_head_len + event_len);
@@ -240,7 +241,7 @@ impl Layout {
             }
             Self::Http(media, type_meta) => match &message.message {
                 Some(watch_response::Message::Bookmark(_)) => {
-                    kube_watch::put_bookmark(*media, type_meta, &message.resume_version, false, out);
+                    kube_watch::put_bookmark(*media, type_meta, whole(&message.resume_version), false, out);
                     1
                 }
                 // A watch over HTTP has no other such messages.
@@ -335,7 +336,7 @@ impl<'a> FrameWriter<'a> {
     /// Ends the initial state of a watch over HTTP that asked for a bookmark there.
     pub fn initial_events_end(&mut self, version: ResourceVersion) {
         if let Layout::Http(media, type_meta) = self.layout {
-            kube_watch::put_bookmark(*media, type_meta, &version.to_string(), true, &mut self.heads);
+            kube_watch::put_bookmark(*media, type_meta, &version.whole().to_string(), true, &mut self.heads);
             self.messages += 1;
         }
     }
@@ -395,22 +396,48 @@ fn put_number(field: u32, number: u64, out: &mut BytesMut) {
     }
 }
 
+/// A version without the place inside it, which HTTP does not have.
+fn whole(version: &str) -> &str {
+    version.split_once('.').map_or(version, |(whole, _)| whole)
+}
+
+/// The longest version: 20 digits, a point and 10 digits.
+const DIGITS_MAX: usize = 31;
+
 /// The decimal digits of a version, without an allocation.
 #[derive(Clone, Copy)]
 struct Digits {
-    digits: [u8; 20],
+    digits: [u8; DIGITS_MAX],
     start: usize,
 }
 
 impl Digits {
+    /// Without the place inside it.
     fn of(version: ResourceVersion) -> Self {
-        let (mut digits, mut start, mut rest) = ([0; 20], 20, version.get());
+        let mut digits = Self { digits: [0; DIGITS_MAX], start: DIGITS_MAX };
+        digits.prepend(version.get());
+        digits
+    }
+
+    /// With the place inside it, as a stream over gRPC resumes from it.
+    fn of_place(version: ResourceVersion) -> Self {
+        if version.sub() == 0 {
+            return Self::of(version);
+        }
+        let mut digits = Self { digits: [0; DIGITS_MAX], start: DIGITS_MAX };
+        digits.prepend(version.sub().into());
+        digits.start -= 1;
+        digits.digits[digits.start] = b'.';
+        digits.prepend(version.get());
+        digits
+    }
+
+    fn prepend(&mut self, mut rest: u64) {
         while rest > 0 {
-            start -= 1;
-            digits[start] = b'0' + (rest % 10) as u8;
+            self.start -= 1;
+            self.digits[self.start] = b'0' + (rest % 10) as u8;
             rest /= 10;
         }
-        Self { digits, start }
     }
 
     fn as_str(&self) -> &str {

@@ -162,10 +162,16 @@ impl Hub {
                 };
                 return Ok((first, None));
             }
-            Start::Await(version) if published.serving(Instant::now())?.version < version => {
+            Start::Await(version) if published.serving(Instant::now())?.version < version.whole() => {
                 return Ok((First::Nothing(version), None));
             }
             Start::Await(version) | Start::Resume(version) | Start::ResumeWithObjects(version) => version,
+        };
+        let version = match &provided.other_history {
+            // A client that knows no places has what the cache has of its version, and it is sent
+            // the rest, if there is more.
+            None if version.is_end() => published.serving(Instant::now())?.version.within(version),
+            _ => version,
         };
         let (position, backfill) = match &provided.other_history {
             Some(refusal) => (Err(refusal.clone()), BackfillState::Unavailable),
@@ -180,7 +186,11 @@ impl Hub {
                     ProvidedBackfill::Read(_) | ProvidedBackfill::Missing => BackfillState::Missing,
                     ProvidedBackfill::Unavailable => BackfillState::Unavailable,
                 };
-                (Ok(coverage(version)), backfill)
+                // The cache has listed this version, so it knows no places in it: nobody can tell
+                // what the client lacks.
+                let is_unknown = version > cached.version && version.is_at(cached.version) && !cached.is_open;
+                let expired = Expired { requested: version, oldest: cached.version };
+                (if is_unknown { Err(expired.into()) } else { Ok(coverage(version)) }, backfill)
             }
         };
         let situation = Situation::Returns(backfill);
@@ -216,7 +226,7 @@ impl Hub {
     fn resumed(&self, from: ResourceVersion, how: Resume) {
         self.metrics.resume(how);
         if how != Resume::Ring {
-            info!(resource = self.resource.resource, %from, way = how.as_str(), "resumed");
+            info!(resource = self.resource.resource, from = %from.whole(), way = how.as_str(), "resumed");
         }
     }
 }

@@ -35,6 +35,7 @@ mod formats;
 mod gaps;
 #[cfg(feature = "interleavings")]
 mod interleavings;
+mod one_version;
 mod protobuf;
 mod slices;
 mod watch_http;

@@ -23,7 +23,7 @@ fn after(cache: &Cache, labels: &str, at: u64) -> Result<Subscription, Refusal> 
 }
 
 /// Each line as its type, the object's name and its version.
-async fn lines(subscription: &mut Subscription) -> Vec<String> {
+pub(super) async fn lines(subscription: &mut Subscription) -> Vec<String> {
     let mut all = BytesMut::new();
     while let Ok(Ok(frames)) = tokio::time::timeout(Duration::from_millis(1), subscription.next()).await {
         all.extend_from_slice(&to_bytes(frames));
@@ -74,7 +74,7 @@ async fn a_metadata_watch_has_the_version_of_the_event_when_an_object_leaves() {
 
 /// What a watch-list is served whose state was proved to be the one at `at`.
 pub(super) fn proved(cache: &Cache, at: u64) -> SubscribeOptions {
-    let CachePosition { epoch, store, version: cached_at } = cache.hub.position().unwrap();
+    let CachePosition { epoch, store, version: cached_at, .. } = cache.hub.position().unwrap();
     let fresh = Fresh::State(ProvedState { epoch, store, cached_at, version: version(at) });
     SubscribeOptions { marks_end: true, fresh, ..Start::Snapshot.into() }
 }

@@ -16,7 +16,10 @@ pub fn version(text: &str) -> Result<Option<ResourceVersion>, Refusal> {
         field: "resource_version",
         message: error.to_string(),
     };
-    ResourceVersion::parse_request(text).map_err(invalid)
+    match text {
+        "" | "0" => Ok(None),
+        text => ResourceVersion::parse_place(text).map(Some).map_err(invalid),
+    }
 }
 
 /// How long a watch may last; `None` for no limit.

@@ -98,7 +98,8 @@ pub async fn list<C: Catalog>(
             // one, if it was proved itself).
             gate_permit = hub.gate().acquire(place.holder()).await?;
             let (store, version) = hub.snapshot_of(&fresh)?;
-            if matches!(freshness, Freshness::Exact(exact) if exact != version && !planted::is(Bug::ExactIsNewest)) {
+            if matches!(freshness, Freshness::Exact(exact) if !exact.is_at(version) && !planted::is(Bug::ExactIsNewest))
+            {
                 return Err(ReadError::Upstream(Failure::list_expired()));
             }
             (store, version)

@@ -89,7 +89,7 @@ impl Retained {
 
     fn is_of(&self, hub: &Arc<Hub>, epoch: u64, version: ResourceVersion) -> bool {
         let is_same = std::ptr::eq(self.hub.as_ptr(), Arc::as_ptr(hub)) || planted::is(Bug::PagesOfAnotherCache);
-        is_same && self.epoch == epoch && self.version == version
+        is_same && self.epoch == epoch && self.version.is_at(version)
     }
 }
 
@@ -119,9 +119,9 @@ impl PageSnapshots {
         let read_at = Instant::now();
         if let Some(known) = live.iter_mut().find(|one| one.is_of(hub, epoch, version)) {
             known.read_at = read_at;
-            // It is the newest state then.
+            // It is the newest state then. A token cannot name a place inside a version.
             if is_first {
-                known.retained_at = read_at;
+                (known.retained_at, known.version, known.store) = (read_at, version, store.clone());
             }
             return;
         }

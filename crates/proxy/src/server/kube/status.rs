@@ -326,7 +326,7 @@ impl From<&Refusal> for Failure {
             Refusal::Forbidden(_) | Refusal::Denied(_) => Self::forbidden(message),
             Refusal::Expired(expired) => Self::watch_expired(expired),
             Refusal::Rewritten(_) => Self::new(StatusCode::GONE, "Expired", message),
-            Refusal::Future { requested, current } => Self::too_large(*requested, *current),
+            Refusal::Future { requested, current } => Self::too_large(requested.whole(), current.whole()),
             Refusal::Invalid { .. } => Self::bad_request(message),
         }
     }

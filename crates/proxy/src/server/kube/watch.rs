@@ -68,8 +68,11 @@ pub async fn open<C: Catalog>(
     // silent until it gets there.
     let after = |version| match hub.head() {
         Some(head) if head < version && planted::is(Bug::AheadIsNow) => Start::Resume(head),
-        Some(head) if head < version => Start::Await(version),
-        _ => Start::Resume(version),
+        Some(head) if head < version => Start::Await(version.end()),
+        // As the apiserver: its versions do not say how many events of one were sent. What comes
+        // later is sent.
+        Some(head) if head.is_at(version) => Start::Resume(head),
+        _ => Start::Resume(version.end()),
     };
     let start = match start {
         WatchStart::State(freshness) => {

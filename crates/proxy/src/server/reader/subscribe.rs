@@ -117,7 +117,7 @@ impl<C: Catalog> Reader<C> {
             true => served.hub.head(),
             false => self.catalog.cluster_version(served, asked).await.ok(),
         };
-        let reached = reached.filter(|reached| *reached < version)?;
+        let reached = reached.filter(|reached| *reached < version.whole())?;
         Some(Refusal::Rewritten(format!(
             "version {version} belongs to another history: the cluster has reached {reached} (etcd was restored from a backup, or \
              this is another cluster)"

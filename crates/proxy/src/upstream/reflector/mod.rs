@@ -52,8 +52,9 @@
 //! - A watch-list that fails otherwise leads to `Empty`, and the next list is a paged one. Some
 //!   servers never complete a watch-list: etcd without progress notifications, for example.
 //! - A watch that ends normally, falls silent or breaks leads to `Listed` at the last version.
-//!   Nothing is lost, so the next watch continues from there. A connection can be half open or the
-//!   resource quiet; if the former, opening the next watch fails.
+//!   Nothing is lost, so the next watch continues from there, or from below it if more events of
+//!   that version may come: see `Reached`. A connection can be half open or the resource quiet; if
+//!   the former, opening the next watch fails.
 //! - A watch that ends within a second without a new version also leads to `Listed`, but as an
 //!   error, so that the caller backs off. Otherwise a broken server would be asked in a tight loop.
 //! - A watch from an expired version (410, as a response or as an ERROR event) leads to `Empty`:
@@ -106,7 +107,7 @@ use crate::upstream::{
         cluster_version::version_path,
         codec::{WatchMessage, read_event, read_page},
         error::WATCH_SHORT,
-        state::{OpenWatch, PagedList, Reread, State},
+        state::{OpenWatch, PagedList, Reached, Reread, State},
     },
 };
 use crate::{
@@ -192,7 +193,7 @@ impl<R: Rng> Reflector<R> {
     pub fn for_backfill(mut self, version: ResourceVersion, with_state: bool) -> Self {
         self.state = match with_state {
             true => State::Empty { reason: RelistReason::Backfill },
-            false => State::Listed { version, in_doubt: false },
+            false => State::Listed { reached: Reached::all_of(version), in_doubt: false },
         };
         // Only a list can return the state at an older version.
         self.watch_list_refused = true;
@@ -206,10 +207,11 @@ impl<R: Rng> Reflector<R> {
         self.state = State::Empty { reason };
     }
 
-    /// Discards everything read after `version`. The next step continues from there, in doubt.
+    /// Discards everything read after `version`, of which more may come. The next step continues
+    /// from there, in doubt.
     pub fn resume_from(&mut self, version: ResourceVersion) {
         self.ready.clear();
-        self.state = State::Listed { version, in_doubt: true };
+        self.state = State::Listed { reached: Reached::part_of(version), in_doubt: true };
     }
 
     /// Upstream's warnings for readers of the resource.
@@ -234,12 +236,12 @@ impl<R: Rng> Reflector<R> {
     }
 
     /// Advances the resume version, after a proof that no events lie in between.
-    pub fn advance_to(&mut self, reached: ResourceVersion) {
-        if let State::Watching { version, .. }
-        | State::Listed { version, .. }
-        | State::Rereading(Reread { version, .. }) = &mut self.state
+    pub fn advance_to(&mut self, version: ResourceVersion) {
+        if let State::Watching { reached, .. }
+        | State::Listed { reached, .. }
+        | State::Rereading(Reread { reached, .. }) = &mut self.state
         {
-            *version = reached.max(*version);
+            *reached = reached.then(Reached::all_of(version));
         }
     }
 
@@ -264,8 +266,8 @@ impl<R: Rng> Reflector<R> {
                 State::Paging(list) if !list.may_continue(Instant::now()) => Ok(self.start_paging(list.reason)),
                 State::Paging(list) => self.page(list).await,
                 State::WatchListing { reason, watch } => self.read_watch_list(reason, watch).await,
-                State::Listed { version, in_doubt } => self.start_watch(version, in_doubt).await,
-                State::Watching { watch, version } => self.read_watch(watch, version, input.line()),
+                State::Listed { reached, in_doubt } => self.start_watch(reached, in_doubt).await,
+                State::Watching { watch, reached } => self.read_watch(watch, reached, input.line()),
                 State::Rereading(reread) => match self.read_beside(reread, input)? {
                     Some(step) => Ok(step),
                     None => continue,
@@ -322,7 +324,7 @@ impl<R: Rng> Reflector<R> {
             WatchMessage::Event(EventType::Added, object) => Update::ListItem(object),
             WatchMessage::Bookmark { version, ends_initial_state: true } => {
                 self.next_is_paged = false;
-                self.state = State::Watching { watch, version };
+                self.state = State::Watching { watch, reached: Reached::all_of(version) };
                 self.ready.push_back((Update::ListEnd(version), received));
                 return Ok(Step::Watching { proven_at: None });
             }
@@ -338,8 +340,8 @@ impl<R: Rng> Reflector<R> {
         Ok(Step::Update { update, received })
     }
 
-    async fn start_watch(&mut self, version: ResourceVersion, in_doubt: bool) -> Result<Step, ReflectorError> {
-        let from = version.to_string();
+    async fn start_watch(&mut self, reached: Reached, in_doubt: bool) -> Result<Step, ReflectorError> {
+        let (version, from) = (reached.version, reached.watch_from().to_string());
         let least = WATCH_TIMEOUT_LEAST.as_secs();
         let timeout = match self.backfills_from {
             Some(_) => BACKFILL_WATCH_SECONDS,
@@ -354,7 +356,7 @@ impl<R: Rng> Reflector<R> {
         ];
         let watch = match self.open(&query).await {
             Ok(watch) => watch,
-            Err(error) => return Err(self.watch_failed(version, error)),
+            Err(error) => return Err(self.watch_failed(reached, error)),
         };
         let mut proven_at = None;
         // The question follows the watch: between an answer and a later watch etcd could be
@@ -362,13 +364,14 @@ impl<R: Rng> Reflector<R> {
         if in_doubt && !self.version_query_refused && self.backfills_from.is_none() {
             let asked_at = Instant::now();
             match self.cluster_version().await? {
-                Ok(reached) if reached < version => {
+                Ok(current) if current < version => {
                     // Unlike a watch, a consistent read is never behind, whichever apiserver
                     // answers.
                     self.state = State::Empty { reason: RelistReason::Rewritten };
-                    return Ok(Step::Update { update: Update::WentBack { reached }, received: asked_at });
+                    let update = Update::WentBack { reached: current };
+                    return Ok(Step::Update { update, received: asked_at });
                 }
-                Ok(reached) => proven_at = (reached == version).then_some(asked_at),
+                Ok(current) => proven_at = (current == version).then_some(asked_at),
                 Err(UpstreamError::Refused { message, .. }) => {
                     tracing::warn!(resource = %self.target.gvr, message, "upstream refuses the query for the cluster's version");
                     self.version_query_refused = true;
@@ -376,10 +379,10 @@ impl<R: Rng> Reflector<R> {
                 // If kubefan may not read this, the watch itself reports the problem, if there is
                 // one.
                 Err(UpstreamError::Forbidden { .. } | UpstreamError::NotFound { .. }) => {}
-                Err(error) => return Err(self.watch_failed(version, error)),
+                Err(error) => return Err(self.watch_failed(reached, error)),
             }
         }
-        self.state = State::Watching { watch, version };
+        self.state = State::Watching { watch, reached };
         Ok(Step::Watching { proven_at })
     }
 
@@ -399,13 +402,13 @@ impl<R: Rng> Reflector<R> {
     fn read_watch(
         &mut self,
         mut watch: OpenWatch,
-        version: ResourceVersion,
+        reached: Reached,
         line: Result<Option<Bytes>, UpstreamError>,
     ) -> Result<Step, ReflectorError> {
         let line = match line {
             Ok(Some(line)) => line,
             Ok(None) => {
-                self.state = State::Listed { version, in_doubt: true };
+                self.state = State::Listed { reached, in_doubt: true };
                 let short = !watch.advanced && watch.opened.elapsed() < WATCH_SHORT;
                 return if short { Err(ReflectorError::VeryShortWatch) } else { Ok(Step::Ended { reason: "timeout" }) };
             }
@@ -413,16 +416,16 @@ impl<R: Rng> Reflector<R> {
             // bookmark until the version has advanced beyond the watch's start. In the first case,
             // opening the next watch fails.
             Err(UpstreamError::Idle { .. }) => {
-                self.state = State::Listed { version, in_doubt: true };
+                self.state = State::Listed { reached, in_doubt: true };
                 return Ok(Step::Ended { reason: "idle" });
             }
-            Err(error) => return Err(self.watch_failed(version, error)),
+            Err(error) => return Err(self.watch_failed(reached, error)),
         };
         let received = Instant::now();
-        let (reached, update) = match read_event(&self.parser, &line) {
-            Ok(WatchMessage::Event(kind, object)) => (object.version(), Update::Event(kind, object)),
-            Ok(WatchMessage::Bookmark { version, .. }) => (version, Update::Bookmark(version)),
-            Err(ReflectorError::Watch(error)) => return Err(self.watch_failed(version, error)),
+        let (next, update) = match read_event(&self.parser, &line) {
+            Ok(WatchMessage::Event(kind, object)) => (Reached::part_of(object.version()), Update::Event(kind, object)),
+            Ok(WatchMessage::Bookmark { version, .. }) => (Reached::all_of(version), Update::Bookmark(version)),
+            Err(ReflectorError::Watch(error)) => return Err(self.watch_failed(reached, error)),
             Err(error) => {
                 // Skipping the object would lose a change, and a new watch would send it again.
                 // Only a list helps.
@@ -430,21 +433,21 @@ impl<R: Rng> Reflector<R> {
                 return Err(error);
             }
         };
-        watch.advanced |= reached > version;
+        watch.advanced |= next.version > reached.version;
         // A bookmark may be older than the last event. Going back to it would repeat events.
-        self.state = State::Watching { watch, version: version.max(reached) };
+        self.state = State::Watching { watch, reached: reached.then(next) };
         Ok(Step::Update { update, received })
     }
 
     /// Continues from the last version, unless the error made it useless.
-    fn watch_failed(&mut self, version: ResourceVersion, error: UpstreamError) -> ReflectorError {
+    fn watch_failed(&mut self, reached: Reached, error: UpstreamError) -> ReflectorError {
         self.state = match &error {
             UpstreamError::Gone { .. } => State::Empty { reason: RelistReason::Expired },
             // A new watch would send the same event again.
             UpstreamError::LineTooLong { .. } => State::Empty { reason: RelistReason::LineTooLong },
             UpstreamError::NotFound { .. } => State::Empty { reason: RelistReason::NotFound },
             UpstreamError::Forbidden { .. } => State::Empty { reason: RelistReason::Forbidden },
-            _ => State::Listed { version, in_doubt: !planted::is(Bug::BrokenWatchTrusted) },
+            _ => State::Listed { reached, in_doubt: !planted::is(Bug::BrokenWatchTrusted) },
         };
         ReflectorError::Watch(error)
     }

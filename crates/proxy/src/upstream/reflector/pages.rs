@@ -16,7 +16,7 @@ use crate::{
             Reflector,
             codec::{Page, read_page},
             error::ReflectorError,
-            state::{PagedList, State, Step},
+            state::{PagedList, Reached, State, Step},
         },
     },
 };
@@ -51,7 +51,7 @@ impl<R: Rng> Reflector<R> {
                 self.state = match list {
                     PagedList { next: Some(_), .. } => State::Paging(list),
                     // The watch is another request: etcd may be restored before it arrives.
-                    _ => State::Listed { version: list_version, in_doubt: true },
+                    _ => State::Listed { reached: Reached::all_of(list_version), in_doubt: true },
                 };
                 return Ok(Step::Update { update, received });
             }
@@ -64,7 +64,7 @@ impl<R: Rng> Reflector<R> {
         let limit = self.options.page_size.to_string();
         let limit = Some(("limit", limit.as_str())).filter(|_| has_limit);
         let mut query: Vec<_> = limit.into_iter().chain(next.map(|next| ("continue", next))).collect();
-        let exact = exact.filter(|_| next.is_none()).map(|version| version.to_string());
+        let exact = exact.filter(|_| next.is_none()).map(|version| version.whole().to_string());
         if let Some(version) = &exact {
             query.extend([("resourceVersion", version.as_str()), ("resourceVersionMatch", "Exact")]);
         }

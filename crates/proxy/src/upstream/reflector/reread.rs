@@ -37,17 +37,17 @@ impl<R: Rng> Reflector<R> {
             return;
         }
         let lost = State::Empty { reason };
-        let (watch, version) = match std::mem::replace(&mut self.state, lost) {
-            State::Watching { watch, version } | State::Rereading(Reread { watch, version, .. }) => (watch, version),
+        let (watch, reached) = match std::mem::replace(&mut self.state, lost) {
+            State::Watching { watch, reached } | State::Rereading(Reread { watch, reached, .. }) => (watch, reached),
             other => {
                 self.state = other;
                 return;
             }
         };
         self.ready.push_back((Update::ListBegin { reason }, Instant::now()));
-        let request = self.request_page(version, None, Duration::ZERO);
+        let request = self.request_page(reached.version, None, Duration::ZERO);
         let (next, failures) = (None, 0);
-        self.state = State::Rereading(Reread { reason, at: version, next, failures, request, watch, version });
+        self.state = State::Rereading(Reread { reason, at: reached.version, next, failures, request, watch, reached });
     }
 
     /// A page of the list at a version. The request is sent when it is polled.
@@ -75,12 +75,12 @@ impl<R: Rng> Reflector<R> {
             }
             Input::Page(Err(error)) => self.page_beside_failed(reread, error).map(|()| None),
             Input::Line(line) => {
-                let Reread { reason, at, next, failures, request, watch, version } = reread;
-                let step = self.read_watch(watch, version, line);
+                let Reread { reason, at, next, failures, request, watch, reached } = reread;
+                let step = self.read_watch(watch, reached, line);
                 let lost = State::Empty { reason };
                 self.state = match std::mem::replace(&mut self.state, lost) {
-                    State::Watching { watch, version } => {
-                        State::Rereading(Reread { reason, at, next, failures, request, watch, version })
+                    State::Watching { watch, reached } => {
+                        State::Rereading(Reread { reason, at, next, failures, request, watch, reached })
                     }
                     ended => ended,
                 };

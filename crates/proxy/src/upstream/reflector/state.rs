@@ -13,6 +13,7 @@ use crate::{
         error::UpstreamError,
     },
 };
+use kubefan_common::planted::{self, Bug};
 use kubefan_model::ResourceVersion;
 
 /// Options of a reflector.
@@ -30,6 +31,42 @@ pub struct ReflectorOptions {
     pub line_bytes_max: usize,
 }
 
+/// How far a watch has come.
+///
+/// Upstream may send several events at one version, and a watch from a version gets none of that
+/// version. So after an event the next watch starts below its version, and the cache drops what it
+/// has. Nothing else may follow an event of its own version: a later event, a bookmark and a list
+/// say that everything up to theirs was sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Reached {
+    /// The last version that was read.
+    pub(super) version: ResourceVersion,
+    /// Whether more of that version may come.
+    is_open: bool,
+}
+
+impl Reached {
+    /// All of a version was read.
+    pub(super) fn all_of(version: ResourceVersion) -> Self {
+        Self { version: version.whole(), is_open: false }
+    }
+
+    /// A part of a version was read.
+    pub(super) fn part_of(version: ResourceVersion) -> Self {
+        Self { version: version.whole(), is_open: !planted::is(Bug::ResumedWithinVersion) }
+    }
+
+    /// The further of both. Of one version the later message counts.
+    pub(super) fn then(self, next: Self) -> Self {
+        if next.version < self.version { self } else { next }
+    }
+
+    /// The version to watch from.
+    pub(super) fn watch_from(self) -> ResourceVersion {
+        if self.is_open { self.version.below().unwrap_or(self.version) } else { self.version }
+    }
+}
+
 /// The position of the reflector. The documentation of this module describes the transitions.
 pub(super) enum State {
     /// Nothing usable is known. The next step lists, for `reason`.
@@ -38,11 +75,11 @@ pub(super) enum State {
     Paging(PagedList),
     /// In the initial events of a watch-list, started for `reason`.
     WatchListing { reason: RelistReason, watch: OpenWatch },
-    /// Everything up to `version` was emitted. The next step opens a watch from there. If
+    /// Everything that was `reached` was emitted. The next step opens a watch from there. If
     /// `in_doubt`, it then asks for the cluster's version.
-    Listed { version: ResourceVersion, in_doubt: bool },
-    /// A watch is open, and everything up to `version` was emitted.
-    Watching { watch: OpenWatch, version: ResourceVersion },
+    Listed { reached: Reached, in_doubt: bool },
+    /// A watch is open, and everything that was `reached` was emitted.
+    Watching { watch: OpenWatch, reached: Reached },
     /// The same, and the objects are listed again.
     Rereading(Reread),
 }
@@ -118,8 +155,8 @@ pub(super) struct Reread {
     pub(super) request: PageRequest,
     /// The watch.
     pub(super) watch: OpenWatch,
-    /// The version that the watch has reached.
-    pub(super) version: ResourceVersion,
+    /// How far the watch has come.
+    pub(super) reached: Reached,
 }
 
 /// What was received on the open requests of a state.
@@ -142,7 +179,7 @@ impl Input {
 impl Reread {
     /// The state without the list.
     pub(super) fn without_list(self) -> State {
-        State::Watching { watch: self.watch, version: self.version }
+        State::Watching { watch: self.watch, reached: self.reached }
     }
 }
 
@@ -201,6 +238,24 @@ pub enum Step {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_watch_starts_below_a_version_that_may_have_more_events() {
+        let version = |number| ResourceVersion::new(number).unwrap();
+        let event = |number| Reached::part_of(version(number));
+        let bookmark = |number| Reached::all_of(version(number));
+        for (reached, expected) in [
+            (bookmark(9), 9),
+            (bookmark(9).then(event(10)), 9),
+            (event(8).then(event(10)), 9),
+            (event(10).then(bookmark(10)), 10),
+            (event(10).then(bookmark(9)), 9),
+            (bookmark(10).then(event(10)), 9),
+            (event(1), 1),
+        ] {
+            assert_eq!(reached.watch_from(), version(expected), "{reached:?}");
+        }
+    }
 
     #[test]
     fn a_page_is_retried_for_a_minute_and_then_the_list_starts_over() {

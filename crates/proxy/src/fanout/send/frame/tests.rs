@@ -20,10 +20,14 @@ fn head(object: &Object, resume: Option<u64>, version: u64, reason: DeleteReason
 fn both_writers_make_the_message_that_prost_would_make() {
     let pod = object(r#"{"metadata":{"name":"web","namespace":"default","uid":"u","resourceVersion":"7"}}"#);
     let node = object(r#"{"metadata":{"name":"n1","resourceVersion":"18446744073709551615"}}"#);
+    let place = |text: &str| ResourceVersion::parse_place(text).unwrap();
+    let (behind, last) = (place("300.12"), place("18446744073709551615.4294967295"));
     let heads = [
         head(&pod, Some(300), 300, DeleteReason::LeftSelector),
         head(&pod, Some(1234567890), 7, DeleteReason::Unspecified),
         head(&node, None, u64::MAX, DeleteReason::Unspecified),
+        EventHead { resume: Some(behind), version: behind, ..head(&pod, None, 7, DeleteReason::Unspecified) },
+        EventHead { resume: Some(last), ..head(&node, None, u64::MAX, DeleteReason::Unspecified) },
     ];
     for head in heads {
         for body in [
@@ -48,11 +52,11 @@ fn both_writers_make_the_message_that_prost_would_make() {
                 namespace: head.key.namespace().to_owned(),
                 name: head.key.name().to_owned(),
                 uid: head.uid.to_owned(),
-                resource_version: head.version.to_string(),
+                resource_version: head.version.whole().to_string(),
                 delete_reason: head.reason.into(),
                 object: if body.base.is_none() { body.bytes.clone() } else { Bytes::new() },
                 delta: body.base.map(|base| ObjectDelta {
-                    base_resource_version: base.version.to_string(),
+                    base_resource_version: base.version.whole().to_string(),
                     base_crc32: base.crc32,
                     zstd: body.bytes.clone(),
                 }),
