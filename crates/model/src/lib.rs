@@ -1,6 +1,7 @@
 //! The data model that every layer shares: names, versions, objects, events and selectors. Pure: no
 //! I/O and no clock of its own.
 
+pub mod api_path;
 pub mod event;
 pub mod fields;
 pub mod format;
@@ -18,6 +19,7 @@ pub mod selector;
 pub mod table;
 pub mod version;
 
+pub use api_path::ApiPath;
 pub use media::Media;
 pub use resource::{GroupVersionResource, ObjectKey, Scope};
 pub use version::ResourceVersion;

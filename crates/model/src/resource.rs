@@ -7,6 +7,8 @@ use std::{
     sync::Arc,
 };
 
+use crate::ApiPath;
+
 /// A resource by its full name, such as `apps/v1 deployments`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GroupVersionResource {
@@ -40,6 +42,17 @@ impl GroupVersionResource {
                 format!("{}/namespaces/{namespace}/{}", self.group_version_path(), self.resource)
             }
         }
+    }
+
+    /// Whether the apiserver reads [`Self::collection_path`] as the path of this collection. It does
+    /// not if the resource has the name of something else in a path.
+    pub fn has_collection_path(&self, scope: &Scope) -> bool {
+        let path = self.collection_path(scope);
+        ApiPath::split(&path).is_some_and(|path| {
+            path.parts == [self.resource.as_str()]
+                && path.namespace.unwrap_or_default() == scope.namespace()
+                && path.verb.is_none()
+        })
     }
 
     /// `v1` or `apps/v1`, as in an object's `apiVersion`.
@@ -177,6 +190,24 @@ mod tests {
         assert_eq!((key.namespace(), key.name(), key.as_str()), ("kube-system", "dns", "kube-system/dns"));
         let key = ObjectKey::new("", "node-1");
         assert_eq!((key.namespace(), key.name()), ("", "node-1"));
+    }
+
+    #[test]
+    fn a_resource_named_like_a_part_of_a_path_is_listed_only_where_the_apiserver_finds_it() {
+        let has =
+            |resource: &str, scope: Scope| GroupVersionResource::new("x.y", "v1", resource).has_collection_path(&scope);
+        let namespace = || Scope::Namespace("a".to_owned());
+        for (resource, in_cluster, in_namespace) in [
+            ("pods", true, true),
+            ("namespaces", true, true),
+            ("watch", false, true),
+            ("proxy", false, true),
+            ("status", true, false),
+            ("finalize", true, false),
+        ] {
+            assert_eq!(has(resource, Scope::Cluster), in_cluster, "{resource}");
+            assert_eq!(has(resource, namespace()), in_namespace, "{resource}");
+        }
     }
 
     #[test]

@@ -32,8 +32,8 @@ pub(super) fn parse(
     // Some names contain characters that JSON escapes: RBAC allows any path segment, such as `a&b`.
     let unescaped = |slot: usize| slots[slot].map(field_text).filter(|text| !text.is_empty());
     let name = unescaped(NAME).ok_or(ObjectError::Metadata("name"))?;
-    let version_text = text(VERSION).ok_or(ObjectError::Metadata("resourceVersion"))?;
-    let version: ResourceVersion = version_text.parse().map_err(|_| ObjectError::Metadata("resourceVersion"))?;
+    let version_text = text(VERSION).unwrap_or_default();
+    let version: ResourceVersion = version_text.parse()?;
     let labels = slots[LABELS].map_or(Ok(Vec::new()), label_pairs)?;
     let present = |slot: &usize| slots[*slot].filter(|raw| *raw != "null" && *raw != "\"\"");
     let mut spans = SpanWriter::default();

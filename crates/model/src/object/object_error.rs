@@ -1,6 +1,6 @@
 //! Why bytes cannot be parsed as an object.
 
-use crate::{protobuf::Malformed, table::TableError};
+use crate::{protobuf::Malformed, table::TableError, version::InvalidVersion};
 
 /// Why bytes cannot be parsed as an object of a resource.
 #[derive(Debug, thiserror::Error)]
@@ -17,6 +17,9 @@ pub enum ObjectError {
     /// A field that every object must have is missing or invalid.
     #[error("object has no usable metadata.{0}")]
     Metadata(&'static str),
+    /// A version that does not compare with others.
+    #[error("object has no usable metadata.resourceVersion: {0}")]
+    Version(#[from] InvalidVersion),
     /// Offsets are 31-bit numbers. Objects of an apiserver are below 3 MiB.
     #[error("object of {0} bytes is too large")]
     TooLarge(usize),

@@ -94,7 +94,7 @@ impl ProtobufFields {
         };
         let name = text(metadata.name, "name")?;
         let version = text(metadata.version, "resourceVersion")?;
-        let version: ResourceVersion = version.parse().map_err(|_| ObjectError::Metadata("resourceVersion"))?;
+        let version: ResourceVersion = version.parse()?;
         let namespace = std::str::from_utf8(metadata.namespace).map_err(|_| ObjectError::Metadata("namespace"))?;
         let mut spans = SpanWriter::default();
         spans.put(&bytes, metadata.uid);

@@ -29,6 +29,8 @@ use kubefan_model::{ResourceVersion, event::WatchEvent, object::ObjectParser, se
 pub enum Phase {
     /// The first list is not complete.
     Syncing,
+    /// The same, and upstream has said why.
+    Failing,
     /// Served; the upstream watch is live.
     Synced,
     /// Served from the cache; the upstream watch is being started again.
@@ -37,6 +39,8 @@ pub enum Phase {
     NotFound,
     /// The apiserver denies it.
     Forbidden,
+    /// It cannot be cached, and upstream answers its readers.
+    NotCached,
 }
 
 impl Phase {
@@ -48,11 +52,12 @@ impl Phase {
     /// The name in logs, readyz and the status page.
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Syncing => "syncing",
+            Self::Syncing | Self::Failing => "syncing",
             Self::Synced => "synced",
             Self::Stale => "stale",
             Self::NotFound => "not found",
             Self::Forbidden => "forbidden",
+            Self::NotCached => "not cached",
         }
     }
 }
@@ -123,6 +128,8 @@ pub struct PublishedCache {
     wall_clock: fn() -> SystemTime,
     phase: Phase,
     message: String,
+    /// What upstream has said about the first list, while it fails.
+    cause: String,
     warnings: Warnings,
     synced_since: Option<SystemTime>,
     state: Option<CachedState>,
@@ -154,6 +161,7 @@ impl PublishedCache {
             wall_clock,
             phase: Phase::Syncing,
             message: "the first list has not started".to_owned(),
+            cause: String::new(),
             warnings: Warnings::default(),
             synced_since: None,
             state: None,
@@ -314,6 +322,14 @@ impl PublishedCache {
         self.phase = if self.state.is_some() { Phase::Stale } else { Phase::Syncing };
     }
 
+    /// The same, for a failure whose `cause` upstream has named.
+    pub fn failing(&mut self, message: String, cause: String) {
+        self.trouble(message);
+        if self.state.is_none() {
+            (self.phase, self.cause) = (Phase::Failing, cause);
+        }
+    }
+
     /// Records that the upstream watch is live again.
     pub fn live(&mut self) {
         if self.state.is_some() {
@@ -422,6 +438,10 @@ impl PublishedCache {
             },
             (Phase::NotFound, None) => Err(Refusal::NotFound(self.message.clone())),
             (Phase::Forbidden, None) => Err(Refusal::Forbidden(self.message.clone())),
+            (Phase::NotCached, None) => Err(Refusal::NotCached(self.message.clone())),
+            (Phase::Failing, None) => {
+                Err(Refusal::Failing { resource: self.resource.clone(), cause: self.cause.clone() })
+            }
             (_, None) => Err(Refusal::NotSynced { resource: self.resource.clone(), message: self.message.clone() }),
         }
     }
@@ -487,8 +507,14 @@ mod tests {
         assert_eq!(refused(&cache).unwrap().to_string(), "pods is not synced: unreachable");
         cache.live();
         assert_eq!(cache.phase(), Phase::Syncing, "there is nothing to serve");
+        cache.failing("list: no".to_owned(), "no".to_owned());
+        assert_eq!(refused(&cache).unwrap().to_string(), "pods is not synced: no");
+        cache.close(Phase::NotCached, "opaque".to_owned());
+        assert_eq!(refused(&cache), Some(Refusal::NotCached("opaque".to_owned())));
         start(&mut cache, 10);
         assert_eq!((cache.phase(), cache.message(), refused(&cache)), (Phase::Synced, "", None));
+        cache.failing("list: no".to_owned(), "no".to_owned());
+        assert_eq!((cache.phase(), refused(&cache)), (Phase::Stale, None));
         cache.trouble("unreachable".to_owned());
         assert_eq!((cache.phase(), refused(&cache)), (Phase::Stale, None));
         cache.limit_staleness(Some(Duration::from_secs(5)));

@@ -16,6 +16,14 @@ pub enum Refusal {
         /// What is under way, or the last error upstream.
         message: String,
     },
+    /// The first list fails, and upstream says why.
+    #[error("{resource} is not synced: {cause}")]
+    Failing {
+        /// The resource.
+        resource: String,
+        /// What upstream says.
+        cause: String,
+    },
     /// The last proof of the state is too old.
     #[error(
         "the state of {resource} was {}, and --max-staleness is {staleness_max:?}{}",

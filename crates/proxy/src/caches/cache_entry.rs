@@ -5,8 +5,8 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    backfiller::Backfiller, consistency::Prover, missing_right::MissingRight, planned_relist::PlannedRelist,
-    schema::CachedSchema, shared_bytes::ReadingTenants, version_lookup::ClusterVersion,
+    backfiller::Backfiller, cached_schema::CachedSchema, consistency::Prover, missing_right::MissingRight,
+    planned_relist::PlannedRelist, shared_bytes::ReadingTenants, version_lookup::ClusterVersion,
 };
 use crate::fanout::{Phase, Served};
 use kubefan_model::{GroupVersionResource, Media, Scope};
@@ -81,7 +81,7 @@ impl Cache {
     }
 }
 
-/// Why a configured resource has no cache.
+/// Why a resource has no cache.
 #[derive(Clone)]
 pub(super) struct UncachedReason {
     pub(super) phase: Phase,

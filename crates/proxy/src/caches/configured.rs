@@ -90,7 +90,10 @@ async fn keep_cached(registry: Arc<Registry>, resource: ConfiguredResource) {
                 match claim(&registry, &name, &media, &discovered) {
                     Ok(caches) => {
                         let warm = std::mem::take(&mut warm);
-                        run_caches(&registry, &name, caches, &discovered.schema, warm).await;
+                        let ended = run_caches(&registry, &name, caches, &discovered.schema, warm).await;
+                        if ended == Phase::NotCached {
+                            registry.until_it_may_be_cached(&discovered.info.gvr, discovered.schema).await;
+                        }
                     }
                     Err(other) => {
                         registry.uncached.remove(&name);
@@ -160,15 +163,15 @@ fn claim(
     Ok(caches)
 }
 
-/// Runs the caches of a configured resource until one of them ends. They restart together, because
-/// they share the discovered names.
+/// Runs the caches of a configured resource until one of them ends, and returns how. They restart
+/// together, because they share the discovered names.
 async fn run_caches(
     registry: &Arc<Registry>,
     name: &str,
     caches: Vec<Arc<Cache>>,
     schema: &Option<SchemaFingerprint>,
     warm: bool,
-) {
+) -> Phase {
     registry.uncached.remove(name);
     let mut informers = JoinSet::new();
     for cache in &caches {
@@ -184,14 +187,21 @@ async fn run_caches(
             message: format!("the informer of {name} has failed; starting it again"),
         },
     };
+    let phase = reason.phase;
+    let end = match phase {
+        Phase::NotCached => StreamEnd::Stopped(reason.message.clone()),
+        _ => StreamEnd::Stopped(format!("{name} is being set up again")),
+    };
     registry.set_uncached(name, reason);
     informers.shutdown().await;
     for cache in caches {
-        let end = StreamEnd::Stopped(format!("{name} is being set up again"));
-        cache.served.hub.close(Phase::Syncing, end);
+        // Readers of what cannot be cached must not wait.
+        let phase = if phase == Phase::NotCached { phase } else { Phase::Syncing };
+        cache.served.hub.close(phase, end.clone());
         registry.caches.remove(&cache);
     }
     registry.changed();
+    phase
 }
 
 async fn wait_while_cached_as(registry: &Registry, other: &str, gvr: &GroupVersionResource) {

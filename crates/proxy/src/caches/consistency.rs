@@ -45,10 +45,10 @@ use tracing::debug;
 
 use super::{
     bookmark_pause::{BookmarkPause, ProofFailure, ProofResult},
+    cached_schema::CachedSchema,
     context::{CacheContext, VersionError},
     missing_right::MissingRight,
     rounds::{Place, Rounds},
-    schema::CachedSchema,
     state_comparison::StateComparison,
 };
 use crate::{

@@ -34,8 +34,15 @@ impl DiscoveredResource {
             ("", "") => discovery.resolve(resource).await?,
             _ => discovery.find(group, version, resource).await?,
         };
+        let info = if kinds::is_known(&info.gvr) { info } else { discovery.find_recent(&info.gvr).await? };
+        Self::of(context, info).await
+    }
+
+    /// A resource that discovery has found, with its selectable fields.
+    pub(super) async fn of(context: &CacheContext, info: ResourceInfo) -> Result<Self, DiscoveryError> {
+        let discovery = &context.discovery;
         // Read before the fields, so that a change in between counts as a change.
-        let schema = discovery.schema_fingerprint(&info.gvr.group, &info.gvr.version).await.ok();
+        let schema = discovery.schema_fingerprint(&info.gvr).await.ok();
         let CustomResourceSchema { selectable_fields, list_kind } =
             discovery.custom_resource_schema(&info.gvr, &info.kind).await?;
         let fields = Arc::new(FieldTable::new(&info.gvr, info.namespaced, &selectable_fields));

@@ -28,13 +28,14 @@ use tracing::{info, warn};
 
 use super::{
     allowance::Allowance,
+    cached_schema::CachedSchema,
     consistency::Prover,
     context::CacheContext,
     failure_log::FailureLog,
     list_scheduler::{ListPlace, ListPriority},
     planned_relist::{DueRelist, PlannedRelist},
     retry::Retry,
-    schema::CachedSchema,
+    shape::{Found, Look, look, other_shape},
     stopped::Stopped,
     warm_start::warm_start,
 };
@@ -152,6 +153,12 @@ impl Informer {
     pub(super) async fn run(mut self) -> Stopped {
         // Every return drops it, so no commit stays without a wake-up.
         let mut unannounced = Unannounced { batch: self.served.hub.batch(), steps: 0 };
+        let Served { gvr, scope, .. } = &self.served;
+        if !gvr.has_collection_path(scope) {
+            let path = gvr.collection_path(scope);
+            let message = format!("{gvr} is not cached: to the apiserver, {path} is not the path of this collection");
+            return Stopped::NotCached(message);
+        }
         if let Some(allowance) = &self.allowance
             && let Err(too_large) = allowance.check_size_upstream(&self.context, &self.served).await
         {
@@ -432,27 +439,31 @@ impl Informer {
                 }
             });
         }
+        if error.is_of_versions() && !self.served.is_built_in() {
+            let message = format!("{} is not cached, because its versions do not compare: {error}", self.served.gvr);
+            return Some(Stopped::NotCached(message));
+        }
         if matches!(error, ReflectorError::Watch(_) | ReflectorError::VeryShortWatch) {
             hub.metrics().watch_restart(error.reason());
         }
         let is_kubefan = self.context.source.is_kubefan();
         self.failures.log(&self.served, &error, is_kubefan, self.forbidden_since.is_some());
         self.retry_reread();
-        let hub = &self.served.hub;
         if self.reflector.has_watch() {
             // The objects could not be read again, but the watch is open.
             return None;
         }
+        if let Some(stopped) = self.look_again(&error).await {
+            return Some(stopped);
+        }
+        let hub = &self.served.hub;
         match error.upstream() {
-            Some(UpstreamError::NotFound { .. }) if self.context.discovery.is_gone(&self.served.gvr).await => {
-                let resource = &self.served.gvr;
-                match self.context.upstream.confirm().await {
-                    Ok(()) => return Some(Stopped::NotFound(format!("the apiserver no longer serves {resource}"))),
-                    // Another cluster may not serve a resource that this one does.
-                    Err(error) => hub.trouble(error.to_string()),
-                }
-            }
             Some(UpstreamError::Forbidden { message }) => self.forbidden(message),
+            Some(UpstreamError::NotCached { message }) => {
+                let resource = &self.served.gvr;
+                let message = format!("{resource} is not cached by the kubefan at --upstream: {message}");
+                return Some(Stopped::NotCached(message));
+            }
             Some(UpstreamError::Refused { code: 406, message }) if self.media() != Media::Json => {
                 let resource = &self.served.gvr;
                 return Some(Stopped::NotAcceptable(format!(
@@ -460,13 +471,45 @@ impl Informer {
                     self.media().as_str()
                 )));
             }
-            _ => {
+            failure => {
                 self.forbidden_since = None;
-                hub.trouble(error.to_string());
+                match failure.and_then(UpstreamError::cause) {
+                    Some(cause) => hub.failing(error.to_string(), cause.to_owned()),
+                    None => hub.trouble(error.to_string()),
+                }
             }
         }
         self.wait_after(error.upstream()).await;
         None
+    }
+
+    /// Looks at discovery after a 404, or after a watch's 410: the signs that the resource was
+    /// deleted, and may have been made again with another shape.
+    async fn look_again(&mut self, error: &ReflectorError) -> Option<Stopped> {
+        let is_missing = matches!(error.upstream(), Some(UpstreamError::NotFound { .. }));
+        let may_be_other =
+            matches!(error, ReflectorError::Watch(UpstreamError::Gone { .. })) && !self.served.is_built_in();
+        if !is_missing && !may_be_other {
+            return None;
+        }
+        let served = &self.served;
+        // Until there is an answer, the cache is not known to be current.
+        served.hub.trouble(error.to_string());
+        self.place = None;
+        self.schema.doubt();
+        let stopped = match look(&self.context, served, &self.schema, Look::Whole).await {
+            Found::Other => Stopped::Rewritten(other_shape(served)),
+            Found::Missing if is_missing => Stopped::NotFound(format!("the apiserver no longer serves {}", served.gvr)),
+            Found::Same | Found::Missing => return None,
+        };
+        match self.context.upstream.confirm().await {
+            Ok(()) => Some(stopped),
+            // Another cluster may not serve a resource that this one does.
+            Err(error) => {
+                served.hub.trouble(error.to_string());
+                None
+            }
+        }
     }
 
     /// Plans to read the objects again for the schema, if the list for it has ended early.

@@ -87,7 +87,7 @@ impl Catalog for Arc<Registry> {
     }
 
     fn lacks_room(&self, gvr: &GroupVersionResource) -> bool {
-        self.without_room.contains_key(gvr)
+        self.without_room.contains_key(gvr) || self.not_cached(gvr).is_some()
     }
 
     fn changes(&self) -> watch::Receiver<u64> {
@@ -128,8 +128,12 @@ impl Registry {
             ("", "") => discovery.resolve(resource).await,
             _ => discovery.find(group, version, resource).await,
         };
-        let info = info.map_err(refusal)?;
+        let mut info = info.map_err(refusal)?;
         // Before a cache is started for it.
+        if !info.namespaced && !namespace.is_empty() {
+            // It may have been made again with another scope.
+            info = discovery.find_recent(&info.gvr).await.map_err(refusal)?;
+        }
         if !info.namespaced && !namespace.is_empty() {
             return Err(not_namespaced(&info.gvr));
         }
@@ -142,7 +146,10 @@ impl Registry {
             return if is_new { self.first_sync(&cache, &id, tenant).await } else { Ok(cache.read_by(tenant)) };
         }
         if let Some(uncached) = self.uncached.get(resource).or_else(|| self.uncached.get(&info.gvr.to_string())) {
-            return Err(not_synced(resource, &uncached.message));
+            return Err(match uncached.phase {
+                Phase::NotCached => Refusal::NotCached(uncached.message.clone()),
+                _ => not_synced(resource, &uncached.message),
+            });
         }
         let turn = self.discovering.entry(id.clone()).or_default().clone();
         let turn = turn.lock().await;
@@ -241,7 +248,8 @@ fn status(cache: &Cache) -> ResourceStatus {
 
 fn state(phase: Phase) -> ResourceState {
     match phase {
-        Phase::Syncing => ResourceState::Syncing,
+        // A resource that cannot be cached says so in its message.
+        Phase::Syncing | Phase::Failing | Phase::NotCached => ResourceState::Syncing,
         Phase::Synced => ResourceState::Synced,
         Phase::Stale => ResourceState::Stale,
         Phase::NotFound => ResourceState::NotFound,

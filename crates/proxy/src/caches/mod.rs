@@ -10,8 +10,9 @@
 //!     read_limit, failure_log
 //!   rounds, bookmark_pause           when readers wait for upstream
 //!   shared_bytes, places             how caches on demand share a limit
-//!   discovered, schema, allowance,   the facts and limits of one resource, its configured media, and
+//!   discovered, allowance,           the facts and limits of one resource, its configured media, and
 //!     resource_media, missing_right    what kubefan may not do with it
+//!   cached_schema, shape, schema     what a cache was read with, and whether upstream still says so
 //!   backfiller, version_lookup,      requests to upstream on behalf of one cache
 //!     state_comparison, consistency,
 //!     warm_start
@@ -29,6 +30,7 @@ mod backfiller;
 mod bookmark_pause;
 mod cache_entry;
 mod cache_map;
+mod cached_schema;
 mod configured;
 mod consistency;
 mod context;
@@ -52,6 +54,7 @@ mod rounds;
 mod run;
 mod schema;
 mod self_check;
+mod shape;
 mod shared_bytes;
 mod state_comparison;
 mod stopped;

@@ -134,6 +134,9 @@ impl Registry {
     }
 
     fn start_permit(&self, id: &CacheId) -> Result<StartPermit, Refusal> {
+        if let Some(message) = self.not_cached(&id.gvr) {
+            return Err(Refusal::NotCached(message));
+        }
         // A configured resource may be cached in every encoding, and needs no place for that.
         let is_configured = self.is_configured(id);
         if !is_configured && is_secret(&id.gvr) {
@@ -230,9 +233,15 @@ impl Registry {
         let known = discovered.schema.clone();
         tokio::spawn(async move {
             // No warm start: a peer's cache may exceed the allowance.
-            let ended = guard.registry.clone().supervise(guard.cache.clone(), Some(allowance), known, false).await;
+            let ended =
+                guard.registry.clone().supervise(guard.cache.clone(), Some(allowance), known.clone(), false).await;
+            let is_not_cached = ended.reason.phase == Phase::NotCached;
             guard.ended = Some(ended);
+            let (registry, gvr) = (guard.registry.clone(), guard.id.gvr.clone());
             drop(guard);
+            if is_not_cached {
+                registry.until_it_may_be_cached(&gvr, known).await;
+            }
         });
         Ok(cache)
     }

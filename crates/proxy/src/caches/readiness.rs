@@ -37,8 +37,9 @@ impl Registry {
             lines.push((cache.on_demand() || is_ready, line));
         }
         for uncached in self.uncached.iter() {
-            // Requests for a resource that does not exist are answered with NOT_FOUND.
-            let is_ready = uncached.phase == Phase::NotFound || self.is_added(uncached.key());
+            // Requests for a resource that does not exist are answered with NOT_FOUND, and those for
+            // one that cannot be cached are passed on.
+            let is_ready = is_unwanted(uncached.phase) || self.is_added(uncached.key());
             lines.push((is_ready, line(uncached.key(), uncached.phase, &uncached.message)));
         }
         lines.extend(self.context.upstream.identity().map(|identity| (true, format!("identity {identity}"))));
@@ -54,10 +55,10 @@ impl Registry {
     }
 
     /// The number of caches that are wanted and have no state to serve. A configured resource that
-    /// the apiserver does not have is not wanted.
+    /// the apiserver does not have, or that cannot be cached, is not wanted.
     pub(super) fn unsynced(&self) -> usize {
         let caches = self.caches.iter().filter(|cache| !cache.served.hub.phase().borrow().serves()).count();
-        caches + self.uncached.iter().filter(|uncached| uncached.phase != Phase::NotFound).count()
+        caches + self.uncached.iter().filter(|uncached| !is_unwanted(uncached.phase)).count()
     }
 
     /// Whether each resource is served, by its configured and its full name. A name alone covers
@@ -86,6 +87,10 @@ impl Registry {
         }
         health
     }
+}
+
+fn is_unwanted(phase: Phase) -> bool {
+    matches!(phase, Phase::NotFound | Phase::NotCached)
 }
 
 fn line(name: &str, phase: Phase, message: &str) -> String {

@@ -12,7 +12,7 @@ use std::{
 };
 
 use dashmap::DashMap;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -21,13 +21,15 @@ use super::{
     backfiller::Backfiller,
     cache_entry::{Cache, CacheEnd, CacheId, StartedBy, UncachedReason},
     cache_map::CacheMap,
+    cached_schema::CachedSchema,
     consistency::Prover,
     context::CacheContext,
     discovered::DiscoveredResource,
     informer::Informer,
     missing_right::MissingRight,
     resource_media::ConfiguredResource,
-    schema::{CachedSchema, follow_schema},
+    schema::{follow_schema, schema_changes},
+    shape::follow_shape,
     shared_bytes::SharedBytes,
     stopped::Stopped,
     version_lookup::ClusterVersion,
@@ -93,6 +95,9 @@ pub struct Registry {
     pub(super) uncached: DashMap<String, UncachedReason>,
     /// The caches that readers started and that failed, with the time and the reason.
     pub(super) refused: DashMap<CacheId, (Instant, String)>,
+    /// The resources that cannot be cached, with the reason and how long that counts. Each is a
+    /// resource that upstream has.
+    not_cached: DashMap<GroupVersionResource, (Instant, String)>,
     /// The resources that a limit of the caches that readers start has left without a cache. Its
     /// size is limited: see `on_demand`.
     pub(super) without_room: DashMap<GroupVersionResource, ()>,
@@ -138,6 +143,7 @@ impl Registry {
             added: DashMap::new(),
             uncached,
             refused: DashMap::new(),
+            not_cached: DashMap::new(),
             without_room: DashMap::new(),
             on_demand_bytes: SharedBytes::default(),
             protobuf_bytes: SharedBytes::default(),
@@ -312,9 +318,9 @@ impl Registry {
             stopped = informer.run() => stopped,
             stopped = needed_by_others => stopped,
             message = follow_schema(&self.context, served, &cache.schema, &cache.planned_relist, known) => {
-                hub.close(Phase::Syncing, StreamEnd::Rewritten(message.clone()));
-                return ended(Phase::Syncing, message, false);
+                Stopped::Rewritten(message)
             }
+            message = follow_shape(&self.context, served, &cache.schema) => Stopped::Rewritten(message),
         };
         match stopped {
             Stopped::NotFound(message) => {
@@ -327,12 +333,34 @@ impl Registry {
                 hub.close(Phase::Syncing, StreamEnd::Rewritten(message.clone()));
                 ended(Phase::Syncing, message, false)
             }
+            Stopped::NotCached(message) => {
+                warn!(resource = %served.gvr, message, "passed on");
+                let until = Instant::now() + self.context.source.not_cached_memory();
+                self.not_cached.insert(served.gvr.clone(), (until, message.clone()));
+                hub.close(Phase::NotCached, StreamEnd::Stopped(message.clone()));
+                ended(Phase::NotCached, message, false)
+            }
             Stopped::TooLarge(message) | Stopped::NotAcceptable(message) => {
                 warn!(resource = %served.gvr, message, "not cached");
                 hub.close(Phase::Syncing, StreamEnd::Stopped(message.clone()));
                 ended(Phase::Syncing, message, true)
             }
         }
+    }
+
+    /// Why a resource cannot be cached; `None` if it may be.
+    pub(super) fn not_cached(&self, gvr: &GroupVersionResource) -> Option<String> {
+        let found = self.not_cached.get(gvr).filter(|found| Instant::now() < found.0)?;
+        Some(found.1.clone())
+    }
+
+    /// Waits until a resource that cannot be cached may have become one that can: its schema or the
+    /// server's version is no longer `known`, or that was found long ago.
+    pub(super) async fn until_it_may_be_cached(&self, gvr: &GroupVersionResource, known: Option<SchemaFingerprint>) {
+        let changes = timeout(self.context.source.not_cached_memory(), schema_changes(&self.context, gvr, known));
+        let _ = self.stop.run_until_cancelled(changes).await;
+        self.not_cached.remove(gvr);
+        self.changed();
     }
 
     /// The name and hub of every cache, for logs and debugging.

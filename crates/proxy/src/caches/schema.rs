@@ -1,102 +1,29 @@
-//! The schema that a cache's objects were read with, and the check that notices a new one.
+//! The check that notices a new schema.
 //!
 //! After a schema change or an upgrade the apiserver may write the same object version with other
 //! bytes. A cache that missed the change would mix both.
 
-use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
 use rand::RngExt;
 use tokio::time::{Instant, sleep};
 use tracing::info;
 
-use super::{context::CacheContext, discovered::DiscoveredResource, planned_relist::PlannedRelist};
-use crate::{
-    cache::{CacheWriter, Commit, RelistReason, Update, UpdateError},
-    fanout::Served,
-    peer::schema_text,
-    upstream::discovery::SchemaFingerprint,
+use super::{
+    cached_schema::CachedSchema,
+    context::CacheContext,
+    planned_relist::PlannedRelist,
+    shape::{Found, Look, look, other_shape},
 };
+use crate::{cache::RelistReason, fanout::Served, upstream::discovery::SchemaFingerprint};
 use kubefan_model::GroupVersionResource;
 
 /// The time over which the relists of all caches are spread after an upgrade of the apiserver.
 const RELIST_SPREAD: Duration = Duration::from_secs(300);
 
-/// The schema that the cached objects were read with.
-#[derive(Default)]
-pub(super) struct CachedSchema(Mutex<Schemas>);
-
-#[derive(Default)]
-struct Schemas {
-    current: Option<SchemaFingerprint>,
-    /// The schema of the relist that is due or under way.
-    next: Option<SchemaFingerprint>,
-    /// The objects were read with another schema, and wait for the next version.
-    awaits_version: bool,
-}
-
-impl CachedSchema {
-    pub(super) fn new(current: Option<SchemaFingerprint>) -> Self {
-        Self(Mutex::new(Schemas { current, ..Schemas::default() }))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Schemas> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Notes that the next list reads all objects with another schema.
-    pub(super) fn changes_to(&self, next: SchemaFingerprint) {
-        self.lock().next = Some(next);
-    }
-
-    /// Notes that a list is complete.
-    fn list_completed(&self) {
-        let mut schemas = self.lock();
-        if let Some(next) = schemas.next.take() {
-            schemas.current = Some(next);
-        }
-    }
-
-    /// Whether the cache will have other bytes at its next version.
-    pub(super) fn awaits_version(&self) -> bool {
-        self.lock().awaits_version
-    }
-
-    /// Applies an update to the cache, and notes when its objects are those of a new schema.
-    pub(super) fn write(
-        &self,
-        writer: &mut CacheWriter,
-        planned_relist: &PlannedRelist,
-        update: Update,
-    ) -> Result<Option<Commit>, UpdateError> {
-        let ends_encoding = matches!(update, Update::ListEnd(_)) || writer.awaits_version();
-        let applied = writer.apply(update);
-        let is_complete = !writer.awaits_version() && !writer.is_listing();
-        if ends_encoding {
-            self.lock().awaits_version = writer.awaits_version();
-        }
-        // A change of the schema that was noticed during the list is not in it.
-        if ends_encoding && applied.is_ok() && is_complete && !planned_relist.is_planned() {
-            self.list_completed();
-        }
-        applied
-    }
-
-    /// The text that peers compare. `None` if the schema is unknown, or if the cached objects are
-    /// still of an older one.
-    pub(super) fn text(&self, served: &Served) -> Option<String> {
-        let schemas = self.lock();
-        let kind = &served.hub.resource().kind;
-        let current = schemas.current.as_ref().filter(|_| schemas.next.is_none());
-        schema_text(kind, &served.fields, current)
-    }
-}
-
 /// Plans a relist of a watched cache whenever the schema of its resource or the server's version
-/// differs from `known`, or is known for the first time. Completes with the reason when the cache
-/// no longer fits its resource and must be set up again.
+/// differs from `known`, or is known for the first time. Completes when the cache no longer has the
+/// shape of its resource and must be set up again.
 ///
 /// A new server version concerns all caches at once, so their relists are spread over
 /// [`RELIST_SPREAD`].
@@ -113,8 +40,9 @@ pub(super) async fn follow_schema(
         let (now, is_upgrade) = next_schema(context, gvr, &mut checks).await;
         cached.changes_to(now);
         // If another cluster answers, or none, the list retries until this one answers.
-        if context.upstream.confirm().await.is_ok() && !still_matches(context, served).await {
-            return format!("{gvr} is served with another schema");
+        if context.upstream.confirm().await.is_ok() && look(context, served, cached, Look::Whole).await == Found::Other
+        {
+            return other_shape(served);
         }
         if context.source.marks() {
             // The other kubefan lists again, and sends what has changed.
@@ -126,13 +54,13 @@ pub(super) async fn follow_schema(
     }
 }
 
-/// Whether a cache still fits its resource after a schema change.
-async fn still_matches(context: &CacheContext, served: &Served) -> bool {
-    let GroupVersionResource { group, version, resource } = &served.gvr;
-    context.discovery.doubt();
-    // If discovery fails, the list that follows reports the problem.
-    let discovered = DiscoveredResource::find(context, group, version, resource).await;
-    discovered.map_or(true, |discovered| discovered.matches(served))
+/// Completes when the schema of a resource or the server's version is no longer `known`.
+pub(super) async fn schema_changes(
+    context: &CacheContext,
+    gvr: &GroupVersionResource,
+    known: Option<SchemaFingerprint>,
+) {
+    next_schema(context, gvr, &mut Checks { known, seen: None }).await;
 }
 
 /// Completes with the next schema that the cache's objects may not have been read with, and with
@@ -144,7 +72,7 @@ async fn next_schema(
 ) -> (SchemaFingerprint, bool) {
     loop {
         // A failed check says nothing about the schema.
-        if let Ok(now) = context.discovery.schema_fingerprint(&gvr.group, &gvr.version).await
+        if let Ok(now) = context.discovery.schema_fingerprint(gvr).await
             && let Some(is_upgrade) = checks.take(&now)
         {
             return (now, is_upgrade);

@@ -21,7 +21,7 @@ use futures::future::join_all;
 use tokio::time::{Instant, timeout};
 use tracing::debug;
 
-use super::{context::CacheContext, rounds::Rounds, schema::CachedSchema};
+use super::{cached_schema::CachedSchema, context::CacheContext, rounds::Rounds};
 use crate::{
     cache::Store,
     fanout::{CachePosition, Fresh, Phase, ProvedState, Served},

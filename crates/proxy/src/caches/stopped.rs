@@ -11,6 +11,8 @@ pub(super) enum Stopped {
     TooLarge(String),
     /// The apiserver does not serve this encoding, or not in a form that can be cached.
     NotAcceptable(String),
+    /// The resource cannot be cached in any encoding.
+    NotCached(String),
     /// The encoding of the cached objects has changed, so subscribers must start over.
     Rewritten(String),
 }

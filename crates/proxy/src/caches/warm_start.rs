@@ -18,7 +18,7 @@ use rand::Rng;
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
-use super::{context::CacheContext, list_scheduler::ListPriority, schema::CachedSchema};
+use super::{cached_schema::CachedSchema, context::CacheContext, list_scheduler::ListPriority};
 use crate::{
     cache::{CacheWriter, Store},
     fanout::Served,

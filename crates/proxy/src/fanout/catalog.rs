@@ -13,7 +13,7 @@ use kubefan_common::proto::v1alpha1::ResourceStatus;
 use kubefan_common::sync::watch;
 use kubefan_model::{
     GroupVersionResource, Media, ObjectKey, ResourceVersion, Scope, fields::FieldTable, object::ObjectParser,
-    selection::Selection,
+    protobuf::kinds, selection::Selection,
 };
 
 /// A resource that is served in one scope.
@@ -33,6 +33,14 @@ pub struct Served {
     pub parser: Arc<ObjectParser>,
     /// State, history and views.
     pub hub: Arc<Hub>,
+}
+
+impl Served {
+    /// Whether it is a built-in type that kubefan knows. All else is defined while the apiserver
+    /// runs, and may be served by another apiserver.
+    pub fn is_built_in(&self) -> bool {
+        kinds::is_known(&self.gvr)
+    }
 }
 
 /// How long a reader waits for the proof that a cache is current. Greater means longer.
@@ -139,8 +147,8 @@ pub trait Catalog: Send + Sync + 'static {
     /// Whether a resource is cached in any scope. Starts nothing.
     fn holds(&self, gvr: &GroupVersionResource, media: Media) -> bool;
 
-    /// Whether a limit has refused a cache of a resource since the start. Such a resource is named
-    /// in metrics without being cached.
+    /// Whether a limit has refused a cache of a resource since the start, or the resource cannot be
+    /// cached. Such a resource is named in metrics without being cached.
     fn lacks_room(&self, gvr: &GroupVersionResource) -> bool;
 
     /// Changes whenever a cache is added, removed or enters another phase.

@@ -148,6 +148,12 @@ pub enum UpstreamError {
         /// The received bytes of the incomplete event.
         partial_bytes: usize,
     },
+    /// The next kubefan does not cache the resource.
+    #[error("{message}")]
+    NotCached {
+        /// Its message.
+        message: String,
+    },
     /// The answer came from the cache of another kubefan, where the apiserver's own is needed.
     #[error("the server at {server} is a kubefan, which answered from its cache")]
     Cached {
@@ -196,6 +202,16 @@ impl UpstreamError {
         self.is_away() || self.is_busy()
     }
 
+    /// What the apiserver says about a resource that it cannot list: a conversion webhook is down,
+    /// for example. `None` if it may only be busy or starting.
+    pub fn cause(&self) -> Option<&str> {
+        match self {
+            Self::TooManyRequests { message, .. } => message.strip_prefix("storage is (re)initializing: "),
+            Self::Server { code: 500, message, .. } => Some(message),
+            _ => None,
+        }
+    }
+
     /// The oldest version from which a watch can start, if the apiserver's watch cache names it:
     /// "too old resource version: N (M)".
     pub fn oldest(&self) -> Option<ResourceVersion> {
@@ -225,6 +241,7 @@ impl UpstreamError {
             Self::Idle { .. } => "idle",
             Self::LineTooLong { .. } => "line_too_long",
             Self::Truncated { .. } => "truncated",
+            Self::NotCached { .. } => "not_cached",
             Self::Cached { .. } => "cached",
             Self::TooLarge { .. } => "too_large",
         }
@@ -415,6 +432,22 @@ mod tests {
             "details":{"causes":[{"reason":"ResourceVersionTooLarge","message":"Too large resource version"}],"retryAfterSeconds":1}}"#;
         let error = UpstreamError::from_response(StatusCode::GATEWAY_TIMEOUT, &HeaderMap::new(), body);
         assert_eq!((error.reason(), error.retry_after()), ("version_too_large", Some(Duration::from_secs(1))));
+    }
+
+    #[test]
+    fn a_cause_is_what_the_apiserver_says_about_the_resource() {
+        let status = |code, message: &str| {
+            UpstreamError::from(Status { code, message: message.to_owned(), ..Status::default() })
+        };
+        let cause = |code, message| status(code, message).cause().map(str::to_owned);
+        let down = "conversion webhook for x.y/v1, Kind=Z failed";
+        assert_eq!(cause(429, &format!("storage is (re)initializing: {down}")).as_deref(), Some(down));
+        assert_eq!(cause(500, down).as_deref(), Some(down));
+        for (code, message) in
+            [(429, "storage is (re)initializing"), (429, "Too many requests"), (503, down), (404, down)]
+        {
+            assert_eq!(cause(code, message), None, "{code} {message}");
+        }
     }
 
     #[test]

@@ -35,6 +35,8 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(3);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(3);
 /// The shortest time between two readings of the files of the settings.
 const RENEWAL_INTERVAL: Duration = Duration::from_secs(10);
+/// The ErrorInfo reason of a resource that the next kubefan does not cache.
+const NOT_CACHED: &str = "NOT_CACHED";
 /// Where a pod has the token of its service account.
 const POD_TOKEN_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 
@@ -233,6 +235,7 @@ fn upstream_error(error: &ClientError) -> UpstreamError {
         };
     };
     match status.code {
+        _ if error.reason() == NOT_CACHED => UpstreamError::NotCached { message },
         _ if error.is_expired() => UpstreamError::Gone { message },
         _ if error.is_resource_version_too_large() => UpstreamError::VersionTooLarge { message, retry_after },
         Code::PermissionDenied => UpstreamError::Forbidden { message },

@@ -41,6 +41,12 @@ const KUBEFAN_BOOKMARK_AGE_MAX: Duration = Duration::from_secs(60);
 /// one sends the objects of a new schema by itself, and the apiserver should not be asked by each.
 const SCHEMA_CHECKS_FEWER: u32 = 10;
 
+/// How long a resource that cannot be cached is passed on without another look, if discovery says
+/// nothing else of it. A list may have been a mistake of its server.
+const NOT_CACHED_MEMORY: Duration = Duration::from_secs(3600);
+/// The same if another kubefan does not cache it, which its operator may change at any time.
+const NOT_CACHED_MEMORY_BEHIND: Duration = Duration::from_secs(60);
+
 /// The server of lists and watches. A clone is cheap.
 #[derive(Clone)]
 pub struct Source {
@@ -115,6 +121,11 @@ impl Source {
     /// The interval of schema checks, if it is `configured` for the apiserver.
     pub fn schema_check_interval(&self, configured: Duration) -> Duration {
         if self.marks() { configured * SCHEMA_CHECKS_FEWER } else { configured }
+    }
+
+    /// How long a resource that cannot be cached stays known as such.
+    pub fn not_cached_memory(&self) -> Duration {
+        if self.marks() { NOT_CACHED_MEMORY_BEHIND } else { NOT_CACHED_MEMORY }
     }
 
     /// Whether it has objects in this form.

@@ -123,6 +123,27 @@ impl Inner {
         json!({"paths": paths})
     }
 
+    /// `/openapi/v3/apis/…` of a group version with custom resources: only what discovery has not.
+    pub(super) fn openapi(&self, group: &str, version: &str) -> Option<Value> {
+        let groups = self.groups();
+        let resources = groups.get(group)?.get(version)?;
+        let mut schemas = serde_json::Map::new();
+        for resource in resources.iter().filter(|resource| resource.custom) {
+            let SimResource { kind, list_kind, selectable_fields, .. } = resource;
+            let of = |kind: &str| json!([{"group": group, "version": version, "kind": kind}]);
+            let fields: Vec<Value> =
+                selectable_fields.iter().map(|field| json!({"fieldPath": format!(".{}", field.path)})).collect();
+            schemas.insert(
+                kind.clone(),
+                json!({"x-kubernetes-group-version-kind": of(kind), "x-kubernetes-selectable-fields": fields}),
+            );
+            let items = json!({"items": {"$ref": format!("#/components/schemas/{kind}")}});
+            let list = json!({"x-kubernetes-group-version-kind": of(list_kind), "properties": {"items": items}});
+            schemas.insert(list_kind.clone(), list);
+        }
+        (!schemas.is_empty()).then(|| json!({"openapi": "3.0.0", "components": {"schemas": schemas}}))
+    }
+
     /// `/version`.
     pub(super) fn version(&self) -> Value {
         let version = &self.options.git_version;

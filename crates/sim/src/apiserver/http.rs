@@ -131,11 +131,15 @@ impl Inner {
             _ => return None,
         };
         let (old_watch, rest) = match rest {
+            ["watch"] | ["proxy"] => return Some(Err(self.unsplit(path))),
+            ["proxy", ..] => return Some(Err(self.missing(group))),
             ["watch", rest @ ..] => (true, rest),
             rest => (false, rest),
         };
         let (namespace, rest) = match rest {
-            ["namespaces", _] | ["namespaces", _, "status" | "finalize"] => ("", rest),
+            ["namespaces", _] | ["namespaces", _, "status" | "finalize", ..] if group.is_empty() => ("", rest),
+            // Custom resources are found by what the path is split into.
+            ["namespaces", namespace] | ["namespaces", namespace, "status" | "finalize", ..] => (*namespace, rest),
             ["namespaces", namespace, rest @ ..] => (*namespace, rest),
             rest => ("", rest),
         };
@@ -154,6 +158,13 @@ impl Inner {
             subresource: rest.get(1).map(|name| (*name).to_owned()),
             old_watch,
         }))
+    }
+
+    /// The 500 response to a path that cannot be split (`WithRequestInfo`).
+    fn unsplit(&self, path: &str) -> Response<Body> {
+        let why = format!("failed to create RequestInfo: unable to determine kind and namespace from url, {path}");
+        let text = format!("Internal Server Error: {path:?}: {why}\n");
+        self.whole(StatusCode::INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", text.into())
     }
 
     /// The 404 response. Built-in groups answer with a Status; for an unknown group kube-apiserver
@@ -194,6 +205,7 @@ impl Inner {
                 response.headers_mut().insert(header::CONTENT_TYPE, media_type);
                 response
             }
+            ["openapi", "v3", "apis", group, version] => discovered(self.openapi(group, version), group),
             _ => self.text(StatusCode::NOT_FOUND, "404 page not found\n"),
         }
     }

@@ -240,8 +240,9 @@ impl List {
         let Self { version, continue_token, remaining, .. } = self;
         let (kind, api_version) = match metadata_only {
             true => ("PartialObjectMetadataList".to_owned(), "meta.k8s.io/v1".to_owned()),
-            false => (resource.list_kind(), resource.gvr.api_version()),
+            false => (resource.list_kind.clone(), resource.gvr.api_version()),
         };
+        let version = resource.versions.text(*version);
         if resource.custom && !metadata_only {
             let remaining = remaining.map(|n| format!(r#","remainingItemCount":{n}"#)).unwrap_or_default();
             let head = format!(r#"{{"apiVersion":"{api_version}","items":["#);

@@ -50,7 +50,7 @@ use tokio::{
 use self::{faults::Faults, server::Inner, store::Store, write::Part};
 pub use self::{
     faults::{Fault, FaultRule, Verb},
-    resource::{SelectableField, SimResource},
+    resource::{SelectableField, SimResource, VersionForm},
     server::SimOptions,
     stats::SimStats,
     status::{Cause, Details, Status},

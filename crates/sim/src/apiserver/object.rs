@@ -10,7 +10,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use serde::Serialize;
 use serde_json::{Map, Serializer, Value, ser::Formatter};
 
-use super::resource::SimResource;
+use super::resource::{SimResource, VersionForm};
 use kubefan_model::{
     ObjectKey,
     selector::{FieldSelector, LabelSelector},
@@ -43,8 +43,9 @@ pub(super) struct Object {
     /// One value per entry of [`SimResource::selectable_fields`], in the same order.
     fields: Box<[Box<str>]>,
     bytes: Bytes,
-    /// Byte range of the digits of `metadata.resourceVersion`.
+    /// Byte range of the text of `metadata.resourceVersion`.
     version_at: Range<usize>,
+    versions: VersionForm,
     /// Where a list item starts in `bytes`: for a built-in type after `{"kind":…,"apiVersion":…,`,
     /// else 0.
     item_at: usize,
@@ -53,7 +54,7 @@ pub(super) struct Object {
 impl Object {
     /// Encodes an object at a resource version. `value` must have a name.
     pub(super) fn new(resource: &SimResource, mut value: Value, version: u64) -> Self {
-        value["metadata"]["resourceVersion"] = Value::from(version.to_string());
+        value["metadata"]["resourceVersion"] = Value::from(resource.versions.text(version));
         // Like Go's `omitempty`: empty maps are left out.
         if let Some(metadata) = value["metadata"].as_object_mut() {
             metadata.retain(|key, value| {
@@ -67,7 +68,7 @@ impl Object {
         let labels = labels.filter_map(|(key, value)| Some((key.as_str().into(), value.as_str()?.into()))).collect();
         let fields = resource.selectable_fields.iter().map(|field| field.read(&value)).collect();
         let (bytes, version_at, item_at) = encode(resource, &value);
-        Self { key, uid, version, labels, fields, bytes, version_at, item_at }
+        Self { key, uid, version, labels, fields, bytes, version_at, versions: resource.versions, item_at }
     }
 
     /// The JSON as WATCH and GET send it.
@@ -110,7 +111,7 @@ impl Object {
     /// deleted or left a selector.
     pub(super) fn put_at_version(&self, version: u64, out: &mut BytesMut) {
         out.put_slice(&self.bytes[..self.version_at.start]);
-        out.put_slice(version.to_string().as_bytes());
+        out.put_slice(self.versions.text(version).as_bytes());
         out.put_slice(&self.bytes[self.version_at.end..]);
     }
 
@@ -118,7 +119,7 @@ impl Object {
     pub(super) fn moved_to(&self, version: u64) -> Self {
         let mut bytes = BytesMut::with_capacity(self.bytes.len() + 4);
         self.put_at_version(version, &mut bytes);
-        let end = self.version_at.start + version.to_string().len();
+        let end = self.version_at.start + self.versions.text(version).len();
         Self {
             key: self.key.clone(),
             uid: self.uid.clone(),
@@ -127,6 +128,7 @@ impl Object {
             fields: self.fields.clone(),
             bytes: bytes.freeze(),
             version_at: self.version_at.start..end,
+            versions: self.versions,
             item_at: self.item_at,
         }
     }

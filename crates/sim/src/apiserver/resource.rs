@@ -13,6 +13,8 @@ pub struct SimResource {
     pub gvr: GroupVersionResource,
     /// Kind, such as `Pod`.
     pub kind: String,
+    /// The kind of a list, such as `PodList`.
+    pub list_kind: String,
     /// Singular name, such as `pod`.
     pub singular: String,
     /// Short names, such as `po`.
@@ -29,9 +31,36 @@ pub struct SimResource {
     /// Whether this is a custom resource: its objects have sorted keys, and the items of its lists
     /// include their kind.
     pub custom: bool,
+    /// How versions of objects and lists are written.
+    pub versions: VersionForm,
     /// The JSON that follows the metadata in a bookmark's object: the zero value of the Go type,
     /// without braces.
     pub(super) zero: &'static str,
+}
+
+/// How versions are written. kube-apiserver writes numbers; an aggregated API may write anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VersionForm {
+    /// Decimal numbers of 64 bits.
+    Number,
+    /// Text.
+    Opaque,
+    /// Decimal numbers of more than 64 bits.
+    Wide,
+    /// Nothing.
+    Absent,
+}
+
+impl VersionForm {
+    /// The text of a version.
+    pub(super) fn text(self, version: u64) -> String {
+        match self {
+            Self::Number => version.to_string(),
+            Self::Opaque => format!("v{version}"),
+            Self::Wide => format!("1{version:020}"),
+            Self::Absent => String::new(),
+        }
+    }
 }
 
 /// A field that a field selector may name.
@@ -73,6 +102,7 @@ impl SimResource {
         Self {
             gvr: GroupVersionResource::new(group, version, plural),
             kind: kind.to_owned(),
+            list_kind: format!("{kind}List"),
             singular: kind.to_lowercase(),
             short_names: Vec::new(),
             categories: Vec::new(),
@@ -80,13 +110,9 @@ impl SimResource {
             selectable_fields: Vec::new(),
             status_subresource: false,
             custom: true,
+            versions: VersionForm::Number,
             zero: "",
         }
-    }
-
-    /// The kind of a list, such as `PodList`.
-    pub fn list_kind(&self) -> String {
-        format!("{}List", self.kind)
     }
 
     /// Whether `metadata.generation` counts the changes of the spec.

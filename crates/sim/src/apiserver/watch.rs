@@ -305,7 +305,7 @@ impl Watcher {
         let resource = &self.collection.resource;
         let (kind, api_version) = (&resource.kind, resource.gvr.api_version());
         let end = r#""annotations":{"k8s.io/initial-events-end":"true"}"#;
-        let version = format!(r#""resourceVersion":"{version}""#);
+        let version = format!(r#""resourceVersion":"{}""#, resource.versions.text(version));
         let metadata = match (ends_initial, resource.custom) {
             (false, _) => version,
             (true, true) => format!("{end},{version}"),

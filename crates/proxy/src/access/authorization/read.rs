@@ -103,7 +103,7 @@ impl Read {
             }
         };
         // The path of a namespace names it twice.
-        let is_namespace = *form != Form::Collection && target.resource == "namespaces";
+        let is_namespace = *form != Form::Collection && target.group.is_empty() && target.resource == "namespaces";
         let namespace = match target.namespace.is_empty() && is_namespace {
             true => target.name.clone(),
             false => target.namespace.clone(),

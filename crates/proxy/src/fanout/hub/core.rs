@@ -300,6 +300,19 @@ impl Hub {
         self.publish_phase(&state.published);
     }
 
+    /// The same, for a failure whose `cause` upstream has named. Readers that wait for the first
+    /// list are told at once.
+    pub fn failing(&self, message: String, cause: String) {
+        let mut state = self.lock();
+        state.published.failing(message, cause);
+        self.publish_phase(&state.published);
+    }
+
+    /// Why readers are refused now; `None` if they are served.
+    pub fn refusal(&self) -> Option<Refusal> {
+        self.lock().published.serving(Instant::now()).err()
+    }
+
     /// Reports that the upstream watch is live again.
     pub fn live(&self) {
         let mut state = self.lock();

@@ -32,7 +32,7 @@ pub fn refused(refusal: &Refusal) -> Status {
         _ => shortened(without_user(&refusal.to_string())),
     };
     match refusal {
-        Refusal::NotSynced { .. } => temporary(Code::Unavailable, "NOT_SYNCED", message),
+        Refusal::NotSynced { .. } | Refusal::Failing { .. } => temporary(Code::Unavailable, "NOT_SYNCED", message),
         Refusal::Stale { .. } => temporary(Code::Unavailable, "STALE", message),
         Refusal::NotFound(_) => failed(Code::NotFound, "RESOURCE_NOT_FOUND", message),
         Refusal::Forbidden(_) => failed(Code::PermissionDenied, "UPSTREAM_FORBIDDEN", message),

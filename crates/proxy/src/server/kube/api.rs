@@ -47,10 +47,6 @@ use kubefan_model::{
 };
 use tokio::time::Instant;
 
-/// The most trailing segments of a path that are cut off to find the resource that it names, for
-/// metrics.
-const SUBPATH_PARTS_MAX: usize = 3;
-
 /// The Kubernetes API.
 pub struct KubeApi<C> {
     reads: CacheReads<C>,
@@ -410,8 +406,7 @@ impl<C: Catalog> KubeApi<C> {
     /// The label of a resource in metrics: its name if it is cached or a limit prevents that, so
     /// that callers cannot create labels.
     fn resource_label(&self, path: Option<Path>, text: &str) -> String {
-        let parents = std::iter::successors(Some(text), |path| path.rsplit_once('/').map(|(parent, _)| parent));
-        let named = path.or_else(|| parents.skip(1).take(SUBPATH_PARTS_MAX).find_map(Path::parse));
+        let named = path.or_else(|| Path::parse_subresource(text).map(|(path, _)| path));
         let is_cached = |path: &Path| {
             [Media::Json, Media::Protobuf, Media::Table].into_iter().any(|media| self.reads.is_cached(path, media))
         };

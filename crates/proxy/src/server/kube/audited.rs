@@ -18,9 +18,6 @@ use crate::{
     upstream::client::holding,
 };
 
-/// The most segments of a path after the name of an object.
-const SUBPATH_PARTS_MAX: usize = 8;
-
 /// Begins the record of a request. The request gets its ID, and passes it on if it is forwarded, so
 /// the apiserver's record of it has the same.
 pub fn begin(log: &AuditLog, request: &mut Request<Body>, info: &RequestInfo<'_>) -> Record {
@@ -102,20 +99,17 @@ fn named<'a>(path: Option<&Path>, text: &'a str) -> (Option<Path>, &'a str) {
     if let Some(path) = path {
         return (Some(path.clone()), "");
     }
-    let parents = std::iter::successors(Some(text), |path| path.rsplit_once('/').map(|(parent, _)| parent));
-    let of = |parent: &'a str| {
-        let rest = text.get(parent.len() + 1..).filter(|rest| !rest.is_empty())?;
-        let path = Path::parse(parent).filter(|path| !path.name.is_empty())?;
-        Some((Some(path), rest.split('/').next().unwrap_or_default()))
-    };
-    parents.skip(1).take(SUBPATH_PARTS_MAX).find_map(of).unwrap_or_default()
+    match Path::parse_subresource(text) {
+        Some((path, subresource)) => (Some(path), subresource),
+        None => (None, ""),
+    }
 }
 
 fn object(path: Path, subresource: &str) -> ObjectRef {
     let Path { group, version, resource, namespace, name, .. } = path;
     let (api_group, api_version, subresource) = (group, version, subresource.to_owned());
     // The path of a namespace names it twice.
-    let namespace = if resource == "namespaces" { name.clone() } else { namespace };
+    let namespace = if resource == "namespaces" && namespace.is_empty() { name.clone() } else { namespace };
     ObjectRef { resource, namespace, name, api_group, api_version, subresource }
 }
 

@@ -9,7 +9,7 @@ use super::{negotiate, options::Freshness, path::Path, read_error::ReadError, st
 use crate::{
     access::{Authorized, Read},
     audit::Notes,
-    fanout::{Catalog, Fresh, Patience, Phase, Refusal, Served},
+    fanout::{Catalog, Fresh, Patience, Refusal, Served},
     server::{
         reader::{NotReached, Reader},
         select::Selected,
@@ -143,8 +143,11 @@ impl<C: Catalog> CacheReads<C> {
             }
             refusal => refusal.into(),
         })?;
-        if waits_for_sync && *selected.served.hub.phase().borrow() == Phase::Syncing {
-            return Err(Failure::initializing().into());
+        if waits_for_sync && let Some(refusal) = selected.served.hub.refusal() {
+            return Err(match refusal {
+                Refusal::NotSynced { .. } | Refusal::Failing { .. } => ReadError::Final(Failure::from(&refusal)),
+                refusal => refusal.into(),
+            });
         }
         let lacks_namespace = selected.served.namespaced && path.namespace.is_empty() && !path.name.is_empty();
         match lacks_namespace {

@@ -1,7 +1,9 @@
-//! Parses paths of the Kubernetes API (`RequestInfoFactory` in the apiserver's `requestinfo.go`).
+//! Parses paths of the Kubernetes API.
 //!
 //! Only paths of collections and single objects are parsed, because only those can be cached.
 //! Subresources, discovery and unusual spellings are left to upstream.
+
+use kubefan_model::ApiPath;
 
 /// The objects that a path names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -23,43 +25,45 @@ pub struct Path {
 impl Path {
     /// Parses a path. `None` if it names nothing that can be cached.
     pub fn parse(path: &str) -> Option<Self> {
-        // Escapes are left to upstream.
-        if path.contains('%') {
-            return None;
-        }
-        let mut parts = path.strip_prefix('/')?.split('/').peekable();
-        let group = match parts.next()? {
-            "api" => "",
-            "apis" => parts.next().filter(|group| !group.is_empty())?,
-            _ => return None,
-        };
-        let version = parts.next()?;
-        let is_watch = parts.next_if_eq(&"watch").is_some();
-        let rest: Vec<_> = parts.collect();
-        // Upstream refuses segments that are not names.
-        if version.is_empty() || rest.iter().any(|part| matches!(*part, "" | "." | "..")) {
-            return None;
-        }
-        let (namespace, resource, name) = match *rest {
-            // A namespace is an object too; after its name comes a collection inside it, or one of
-            // its subresources.
-            ["namespaces"] => ("", "namespaces", ""),
-            ["namespaces", name] => ("", "namespaces", name),
-            ["namespaces", _, "status" | "finalize"] => return None,
-            ["namespaces", namespace, resource] => (namespace, resource, ""),
-            ["namespaces", namespace, resource, name] => (namespace, resource, name),
-            [resource] => ("", resource, ""),
-            [resource, name] => ("", resource, name),
-            _ => return None,
-        };
-        // Deprecated verbs.
-        if resource == "proxy" || resource == "redirect" {
-            return None;
-        }
-        let own = str::to_owned;
-        let (group, version, resource) = (own(group), own(version), own(resource));
-        Some(Self { group, version, resource, namespace: own(namespace), name: own(name), is_watch })
+        let path = ApiPath::split(path)?;
+        if path.parts.len() > 2 { None } else { Self::of(&path) }
     }
+
+    /// The object of a path, and its subresource.
+    pub fn parse_subresource(path: &str) -> Option<(Self, &str)> {
+        let path = ApiPath::split(path)?;
+        let subresource = path.subresource().filter(|subresource| !subresource.is_empty())?;
+        Self::of(&path).map(|path| (path, subresource))
+    }
+
+    fn of(path: &ApiPath<'_>) -> Option<Self> {
+        let ApiPath { group, version, verb, namespace, parts } = path;
+        let mut names = parts.iter().take(2).chain(namespace).chain(group).chain([version]);
+        if *verb == Some("proxy") || !names.all(|name| is_name(name)) {
+            return None;
+        }
+        let (resource, name) = (path.resource(), path.name());
+        // The path of a namespace names it twice. In another group these are the namespace and the
+        // name of an object.
+        let namespace = match namespace {
+            None if resource == "namespaces" && group.is_some() => name,
+            namespace => namespace.unwrap_or_default(),
+        };
+        let own = |text: &str| text.to_owned();
+        Some(Self {
+            group: own(group.unwrap_or_default()),
+            version: own(version),
+            resource: own(resource),
+            namespace: own(namespace),
+            name: own(name),
+            is_watch: verb.is_some(),
+        })
+    }
+}
+
+/// Upstream refuses segments that are not names. Escapes are left to it.
+fn is_name(segment: &str) -> bool {
+    !matches!(segment, "" | "." | "..") && !segment.contains('%')
 }
 
 #[cfg(test)]
@@ -84,6 +88,12 @@ mod tests {
         assert_eq!(read("/api/v1/namespaces/a"), is("/v1/namespaces", "", "a", false));
         assert_eq!(read("/apis/apps/v1/deployments"), is("apps/v1/deployments", "", "", false));
         assert_eq!(read("/api/v1/watch/namespaces/a/pods/p"), is("/v1/pods", "a", "p", true));
+        // A namespace and the name of an object, although there is no such path of namespaces.
+        assert_eq!(read("/apis/x.y/v1/namespaces/a"), is("x.y/v1/namespaces", "a", "a", false));
+        assert_eq!(read("/apis/x.y/v1/namespaces/a/namespaces"), is("x.y/v1/namespaces", "a", "", false));
+        assert_eq!(read("/apis/x.y/v1/namespaces/a/watch"), is("x.y/v1/watch", "a", "", false));
+        assert_eq!(read("/apis/x.y/v1/watch/watch"), is("x.y/v1/watch", "", "", true));
+        assert_eq!(read("/apis/x.y/v1/status/b"), is("x.y/v1/status", "", "b", false));
         assert_eq!(read("/apis/apps/v1/watch/deployments"), is("apps/v1/deployments", "", "", true));
         for other in [
             "",
@@ -98,6 +108,10 @@ mod tests {
             "/openapi/v3",
             "/api/v1/namespaces/a/pods/p/log",
             "/api/v1/namespaces/a/status",
+            "/apis/x.y/v1/namespaces/a/status",
+            "/apis/x.y/v1/namespaces/a/status/b",
+            "/apis/x.y/v1/watch",
+            "/apis/x.y/v1/proxy/pods",
             "/api/v1/namespaces/a/pods/p/proxy/x",
             "/api/v1/pods/",
             "/api/v1/namespaces//pods",

@@ -75,9 +75,8 @@ impl From<Refusal> for ReadError {
             Refusal::NoRoom(_) | Refusal::RateLimited { .. } => Self::Upstream(failure),
             Refusal::Switched(_) => Self::Upstream(failure),
             // The cache is not as fresh as requested.
-            Refusal::NotSynced { .. } | Refusal::Stale { .. } | Refusal::Future { .. } | Refusal::Unavailable(_) => {
-                Self::Upstream(failure)
-            }
+            Refusal::NotSynced { .. } | Refusal::Failing { .. } | Refusal::Stale { .. } => Self::Upstream(failure),
+            Refusal::Future { .. } | Refusal::Unavailable(_) => Self::Upstream(failure),
         }
     }
 }

@@ -10,6 +10,7 @@ use super::{
     path::Path,
     query::{Query, is_true},
 };
+use kubefan_model::ApiPath;
 
 /// What a request asks for.
 pub struct RequestInfo<'a> {
@@ -66,20 +67,9 @@ pub fn is_long_running(verb: &str, path: &str) -> bool {
 
 /// The path segment after the name of an object.
 pub fn subresource(path: &str) -> Option<&str> {
-    let mut parts = path.strip_prefix('/')?.split('/');
-    let above = match parts.next()? {
-        "api" => 1,
-        "apis" => 2,
-        _ => return None,
-    };
-    let rest: Vec<_> = parts.skip(above).take(5).collect();
-    match *rest {
-        ["namespaces", _, _, _, subresource] => Some(subresource),
-        ["namespaces", ..] => None,
-        ["proxy", ..] => Some("proxy"),
-        [_, _, subresource, ..] => Some(subresource),
-        _ => None,
-    }
+    let path = ApiPath::split(path)?;
+    // A deprecated verb.
+    path.verb.filter(|verb| *verb == "proxy").or_else(|| path.subresource())
 }
 
 #[cfg(test)]

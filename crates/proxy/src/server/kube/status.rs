@@ -19,6 +19,9 @@ use kubefan_model::{GroupVersionResource, Media, ResourceVersion, protobuf};
 
 /// How long clients wait before they retry, in seconds.
 const RETRY_AFTER_SECONDS: u32 = 1;
+/// What the apiserver says while its watch cache is not ready, before a colon and the cause if there
+/// is one (`apiserver/pkg/storage/cacher/ready.go`).
+const INITIALIZING: &str = "storage is (re)initializing";
 
 /// Why a field of the request is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -170,12 +173,6 @@ impl Failure {
         Self::new(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message).retriable()
     }
 
-    /// 429 until the first list is complete: the apiserver's answer while its watch cache is not
-    /// ready.
-    pub fn initializing() -> Self {
-        Self::too_many_requests("storage is (re)initializing".to_owned())
-    }
-
     /// 410 for a list at a version that is not available any more: `NewResourceExpired`.
     pub fn list_expired() -> Self {
         let message = "The resourceVersion for the provided list is too old.".to_owned();
@@ -311,7 +308,11 @@ impl From<&Refusal> for Failure {
             _ => without_user(&refusal.to_string()),
         };
         match refusal {
-            Refusal::NotSynced { .. } => Self::initializing(),
+            // The apiserver's answers while its watch cache is not ready.
+            Refusal::NotSynced { .. } => Self::too_many_requests(INITIALIZING.to_owned()),
+            Refusal::Failing { cause, .. } => {
+                Self::too_many_requests(format!("{INITIALIZING}: {}", without_user(cause)))
+            }
             Refusal::Exhausted(_) | Refusal::NoRoom(_) => Self::too_many_requests(message),
             Refusal::RateLimited { retry_after, .. } => {
                 let seconds = retry_after.as_secs() + u64::from(retry_after.subsec_nanos() > 0);

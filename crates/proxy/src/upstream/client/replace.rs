@@ -67,6 +67,7 @@ fn without_text(error: UpstreamError) -> UpstreamError {
         | Truncated { .. }
         | Cached { .. }
         | TooLarge { .. }
-        | Unread { .. } => error,
+        | Unread { .. }
+        | NotCached { .. } => error,
     }
 }

@@ -5,6 +5,7 @@
 //! discovery requests. An unavailable extension apiserver must not hide the other groups.
 
 pub mod resource_index;
+mod shared_request;
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -21,8 +22,11 @@ use crate::upstream::{
 };
 use kubefan_model::GroupVersionResource;
 
-use crate::upstream::discovery::resource_index::{AggregatedDiscovery, LegacyResourceList};
 pub use crate::upstream::discovery::resource_index::{FailedGroup, NoMatch, ResourceIndex, ResourceInfo};
+use crate::upstream::discovery::{
+    resource_index::{AggregatedDiscovery, LegacyResourceList},
+    shared_request::SharedRequest,
+};
 
 /// Aggregated discovery returns all groups in two requests. Servers without it answer with the
 /// legacy document.
@@ -106,21 +110,11 @@ pub struct SchemaFingerprint {
 pub struct Discovery {
     upstream: Upstream,
     options: DiscoveryOptions,
-    cached: Mutex<CachedIndex>,
-    // Locked during a refresh, so that concurrent callers share one request.
-    last_attempt: tokio::sync::Mutex<Option<LastAttempt>>,
-    // Locked during a refresh, as above.
-    schema_documents: tokio::sync::Mutex<Option<(Instant, SharedDocuments)>>,
+    /// The last index. It stays if a refresh fails, because it may be all that is available.
+    index: Mutex<Option<Arc<ResourceIndex>>>,
+    refreshes: SharedRequest<()>,
+    schema_documents: SharedRequest<Arc<SchemaDocuments>>,
 }
-
-#[derive(Default, Clone)]
-struct CachedIndex {
-    index: Option<Arc<ResourceIndex>>,
-    /// A resource in it no longer exists, so the next look-up refreshes.
-    outdated: bool,
-}
-
-type SharedDocuments = Result<Arc<SchemaDocuments>, UpstreamError>;
 
 /// The documents behind a [`SchemaFingerprint`]; `None` for those that kubefan may not read.
 struct SchemaDocuments {
@@ -128,17 +122,25 @@ struct SchemaDocuments {
     schemas: Option<OpenApi>,
 }
 
-type LastAttempt = (Instant, Result<(), UpstreamError>);
+impl SchemaDocuments {
+    fn fingerprint(&self, gvr: &GroupVersionResource) -> SchemaFingerprint {
+        let path = gvr.group_version_path();
+        SchemaFingerprint {
+            server_version: self.server.as_ref().map(|server| server.git_version.clone()),
+            schema_hash: self.schemas.as_ref().and_then(|schemas| schemas.hash(path.trim_start_matches('/'))),
+        }
+    }
+}
 
 impl Discovery {
     /// Discovery of one apiserver. No request is sent yet.
     pub fn new(upstream: Upstream, options: DiscoveryOptions) -> Self {
         Self {
             upstream,
+            refreshes: SharedRequest::new(options.refresh_interval_min),
             options,
-            cached: Mutex::default(),
-            last_attempt: tokio::sync::Mutex::default(),
-            schema_documents: tokio::sync::Mutex::default(),
+            index: Mutex::default(),
+            schema_documents: SharedRequest::new(SCHEMA_DOCUMENTS_AGE_MAX),
         }
     }
 
@@ -147,23 +149,23 @@ impl Discovery {
         self.lookup(name, |index| index.resolve(name)).await
     }
 
-    /// Whether discovery confirms that a resource is gone. A 404 alone may come from an apiserver
-    /// that is starting.
-    pub async fn is_gone(&self, gvr: &GroupVersionResource) -> bool {
-        self.doubt();
-        let found = self.find(&gvr.group, &gvr.version, &gvr.resource).await;
-        matches!(found, Err(DiscoveryError::UnknownResource { .. }))
-    }
-
     /// The watchable resource with a full name; an empty version means the preferred one.
     pub async fn find(&self, group: &str, version: &str, resource: &str) -> Result<ResourceInfo, DiscoveryError> {
         let name = [resource, version, group].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(".");
         self.lookup(&name, |index| index.find(group, version, resource)).await
     }
 
-    /// Makes the next look-up refresh the index, because a known resource was answered with 404.
-    pub fn doubt(&self) {
-        self.cached_mut().outdated = true;
+    /// The same from documents that were requested at most a moment ago, if there are any.
+    pub async fn find_recent(&self, gvr: &GroupVersionResource) -> Result<ResourceInfo, DiscoveryError> {
+        let _ = self.refresh().await;
+        self.find(&gvr.group, &gvr.version, &gvr.resource).await
+    }
+
+    /// The same from documents that were requested at `since` or later, because upstream seems to
+    /// serve the resource no longer, or in another way. Waits if discovery was asked a moment before.
+    pub async fn find_since(&self, gvr: &GroupVersionResource, since: Instant) -> Result<ResourceInfo, DiscoveryError> {
+        self.refreshes.since(since, self.fetch_index()).await?;
+        self.find(&gvr.group, &gvr.version, &gvr.resource).await
     }
 
     /// Refreshes the index periodically while it is polled, because new resources can change the
@@ -171,43 +173,31 @@ impl Discovery {
     pub async fn keep_fresh(&self) {
         loop {
             sleep(self.options.age_max).await;
-            let mut last_attempt = self.last_attempt.lock().await;
-            self.refresh(&mut last_attempt).await;
+            // The old index stays in use.
+            let _ = self.refresh().await;
         }
     }
 
-    fn cached_mut(&self) -> MutexGuard<'_, CachedIndex> {
-        self.cached.lock().unwrap_or_else(PoisonError::into_inner)
+    fn index(&self) -> MutexGuard<'_, Option<Arc<ResourceIndex>>> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn lookup<F>(&self, name: &str, find: F) -> Result<ResourceInfo, DiscoveryError>
     where
         F: Fn(&ResourceIndex) -> Option<&ResourceInfo>,
     {
-        let cached = || self.cached_mut().clone();
-        let answers =
-            |cached: &CachedIndex| !cached.outdated && cached.index.as_ref().is_some_and(|index| find(index).is_some());
-        let mut last_attempt = None;
-        if !answers(&cached()) {
-            let mut attempt = self.last_attempt.lock().await;
-            // Another caller may have refreshed the index meanwhile.
-            if !answers(&cached()) {
-                self.refresh(&mut attempt).await;
-            }
-            last_attempt = attempt.clone();
-        }
-        let Some(index) = cached().index else {
-            return Err(match last_attempt {
-                Some((_, Err(error))) => error.into(),
-                _ => UpstreamError::invalid("discovery gave no answer").into(),
-            });
+        let is_known = self.index().as_ref().is_some_and(|index| find(index).is_some());
+        let refreshed = if is_known { Ok(()) } else { self.refresh().await };
+        let Some(index) = self.index().clone() else {
+            let no_answer = || UpstreamError::invalid("discovery gave no answer");
+            return Err(refreshed.err().unwrap_or_else(no_answer).into());
         };
-        match (find(&index), last_attempt) {
-            (Some(info), _) if info.is_watchable() => Ok(info.clone()),
-            (Some(info), _) => Err(DiscoveryError::NotWatchable { name: name.to_owned(), verbs: info.verbs.clone() }),
-            // An old index does not prove that the resource does not exist.
-            (None, Some((_, Err(error)))) => Err(error.into()),
-            (None, _) => {
+        match find(&index) {
+            Some(info) if info.is_watchable() => Ok(info.clone()),
+            Some(info) => Err(DiscoveryError::NotWatchable { name: name.to_owned(), verbs: info.verbs.clone() }),
+            None => {
+                // An old index does not prove that the resource does not exist.
+                refreshed?;
                 let no_match = index.no_match(name);
                 Err(match no_match.failed.into_iter().next() {
                     Some(failed) if no_match.suggestion.is_none() => {
@@ -219,21 +209,15 @@ impl Discovery {
         }
     }
 
-    async fn refresh(&self, last_attempt: &mut Option<LastAttempt>) {
-        let too_soon = |(last, result): &LastAttempt| {
-            let asked = result.as_ref().err().and_then(UpstreamError::retry_after).unwrap_or_default();
-            last.elapsed() < self.options.refresh_interval_min.max(asked)
-        };
-        if last_attempt.as_ref().is_some_and(too_soon) {
-            return;
-        }
-        let result = self.fetch().await;
-        *last_attempt = Some((Instant::now(), result.as_ref().map(|_| ()).map_err(Clone::clone)));
-        match result {
-            Ok(index) => *self.cached_mut() = CachedIndex { index: Some(Arc::new(index)), outdated: false },
-            // The old index stays in use, because it may be all that is available.
-            Err(error) => tracing::debug!(%error, "discovery failed"),
-        }
+    /// Refreshes the index, unless that was tried a moment ago.
+    async fn refresh(&self) -> Result<(), UpstreamError> {
+        self.refreshes.recent(self.fetch_index()).await
+    }
+
+    async fn fetch_index(&self) -> Result<(), UpstreamError> {
+        let fetched = self.fetch().await.inspect_err(|error| tracing::debug!(%error, "discovery failed"))?;
+        *self.index() = Some(Arc::new(fetched));
+        Ok(())
     }
 
     async fn fetch(&self) -> Result<ResourceIndex, UpstreamError> {
@@ -285,30 +269,26 @@ impl Discovery {
     /// The fingerprint of a group version's schema, up to two seconds old, so that all caches
     /// together cause one request. A document that kubefan may not read counts as `None`. Other
     /// failures are errors, so that a short outage does not look like a schema change.
-    pub async fn schema_fingerprint(&self, group: &str, version: &str) -> Result<SchemaFingerprint, UpstreamError> {
-        let path = if group.is_empty() { format!("api/{version}") } else { format!("apis/{group}/{version}") };
-        let documents = {
-            let mut shared = self.schema_documents.lock().await;
-            match &*shared {
-                Some((at, documents)) if at.elapsed() < SCHEMA_DOCUMENTS_AGE_MAX => documents.clone(),
-                _ => {
-                    let documents = self.fetch_schema_documents().await.map(Arc::new);
-                    *shared = Some((Instant::now(), documents.clone()));
-                    documents
-                }
-            }
-        }?;
-        Ok(SchemaFingerprint {
-            server_version: documents.server.as_ref().map(|server| server.git_version.clone()),
-            schema_hash: documents.schemas.as_ref().and_then(|schemas| schemas.hash(&path)),
-        })
+    pub async fn schema_fingerprint(&self, gvr: &GroupVersionResource) -> Result<SchemaFingerprint, UpstreamError> {
+        let documents = self.schema_documents.recent(self.fetch_schema_documents()).await?;
+        Ok(documents.fingerprint(gvr))
     }
 
-    async fn fetch_schema_documents(&self) -> Result<SchemaDocuments, UpstreamError> {
-        Ok(SchemaDocuments {
+    /// The same as of `since` or later. Waits if the schemas were asked for a moment before.
+    pub async fn schema_fingerprint_since(
+        &self,
+        gvr: &GroupVersionResource,
+        since: Instant,
+    ) -> Result<SchemaFingerprint, UpstreamError> {
+        let documents = self.schema_documents.since(since, self.fetch_schema_documents()).await?;
+        Ok(documents.fingerprint(gvr))
+    }
+
+    async fn fetch_schema_documents(&self) -> Result<Arc<SchemaDocuments>, UpstreamError> {
+        Ok(Arc::new(SchemaDocuments {
             server: self.get_if_allowed("/version").await?,
             schemas: self.get_if_allowed("/openapi/v3").await?,
-        })
+        }))
     }
 
     /// The facts about a custom resource that OpenAPI v3 has and discovery has not. The default for

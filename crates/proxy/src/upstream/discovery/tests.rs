@@ -87,7 +87,8 @@ async fn a_deleted_resource_stays_known_until_it_is_reported_missing() {
     server.set("/api", aggregated("", &[]));
     tokio::time::advance(Duration::from_secs(5)).await;
     assert!(discovery.resolve("pods").await.is_ok());
-    discovery.doubt();
+    let found = discovery.find_since(&GroupVersionResource::new("", "v1", "pods"), Instant::now()).await;
+    assert!(matches!(found, Err(DiscoveryError::UnknownResource { .. })), "{found:?}");
     assert!(matches!(discovery.resolve("pods").await, Err(DiscoveryError::UnknownResource { .. })));
 }
 
@@ -137,22 +138,23 @@ async fn legacy_documents_are_understood_and_one_unavailable_group_hides_no_othe
 async fn a_changed_schema_changes_the_fingerprint_and_a_forbidden_document_is_none() {
     let server = server();
     let discovery = server.discovery();
-    assert_eq!(discovery.schema_fingerprint("", "v1").await.unwrap(), SchemaFingerprint::default());
+    let of = |group: &str| GroupVersionResource::new(group, "v1", "x");
+    assert_eq!(discovery.schema_fingerprint(&of("")).await.unwrap(), SchemaFingerprint::default());
     // Until the documents are read again.
     let later = || tokio::time::sleep(super::SCHEMA_DOCUMENTS_AGE_MAX);
     later().await;
     server.set("/version", json!({"gitVersion": "v1.35.4"}));
     let schemas = |hash: &str| json!({"paths": {"apis/example.com/v1": {"serverRelativeURL": format!("/openapi/v3/apis/example.com/v1?hash={hash}")}}});
     server.set("/openapi/v3", schemas("A1"));
-    let first = discovery.schema_fingerprint("example.com", "v1").await.unwrap();
+    let first = discovery.schema_fingerprint(&of("example.com")).await.unwrap();
     assert_eq!((first.server_version.as_deref(), first.schema_hash.as_deref()), (Some("v1.35.4"), Some("A1")));
     server.set("/openapi/v3", schemas("B2"));
-    assert_eq!(discovery.schema_fingerprint("example.com", "v1").await.unwrap(), first, "it is shared for a while");
+    assert_eq!(discovery.schema_fingerprint(&of("example.com")).await.unwrap(), first, "it is shared for a while");
     later().await;
-    assert_ne!(discovery.schema_fingerprint("example.com", "v1").await.unwrap(), first);
+    assert_ne!(discovery.schema_fingerprint(&of("example.com")).await.unwrap(), first);
     server.set("/openapi/v3", json!(500));
     later().await;
-    assert!(discovery.schema_fingerprint("example.com", "v1").await.is_err());
+    assert!(discovery.schema_fingerprint(&of("example.com")).await.is_err());
 }
 
 #[tokio::test]

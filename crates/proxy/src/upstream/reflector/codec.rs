@@ -3,6 +3,8 @@
 //! The reflector need not know the encoding: it always receives objects in the form of watch
 //! events, versions, and errors for anything that an apiserver does not send.
 
+use std::borrow::Cow;
+
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -34,14 +36,18 @@ pub(in crate::upstream) enum WatchMessage {
 
 #[derive(Deserialize)]
 struct ListPage<'a> {
+    #[serde(borrow, default)]
+    kind: Cow<'a, str>,
+    #[serde(default)]
     metadata: ListMeta,
     #[serde(borrow, default)]
     items: Option<Vec<&'a RawValue>>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase")]
 struct ListMeta {
+    #[serde(default)]
     resource_version: String,
     #[serde(default, rename = "continue")]
     next: Option<String>,
@@ -98,14 +104,18 @@ pub(in crate::upstream) fn read_page(
     let object = |item: &[u8]| parser.from_list_item(item, &target.kind, &api_version);
     if let Some(tables) = parser.tables() {
         let Document { version, next, rows } = tables.read(body).map_err(ObjectError::from)?;
-        let version = parse_version(&version).map_err(ReflectorError::List)?;
+        let version = version.parse()?;
         let objects: Result<_, _> = rows.into_iter().map(|row| parser.parse(row.get().as_bytes())).collect();
         return Ok(Page { version, next: Some(next).filter(|next| !next.is_empty()), objects: objects? });
     }
     let (version, next, objects): (_, _, Result<_, ObjectError>) = match parser.media() {
         Media::Json | Media::Table => {
-            let ListPage { metadata, items } = parse(body).map_err(ReflectorError::List)?;
+            let ListPage { kind, metadata, items } = parse(body).map_err(ReflectorError::List)?;
             let items = items.unwrap_or_default().into_iter().map(|item| item.get().as_bytes());
+            if !kind.ends_with("List") {
+                // The page of a gateway, for example, says nothing about the resource.
+                parse_version(&metadata.resource_version).map_err(ReflectorError::List)?;
+            }
             (metadata.resource_version, metadata.next.unwrap_or_default(), items.map(object).collect())
         }
         Media::Protobuf => {
@@ -115,7 +125,7 @@ pub(in crate::upstream) fn read_page(
         }
     };
     // The version first: a page without a version is not a list.
-    let version = parse_version(&version).map_err(ReflectorError::List)?;
+    let version = version.parse()?;
     Ok(Page { version, next: Some(next).filter(|next| !next.is_empty()), objects: objects? })
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::upstream::error::UpstreamError;
-use kubefan_model::object::ObjectError;
+use kubefan_model::{object::ObjectError, version::InvalidVersion};
 
 /// A watch that ends earlier than this without a new version is an error, so that the caller backs
 /// off. Otherwise a broken server would be asked in a tight loop. This corresponds to client-go's
@@ -25,6 +25,9 @@ pub enum ReflectorError {
     /// An object could not be parsed.
     #[error("upstream sent a broken object: {0}")]
     Object(#[from] ObjectError),
+    /// A list has no version that compares with others.
+    #[error("list: {0}")]
+    Version(#[from] InvalidVersion),
     /// The watch ended at once, without a new version.
     #[error("the watch ended within {WATCH_SHORT:?} without a new version")]
     VeryShortWatch,
@@ -35,7 +38,7 @@ impl ReflectorError {
     pub fn upstream(&self) -> Option<&UpstreamError> {
         match self {
             Self::List(error) | Self::Watch(error) => Some(error),
-            Self::Object(_) | Self::VeryShortWatch => None,
+            Self::Object(_) | Self::Version(_) | Self::VeryShortWatch => None,
         }
     }
 
@@ -44,11 +47,17 @@ impl ReflectorError {
         self.upstream().and_then(UpstreamError::retry_after).unwrap_or(PAGE_RETRY_DELAY)
     }
 
+    /// Whether upstream writes versions that do not compare: text, nothing, or more than 64 bits.
+    pub fn is_of_versions(&self) -> bool {
+        matches!(self, Self::Version(_) | Self::Object(ObjectError::Version(_)))
+    }
+
     /// The label in metrics.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::List(error) | Self::Watch(error) => error.reason(),
             Self::Object(_) => "broken_object",
+            Self::Version(_) => "invalid_version",
             Self::VeryShortWatch => "very_short_watch",
         }
     }

@@ -1,0 +1,110 @@
+//! Whether a cache still has the shape of its resource: kind, kind of lists, scope and selectable
+//! fields. A cache of another shape answers what upstream refuses, and in other words.
+//!
+//! The definition of a custom resource can be deleted and made again with another shape. Upstream
+//! then ends the watches of the old one, and answers the next with 404 or 410. That is the sign to
+//! look at once. But an apiserver serves the new definition a moment before its discovery shows it,
+//! and a second before its schemas do, so the look is repeated for some seconds, and also when a
+//! cache is new.
+//!
+//! A 410 is frequent for other reasons, and a restarted apiserver gives it to all caches at once. So
+//! they share the documents, and the repeated looks need only the hashes of the schemas.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::{cached_schema::CachedSchema, context::CacheContext, discovered::DiscoveredResource};
+use crate::{
+    fanout::Served,
+    upstream::{
+        backoff::{Backoff, BackoffOptions},
+        discovery::DiscoveryError,
+    },
+};
+
+/// The waits before the looks after a sign.
+const LOOKS: [Duration; 3] = [Duration::from_secs(2), Duration::from_secs(2), Duration::from_secs(4)];
+/// The pauses between the looks after one sign and those after the next. A resource that fails for
+/// long gives one sign after the other.
+const PAUSES: BackoffOptions = BackoffOptions {
+    initial: Duration::from_secs(2),
+    max: Duration::from_secs(300),
+    factor: 2.0,
+    jitter: 0.0,
+    reset_after: Duration::from_secs(600),
+};
+
+/// What a look begins with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Look {
+    /// The hash of the schema. If that is the known one, the shape is too.
+    AfterHash,
+    /// Discovery, whose documents are longer and a moment ahead of the hash.
+    Whole,
+}
+
+/// What upstream says of the resource of a cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Found {
+    /// It has the shape of the cache, as far as is known.
+    Same,
+    /// It has another shape.
+    Other,
+    /// It does not exist.
+    Missing,
+}
+
+/// Looks for another shape whenever there is a sign of one, and once for a new cache. Completes when
+/// there is one, and the cache must be set up again.
+pub(super) async fn follow_shape(context: &CacheContext, served: &Served, cached: &CachedSchema) -> String {
+    if served.is_built_in() {
+        return std::future::pending().await;
+    }
+    let (mut how, mut pauses, mut random) = (Look::Whole, Backoff::new(PAUSES), context.generator());
+    loop {
+        for wait in LOOKS {
+            sleep(wait).await;
+            if look(context, served, cached, how).await == Found::Other && context.upstream.confirm().await.is_ok() {
+                return other_shape(served);
+            }
+        }
+        how = Look::AfterHash;
+        sleep(pauses.next_delay(Instant::now(), None, &mut random)).await;
+        cached.doubted().await;
+    }
+}
+
+/// Asks upstream for the shape of a resource. Documents that were requested before this call do not
+/// count, so it may wait for the next time that discovery may be asked.
+pub(super) async fn look(context: &CacheContext, served: &Served, cached: &CachedSchema, how: Look) -> Found {
+    let (discovery, asked_at) = (&context.discovery, Instant::now());
+    let is_known = async || {
+        let schema = discovery.schema_fingerprint_since(&served.gvr, asked_at).await;
+        schema.is_ok_and(|schema| cached.is_of(&schema))
+    };
+    if how == Look::AfterHash && is_known().await {
+        return Found::Same;
+    }
+    let info = match discovery.find_since(&served.gvr, asked_at).await {
+        Ok(info) => info,
+        Err(DiscoveryError::UnknownResource { .. }) => return Found::Missing,
+        // The list that follows reports the problem.
+        Err(_) => return Found::Same,
+    };
+    if info.kind != served.hub.resource().kind || info.namespaced != served.namespaced {
+        return Found::Other;
+    }
+    if served.is_built_in() || is_known().await {
+        return Found::Same;
+    }
+    match DiscoveredResource::of(context, info).await {
+        Ok(discovered) if !discovered.matches(served) => Found::Other,
+        _ => Found::Same,
+    }
+}
+
+/// Says that a resource has another shape than its cache.
+pub(super) fn other_shape(served: &Served) -> String {
+    format!("{} is served with another schema", served.gvr)
+}
