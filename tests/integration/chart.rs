@@ -23,7 +23,8 @@ pub(crate) mod wrong_values;
 tests! {
     apiserver slow: helm_lint_finds_nothing, nothing_that_applies_the_chart_again_touches_what_kubefan_wrote,
         kubefan_runs_with_the_flags_and_the_role_of_three_lists, a_node_reads_through_the_cluster_form,
-        no_variant_is_insecure_or_gives_a_pod_the_key_of_the_ca, the_policy_admits_pods_and_the_networks_of_the_nodes, a_changed_setting_restarts_pods_if_it_must,
+        no_variant_is_insecure_or_gives_a_pod_the_key_of_the_ca, the_policy_admits_pods_and_the_networks_of_the_nodes,
+        the_policy_lets_kubefan_connect_to_what_the_values_name, a_changed_setting_restarts_pods_if_it_must,
         modes_do_not_cut_off_the_pods_of_the_nodes;
     apiserver large: kubefan_runs_with_the_newest_release;
 }
@@ -67,6 +68,9 @@ const VARIANTS: &[Variant] = &[
             "--set=networkPolicy.egress.apiserverCIDRs={10.0.0.1/32}",
             "--set-json=networkPolicy.adminFrom=[{\"namespaceSelector\":{\"matchLabels\":{\"team\":\"a\"}}}]",
             "--set-json=networkPolicy.from=[]",
+            "--set-json=networkPolicy.egress.otlp=[{\"namespaceSelector\":{\"matchLabels\":{\"team\":\"b\"}}}]",
+            "--set-json=networkPolicy.egress.proxy=[{\"ipBlock\":{\"cidr\":\"10.9.0.1/32\"}}]",
+            "--set-json=networkPolicy.egress.upstream=[{\"podSelector\":{}}]",
         ],
     ),
     ("a priority level of its own", &["--set=flowSchema.enabled=true,flowSchema.priorityLevel="]),
@@ -88,6 +92,9 @@ const VARIANTS: &[Variant] = &[
         ],
     ),
 ];
+
+/// The CAs of the cluster's client certificates.
+const CLIENT_CAS: &str = "configmaps/extension-apiserver-authentication";
 
 /// A temporary file for kubectl.
 fn file(text: &str) -> tempfile::NamedTempFile {
@@ -247,9 +254,14 @@ async fn runs_with_the_flags_and_the_role_of_three_lists(api: &ApiServer) {
             ("update", &secret, true),
             ("get", "configmaps/kubefan-ca", true),
             ("create", "secrets", false),
+            ("get", CLIENT_CAS, false),
         ] {
             let args = ["auth", "can-i", verb, what, "-n", &namespace];
             assert_eq!(api.try_kubectl(&kubeconfig, &args).await.0, may, "{verb} {what}");
+        }
+        for (what, may) in [(CLIENT_CAS, is_for_the_cluster), ("configmaps/other", false)] {
+            let args = ["auth", "can-i", "get", what, "-n", "kube-system"];
+            assert_eq!(api.try_kubectl(&kubeconfig, &args).await.0, may, "{what} in kube-system");
         }
     }
 }
@@ -310,6 +322,31 @@ async fn the_policy_admits_pods_and_the_networks_of_the_nodes() {
     assert_eq!(clients(&["--set=networkPolicy.nodeCIDRs={10.0.0.0/16}"]).await, json!([pods, nodes]));
     let everyone = clients(&["--set-json=networkPolicy.from=[]", "--set=networkPolicy.nodeCIDRs={10.0.0.0/16}"]).await;
     assert!(everyone.is_null(), "{everyone}");
+}
+
+/// A policy with egress cuts off what it does not name.
+async fn the_policy_lets_kubefan_connect_to_what_the_values_name() {
+    let rules = async |args: &[&str]| {
+        let args = [&["--set=networkPolicy.egress.apiserverCIDRs={10.0.0.1/32}"], args].concat();
+        let rendered = objects(&helm::template("kubefan", "kubefan", &args).await);
+        let spec = named(&rendered, "NetworkPolicy", "kubefan")["spec"].clone();
+        assert_eq!(spec["policyTypes"], json!(["Ingress", "Egress"]));
+        spec["egress"].as_array().unwrap().clone()
+    };
+    // The apiserver, DNS and other pods of kubefan.
+    assert_eq!(rules(&[]).await.len(), 3);
+    let block = |name: &str| json!({ "ipBlock": { "cidr": format!("10.9.0.{}/32", name.len()) } });
+    let names = ["otlp", "proxy", "upstream"];
+    let args = names.map(|name| format!("--set-json=networkPolicy.egress.{name}=[{}]", block(name)));
+    let uses = [
+        "--set=otlp.endpoint=http://c:4317,extraArgs={--upstream=https://k:7443}",
+        "--set=extraEnv[0].name=HTTPS_PROXY,extraEnv[0].value=http://p:3128",
+    ];
+    let all = rules(&[&args.each_ref().map(String::as_str)[..], &uses].concat()).await;
+    assert_eq!(all[3..], names.map(|name| json!({ "to": [block(name)] })));
+    // Those of releases that had no other place for them.
+    let extra = r#"--set-json=networkPolicy.egress.extra=[{"to":[{"namespaceSelector":{}}]}]"#;
+    assert_eq!(rules(&[&uses[..], &[extra]].concat()).await.len(), 4);
 }
 
 async fn no_variant_is_insecure_or_gives_a_pod_the_key_of_the_ca() {

@@ -120,7 +120,7 @@ fn kustomization(overlay: &str, components: &[&str]) -> tempfile::TempDir {
     let dir = tempfile::tempdir_in(target).unwrap();
     let components = components.iter().map(|name| format!("../../deploy/components/{name}")).collect::<Vec<_>>();
     let text = format!(
-        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: kubefan\n\
+        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n\
          resources: [../../deploy/overlays/{overlay}]\ncomponents: [{}]\n",
         components.join(", ")
     );
@@ -139,10 +139,9 @@ async fn the_apiserver_accepts_the_cluster_proxy_with_its_components() {
     let named = |kind: &str, name: &str| named(items, kind, name);
     // What kubefan would fill by itself is not there: nothing replaces what the operator made.
     assert!(!items.iter().any(|item| item["kind"] == "Secret" || item["kind"] == "Role"), "{items:?}");
-    let binding = named("ClusterRoleBinding", "kubefan-client-cas");
+    let binding = named("RoleBinding", "kubefan-client-cas");
+    assert_eq!(binding["metadata"]["namespace"], "kube-system", "{binding}");
     assert_eq!(binding["subjects"][0]["namespace"], "kubefan", "{binding}");
-    let rule = &named("ClusterRole", binding["roleRef"]["name"].as_str().unwrap())["rules"][0];
-    assert_eq!(rule["resourceNames"], json!(["extension-apiserver-authentication"]));
     let pod = &named("Deployment", "kubefan")["spec"]["template"]["spec"];
     let secrets: BTreeSet<_> = pod["volumes"]
         .as_array()
@@ -219,7 +218,6 @@ async fn the_shipped_accounts_have_the_rights_that_kubefan_needs_and_no_others()
         if overlay.dir == CLUSTER_PROXY.dir {
             let reviews = ["tokenreviews.authentication.k8s.io", "subjectaccessreviews.authorization.k8s.io"];
             wanted.extend(reviews.map(|resource| ("create".to_owned(), resource.to_owned())));
-            wanted.insert(("get".to_owned(), "configmaps/extension-apiserver-authentication".to_owned()));
         }
         assert_eq!(may, wanted);
         syncs(&api, &overlay, &kubeconfig, &cached).await;
@@ -231,6 +229,11 @@ async fn the_shipped_accounts_have_the_rights_that_kubefan_needs_and_no_others()
         .into_iter()
         .flat_map(|object| ["get", "update"].map(|verb| (verb.to_owned(), object.to_owned())));
     assert_eq!(&own - &elsewhere, wanted.collect());
+    // And there the CAs of client certificates.
+    let of_system = rights_in(&api, &CLUSTER_PROXY, "kube-system").await;
+    let wanted = ["get", "list", "watch"]
+        .map(|verb| (verb.to_owned(), "configmaps/extension-apiserver-authentication".to_owned()));
+    assert_eq!(&of_system - &elsewhere, BTreeSet::from(wanted));
 }
 
 /// With these rights and the shipped flags, kubefan caches all resources and knows its cluster.

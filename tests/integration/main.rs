@@ -41,6 +41,7 @@ mod impersonation;
 mod informer_start;
 mod informers;
 mod integrations;
+mod kubeconfig_forms;
 mod languages;
 mod managed_tls;
 mod memory;

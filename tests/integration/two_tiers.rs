@@ -16,10 +16,13 @@ use crate::{
     harness::{
         apiserver::ApiServer,
         kubefan::Kubefan,
+        link::Link,
         objects::{self, version_of},
+        pki::{self, Authority},
         rbac::{ServiceAccount, grant},
         record::Watch,
         rig::{GrpcLink, PODS, Rig, Setup, churn, pod, pods, stage, target, versions},
+        simulated::Simulated,
         tests, wait,
     },
     peers::small_ring,
@@ -27,6 +30,7 @@ use crate::{
 };
 
 tests! {
+    local: another_replica_takes_over_within_seconds_from_one_that_falls_silent;
     apiserver: a_user_and_a_node_that_lose_their_rights_lose_only_what_is_theirs;
     paused: events_are_exact_and_objects_the_apiservers_behind_two_kubefans,
         an_inexact_span_is_a_marked_gap_with_its_reason_behind_two_kubefans, the_age_behind_two_kubefans_is_the_sum,
@@ -42,6 +46,50 @@ async fn behind(setup: Setup) -> (Rig, Rig, GrpcLink, Watch) {
     node.ready().await;
     let watch = node.watch_all("pods").await;
     (front, node, link, watch)
+}
+
+/// A machine that loses power sends nothing, not even the end of its connections.
+async fn another_replica_takes_over_within_seconds_from_one_that_falls_silent() {
+    let simulated = Simulated::start().await;
+    let authority = Authority::new();
+    pki::write_server_files(&authority, simulated.dir.path());
+    let file = |name: &str| simulated.dir.path().join(name).display().to_string();
+    let tls = [
+        format!("--tls-cert-file={}", file("server.pem")),
+        format!("--tls-private-key-file={}", file("server-key.pem")),
+    ];
+    let [cert, key] = tls.each_ref().map(String::as_str);
+    let front = simulated.kubefan(&["--resource=pods", cert, key]).await;
+    let link = Link::to(front.grpc_addr).await;
+    let ca = file("ca.pem");
+    let kubeconfig = file("front.kubeconfig");
+    let cluster = format!("{{ server: 'https://{}', certificate-authority: {ca} }}", link.addr);
+    let text = format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{{ name: c, cluster: {cluster} }}]\n\
+         contexts: [{{ name: c, context: {{ cluster: c, user: u }} }}]\nusers: [{{ name: u, user: {{}} }}]\n"
+    );
+    std::fs::write(&kubeconfig, text).unwrap();
+    let over_http = format!("--upstream={kubeconfig}");
+    let over_grpc = [format!("--upstream=https://{}", link.addr), format!("--upstream-ca-file={ca}")];
+    let [address, trust] = over_grpc.each_ref().map(String::as_str);
+    let nodes = [
+        simulated.kubefan(&["--resource=pods", &over_http]).await,
+        simulated.kubefan(&["--resource=pods", address, trust]).await,
+    ];
+    let watches = nodes.iter().map(async |node| {
+        let client = Client::connect(&node.grpc_addr.to_string(), &ClientOptions::default()).await.unwrap();
+        let pods = Target { resource: "pods".to_owned(), ..Target::default() };
+        let mut watch = client.watch(pods, WatchOptions::default());
+        while !matches!(watch.next().await.unwrap().unwrap(), WatchItem::SnapshotEnd { .. }) {}
+        watch
+    });
+    let watches = join_all(watches).await;
+    link.freeze();
+    let written = simulated.create("written-meanwhile").to_string();
+    let arrived = watches.into_iter().map(async |mut watch| {
+        while !matches!(watch.next().await, Some(Ok(WatchItem::Event(event))) if event.resource_version == written) {}
+    });
+    timeout(wait::SOON, join_all(arrived)).await.expect("the event arrives on another connection, over HTTP and gRPC");
 }
 
 async fn events_are_exact_and_objects_the_apiservers_behind_two_kubefans() {

@@ -18,7 +18,10 @@ use kubefan_proxy::{
     caches::{CacheContext, EncodingLimits, ListScheduler, Registry, RegistryOptions, memory_pressure},
     config::ServeConfig,
     fanout::GateLimits,
-    server::{ClientInfo, Server, ServerOptions, kube::feature_gates::FeatureGates},
+    server::{
+        ClientInfo, Server, ServerOptions,
+        kube::{feature_gates::FeatureGates, kube_upstream::KubeUpstream},
+    },
     telemetry::metrics::Metrics,
     upstream::{
         Source,
@@ -208,8 +211,15 @@ impl Node {
         };
         let access = (Arc::new(AccessControl::always_allow()), AuditLog::default());
         let catalog = Arc::new(registry);
-        let server =
-            Server::new(catalog, Routes::default(), server_options, access, None, metrics.clone(), drain.clone());
+        let server = Server::new(
+            catalog,
+            Routes::default(),
+            server_options,
+            access,
+            KubeUpstream::default(),
+            metrics.clone(),
+            drain.clone(),
+        );
         *self.running.lock().unwrap() = Some(Running { server, metrics, drain, tasks, _stop: stop.drop_guard() });
     }
 

@@ -2,6 +2,8 @@
 
 pub mod backoff;
 pub mod encoding;
+#[cfg(feature = "kubeconfig")]
+pub mod kubeconfig;
 #[doc(hidden)]
 pub mod planted;
 pub mod proto;

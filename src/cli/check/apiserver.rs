@@ -14,7 +14,7 @@ use kubefan_proxy::{
     config::ServeConfig,
     upstream::{
         ReviewKind, Upstream, UpstreamError,
-        client::{UpstreamOptions, Verb},
+        client::{ConnectionLimits, UpstreamOptions, Verb},
         passthrough::{Passthrough, PassthroughOptions, check_reviewer},
         settings::SettingsError,
     },
@@ -135,7 +135,7 @@ async fn protection(config: &ServeConfig, kubeconfig: &Config) -> Vec<Finding> {
             credentials,
             requests_max: config.passthrough.requests_max,
             allows_insecure_upstream: config.passthrough.allows_insecure_upstream,
-            connect_timeout: STEP_TIMEOUT,
+            connection: ConnectionLimits::APISERVER,
         };
         // A plugin that hangs, and what cannot be set up at all, fail for kubefan's own requests,
         // too, and are named there.
@@ -187,7 +187,7 @@ async fn reaches(kubeconfig: &Config, report: &mut Report) -> bool {
 async fn client(config: &ServeConfig, report: &mut Report) -> Option<Upstream> {
     report.waits_for("the credentials");
     let options = UpstreamOptions {
-        connect_timeout: STEP_TIMEOUT,
+        connection: ConnectionLimits::APISERVER,
         request_timeout: config.upstream.request_timeout.min(Duration::from_secs(30)),
         ..UpstreamOptions::default()
     };

@@ -57,8 +57,10 @@ const OF_HELM: [&str; 2] = ["helm.sh/chart", "app.kubernetes.io/managed-by"];
 async fn the_overlays_are_rendered_from_the_chart() {
     for name in OVERLAYS {
         let text = render(name).await;
+        // The kustomization has the namespace, so that it can be another one.
         let is_of_helm = |line: &str| {
             line.starts_with("# Source: ")
+                || line == "  namespace: kubefan"
                 || OF_HELM.iter().any(|label| line.trim_start().starts_with(&format!("{label}:")))
         };
         let lines = text.lines().filter(|line| !is_of_helm(line)).map(|line| format!("{line}\n"));
@@ -80,13 +82,22 @@ fn by_name(objects: Vec<Value>) -> BTreeMap<String, Value> {
 
 async fn kustomize_and_helm_make_the_same_objects() {
     let api = ApiServer::shared().await;
-    for name in OVERLAYS {
-        let kustomized = api.kubectl(&["kustomize", overlay(name).to_str().unwrap()]).await;
-        let (kustomized, rendered) = (by_name(objects(&kustomized)), by_name(objects(&render(name).await)));
+    for (name, namespace) in OVERLAYS.into_iter().flat_map(|name| [(name, "kubefan"), (name, "elsewhere")]) {
+        let dir = tempfile::tempdir().unwrap();
+        for file in ["kubefan.yaml", "kustomization.yaml"] {
+            let text = fs::read_to_string(overlay(name).join(file)).unwrap();
+            let own = "metadata: { name: namespace, namespace: kubefan }";
+            assert_eq!(text.contains(own), file == "kustomization.yaml");
+            fs::write(dir.path().join(file), text.replace(own, &own.replace("kubefan", namespace))).unwrap();
+        }
+        let kustomized = api.kubectl(&["kustomize", dir.path().to_str().unwrap()]).await;
+        let values = overlay(name).join("values.yaml");
+        let rendered = helm::template("kubefan", namespace, &["--values", values.to_str().unwrap()]).await;
+        let (kustomized, rendered) = (by_name(objects(&kustomized)), by_name(objects(&rendered)));
         assert!(rendered.len() >= 15, "{rendered:?}");
         assert_eq!(kustomized.keys().collect::<Vec<_>>(), rendered.keys().collect::<Vec<_>>());
         for (object, of_helm) in &rendered {
-            assert_eq!(&kustomized[object], of_helm, "{object}");
+            assert_eq!(&kustomized[object], of_helm, "{object} in {namespace}");
         }
     }
 }

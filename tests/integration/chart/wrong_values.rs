@@ -66,6 +66,19 @@ const CONTRADICTIONS: &[(&str, &str)] = &[
     ),
     ("node.enabled=true,config.cacheTables=true", "cacheTables is for the cluster form alone"),
     ("node.enabled=true,extraArgs={--cache-tables}", "cacheTables is for the cluster form alone"),
+    (
+        "networkPolicy.egress.apiserverCIDRs={10.0.0.1/32},otlp.endpoint=http://c:4317",
+        "otlp.endpoint is cut off by networkPolicy.egress.apiserverCIDRs: say in networkPolicy.egress.otlp",
+    ),
+    (
+        "networkPolicy.egress.apiserverCIDRs={10.0.0.1/32},extraEnv[0].name=HTTPS_PROXY,extraEnv[0].value=http://p:3128",
+        "HTTPS_PROXY of extraEnv is cut off by networkPolicy.egress.apiserverCIDRs: say in networkPolicy.egress.proxy",
+    ),
+    (
+        "networkPolicy.egress.apiserverCIDRs={10.0.0.1/32},extraArgs={--upstream=https://k:7443}",
+        "--upstream of extraArgs is cut off by networkPolicy.egress.apiserverCIDRs: say in networkPolicy.egress.upstream",
+    ),
+    ("networkPolicy.egress.apiserverCIDRs={10.0.0.1/32},config.upstream=https://k:7443", "config.upstream is cut off"),
     ("extraArgs={--listen=:80}", "extraArgs has --listen=:80, which the chart sets from other values"),
 ];
 

@@ -26,7 +26,7 @@ use kubefan_proxy::{
     config::ServeConfig,
     fanout::{CacheRequest, GateLimits},
     peer::Peers,
-    server::{ClientInfo, Server, ServerOptions},
+    server::{ClientInfo, Server, ServerOptions, kube::kube_upstream::KubeUpstream},
     telemetry::metrics::Metrics,
     upstream::{
         Source, Upstream,
@@ -209,7 +209,15 @@ impl Rig {
         let catalog = Arc::new(registry.clone());
         let drain = CancellationToken::new();
         let access = (Arc::new(AccessControl::always_allow()), AuditLog::default());
-        let server = Server::new(catalog, Routes::default(), options, access, None, metrics.clone(), drain.clone());
+        let server = Server::new(
+            catalog,
+            Routes::default(),
+            options,
+            access,
+            KubeUpstream::default(),
+            metrics.clone(),
+            drain.clone(),
+        );
         let client = WatchServiceClient::new(in_memory(server.clone())).max_decoding_message_size(64 << 20);
         Rig { sim, network, registry, metrics, server, drain, client, _stop: stop.drop_guard() }
     }

@@ -3,6 +3,7 @@
 //! limits and websockets have tests of their own.
 
 mod compare;
+mod cross_origin;
 mod differential;
 mod generate;
 mod hostile;

@@ -19,7 +19,10 @@ use super::{
     reqwest_transport::{self, Execute, ReqwestTransport, describe},
 };
 use crate::{error::root_cause, token::Token};
-use kubefan_common::text::with_single_quotes;
+use kubefan_common::{
+    kubeconfig::{fault_of_context, fault_of_file},
+    text::with_single_quotes,
+};
 
 /// Sends a request with the kubeconfig's credentials.
 type Service = BoxCloneSyncService<::http::Request<reqwest::Body>, ::http::Response<reqwest::Body>, BoxError>;
@@ -47,10 +50,13 @@ async fn load(file: Option<&Path>, context: Option<&str>) -> Result<Config, Stri
         Some(file) => Kubeconfig::read_from(file),
         None => Kubeconfig::read(),
     };
+    let kubeconfig = kubeconfig.map_err(|error| explain(&error))?;
+    // Merged files have no name twice, and `read` does not show them one by one.
+    if let Some(fault) = fault_of_file(&kubeconfig).or_else(|| fault_of_context(&kubeconfig, context)) {
+        return Err(fault);
+    }
     let options = KubeConfigOptions { context: context.map(str::to_owned), ..KubeConfigOptions::default() };
-    Config::from_custom_kubeconfig(kubeconfig.map_err(|error| explain(&error))?, &options)
-        .await
-        .map_err(|error| explain(&error))
+    Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(|error| explain(&error))
 }
 
 fn build(mut config: Config, options: &HttpClientOptions) -> Result<ReqwestTransport, String> {

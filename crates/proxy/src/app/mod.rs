@@ -59,7 +59,11 @@ use crate::{
         admin_access::Details,
         admin_port,
         grpc::health,
-        kube::forward::{ForwardOptions, Forwarder},
+        kube::{
+            cross_origin::AllowedOrigins,
+            forward::{ForwardOptions, Forwarder},
+            kube_upstream::KubeUpstream,
+        },
         subscribers::Subscribers,
         transport::listen::{Bound, Listener},
     },
@@ -69,7 +73,7 @@ use crate::{
     },
     upstream::{
         Source, Upstream,
-        client::{UpstreamObserver, UpstreamOptions, Verb},
+        client::{ConnectionLimits, UpstreamObserver, UpstreamOptions, Verb},
         kubefan_client::KubefanClient,
         passthrough::{Credentials, Passthrough, PassthroughOptions, check_reviewer},
     },
@@ -153,9 +157,12 @@ impl App {
     /// Reads credentials and certificates and binds all ports. Asks the apiserver only if the
     /// configuration requires it to be reachable.
     pub async fn bind(config: ServeConfig) -> Result<Self, AppError> {
-        let options =
-            UpstreamOptions { request_timeout: config.upstream.request_timeout, ..UpstreamOptions::default() };
-        let connect_timeout = options.connect_timeout;
+        let settings = &config.upstream.settings;
+        // The kubeconfig may lead to that kubefan, too.
+        let is_kubefan = config.upstream.source == Some(SourceSettings::Http(settings.clone()));
+        let connection = if is_kubefan { ConnectionLimits::KUBEFAN } else { ConnectionLimits::APISERVER };
+        let request_timeout = config.upstream.request_timeout;
+        let options = UpstreamOptions { request_timeout, connection, ..UpstreamOptions::default() };
         if config.callers.mode == AuthorizationMode::Webhook {
             check_reviewer(&config.upstream.settings).await?;
         }
@@ -163,6 +170,7 @@ impl App {
         let source = match config.upstream.source.clone() {
             None => Source::apiserver(upstream.clone()),
             Some(SourceSettings::Http(settings)) => {
+                let options = UpstreamOptions { connection: ConnectionLimits::KUBEFAN, ..options };
                 Source::kubefan(Upstream::from_settings(settings, options).await?, upstream.clone())
             }
             Some(SourceSettings::Grpc(settings)) => {
@@ -171,8 +179,7 @@ impl App {
         };
         let passthrough = match config.passthrough {
             PassthroughConfig { credentials: Some(credentials), requests_max, allows_insecure_upstream, .. } => {
-                let options =
-                    PassthroughOptions { credentials, requests_max, allows_insecure_upstream, connect_timeout };
+                let options = PassthroughOptions { credentials, requests_max, allows_insecure_upstream, connection };
                 Some(Passthrough::from_settings(config.upstream.settings.clone(), options).await?)
             }
             PassthroughConfig { credentials: None, .. } => None,
@@ -328,7 +335,8 @@ impl App {
         let control = (wall_clock as fn() -> SystemTime, key, switches.clone());
         let access = callers::control(&config.callers, &upstream, client_cas, exists, control, &metrics);
         let reloaded = registry.clone();
-        let parts = (access.clone(), log, forwarder);
+        let origins = Some(Arc::new(AllowedOrigins::new(upstream.clone())));
+        let parts = (access.clone(), log, KubeUpstream { forwarder, origins });
         let (server, mut data) =
             serve_data(data, tls.as_ref().map(|tls| tls.data.clone()), parts, &config, &registry, &metrics, &drain)?;
         let (watches, connections, reader) =
@@ -439,7 +447,7 @@ fn serve_admin(
 fn serve_data(
     listener: Listener,
     tls: Option<TlsAcceptor>,
-    (access, audit, forwarder): (Arc<AccessControl>, AuditLog, Option<Arc<Forwarder>>),
+    (access, audit, upstream): (Arc<AccessControl>, AuditLog, KubeUpstream),
     config: &ServeConfig,
     registry: &Arc<Registry>,
     metrics: &Arc<Metrics>,
@@ -465,7 +473,7 @@ fn serve_data(
     let options = ServerOptions::from(config);
     // The health of a resource by its name would show that it is cached.
     let names_resources = !access.reviews();
-    let server = Server::new(catalog, others, options, (access, audit), forwarder, metrics.clone(), drain.clone());
+    let server = Server::new(catalog, others, options, (access, audit), upstream, metrics.clone(), drain.clone());
     let (registry, drain) = (registry.clone(), drain.clone());
     Ok((
         server.clone(),

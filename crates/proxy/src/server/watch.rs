@@ -1,7 +1,8 @@
 //! A watch that was admitted: what an API hands to the transport, which sends it.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use http::HeaderMap;
 use tokio::time::Instant;
 
 use crate::{
@@ -28,6 +29,8 @@ pub struct OpenedWatch {
     pub lease: Lease,
     /// Its entry among the subscribers.
     pub registered: Registered,
+    /// The headers that let a page of another site read it.
+    pub cross_origin: Arc<HeaderMap>,
     /// Its record in the audit log, which is complete when the watch is dropped.
     pub record: Record,
 }

@@ -186,6 +186,11 @@ impl UpstreamError {
         matches!(self, Self::Unreachable { .. } | Self::Reset { .. } | Self::Unread { .. } | Self::Timeout { .. })
     }
 
+    /// Whether other settings may help: TLS or kubefan's credentials have failed.
+    pub fn may_be_of_settings(&self) -> bool {
+        matches!(self, Self::Tls { .. } | Self::Credentials { .. })
+    }
+
     /// Whether a gateway in front of an apiserver that is down may have caused it: 502, 503, 504,
     /// or no answer in time.
     pub fn may_be_of_a_gateway(&self) -> bool {

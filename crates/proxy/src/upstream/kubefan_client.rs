@@ -1,8 +1,8 @@
 //! The gRPC client of the next kubefan on the way to the apiserver.
 //!
-//! All caches share one connection. The files of the settings are read again when a new connection
-//! fails, because a CA and a client certificate are rotated while this process runs; the token file
-//! is read again all the time. Each answer that names its cluster is noted, so that no state of
+//! All caches share one connection. The files of the settings are read again when they change,
+//! because a CA and a client certificate are rotated while this process runs; the token file is
+//! read again all the time. Each answer that names its cluster is noted, so that no state of
 //! another cluster is taken ([`Source::confirm`](super::Source::confirm)).
 
 use std::{
@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use arc_swap::ArcSwap;
+use futures::FutureExt;
 use http::StatusCode;
 use tokio::time::{Instant, timeout};
 use tonic::Code;
@@ -20,6 +20,10 @@ use super::{
     client::{UpstreamObserver, Verb},
     error::{UpstreamError, shorten},
     reflector::Target,
+    transport::{
+        connection::ConnectionLimits,
+        renewal::{NamedFiles, Renewed},
+    },
 };
 use kubefan_client::{Client, ClientCertificate, ClientError, ClientOptions, GetFreshnessResponse, WatchStream};
 use kubefan_common::proto::v1alpha1;
@@ -28,13 +32,6 @@ use kubefan_model::{ResourceVersion, Scope};
 /// How long an answer about the freshness of a cache may take. A proof takes up to 4 s, and may
 /// wait for one that is under way.
 const FRESHNESS_TIMEOUT: Duration = Duration::from_secs(9);
-/// The silence after which the connection is checked, and the time for the answer. A machine that
-/// loses power answers nothing, and a replica on another one can take over at once. The next
-/// kubefan has few connections of this kind, so the checks cost nothing.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(3);
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(3);
-/// The shortest time between two readings of the files of the settings.
-const RENEWAL_INTERVAL: Duration = Duration::from_secs(10);
 /// The ErrorInfo reason of a resource that the next kubefan does not cache.
 const NOT_CACHED: &str = "NOT_CACHED";
 /// Where a pod has the token of its service account.
@@ -66,14 +63,19 @@ impl KubefanSettings {
             client_certificate: self.certificate.clone(),
             server_name: self.server_name.clone(),
             token_file: self.token_file.clone().or_else(|| of_pod().filter(|_| may_default)),
-            keepalive_interval: KEEPALIVE_INTERVAL,
-            keepalive_timeout: KEEPALIVE_TIMEOUT,
+            keepalive_interval: ConnectionLimits::KUBEFAN.ping_interval,
+            keepalive_timeout: ConnectionLimits::KUBEFAN.ping_timeout,
             ..ClientOptions::default()
         }
     }
 
-    async fn client(&self) -> Result<Client, ClientError> {
-        Client::connect_lazy(&self.address, &self.options()).await
+    async fn client(&self) -> Result<(Client, NamedFiles), ClientError> {
+        let options = self.options();
+        let certificate = options.client_certificate.clone();
+        let certificate = certificate.map(|certificate| [certificate.certificate_file, certificate.key_file]);
+        let files =
+            NamedFiles::look(options.ca_file.iter().cloned().chain(certificate.into_iter().flatten()).collect());
+        Ok((Client::connect_lazy(&self.address, &options).await?, files))
     }
 }
 
@@ -86,11 +88,7 @@ pub struct KubefanClient {
 
 struct Inner {
     address: String,
-    /// `None` if the connection was given.
-    settings: Option<KubefanSettings>,
-    client: ArcSwap<Client>,
-    /// When the files were read. Locked while they are.
-    renewed: tokio::sync::Mutex<Instant>,
+    client: Renewed<Client, ClientError>,
     /// The cluster that the last answer named.
     cluster: Mutex<Option<String>>,
 }
@@ -119,19 +117,21 @@ impl KubefanClient {
     /// # Errors
     /// An address or file that cannot be used.
     pub async fn from_settings(settings: KubefanSettings) -> Result<Self, ClientError> {
-        let client = settings.client().await?;
-        Ok(Self::new(client, Some(settings)))
+        let make = move || {
+            let settings = settings.clone();
+            async move { settings.client().await }.boxed()
+        };
+        Ok(Self::new(Renewed::new(make).await?))
     }
 
     /// A client over an existing connection, for tests and simulation.
     pub fn from_client(client: Client) -> Self {
-        Self::new(client, None)
+        Self::new(Renewed::fixed(client))
     }
 
-    fn new(client: Client, settings: Option<KubefanSettings>) -> Self {
-        let (address, cluster) = (client.address().to_owned(), Mutex::default());
-        let (client, renewed) = (ArcSwap::from_pointee(client), tokio::sync::Mutex::new(Instant::now()));
-        let inner = Inner { address, settings, client, renewed, cluster };
+    fn new(client: Renewed<Client, ClientError>) -> Self {
+        let (address, cluster) = (client.last().address().to_owned(), Mutex::default());
+        let inner = Inner { address, client, cluster };
         Self { inner: Arc::new(inner), observer: Arc::new(|_, _| {}) }
     }
 
@@ -156,7 +156,7 @@ impl KubefanClient {
     }
 
     pub(super) fn watch(&self, target: &Target, options: kubefan_client::WatchOptions) -> WatchStream {
-        self.inner.client.load().watch(message(target), options)
+        self.inner.client.last().watch(message(target), options)
     }
 
     pub(super) fn observe(&self, verb: Verb, is_answered: bool) {
@@ -170,7 +170,7 @@ impl KubefanClient {
     /// # Errors
     /// As a watch.
     pub async fn freshness(&self, target: &Target, prove: bool) -> Result<Freshness, UpstreamError> {
-        let client = Client::clone(&self.inner.client.load());
+        let client = self.inner.client.current().await;
         let asked_at = Instant::now();
         let answer = timeout(FRESHNESS_TIMEOUT, client.get_freshness(message(target), prove)).await;
         self.observe(Verb::Get, matches!(answer, Ok(Ok(_))));
@@ -191,16 +191,8 @@ impl KubefanClient {
 
     /// Takes note of a failure, and reads the files again if they may be the reason.
     pub(super) async fn failed(&self, error: &ClientError) -> UpstreamError {
-        let may_be_of_files = error.is_unreachable() || error.code() == Code::Unauthenticated;
-        if may_be_of_files && let Some(settings) = &self.inner.settings {
-            let mut renewed = self.inner.renewed.lock().await;
-            if renewed.elapsed() >= RENEWAL_INTERVAL {
-                *renewed = Instant::now();
-                match settings.client().await {
-                    Ok(client) => self.inner.client.store(Arc::new(client)),
-                    Err(error) => tracing::warn!(%error, "cannot read the files for --upstream again"),
-                }
-            }
+        if error.is_unreachable() || error.code() == Code::Unauthenticated {
+            self.inner.client.refused(&self.inner.client.last()).await;
         }
         upstream_error(error)
     }

@@ -41,6 +41,15 @@
 {{- if and .Values.tls.certManager.bundle.enabled (or (ne .Values.tls.source "certManager") (not .Values.tls.certManager.bundle.secretName)) }}
 {{- fail "tls.certManager.bundle.enabled needs tls.source=certManager and tls.certManager.bundle.secretName" }}
 {{- end }}
+{{- $egress := .Values.networkPolicy.egress }}
+{{- if and .Values.networkPolicy.enabled $egress.apiserverCIDRs (not $egress.extra) }}
+{{- range $what := list "otlp" "proxy" "upstream" }}
+{{- $setting := include "kubefan.connects" (list $ $what) }}
+{{- if and $setting (not (index $egress $what)) }}
+{{- fail (printf "%s is cut off by networkPolicy.egress.apiserverCIDRs: say in networkPolicy.egress.%s where it leads to" $setting $what) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- $drain := include "kubefan.seconds" (.Values.drainTimeout | default "10s") | int }}
 {{- range $form := list "cluster" "node" }}
 {{- $values := index $.Values $form }}
@@ -65,4 +74,28 @@
 {{- fail (printf "extraArgs has %s, which the chart sets from other values" .) }}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{/* The setting by which the pods connect to `otlp`, a `proxy` or another kubefan (`upstream`); empty if none does: (list $ WHAT). */}}
+{{- define "kubefan.connects" -}}
+{{- $values := (index . 0).Values }}
+{{- $key := get (dict "otlp" "otlpEndpoint" "proxy" "" "upstream" "upstream") (index . 1) }}
+{{- $variables := get (dict
+  "otlp" (list "KUBEFAN_OTLP_ENDPOINT" "OTEL_EXPORTER_OTLP_ENDPOINT" "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+  "proxy" (list "HTTPS_PROXY" "https_proxy" "HTTP_PROXY" "http_proxy")
+  "upstream" (list "KUBEFAN_UPSTREAM")) (index . 1) }}
+{{- $found := list }}
+{{- if and (eq (index . 1) "otlp") $values.otlp.endpoint }}{{ $found = append $found "otlp.endpoint" }}{{ end }}
+{{- if $key }}
+{{- if get $values.config $key }}{{ $found = append $found (printf "config.%s" $key) }}{{ end }}
+{{- if and $values.node.enabled (get $values.node.config $key) }}{{ $found = append $found (printf "node.config.%s" $key) }}{{ end }}
+{{- range $values.extraArgs }}
+{{- $flag := splitList "=" . | first }}
+{{- if eq $flag (printf "--%s" (kebabcase $key)) }}{{ $found = append $found (printf "%s of extraArgs" $flag) }}{{ end }}
+{{- end }}
+{{- end }}
+{{- range $values.extraEnv }}
+{{- if has .name $variables }}{{ $found = append $found (printf "%s of extraEnv" .name) }}{{ end }}
+{{- end }}
+{{- $found | first | default "" }}
 {{- end }}

@@ -131,6 +131,7 @@ impl<C: Catalog> Service<C> {
                 place,
                 lease,
                 registered,
+                cross_origin: Arc::default(),
                 record: Record::default(),
             })
         };

@@ -1,13 +1,13 @@
 //! The answer to a request, and the headers of answers from the cache.
 
-use std::pin::pin;
+use std::{pin::pin, sync::Arc};
 
 use axum::body::Body;
 use futures::{StreamExt, future::select};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
 use tokio_util::sync::CancellationToken;
 
-use super::until_switched::UntilSwitched;
+use super::{cross_origin, until_switched::UntilSwitched};
 use crate::{cache::warnings::Warnings, server::watch::OpenedWatch};
 use kubefan_model::Media;
 
@@ -31,10 +31,26 @@ pub const CACHE_STATUS: HeaderName = HeaderName::from_static("cache-status");
 /// The value of [`CACHE_STATUS`] for an answer from the cache.
 pub const HIT: HeaderValue = HeaderValue::from_static("kubefan; hit");
 
-/// Puts the headers of a watch, including upstream's warnings.
-pub fn put_watch_headers(media: Media, warnings: &Warnings, headers: &mut HeaderMap) {
-    put_headers(media.watch_content_type(), headers);
-    warnings.put(headers);
+/// The headers of a watch.
+pub struct WatchHeaders {
+    media: Media,
+    warnings: Warnings,
+    cross_origin: Arc<HeaderMap>,
+}
+
+impl WatchHeaders {
+    /// The headers of this watch, in an encoding.
+    pub fn of(opened: &OpenedWatch, media: Media) -> Self {
+        let (warnings, cross_origin) = (opened.subscription.warnings(), opened.cross_origin.clone());
+        Self { media, warnings, cross_origin }
+    }
+
+    /// Puts them, including upstream's warnings.
+    pub fn put(&self, headers: &mut HeaderMap) {
+        put_headers(self.media.watch_content_type(), headers);
+        self.warnings.put(headers);
+        cross_origin::put(&self.cross_origin, headers);
+    }
 }
 
 fn put_headers(content_type: &'static str, headers: &mut HeaderMap) {

@@ -11,11 +11,12 @@ use super::{
     answer::{Answer, CACHE_STATUS, FromUpstream, HIT, forwarded_watch},
     audited,
     cache_reads::{CacheReads, ResolvedRead, SelectOptions},
+    cross_origin::PageRequest,
     feature_gates::{CacheOnly, FeatureGates},
-    forward::Forwarder,
     get,
     guard::Guard,
     hop_by_hop,
+    kube_upstream::KubeUpstream,
     list::list,
     narrowed,
     negotiate::{self, Form},
@@ -55,8 +56,7 @@ pub struct KubeApi<C> {
     feature_gates: FeatureGates,
     pages: Arc<PageSnapshots>,
     timeouts: DefaultTimeouts,
-    /// `None` if passthrough is off.
-    forwarder: Option<Arc<Forwarder>>,
+    upstream: KubeUpstream,
     guard: Option<Guard>,
     audit: AuditLog,
     metrics: Arc<Metrics>,
@@ -91,11 +91,10 @@ enum ReadRequest {
 }
 
 impl<C: Catalog> KubeApi<C> {
-    /// An API that reads from `reader`, and forwards everything else to `forwarder`, if there is
-    /// one.
+    /// An API that reads from `reader`, and forwards everything else if `upstream` can.
     pub fn new(
         reader: Arc<Reader<C>>,
-        forwarder: Option<Arc<Forwarder>>,
+        upstream: KubeUpstream,
         options: KubeApiOptions,
         audit: AuditLog,
         metrics: Arc<Metrics>,
@@ -108,9 +107,9 @@ impl<C: Catalog> KubeApi<C> {
             narrowed_by,
         };
         let own_reads = reads(false, reader.clone(), narrowed_by.clone());
-        let reads = reads(forwarder.is_some(), reader, narrowed_by);
+        let reads = reads(upstream.forwarder.is_some(), reader, narrowed_by);
         let (pages, timeouts) = Default::default();
-        Self { reads, own_reads, feature_gates, pages, timeouts, forwarder, guard, audit, metrics }
+        Self { reads, own_reads, feature_gates, pages, timeouts, upstream, guard, audit, metrics }
     }
 
     /// Answers a request. A watch wakes `stream_waker` when it has something to send.
@@ -122,6 +121,7 @@ impl<C: Catalog> KubeApi<C> {
         let is_head = request.method() == Method::HEAD;
         let mut record = audited::begin(&self.audit, &mut request, &info);
         let (id, media) = (record.id(), failure_media(request.headers()));
+        let page = PageRequest::of(&request);
         let mut counted = self.metrics.requests().begin(Protocol::Http, verb, is_long_running);
         let guarded = self.guard.as_ref().map_or(Ok(()), |guard| guard.check(&request));
         let answer = match guarded {
@@ -142,6 +142,7 @@ impl<C: Catalog> KubeApi<C> {
                 }
             }
         };
+        let answer = self.upstream.permit(page, answer).await;
         let answered = audited::answer(&answer, is_long_running);
         let recorded = audited::answered(&mut record, answered).await;
         let mut answer = match recorded {
@@ -203,7 +204,7 @@ impl<C: Catalog> KubeApi<C> {
             let is_switched = matches!(mode, Ok((mode, _)) if mode != Mode::Cache);
             return Answer::Response(refusal(&parts, &not_forwarded(needed, failure, is_switched)));
         }
-        let Some(forwarder) = &self.forwarder else {
+        let Some(forwarder) = &self.upstream.forwarder else {
             return Answer::Forwarded(refusal(&parts, &failure));
         };
         let client = client_of(&parts);
@@ -273,7 +274,7 @@ impl<C: Catalog> KubeApi<C> {
     ) -> Result<Answer, ReadError> {
         let uri = &request.uri;
         let not_served = || {
-            let off = match self.forwarder {
+            let off = match self.upstream.forwarder {
                 None => ", and passthrough to the apiserver is off (--passthrough=off)",
                 Some(_) => "",
             };
@@ -318,6 +319,7 @@ impl<C: Catalog> KubeApi<C> {
             // Only a watch can be a websocket.
             let socket = if is_watch { Socket::from_request(&request.headers, &request.extensions)? } else { None };
             socket.ok_or_else(|| ReadError::Upstream(not_served()))?;
+            self.upstream.check_page_of_socket(request).await?;
         }
         if is_watch && !path.name.is_empty() && !selectors.1.is_empty() {
             let message = "fieldSelector metadata.name doesn't match requested name".to_owned();

@@ -1,7 +1,10 @@
 //! Watches over HTTP: where a watch starts, and how it is refused.
 
 use std::{
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
@@ -115,6 +118,7 @@ pub async fn open<C: Catalog>(
         place,
         lease,
         registered,
+        cross_origin: Arc::default(),
         record: Record::default(),
     })))
 }

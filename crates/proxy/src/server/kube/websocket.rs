@@ -2,9 +2,9 @@
 //! golang.org/x/net/websocket).
 //!
 //! The hazard is a browser: unlike other answers, web pages may read websockets of any host. So an
-//! `Origin` is required, as the apiserver does, and it must be of the requested host or of this
-//! machine, which the apiserver does not check. Messages of the client are read within small
-//! limits, for pings and the close, and discarded.
+//! `Origin` is required, as the apiserver does. It must be of the requested host, of this machine,
+//! or one whose pages may read all else, which the apiserver does not check. Messages of the client
+//! are read within small limits, for pings and the close, and discarded.
 
 use std::{iter, time::Duration};
 
@@ -58,8 +58,8 @@ impl Socket {
     /// become one; only HTTP/1.1 connections can.
     ///
     /// # Errors
-    /// 400 for a handshake without a key, with another version or with several protocols; 403 for a
-    /// missing or foreign origin. The apiserver refuses the same, except foreign origins.
+    /// 400 for a handshake without a key, with another version or with several protocols, as from
+    /// the apiserver.
     pub fn from_request(headers: &HeaderMap, extensions: &Extensions) -> Result<Option<Self>, Failure> {
         let connection = extensions.get::<Tunnel>().cloned().zip(extensions.get::<OnUpgrade>().cloned());
         let Some((tunnel, upgrade)) = connection.filter(|_| hop_by_hop::is_websocket(headers)) else { return Ok(None) };
@@ -69,7 +69,6 @@ impl Socket {
         if headers.get(header::SEC_WEBSOCKET_VERSION).is_none_or(|version| version != VERSION) {
             return Err(bad(format!("Sec-WebSocket-Version must be {VERSION}")));
         }
-        check_origin(headers)?;
         let accept = HeaderValue::try_from(derive_accept_key(key.as_bytes()));
         let accept = accept.map_err(|_| bad("the key is invalid".to_owned()))?;
         let protocol = match &*protocols(headers) {
@@ -135,7 +134,11 @@ fn protocols(headers: &HeaderMap) -> Vec<&str> {
     names.filter(|name| !name.is_empty() && !name.starts_with(WEBSOCKET_TOKEN)).collect()
 }
 
-fn check_origin(headers: &HeaderMap) -> Result<(), Failure> {
+/// Refuses a handshake without an origin, or of a page of another site.
+///
+/// # Errors
+/// 403.
+pub fn check_origin(headers: &HeaderMap) -> Result<(), Failure> {
     let text = |name| headers.get(name).map(|value: &HeaderValue| value.to_str().unwrap_or_default());
     let Some(origin) = text(header::ORIGIN) else {
         return Err(Failure::forbidden("a websocket needs an Origin header, as with the apiserver".to_owned()));

@@ -32,7 +32,7 @@ use crate::{
     access::AccessControl,
     audit::AuditLog,
     fanout::{Catalog, FairPool, Holder},
-    server::{client_info::ClientInfo, kube::forward::Forwarder, reader::Reader, subscribers::Subscribers},
+    server::{client_info::ClientInfo, kube::kube_upstream::KubeUpstream, reader::Reader, subscribers::Subscribers},
     telemetry::metrics::{ConnectionEnd, Metrics},
 };
 
@@ -48,19 +48,19 @@ pub struct Server<C> {
 impl<C: Catalog> Server<C> {
     /// A server for `catalog` and the gRPC services `others` on the same port. Callers read what
     /// `access` allows, and every request is recorded in `audit`. Requests that are not served from
-    /// a cache go through `forwarder`; without one they are refused. Every stream ends when `drain`
-    /// is cancelled.
+    /// a cache go to `upstream`; without a forwarder they are refused. Every stream ends when
+    /// `drain` is cancelled.
     pub fn new(
         catalog: Arc<C>,
         others: Routes,
         options: ServerOptions,
         (access, audit): (Arc<AccessControl>, AuditLog),
-        forwarder: Option<Arc<Forwarder>>,
+        upstream: KubeUpstream,
         metrics: Arc<Metrics>,
         drain: CancellationToken,
     ) -> Arc<Self> {
         let callers = (access.clone(), audit);
-        let services = Services::new(catalog, others, options, callers, forwarder, metrics.clone(), drain);
+        let services = Services::new(catalog, others, options, callers, upstream, metrics.clone(), drain);
         Arc::new(Self { services: Arc::new(services), access, metrics, connections: AtomicU64::new(0) })
     }
 

@@ -27,8 +27,8 @@ use crate::{
         kube::{
             api::{KubeApi, KubeApiOptions},
             feature_gates::FeatureGates,
-            forward::Forwarder,
             guard::Guard,
+            kube_upstream::KubeUpstream,
         },
         reader::{Reader, ReaderLimits},
         selector_limits::SelectorLimits,
@@ -108,13 +108,13 @@ pub struct Services<C> {
 impl<C: Catalog> Services<C> {
     /// The services for `catalog` and the gRPC services `others`. Callers read what `access`
     /// allows, and every request is recorded in `audit`. Requests that are not served from a cache
-    /// go through `forwarder`; without one they are refused.
+    /// go to `upstream`; without a forwarder they are refused.
     pub fn new(
         catalog: Arc<C>,
         others: Routes,
         options: ServerOptions,
         (access, audit): (Arc<AccessControl>, AuditLog),
-        forwarder: Option<Arc<Forwarder>>,
+        upstream: KubeUpstream,
         metrics: Arc<Metrics>,
         drain: CancellationToken,
     ) -> Self {
@@ -138,7 +138,7 @@ impl<C: Catalog> Services<C> {
         };
         let calls_pending = metrics.calls_pending();
         let grpc = Service::new(reader.clone(), metrics.clone());
-        let kube = KubeApi::new(reader.clone(), forwarder, kube_options, audit.clone(), metrics);
+        let kube = KubeApi::new(reader.clone(), upstream, kube_options, audit.clone(), metrics);
         let routed = WatchServiceServer::new(grpc.clone()).max_decoding_message_size(options.message_bytes_max);
         let router = others.add_service(routed).into_axum_router();
         let replace_status = MapResponseLayer::new(status::replace_library_status);

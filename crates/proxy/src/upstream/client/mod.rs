@@ -6,6 +6,8 @@
 //! its headers and then an idle timeout.
 
 mod availability;
+mod cross_origin;
+mod exchange;
 pub mod identity;
 mod identity_check;
 pub mod lines;
@@ -24,25 +26,25 @@ use std::{
 use arc_swap::ArcSwap;
 use bytes::{Bytes, BytesMut};
 use flate2::read::MultiGzDecoder;
-use futures::{Stream, ready};
+use futures::{FutureExt, Stream, ready};
 use http::{HeaderMap, StatusCode, Uri, header};
 use http_body::Body;
 use http_body_util::BodyExt;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
-use tower::ServiceExt;
 
 use crate::cache::warnings::Warnings;
 use crate::upstream::{
     client::{
         availability::Availability,
+        exchange::{Transport, build, build_blocking},
         identity::{IdentityState, TrustedCa},
         lines::{Framing, LineOptions, Lines},
     },
     error::{UpstreamError, shorten},
     transport::{
         self,
-        renewal::Renewal,
+        renewal::Renewed,
         settings::{SettingsError, UpstreamSettings},
     },
 };
@@ -50,7 +52,7 @@ use kubefan_model::Media;
 
 pub use crate::upstream::transport::{
     HttpService,
-    connection::{UpstreamBody, holding},
+    connection::{ConnectionLimits, UpstreamBody, holding},
 };
 pub use review::ReviewKind;
 
@@ -93,8 +95,8 @@ pub type UpstreamObserver = Arc<dyn Fn(Verb, Option<StatusCode>) + Send + Sync>;
 /// Limits of a client.
 #[derive(Debug, Clone)]
 pub struct UpstreamOptions {
-    /// Time limit for a TCP connection with its TLS handshake.
-    pub connect_timeout: Duration,
+    /// When a connection counts as dead.
+    pub connection: ConnectionLimits,
     /// Time limit for a read with its whole answer, and for the headers of a watch.
     /// kube-apiserver's own limit for reads is 60 s.
     pub request_timeout: Duration,
@@ -107,7 +109,7 @@ pub struct UpstreamOptions {
 impl Default for UpstreamOptions {
     fn default() -> Self {
         Self {
-            connect_timeout: Duration::from_secs(10),
+            connection: ConnectionLimits::APISERVER,
             request_timeout: Duration::from_secs(60),
             body_bytes_max: 512 << 20,
             user_agent: format!(
@@ -128,13 +130,11 @@ pub struct Upstream {
 }
 
 struct Inner {
-    service: ArcSwap<HttpService>,
+    transport: Renewed<Transport, SettingsError>,
     /// Scheme, authority and path prefix, without a trailing slash.
     base: String,
     server: String,
     options: UpstreamOptions,
-    renewal: Renewal,
-    trusted_ca: ArcSwap<TrustedCa>,
     identity: IdentityState,
     availability: Availability,
     /// The last warnings on requests for single documents. They concern kubefan itself, not a
@@ -145,16 +145,23 @@ struct Inner {
 impl Upstream {
     /// Creates a client from a kubeconfig or a service account.
     ///
-    /// If the apiserver later refuses the credentials, the settings are read again, so that rotated
-    /// client certificates and new credentials from exec plugins are used. Token files are always
-    /// re-read.
+    /// The settings are read again when a file that they name has changed, and if the apiserver
+    /// refuses the credentials, so that renewed CAs and client certificates and new credentials
+    /// from exec plugins are used. Token files are always re-read.
     pub async fn from_settings(settings: UpstreamSettings, options: UpstreamOptions) -> Result<Self, SettingsError> {
         let config = settings.load().await?;
         let base = transport::request_base(&config)?;
         let server = transport::server_name(&config.cluster_url);
-        let trusted_ca = trusted_ca(&config);
-        let service = build_blocking(config, &options).await?;
-        Ok(Self::new(service, &base, server, options, Some(settings), trusted_ca))
+        let (settings, used) = (settings.for_server(&config), options.clone());
+        let make = move || {
+            let (settings, options) = (settings.clone(), used.clone());
+            let made = async move {
+                let (config, files) = settings.load().await?;
+                Ok((build_blocking(config, &options).await?, files))
+            };
+            made.boxed()
+        };
+        Ok(Self::new(Renewed::new(make).await?, &base, server, options))
     }
 
     /// Creates a client from a ready configuration. This runs the configuration's exec plugin, if
@@ -162,28 +169,19 @@ impl Upstream {
     pub fn from_config(config: kube_client::Config, options: UpstreamOptions) -> Result<Self, SettingsError> {
         let base = transport::request_base(&config)?;
         let server = transport::server_name(&config.cluster_url);
-        let service = transport::build(&config, options.connect_timeout, &options.user_agent)?;
-        Ok(Self::new(service, &base, server, options, None, trusted_ca(&config)))
+        Ok(Self::new(Renewed::fixed(build(&config, &options)?), &base, server, options))
     }
 
     /// Creates a client over any HTTP service, for tests and simulation.
     pub fn from_service(service: HttpService, base: &Uri, options: UpstreamOptions) -> Self {
-        Self::new(service, base, transport::server_name(base), options, None, TrustedCa::default())
+        let transport = Renewed::fixed(Transport { service, trusted_ca: TrustedCa::default() });
+        Self::new(transport, base, transport::server_name(base), options)
     }
 
-    fn new(
-        service: HttpService,
-        base: &Uri,
-        server: String,
-        options: UpstreamOptions,
-        settings: Option<UpstreamSettings>,
-        trusted_ca: TrustedCa,
-    ) -> Self {
+    fn new(transport: Renewed<Transport, SettingsError>, base: &Uri, server: String, options: UpstreamOptions) -> Self {
         let base = format!("{}{}", transport::server_name(base), base.path().trim_end_matches('/'));
-        let service = ArcSwap::from_pointee(service);
-        let (renewal, identity, availability) = (Renewal::new(settings), IdentityState::default(), Default::default());
-        let (trusted_ca, own_warnings) = (ArcSwap::from_pointee(trusted_ca), ArcSwap::default());
-        let inner = Inner { service, base, server, options, renewal, trusted_ca, identity, availability, own_warnings };
+        let (identity, availability, own_warnings) = Default::default();
+        let inner = Inner { transport, base, server, options, identity, availability, own_warnings };
         Self { inner: Arc::new(inner), observer: Arc::new(|_, _| {}) }
     }
 
@@ -207,7 +205,7 @@ impl Upstream {
 
     /// The CA that the server's certificate is verified against now.
     pub(in crate::upstream) fn trusted_ca(&self) -> TrustedCa {
-        TrustedCa::clone(&self.inner.trusted_ca.load())
+        self.inner.transport.last().trusted_ca.clone()
     }
 
     /// Reads JSON at a path relative to the server's, such as `/api/v1/pods?limit=500`.
@@ -314,9 +312,8 @@ impl Upstream {
             let message = format!("no complete answer from {} within {request_timeout:?}", self.inner.server);
             Err(UpstreamError::Timeout { message, retry_after: None })
         });
-        if let Err(UpstreamError::Auth { .. } | UpstreamError::Tls { .. } | UpstreamError::Credentials { .. }) = &result
-        {
-            self.renew_credentials().await;
+        if let Err(UpstreamError::Auth { .. }) = &result {
+            self.inner.transport.refused(&self.inner.transport.last()).await;
         }
         result
     }
@@ -343,12 +340,7 @@ impl Upstream {
         verb: Verb,
         request: http::Request<Bytes>,
     ) -> Result<http::Response<UpstreamBody>, UpstreamError> {
-        let service = HttpService::clone(&self.inner.service.load());
-        let mut observed = ObservedRequest { observer: &self.observer, verb, status: None };
-        let response =
-            service.oneshot(request).await.map_err(|error| transport::classify(error, &self.inner.server))?;
-        observed.status = Some(response.status());
-        drop(observed);
+        let response = self.exchange(verb, request).await?;
         // A failure may come from a load balancer, so its lack of warnings means nothing.
         if verb == Verb::Get && response.status().is_success() {
             self.inner.own_warnings.store(Arc::new(Warnings::of(response.headers())));
@@ -381,57 +373,6 @@ impl Upstream {
         }
         Ok(bytes.freeze())
     }
-
-    /// Reads the settings again, and opens new connections with them.
-    async fn renew_credentials(&self) {
-        let Some(config) = self.inner.renewal.config().await else { return };
-        let service = match config {
-            Ok(config) => {
-                let trusted_ca = trusted_ca(&config);
-                build_blocking(config, &self.inner.options).await.map(|service| (service, trusted_ca))
-            }
-            Err(error) => Err(error),
-        };
-        match service {
-            Ok((service, trusted_ca)) => {
-                // Stored before the service that uses it, so that identity checks over the new
-                // service compare the new CA.
-                self.inner.trusted_ca.store(Arc::new(trusted_ca));
-                self.inner.service.store(Arc::new(service));
-            }
-            Err(error) => tracing::warn!(%error, "cannot read the credentials again; the old ones stay in use"),
-        }
-    }
-}
-
-fn trusted_ca(config: &kube_client::Config) -> TrustedCa {
-    match &config.root_cert {
-        Some(bundle) if !config.accept_invalid_certs => TrustedCa::of(bundle),
-        _ => TrustedCa::default(),
-    }
-}
-
-/// Calls the observer when dropped, so exactly once per request, even if the caller stopped
-/// waiting.
-struct ObservedRequest<'a> {
-    observer: &'a UpstreamObserver,
-    verb: Verb,
-    status: Option<StatusCode>,
-}
-
-impl Drop for ObservedRequest<'_> {
-    fn drop(&mut self) {
-        (self.observer)(self.verb, self.status);
-    }
-}
-
-async fn build_blocking(config: kube_client::Config, options: &UpstreamOptions) -> Result<HttpService, SettingsError> {
-    let server = transport::server_name(&config.cluster_url);
-    let (connect_timeout, user_agent) = (options.connect_timeout, options.user_agent.clone());
-    let build = tokio::task::spawn_blocking(move || transport::build(&config, connect_timeout, &user_agent));
-    build.await.unwrap_or_else(|_| {
-        Err(SettingsError::Transport { server, message: "the task that runs the credential plugin failed".to_owned() })
-    })
 }
 
 /// The chunks of a watch's body.

@@ -61,6 +61,34 @@ async fn every_request_is_observed_once_with_its_status() {
 }
 
 #[tokio::test]
+async fn the_headers_for_an_origin_are_those_of_any_answer_that_may_be_the_apiservers() {
+    let upstream = upstream(UpstreamOptions::default(), |request| async move {
+        let origin = request.headers()[header::ORIGIN].clone();
+        let (code, allowed) = match origin.as_bytes() {
+            b"https://allowed" => (200, origin),
+            // The filter is in front of authorization.
+            b"https://denied" => (403, origin),
+            b"https://unknown" => return Ok(answer(200, "{}")),
+            b"https://long" => (200, header::HeaderValue::try_from("x".repeat(5_000)).unwrap()),
+            _ => (503, origin),
+        };
+        let mut answer = answer(code, "{}");
+        answer.headers_mut().insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, allowed);
+        answer.headers_mut().insert(header::SERVER, "x".parse().unwrap());
+        Ok(answer)
+    });
+    let headers = async |origin| upstream.cross_origin_headers(&header::HeaderValue::from_static(origin)).await;
+    for origin in ["https://allowed", "https://denied"] {
+        let headers = headers(origin).await.unwrap();
+        assert_eq!((headers.len(), &headers[header::ACCESS_CONTROL_ALLOW_ORIGIN]), (1, &origin.parse().unwrap()));
+    }
+    assert!(headers("https://unknown").await.unwrap().is_empty());
+    for origin in ["https://long", "https://of-a-gateway"] {
+        assert!(headers(origin).await.is_err(), "{origin}");
+    }
+}
+
+#[tokio::test]
 async fn a_failure_does_not_clear_the_warnings_about_kubefan_itself() {
     const OWN: &str = r#"299 - "your token will expire""#;
     const OTHERS: &str = r#"299 - "v1 Endpoints is deprecated""#;

@@ -14,9 +14,8 @@ mod connections;
 mod protection;
 mod repeat;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use arc_swap::ArcSwap;
 use futures::{FutureExt, future::BoxFuture};
 use http::{HeaderMap, Request, Response, StatusCode, Version, header};
 use http_body_util::BodyExt;
@@ -35,9 +34,9 @@ use crate::upstream::{
     error::{UpstreamError, shorten},
     transport::{
         self,
-        connection::{UpstreamBody, holding},
+        connection::{ConnectionLimits, UpstreamBody, holding},
         connector::{self, ForwardService, HttpVersions},
-        renewal::Renewal,
+        renewal::Renewed,
         settings::{SettingsError, UpstreamSettings},
     },
 };
@@ -65,8 +64,8 @@ pub struct PassthroughOptions {
     pub requests_max: usize,
     /// Whether callers' tokens may be sent where others could read them.
     pub allows_insecure_upstream: bool,
-    /// Time limit for a connection with its TLS handshake.
-    pub connect_timeout: Duration,
+    /// When a connection counts as dead.
+    pub connection: ConnectionLimits,
 }
 
 /// A request to forward.
@@ -84,11 +83,10 @@ pub struct Forwarded {
 
 /// Forwards requests to one apiserver.
 pub struct Passthrough {
-    service: ArcSwap<ForwardService>,
+    service: Renewed<ForwardService, SettingsError>,
     base: BaseUrl,
     server: String,
     options: PassthroughOptions,
-    renewal: Renewal,
     streams: StreamPermits,
     accepted: AcceptedTokens,
 }
@@ -97,17 +95,25 @@ impl Passthrough {
     /// Creates the connections from a kubeconfig or a service account.
     pub async fn from_settings(settings: UpstreamSettings, options: PassthroughOptions) -> Result<Self, SettingsError> {
         let config = settings.load().await?;
-        options.check_protection(&config)?;
-        options.check_user(&config)?;
         let server = transport::server_name(&config.cluster_url);
         let base = BaseUrl::of(&config.cluster_url).ok_or_else(|| SettingsError::Transport {
             server: server.clone(),
             message: "its URL has no host".to_owned(),
         })?;
-        let service = ArcSwap::from_pointee(build(config, &options).await?);
         let streams = StreamPermits::new(options.requests_max);
-        let renewal = Renewal::new(Some(settings));
-        Ok(Self { service, base, server, options, renewal, streams, accepted: AcceptedTokens::default() })
+        let (settings, used) = (settings.for_server(&config), options.clone());
+        let make = move || {
+            let (settings, options) = (settings.clone(), used.clone());
+            let made = async move {
+                let (config, files) = settings.load().await?;
+                options.check_protection(&config)?;
+                options.check_user(&config)?;
+                Ok((build(config, &options).await?, files))
+            };
+            made.boxed()
+        };
+        let service = Renewed::new(make).await?;
+        Ok(Self { service, base, server, options, streams, accepted: AcceptedTokens::default() })
     }
 
     /// Returns the owner of the credentials that requests carry.
@@ -159,7 +165,7 @@ impl Passthrough {
         match credentials {
             Credentials::Caller => self.accepted.answered(token, status),
             Credentials::Own | Credentials::Impersonate if status == Some(StatusCode::UNAUTHORIZED) => {
-                self.renew().await;
+                self.service.refused(&self.service.last()).await;
             }
             Credentials::Own | Credentials::Impersonate => {}
         }
@@ -170,9 +176,9 @@ impl Passthrough {
     async fn send_until_read(&self, request: &Repeatable) -> Result<Response<UpstreamBody>, UpstreamError> {
         let mut delays = repeat::DELAYS.iter();
         let mut unread = None;
+        let mut service = self.service.current().await;
         while let Some(attempt) = request.attempt() {
-            let service = ForwardService::clone(&self.service.load());
-            let error = match forward(service, attempt).await {
+            let error = match forward(ForwardService::clone(&service), attempt).await {
                 Ok(response) => return Ok(response),
                 Err(error) => error,
             };
@@ -182,39 +188,16 @@ impl Passthrough {
                 sleep(*delay).await;
                 continue;
             }
+            let is_unsent = transport::is_unsent(&*error);
             let error = transport::classify(error, &self.server);
-            // Both fail before anything is sent.
-            let is_refused = matches!(error, UpstreamError::Tls { .. } | UpstreamError::Credentials { .. });
-            if !is_refused || !self.renew().await {
+            let is_renewed = error.may_be_of_settings() && self.service.refused(&service).await;
+            // TLS may also break after the apiserver has read the request.
+            if !is_renewed || !is_unsent {
                 return Err(error);
             }
+            service = self.service.last();
         }
         Err(UpstreamError::Unread { message: unread.unwrap_or_default() })
-    }
-
-    /// Reads the settings again, and opens new connections with them. Returns whether there are
-    /// new ones.
-    async fn renew(&self) -> bool {
-        let Some(config) = self.renewal.config().await else { return false };
-        let service = match config {
-            Ok(config) => {
-                match self.options.check_protection(&config).and_then(|()| self.options.check_user(&config)) {
-                    Ok(()) => build(config, &self.options).await,
-                    Err(error) => Err(error),
-                }
-            }
-            Err(error) => Err(error),
-        };
-        match service {
-            Ok(service) => {
-                self.service.store(Arc::new(service));
-                true
-            }
-            Err(error) => {
-                tracing::warn!(%error, "cannot read the upstream settings again; the old ones stay in use");
-                false
-            }
-        }
     }
 }
 
@@ -262,7 +245,7 @@ fn build_blocking(config: Config, options: &PassthroughOptions) -> Result<Forwar
     let server = transport::server_name(&config.cluster_url);
     let failed = |message: String| SettingsError::Transport { server: server.clone(), message: shorten(&message) };
     let tls = transport::tls_config(&config).map_err(failed)?;
-    let client = |versions| connector::build(&config, &tls, versions, options.connect_timeout).map_err(failed);
+    let client = |versions| connector::build(&config, &tls, versions, options.connection).map_err(failed);
     let clients = || {
         let clients = (0..connections::shared(options.requests_max)).map(|_| client(HttpVersions::All));
         clients.collect::<Result<Arc<[_]>, _>>()

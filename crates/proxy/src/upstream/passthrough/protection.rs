@@ -59,9 +59,8 @@ pub async fn check_reviewer(settings: &UpstreamSettings) -> Result<(), SettingsE
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
+    use crate::upstream::transport::connection::ConnectionLimits;
 
     #[test]
     fn callers_tokens_are_not_sent_where_others_could_read_them() {
@@ -69,7 +68,7 @@ mod tests {
             credentials,
             requests_max: 1,
             allows_insecure_upstream,
-            connect_timeout: Duration::from_secs(1),
+            connection: ConnectionLimits::APISERVER,
         };
         for (url, accept_invalid_certs, is_protected) in [
             ("https://apiserver:6443", false, true),

@@ -21,11 +21,31 @@ pub fn holding<B: http_body::Body>(
     })
 }
 
-/// The time without a frame after which a PING is sent, as in client-go.
-pub(in crate::upstream) const HTTP2_PING_INTERVAL: Duration = Duration::from_secs(30);
-/// The time without an answer to the PING after which the connection counts as dead, as in
-/// client-go.
-pub(in crate::upstream) const HTTP2_PING_TIMEOUT: Duration = Duration::from_secs(15);
+/// When a connection counts as dead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConnectionLimits {
+    /// Time limit for a TCP connection with its TLS handshake.
+    pub connect_timeout: Duration,
+    /// The time without a frame after which a PING is sent (HTTP/2).
+    pub ping_interval: Duration,
+    /// The time without an answer to the PING after which the connection is closed.
+    pub ping_timeout: Duration,
+}
+
+impl ConnectionLimits {
+    /// For an apiserver: PINGs as in client-go. One that is overloaded may answer late, and many
+    /// new connections would not help it.
+    pub const APISERVER: Self = Self {
+        connect_timeout: Duration::from_secs(10),
+        ping_interval: Duration::from_secs(30),
+        ping_timeout: Duration::from_secs(15),
+    };
+    /// For another kubefan. A machine that loses power answers nothing, and a replica on another
+    /// one can take over at once. There are few such connections, so the checks cost nothing.
+    pub const KUBEFAN: Self =
+        Self { ping_interval: Duration::from_secs(3), ping_timeout: Duration::from_secs(3), ..Self::APISERVER };
+}
+
 /// TCP keepalive, for HTTP/1.1.
 pub(in crate::upstream) const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
 /// The number of concurrent streams on one connection. kube-apiserver accepts 100

@@ -29,7 +29,7 @@ use kube_client::Config;
 use rustls::{ClientConfig, pki_types::ServerName};
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt, util::BoxCloneSyncService};
 
-use crate::upstream::transport::connection::{self, STREAMS_MAX, UpstreamBody};
+use crate::upstream::transport::connection::{self, ConnectionLimits, STREAMS_MAX, UpstreamBody};
 
 /// A client for forwarded requests.
 pub(in crate::upstream) type ForwardService =
@@ -57,18 +57,18 @@ pub(in crate::upstream) fn build(
     config: &Config,
     tls: &ClientConfig,
     versions: HttpVersions,
-    connect_timeout: Duration,
+    limits: ConnectionLimits,
 ) -> Result<ForwardService, String> {
     let mut http = HttpConnector::new();
     http.enforce_http(false);
     http.set_nodelay(true);
     http.set_keepalive(Some(connection::TCP_KEEPALIVE));
-    http.set_connect_timeout(Some(connect_timeout));
+    http.set_connect_timeout(Some(limits.connect_timeout));
     let name = match &config.tls_server_name {
         Some(name) => Some(ServerName::try_from(name.clone()).map_err(|_| "its tls-server-name is not a host name")?),
         None => None,
     };
-    let options = ClientOptions { tls, name, versions, connect_timeout };
+    let options = ClientOptions { tls, name, versions, limits };
     let Some(proxy) = proxy(config)? else { return Ok(options.client(http)) };
     let uri = proxy.uri().clone();
     match uri.scheme_str() {
@@ -123,7 +123,7 @@ struct ClientOptions<'a> {
     tls: &'a ClientConfig,
     name: Option<ServerName<'static>>,
     versions: HttpVersions,
-    connect_timeout: Duration,
+    limits: ConnectionLimits,
 }
 
 impl ClientOptions<'_> {
@@ -134,7 +134,7 @@ impl ClientOptions<'_> {
         C::Future: Send + 'static,
         C::Error: Into<BoxError>,
     {
-        let connect_timeout = self.connect_timeout;
+        let ConnectionLimits { connect_timeout, ping_interval, ping_timeout } = self.limits;
         let connector = ServiceBuilder::new()
             .map_future(move |connecting| within(connect_timeout, connecting).boxed())
             .service(https(self.tls, self.name, self.versions, connector));
@@ -143,8 +143,8 @@ impl ClientOptions<'_> {
             .pool_timer(TokioTimer::new())
             .http2_initial_stream_window_size(STREAM_WINDOW_BYTES)
             .http2_initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-            .http2_keep_alive_interval(connection::HTTP2_PING_INTERVAL)
-            .http2_keep_alive_timeout(connection::HTTP2_PING_TIMEOUT)
+            .http2_keep_alive_interval(ping_interval)
+            .http2_keep_alive_timeout(ping_timeout)
             .build(connector);
         let client = client.map_response(|response| response.map(|body| body.map_err(BoxError::from).boxed_unsync()));
         BoxCloneSyncService::new(client.map_err(BoxError::from))

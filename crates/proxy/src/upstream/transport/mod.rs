@@ -12,7 +12,7 @@ pub(super) mod renewal;
 pub mod settings;
 mod token_file;
 
-use std::{error::Error, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{error::Error, io, net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
 use http::Uri;
@@ -35,7 +35,12 @@ pub(in crate::upstream) use self::{proxy_environment::is_loopback, settings::ser
 
 use crate::upstream::{
     error::{UpstreamError, shorten},
-    transport::{connection::UpstreamBody, pool::Pool, settings::SettingsError, token_file::TokenFile},
+    transport::{
+        connection::{ConnectionLimits, UpstreamBody},
+        pool::Pool,
+        settings::SettingsError,
+        token_file::TokenFile,
+    },
 };
 
 /// The HTTP service for requests to the apiserver: reqwest in production, a simulated network in
@@ -59,7 +64,7 @@ const SETTINGS: TlsSettings = TlsSettings {
 /// Builds the client. This runs the kubeconfig's exec plugin, if any, so it may block.
 pub(in crate::upstream) fn build(
     config: &Config,
-    connect_timeout: Duration,
+    limits: ConnectionLimits,
     user_agent: &str,
 ) -> Result<HttpService, SettingsError> {
     let server = server_name(&config.cluster_url);
@@ -73,7 +78,7 @@ pub(in crate::upstream) fn build(
     // Built once, so that another connection does not run the exec plugin again.
     let tls = tls_config(config).map_err(failed)?;
     let (config_copy, user_agent) = (config.clone(), user_agent.to_owned());
-    let pool = Pool::new(move || client(&config_copy, tls.clone(), connect_timeout, &user_agent)).map_err(failed)?;
+    let pool = Pool::new(move || client(&config_copy, tls.clone(), limits, &user_agent)).map_err(failed)?;
     let pool = Arc::new(pool);
     let send = service_fn(move |request: http::Request<reqwest::Body>| {
         let pool = pool.clone();
@@ -137,20 +142,20 @@ fn take_token_file(config: &Config) -> Result<(Config, Option<Arc<TokenFile>>), 
 fn client(
     config: &Config,
     mut tls: rustls::ClientConfig,
-    connect_timeout: Duration,
+    limits: ConnectionLimits,
     user_agent: &str,
 ) -> Result<reqwest::Client, String> {
     tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     let mut builder = reqwest::Client::builder()
         .tls_backend_preconfigured(tls)
         .user_agent(user_agent)
-        .connect_timeout(connect_timeout)
+        .connect_timeout(limits.connect_timeout)
         .tcp_nodelay(true)
         .tcp_keepalive(connection::TCP_KEEPALIVE)
         .http2_initial_stream_window_size(HTTP2_STREAM_WINDOW_BYTES)
         .http2_initial_connection_window_size(HTTP2_CONNECTION_WINDOW_BYTES)
-        .http2_keep_alive_interval(connection::HTTP2_PING_INTERVAL)
-        .http2_keep_alive_timeout(connection::HTTP2_PING_TIMEOUT)
+        .http2_keep_alive_interval(limits.ping_interval)
+        .http2_keep_alive_timeout(limits.ping_timeout)
         // A redirect would send the credentials to another host.
         .redirect(redirect::Policy::none())
         .no_proxy();
@@ -170,6 +175,9 @@ fn client(
 
 /// The TLS configuration for the apiserver. This runs the kubeconfig's exec plugin, if any.
 pub(in crate::upstream) fn tls_config(config: &Config) -> Result<rustls::ClientConfig, String> {
+    // kube-client would read the file again by itself, and the identity would have the old CA.
+    let mut config = config.clone();
+    config.root_cert_file = None;
     config.rustls_client_config().map_err(|error| match &error {
         kube_client::Error::Auth(_) => explain_auth(&error),
         // The innermost error would not name the file.
@@ -235,6 +243,13 @@ impl dns::Resolve for ResolveAs {
             Ok(Box::new(addresses.into_iter()) as dns::Addrs)
         })
     }
+}
+
+/// Whether the request was never sent: there were no credentials for it, or no connection.
+pub(in crate::upstream) fn is_unsent(error: &(dyn Error + Send + Sync + 'static)) -> bool {
+    find::<AuthError>(error).is_some()
+        || find::<legacy::Error>(error).is_some_and(legacy::Error::is_connect)
+        || find::<reqwest::Error>(error).is_some_and(reqwest::Error::is_connect)
 }
 
 /// Classifies a failed request.

@@ -12,11 +12,17 @@ use std::{
 use http::Uri;
 use kube_client::{
     Config,
-    config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
+    config::{Cluster, KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 
-use crate::upstream::{error::shorten, transport::proxy_environment::ProxyEnvironment};
-use kubefan_common::text::with_single_quotes;
+use crate::upstream::{
+    error::shorten,
+    transport::{proxy_environment::ProxyEnvironment, renewal::NamedFiles},
+};
+use kubefan_common::{
+    kubeconfig::{self, given},
+    text::with_single_quotes,
+};
 
 /// How to find the apiserver. If nothing is set, kubectl's rules apply.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -74,6 +80,17 @@ pub enum SettingsError {
         /// How it would be asked.
         problem: &'static str,
     },
+    /// A changed kubeconfig leads to another server. Nothing of it is for this one.
+    #[error(
+        "the kubeconfig leads to {found} now, and kubefan was started for {server}; restart it to use another server, or start \
+         it with --context"
+    )]
+    OtherServer {
+        /// Scheme, host and port at the start.
+        server: String,
+        /// Scheme, host and port now.
+        found: String,
+    },
     /// The TLS, proxy or credential settings cannot be used.
     #[error("cannot set up the connection to {server}: {message}")]
     Transport {
@@ -84,7 +101,40 @@ pub enum SettingsError {
     },
 }
 
+/// Settings that are read again while they are in use.
+#[derive(Debug, Clone)]
+pub(in crate::upstream) struct UsedSettings {
+    settings: UpstreamSettings,
+    /// The server that they lead to.
+    server: Uri,
+}
+
+impl UsedSettings {
+    /// Reads the configuration, and the files that it names. The small files are read with blocking
+    /// I/O.
+    ///
+    /// # Errors
+    /// As [`UpstreamSettings::load`]; also if they lead to another server.
+    pub(in crate::upstream) async fn load(&self) -> Result<(Config, NamedFiles), SettingsError> {
+        let named = self.settings.load().await?;
+        let client = [named.auth_info.client_certificate, named.auth_info.client_key];
+        let paths = client.into_iter().flatten().map(PathBuf::from).chain(named.root_cert_file);
+        let files = NamedFiles::look(paths.collect());
+        let config = self.settings.load().await?;
+        if config.cluster_url != self.server {
+            let (server, found) = (server_name(&self.server), server_name(&config.cluster_url));
+            return Err(SettingsError::OtherServer { server, found });
+        }
+        Ok((config, files))
+    }
+}
+
 impl UpstreamSettings {
+    /// The settings of a client of the server that `config` leads to.
+    pub(in crate::upstream) fn for_server(self, config: &Config) -> UsedSettings {
+        UsedSettings { settings: self, server: config.cluster_url.clone() }
+    }
+
     /// Reads the configuration. The small files are read with blocking I/O.
     pub async fn load(&self) -> Result<Config, SettingsError> {
         let files = self.files();
@@ -98,23 +148,32 @@ impl UpstreamSettings {
         if present.is_empty() {
             return self.service_account(shown);
         }
-        let merged =
-            present.iter().try_fold(Kubeconfig::default(), |merged, path| merged.merge(Kubeconfig::read_from(path)?));
-        let kubeconfig = merged.map_err(|error| broken(&error, None))?;
+        let refused = |fault: &str| SettingsError::Kubeconfig { files: shown.clone(), message: shorten(fault) };
+        let mut kubeconfig = Kubeconfig::default();
+        for path in present {
+            let file = Kubeconfig::read_from(path).map_err(|error| broken(&error, None))?;
+            if let Some(fault) = kubeconfig::fault_of_file(&file) {
+                return Err(refused(&fault));
+            }
+            kubeconfig = kubeconfig.merge(file).map_err(|error| broken(&error, None))?;
+        }
+        if let Some(fault) = kubeconfig::fault_of_context(&kubeconfig, self.context.as_deref()) {
+            return Err(refused(&fault));
+        }
         let options = KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
         let config = Config::from_custom_kubeconfig(kubeconfig.clone(), &options).await;
-        let config = config.map_err(|error| broken(&error, Some(&kubeconfig)))?;
-        if self.names_proxy(&kubeconfig) { Ok(config) } else { with_proxy_of_environment(config) }
+        let mut config = config.map_err(|error| broken(&error, Some(&kubeconfig)))?;
+        let Some(cluster) = self.cluster(&kubeconfig) else { return Ok(config) };
+        config.root_cert_file = given(&cluster.certificate_authority).map(PathBuf::from);
+        if given(&cluster.proxy_url).is_some() { Ok(config) } else { with_proxy_of_environment(config) }
     }
 
-    /// Whether the cluster of the context has a `proxy-url`.
-    fn names_proxy(&self, kubeconfig: &Kubeconfig) -> bool {
-        let context = self.context.as_ref().or(kubeconfig.current_context.as_ref());
-        let context = kubeconfig.contexts.iter().find(|named| Some(&named.name) == context);
-        let cluster = context.and_then(|named| Some(&named.context.as_ref()?.cluster));
-        let cluster = kubeconfig.clusters.iter().find(|named| Some(&named.name) == cluster);
-        let proxy = cluster.and_then(|named| named.cluster.as_ref()?.proxy_url.as_ref());
-        proxy.is_some_and(|proxy| !proxy.is_empty())
+    /// The cluster of the context.
+    fn cluster<'a>(&self, kubeconfig: &'a Kubeconfig) -> Option<&'a Cluster> {
+        let context = self.context.as_ref().or(kubeconfig.current_context.as_ref())?;
+        let context = kubeconfig.contexts.iter().find(|named| named.name == *context)?;
+        let cluster = &context.context.as_ref()?.cluster;
+        kubeconfig.clusters.iter().find(|named| named.name == *cluster)?.cluster.as_ref()
     }
 
     fn files(&self) -> Vec<PathBuf> {

@@ -18,7 +18,7 @@ use crate::{
     audit::record::put_id,
     fanout::{ConnectionWaker, ReadyStreams, StreamEnd},
     server::{
-        kube::{answer::put_watch_headers, status},
+        kube::{answer::WatchHeaders, status},
         transport::{
             limits::BATCH_BYTES_MAX,
             open_connections::{CountedWatch, EndReason, EndRequests, OpenConnection},
@@ -51,7 +51,7 @@ impl WatchBody {
         open: &OpenConnection,
         needs: ResponseNeeds,
     ) -> Response<axum::body::Body> {
-        let (media, warnings, id) = (opened.protocol.media(), opened.subscription.warnings(), opened.record.id());
+        let (headers, id) = (WatchHeaders::of(&opened, opened.protocol.media()), opened.record.id());
         let timers = WatchTimers::new(opened.bookmark_interval, opened.timeout_at, None, stall_timeout, true);
         let timer = Box::pin(sleep_until(Instant::now()));
         let (end_requests, counted) = (open.end_requests(), open.watch(opened.movable()));
@@ -59,7 +59,7 @@ impl WatchBody {
         let watch =
             Self { opened, connection_waker, timers, timer, end_requests, ending: None, _counted: counted, needs };
         let mut response = Response::new(axum::body::Body::new(watch));
-        put_watch_headers(media, &warnings, response.headers_mut());
+        headers.put(response.headers_mut());
         put_id(id, response.headers_mut());
         response
     }

@@ -53,7 +53,7 @@ use crate::{
     server::{
         client_info::ClientInfo,
         grpc::{audited, call},
-        kube::answer::put_watch_headers,
+        kube::answer::WatchHeaders,
         transport::{
             limits::{self, PASS_BYTES_MAX, PASS_REQUESTS_MAX},
             open_connections::{EndReason, EndRequest, EndRequests, OpenConnection},
@@ -251,7 +251,7 @@ impl<C: Catalog, T: Io> Connection<C, T> {
         match opened.protocol {
             WatchProtocol::Grpc => drop(response.headers_mut().insert(header::CONTENT_TYPE, call::CONTENT_TYPE)),
             WatchProtocol::Kube(media) => {
-                put_watch_headers(media, &opened.subscription.warnings(), response.headers_mut());
+                WatchHeaders::of(&opened, media).put(response.headers_mut());
             }
         }
         opened.record.put_id(response.headers_mut());
