@@ -1,7 +1,13 @@
 //! What clients that hold back can take from others: calls without a request, readers that drip,
 //! and readers that stop.
 
-use std::net::SocketAddr;
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use bytes::Bytes;
 use h2::{
@@ -11,10 +17,12 @@ use h2::{
 use http::Request;
 use kubefan_common::proto::v1alpha1::{Target, watch_service_client::WatchServiceClient};
 use kubefan_proxy::telemetry::metrics::ConnectionEnd;
+use reqwest::{Body, Client, ClientBuilder, StatusCode};
 use serde_json::json;
 use tokio::{
     io::AsyncWriteExt,
     net::{TcpSocket, TcpStream},
+    task::JoinSet,
     time::Instant,
 };
 use tonic::{
@@ -26,6 +34,8 @@ use tonic_types::StatusExt;
 use crate::{
     connections::{RawConnection, rig, status},
     harness::{
+        kubefan::Kubefan,
+        pki::{Authority, write_server_files},
         record::{Watch, connect},
         rig::{PODS, pod, pods, target},
         simulated::Simulated,
@@ -38,7 +48,9 @@ tests! {
     local: pending_calls_are_limited_and_leave_the_places_of_streams, the_number_of_streams_is_limited_with_those_of_reflection_and_health,
         a_live_watch_that_is_not_read_is_ended, selectors_beyond_the_limits_are_refused_or_passed_on,
         two_addresses_leave_a_stream_for_a_third,
-        one_caller_leaves_a_forwarded_watch_for_another;
+        one_caller_leaves_a_forwarded_watch_for_another,
+        the_service_accounts_of_a_namespace_leave_a_forwarded_watch_for_another,
+        the_service_accounts_of_a_namespace_leave_a_forwarded_request_for_another;
     local alone: many_values_in_selectors_take_a_few_times_their_text;
     paused: a_call_without_a_request_is_ended, calls_without_a_request_do_not_hold_up_a_drain;
 }
@@ -142,26 +154,101 @@ async fn two_addresses_leave_a_stream_for_a_third() {
     assert!(honest.is_ok(), "{} streams of two addresses leave none: {:?}", greedy.len(), honest.err());
 }
 
+/// A client of its own address: 127.0.0 and this byte.
+fn client_at(last_byte: u8) -> ClientBuilder {
+    Client::builder().local_address(IpAddr::from([127, 0, 0, last_byte])).no_proxy()
+}
+
 async fn one_caller_leaves_a_forwarded_watch_for_another() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods", "--on-demand=false", "--passthrough-max=80"]).await;
     let url = format!("http://{}/api/v1/configmaps?watch=1", kubefan.grpc_addr);
     let watch = async |last_byte: u8, token: &str| {
-        let client = reqwest::Client::builder().local_address(std::net::IpAddr::from([127, 0, 0, last_byte]));
-        let client = client.http2_prior_knowledge().no_proxy().build().unwrap();
+        let client = client_at(last_byte).http2_prior_knowledge().build().unwrap();
         client.get(&url).bearer_auth(token).send().await.unwrap()
     };
     let mut greedy = Vec::new();
     loop {
-        let answer = watch(2 + greedy.len() as u8 % 2, "greedy").await;
-        if answer.status() == reqwest::StatusCode::TOO_MANY_REQUESTS {
+        // The apiserver reads a token up to the next space.
+        let answer = watch(2 + greedy.len() as u8, &format!("greedy {}", greedy.len())).await;
+        if answer.status() == StatusCode::TOO_MANY_REQUESTS {
             break;
         }
-        assert_eq!(answer.status(), reqwest::StatusCode::OK);
+        assert_eq!(answer.status(), StatusCode::OK);
         greedy.push(answer);
     }
-    let honest = watch(4, "honest").await;
-    assert_eq!(honest.status(), reqwest::StatusCode::OK, "{} watches of one caller leave none", greedy.len());
+    let honest = watch(250, "honest").await;
+    assert_eq!(honest.status(), StatusCode::OK, "{} watches of one caller leave none", greedy.len());
+}
+
+/// The service accounts of a greedy namespace.
+const ACCOUNTS: u8 = 40;
+
+/// kubefan with room for 80 forwarded requests, and clients by their address. It knows its callers:
+/// to the simulated apiserver every token is the name of its user.
+async fn with_known_callers(simulated: &Simulated) -> (Kubefan, impl Fn(u8) -> Client) {
+    let authority = Authority::new();
+    write_server_files(&authority, simulated.dir.path());
+    let path = |name: &str| simulated.dir.path().join(name).to_str().unwrap().to_owned();
+    let (certificate, key) = (path("server.pem"), path("server-key.pem"));
+    let tls = ["--tls-cert-file", &certificate, "--tls-private-key-file", &key];
+    let args = ["--resource=pods", "--on-demand=false", "--passthrough-max=80", "--authentication-skip-lookup"];
+    let kubefan = Kubefan::spawn_as_given(&simulated.kubeconfig(), &[&args[..], &tls].concat()).await;
+    kubefan.ready().await;
+    let ca = reqwest::Certificate::from_pem(authority.ca_pem.as_bytes()).unwrap();
+    (kubefan, move |last_byte| client_at(last_byte).tls_certs_only([ca.clone()]).build().unwrap())
+}
+
+async fn the_service_accounts_of_a_namespace_leave_a_forwarded_watch_for_another() {
+    let simulated = Simulated::start().await;
+    let (kubefan, client) = with_known_callers(&simulated).await;
+    let url = format!("https://{}/api/v1/configmaps?watch=1", kubefan.grpc_addr);
+    let watch = async |client: &Client, token: &str| client.get(&url).bearer_auth(token).send().await.unwrap();
+    let (mut held, mut refused) = (Vec::new(), 0);
+    // Each in turn, until each was refused once more.
+    for number in (0..ACCOUNTS).cycle() {
+        let account = client(2 + number);
+        let answer = watch(&account, &format!("system:serviceaccount:greedy:{number}")).await;
+        if answer.status() == StatusCode::OK {
+            held.push((account, answer));
+            refused = 0;
+            continue;
+        }
+        assert_eq!(answer.status(), StatusCode::TOO_MANY_REQUESTS);
+        refused += 1;
+        if refused == ACCOUNTS {
+            break;
+        }
+    }
+    let honest = watch(&client(250), "system:serviceaccount:honest:a").await;
+    assert_eq!(honest.status(), StatusCode::OK, "{} watches of one namespace leave none", held.len());
+}
+
+async fn the_service_accounts_of_a_namespace_leave_a_forwarded_request_for_another() {
+    let simulated = Simulated::start().await;
+    let (kubefan, client) = with_known_callers(&simulated).await;
+    let url = format!("https://{}/api/v1/namespaces/default/configmaps", kubefan.grpc_addr);
+    let (mut writes, refused) = (JoinSet::new(), Arc::new(AtomicUsize::new(0)));
+    for number in 0..3 * ACCOUNTS {
+        // Its body never ends.
+        let body = Body::wrap_stream(futures::stream::pending::<Result<Bytes, std::io::Error>>());
+        let token = format!("system:serviceaccount:greedy:{}", number % ACCOUNTS);
+        let write = client(2 + number % ACCOUNTS).post(&url).bearer_auth(token).body(body);
+        let refused = refused.clone();
+        writes.spawn(async move {
+            let answer = write.send().await.unwrap();
+            assert_eq!(answer.status(), StatusCode::TOO_MANY_REQUESTS);
+            refused.fetch_add(1, Ordering::SeqCst);
+        });
+    }
+    let all_arrived = || async {
+        let held = kubefan.metric("kubefan_passthrough_requests").await? as usize;
+        (held + refused.load(Ordering::SeqCst) == usize::from(3 * ACCOUNTS)).then_some(held)
+    };
+    let held = wait::until("each write has a place or none", wait::SOON, all_arrived).await;
+    let version = format!("https://{}/version", kubefan.grpc_addr);
+    let honest = client(250).get(version).bearer_auth("system:serviceaccount:honest:a").send().await.unwrap();
+    assert_eq!(honest.status(), StatusCode::OK, "{held} writes of one namespace leave none");
 }
 
 async fn the_number_of_streams_is_limited_with_those_of_reflection_and_health() {

@@ -1,11 +1,11 @@
-//! A limited number of places, shared fairly among users, workloads or addresses, and connections.
+//! A limited number of places, shared fairly among tenants, workloads or addresses, and connections.
 //!
 //! The hazard is one client that takes every place, so that all others are refused. A small fixed
 //! limit per client would refuse honest ones: a proxy may carry thousands of subscribers on a few
 //! connections. So a holder may take as many places as it likes while there are plenty. The last
 //! ones are refused to those that hold more than an equal part of what is left: first per
-//! connection, then per workload or address, then per user. So something is left for newcomers. An
-//! operator who knows the honest clients may set a limit for each identity beside it.
+//! connection, then per workload or address, then per tenant. So something is left for newcomers.
+//! An operator who knows the honest clients may set a limit for each identity beside it.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -24,12 +24,13 @@ pub(super) const LEVELS: usize = 3;
 const LAST_PARTS: [usize; LEVELS] = [32, 16, 8];
 
 /// Who holds a place: a connection, the address at its other end, and, once they are known, its
-/// user and the workload that acts as that user.
+/// user, the tenant that the user belongs to, and the workload that acts as that user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Holder {
     connection: u64,
     /// `None` for a Unix socket.
     address: Option<IpAddr>,
+    tenant: Option<NonZeroU64>,
     user: Option<NonZeroU64>,
     workload: Option<NonZeroU64>,
 }
@@ -39,9 +40,11 @@ pub struct Holder {
 pub enum LevelKey {
     /// kubefan itself, which has no share.
     Own,
-    /// All users that are not known.
-    UnknownUser,
-    /// A user.
+    /// All tenants that are not known.
+    UnknownTenant,
+    /// A tenant.
+    Tenant(NonZeroU64),
+    /// A user, which has no share of its own but may have a limit.
     User(NonZeroU64),
     /// A workload of a user.
     Workload(NonZeroU64),
@@ -60,15 +63,22 @@ impl Holder {
             IpAddr::V6(address) => IpAddr::V6(network(address)),
             v4 @ IpAddr::V4(_) => v4,
         });
-        Self { connection, address, user: None, workload: None }
+        Self { connection, address, tenant: None, user: None, workload: None }
     }
 
-    /// The same holder as a user. `workload` tells apart those that act as one user, wherever they
-    /// connect from: the pods of a DaemonSet have one service account, and may come through one
-    /// gateway. Without it their addresses do.
+    /// The same holder as a user, which is a tenant of its own. `workload` tells apart those that
+    /// act as one user, wherever they connect from: the pods of a DaemonSet have one service
+    /// account, and may come through one gateway. Without it their addresses do.
     #[must_use]
     pub fn identified(self, user: &str, workload: Option<&str>) -> Self {
-        Self { user: Some(key_of(user)), workload: workload.map(key_of), ..self }
+        let user = Some(key_of(user));
+        Self { tenant: user, user, workload: workload.map(key_of), ..self }
+    }
+
+    /// The same holder as one of several that share what one tenant may have.
+    #[must_use]
+    pub fn of_tenant(self, tenant: &str) -> Self {
+        Self { tenant: Some(key_of(tenant)), ..self }
     }
 
     /// The number of the connection.
@@ -85,9 +95,9 @@ fn key_of(name: &str) -> NonZeroU64 {
 
 /// The keys of a holder at each level; `None` is kubefan itself.
 pub(super) fn level_keys(holder: Option<Holder>) -> [LevelKey; LEVELS] {
-    let Some(Holder { connection, address, user, workload }) = holder else { return [LevelKey::Own; LEVELS] };
+    let Some(Holder { connection, address, tenant, workload, .. }) = holder else { return [LevelKey::Own; LEVELS] };
     [
-        user.map_or(LevelKey::UnknownUser, LevelKey::User),
+        tenant.map_or(LevelKey::UnknownTenant, LevelKey::Tenant),
         workload.map_or(LevelKey::Address(address), LevelKey::Workload),
         LevelKey::Connection(connection),
     ]
@@ -154,59 +164,58 @@ impl Shares {
         self.places_max.saturating_sub(self.held)
     }
 
-    /// Whether a connection may take a place. `None` stands for kubefan itself, which has no share.
-    pub fn admits(&self, holder: Option<Holder>) -> bool {
-        level_keys(holder).into_iter().enumerate().all(|(level, key)| self.admits_at(level, key))
-            && !self.is_at_identity_max(holder)
+    /// Whether a connection may take so many places. `None` stands for kubefan itself, which has no
+    /// share.
+    pub fn admits(&self, holder: Option<Holder>, count: usize) -> bool {
+        level_keys(holder).into_iter().enumerate().all(|(level, key)| self.admits_at(level, key, count))
+            && self.identity_has_room(holder, count)
     }
 
-    /// Whether the identity of a holder has as many places as one identity may hold.
-    fn is_at_identity_max(&self, holder: Option<Holder>) -> bool {
+    /// Whether the identity of a holder may hold so many places more.
+    fn identity_has_room(&self, holder: Option<Holder>, count: usize) -> bool {
         let held = |key| self.identities.get(&key).copied().unwrap_or(0);
-        self.per_identity_max.zip(identity(holder)).is_some_and(|(most, key)| held(key) >= most)
+        self.per_identity_max.zip(identity(holder)).is_none_or(|(most, key)| held(key) + count <= most)
     }
 
-    /// Whether a holder may take a place, as far as one level decides that.
-    pub(super) fn admits_at(&self, level: usize, key: LevelKey) -> bool {
-        let free = self.free();
-        free > self.places_max / LAST_PARTS[level] || (free > 0 && self.is_below_share(level, key))
-    }
-
-    /// Whether a holder has less than an equal part of the places that are left. A part of all
-    /// places would be too much: two holders of a half each would leave nothing.
-    fn is_below_share(&self, level: usize, key: LevelKey) -> bool {
-        if !has_share(key) {
+    /// Whether a holder may take so many places, as far as one level decides that. The last of them
+    /// decides: each leaves less for the next.
+    pub(super) fn admits_at(&self, level: usize, key: LevelKey, count: usize) -> bool {
+        let before = count.saturating_sub(1);
+        let Some(free) = self.free().checked_sub(before).filter(|free| *free > 0) else { return false };
+        if free > self.places_max / LAST_PARTS[level] || !has_share(key) {
             return true;
         }
+        // Less than an equal part of the places that are left. A part of all places would be too
+        // much: two holders of a half each would leave nothing.
         let held = self.levels[level].get(&key).copied().unwrap_or(0);
         let holders = self.levels[level].len() + usize::from(held == 0);
-        held < (self.free() / holders).max(1)
+        held + before < (free / holders).max(1)
     }
 
-    /// Takes a place without a check.
-    pub fn take(&mut self, holder: Option<Holder>) {
-        self.held += 1;
+    /// Takes places without a check.
+    pub fn take(&mut self, holder: Option<Holder>, count: usize) {
+        self.held += count;
         for (counts, key) in self.levels.iter_mut().zip(level_keys(holder)) {
             if has_share(key) {
-                *counts.entry(key).or_default() += 1;
+                *counts.entry(key).or_default() += count;
             }
         }
         if let Some(key) = identity(holder) {
-            *self.identities.entry(key).or_default() += 1;
+            *self.identities.entry(key).or_default() += count;
         }
     }
 
-    /// Gives a place back.
-    pub fn give_back(&mut self, holder: Option<Holder>) {
+    /// Gives places back.
+    pub fn give_back(&mut self, holder: Option<Holder>, count: usize) {
         // The number may have been lowered meanwhile.
         if self.held <= self.places_max || !planted::is(Bug::WithheldPermitsLost) {
-            self.held = self.held.saturating_sub(1);
+            self.held = self.held.saturating_sub(count);
         }
         for (counts, key) in self.levels.iter_mut().zip(level_keys(holder)) {
-            count_down(counts, key);
+            count_down(counts, key, count);
         }
         if let Some(key) = identity(holder) {
-            count_down(&mut self.identities, key);
+            count_down(&mut self.identities, key, count);
         }
     }
 }
@@ -214,23 +223,20 @@ impl Shares {
 /// Whose limit counts a holder: its workload's, or else its user's, or else its address's. `None`
 /// for kubefan itself, and for a Unix socket, where nothing tells the clients apart.
 fn identity(holder: Option<Holder>) -> Option<LevelKey> {
-    match level_keys(holder) {
-        [_, workload @ LevelKey::Workload(_), _] => Some(workload),
-        [user @ LevelKey::User(_), ..] => Some(user),
-        [_, address @ LevelKey::Address(Some(_)), _] => Some(address),
-        _ => None,
-    }
+    let Holder { address, user, workload, .. } = holder?;
+    let known = workload.map(LevelKey::Workload).or(user.map(LevelKey::User));
+    known.or(address.map(|address| LevelKey::Address(Some(address))))
 }
 
 fn has_share(key: LevelKey) -> bool {
-    !matches!(key, LevelKey::Own | LevelKey::UnknownUser)
+    !matches!(key, LevelKey::Own | LevelKey::UnknownTenant)
 }
 
-fn count_down(counts: &mut HashMap<LevelKey, usize>, key: LevelKey) {
-    if let Entry::Occupied(mut count) = counts.entry(key) {
-        *count.get_mut() -= 1;
-        if *count.get() == 0 {
-            count.remove();
+fn count_down(counts: &mut HashMap<LevelKey, usize>, key: LevelKey, count: usize) {
+    if let Entry::Occupied(mut held) = counts.entry(key) {
+        *held.get_mut() -= count;
+        if *held.get() == 0 {
+            held.remove();
         }
     }
 }
@@ -267,10 +273,16 @@ impl FairPool {
         self.shares().places_max()
     }
 
+    /// Whether so few places are free that shares may decide who takes them.
+    pub fn is_scarce(&self) -> bool {
+        let shares = self.shares();
+        LAST_PARTS.iter().any(|part| shares.free() <= shares.places_max / part)
+    }
+
     /// The places that one identity may hold, if this holder's identity holds them all.
     pub fn identity_max(&self, holder: Option<Holder>) -> Option<usize> {
         let shares = self.shares();
-        shares.per_identity_max.filter(|_| shares.is_at_identity_max(holder))
+        shares.per_identity_max.filter(|_| !shares.identity_has_room(holder, 1))
     }
 
     /// A place, if one is free and the holder may take it.
@@ -278,16 +290,13 @@ impl FairPool {
         self.try_take_many(holder, 1)
     }
 
-    /// So many places, if the holder may take them all. It costs time with their number.
+    /// So many places, if the holder may take them all.
     pub fn try_take_many(self: &Arc<Self>, holder: Option<Holder>, count: usize) -> Option<Place> {
         let mut shares = self.shares();
-        for taken in 0..count {
-            if !shares.admits(holder) {
-                (0..taken).for_each(|_| shares.give_back(holder));
-                return None;
-            }
-            shares.take(holder);
+        if !shares.admits(holder, count) {
+            return None;
         }
+        shares.take(holder, count);
         drop(shares);
         Some(Place { pool: self.clone(), holder, count })
     }
@@ -302,8 +311,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut shares = self.pool.shares();
-        (0..self.count).for_each(|_| shares.give_back(self.holder));
+        self.pool.shares().give_back(self.holder, self.count);
     }
 }
 
@@ -324,6 +332,46 @@ mod tests {
         assert!(pool.try_take_many(holder(2, 2), 10).is_some());
         drop(held);
         assert_eq!(pool.shares().free(), 160);
+    }
+
+    #[test]
+    fn any_number_of_places_is_taken_and_given_back_at_once() {
+        // One by one it would take days.
+        const PLACES: usize = 1 << 46;
+        let pool = FairPool::new(PLACES);
+        let held = pool.try_take_many(holder(1, 1), PLACES / 2).unwrap();
+        assert_eq!(pool.shares().free(), PLACES / 2);
+        drop(held);
+        assert_eq!(pool.shares().free(), PLACES);
+    }
+
+    #[test]
+    fn many_places_are_taken_as_if_one_by_one() {
+        for (all, per_identity) in [(3, None), (64, None), (200, None), (200, Some(30))] {
+            for held in 0..all {
+                let filled = || {
+                    let pool = FairPool::new(PlacesMax { all, per_identity });
+                    // Some by the same connection, address or user.
+                    let of = |number: u64| {
+                        let holder = holder(number % 5, (number % 3) as u8);
+                        if number % 2 == 0 { holder.map(|it| it.identified("even", None)) } else { holder }
+                    };
+                    let places = fill(&pool, (0..held as u64).map(of));
+                    (pool, places)
+                };
+                let asked = holder(1, 1).map(|it| it.identified("even", None));
+                for count in [1, 2, 3, 7, 8, 20, 31, 64, all] {
+                    let ((one_by_one, _held), (at_once, _also_held)) = (filled(), filled());
+                    let singles = fill(&one_by_one, std::iter::repeat_n(asked, count));
+                    let taken = at_once.try_take_many(asked, count);
+                    assert_eq!(taken.is_some(), singles.len() == count, "{count} of {all}, of which {held} are held");
+                    if taken.is_some() {
+                        let (one, many) = (one_by_one.shares(), at_once.shares());
+                        assert_eq!((one.held, &one.levels), (many.held, &many.levels));
+                    }
+                }
+            }
+        }
     }
 
     #[test]
@@ -379,6 +427,31 @@ mod tests {
         assert_eq!(greedy.len(), 155, "a thirty-second is left");
         assert!(pool.try_take(of_user("greedy", 201, Some("pod"))).is_none());
         assert!(pool.try_take(of_user("honest", 201, None)).is_some());
+    }
+
+    #[test]
+    fn a_tenant_with_many_users_leaves_places_for_others() {
+        let of = |number: u64, tenant| {
+            let user = holder(number, number as u8)
+                .map(|it| it.identified(&format!("{number}"), Some(&format!("pod {number}"))));
+            user.map(|it| it.of_tenant(tenant))
+        };
+        let pool = FairPool::new(800);
+        let greedy: Vec<_> =
+            (0..200).flat_map(|number| fill(&pool, std::iter::repeat_n(of(number, "greedy"), 20))).collect();
+        assert_eq!(greedy.len(), 775, "a thirty-second is left");
+        assert!(pool.try_take(of(300, "greedy")).is_none() && pool.try_take(of(300, "honest")).is_some());
+        let limited = FairPool::new(PlacesMax { all: 800, per_identity: Some(1) });
+        assert_eq!(fill(&limited, (0..50).map(|number| of(number, "one"))).len(), 50, "each is an identity");
+    }
+
+    #[test]
+    fn places_are_scarce_from_their_last_eighth_on() {
+        let pool = FairPool::new(160);
+        let _held = pool.try_take_many(None, 139).unwrap();
+        assert!(!pool.is_scarce());
+        let _last = pool.try_take(None).unwrap();
+        assert!(pool.is_scarce());
     }
 
     #[test]

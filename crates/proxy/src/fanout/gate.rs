@@ -84,7 +84,7 @@ impl Gate {
     /// A permit, if one is free for this holder.
     pub fn try_acquire(&self, holder: Option<Holder>) -> Option<GatePermit> {
         let mut state = self.shared.lock();
-        state.shares.admits(holder).then(|| self.shared.permit(&mut state, holder))
+        state.shares.admits(holder, 1).then(|| self.shared.permit(&mut state, holder))
     }
 
     /// As [`Self::try_acquire`], for one who cannot wait; counts the refusal.
@@ -134,7 +134,7 @@ impl Shared {
     }
 
     fn permit(self: &Arc<Self>, state: &mut State, holder: Option<Holder>) -> GatePermit {
-        state.shares.take(holder);
+        state.shares.take(holder, 1);
         self.metrics.in_flight.inc();
         GatePermit { shared: self.clone(), holder }
     }
@@ -145,7 +145,7 @@ impl Shared {
         let mut returned = Vec::new();
         while state.shares.free() > 0 {
             let State { shares, queue } = &mut *state;
-            let next = queue.pop(|level, key| shares.admits_at(level, key));
+            let next = queue.pop(|level, key| shares.admits_at(level, key, 1));
             let Some((holder, waiting)) = next else { break };
             let permit = self.permit(&mut state, holder);
             returned.extend(waiting.send(permit).err());
@@ -158,7 +158,7 @@ impl Drop for GatePermit {
     fn drop(&mut self) {
         self.shared.metrics.in_flight.dec();
         let mut state = self.shared.lock();
-        state.shares.give_back(self.holder);
+        state.shares.give_back(self.holder, 1);
         self.shared.admit_waiting(state);
     }
 }

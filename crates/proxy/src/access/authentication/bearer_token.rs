@@ -10,7 +10,7 @@ use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use http::{HeaderMap, header};
 use ring::hmac;
 
-use crate::access::user::Digest;
+use crate::{access::user::Digest, fanout::Holder};
 
 /// The prefix of a bearer token in `Sec-WebSocket-Protocol`, for browsers, which cannot set headers
 /// (`apiserver/pkg/authentication/request/websocket`).
@@ -46,6 +46,11 @@ impl BearerToken {
         let encoded = token.strip_prefix(WEBSOCKET_TOKEN).filter(|_| !others.is_empty())?;
         let token = String::from_utf8(BASE64_URL_SAFE_NO_PAD.decode(encoded).ok()?).ok()?;
         (!token.is_empty()).then(|| Self(token.into()))
+    }
+
+    /// The holder of a request with this token, as long as its user is not known.
+    pub fn holder(&self, holder: Holder) -> Holder {
+        holder.identified(&self.0, None)
     }
 
     /// The text, for a review.

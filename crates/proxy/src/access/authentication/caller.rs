@@ -55,9 +55,10 @@ impl KnownCaller {
         Arc::new(Self { identity, digest, bound, pod, expires_at })
     }
 
-    /// The holder of a request of this caller.
+    /// The holder of a request of this caller. Its tenant has the share: an administrator of a
+    /// namespace makes any number of service accounts.
     pub fn holder(&self, holder: Holder) -> Holder {
-        holder.identified(&self.identity.user, self.pod.as_deref())
+        holder.identified(&self.identity.user, self.pod.as_deref()).of_tenant(self.identity.tenant())
     }
 
     /// Whether the credential has expired.

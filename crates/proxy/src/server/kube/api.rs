@@ -7,12 +7,12 @@ use futures::FutureExt;
 use http::{HeaderMap, Method, Request, Response, StatusCode, request::Parts};
 
 use super::{
-    acting_as::acting_as,
     answer::{Answer, CACHE_STATUS, FromUpstream, HIT, forwarded_watch},
     audited,
     cache_reads::{CacheReads, ResolvedRead, SelectOptions},
     cross_origin::PageRequest,
     feature_gates::{CacheOnly, FeatureGates},
+    forwarded_caller::forwarded_caller,
     get,
     guard::Guard,
     hop_by_hop,
@@ -208,14 +208,11 @@ impl<C: Catalog> KubeApi<C> {
             return Answer::Forwarded(refusal(&parts, &failure));
         };
         let client = client_of(&parts);
-        let acting_as = match forwarder.impersonates() {
-            true => acting_as(&self.reads.reader, &parts.headers, &client, &notes_of(&parts)).boxed().await.map(Some),
-            false => Ok(None),
-        };
+        let (reader, notes) = (&self.reads.reader, notes_of(&parts));
         // Boxed: most requests are not forwarded and need not have the memory for it.
+        let caller = forwarded_caller(reader, forwarder, &parts, info.verb, &client, &notes).boxed().await;
         let request = Request::from_parts(parts, body);
-        let drain = self.reads.reader.drain();
-        let mut response = forwarder.forward(request, info.verb, &client, acting_as, drain).boxed().await;
+        let mut response = forwarder.forward(request, info.verb, &client, caller, reader.drain()).boxed().await;
         if let (true, Some(path), Ok((mode, caller))) = (info.is_watch, &info.path, mode) {
             let until = UntilSwitched::new(self.reads.reader.switches(), path, caller, mode);
             until.map(|until| response.extensions_mut().insert(until));

@@ -9,15 +9,22 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use axum::body::Body;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
-use http_body::Body as _;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header, request::Parts};
 use http_body_util::BodyExt;
 use hyper::upgrade::OnUpgrade;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    allowed_hosts::AllowedHosts, answer::FromUpstream, guard, hop_by_hop, negotiate, request_body::RequestBody,
-    request_info, status::Failure, tunnel::Tunnel,
+    allowed_hosts::AllowedHosts,
+    answer::FromUpstream,
+    forwarded_caller::ForwardedCaller,
+    guard, hop_by_hop,
+    kept_bodies::{Kept, KeptBodies},
+    negotiate,
+    request_body::RequestBody,
+    request_info,
+    status::Failure,
+    tunnel::Tunnel,
 };
 use crate::{
     access::authentication::bearer_token::WEBSOCKET_TOKEN,
@@ -30,7 +37,6 @@ use crate::{
     },
     upstream::{
         UpstreamError,
-        acting_as::ActingAs,
         client::holding,
         passthrough::{Credentials, Forwarded, Passthrough},
     },
@@ -56,12 +62,6 @@ pub struct ForwardOptions {
 
 /// One place in this many is for short requests only, such as the renewal of a lease.
 const SHORT_PART: usize = 5;
-/// The memory of all bodies that are kept while they are sent, in KiB.
-const KEPT_BODIES_KIB: usize = 32 << 10;
-/// The longest body that is kept, in bytes. kube-apiserver takes 3 MiB.
-const KEPT_BODY_BYTES_MAX: u64 = 4 << 20;
-/// The bytes that are kept of a body of unknown length.
-const KEPT_OF_UNKNOWN_BYTES: u64 = 64 << 10;
 
 /// Forwards requests upstream.
 pub struct Forwarder {
@@ -70,8 +70,7 @@ pub struct Forwarder {
     places: Arc<FairPool>,
     /// The places of long requests among them: watches, logs and sessions.
     long_places: Arc<FairPool>,
-    /// One place per KiB of the bodies that are kept.
-    kept_bodies: Arc<FairPool>,
+    kept_bodies: KeptBodies,
     upgrades: bool,
     /// The names of this machine, beside `localhost` and addresses.
     hosts: AllowedHosts,
@@ -92,7 +91,7 @@ impl Forwarder {
         let requests_max = upstream.requests_max();
         let places = FairPool::new(PlacesMax { all: requests_max, per_identity: per_identity_max });
         let long_places = FairPool::new(long_requests_max(requests_max));
-        let kept_bodies = FairPool::new(KEPT_BODIES_KIB);
+        let kept_bodies = KeptBodies::default();
         let via = via.expect("hexadecimal digits are visible");
         Self { upstream, places, long_places, kept_bodies, upgrades, hosts, via, metrics }
     }
@@ -102,21 +101,29 @@ impl Forwarder {
         self.upstream.credentials() == Credentials::Impersonate
     }
 
-    /// Forwards a request of a client, as the user `acting_as` if requests act as their callers.
-    /// The response is upstream's, or a `Status` that says why there is none. A request that does
-    /// not arrive soon after `drain` is cancelled is cut off.
+    /// Whether the share of a request is that of its caller's tenant: it may keep its place for
+    /// hours, or few places are left.
+    pub fn needs_tenant(&self, request: &Parts, verb: &str) -> bool {
+        is_long(verb, request.uri.path(), &request.headers) || self.places.is_scarce() || self.kept_bodies.is_scarce()
+    }
+
+    /// Forwards a request of a client. The response is upstream's, or a `Status` that says why
+    /// there is none. A request that does not arrive soon after `drain` is cancelled is cut off.
     pub async fn forward(
         &self,
         request: Request<Body>,
         verb: &'static str,
         client: &ClientInfo,
-        acting_as: Result<Option<ActingAs>, (PassthroughRefusal, Failure)>,
+        caller: Result<ForwardedCaller, (PassthroughRefusal, Failure)>,
         drain: &CancellationToken,
     ) -> Response<Body> {
         let upgrade = hop_by_hop::upgrade(request.headers());
         let media = negotiate::negotiate_failure(negotiate::accept_header(request.headers())).unwrap_or_default();
-        let admitted = self.admit(&request, verb, client, upgrade.is_some());
-        let (places, acting_as) = match admitted.and_then(|places| Ok((places, acting_as?))) {
+        let admitted = self.check(&request, client, upgrade.is_some()).and_then(|()| {
+            let ForwardedCaller { holder, acting_as } = caller?;
+            Ok((self.admit(&request, verb, holder)?, holder, acting_as))
+        });
+        let (places, holder, acting_as) = match admitted {
             Ok(admitted) => admitted,
             Err((refused, failure)) => {
                 self.metrics.count_passthrough_refusal(refused);
@@ -143,7 +150,7 @@ impl Forwarder {
         let switch = parts.extensions.remove::<Tunnel>().zip(parts.extensions.remove::<OnUpgrade>());
         let body = RequestBody::new(body, drain);
         let is_cut_off = body.is_cut_off();
-        let (kept_bytes_max, kept) = self.keep(&body, holder_of(&parts.headers, client));
+        let Kept { bytes_max: kept_bytes_max, place: kept } = self.kept_bodies.keep(&body, holder);
         let request = Request::from_parts(parts, holding(body, kept).boxed_unsync());
         let is_upgrade = upgrade.is_some();
         let sent = self.upstream.send(Forwarded { request, acting_as, is_upgrade, kept_bytes_max }).await;
@@ -176,14 +183,13 @@ impl Forwarder {
         response.map(|_| Body::empty())
     }
 
-    /// Checks whether a request may be forwarded, and takes a place for it.
-    fn admit(
+    /// Checks whether a request may be forwarded.
+    fn check(
         &self,
         request: &Request<Body>,
-        verb: &str,
         client: &ClientInfo,
         is_upgrade: bool,
-    ) -> Result<Places, (PassthroughRefusal, Failure)> {
+    ) -> Result<(), (PassthroughRefusal, Failure)> {
         let path = request.uri().path();
         if request.method() == Method::CONNECT || path == "*" || self.upstream.leads_out(path) {
             let message = format!("{} {} is not a request for the apiserver", request.method(), request.uri());
@@ -221,8 +227,17 @@ impl Forwarder {
                 ask the apiserver directly";
             return Err((PassthroughRefusal::Upgrade, Failure::forbidden(message.to_owned())));
         }
-        let is_long = is_upgrade || request_info::is_long_running(verb, request.uri().path());
-        let holder = holder_of(request.headers(), client);
+        Ok(())
+    }
+
+    /// Takes the places of a request.
+    fn admit(
+        &self,
+        request: &Request<Body>,
+        verb: &str,
+        holder: Holder,
+    ) -> Result<Places, (PassthroughRefusal, Failure)> {
+        let is_long = is_long(verb, request.uri().path(), request.headers());
         let place = self.places.try_take(Some(holder));
         let places = place.and_then(|place| {
             let long = if is_long { Some(self.long_places.try_take(Some(holder))?) } else { None };
@@ -239,17 +254,6 @@ impl Forwarder {
             (PassthroughRefusal::Limit, Failure::too_many_requests(message))
         })
     }
-
-    /// How many bytes of a body may be kept, and their places.
-    fn keep(&self, body: &RequestBody, holder: Holder) -> (usize, Option<Place>) {
-        let bytes = body.size_hint().exact().unwrap_or(KEPT_OF_UNKNOWN_BYTES);
-        if bytes == 0 || bytes > KEPT_BODY_BYTES_MAX {
-            return (0, None);
-        }
-        let kib = bytes.div_ceil(1 << 10) as usize;
-        let place = self.kept_bodies.try_take_many(Some(holder), kib);
-        (if place.is_some() { bytes as usize } else { 0 }, place)
-    }
 }
 
 /// The places of a forwarded request, until its response has ended.
@@ -263,12 +267,9 @@ pub fn long_requests_max(requests_max: usize) -> usize {
     requests_max - requests_max / SHORT_PART
 }
 
-/// The holder of a request's places. Callers are told apart by their credentials, which only the
-/// apiserver can verify. Those who make some up gain nothing: their address is counted too.
-fn holder_of(headers: &HeaderMap, client: &ClientInfo) -> Holder {
-    let credential = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let holder = client.holder();
-    credential.map_or(holder, |credential| holder.identified(credential, None))
+/// Whether a request lasts as long as its caller likes.
+fn is_long(verb: &str, path: &str, headers: &HeaderMap) -> bool {
+    hop_by_hop::upgrade(headers).is_some() || request_info::is_long_running(verb, path)
 }
 
 /// kubectl and client-go send no credentials without TLS, whatever their kubeconfig has.
@@ -356,71 +357,4 @@ fn write_upgrade(headers: &mut HeaderMap, to: HeaderValue) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn client(address: Option<&str>) -> ClientInfo {
-        ClientInfo { address: address.map(|text| text.parse().unwrap()), ..ClientInfo::default() }
-    }
-
-    #[test]
-    fn the_address_of_the_client_is_appended() {
-        let mut headers = HeaderMap::new();
-        append_client_address(&mut headers, &client(None));
-        assert!(headers.is_empty(), "a Unix socket has no address");
-        append_client_address(&mut headers, &client(Some("[::ffff:10.0.0.1]:5")));
-        append_client_address(&mut headers, &client(Some("[fd00::1]:5")));
-        assert_eq!(headers[X_FORWARDED_FOR], "10.0.0.1, fd00::1");
-    }
-
-    #[test]
-    fn an_unreachable_apiserver_is_reported_in_the_status_and_asks_for_no_retry() {
-        let unreachable =
-            |message: &str| UpstreamError::Unreachable { server: "https://h:6443".into(), message: message.into() };
-        let response = unanswered(&unreachable("Connection refused"), Media::Protobuf, Need::Discovery);
-        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
-        assert_eq!(response.headers()[header::CONTENT_TYPE], Media::Protobuf.content_type(), "as the client asked");
-        assert!(!response.headers().contains_key(header::RETRY_AFTER), "client-go would retry for ten seconds");
-        assert_eq!(
-            response.headers()[header::WARNING],
-            "299 kubefan \"cannot reach the apiserver at https://h:6443: Connection refused; until it is reachable, kubefan answers \
-             only reads of any version (resourceVersion=0) and watches of what it has cached\""
-        );
-        let response = unanswered(&unreachable("Connection refused"), Media::Json, Need::Other);
-        assert!(!response.headers().contains_key(header::WARNING), "client-go would show it for every read");
-        let response = unanswered(&UpstreamError::Reset { message: "closed".into() }, Media::Json, Need::Discovery);
-        assert_eq!(response.status(), StatusCode::BAD_GATEWAY);
-        assert!(response.headers().contains_key(header::WARNING));
-    }
-
-    #[test]
-    fn a_watch_of_an_unreachable_apiserver_is_answered_so_that_informers_retry_in_silence() {
-        let unreachable = UpstreamError::Unreachable { server: "https://h:6443".into(), message: "refused".into() };
-        let response = unanswered(&unreachable, Media::Json, Need::Watch);
-        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
-        assert_eq!(response.headers()[header::RETRY_AFTER], "1");
-        assert!(!response.headers().contains_key(header::WARNING));
-    }
-
-    #[test]
-    fn only_discovery_is_answered_with_a_warning() {
-        for path in ["/api", "/apis", "/api/v1", "/apis/apps", "/apis/apps/v1", "/openapi/v3", "/version"] {
-            assert_eq!(Need::of("get", path), Need::Discovery, "{path}");
-        }
-        for path in ["/api/v1/pods", "/apis/apps/v1/deployments", "/apis/apps/v1/namespaces/a/deployments/b"] {
-            assert_eq!((Need::of("list", path), Need::of("watch", path)), (Need::Other, Need::Watch), "{path}");
-        }
-    }
-
-    #[test]
-    fn a_token_may_be_a_websocket_protocol() {
-        let mut headers = HeaderMap::new();
-        headers.insert(header::SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static("v5.channel.k8s.io"));
-        assert!(!has_token(&headers));
-        let value = HeaderValue::from_static("v5.channel.k8s.io, base64url.bearer.authorization.k8s.io.YQ");
-        headers.insert(header::SEC_WEBSOCKET_PROTOCOL, value);
-        assert!(has_token(&headers));
-        remove_websocket_token(&mut headers);
-        assert_eq!(headers[header::SEC_WEBSOCKET_PROTOCOL], "v5.channel.k8s.io");
-    }
-}
+mod tests;

@@ -6,11 +6,13 @@
 //! its headers and then an idle timeout.
 
 mod availability;
+mod connections;
 mod cross_origin;
 mod exchange;
 pub mod identity;
 mod identity_check;
 pub mod lines;
+mod options;
 mod probe;
 mod replace;
 mod review;
@@ -20,7 +22,6 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
-    time::Duration,
 };
 
 use arc_swap::ArcSwap;
@@ -37,7 +38,7 @@ use crate::cache::warnings::Warnings;
 use crate::upstream::{
     client::{
         availability::Availability,
-        exchange::{Transport, build, build_blocking},
+        connections::{Transport, build, build_blocking},
         identity::{IdentityState, TrustedCa},
         lines::{Framing, LineOptions, Lines},
     },
@@ -54,6 +55,7 @@ pub use crate::upstream::transport::{
     HttpService,
     connection::{ConnectionLimits, UpstreamBody, holding},
 };
+pub use options::UpstreamOptions;
 pub use review::ReviewKind;
 
 /// The media type of everything that is read outside a cache.
@@ -91,36 +93,6 @@ impl Verb {
 
 /// Called for every request once its status is known; `None` if there was no answer.
 pub type UpstreamObserver = Arc<dyn Fn(Verb, Option<StatusCode>) + Send + Sync>;
-
-/// Limits of a client.
-#[derive(Debug, Clone)]
-pub struct UpstreamOptions {
-    /// When a connection counts as dead.
-    pub connection: ConnectionLimits,
-    /// Time limit for a read with its whole answer, and for the headers of a watch.
-    /// kube-apiserver's own limit for reads is 60 s.
-    pub request_timeout: Duration,
-    /// Limit for the answer to a read, in bytes.
-    pub body_bytes_max: usize,
-    /// The `User-Agent`, which appears in audit logs and flow control.
-    pub user_agent: String,
-}
-
-impl Default for UpstreamOptions {
-    fn default() -> Self {
-        Self {
-            connection: ConnectionLimits::APISERVER,
-            request_timeout: Duration::from_secs(60),
-            body_bytes_max: 512 << 20,
-            user_agent: format!(
-                "kubefan/{} ({}/{})",
-                env!("CARGO_PKG_VERSION"),
-                std::env::consts::OS,
-                std::env::consts::ARCH
-            ),
-        }
-    }
-}
 
 /// A client of one apiserver. Clones share connections and credentials.
 #[derive(Clone)]

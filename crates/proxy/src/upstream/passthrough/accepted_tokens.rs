@@ -3,6 +3,10 @@
 //! Only these count, because of any other credential the apiserver may make an anonymous user: a
 //! header that no authenticator knows, or an empty token. It answers 401 to every token that it
 //! does not know (`k8s.io/apiserver`, `bearertoken.Authenticator`).
+//!
+//! The hazard is an answer that was given before the token was read. The apiserver gives 400, 429
+//! and, to OPTIONS, 204 then (`DefaultBuildHandlerChain`), and a gateway in front of it anything
+//! else. So only a success accepts a token.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -10,11 +14,11 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use http::{HeaderMap, StatusCode, header};
+use http::{HeaderMap, Method, StatusCode, header};
 use lru::LruCache;
 
-/// The most tokens to remember. One that was forgotten costs its owner nothing but a place among
-/// the callers whose requests may have to be repeated.
+/// The most tokens to remember. One that is forgotten, or has had no success yet, costs its owner
+/// nothing but a place among the callers whose requests may have to be repeated.
 const TOKENS_MAX: NonZero<usize> = NonZero::new(16_384).unwrap();
 
 /// A short key of a bearer token. Two tokens have the same only by chance; then one is taken for
@@ -49,12 +53,11 @@ impl AcceptedTokens {
     }
 
     /// Records an answer to a request with this token; `None` is no answer.
-    pub(super) fn answered(&self, token: Option<TokenKey>, status: Option<StatusCode>) {
+    pub(super) fn answered(&self, token: Option<TokenKey>, method: &Method, status: Option<StatusCode>) {
         let Some((token, status)) = token.zip(status) else { return };
         if status == StatusCode::UNAUTHORIZED {
             self.tokens().pop(&token);
-        } else if !status.is_server_error() {
-            // A gateway in front of the apiserver may have answered 5xx.
+        } else if status.is_success() && *method != Method::OPTIONS {
             self.tokens().put(token, ());
         }
     }
@@ -93,16 +96,35 @@ mod tests {
     fn a_token_is_accepted_until_it_is_refused() {
         let tokens = AcceptedTokens::default();
         let (token, other) = (key("Bearer a"), key("Bearer b"));
+        let answered = |token, method: &Method, status| tokens.answered(token, method, status);
         assert!(!tokens.contains(token));
-        tokens.answered(token, Some(StatusCode::FORBIDDEN));
+        answered(token, &Method::POST, Some(StatusCode::CREATED));
         assert!(tokens.contains(token) && !tokens.contains(other));
-        tokens.answered(token, None);
-        assert!(tokens.contains(token), "no answer says nothing");
-        tokens.answered(other, Some(StatusCode::BAD_GATEWAY));
-        assert!(!tokens.contains(other));
-        tokens.answered(token, Some(StatusCode::UNAUTHORIZED));
+        for status in [None, Some(StatusCode::FORBIDDEN), Some(StatusCode::BAD_GATEWAY)] {
+            answered(token, &Method::GET, status);
+            assert!(tokens.contains(token), "{status:?} does not refuse the token");
+        }
+        answered(token, &Method::GET, Some(StatusCode::UNAUTHORIZED));
         assert!(!tokens.contains(token));
-        tokens.answered(None, Some(StatusCode::OK));
+        answered(None, &Method::GET, Some(StatusCode::OK));
         assert!(!tokens.contains(None));
+    }
+
+    #[test]
+    fn an_answer_that_needs_no_authentication_accepts_no_token() {
+        let tokens = AcceptedTokens::default();
+        let token = key("Bearer wrong");
+        for (method, status, from) in [
+            (Method::GET, StatusCode::BAD_REQUEST, "a timeout that is none (WithRequestDeadline)"),
+            (Method::OPTIONS, StatusCode::NO_CONTENT, "the CORS filter"),
+            (Method::GET, StatusCode::TOO_MANY_REQUESTS, "an apiserver that ends (WithRetryAfter)"),
+            (Method::GET, StatusCode::FORBIDDEN, "a gateway"),
+            (Method::GET, StatusCode::NOT_FOUND, "a gateway"),
+            (Method::GET, StatusCode::FOUND, "a gateway"),
+            (Method::GET, StatusCode::BAD_GATEWAY, "a gateway"),
+        ] {
+            tokens.answered(token, &method, Some(status));
+            assert!(!tokens.contains(token), "{status} is the answer of {from}");
+        }
     }
 }

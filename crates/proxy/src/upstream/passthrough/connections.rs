@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::upstream::transport::connection::STREAMS_MAX;
+use crate::upstream::transport::connection::REQUESTS_MAX;
 
 /// The HTTP client for a request. Each has one connection over HTTP/2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub(super) struct StreamPermits {
 impl StreamPermits {
     /// The permits for so many concurrent requests, of either kind of caller.
     pub(super) fn new(requests_max: usize) -> Self {
-        let permits = || (0..shared(requests_max)).map(|_| Arc::new(Semaphore::new(STREAMS_MAX))).collect();
+        let permits = || (0..shared(requests_max)).map(|_| Arc::new(Semaphore::new(REQUESTS_MAX))).collect();
         Self { accepted: permits(), unaccepted: permits() }
     }
 
@@ -52,7 +52,7 @@ impl StreamPermits {
 
 /// The number of shared connections of either kind of caller.
 pub(super) fn shared(requests_max: usize) -> usize {
-    requests_max.div_ceil(STREAMS_MAX)
+    requests_max.div_ceil(REQUESTS_MAX)
 }
 
 /// The most connections to upstream that so many requests need. Of these, `upgrades_max` may be
@@ -64,11 +64,21 @@ pub fn connections_max(requests_max: usize, upgrades_max: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::upstream::transport::connection::STREAMS_MAX;
+
+    #[test]
+    fn no_request_waits_for_a_stream_that_the_server_has_not_seen_end() {
+        let streams = StreamPermits::new(STREAMS_MAX);
+        let held: Vec<_> = (0..STREAMS_MAX).map(|_| streams.acquire(true, false)).collect();
+        let of_first = held.iter().filter(|(route, _)| *route == Route::Accepted(0));
+        assert!(of_first.count() < STREAMS_MAX, "the server may still count streams that have ended here");
+        assert!(held.iter().all(|(_, permit)| permit.is_some()));
+    }
 
     #[test]
     fn callers_without_an_accepted_token_have_connections_of_their_own() {
-        let streams = StreamPermits::new(2 * STREAMS_MAX);
-        let full: Vec<_> = (0..STREAMS_MAX).map(|_| streams.acquire(false, false)).collect();
+        let streams = StreamPermits::new(2 * REQUESTS_MAX);
+        let full: Vec<_> = (0..REQUESTS_MAX).map(|_| streams.acquire(false, false)).collect();
         assert!(full.iter().all(|(route, permit)| *route == Route::Unaccepted(0) && permit.is_some()));
         assert_eq!(streams.acquire(false, false).0, Route::Unaccepted(1), "the first connection is full");
         assert_eq!(streams.acquire(true, false).0, Route::Accepted(0));

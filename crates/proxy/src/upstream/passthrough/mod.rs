@@ -13,6 +13,8 @@ mod base_url;
 mod connections;
 mod protection;
 mod repeat;
+#[cfg(test)]
+pub(crate) mod scripted_server;
 
 use std::sync::Arc;
 
@@ -152,7 +154,7 @@ impl Passthrough {
         if credentials != Credentials::Caller {
             remove_credentials(request.headers_mut());
         }
-        let token = TokenKey::of(request.headers());
+        let (token, method) = (TokenKey::of(request.headers()), request.method().clone());
         if let Some(acting_as) = acting_as {
             acting_as.write(request.headers_mut());
         }
@@ -161,13 +163,8 @@ impl Passthrough {
         request.extensions_mut().clear();
         request.extensions_mut().insert(route);
         let sent = self.send_until_read(&Repeatable::new(request, kept_bytes_max)).await;
-        let status = sent.as_ref().ok().map(|response| response.status());
-        match credentials {
-            Credentials::Caller => self.accepted.answered(token, status),
-            Credentials::Own | Credentials::Impersonate if status == Some(StatusCode::UNAUTHORIZED) => {
-                self.service.refused(&self.service.last()).await;
-            }
-            Credentials::Own | Credentials::Impersonate => {}
+        if credentials == Credentials::Caller {
+            self.accepted.answered(token, &method, sent.as_ref().ok().map(|response| response.status()));
         }
         sent.map(|response| response.map(|body| holding(body, permit).boxed_unsync()))
     }
@@ -179,7 +176,13 @@ impl Passthrough {
         let mut service = self.service.current().await;
         while let Some(attempt) = request.attempt() {
             let error = match forward(ForwardService::clone(&service), attempt).await {
-                Ok(response) => return Ok(response),
+                Ok(response) => {
+                    let is_own = self.options.credentials != Credentials::Caller;
+                    if is_own && response.status() == StatusCode::UNAUTHORIZED {
+                        self.service.refused(&service).await;
+                    }
+                    return Ok(response);
+                }
                 Err(error) => error,
             };
             if repeat::is_unread(&*error) {
@@ -266,35 +269,4 @@ fn build_blocking(config: Config, options: &PassthroughOptions) -> Result<Forwar
 }
 
 #[cfg(test)]
-mod tests {
-    use http::Uri;
-
-    use super::*;
-
-    #[test]
-    fn every_identity_header_is_removed() {
-        let mut headers = HeaderMap::new();
-        for name in
-            ["authorization", "impersonate-user", "impersonate-extra-scopes", "x-remote-user", "accept", "x-request-id"]
-        {
-            headers.append(http::HeaderName::from_static(name), http::HeaderValue::from_static("x"));
-            headers.append(http::HeaderName::from_static(name), http::HeaderValue::from_static("y"));
-        }
-        remove_credentials(&mut headers);
-        let mut left: Vec<_> = headers.keys().map(|name| name.as_str()).collect();
-        left.sort_unstable();
-        assert_eq!(left, ["accept", "x-request-id"]);
-    }
-
-    #[test]
-    fn an_anonymous_configuration_has_no_credentials() {
-        let mut config = Config::new(Uri::from_static("https://h:6443"));
-        config.auth_info.client_certificate_data = Some("certificate".to_owned());
-        config.auth_info.username = Some("kubefan".to_owned());
-        config.auth_info.impersonate = Some("admin".to_owned());
-        config.headers.push((header::AUTHORIZATION, http::HeaderValue::from_static("Bearer x")));
-        let config = anonymous(config);
-        assert_eq!(format!("{:?}", config.auth_info), format!("{:?}", AuthInfo::default()));
-        assert!(config.headers.is_empty());
-    }
-}
+mod tests;

@@ -19,6 +19,8 @@ use h2::Reason;
 use http::{Request, request};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
+use hyper_util::client::legacy;
+use kube_client::client::AuthError;
 use tower::BoxError;
 
 use crate::upstream::transport::connection::UpstreamBody;
@@ -34,6 +36,9 @@ pub(super) const DELAYS: [Duration; 5] = [
     Duration::from_millis(500),
 ];
 
+/// The most bytes that an attempt reads again at once.
+const PIECE_BYTES_MAX: usize = 16 << 10;
+
 /// A request, of whose body the beginning is kept while it is sent.
 pub(super) struct Repeatable {
     head: request::Parts,
@@ -43,18 +48,20 @@ pub(super) struct Repeatable {
 /// The body, and what the attempts have read of it.
 struct KeptBody {
     source: UpstreamBody,
-    chunks: Vec<Bytes>,
-    /// How many more bytes may be kept; `None` once the body is longer, so nothing is kept.
-    bytes_left: Option<usize>,
+    /// A copy of what was read. The chunks themselves are parts of the read buffers of the caller's
+    /// connection: each would keep several KiB, however small it is.
+    bytes: Vec<u8>,
+    /// How many bytes may be kept; `None` once the body is longer, so nothing is kept.
+    bytes_max: Option<usize>,
     /// The number of the attempt that may read.
     attempt: usize,
 }
 
-/// The body of one attempt: the chunks that are kept, and then the rest of the source.
+/// The body of one attempt: the bytes that are kept, and then the rest of the source.
 struct AttemptBody {
     body: Arc<Mutex<KeptBody>>,
     attempt: usize,
-    /// The number of chunks that this attempt has read.
+    /// The number of kept bytes that this attempt has read.
     position: usize,
 }
 
@@ -62,7 +69,7 @@ impl Repeatable {
     /// A request, of whose body up to `kept_bytes_max` bytes are kept.
     pub(super) fn new(request: Request<UpstreamBody>, kept_bytes_max: usize) -> Self {
         let (head, source) = request.into_parts();
-        let body = KeptBody { source, chunks: Vec::new(), bytes_left: Some(kept_bytes_max), attempt: 0 };
+        let body = KeptBody { source, bytes: Vec::new(), bytes_max: Some(kept_bytes_max), attempt: 0 };
         Self { head, body: Arc::new(Mutex::new(body)) }
     }
 
@@ -71,7 +78,7 @@ impl Repeatable {
     pub(super) fn attempt(&self) -> Option<Request<UpstreamBody>> {
         let attempt = {
             let mut body = lock(&self.body);
-            body.bytes_left?;
+            body.bytes_max?;
             body.attempt += 1;
             body.attempt
         };
@@ -87,12 +94,24 @@ fn lock(body: &Mutex<KeptBody>) -> std::sync::MutexGuard<'_, KeptBody> {
 impl KeptBody {
     /// Keeps a chunk if there is room for it, and forgets all of them otherwise.
     fn keep(&mut self, chunk: Option<&Bytes>) {
-        let left = chunk.zip(self.bytes_left).and_then(|(chunk, left)| left.checked_sub(chunk.len()));
-        self.bytes_left = left;
-        match chunk {
-            Some(chunk) if left.is_some() => self.chunks.push(chunk.clone()),
-            _ => self.chunks = Vec::new(),
+        let length = chunk.map_or(usize::MAX, |chunk| self.bytes.len().saturating_add(chunk.len()));
+        self.bytes_max = self.bytes_max.filter(|most| length <= *most);
+        let (Some(chunk), Some(most)) = (chunk, self.bytes_max) else {
+            self.bytes = Vec::new();
+            return;
+        };
+        if length > self.bytes.capacity() {
+            // Twice as much, as a vector grows by itself, but no more than is counted.
+            let capacity = length.max((2 * self.bytes.len()).min(most));
+            self.bytes.reserve_exact(capacity - self.bytes.len());
         }
+        self.bytes.extend_from_slice(chunk);
+    }
+
+    /// The next kept bytes from a position on; empty behind the last.
+    fn kept_from(&self, position: usize) -> &[u8] {
+        let rest = self.bytes.get(position..).unwrap_or_default();
+        &rest[..rest.len().min(PIECE_BYTES_MAX)]
     }
 }
 
@@ -106,27 +125,28 @@ impl Body for AttemptBody {
         if body.attempt != this.attempt {
             return Poll::Ready(Some(Err("the request is sent again".into())));
         }
-        if let Some(chunk) = body.chunks.get(this.position) {
-            this.position += 1;
-            return Poll::Ready(Some(Ok(Frame::data(chunk.clone()))));
+        let piece = body.kept_from(this.position);
+        if !piece.is_empty() {
+            this.position += piece.len();
+            return Poll::Ready(Some(Ok(Frame::data(Bytes::copy_from_slice(piece)))));
         }
         let frame = ready!(Pin::new(&mut body.source).poll_frame(cx));
         if let Some(Ok(frame)) = &frame {
             // Trailers are not kept. Requests of the Kubernetes API have none.
             body.keep(frame.data_ref());
-            this.position += 1;
+            this.position = body.bytes.len();
         }
         Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
         let body = lock(&self.body);
-        self.position >= body.chunks.len() && body.source.is_end_stream()
+        self.position >= body.bytes.len() && body.source.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
         let body = lock(&self.body);
-        let kept: u64 = body.chunks.iter().skip(self.position).map(|chunk| chunk.len() as u64).sum();
+        let kept = body.bytes.len().saturating_sub(self.position) as u64;
         let source = body.source.size_hint();
         let mut size = SizeHint::new();
         if let Some(upper) = source.upper() {
@@ -140,23 +160,39 @@ impl Body for AttemptBody {
 /// Whether the server has certainly not processed the request: its stream was refused, or is above
 /// the last one of a GOAWAY, or the connection closed before the request was written.
 pub(super) fn is_unread(error: &(dyn Error + Send + Sync + 'static)) -> bool {
-    if text::find::<hyper::Error>(error).is_some_and(hyper::Error::is_canceled) {
+    let Some(error) = text::find::<hyper::Error>(error) else { return false };
+    if error.is_canceled() || error.is_closed() {
         return true;
     }
+    // Below an error of the body is what broke the caller's connection. This is about the server's.
+    let of_server = error.source().filter(|_| !error.is_user()).and_then(|error| error.downcast_ref::<h2::Error>());
     // A GOAWAY fails only the streams above its last one; the others end with the connection. One
     // with an error code says nothing about either.
-    text::find::<h2::Error>(error).is_some_and(|error| {
+    of_server.is_some_and(|error| {
         let is_closed = error.is_go_away() && error.reason() == Some(Reason::NO_ERROR);
         error.is_remote() && (is_closed || error.reason() == Some(Reason::REFUSED_STREAM))
     })
 }
 
+/// Whether the request was never sent: there were no credentials for it, or no connection.
+pub(super) fn is_unsent(error: &(dyn Error + Send + Sync + 'static)) -> bool {
+    text::find::<AuthError>(error).is_some()
+        || text::find::<legacy::Error>(error).is_some_and(legacy::Error::is_connect)
+}
+
 #[cfg(test)]
 mod tests {
     use futures::{StreamExt, stream};
-    use http_body_util::StreamBody;
+    use http_body_util::{Full, StreamBody};
+    use hyper_util::rt::{TokioExecutor, TokioIo};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
+    use crate::upstream::passthrough::scripted_server::{failure, go_away, reset};
+
+    fn write() -> Request<UpstreamBody> {
+        Request::post("http://h/").body(Full::new(Bytes::from("x")).map_err(BoxError::from).boxed_unsync()).unwrap()
+    }
 
     fn request(chunks: &'static [&'static str], kept_bytes_max: usize) -> Repeatable {
         let frames = stream::iter(chunks).map(|chunk| Ok(Frame::data(Bytes::from_static(chunk.as_bytes()))));
@@ -193,10 +229,88 @@ mod tests {
         assert!(request.attempt().is_some(), "an empty body needs no room");
     }
 
-    #[test]
-    fn only_the_server_can_say_that_it_has_not_read_a_request() {
+    /// A buffer that tells when it is freed.
+    struct Buffer([u8; 8192], Arc<()>);
+
+    impl AsRef<[u8]> for Buffer {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_in_small_pieces_keeps_no_buffer_of_its_connection() {
+        const BYTES: usize = 64 << 10;
+        let alive = Arc::new(());
+        let held = alive.clone();
+        let pieces = stream::repeat_with(move || Bytes::from_owner(Buffer([b'x'; 8192], held.clone())).slice(..1));
+        let body = StreamBody::new(pieces.take(BYTES).map(|piece| Ok(Frame::data(piece)))).boxed_unsync();
+        let request = Repeatable::new(Request::post("/").body(body).unwrap(), BYTES);
+        assert_eq!(read(request.attempt().unwrap()).await.len(), BYTES);
+        assert!(Arc::strong_count(&alive) <= 2, "{} buffers are held", Arc::strong_count(&alive) - 2);
+        assert_eq!(read(request.attempt().unwrap()).await, vec![b'x'; BYTES]);
+    }
+
+    #[tokio::test]
+    async fn only_the_server_can_say_that_it_has_not_read_a_request() {
+        for (bytes, says_so) in [
+            (reset(Reason::REFUSED_STREAM), true),
+            (go_away(0, Reason::NO_ERROR), true),
+            (go_away(1, Reason::NO_ERROR), false),
+            ([go_away(u32::MAX >> 1, Reason::NO_ERROR), go_away(1, Reason::NO_ERROR)].concat(), false),
+            (go_away(0, Reason::INTERNAL_ERROR), false),
+            (go_away(0, Reason::ENHANCE_YOUR_CALM), false),
+            (reset(Reason::NO_ERROR), false),
+            (reset(Reason::CANCEL), false),
+            (reset(Reason::INTERNAL_ERROR), false),
+            (reset(Reason::STREAM_CLOSED), false),
+            (reset(Reason::ENHANCE_YOUR_CALM), false),
+            (Vec::new(), false),
+        ] {
+            let error = failure(write(), &bytes).await;
+            assert_eq!(is_unread(&*error), says_so, "{bytes:?}: {error:?}");
+        }
         let wrapped = |error: h2::Error| std::io::Error::other(error);
         assert!(!is_unread(&wrapped(h2::Error::from(Reason::NO_ERROR))), "an error of this side");
         assert!(!is_unread(&std::io::Error::other("reset")));
+    }
+
+    /// The error of a request over HTTP/1.1 whose server closes the connection after these bytes.
+    async fn failure_over_http1(body: UpstreamBody, bytes: &'static [u8]) -> BoxError {
+        let (client, mut server) = tokio::io::duplex(1 << 16);
+        let (mut requests, connection) = hyper::client::conn::http1::handshake(TokioIo::new(client)).await.unwrap();
+        tokio::spawn(connection);
+        let sent = requests.send_request(Request::post("/").body(body).unwrap());
+        let served = async move {
+            let _begun = server.read_u8().await;
+            let _written = server.write_all(bytes).await;
+        };
+        let (sent, ()) = tokio::join!(sent, served);
+        sent.unwrap_err().into()
+    }
+
+    #[tokio::test]
+    async fn a_request_over_http1_that_was_begun_may_have_been_read() {
+        for bytes in [&b""[..], b"HTTP/1.1 200 OK\r\n", b"no HTTP\r\n\r\n"] {
+            let error = failure_over_http1(write().into_body(), bytes).await;
+            assert!(!is_unread(&*error), "{error:?}");
+        }
+        let of_caller = failure(write(), &reset(Reason::REFUSED_STREAM)).await;
+        assert!(is_unread(&*of_caller));
+        let broken = StreamBody::new(stream::iter([Ok(Frame::data(Bytes::from("x"))), Err(of_caller)])).boxed_unsync();
+        let error = failure_over_http1(broken, b"").await;
+        assert!(!is_unread(&*error), "the caller has refused something, not the server: {error:?}");
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_closes_before_a_request_has_not_read_it() {
+        let (client, server) = tokio::io::duplex(1 << 16);
+        let (mut requests, connection) =
+            hyper::client::conn::http2::handshake::<_, _, UpstreamBody>(TokioExecutor::new(), TokioIo::new(client))
+                .await
+                .unwrap();
+        drop(server);
+        let _broken = connection.await;
+        assert!(is_unread(&requests.ready().await.unwrap_err()));
     }
 }

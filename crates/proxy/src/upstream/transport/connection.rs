@@ -51,3 +51,7 @@ pub(in crate::upstream) const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
 /// The number of concurrent streams on one connection. kube-apiserver accepts 100
 /// (`--http2-max-streams-per-connection`), and so do most proxies.
 pub(in crate::upstream) const STREAMS_MAX: usize = 100;
+/// The number of concurrent requests on one connection. The remaining streams are a reserve for
+/// requests that this side has ended and the server has not. A request without a stream would wait,
+/// and fail if the server closes the connection then.
+pub(in crate::upstream) const REQUESTS_MAX: usize = STREAMS_MAX - 10;

@@ -12,11 +12,7 @@ use reqwest::{Body, Client};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower::BoxError;
 
-use crate::upstream::transport::connection::{self, UpstreamBody};
-
-/// Concurrent requests on one connection. The remaining streams are a reserve for requests that
-/// this side has ended and the server has not.
-const REQUESTS_MAX: usize = connection::STREAMS_MAX - 10;
+use crate::upstream::transport::connection::{self, REQUESTS_MAX, UpstreamBody};
 
 type ClientFactory = dyn Fn() -> Result<Client, String> + Send + Sync;
 
