@@ -203,6 +203,8 @@ pub(super) struct AttackerArgs {
     milliseconds: u64,
     /// A version that the server can resume from
     version: u64,
+    /// The certificate of the data port
+    cert_file: Option<PathBuf>,
 }
 
 /// Runs a server under test; the benchmark starts every server through this process.
@@ -331,14 +333,14 @@ pub(super) fn run_sink(SinkArgs {}: SinkArgs) -> Result<(), CliError> {
     runtime.block_on(hostile::sink::serve()).map_err(CliError::plain)
 }
 
-pub(super) fn run_attacker(args: &AttackerArgs) -> Result<(), CliError> {
-    let AttackerArgs { attack, target, admin, milliseconds, version } = *args;
-    let order = attacker::Order { target, admin, version, duration: Duration::from_millis(milliseconds) };
+pub(super) fn run_attacker(args: AttackerArgs) -> Result<(), CliError> {
+    let AttackerArgs { attack, target, admin, milliseconds, version, cert_file } = args;
+    let order = attacker::Order { target, admin, version, duration: Duration::from_millis(milliseconds), cert_file };
     // The limit of open files was raised by the benchmark.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(CliError::plain)?;
     let received = runtime.block_on(attacker::run(attack, order));
     runtime.shutdown_timeout(Duration::ZERO);
-    writeln!(stdout(), "{received}")?;
+    writeln!(stdout(), "{}", received.map_err(CliError::plain)?)?;
     Ok(())
 }
 

@@ -130,7 +130,7 @@ fn run(command: Command, given: &Given<'_>) -> Result<(), CliError> {
         #[cfg(feature = "sim")]
         Command::BenchSink(args) => bench::run_sink(args),
         #[cfg(feature = "sim")]
-        Command::BenchAttacker(args) => bench::run_attacker(&args),
+        Command::BenchAttacker(args) => bench::run_attacker(args),
         #[cfg(feature = "sim")]
         Command::BenchChild(args) => bench::run_child(&args),
         Command::Get(args) => until_signal(get::run(args)),

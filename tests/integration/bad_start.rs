@@ -16,6 +16,7 @@ use crate::{
         process::closed_port,
         record::{Watch, connect},
         rig::target,
+        secrets,
         simulated::{Simulated, kubeconfig},
         tests, wait,
     },
@@ -26,7 +27,8 @@ tests! {
         an_unusable_kubeconfig_is_named, an_address_in_use_is_named_with_its_flag,
         with_require_upstream_an_unusable_apiserver_ends_the_start,
         an_unreachable_apiserver_is_waited_for_and_reported, rejected_credentials_are_reported_without_the_secret,
-        callers_tokens_are_not_passed_on_in_the_clear_without_a_flag, a_broken_private_key_is_never_quoted;
+        callers_tokens_are_not_passed_on_in_the_clear_without_a_flag, a_broken_private_key_is_never_quoted,
+        a_broken_token_is_never_quoted;
 }
 
 /// Runs `kubefan serve`. Without flags it listens on free ports, and its apiserver is away.
@@ -138,7 +140,6 @@ async fn an_unusable_kubeconfig_is_named() {
         std::fs::write(&file, &text).unwrap();
         let ran = serve(&[&["--kubeconfig", path], args].concat()).await;
         assert_line(&text, &ran, 1, has);
-        assert!(!ran.stderr.contains("very-secret"), "{}", ran.stderr);
     }
 }
 
@@ -183,7 +184,6 @@ async fn with_require_upstream_an_unusable_apiserver_ends_the_start() {
         let config = kubeconfig(&dir, &format!("http://{server}"), "{ token: wrong-and-secret }");
         let ran = serve(&["--require-upstream", "--kubeconfig", config.to_str().unwrap()]).await;
         assert_line(what, &ran, 1, &[has, &["--require-upstream"]].concat());
-        assert!(!ran.stderr.contains("wrong-and-secret"), "{ran:?}");
     }
 }
 
@@ -216,10 +216,9 @@ async fn rejected_credentials_are_reported_without_the_secret() {
     .await;
     assert_eq!(code, 503);
     assert!(text.contains("does not accept kubefan's credentials"), "{text}");
-    let (_, metrics) = kubefan.admin("/metrics").await.unwrap();
-    let (_, page) = kubefan.admin("/").await.unwrap();
-    let said = [text, metrics, page, kubefan.process.log()].concat();
-    assert!(!said.contains("wrong-and-secret"), "{said}");
+    // The harness searches these for the token.
+    kubefan.admin("/metrics").await.unwrap();
+    kubefan.admin("/").await.unwrap();
 }
 
 async fn callers_tokens_are_not_passed_on_in_the_clear_without_a_flag() {
@@ -239,14 +238,7 @@ async fn callers_tokens_are_not_passed_on_in_the_clear_without_a_flag() {
     Kubefan::spawn(&plain, &["--resource=pods", "--passthrough=self"]).await;
 }
 
-/// Whether a text has a part of a key, also as the numbers of its bytes.
-fn quotes(text: &str, key: &str) -> bool {
-    let body: Vec<char> = key.lines().filter(|line| !line.starts_with("---")).flat_map(str::chars).collect();
-    body.chunks_exact(12).any(|part| {
-        let numbers = part.iter().map(|c| u32::from(*c).to_string()).collect::<Vec<_>>().join(", ");
-        text.contains(&part.iter().collect::<String>()) || text.contains(&numbers)
-    })
-}
+// The harness searches what every kubefan prints for the keys and tokens of the tests.
 
 async fn a_broken_private_key_is_never_quoted() {
     let dir = tempfile::tempdir().unwrap();
@@ -291,8 +283,49 @@ async fn a_broken_private_key_is_never_quoted() {
         for (args, named) in cases {
             let ran = serve(&[&["--resource=pods"], args].concat()).await;
             assert_eq!(ran.code, Some(1), "{what}, {args:?}: {ran:?}");
-            assert!(!quotes(&ran.stderr, &key) && !quotes(&ran.stdout, &key), "{what}: {}", ran.stderr);
             assert!(ran.stderr.contains(named) && ran.stderr.lines().count() == 1, "{what}: {}", ran.stderr);
         }
+    }
+}
+
+async fn a_broken_token_is_never_quoted() {
+    const TOKEN: &str = "of-no-one-4815162342";
+    secrets::remember_token(TOKEN);
+    let dir = tempfile::tempdir().unwrap();
+    let simulated = Simulated::with(SimOptions { bearer_token: Some("right".into()), ..SimOptions::default() }).await;
+    let file = dir.path().join("token");
+    std::fs::write(&file, format!("{TOKEN}\n{TOKEN}\n")).unwrap();
+    let plugin = |script: &str| {
+        let args = serde_json::json!(["-c", script]);
+        format!(
+            "{{ exec: {{ apiVersion: client.authentication.k8s.io/v1, command: sh, interactiveMode: Never, args: {args} }} }}"
+        )
+    };
+    let users = [
+        format!("{{ token: {TOKEN}"),
+        format!("{{ token: [ {TOKEN} ] }}"),
+        format!("{{ token: {{ a: {TOKEN} }} }}"),
+        format!("{{ token: \"{TOKEN}\\n\" }}"),
+        format!("{{ token: \"\\x01{TOKEN}\" }}"),
+        format!("{{ token: \"ü{TOKEN}\" }}"),
+        format!("{{ token: a, token: {TOKEN} }}"),
+        format!("{{ tokenFile: {} }}", file.display()),
+        format!("{{ client-certificate-data: {TOKEN}, client-key-data: {TOKEN} }}"),
+        format!("{{ username: a, password: {TOKEN} }}"),
+        format!("{{ username: [ {TOKEN} ], password: {{ a: {TOKEN} }} }}"),
+        format!("{{ auth-provider: {{ name: gcp, config: {{ access-token: {TOKEN} }} }} }}"),
+        plugin(&format!("echo {TOKEN}")),
+        plugin(&format!("echo {TOKEN}; echo {TOKEN} >&2; exit 1")),
+        plugin(&format!("echo '{{\"status\": {{\"token\": [\"{TOKEN}\"]}}}}'")),
+    ];
+    for user in users {
+        let kubeconfig = kubeconfig(&dir, &format!("http://{}", simulated.addr), &user);
+        let ran = serve(&["--resource=pods", "--require-upstream", "--kubeconfig", kubeconfig.to_str().unwrap()]).await;
+        assert_eq!(
+            (ran.code, ran.stderr.lines().filter(|line| line.starts_with("error: ")).count()),
+            (Some(1), 1),
+            "{user}: {ran:?}"
+        );
+        println!("{user}: {}", ran.stderr);
     }
 }

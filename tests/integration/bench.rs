@@ -198,14 +198,30 @@ async fn mistakes_are_one_error_with_the_remedy() {
 }
 
 async fn attacks_are_measured_beside_honest_clients() {
-    let names = ["selector-lists", "half-open-calls", "unread-pipelines", "rapid-reset", "half-tls-hellos"];
+    let names = [
+        "selector-lists",
+        "half-open-calls",
+        "unread-pipelines",
+        "unread-pings",
+        "rapid-reset",
+        "half-tls-hellos",
+        "server-names-slow-log",
+        "unknown-tokens",
+    ];
     let mut args = vec!["hostile", "--honest=4", "--duration=1s", "-o", "json"];
     args.extend(names.iter().flat_map(|name| ["--attack", name]));
     let ran = bench(&args).await;
     let rows = rows(&ran);
     assert_eq!(variants(&rows), names);
     for row in &rows {
-        let fields = ["baseline_p99_ms", "p99_ratio", "livez_ms_max", "rss_bytes_max", "memory_bytes_max"];
+        let fields = [
+            "baseline_p99_ms",
+            "p99_ratio",
+            "livez_ms_max",
+            "log_bytes_per_second",
+            "rss_bytes_max",
+            "memory_bytes_max",
+        ];
         assert!(are_set(row, &fields), "{row}");
         assert_eq!(row["honest_requests_refused"], 0.0, "{row}");
         assert!(row["note"].as_str().is_some_and(|note| note.contains("kB read")), "{row}");

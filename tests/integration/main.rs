@@ -74,6 +74,7 @@ mod staleness;
 mod strangers;
 mod subscribers;
 mod tables;
+mod tenants;
 mod tier_load;
 mod traces;
 mod two_tiers;

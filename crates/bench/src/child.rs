@@ -9,6 +9,10 @@ use std::{
     os::unix::process::CommandExt,
     path::Path,
     process::Stdio,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -16,7 +20,7 @@ use tokio::{
     io::{AsyncBufReadExt, BufReader, Lines},
     process::{Child, Command},
     sync::watch,
-    time::timeout,
+    time::{sleep, timeout},
 };
 
 use super::BenchError;
@@ -52,8 +56,28 @@ pub(super) struct ServerProcess {
     pub(super) pid: u32,
     /// The address of its admin port, once it was printed. The sender lives as long as the process.
     admin: watch::Receiver<Option<SocketAddr>>,
+    log: Arc<LogReader>,
     /// Killed when dropped.
     _child: Child,
+}
+
+/// How the log of a server is read.
+#[derive(Default)]
+struct LogReader {
+    /// The bytes read so far, without the lines of the start.
+    bytes: AtomicU64,
+    /// The most bytes that are read per second; 0 for all.
+    bytes_per_second_max: AtomicU32,
+}
+
+impl LogReader {
+    async fn add(&self, bytes: usize) {
+        self.bytes.fetch_add(bytes as u64, Relaxed);
+        let per_second = self.bytes_per_second_max.load(Relaxed);
+        if per_second > 0 {
+            sleep(Duration::from_secs(1).mul_f64(bytes as f64 / f64::from(per_second))).await;
+        }
+    }
 }
 
 impl ServerProcess {
@@ -90,15 +114,28 @@ impl ServerProcess {
         let found = found.unwrap_or_else(|_| Err(format!("it did not print {marker:?} within {START_TIMEOUT:?}")));
         let address = found.map_err(failed)?;
         let (sender, admin) = watch::channel(None);
+        let log = Arc::<LogReader>::default();
+        let read = log.clone();
         // If nothing read the pipe, it would fill up and block the process.
         tokio::spawn(async move {
             while let Ok(Some(line)) = lines.next_line().await {
+                read.add(line.len() + 1).await;
                 if let Some((_, address)) = line.split_once(ADMIN_MARKER) {
                     sender.send_replace(address.trim_end().parse().ok());
                 }
             }
         });
-        Ok(Self { address, pid, admin, _child: child })
+        Ok(Self { address, pid, admin, log, _child: child })
+    }
+
+    /// The bytes of its log that were read so far.
+    pub(super) fn log_bytes(&self) -> u64 {
+        self.log.bytes.load(Relaxed)
+    }
+
+    /// From now on so many bytes of its log are read per second.
+    pub(super) fn read_log_slowly(&self, bytes_per_second: u32) {
+        self.log.bytes_per_second_max.store(bytes_per_second, Relaxed);
     }
 
     /// The address of kubefan's admin port.

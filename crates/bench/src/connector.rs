@@ -2,7 +2,6 @@
 
 use std::{io, net::SocketAddr, sync::Arc};
 
-use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
@@ -10,7 +9,7 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 use tokio_util::io::InspectReader;
 
-use super::counters::Counters;
+use super::{counters::Counters, tls::TlsClient};
 
 /// A TCP or TLS connection.
 pub(super) trait Transport: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -20,8 +19,8 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Transport for T {}
 #[derive(Clone)]
 pub(super) struct Connector {
     pub(super) address: SocketAddr,
-    /// The TLS configuration with ALPN, and the server name in the certificate.
-    pub(super) tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
+    /// `None` without TLS.
+    pub(super) tls: Option<TlsClient>,
 }
 
 impl Connector {

@@ -49,6 +49,8 @@ pub enum Figure {
     ListMax,
     /// The slowest answer of `/livez`.
     LivezMax,
+    /// Bytes of log per second, as far as they are read.
+    LogRate,
     /// 1 if the goals of `hostile` are met, otherwise 0.
     GoalsMet,
     /// The same beside the same attackers against a sink.
@@ -80,7 +82,7 @@ pub enum Figure {
 
 impl Figure {
     /// All figures, in the order of their columns.
-    pub const ALL: [Self; 33] = [
+    pub const ALL: [Self; 34] = [
         Self::CpuPerDelivery,
         Self::FloorCpuPerDelivery,
         Self::FloorShare,
@@ -103,6 +105,7 @@ impl Figure {
         Self::ListMax,
         Self::LivezMax,
         Self::BaselineLivezMax,
+        Self::LogRate,
         Self::GoalsMet,
         Self::RssPerSubscriber,
         Self::RssPerSubscriberAfterLoad,
@@ -142,6 +145,7 @@ impl Figure {
             Self::Refused => "honest_requests_refused",
             Self::ListMax => "list_ms_max",
             Self::LivezMax => "livez_ms_max",
+            Self::LogRate => "log_bytes_per_second",
             Self::GoalsMet => "goals_met",
             Self::BaselineLivezMax => "baseline_livez_ms_max",
             Self::MemoryMax => "memory_bytes_max",
@@ -181,6 +185,7 @@ impl Figure {
             Self::Refused => ("refused", 0),
             Self::ListMax => ("list ms max", 1),
             Self::LivezMax => ("livez ms max", 1),
+            Self::LogRate => ("log B/s", 0),
             Self::GoalsMet => ("goals met", 0),
             Self::BaselineLivezMax => ("baseline", 1),
             Self::MemoryMax => ("memory max", 0),

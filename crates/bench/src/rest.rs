@@ -71,7 +71,7 @@ impl Endpoint {
     }
 
     /// The same endpoint for the holder of a token.
-    fn with_token(&self, token: &str) -> Self {
+    pub(super) fn with_token(&self, token: &str) -> Self {
         Self { authorization: HeaderValue::try_from(format!("Bearer {token}")).ok(), ..self.clone() }
     }
 

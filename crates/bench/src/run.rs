@@ -90,6 +90,11 @@ impl Server {
         }
     }
 
+    /// The process, if the benchmark started it.
+    pub(super) fn process(&self) -> Option<&ServerProcess> {
+        self.process.as_ref()
+    }
+
     /// A second meter, for use while `self.meter` is borrowed.
     pub(super) fn new_meter(&self) -> Meter {
         Meter::new(self.pid)

@@ -7,7 +7,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::{BenchError, cluster::Cluster, latency::ChangeTimes, size, source_options::SourceOptions};
 use kubefan_proxy::server::transport::listen::listen_tcp;
 use kubefan_sim::{
-    apiserver::{SimApiserver, SimOptions},
+    apiserver::{Fault, FaultRule, SimApiserver, SimOptions, Verb},
     workload::{Change, Operation, Workload},
 };
 
@@ -74,6 +74,26 @@ impl Source {
         match self {
             Self::Simulated(simulated) => simulated.annotate_each_node(annotation, text),
             Self::Cluster(cluster) => cluster.annotate_each_node(annotation, text).await,
+        }
+    }
+
+    /// Whether the apiserver answers reviews of callers from now on.
+    ///
+    /// # Errors
+    /// A real apiserver always does.
+    pub(super) fn set_answers_reviews(&self, answers: bool) -> Result<(), BenchError> {
+        match self {
+            Self::Simulated(simulated) => {
+                simulated.sim.clear_faults();
+                if !answers {
+                    let fault = Fault::ServiceUnavailable;
+                    let verb = Some(Verb::Review);
+                    simulated.sim.set_fault(FaultRule { fault, verb, resource: None, requests: usize::MAX });
+                }
+                Ok(())
+            }
+            Self::Cluster(_) if answers => Ok(()),
+            Self::Cluster(_) => Err(BenchError::Cluster("an outage needs the simulated apiserver".to_owned())),
         }
     }
 

@@ -18,8 +18,11 @@ use tokio_rustls::TlsAcceptor;
 pub(super) struct Certificate {
     pub(super) cert_file: PathBuf,
     pub(super) key_file: PathBuf,
-    pub(super) client: (Arc<ClientConfig>, ServerName<'static>),
+    pub(super) client: TlsClient,
 }
+
+/// The configuration of a client with ALPN, and the server name in the certificate.
+pub(super) type TlsClient = (Arc<ClientConfig>, ServerName<'static>);
 
 impl Certificate {
     /// Creates a self-signed certificate for `localhost` and writes it to `directory`.
@@ -28,18 +31,8 @@ impl Certificate {
         let (cert_file, key_file) = (directory.join("tls.crt"), directory.join("tls.key"));
         std::fs::write(&cert_file, made.cert.pem())?;
         std::fs::write(&key_file, made.signing_key.serialize_pem())?;
-        let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from(made.cert.der().to_vec())).map_err(io::Error::other)?;
-        // Prefer the cipher suite that Go's clients prefer and Go's servers choose. Otherwise one
-        // server would be measured with a more expensive cipher than the other.
-        let mut provider = ring::default_provider();
-        provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
-        let config = ClientConfig::builder_with_provider(provider.into());
-        let config = config.with_safe_default_protocol_versions().map_err(io::Error::other)?;
-        let mut config = config.with_root_certificates(roots).with_no_client_auth();
-        config.alpn_protocols = vec![b"h2".to_vec()];
-        let name = ServerName::try_from("localhost").map_err(io::Error::other)?;
-        Ok(Self { cert_file, key_file, client: (Arc::new(config), name) })
+        let client = client(made.cert.der().clone())?;
+        Ok(Self { cert_file, key_file, client })
     }
 
     /// The flags with which `kubefan serve` and the floor use the certificate.
@@ -47,6 +40,26 @@ impl Certificate {
         let (cert, key) = (self.cert_file.clone().into_os_string(), self.key_file.clone().into_os_string());
         ["--tls-cert-file".into(), cert, "--tls-private-key-file".into(), key]
     }
+}
+
+/// A client that trusts only the certificate in this file.
+pub(super) fn client_of(cert_file: &Path) -> io::Result<TlsClient> {
+    client(CertificateDer::from_pem_file(cert_file).map_err(io::Error::other)?)
+}
+
+fn client(certificate: CertificateDer<'static>) -> io::Result<TlsClient> {
+    let mut roots = RootCertStore::empty();
+    roots.add(certificate).map_err(io::Error::other)?;
+    // Prefer the cipher suite that Go's clients prefer and Go's servers choose. Otherwise one
+    // server would be measured with a more expensive cipher than the other.
+    let mut provider = ring::default_provider();
+    provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
+    let config = ClientConfig::builder_with_provider(provider.into());
+    let config = config.with_safe_default_protocol_versions().map_err(io::Error::other)?;
+    let mut config = config.with_root_certificates(roots).with_no_client_auth();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let name = ServerName::try_from("localhost").map_err(io::Error::other)?;
+    Ok((Arc::new(config), name))
 }
 
 /// Accepts TLS connections of a server that speaks no HTTP/2, with PEM files.

@@ -23,7 +23,7 @@ use super::{
     assets,
     pki::{self, Authority},
     process::{Process, free_port},
-    wait,
+    secrets, wait,
 };
 
 /// A user with all permissions. The helpers act as this user.
@@ -264,6 +264,9 @@ impl ApiServer {
     pub(crate) async fn kubectl(&self, args: &[&str]) -> String {
         let (ok, stdout, stderr) = self.try_kubectl(&self.kubeconfig(), args).await;
         assert!(ok, "kubectl {}: {stderr}{stdout}", args.join(" "));
+        if args.starts_with(&["create", "token"]) {
+            secrets::remember_token(stdout.trim());
+        }
         stdout
     }
 

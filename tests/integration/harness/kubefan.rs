@@ -3,14 +3,15 @@
 
 use std::{
     collections::BTreeSet,
-    net::SocketAddr,
+    io::{Read, Write},
+    net::{SocketAddr, TcpStream},
     path::{Path, PathBuf},
     process::Command,
     sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
 
-use super::{apiserver::ApiServer, process::Process, wait};
+use super::{apiserver::ApiServer, process::Process, secrets, wait};
 
 /// A running `kubefan serve`.
 pub(crate) struct Kubefan {
@@ -144,8 +145,21 @@ impl Kubefan {
     pub(crate) async fn admin(&self, path: &str) -> Option<(reqwest::StatusCode, String)> {
         let response = reqwest::get(format!("http://{}{path}", self.admin_addr)).await.ok()?;
         let (status, text) = (response.status(), response.text().await.ok()?);
-        assert_eq!(secret_in(&text), None, "of {path}: {text}");
+        secrets::assert_none_in(path, &text);
         Some((status, text))
+    }
+
+    /// The metrics, outside of the runtime. `None` if it does not serve them any more.
+    fn last_metrics(&mut self) -> Option<String> {
+        if self.process.exited().is_some() {
+            return None;
+        }
+        let mut stream = TcpStream::connect_timeout(&self.admin_addr, LAST_METRICS_AT_MOST).ok()?;
+        stream.set_read_timeout(Some(LAST_METRICS_AT_MOST)).ok()?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        Some(answer)
     }
 
     /// What its audit log has. Empty without one, and once its directory is gone.
@@ -231,13 +245,15 @@ pub(crate) async fn run_with(args: &[&str], prepare: impl FnOnce(&mut tokio::pro
     let mut command = tokio::process::Command::new(binary());
     command.args(args).env_clear().env("HOME", "/nonexistent").stdin(std::process::Stdio::null()).kill_on_drop(true);
     prepare(&mut command);
+    secrets::remember_tokens_of(command.as_std().get_args().map(|argument| argument.to_string_lossy()));
     let output = tokio::time::timeout(EXITED_AT_MOST, command.output());
     let output = output.await.unwrap_or_else(|_| panic!("kubefan {} does not exit", args.join(" ")));
     let output = output.expect("kubefan starts");
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     let ran = Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) };
     assert!(!ran.stderr.contains("panicked"), "kubefan {}: {ran:?}", args.join(" "));
-    assert_eq!(secret_in(&ran.stderr), None, "kubefan {}: {ran:?}", args.join(" "));
+    let what = format!("what kubefan {} prints", args.join(" "));
+    secrets::assert_none_in(&what, &format!("{}{}", ran.stdout, ran.stderr));
     ran
 }
 
@@ -245,23 +261,20 @@ const READY_AT_MOST: Duration = Duration::from_secs(60);
 /// For whole commands, such as a benchmark by a debug build on a busy machine.
 const EXITED_AT_MOST: Duration = Duration::from_secs(300);
 
-/// What no log, metric, page or error may have: the start of a JSON Web Token (`{"alg":` in base64)
-/// and of the tests' other tokens, and private keys.
-const SECRETS: [&str; 3] = ["eyJhbGciOi", "token-of-", "PRIVATE KEY"];
-
-/// A secret in what kubefan shows or writes.
-fn secret_in(text: &str) -> Option<&'static str> {
-    SECRETS.into_iter().find(|secret| text.contains(secret))
-}
+/// How long the metrics at the end of a process may take. A test may have stopped it.
+const LAST_METRICS_AT_MOST: Duration = Duration::from_secs(1);
 
 impl Drop for Kubefan {
     fn drop(&mut self) {
+        let metrics = self.last_metrics().unwrap_or_default();
         self.process.kill9();
         let panicked = self.process.log().contains("panicked");
         assert!(!panicked || std::thread::panicking(), "kubefan panicked:\n{}", self.process.log());
-        let log = self.process.log() + &self.audit_log();
-        let secret = secret_in(&log);
-        assert!(secret.is_none() || std::thread::panicking(), "{secret:?} is in a log:\n{log}");
+        for (what, text) in
+            [("its log", self.process.log()), ("its audit log", self.audit_log()), ("/metrics", metrics)]
+        {
+            secrets::assert_none_in(what, &text);
+        }
         if std::thread::panicking() {
             // Part of the failure report.
             eprintln!("kubefan printed:\n{}", self.process.log());

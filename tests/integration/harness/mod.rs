@@ -61,6 +61,7 @@ pub(crate) mod record;
 mod rest;
 pub(crate) mod resuming;
 pub(crate) mod rig;
+pub(crate) mod secrets;
 pub(crate) mod servers;
 pub(crate) mod simulated;
 pub(crate) mod tools;

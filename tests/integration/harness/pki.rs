@@ -8,6 +8,8 @@ use rcgen::{
     KeyUsagePurpose, date_time_ymd,
 };
 
+use super::secrets;
+
 /// A certificate authority that tests can issue certificates from.
 pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
@@ -18,7 +20,7 @@ pub(crate) struct Authority {
 impl Authority {
     /// Creates an authority with a new key.
     pub(crate) fn new() -> Authority {
-        let key = KeyPair::generate().expect("a key is generated");
+        let key = new_key();
         let params = ca("kubefan test authority");
         let ca_pem = params.self_signed(&key).expect("the authority signs itself").pem();
         Authority { issuer: Issuer::new(params, key), ca_pem }
@@ -55,19 +57,26 @@ impl Authority {
 
     /// An authority that this one has signed.
     pub(crate) fn intermediate(&self) -> Authority {
-        let (key, params) = (KeyPair::generate().expect("a key is generated"), ca("kubefan test intermediate"));
+        let (key, params) = (new_key(), ca("kubefan test intermediate"));
         let ca_pem = params.signed_by(&key, &self.issuer).expect("the authority signs").pem();
         Authority { issuer: Issuer::new(params, key), ca_pem }
     }
 
     /// Issues a certificate: (certificate, private key), both PEM.
     pub(crate) fn issue(&self, mut params: CertificateParams, usages: &[ExtendedKeyUsagePurpose]) -> (String, String) {
-        let key = KeyPair::generate().expect("a key is generated");
+        let key = new_key();
         params.extended_key_usages = usages.to_vec();
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         let certificate = params.signed_by(&key, &self.issuer).expect("the authority signs");
         (certificate.pem(), key.serialize_pem())
     }
+}
+
+/// A new key, which no program may show.
+fn new_key() -> KeyPair {
+    let key = KeyPair::generate().expect("a key is generated");
+    secrets::remember_key(&key.serialize_pem());
+    key
 }
 
 fn ca(name: &str) -> CertificateParams {
@@ -94,7 +103,7 @@ pub(crate) fn named(user: &str, group: &str) -> CertificateParams {
 /// pair `service-account.pub` and `service-account.key`.
 pub(crate) fn write_server_files(authority: &Authority, dir: &Path) {
     let (certificate, key) = authority.server();
-    let tokens = KeyPair::generate().expect("a key is generated");
+    let tokens = new_key();
     let files = [
         ("ca.pem", authority.ca_pem.clone()),
         ("server.pem", certificate),

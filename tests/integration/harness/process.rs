@@ -15,7 +15,10 @@ use std::{
 
 use tokio::net::TcpSocket;
 
-use super::{tests, wait};
+use super::{secrets, tests, wait};
+
+/// How the names of kubefan's processes begin.
+const KUBEFAN: &str = "kubefan";
 
 /// A running program.
 pub(crate) struct Process {
@@ -47,6 +50,9 @@ impl Process {
             if name.to_string_lossy().starts_with("KUBEFAN_") && !given.contains(&name) {
                 command.env_remove(name);
             }
+        }
+        if name.starts_with(KUBEFAN) {
+            secrets::remember_tokens_of(command.get_args().map(|argument| argument.to_string_lossy()));
         }
         let child = command
             .stdin(Stdio::null())
@@ -121,6 +127,9 @@ impl Drop for Process {
             let _ = pipe.write_all(b"exit\n");
         }
         let _ = self.watchdog.wait();
+        if self.name.starts_with(KUBEFAN) {
+            secrets::assert_none_in("its output", &self.log());
+        }
     }
 }
 

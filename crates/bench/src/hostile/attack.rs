@@ -12,6 +12,10 @@ pub struct Attack {
     pub(crate) flags: &'static [&'static str],
     /// Whether kubefan serves over TLS.
     pub(crate) is_tls: bool,
+    /// Whether the apiserver answers no review of a caller meanwhile.
+    pub(crate) has_outage_of_reviews: bool,
+    /// The bytes per second that are read of kubefan's log; `None` for all.
+    pub(crate) log_read_per_second: Option<u32>,
     /// Runs until the end of the context.
     pub(crate) run: fn(Context) -> BoxFuture<'static, ()>,
 }
@@ -25,6 +29,6 @@ impl std::fmt::Debug for Attack {
 impl Attack {
     /// An attack against kubefan with its defaults.
     pub(super) const fn new(name: &'static str, run: fn(Context) -> BoxFuture<'static, ()>) -> Self {
-        Self { name, flags: &[], is_tls: false, run }
+        Self { name, flags: &[], is_tls: false, has_outage_of_reviews: false, log_read_per_second: None, run }
     }
 }

@@ -1,6 +1,13 @@
 //! The process of the attackers. It runs one attack, prints what it received as one line, and ends.
 
-use std::{net::SocketAddr, path::Path, process::Stdio, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::{
     process::Command,
@@ -8,7 +15,7 @@ use tokio::{
 };
 
 use super::{attack::Attack, context::Context, tally::Tally};
-use crate::{BenchError, child};
+use crate::{BenchError, child, tls};
 
 /// The hidden command that runs an attack.
 pub const ATTACK: &str = "bench-attacker";
@@ -18,7 +25,7 @@ const NICE: i32 = 10;
 const EXTRA_TIME: Duration = Duration::from_secs(20);
 
 /// Where an attack goes, and how long it takes.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Order {
     /// The data port.
     pub target: SocketAddr,
@@ -28,26 +35,33 @@ pub struct Order {
     pub duration: Duration,
     /// A version that the server can resume from.
     pub version: u64,
+    /// The certificate of the data port; `None` without TLS.
+    pub cert_file: Option<PathBuf>,
 }
 
 /// Runs an attack in this process. Returns what it received.
-pub async fn run(attack: &Attack, order: Order) -> String {
+///
+/// # Errors
+/// When the certificate cannot be read.
+pub async fn run(attack: &Attack, order: Order) -> io::Result<String> {
     // Fails only with a smaller number.
     let _ = rustix::process::nice(NICE);
-    let Order { target, admin, duration, version } = order;
+    let Order { target, admin, duration, version, cert_file } = order;
+    let tls = cert_file.as_deref().map(tls::client_of).transpose()?;
     let tally = Arc::new(Tally::default());
-    let context = Context { target, admin, version, end: Instant::now() + duration, tally: tally.clone() };
+    let context = Context { target, admin, version, end: Instant::now() + duration, tls, tally: tally.clone() };
     (attack.run)(context).await;
-    tally.text()
+    Ok(tally.text())
 }
 
 /// Runs an attack in a process of its own. Returns what it received.
 pub(crate) async fn run_process(program: &Path, attack: &Attack, order: Order) -> Result<String, BenchError> {
     let failed = |message: String| BenchError::Start { name: format!("the attacker {}", attack.name), message };
-    let Order { target, admin, duration, version } = order;
+    let Order { target, admin, duration, version, cert_file } = order;
     let mut command = Command::new(program);
     command.arg(child::LAUNCH).arg(program).args([ATTACK, attack.name]);
     command.args([target.to_string(), admin.to_string(), duration.as_millis().to_string(), version.to_string()]);
+    command.args(cert_file);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).kill_on_drop(true);
     let output = timeout(duration + EXTRA_TIME, command.output()).await;
     let output = output.map_err(|_| failed("it did not end".to_owned()))??;

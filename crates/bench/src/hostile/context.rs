@@ -13,8 +13,10 @@ use tokio::{
     task::JoinSet,
     time::{Instant, MissedTickBehavior, interval, sleep_until, timeout_at},
 };
+use tokio_rustls::TlsConnector;
 
 use super::tally::Tally;
+use crate::{connector::Transport, tls::TlsClient};
 
 /// The number of addresses that the attackers use, from 127.0.0.2 on. The honest clients use
 /// 127.0.0.1.
@@ -39,6 +41,8 @@ pub(crate) struct Context {
     pub(super) version: u64,
     /// When the attack ends.
     pub(super) end: Instant,
+    /// `None` without TLS.
+    pub(super) tls: Option<TlsClient>,
     pub(super) tally: Arc<Tally>,
 }
 
@@ -77,6 +81,15 @@ impl Context {
     /// Connects to the data port from the address of this number.
     pub(super) async fn connect(&self, number: u64) -> Option<TcpStream> {
         self.connect_to(self.target, number, false).await
+    }
+
+    /// Like [`Self::connect`], over TLS if the server has it.
+    pub(super) async fn connect_by_tls(&self, number: u64) -> Option<Box<dyn Transport>> {
+        let stream = self.connect(number).await?;
+        let Some((config, name)) = &self.tls else { return Some(Box::new(stream)) };
+        let connected = TlsConnector::from(config.clone()).connect(name.clone(), stream).await;
+        let connected = connected.inspect_err(|_| self.tally.count(NOT_CONNECTED)).ok()?;
+        Some(Box::new(connected))
     }
 
     /// Like [`Self::connect`], with a receive buffer that is soon full.

@@ -21,7 +21,7 @@ const WINDOW_BYTES: u32 = 4 << 20;
 
 /// Opens a connection. The task that drives it ends with the last clone of the sender.
 pub(super) async fn open(context: &Context, number: u64) -> Option<SendRequest<Bytes>> {
-    let stream = context.connect(number).await?;
+    let stream = context.connect_by_tls(number).await?;
     let mut builder = client::Builder::new();
     builder.initial_max_send_streams(STREAMS_MAX).initial_window_size(WINDOW_BYTES);
     builder.initial_connection_window_size(WINDOW_BYTES).enable_push(false);
@@ -76,6 +76,20 @@ pub(super) async fn call_open(context: &Context, requests: &SendRequest<Bytes>, 
     // As above.
     let _ = stream.send_data(framed(message), false);
     answer(context, response).await;
+}
+
+/// Reads what a token's owner may read, and the answer to its end.
+pub(super) async fn get_as(context: &Context, requests: &SendRequest<Bytes>, path: &str, token: &str) {
+    let request = Request::get(format!("https://localhost{path}")).header("authorization", format!("Bearer {token}"));
+    let Ok(request) = request.body(()) else { return };
+    let sent = match requests.clone().ready().await {
+        Ok(mut ready) => ready.send_request(request, true),
+        Err(error) => Err(error),
+    };
+    match sent {
+        Ok((response, _)) => answer(context, response).await,
+        Err(error) => context.tally.count(&named("request", &error)),
+    }
 }
 
 async fn answer(context: &Context, response: client::ResponseFuture) {

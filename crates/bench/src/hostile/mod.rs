@@ -9,6 +9,7 @@
 pub mod attack;
 pub mod attacker;
 mod attacks;
+mod client_hello;
 mod context;
 mod frames;
 mod grpc_call;

@@ -46,9 +46,11 @@ const LIST_INTERVAL: Duration = Duration::from_secs(1);
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 /// So does a list that has taken longer when the attack ends: nothing was answered meanwhile.
 const LIST_SLOW: Duration = Duration::from_secs(2);
-/// The goals: the most that the 99th percentile may grow, and the slowest answer of `/livez`.
+/// The goals: the most that the 99th percentile may grow, the slowest answer of `/livez`, and the
+/// most that is logged.
 const P99_RATIO_MAX: f64 = 2.0;
 const LIVEZ_MILLIS_MAX: f64 = 100.0;
+const LOG_BYTES_PER_SECOND_MAX: f64 = 100_000.0;
 /// How long the subscribers may take to receive the last changes after an attack.
 const DELIVERY_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the changes flow before the attack.
@@ -71,11 +73,24 @@ pub(super) async fn measure(
     let server = run.start_server_with(source, &flags).await?;
     let admin = server.admin_address().await?;
     let sink = ServerProcess::start("the sink", run.program, run.program, ["bench-sink"], sink::MARKER).await?;
+    source.set_answers_reviews(true)?;
     let mut honest = Honest::start(&run, &server, source, admin).await?;
 
     honest.drive(source, sleep(WARM_UP)).await?.1?;
-    let order = |target, admin| Order { target, admin, duration: run.options.duration, version: source.version() };
+    let order = |target, admin| Order {
+        target,
+        admin,
+        duration: run.options.duration,
+        version: source.version(),
+        cert_file: run.certificate.map(|certificate| certificate.cert_file.clone()),
+    };
     let (against_sink, against_server) = (order(sink.address, sink.address), order(server.connector.address, admin));
+    if attack.has_outage_of_reviews {
+        source.set_answers_reviews(false)?;
+    }
+    if let (Some(per_second), Some(process)) = (attack.log_read_per_second, server.process()) {
+        process.read_log_slowly(per_second);
+    }
     let mut figures = Figures::default();
     let baseline = honest.beside(run.program, attack, against_sink, source).await?;
     figures.set(Figure::BaselineP99, baseline.p99_millis);
@@ -83,6 +98,8 @@ pub(super) async fn measure(
 
     let meter = server.new_meter();
     let has_peak = meter.reset_peak().is_ok();
+    let log_bytes = || server.process().map_or(0, ServerProcess::log_bytes);
+    let (logged_before, began) = (log_bytes(), Instant::now());
     let attacked = honest.beside(run.program, attack, against_server, source).await?;
     figures.set(Figure::LatencyP50, attacked.p50_millis);
     figures.set(Figure::LatencyP99, attacked.p99_millis);
@@ -90,12 +107,15 @@ pub(super) async fn measure(
     figures.set(Figure::Refused, attacked.refused as f64);
     figures.set(Figure::ListMax, attacked.list_millis);
     figures.set(Figure::LivezMax, attacked.livez_millis);
+    let logged_per_second = (log_bytes() - logged_before) as f64 / began.elapsed().as_secs_f64();
+    figures.set(Figure::LogRate, logged_per_second);
     let peak = peak_bytes(&meter, has_peak)?;
     figures.set(Figure::RssMax, peak as f64);
     figures.set(Figure::MemoryMax, MEMORY_MAX as f64);
     let is_met = attacked.p99_millis <= P99_RATIO_MAX * baseline.p99_millis
         && attacked.refused == 0
         && attacked.livez_millis <= LIVEZ_MILLIS_MAX
+        && logged_per_second <= LOG_BYTES_PER_SECOND_MAX
         && peak <= MEMORY_MAX;
     figures.set(Figure::GoalsMet, f64::from(u8::from(is_met)));
     figures.set_note(attacked.note);
@@ -142,7 +162,9 @@ impl Honest {
             counters.all_ready(READY_TIMEOUT).await?;
         }
         let path = format!("{}?resourceVersion=0", pods_path(source.namespace()));
-        let lists = Lists::start(Endpoint::without_credentials(server.connector.clone()), path);
+        // Its token matters only where callers are known.
+        let endpoint = Endpoint::without_credentials(server.connector.clone()).with_token("honest");
+        let lists = Lists::start(endpoint, path);
         let (rate, livez) = (run.options.rate.unwrap_or(RATE), Livez::start(admin));
         Ok(Self { rate, subscribers, lists, livez, changes: 0, _receivers: receivers })
     }

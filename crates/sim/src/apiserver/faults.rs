@@ -59,6 +59,8 @@ pub enum Verb {
     Write,
     /// Discovery, version and health.
     Discovery,
+    /// A review of a caller.
+    Review,
 }
 
 /// A fault, and the requests that it applies to.

@@ -66,6 +66,9 @@ pub(super) async fn handle(inner: Arc<Inner>, request: Request<Incoming>) -> Res
         }
     }
     if let (&Method::POST, Some(review)) = (&parts.method, Review::at(parts.uri.path())) {
+        if let Some(fault) = faulty(Verb::Review, None) {
+            return inner.fail(&fault, &parts, None).await;
+        }
         let body = Limited::new(body, WRITE_BYTES_MAX).collect().await.map(|body| body.to_bytes());
         let answer = review.answer(&body.unwrap_or_default());
         return Ok(answer.map_or_else(|status| inner.failure(&status), |answer| inner.json(&answer)));
@@ -100,7 +103,7 @@ pub(super) async fn handle(inner: Arc<Inner>, request: Request<Incoming>) -> Res
         Verb::Watch => inner.answer_watch(&parts, target, fault).await,
         Verb::List => inner.answer_list(&parts, &target).await,
         Verb::Get => inner.answer_get(&parts, &target).await,
-        Verb::Write | Verb::Discovery => inner.answer_write(&parts, target, body).await,
+        Verb::Write | Verb::Discovery | Verb::Review => inner.answer_write(&parts, target, body).await,
     };
     Ok(answer.unwrap_or_else(|status| inner.failure(&status)))
 }
@@ -482,7 +485,7 @@ fn forbidden(request: &Parts, requested: Option<(Verb, &Target)>) -> Status {
         Verb::List => "list",
         Verb::Watch => "watch",
         Verb::Write => "update",
-        Verb::Get | Verb::Discovery => "get",
+        Verb::Get | Verb::Discovery | Verb::Review => "get",
     };
     let gvr = &target.collection.resource.gvr;
     let name = target.name.as_deref().map(|name| format!(" \"{name}\"")).unwrap_or_default();

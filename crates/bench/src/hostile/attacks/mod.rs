@@ -2,6 +2,7 @@
 
 mod connections;
 mod http2;
+mod logs;
 mod reads;
 mod selections;
 mod starts;
@@ -9,8 +10,15 @@ mod unread;
 
 use super::attack::Attack;
 
-const TABLES: [&[Attack]; 6] =
-    [selections::ATTACKS, reads::ATTACKS, starts::ATTACKS, unread::ATTACKS, connections::ATTACKS, http2::ATTACKS];
+const TABLES: [&[Attack]; 7] = [
+    selections::ATTACKS,
+    reads::ATTACKS,
+    starts::ATTACKS,
+    unread::ATTACKS,
+    connections::ATTACKS,
+    http2::ATTACKS,
+    logs::ATTACKS,
+];
 
 /// All attacks, in the order in which they run.
 pub fn all() -> impl Iterator<Item = &'static Attack> {

@@ -1,10 +1,11 @@
 //! Clients that read nothing, or just enough to seem alive.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use futures::FutureExt;
 use kubefan_common::proto::v1alpha1::{Target, WatchRequest};
 use prost::Message;
+use tokio::{io::AsyncWriteExt, time::interval};
 
 use crate::hostile::{
     attack::Attack,
@@ -20,10 +21,14 @@ pub(super) const ATTACKS: &[Attack] = &[
     Attack::new("unread-watches", |context| unread_watches(context).boxed()),
     Attack::new("unread-live-watches", |context| unread_live_watches(context).boxed()),
     Attack::new("unread-websockets", |context| unread_websockets(context).boxed()),
+    Attack::new("unread-pings", |context| unread_pings(context, 1).boxed()),
+    Attack::new("unread-pings-of-four", |context| unread_pings(context, 4).boxed()),
     Attack::new("unread-pipelines", |context| unread_pipelines(context).boxed()),
     Attack::new("no-window", |context| no_window(context).boxed()),
 ];
 
+/// A watch with nothing to send at first.
+const LIVE: &str = "/api/v1/pods?watch=1&labelSelector=none";
 const STATE: &str = "/api/v1/pods?watch=1&resourceVersion=0";
 
 /// 256 lists that read 2 KiB every 50 ms.
@@ -60,6 +65,33 @@ async fn unread_websockets(context: Context) {
     context
         .run(300, 300, |context, number| async move {
             request_without_reading(&context, number, &websocket(STATE)).await;
+        })
+        .await;
+}
+
+/// Watches over websockets that send up to 100 MB of pings a second each, and read no answer. One
+/// that the server ends is opened again.
+async fn unread_pings(context: Context, sockets: u64) {
+    const PAYLOAD_BYTES: u8 = 125;
+    const PER_WRITE: usize = 500;
+    const WRITES_PER_SECOND: u64 = 1600;
+    // A masked ping. The mask is zero.
+    let ping = [&[0x89, 0x80 | PAYLOAD_BYTES, 0, 0, 0, 0][..], &[7; PAYLOAD_BYTES as usize]].concat();
+    let pings = Arc::new(ping.repeat(PER_WRITE));
+    context
+        .run(sockets, sockets * 10, move |context, number| {
+            let pings = pings.clone();
+            async move {
+                while let Some(mut stream) = context.connect_with_small_buffer(number).await {
+                    let mut ticks = interval(Duration::from_micros(1_000_000 / WRITES_PER_SECOND));
+                    let mut written = stream.write_all(websocket(LIVE).as_bytes()).await;
+                    while written.is_ok() {
+                        ticks.tick().await;
+                        written = stream.write_all(&pings).await;
+                    }
+                    context.tally.count("ended");
+                }
+            }
         })
         .await;
 }

@@ -39,7 +39,7 @@ use crate::upstream::{
         connection::{ConnectionLimits, UpstreamBody},
         pool::Pool,
         settings::SettingsError,
-        token_file::TokenFile,
+        token_file::{TokenFile, bearer},
     },
 };
 
@@ -133,7 +133,11 @@ fn take_token_file(config: &Config) -> Result<(Config, Option<Arc<TokenFile>>), 
     let mut config = config.clone();
     let other = config.auth_info.auth_provider.is_some() || config.auth_info.username.is_some();
     let path = config.auth_info.token_file.take_if(|_| !other);
-    let Some(path) = path else { return Ok((config, None)) };
+    let Some(path) = path else {
+        // kube-client panics if the token is not valid in a header.
+        config.auth_info.token.as_ref().map(|token| bearer(token.expose_secret())).transpose()?;
+        return Ok((config, None));
+    };
     let inline = config.auth_info.token.take();
     let inline = inline.as_ref().map(ExposeSecret::expose_secret);
     Ok((config, Some(Arc::new(TokenFile::new(path.into(), inline)?))))

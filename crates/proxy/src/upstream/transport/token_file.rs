@@ -66,7 +66,11 @@ impl TokenFile {
     }
 }
 
-fn bearer(token: &str) -> Result<HeaderValue, AuthError> {
+/// The `Authorization` header with a token.
+///
+/// # Errors
+/// The token is not valid in a header.
+pub(in crate::upstream) fn bearer(token: &str) -> Result<HeaderValue, AuthError> {
     let mut header = HeaderValue::try_from(format!("Bearer {token}")).map_err(AuthError::InvalidBearerToken)?;
     header.set_sensitive(true);
     Ok(header)
