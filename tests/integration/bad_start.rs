@@ -125,7 +125,7 @@ async fn an_unusable_kubeconfig_is_named() {
     let good = "apiVersion: v1\nkind: Config\ncurrent-context: a\nclusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}]\n\
                 contexts: [{name: a, context: {cluster: c, user: u}}, {name: b, context: {cluster: gone, user: u}}]\n\
                 users: [{name: u, user: {token: very-secret}}]\n";
-    let files = "tokenFile: /no/such/token, client-certificate: /no/such.pem";
+    let files = "tokenFile: /no/such/token, client-certificate: /no/such.pem, client-key: /no/such.pem";
     let plugin =
         "exec: {apiVersion: client.authentication.k8s.io/v1, command: /no/such/plugin, interactiveMode: Never}";
     let cases: [(String, &[&str], &[&str]); 6] = [

@@ -18,9 +18,11 @@ enum Taken {
     ByNone,
     /// kubectl turns to localhost:8080 then, which is no use to a server.
     ByNoneForWantOfACluster,
-    /// kubefan keeps running while its token is not there yet, and kubectl does not.
+    /// kubefan keeps running while its token is not there yet, and does not look at what it does
+    /// not use: a password beside a token file, a CA without a certificate.
     OnlyByKubefan,
-    /// A name in place of the server's together with a proxy is not supported.
+    /// A name in place of the server's together with a proxy is not supported, and a key without a
+    /// certificate is a mistake.
     OnlyByKubectl,
 }
 use Taken::*;
@@ -83,14 +85,18 @@ fn forms(dir: &Path) -> Vec<Form> {
         ),
         of_user("a key as a file and as data", &format!("{certified}, client-key-data: {key_data}"), ByNone),
         of_user("a certificate without a key", &format!("client-certificate: '{certificate}'"), ByNone),
-        of_user("a key without a certificate", &format!("client-key: '{key}'"), ByBoth),
+        of_user("a key without a certificate", &format!("client-key: '{key}'"), OnlyByKubectl),
         of_user("a certificate that is not there", &certified.replace("/crt", "/gone"), ByNone),
         of_user("a key that is not there", &certified.replace("/key", "/gone"), ByNone),
         of_user("a certificate and a token", &format!("{certified}, token: t"), ByBoth),
         of_user("a user name and a password", "username: a, password: b", ByBoth),
         of_user("a token and a password", "token: t, username: a, password: b", ByNone),
         of_user("a token and a user name", "token: t, username: a", ByNone),
-        of_user("a token file and a password", &format!("tokenFile: '{beta}', username: a, password: b"), ByNone),
+        of_user(
+            "a token file and a password",
+            &format!("tokenFile: '{beta}', username: a, password: b"),
+            OnlyByKubefan,
+        ),
         of_user("a token and a file that is not there", "token: t, tokenFile: /gone", ByBoth),
         of_user("a token file that is not there", "tokenFile: /gone", OnlyByKubefan),
         of_user("another user", "token: t, as: a, as-groups: [b]", ByBoth),
@@ -135,7 +141,7 @@ fn forms(dir: &Path) -> Vec<Form> {
             ByNone,
         ),
         of_cluster("a CA that is not there", "certificate-authority: /gone", ByNone),
-        of_cluster("a CA that is no certificate", "certificate-authority-data: YQ==", ByNone),
+        of_cluster("a CA that is no certificate", "certificate-authority-data: YQ==", OnlyByKubefan),
         of_cluster("a CA that is not base64", "certificate-authority-data: '?'", ByNone),
         of_cluster("no check of the server", "insecure-skip-tls-verify: true", ByBoth),
         of_cluster(
@@ -160,8 +166,8 @@ fn forms(dir: &Path) -> Vec<Form> {
         of_cluster("a proxy of another scheme", "proxy-url: 'ftp://127.0.0.1:1'", ByNone),
         of_cluster("a proxy without a scheme", "proxy-url: '127.0.0.1:1'", ByNone),
         of_cluster("a proxy and another name", "proxy-url: 'http://127.0.0.1:1', tls-server-name: b", OnlyByKubectl),
-        form("an empty server", "server: '', insecure-skip-tls-verify: true", "token: t", ByNone),
-        form("no server", "insecure-skip-tls-verify: true", "token: t", ByNone),
+        form("an empty server", "server: '', insecure-skip-tls-verify: true", "token: t", ByNoneForWantOfACluster),
+        form("no server", "insecure-skip-tls-verify: true", "token: t", ByNoneForWantOfACluster),
         form("an empty cluster", "", "token: t", ByNoneForWantOfACluster),
         of_rest("no current context", "contexts: [{name: a, context: {cluster: c, user: u}}]", ByNoneForWantOfACluster),
         of_rest("a current context that is not there", "current-context: gone", ByNone),
@@ -211,8 +217,8 @@ async fn kubefan_refuses_the_kubeconfigs_that_kubectl_refuses() {
         let kubeconfig = dir.path().join("kubeconfig");
         std::fs::write(&kubeconfig, text).unwrap();
         let (_, _, by_kubectl) = api.try_kubectl(&kubeconfig, &["get", "--raw", "/version"]).await;
-        // It asks the server of the file, where nothing listens.
-        let kubectl_takes = ["127.0.0.1:1 was refused", "127.0.0.1:1: connect: connection refused"];
+        // It asks the server of the file, where nothing listens, or a person for a password.
+        let kubectl_takes = ["127.0.0.1:1 was refused", "127.0.0.1:1: connect: connection refused", "error: EOF"];
         let kubectl_takes = kubectl_takes.iter().any(|text| by_kubectl.contains(text));
         let settings = UpstreamSettings { kubeconfig: Some(kubeconfig), context: None };
         let by_kubefan = Upstream::from_settings(settings, UpstreamOptions::default()).await.err();

@@ -1,6 +1,6 @@
 //! Several events at one version: a transaction of etcd has one revision, and objects that expire
-//! with one lease are deleted in one. kubefan neither lists again for it nor loses one of them, also
-//! if a watch breaks between two of them. Over HTTP it is as the apiserver.
+//! with one lease are deleted in one. kubefan neither lists again for it nor loses one of them,
+//! also if a watch breaks between two of them. Over HTTP it is as the apiserver.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

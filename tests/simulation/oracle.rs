@@ -81,8 +81,8 @@ const REASONS: [&str; 8] = [
 /// A broken guarantee, and how it was broken.
 type Breach = (Guarantee, String);
 
-/// The last place that a stream may mean by a version: a replica that has listed a version has all of
-/// it, however many events it had.
+/// The last place that a stream may mean by a version: a replica that has listed a version has all
+/// of it, however many events it had.
 fn latest_place(named: u64) -> u64 {
     let version = version_of(named);
     if named == first_place(version) { last_place(version) } else { named }
@@ -178,14 +178,11 @@ impl Walk<'_> {
     }
 
     /// The places that a stream may mean by a version. Over HTTP a version has no places: it is
-    /// resumed from behind what the replica had of it, as at the apiserver. Over gRPC only a version
-    /// that a replica has listed is named as if it had one event.
+    /// resumed from behind what the replica had of it, as at the apiserver. Over gRPC only a
+    /// version that a replica has listed is named as if it had one event.
     fn places_of(&self, epoch: usize, named: u64) -> Vec<u64> {
         let writes = self.truth.epochs[epoch].writes_of(version_of(named));
-        let mut places = match self.is_http() {
-            true => writes.iter().map(|write| write.place).collect(),
-            false => vec![named],
-        };
+        let mut places = if self.is_http() { writes.iter().map(|write| write.place).collect() } else { vec![named] };
         if writes.len() > 1 || self.is_http() {
             places.push(latest_place(named));
         }
@@ -331,8 +328,10 @@ impl Walk<'_> {
                 ));
             }
             match walk.next_after(position) {
-                // What else its version has is not known at the apiserver either.
-                Some(next) if walk.is_http() && version_of(next) == version_of(version) => Ok(position),
+                // Over HTTP it may be one between two events of its version.
+                Some(next) if walk.is_http() && next > first_place(version_of(version)) && next <= version => {
+                    Ok(position)
+                }
                 Some(next) if next <= version => {
                     Err((guarantee, format!("got resume version {version} before the event at {next}")))
                 }

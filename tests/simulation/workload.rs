@@ -115,8 +115,8 @@ impl Workload {
         }
     }
 
-    /// Several writes at one version, of different pods: mostly deletes, as objects that expire with
-    /// one lease are deleted, and sometimes other writes among them.
+    /// Several writes at one version, of different pods: mostly deletes, as objects that expire
+    /// with one lease are deleted, and sometimes other writes among them.
     fn step_together(&mut self, sim: &SimApiserver, truth: &mut Truth) {
         let count = self.random.random_range(2..=TOGETHER_MAX);
         let only_deletes = self.random.random_bool(0.5);

@@ -1,6 +1,6 @@
-//! Versions as numbers. A version to resume from may have a place inside it, which only kubefan knows
-//! (`218.1`): several events may have one version. To wait for a version, and for an apiserver,
-//! only the number counts.
+//! Versions as numbers. A version to resume from may have a place inside it, which only kubefan
+//! knows (`218.1`): several events may have one version. To wait for a version, and for an
+//! apiserver, only the number counts.
 
 /// The version as an apiserver knows it.
 pub(crate) fn whole(version: &str) -> &str {

@@ -2,7 +2,7 @@
 //! `exec.go` in client-go), as far as kube-client takes them.
 //!
 //! The hazard is that kube-client chooses in silence: of two credentials it uses one, and a client
-//! certificate without its key it leaves out. So kubefan would act as somebody else than kubectl
+//! certificate without its key it leaves out. So kubefan would act as another user than kubectl
 //! with the same file. Only the context in use is looked at, as kubectl does.
 
 use std::collections::HashMap;

@@ -44,8 +44,8 @@ impl GroupVersionResource {
         }
     }
 
-    /// Whether the apiserver reads [`Self::collection_path`] as the path of this collection. It does
-    /// not if the resource has the name of something else in a path.
+    /// Whether the apiserver reads [`Self::collection_path`] as the path of this collection. It
+    /// does not if the resource has the name of something else in a path.
     pub fn has_collection_path(&self, scope: &Scope) -> bool {
         let path = self.collection_path(scope);
         ApiPath::split(&path).is_some_and(|path| {

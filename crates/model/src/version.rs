@@ -11,8 +11,8 @@ use std::{cmp::Ordering, fmt, num::NonZeroU64, str::FromStr};
 /// many events of that revision come before.
 ///
 /// Nearly every revision has one event. A transaction of etcd may have several, of different keys:
-/// objects that expire with one lease are deleted at one resource version. Every watch sends them in
-/// the same order, so their places are counted, as etcd counts sub-revisions.
+/// objects that expire with one lease are deleted at one resource version. Every watch sends them
+/// in the same order, so their places are counted, as etcd counts sub-revisions.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ResourceVersion {
     main: NonZeroU64,
@@ -75,8 +75,8 @@ impl ResourceVersion {
         self.main == other.main
     }
 
-    /// The place of an event of the revision of `event`, after everything up to here. `None` if that
-    /// revision is older, or has ended.
+    /// The place of an event of the revision of `event`, after everything up to here. `None` if
+    /// that revision is older, or has ended.
     pub fn followed_by(self, event: Self) -> Option<Self> {
         match event.main.cmp(&self.main) {
             Ordering::Less => None,
@@ -106,10 +106,10 @@ impl ResourceVersion {
     /// The version after which the apiserver sends everything after this place. It sends whole
     /// versions, so unless this one has ended, a part of it comes again.
     pub fn read_from(self) -> Self {
-        match self.is_end() {
-            true => self.whole(),
-            false => self.below().unwrap_or_else(|| self.whole()),
+        if self.is_end() {
+            return self.whole();
         }
+        self.below().unwrap_or_else(|| self.whole())
     }
 
     /// Parses the version of a request. `None` if it is empty or `"0"`, which both mean "any
@@ -121,8 +121,8 @@ impl ResourceVersion {
         }
     }
 
-    /// Parses what [`Display`](fmt::Display) writes: a version, or one with a place inside it, which
-    /// only kubefan knows (`218.1`).
+    /// Parses what [`Display`](fmt::Display) writes: a version, or one with a place inside it,
+    /// which only kubefan knows (`218.1`).
     pub fn parse_place(text: &str) -> Result<Self, InvalidVersion> {
         let Some((main, sub)) = text.split_once('.') else { return text.parse() };
         let main: Self = main.parse().map_err(|_| InvalidVersion::of(text))?;

@@ -83,7 +83,8 @@ async fn who_may_not_discover_resources_does_not_learn_their_names() {
         assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
         assert_eq!(refused.message().contains("configmaps"), names, "{refused}");
     }
-    // A right to the core group is none to a resource of another group by its short name.
+    // A right to the core group is none to a resource of another group that has only its short
+    // name.
     let rules = json!([{ "apiGroups": [""], "resources": ["*"], "verbs": ["list"] }]);
     let anonymous = json!({ "kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": "system:anonymous" });
     grant(&world.api, Some(&world.own), &format!("{}-core", world.own), &rules, &anonymous).await;

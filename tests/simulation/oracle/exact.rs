@@ -18,8 +18,17 @@ impl Walk<'_> {
             _ => self.phase = Phase::Exact,
         }
         self.retain_fitting(|walk, position| walk.check_next(position, received))?;
-        // The version of an event over HTTP does not say that its version has no other.
-        let Some(resume) = resume.filter(|_| !self.is_http()) else { return Ok(()) };
+        let Some(resume) = resume else { return Ok(()) };
+        if self.is_http() {
+            // It does not say that its version has no other event.
+            return match version_of(resume) == received.version {
+                true => Ok(()),
+                false => Err((
+                    Guarantee::Resumable,
+                    format!("got resume version {} with the event at {}", version_of(resume), received.version),
+                )),
+            };
+        }
         self.retain_fitting(|walk, position| match walk.next_after(position) {
             _ if resume < position.at => {
                 Err((Guarantee::Ordered, format!("got resume version {resume} with the event at {}", position.at)))

@@ -140,7 +140,8 @@ pub struct WatchStream {
     sent: Option<HeaderValue>,
     /// `Some` if deltas are requested.
     delta_base: Option<DeltaBase>,
-    /// Whether the delta base is the state at exactly `resume_version`, not a later one.
+    /// Whether the delta base is the state at exactly `resume_version`, and not on the way to a
+    /// later one.
     delta_base_is_current: bool,
     /// Events of a snapshot chunk that are not yet returned.
     chunk: VecDeque<Event>,
@@ -284,7 +285,7 @@ impl WatchStream {
     }
 
     /// The request for the rest of the watch; `None` if the timeout has passed.
-    fn request(&self) -> Option<WatchRequest> {
+    fn request(&mut self) -> Option<WatchRequest> {
         let timeout_seconds = match self.deadline {
             None => 0,
             Some(deadline) => {
@@ -292,6 +293,10 @@ impl WatchStream {
                 i64::try_from(rest.as_millis().div_ceil(1000)).unwrap_or(i64::MAX)
             }
         };
+        if !self.delta_base_is_current {
+            // It has parts of a span that broke off, which no later message need undo.
+            self.delta_base.iter_mut().for_each(DeltaBase::clear);
+        }
         // If deltas had to be given up, this requests the same bytes that the deltas produced: the
         // canonical form.
         let (encoding, canonical) = match (self.options.encoding, &self.delta_base) {
@@ -309,7 +314,7 @@ impl WatchStream {
             bookmark_interval: self.options.bookmark_interval.and_then(|interval| interval.try_into().ok()),
             projection,
             encoding: v1alpha1::Encoding::from(encoding).into(),
-            state_kept: self.delta_base_is_current && self.delta_base.as_ref().is_some_and(DeltaBase::is_complete),
+            state_kept: self.delta_base.as_ref().is_some_and(DeltaBase::is_complete),
             on_lag: match self.options.on_lag {
                 OnLag::Expire => v1alpha1::OnLag::Expire.into(),
                 OnLag::Conflate => v1alpha1::OnLag::Conflate.into(),
@@ -375,9 +380,8 @@ impl WatchStream {
     /// Handles an undecodable message: reconnects, so that the server sends it again with whole
     /// objects. The resume version has not moved past it.
     fn undecodable(&mut self, error: DeltaBaseError) -> WatchItem {
-        match error {
-            DeltaBaseError::OverLimit(_) => self.delta_base = None,
-            _ => self.delta_base.iter_mut().for_each(DeltaBase::clear),
+        if let DeltaBaseError::OverLimit(_) = error {
+            self.delta_base = None;
         }
         self.delta_base_is_current = false;
         let retry_in = self.backoff.next_delay(Instant::now(), None, &mut self.rng);
@@ -414,7 +418,6 @@ impl WatchStream {
         if restart {
             self.resume_version.clear();
             self.cluster.clear();
-            // The delta base stays: the next snapshot replaces it.
             self.delta_base_is_current = false;
             return Ok(WatchItem::Restarted { error });
         }

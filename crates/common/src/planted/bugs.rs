@@ -53,8 +53,8 @@ macro_rules! bugs {
 }
 
 bugs! {
-    /// `cache/writer.rs`: a second change at one version counts as a repeat of the first. Its object
-    /// stays as it was. Needs: several changes at one version.
+    /// `cache/writer.rs`: a second change at one version counts as a repeat of the first. Its
+    /// object stays as it was. Needs: several changes at one version.
     SecondOfVersionDropped = "second-of-version-dropped" breaks "Reliable, Convergent, Filtered, Atomic",
 
     /// `upstream/reflector/state.rs`: a watch starts again from the last version, although more

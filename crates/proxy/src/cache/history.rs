@@ -201,7 +201,7 @@ impl History {
             }
             copy.in_ring = false;
             let start = copy.records.last().map_or(Some(copy.version), |(record, _)| match record {
-                // What came before at that version may have been evicted since.
+                // Earlier events of that version may have been evicted since.
                 Record::Event(event) => event.version().before(),
                 Record::Gap(gap) => Some(gap.from),
             });

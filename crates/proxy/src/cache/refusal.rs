@@ -21,7 +21,7 @@ pub enum Refusal {
     Failing {
         /// The resource.
         resource: String,
-        /// What upstream says.
+        /// The message of upstream.
         cause: String,
     },
     /// The last proof of the state is too old.

@@ -13,12 +13,16 @@
 //! versions, so such a difference has no place at its own version. It waits for the next one and
 //! becomes the step to it.
 
+mod contradiction;
 mod difference;
 mod packing;
+mod update_error;
 
 use std::{collections::HashMap, sync::Arc};
 
+pub use self::update_error::UpdateError;
 use self::{
+    contradiction::{contradiction, differs_at, may_be_missing},
     difference::{difference, is_reencoded, new_object, same},
     packing::Packing,
 };
@@ -101,32 +105,6 @@ pub enum Change {
     Record(Record),
     /// Only the version has moved.
     Version,
-}
-
-/// Upstream broke a rule of the watch protocol.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum UpdateError {
-    /// A change before the first list was complete.
-    #[error("upstream sent a change before the first list was complete")]
-    NotListed,
-    /// A change below the version already reached, or another one of an object at that version:
-    /// passing it on would repeat or reorder.
-    #[error("upstream sent {key} at version {version}, after version {reached}")]
-    OutOfOrder {
-        /// The object.
-        key: ObjectKey,
-        /// Its version.
-        version: ResourceVersion,
-        /// The version reached before.
-        reached: ResourceVersion,
-    },
-    /// A list at a version that the cache had reached has other objects or versions. The next list
-    /// starts a new history.
-    #[error("upstream's list at version {version} differs from the state at that version")]
-    Differs {
-        /// The version.
-        version: ResourceVersion,
-    },
 }
 
 /// The writer of one cache.
@@ -492,41 +470,6 @@ impl CacheWriter {
     fn commit(&mut self, version: ResourceVersion, change: Change) -> Commit {
         self.version = Some(version);
         Commit { store: self.store.clone(), version, change }
-    }
-}
-
-/// Whether a difference may be a change at `version`, as the list shows it.
-fn may_be_missing(event: &WatchEvent, version: ResourceVersion) -> bool {
-    event.kind() == EventType::Deleted || event.object().version().is_at(version) || is_reencoded(event)
-}
-
-fn differs_at(version: ResourceVersion) -> String {
-    format!("a list at version {version} differs from the state at that version")
-}
-
-/// Why a listed object cannot exist if `cached` is its state at the version `reached`, earlier in
-/// the same history. Such an object is of a restored state that has since passed `reached` by other
-/// changes.
-fn contradiction(
-    cached: Option<&Arc<Object>>,
-    object: &Object,
-    reached: ResourceVersion,
-    reason: RelistReason,
-) -> Option<String> {
-    let (key, version) = (object.key(), object.version());
-    match cached {
-        Some(cached) if version < cached.version() => {
-            Some(format!("{key} was at version {}, and is listed at {version}", cached.version()))
-        }
-        Some(cached) if version == cached.version() && object.uid() != cached.uid() => {
-            Some(format!("{key} at version {version} had uid {}, and has {}", cached.uid(), object.uid()))
-        }
-        // An object that a self-check finds missing was lost on the way; that alone does not mean
-        // another history.
-        None if version <= reached && reason != RelistReason::SelfCheck => {
-            Some(format!("{key} is listed at version {version}, and was not there at {reached}"))
-        }
-        _ => None,
     }
 }
 

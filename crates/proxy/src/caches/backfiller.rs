@@ -11,6 +11,8 @@
 //! read after the other, so a cache may start only so many of them in a time; the others are
 //! refused with a retry delay.
 
+mod read_range;
+
 use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -20,6 +22,7 @@ use std::{
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
+use self::read_range::{ReadRange, Request};
 use super::{
     context::CacheContext,
     list_scheduler::ListPriority,
@@ -43,8 +46,8 @@ use kubefan_model::{
 
 /// How long a read waits for more requests. It starts at the oldest requested version.
 const GATHER_TIME: Duration = Duration::from_millis(300);
-/// How long a read waits for more events of the version at which the cache was listed. A watch brings
-/// the events of one version together, and nothing need follow them in a quiet cluster.
+/// How long a read waits for more events of the version at which the cache was listed. A watch
+/// brings the events of one version together, and nothing need follow them in a quiet cluster.
 const SAME_VERSION_WAIT: Duration = Duration::from_millis(200);
 /// The time limit of one read.
 const BACKFILL_TIMEOUT: Duration = Duration::from_secs(30);
@@ -81,36 +84,6 @@ struct Inner {
 }
 
 type ResultSender = Arc<watch::Sender<Option<BackfillResult>>>;
-
-/// A request for all events after a version.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Request {
-    version: ResourceVersion,
-    /// Whether each event must come with the object's previous state.
-    needs_state: bool,
-}
-
-/// The range of one read.
-#[derive(Clone, Copy)]
-struct ReadRange {
-    from: ResourceVersion,
-    /// The newest requested version. The read must reach it, else it would not serve that request.
-    to: ResourceVersion,
-    with_state: bool,
-}
-
-impl ReadRange {
-    /// The smallest range that serves all `requests`. `None` if there are none.
-    fn of(requests: &BTreeSet<Request>) -> Option<Self> {
-        let (first, last) = (requests.first()?, requests.last()?);
-        let with_state = requests.iter().any(|request| request.needs_state);
-        Some(Self { from: first.version, to: last.version, with_state })
-    }
-
-    fn serves(&self, request: Request) -> bool {
-        self.from <= request.version && request.version <= self.to && (self.with_state || !request.needs_state)
-    }
-}
 
 /// The versions that upstream no longer has, within one epoch of the cache.
 #[derive(Default)]

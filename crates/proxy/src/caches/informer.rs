@@ -16,6 +16,9 @@
 //! last object, and returns it for the wait after a failure, and if nothing arrives for too long:
 //! a resource that hangs must not keep the others from being listed.
 
+mod confirmation;
+mod next;
+
 use std::{pin::pin, sync::Arc, task::Poll, time::Duration};
 
 use futures::future::OptionFuture;
@@ -26,6 +29,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
+use self::next::{Next, Unannounced};
 use super::{
     allowance::Allowance,
     cached_schema::CachedSchema,
@@ -46,7 +50,6 @@ use crate::{
     telemetry::metrics::WatchPurpose,
     upstream::{
         SourceReflector, UpstreamError,
-        identity::IdentityError,
         reflector::{ReflectorError, Step},
     },
 };
@@ -91,6 +94,8 @@ pub(super) struct Informer {
     listing: Option<(RelistReason, Instant)>,
     /// A connection may have broken or changed: updates count once upstream is confirmed.
     is_unconfirmed: bool,
+    /// The last check of this cache failed, so the next one comes before anything is requested.
+    checks_first: bool,
 }
 
 /// How often to yield to the task that reads upstream's socket before concluding that no more data
@@ -98,20 +103,6 @@ pub(super) struct Informer {
 const READ_YIELDS: usize = 2;
 /// The most events to apply before waking subscribers, even if more have arrived.
 const EVENTS_PER_WAKE_MAX: usize = 64;
-
-/// What happens next.
-enum Next {
-    Step(Result<Step, ReflectorError>),
-    /// A planned relist is due.
-    Relist(RelistReason, ListPlace),
-}
-
-/// Commits whose subscribers are not woken yet. Dropping it wakes them.
-struct Unannounced {
-    batch: CommitBatch,
-    /// The reflector's steps since the last wake-up.
-    steps: usize,
-}
 
 impl Informer {
     /// An informer that does not run yet. With `warm` it asks peers before it lists.
@@ -146,6 +137,7 @@ impl Informer {
             warm,
             listing: None,
             is_unconfirmed: true,
+            checks_first: false,
         }
     }
 
@@ -292,45 +284,6 @@ impl Informer {
                 *advanced_to = Some(version);
             }
         }
-    }
-
-    /// Whether upstream may be asked for a list or a watch. After an answer of another cluster it
-    /// is confirmed first: the next answer could come from there, and its check from the right one.
-    async fn may_request(&mut self, batch: &mut CommitBatch) -> bool {
-        if self.reflector.has_watch() || !self.context.source.is_doubted() {
-            return true;
-        }
-        self.is_unconfirmed = true;
-        self.is_confirmed(batch, None).await
-    }
-
-    /// Whether the last update is from the cluster of this cache. If it is not, or if upstream does
-    /// not confirm it, the update must be discarded: this waits, and the reflector reads it again.
-    /// `list` is the reason of a list that has just started.
-    async fn is_confirmed(&mut self, batch: &mut CommitBatch, list: Option<RelistReason>) -> bool {
-        if !self.is_unconfirmed {
-            return true;
-        }
-        let Err(error) = self.context.source.confirm().await else {
-            self.is_unconfirmed = false;
-            return true;
-        };
-        let hub = &self.served.hub;
-        batch.wake();
-        hub.metrics().watch_restart(error.reason());
-        warn!(resource = %self.served.gvr, scope = self.served.scope.namespace(), %error, "upstream is not confirmed to be the same cluster; reading again");
-        hub.trouble(error.to_string());
-        match (list.or(self.listing.take().map(|(reason, _)| reason)), self.writer.version()) {
-            (None, Some(version)) => self.reflector.resume_from(version),
-            (Some(RelistReason::SchemaChanged), Some(version)) => {
-                self.reflector.resume_from(version);
-                self.planned_relist.request(Instant::now() + REREAD_INTERVAL, RelistReason::SchemaChanged);
-            }
-            (reason, _) => self.reflector.relist(reason.unwrap_or(RelistReason::Initial)),
-        }
-        let cause = if let IdentityError::Unanswered(cause) = &error { Some(cause) } else { None };
-        self.wait_after(cause).await;
-        false
     }
 
     async fn apply(&mut self, batch: &mut CommitBatch, update: Update, received: Instant) -> Option<Stopped> {

@@ -37,8 +37,8 @@ impl Registry {
             lines.push((cache.on_demand() || is_ready, line));
         }
         for uncached in self.uncached.iter() {
-            // Requests for a resource that does not exist are answered with NOT_FOUND, and those for
-            // one that cannot be cached are passed on.
+            // Requests for a resource that does not exist are answered with NOT_FOUND, and those
+            // for one that cannot be cached are passed on.
             let is_ready = is_unwanted(uncached.phase) || self.is_added(uncached.key());
             lines.push((is_ready, line(uncached.key(), uncached.phase, &uncached.message)));
         }

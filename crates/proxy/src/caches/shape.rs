@@ -7,8 +7,8 @@
 //! and a second before its schemas do, so the look is repeated for some seconds, and also when a
 //! cache is new.
 //!
-//! A 410 is frequent for other reasons, and a restarted apiserver gives it to all caches at once. So
-//! they share the documents, and the repeated looks need only the hashes of the schemas.
+//! A 410 is frequent for other reasons, and a restarted apiserver gives it to all caches at once.
+//! So they share the documents, and the repeated looks need only the hashes of the schemas.
 
 use std::time::Duration;
 
@@ -55,8 +55,8 @@ pub(super) enum Found {
     Missing,
 }
 
-/// Looks for another shape whenever there is a sign of one, and once for a new cache. Completes when
-/// there is one, and the cache must be set up again.
+/// Looks for another shape whenever there is a sign of one, and once for a new cache. Completes
+/// when there is one, and the cache must be set up again.
 pub(super) async fn follow_shape(context: &CacheContext, served: &Served, cached: &CachedSchema) -> String {
     if served.is_built_in() {
         return std::future::pending().await;

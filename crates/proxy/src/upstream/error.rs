@@ -444,7 +444,7 @@ mod tests {
         let status = |code, message: &str| {
             UpstreamError::from(Status { code, message: message.to_owned(), ..Status::default() })
         };
-        let cause = |code, message| status(code, message).cause().map(str::to_owned);
+        let cause = |code, message: &str| status(code, message).cause().map(str::to_owned);
         let down = "conversion webhook for x.y/v1, Kind=Z failed";
         assert_eq!(cause(429, &format!("storage is (re)initializing: {down}")).as_deref(), Some(down));
         assert_eq!(cause(500, down).as_deref(), Some(down));

@@ -11,22 +11,20 @@ use hyper::body::Incoming;
 use serde_json::Value;
 
 use super::{
-    accept::{
-        PROTOBUF, PROTOBUF_WATCH, accepts, is_json, is_metadata_list, is_protobuf, prefers_metadata, prefers_protobuf,
-    },
+    accept::{PROTOBUF, accepts, is_json, is_metadata_list, is_protobuf, prefers_metadata, prefers_protobuf},
     discovery::AGGREGATED,
     faults::{Fault, Verb},
     object::put_value,
     options::ListOptions,
     protobuf,
     resource::CRD_GROUP,
-    respond::{Body, takes_gzip},
+    respond::{Body, as_protobuf, takes_gzip},
     review::Review,
     server::Inner,
     status::{Details, Status},
     store::Collection,
     watch::{Started, Watcher, put_event},
-    write::{Part, merge},
+    write::{Part, fresh, merge},
 };
 use kubefan_model::{GroupVersionResource, ObjectKey};
 
@@ -450,16 +448,6 @@ impl Inner {
     }
 }
 
-/// Removes the metadata fields that only the server may set.
-fn fresh(mut value: Value) -> Value {
-    if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
-        for field in ["uid", "creationTimestamp", "generation", "deletionTimestamp"] {
-            metadata.remove(field);
-        }
-    }
-    value
-}
-
 fn in_namespace(target: &Target, mut value: Value) -> Result<Value, Status> {
     if target.namespace.is_empty() || !value.is_object() {
         return Ok(value);
@@ -504,9 +492,4 @@ fn forbidden(request: &Parts, requested: Option<(Verb, &Target)>) -> Status {
         ..Details::default()
     };
     Status::failure(403, "Forbidden", message).with_details(details)
-}
-
-fn as_protobuf(mut response: Response<Body>) -> Response<Body> {
-    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(PROTOBUF_WATCH));
-    response
 }

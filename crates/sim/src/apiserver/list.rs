@@ -238,9 +238,10 @@ impl List {
     /// The JSON before and after the items.
     fn envelope(&self, resource: &SimResource, metadata_only: bool) -> (String, String) {
         let Self { version, continue_token, remaining, .. } = self;
-        let (kind, api_version) = match metadata_only {
-            true => ("PartialObjectMetadataList".to_owned(), "meta.k8s.io/v1".to_owned()),
-            false => (resource.list_kind.clone(), resource.gvr.api_version()),
+        let (kind, api_version) = if metadata_only {
+            ("PartialObjectMetadataList".to_owned(), "meta.k8s.io/v1".to_owned())
+        } else {
+            (resource.list_kind.clone(), resource.gvr.api_version())
         };
         let version = resource.versions.text(*version);
         if resource.custom && !metadata_only {

@@ -168,8 +168,8 @@ impl SimApiserver {
     }
 
     /// Makes all writes at one resource version, as a transaction of etcd does: objects that expire
-    /// with one lease are deleted so. They must be of different objects, and no other task may write
-    /// meanwhile.
+    /// with one lease are deleted so. They must be of different objects, and no other task may
+    /// write meanwhile.
     pub fn at_one_version<T>(&self, writes: impl FnOnce() -> T) -> T {
         self.inner.store.in_one_revision(writes)
     }

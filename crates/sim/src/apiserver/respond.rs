@@ -10,7 +10,7 @@ use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
 use serde_json::Value;
 
-use super::{object::put_value, server::Inner, status::Status};
+use super::{accept::PROTOBUF_WATCH, object::put_value, server::Inner, status::Status};
 
 /// The body of a response.
 pub(super) type Body = UnsyncBoxBody<Bytes, Infallible>;
@@ -88,4 +88,10 @@ impl Inner {
 pub(super) fn takes_gzip(request: &Parts) -> bool {
     let accepted = request.headers.get(header::ACCEPT_ENCODING);
     accepted.and_then(|value| value.to_str().ok()).is_some_and(|value| value.contains("gzip"))
+}
+
+/// The same response, as protobuf.
+pub(super) fn as_protobuf(mut response: Response<Body>) -> Response<Body> {
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(PROTOBUF_WATCH));
+    response
 }

@@ -260,3 +260,13 @@ fn custom_resource(crd: &Value) -> Result<SimResource, Status> {
         )
     })
 }
+
+/// Removes the metadata fields that only the server may set.
+pub(super) fn fresh(mut value: Value) -> Value {
+    if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
+        for field in ["uid", "creationTimestamp", "generation", "deletionTimestamp"] {
+            metadata.remove(field);
+        }
+    }
+    value
+}

@@ -522,7 +522,7 @@ fn a_list_between_the_changes_at_one_version_brings_the_rest_as_a_gap() {
     assert_eq!(commit.version.to_string(), "12.1");
     assert_eq!(told(&commit), [(Deleted, "b".into(), 6), (Modified, "c".into(), 12), (Added, "d".into(), 12)]);
     assert!(writer.apply(Update::Event(Deleted, object("b", "2", 12))).unwrap().is_none(), "the list had it");
-    // What is no change at this version contradicts it.
+    // A difference that is no change at this version contradicts it.
     let other = list(&mut after_one(), vec![object("b", "2", 6), object("c", "3", 8)], 12);
     assert!(matches!(other.change, Change::Start { .. }));
     let mut complete = after_one();

@@ -301,7 +301,7 @@ impl Hub {
     }
 
     /// The same, for a failure whose `cause` upstream has named. Readers that wait for the first
-    /// list are told at once.
+    /// list get it at once.
     pub fn failing(&self, message: String, cause: String) {
         let mut state = self.lock();
         state.published.failing(message, cause);

@@ -13,7 +13,7 @@ use super::core::Hub;
 use crate::cache::{CachedState, Refusal, Store};
 use kubefan_model::ResourceVersion;
 
-/// What a read is served from.
+/// The source of an answer to a read.
 #[derive(Clone, Default)]
 pub enum Fresh {
     /// The cache, as it is now or at any later time.

@@ -186,8 +186,8 @@ impl Hub {
                     ProvidedBackfill::Read(_) | ProvidedBackfill::Missing => BackfillState::Missing,
                     ProvidedBackfill::Unavailable => BackfillState::Unavailable,
                 };
-                // The cache has listed this version, so it knows no places in it: nobody can tell
-                // what the client lacks.
+                // The cache has listed this version, so it knows no places in it: what the
+                // client lacks is not known.
                 let is_unknown = version > cached.version && version.is_at(cached.version) && !cached.is_open;
                 let expired = Expired { requested: version, oldest: cached.version };
                 (if is_unknown { Err(expired.into()) } else { Ok(coverage(version)) }, backfill)

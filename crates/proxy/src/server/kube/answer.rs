@@ -7,7 +7,7 @@ use futures::{StreamExt, future::select};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
 use tokio_util::sync::CancellationToken;
 
-use super::{cross_origin, until_switched::UntilSwitched};
+use super::{header_values, until_switched::UntilSwitched};
 use crate::{cache::warnings::Warnings, server::watch::OpenedWatch};
 use kubefan_model::Media;
 
@@ -49,7 +49,7 @@ impl WatchHeaders {
     pub fn put(&self, headers: &mut HeaderMap) {
         put_headers(self.media.watch_content_type(), headers);
         self.warnings.put(headers);
-        cross_origin::put(&self.cross_origin, headers);
+        header_values::put(&self.cross_origin, headers);
     }
 }
 

@@ -19,7 +19,10 @@ use axum::body::Body;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use tokio::{sync::Mutex as AsyncMutex, time::Instant};
 
-use super::answer::{Answer, FromUpstream};
+use super::{
+    answer::{Answer, FromUpstream},
+    header_values::put,
+};
 use crate::{
     fanout::{FairPool, Holder, Place},
     server::{client_info::ClientInfo, watch::OpenedWatch},
@@ -190,13 +193,6 @@ impl Known {
         // Locked while upstream is asked.
         let Ok(answer) = self.answer.try_lock() else { return true };
         now < answer.ask_at || (!answer.headers.is_empty() && now < self.used_at + UNUSED_MAX)
-    }
-}
-
-/// Puts headers of upstream's in place of those with the same names.
-pub fn put(cross_origin: &HeaderMap, headers: &mut HeaderMap) {
-    for (name, value) in cross_origin {
-        headers.insert(name, value.clone());
     }
 }
 

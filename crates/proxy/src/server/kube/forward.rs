@@ -17,7 +17,6 @@ use tokio_util::sync::CancellationToken;
 use super::{
     allowed_hosts::AllowedHosts,
     answer::FromUpstream,
-    forwarded_caller::ForwardedCaller,
     guard, hop_by_hop,
     kept_bodies::{Kept, KeptBodies},
     negotiate,
@@ -37,6 +36,7 @@ use crate::{
     },
     upstream::{
         UpstreamError,
+        acting_as::ActingAs,
         client::holding,
         passthrough::{Credentials, Forwarded, Passthrough},
     },
@@ -58,6 +58,14 @@ pub struct ForwardOptions {
     pub hosts: AllowedHosts,
     /// How many requests of one identity are forwarded at a time; `None` for no limit.
     pub per_identity_max: Option<usize>,
+}
+
+/// The caller of a forwarded request.
+pub struct ForwardedCaller {
+    /// The holder whose share it counts to.
+    pub holder: Holder,
+    /// The user that it acts as, with `--passthrough=impersonate`.
+    pub acting_as: Option<ActingAs>,
 }
 
 /// One place in this many is for short requests only, such as the renewal of a lease.

@@ -1,29 +1,25 @@
 //! The caller of a forwarded request, as far as kubefan must know it.
 //!
 //! The hazard is a caller with many tokens: a namespace's administrator makes any number of service
-//! accounts, and by their tokens alone each is a newcomer, for whom a place is left. So where a place
-//! is kept for long, or where few are left, the share is that of the tenant whose token it is. Other
+//! accounts, and by its token alone each is a newcomer with a share of its own. So where a place is
+//! kept for long, or where few are left, the share is that of the tenant with the token. Other
 //! requests are forwarded without a review: the apiserver looks at their tokens anyway.
 
 use http::request::Parts;
 
-use super::{acting_as::acting_as, forward::Forwarder, hop_by_hop, status::Failure};
+use super::{
+    acting_as,
+    forward::{ForwardedCaller, Forwarder},
+    hop_by_hop,
+    status::Failure,
+};
 use crate::{
     access::{Denial, user::ANONYMOUS},
     audit::Notes,
-    fanout::{Catalog, Holder, Refusal},
+    fanout::{Catalog, Refusal},
     server::{client_info::ClientInfo, reader::Reader},
     telemetry::metrics::PassthroughRefusal,
-    upstream::acting_as::ActingAs,
 };
-
-/// The caller of a forwarded request.
-pub struct ForwardedCaller {
-    /// Whose share it counts to.
-    pub holder: Holder,
-    /// The user that it acts as, with `--passthrough=impersonate`.
-    pub acting_as: Option<ActingAs>,
-}
 
 /// Finds out who the caller of a request is.
 ///
@@ -37,9 +33,10 @@ pub(super) async fn forwarded_caller<C: Catalog>(
     client: &ClientInfo,
     notes: &Notes,
 ) -> Result<ForwardedCaller, (PassthroughRefusal, Failure)> {
-    let acting_as = match forwarder.impersonates() {
-        true => Some(acting_as(reader, &request.headers, client, notes).await?),
-        false => None,
+    let acting_as = if forwarder.impersonates() {
+        Some(acting_as::acting_as(reader, &request.headers, client, notes).await?)
+    } else {
+        None
     };
     let presented = client.presents(&request.headers, hop_by_hop::is_websocket(&request.headers));
     let by_token = presented.token.as_ref().map_or(client.holder(), |token| token.holder(client.holder()));
@@ -51,9 +48,9 @@ pub(super) async fn forwarded_caller<C: Catalog>(
         Err(denial @ Denial::Busy(_)) => {
             return Err((PassthroughRefusal::Limit, Failure::from(&Refusal::from(denial))));
         }
-        // kubefan asks nobody about a token that others could read, and the apiserver may know it.
+        // There is no review of a token that others could read, and the apiserver may know it.
         Err(Denial::Unauthenticated(_)) if presented.is_exposed && presented.token.is_some() => by_token,
-        // Anybody can make any number of tokens that nobody knows.
+        // Any client can make any number of tokens that no authenticator knows.
         Err(Denial::Unauthenticated(_)) => by_token.of_tenant(ANONYMOUS),
         Err(_) => by_token,
     };

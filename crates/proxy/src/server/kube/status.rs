@@ -19,8 +19,8 @@ use kubefan_model::{GroupVersionResource, Media, ResourceVersion, protobuf};
 
 /// How long clients wait before they retry, in seconds.
 const RETRY_AFTER_SECONDS: u32 = 1;
-/// What the apiserver says while its watch cache is not ready, before a colon and the cause if there
-/// is one (`apiserver/pkg/storage/cacher/ready.go`).
+/// What the apiserver says while its watch cache is not ready, before a colon and the cause if
+/// there is one (`apiserver/pkg/storage/cacher/ready.go`).
 const INITIALIZING: &str = "storage is (re)initializing";
 
 /// Why a field of the request is invalid.

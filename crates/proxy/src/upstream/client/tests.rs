@@ -1,6 +1,6 @@
 //! Tests of the client of the apiserver.
 
-use std::{convert::Infallible, io::Write, sync::Mutex};
+use std::{convert::Infallible, io::Write, sync::Mutex, time::Duration};
 
 use flate2::{Compression, write::GzEncoder};
 use futures::stream;

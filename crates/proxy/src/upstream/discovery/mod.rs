@@ -162,7 +162,8 @@ impl Discovery {
     }
 
     /// The same from documents that were requested at `since` or later, because upstream seems to
-    /// serve the resource no longer, or in another way. Waits if discovery was asked a moment before.
+    /// serve the resource no longer, or in another way. Waits if discovery was asked a moment
+    /// before.
     pub async fn find_since(&self, gvr: &GroupVersionResource, since: Instant) -> Result<ResourceInfo, DiscoveryError> {
         self.refreshes.since(since, self.fetch_index()).await?;
         self.find(&gvr.group, &gvr.version, &gvr.resource).await

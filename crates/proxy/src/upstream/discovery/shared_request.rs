@@ -37,8 +37,8 @@ impl<T: Clone> SharedRequest<T> {
         }
     }
 
-    /// The answer to a request that was sent at `since` or later. Waits until one may be sent, unless
-    /// the last one has failed.
+    /// The answer to a request that was sent at `since` or later. Waits until one may be sent,
+    /// unless the last one has failed.
     pub(super) async fn since(
         &self,
         since: Instant,

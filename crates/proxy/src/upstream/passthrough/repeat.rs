@@ -19,8 +19,6 @@ use h2::Reason;
 use http::{Request, request};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
-use hyper_util::client::legacy;
-use kube_client::client::AuthError;
 use tower::BoxError;
 
 use crate::upstream::transport::connection::UpstreamBody;
@@ -174,12 +172,6 @@ pub(super) fn is_unread(error: &(dyn Error + Send + Sync + 'static)) -> bool {
     })
 }
 
-/// Whether the request was never sent: there were no credentials for it, or no connection.
-pub(super) fn is_unsent(error: &(dyn Error + Send + Sync + 'static)) -> bool {
-    text::find::<AuthError>(error).is_some()
-        || text::find::<legacy::Error>(error).is_some_and(legacy::Error::is_connect)
-}
-
 #[cfg(test)]
 mod tests {
     use futures::{StreamExt, stream};
@@ -230,11 +222,14 @@ mod tests {
     }
 
     /// A buffer that tells when it is freed.
-    struct Buffer([u8; 8192], Arc<()>);
+    struct Buffer {
+        bytes: [u8; 8192],
+        _alive: Arc<()>,
+    }
 
     impl AsRef<[u8]> for Buffer {
         fn as_ref(&self) -> &[u8] {
-            &self.0
+            &self.bytes
         }
     }
 
@@ -243,7 +238,8 @@ mod tests {
         const BYTES: usize = 64 << 10;
         let alive = Arc::new(());
         let held = alive.clone();
-        let pieces = stream::repeat_with(move || Bytes::from_owner(Buffer([b'x'; 8192], held.clone())).slice(..1));
+        let buffer = move || Buffer { bytes: [b'x'; 8192], _alive: held.clone() };
+        let pieces = stream::repeat_with(move || Bytes::from_owner(buffer()).slice(..1));
         let body = StreamBody::new(pieces.take(BYTES).map(|piece| Ok(Frame::data(piece)))).boxed_unsync();
         let request = Repeatable::new(Request::post("/").body(body).unwrap(), BYTES);
         assert_eq!(read(request.attempt().unwrap()).await.len(), BYTES);

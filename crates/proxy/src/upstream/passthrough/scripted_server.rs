@@ -5,7 +5,6 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-use arc_swap::ArcSwap;
 use h2::Reason;
 use http::{Request, Uri};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -13,9 +12,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tower::{BoxError, service_fn};
 
 use super::{
-    AcceptedTokens, BaseUrl, Credentials, ForwardService, Passthrough, PassthroughOptions, Renewal, StreamPermits,
+    AcceptedTokens, BaseUrl, Credentials, ForwardService, Passthrough, PassthroughOptions, Renewed, StreamPermits,
 };
-use crate::upstream::transport::connection::UpstreamBody;
+use crate::upstream::transport::connection::{ConnectionLimits, UpstreamBody};
 
 /// A frame of HTTP/2 (RFC 9113, 4.1).
 fn frame(kind: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
@@ -75,15 +74,14 @@ pub(crate) fn to_closing_server() -> (Passthrough, Arc<AtomicUsize>) {
         credentials: Credentials::Caller,
         requests_max: 100,
         allows_insecure_upstream: false,
-        connect_timeout: std::time::Duration::from_secs(10),
+        connection: ConnectionLimits::APISERVER,
     };
     let passthrough = Passthrough {
-        service: ArcSwap::from_pointee(ForwardService::new(service)),
+        service: Renewed::fixed(ForwardService::new(service)),
         base: BaseUrl::of(&Uri::from_static("http://h")).unwrap(),
         server: "http://h".to_owned(),
         streams: StreamPermits::new(options.requests_max),
         options,
-        renewal: Renewal::new(None),
         accepted: AcceptedTokens::default(),
     };
     (passthrough, sent)

@@ -104,7 +104,7 @@ fn options() -> PassthroughOptions {
         credentials: Credentials::Caller,
         requests_max: 100,
         allows_insecure_upstream: false,
-        connect_timeout: Duration::from_secs(10),
+        connection: ConnectionLimits::APISERVER,
     }
 }
 

@@ -79,7 +79,10 @@
 //! and the watch would stay silent while the cache serves state that no longer exists. A watch that
 //! replaces an earlier one, or follows a paged list, therefore starts in doubt: the step then asks
 //! for the cluster's version with a consistent read. A lower version than the known one becomes
-//! [`Update::WentBack`] and leads to `Empty`. An equal version proves that the cache is fresh.
+//! [`Update::WentBack`] and leads to `Empty`. An equal version proves that the cache is fresh. If
+//! there is no answer, the watch is dropped, and the next one is opened only when a question before
+//! it is answered: an apiserver that fails every consistent read should not be asked for a watch by
+//! each attempt.
 //!
 //! Other rules follow client-go's reflector (`tools/cache/reflector.go`). The reflector emits
 //! [`Update`]s in upstream's order, and knows neither caches nor subscribers. The parser determines
@@ -153,6 +156,8 @@ pub struct Reflector<R> {
     /// The server refuses the query for the cluster's version. Then only lists reveal that versions
     /// went back.
     version_query_refused: bool,
+    /// The last query for the cluster's version had no answer.
+    version_unanswered: bool,
     /// A continue token expired, so the next attempt to list has no pages.
     unpaged: bool,
     /// Set for a backfill: read only the events after this version, without a standing watch.
@@ -182,6 +187,7 @@ impl<R: Rng> Reflector<R> {
             watch_list_refused: false,
             next_is_paged: false,
             version_query_refused: false,
+            version_unanswered: false,
             unpaged: false,
             backfills_from: None,
         }
@@ -191,9 +197,10 @@ impl<R: Rng> Reflector<R> {
     /// state at that version if `with_state`. Drop the reflector after any error, unless it is
     /// [within that list](Self::is_within_list).
     pub fn for_backfill(mut self, version: ResourceVersion, with_state: bool) -> Self {
-        self.state = match with_state {
-            true => State::Empty { reason: RelistReason::Backfill },
-            false => State::Listed { reached: Reached::all_of(version), in_doubt: false },
+        self.state = if with_state {
+            State::Empty { reason: RelistReason::Backfill }
+        } else {
+            State::Listed { reached: Reached::all_of(version), in_doubt: false }
         };
         // Only a list can return the state at an older version.
         self.watch_list_refused = true;
@@ -354,36 +361,52 @@ impl<R: Rng> Reflector<R> {
             ("resourceVersion", from.as_str()),
             ("timeoutSeconds", timeout.as_str()),
         ];
+        // A backfill needs no answer: it starts behind the cache's own version.
+        let needs_answer = in_doubt && self.backfills_from.is_none();
+        if needs_answer && self.version_unanswered {
+            // If it fails again, the watch would be opened for nothing.
+            self.current_version(reached).await?;
+        }
         let watch = match self.open(&query).await {
             Ok(watch) => watch,
             Err(error) => return Err(self.watch_failed(reached, error)),
         };
-        let mut proven_at = None;
         // The question follows the watch: between an answer and a later watch etcd could be
-        // restored. A backfill needs none: it starts behind the cache's own version.
-        if in_doubt && !self.version_query_refused && self.backfills_from.is_none() {
-            let asked_at = Instant::now();
-            match self.cluster_version().await? {
-                Ok(current) if current < version => {
-                    // Unlike a watch, a consistent read is never behind, whichever apiserver
-                    // answers.
-                    self.state = State::Empty { reason: RelistReason::Rewritten };
-                    let update = Update::WentBack { reached: current };
-                    return Ok(Step::Update { update, received: asked_at });
-                }
-                Ok(current) => proven_at = (current == version).then_some(asked_at),
-                Err(UpstreamError::Refused { message, .. }) => {
-                    tracing::warn!(resource = %self.target.gvr, message, "upstream refuses the query for the cluster's version");
-                    self.version_query_refused = true;
-                }
-                // If kubefan may not read this, the watch itself reports the problem, if there is
-                // one.
-                Err(UpstreamError::Forbidden { .. } | UpstreamError::NotFound { .. }) => {}
-                Err(error) => return Err(self.watch_failed(reached, error)),
-            }
+        // restored.
+        let asked_at = Instant::now();
+        let current = if needs_answer { self.current_version(reached).await? } else { None };
+        if let Some(current) = current.filter(|current| *current < version) {
+            // Unlike a watch, a consistent read is never behind, whichever apiserver answers.
+            self.state = State::Empty { reason: RelistReason::Rewritten };
+            return Ok(Step::Update { update: Update::WentBack { reached: current }, received: asked_at });
         }
         self.state = State::Watching { watch, reached };
-        Ok(Step::Watching { proven_at })
+        let is_proven = current == Some(version) && reached.is_all();
+        Ok(Step::Watching { proven_at: is_proven.then_some(asked_at) })
+    }
+
+    /// The cluster's version, for a watch that continues from what was `reached`. `None` if the
+    /// server does not allow the question.
+    async fn current_version(&mut self, reached: Reached) -> Result<Option<ResourceVersion>, ReflectorError> {
+        if self.version_query_refused {
+            return Ok(None);
+        }
+        let answer = self.cluster_version().await?;
+        self.version_unanswered = false;
+        match answer {
+            Ok(current) => Ok(Some(current)),
+            Err(UpstreamError::Refused { message, .. }) => {
+                tracing::warn!(resource = %self.target.gvr, message, "upstream refuses the query for the cluster's version");
+                self.version_query_refused = true;
+                Ok(None)
+            }
+            // If kubefan may not read this, the watch itself reports the problem, if there is one.
+            Err(UpstreamError::Forbidden { .. } | UpstreamError::NotFound { .. }) => Ok(None),
+            Err(error) => {
+                self.version_unanswered = true;
+                Err(self.watch_failed(reached, error))
+            }
+        }
     }
 
     /// Asks for the cluster's version. For Tables, the answer also shows whether the columns have

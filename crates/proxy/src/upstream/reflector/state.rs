@@ -61,6 +61,11 @@ impl Reached {
         if next.version < self.version { self } else { next }
     }
 
+    /// Whether no more of that version may come.
+    pub(super) fn is_all(self) -> bool {
+        !self.is_open
+    }
+
     /// The version to watch from.
     pub(super) fn watch_from(self) -> ResourceVersion {
         if self.is_open { self.version.below().unwrap_or(self.version) } else { self.version }

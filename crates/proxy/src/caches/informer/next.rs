@@ -1,0 +1,22 @@
+//! The values between the steps of an informer.
+
+use crate::{
+    cache::RelistReason,
+    caches::list_scheduler::ListPlace,
+    fanout::CommitBatch,
+    upstream::reflector::{ReflectorError, Step},
+};
+
+/// What happens next.
+pub(super) enum Next {
+    Step(Result<Step, ReflectorError>),
+    /// A planned relist is due.
+    Relist(RelistReason, ListPlace),
+}
+
+/// Commits whose subscribers are not woken yet. Dropping it wakes them.
+pub(super) struct Unannounced {
+    pub(super) batch: CommitBatch,
+    /// The reflector's steps since the last wake-up.
+    pub(super) steps: usize,
+}
