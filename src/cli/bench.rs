@@ -15,6 +15,7 @@ use clap::{Args, ValueEnum};
 use super::{
     error::CliError,
     shutdown::{StopSignal, shutdown},
+    visible::print_notice,
 };
 use kubefan_bench::{
     self, BenchError, BenchOptions, Projection, Protocol, Scenario, ServerKind, ServerSpec, Windows, child, floor,
@@ -297,12 +298,12 @@ pub(super) fn run(args: BenchArgs) -> Result<(), CliError> {
     let output = args.output;
     let options = args.options()?;
     if cfg!(debug_assertions) {
-        eprintln!("this is a debug build, and its figures are meaningless; build with cargo build-dist");
+        print_notice("this is a debug build, and its figures are meaningless; build with cargo build-dist");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(CliError::plain)?;
     let result = runtime.block_on(async {
-        let stop = shutdown(|_| eprintln!("stopping; press Ctrl-C again to exit without cleaning up"))?;
-        kubefan_bench::run(&options, stop, |line| eprintln!("{line}")).await.map_err(|error| match error {
+        let stop = shutdown(|_| print_notice("stopping; press Ctrl-C again to exit without cleaning up"))?;
+        kubefan_bench::run(&options, stop, print_notice).await.map_err(|error| match error {
             BenchError::Stopped => CliError::Interrupted(StopSignal::Interrupt),
             error => CliError::plain(error),
         })

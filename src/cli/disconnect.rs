@@ -4,7 +4,7 @@ use std::io::{Write, stdout};
 
 use clap::Args;
 
-use super::{admin::AdminArgs, error::CliError, visible::visible};
+use super::{admin::AdminArgs, error::CliError, visible::print_notice};
 
 /// End the stream of a client that watches through a running kubefan
 ///
@@ -34,7 +34,7 @@ pub(super) async fn run(args: DisconnectArgs) -> Result<(), CliError> {
         match admin.delete(&format!("/subscribers/{id}")).await {
             Ok(_) => writeln!(stdout(), "subscriber/{id} disconnected")?,
             Err(problem) => {
-                eprintln!("error: {}", visible(&problem));
+                print_notice(&format!("error: {problem}"));
                 has_failed = true;
             }
         }

@@ -15,6 +15,7 @@ use super::{
     projection::ProjectionArgs,
     select::{SelectArgs, ServerArgs, is_cluster_scoped},
     table::{PodColumns, Table},
+    visible::print_notice,
     watch::{NOT_SYNCED_DELAY_MAX, Notices, waiting_for},
 };
 use kubefan_client::{
@@ -98,7 +99,7 @@ pub(super) async fn run(args: GetArgs) -> Result<(), CliError> {
                 Ok(one) => found.push(one),
                 // As in kubectl, a missing object does not stop the others.
                 Err(error @ ClientError::Status(_)) => {
-                    eprintln!("{}", describe(&error).replace('\n', " "));
+                    print_notice(&describe(&error));
                     failed = true;
                 }
                 Err(error) => return Err(error.into()),
@@ -127,7 +128,7 @@ async fn fetch(client: &Client, mut target: Target, read: &ReadOptions) -> Resul
                 match error.retry_after() {
                     Some(delay) if Instant::now() + delay < deadline => {
                         if !std::mem::replace(&mut is_waiting, true) {
-                            eprintln!("{}", waiting_for(&target.resource, &error));
+                            print_notice(&waiting_for(&target.resource, &error));
                         }
                         sleep(delay).await;
                     }
@@ -176,7 +177,7 @@ async fn follow(
     while let Some(item) = watch.next().await {
         match item? {
             WatchItem::Event(event) => printer.print_changed(&found.resource, object(event))?,
-            other => notices.line(&resource, &other).into_iter().for_each(|line| eprintln!("{line}")),
+            other => notices.line(&resource, &other).into_iter().for_each(|line| print_notice(&line)),
         }
     }
     Ok(())
@@ -255,8 +256,8 @@ impl Printer {
         }
         if let (None, false, Some(one)) = (printed, self.watching, found.first()) {
             match one.target.namespace.as_str() {
-                "" => eprintln!("No resources found"),
-                namespace => eprintln!("No resources found in {namespace} namespace."),
+                "" => print_notice("No resources found"),
+                namespace => print_notice(&format!("No resources found in {namespace} namespace.")),
             }
         }
         Ok(())

@@ -18,7 +18,7 @@ use http::{Uri, uri::Scheme};
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 use serde::Serialize;
 
-use super::{error::CliError, token::TokenArg};
+use super::{error::CliError, token::TokenArg, visible::print_notice};
 
 /// Print a kubeconfig that sends clients to kubefan instead of the apiserver
 #[derive(Debug, Args)]
@@ -126,7 +126,7 @@ pub(super) fn run(args: &KubeconfigArgs) -> Result<(), CliError> {
     let text = serde_saphyr::to_string(&config).map_err(CliError::plain)?;
     let is_https = args.server.scheme() == Some(&Scheme::HTTPS);
     if let Some(note) = note(config.users.first().map(|user| &user.entry.user), is_https) {
-        eprintln!("kubefan: {note}");
+        print_notice(&format!("kubefan: {note}"));
     }
     Ok(writeln!(std::io::stdout(), "{}", text.trim_end())?)
 }

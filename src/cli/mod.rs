@@ -2,6 +2,9 @@
 //! serve` over gRPC and follow kubectl's conventions: its flags, columns and exit codes, and one
 //! line per error.
 
+// Text of servers goes through `visible`.
+#![deny(clippy::print_stderr, clippy::print_stdout)]
+
 mod admin;
 mod auth;
 #[cfg(feature = "sim")]
@@ -41,6 +44,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use self::{
     error::CliError,
     given::{Given, is_set},
+    visible::print_notice,
 };
 
 /// A watch fan-out proxy for Kubernetes.
@@ -108,11 +112,11 @@ pub(crate) fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Err(CliError::Printed) => ExitCode::FAILURE,
         Err(CliError::Interrupted(signal)) => ExitCode::from(signal.exit_code()),
         Err(CliError::Undetermined(why)) => {
-            why.into_iter().for_each(|why| eprintln!("{}", why.trim_end().replace('\n', " ")));
+            why.iter().for_each(|why| print_notice(why));
             ExitCode::from(2)
         }
         Err(error) => {
-            eprintln!("{}", error.to_string().trim_end().replace('\n', " "));
+            print_notice(&error.to_string());
             ExitCode::FAILURE
         }
     }

@@ -1,6 +1,6 @@
 //! `kubefan subscribers`: who watches through a running kubefan, and who is behind.
 
-use std::io::{Write, stdout};
+use std::io::stdout;
 
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
@@ -10,7 +10,7 @@ use super::{
     admin::{Admin, AdminArgs},
     error::CliError,
     table::Columns,
-    visible::visible,
+    visible::{print_json, print_notice, visible},
 };
 use kubefan_model::human_duration::human_duration;
 
@@ -109,7 +109,7 @@ pub(super) async fn run(args: SubscribersArgs) -> Result<(), CliError> {
     let mut out = stdout().lock();
     if args.output == Some(Output::Json) {
         let value: Value = admin.parse(&text).map_err(CliError::Plain)?;
-        return Ok(writeln!(out, "{value:#}")?);
+        return Ok(print_json(&mut out, &value)?);
     }
     let listed: SubscriberList = admin.parse(&text).map_err(CliError::Plain)?;
     let is_wide = args.output == Some(Output::Wide);
@@ -118,8 +118,10 @@ pub(super) async fn run(args: SubscribersArgs) -> Result<(), CliError> {
     let rows: Vec<_> = (!args.no_headers).then_some(header).into_iter().chain(rows).collect();
     Columns::default().print(&mut out, &rows)?;
     match (listed.subscribers.len(), listed.total) {
-        (0, 0) => eprintln!("No subscribers found"),
-        (shown, total) if shown < total => eprintln!("{shown} of {total} subscribers; --limit shows more"),
+        (0, 0) => print_notice("No subscribers found"),
+        (shown, total) if shown < total => {
+            print_notice(&format!("{shown} of {total} subscribers; --limit shows more"));
+        }
         _ => {}
     }
     Ok(())

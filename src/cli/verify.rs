@@ -19,6 +19,7 @@ use super::{
     error::{CliError, describe},
     select::{ServerArgs, is_cluster_scoped},
     table::Columns,
+    visible::{print_json, visible},
 };
 use kubefan_client::{Client, ClientError, ObjectList, Parts, Projection, ReadOptions, ResourceStatus, Target};
 use kubefan_common::proto::v1alpha1::ResourceState;
@@ -106,7 +107,7 @@ pub(super) async fn run(args: VerifyArgs) -> Result<(), CliError> {
     match verify(&args).await {
         Ok(compared) => {
             match args.output {
-                Some(Format::Json) => print_json(&compared)?,
+                Some(Format::Json) => print_results(&compared)?,
                 None => print_table(&compared)?,
             }
             let any = |found: fn(&CompareResult) -> bool| compared.iter().any(|one| found(&one.outcome));
@@ -321,18 +322,17 @@ fn print_table(compared: &[ComparedCache]) -> Result<(), CliError> {
     for ComparedCache { resource, outcome, .. } in compared {
         if let CompareResult::Different(differences) = outcome {
             for difference in &differences.first {
-                writeln!(out, "{resource} {difference}")?;
+                writeln!(out, "{}", visible(&format!("{resource} {difference}")))?;
             }
         }
     }
     Ok(out.flush()?)
 }
 
-fn print_json(compared: &[ComparedCache]) -> Result<(), CliError> {
+fn print_results(compared: &[ComparedCache]) -> Result<(), CliError> {
     let results: Vec<Value> = compared.iter().map(as_json).collect();
     let mut out = BufWriter::new(stdout());
-    serde_json::to_writer_pretty(&mut out, &json!({ "results": results })).map_err(CliError::plain)?;
-    writeln!(out)?;
+    print_json(&mut out, &json!({ "results": results }))?;
     Ok(out.flush()?)
 }
 

@@ -1,85 +1,19 @@
-//! Text that others chose, for a terminal.
-//!
-//! The hazard is an object whose fields control the terminal of its reader: colours, another title,
-//! a forged row. kubectl escapes them, too (`printers.WriteEscaped`).
+//! The way of text to the terminal: what is not kubefan's own goes through here.
 
-use std::{
-    fmt::Write as _,
-    io::{self, Write},
-};
+use std::io::{self, Write};
 
-/// Marks that change the order in which text is shown.
-const ORDER: [char; 12] = [
-    '\u{200e}', '\u{200f}', '\u{061c}', '\u{202a}', '\u{202b}', '\u{202c}', '\u{202d}', '\u{202e}', '\u{2066}',
-    '\u{2067}', '\u{2068}', '\u{2069}',
-];
+use serde::Serialize;
 
-fn is_hidden(c: char) -> bool {
-    c.is_control() || ORDER.contains(&c)
+pub(super) use kubefan_common::visible::{EscapedJson, visible, visible_line, visible_lines};
+
+/// Prints one line to stderr.
+#[expect(clippy::print_stderr, reason = "the only place")]
+pub(super) fn print_notice(text: &str) {
+    eprintln!("{}", visible_line(text));
 }
 
-/// The text without characters that control a terminal. They would also forge rows of a table.
-pub(super) fn visible(text: &str) -> String {
-    text.chars().map(|c| if is_hidden(c) { char::REPLACEMENT_CHARACTER } else { c }).collect()
-}
-
-/// The same for lines, which stay lines.
-pub(super) fn visible_lines(text: &str) -> String {
-    text.chars().map(|c| if is_hidden(c) && c != '\n' { char::REPLACEMENT_CHARACTER } else { c }).collect()
-}
-
-/// Writes JSON with these characters escaped, so it stays the same JSON. Each write must be whole
-/// characters, as those of serde_json are.
-pub(super) struct EscapedJson<W>(pub(super) W);
-
-impl<W: Write> Write for EscapedJson<W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // In JSON the characters of ASCII are escaped already, and line feeds are only between
-        // values.
-        let is_escaped = |c: char| is_hidden(c) && c > '\u{7e}';
-        match std::str::from_utf8(bytes) {
-            Ok(text) if text.contains(is_escaped) => {
-                let mut escaped = String::with_capacity(text.len() + 16);
-                for c in text.chars() {
-                    if is_escaped(c) {
-                        write!(escaped, "\\u{:04x}", u32::from(c)).map_err(io::Error::other)?;
-                    } else {
-                        escaped.push(c);
-                    }
-                }
-                self.0.write_all(escaped.as_bytes())?;
-            }
-            _ => self.0.write_all(bytes)?,
-        }
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.0.flush()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::{Value, json};
-
-    use super::*;
-
-    const HOSTILE: &str = "a\u{1b}[31m\nforged\u{9b}31m\u{202e}\u{7f}ü";
-
-    #[test]
-    fn characters_that_control_a_terminal_are_replaced() {
-        assert_eq!(visible(HOSTILE), "a\u{fffd}[31m\u{fffd}forged\u{fffd}31m\u{fffd}\u{fffd}ü");
-        assert_eq!(visible_lines("a\nb\u{9b}"), "a\nb\u{fffd}");
-    }
-
-    #[test]
-    fn json_stays_the_same_without_them() {
-        let value = json!({ "reason": HOSTILE });
-        let mut out = Vec::new();
-        serde_json::to_writer_pretty(EscapedJson(&mut out), &value).unwrap();
-        let text = String::from_utf8(out).unwrap();
-        assert!(!text.chars().any(|c| is_hidden(c) && c != '\n'), "{text:?}");
-        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), value);
-    }
+/// Prints JSON over several lines.
+pub(super) fn print_json(out: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
+    serde_json::to_writer_pretty(EscapedJson(&mut *out), value)?;
+    writeln!(out)
 }

@@ -19,7 +19,7 @@ use super::{
     select::{SelectArgs, Selected, ServerArgs, is_cluster_scoped},
     shutdown::stop_signal,
     table::{Columns, PodColumns, pod_value, type_name},
-    visible::{EscapedJson, visible},
+    visible::{EscapedJson, print_notice, visible},
 };
 use kubefan_client::{
     ClientError, Encoding, Event, EventType, OnExpired, OnLag, ResolvedResource, WatchItem, WatchOptions,
@@ -145,7 +145,7 @@ pub(super) async fn run(args: WatchArgs) -> Result<(), CliError> {
             None => break Ok(()),
             Some(Ok(WatchItem::Event(event))) => printer.print(&event)?,
             Some(Ok(item)) => {
-                notices.line(resource, &item).into_iter().for_each(|line| eprintln!("{line}"));
+                notices.line(resource, &item).into_iter().for_each(|line| print_notice(&line));
                 if let WatchItem::SnapshotBegin { resource: Some(resource), .. } = item {
                     printer.resource = resource;
                 }
@@ -162,7 +162,7 @@ pub(super) async fn run(args: WatchArgs) -> Result<(), CliError> {
     };
     printer.out.flush()?;
     if !watch.resume_version().is_empty() && matches!(result, Ok(()) | Err(CliError::Interrupted(_))) {
-        eprintln!("to continue from here: --resource-version={}", watch.resume_version());
+        print_notice(&format!("to continue from here: --resource-version={}", watch.resume_version()));
     }
     result
 }
@@ -278,7 +278,7 @@ fn print_json(out: &mut impl Write, event: &Event) -> io::Result<()> {
     if event.object.is_empty() {
         // For an object deleted inside a gap, possibly only its key and uid are known.
         let metadata = json!({"namespace": event.namespace, "name": event.name, "uid": event.uid});
-        write!(out, "{}", json!({"metadata": metadata}))?;
+        serde_json::to_writer(EscapedJson(&mut *out), &json!({"metadata": metadata}))?;
     } else {
         EscapedJson(&mut *out).write_all(event.object.trim_ascii_end())?;
     }

@@ -24,11 +24,40 @@ use crate::{
 tests! {
     local: the_one_that_lags_is_listed_first_and_ended_alone,
         a_stream_is_ended_for_the_operator_and_not_for_web_pages, top_prints_one_table_if_stdout_is_no_terminal,
-        a_browser_shows_the_status_and_takes_names_for_text;
+        a_browser_shows_the_status_and_takes_names_for_text, what_a_server_answers_cannot_control_the_terminal;
 }
 
 /// What a terminal or a page would take for more than text, as far as a header may have it.
 const HOSTILE: &str = "<script>alert(1)</script>\u{9b}2J";
+
+/// Whether a text has more than lines for a terminal.
+fn controls_the_terminal(text: &str) -> bool {
+    text.contains(|c: char| c.is_control() && c != '\n' || ('\u{202a}'..='\u{202e}').contains(&c))
+}
+
+/// No kubefan: an error, or a status with text that controls a terminal.
+async fn what_a_server_answers_cannot_control_the_terminal() {
+    let hostile = "\u{1b}[2J\u{9b}31m\u{202e}";
+    let status = serde_json::json!({ "version": hostile }).to_string();
+    let routes = axum::Router::new().route("/status", axum::routing::get(status));
+    let routes = routes.fallback((axum::http::StatusCode::INTERNAL_SERVER_ERROR, hostile));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let admin = format!("--admin={}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, routes).await });
+    let failed = run(&["subscribers", &admin]).await;
+    assert!(failed.stderr.contains("answers 500: ") && !controls_the_terminal(&failed.stderr), "{failed:?}");
+    let top = run(&["top", "-o", "json", &admin]).await;
+    assert!(!controls_the_terminal(&top.stdout), "{top:?}");
+    assert_eq!(json(&top.stdout)["version"], hostile);
+
+    let simulated = Simulated::start().await;
+    let kubefan = simulated.kubefan(&["--resource=pods"]).await;
+    let server = kubefan.grpc_addr.to_string();
+    for command in ["get", "watch"] {
+        let ran = run(&[command, "po\u{9b}2J\u{202e}ds", "--server", &server]).await;
+        assert!(ran.stderr.contains("ds") && !controls_the_terminal(&ran.stderr), "{ran:?}");
+    }
+}
 
 async fn command(kubefan: &Kubefan, args: &[&str]) -> Ran {
     let admin = format!("--admin={}", kubefan.admin_addr);
@@ -81,7 +110,10 @@ async fn the_one_that_lags_is_listed_first_and_ended_alone() {
     assert!(first["lagSeconds"].as_f64().is_some() && first["bytesSent"].as_u64() > Some(0), "{first}");
     let table = command(&kubefan, &["subscribers", "-o", "wide"]).await;
     assert!(table.stdout.starts_with("ID") && table.stdout.contains("http/json"), "{table:?}");
-    assert!(!table.stdout.contains('\u{9b}'), "{table:?}");
+    assert!(!controls_the_terminal(&table.stdout), "{table:?}");
+    let printed = command(&kubefan, &["subscribers", "-o", "json"]).await.stdout;
+    assert!(!controls_the_terminal(&printed), "{printed:?}");
+    assert!(json(&printed).to_string().contains('\u{9b}'), "it is the same JSON: {printed:?}");
 
     let id = first["id"].as_str().unwrap();
     let ended = command(&kubefan, &["disconnect", id]).await;

@@ -11,3 +11,4 @@ pub mod spread;
 pub mod sync;
 pub mod text;
 pub mod tls;
+pub mod visible;

@@ -2,9 +2,11 @@
 
 use std::{error::Error, io};
 
+use crate::visible::is_hidden;
+
 /// The text as one line of at most `chars_max` characters, and an ellipsis if it was longer.
 pub fn one_line(text: &str, chars_max: usize) -> String {
-    let mut line: String = text.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let mut line: String = text.trim().chars().map(|c| if is_hidden(c) { ' ' } else { c }).collect();
     if let Some((cut, _)) = line.char_indices().nth(chars_max) {
         line.truncate(cut);
         line.push('…');

@@ -8,6 +8,8 @@ use std::{
 use serde::Serialize;
 use serde_json::json;
 
+use crate::cli::visible::{print_json, visible_line};
+
 /// How a check ended, from the best to the worst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -67,8 +69,7 @@ impl Finding {
         let (begin, end) = if coloured { (result.colour(), "\x1b[0m") } else { ("", "") };
         let remedy = if remedy.is_empty() { String::new() } else { format!("; {remedy}") };
         let text = format!("{check}: {message}{remedy}");
-        let one_line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-        format!("  {begin}{:<7}{end}  {one_line}", result.as_str())
+        format!("  {begin}{:<7}{end}  {}", result.as_str(), visible_line(&text))
     }
 }
 
@@ -128,7 +129,7 @@ impl Report {
     pub(super) fn waits_for(&self, what: &str) {
         if self.shows_progress {
             // Progress that cannot be shown is no failure.
-            let _ = write!(stderr(), "\r\x1b[K  ...      {what}").and_then(|()| stderr().flush());
+            let _ = write!(stderr(), "\r\x1b[K  ...      {}", visible_line(what)).and_then(|()| stderr().flush());
         }
     }
 
@@ -143,7 +144,9 @@ impl Report {
             (all().max().unwrap_or(Outcome::Ok), count(Outcome::Error), count(Outcome::Warning));
         if self.as_json {
             let report = json!({ "result": worst, "errors": errors, "warnings": warnings, "groups": self.groups });
-            self.print(&serde_json::to_string_pretty(&report)?);
+            let mut text = Vec::new();
+            print_json(&mut text, &report)?;
+            self.print(String::from_utf8_lossy(&text).trim_end());
         } else {
             self.print(&format!("\n{}", summary(errors, warnings)));
         }
@@ -176,6 +179,12 @@ mod tests {
         assert_eq!(finding.line(false), "  error    TLS: no trusted CA has signed it; name the CA");
         assert_eq!(Finding::ok("TLS", "version 1.3").line(false), "  ok       TLS: version 1.3");
         assert_eq!(Finding::ok("a", "b").line(true), "  \x1b[32mok     \x1b[0m  a: b");
+    }
+
+    #[test]
+    fn text_of_a_server_cannot_control_the_terminal() {
+        let line = Finding::ok("a\u{9b}31m", "b\u{1b}[2J\u{202e}").line(false);
+        assert!(!line.contains(|c: char| c.is_control() || c == '\u{202e}'), "{line:?}");
     }
 
     #[test]

@@ -14,7 +14,6 @@ use std::{
 };
 
 use clap::{Args, ValueEnum};
-use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
 use self::{
@@ -22,7 +21,7 @@ use self::{
     calculator::{CalculatorArgs, Sizing},
     savings::Savings,
 };
-use super::error::CliError;
+use super::{error::CliError, visible::print_json};
 use kubefan_proxy::{
     config::Duration,
     upstream::{Upstream, client::UpstreamOptions, settings::UpstreamSettings},
@@ -88,20 +87,15 @@ pub(super) async fn run(args: EstimateArgs) -> Result<(), CliError> {
     if args.calculator.is_asked() {
         let sizing = Sizing::of(&args.calculator, args.replicas).map_err(CliError::Plain)?;
         return match args.output {
-            Some(Format::Json) => print_json(&sizing),
+            Some(Format::Json) => Ok(print_json(&mut stdout(), &sizing)?),
             None => Ok(write!(stdout(), "{}", sizing.text())?),
         };
     }
     let savings = observe(&args.cluster, args.replicas).await?;
     match args.output {
-        Some(Format::Json) => print_json(&savings),
+        Some(Format::Json) => Ok(print_json(&mut stdout(), &savings)?),
         None => Ok(savings_text::print(&savings, &mut stdout().lock())?),
     }
-}
-
-fn print_json(value: &impl Serialize) -> Result<(), CliError> {
-    let text = serde_json::to_string_pretty(value).map_err(CliError::plain)?;
-    Ok(writeln!(stdout(), "{text}")?)
 }
 
 /// Reads the apiserver's metrics twice.

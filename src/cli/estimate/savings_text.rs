@@ -6,6 +6,7 @@ use super::savings::{Apiserver, Kubefan, ResourceSavings, Savings};
 use crate::cli::{
     sizing::{human_bytes, human_cores, human_count},
     table::Columns,
+    visible::visible,
 };
 
 /// Rows of the table; the others are summed.
@@ -26,10 +27,10 @@ pub(super) fn print(savings: &Savings, out: &mut impl Write) -> io::Result<()> {
     Columns::default().print(out, &rows)?;
     writeln!(out)?;
     for (what, text) in summary(*seconds, *replicas, apiserver, kubefan) {
-        writeln!(out, "{what:<18}{text}")?;
+        writeln!(out, "{what:<18}{}", visible(&text))?;
     }
     writeln!(out, "\nnot known:")?;
-    unknown.iter().try_for_each(|text| writeln!(out, "- {text}"))
+    unknown.iter().try_for_each(|text| writeln!(out, "- {}", visible(text)))
 }
 
 fn row(of: &ResourceSavings) -> Vec<String> {

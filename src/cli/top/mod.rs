@@ -25,6 +25,7 @@ use super::{
     error::CliError,
     subscribers::SortBy,
     table::Columns,
+    visible::print_json,
 };
 
 /// The time between two samples.
@@ -62,7 +63,7 @@ pub(super) async fn run(args: TopArgs) -> Result<(), CliError> {
     if args.output == Some(Output::Json) {
         let status: Value =
             admin.get("/status", &[]).await.and_then(|text| admin.parse(&text)).map_err(CliError::Plain)?;
-        return Ok(writeln!(stdout(), "{status:#}")?);
+        return Ok(print_json(&mut stdout(), &status)?);
     }
     match args.once || !stdout().is_terminal() {
         true => once(&admin).await,

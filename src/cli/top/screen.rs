@@ -10,7 +10,7 @@ use ratatui::{
 };
 
 use super::sample::{CACHES, SUBSCRIBER_COLUMNS, Shown};
-use crate::cli::subscribers::SortBy;
+use crate::cli::{subscribers::SortBy, visible::visible};
 
 /// The width of what the figures of the summary are of.
 const NAME_WIDTH: usize = 11;
@@ -97,7 +97,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, shown: Option<&Shown>, problem: Option
     let [top, gap, middle, bottom] =
         Layout::vertical([rows[0], rows[1], Constraint::Fill(1), Constraint::Length(1)]).areas(frame.area());
     if let Some(problem) = problem {
-        frame.render_widget(Line::from(format!("{problem}; trying again")).fg(Color::Red).bold(), gap);
+        frame.render_widget(Line::from(visible(&format!("{problem}; trying again"))).fg(Color::Red).bold(), gap);
     }
     frame.render_widget(Line::from(KEYS.dim()), bottom);
     if let Some(shown) = shown {
@@ -122,17 +122,17 @@ fn draw_tables(frame: &mut Frame<'_>, area: Rect, shown: &Shown, is_old: bool, v
     let [upper, lower] = Layout::vertical([Constraint::Length(wanted.min(most)), Constraint::Fill(1)]).areas(area);
     view.page = usize::from(upper.height.saturating_sub(1)).max(1);
     view.scrolled = view.scrolled.min(shown.caches.len().saturating_sub(view.page));
-    let visible: Vec<_> = shown.caches.iter().skip(view.scrolled).take(view.page).collect();
-    let cells: Vec<_> = visible.iter().map(|cache| cache.cells.clone()).collect();
+    let caches: Vec<_> = shown.caches.iter().skip(view.scrolled).take(view.page).collect();
+    let cells: Vec<_> = caches.iter().map(|cache| cache.cells.clone()).collect();
     let style_of = |is_synced| if is_synced { Style::new() } else { Style::from(Color::Yellow) };
-    let table = CACHES.table(&cells, visible.iter().map(|cache| style_of(cache.is_synced)), area.width);
+    let table = CACHES.table(&cells, caches.iter().map(|cache| style_of(cache.is_synced)), area.width);
     frame.render_widget(if is_old { table.dim() } else { table }, upper);
     if lower.height < SUBSCRIBER_LINES_MIN {
         return;
     }
     let [gap, title, list] =
         Layout::vertical([Constraint::Length(1), Constraint::Length(1), Constraint::Fill(1)]).areas(lower);
-    let below = shown.caches.len() - view.scrolled - visible.len();
+    let below = shown.caches.len() - view.scrolled - caches.len();
     if view.scrolled + below > 0 {
         let more = format!("{} caches above, {below} below: scroll with ↑↓", view.scrolled);
         frame.render_widget(Line::from(more.dim()), gap);
@@ -151,7 +151,7 @@ fn draw_tables(frame: &mut Frame<'_>, area: Rect, shown: &Shown, is_old: bool, v
             let table = SUBSCRIBER_COLUMNS.table(rows, std::iter::repeat(Style::new()), area.width);
             frame.render_widget(if is_old { table.dim() } else { table }, list);
         }
-        Err(why) => frame.render_widget(Line::from(format!("not shown: {why}")).fg(Color::Yellow), list),
+        Err(why) => frame.render_widget(Line::from(visible(&format!("not shown: {why}"))).fg(Color::Yellow), list),
     }
 }
 

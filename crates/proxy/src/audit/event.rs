@@ -11,7 +11,7 @@ use std::{
 use serde::Serialize;
 
 use crate::access::Identity;
-use kubefan_common::text::one_line;
+use kubefan_common::{text::one_line, visible::EscapedJson};
 
 /// The longest name in a record, in bytes. The path of a request may have a longer one.
 const NAME_BYTES_MAX: usize = 512;
@@ -203,8 +203,9 @@ impl<'a> Event<'a> {
 
     /// One line, with its line feed.
     pub(super) fn to_line(&self) -> Vec<u8> {
+        let mut line = Vec::new();
         // Strings and numbers: this cannot fail.
-        let mut line = serde_json::to_vec(self).unwrap_or_default();
+        let _ = serde_json::to_writer(EscapedJson(&mut line), self);
         line.push(b'\n');
         line
     }
