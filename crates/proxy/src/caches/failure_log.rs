@@ -1,7 +1,7 @@
 //! The failures of upstream in the log: each kind at once, and then again after a while. In an
 //! outage a cache tries every two seconds.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use tokio::time::Instant;
 use tracing::{debug, warn};
@@ -14,9 +14,9 @@ use crate::{
 /// The time after which a failure that lasts is logged again.
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// The failure of one cache that was logged last.
+/// When each kind of failure of one cache was logged last.
 #[derive(Default)]
-pub(super) struct FailureLog(Option<(&'static str, Instant)>);
+pub(super) struct FailureLog(HashMap<&'static str, Instant>);
 
 impl FailureLog {
     /// Logs a failure of a cache. `is_denied` if upstream has denied the last request.
@@ -38,11 +38,11 @@ impl FailureLog {
 
     /// Whether a failure for this reason is logged now.
     fn is_due(&mut self, reason: &'static str) -> bool {
-        let is_known = self.0.is_some_and(|(logged, at)| logged == reason && at.elapsed() < INTERVAL);
-        if !is_known {
-            self.0 = Some((reason, Instant::now()));
+        let is_due = self.0.get(reason).is_none_or(|at| at.elapsed() >= INTERVAL);
+        if is_due {
+            self.0.insert(reason, Instant::now());
         }
-        !is_known
+        is_due
     }
 }
 
@@ -59,5 +59,12 @@ mod tests {
         assert!(!log.is_due("unreachable"));
         tokio::time::advance(Duration::from_secs(1)).await;
         assert!(log.is_due("unreachable"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failures_that_take_turns_are_each_logged_once_a_minute() {
+        let mut log = FailureLog::default();
+        let due = (0..60).filter(|turn| log.is_due(["reset", "unreachable"][turn % 2]));
+        assert_eq!(due.count(), 2);
     }
 }

@@ -1,104 +1,176 @@
-//! Cuts log lines that are too long. Texts of clients and of libraries may be of any length.
+//! The form of log lines: each field has at most 200 characters, and none that controls a terminal.
+//! Texts of clients and of libraries may be of any length.
 
-use std::io;
+use std::{
+    fmt::{self, Write as _},
+    io,
+};
 
-use serde_json::Value;
-use tracing_appender::non_blocking::NonBlocking;
-use tracing_subscriber::fmt::MakeWriter;
+use serde_json::{Map, Value};
+use tracing::{
+    Subscriber,
+    field::{Field, Visit},
+};
+use tracing_subscriber::{
+    Layer,
+    field::{RecordFields, VisitOutput},
+    fmt::{
+        FormatFields,
+        format::{DefaultVisitor, Writer},
+    },
+    registry::LookupSpan,
+};
 
 use super::LogFormat;
+use kubefan_common::visible::{EscapedJson, is_hidden};
 
-/// The longest line, in bytes. kubefan's own lines are shorter.
-const LINE_BYTES_MAX: usize = 2048;
-/// The longest text in a line that is too long, in characters.
-const TEXT_CHARS_MAX: usize = 200;
+/// The longest text of a field, in characters.
+const CHARS_MAX: usize = 200;
 
-/// Makes the writer of each line.
-pub(super) struct CutLines {
-    format: LogFormat,
-    writer: NonBlocking,
-}
-
-/// Writes one line.
-pub(super) struct CutLine<W> {
-    format: LogFormat,
-    writer: W,
-}
-
-impl CutLines {
-    pub(super) fn new(format: LogFormat, writer: NonBlocking) -> Self {
-        Self { format, writer }
-    }
-}
-
-impl<'a> MakeWriter<'a> for CutLines {
-    type Writer = CutLine<NonBlocking>;
-
-    fn make_writer(&'a self) -> Self::Writer {
-        CutLine { format: self.format, writer: self.writer.clone() }
-    }
-}
-
-impl<W: io::Write> io::Write for CutLine<W> {
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        if line.len() <= LINE_BYTES_MAX {
-            self.writer.write_all(line)?;
-        } else {
-            self.writer.write_all(&cut(self.format, line))?;
+/// Writes lines in a format, each with one write.
+pub(super) fn layer<S, W>(format: LogFormat, writer: W, is_coloured: bool) -> impl Layer<S>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    W: io::Write + Clone + Send + Sync + 'static,
+{
+    let lines = tracing_subscriber::fmt::layer();
+    match format {
+        LogFormat::Text => {
+            lines.fmt_fields(CutFields).with_ansi(is_coloured).with_writer(move || writer.clone()).boxed()
         }
+        LogFormat::Json => lines.json().flatten_event(true).with_writer(move || CutJson(writer.clone())).boxed(),
+    }
+}
+
+/// Formats the fields of a line of text.
+struct CutFields;
+
+impl<'w> FormatFields<'w> for CutFields {
+    fn format_fields<R: RecordFields>(&self, writer: Writer<'w>, fields: R) -> fmt::Result {
+        let mut visitor = CutVisitor(DefaultVisitor::new(writer, true));
+        fields.record(&mut visitor);
+        visitor.0.finish()
+    }
+}
+
+struct CutVisitor<'w>(DefaultVisitor<'w>);
+
+impl Visit for CutVisitor<'_> {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        if field.name() == "message" {
+            self.record_debug(field, &format_args!("{value}"));
+        } else {
+            self.record_debug(field, &value);
+        }
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        let mut text = CutText::default();
+        // Stops where the text is cut.
+        let _ = write!(text, "{value:?}");
+        self.0.record_debug(field, &format_args!("{}", text.text));
+    }
+}
+
+/// The beginning of what is written to it.
+#[derive(Default)]
+struct CutText {
+    text: String,
+    chars: usize,
+}
+
+impl fmt::Write for CutText {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for c in text.chars() {
+            if self.chars == CHARS_MAX {
+                self.text.push('…');
+                return Err(fmt::Error);
+            }
+            self.chars += 1;
+            self.text.push(match c {
+                '\n' => ' ',
+                c if is_hidden(c) => char::REPLACEMENT_CHARACTER,
+                c => c,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Writes lines of JSON, which stay JSON. Its formatter has no place to cut a field.
+struct CutJson<W>(W);
+
+impl<W: io::Write> io::Write for CutJson<W> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let cut = if line.len() > CHARS_MAX { cut_line(line) } else { None };
+        EscapedJson(&mut self.0).write_all(cut.as_deref().unwrap_or(line))?;
         Ok(line.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.writer.flush()
+        self.0.flush()
     }
 }
 
-/// A shorter form of a line. JSON stays JSON: each of its texts is cut.
-fn cut(format: LogFormat, line: &[u8]) -> Vec<u8> {
-    if format == LogFormat::Json
-        && let Ok(Value::Object(fields)) = serde_json::from_slice(line)
-    {
-        let fields = fields.into_iter().map(|(name, value)| match value {
-            Value::String(text) => (name, Value::String(cut_text(&text, TEXT_CHARS_MAX))),
-            other => (name, other),
-        });
-        return format!("{}\n", Value::Object(fields.collect())).into_bytes();
+/// A line with shorter texts; `None` if none is too long.
+fn cut_line(line: &[u8]) -> Option<Vec<u8>> {
+    let mut fields: Map<String, Value> = serde_json::from_slice(line).ok()?;
+    let mut is_cut = false;
+    for value in fields.values_mut() {
+        if let Value::String(text) = value
+            && let Some((end, _)) = text.char_indices().nth(CHARS_MAX)
+        {
+            text.truncate(end);
+            text.push('…');
+            is_cut = true;
+        }
     }
-    let text = String::from_utf8_lossy(line);
-    format!("{}\n", cut_text(text.trim_end(), LINE_BYTES_MAX)).into_bytes()
-}
-
-fn cut_text(text: &str, chars_max: usize) -> String {
-    match text.char_indices().nth(chars_max) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
-    }
+    is_cut.then(|| format!("{}\n", Value::Object(fields)).into_bytes())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::sync::{Arc, Mutex};
+
+    use io::Write;
+    use tracing_subscriber::layer::SubscriberExt;
 
     use super::*;
 
-    fn written(format: LogFormat, line: &str) -> String {
-        let mut line_writer = CutLine { format, writer: Vec::new() };
-        line_writer.write_all(line.as_bytes()).unwrap();
-        String::from_utf8(line_writer.writer).unwrap()
+    /// The line of an event with a field of 60,000 characters before a short one.
+    fn line(format: LogFormat) -> String {
+        let written = Arc::<Mutex<Vec<u8>>>::default();
+        let subscriber = tracing_subscriber::registry().with(layer(format, Shared(written.clone()), false));
+        tracing::subscriber::with_default(subscriber, || {
+            let long = "ä".repeat(1000);
+            tracing::warn!(name = long, error = %long, list = ?[&long], line = 7, last = "end", "a message of {long}");
+        });
+        let written = written.lock().unwrap().clone();
+        String::from_utf8(written).unwrap()
+    }
+
+    #[derive(Clone)]
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
     }
 
     #[test]
-    fn only_a_long_line_is_cut() {
-        let long = "ä".repeat(60_000);
-        for format in [LogFormat::Text, LogFormat::Json] {
-            assert_eq!(written(format, "{\"a\":1}\n"), "{\"a\":1}\n");
+    fn each_field_is_cut_in_both_formats() {
+        let text = line(LogFormat::Text);
+        assert!(text.ends_with("last=\"end\"\n") && text.contains("line=7"), "{text}");
+        assert!(text.split('…').all(|part| part.matches('ä').count() <= CHARS_MAX), "{text}");
+        let json: Value = serde_json::from_str(&line(LogFormat::Json)).unwrap();
+        for field in ["name", "error", "list", "message"] {
+            assert_eq!(json[field].as_str().unwrap().chars().count(), CHARS_MAX + 1, "{json}");
         }
-        let text = written(LogFormat::Text, &format!("WARN name={long}\n"));
-        assert_eq!((text.chars().count(), text.ends_with("ä…\n")), (LINE_BYTES_MAX + 2, true));
-        let json = written(LogFormat::Json, &format!("{{\"level\":\"WARN\",\"line\":7,\"name\":\"{long}\"}}\n"));
-        let json: Value = serde_json::from_str(&json).unwrap();
-        assert_eq!(json["name"].as_str().unwrap().chars().count(), TEXT_CHARS_MAX + 1);
-        assert_eq!((&json["level"], &json["line"]), (&Value::from("WARN"), &Value::from(7)));
+        assert_eq!((&json["level"], &json["line"], &json["last"]), (&"WARN".into(), &7.into(), &"end".into()));
     }
 }

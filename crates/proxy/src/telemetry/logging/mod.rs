@@ -2,9 +2,9 @@
 //! object.
 //!
 //! The hazard is a client that makes kubefan log: it must neither fill the log nor delay others. So
-//! libraries log errors only (`levels`), lines of one kind have a rate (`rate`), long lines are
-//! cut (`log_lines`), and no worker waits for stderr: a thread writes the lines, and those that
-//! it is too slow for are dropped and counted.
+//! libraries log errors only (`levels`), lines of one kind have a rate (`rate`), each field is cut
+//! (`log_lines`), and no worker waits for stderr: a thread writes the lines, and those that it is
+//! too slow for are dropped and counted.
 
 mod levels;
 mod log_format;
@@ -18,9 +18,9 @@ use std::{
 };
 
 use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
-use tracing_subscriber::{Layer, layer::SubscriberExt, util::SubscriberInitExt};
+use tracing_subscriber::{layer::SubscriberExt, util::SubscriberInitExt};
 
-use self::{log_lines::CutLines, rate::Rate};
+use self::rate::Rate;
 
 pub use log_format::LogFormat;
 
@@ -43,11 +43,7 @@ pub fn init(format: LogFormat, level: &str) -> Result<LogGuard, String> {
     let (writer, guard) = writer.finish(io::stderr());
     let dropped = writer.error_counter();
     let rate = Rate::default();
-    let lines = tracing_subscriber::fmt::layer().with_writer(CutLines::new(format, writer));
-    let lines = match format {
-        LogFormat::Text => lines.with_ansi(io::stderr().is_terminal()).boxed(),
-        LogFormat::Json => lines.json().flatten_event(true).boxed(),
-    };
+    let lines = log_lines::layer(format, writer, io::stderr().is_terminal());
     let started = tracing_subscriber::registry().with(filter).with(lines).with(rate.clone()).try_init();
     started.map_err(|error| format!("cannot start logging: {error}"))?;
     let report = move || {
