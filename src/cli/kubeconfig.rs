@@ -19,6 +19,7 @@ use rustls::pki_types::{CertificateDer, pem::PemObject};
 use serde::Serialize;
 
 use super::{error::CliError, token::TokenArg, visible::print_notice};
+use kubefan_common::tls::explain_pem;
 
 /// Print a kubeconfig that sends clients to kubefan instead of the apiserver
 #[derive(Debug, Args)]
@@ -199,8 +200,9 @@ fn kubeconfig(args: &KubeconfigArgs, stdin: impl Read) -> Result<Kubeconfig, Cli
 fn authority(file: &Path) -> Result<String, CliError> {
     let failed = |why: String| CliError::Plain(format!("--certificate-authority {}: {why}", file.display()));
     let pem = fs::read(file).map_err(|error| failed(error.to_string()))?;
-    let certificates: Vec<_> =
-        CertificateDer::pem_slice_iter(&pem).collect::<Result<_, _>>().map_err(|error| failed(error.to_string()))?;
+    let certificates: Vec<_> = CertificateDer::pem_slice_iter(&pem)
+        .collect::<Result<_, _>>()
+        .map_err(|error| failed(explain_pem(&error).to_owned()))?;
     if certificates.is_empty() {
         return Err(failed("it contains no PEM certificate".to_owned()));
     }
@@ -267,6 +269,19 @@ mod tests {
         let context = config.contexts[0].context.clone().unwrap();
         assert_eq!((context.cluster.as_str(), context.namespace.as_deref()), ("prod", Some("web")));
         assert_eq!(config.current_context.as_deref(), Some("through-kubefan"));
+    }
+
+    #[test]
+    fn a_key_in_the_place_of_the_ca_is_not_quoted() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("ca.pem");
+        let key = rcgen::KeyPair::generate().unwrap().serialize_pem();
+        for key in [key.replace('\n', " "), key.replace('\n', "\\n")] {
+            std::fs::write(&file, key).unwrap();
+            let words = ["--server=https://kubefan", "--certificate-authority", file.to_str().unwrap()];
+            let error = print(&words).unwrap_err();
+            assert!(error.contains("ca.pem: ") && error.ends_with("; are line feeds missing?"), "{error}");
+        }
     }
 
     #[test]

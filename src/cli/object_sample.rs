@@ -50,7 +50,7 @@ impl ObjectSample {
         let selector = (!field_selector.is_empty()).then_some(("fieldSelector", field_selector));
         let query = encode_query([("limit", limit.as_str())].into_iter().chain(selector));
         let body = upstream.get(Verb::List, &format!("{path}{query}")).await?;
-        let list: List = serde_json::from_slice(&body).map_err(UpstreamError::invalid)?;
+        let list: List = serde_json::from_slice(&body).map_err(UpstreamError::invalid_json)?;
         let ListMeta { resource_version, remaining_item_count, token } = list.metadata;
         let remaining = if token.is_empty() { Some(0) } else { remaining_item_count };
         let size = size(list.items.len() as u64, remaining, body.len() as u64);

@@ -25,6 +25,17 @@ pub fn without_user(text: &str) -> String {
     }
 }
 
+/// The text of an error of serde_json without the value that it quotes, which may be a secret: as
+/// in `invalid type: string "…", expected u32 at line 1 column 7`.
+pub fn without_value(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let starts = ["invalid type", "invalid value", "unknown variant", "unknown field"];
+    let Some(start) = starts.into_iter().find(|start| text.starts_with(start)) else { return text };
+    // The value may contain these words, too, but not what is expected.
+    let expected = text.rfind(", expected ").map_or("", |at| &text[at..]);
+    format!("{start}{expected}")
+}
+
 /// A text in which a library wrote a path with two kinds of quotes, as in `'"/a"'`, with one.
 pub fn with_single_quotes(text: &str) -> String {
     text.replace("'\"", "\"").replace("\"'", "\"")
@@ -62,6 +73,13 @@ mod tests {
         let wrapped = io::Error::other(io::Error::other(std::fmt::Error));
         assert!(find::<std::fmt::Error>(&wrapped).is_some());
         assert!(find::<std::num::ParseIntError>(&wrapped).is_none());
+    }
+
+    #[test]
+    fn an_error_of_json_has_no_value() {
+        let of = |json: &str| without_value(&serde_json::from_str::<(u32, String)>(json).unwrap_err());
+        assert_eq!(of(r#"["secret, expected b"]"#), "invalid type, expected u32 at line 1 column 21");
+        assert_eq!(of("[1"), "EOF while parsing a list at line 1 column 2");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 
 use super::endpoint::{HttpClient, ReadLimits};
 use crate::error::{ApiStatus, ClientError};
+use kubefan_common::text::without_value;
 
 /// The media types of discovery, as kubectl requests them.
 const ACCEPT: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,\
@@ -233,7 +234,7 @@ impl Index<'_> {
         let body = self.client.read(path.to_owned(), ACCEPT, self.limits).await?;
         serde_json::from_slice(&body).map_err(|error| ClientError::HttpProtocol {
             address: self.client.address().to_owned(),
-            message: format!("{path}: {error}"),
+            message: format!("{path}: {}", without_value(&error)),
         })
     }
 }

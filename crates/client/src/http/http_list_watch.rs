@@ -29,6 +29,7 @@ use crate::{
     random::{generator, watch_timeout},
     version::whole,
 };
+use kubefan_common::text::without_value;
 
 const JSON: &str = "application/json";
 /// Servers that do not know the first type answer with whole objects, as client-go's metadata
@@ -220,7 +221,7 @@ impl HttpListWatch {
         let body = self.check_path(body)?;
         let protocol = |what: String, error: serde_json::Error| ClientError::HttpProtocol {
             address: self.client.address().to_owned(),
-            message: format!("{what}: {error}"),
+            message: format!("{what}: {}", without_value(&error)),
         };
         let Page { resource_version, continue_token, items } =
             read_page(&body).map_err(|error| protocol(format!("the list at {path}"), error))?;

@@ -12,6 +12,7 @@ use crate::{
     error::{ApiStatus, ClientError},
     lister_watcher::{WatchEvent, WatchEventKind, WatchEvents},
 };
+use kubefan_common::text::without_value;
 
 /// Returns the events of a watch's body. With `initial_events`, the body starts with the current
 /// state, and the stream with [`WatchEventKind::SnapshotBegin`].
@@ -53,8 +54,8 @@ impl Watch {
     /// The event of a line. `None` for one without a meaning of its own: a bookmark inside the
     /// current state.
     fn event(&mut self, line: &Bytes) -> Result<Option<WatchEvent>, ClientError> {
-        let EventJson { event_type, object } =
-            read_event(line).map_err(|error| self.protocol(format!("an event of a watch: {error}")))?;
+        let EventJson { event_type, object } = read_event(line)
+            .map_err(|error| self.protocol(format!("an event of a watch: {}", without_value(&error))))?;
         let kind = match event_type.as_str() {
             "ADDED" => WatchEventKind::Added,
             "MODIFIED" => WatchEventKind::Modified,
@@ -70,7 +71,7 @@ impl Watch {
         };
         let object = match raw_object(cut::apply(object, self.cuts)) {
             Ok(object) => object,
-            Err(error) => return Ok(Some(unreadable(format!("an {event_type} event: {error}")))),
+            Err(error) => return Ok(Some(unreadable(format!("an {event_type} event: {}", without_value(&error))))),
         };
         // The objects of the current state are in key order, so their versions say nothing about
         // what has been received.
@@ -82,7 +83,7 @@ impl Watch {
     fn bookmark(&mut self, object: &[u8]) -> Result<Option<WatchEvent>, ClientError> {
         let Bookmark { resource_version, ends_initial_events } = match read_bookmark(object) {
             Ok(bookmark) => bookmark,
-            Err(error) => return Ok(Some(unreadable(format!("a BOOKMARK event: {error}")))),
+            Err(error) => return Ok(Some(unreadable(format!("a BOOKMARK event: {}", without_value(&error))))),
         };
         match self.phase {
             Phase::Live => Ok(Some(WatchEventKind::Bookmark.at(&resource_version))),

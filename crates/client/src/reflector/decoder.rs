@@ -13,6 +13,7 @@ use crate::{
     object::{Decode, Object, RawObject},
     panics::panic_message,
 };
+use kubefan_common::text::without_value;
 
 /// The reason why a transform refuses an object.
 pub type TransformError = Box<dyn Error + Send + Sync>;
@@ -81,13 +82,13 @@ impl<K: Decode> Decoder<K> {
 
     fn try_decode(&self, raw: &RawObject) -> Result<Arc<Object<K>>, String> {
         if let Some((api_version, kind)) = &self.expected {
-            let found: TypeMeta = raw.parse().map_err(|error| error.to_string())?;
+            let found: TypeMeta = raw.parse().map_err(|error| without_value(&error))?;
             let unknown = found.kind.is_empty() && found.api_version.is_empty();
             if !unknown && (found.kind != *kind || found.api_version != *api_version) {
                 return Err(format!("expected {api_version} {kind}, got {} {}", found.api_version, found.kind));
             }
         }
-        let value = K::decode(raw).map_err(|error| error.to_string())?;
+        let value = K::decode(raw).map_err(|error| without_value(&error))?;
         let object = Object::new(raw.key.clone(), raw.uid.clone(), raw.resource_version.clone(), value);
         let object = match &self.transform {
             None => object,

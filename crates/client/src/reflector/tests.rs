@@ -300,7 +300,7 @@ async fn an_object_that_cannot_be_decoded_is_reported_and_keeps_its_previous_sta
     assert_eq!(indexer.get("a/1").map(|object| *object.value()), Some(1));
     let errors = errors.lock().unwrap();
     assert_eq!(errors.len(), 1, "{errors:?}");
-    assert!(errors[0].starts_with("a/1 at version 3: invalid type: string"), "{errors:?}");
+    assert!(errors[0].starts_with("a/1 at version 3: invalid type, expected u64"), "{errors:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,12 +1,13 @@
 //! Why bytes cannot be parsed as an object.
 
 use crate::{protobuf::Malformed, table::TableError, version::InvalidVersion};
+use kubefan_common::text::without_value;
 
 /// Why bytes cannot be parsed as an object of a resource.
 #[derive(Debug, thiserror::Error)]
 pub enum ObjectError {
     /// Not valid JSON, or not a JSON object.
-    #[error("object is not valid JSON: {0}")]
+    #[error("object is not valid JSON: {}", without_value(.0))]
     Json(#[from] serde_json::Error),
     /// Not protobuf in the Kubernetes envelope.
     #[error("cannot parse object: {0}")]

@@ -23,6 +23,7 @@ use super::{
     projection::{PARTIAL_API_VERSION, PARTIAL_KIND, Projection},
     protobuf::INITIAL_EVENTS_END,
 };
+use kubefan_common::text::without_value;
 
 /// Returns the current time, for ages.
 pub type Clock = fn() -> SystemTime;
@@ -364,7 +365,7 @@ impl Tables {
 }
 
 fn malformed(error: serde_json::Error) -> TableError {
-    TableError::Malformed(error.to_string())
+    TableError::Malformed(without_value(&error))
 }
 
 /// Whether a cell is an age. Some resources show a date instead, which never changes.

@@ -178,3 +178,12 @@ fn a_bookmark_has_the_cells_of_upstream_bookmarks() {
         (&"ConfigMap".into(), &"5".into())
     );
 }
+
+#[test]
+fn a_row_that_cannot_be_read_is_not_quoted() {
+    let tables = tables("secrets", &[]).unwrap();
+    for row in [r#""very-secret""#, r#"{"cells":"very-secret","object":{}}"#] {
+        let error = tables.stored_row(row.as_bytes()).unwrap_err().to_string();
+        assert!(!error.contains("very-secret"), "{error}");
+    }
+}

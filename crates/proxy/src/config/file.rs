@@ -253,6 +253,16 @@ mod tests {
     }
 
     #[test]
+    fn a_file_with_a_secret_is_not_quoted() {
+        let key = format!("-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----\n", "TOPSECRET".repeat(7));
+        let kubeconfig = "apiVersion: v1\nkind: [TOPSECRET, TOPSECRET]\nusers: {user: {token: TOPSECRET}\n";
+        for text in [&*key, &key.replace('\n', " "), &key.replace('\n', "\\n"), "TOPSECRET", kubeconfig] {
+            let message = parse(text).unwrap_err();
+            assert!(!message.contains("TOPSECRET"), "{message}");
+        }
+    }
+
+    #[test]
     fn another_kind_of_file_is_refused() {
         assert!(
             parse("apiVersion: v1\nkind: Config\n")

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use kubefan_common::text::one_line;
+use kubefan_common::text::{one_line, without_value};
 use kubefan_model::{ResourceVersion, protobuf};
 
 /// The maximum length of a text from the apiserver or a library.
@@ -262,6 +262,11 @@ impl UpstreamError {
         let header = headers.get(http::header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
         status.details.retry_after_seconds = header.or(status.details.retry_after_seconds);
         Self::from(status)
+    }
+
+    /// JSON that cannot be read. The error does not quote it.
+    pub fn invalid_json(error: serde_json::Error) -> Self {
+        Self::invalid(without_value(&error))
     }
 
     /// An answer that breaks the list/watch protocol; a long message is shortened.

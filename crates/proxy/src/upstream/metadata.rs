@@ -176,7 +176,7 @@ impl MetadataPages {
         if answer.headers().get(header).is_some_and(|value| value.as_bytes().starts_with(cache.as_bytes())) {
             return Err(UpstreamError::Cached { server: self.upstream.server().to_owned() });
         }
-        let Page { metadata, items } = serde_json::from_slice(answer.body()).map_err(UpstreamError::invalid)?;
+        let Page { metadata, items } = serde_json::from_slice(answer.body()).map_err(UpstreamError::invalid_json)?;
         if version.is_empty() {
             self.version = Some(metadata.resource_version.parse().map_err(UpstreamError::invalid)?);
         } else if metadata.resource_version != version {

@@ -49,6 +49,7 @@ use crate::upstream::{
         settings::{SettingsError, UpstreamSettings},
     },
 };
+use kubefan_common::text::without_value;
 use kubefan_model::Media;
 
 pub use crate::upstream::transport::{
@@ -188,7 +189,8 @@ impl Upstream {
     /// Reads JSON and deserializes it.
     pub async fn get_json<T: DeserializeOwned>(&self, verb: Verb, path_and_query: &str) -> Result<T, UpstreamError> {
         let body = self.get(verb, path_and_query).await?;
-        serde_json::from_slice(&body).map_err(|error| UpstreamError::invalid(format_args!("{path_and_query}: {error}")))
+        serde_json::from_slice(&body)
+            .map_err(|error| UpstreamError::invalid(format_args!("{path_and_query}: {}", without_value(&error))))
     }
 
     /// Reads one answer with its headers. `accept` lists the media types.

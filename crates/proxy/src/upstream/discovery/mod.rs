@@ -20,6 +20,7 @@ use crate::upstream::{
     client::{Upstream, Verb},
     error::UpstreamError,
 };
+use kubefan_common::text::without_value;
 use kubefan_model::GroupVersionResource;
 
 pub use crate::upstream::discovery::resource_index::{FailedGroup, NoMatch, ResourceIndex, ResourceInfo};
@@ -319,7 +320,8 @@ impl Discovery {
 }
 
 fn parse<T: serde::de::DeserializeOwned>(path: &str, body: &[u8]) -> Result<T, UpstreamError> {
-    serde_json::from_slice(body).map_err(|error| UpstreamError::invalid(format_args!("{path}: {error}")))
+    serde_json::from_slice(body)
+        .map_err(|error| UpstreamError::invalid(format_args!("{path}: {}", without_value(&error))))
 }
 
 #[derive(Deserialize)]

@@ -201,9 +201,25 @@ fn parse_version(text: &str) -> Result<ResourceVersion, UpstreamError> {
 }
 
 fn parse<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, UpstreamError> {
-    serde_json::from_slice(json).map_err(UpstreamError::invalid)
+    serde_json::from_slice(json).map_err(UpstreamError::invalid_json)
 }
 
 fn invalid(error: Malformed) -> UpstreamError {
     UpstreamError::invalid(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kubefan_model::{GroupVersionResource, fields::FieldTable};
+
+    #[test]
+    fn what_cannot_be_parsed_is_not_quoted() {
+        let table = FieldTable::new(&GroupVersionResource::new("", "v1", "secrets"), true, &[]);
+        let parser = ObjectParser::new(&table);
+        for json in [r#""very-secret""#, r#"{"type":["very-secret"],"object":{}}"#, r#"{"metadata":"very-secret"}"#] {
+            let error = read_event(&parser, json.as_bytes()).err().unwrap().to_string();
+            assert!(!error.contains("very-secret"), "{error}");
+        }
+    }
 }

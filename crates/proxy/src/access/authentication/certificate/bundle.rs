@@ -16,6 +16,8 @@ use x509_parser::{
     certificate::X509Certificate, extensions::BasicConstraints, prelude::FromDer, time::ASN1Time, x509::X509Version,
 };
 
+use kubefan_common::tls::explain_pem;
+
 /// The extended key usages of which one must be named, if any is: `clientAuth` and
 /// `anyExtendedKeyUsage`.
 const CLIENT_AUTH: &[usize] = &[1, 3, 6, 1, 5, 5, 7, 3, 2];
@@ -74,7 +76,7 @@ impl CaBundle {
         let mut bundle = Self { anchors: Vec::new(), limits: Vec::new(), ignored: 0 };
         for (index, der) in CertificateDer::pem_slice_iter(pem).enumerate() {
             let unreadable = |message: String| BundleError::Unreadable { number: index + 1, message };
-            let der = der.map_err(|error| unreadable(error.to_string()))?;
+            let der = der.map_err(|error| unreadable(explain_pem(&error).to_owned()))?;
             let certificate = read(&der).ok_or_else(|| unreadable("it is no X.509 certificate".to_owned()))?;
             let anchor = webpki::anchor_from_trusted_cert(&der).map_err(|error| unreadable(error.to_string()))?;
             match signs_clients(&certificate) {

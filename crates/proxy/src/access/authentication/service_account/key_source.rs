@@ -90,9 +90,7 @@ impl Shared {
         let Configuration { issuer } = self.upstream.get_json(Verb::Get, "/.well-known/openid-configuration").await?;
         // Not at the address that the configuration names: that is for parties outside of the
         // cluster.
-        let path = "/openid/v1/jwks";
-        let answer = self.upstream.get_accept(Verb::Get, path, "application/jwk-set+json").await?;
-        let invalid = |error: serde_json::Error| UpstreamError::invalid(format_args!("{path}: {error}"));
-        SigningKeys::of_json(issuer, answer.body()).map_err(invalid)
+        let answer = self.upstream.get_accept(Verb::Get, "/openid/v1/jwks", "application/jwk-set+json").await?;
+        SigningKeys::of_json(issuer, answer.body())
     }
 }

@@ -14,6 +14,7 @@ use ring::signature::{
 use serde::Deserialize;
 
 use super::json_web_token::{Algorithm, JsonWebToken};
+use crate::upstream::UpstreamError;
 
 /// The most keys of an issuer.
 const KEYS_MAX: usize = 64;
@@ -62,8 +63,8 @@ enum Form {
 
 impl SigningKeys {
     /// Reads a key set. Keys that cannot be used are left out: their tokens go to TokenReviews.
-    pub(super) fn of_json(issuer: String, json: &[u8]) -> Result<Self, serde_json::Error> {
-        let KeySet { keys } = serde_json::from_slice(json)?;
+    pub(super) fn of_json(issuer: String, json: &[u8]) -> Result<Self, UpstreamError> {
+        let KeySet { keys } = serde_json::from_slice(json).map_err(UpstreamError::invalid_json)?;
         let usable = keys.into_iter().filter_map(|key| {
             let WebKey { kid, usage, form } = serde_json::from_value(key).ok()?;
             if usage.is_some_and(|usage| usage != "sig") {
@@ -145,5 +146,18 @@ fn ecdsa(algorithm: Algorithm) -> Option<&'static EcdsaVerificationAlgorithm> {
         Algorithm::ES256 => Some(&ECDSA_P256_SHA256_FIXED),
         Algorithm::ES384 => Some(&ECDSA_P384_SHA384_FIXED),
         Algorithm::RS256 | Algorithm::RS384 | Algorithm::RS512 => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_key_set_is_not_quoted() {
+        for json in [r#""very-secret""#, r#"{"keys":"very-secret"}"#] {
+            let error = SigningKeys::of_json("issuer".to_owned(), json.as_bytes()).err().unwrap().to_string();
+            assert!(error.contains("invalid type, expected ") && !error.contains("very-secret"), "{error}");
+        }
     }
 }

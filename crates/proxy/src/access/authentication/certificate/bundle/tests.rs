@@ -129,3 +129,12 @@ fn a_bundle_that_is_broken_anywhere_is_refused() {
         assert_eq!(CaBundle::parse(empty.as_bytes()).err(), Some(BundleError::NoCa), "{empty}");
     }
 }
+
+#[test]
+fn a_key_in_the_place_of_the_bundle_is_not_quoted() {
+    let key = rcgen::KeyPair::generate().unwrap().serialize_pem();
+    for key in [key.replace('\n', " "), key.replace('\n', "\\n")] {
+        let error = CaBundle::parse(key.as_bytes()).err().unwrap().to_string();
+        assert!(error.ends_with("; are line feeds missing?"), "{error}");
+    }
+}
