@@ -18,8 +18,7 @@ enum Taken {
     ByNone,
     /// kubectl turns to localhost:8080 then, which is no use to a server.
     ByNoneForWantOfACluster,
-    /// kubefan keeps running while its token is not there yet, and does not look at what it does
-    /// not use: a password beside a token file, a CA without a certificate.
+    /// kubefan keeps running while its token is not there yet.
     OnlyByKubefan,
     /// A name in place of the server's together with a proxy is not supported, and a key without a
     /// certificate is a mistake.
@@ -92,10 +91,15 @@ fn forms(dir: &Path) -> Vec<Form> {
         of_user("a user name and a password", "username: a, password: b", ByBoth),
         of_user("a token and a password", "token: t, username: a, password: b", ByNone),
         of_user("a token and a user name", "token: t, username: a", ByNone),
-        of_user(
-            "a token file and a password",
+        of_user("a token file and a password", &format!("tokenFile: '{beta}', username: a, password: b"), ByNone),
+        of_user("a token file and a user name", &format!("tokenFile: '{beta}', username: a"), ByNone),
+        of_user("a token file and a password alone", &format!("tokenFile: '{beta}', password: b"), ByBoth),
+        of_user("a token and a password alone", "token: t, password: b", ByNone),
+        form(
+            "a token file and a password for a server without TLS",
+            "server: 'http://127.0.0.1:1'",
             &format!("tokenFile: '{beta}', username: a, password: b"),
-            OnlyByKubefan,
+            ByBoth,
         ),
         of_user("a token and a file that is not there", "token: t, tokenFile: /gone", ByBoth),
         of_user("a token file that is not there", "tokenFile: /gone", OnlyByKubefan),
@@ -141,7 +145,20 @@ fn forms(dir: &Path) -> Vec<Form> {
             ByNone,
         ),
         of_cluster("a CA that is not there", "certificate-authority: /gone", ByNone),
-        of_cluster("a CA that is no certificate", "certificate-authority-data: YQ==", OnlyByKubefan),
+        of_cluster("a CA that is no certificate", "certificate-authority-data: YQ==", ByNone),
+        of_cluster("a file of a CA that is no certificate", &format!("certificate-authority: '{key}'"), ByNone),
+        form(
+            "a CA that is no certificate of a server without TLS",
+            "server: 'http://127.0.0.1:1', certificate-authority-data: YQ==",
+            "",
+            ByBoth,
+        ),
+        of_cluster("no CA as data", "certificate-authority-data: ''", ByBoth),
+        of_cluster(
+            "a CA as a file and none as data",
+            &format!("certificate-authority: '{ca}', certificate-authority-data: ''"),
+            ByBoth,
+        ),
         of_cluster("a CA that is not base64", "certificate-authority-data: '?'", ByNone),
         of_cluster("no check of the server", "insecure-skip-tls-verify: true", ByBoth),
         of_cluster(

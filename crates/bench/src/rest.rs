@@ -6,13 +6,13 @@ use std::{path::Path, sync::Arc};
 use bytes::{Bytes, BytesMut};
 use h2::client::SendRequest;
 use http::{HeaderValue, Method, Request, Uri, header};
-use kube_client::client::ConfigExt;
 use rustls::pki_types::ServerName;
 use secrecy::ExposeSecret;
 use serde_json::Value;
 use tokio::net::lookup_host;
 
 use super::{BenchError, connector::Connector, counters::Counters, windows::Windows};
+use kubefan_common::kubeconfig::tls_config;
 use kubefan_proxy::upstream::settings::UpstreamSettings;
 
 /// Longest excerpt of an error response in an error message, in characters.
@@ -40,7 +40,7 @@ impl Endpoint {
         let address = lookup_host((&*host, port)).await?.next();
         let address = address.ok_or_else(|| failed(&format_args!("{host} has no address")))?;
         let tls = if is_tls {
-            let mut tls = config.rustls_client_config().map_err(|error| failed(&error))?;
+            let mut tls = tls_config(&config).map_err(|error| failed(&error))?;
             tls.alpn_protocols = vec![b"h2".to_vec()];
             let name = config.tls_server_name.clone().unwrap_or(host);
             Some((Arc::new(tls), ServerName::try_from(name).map_err(|error| failed(&error))?))

@@ -63,6 +63,12 @@ impl Token {
         Self::File(TokenFile { path, cached: Mutex::default() })
     }
 
+    /// The token in a file, and until it can be read the one beside it.
+    #[cfg(feature = "kubeconfig")]
+    pub(crate) fn file_beside(path: PathBuf, inline: Option<HeaderValue>) -> Self {
+        Self::File(TokenFile { path, cached: Mutex::new(inline.map(|header| (header, None))) })
+    }
+
     /// Whether another token may take the place of this one.
     pub(crate) fn may_change(&self) -> bool {
         matches!(self, Self::File(_))

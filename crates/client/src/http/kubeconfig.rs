@@ -1,14 +1,13 @@
-//! A connection as a kubeconfig describes it. kube-client reads the file, and provides the TLS
-//! configuration and the credentials: exec plugins, OIDC, tokens, impersonation. The requests are
-//! sent like those of every other [`HttpClient`](super::HttpClient), so there are no hidden retries
-//! and no limit for a quiet watch.
+//! A connection as a kubeconfig describes it. kube-client provides the TLS configuration and the
+//! credentials: exec plugins, OIDC, tokens, impersonation. The requests are sent like those of
+//! every other [`HttpClient`](super::HttpClient), so there are no hidden retries and no limit for a
+//! quiet watch.
 
 use std::{net::SocketAddr, path::Path, sync::Arc};
 
 use kube_client::{
     Config,
     client::{AuthError, ConfigExt},
-    config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 use reqwest::{Proxy, dns};
 use rustls::crypto::{CryptoProvider, ring};
@@ -19,9 +18,8 @@ use super::{
     reqwest_transport::{self, Execute, ReqwestTransport, describe},
 };
 use crate::{error::root_cause, token::Token};
-use kubefan_common::{
-    kubeconfig::{fault_of_context, fault_of_file},
-    text::with_single_quotes,
+use kubefan_common::kubeconfig::{
+    self, ProxyEnvironment, TokenOfFile, explain_auth, take_token_file, tls_config, usual_files,
 };
 
 /// Sends a request with the kubeconfig's credentials.
@@ -38,30 +36,27 @@ pub(super) async fn transport(
         // Another thread may have installed one meanwhile, which is as good.
         let _ = ring::default_provider().install_default();
     }
-    let config = load(file, context).await?;
+    let config = load(file, context, &ProxyEnvironment::read()).await?;
     let options = options.clone();
     // Exec plugins run here, and may take long.
     let built = tokio::task::spawn_blocking(move || build(config, &options)).await;
     built.map_err(|error| format!("the credential plugin failed: {error}"))?
 }
 
-async fn load(file: Option<&Path>, context: Option<&str>) -> Result<Config, String> {
-    let kubeconfig = match file {
-        Some(file) => Kubeconfig::read_from(file),
-        None => Kubeconfig::read(),
+async fn load(file: Option<&Path>, context: Option<&str>, proxies: &ProxyEnvironment) -> Result<Config, String> {
+    let files = match file {
+        Some(file) => vec![file.to_owned()],
+        None => usual_files().into_iter().filter(|file| file.exists()).collect(),
     };
-    let kubeconfig = kubeconfig.map_err(|error| explain(&error))?;
-    // Merged files have no name twice, and `read` does not show them one by one.
-    if let Some(fault) = fault_of_file(&kubeconfig).or_else(|| fault_of_context(&kubeconfig, context)) {
-        return Err(fault);
+    if files.is_empty() {
+        return Err("no kubeconfig exists in $KUBECONFIG or at ~/.kube/config".to_owned());
     }
-    let options = KubeConfigOptions { context: context.map(str::to_owned), ..KubeConfigOptions::default() };
-    Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(|error| explain(&error))
+    kubeconfig::configuration(kubeconfig::read(&files)?, context, proxies).await
 }
 
 fn build(mut config: Config, options: &HttpClientOptions) -> Result<ReqwestTransport, String> {
     let (address, base) = base(&config)?;
-    let tls = config.rustls_client_config().map_err(|error| explain_auth(&error))?;
+    let tls = tls_config(&config)?;
     let mut builder = reqwest_transport::builder(tls, options.connect_timeout, &options.user_agent);
     if let Some(url) = &config.proxy_url {
         if config.tls_server_name.is_some() {
@@ -75,14 +70,9 @@ fn build(mut config: Config, options: &HttpClientOptions) -> Result<ReqwestTrans
         builder = builder.dns_resolver(Arc::new(ResolveAs { host }));
     }
     let client = builder.build().map_err(|error| describe(&error))?;
-    // kube-client would send a token file's trailing newline, and would not read the file again
-    // after a refusal.
-    let other = config.auth_info.auth_provider.is_some() || config.auth_info.username.is_some();
-    let token = match config.auth_info.token_file.take_if(|_| !other) {
-        Some(file) => {
-            config.auth_info.token = None;
-            Token::file(file.into())
-        }
+    // kube-client would not read the file again after a refusal.
+    let token = match take_token_file(&mut config.auth_info).map_err(|error| explain_auth(&error))? {
+        Some(TokenOfFile { path, inline }) => Token::file_beside(path, inline),
         None => Token::None,
     };
     let execute = execute(&config, client.clone())?;
@@ -91,7 +81,10 @@ fn build(mut config: Config, options: &HttpClientOptions) -> Result<ReqwestTrans
 
 /// The way to execute requests with the configuration's credentials.
 fn execute(config: &Config, client: reqwest::Client) -> Result<Execute, String> {
-    let auth = config.auth_layer().map_err(|error| explain_auth(&error))?;
+    let auth = config.auth_layer().map_err(|error| match &error {
+        kube_client::Error::Auth(error) => explain_auth(error),
+        other => root_cause(other),
+    })?;
     let headers = config.extra_headers_layer().map_err(|_| "its impersonation settings are not valid headers")?;
     let send = service_fn(move |request: ::http::Request<reqwest::Body>| {
         let client = client.clone();
@@ -138,41 +131,11 @@ impl dns::Resolve for ResolveAs {
     }
 }
 
-fn explain(error: &KubeconfigError) -> String {
-    match error {
-        // The parser's own text may quote the file.
-        KubeconfigError::Parse(_) => "not a kubeconfig: bad YAML".to_owned(),
-        other => with_single_quotes(&other.to_string()),
-    }
-}
-
 fn explain_request(error: &BoxError) -> String {
     if let Some(error) = error.downcast_ref::<reqwest::Error>() {
         return describe(error);
     }
-    error.downcast_ref::<AuthError>().map_or_else(|| root_cause(&**error), describe_auth)
-}
-
-fn explain_auth(error: &kube_client::Error) -> String {
-    match error {
-        kube_client::Error::Auth(error) => describe_auth(error),
-        other => root_cause(other),
-    }
-}
-
-/// Describes the failure without the output of a credential plugin, which may contain the
-/// credential.
-fn describe_auth(error: &AuthError) -> String {
-    match error {
-        AuthError::AuthExecRun { out, .. } => format!("the exec credential plugin failed: {}", out.status),
-        AuthError::AuthExecStart(source) => format!("the exec credential plugin could not be started: {source}"),
-        AuthError::AuthExecParse(_) => "the exec credential plugin did not print an ExecCredential".to_owned(),
-        AuthError::ParseTokenKey(_) => "the credential command did not print JSON".to_owned(),
-        AuthError::InvalidBasicAuth(_) | AuthError::InvalidBearerToken(_) => {
-            "the token or password is not a valid header value".to_owned()
-        }
-        other => other.to_string(),
-    }
+    error.downcast_ref::<AuthError>().map_or_else(|| root_cause(&**error), explain_auth)
 }
 
 #[cfg(test)]
@@ -208,18 +171,60 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_broken_private_key_is_never_quoted() {
+        let dir = tempfile::tempdir().unwrap();
+        let made = rcgen::generate_simple_self_signed(["kubefan".to_owned()]).unwrap();
+        let key = made.signing_key.serialize_pem();
+        let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+        std::fs::write(path("a.crt"), made.cert.pem()).unwrap();
+        let secret = key.lines().nth(1).unwrap().get(..12).unwrap();
+        let numbers = secret.bytes().map(|byte| byte.to_string()).collect::<Vec<_>>().join(", ");
+        let with_blank_line = key.replacen('\n', &format!("\n{secret}\n\n"), 1);
+        for broken in [key.replace('\n', " "), key.replace('\n', "\\n"), with_blank_line] {
+            std::fs::write(path("a.key"), &broken).unwrap();
+            let user = format!("client-certificate: {}, client-key: {}", path("a.crt"), path("a.key"));
+            let as_key = CONFIG.replace("SERVER", "https://h:6443").replace("token: very-secret", &user);
+            let as_ca = format!("certificate-authority: {}, tls-server-name", path("a.key"));
+            let as_ca = CONFIG.replace("SERVER", "https://h:6443").replace("tls-server-name", &as_ca);
+            for text in [as_key, as_ca] {
+                // The library takes some of them.
+                let error = client(&text, None).await.err().unwrap_or_default();
+                assert!(!error.contains(secret) && !error.contains(&numbers), "{error}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_token_beside_the_file_counts_until_the_file_can_be_read() {
+        let text = CONFIG.replace(", tls-server-name: 'kube.example'", "");
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("token");
+        let user = format!("{{token: very-secret, tokenFile: {}}}", file.display());
+        let text = text.replace("{token: very-secret}", &user);
+        assert_eq!(sent_authorization(&text).await, "Bearer very-secret");
+        std::fs::write(&file, "of-the-file\n").unwrap();
+        assert_eq!(sent_authorization(&text).await, "Bearer of-the-file");
+    }
+
+    #[tokio::test]
     async fn requests_carry_the_token_of_the_kubeconfig() {
+        let text = CONFIG.replace(", tls-server-name: 'kube.example'", "");
+        assert_eq!(sent_authorization(&text).await, "Bearer very-secret");
+    }
+
+    /// The `Authorization` header of a request with a kubeconfig whose server is `SERVER`.
+    async fn sent_authorization(text: &str) -> String {
         let app = axum::Router::new().fallback(|headers: axum::http::HeaderMap| async move {
             headers["authorization"].to_str().unwrap().to_owned()
         });
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let server = format!("http://{}", listener.local_addr().unwrap());
         let serving = tokio::spawn(async move { axum::serve(listener, app).await });
-        let text = CONFIG.replace("SERVER", &server).replace(", tls-server-name: 'kube.example'", "");
-        let client = client(&text, None).await.unwrap();
+        let client = client(&text.replace("SERVER", &server), None).await.unwrap();
         let transport: &dyn HttpTransport = client.transport();
         let response = transport.get("/api".to_owned(), "application/json").await.unwrap();
-        assert_eq!(response.bytes(100, "h").await.unwrap(), "Bearer very-secret");
+        let authorization = response.bytes(100, "h").await.unwrap();
         serving.abort();
+        String::from_utf8(authorization.to_vec()).unwrap()
     }
 }

@@ -42,6 +42,7 @@ use crate::upstream::{
         settings::{SettingsError, UpstreamSettings},
     },
 };
+use kubefan_common::kubeconfig::tls_config;
 
 pub use self::{connections::connections_max, protection::check_reviewer};
 
@@ -247,7 +248,7 @@ fn build_blocking(config: Config, options: &PassthroughOptions) -> Result<Forwar
     };
     let server = transport::server_name(&config.cluster_url);
     let failed = |message: String| SettingsError::Transport { server: server.clone(), message: shorten(&message) };
-    let tls = transport::tls_config(&config).map_err(failed)?;
+    let tls = tls_config(&config).map_err(failed)?;
     let client = |versions| connector::build(&config, &tls, versions, options.connection).map_err(failed);
     let clients = || {
         let clients = (0..connections::shared(options.requests_max)).map(|_| client(HttpVersions::All));

@@ -8,6 +8,7 @@ use crate::upstream::transport::{
     self,
     settings::{SettingsError, UpstreamSettings},
 };
+use kubefan_common::kubeconfig::is_loopback;
 
 impl PassthroughOptions {
     /// Refuses to send callers' tokens over plain http, where they could be read on the way, or to
@@ -36,7 +37,7 @@ impl PassthroughOptions {
 /// How tokens that are sent to the apiserver could be read by others; `None` if they could not.
 fn exposure(config: &Config) -> Option<&'static str> {
     if config.cluster_url.scheme() == Some(&Scheme::HTTP) {
-        let is_local = config.proxy_url.is_none() && transport::is_loopback(&config.cluster_url);
+        let is_local = config.proxy_url.is_none() && is_loopback(&config.cluster_url);
         return (!is_local).then_some("over plain http");
     }
     config.accept_invalid_certs.then_some("without a check of its certificate (insecure-skip-tls-verify)")

@@ -7,7 +7,6 @@
 pub(super) mod connection;
 pub(super) mod connector;
 mod pool;
-mod proxy_environment;
 pub(super) mod renewal;
 pub mod settings;
 mod token_file;
@@ -20,18 +19,16 @@ use hyper_util::client::legacy;
 use kube_client::{
     Config,
     client::{AuthError, ConfigExt},
-    config::{AuthInfo, KubeconfigError},
 };
 use kubefan_common::{
-    text::{find, innermost, with_single_quotes},
+    kubeconfig::{explain_auth, take_token_file, tls_config},
+    text::{find, innermost},
     tls::{self, TlsSettings},
 };
 use reqwest::{Proxy, dns, redirect};
-use rustls::pki_types::pem;
-use secrecy::ExposeSecret;
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt, service_fn, util::BoxCloneSyncService};
 
-pub(in crate::upstream) use self::{proxy_environment::is_loopback, settings::server_name};
+pub(in crate::upstream) use self::settings::server_name;
 
 use crate::upstream::{
     error::{UpstreamError, shorten},
@@ -39,7 +36,7 @@ use crate::upstream::{
         connection::{ConnectionLimits, UpstreamBody},
         pool::Pool,
         settings::SettingsError,
-        token_file::{TokenFile, bearer},
+        token_file::TokenFile,
     },
 };
 
@@ -109,8 +106,13 @@ where
 {
     let server = server_name(&config.cluster_url);
     let failed = |message: String| SettingsError::Transport { server: server.clone(), message: shorten(&message) };
-    let (config, token_file) = take_token_file(config).map_err(|error| failed(describe_auth(&error)))?;
-    let auth = config.auth_layer().map_err(|error| failed(explain_auth(&error)))?;
+    let mut config = config.clone();
+    let token_file = take_token_file(&mut config.auth_info).map_err(|error| failed(explain_auth(&error)))?;
+    let token_file = token_file.map(|of| Arc::new(TokenFile::new(of)));
+    let auth = config.auth_layer().map_err(|error| match &error {
+        kube_client::Error::Auth(error) => failed(explain_auth(error)),
+        other => failed(root_cause(other)),
+    })?;
     let headers = config
         .extra_headers_layer()
         .map_err(|_| failed("the impersonation settings are not valid headers".to_owned()))?;
@@ -125,22 +127,6 @@ where
     });
     let service = ServiceBuilder::new().option_layer(auth).layer(headers).map_err(BoxError::from).service(send);
     Ok(BoxCloneSyncService::new(service))
-}
-
-/// Takes the token file away from kube-client ([`TokenFile`] says why), and the inline token beside
-/// it.
-fn take_token_file(config: &Config) -> Result<(Config, Option<Arc<TokenFile>>), AuthError> {
-    let mut config = config.clone();
-    let other = config.auth_info.auth_provider.is_some() || config.auth_info.username.is_some();
-    let path = config.auth_info.token_file.take_if(|_| !other);
-    let Some(path) = path else {
-        // kube-client panics if the token is not valid in a header.
-        config.auth_info.token.as_ref().map(|token| bearer(token.expose_secret())).transpose()?;
-        return Ok((config, None));
-    };
-    let inline = config.auth_info.token.take();
-    let inline = inline.as_ref().map(ExposeSecret::expose_secret);
-    Ok((config, Some(Arc::new(TokenFile::new(path.into(), inline)?))))
 }
 
 fn client(
@@ -175,45 +161,6 @@ fn client(
         builder = builder.dns_resolver(Arc::new(ResolveAs { host }));
     }
     builder.build().map_err(|error| root_cause(&error))
-}
-
-/// The TLS configuration for the apiserver. This runs the kubeconfig's exec plugin, if any.
-pub(in crate::upstream) fn tls_config(config: &Config) -> Result<rustls::ClientConfig, String> {
-    // kube-client would read the file again by itself, and the identity would have the old CA.
-    let mut config = config.clone();
-    config.root_cert_file = None;
-    config.rustls_client_config().map_err(|error| match &error {
-        kube_client::Error::Auth(_) => explain_auth(&error),
-        // The innermost error would not name the file.
-        other => {
-            if let Some(error) = find::<pem::Error>(other) {
-                let what = "the client certificate or the private key of the kubeconfig";
-                return format!("{what} cannot be read: {}", tls::explain_pem(error));
-            }
-            match (find::<KubeconfigError>(other), find::<rustls::Error>(other)) {
-                (Some(error), _) => with_single_quotes(&error.to_string()),
-                (None, Some(rustls::Error::InconsistentKeys(_))) => mismatch(&config.auth_info),
-                (None, _) => {
-                    // kube-client's words for both of them.
-                    root_cause(other)
-                        .replace("identity PEM", "the client certificate or the private key of the kubeconfig")
-                }
-            }
-        }
-    })
-}
-
-/// The text for a client certificate and a key that do not belong together.
-fn mismatch(user: &AuthInfo) -> String {
-    let place = |file: &Option<String>, key: &str| match file {
-        Some(file) => format!("{file:?} ({key})"),
-        None => format!("{key}-data"),
-    };
-    format!(
-        "the client certificate {} and the private key {} of the kubeconfig do not belong together",
-        place(&user.client_certificate, "client-certificate"),
-        place(&user.client_key, "client-key")
-    )
 }
 
 /// The URL for requests. With `tls-server-name` its host is that name, because reqwest checks the
@@ -261,7 +208,7 @@ pub(in crate::upstream) fn classify(error: BoxError, server: &str) -> UpstreamEr
     let server = || server.to_owned();
     let error: &(dyn Error + 'static) = &*error;
     if let Some(auth) = find::<AuthError>(error) {
-        return UpstreamError::Credentials { message: shorten(&describe_auth(auth)) };
+        return UpstreamError::Credentials { message: shorten(&explain_auth(auth)) };
     }
     if let Some(refused) = find::<rustls::Error>(error) {
         let message = tls::explain(refused, SETTINGS).unwrap_or_else(|| refused.to_string());
@@ -295,29 +242,6 @@ pub(in crate::upstream) fn root_cause(error: &(dyn Error + 'static)) -> String {
     }
 }
 
-fn explain_auth(error: &kube_client::Error) -> String {
-    match error {
-        kube_client::Error::Auth(error) => describe_auth(error),
-        other => root_cause(other),
-    }
-}
-
-/// Describes the failure without the output of a credential plugin, which may contain the
-/// credential.
-fn describe_auth(error: &AuthError) -> String {
-    match error {
-        AuthError::AuthExecRun { out, .. } => format!("the exec credential plugin failed: {}", out.status),
-        AuthError::AuthExecStart(source) => format!("the exec credential plugin could not be started: {source}"),
-        AuthError::AuthExecParse(_) => "the exec credential plugin did not print an ExecCredential".to_owned(),
-        AuthError::ParseTokenKey(_) => "the credential command did not print JSON".to_owned(),
-        AuthError::ReadTokenFile(source, path) => format!("token file {}: {source}", path.display()),
-        AuthError::InvalidBasicAuth(_) | AuthError::InvalidBearerToken(_) => {
-            "the token or password is not a valid header value".to_owned()
-        }
-        other => other.to_string(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -326,13 +250,6 @@ mod tests {
     fn a_server_name_omits_user_info() {
         let uri: Uri = "https://admin:secret@h.example:6443/k8s/clusters/a".parse().unwrap();
         assert_eq!(server_name(&uri), "https://h.example:6443");
-    }
-
-    #[test]
-    fn errors_omit_the_output_of_a_credential_plugin() {
-        let output = std::process::Command::new("sh").args(["-c", "echo token-abc; exit 3"]).output().unwrap();
-        let error = AuthError::AuthExecRun { cmd: "plugin --password abc".to_owned(), out: Box::new(output) };
-        assert_eq!(describe_auth(&error), "the exec credential plugin failed: exit status: 3");
     }
 
     #[test]
@@ -355,22 +272,5 @@ mod tests {
             io::Error::new(io::ErrorKind::UnexpectedEof, "peer closed connection without sending TLS close_notify");
         let text = classify(cut.into(), "https://h").to_string();
         assert!(text.contains("closed the connection without ending TLS") && !text.contains("close_notify"), "{text}");
-    }
-
-    #[test]
-    fn a_client_certificate_with_the_key_of_another_names_both_files() {
-        let dir = tempfile::tempdir().unwrap();
-        let certified = || rcgen::generate_simple_self_signed(["kubefan".to_owned()]).unwrap();
-        let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
-        std::fs::write(path("a.crt"), certified().cert.pem()).unwrap();
-        std::fs::write(path("b.key"), certified().signing_key.serialize_pem()).unwrap();
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let mut config = Config::new("https://127.0.0.1:6443".parse().unwrap());
-        config.root_cert = Some(Vec::new());
-        config.auth_info.client_certificate = Some(path("a.crt"));
-        config.auth_info.client_key = Some(path("b.key"));
-        let message = tls_config(&config).unwrap_err();
-        assert!(message.contains("do not belong together"), "{message}");
-        assert!(message.contains(&path("a.crt")) && message.contains(&path("b.key")), "{message}");
     }
 }

@@ -1,8 +1,7 @@
 //! Finds the apiserver's address and kubefan's credentials: in a kubeconfig, by kubectl's rules, or
 //! from the pod's service account.
 //!
-//! kube-client reads and merges the files. This module adds errors that name the file and a remedy,
-//! and that never quote the file: a YAML error with a snippet could put a token into the log.
+//! [`kubefan_common::kubeconfig`] reads the files. This module adds errors that name them.
 
 use std::{
     env,
@@ -10,19 +9,10 @@ use std::{
 };
 
 use http::Uri;
-use kube_client::{
-    Config,
-    config::{Cluster, KubeConfigOptions, Kubeconfig, KubeconfigError},
-};
+use kube_client::{Config, config::InClusterError};
 
-use crate::upstream::{
-    error::shorten,
-    transport::{proxy_environment::ProxyEnvironment, renewal::NamedFiles},
-};
-use kubefan_common::{
-    kubeconfig::{self, given},
-    text::with_single_quotes,
-};
+use crate::upstream::{error::shorten, transport::renewal::NamedFiles};
+use kubefan_common::kubeconfig::{self, ProxyEnvironment};
 
 /// How to find the apiserver. If nothing is set, kubectl's rules apply.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -137,56 +127,17 @@ impl UpstreamSettings {
 
     /// Reads the configuration. The small files are read with blocking I/O.
     pub async fn load(&self) -> Result<Config, SettingsError> {
-        let files = self.files();
+        let files = self.kubeconfig.as_ref().map_or_else(kubeconfig::usual_files, |file| vec![file.clone()]);
         let shown = show(&files);
-        let broken = |error: &KubeconfigError, kubeconfig: Option<&Kubeconfig>| SettingsError::Kubeconfig {
-            files: shown.clone(),
-            message: explain(error, kubeconfig),
-        };
         // Like kubectl, this skips files that do not exist, except one given by flag.
         let present: Vec<&PathBuf> = files.iter().filter(|path| self.kubeconfig.is_some() || path.exists()).collect();
         if present.is_empty() {
             return self.service_account(shown);
         }
-        let refused = |fault: &str| SettingsError::Kubeconfig { files: shown.clone(), message: shorten(fault) };
-        let mut kubeconfig = Kubeconfig::default();
-        for path in present {
-            let file = Kubeconfig::read_from(path).map_err(|error| broken(&error, None))?;
-            if let Some(fault) = kubeconfig::fault_of_file(&file) {
-                return Err(refused(&fault));
-            }
-            kubeconfig = kubeconfig.merge(file).map_err(|error| broken(&error, None))?;
-        }
-        if let Some(fault) = kubeconfig::fault_of_context(&kubeconfig, self.context.as_deref()) {
-            return Err(refused(&fault));
-        }
-        let options = KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
-        let config = Config::from_custom_kubeconfig(kubeconfig.clone(), &options).await;
-        let mut config = config.map_err(|error| broken(&error, Some(&kubeconfig)))?;
-        let Some(cluster) = self.cluster(&kubeconfig) else { return Ok(config) };
-        config.root_cert_file = given(&cluster.certificate_authority).map(PathBuf::from);
-        if given(&cluster.proxy_url).is_some() { Ok(config) } else { with_proxy_of_environment(config) }
-    }
-
-    /// The cluster of the context.
-    fn cluster<'a>(&self, kubeconfig: &'a Kubeconfig) -> Option<&'a Cluster> {
-        let context = self.context.as_ref().or(kubeconfig.current_context.as_ref())?;
-        let context = kubeconfig.contexts.iter().find(|named| named.name == *context)?;
-        let cluster = &context.context.as_ref()?.cluster;
-        kubeconfig.clusters.iter().find(|named| named.name == *cluster)?.cluster.as_ref()
-    }
-
-    fn files(&self) -> Vec<PathBuf> {
-        if let Some(file) = &self.kubeconfig {
-            return vec![file.clone()];
-        }
-        let listed =
-            env::var_os("KUBECONFIG").map(|list| env::split_paths(&list).collect::<Vec<_>>()).unwrap_or_default();
-        let listed: Vec<PathBuf> = listed.into_iter().filter(|path| !path.as_os_str().is_empty()).collect();
-        if !listed.is_empty() {
-            return listed;
-        }
-        env::home_dir().map(|home| home.join(".kube").join("config")).into_iter().collect()
+        let unusable = |why: String| SettingsError::Kubeconfig { files: shown.clone(), message: shorten(&why) };
+        let merged = kubeconfig::read(&present).map_err(unusable)?;
+        let environment = ProxyEnvironment::read();
+        kubeconfig::configuration(merged, self.context.as_deref(), &environment).await.map_err(unusable)
     }
 
     fn service_account(&self, looked_at: String) -> Result<Config, SettingsError> {
@@ -195,9 +146,15 @@ impl UpstreamSettings {
         if env::var_os("KUBERNETES_SERVICE_HOST").is_none() || self.context.is_some() {
             return Err(SettingsError::NotFound { looked_at });
         }
-        let config = Config::incluster();
-        let config = config.map_err(|error| SettingsError::InCluster { message: shorten(&error.to_string()) })?;
-        with_proxy_of_environment(config)
+        let mut config = Config::incluster().map_err(|error| SettingsError::InCluster {
+            message: match error {
+                // Its text may quote the file.
+                InClusterError::ParseCertificates(_) => "its ca.crt is not PEM".to_owned(),
+                other => shorten(&other.to_string()),
+            },
+        })?;
+        config.proxy_url = ProxyEnvironment::read().proxy_for(&config.cluster_url);
+        Ok(config)
     }
 }
 
@@ -208,45 +165,9 @@ pub(in crate::upstream) fn server_name(uri: &Uri) -> String {
     format!("{}://{host}", uri.scheme_str().unwrap_or("https"))
 }
 
-/// kube-client knows the variables, but not their exceptions.
-fn with_proxy_of_environment(mut config: Config) -> Result<Config, SettingsError> {
-    config.proxy_url = ProxyEnvironment::read()
-        .proxy_for(&config.cluster_url)
-        .map_err(|message| SettingsError::Transport { server: server_name(&config.cluster_url), message })?;
-    Ok(config)
-}
-
 fn show(files: &[PathBuf]) -> String {
     let names: Vec<String> = files.iter().map(|path: &PathBuf| Path::display(path).to_string()).collect();
     names.join(", ")
-}
-
-fn explain(error: &KubeconfigError, kubeconfig: Option<&Kubeconfig>) -> String {
-    let contexts = || {
-        let names: Vec<&str> =
-            kubeconfig.iter().flat_map(|config| &config.contexts).map(|named| named.name.as_str()).collect();
-        if names.is_empty() {
-            "it has no contexts".to_owned()
-        } else {
-            format!("it has the contexts {}", names.join(", "))
-        }
-    };
-    let message = match error {
-        KubeconfigError::ReadConfig(source, _) => source.to_string(),
-        KubeconfigError::Parse(source) => match source.location() {
-            Some(location) => format!("not a kubeconfig: bad YAML at line {}", location.line()),
-            None => "not a kubeconfig: bad YAML".to_owned(),
-        },
-        KubeconfigError::CurrentContextNotSet => {
-            format!("no current-context is set; {}: choose one with --context", contexts())
-        }
-        KubeconfigError::LoadContext(name) => format!("there is no context {name:?}; {}", contexts()),
-        KubeconfigError::LoadClusterOfContext(name) => {
-            format!("its context names the cluster {name:?}, which does not exist")
-        }
-        other => with_single_quotes(&other.to_string()),
-    };
-    shorten(&message)
 }
 
 #[cfg(test)]

@@ -15,6 +15,8 @@ use http::HeaderValue;
 use kube_client::client::AuthError;
 use tokio::time::Instant;
 
+use kubefan_common::kubeconfig::{TokenOfFile, bearer};
+
 /// The time after which the file is read again, as in client-go. A kubelet replaces a token at 80 %
 /// of its lifetime, which is at least ten minutes.
 const READ_INTERVAL: Duration = Duration::from_secs(60);
@@ -22,20 +24,15 @@ const READ_INTERVAL: Duration = Duration::from_secs(60);
 /// The token in one file.
 pub(in crate::upstream) struct TokenFile {
     path: PathBuf,
-    /// The header of the token beside the file, for as long as the file cannot be read
-    /// (`transport.NewBearerAuthWithRefreshRoundTripper` in client-go).
+    /// The header of the token beside the file, for as long as the file cannot be read.
     inline: Option<HeaderValue>,
     cached: Mutex<Option<(HeaderValue, Instant)>>,
 }
 
 impl TokenFile {
-    /// The token in a file, with the `inline` one beside it in the kubeconfig.
-    ///
-    /// # Errors
-    /// The inline token is not valid in a header.
-    pub(in crate::upstream) fn new(path: PathBuf, inline: Option<&str>) -> Result<Self, AuthError> {
-        let inline = inline.filter(|token| !token.is_empty()).map(bearer).transpose()?;
-        Ok(Self { path, inline, cached: Mutex::new(None) })
+    /// The token in a file, with the one beside it in the kubeconfig.
+    pub(in crate::upstream) fn new(TokenOfFile { path, inline }: TokenOfFile) -> Self {
+        Self { path, inline, cached: Mutex::new(None) }
     }
 
     /// The `Authorization` header. If the file can no longer be read, the last token stays in use,
@@ -66,16 +63,6 @@ impl TokenFile {
     }
 }
 
-/// The `Authorization` header with a token.
-///
-/// # Errors
-/// The token is not valid in a header.
-pub(in crate::upstream) fn bearer(token: &str) -> Result<HeaderValue, AuthError> {
-    let mut header = HeaderValue::try_from(format!("Bearer {token}")).map_err(AuthError::InvalidBearerToken)?;
-    header.set_sensitive(true);
-    Ok(header)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -84,7 +71,7 @@ mod tests {
     async fn a_replaced_token_is_used_within_a_minute_and_survives_deletion_of_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
-        let file = TokenFile::new(path.clone(), None).unwrap();
+        let file = TokenFile::new(TokenOfFile { path: path.clone(), inline: None });
         assert!(file.header().is_err());
         fs::write(&path, "first\n").unwrap();
         assert_eq!(file.header().unwrap(), "Bearer first");
@@ -102,7 +89,7 @@ mod tests {
     async fn a_token_beside_the_file_counts_until_the_file_can_be_read() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
-        let file = TokenFile::new(path.clone(), Some("inline")).unwrap();
+        let file = TokenFile::new(TokenOfFile { path: path.clone(), inline: Some(bearer("inline").unwrap()) });
         assert_eq!(file.header().unwrap(), "Bearer inline");
         fs::write(&path, "of-the-file").unwrap();
         tokio::time::advance(READ_INTERVAL).await;

@@ -7,7 +7,11 @@
 
 use std::collections::HashMap;
 
-use kube_client::config::{AuthInfo, Cluster, ExecConfig, Kubeconfig};
+use http::uri::Scheme;
+use kube_client::{
+    Config,
+    config::{AuthInfo, Cluster, Context, ExecConfig, Kubeconfig, NamedCluster},
+};
 use secrecy::{ExposeSecret, SecretString};
 
 /// The versions of credential plugins. `v1beta1` has a default for `interactiveMode`.
@@ -15,7 +19,7 @@ const EXEC_VERSIONS: [&str; 2] = ["client.authentication.k8s.io/v1", EXEC_V1BETA
 const EXEC_V1BETA1: &str = "client.authentication.k8s.io/v1beta1";
 
 /// The fault of one file, before it is merged with others; `None` if kubectl reads it.
-pub fn fault_of_file(kubeconfig: &Kubeconfig) -> Option<String> {
+pub(super) fn of_file(kubeconfig: &Kubeconfig) -> Option<String> {
     if given(&kubeconfig.kind).is_some_and(|kind| kind != "Config")
         || given(&kubeconfig.api_version).is_some_and(|version| version != "v1")
     {
@@ -33,27 +37,53 @@ pub fn fault_of_file(kubeconfig: &Kubeconfig) -> Option<String> {
 
 /// The fault of a context, or of the current one; `None` if kubectl takes it, or if it does not
 /// exist.
-pub fn fault_of_context(kubeconfig: &Kubeconfig, context: Option<&str>) -> Option<String> {
-    let context = context.or(kubeconfig.current_context.as_deref())?;
-    let context = kubeconfig.contexts.iter().find(|named| named.name == context)?.context.as_ref()?;
-    let cluster = kubeconfig.clusters.iter().find(|named| named.name == context.cluster);
-    let of_cluster = cluster.and_then(|named| Some((&named.name, fault_of_cluster(named.cluster.as_ref()?)?)));
-    if let Some((name, fault)) = of_cluster {
+pub(super) fn of_context(kubeconfig: &Kubeconfig, context: Option<&str>) -> Option<String> {
+    let cluster = cluster_of(kubeconfig, context);
+    if let Some(NamedCluster { name, cluster: Some(cluster), .. }) = cluster
+        && let Some(fault) = of_cluster(cluster)
+    {
         return Some(format!("the cluster {name:?} {fault}"));
     }
-    let user = kubeconfig.auth_infos.iter().find(|named| Some(&named.name) == context.user.as_ref())?;
-    let fault = fault_of_user(user.auth_info.as_ref()?)?;
+    let user = context_of(kubeconfig, context)?.user.as_ref();
+    let user = kubeconfig.auth_infos.iter().find(|named| Some(&named.name) == user)?;
+    let sends_credentials = cluster.and_then(|named| named.cluster.as_ref()).is_some_and(is_https);
+    let fault = of_user(user.auth_info.as_ref()?, sends_credentials)?;
     Some(format!("the user {:?} {fault}", user.name))
 }
 
-fn fault_of_cluster(cluster: &Cluster) -> Option<String> {
+/// The cluster of a context, or of the current one; `None` if it does not exist.
+pub(super) fn cluster_of<'a>(kubeconfig: &'a Kubeconfig, context: Option<&str>) -> Option<&'a NamedCluster> {
+    let context = context_of(kubeconfig, context)?;
+    kubeconfig.clusters.iter().find(|named| named.name == context.cluster)
+}
+
+fn context_of<'a>(kubeconfig: &'a Kubeconfig, context: Option<&str>) -> Option<&'a Context> {
+    let name = context.or(kubeconfig.current_context.as_deref())?;
+    kubeconfig.contexts.iter().find(|named| named.name == name)?.context.as_ref()
+}
+
+/// The fault of a CA that was read. kubectl takes one of which it can read a part.
+pub(super) fn of_authority(cluster: &str, config: &Config) -> Option<String> {
+    let is_https = config.cluster_url.scheme() == Some(&Scheme::HTTPS);
+    let is_empty = is_https && config.root_cert.as_ref().is_some_and(Vec::is_empty);
+    is_empty.then(|| format!("the cluster {cluster:?} has a certificate-authority without a certificate"))
+}
+
+/// Whether the server has TLS. Without it kubectl looks at neither the CA nor the credentials.
+fn is_https(cluster: &Cluster) -> bool {
+    given(&cluster.server).is_some_and(|server| server.starts_with("https:"))
+}
+
+fn of_cluster(cluster: &Cluster) -> Option<String> {
     let Cluster { certificate_authority, certificate_authority_data, .. } = cluster;
     let (file, data) = (given(certificate_authority), given(certificate_authority_data));
-    let Some(server) = given(&cluster.server) else { return Some("has no server".to_owned()) };
+    if given(&cluster.server).is_none() {
+        return Some("has no server".to_owned());
+    }
     if file.is_some() && data.is_some() {
         return Some(both("certificate-authority", "certificate-authority-data"));
     }
-    let is_insecure = cluster.insecure_skip_tls_verify == Some(true) && server.starts_with("https:");
+    let is_insecure = cluster.insecure_skip_tls_verify == Some(true) && is_https(cluster);
     if is_insecure && (file.is_some() || data.is_some()) {
         return Some(both("insecure-skip-tls-verify", "a certificate-authority"));
     }
@@ -62,7 +92,7 @@ fn fault_of_cluster(cluster: &Cluster) -> Option<String> {
     (!has_scheme).then(|| "has a proxy-url that does not begin with http://, https:// or socks5://".to_owned())
 }
 
-fn fault_of_user(user: &AuthInfo) -> Option<String> {
+fn of_user(user: &AuthInfo, sends_credentials: bool) -> Option<String> {
     let certificate = (given(&user.client_certificate), given(&user.client_certificate_data));
     let has_key_data = user.client_key_data.as_ref().is_some_and(|data| !data.expose_secret().is_empty());
     let has_key_file = given(&user.client_key).is_some();
@@ -82,11 +112,15 @@ fn fault_of_user(user: &AuthInfo) -> Option<String> {
     if has_secret(&user.token) && has_password {
         return Some(both("a token", "a username or password"));
     }
+    // client-go looks at this later, and not at a password alone.
+    if sends_credentials && given(&user.token_file).is_some() && given(&user.username).is_some() {
+        return Some(both("a tokenFile", "a username"));
+    }
     if let Some(exec) = &user.exec {
         if user.auth_provider.is_some() {
             return Some(both("exec", "auth-provider"));
         }
-        if let Some(fault) = fault_of_plugin(exec) {
+        if let Some(fault) = of_plugin(exec) {
             return Some(format!("has a credential plugin (exec) {fault}"));
         }
     }
@@ -103,7 +137,7 @@ fn fault_of_user(user: &AuthInfo) -> Option<String> {
     acts_for_nobody.then(|| "has as-uid, as-groups or as-user-extra without the name of a user (as)".to_owned())
 }
 
-fn fault_of_plugin(exec: &ExecConfig) -> Option<String> {
+fn of_plugin(exec: &ExecConfig) -> Option<String> {
     let Some(version) = given(&exec.api_version) else { return Some("without apiVersion".to_owned()) };
     if given(&exec.command).is_none() {
         return Some("without a command".to_owned());
@@ -124,7 +158,7 @@ fn both(one: &str, other: &str) -> String {
 }
 
 /// A value that is given. Empty ones count as absent, as in client-go.
-pub fn given(value: &Option<String>) -> Option<&str> {
+fn given(value: &Option<String>) -> Option<&str> {
     value.as_deref().filter(|value| !value.is_empty())
 }
 
@@ -138,7 +172,7 @@ mod tests {
             "{{current-context: a, contexts: [{{name: a, context: {{cluster: c, user: u}}}}], \
              clusters: [{{name: c, cluster: {{{cluster}}}}}], users: [{{name: u, user: {{{user}}}}}]}}"
         );
-        fault_of_context(&Kubeconfig::from_yaml(&text).unwrap(), None)
+        of_context(&Kubeconfig::from_yaml(&text).unwrap(), None)
     }
 
     const HTTPS: &str = "server: 'https://h'";
@@ -150,6 +184,7 @@ mod tests {
             ("token: very-secret, password: very-secret", "a token and a username or password"),
             ("client-key-data: very-secret, client-key: f, client-certificate: f", "client-key and client-key-data"),
             ("client-certificate-data: very-secret", "without its private key"),
+            ("tokenFile: f, username: very-secret", "a tokenFile and a username"),
             ("as-groups: [very-secret]", "without the name of a user (as)"),
         ] {
             let fault = fault(HTTPS, user).unwrap();
@@ -157,6 +192,8 @@ mod tests {
             assert!(!fault.contains("very-secret"), "{fault}");
         }
         assert_eq!(fault("", "").as_deref(), Some("the cluster \"c\" has no server"));
+        assert_eq!(fault(HTTPS, "tokenFile: f, password: very-secret"), None);
+        assert_eq!(fault("server: 'http://h'", "tokenFile: f, username: a"), None, "kubectl sends neither");
     }
 
     #[test]
@@ -165,22 +202,22 @@ mod tests {
         assert_eq!(fault(&format!("{HTTPS}, proxy-url: '', certificate-authority: ''"), nothing), None);
         let unused = "{contexts: [{name: a, context: {cluster: c, user: u}}], clusters: [{name: c, cluster: {}}]}";
         let unused = Kubeconfig::from_yaml(unused).unwrap();
-        assert_eq!(fault_of_context(&unused, None), None);
-        assert_eq!(fault_of_context(&unused, Some("b")), None);
-        assert!(fault_of_context(&unused, Some("a")).is_some());
+        assert_eq!(of_context(&unused, None), None);
+        assert_eq!(of_context(&unused, Some("b")), None);
+        assert!(of_context(&unused, Some("a")).is_some());
     }
 
     #[test]
     fn names_must_be_unique_in_a_file() {
         for list in ["clusters", "users", "contexts"] {
             let text = format!("{{{list}: [{{name: a}}, {{name: b}}, {{name: a}}]}}");
-            let fault = fault_of_file(&Kubeconfig::from_yaml(&text).unwrap());
+            let fault = of_file(&Kubeconfig::from_yaml(&text).unwrap());
             assert_eq!(fault, Some(format!("it has two {list} with the name \"a\"")));
         }
         for (text, is_read) in
             [("{kind: Pod}", false), ("{apiVersion: v2}", false), ("{kind: Config, apiVersion: v1}", true)]
         {
-            assert_eq!(fault_of_file(&Kubeconfig::from_yaml(text).unwrap()).is_none(), is_read, "{text}");
+            assert_eq!(of_file(&Kubeconfig::from_yaml(text).unwrap()).is_none(), is_read, "{text}");
         }
     }
 }

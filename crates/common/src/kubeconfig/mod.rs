@@ -1,0 +1,235 @@
+//! What the proxy and the client library do alike with a kubeconfig, beside what kube-client does:
+//! they refuse what kubectl refuses (`faults`), find the proxy by Go's rules (`proxy_environment`),
+//! take the token of a file from kube-client, and describe errors (`errors`).
+//!
+//! The hazard is an error of a library that quotes the key, the token or the file that it was
+//! given.
+
+mod errors;
+mod faults;
+mod proxy_environment;
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
+
+use http::HeaderValue;
+use kube_client::{
+    Config,
+    client::{AuthError, ConfigExt},
+    config::{AuthInfo, KubeConfigOptions, Kubeconfig},
+};
+use secrecy::ExposeSecret;
+
+pub use errors::explain_auth;
+pub use proxy_environment::{ProxyEnvironment, is_loopback};
+
+/// Stands for the proxy of the environment while kube-client makes a configuration: it would read
+/// the variables itself, without exceptions, and fail if one is no URL.
+const OF_ENVIRONMENT: &str = "http://proxy-of-the-environment.invalid/";
+
+/// The files that kubectl reads if no flag names one: those in `$KUBECONFIG`, or otherwise
+/// `~/.kube/config`. It skips those that do not exist.
+pub fn usual_files() -> Vec<PathBuf> {
+    let listed = env::var_os("KUBECONFIG").unwrap_or_default();
+    let listed: Vec<_> = env::split_paths(&listed).filter(|path| !path.as_os_str().is_empty()).collect();
+    if !listed.is_empty() {
+        return listed;
+    }
+    env::home_dir().map(|home| home.join(".kube").join("config")).into_iter().collect()
+}
+
+/// Reads files and merges them.
+///
+/// # Errors
+/// Why one of them cannot be used, without its text.
+pub fn read<F: AsRef<Path>>(files: &[F]) -> Result<Kubeconfig, String> {
+    let mut merged = Kubeconfig::default();
+    for file in files {
+        let one = Kubeconfig::read_from(file).map_err(|error| errors::explain(&error, &[]))?;
+        if let Some(fault) = faults::of_file(&one) {
+            return Err(fault);
+        }
+        merged = merged.merge(one).map_err(|error| errors::explain(&error, &[]))?;
+    }
+    Ok(merged)
+}
+
+/// Makes the configuration of a context, or of the current one. Its proxy is the `proxy-url` of the
+/// cluster, or otherwise that of the environment. Its `root_cert_file` is the file of its CA.
+///
+/// # Errors
+/// Why the context cannot be used, without the text of a file.
+pub async fn configuration(
+    mut kubeconfig: Kubeconfig,
+    context: Option<&str>,
+    environment: &ProxyEnvironment,
+) -> Result<Config, String> {
+    if let Some(fault) = faults::of_context(&kubeconfig, context) {
+        return Err(fault);
+    }
+    remove_empty_values(&mut kubeconfig);
+    let contexts: Vec<String> = kubeconfig.contexts.iter().map(|named| named.name.clone()).collect();
+    let cluster = faults::cluster_of(&kubeconfig, context).cloned().unwrap_or_default();
+    for cluster in kubeconfig.clusters.iter_mut().filter_map(|named| named.cluster.as_mut()) {
+        cluster.proxy_url.get_or_insert_with(|| OF_ENVIRONMENT.to_owned());
+    }
+    let options = KubeConfigOptions { context: context.map(str::to_owned), ..KubeConfigOptions::default() };
+    let config = Config::from_custom_kubeconfig(kubeconfig, &options).await;
+    let mut config = config.map_err(|error| errors::explain(&error, &contexts))?;
+    if let Some(fault) = faults::of_authority(&cluster.name, &config) {
+        return Err(fault);
+    }
+    config.root_cert_file = cluster.cluster.and_then(|cluster| cluster.certificate_authority).map(PathBuf::from);
+    if config.proxy_url.as_ref().is_some_and(|url| *url == OF_ENVIRONMENT) {
+        config.proxy_url = environment.proxy_for(&config.cluster_url);
+        // client-go tells a credential plugin only of a `proxy-url`.
+        if let Some(told) = config.auth_info.exec.as_mut().and_then(|exec| exec.cluster.as_mut()) {
+            told.proxy_url = None;
+        }
+    }
+    Ok(config)
+}
+
+/// Empty values count as absent, as in client-go. kube-client would use them.
+fn remove_empty_values(kubeconfig: &mut Kubeconfig) {
+    for cluster in kubeconfig.clusters.iter_mut().filter_map(|named| named.cluster.as_mut()) {
+        for value in [&mut cluster.certificate_authority_data, &mut cluster.proxy_url] {
+            value.take_if(|value| value.is_empty());
+        }
+    }
+    for user in kubeconfig.auth_infos.iter_mut().filter_map(|named| named.auth_info.as_mut()) {
+        for value in [&mut user.client_certificate_data, &mut user.username] {
+            value.take_if(|value| value.is_empty());
+        }
+        for secret in [&mut user.client_key_data, &mut user.token] {
+            secret.take_if(|secret| secret.expose_secret().is_empty());
+        }
+    }
+}
+
+/// A token file, and the token beside it, which counts for as long as the file cannot be read
+/// (`transport.NewBearerAuthWithRefreshRoundTripper` in client-go).
+#[derive(Debug)]
+pub struct TokenOfFile {
+    /// The file.
+    pub path: PathBuf,
+    /// The header of the token beside it.
+    pub inline: Option<HeaderValue>,
+}
+
+/// Takes the token file of a user away from kube-client, which would send a trailing newline.
+/// `None` if there is none, or other credentials have precedence.
+///
+/// # Errors
+/// The inline token is not valid in a header. kube-client would panic.
+pub fn take_token_file(user: &mut AuthInfo) -> Result<Option<TokenOfFile>, AuthError> {
+    let inline = user.token.as_ref().map(|token| bearer(token.expose_secret())).transpose()?;
+    let has_others = user.auth_provider.is_some() || user.username.is_some();
+    let Some(path) = user.token_file.take_if(|_| !has_others) else { return Ok(None) };
+    user.token = None;
+    // A plugin is not asked for a token if there is one.
+    user.exec = None;
+    Ok(Some(TokenOfFile { path: path.into(), inline }))
+}
+
+/// The `Authorization` header with a token.
+///
+/// # Errors
+/// The token is not valid in a header.
+pub fn bearer(token: &str) -> Result<HeaderValue, AuthError> {
+    let mut header = HeaderValue::try_from(format!("Bearer {token}")).map_err(AuthError::InvalidBearerToken)?;
+    header.set_sensitive(true);
+    Ok(header)
+}
+
+/// The TLS configuration for the server, with the CA as it was read. This runs the kubeconfig's
+/// exec plugin, if any.
+///
+/// # Errors
+/// Why it cannot be made.
+pub fn tls_config(config: &Config) -> Result<rustls::ClientConfig, String> {
+    // kube-client would read the CA's file again by itself, and the identity would have the old CA.
+    let mut config = config.clone();
+    config.root_cert_file = None;
+    config.rustls_client_config().map_err(|error| errors::explain_tls(&error, &config.auth_info))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kubeconfig(cluster: &str, user: &str) -> Kubeconfig {
+        let text = format!(
+            "{{current-context: a, contexts: [{{name: a, context: {{cluster: c, user: u}}}}], \
+             clusters: [{{name: c, cluster: {{server: 'https://h.example:6443'{cluster}}}}}], \
+             users: [{{name: u, user: {{{user}}}}}]}}"
+        );
+        Kubeconfig::from_yaml(&text).unwrap()
+    }
+
+    async fn configured(cluster: &str, user: &str) -> Result<Config, String> {
+        configuration(kubeconfig(cluster, user), None, &ProxyEnvironment::default()).await
+    }
+
+    #[tokio::test]
+    async fn the_proxy_is_that_of_the_cluster_or_else_of_the_environment() {
+        let environment = ProxyEnvironment::of(|name| (name == "HTTPS_PROXY").then(|| "proxy.example:1".to_owned()));
+        let proxy = async |cluster: &str, environment: &ProxyEnvironment| {
+            let config = configuration(kubeconfig(cluster, ""), None, environment).await.unwrap();
+            config.proxy_url.map(|url| url.to_string())
+        };
+        let own = ", proxy-url: 'http://other.example:1'";
+        assert_eq!(proxy("", &environment).await.unwrap(), "http://proxy.example:1/");
+        assert_eq!(proxy(own, &environment).await.unwrap(), "http://other.example:1/");
+        assert_eq!(proxy(", proxy-url: ''", &ProxyEnvironment::default()).await, None);
+    }
+
+    #[tokio::test]
+    async fn a_credential_plugin_is_not_told_of_the_proxy_of_the_environment() {
+        let environment = ProxyEnvironment::of(|_| Some("http://proxy.example:1".to_owned()));
+        let user = "exec: {apiVersion: client.authentication.k8s.io/v1, command: x, interactiveMode: Never, \
+                    provideClusterInfo: true}";
+        let config = configuration(kubeconfig("", user), None, &environment).await.unwrap();
+        assert_eq!(config.auth_info.exec.unwrap().cluster.unwrap().proxy_url, None);
+    }
+
+    #[tokio::test]
+    async fn data_that_cannot_be_read_is_not_quoted() {
+        // A PEM section with a line before a blank one, which its parser takes for a header.
+        let pem = "LS0tLS1CRUdJTiBYLS0tLS0Kc2VjcmV0CgpBQUFBCi0tLS0tRU5EIFgtLS0tLQo=";
+        for (data, explained) in [
+            (pem, "its certificate-authority is not PEM"),
+            ("'secret!'", "failed to load certificate authority: its data is not base64"),
+            ("YQ==", "the cluster \"c\" has a certificate-authority without a certificate"),
+        ] {
+            let error = configured(&format!(", certificate-authority-data: {data}"), "").await.unwrap_err();
+            assert_eq!(error, explained);
+        }
+    }
+
+    #[tokio::test]
+    async fn empty_values_count_as_absent() {
+        let user = "token: '', username: '', password: x, client-certificate-data: '', client-key-data: ''";
+        let config = configured(", certificate-authority-data: ''", user).await.unwrap();
+        assert!(config.root_cert.is_none() && config.auth_layer().unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_token_file_stands_above_a_plugin_and_takes_the_token_beside_it() {
+        let user = "tokenFile: /token, exec: {apiVersion: client.authentication.k8s.io/v1, command: /gone, interactiveMode: Never}";
+        let mut user = configured("", &format!("token: t, {user}")).await.unwrap().auth_info;
+        let TokenOfFile { path, inline } = take_token_file(&mut user).unwrap().unwrap();
+        assert_eq!((path, inline.unwrap().as_bytes()), (PathBuf::from("/token"), &b"Bearer t"[..]));
+        assert!(user.token.is_none() && user.token_file.is_none() && user.exec.is_none());
+        assert!(take_token_file(&mut user).unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_token_that_is_no_header_is_refused() {
+        let mut user = configured("", "token: \"very\\nsecret\"").await.unwrap().auth_info;
+        let error = take_token_file(&mut user).unwrap_err();
+        assert_eq!(explain_auth(&error), "the token or password is not a valid header value");
+    }
+}
