@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
+use futures::future::join_all;
 use kubefan_common::proto::v1alpha1::Target;
 use kubefan_sim::apiserver::{SimResource, VersionForm};
-use reqwest::{Client, Response};
+use reqwest::{Client, Method, Response};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 use tonic::Code;
@@ -186,48 +187,52 @@ fn definition(group: &str, plural: &str, scope: &str) -> serde_json::Value {
 }
 
 async fn a_resource_named_like_a_part_of_a_path_is_found_where_the_apiserver_finds_it() {
-    let servers = Servers::start(ApiServer::shared().await, &["--resource=pods"]).await;
+    let servers = &Servers::start(ApiServer::shared().await, &["--resource=pods"]).await;
+    let plurals = ["watch", "namespaces", "status", "finalize", "proxy"];
+    let all = plurals.into_iter().flat_map(|plural| [(plural, "Namespaced"), (plural, "Cluster")]);
+    join_all(all.map(|(plural, scope)| found_where_the_apiserver_finds_it(servers, plural, scope))).await;
+}
+
+async fn found_where_the_apiserver_finds_it(servers: &Servers, plural: &str, scope: &str) {
     let api = &servers.api;
-    for scope in ["Namespaced", "Cluster"] {
-        for plural in ["watch", "namespaces", "status", "finalize", "proxy"] {
-            let group = format!("{}.example.com", api.unique("paths"));
-            api.create(CRDS, &definition(&group, plural, scope)).await;
-            let root = format!("/apis/{group}/v1");
-            // Objects are written where the apiserver finds the resource, if it does anywhere.
-            let object = json!({ "apiVersion": format!("{group}/v1"), "metadata": { "name": "default" },
-                "kind": definition(&group, plural, scope)["spec"]["names"]["kind"] });
-            let collection = match scope {
-                "Cluster" => format!("{root}/{plural}"),
-                _ => format!("{root}/namespaces/default/{plural}"),
-            };
-            let send = || api.request(reqwest::Method::POST, &collection, Some(("application/json", &object)));
-            wait::try_until(Duration::from_secs(5), || async { send().await.0.is_success().then_some(()) }).await;
-            let paths = [
-                format!("{root}/{plural}"),
-                format!("{root}/{plural}/default"),
-                format!("{root}/namespaces/default/{plural}"),
-                format!("{root}/namespaces/default/{plural}/default"),
-                format!("{root}/namespaces/default"),
-                format!("{root}/watch/{plural}"),
-                format!("{root}/watch/namespaces/default/{plural}"),
-                format!("{root}/watch/namespaces/default/{plural}/default"),
-            ];
-            for path in &paths {
-                for query in [
-                    "",
-                    "?resourceVersion=0",
-                    "?watch=1&timeoutSeconds=1",
-                    "?watch=1&resourceVersion=0&timeoutSeconds=1",
-                ] {
-                    let asked = format!("{path}{query}");
-                    let straight = read(servers.straight(&asked).send().await.unwrap()).await;
-                    let through = read(servers.through(reqwest::Method::GET, &asked).send().await.unwrap()).await;
-                    assert_eq!(through, straight, "{scope} {asked}");
-                }
-            }
-            api.delete(&format!("{CRDS}/{plural}.{group}")).await;
-        }
-    }
+    let group = format!("{}.example.com", api.unique("paths"));
+    api.create(CRDS, &definition(&group, plural, scope)).await;
+    let root = format!("/apis/{group}/v1");
+    // Objects are written where the apiserver finds the resource, if it does anywhere.
+    let object = json!({
+        "apiVersion": format!("{group}/v1"), "metadata": { "name": "default" },
+        "kind": definition(&group, plural, scope)["spec"]["names"]["kind"],
+    });
+    let collection = match scope {
+        "Cluster" => format!("{root}/{plural}"),
+        _ => format!("{root}/namespaces/default/{plural}"),
+    };
+    let send = || api.request(Method::POST, &collection, Some(("application/json", &object)));
+    wait::try_until(Duration::from_secs(5), || async { send().await.0.is_success().then_some(()) }).await;
+    let paths = [
+        format!("{root}/{plural}"),
+        format!("{root}/{plural}/default"),
+        format!("{root}/namespaces/default/{plural}"),
+        format!("{root}/namespaces/default/{plural}/default"),
+        format!("{root}/namespaces/default"),
+        format!("{root}/watch/{plural}"),
+        format!("{root}/watch/namespaces/default/{plural}"),
+        format!("{root}/watch/namespaces/default/{plural}/default"),
+    ];
+    let watch = "watch=1&timeoutSeconds=1";
+    let queries = ["", "?resourceVersion=0", &format!("?{watch}"), &format!("?{watch}&resourceVersion=0")];
+    let all = paths.iter().flat_map(|path| queries.iter().map(move |query| format!("{path}{query}")));
+    join_all(all.map(async |asked| {
+        // Its storage may still be initializing. That of some of these names never ends.
+        let straight = wait::try_until(Duration::from_secs(5), || async {
+            Some(read(servers.straight(&asked).send().await.unwrap()).await).filter(|(code, _)| *code != 429)
+        });
+        let straight = straight.await.unwrap_or((429, Vec::new()));
+        let through = read(servers.through(Method::GET, &asked).send().await.unwrap()).await;
+        assert_eq!(through, straight, "{scope} {asked}");
+    }))
+    .await;
+    api.delete(&format!("{CRDS}/{plural}.{group}")).await;
 }
 
 /// The status code, and the names of the objects.

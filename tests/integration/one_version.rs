@@ -20,7 +20,7 @@ use kubefan_sim::apiserver::SimApiserver;
 use reqwest::header::ACCEPT;
 use serde_json::{Value, json};
 use tokio::{
-    sync::mpsc::{self, UnboundedSender},
+    sync::mpsc::{self, Sender},
     time::timeout,
 };
 
@@ -127,6 +127,8 @@ const TTL_SECONDS: u64 = 40;
 const DELETED_WITHIN: Duration = Duration::from_secs(4 * TTL_SECONDS);
 const BURSTS: usize = 3;
 const EVENTS: usize = 20;
+/// More than each watch sees, so that none waits for another.
+const CHANGES_MAX: usize = 10 * BURSTS * EVENTS;
 const PATH: &str = "/api/v1/namespaces/default/events";
 
 /// A change that a watch has sent: its type, the object's name and its version.
@@ -141,7 +143,7 @@ fn event(name: &str) -> Value {
 }
 
 /// The changes of a watch over HTTP.
-async fn http(kubefan: &Kubefan, media: Media, version: &str, changes: UnboundedSender<Change>) {
+async fn http(kubefan: &Kubefan, media: Media, version: &str, changes: Sender<Change>) {
     let url = format!("http://{}{PATH}?watch=1&resourceVersion={version}", kubefan.grpc_addr);
     let request = reqwest::Client::new().get(url).header(ACCEPT, media.watch_accept());
     let mut response = request.send().await.unwrap();
@@ -155,7 +157,7 @@ async fn http(kubefan: &Kubefan, media: Media, version: &str, changes: Unbounded
                     continue;
                 }
                 let change = (kind, object.key().name().to_owned(), object.version().get());
-                if changes.send(change).is_err() {
+                if changes.send(change).await.is_err() {
                     return;
                 }
             }
@@ -183,7 +185,7 @@ fn split(body: &mut BytesMut, media: Media) -> Option<(String, Object)> {
 }
 
 /// The changes of a watch over gRPC, which breaks and resumes after every third.
-async fn grpc(kubefan: &Kubefan, encoding: Encoding, changes: UnboundedSender<Change>) {
+async fn grpc(kubefan: &Kubefan, encoding: Encoding, changes: Sender<Change>) {
     let client = Client::connect(&kubefan.grpc_addr.to_string(), &ClientOptions::default()).await.unwrap();
     let target = Target { resource: "events".into(), namespace: "default".into(), ..Target::default() };
     tokio::spawn(async move {
@@ -209,7 +211,7 @@ async fn grpc(kubefan: &Kubefan, encoding: Encoding, changes: UnboundedSender<Ch
                             _ => "DELETED",
                         };
                         let version = event.resource_version.parse().unwrap();
-                        if changes.send((kind.to_owned(), event.name, version)).is_err() {
+                        if changes.send((kind.to_owned(), event.name, version)).await.is_err() {
                             return;
                         }
                         seen += 1;
@@ -233,12 +235,12 @@ async fn events_that_expire_with_one_lease_are_each_deleted_once() {
     let start = first["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
     let mut watches = Vec::new();
     for media in [Media::Json, Media::Protobuf] {
-        let (sender, receiver) = mpsc::unbounded_channel();
+        let (sender, receiver) = mpsc::channel(CHANGES_MAX);
         http(&kubefan, media, &start, sender).await;
         watches.push((format!("HTTP, {}", media.as_str()), receiver));
     }
     for encoding in [Encoding::Zstd, Encoding::Protobuf] {
-        let (sender, receiver) = mpsc::unbounded_channel();
+        let (sender, receiver) = mpsc::channel(CHANGES_MAX);
         grpc(&kubefan, encoding, sender).await;
         watches.push((format!("gRPC, {encoding:?}"), receiver));
     }

@@ -43,6 +43,8 @@ const PATHS: [&str; 4] = [
 /// The time in which the new shape is served. The interval of schema checks is longer.
 const SOON: Duration = Duration::from_secs(15);
 
+type Change = fn(&mut SimResource);
+
 fn widgets() -> SimResource {
     let mut widgets = SimResource::custom("example.com", "v1", "widgets", "Widget");
     widgets.selectable_fields = vec![SelectableField::text("spec.color")];
@@ -51,7 +53,7 @@ fn widgets() -> SimResource {
 
 /// Each change of the shape.
 fn other_shapes() -> [(&'static str, SimResource); 4] {
-    let changes: [(&str, fn(&mut SimResource)); 4] = [
+    let changes: [(&str, Change); 4] = [
         ("kind", |widgets| widgets.kind = "Gadget".to_owned()),
         ("list kind", |widgets| widgets.list_kind = "BoxOfWidgets".to_owned()),
         ("scope", |widgets| widgets.namespaced = false),

@@ -1,7 +1,7 @@
 //! Cached tables compared with the apiserver's: the same bytes, with the ages of rows, however old
 //! a cached row is. Tables that cannot be cached come from upstream.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use kubefan_common::proto::v1alpha1::ListResourcesRequest;
 use reqwest::{Method, StatusCode};
@@ -27,6 +27,9 @@ const TABLE: &str =
 
 /// What the cells of a row begin with.
 const CELLS: &str = "\"cells\":[";
+
+/// Twice the apiserver's interval of bookmarks.
+const BOOKMARK_WITHIN: Duration = Duration::from_secs(120);
 
 /// What a server answered, and the seconds of the wall clock between which it wrote the rows.
 struct Answer {
@@ -64,6 +67,19 @@ impl Servers {
         self.ask(&format!("{path}&watch=1&timeoutSeconds=1"), false).await;
         wait::until(&format!("{path} from the cache"), wait::SOON, || async {
             self.ask(path, false).await.is_cached.then_some(())
+        })
+        .await;
+    }
+
+    /// Waits until the apiserver has sent the cache a bookmark. A cache that it filled from a list
+    /// does not know the cells of an empty object before.
+    async fn has_bookmark(&self, list: &str) {
+        let ends = "allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
+        let watch = format!("{list}&watch=1&timeoutSeconds=1&{ends}");
+        wait::until("cells in a bookmark", BOOKMARK_WITHIN, || async {
+            let body = self.ask(&watch, false).await.body;
+            let bookmark = body.lines().find(|line| line.contains("k8s.io/initial-events-end"))?;
+            (!bookmark.contains(r#""cells":[null"#)).then_some(())
         })
         .await;
     }
@@ -308,6 +324,7 @@ async fn a_cached_table_equals_the_apiservers_to_the_byte() {
     for path in [within("pods"), within("configmaps"), widgets.clone()] {
         let list = format!("{path}?resourceVersion=0");
         servers.is_cached(&list).await;
+        servers.has_bookmark(&list).await;
         // Once with a new row, and once with a row that has been cached for a while.
         for is_old in [false, true] {
             if is_old {
