@@ -32,10 +32,14 @@ pub(crate) fn version_of(place: u64) -> u64 {
     place / PLACES
 }
 
-/// The place that kubefan names so: `218`, or `218.1` for the second event of that version.
+/// The place that kubefan names so: `218`, or `218.1` for the second event of that version. The
+/// highest number is the end of the version.
 pub(crate) fn read_place(text: &str) -> Option<u64> {
     let (version, sub) = text.split_once('.').unwrap_or((text, "0"));
     let (version, sub) = (version.parse::<u64>().ok()?, sub.parse::<u64>().ok()?);
+    if sub == u64::from(u32::MAX) {
+        return Some(last_place(version));
+    }
     (sub < PLACES).then(|| first_place(version) + sub)
 }
 

@@ -71,6 +71,7 @@ impl ConflatedHistory {
     /// and its number. Records must be appended in order.
     pub fn push(&mut self, record: &Record, parser: &Arc<ObjectParser>, mut filed: impl FnMut(u64, &WatchEvent)) {
         let version = record.version();
+        let is_at_start = |object: &Object| matches!(record, Record::Gap(gap) if object.version().is_at(gap.from));
         for event in record.events() {
             let (object, previous) = (event.object(), event.previous());
             if planted::is(Bug::TombstoneForgotten) && event.kind() == EventType::Deleted {
@@ -80,10 +81,10 @@ impl ConflatedHistory {
                 Some(previous) => {
                     let same = planted::is(Bug::LeaveForgotten) || previous.has_same_attributes(&object);
                     let stays = event.kind() != EventType::Deleted && same;
-                    // With a new schema an object may change without its version, which nothing
-                    // else records;
-                    // nothing else either that an object has changed after another of its version.
-                    if stays && previous.version() < object.version() && event.version().sub() == 0 {
+                    // The object's version shows such a change, except in two cases: a new schema
+                    // changes the bytes only, and later events of one version have the same number.
+                    let is_later = event.version().sub() > 0 || is_at_start(&object);
+                    if stays && previous.version() < object.version() && !is_later {
                         continue;
                     }
                     Some(previous.selectable_attributes(parser))

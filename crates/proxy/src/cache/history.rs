@@ -173,12 +173,30 @@ impl History {
     /// cache has reached `current`.
     pub fn coverage(&self, version: ResourceVersion, current: ResourceVersion, gap_markers: bool) -> Coverage {
         let log_floor = self.ring.floor();
-        let (gap_end, conflated_from) = match version >= log_floor {
-            true => (self.ring.since(version).err().map(|expired| expired.oldest), version),
-            false => (None, self.conflated.known_from(version)),
-        };
+        let (mut gap_end, mut conflated_from) = (None, version);
+        if version >= log_floor {
+            gap_end = self.ring.since(version).err().map(|expired| expired.oldest);
+        } else {
+            conflated_from = self.conflated.known_from(version);
+        }
+        // Another replica has counted the events up to a place that this one has not seen. It may
+        // not lead to the same state.
+        if version != current && !self.has_place(version) {
+            gap_end = Some(current);
+        }
         let exact_from = self.ring.exact_from();
         Coverage { version, current, log_floor, gap_end, conflated_from, exact_from, gap_markers }
+    }
+
+    /// Whether a place is of a version as a whole, or the history has the event that reached it.
+    fn has_place(&self, place: ResourceVersion) -> bool {
+        place.sub() == 0
+            || place.is_end()
+            || [self.ring.floor(), self.conflated.floor()].contains(&place)
+            || matches!(self.ring.record_at(place), Some(Record::Event(_)))
+            || place
+                .before()
+                .is_some_and(|before| self.conflated.between(before, Bound::Included(place)).next().is_some())
     }
 
     /// Whether a subscriber whose format has gap markers can resume from `version`.

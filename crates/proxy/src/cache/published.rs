@@ -39,7 +39,7 @@ pub enum Phase {
     NotFound,
     /// The apiserver denies it.
     Forbidden,
-    /// It cannot be cached, and upstream answers its readers.
+    /// It cannot be cached.
     NotCached,
 }
 
@@ -72,7 +72,7 @@ pub struct CachedState {
     pub history: History,
     /// The version of the objects.
     pub version: ResourceVersion,
-    /// Whether more events of that version may come: the last commit was an event.
+    /// Whether more events of that version may come.
     pub is_open: bool,
     /// The last version that brought other bytes of unchanged objects.
     pub reencoded: Option<ResourceVersion>,
@@ -178,14 +178,12 @@ impl PublishedCache {
     /// Takes a new state and what led to it. `log_share` is the share of history, from 0 to 1, for
     /// which the views' logs have room.
     pub fn apply(&mut self, commit: Commit, received: Instant, log_share: f64) -> Applied {
-        let Commit { store, version, change } = commit;
+        let Commit { store, version, is_open, change } = commit;
         if self.state.is_none() {
             self.synced_since = Some((self.wall_clock)());
         }
         self.message.clear();
         self.phase = Phase::Synced;
-        // A peer may have sent its state between two events of a version.
-        let is_open = matches!(change, Change::Record(Record::Event(_)) | Change::Restored(_));
         if let Some(state) = &mut self.state {
             state.is_open = is_open;
         }

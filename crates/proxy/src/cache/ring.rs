@@ -112,7 +112,7 @@ impl RingLimits {
 
 /// The events after a version are no longer retained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("too old resource version: {} ({oldest})", requested.whole())]
+#[error("too old resource version: {} ({})", requested.whole(), oldest.whole())]
 pub struct Expired {
     /// The requested version.
     pub requested: ResourceVersion,

@@ -88,6 +88,8 @@ pub struct Commit {
     pub store: Store,
     /// Their version.
     pub version: ResourceVersion,
+    /// Whether more events of that version may come.
+    pub is_open: bool,
     /// How it follows from the state before.
     pub change: Change,
 }
@@ -201,10 +203,11 @@ impl CacheWriter {
                 if listing.contradiction.is_none()
                     && let Some(reached) = listing.from
                 {
-                    // A change at the version reached may be one that was not received.
-                    let is_missing = self.is_open && object.version().is_at(reached);
-                    let contradiction = || contradiction(cached, &object, reached, listing.reason);
-                    listing.contradiction = if is_missing { None } else { contradiction() };
+                    // The watch may not have brought this change yet.
+                    let is_unreceived = self.is_open && object.version().is_at(reached);
+                    if !is_unreceived {
+                        listing.contradiction = contradiction(cached, &object, reached, listing.reason);
+                    }
                 }
                 let object = match cached {
                     Some(cached) if same(cached, &object) => cached.clone(),
@@ -220,19 +223,20 @@ impl CacheWriter {
             Update::ListEnd(version) => {
                 let mut listing = self.listing.take().ok_or(UpdateError::NotListed)?;
                 self.packing.list_end(&mut listing.store);
-                // A list has no place inside its version.
-                let reached = self.version.filter(|reached| reached.is_at(version));
-                self.replace(listing, reached.map_or(version, |reached| reached.max(version)))
+                // A list has no place inside its version. Events may have come since it began.
+                let reached = [self.version, listing.from].into_iter().flatten();
+                let reached = reached.filter(|reached| reached.is_at(version)).max();
+                self.replace(listing, reached.unwrap_or(version))
             }
             Update::Event(kind, object) => {
                 let reached = self.version.ok_or(UpdateError::NotListed)?;
                 let Some(version) = self.place_of(kind, &object, reached)? else { return Ok(None) };
                 let key = object.key().clone();
+                self.is_open = true;
                 let commit = match self.reencoded.take() {
                     None => self.change(version, kind, object),
                     Some(reencoded) => self.reencode(reencoded, version, Some((kind, object))),
                 };
-                self.is_open = true;
                 // The state that a list at this version is compared with has the change.
                 if let Some(listing) = &mut self.listing
                     && listing.from == Some(reached)
@@ -296,6 +300,7 @@ impl CacheWriter {
             return Ok(None);
         }
         when_planted!(SecondOfVersionDropped => if is_again { return Ok(None) });
+        // Upstream changed and deleted one object at one version.
         let is_twice = is_again && self.store.get(key.as_str()).is_some_and(|cached| cached.version() == version);
         let place = reached.followed_by(version).filter(|_| !is_twice);
         match place {
@@ -424,11 +429,10 @@ impl CacheWriter {
                     let store = std::mem::replace(&mut self.store, before);
                     self.reencoded = Some(Reencoded { store, reason, events });
                     return Ok(None);
-                } else if is_open
-                    && events.iter().all(|event| may_be_missing(event, version))
-                    && let Some(to) = version.followed_by(version)
-                {
-                    // The watch has ended between the changes at this version.
+                } else if is_open && events.iter().all(|event| may_be_missing(event, version)) {
+                    // The watch has ended between the changes at this version. The places of those
+                    // that it has not brought are unknown.
+                    let to = version.end();
                     let gap = Gap::new(version, to, reason, events);
                     return Ok(Some(self.commit(to, Change::Record(Record::Gap(Arc::new(gap))))));
                 } else {
@@ -469,7 +473,7 @@ impl CacheWriter {
 
     fn commit(&mut self, version: ResourceVersion, change: Change) -> Commit {
         self.version = Some(version);
-        Commit { store: self.store.clone(), version, change }
+        Commit { store: self.store.clone(), version, is_open: self.is_open, change }
     }
 }
 

@@ -250,7 +250,8 @@ impl Decoder {
             return Err(PeerError::broken("its counts or its checksum do not match"));
         }
         let (version, store, history) = events.finish(now)?;
-        let commit = Commit { store, version, change: Change::Restored(Box::new(history)) };
+        // The peer may have sent its state between two events of a version.
+        let commit = Commit { store, version, is_open: true, change: Change::Restored(Box::new(history)) };
         Ok(ReceivedCache { commit, writer, received, bytes })
     }
 }

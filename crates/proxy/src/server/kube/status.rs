@@ -181,8 +181,7 @@ impl Failure {
 
     /// 410 for a watch from an expired version.
     pub fn watch_expired(expired: &Expired) -> Self {
-        let message = format!("too old resource version: {} ({})", expired.requested, expired.oldest);
-        Self::new(StatusCode::GONE, "Expired", message)
+        Self::new(StatusCode::GONE, "Expired", expired.to_string())
     }
 
     /// 504 for a version that the cache has not reached (`NewTooLargeResourceVersionError`).
