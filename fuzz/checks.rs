@@ -270,7 +270,7 @@ impl Catalog for EmptyCatalog {
         false
     }
 
-    fn lacks_room(&self, _: &GroupVersionResource) -> bool {
+    fn is_known_uncached(&self, _: &GroupVersionResource) -> bool {
         false
     }
 

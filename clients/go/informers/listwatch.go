@@ -25,7 +25,8 @@ const oldStatesMax = 10
 // ListWatch lists and watches one resource of a kubefan. It is a cache.ListerWatcher, with contexts
 // and with the semantics that client-go's WatchListClient needs.
 //
-// Set its fields before it is used. It may be used from several goroutines.
+// Set its fields before it is used. It may be used from several goroutines, for one watch at a time:
+// it remembers the place that its watch has reached.
 type ListWatch struct {
 	// Target is what to read. Selectors of a request are added to its selectors.
 	Target kubefan.Target

@@ -157,9 +157,9 @@ impl App {
     /// Reads credentials and certificates and binds all ports. Asks the apiserver only if the
     /// configuration requires it to be reachable.
     pub async fn bind(config: ServeConfig) -> Result<Self, AppError> {
-        let settings = &config.upstream.settings;
-        // The kubeconfig may lead to that kubefan, too.
-        let is_kubefan = config.upstream.source == Some(SourceSettings::Http(settings.clone()));
+        // With `--upstream`, reviews and forwarded requests go through that kubefan as well, by a
+        // kubeconfig that may name it otherwise (deploy/overlays/node).
+        let is_kubefan = config.upstream.source.is_some();
         let connection = if is_kubefan { ConnectionLimits::KUBEFAN } else { ConnectionLimits::APISERVER };
         let request_timeout = config.upstream.request_timeout;
         let options = UpstreamOptions { request_timeout, connection, ..UpstreamOptions::default() };

@@ -52,12 +52,12 @@ impl CachedSchema {
     }
 
     /// Notes a sign that the resource has another shape now.
-    pub(super) fn doubt(&self) {
+    pub(super) fn request_check(&self) {
         self.doubt.notify_one();
     }
 
     /// Waits for the next sign. For one task only.
-    pub(super) async fn doubted(&self) {
+    pub(super) async fn check_requested(&self) {
         self.doubt.notified().await;
     }
 

@@ -39,7 +39,7 @@ use super::{
     list_scheduler::{ListPlace, ListPriority},
     planned_relist::{DueRelist, PlannedRelist},
     retry::Retry,
-    shape::{Found, Look, look, other_shape},
+    shape::{CheckDepth, ShapeCheck, check_shape, other_shape_message},
     stopped::Stopped,
     warm_start::warm_start,
 };
@@ -449,11 +449,13 @@ impl Informer {
         // Until there is an answer, the cache is not known to be current.
         served.hub.trouble(error.to_string());
         self.place = None;
-        self.schema.doubt();
-        let stopped = match look(&self.context, served, &self.schema, Look::Whole).await {
-            Found::Other => Stopped::Rewritten(other_shape(served)),
-            Found::Missing if is_missing => Stopped::NotFound(format!("the apiserver no longer serves {}", served.gvr)),
-            Found::Same | Found::Missing => return None,
+        self.schema.request_check();
+        let stopped = match check_shape(&self.context, served, &self.schema, CheckDepth::Discovery).await {
+            ShapeCheck::Changed => Stopped::Rewritten(other_shape_message(served)),
+            ShapeCheck::Missing if is_missing => {
+                Stopped::NotFound(format!("the apiserver no longer serves {}", served.gvr))
+            }
+            ShapeCheck::Unchanged | ShapeCheck::Missing => return None,
         };
         match self.context.upstream.confirm().await {
             Ok(()) => Some(stopped),

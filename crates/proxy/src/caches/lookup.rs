@@ -86,7 +86,7 @@ impl Catalog for Arc<Registry> {
         self.caches.holds(gvr, media)
     }
 
-    fn lacks_room(&self, gvr: &GroupVersionResource) -> bool {
+    fn is_known_uncached(&self, gvr: &GroupVersionResource) -> bool {
         self.without_room.contains_key(gvr) || self.not_cached(gvr).is_some()
     }
 

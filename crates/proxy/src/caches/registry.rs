@@ -334,8 +334,8 @@ impl Registry {
                 ended(Phase::Syncing, message, false)
             }
             Stopped::NotCached(message) => {
-                warn!(resource = %served.gvr, message, "passed on");
-                let until = Instant::now() + self.context.source.not_cached_memory();
+                warn!(resource = %served.gvr, message, "cannot be cached");
+                let until = Instant::now() + self.context.source.not_cached_ttl();
                 self.not_cached.insert(served.gvr.clone(), (until, message.clone()));
                 hub.close(Phase::NotCached, StreamEnd::Stopped(message.clone()));
                 ended(Phase::NotCached, message, false)
@@ -357,7 +357,7 @@ impl Registry {
     /// Waits until a resource that cannot be cached may have become one that can: its schema or the
     /// server's version is no longer `known`, or that was found long ago.
     pub(super) async fn until_it_may_be_cached(&self, gvr: &GroupVersionResource, known: Option<SchemaFingerprint>) {
-        let changes = timeout(self.context.source.not_cached_memory(), schema_changes(&self.context, gvr, known));
+        let changes = timeout(self.context.source.not_cached_ttl(), schema_changes(&self.context, gvr, known));
         let _ = self.stop.run_until_cancelled(changes).await;
         self.not_cached.remove(gvr);
         self.changed();

@@ -13,7 +13,7 @@ use super::{
     cached_schema::CachedSchema,
     context::CacheContext,
     planned_relist::PlannedRelist,
-    shape::{Found, Look, look, other_shape},
+    shape::{CheckDepth, ShapeCheck, check_shape, other_shape_message},
 };
 use crate::{cache::RelistReason, fanout::Served, upstream::discovery::SchemaFingerprint};
 use kubefan_model::GroupVersionResource;
@@ -40,9 +40,10 @@ pub(super) async fn follow_schema(
         let (now, is_upgrade) = next_schema(context, gvr, &mut checks).await;
         cached.changes_to(now);
         // If another cluster answers, or none, the list retries until this one answers.
-        if context.upstream.confirm().await.is_ok() && look(context, served, cached, Look::Whole).await == Found::Other
+        if context.upstream.confirm().await.is_ok()
+            && check_shape(context, served, cached, CheckDepth::Discovery).await == ShapeCheck::Changed
         {
-            return other_shape(served);
+            return other_shape_message(served);
         }
         if context.source.marks() {
             // The other kubefan lists again, and sends what has changed.

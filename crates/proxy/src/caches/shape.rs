@@ -2,10 +2,10 @@
 //! fields. A cache of another shape answers what upstream refuses, and in other words.
 //!
 //! The definition of a custom resource can be deleted and made again with another shape. Upstream
-//! then ends the watches of the old one, and answers the next with 404 or 410. That is the sign to
-//! look at once. But an apiserver serves the new definition a moment before its discovery shows it,
-//! and a second before its schemas do, so the look is repeated for some seconds, and also when a
-//! cache is new.
+//! then ends the watches of the old one, and answers the next with 404 or 410, after which the
+//! shape is checked at once. But an apiserver serves the new definition a moment before its
+//! discovery shows it, and a second before its schemas do. So the check is repeated for some
+//! seconds, and also when a cache is new.
 //!
 //! A 410 is frequent for other reasons, and a restarted apiserver gives it to all caches at once.
 //! So they share the documents, and the repeated looks need only the hashes of the schemas.
@@ -35,22 +35,22 @@ const PAUSES: BackoffOptions = BackoffOptions {
     reset_after: Duration::from_secs(600),
 };
 
-/// What a look begins with.
+/// The document that a check begins with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Look {
+pub(super) enum CheckDepth {
     /// The hash of the schema. If that is the known one, the shape is too.
-    AfterHash,
+    HashFirst,
     /// Discovery, whose documents are longer and a moment ahead of the hash.
-    Whole,
+    Discovery,
 }
 
-/// What upstream says of the resource of a cache.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum ShapeCheck {
     /// It has the shape of the cache, as far as is known.
-    Same,
+    Unchanged,
     /// It has another shape.
-    Other,
+    Changed,
     /// It does not exist.
     Missing,
 }
@@ -61,50 +61,57 @@ pub(super) async fn follow_shape(context: &CacheContext, served: &Served, cached
     if served.is_built_in() {
         return std::future::pending().await;
     }
-    let (mut how, mut pauses, mut random) = (Look::Whole, Backoff::new(PAUSES), context.generator());
+    let (mut depth, mut pauses, mut random) = (CheckDepth::Discovery, Backoff::new(PAUSES), context.generator());
     loop {
         for wait in LOOKS {
             sleep(wait).await;
-            if look(context, served, cached, how).await == Found::Other && context.upstream.confirm().await.is_ok() {
-                return other_shape(served);
+            if check_shape(context, served, cached, depth).await == ShapeCheck::Changed
+                && context.upstream.confirm().await.is_ok()
+            {
+                return other_shape_message(served);
             }
         }
-        how = Look::AfterHash;
+        depth = CheckDepth::HashFirst;
         sleep(pauses.next_delay(Instant::now(), None, &mut random)).await;
-        cached.doubted().await;
+        cached.check_requested().await;
     }
 }
 
 /// Asks upstream for the shape of a resource. Documents that were requested before this call do not
 /// count, so it may wait for the next time that discovery may be asked.
-pub(super) async fn look(context: &CacheContext, served: &Served, cached: &CachedSchema, how: Look) -> Found {
+pub(super) async fn check_shape(
+    context: &CacheContext,
+    served: &Served,
+    cached: &CachedSchema,
+    depth: CheckDepth,
+) -> ShapeCheck {
     let (discovery, asked_at) = (&context.discovery, Instant::now());
     let is_known = async || {
         let schema = discovery.schema_fingerprint_since(&served.gvr, asked_at).await;
         schema.is_ok_and(|schema| cached.is_of(&schema))
     };
-    if how == Look::AfterHash && is_known().await {
-        return Found::Same;
+    if depth == CheckDepth::HashFirst && is_known().await {
+        return ShapeCheck::Unchanged;
     }
     let info = match discovery.find_since(&served.gvr, asked_at).await {
         Ok(info) => info,
-        Err(DiscoveryError::UnknownResource { .. }) => return Found::Missing,
+        Err(DiscoveryError::UnknownResource { .. }) => return ShapeCheck::Missing,
         // The list that follows reports the problem.
-        Err(_) => return Found::Same,
+        Err(_) => return ShapeCheck::Unchanged,
     };
     if info.kind != served.hub.resource().kind || info.namespaced != served.namespaced {
-        return Found::Other;
+        return ShapeCheck::Changed;
     }
     if served.is_built_in() || is_known().await {
-        return Found::Same;
+        return ShapeCheck::Unchanged;
     }
     match DiscoveredResource::of(context, info).await {
-        Ok(discovered) if !discovered.matches(served) => Found::Other,
-        _ => Found::Same,
+        Ok(discovered) if !discovered.matches(served) => ShapeCheck::Changed,
+        _ => ShapeCheck::Unchanged,
     }
 }
 
 /// Says that a resource has another shape than its cache.
-pub(super) fn other_shape(served: &Served) -> String {
+pub(super) fn other_shape_message(served: &Served) -> String {
     format!("{} is served with another schema", served.gvr)
 }

@@ -149,7 +149,7 @@ pub trait Catalog: Send + Sync + 'static {
 
     /// Whether a limit has refused a cache of a resource since the start, or the resource cannot be
     /// cached. Such a resource is named in metrics without being cached.
-    fn lacks_room(&self, gvr: &GroupVersionResource) -> bool;
+    fn is_known_uncached(&self, gvr: &GroupVersionResource) -> bool;
 
     /// Changes whenever a cache is added, removed or enters another phase.
     fn changes(&self) -> watch::Receiver<u64>;

@@ -286,8 +286,8 @@ impl<C: Catalog> Reader<C> {
     }
 
     /// Whether a limit has refused a cache of a resource.
-    pub fn lacks_room(&self, gvr: &GroupVersionResource) -> bool {
-        self.catalog.lacks_room(gvr)
+    pub fn is_known_uncached(&self, gvr: &GroupVersionResource) -> bool {
+        self.catalog.is_known_uncached(gvr)
     }
 
     /// Waits for upstream's proof that a state is not older than this call: see

@@ -1,9 +1,10 @@
 //! The gRPC client of the next kubefan on the way to the apiserver.
 //!
-//! All caches share one connection. The files of the settings are read again when they change,
-//! because a CA and a client certificate are rotated while this process runs; the token file is
-//! read again all the time. Each answer that names its cluster is noted, so that no state of
-//! another cluster is taken ([`Source::confirm`](super::Source::confirm)).
+//! All caches share one connection. The files of the settings are read again, if they changed,
+//! before a request and after a failed watch, because a CA and a client certificate are rotated
+//! while this process runs. The token file is read again all the time. Each answer that names its
+//! cluster is noted, so that no state of another cluster is taken
+//! ([`Source::confirm`](super::Source::confirm)).
 
 use std::{
     path::{Path, PathBuf},

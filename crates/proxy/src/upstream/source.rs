@@ -43,9 +43,9 @@ const SCHEMA_CHECKS_FEWER: u32 = 10;
 
 /// How long a resource that cannot be cached is passed on without another look, if discovery says
 /// nothing else of it. A list may have been a mistake of its server.
-const NOT_CACHED_MEMORY: Duration = Duration::from_secs(3600);
+const NOT_CACHED_TTL: Duration = Duration::from_secs(3600);
 /// The same if another kubefan does not cache it, which its operator may change at any time.
-const NOT_CACHED_MEMORY_BEHIND: Duration = Duration::from_secs(60);
+const NOT_CACHED_TTL_BEHIND_KUBEFAN: Duration = Duration::from_secs(60);
 
 /// The server of lists and watches. A clone is cheap.
 #[derive(Clone)]
@@ -124,8 +124,8 @@ impl Source {
     }
 
     /// How long a resource that cannot be cached stays known as such.
-    pub fn not_cached_memory(&self) -> Duration {
-        if self.marks() { NOT_CACHED_MEMORY_BEHIND } else { NOT_CACHED_MEMORY }
+    pub fn not_cached_ttl(&self) -> Duration {
+        if self.marks() { NOT_CACHED_TTL_BEHIND_KUBEFAN } else { NOT_CACHED_TTL }
     }
 
     /// Whether it has objects in this form.

@@ -10,7 +10,7 @@ use super::{
     answer::{Answer, CACHE_STATUS, FromUpstream, HIT, forwarded_watch},
     audited,
     cache_reads::{CacheReads, ResolvedRead, SelectOptions},
-    cross_origin::PageRequest,
+    cross_origin::CorsRequest,
     feature_gates::{CacheOnly, FeatureGates},
     forwarded_caller::forwarded_caller,
     get,
@@ -121,7 +121,7 @@ impl<C: Catalog> KubeApi<C> {
         let is_head = request.method() == Method::HEAD;
         let mut record = audited::begin(&self.audit, &mut request, &info);
         let (id, media) = (record.id(), failure_media(request.headers()));
-        let page = PageRequest::of(&request);
+        let page = CorsRequest::of(&request);
         let mut counted = self.metrics.requests().begin(Protocol::Http, verb, is_long_running);
         let guarded = self.guard.as_ref().map_or(Ok(()), |guard| guard.check(&request));
         let answer = match guarded {
@@ -316,7 +316,6 @@ impl<C: Catalog> KubeApi<C> {
             // Only a watch can be a websocket.
             let socket = if is_watch { Socket::from_request(&request.headers, &request.extensions)? } else { None };
             socket.ok_or_else(|| ReadError::Upstream(not_served()))?;
-            self.upstream.check_page_of_socket(request).await?;
         }
         if is_watch && !path.name.is_empty() && !selectors.1.is_empty() {
             let message = "fieldSelector metadata.name doesn't match requested name".to_owned();
@@ -340,6 +339,9 @@ impl<C: Catalog> KubeApi<C> {
             true => ReadError::denied_by_certificate(denial),
             false => denial.into(),
         })?;
+        if hop_by_hop::is_websocket(&request.headers) {
+            self.upstream.check_websocket_origin(request).await?;
+        }
         // Only now: the refusal says what is cached. A single object is served if it is.
         if !reads.has_upstream && !is_object {
             narrowed::check(&reads.narrowed_by, path, selectors.1)?;
@@ -409,7 +411,7 @@ impl<C: Catalog> KubeApi<C> {
         let is_cached = |path: &Path| {
             [Media::Json, Media::Protobuf, Media::Table].into_iter().any(|media| self.reads.is_cached(path, media))
         };
-        match named.filter(|path| is_cached(path) || self.reads.lacks_room(path)) {
+        match named.filter(|path| is_cached(path) || self.reads.is_known_uncached(path)) {
             Some(Path { group, version, resource, .. }) => {
                 GroupVersionResource::new(&group, &version, &resource).to_string()
             }

@@ -75,8 +75,8 @@ impl<C: Catalog> CacheReads<C> {
     }
 
     /// Whether a limit has refused a cache of the resource that a path names.
-    pub fn lacks_room(&self, path: &Path) -> bool {
-        self.reader.lacks_room(&GroupVersionResource::new(&path.group, &path.version, &path.resource))
+    pub fn is_known_uncached(&self, path: &Path) -> bool {
+        self.reader.is_known_uncached(&GroupVersionResource::new(&path.group, &path.version, &path.resource))
     }
 
     /// What may be read at a path, in the first of the formats. If passthrough is off, in the first

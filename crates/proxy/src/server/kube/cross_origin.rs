@@ -67,13 +67,13 @@ struct OriginAnswer {
 }
 
 /// The parts of a request that names an origin.
-pub struct PageRequest {
+pub struct CorsRequest {
     origin: HeaderValue,
     holder: Holder,
     is_preflight: bool,
 }
 
-impl PageRequest {
+impl CorsRequest {
     /// `None` if the request names no origin, or one that is too long to be one.
     pub fn of(request: &Request<Body>) -> Option<Self> {
         let origin = origin_of(request.headers())?;
@@ -96,8 +96,8 @@ pub fn origin_of(headers: &HeaderMap) -> Option<&HeaderValue> {
 pub struct Asker {
     /// The connection that named the origin.
     pub holder: Holder,
-    /// Whether it was answered from a cache.
-    pub is_reader: bool,
+    /// Whether it may read.
+    pub is_served: bool,
 }
 
 impl AllowedOrigins {
@@ -110,9 +110,9 @@ impl AllowedOrigins {
     /// Lets the page that sent a request read the answer, if the apiserver would. A preflight that
     /// upstream has not answered is answered as the apiserver does, so that pages can read the
     /// cache while it is down, and with `--passthrough=off`.
-    pub async fn permit(&self, page: PageRequest, answer: Answer) -> Answer {
-        let PageRequest { origin, holder, is_preflight } = page;
-        let is_reader = match &answer {
+    pub async fn permit(&self, page: CorsRequest, answer: Answer) -> Answer {
+        let CorsRequest { origin, holder, is_preflight } = page;
+        let is_served = match &answer {
             Answer::Watch(_) => true,
             Answer::Response(response) | Answer::Forwarded(response) => {
                 if response.extensions().get::<FromUpstream>().is_some() {
@@ -121,7 +121,7 @@ impl AllowedOrigins {
                 response.status().is_success()
             }
         };
-        let headers = self.headers(&origin, Asker { holder, is_reader }).await;
+        let headers = self.headers(&origin, Asker { holder, is_served }).await;
         if headers.is_empty() {
             return answer;
         }
@@ -179,7 +179,7 @@ impl AllowedOrigins {
             return Some(known.answer.clone());
         }
         all.retain(|_, known| known.is_needed(now));
-        let places = if asker.is_reader { &self.places_of_readers } else { &self.places_of_others };
+        let places = if asker.is_served { &self.places_of_readers } else { &self.places_of_others };
         let place = places.try_take(Some(asker.holder))?;
         let answer = Arc::new(AsyncMutex::new(OriginAnswer { headers: Arc::default(), ask_at: now }));
         all.insert(origin.as_bytes().into(), Known { answer: answer.clone(), used_at: now, _place: place });
@@ -249,9 +249,9 @@ mod tests {
         }
     }
 
-    fn asker(connection: u64, is_reader: bool) -> Asker {
+    fn asker(connection: u64, is_served: bool) -> Asker {
         let address = std::net::Ipv4Addr::from_bits(u32::try_from(connection).unwrap()).into();
-        Asker { holder: Holder::new(connection, Some(address)), is_reader }
+        Asker { holder: Holder::new(connection, Some(address)), is_served }
     }
 
     fn numbered(number: usize) -> HeaderValue {
@@ -333,7 +333,7 @@ mod tests {
         let origins = Arc::new(Apiserver::default()).origins();
         let page = |method: &Method, origin: &str| {
             let request = Request::builder().method(method).header(header::ORIGIN, origin).body(Body::empty());
-            PageRequest::of(&request.unwrap())
+            CorsRequest::of(&request.unwrap())
         };
         let permit = async |method: Method, origin: &str, from_upstream: bool| {
             let mut response = Response::new(Body::empty());

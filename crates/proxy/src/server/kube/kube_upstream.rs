@@ -8,7 +8,7 @@ use http::request::Parts;
 
 use super::{
     answer::Answer,
-    cross_origin::{AllowedOrigins, Asker, PageRequest, origin_of},
+    cross_origin::{AllowedOrigins, Asker, CorsRequest, origin_of},
     forward::Forwarder,
     status::Failure,
     websocket::check_origin,
@@ -26,7 +26,7 @@ pub struct KubeUpstream {
 
 impl KubeUpstream {
     /// Lets the page that sent a request read the answer, if there is one and it may.
-    pub async fn permit(&self, page: Option<PageRequest>, answer: Answer) -> Answer {
+    pub async fn permit(&self, page: Option<CorsRequest>, answer: Answer) -> Answer {
         match self.origins.as_ref().zip(page) {
             // Boxed: most requests name no origin and need not have the memory for it.
             Some((origins, page)) => origins.permit(page, answer).boxed().await,
@@ -38,13 +38,13 @@ impl KubeUpstream {
     ///
     /// # Errors
     /// 403.
-    pub async fn check_page_of_socket(&self, request: &Parts) -> Result<(), Failure> {
+    pub async fn check_websocket_origin(&self, request: &Parts) -> Result<(), Failure> {
         let Err(foreign) = check_origin(&request.headers) else { return Ok(()) };
         let Some((origins, origin)) = self.origins.as_ref().zip(origin_of(&request.headers)) else {
             return Err(foreign);
         };
         let client = request.extensions.get::<ClientInfo>().cloned().unwrap_or_default();
-        let asker = Asker { holder: client.holder(), is_reader: false };
+        let asker = Asker { holder: client.holder(), is_served: true };
         if origins.headers(origin, asker).boxed().await.is_empty() { Err(foreign) } else { Ok(()) }
     }
 }

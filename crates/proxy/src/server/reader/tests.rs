@@ -119,7 +119,7 @@ impl Catalog for OneCache {
         true
     }
 
-    fn lacks_room(&self, _: &GroupVersionResource) -> bool {
+    fn is_known_uncached(&self, _: &GroupVersionResource) -> bool {
         false
     }
 

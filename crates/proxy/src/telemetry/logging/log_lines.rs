@@ -1,5 +1,5 @@
-//! The form of log lines: each field has at most 200 characters, and none that controls a terminal.
-//! Texts of clients and of libraries may be of any length.
+//! The form of log lines: each field has a limit, and no character that controls a terminal. Texts of
+//! clients and of libraries may be of any length.
 
 use std::{
     fmt::{self, Write as _},
@@ -24,8 +24,10 @@ use tracing_subscriber::{
 use super::LogFormat;
 use kubefan_common::visible::{EscapedJson, is_hidden};
 
-/// The longest text of a field, in characters.
-const CHARS_MAX: usize = 200;
+/// The longest text of a field, in characters. A message and an error end with the way out.
+fn chars_max(field: &str) -> usize {
+    if matches!(field, "message" | "error") { 1000 } else { 200 }
+}
 
 /// Writes lines in a format, each with one write.
 pub(super) fn layer<S, W>(format: LogFormat, writer: W, is_coloured: bool) -> impl Layer<S>
@@ -65,7 +67,7 @@ impl Visit for CutVisitor<'_> {
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        let mut text = CutText::default();
+        let mut text = CutText { text: String::new(), left: chars_max(field.name()) };
         // Stops where the text is cut.
         let _ = write!(text, "{value:?}");
         self.0.record_debug(field, &format_args!("{}", text.text));
@@ -73,20 +75,20 @@ impl Visit for CutVisitor<'_> {
 }
 
 /// The beginning of what is written to it.
-#[derive(Default)]
 struct CutText {
     text: String,
-    chars: usize,
+    /// The characters that it has room for.
+    left: usize,
 }
 
 impl fmt::Write for CutText {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         for c in text.chars() {
-            if self.chars == CHARS_MAX {
+            if self.left == 0 {
                 self.text.push('…');
                 return Err(fmt::Error);
             }
-            self.chars += 1;
+            self.left -= 1;
             self.text.push(match c {
                 '\n' => ' ',
                 c if is_hidden(c) => char::REPLACEMENT_CHARACTER,
@@ -102,8 +104,7 @@ struct CutJson<W>(W);
 
 impl<W: io::Write> io::Write for CutJson<W> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let cut = if line.len() > CHARS_MAX { cut_line(line) } else { None };
-        EscapedJson(&mut self.0).write_all(cut.as_deref().unwrap_or(line))?;
+        EscapedJson(&mut self.0).write_all(cut_line(line).as_deref().unwrap_or(line))?;
         Ok(line.len())
     }
 
@@ -114,11 +115,14 @@ impl<W: io::Write> io::Write for CutJson<W> {
 
 /// A line with shorter texts; `None` if none is too long.
 fn cut_line(line: &[u8]) -> Option<Vec<u8>> {
+    if line.len() <= chars_max("") {
+        return None;
+    }
     let mut fields: Map<String, Value> = serde_json::from_slice(line).ok()?;
     let mut is_cut = false;
-    for value in fields.values_mut() {
+    for (field, value) in &mut fields {
         if let Value::String(text) = value
-            && let Some((end, _)) = text.char_indices().nth(CHARS_MAX)
+            && let Some((end, _)) = text.char_indices().nth(chars_max(field))
         {
             text.truncate(end);
             text.push('…');
@@ -137,12 +141,12 @@ mod tests {
 
     use super::*;
 
-    /// The line of an event with a field of 60,000 characters before a short one.
+    /// The line of an event with long fields before a short one.
     fn line(format: LogFormat) -> String {
         let written = Arc::<Mutex<Vec<u8>>>::default();
         let subscriber = tracing_subscriber::registry().with(layer(format, Shared(written.clone()), false));
         tracing::subscriber::with_default(subscriber, || {
-            let long = "ä".repeat(1000);
+            let long = "ä".repeat(2000);
             tracing::warn!(name = long, error = %long, list = ?[&long], line = 7, last = "end", "a message of {long}");
         });
         let written = written.lock().unwrap().clone();
@@ -166,10 +170,11 @@ mod tests {
     fn each_field_is_cut_in_both_formats() {
         let text = line(LogFormat::Text);
         assert!(text.ends_with("last=\"end\"\n") && text.contains("line=7"), "{text}");
-        assert!(text.split('…').all(|part| part.matches('ä').count() <= CHARS_MAX), "{text}");
+        assert_eq!(text.matches('…').count(), 4, "{text}");
+        assert!(text.matches('ä').count() <= 2 * chars_max("message") + 2 * chars_max("name"), "{text}");
         let json: Value = serde_json::from_str(&line(LogFormat::Json)).unwrap();
         for field in ["name", "error", "list", "message"] {
-            assert_eq!(json[field].as_str().unwrap().chars().count(), CHARS_MAX + 1, "{json}");
+            assert_eq!(json[field].as_str().unwrap().chars().count(), chars_max(field) + 1, "{json}");
         }
         assert_eq!((&json["level"], &json["line"], &json["last"]), (&"WARN".into(), &7.into(), &"end".into()));
     }

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use tower::{BoxError, ServiceExt};
 
-use super::{Upstream, UpstreamBody, UpstreamObserver, Verb, connections::Transport};
+use super::{Upstream, UpstreamBody, UpstreamObserver, Verb, trusted_transport::Transport};
 use crate::upstream::{error::UpstreamError, transport};
 
 impl Upstream {

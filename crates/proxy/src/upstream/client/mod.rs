@@ -6,16 +6,16 @@
 //! its headers and then an idle timeout.
 
 mod availability;
-mod connections;
 mod cross_origin;
 mod exchange;
 pub mod identity;
 mod identity_check;
 pub mod lines;
-mod options;
 mod probe;
 mod replace;
 mod review;
+mod trusted_transport;
+mod upstream_options;
 
 use std::{
     io::Read,
@@ -38,9 +38,9 @@ use crate::cache::warnings::Warnings;
 use crate::upstream::{
     client::{
         availability::Availability,
-        connections::{Transport, build, build_blocking},
         identity::{IdentityState, TrustedCa},
         lines::{Framing, LineOptions, Lines},
+        trusted_transport::{Transport, build, build_blocking},
     },
     error::{UpstreamError, shorten},
     transport::{
@@ -56,8 +56,8 @@ pub use crate::upstream::transport::{
     HttpService,
     connection::{ConnectionLimits, UpstreamBody, holding},
 };
-pub use options::UpstreamOptions;
 pub use review::ReviewKind;
+pub use upstream_options::UpstreamOptions;
 
 /// The media type of everything that is read outside a cache.
 const JSON: &str = Media::Json.content_type();

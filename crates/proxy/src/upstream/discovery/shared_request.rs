@@ -13,27 +13,38 @@ use crate::upstream::error::UpstreamError;
 pub(super) struct SharedRequest<T> {
     interval_min: Duration,
     // Locked during a request.
-    last: Mutex<Option<Attempt<T>>>,
+    last: Mutex<Last<T>>,
+}
+
+struct Last<T> {
+    attempt: Option<Attempt<T>>,
+    /// When the next one may begin. Set before a request too: its caller may drop it.
+    not_before: Option<Instant>,
 }
 
 struct Attempt<T> {
     asked_at: Instant,
-    ended_at: Instant,
     result: Result<T, UpstreamError>,
 }
 
 impl<T: Clone> SharedRequest<T> {
     /// A request that is sent at most once in an interval, or later if the apiserver asks for that.
     pub(super) fn new(interval_min: Duration) -> Self {
-        Self { interval_min, last: Mutex::default() }
+        Self { interval_min, last: Mutex::new(Last { attempt: None, not_before: None }) }
     }
 
     /// The answer to the last request, or to a new one if that may be sent now.
     pub(super) async fn recent(&self, ask: impl Future<Output = Result<T, UpstreamError>>) -> Result<T, UpstreamError> {
-        let mut last = self.last.lock().await;
-        match &*last {
-            Some(attempt) if Instant::now() < self.not_before(attempt) => attempt.result.clone(),
-            _ => Self::ask(&mut last, ask).await,
+        loop {
+            let mut last = self.last.lock().await;
+            let Some(not_before) = last.not_before.filter(|not_before| Instant::now() < *not_before) else {
+                return self.ask(&mut last, ask).await;
+            };
+            if let Some(attempt) = &last.attempt {
+                return attempt.result.clone();
+            }
+            drop(last);
+            sleep_until(not_before).await;
         }
     }
 
@@ -46,35 +57,32 @@ impl<T: Clone> SharedRequest<T> {
     ) -> Result<T, UpstreamError> {
         loop {
             let mut last = self.last.lock().await;
-            let not_before = match &*last {
-                Some(attempt) if attempt.asked_at >= since => return attempt.result.clone(),
-                Some(attempt) => Some(self.not_before(attempt)).filter(|not_before| Instant::now() < *not_before),
-                None => None,
-            };
-            match (not_before, &*last) {
-                (Some(_), Some(Attempt { result: Err(error), .. })) => return Err(error.clone()),
-                (Some(not_before), _) => {
-                    // Others must not wait for it.
-                    drop(last);
-                    sleep_until(not_before).await;
-                }
-                (None, _) => return Self::ask(&mut last, ask).await,
+            if let Some(attempt) = last.attempt.as_ref().filter(|attempt| attempt.asked_at >= since) {
+                return attempt.result.clone();
             }
+            let Some(not_before) = last.not_before.filter(|not_before| Instant::now() < *not_before) else {
+                return self.ask(&mut last, ask).await;
+            };
+            if let Some(Attempt { result: Err(error), .. }) = &last.attempt {
+                return Err(error.clone());
+            }
+            // Others must not wait for it.
+            drop(last);
+            sleep_until(not_before).await;
         }
     }
 
-    fn not_before(&self, attempt: &Attempt<T>) -> Instant {
-        let asked_for = attempt.result.as_ref().err().and_then(UpstreamError::retry_after).unwrap_or_default();
-        attempt.ended_at + self.interval_min.max(asked_for)
-    }
-
     async fn ask(
-        last: &mut Option<Attempt<T>>,
+        &self,
+        last: &mut Last<T>,
         ask: impl Future<Output = Result<T, UpstreamError>>,
     ) -> Result<T, UpstreamError> {
         let asked_at = Instant::now();
+        last.not_before = Some(asked_at + self.interval_min);
         let result = ask.await;
-        *last = Some(Attempt { asked_at, ended_at: Instant::now(), result: result.clone() });
+        let asked_for = result.as_ref().err().and_then(UpstreamError::retry_after).unwrap_or_default();
+        last.not_before = Some(Instant::now() + self.interval_min.max(asked_for));
+        last.attempt = Some(Attempt { asked_at, result: result.clone() });
         result
     }
 }
@@ -84,7 +92,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use futures::future::join_all;
-    use tokio::time::{advance, sleep};
+    use tokio::time::{advance, sleep, timeout};
 
     use super::*;
 
@@ -135,6 +143,16 @@ mod tests {
         assert!(all.iter().all(|answer| *answer == Ok(2)), "{all:?}");
         assert_eq!(recent, Ok(1), "it does not wait for them");
         assert!(now.elapsed() >= INTERVAL && now.elapsed() < 2 * INTERVAL, "{:?}", now.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_its_caller_drops_counts() {
+        let (server, began) = (Server::new(false), Instant::now());
+        for _ in 0..100 {
+            assert!(timeout(Duration::from_millis(1), server.recent()).await.is_err());
+        }
+        assert_eq!(server.recent().await, Ok(1));
+        assert!(began.elapsed() >= INTERVAL, "{:?}", began.elapsed());
     }
 
     #[tokio::test(start_paused = true)]

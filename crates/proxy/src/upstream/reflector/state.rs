@@ -35,8 +35,8 @@ pub struct ReflectorOptions {
 ///
 /// Upstream may send several events at one version, and a watch from a version gets none of that
 /// version. So after an event the next watch starts below its version, and the cache drops what it
-/// has. Nothing else may follow an event of its own version: a later event, a bookmark and a list
-/// say that everything up to theirs was sent.
+/// has. A later event, a bookmark or a list completes a version. If another event of that version
+/// arrives nevertheless, it counts as incomplete again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reached {
     /// The last version that was read.

@@ -2,7 +2,7 @@
 
 use kube_client::Config;
 
-use super::{identity::TrustedCa, options::UpstreamOptions};
+use super::{identity::TrustedCa, upstream_options::UpstreamOptions};
 use crate::upstream::transport::{self, HttpService, settings::SettingsError};
 
 /// The connections, and the CA that they are verified against: one must not be that of an earlier
