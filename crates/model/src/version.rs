@@ -54,7 +54,8 @@ impl ResourceVersion {
         Self::of(self.main)
     }
 
-    /// The end of the same revision: after all of its events, however many there are.
+    /// The end of the same revision: after all of its events, however many there are. A client that
+    /// knows no places resumes from there.
     pub fn end(self) -> Self {
         Self { sub: u32::MAX, ..self }
     }
@@ -62,6 +63,11 @@ impl ResourceVersion {
     /// Whether it is the end of a revision.
     pub fn is_end(self) -> bool {
         self.sub == u32::MAX
+    }
+
+    /// This place, if it is one of the revision that ends with `end`; otherwise that end.
+    pub fn within(self, end: Self) -> Self {
+        if self.is_at(end) { self } else { end }
     }
 
     /// Whether both are of the same revision.

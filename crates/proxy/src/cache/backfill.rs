@@ -26,7 +26,8 @@ impl Backfill {
     /// Whether it serves a client that returns with `version`, and whose view needs the objects
     /// before each event or not.
     pub fn serves(&self, version: ResourceVersion, needs_state: bool) -> bool {
-        (self.ring.floor()..=self.reached).contains(&version) && (self.has_state || !needs_state)
+        let is_within = version <= self.reached || version.is_end() && version.is_at(self.reached);
+        version >= self.ring.floor() && is_within && (self.has_state || !needs_state)
     }
 
     /// Its records after `version`.

@@ -389,13 +389,12 @@ impl Backfiller {
             };
             if let Some(at) = at {
                 let another = || Refusal::Unavailable(format!("{gvr} is being listed again"));
-                let Continuation { can_resume, is_start, head } = hub.continues_from(epoch, at).ok_or_else(another)?;
-                // The list that the cache started with has all events of its version, and upstream
-                // may not have sent all of them yet.
-                let is_within_start = is_start && matches!(update, Update::Event(..));
+                let Continuation { can_resume, is_listed, head } = hub.continues_from(epoch, at).ok_or_else(another)?;
+                // A list has all events of its version, and upstream may not have sent all of them yet.
+                let is_within_list = is_listed && matches!(update, Update::Event(..));
                 // The cache has not received this event yet. Everything up to the cache's version
                 // was read, so the backfill is complete.
-                if at > head && !is_within_start {
+                if at > head && !is_within_list {
                     return Ok(Backfill { epoch, ring, reached: head, has_state: with_state, share });
                 }
                 if let Some(record) = record(&mut writer, update, (at, with_state))?
@@ -414,8 +413,8 @@ impl Backfiller {
                     return Err(ReadError::Expired { expired: UpstreamExpired::Events(from), oldest: None });
                 }
                 let is_reached = can_resume && (at >= to || to.is_end() && to.is_at(at));
-                is_complete = is_reached && is_within_start;
-                if is_reached && !is_within_start {
+                is_complete = is_reached && is_within_list;
+                if is_reached && !is_within_list {
                     return Ok(Backfill { epoch, ring, reached: at, has_state: with_state, share });
                 }
                 continue;

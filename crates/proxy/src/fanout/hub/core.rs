@@ -92,9 +92,8 @@ pub struct CachePosition {
 pub struct Continuation {
     /// Whether it can resume from there.
     pub can_resume: bool,
-    /// Whether it starts within that version: the first state may have more of it than the version
-    /// says.
-    pub is_start: bool,
+    /// Whether a list has brought that version. It has all events of it, and no places.
+    pub is_listed: bool,
     /// The version reached.
     pub head: ResourceVersion,
 }
@@ -423,8 +422,8 @@ impl Hub {
     pub fn continues_from(&self, epoch: u64, version: ResourceVersion) -> Option<Continuation> {
         let state = self.lock();
         let CachedState { history, version: head, .. } = state.published.state_of(epoch)?;
-        let is_start = history.ring().floor().is_at(version);
-        Some(Continuation { can_resume: history.can_resume_from(version), is_start, head: *head })
+        let can_resume = history.can_resume_from(history.known_place(version));
+        Some(Continuation { can_resume, is_listed: history.has_listed(version), head: *head })
     }
 
     /// Continues a copy of the history of this epoch, as

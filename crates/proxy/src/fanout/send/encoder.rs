@@ -299,9 +299,11 @@ impl Encoder {
         bases: DeltaBases,
         sink: &mut impl Sink,
     ) -> Written {
+        // A client that has listed at this version may have a later one of its states.
+        let is_only = event.version().sub() == 0;
         let delta = match (self.format.encoding(), event.previous()) {
             (Encoding::ZstdDelta, Some(previous))
-                if seen != Transition::Enter && self.can_read(bases, Some(previous.version())) =>
+                if is_only && seen != Transition::Enter && self.can_read(bases, Some(previous.version())) =>
             {
                 self.delta(event, &previous, seen)
             }

@@ -32,6 +32,7 @@ use crate::{
 use kubefan_common::{
     planted::{self, Bug},
     proto::v1alpha1::ResolvedResource,
+    when_planted,
 };
 use kubefan_model::ResourceVersion;
 
@@ -168,7 +169,8 @@ impl Hub {
 
 /// The version that history continues from after a backfill.
 pub(super) fn backfill_end(backfill: &Backfill, cached: &CachedState) -> ResourceVersion {
-    if planted::is(Bug::SpliceDoubles) { cached.history.oldest() } else { backfill.reached }
+    when_planted!(SpliceDoubles => return cached.history.oldest());
+    cached.history.known_place(backfill.reached)
 }
 
 /// After `version`: the log, or a catch-up and then the log.

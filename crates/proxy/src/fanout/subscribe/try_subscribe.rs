@@ -167,6 +167,12 @@ impl Hub {
             }
             Start::Await(version) | Start::Resume(version) | Start::ResumeWithObjects(version) => version,
         };
+        let version = match &provided.other_history {
+            // A client that knows no places has what the cache has of its version, and it is sent
+            // the rest, if there is more.
+            None if version.is_end() => published.serving(Instant::now())?.version.within(version),
+            _ => version,
+        };
         let (position, backfill) = match &provided.other_history {
             Some(refusal) => (Err(refusal.clone()), BackfillState::Unavailable),
             None => {

@@ -71,12 +71,11 @@ pub async fn open<C: Catalog>(
     // silent until it gets there.
     let after = |version| match hub.head() {
         Some(head) if head < version && planted::is(Bug::AheadIsNow) => Start::Resume(head),
-        Some(head) if head < version => Start::Await(version),
-        // A list has completed this version. Its client would only list it again.
-        Some(head) if head.is_end() && head.is_at(version) => Start::Resume(head),
-        // How many events of its version the client was sent is unknown, so all but the first of
-        // them may be sent again.
-        _ => Start::Resume(version),
+        Some(head) if head < version => Start::Await(version.end()),
+        // As the apiserver: its versions do not say how many events of one were sent. What comes
+        // later is sent.
+        Some(head) if head.is_at(version) => Start::Resume(head),
+        _ => Start::Resume(version.end()),
     };
     let start = match start {
         WatchStart::State(freshness) => {
