@@ -214,6 +214,7 @@ impl History {
     }
 
     /// Whether a subscriber whose format has gap markers can resume from `version`.
+    #[cfg(test)]
     pub fn can_resume_from(&self, version: ResourceVersion) -> bool {
         self.coverage(version, version, true).source().is_ok()
     }

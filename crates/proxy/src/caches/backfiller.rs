@@ -441,7 +441,8 @@ fn read_error(from: ResourceVersion, error: &ReflectorError) -> ReadError {
     // one before.
     let oldest = gone.oldest().map(|oldest| if from.is_end() { oldest } else { oldest.above() });
     let oldest = oldest.filter(|oldest| *oldest > from);
-    let version = oldest.and_then(ResourceVersion::below).unwrap_or(from);
+    // Of a place the whole version was asked for.
+    let version = oldest.and_then(ResourceVersion::below).unwrap_or(from).max(from);
     let expired = match error {
         ReflectorError::List(_) => UpstreamExpired::State(version),
         _ => UpstreamExpired::Events(version),
@@ -475,4 +476,25 @@ fn record(
     let object = Arc::new(object);
     let previous = (kind != EventType::Added).then(|| object.clone());
     Ok(Some(Record::Event(Arc::new(WatchEvent::new(kind, at, object, previous)))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_expired_version_is_not_asked_for_again_by_one_of_its_places() {
+        for (from, named, expired) in
+            [("218.1", 218, "218.1"), ("218", 218, "218"), ("218.1", 300, "300"), ("5", 0, "5")]
+        {
+            let from = ResourceVersion::parse_place(from).unwrap();
+            let gone = UpstreamError::Gone { message: format!("too old resource version: 217 ({named})") };
+            let ReadError::Expired { expired: UpstreamExpired::Events(version), .. } =
+                read_error(from, &ReflectorError::Watch(gone))
+            else {
+                panic!("{from} is expired");
+            };
+            assert_eq!(version.to_string(), expired, "{from}");
+        }
+    }
 }

@@ -422,7 +422,7 @@ impl Hub {
     pub fn continues_from(&self, epoch: u64, version: ResourceVersion) -> Option<Continuation> {
         let state = self.lock();
         let CachedState { history, version: head, .. } = state.published.state_of(epoch)?;
-        let can_resume = history.can_resume_from(history.known_place(version));
+        let can_resume = history.coverage(history.known_place(version), *head, true).source().is_ok();
         Some(Continuation { can_resume, is_listed: history.has_listed(version), head: *head })
     }
 
