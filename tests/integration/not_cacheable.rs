@@ -219,8 +219,9 @@ async fn found_where_the_apiserver_finds_it(servers: &Servers, plural: &str, sco
         format!("{root}/watch/namespaces/default/{plural}"),
         format!("{root}/watch/namespaces/default/{plural}/default"),
     ];
-    let watch = "watch=1&timeoutSeconds=1";
-    let queries = ["", "?resourceVersion=0", &format!("?{watch}"), &format!("?{watch}&resourceVersion=0")];
+    // Some of the paths are watches without a parameter.
+    let queries = ["", "&resourceVersion=0", "&watch=1", "&watch=1&resourceVersion=0"]
+        .map(|rest| format!("?timeoutSeconds=1{rest}"));
     let all = paths.iter().flat_map(|path| queries.iter().map(move |query| format!("{path}{query}")));
     join_all(all.map(async |asked| {
         // Its storage may still be initializing. That of some of these names never ends.

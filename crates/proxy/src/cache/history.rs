@@ -188,8 +188,8 @@ impl History {
         Coverage { version, current, log_floor, gap_end, conflated_from, exact_from, gap_markers }
     }
 
-    /// The place to continue from after all events up to `version` were sent: the version as a whole
-    /// if the cache has listed at it, because it knows no places of it then.
+    /// The place to continue from after all events up to `version` were sent: the version as a
+    /// whole if the cache has listed at it, because it knows no places of it then.
     pub fn known_place(&self, version: ResourceVersion) -> ResourceVersion {
         if self.has_listed(version) && !self.has_place(version) { version.whole() } else { version }
     }

@@ -390,7 +390,7 @@ impl Backfiller {
             if let Some(at) = at {
                 let another = || Refusal::Unavailable(format!("{gvr} is being listed again"));
                 let Continuation { can_resume, is_listed, head } = hub.continues_from(epoch, at).ok_or_else(another)?;
-                // A list has all events of its version, and upstream may not have sent all of them yet.
+                // A list has all events of its version, of which upstream may send more.
                 let is_within_list = is_listed && matches!(update, Update::Event(..));
                 // The cache has not received this event yet. Everything up to the cache's version
                 // was read, so the backfill is complete.

@@ -1,5 +1,5 @@
-//! The form of log lines: each field has a limit, and no character that controls a terminal. Texts of
-//! clients and of libraries may be of any length.
+//! The form of log lines: each field has a limit, and no character that controls a terminal. Texts
+//! of clients and of libraries may be of any length.
 
 use std::{
     fmt::{self, Write as _},
