@@ -413,11 +413,6 @@ bugs! {
     /// ordinary one. Needs: a watch over HTTP that starts with the state.
     InitialEventsNeverEnd = "initial-events-never-end" breaks "Reliable, Convergent",
 
-    /// `client/http/watch_events.rs`: the objects of the initial events have a version to resume
-    /// from. Needs: a watch over HTTP that is cut inside the initial events, or a reader inside
-    /// them.
-    ResumeInsideInitialEvents = "resume-inside-initial-events" breaks "Bookmarkable, Ordered, Reliable",
-
     /// `fanout/send/encoder.rs`: what was made of an event is used for another one of the same
     /// version. Needs: a projection, and a schema change or a delete inside a gap.
     RecalledByVersion = "recalled-by-version" breaks "Convergent, Reliable, Unique",
