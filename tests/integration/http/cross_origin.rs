@@ -64,7 +64,7 @@ async fn pages_read_from_kubefan_what_they_may_read_from_the_apiserver() {
             for (method, path, code) in [
                 (Method::GET, LIST, StatusCode::OK),
                 (Method::POST, LIST, StatusCode::METHOD_NOT_ALLOWED),
-                (Method::GET, "/api/v1/pods", StatusCode::NOT_FOUND),
+                (Method::GET, "/apis/example.com/v1/widgets", StatusCode::NOT_FOUND),
             ] {
                 let answer =
                     of_page(client.request(method, format!("https://{}{path}", alone.grpc_addr)), origin).await;
