@@ -11,7 +11,7 @@ tests! {
     apiserver: kubefan_refuses_the_kubeconfigs_that_kubectl_refuses;
 }
 
-/// Who takes a form.
+/// The programs that take a form.
 #[derive(Clone, Copy, PartialEq)]
 enum Taken {
     ByBoth,

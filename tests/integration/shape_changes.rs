@@ -82,8 +82,7 @@ async fn make_again(rig: &Rig, other: &SimResource, absent: Duration) {
     create(&rig.sim, other, "a");
 }
 
-/// What a list or a get has in common at both servers: the status code, and the whole answer if it
-/// is no failure.
+/// The answer of kubefan without its version; `None` for a failure.
 async fn through(rig: &Rig, path: &str) -> Option<Value> {
     let response = rig.get(path).await;
     let is_success = response.status() == 200;

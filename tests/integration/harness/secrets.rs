@@ -113,7 +113,7 @@ fn listed_bytes(text: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     let is_separator = |c: char| matches!(c, ',' | ' ' | '\n' | '[' | ']');
     for word in text.split(is_separator).filter(|word| !word.is_empty()) {
-        // What is no byte stands between two lists.
+        // Other words stand between two lists.
         bytes.push(word.parse().unwrap_or(0));
     }
     bytes

@@ -21,13 +21,11 @@ impl Walk<'_> {
         let Some(resume) = resume else { return Ok(()) };
         if self.is_http() {
             // It does not say that its version has no other event.
-            return match version_of(resume) == received.version {
-                true => Ok(()),
-                false => Err((
-                    Guarantee::Resumable,
-                    format!("got resume version {} with the event at {}", version_of(resume), received.version),
-                )),
-            };
+            if version_of(resume) == received.version {
+                return Ok(());
+            }
+            let text = format!("got resume version {} with the event at {}", version_of(resume), received.version);
+            return Err((Guarantee::Resumable, text));
         }
         self.retain_fitting(|walk, position| match walk.next_after(position) {
             _ if resume < position.at => {

@@ -14,7 +14,7 @@ use crate::{
     tls::explain_pem,
 };
 
-/// What a library calls the client certificate together with its key.
+/// The name that a library gives to the client certificate together with its key.
 const IDENTITY: &str = "identity PEM";
 const IDENTITY_IN_WORDS: &str = "the client certificate or the private key of the kubeconfig";
 

@@ -1,6 +1,6 @@
-//! What the proxy and the client library do alike with a kubeconfig, beside what kube-client does:
-//! they refuse what kubectl refuses (`faults`), find the proxy by Go's rules (`proxy_environment`),
-//! take the token of a file from kube-client, and describe errors (`errors`).
+//! Kubeconfigs, for the proxy and the client library. Beside what kube-client does, both refuse
+//! what kubectl refuses (`faults`), find the proxy by Go's rules (`proxy_environment`), take the
+//! token of a file from kube-client, and describe errors (`errors`).
 //!
 //! The hazard is an error of a library that quotes the key, the token or the file that it was
 //! given.

@@ -191,7 +191,7 @@ impl History {
     /// The place to continue from after all events up to `version` were sent: the version as a
     /// whole if the cache has listed at it, because it knows no places of it then.
     pub fn known_place(&self, version: ResourceVersion) -> ResourceVersion {
-        if self.has_listed(version) && !self.has_place(version) { version.whole() } else { version }
+        if !self.has_place(version) && self.has_listed(version) { version.whole() } else { version }
     }
 
     /// Whether a list has brought this version, or a part of it.

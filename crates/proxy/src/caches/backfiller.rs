@@ -441,7 +441,7 @@ fn read_error(from: ResourceVersion, error: &ReflectorError) -> ReadError {
     // one before.
     let oldest = gone.oldest().map(|oldest| if from.is_end() { oldest } else { oldest.above() });
     let oldest = oldest.filter(|oldest| *oldest > from);
-    // Of a place the whole version was asked for.
+    // Upstream was asked for the whole version of a place.
     let version = oldest.and_then(ResourceVersion::below).unwrap_or(from).max(from);
     let expired = match error {
         ReflectorError::List(_) => UpstreamExpired::State(version),

@@ -17,6 +17,10 @@ const MESSAGE_CHARS_MAX: usize = 512;
 /// The maximum delay accepted from `Retry-After`. A longer one would look like a hang.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(5 * 60);
 
+/// The apiserver's message while its watch cache is not ready, before a colon and the cause if
+/// there is one (`apiserver/pkg/storage/cacher/ready.go`).
+pub const INITIALIZING: &str = "storage is (re)initializing";
+
 /// A failed request, or a broken response.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UpstreamError {
@@ -207,11 +211,11 @@ impl UpstreamError {
         self.is_away() || self.is_busy()
     }
 
-    /// What the apiserver says about a resource that it cannot list: a conversion webhook is down,
-    /// for example. `None` if it may only be busy or starting.
+    /// The apiserver's reason why it cannot list a resource: a conversion webhook is down, for
+    /// example. `None` if it may only be busy or starting.
     pub fn cause(&self) -> Option<&str> {
         match self {
-            Self::TooManyRequests { message, .. } => message.strip_prefix("storage is (re)initializing: "),
+            Self::TooManyRequests { message, .. } => message.strip_prefix(INITIALIZING)?.strip_prefix(": "),
             Self::Server { code: 500, message, .. } => Some(message),
             _ => None,
         }

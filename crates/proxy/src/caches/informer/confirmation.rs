@@ -1,7 +1,7 @@
 //! Confirms that the right cluster answers: before an update is applied, and before a request if
 //! the last check failed.
 //!
-//! What another cluster sends must never reach the cache, so everything that was received before a
+//! Changes of another cluster must never reach the cache, so everything that was received before a
 //! check is discarded if it fails. Without a check before the next request, each attempt would cost
 //! the apiserver a list or a watch that is discarded again.
 

@@ -7,7 +7,7 @@ use crate::{
     upstream::reflector::{ReflectorError, Step},
 };
 
-/// What happens next.
+/// The next input of an informer.
 pub(super) enum Next {
     Step(Result<Step, ReflectorError>),
     /// A planned relist is due.

@@ -13,15 +13,13 @@ use crate::{
     cache::Expired,
     fanout::{Refusal, StreamEnd},
     kube_encoding::watch::error_event,
+    upstream::error::INITIALIZING,
 };
 use kubefan_common::text::without_user;
 use kubefan_model::{GroupVersionResource, Media, ResourceVersion, protobuf};
 
 /// How long clients wait before they retry, in seconds.
 const RETRY_AFTER_SECONDS: u32 = 1;
-/// What the apiserver says while its watch cache is not ready, before a colon and the cause if
-/// there is one (`apiserver/pkg/storage/cacher/ready.go`).
-const INITIALIZING: &str = "storage is (re)initializing";
 
 /// Why a field of the request is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

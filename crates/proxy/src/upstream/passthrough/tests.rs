@@ -16,7 +16,7 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use super::*;
 
-/// What a server does once it has read a whole request.
+/// The answer of a server that has read a whole request.
 #[derive(Debug, Clone, Copy)]
 enum Then {
     /// Answers 201.
