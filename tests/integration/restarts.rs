@@ -29,10 +29,14 @@ tests! {
         nothing_is_lost_or_repeated_behind_two_kubefans_over_grpc;
 }
 
-/// Requests for a whole state that one process may send, whatever its subscribers ask for.
-const STATES_MAX: usize = 2;
+/// Requests for a whole state that one process may send, whatever its subscribers ask for: its own
+/// list, and one for each read of a burst (`READS_MAX` of `caches/read_limit.rs`). Subscribers that
+/// return together share a read. One that gets no CPU at that moment comes later with an older
+/// version, and needs another.
+const STATES_MAX: usize = 1 + 4;
 /// First lists that the apiserver may break off in a test.
 const INTERRUPTED_MAX: usize = 2;
+
 struct Scale {
     pods: usize,
     subscribers: usize,
@@ -84,7 +88,7 @@ async fn a_killed_kubefan_loses_and_repeats_nothing_after_its_restart() {
         let counted = &experiment;
         wait::until("equal counts by its metrics and by the apiserver's audit log", wait::SOON, || async move {
             let own = counted.nothing_was_sent_again(0).await;
-            (own == counted.asked_at_most_twice(asked).await).then_some(())
+            (own == counted.asked_for_few_states(asked).await).then_some(())
         })
         .await;
     }
@@ -105,7 +109,7 @@ async fn replicas_restarted_in_turn_continue_each_others_streams() {
         experiment.start(victim).await;
         experiment.kill(1 - victim);
         experiment.all_are_live().await;
-        experiment.asked_at_most_twice(asked).await;
+        experiment.asked_for_few_states(asked).await;
         experiment.nothing_was_sent_again(victim).await;
         experiment.start(1 - victim).await;
         experiment.is_ready(1 - victim).await;
@@ -134,7 +138,7 @@ async fn kill_either_of_two(over_grpc: bool) {
         experiment.all_are_live().await;
         experiment.nothing_was_sent_again(0).await;
         // No more than for the first state of a backfill, which the other kubefan passes on.
-        experiment.asked_at_most_twice(asked).await;
+        experiment.asked_for_few_states(asked).await;
 
         let asked = experiment.asked();
         experiment.kill_the_source();
@@ -142,7 +146,7 @@ async fn kill_either_of_two(over_grpc: bool) {
         experiment.start_the_source().await;
         experiment.all_are_live().await;
         experiment.nothing_was_sent_again(0).await;
-        experiment.asked_at_most_twice(asked).await;
+        experiment.asked_for_few_states(asked).await;
     }
     experiment.end().await;
 }
@@ -280,7 +284,7 @@ impl Experiment {
 
     /// Checks that few of the requests since `before` asked for a whole state. Returns the number
     /// of these requests.
-    async fn asked_at_most_twice(&self, before: usize) -> usize {
+    async fn asked_for_few_states(&self, before: usize) -> usize {
         let asked = self.audit.requests("kubefan/").split_off(before);
         let states = asked.iter().filter(|request| request.requests_full_state()).count();
         let interrupted = self.interrupted_lists().await;
