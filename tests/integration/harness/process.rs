@@ -163,11 +163,19 @@ pub(crate) fn free_port() -> u16 {
     for _ in 0..COUNT {
         let offset = (start + u32::from(NEXT.fetch_add(1, Ordering::Relaxed))) % u32::from(COUNT);
         let port = FIRST + offset as u16;
-        if std::net::TcpListener::bind(("127.0.0.1", port)).is_ok() {
+        if is_free(port) {
             return port;
         }
     }
     panic!("no free port between {FIRST} and {}", FIRST + COUNT);
+}
+
+/// Whether a program can listen at a port of loopback. A process that is being started inherits the
+/// socket of this test for a moment. So the socket does not listen, and leaves the port to others.
+fn is_free(port: u16) -> bool {
+    let socket = TcpSocket::new_v4().expect("a socket is made");
+    socket.set_reuseaddr(true).expect("an option that every socket has");
+    socket.bind(([127, 0, 0, 1], port).into()).is_ok()
 }
 
 /// A port of loopback that refuses connections while this value lives: it is bound, so that no
