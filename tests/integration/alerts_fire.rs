@@ -28,7 +28,7 @@ mod upstream;
 use scene::{Proved, Scene, Stage};
 
 tests! {
-    apiserver slow: alerts_of_common_troubles_fire_and_resolve;
+    apiserver slow_deploy: alerts_of_common_troubles_fire_and_resolve;
     apiserver large: every_alert_fires_and_resolves_and_every_query_has_series;
     local: all_durations_of_the_rules_are_shortened;
 }

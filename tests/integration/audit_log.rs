@@ -22,7 +22,7 @@ use crate::{
 };
 
 tests! {
-    apiserver slow: a_session_equals_its_audit_log;
+    apiserver slow_faults: a_session_equals_its_audit_log;
     apiserver: what_started_before_a_kill_is_recorded,
         a_full_disk_stops_no_service_unless_every_answer_must_be_recorded,
         a_log_that_was_moved_is_continued_after_a_hangup;

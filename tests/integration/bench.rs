@@ -10,8 +10,9 @@ use tempfile::TempDir;
 use crate::harness::{apiserver::ApiServer, kubefan, process::Process, tests, wait};
 
 tests! {
-    apiserver slow: a_real_apiserver_is_measured_beside_kubefan, a_stopped_measurement_leaves_no_pods;
-    local slow: every_scenario_reports_every_field_and_ends_in_the_right_state, two_servers_are_measured_side_by_side,
+    apiserver slow_release: a_real_apiserver_is_measured_beside_kubefan, a_stopped_measurement_leaves_no_pods;
+    local slow_release: every_scenario_reports_every_field_and_ends_in_the_right_state,
+        two_servers_are_measured_side_by_side,
         streams_share_connections_over_tls, mistakes_are_one_error_with_the_remedy,
         attacks_are_measured_beside_honest_clients, agents_go_live_from_scratch_and_after_an_outage,
         a_killed_measurement_leaves_no_process;

@@ -21,7 +21,7 @@ pub(crate) mod rendered;
 pub(crate) mod wrong_values;
 
 tests! {
-    apiserver slow: helm_lint_finds_nothing, nothing_that_applies_the_chart_again_touches_what_kubefan_wrote,
+    apiserver slow_deploy: helm_lint_finds_nothing, nothing_that_applies_the_chart_again_touches_what_kubefan_wrote,
         kubefan_runs_with_the_flags_and_the_role_of_three_lists, a_node_reads_through_the_cluster_form,
         no_variant_is_insecure_or_gives_a_pod_the_key_of_the_ca, the_policy_admits_pods_and_the_networks_of_the_nodes,
         the_policy_lets_kubefan_connect_to_what_the_values_name, a_changed_setting_restarts_pods_if_it_must,

@@ -6,7 +6,7 @@ use std::{net::TcpListener, path::Path, process::Command, time::Duration};
 use crate::harness::{process::Process, tests, wait};
 
 tests! {
-    local slow: the_demo_ends_by_itself_with_the_summary, a_signal_ends_the_demo_with_the_summary,
+    local slow_release: the_demo_ends_by_itself_with_the_summary, a_signal_ends_the_demo_with_the_summary,
         a_port_in_use_is_named_with_the_flag_that_changes_it;
 }
 

@@ -22,7 +22,7 @@ use crate::{
 };
 
 tests! {
-    apiserver slow: the_apiserver_accepts_the_cluster_proxy_with_its_components,
+    apiserver slow_deploy: the_apiserver_accepts_the_cluster_proxy_with_its_components,
         the_node_form_takes_a_given_certificate, the_shipped_accounts_have_the_rights_that_kubefan_needs_and_no_others;
     local: no_manifest_serves_everything_to_everyone;
 }

@@ -11,7 +11,8 @@ use crate::{
 };
 
 tests! {
-    local slow: every_documented_command_of_kubefan_is_understood, every_other_documented_command_has_its_reason,
+    local slow_release: every_documented_command_of_kubefan_is_understood,
+        every_other_documented_command_has_its_reason,
         every_documented_test_and_file_exists;
 }
 

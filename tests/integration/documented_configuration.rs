@@ -23,8 +23,8 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver slow: every_documented_configuration_is_accepted;
-    local slow: every_block_has_a_test_or_is_an_excerpt;
+    apiserver slow_release: every_documented_configuration_is_accepted;
+    local slow_release: every_block_has_a_test_or_is_an_excerpt;
 }
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");

@@ -24,7 +24,7 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver slow: subscribers_get_the_apiservers_events_after_a_list,
+    apiserver slow_programs: subscribers_get_the_apiservers_events_after_a_list,
         subscribers_get_the_apiservers_events_after_a_watch_list,
         subscribers_behind_two_kubefans_get_the_apiservers_events,
         subscribers_behind_three_kubefans_over_grpc_get_the_apiservers_events;

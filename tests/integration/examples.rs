@@ -26,9 +26,9 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver slow: the_go_example_loses_and_repeats_no_event;
-    python slow: the_python_example_loses_and_repeats_no_event, the_python_decoder_decodes_every_vector;
-    local slow: the_examples_are_short, the_go_decoder_decodes_every_vector;
+    apiserver slow_release: the_go_example_loses_and_repeats_no_event;
+    python slow_release: the_python_example_loses_and_repeats_no_event, the_python_decoder_decodes_every_vector;
+    local slow_release: the_examples_are_short, the_go_decoder_decodes_every_vector;
 }
 
 const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");

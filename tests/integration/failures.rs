@@ -17,7 +17,7 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver slow: a_killed_apiserver_and_a_compacted_etcd_leave_a_marked_gap,
+    apiserver slow_faults: a_killed_apiserver_and_a_compacted_etcd_leave_a_marked_gap,
         a_crd_that_changes_goes_and_returns_is_followed;
 }
 

@@ -10,7 +10,7 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver slow: a_control_plane_keeps_its_flags_and_data_through_a_kill_and_forgets_what_is_compacted;
+    apiserver slow_faults: a_control_plane_keeps_its_flags_and_data_through_a_kill_and_forgets_what_is_compacted;
 }
 
 async fn a_control_plane_keeps_its_flags_and_data_through_a_kill_and_forgets_what_is_compacted() {

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::harness::{kubefan, tests};
 
 tests! {
-    python slow: the_image_says_how_it_runs_and_holds_nothing_else, equal_inputs_give_an_equal_digest,
+    python slow_release: the_image_says_how_it_runs_and_holds_nothing_else, equal_inputs_give_an_equal_digest,
         a_binary_that_needs_libraries_is_refused, archives_are_where_cargo_binstall_and_krew_look;
 }
 

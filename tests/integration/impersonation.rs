@@ -15,7 +15,7 @@ use crate::{
 };
 
 tests! {
-    apiserver slow: a_request_that_is_passed_on_is_its_callers_and_strangers_have_none;
+    apiserver slow_faults: a_request_that_is_passed_on_is_its_callers_and_strangers_have_none;
 }
 
 /// The apiserver, kubefan in front of it, and the token of a service account.

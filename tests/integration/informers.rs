@@ -35,7 +35,7 @@ mod go_pods;
 mod watched;
 
 tests! {
-    apiserver slow: informers_over_every_protocol_report_the_same_calls_as_client_go,
+    apiserver slow_programs: informers_over_every_protocol_report_the_same_calls_as_client_go,
         informers_over_every_protocol_have_the_same_store_after_restarts;
 }
 

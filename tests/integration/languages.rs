@@ -31,7 +31,7 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver slow: the_clients_of_all_languages_do_the_same;
+    apiserver slow_programs: the_clients_of_all_languages_do_the_same;
     local: the_script_is_well_formed, a_report_is_compared_with_the_script;
 }
 

@@ -15,7 +15,7 @@ use kubefan_sim::{
 use crate::harness::{is_full_scale, kubefan::Kubefan, process::memory_of, simulated::Simulated, tests, wait};
 
 tests! {
-    local slow alone: a_cache_costs_little_more_than_its_json_and_less_than_half_if_compressed;
+    local slow_faults alone: a_cache_costs_little_more_than_its_json_and_less_than_half_if_compressed;
 }
 
 /// The memory of a kubefan without objects, with the pages of a debug build's binary. It is added

@@ -24,7 +24,7 @@ use crate::harness::{
 };
 
 tests! {
-    local slow: a_limit_of_memory_kills_nothing_however_clients_behave;
+    local slow_faults: a_limit_of_memory_kills_nothing_however_clients_behave;
 }
 
 /// The limit. kubefan's own budget is four fifths of it. A debug build needs a third.

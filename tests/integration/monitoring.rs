@@ -11,8 +11,8 @@ use crate::{
 };
 
 tests! {
-    apiserver slow: promtool_accepts_the_rules_and_their_unit_tests_pass;
-    local slow: rules_and_dashboard_name_metrics_that_exist, each_alert_has_a_runbook_entry_and_a_unit_test,
+    apiserver slow_deploy: promtool_accepts_the_rules_and_their_unit_tests_pass;
+    local slow_deploy: rules_and_dashboard_name_metrics_that_exist, each_alert_has_a_runbook_entry_and_a_unit_test,
         every_panel_says_what_it_shows;
 }
 

@@ -39,7 +39,7 @@ tests! {
     paused: deletes_at_one_version_are_events_of_their_own,
         a_watch_that_breaks_between_two_events_of_one_version_brings_the_rest,
         a_tier_over_grpc_has_the_places_of_the_tier_before_it;
-    apiserver slow: events_that_expire_with_one_lease_are_each_deleted_once;
+    apiserver slow_faults: events_that_expire_with_one_lease_are_each_deleted_once;
 }
 
 /// Deletes pods at one version, and returns it.

@@ -35,7 +35,7 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver slow: every_built_in_type_is_the_same_in_both_encodings;
+    apiserver slow_faults: every_built_in_type_is_the_same_in_both_encodings;
     apiserver: each_encoding_has_its_own_byte_limit, an_unread_protobuf_cache_is_dropped;
     paused: an_apiserver_without_an_encoding_is_asked_once_a_minute, what_has_no_protobuf_is_refused_with_a_way_out;
 }

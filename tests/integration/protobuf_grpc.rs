@@ -22,7 +22,7 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver slow: protobuf_over_grpc_has_the_apiservers_own_bytes;
+    apiserver slow_faults: protobuf_over_grpc_has_the_apiservers_own_bytes;
 }
 
 const PODS: &str = "/api/v1/namespaces/default/pods";

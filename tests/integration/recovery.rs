@@ -29,7 +29,7 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver slow: a_restart_costs_the_apiserver_less_than_a_fleet_without_kubefan;
+    apiserver slow_faults: a_restart_costs_the_apiserver_less_than_a_fleet_without_kubefan;
 }
 
 const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fleet");

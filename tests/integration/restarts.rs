@@ -23,7 +23,7 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver slow: a_killed_kubefan_loses_and_repeats_nothing_after_its_restart,
+    apiserver slow_faults: a_killed_kubefan_loses_and_repeats_nothing_after_its_restart,
         replicas_restarted_in_turn_continue_each_others_streams,
         nothing_is_lost_or_repeated_behind_two_kubefans_of_which_either_is_killed,
         nothing_is_lost_or_repeated_behind_two_kubefans_over_grpc;

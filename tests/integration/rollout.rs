@@ -45,7 +45,7 @@ mod service;
 mod subscribers;
 
 tests! {
-    apiserver slow: replicas_behind_a_balancer_even_out_and_lose_nothing,
+    apiserver slow_faults: replicas_behind_a_balancer_even_out_and_lose_nothing,
         nothing_moves_while_callers_cannot_be_authorized;
     apiserver large: replicas_of_a_name_even_out_and_lose_nothing, an_upgrade_and_its_way_back_lose_nothing;
 }

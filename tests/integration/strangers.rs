@@ -17,7 +17,7 @@ use crate::harness::{
 
 tests! {
     apiserver: writes_beside_callers_that_the_apiserver_refuses_all_succeed;
-    apiserver slow: writes_to_an_apiserver_that_closes_connections_all_succeed;
+    apiserver slow_faults: writes_to_an_apiserver_that_closes_connections_all_succeed;
 }
 
 /// Writes at a time. The apiserver closes a connection under several of them.

@@ -35,7 +35,7 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver slow alone: an_administrator_of_a_namespace_leaves_others_their_caches_and_places,
+    apiserver slow_faults alone: an_administrator_of_a_namespace_leaves_others_their_caches_and_places,
         a_user_with_all_forwarded_watches_it_can_get_leaves_others_theirs,
         reviews_of_long_selectors_leave_room_for_those_of_others;
 }

@@ -24,7 +24,7 @@ use crate::{
 };
 
 tests! {
-    local slow: every_subscriber_behind_many_kubefans_gets_every_change;
+    local slow_faults: every_subscriber_behind_many_kubefans_gets_every_change;
 }
 
 struct Scale {

@@ -18,7 +18,7 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver slow: the_admin_port_shows_details_to_callers_with_the_right_to_the_path,
+    apiserver slow_faults: the_admin_port_shows_details_to_callers_with_the_right_to_the_path,
         without_authorization_of_its_own_the_admin_port_shows_no_details,
         a_browser_sees_the_status_page_with_the_operators_token, an_operator_learns_why_a_caller_is_denied,
         a_certificate_is_checked_against_the_name_that_is_given;

@@ -28,7 +28,8 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver slow: a_crafted_request_gets_the_verdict_of_the_apiserver, a_request_inside_another_is_not_its_callers;
+    apiserver slow_faults: a_crafted_request_gets_the_verdict_of_the_apiserver,
+        a_request_inside_another_is_not_its_callers;
 }
 
 /// Parameters that Go refuses to read; a query with fewer is read.

@@ -34,7 +34,7 @@ use super::{
 use crate::harness::{apiserver::ApiServer, https::Https, tests, wait};
 
 tests! {
-    apiserver slow: a_crafted_call_gets_the_verdict_of_the_apiserver,
+    apiserver slow_faults: a_crafted_call_gets_the_verdict_of_the_apiserver,
         a_view_that_is_shared_refuses_who_may_not_read_it, a_denied_reader_starts_no_cache,
         health_and_reflection_show_no_resource;
 }

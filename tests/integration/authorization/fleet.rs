@@ -28,7 +28,7 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver slow: a_fleet_of_daemonsets_returns_after_restarts_and_through_an_outage;
+    apiserver slow_faults: a_fleet_of_daemonsets_returns_after_restarts_and_through_an_outage;
 }
 
 const DAEMONSETS: usize = 3;

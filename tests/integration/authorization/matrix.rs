@@ -26,7 +26,7 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver slow: verdicts_are_those_of_the_apiserver, verdicts_are_those_of_an_authorizer_that_denies;
+    apiserver slow_faults: verdicts_are_those_of_the_apiserver, verdicts_are_those_of_an_authorizer_that_denies;
 }
 
 /// The apiserver knows anonymous users, too.

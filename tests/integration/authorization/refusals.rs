@@ -19,7 +19,7 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver slow: a_refusal_shows_nothing_and_starts_nothing,
+    apiserver slow_faults: a_refusal_shows_nothing_and_starts_nothing,
         with_passthrough_the_apiserver_refuses_in_its_own_words,
         requests_that_act_as_others_are_not_answered_from_the_cache, no_token_is_in_a_log_or_metric,
         who_may_not_discover_resources_does_not_learn_their_names;

@@ -17,7 +17,7 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver slow: a_revoked_right_ends_with_its_verdict,
+    apiserver slow_faults: a_revoked_right_ends_with_its_verdict,
         a_live_watch_ends_when_its_right_is_revoked_and_others_continue,
         the_watches_of_a_deleted_pod_end_and_others_continue,
         known_callers_are_served_through_an_outage_and_new_ones_are_not;

@@ -21,7 +21,7 @@ use crate::{
 };
 
 tests! {
-    apiserver slow: without_any_single_shipped_right_a_promise_breaks;
+    apiserver slow_faults: without_any_single_shipped_right_a_promise_breaks;
 }
 
 /// The shipped ClusterRole, and those of Kubernetes for reviews and for the CAs of clients.

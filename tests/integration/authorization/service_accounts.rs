@@ -8,7 +8,7 @@ use super::world::World;
 use crate::harness::{apiserver::ApiServer, kubefan::Kubefan, tests, wait};
 
 tests! {
-    apiserver slow: a_token_of_kubefans_own_is_known_without_a_review_until_its_pod_is_deleted;
+    apiserver slow_faults: a_token_of_kubefans_own_is_known_without_a_review_until_its_pod_is_deleted;
 }
 
 const AUDIENCE: &str = "kubefan.example.com";

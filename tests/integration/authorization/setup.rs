@@ -15,7 +15,7 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver slow: a_review_needs_the_delegators_right, the_commands_read_with_a_token;
+    apiserver slow_faults: a_review_needs_the_delegators_right, the_commands_read_with_a_token;
     apiserver: over_tls_callers_are_authorized_by_default_and_a_reload_changes_nothing;
     local: a_start_that_would_let_callers_act_as_kubefan_is_refused;
 }

@@ -17,7 +17,7 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver slow: the_apiserver_accepts_every_form_and_variant;
+    apiserver slow_deploy: the_apiserver_accepts_every_form_and_variant;
     apiserver large: other_releases_accept_every_form_and_variant;
 }
 

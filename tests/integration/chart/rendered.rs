@@ -15,7 +15,7 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver slow: the_overlays_are_rendered_from_the_chart, kustomize_and_helm_make_the_same_objects,
+    apiserver slow_deploy: the_overlays_are_rendered_from_the_chart, kustomize_and_helm_make_the_same_objects,
         the_template_of_the_sidecar_is_the_component, the_readme_lists_the_values,
         the_chart_has_the_rules_and_the_dashboard, artifact_hub_understands_the_annotations;
 }

@@ -6,7 +6,7 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver slow: wrong_values_and_contradictions_are_named;
+    apiserver slow_deploy: wrong_values_and_contradictions_are_named;
 }
 
 /// What the schema refuses.

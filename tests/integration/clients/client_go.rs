@@ -27,7 +27,7 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver slow: informers_see_the_same_events_through_kubefan, informers_recover_after_kubefan_restarts,
+    apiserver slow_programs: informers_see_the_same_events_through_kubefan, informers_recover_after_kubefan_restarts,
         leader_election_works_through_kubefan, the_version_of_a_store_follows_bookmarks_through_kubefan;
 }
 

@@ -18,7 +18,7 @@ use super::{Both, assert_equal};
 use crate::harness::{apiserver::ApiServer, objects::pod, tests, wait};
 
 tests! {
-    apiserver slow: a_kube_rs_watcher_sees_the_same_events_through_kubefan;
+    apiserver slow_programs: a_kube_rs_watcher_sees_the_same_events_through_kubefan;
 }
 
 /// The name of the last pod created.

@@ -17,7 +17,7 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver slow: kubectl_reads_are_the_same_through_kubefan,
+    apiserver slow_programs: kubectl_reads_are_the_same_through_kubefan,
         kubectl_writes_are_the_same_and_visible_to_its_next_read, kubectl_watches_are_the_same_through_kubefan,
         kubectl_reports_an_outage_as_soon_as_straight;
 }

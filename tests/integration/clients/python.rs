@@ -8,7 +8,7 @@ use super::{Both, SMALL_LISTS, Server};
 use crate::harness::{apiserver::ApiServer, objects::pod, process::Process, tests, tools, wait};
 
 tests! {
-    python slow: the_python_client_sees_the_same_through_kubefan;
+    python slow_programs: the_python_client_sees_the_same_through_kubefan;
 }
 
 const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/clients");

@@ -25,9 +25,9 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver slow: the_smallest_example_prints_each_pod_once, the_node_agent_gets_every_state_of_its_node,
+    apiserver slow_release: the_smallest_example_prints_each_pod_once, the_node_agent_gets_every_state_of_its_node,
         the_address_index_follows_the_pods, the_controller_reconciles_both_resources_and_drains;
-    local slow: the_examples_say_that_kubefan_is_not_there;
+    local slow_release: the_examples_say_that_kubefan_is_not_there;
 }
 
 /// A running example, and the connection to its kubefan.

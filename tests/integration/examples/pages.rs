@@ -21,7 +21,7 @@ use crate::{
 };
 
 tests! {
-    local slow: every_block_in_rust_runs_or_has_its_reason, the_page_of_informers_names_features_that_exist,
+    local slow_release: every_block_in_rust_runs_or_has_its_reason, the_page_of_informers_names_features_that_exist,
         the_page_of_the_script_shows_a_step;
 }
 

@@ -96,10 +96,8 @@ fn skips_apiserver() -> bool {
 #[derive(Clone, Copy)]
 pub(crate) struct Kind {
     needs: Needs,
-    /// Whether it is left to `.ci/full`.
-    is_slow: bool,
-    /// Whether it runs at full scale only.
-    is_large: bool,
+    /// The set, if `cargo test` leaves the test out.
+    slow: Option<Slow>,
     /// Whether no other test may run at the same time.
     is_alone: bool,
 }
@@ -120,10 +118,26 @@ enum Needs {
     ApiServerAndPython,
 }
 
+/// The sets of the tests that `cargo test` leaves out. `.ci/run` runs a set if the change concerns it,
+/// and `.ci/full` runs all.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Slow {
+    /// Failures of other processes, rights, limits.
+    Faults,
+    /// Programs that read through kubefan.
+    Programs,
+    /// Manifests, dashboards and alerts.
+    Deploy,
+    /// The image, benchmarks, pages and examples.
+    Release,
+    /// Only at full scale.
+    Large,
+}
+
 impl Kind {
     /// The start of a list of words.
     pub(crate) const fn new() -> Kind {
-        Kind { needs: Needs::Nothing, is_slow: false, is_large: false, is_alone: false }
+        Kind { needs: Needs::Nothing, slow: None, is_alone: false }
     }
 
     const fn needing(self, needs: Needs) -> Kind {
@@ -155,14 +169,33 @@ impl Kind {
         self.needing(Needs::ApiServerAndPython)
     }
 
-    /// Is slow and rarely fails: it runs in `.ci/full`, and in `.ci/run` if the change concerns it.
-    pub(crate) const fn slow(self) -> Kind {
-        Kind { is_slow: true, ..self }
+    const fn slow(self, set: Slow) -> Kind {
+        Kind { slow: Some(set), ..self }
+    }
+
+    /// Is slow, and shows how kubefan bears faults, attacks and limits.
+    pub(crate) const fn slow_faults(self) -> Kind {
+        self.slow(Slow::Faults)
+    }
+
+    /// Is slow, and runs programs that read through kubefan.
+    pub(crate) const fn slow_programs(self) -> Kind {
+        self.slow(Slow::Programs)
+    }
+
+    /// Is slow, and checks what is installed in a cluster.
+    pub(crate) const fn slow_deploy(self) -> Kind {
+        self.slow(Slow::Deploy)
+    }
+
+    /// Is slow, and checks what is published.
+    pub(crate) const fn slow_release(self) -> Kind {
+        self.slow(Slow::Release)
     }
 
     /// Shows nothing at a small size, or takes many minutes: runs with `KUBEFAN_TEST_SCALE=full`.
     pub(crate) const fn large(self) -> Kind {
-        Kind { is_slow: true, is_large: true, ..self }
+        self.slow(Slow::Large)
     }
 
     /// Needs the CPUs for itself.
@@ -175,14 +208,20 @@ impl Kind {
     }
 
     /// The words in brackets before the name, which filters match too: `apiserver`, `paused`;
-    /// `slow` if `cargo test` leaves it out, `large` if it runs at full scale only.
+    /// `slow` and the set if `cargo test` leaves it out, `large` if it runs at full scale only.
     fn label(self) -> String {
         let needs = match self.needs {
             Needs::Nothing => None,
             Needs::PausedTime => Some("paused"),
             Needs::ApiServer | Needs::ApiServerAndPrograms | Needs::ApiServerAndPython => Some("apiserver"),
         };
-        let set = if self.is_large { Some("large") } else { self.is_slow.then_some("slow") };
+        let set = self.slow.map(|slow| match slow {
+            Slow::Faults => "slow faults",
+            Slow::Programs => "slow programs",
+            Slow::Deploy => "slow deploy",
+            Slow::Release => "slow release",
+            Slow::Large => "large",
+        });
         needs.into_iter().chain(set).collect::<Vec<_>>().join(" ")
     }
 
@@ -191,7 +230,7 @@ impl Kind {
         if self.needs_apiserver() && skips_apiserver() {
             return Some("KUBEFAN_SKIP_APISERVER=1");
         }
-        if self.is_large && !is_full_scale() {
+        if self.slow == Some(Slow::Large) && !is_full_scale() {
             return Some("it runs with KUBEFAN_TEST_SCALE=full");
         }
         if self.needs == Needs::ApiServerAndPython && !has_python() {
@@ -288,7 +327,7 @@ fn trial(test: &'static Test) -> Trial {
         Some(reason) => Ok(Completion::ignored_with(reason)),
         None => timed(test).map(|()| Completion::Completed),
     };
-    let is_left_out = kind.is_slow && !is_full_scale();
+    let is_left_out = kind.slow.is_some() && !is_full_scale();
     let is_ignored = is_left_out || (kind.needs_apiserver() && skips_apiserver());
     Trial::ignorable_test(name_of(test), run).with_kind(kind.label()).with_ignored_flag(is_ignored)
 }

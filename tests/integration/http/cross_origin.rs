@@ -13,7 +13,7 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver slow: pages_read_from_kubefan_what_they_may_read_from_the_apiserver;
+    apiserver slow_programs: pages_read_from_kubefan_what_they_may_read_from_the_apiserver;
 }
 
 const ALLOWED: &str = "https://dash.example";

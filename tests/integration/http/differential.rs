@@ -23,7 +23,7 @@ use super::{
 use crate::harness::{is_full_scale, tests};
 
 tests! {
-    apiserver slow: kubefan_answers_like_the_apiserver;
+    apiserver slow_programs: kubefan_answers_like_the_apiserver;
 }
 
 /// Number of concurrent requests. Watches mostly wait.

@@ -22,7 +22,7 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver slow: a_websocket_watch_sends_the_same_messages_as_the_apiserver,
+    apiserver slow_programs: a_websocket_watch_sends_the_same_messages_as_the_apiserver,
         invalid_websocket_requests_are_refused;
     local: a_websocket_ends_with_the_close_code_of_its_reason,
         a_client_that_sends_pings_and_reads_no_answer_is_ended;

@@ -26,7 +26,7 @@ use crate::{
 };
 
 tests! {
-    python slow: kopf_makes_the_same_calls_through_kubefan;
+    python slow_programs: kopf_makes_the_same_calls_through_kubefan;
     local: the_page_of_kopf_shows_the_operator;
 }
 

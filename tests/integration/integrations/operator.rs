@@ -9,7 +9,7 @@ use super::{Program, Server, Setting, View, compare, pages};
 use crate::harness::{apiserver::ApiServer, assets, process::Process, tests};
 
 tests! {
-    programs slow: an_operator_that_reads_through_kubefan_writes_the_same,
+    programs slow_programs: an_operator_that_reads_through_kubefan_writes_the_same,
         an_operator_with_kubefan_as_its_server_writes_the_same;
     local: the_page_of_controller_runtime_shows_the_operator;
 }

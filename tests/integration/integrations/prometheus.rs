@@ -4,7 +4,7 @@ use super::{Program, Server, Setting, View, compare, pages};
 use crate::harness::{prometheus::Prometheus, tests};
 
 tests! {
-    programs slow: prometheus_discovers_the_same_targets_through_kubefan;
+    programs slow_programs: prometheus_discovers_the_same_targets_through_kubefan;
 }
 
 const PAGE: &str = "prometheus.md";

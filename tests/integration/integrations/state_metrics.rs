@@ -10,7 +10,7 @@ use crate::harness::{
 };
 
 tests! {
-    programs slow: kube_state_metrics_serves_the_same_metrics_through_kubefan;
+    programs slow_programs: kube_state_metrics_serves_the_same_metrics_through_kubefan;
 }
 
 const PAGE: &str = "kube-state-metrics.md";

@@ -42,7 +42,7 @@ use crate::{
 };
 
 tests! {
-    apiserver slow alone: a_client_over_kubefan_costs_no_more_than_one_straight;
+    apiserver slow_programs alone: a_client_over_kubefan_costs_no_more_than_one_straight;
 }
 
 const PATHS: [&str; 3] = ["metadata", "spec.nodeName", "status.phase"];

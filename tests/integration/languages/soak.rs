@@ -24,7 +24,7 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver slow alone: the_stores_of_all_languages_equal_the_apiservers_list_after_random_kills;
+    apiserver slow_programs alone: the_stores_of_all_languages_equal_the_apiservers_list_after_random_kills;
 }
 
 const NAMESPACE: &str = "team-0";

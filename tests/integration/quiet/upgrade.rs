@@ -25,7 +25,7 @@ use crate::harness::{
 };
 
 tests! {
-    apiserver slow: watches_survive_a_rolling_upgrade;
+    apiserver slow_faults: watches_survive_a_rolling_upgrade;
     apiserver large: watches_survive_an_upgrade_in_place;
 }
 
