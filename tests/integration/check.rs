@@ -8,7 +8,7 @@ use crate::harness::{
     apiserver::ApiServer,
     kubefan::{Kubefan, Ran, run, run_with},
     pki::Authority,
-    process::free_port,
+    process::closed_port,
     rbac::ServiceAccount,
     simulated::{Simulated, json, kubeconfig},
     tests,
@@ -127,7 +127,8 @@ async fn each_step_to_the_apiserver_is_named() {
     let (_, report) = check(&simulated.kubeconfig(), &["--resource=pods", "--memory-max=1Gi"]).await;
     assert_finding(&report, "resources", "pods", "ok", "3 objects");
     let dir = tempfile::tempdir().unwrap();
-    let closed = format!("http://127.0.0.1:{}", free_port());
+    let (_closed, address) = closed_port();
+    let closed = format!("http://{address}");
     let cases = [
         ("http://no-such-host.invalid:6443", "DNS", "cannot be resolved"),
         (closed.as_str(), "TCP", "refused"),
@@ -216,7 +217,8 @@ async fn peers_are_reached_although_no_cache_is_copied_from_them() {
     let (cert, key) = write(dir.path(), authority.peer());
     let ca = dir.path().join("ca.crt");
     fs::write(&ca, &authority.ca_pem).unwrap();
-    let address = format!("127.0.0.1:{}", free_port());
+    let (_closed, address) = closed_port();
+    let address = address.to_string();
     let args = [
         format!("--peers={address}"),
         format!("--peer-cert-file={cert}"),

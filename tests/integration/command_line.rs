@@ -190,7 +190,7 @@ async fn sigterm_ends_every_command() {
 
 async fn a_timeout_ends_a_watch_and_names_its_version() {
     let (simulated, _kubefan, server) = with_pods().await;
-    let args = ["watch", "pods", "-o", "name", "--server", &server, "--timeout=3s"];
+    let args = ["watch", "pods", "-o", "name", "--server", &server, "--timeout=10s"];
     let watched = run(&args).await;
     assert_eq!((watched.code, &*watched.stdout), (Some(0), "pod/a\npod/b\npod/c\n"), "{watched:?}");
     assert!(watched.stderr.starts_with("to continue from here: --resource-version="), "{watched:?}");
@@ -241,7 +241,7 @@ async fn an_expired_version_is_an_error_unless_asked_otherwise() {
     simulated.sim.compact();
     let kubefan = simulated.kubefan(&["--resource=pods"]).await;
     let server = kubefan.grpc_addr.to_string();
-    let watch = ["watch", "pods", "-s", &server, "-o=name", "--timeout=3s"];
+    let watch = ["watch", "pods", "-s", &server, "-o=name", "--timeout=10s"];
     let future = ["--resource-version", "99999999"];
     let get = ["get", "pods", "-s", &server];
     for (args, says) in [

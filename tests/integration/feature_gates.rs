@@ -189,7 +189,7 @@ async fn shards_divide_a_collection_and_its_events_in_every_form() {
         BOUNDS.windows(2).map(|bounds| format!("&shardSelector={}", encoded(&shard("uid", bounds[0], bounds[1]))));
     let watches: Vec<_> = watches.chain([String::new()]).collect();
     let watch = |parameters: &String| {
-        let (servers, path) = (&servers, format!("{path}?watch=1&resourceVersion={from}&timeoutSeconds=2{parameters}"));
+        let (servers, path) = (&servers, format!("{path}?watch=1&resourceVersion={from}&timeoutSeconds=5{parameters}"));
         async move { servers.get(&path, JSON).await.events() }
     };
     let mut events = join_all(watches.iter().map(watch)).await;

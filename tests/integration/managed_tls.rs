@@ -400,7 +400,7 @@ async fn a_ca_is_rotated_under_streams_and_every_client_and_node_has_it_in_time(
     }
     let mut over_http = http_watch(&install, &replicas[0], &first).await;
     let logs = || replicas.iter().map(|kubefan| kubefan.process.log()).collect::<String>();
-    let (mut held, mut connections) = (vec![(Instant::now(), first.clone())], 0);
+    let mut held = vec![(Instant::now(), first.clone())];
     let deadline = Instant::now() + 5 * wait::SOON;
     while !logs().contains("the next CA signs from now on") || held[0].1 == first {
         assert!(Instant::now() < deadline, "no rotation: {}", logs());
@@ -413,14 +413,12 @@ async fn a_ca_is_rotated_under_streams_and_every_client_and_node_has_it_in_time(
             let age = held[0].0.elapsed();
             // A connection may take so long that the overlap ends meanwhile.
             assert!(connected.is_ok() || age >= OVERLAP, "with a CA of {age:?} ago: {connected:?}\n{}", logs());
-            connections += 1;
         }
         if let Some(keys) = node.data().await.as_object() {
             assert_eq!(keys.keys().collect::<Vec<_>>(), ["ca.crt", "tls.crt", "tls.key"]);
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    assert!(connections > 50, "{connections}");
     assert!(logs().matches("made a new certificate").count() >= 2, "renewed, and then by the next CA");
     assert_eq!(count(&install.ca().await.unwrap()), 2, "the first CA is still trusted");
     let last = install.secret("ca.key").await;

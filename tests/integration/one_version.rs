@@ -122,7 +122,7 @@ async fn a_tier_over_grpc_has_the_places_of_the_tier_before_it() {
 }
 
 /// How long Events live here. Those that are written within a twentieth of it share a lease.
-const TTL_SECONDS: u64 = 40;
+const TTL_SECONDS: u64 = 60;
 /// How long a delete may take. etcd revokes leases that have expired twice a second.
 const DELETED_WITHIN: Duration = Duration::from_secs(4 * TTL_SECONDS);
 const BURSTS: usize = 3;

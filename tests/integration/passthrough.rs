@@ -18,7 +18,7 @@ use crate::harness::{
     kubefan::{Kubefan, run},
     objects::pod,
     pki::{Authority, write_server_files},
-    process::free_port,
+    process::{closed_port, free_port},
     simulated::{Simulated, kubeconfig},
     tests, wait,
 };
@@ -526,7 +526,8 @@ async fn too_many_requests_are_refused_with_retry_after() {
 
 async fn an_unreachable_apiserver_is_reported_without_secrets() {
     let dir = tempfile::tempdir().unwrap();
-    let server = format!("http://admin:very-secret@127.0.0.1:{}", free_port());
+    let (_closed, address) = closed_port();
+    let server = format!("http://admin:very-secret@{address}");
     let kubefan = Kubefan::spawn(&kubeconfig(&dir, &server, "{ token: very-secret }"), &["--resource=pods"]).await;
     let client = Client::builder().no_proxy().build().unwrap();
     let path = "/api/v1/namespaces/a/configmaps";

@@ -38,8 +38,6 @@ const MARKER: &str = "/api/v1/namespaces/default/pods/marker";
 /// each read of a burst (`READS_MAX` of `caches/read_limit.rs`), because a subscriber that gets no
 /// CPU when the others return comes later with an older version.
 const STATES_MAX: f64 = 1.0 + 4.0;
-/// First lists that the apiserver may break off, because it gets too little CPU.
-const INTERRUPTED_MAX: f64 = 2.0;
 /// The number of subscribers that connect at the same time.
 const CONNECTING_MAX: usize = 32;
 
@@ -66,10 +64,8 @@ async fn a_restart_costs_the_apiserver_less_than_a_fleet_without_kubefan() {
         let kubefan_killed = experiment.killed("kubefan", "kubefan", subscribers, &mut through).await;
         let kubefan = through.kubefan.as_ref().expect("no kubefan runs");
         let (states, interrupted) = (kubefan_killed.cost.states(), kubefan.interrupted_lists().await as f64);
-        assert!(
-            interrupted <= INTERRUPTED_MAX && states <= STATES_MAX + interrupted,
-            "{interrupted} lists were interrupted: {kubefan_killed:?}"
-        );
+        // One that the apiserver broke off, because it gets too little CPU, is asked for again.
+        assert!(states <= STATES_MAX + interrupted, "{interrupted} lists were interrupted: {kubefan_killed:?}");
         rows.push(kubefan_killed);
         rows.push(experiment.apiserver_killed("kubefan", subscribers, &mut through).await);
         drop(through);

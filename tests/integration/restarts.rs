@@ -34,8 +34,6 @@ tests! {
 /// return together share a read. One that gets no CPU at that moment comes later with an older
 /// version, and needs another.
 const STATES_MAX: usize = 1 + 4;
-/// First lists that the apiserver may break off in a test.
-const INTERRUPTED_MAX: usize = 2;
 
 struct Scale {
     pods: usize,
@@ -288,10 +286,8 @@ impl Experiment {
         let asked = self.audit.requests("kubefan/").split_off(before);
         let states = asked.iter().filter(|request| request.requests_full_state()).count();
         let interrupted = self.interrupted_lists().await;
-        assert!(
-            interrupted <= INTERRUPTED_MAX && states <= STATES_MAX + interrupted,
-            "{interrupted} lists were interrupted: {asked:#?}"
-        );
+        // One that the apiserver broke off is asked for again.
+        assert!(states <= STATES_MAX + interrupted, "{interrupted} lists were interrupted: {asked:#?}");
         asked.len()
     }
 

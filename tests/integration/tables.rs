@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
+use futures::future::join_all;
 use kubefan_common::proto::v1alpha1::ListResourcesRequest;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -42,10 +43,7 @@ struct Answer {
 
 impl Servers {
     async fn ask(&self, path: &str, direct: bool) -> Answer {
-        let sent = match direct {
-            true => self.straight(path),
-            false => self.through(Method::GET, path),
-        };
+        let sent = if direct { self.straight(path) } else { self.through(Method::GET, path) };
         let asked = now();
         let mut response = sent.header("accept", TABLE).send().await.unwrap();
         let (status, is_cached) = (response.status(), is_cached(&response));
@@ -330,17 +328,19 @@ async fn a_cached_table_equals_the_apiservers_to_the_byte() {
             if is_old {
                 servers.age(&list).await;
             }
-            for include in ["", "&includeObject=None", "&includeObject=Metadata", "&includeObject=Object"] {
+            let includes = ["", "&includeObject=None", "&includeObject=Metadata", "&includeObject=Object"];
+            join_all(includes.map(async |include| {
                 let query = format!("resourceVersion=0{include}");
                 let table = servers.same(&format!("{path}?{query}")).await;
                 assert!(table.contains("\"rows\":[{\"cells\":[\""), "{table}");
                 servers.same(&format!("{path}?{query}&labelSelector=nothing%3Dhere")).await;
                 servers.same(&format!("{path}?{query}&fieldSelector=metadata.name!%3Dp1,metadata.name!%3Dw1")).await;
-                let watch = format!("{path}?watch=1&timeoutSeconds=1&{query}");
+                let watch = format!("{path}?watch=1&timeoutSeconds=5&{query}");
                 assert_eq!(servers.same(&watch).await.matches("\"columnDefinitions\":[").count(), 1);
                 let ends = "allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
                 servers.same(&format!("{watch}&{ends}")).await;
-            }
+            }))
+            .await;
         }
     }
     // Other tests may create nodes.
@@ -383,16 +383,17 @@ async fn a_watch_of_tables_equals_the_apiservers_and_sends_columns_once() {
     api.patch(&format!("{path}/a"), &stage("on")).await;
     api.patch(&format!("{path}/b"), &json!({ "data": { "text": "x" } })).await;
     api.delete(&format!("{path}/b")).await;
-    for (selector, events) in [("", 5), ("&labelSelector=stage%3Don", 5), ("&labelSelector=stage%3Doff", 2)] {
-        for include in ["None", "Metadata", "Object"] {
-            let query = format!("resourceVersion={from}&includeObject={include}&allowWatchBookmarks=true{selector}");
-            let watch = format!("{path}?watch=1&timeoutSeconds=2&{query}");
-            let events_text = servers.same_in(&watch, without_bookmarks).await;
-            assert_eq!(events_text.lines().count(), events, "{events_text}");
-            assert_eq!(events_text.matches("\"columnDefinitions\":[").count(), 1, "{events_text}");
-            assert!(events_text.lines().next().unwrap().contains("\"columnDefinitions\":["), "{events_text}");
-        }
-    }
+    let selectors = [("", 5), ("&labelSelector=stage%3Don", 5), ("&labelSelector=stage%3Doff", 2)];
+    let watches = selectors.iter().flat_map(|of| ["None", "Metadata", "Object"].map(|include| (of, include)));
+    join_all(watches.map(async |((selector, events), include)| {
+        let query = format!("resourceVersion={from}&includeObject={include}&allowWatchBookmarks=true{selector}");
+        let watch = format!("{path}?watch=1&timeoutSeconds=5&{query}");
+        let events_text = servers.same_in(&watch, without_bookmarks).await;
+        assert_eq!(events_text.lines().count(), *events, "{events_text}");
+        assert_eq!(events_text.matches("\"columnDefinitions\":[").count(), 1, "{events_text}");
+        assert!(events_text.lines().next().unwrap().contains("\"columnDefinitions\":["), "{events_text}");
+    }))
+    .await;
     api.delete(&format!("{path}/a")).await;
     // The status page has the cache in every form, and gRPC serves only JSON.
     let (_, status) = servers.kubefan.admin("/status").await.unwrap();

@@ -24,7 +24,7 @@ use crate::{
     authorization::{Who, World},
     harness::{
         apiserver::ApiServer,
-        process::free_port,
+        process::closed_port,
         record::{Watch, connect},
         rig::target,
         simulated::Simulated,
@@ -209,7 +209,8 @@ async fn requests_have_spans_with_their_decisions_and_without_secrets() {
 
 async fn a_collector_that_is_away_disturbs_nothing() {
     let simulated = Simulated::start().await;
-    let away = format!("--otlp-endpoint=http://127.0.0.1:{}", free_port());
+    let (_closed, address) = closed_port();
+    let away = format!("--otlp-endpoint=http://{address}");
     let mut kubefan = simulated.kubefan(&["--resource=pods", &away]).await;
     for _ in 0..50 {
         let url = format!("http://{}/api/v1/pods?resourceVersion=0", kubefan.grpc_addr);

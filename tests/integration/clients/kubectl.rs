@@ -11,7 +11,7 @@ use crate::harness::{
     assets,
     kubefan::Kubefan,
     objects::pod,
-    process::{Process, free_port},
+    process::{Process, closed_port},
     simulated::kubeconfig,
     tests, wait,
 };
@@ -360,7 +360,8 @@ fn is_age(word: &str) -> bool {
 async fn kubectl_reports_an_outage_as_soon_as_straight() {
     const ASKED: usize = 5;
     let dir = tempfile::tempdir().unwrap();
-    let server = format!("http://127.0.0.1:{}", free_port());
+    let (_closed, address) = closed_port();
+    let server = format!("http://{address}");
     let kubefan = Kubefan::spawn(&kubeconfig(&dir, &server, "{}"), &["--resource=pods"]).await;
     let get = async |server: &str| {
         let mut kubectl = tokio::process::Command::new(&assets::get().expect("kubectl is there").kubectl);

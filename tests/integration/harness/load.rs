@@ -33,7 +33,9 @@ pub(crate) async fn populate(api: &ApiServer, workload: &mut Workload) {
             apply(&api, change).await;
             drop(permit);
         });
-        while requests.try_join_next().is_some_and(|joined| joined.is_ok()) {}
+        while let Some(joined) = requests.try_join_next() {
+            joined.expect("every object is created");
+        }
     }
     while let Some(joined) = requests.join_next().await {
         joined.expect("every object is created");
