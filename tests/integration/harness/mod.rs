@@ -10,8 +10,8 @@
 //!     apiserver: a_pod_is_served, a_relist_leaves_a_marked_gap;   // needs the real kube-apiserver
 //!     local: a_bad_flag_is_named;                                 // needs nothing
 //!     paused: a_429_is_waited_out;                                // in this process, on a paused clock
-//!     apiserver slow: a_restart_loses_nothing;                    // in .ci/run if a change concerns it
-//!     local slow alone: a_snapshot_is_shared;                     // needs the CPUs for itself
+//!     apiserver slow_faults: a_restart_loses_nothing;             // in .ci/run if a change concerns it
+//!     local slow_release alone: a_snapshot_is_shared;             // needs the CPUs for itself
 //! }
 //! ```
 //!
@@ -118,8 +118,8 @@ enum Needs {
     ApiServerAndPython,
 }
 
-/// The sets of the tests that `cargo test` leaves out. `.ci/run` runs a set if the change concerns it,
-/// and `.ci/full` runs all.
+/// The sets of the tests that `cargo test` leaves out. `.ci/run` runs a set if the change concerns
+/// it, and `.ci/full` runs all.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Slow {
     /// Failures of other processes, rights, limits.
