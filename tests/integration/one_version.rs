@@ -29,7 +29,7 @@ use crate::{
         apiserver::{ApiServer, Options},
         kubefan::Kubefan,
         network::answer,
-        rig::{PODS, Setup, pod, pods, target, versions},
+        rig::{PODS, Rig, Setup, pod, pods, target, versions},
         tests,
     },
     upstream_faults::{line, open_watches, relists, synced},
@@ -38,6 +38,7 @@ use crate::{
 tests! {
     paused: deletes_at_one_version_are_events_of_their_own,
         a_watch_that_breaks_between_two_events_of_one_version_brings_the_rest,
+        a_backfill_that_breaks_inside_a_version_that_was_listed_brings_the_rest,
         a_tier_over_grpc_has_the_places_of_the_tier_before_it;
     apiserver slow_faults: events_that_expire_with_one_lease_are_each_deleted_once;
 }
@@ -98,9 +99,29 @@ async fn a_watch_that_breaks_between_two_events_of_one_version_brings_the_rest()
     assert_eq!(watch.state, rig.truth(PODS).await);
 }
 
+async fn a_backfill_that_breaks_inside_a_version_that_was_listed_brings_the_rest() {
+    let setup = Setup::of(&["pods"]);
+    let sim = setup.sim();
+    create(&sim, &["b", "c", "d"]);
+    let before = sim.revision();
+    let b = sim.object(&pods(), "default", "b").unwrap();
+    let mut b: Value = serde_json::from_slice(&b).unwrap();
+    let deleted = delete_together(&sim, &["b", "c", "d"]);
+    // The cache has listed at the version of the deletes. The first watch of the backfill has one
+    // of them, and ends.
+    let rig = Rig::synced(sim, setup).await;
+    b["metadata"]["resourceVersion"] = deleted.to_string().into();
+    rig.network.answer_once(|path| path.contains("timeoutSeconds=3"), answer(200, vec![line("DELETED", &b)], false));
+    let mut watch = rig.watch(target("pods"), &before.to_string()).await.unwrap();
+    create(&rig.sim, &["e"]);
+    watch.until(rig.sim.revision()).await;
+    assert_eq!(versions(&watch.events), [deleted, deleted, deleted, rig.sim.revision()], "each of them once");
+    assert_eq!((watch.gaps.len(), relists(&rig)), (0, 1.0));
+}
+
 async fn a_tier_over_grpc_has_the_places_of_the_tier_before_it() {
     let (front, _, _) = synced(Setup::of(&["pods"])).await;
-    let (rig, link) = crate::harness::rig::Rig::behind(&front, Setup::of(&["pods"]));
+    let (rig, link) = Rig::behind(&front, Setup::of(&["pods"]));
     rig.ready().await;
     let mut watch = rig.watch_all("pods").await;
     create(&front.sim, &["b", "c", "d", "e"]);

@@ -46,9 +46,11 @@ use kubefan_model::{
 
 /// How long a read waits for more requests. It starts at the oldest requested version.
 const GATHER_TIME: Duration = Duration::from_millis(300);
-/// How long a read waits for more events of the version at which the cache was listed. A watch
-/// brings the events of one version together, and nothing need follow them in a quiet cluster.
-const SAME_VERSION_WAIT: Duration = Duration::from_millis(200);
+/// How long a read waits for more events of the version at which the cache was listed. An open
+/// watch brings the events of one version together, and nothing need follow them in a quiet
+/// cluster. A cached resource has a bookmark in this time (`bookmarkFrequency` of the apiserver's
+/// cacher: 2 seconds before a watch ends).
+const SAME_VERSION_WAIT: Duration = Duration::from_millis(1_500);
 /// The time limit of one read.
 const BACKFILL_TIMEOUT: Duration = Duration::from_secs(30);
 /// The size limits of one backfill. A larger one would cost more to send than a snapshot. All that
@@ -336,12 +338,15 @@ impl Backfiller {
         let mut reached = start;
         // The events of the last version that a new watch sends once more.
         let (mut last_is_event, mut again) = (false, 0);
-        let mut is_complete = false;
+        // Whether the last version is reached, of which the cache has a list, and whether the watch
+        // that is open has brought it.
+        let (mut is_last, mut is_brought) = (false, false);
         let mut share = hub.budgets().backfills.share();
         loop {
-            let wait = if is_complete { SAME_VERSION_WAIT } else { BACKFILL_TIMEOUT };
+            let wait = if is_last && is_brought { SAME_VERSION_WAIT } else { BACKFILL_TIMEOUT };
             let step = match timeout(wait, reflector.step()).await {
-                Err(_) | Ok(Err(_) | Ok(Step::Ended { .. })) if is_complete => {
+                // A watch that breaks or ends here may have brought a part of the version.
+                Err(_) if is_last && is_brought => {
                     return Ok(Backfill { epoch, ring, reached, has_state: with_state, share });
                 }
                 Err(_) => return Err(self.failed(from).into()),
@@ -357,14 +362,20 @@ impl Backfiller {
                     again = if last_is_event { reached.sub() + 1 } else { 0 };
                     continue;
                 }
-                Step::Ended { .. } | Step::Proved { .. } => continue,
+                Step::Ended { .. } => {
+                    is_brought = false;
+                    continue;
+                }
+                Step::Proved { .. } => continue,
             };
             last_is_event = matches!(update, Update::Event(..));
+            is_brought = last_is_event;
             if let Update::Event(_, object) = &update
                 && again > 0
                 && object.version().is_at(reached)
             {
                 again -= 1;
+                is_brought = again == 0;
                 continue;
             }
             let at = match &update {
@@ -413,7 +424,7 @@ impl Backfiller {
                     return Err(ReadError::Expired { expired: UpstreamExpired::Events(from), oldest: None });
                 }
                 let is_reached = can_resume && (at >= to || to.is_end() && to.is_at(at));
-                is_complete = is_reached && is_within_list;
+                is_last = is_reached && is_within_list;
                 if is_reached && !is_within_list {
                     return Ok(Backfill { epoch, ring, reached: at, has_state: with_state, share });
                 }

@@ -96,6 +96,16 @@ async fn over_http_a_version_is_resumed_from_behind_what_the_cache_has_of_it() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_listed_version_is_known_as_such_when_the_ring_has_gone_on() {
+    let mut cache = Cache::within(RingLimits { ring_events_max: 2, residue_bytes_max: Some(1 << 20), ..LIMITS });
+    cache.list(&[("a", "web", 5)], 12);
+    (13..=18).for_each(|at| cache.event(Modified, "a", "web", at));
+    let epoch = cache.hub.position().unwrap().epoch;
+    let listed = |at| cache.hub.continues_from(epoch, version(at)).unwrap().is_listed;
+    assert_eq!([12, 14].map(listed), [true, false]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_place_that_this_cache_only_listed_is_expired() {
     // Another replica has sent two events at version 12, at which this one has listed.
     let mut cache = Cache::new();
