@@ -6,15 +6,19 @@ use std::time::Duration;
 
 use http_body_util::BodyExt;
 use kubefan_sim::apiserver::Verb;
-use serde_json::Value;
+use reqwest::{Method, Response};
+use serde_json::{Value, json};
 use tokio::time::Instant;
 use tonic::Code;
 use tonic_types::StatusExt;
 
 use crate::{
     harness::{
+        apiserver::ApiServer,
+        process::closed_port,
         rig::{PODS, Rig, Setup, on_demand, pod, pods, target},
-        tests,
+        servers::Servers,
+        tests, wait,
     },
     upstream_faults::status,
 };
@@ -22,6 +26,7 @@ use crate::{
 tests! {
     paused: a_list_that_fails_upstream_is_reported_at_once_with_its_cause,
         a_list_that_only_is_not_ready_is_waited_for;
+    apiserver: a_conversion_webhook_that_is_down_is_reported_as_by_the_apiserver;
 }
 
 const CAUSE: &str = "conversion webhook for example.com/v1, Kind=Widget failed: connection refused";
@@ -81,4 +86,45 @@ async fn a_list_that_only_is_not_ready_is_waited_for() {
         assert_eq!((code, &*said), (429, "storage is (re)initializing"), "{message}");
         assert!(after >= Duration::from_secs(5), "{message}: after {after:?}");
     }
+}
+
+const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+
+/// The code, reason and message of a refusal.
+async fn refusal(response: Response) -> (u16, Value, Value) {
+    let code = response.status().as_u16();
+    let status: Value = serde_json::from_str(&response.text().await.unwrap()).unwrap();
+    (code, status["reason"].clone(), status["message"].clone())
+}
+
+async fn a_conversion_webhook_that_is_down_is_reported_as_by_the_apiserver() {
+    let servers = Servers::start(ApiServer::shared().await, &["--resource=pods"]).await;
+    let (api, (_closed, address)) = (&servers.api, closed_port());
+    let group = format!("{}.example.com", api.unique("webhook"));
+    api.create_crd(&group, "widgets", "Widget").await;
+    let widget = json!({ "apiVersion": format!("{group}/v1"), "kind": "Widget", "metadata": { "name": "a" } });
+    api.create(&format!("/apis/{group}/v1/namespaces/default/widgets"), &widget).await;
+    let version = |name: &str| {
+        json!({
+            "name": name, "served": true, "storage": name == "v1",
+            "schema": { "openAPIV3Schema": { "type": "object" } },
+        })
+    };
+    let webhook = json!({
+        "clientConfig": { "url": format!("https://{address}/convert") }, "conversionReviewVersions": ["v1"],
+    });
+    let spec = json!({ "versions": [version("v1"), version("v2")], "conversion": { "strategy": "Webhook", "webhook": webhook } });
+    api.patch(&format!("{CRDS}/widgets.{group}"), &json!({ "spec": spec })).await;
+    let path = format!("/apis/{group}/v2/widgets");
+    for query in ["", "?limit=1", "?resourceVersion=0", "?watch=1", "?watch=1&resourceVersion=0"] {
+        let asked = format!("{path}{query}");
+        let straight = wait::until("the failed conversion", wait::SOON, || async {
+            let refused = refusal(servers.straight(&asked).send().await.unwrap()).await;
+            refused.2.as_str().is_some_and(|said| said.contains("connection refused")).then_some(refused)
+        })
+        .await;
+        let through = refusal(servers.through(Method::GET, &asked).send().await.unwrap()).await;
+        assert_eq!(through, straight, "{query}");
+    }
+    api.delete_crd(&group, "widgets").await;
 }
