@@ -197,7 +197,7 @@ impl History {
     /// Whether a list has brought this version, or a part of it.
     pub fn has_listed(&self, version: ResourceVersion) -> bool {
         let is_at = |listed: ResourceVersion| listed.is_at(version);
-        // The first list stays the floor of the conflated history when the ring goes on.
+        // The first list stays the floor of the conflated history when the ring evicts events.
         [self.ring.floor(), self.conflated.floor()].into_iter().any(is_at)
             || self.ring.gaps_after(version.below().unwrap_or(version)).any(is_at)
             || self.conflated.gaps().any(|(_, to)| is_at(to))

@@ -1,0 +1,268 @@
+//! One read of a backfill: a watch from the oldest requested version, and before it a list of that
+//! state if a request needs it.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::{sleep, timeout};
+
+use super::read_range::ReadRange;
+use crate::{
+    cache::{Backfill, CacheWriter, EventRing, Record, RingLimits, Update, writer::Change},
+    caches::{context::CacheContext, list_scheduler::ListPriority},
+    fanout::{CachePosition, Continuation, Refusal, Served},
+    telemetry::metrics::WatchPurpose,
+    upstream::{
+        UpstreamError,
+        reflector::{ReflectorError, Step},
+    },
+};
+use kubefan_common::planted::{self, Bug};
+use kubefan_model::{
+    ResourceVersion,
+    event::{EventType, WatchEvent},
+};
+
+/// The time limit of one read.
+pub(super) const BACKFILL_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a read waits for more events of the version at which the cache was listed. An open
+/// watch brings the events of one version together, and nothing need follow them in a quiet
+/// cluster. A cached resource has a bookmark in this time (`bookmarkFrequency` of the apiserver's
+/// cacher: 2 seconds before a watch ends).
+const SAME_VERSION_WAIT: Duration = Duration::from_millis(1_500);
+/// The size limits of one backfill. A larger one would cost more to send than a snapshot. All that
+/// are held are within a budget of the process.
+const LIMITS: RingLimits = RingLimits {
+    ring_bytes_max: Some(64 << 20),
+    ring_events_max: 100_000,
+    ring_age_max: Duration::MAX,
+    residue_bytes_max: Some(0),
+};
+
+/// What upstream no longer has, at this version and any older one.
+pub(super) enum UpstreamExpired {
+    Events(ResourceVersion),
+    State(ResourceVersion),
+}
+
+/// Why a read failed.
+pub(super) enum ReadError {
+    Expired {
+        expired: UpstreamExpired,
+        /// The oldest version that upstream still has, if it named that.
+        oldest: Option<ResourceVersion>,
+    },
+    Refused(Refusal),
+}
+
+impl From<Refusal> for ReadError {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+/// What a read works with.
+pub(super) struct UpstreamRead<'a> {
+    pub(super) context: &'a CacheContext,
+    pub(super) served: &'a Served,
+}
+
+impl UpstreamRead<'_> {
+    /// Reads a backfill, and confirms that upstream is still the cluster of this cache.
+    pub(super) async fn confirmed(&self, range: ReadRange) -> Result<Backfill, ReadError> {
+        let source = &self.context.source;
+        let backfill = self.read(range).await?;
+        source.confirm().await.map_err(|error| Refusal::Unavailable(error.to_string()))?;
+        Ok(backfill)
+    }
+
+    async fn read(&self, ReadRange { from, to, with_state }: ReadRange) -> Result<Backfill, ReadError> {
+        let Served { gvr, hub, .. } = self.served;
+        let CachePosition { epoch, store, .. } = hub.position().ok_or_else(|| unsynced(self.served))?;
+        let mut place = match with_state {
+            true => Some(self.context.lists.acquire(ListPriority::Backfill).await),
+            false => None,
+        };
+        let reflector = self.context.reflector_for(self.served, WatchPurpose::Backfill);
+        // Upstream sends whole versions. What comes up to `from` is read for the state alone.
+        let start = from.read_from();
+        let mut reflector = reflector.for_backfill(start, with_state);
+        let mut writer = CacheWriter::sharing(store);
+        let mut ring = EventRing::alone(LIMITS, from);
+        let mut reached = start;
+        // The events of the last version that a new watch sends once more.
+        let (mut last_is_event, mut again) = (false, 0);
+        // Whether the last version is reached, of which the cache has a list, and whether the watch
+        // that is open has brought it.
+        let (mut is_last, mut is_brought) = (false, false);
+        let mut share = hub.budgets().backfills.share();
+        loop {
+            let wait = if is_last && is_brought { SAME_VERSION_WAIT } else { BACKFILL_TIMEOUT };
+            let step = match timeout(wait, reflector.step()).await {
+                // A watch that breaks or ends here may have brought a part of the version.
+                Err(_) if is_last && is_brought => {
+                    return Ok(Backfill { epoch, ring, reached, has_state: with_state, share });
+                }
+                Err(_) => return Err(no_backfill(self.served, from).into()),
+                Ok(Err(error)) if reflector.is_within_list() => {
+                    sleep(error.page_retry_delay()).await;
+                    continue;
+                }
+                Ok(step) => step.map_err(|error| read_error(from, &error))?,
+            };
+            let (update, received) = match step {
+                Step::Update { update, received } => (update, received),
+                Step::Watching { .. } => {
+                    again = if last_is_event { reached.sub() + 1 } else { 0 };
+                    continue;
+                }
+                Step::Ended { .. } => {
+                    is_brought = false;
+                    continue;
+                }
+                Step::Proved { .. } => continue,
+            };
+            last_is_event = matches!(update, Update::Event(..));
+            is_brought = last_is_event;
+            if let Update::Event(_, object) = &update
+                && again > 0
+                && object.version().is_at(reached)
+            {
+                again -= 1;
+                is_brought = again == 0;
+                continue;
+            }
+            let at = match &update {
+                Update::Event(_, object) => {
+                    let message = || {
+                        format!(
+                            "upstream sent {} at version {}, after version {reached}",
+                            object.key(),
+                            object.version()
+                        )
+                    };
+                    let next = reached.followed_by(object.version());
+                    reached = next.ok_or_else(|| Refusal::Unavailable(message()))?;
+                    Some(reached)
+                }
+                Update::Bookmark(version) => Some(*version),
+                Update::ListBegin { .. }
+                | Update::ListItem(_)
+                | Update::ListEnd(_)
+                | Update::Conflated { .. }
+                | Update::WentBack { .. } => None,
+            };
+            if let Some(at) = at {
+                let another = || Refusal::Unavailable(format!("{gvr} is being listed again"));
+                let Continuation { can_resume, is_listed, head } = hub.continues_from(epoch, at).ok_or_else(another)?;
+                // A list has all events of its version, of which upstream may send more.
+                let is_within_list = is_listed && matches!(update, Update::Event(..));
+                // The cache has not received this event yet. Everything up to the cache's version
+                // was read, so the backfill is complete.
+                if at > head && !is_within_list {
+                    return Ok(Backfill { epoch, ring, reached: head, has_state: with_state, share });
+                }
+                if let Some(record) = record(&mut writer, update, at, with_state)?
+                    && at > from
+                    && !(can_resume && planted::is(Bug::SpliceDrops))
+                {
+                    ring.push(record, received);
+                    ring.evict(received, 0, 1.0, 1.0);
+                    share.set(ring.bytes());
+                    if share.budget().is_over() {
+                        return Err(Refusal::Unavailable(format!("no room for a backfill of {gvr}")).into());
+                    }
+                }
+                // An eviction means that the backfill exceeds its limits.
+                if ring.floor() != from {
+                    return Err(ReadError::Expired { expired: UpstreamExpired::Events(from), oldest: None });
+                }
+                let is_reached = can_resume && (at >= to || to.is_end() && to.is_at(at));
+                is_last = is_reached && is_within_list;
+                if is_reached && !is_within_list {
+                    return Ok(Backfill { epoch, ring, reached: at, has_state: with_state, share });
+                }
+                continue;
+            }
+            if let Update::ListEnd(version) = update {
+                drop(place.take());
+                if version != start {
+                    let message =
+                        format!("upstream answered a list at version {start} with the state at version {version}");
+                    return Err(Refusal::Unavailable(message).into());
+                }
+            }
+            writer.apply(update).map_err(|error| Refusal::Unavailable(error.to_string()))?;
+        }
+    }
+}
+
+pub(super) fn no_backfill(served: &Served, version: ResourceVersion) -> Refusal {
+    Refusal::Unavailable(format!("no backfill of {} from version {version}", served.gvr))
+}
+
+pub(super) fn unsynced(served: &Served) -> Refusal {
+    Refusal::Unavailable(format!("{} is not synced", served.gvr))
+}
+
+/// Classifies the failure of a read from version `from`.
+fn read_error(from: ResourceVersion, error: &ReflectorError) -> ReadError {
+    let Some(gone @ UpstreamError::Gone { .. }) = error.upstream() else {
+        return Refusal::Unavailable(error.to_string()).into();
+    };
+    // Upstream may name the oldest version that it still has. A client that knows places needs the
+    // one before.
+    let oldest = gone.oldest().map(|oldest| if from.is_end() { oldest } else { oldest.above() });
+    let oldest = oldest.filter(|oldest| *oldest > from);
+    // Upstream was asked for the whole version of a place.
+    let version = oldest.and_then(ResourceVersion::below).unwrap_or(from).max(from);
+    let expired = match error {
+        ReflectorError::List(_) => UpstreamExpired::State(version),
+        _ => UpstreamExpired::Events(version),
+    };
+    ReadError::Expired { expired, oldest }
+}
+
+/// The history record of an update. `None` for an update without an event.
+///
+/// Without state, the event's type says whether there was a previous object, but not its content.
+/// The new object stands in for it, because requests without state do not look at the previous
+/// object.
+fn record(
+    writer: &mut CacheWriter,
+    update: Update,
+    at: ResourceVersion,
+    has_state: bool,
+) -> Result<Option<Record>, Refusal> {
+    if has_state {
+        let commit = writer.apply(update).map_err(|error| Refusal::Unavailable(error.to_string()))?;
+        return Ok(match commit.map(|commit| commit.change) {
+            Some(Change::Record(record)) => Some(record),
+            Some(Change::Start { .. } | Change::Restored(_) | Change::Version) | None => None,
+        });
+    }
+    let Update::Event(kind, object) = update else { return Ok(None) };
+    let object = Arc::new(object);
+    let previous = (kind != EventType::Added).then(|| object.clone());
+    Ok(Some(Record::Event(Arc::new(WatchEvent::new(kind, at, object, previous)))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_expired_version_is_not_asked_for_again_by_one_of_its_places() {
+        for (from, named, expired) in
+            [("218.1", 218, "218.1"), ("218", 218, "218"), ("218.1", 300, "300"), ("5", 0, "5")]
+        {
+            let from = ResourceVersion::parse_place(from).unwrap();
+            let gone = UpstreamError::Gone { message: format!("too old resource version: 217 ({named})") };
+            let ReadError::Expired { expired: UpstreamExpired::Events(version), .. } =
+                read_error(from, &ReflectorError::Watch(gone))
+            else {
+                panic!("{from} is expired");
+            };
+            assert_eq!(version.to_string(), expired, "{from}");
+        }
+    }
+}
