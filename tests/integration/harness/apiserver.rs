@@ -33,7 +33,7 @@ pub(crate) const READER: &str = "reader";
 /// A user that never gets a role.
 pub(crate) const NOBODY: &str = "nobody";
 
-const READY_AT_MOST: Duration = Duration::from_secs(90);
+const READY_AT_MOST: Duration = Duration::from_secs(300);
 const STOPPED_AT_MOST: Duration = Duration::from_secs(90);
 
 /// Options for starting a control plane.

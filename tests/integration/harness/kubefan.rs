@@ -257,7 +257,7 @@ pub(crate) async fn run_with(args: &[&str], prepare: impl FnOnce(&mut tokio::pro
     ran
 }
 
-const READY_AT_MOST: Duration = Duration::from_secs(60);
+const READY_AT_MOST: Duration = Duration::from_secs(180);
 /// For whole commands, such as a benchmark by a debug build on a busy machine.
 const EXITED_AT_MOST: Duration = Duration::from_secs(300);
 
