@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use kubefan_sim::apiserver::{Fault, FaultRule, Verb};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::sleep;
 use tonic::Code;
 
@@ -15,7 +15,7 @@ use crate::{
         kubefan::{Kubefan, value_of},
         network::{Network, RecordedRequest, answer, waits},
         record::Watch,
-        rig::{PODS, Rig, Setup, pod, pods},
+        rig::{PODS, Rig, Setup, pod, pods, versions},
         simulated::Simulated,
         tests, wait,
     },
@@ -27,6 +27,7 @@ tests! {
     local: a_check_without_the_right_to_list_is_reported_once;
     paused: a_lost_event_is_found_and_sent_in_a_marked_gap, a_difference_at_the_same_version_ends_the_streams,
         an_answer_from_another_cache_is_not_compared, a_failed_check_is_no_difference,
+        a_version_of_which_the_cache_has_a_part_is_no_difference,
         a_check_reads_one_version_at_a_limited_pace, a_relist_during_a_check_is_not_repeated;
 }
 
@@ -83,6 +84,41 @@ async fn a_lost_event_is_found_and_sent_in_a_marked_gap() {
         assert!(checks(&rig, "equal") >= equal + 2.0, "{what}: the cache is equal again");
         assert_eq!(checks(&rig, "different"), 1.0, "{what}");
     }
+}
+
+async fn a_version_of_which_the_cache_has_a_part_is_no_difference() {
+    let (rig, mut watch, _) = synced(checked()).await;
+    for name in ["b", "c"] {
+        rig.sim.create(&pods(), pod(name, "new")).unwrap();
+    }
+    watch.until(rig.sim.revision()).await;
+    let mut b: Value = serde_json::from_slice(&rig.sim.object(&pods(), "default", "b").unwrap()).unwrap();
+    rig.network.refuse(true);
+    rig.cut().await;
+    rig.sim.at_one_version(|| {
+        for name in ["b", "c"] {
+            rig.sim.delete(&pods(), "default", name).unwrap();
+        }
+    });
+    // The watch has brought one of the two deletes, and is silent.
+    let deleted = rig.sim.revision();
+    b["metadata"]["resourceVersion"] = deleted.to_string().into();
+    rig.network.answer_once(RecordedRequest::is_watch_path, answer(200, vec![line("DELETED", &b)], true));
+    rig.network.refuse(false);
+    watch.until(deleted).await;
+    sleep(Duration::from_secs(80)).await;
+    assert!(
+        rig.asked(PODS)
+            .iter()
+            .any(|request| request.is_metadata_only && request.path.contains(&format!("resourceVersion={deleted}"))),
+        "it was compared"
+    );
+    assert_eq!((checks(&rig, "different"), relists_for(&rig, "self_check")), (0.0, 0.0));
+    // A watch that stays silent is opened anew.
+    sleep(Duration::from_secs(60)).await;
+    rig.sim.create(&pods(), pod("d", "new")).unwrap();
+    watch.until(rig.sim.revision()).await;
+    assert_eq!(versions(&watch.events)[2..], [deleted, deleted, rig.sim.revision()]);
 }
 
 async fn a_difference_at_the_same_version_ends_the_streams() {

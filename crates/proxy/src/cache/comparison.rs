@@ -40,6 +40,15 @@ pub struct Differences {
     pub first: Vec<Difference>,
 }
 
+impl Differences {
+    /// Forgets those of the named ones that are none. If all are, so are the others.
+    pub fn retain(&mut self, is_one: impl FnMut(&Difference) -> bool) {
+        let named = self.first.len();
+        self.first.retain(is_one);
+        self.count = if self.first.is_empty() { 0 } else { self.count - (named - self.first.len()) };
+    }
+}
+
 impl fmt::Display for Differences {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, difference) in self.first.iter().enumerate() {

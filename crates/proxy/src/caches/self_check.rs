@@ -17,13 +17,15 @@ use crate::{
         RelistReason,
         comparison::{Comparison, Differences},
     },
-    fanout::{Phase, Served},
+    fanout::{CachePosition, Phase, Served},
     telemetry::metrics::SelfCheck,
     upstream::{UpstreamError, metadata::MetadataPages},
 };
 
 /// The wait between two pages.
 const PAGE_INTERVAL: Duration = Duration::from_millis(250);
+/// How long a check waits for the rest of a version of which the cache may have a part.
+const REST_TIMEOUT: Duration = Duration::from_secs(30);
 /// The most keys that a log line names.
 const KEYS_MAX: usize = 10;
 
@@ -86,7 +88,7 @@ async fn check(context: &CacheContext, cache: &Cache) {
 /// compared state.
 async fn compare(context: &CacheContext, served: &Served) -> Option<CheckResult> {
     let lists = served.hub.lists();
-    let (store, version) = served.hub.state()?;
+    let CachePosition { store, version, is_open, .. } = served.hub.position()?;
     let target = context.metadata_target(served);
     let mut pages = MetadataPages::new(context.upstream.clone(), target, version);
     let mut comparison = Comparison::new(store.into_versions(), KEYS_MAX);
@@ -106,12 +108,20 @@ async fn compare(context: &CacheContext, served: &Served) -> Option<CheckResult>
         }
         sleep(PAGE_INTERVAL).await;
     }
+    let mut differences = comparison.finish();
+    if differences.count > 0 && is_open {
+        if let Err(error) = served.hub.reached(version.above(), REST_TIMEOUT).await {
+            return Some(CheckResult::Failed(format!("the cache may have a part of version {version}: {error}")));
+        }
+        // The rest of the version has come. What was lost is still missing.
+        let (now, _) = served.hub.state()?;
+        differences.retain(|found| now.get(found.key.as_str()).map(|object| object.version()) == found.cached);
+    }
     // A relist has fixed any difference, and after a rewind of the cluster a difference means
     // nothing.
     if served.hub.lists() != lists {
         return None;
     }
-    let differences = comparison.finish();
     if differences.count == 0 {
         return Some(CheckResult::Equal);
     }
