@@ -24,14 +24,17 @@ use tower::BoxError;
 use crate::upstream::transport::connection::UpstreamBody;
 use kubefan_common::text;
 
-/// The waits before each repeat. A connection that closes costs one; a server that refuses streams
-/// (REFUSED_STREAM) needs time.
-pub(super) const DELAYS: [Duration; 5] = [
+/// The waits before each repeat. A connection that closes costs one, and a large body meets several
+/// of them while it is written; a server that refuses streams (REFUSED_STREAM) needs time.
+pub(super) const DELAYS: [Duration; 8] = [
     Duration::ZERO,
     Duration::from_millis(20),
     Duration::from_millis(50),
     Duration::from_millis(200),
     Duration::from_millis(500),
+    Duration::from_millis(500),
+    Duration::from_secs(1),
+    Duration::from_secs(1),
 ];
 
 /// The most bytes that an attempt reads again at once.
