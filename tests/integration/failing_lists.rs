@@ -16,6 +16,7 @@ use crate::{
     harness::{
         apiserver::ApiServer,
         process::closed_port,
+        rest::CRDS,
         rig::{PODS, Rig, Setup, on_demand, pod, pods, target},
         servers::Servers,
         tests, wait,
@@ -87,8 +88,6 @@ async fn a_list_that_only_is_not_ready_is_waited_for() {
         assert!(after >= Duration::from_secs(5), "{message}: after {after:?}");
     }
 }
-
-const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 
 /// The code, reason and message of a refusal.
 async fn refusal(response: Response) -> (u16, Value, Value) {

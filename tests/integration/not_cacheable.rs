@@ -14,6 +14,7 @@ use tonic_types::StatusExt;
 
 use crate::harness::{
     apiserver::ApiServer,
+    rest::CRDS,
     rig::{Rig, Setup, on_demand, target},
     servers::{Servers, is_cached},
     simulated::Simulated,
@@ -167,8 +168,6 @@ async fn a_resource_named_like_a_part_of_a_path_is_cached_only_where_it_is_liste
         }
     }
 }
-
-const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 
 fn definition(group: &str, plural: &str, scope: &str) -> serde_json::Value {
     let kind = format!("{}{}{scope}", plural[..1].to_uppercase(), &plural[1..]);

@@ -44,13 +44,20 @@ tests! {
 }
 
 /// Deletes pods at one version, and returns it.
-fn delete_together(sim: &SimApiserver, names: &[&str]) -> u64 {
+pub(crate) fn delete_together(sim: &SimApiserver, names: &[&str]) -> u64 {
     sim.at_one_version(|| {
         for name in names {
             sim.delete(&pods(), "default", name).unwrap();
         }
     });
     sim.revision()
+}
+
+/// The delete of an object at `version`, as a watch sends it.
+pub(crate) fn delete_line(object: &[u8], version: u64) -> String {
+    let mut object: Value = serde_json::from_slice(object).unwrap();
+    object["metadata"]["resourceVersion"] = version.to_string().into();
+    line("DELETED", &object)
 }
 
 fn create(sim: &SimApiserver, names: &[&str]) {
@@ -83,13 +90,11 @@ async fn a_watch_that_breaks_between_two_events_of_one_version_brings_the_rest()
     let before = rig.sim.revision();
     watch.until(before).await;
     let b = rig.sim.object(&pods(), "default", "b").unwrap();
-    let mut b: Value = serde_json::from_slice(&b).unwrap();
     rig.network.refuse(true);
     rig.cut().await;
     let deleted = delete_together(&rig.sim, &["b", "c", "d"]);
     // The next watch has the first of the three deletes, and ends.
-    b["metadata"]["resourceVersion"] = deleted.to_string().into();
-    rig.network.answer_once(|path| path.contains("watch=1"), answer(200, vec![line("DELETED", &b)], false));
+    rig.network.answer_once(|path| path.contains("watch=1"), answer(200, vec![delete_line(&b, deleted)], false));
     rig.network.refuse(false);
     watch.until(deleted).await;
     create(&rig.sim, &["e"]);
@@ -105,13 +110,12 @@ async fn a_backfill_that_breaks_inside_a_version_that_was_listed_brings_the_rest
     create(&sim, &["b", "c", "d"]);
     let before = sim.revision();
     let b = sim.object(&pods(), "default", "b").unwrap();
-    let mut b: Value = serde_json::from_slice(&b).unwrap();
     let deleted = delete_together(&sim, &["b", "c", "d"]);
     // The cache has listed at the version of the deletes. The first watch of the backfill has one
     // of them, and ends.
     let rig = Rig::synced(sim, setup).await;
-    b["metadata"]["resourceVersion"] = deleted.to_string().into();
-    rig.network.answer_once(|path| path.contains("timeoutSeconds=3"), answer(200, vec![line("DELETED", &b)], false));
+    rig.network
+        .answer_once(|path| path.contains("timeoutSeconds=3"), answer(200, vec![delete_line(&b, deleted)], false));
     let mut watch = rig.watch(target("pods"), &before.to_string()).await.unwrap();
     create(&rig.sim, &["e"]);
     watch.until(rig.sim.revision()).await;

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use kubefan_sim::apiserver::{Fault, FaultRule, Verb};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::time::sleep;
 use tonic::Code;
 
@@ -19,6 +19,7 @@ use crate::{
         simulated::Simulated,
         tests, wait,
     },
+    one_version::{delete_line, delete_together},
     upstream_faults::{line, relists_for, synced, write},
 };
 
@@ -92,18 +93,12 @@ async fn a_version_of_which_the_cache_has_a_part_is_no_difference() {
         rig.sim.create(&pods(), pod(name, "new")).unwrap();
     }
     watch.until(rig.sim.revision()).await;
-    let mut b: Value = serde_json::from_slice(&rig.sim.object(&pods(), "default", "b").unwrap()).unwrap();
+    let b = rig.sim.object(&pods(), "default", "b").unwrap();
     rig.network.refuse(true);
     rig.cut().await;
-    rig.sim.at_one_version(|| {
-        for name in ["b", "c"] {
-            rig.sim.delete(&pods(), "default", name).unwrap();
-        }
-    });
+    let deleted = delete_together(&rig.sim, &["b", "c"]);
     // The watch has brought one of the two deletes, and is silent.
-    let deleted = rig.sim.revision();
-    b["metadata"]["resourceVersion"] = deleted.to_string().into();
-    rig.network.answer_once(RecordedRequest::is_watch_path, answer(200, vec![line("DELETED", &b)], true));
+    rig.network.answer_once(RecordedRequest::is_watch_path, answer(200, vec![delete_line(&b, deleted)], true));
     rig.network.refuse(false);
     watch.until(deleted).await;
     sleep(Duration::from_secs(80)).await;

@@ -17,6 +17,7 @@ use crate::{
     harness::{
         apiserver::ApiServer,
         network::answer,
+        rest::CRDS,
         rig::{Rig, Setup, on_demand},
         servers::Servers,
         tests, wait,
@@ -249,8 +250,6 @@ async fn a_resource_that_fails_for_long_asks_discovery_rarely() {
         assert!((1..=90).contains(&asked), "{code}: {asked} in ten minutes");
     }
 }
-
-const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 
 /// A definition of widgets: kind, list kind, scope and selectable field.
 fn definition(group: &str, [kind, list_kind, scope, field]: [&str; 4]) -> Value {

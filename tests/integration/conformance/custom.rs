@@ -3,9 +3,7 @@
 use serde_json::{Value, json};
 
 use super::api::{Api, names, unique, version};
-use crate::harness::wait;
-
-const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+use crate::harness::{rest::CRDS, wait};
 
 /// A custom resource in its own group.
 struct Widgets {

@@ -7,11 +7,11 @@
 //!
 //! ```ignore
 //! tests! {
-//!     apiserver: a_pod_is_served, a_relist_leaves_a_marked_gap;   // needs the real kube-apiserver
-//!     local: a_bad_flag_is_named;                                 // needs nothing
-//!     paused: a_429_is_waited_out;                                // in this process, on a paused clock
-//!     apiserver slow_faults: a_restart_loses_nothing;             // in .ci/run if a change concerns it
-//!     local slow_release alone: a_snapshot_is_shared;             // needs the CPUs for itself
+//!     apiserver: a_pod_is_served, a_relist_leaves_a_gap;      // needs the real kube-apiserver
+//!     local: a_bad_flag_is_named;                             // needs nothing
+//!     paused: a_429_is_waited_out;                            // in this process, on a paused clock
+//!     apiserver slow_faults: a_restart_loses_nothing;         // in .ci/run if a change concerns it
+//!     local slow_release alone: a_snapshot_is_shared;         // needs the CPUs for itself
 //! }
 //! ```
 //!
@@ -58,7 +58,7 @@ pub(crate) mod process;
 pub(crate) mod prometheus;
 pub(crate) mod rbac;
 pub(crate) mod record;
-mod rest;
+pub(crate) mod rest;
 pub(crate) mod resuming;
 pub(crate) mod rig;
 pub(crate) mod secrets;

@@ -105,4 +105,5 @@ impl ApiServer {
     }
 }
 
-const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+/// The path of all definitions of custom resources.
+pub(crate) const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";

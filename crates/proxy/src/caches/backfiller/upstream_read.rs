@@ -38,7 +38,7 @@ const LIMITS: RingLimits = RingLimits {
     residue_bytes_max: Some(0),
 };
 
-/// What upstream no longer has, at this version and any older one.
+/// The part of history that upstream no longer has, at this version and any older one.
 pub(super) enum UpstreamExpired {
     Events(ResourceVersion),
     State(ResourceVersion),
@@ -60,7 +60,7 @@ impl From<Refusal> for ReadError {
     }
 }
 
-/// What a read works with.
+/// A read for one cache.
 pub(super) struct UpstreamRead<'a> {
     pub(super) context: &'a CacheContext,
     pub(super) served: &'a Served,
@@ -78,10 +78,10 @@ impl UpstreamRead<'_> {
     async fn read(&self, ReadRange { from, to, with_state }: ReadRange) -> Result<Backfill, ReadError> {
         let Served { gvr, hub, .. } = self.served;
         let CachePosition { epoch, store, .. } = hub.position().ok_or_else(|| unsynced(self.served))?;
-        let mut place = match with_state {
-            true => Some(self.context.lists.acquire(ListPriority::Backfill).await),
-            false => None,
-        };
+        let mut place = None;
+        if with_state {
+            place = Some(self.context.lists.acquire(ListPriority::Backfill).await);
+        }
         let reflector = self.context.reflector_for(self.served, WatchPurpose::Backfill);
         // Upstream sends whole versions. What comes up to `from` is read for the state alone.
         let start = from.read_from();
@@ -196,10 +196,12 @@ impl UpstreamRead<'_> {
     }
 }
 
+/// Refuses a version from which no backfill could be read.
 pub(super) fn no_backfill(served: &Served, version: ResourceVersion) -> Refusal {
     Refusal::Unavailable(format!("no backfill of {} from version {version}", served.gvr))
 }
 
+/// Refuses reads of a cache without a state.
 pub(super) fn unsynced(served: &Served) -> Refusal {
     Refusal::Unavailable(format!("{} is not synced", served.gvr))
 }
