@@ -89,10 +89,11 @@ async fn a_list_that_only_is_not_ready_is_waited_for() {
     }
 }
 
-/// The code, reason and message of a refusal.
+/// The code, reason and message of a refusal. An apiserver that does not serve a path yet answers
+/// with a plain text.
 async fn refusal(response: Response) -> (u16, Value, Value) {
-    let code = response.status().as_u16();
-    let status: Value = serde_json::from_str(&response.text().await.unwrap()).unwrap();
+    let (code, body) = (response.status().as_u16(), response.text().await.unwrap());
+    let status: Value = serde_json::from_str(&body).unwrap_or_else(|_| json!({ "message": body }));
     (code, status["reason"].clone(), status["message"].clone())
 }
 
