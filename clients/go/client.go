@@ -41,7 +41,8 @@ type Client struct {
 
 // ObjectList is a complete list.
 type ObjectList struct {
-	// ResourceVersion is the version of the state. A watch may start from it.
+	// ResourceVersion is the version of the state. A watch may start from it. See
+	// WatchItem.ResumeVersion.
 	ResourceVersion string
 	// Cluster is the identity of the cluster that the version is from, for WatchOptions.Cluster.
 	Cluster string
@@ -153,15 +154,17 @@ func (c *Client) List(ctx context.Context, target Target, options ReadOptions) (
 }
 
 // ListChunks is like List, but calls each with one chunk of about 256 KiB at a time, all at the same
-// version. Only the first chunk has the resource and the cluster. An error of each ends the list.
+// version, as ObjectList.ResourceVersion has it. Only the first chunk has the resource and the
+// cluster. An error of each ends the list.
 func (c *Client) ListChunks(
 	ctx context.Context, target Target, options ReadOptions, each func(*api.ListResponse) error,
 ) error {
 	if err := options.check(c.address); err != nil {
 		return err
 	}
+	version, _ := sentVersion(options.ResourceVersion)
 	request := &api.ListRequest{
-		Target: target.message(), ResourceVersion: options.ResourceVersion, Projection: options.Projection.message(false),
+		Target: target.message(), ResourceVersion: version, Projection: options.Projection.message(false),
 		Encoding: options.Encoding.message(),
 	}
 	return c.call(ctx, func(ctx context.Context) error {
@@ -183,6 +186,7 @@ func (c *Client) ListChunks(
 			case chunk.GetResourceVersion() == "":
 				return c.protocol("a list without a resource version")
 			}
+			chunk.ResourceVersion = receivedVersion(chunk.GetResourceVersion(), chunk.GetVersionIsComplete())
 			if err := each(chunk); err != nil {
 				return err
 			}
@@ -196,8 +200,9 @@ func (c *Client) Get(ctx context.Context, target Target, options ReadOptions) (*
 	if err := options.check(c.address); err != nil {
 		return nil, err
 	}
+	version, _ := sentVersion(options.ResourceVersion)
 	request := &api.GetRequest{
-		Target: target.message(), ResourceVersion: options.ResourceVersion, Projection: options.Projection.message(false),
+		Target: target.message(), ResourceVersion: version, Projection: options.Projection.message(false),
 		Encoding: options.Encoding.message(),
 	}
 	var response *api.GetResponse

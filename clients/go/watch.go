@@ -144,7 +144,7 @@ func (w *WatchStream) Open() error {
 	return w.open()
 }
 
-// ResumeVersion is the version to resume from, with Cluster.
+// ResumeVersion is the version to resume from, with Cluster. See WatchItem.ResumeVersion.
 func (w *WatchStream) ResumeVersion() string { return w.resumeVersion }
 
 // Cluster is the identity of the cluster that ResumeVersion is from. Empty if it is unknown.
@@ -261,15 +261,17 @@ func (w *WatchStream) request() *api.WatchRequest {
 	}
 	projection := w.options.Projection
 	projection.DropManagedFields = dropManagedFields
+	version, isComplete := sentVersion(w.resumeVersion)
 	request := &api.WatchRequest{
-		Target:          w.target.message(),
-		ResourceVersion: w.resumeVersion,
-		Cluster:         w.cluster,
-		Projection:      projection.message(w.options.OnlyChanges),
-		Encoding:        encoding.message(),
-		StateKept:       w.base != nil && w.base.complete,
-		OnLag:           api.OnLag_ON_LAG_CONFLATE,
-		OnExpired:       api.OnExpired_ON_EXPIRED_RESTART,
+		Target:            w.target.message(),
+		ResourceVersion:   version,
+		VersionIsComplete: isComplete,
+		Cluster:           w.cluster,
+		Projection:        projection.message(w.options.OnlyChanges),
+		Encoding:          encoding.message(),
+		StateKept:         w.base != nil && w.base.complete,
+		OnLag:             api.OnLag_ON_LAG_CONFLATE,
+		OnExpired:         api.OnExpired_ON_EXPIRED_RESTART,
 	}
 	if w.options.OnLag == OnLagExpire {
 		request.OnLag = api.OnLag_ON_LAG_EXPIRE
@@ -342,7 +344,7 @@ func (w *WatchStream) accept(response *api.WatchResponse) (item WatchItem, done 
 	}
 	w.baseIsCurrent = response.GetResumeVersion() != ""
 	if w.baseIsCurrent {
-		w.resumeVersion = response.GetResumeVersion()
+		w.resumeVersion = receivedVersion(response.GetResumeVersion(), response.GetVersionIsComplete())
 		if w.nextCluster != nil {
 			w.cluster, w.nextCluster = *w.nextCluster, nil
 		}

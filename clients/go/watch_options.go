@@ -121,7 +121,8 @@ type WatchItem struct {
 	// Event is set for ItemEvent, and nil otherwise. Its Object is the whole object, never a delta.
 	Event *api.Event
 	// ResumeVersion is the version to resume from after this item, with Cluster. It does not move
-	// inside a snapshot, a gap or a catch-up. Empty before the end of the first snapshot.
+	// inside a snapshot, a gap or a catch-up. Empty before the end of the first snapshot. Send it back
+	// as it is: it need not be a number, and "218.end" is after all events of 218.
 	ResumeVersion string
 	Cluster       string
 	// ResourceVersion is that of a snapshot, or the one up to which the stream was exact before a gap or

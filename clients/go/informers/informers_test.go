@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metainternal "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -107,6 +108,33 @@ func TestAStateEndsWithTheBookmarkThatClientGoWaitsFor(t *testing.T) {
 	server := scripted.Start(t, scripted.Answer{Messages: append(scripted.Snapshot(10, "x", "y"), scripted.Event("D", "x", 11), scripted.Bookmark(15))})
 	got := watched(t, listWatch(t, server, &corev1.Pod{}), withState)
 	expect(t, seen(t, got, 5), "ADDED x 1", "ADDED y 1", "BOOKMARK  10 end-of-state", "DELETED x 11", "BOOKMARK  15")
+}
+
+func TestAWatchContinuesFromThePlaceOfItsList(t *testing.T) {
+	checkLeaks(t)
+	bookmark := scripted.Bookmark(10)
+	bookmark.VersionIsComplete = true
+	server := scripted.Start(t,
+		scripted.Answer{Messages: []*api.WatchResponse{bookmark}, Err: scripted.Refusal(codes.Unavailable, "DRAINING", "draining")},
+		scripted.Answer{Messages: []*api.WatchResponse{scripted.Event("A", "x", 11)}})
+	server.OnList(func(*api.ListRequest) ([]*api.ListResponse, error) {
+		return []*api.ListResponse{{ResourceVersion: "10", VersionIsComplete: true, Cluster: "c"}}, nil
+	})
+	source := listWatch(t, server, &corev1.Pod{})
+	list, err := source.List(metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if version := list.(*metainternal.List).ResourceVersion; version != "10" {
+		t.Fatal(version)
+	}
+	// The bookmark, the break and its end move no version, so client-go hears of none.
+	expect(t, seen(t, watched(t, source, resumed), 1), "ADDED x 11")
+	for _, request := range server.Requests() {
+		if request.ResourceVersion != "10" || !request.GetVersionIsComplete() || request.Cluster != "c" {
+			t.Fatal(request)
+		}
+	}
 }
 
 func TestAGapIsHeldBackUntilItsEndAndThenDeliveredInTheOrderOfVersions(t *testing.T) {
@@ -399,8 +427,10 @@ func TestAnInformerHearsOfAMissedDeletionWithTheLastKnownObject(t *testing.T) {
 	}
 	limited, stop := context.WithTimeout(ctx, waitAtMost)
 	defer stop()
-	if err := WaitUntil(limited, informer.GetStore(), "20"); err != nil {
-		t.Fatal(err)
+	for _, version := range []string{"20", "20.end"} {
+		if err := WaitUntil(limited, informer.GetStore(), version); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := WaitUntil(limited, informer.GetStore(), "x"); err == nil || errors.Is(err, context.DeadlineExceeded) {
 		t.Fatal(err)

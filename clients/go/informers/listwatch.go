@@ -193,7 +193,7 @@ func (l *ListWatch) WatchWithContext(ctx context.Context, options metav1.ListOpt
 	made := &watcher{
 		source: l, stream: stream, cancel: cancel, results: make(chan watch.Event), done: make(chan struct{}),
 		inState: withState, bookmarks: options.AllowWatchBookmarks,
-		version: watchOptions.ResourceVersion, ctx: ctx,
+		version: whole(watchOptions.ResourceVersion), ctx: ctx,
 	}
 	go made.run()
 	return made, nil
@@ -242,7 +242,7 @@ func (l *ListWatch) resume(version string) (string, string) {
 	return version, l.known.cluster
 }
 
-// whole returns a version without the place inside it ("218" of "218.1").
+// whole returns a version without the place inside it ("218" of "218.1" and of "218.end").
 func whole(version string) string {
 	version, _, _ = strings.Cut(version, ".")
 	return version
@@ -292,6 +292,6 @@ func (l *ListWatch) accepts(version, cluster string) error {
 	l.known.refused++
 	return &kubefan.Error{
 		Address: l.client.Address(), Code: unavailable,
-		Message: fmt.Sprintf("this replica is at version %s, behind version %d", version, l.known.version),
+		Message: fmt.Sprintf("this replica is at version %d, behind version %d", number, l.known.version),
 	}
 }

@@ -23,11 +23,12 @@ type Versioned interface {
 //
 // It returns the error of ctx if that ends first; the write may still arrive.
 func WaitUntil(ctx context.Context, store Versioned, version string) error {
-	if _, err := resourceversion.CompareResourceVersion(version, version); err != nil {
+	wanted := whole(version)
+	if _, err := resourceversion.CompareResourceVersion(wanted, wanted); err != nil {
 		return fmt.Errorf("resource version %q: %w", version, err)
 	}
 	return wait.PollUntilContextCancel(ctx, waitInterval, true, func(context.Context) (bool, error) {
-		order, err := resourceversion.CompareResourceVersion(store.LastStoreSyncResourceVersion(), version)
+		order, err := resourceversion.CompareResourceVersion(store.LastStoreSyncResourceVersion(), wanted)
 		// Before the first state, the store has no version.
 		return err == nil && order >= 0, nil
 	})

@@ -137,7 +137,7 @@ func (w *watcher) unitEnded(item kubefan.WatchItem) bool {
 		w.fail(&kubefan.Error{
 			Address: w.source.client.Address(), Code: expiredCode, Reason: kubefan.ReasonTooOld,
 			Message: "objects were deleted while the watch was behind, in a final state that is unknown; list again, from version " +
-				item.ResumeVersion,
+				whole(item.ResumeVersion),
 		})
 		return false
 	}

@@ -560,7 +560,8 @@ type WatchRequest struct {
 	// What to watch.
 	Target *Target `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
 	// Empty or "0": a snapshot, then events. Otherwise: the events after this version, which must be
-	// a resume_version from a stream of the same resource, or the version of a list.
+	// a resume_version from a stream of the same resource, or the version of a list. It need not be a
+	// number: "218.1" is after the second event of version 218.
 	ResourceVersion string `protobuf:"bytes,2,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
 	// After this many seconds the stream ends with OK. 0: no limit.
 	TimeoutSeconds int64 `protobuf:"varint,3,opt,name=timeout_seconds,json=timeoutSeconds,proto3" json:"timeout_seconds,omitempty"`
@@ -583,9 +584,13 @@ type WatchRequest struct {
 	OnExpired OnExpired `protobuf:"varint,9,opt,name=on_expired,json=onExpired,proto3,enum=kubefan.v1alpha1.OnExpired" json:"on_expired,omitempty"`
 	// The identity of the cluster that resource_version is from, as received with that version or
 	// with the snapshot before it. Empty: unknown.
-	Cluster       string `protobuf:"bytes,10,opt,name=cluster,proto3" json:"cluster,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Cluster string `protobuf:"bytes,10,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	// What resource_version was received with: whether all events of that version were sent. True
+	// also for the version of a list of the apiserver. Unset: unknown. Then the events of a version
+	// that has several may be sent again, or be missing if the replica has listed at that version.
+	VersionIsComplete *bool `protobuf:"varint,11,opt,name=version_is_complete,json=versionIsComplete,proto3,oneof" json:"version_is_complete,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *WatchRequest) Reset() {
@@ -686,6 +691,13 @@ func (x *WatchRequest) GetCluster() string {
 		return x.Cluster
 	}
 	return ""
+}
+
+func (x *WatchRequest) GetVersionIsComplete() bool {
+	if x != nil && x.VersionIsComplete != nil {
+		return *x.VersionIsComplete
+	}
+	return false
 }
 
 // Projection selects the parts of each object that are sent. It only removes fields: the rest is
@@ -798,6 +810,10 @@ type WatchResponse struct {
 	// or apply them only after the end was received. Otherwise it keeps an object that was added by
 	// the first part and has been deleted since, because no event reports that delete.
 	ResumeVersion string `protobuf:"bytes,1,opt,name=resume_version,json=resumeVersion,proto3" json:"resume_version,omitempty"`
+	// No further event of resume_version follows. False after an event, because others may have the
+	// same version: objects that expire together are deleted at one version. Send it back with
+	// resume_version.
+	VersionIsComplete bool `protobuf:"varint,11,opt,name=version_is_complete,json=versionIsComplete,proto3" json:"version_is_complete,omitempty"`
 	// The content of the message.
 	//
 	// Types that are valid to be assigned to Message:
@@ -851,6 +867,13 @@ func (x *WatchResponse) GetResumeVersion() string {
 		return x.ResumeVersion
 	}
 	return ""
+}
+
+func (x *WatchResponse) GetVersionIsComplete() bool {
+	if x != nil {
+		return x.VersionIsComplete
+	}
+	return false
 }
 
 func (x *WatchResponse) GetMessage() isWatchResponse_Message {
@@ -1771,9 +1794,11 @@ type ListResponse struct {
 	Resource *ResolvedResource `protobuf:"bytes,3,opt,name=resource,proto3" json:"resource,omitempty"`
 	// The identity of the cluster that the version is from, as in SnapshotBegin; in the first chunk
 	// only.
-	Cluster       string `protobuf:"bytes,4,opt,name=cluster,proto3" json:"cluster,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Cluster string `protobuf:"bytes,4,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	// As in WatchResponse, for a watch that starts from resource_version.
+	VersionIsComplete bool `protobuf:"varint,5,opt,name=version_is_complete,json=versionIsComplete,proto3" json:"version_is_complete,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *ListResponse) Reset() {
@@ -1832,6 +1857,13 @@ func (x *ListResponse) GetCluster() string {
 		return x.Cluster
 	}
 	return ""
+}
+
+func (x *ListResponse) GetVersionIsComplete() bool {
+	if x != nil {
+		return x.VersionIsComplete
+	}
+	return false
 }
 
 // Object is one cached object.
@@ -2429,7 +2461,7 @@ const file_kubefan_v1alpha1_watch_proto_rawDesc = "" +
 	"\tnamespace\x18\x04 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x05 \x01(\tR\x04name\x12%\n" +
 	"\x0elabel_selector\x18\x06 \x01(\tR\rlabelSelector\x12%\n" +
-	"\x0efield_selector\x18\a \x01(\tR\rfieldSelector\"\xf7\x03\n" +
+	"\x0efield_selector\x18\a \x01(\tR\rfieldSelector\"\xc4\x04\n" +
 	"\fWatchRequest\x120\n" +
 	"\x06target\x18\x01 \x01(\v2\x18.kubefan.v1alpha1.TargetR\x06target\x12)\n" +
 	"\x10resource_version\x18\x02 \x01(\tR\x0fresourceVersion\x12'\n" +
@@ -2445,16 +2477,19 @@ const file_kubefan_v1alpha1_watch_proto_rawDesc = "" +
 	"\n" +
 	"on_expired\x18\t \x01(\x0e2\x1b.kubefan.v1alpha1.OnExpiredR\tonExpired\x12\x18\n" +
 	"\acluster\x18\n" +
-	" \x01(\tR\acluster\"\xd7\x01\n" +
+	" \x01(\tR\acluster\x123\n" +
+	"\x13version_is_complete\x18\v \x01(\bH\x00R\x11versionIsComplete\x88\x01\x01B\x16\n" +
+	"\x14_version_is_complete\"\xd7\x01\n" +
 	"\n" +
 	"Projection\x124\n" +
 	"\x04type\x18\x01 \x01(\x0e2 .kubefan.v1alpha1.ProjectionTypeR\x04type\x12\x14\n" +
 	"\x05paths\x18\x02 \x03(\tR\x05paths\x12.\n" +
 	"\x13drop_managed_fields\x18\x03 \x01(\bR\x11dropManagedFields\x12*\n" +
 	"\x11drop_last_applied\x18\x04 \x01(\bR\x0fdropLastApplied\x12!\n" +
-	"\fonly_changes\x18\x05 \x01(\bR\vonlyChanges\"\xfe\x04\n" +
+	"\fonly_changes\x18\x05 \x01(\bR\vonlyChanges\"\xae\x05\n" +
 	"\rWatchResponse\x12%\n" +
-	"\x0eresume_version\x18\x01 \x01(\tR\rresumeVersion\x12H\n" +
+	"\x0eresume_version\x18\x01 \x01(\tR\rresumeVersion\x12.\n" +
+	"\x13version_is_complete\x18\v \x01(\bR\x11versionIsComplete\x12H\n" +
 	"\x0esnapshot_begin\x18\x02 \x01(\v2\x1f.kubefan.v1alpha1.SnapshotBeginH\x00R\rsnapshotBegin\x12/\n" +
 	"\x05event\x18\x03 \x01(\v2\x17.kubefan.v1alpha1.EventH\x00R\x05event\x12B\n" +
 	"\fsnapshot_end\x18\x04 \x01(\v2\x1d.kubefan.v1alpha1.SnapshotEndH\x00R\vsnapshotEnd\x129\n" +
@@ -2514,12 +2549,13 @@ const file_kubefan_v1alpha1_watch_proto_rawDesc = "" +
 	"\n" +
 	"projection\x18\x03 \x01(\v2\x1c.kubefan.v1alpha1.ProjectionR\n" +
 	"projection\x126\n" +
-	"\bencoding\x18\x04 \x01(\x0e2\x1a.kubefan.v1alpha1.EncodingR\bencoding\"\xc7\x01\n" +
+	"\bencoding\x18\x04 \x01(\x0e2\x1a.kubefan.v1alpha1.EncodingR\bencoding\"\xf7\x01\n" +
 	"\fListResponse\x12)\n" +
 	"\x10resource_version\x18\x01 \x01(\tR\x0fresourceVersion\x122\n" +
 	"\aobjects\x18\x02 \x03(\v2\x18.kubefan.v1alpha1.ObjectR\aobjects\x12>\n" +
 	"\bresource\x18\x03 \x01(\v2\".kubefan.v1alpha1.ResolvedResourceR\bresource\x12\x18\n" +
-	"\acluster\x18\x04 \x01(\tR\acluster\"\x8f\x01\n" +
+	"\acluster\x18\x04 \x01(\tR\acluster\x12.\n" +
+	"\x13version_is_complete\x18\x05 \x01(\bR\x11versionIsComplete\"\x8f\x01\n" +
 	"\x06Object\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
@@ -2717,6 +2753,7 @@ func file_kubefan_v1alpha1_watch_proto_init() {
 	if File_kubefan_v1alpha1_watch_proto != nil {
 		return
 	}
+	file_kubefan_v1alpha1_watch_proto_msgTypes[1].OneofWrappers = []any{}
 	file_kubefan_v1alpha1_watch_proto_msgTypes[3].OneofWrappers = []any{
 		(*WatchResponse_SnapshotBegin)(nil),
 		(*WatchResponse_Event)(nil),

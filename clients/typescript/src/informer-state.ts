@@ -28,7 +28,7 @@ const DECIMAL = /^[0-9]+$/;
 
 /**
  * A version as a number; undefined if it is none. A place inside it, which a version to resume from
- * may have ("218.1"), does not count.
+ * may have ("218.1", "218.end"), does not count.
  */
 export function versionNumber(version: string): bigint | undefined {
   const [whole = ""] = version.split(".", 1);

@@ -16,7 +16,8 @@ export interface Resource {
 interface Item {
   /**
    * The version to resume from after this item; empty inside a snapshot, a gap or a catch-up, and
-   * where an item has none. The `resourceVersion` of an object is no version to resume from.
+   * where an item has none. The `resourceVersion` of an object is no version to resume from. Send
+   * it back as it is: it need not be a number, and "218.end" is after all events of 218.
    */
   readonly resumeVersion: string;
 }

@@ -11,11 +11,12 @@ import {
   type GetOptions,
   type ListOptions,
 } from "./options.js";
+import { receivedVersion, sentVersion } from "./resume-version.js";
 import { resourceOf } from "./watch-state.js";
 
 /** A complete list, at one version. */
 export interface ObjectList<T extends object = AnyValue> extends Iterable<KubeObject<T>> {
-  /** The version. A watch may start from it. */
+  /** The version. A watch may start from it. See `resumeVersion` of a `WatchEvent`. */
   readonly resourceVersion: string;
   /** The objects in key order: namespace, then name. */
   readonly objects: readonly KubeObject<T>[];
@@ -56,7 +57,7 @@ export function listRequest(resource: string, options: ListOptions): api.ListReq
   const projection = options.projection ?? {};
   return create(api.ListRequestSchema, {
     target: targetMessage(resource, options),
-    resourceVersion: options.resourceVersion ?? "",
+    resourceVersion: sentVersion(options.resourceVersion ?? "").version,
     ...(leavesOut(projection) ? { projection: projectionMessage(projection) } : {}),
   });
 }
@@ -71,7 +72,7 @@ export function getRequest(
   const projection = options.projection ?? {};
   return create(api.GetRequestSchema, {
     target: targetMessage(resource, { ...options, name, namespace }),
-    resourceVersion: options.resourceVersion ?? "",
+    resourceVersion: sentVersion(options.resourceVersion ?? "").version,
     ...(leavesOut(projection) ? { projection: projectionMessage(projection) } : {}),
   });
 }
@@ -88,7 +89,7 @@ export class ListReader<T extends object> {
     if (this.#version === "") {
       this.#cluster = chunk.cluster;
     }
-    this.#version = chunk.resourceVersion;
+    this.#version = receivedVersion(chunk.resourceVersion, chunk.versionIsComplete);
     if (chunk.resource !== undefined) {
       this.#resource = resourceOf(chunk.resource);
     }

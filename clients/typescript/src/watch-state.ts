@@ -26,6 +26,7 @@ import {
   targetMessage,
   type WatchOptions,
 } from "./options.js";
+import { receivedVersion, sentVersion } from "./resume-version.js";
 import { nodeZstd, type Zstd } from "./zstd.js";
 
 /**
@@ -153,9 +154,11 @@ export class WatchState {
     const projection = options.projection ?? {};
     const onlyChanges = options.onlyChanges === true;
     const onExpired = options.onExpired ?? OnExpired.RESTART;
+    const { version, isComplete } = sentVersion(this.#resumeVersion);
     const request = create(api.WatchRequestSchema, {
       target: this.#target,
-      resourceVersion: this.#resumeVersion,
+      resourceVersion: version,
+      ...(isComplete === undefined ? {} : { versionIsComplete: isComplete }),
       cluster: this.#cluster,
       timeoutSeconds: BigInt(Math.ceil((this.#streamDeadline - now) / 1_000)),
       encoding,
@@ -202,8 +205,9 @@ export class WatchState {
   accept(response: api.WatchResponse, now: number): WatchItem[] {
     let items = this.#openedAt === undefined ? this.opened(now) : [];
     this.#hasReceived = true;
+    const resumeVersion = receivedVersion(response.resumeVersion, response.versionIsComplete);
     try {
-      items = items.concat(this.#items(response));
+      items = items.concat(this.#items(response, resumeVersion));
     } catch (error) {
       if (!(error instanceof DeltaError)) {
         throw error;
@@ -211,9 +215,9 @@ export class WatchState {
       items.push(this.#undecodable(error, now));
       return items;
     }
-    this.#areDeltasCurrent = response.resumeVersion !== "";
-    if (response.resumeVersion !== "") {
-      this.#resumeVersion = response.resumeVersion;
+    this.#areDeltasCurrent = resumeVersion !== "";
+    if (resumeVersion !== "") {
+      this.#resumeVersion = resumeVersion;
       if (this.#nextCluster !== undefined) {
         this.#cluster = this.#nextCluster;
         this.#nextCluster = undefined;
@@ -304,8 +308,7 @@ export class WatchState {
     return { kind: "disconnected", error: new Undecodable(text), retryInMs, resumeVersion: "" };
   }
 
-  #items(response: api.WatchResponse): WatchItem[] {
-    const resumeVersion = response.resumeVersion;
+  #items(response: api.WatchResponse, resumeVersion: string): WatchItem[] {
     const message = response.message;
     switch (message.case) {
       case "event": {

@@ -40,7 +40,7 @@ _TOO_OLD = "RESOURCE_VERSION_TOO_OLD"
 def version_number(version: str) -> Optional[int]:
     """The number of a version; None if it has none.
 
-    A place inside it, which a version to resume from may have (`218.1`), does not count.
+    A place inside it, which a version to resume from may have (`218.1`, `218.end`), does not count.
     """
     whole = version.partition(".")[0]
     return int(whole) if whole.isdecimal() else None

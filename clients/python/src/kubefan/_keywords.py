@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, Optional, TypedDict
 
+from ._resume_version import received, sent
 from ._watch_state import resource_of
 from .items import Resource
 from .objects import Object
@@ -103,9 +104,8 @@ def list_request(resource: str, keywords: dict[str, Any]) -> tuple[api.ListReque
     """The request of a list, and its limit in seconds."""
     target, rest = split(resource, keywords)
     seconds = _seconds_max(rest)
-    request = api.ListRequest(
-        target=target.message(), resource_version=rest.pop("resource_version", "")
-    )
+    version, _ = sent(rest.pop("resource_version", ""))
+    request = api.ListRequest(target=target.message(), resource_version=version)
     _project(request, rest)
     return request, seconds
 
@@ -116,9 +116,8 @@ def get_request(
     """The request of one object, and its limit in seconds."""
     target, rest = split(resource, {**keywords, "name": name, "namespace": namespace})
     seconds = _seconds_max(rest)
-    request = api.GetRequest(
-        target=target.message(), resource_version=rest.pop("resource_version", "")
-    )
+    version, _ = sent(rest.pop("resource_version", ""))
+    request = api.GetRequest(target=target.message(), resource_version=version)
     _project(request, rest)
     return request, seconds
 
@@ -143,7 +142,7 @@ class ObjectList:
     """A complete list, at one version.
 
     Attributes:
-        resource_version: The version. A watch may start from it.
+        resource_version: The version. A watch may start from it. See `Event.resume_version`.
         objects: The objects in key order: namespace, then name.
         cluster: The cluster of the version, for `watch(cluster=…)`; empty if it is unknown.
         resource: The resource as kubefan resolved it.
@@ -174,7 +173,7 @@ class ListReader:
         """Adds a chunk. Only the first one has the resource and the cluster."""
         if not self._version:
             self._cluster = chunk.cluster
-        self._version = chunk.resource_version
+        self._version = received(chunk.resource_version, chunk.version_is_complete)
         if chunk.HasField("resource"):
             self._resource = resource_of(chunk.resource)
         self._objects += [object_of(made) for made in chunk.objects]

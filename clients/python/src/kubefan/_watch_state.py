@@ -20,6 +20,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from ._backoff import Backoff
 from ._delta import DeltaBase, DeltaError, OverLimitError, decode_chunk
+from ._resume_version import received, sent
 from .errors import Expired, KubefanError, Unauthenticated, Undecodable, Unreachable
 from .items import (
     Bookmark,
@@ -140,9 +141,10 @@ class WatchState:
             # If deltas had to be given up, this asks for the same bytes that they produced.
             encoding = api.ENCODING_ZSTD if deltas is None else api.ENCODING_ZSTD_DELTA
             canonical = deltas is None
+        version, is_complete = sent(self.resume_version)
         request = api.WatchRequest(
             target=self._target,
-            resource_version=self.resume_version,
+            resource_version=version,
             cluster=self.cluster,
             timeout_seconds=math.ceil(self._stream_deadline - now),
             encoding=encoding,
@@ -152,6 +154,8 @@ class WatchState:
             if options.on_expired == OnExpired.RESTART
             else api.ON_EXPIRED_FAIL,
         )
+        if is_complete is not None:
+            request.version_is_complete = is_complete
         if options.bookmark_interval is not None:
             nanos = round(options.bookmark_interval * 1e9)
             request.bookmark_interval.CopyFrom(
@@ -183,14 +187,15 @@ class WatchState:
         """
         items = self.opened(now) if self._opened_at is None else []
         self._received = self._was_open = True
+        version = received(response.resume_version, response.version_is_complete)
         try:
-            items += self._items(response)
+            items += self._items(response, version)
         except DeltaError as error:
             items.append(self._undecodable(error, now))
             return items
-        self._deltas_current = bool(response.resume_version)
-        if response.resume_version:
-            self.resume_version = response.resume_version
+        self._deltas_current = bool(version)
+        if version:
+            self.resume_version = version
             if self._next_cluster is not None:
                 self.cluster, self._next_cluster = self._next_cluster, None
         return items
@@ -256,9 +261,8 @@ class WatchState:
         text = f"cannot decode a message from kubefan at {self._address}: {error}"
         return Disconnected(Undecodable(text), retry_in)
 
-    def _items(self, response: api.WatchResponse) -> list[WatchItem]:
+    def _items(self, response: api.WatchResponse, version: str) -> list[WatchItem]:
         kind = response.WhichOneof("message")
-        version = response.resume_version
         if kind == "event":
             event = self._event(response.event, version)
             return [] if event is None else [event]

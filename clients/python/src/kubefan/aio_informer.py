@@ -176,9 +176,9 @@ class Informer:
 
     async def wait_until(self, resource_version: str, timeout: Optional[float] = None) -> bool:
         """Waits until the store has everything up to this version. As `kubefan.Informer`."""
-        if not resource_version.isdecimal():
+        wanted = version_number(resource_version)
+        if wanted is None:
             raise ValueError(f"{resource_version!r} is not a resource version")
-        wanted = int(resource_version)
 
         def reached() -> bool:
             version = version_number(self._state.resource_version)

@@ -192,9 +192,9 @@ class Informer:
         to a minute. Returns False after `timeout` seconds. Raises `Stopped`, and ValueError for a
         version that is not a number.
         """
-        if not resource_version.isdecimal():
+        wanted = version_number(resource_version)
+        if wanted is None:
             raise ValueError(f"{resource_version!r} is not a resource version")
-        wanted = int(resource_version)
 
         def reached() -> bool:
             version = version_number(self._state.resource_version)

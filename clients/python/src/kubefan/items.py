@@ -30,7 +30,8 @@ class Event:
         object: The object after the change. For DELETED its last state, as far as it is known.
         delete_reason: Set for DELETED.
         resume_version: The version to resume from after this event; empty inside a snapshot, a gap
-            or a catch-up. `resource_version` of an object is no version to resume from.
+            or a catch-up. `resource_version` of an object is no version to resume from. Send it
+            back as it is: it need not be a number, and `218.end` is after all events of 218.
     """
 
     type: EventType

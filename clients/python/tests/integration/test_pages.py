@@ -42,7 +42,11 @@ PRINTED: dict[str, list[list[str]]] = {
         [r"ADDED team-0/web-0-\S+ \w+\n"],
         [r"ADDED \S+/\S+\n", rf"missed: {_EVENT}\n"],
         [r"ADDED \S+/\S+\n", r"the state is complete\n"],
-        [r"\d+ pods at version \d+\n", r"team-0/web-0-\S+ \w+\n", rf"since then: {_EVENT}\n"],
+        [
+            r"\d+ pods at version \d+(\.end)?\n",
+            r"team-0/web-0-\S+ \w+\n",
+            rf"since then: {_EVENT}\n",
+        ],
         # Handlers print meanwhile, and `print` writes each argument and the end of the line by
         # itself. So only what one string has is surely in one piece.
         [r"new: \S+/\S+\n", r"\d+ pods on node-1", r"changed: \S+/\S+"],

@@ -25,11 +25,12 @@ from kubefan._backoff import Backoff
 from kubefan._connection import Connection
 from kubefan._endpoint import endpoint
 from kubefan._in_cluster import ADDRESS, CA_FILE, TOKEN_FILE, in_cluster_options
-from kubefan._keywords import watch_options
+from kubefan._keywords import ListReader, get_request, list_request, watch_options
 from kubefan._token import READ_INTERVAL_SECONDS, Token
 from kubefan.objects import DECODED_MAX
 from kubefan.options import OnExpired
 from kubefan.store import Indexer
+from kubefan.v1alpha1 import watch_pb2 as api
 
 
 def pod(name: str, node: str = "n1", app: str = "web", version: str = "1") -> Object:
@@ -279,3 +280,16 @@ def test_a_channel_is_closed_after_the_last_look_of_the_thread_that_connects(
         connection.attend(listener)
         waited = "0.4 s" if attending_at_close else "0.3 s"
         assert asked == ["subscribe", "unsubscribe", waited, "close"]
+
+
+def test_the_version_of_a_list_is_complete_and_is_read_without_its_place() -> None:
+    for is_complete, text in ((True, "5.end"), (False, "5")):
+        reader = ListReader()
+        for _ in range(2):
+            reader.accept(api.ListResponse(resource_version="5", version_is_complete=is_complete))
+        listed = reader.result()
+        assert listed is not None
+        assert listed.resource_version == text
+        assert list_request("pods", {"resource_version": text})[0].resource_version == "5"
+        got = get_request("pods", "a", "n", {"resource_version": text})[0]
+        assert got.resource_version == "5"

@@ -253,7 +253,10 @@ def test_everything_up_to_a_version_can_be_waited_for(kind: str) -> None:
     with Server(sends(*FIRST, change)) as server, Client(server.address) as client:
         with client.informer("pods") as informer:
             assert informer.wait_until("9", WAIT_SECONDS_MAX)
+            assert informer.wait_until("9.end", WAIT_SECONDS_MAX)
             assert not informer.wait_until("10", 0.01)
+            with pytest.raises(ValueError, match="not a resource version"):
+                informer.wait_until("x")
         stored = informer.indexer.get("default/a")
         assert stored is not None
         assert stored.raw == made("MODIFIED", "a", "9").object

@@ -92,6 +92,28 @@ def test_a_watch_starts_with_a_snapshot_and_resumes_only_from_resume_versions() 
     assert (again.resource_version, again.cluster) == ("7", "c1")
 
 
+@pytest.mark.parametrize(
+    ("version", "is_complete", "text"),
+    [("218", True, "218.end"), ("218", False, "218"), ("218.1", False, "218.1")],
+)
+def test_a_version_is_sent_back_as_it_was_received(
+    version: str, is_complete: bool, text: str
+) -> None:
+    machine = state()
+    assert not opened(machine).HasField("version_is_complete")
+    machine.accept(api.WatchResponse(version_is_complete=True), 0.0)
+    assert machine.resume_version == ""
+    response = api.WatchResponse(
+        resume_version=version, version_is_complete=is_complete, bookmark=api.Bookmark()
+    )
+    assert machine.accept(response, 0.0) == [Bookmark(text)]
+    assert machine.resume_version == text
+    for request in (opened(machine), opened(state(WatchOptions(resource_version=text)))):
+        assert request.resource_version == version
+        assert request.HasField("version_is_complete")
+        assert request.version_is_complete == is_complete
+
+
 def test_a_cluster_counts_only_with_the_version_that_the_snapshot_ends_with() -> None:
     machine = synced(WatchOptions())
     machine.accept(begin("50", restarted_from="5", cluster="c2"), 0.0)

@@ -162,7 +162,7 @@ suite("a real kubefan", { skip, concurrency: false }, () => {
     const restarted = client.watchItems("pods", { ...options, onExpired: "restart" });
     for await (const item of restarted) {
       assert(item.kind === "snapshotBegin");
-      assert.equal(item.restartedFrom, resourceVersion);
+      assert.equal(item.restartedFrom, resourceVersion.split(".", 1)[0]);
       break;
     }
   });
@@ -172,12 +172,13 @@ suite("a real kubefan", { skip, concurrency: false }, () => {
     await using informer = client.informer("pods").start();
     assert(await informer.waitForSync({ timeoutMs: 30_000 }));
     const { resourceVersion, objects } = await client.list("pods");
+    const [number = ""] = resourceVersion.split(".", 1);
     assert(await informer.waitUntil(resourceVersion, { timeoutMs: 30_000 }));
     // Objects that have changed since are left out.
     let compared = 0;
     for (const one of objects) {
       const stored = informer.indexer.get(one.key);
-      if (stored !== undefined && BigInt(stored.resourceVersion) <= BigInt(resourceVersion)) {
+      if (stored !== undefined && BigInt(stored.resourceVersion) <= BigInt(number)) {
         assert(stored.equals(one));
         compared++;
       }

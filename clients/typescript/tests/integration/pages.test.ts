@@ -33,7 +33,11 @@ const printed: Record<string, RegExp[][]> = {
     [/ADDED team-0\/web-0-\S+ \w+\n/],
     [/ADDED \S+\/\S+\n/, /missed: [A-Z]+ \S+\/\S+\n/],
     [/ADDED \S+\/\S+\n/, /the state is complete: \d+\n/],
-    [/\d+ pods at version \d+\n/, /team-0\/web-0-\S+ \w+\n/, /since then: [A-Z]+ \S+\/\S+\n/],
+    [
+      /\d+ pods at version \d+(\.end)?\n/,
+      /team-0\/web-0-\S+ \w+\n/,
+      /since then: [A-Z]+ \S+\/\S+\n/,
+    ],
     [/new: \S+\/\S+ true\n/, /\d+ pods on node-1\n/, /changed: \S+\/\S+\n/],
     [/\S+\/\S+ \{"status":\{"phase":"\w+"\}\}\n/],
     [/start over: .+\n/, /ADDED \S+\/\S+\n/],

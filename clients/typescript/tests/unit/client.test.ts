@@ -349,6 +349,7 @@ suite("a call", () => {
       const chunk = (name: string, more: object): api.ListResponse =>
         create(api.ListResponseSchema, {
           resourceVersion: "9",
+          versionIsComplete: true,
           objects: [{ ...object, name, object: messages.raw(name) }],
           ...more,
         });
@@ -357,16 +358,24 @@ suite("a call", () => {
     };
     await using server = await Server.start([], { list });
     await using client = await Client.connect(server.address);
-    const found = await client.list("pods", { namespace: "shop", labelSelector: "app=web" });
+    const found = await client.list("pods", {
+      namespace: "shop",
+      labelSelector: "app=web",
+      resourceVersion: "8.end",
+    });
     assert.deepEqual(
       [...found].map((one) => one.key),
       ["shop/a", "shop/b"],
     );
-    assert.deepEqual([found.resourceVersion, found.cluster], ["9", "c1"]);
+    assert.deepEqual([found.resourceVersion, found.cluster], ["9.end", "c1"]);
     assert.equal(found.resource?.kind, "Pod");
     assert.deepEqual(
       [requests[0]?.target?.namespace, requests[0]?.target?.labelSelector],
       ["shop", "app=web"],
+    );
+    assert.deepEqual(
+      requests.map((request) => request.resourceVersion),
+      ["8"],
     );
     const signal = AbortSignal.abort(new Error("no more"));
     await assert.rejects(client.list("pods", { signal }), /no more/);

@@ -76,6 +76,7 @@ suite("an informer", () => {
     const informer = client.informer("pods").start();
     assert(await informer.waitForSync(wait));
     assert(await informer.waitUntil("9", wait));
+    assert(await informer.waitUntil("9.end", wait));
     assert(!(await informer.waitUntil("10", { timeoutMs: 10 })));
     await assert.rejects(informer.waitUntil("10", { signal: AbortSignal.timeout(10) }), {
       name: "TimeoutError",

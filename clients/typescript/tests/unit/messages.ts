@@ -101,6 +101,11 @@ export function bookmark(version: string): api.WatchResponse {
   return response({ case: "bookmark", value: {} }, version);
 }
 
+/** The same message, with the last event of its version. */
+export function complete(made: api.WatchResponse): api.WatchResponse {
+  return { ...made, versionIsComplete: true };
+}
+
 /** A message of a kind that this client does not know. */
 export function unknown(version: string): api.WatchResponse {
   return response(undefined, version);

@@ -82,6 +82,29 @@ suite("a watch", () => {
     assert.deepEqual([again.resourceVersion, again.cluster], ["7", "c1"]);
   });
 
+  for (const [version, isComplete, text] of [
+    ["218", true, "218.end"],
+    ["218", false, "218"],
+    ["218.1", false, "218.1"],
+  ] as const) {
+    test(`sends the version ${text} back as it was received`, () => {
+      const machine = state();
+      assert.equal(opened(machine).versionIsComplete, undefined);
+      read(machine, messages.complete(messages.bookmark("")));
+      assert.equal(machine.resumeVersion, "");
+      const bookmark = messages.bookmark(version);
+      const item = only(read(machine, isComplete ? messages.complete(bookmark) : bookmark));
+      assert.deepEqual(item, { kind: "bookmark", resumeVersion: text });
+      assert.equal(machine.resumeVersion, text);
+      for (const request of [opened(machine), opened(state({ resourceVersion: text }))]) {
+        assert.deepEqual(
+          [request.resourceVersion, request.versionIsComplete],
+          [version, isComplete],
+        );
+      }
+    });
+  }
+
   test("takes a cluster only with the version that the snapshot ends with", () => {
     const machine = synced();
     read(machine, begin("50", "5", "c2"));

@@ -107,7 +107,7 @@ class Target(_message.Message):
     def __init__(self, group: _Optional[str] = ..., version: _Optional[str] = ..., resource: _Optional[str] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ..., label_selector: _Optional[str] = ..., field_selector: _Optional[str] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("target", "resource_version", "timeout_seconds", "bookmark_interval", "projection", "encoding", "state_kept", "on_lag", "on_expired", "cluster")
+    __slots__ = ("target", "resource_version", "timeout_seconds", "bookmark_interval", "projection", "encoding", "state_kept", "on_lag", "on_expired", "cluster", "version_is_complete")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     RESOURCE_VERSION_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +118,7 @@ class WatchRequest(_message.Message):
     ON_LAG_FIELD_NUMBER: _ClassVar[int]
     ON_EXPIRED_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_IS_COMPLETE_FIELD_NUMBER: _ClassVar[int]
     target: Target
     resource_version: str
     timeout_seconds: int
@@ -128,7 +129,8 @@ class WatchRequest(_message.Message):
     on_lag: OnLag
     on_expired: OnExpired
     cluster: str
-    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., resource_version: _Optional[str] = ..., timeout_seconds: _Optional[int] = ..., bookmark_interval: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., projection: _Optional[_Union[Projection, _Mapping]] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., state_kept: bool = ..., on_lag: _Optional[_Union[OnLag, str]] = ..., on_expired: _Optional[_Union[OnExpired, str]] = ..., cluster: _Optional[str] = ...) -> None: ...
+    version_is_complete: bool
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., resource_version: _Optional[str] = ..., timeout_seconds: _Optional[int] = ..., bookmark_interval: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., projection: _Optional[_Union[Projection, _Mapping]] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., state_kept: bool = ..., on_lag: _Optional[_Union[OnLag, str]] = ..., on_expired: _Optional[_Union[OnExpired, str]] = ..., cluster: _Optional[str] = ..., version_is_complete: bool = ...) -> None: ...
 
 class Projection(_message.Message):
     __slots__ = ("type", "paths", "drop_managed_fields", "drop_last_applied", "only_changes")
@@ -145,8 +147,9 @@ class Projection(_message.Message):
     def __init__(self, type: _Optional[_Union[ProjectionType, str]] = ..., paths: _Optional[_Iterable[str]] = ..., drop_managed_fields: bool = ..., drop_last_applied: bool = ..., only_changes: bool = ...) -> None: ...
 
 class WatchResponse(_message.Message):
-    __slots__ = ("resume_version", "snapshot_begin", "event", "snapshot_end", "gap_begin", "gap_end", "bookmark", "snapshot_chunk", "catch_up_begin", "catch_up_end")
+    __slots__ = ("resume_version", "version_is_complete", "snapshot_begin", "event", "snapshot_end", "gap_begin", "gap_end", "bookmark", "snapshot_chunk", "catch_up_begin", "catch_up_end")
     RESUME_VERSION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_IS_COMPLETE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_BEGIN_FIELD_NUMBER: _ClassVar[int]
     EVENT_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_END_FIELD_NUMBER: _ClassVar[int]
@@ -157,6 +160,7 @@ class WatchResponse(_message.Message):
     CATCH_UP_BEGIN_FIELD_NUMBER: _ClassVar[int]
     CATCH_UP_END_FIELD_NUMBER: _ClassVar[int]
     resume_version: str
+    version_is_complete: bool
     snapshot_begin: SnapshotBegin
     event: Event
     snapshot_end: SnapshotEnd
@@ -166,7 +170,7 @@ class WatchResponse(_message.Message):
     snapshot_chunk: SnapshotChunk
     catch_up_begin: CatchUpBegin
     catch_up_end: CatchUpEnd
-    def __init__(self, resume_version: _Optional[str] = ..., snapshot_begin: _Optional[_Union[SnapshotBegin, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., snapshot_end: _Optional[_Union[SnapshotEnd, _Mapping]] = ..., gap_begin: _Optional[_Union[GapBegin, _Mapping]] = ..., gap_end: _Optional[_Union[GapEnd, _Mapping]] = ..., bookmark: _Optional[_Union[Bookmark, _Mapping]] = ..., snapshot_chunk: _Optional[_Union[SnapshotChunk, _Mapping]] = ..., catch_up_begin: _Optional[_Union[CatchUpBegin, _Mapping]] = ..., catch_up_end: _Optional[_Union[CatchUpEnd, _Mapping]] = ...) -> None: ...
+    def __init__(self, resume_version: _Optional[str] = ..., version_is_complete: bool = ..., snapshot_begin: _Optional[_Union[SnapshotBegin, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., snapshot_end: _Optional[_Union[SnapshotEnd, _Mapping]] = ..., gap_begin: _Optional[_Union[GapBegin, _Mapping]] = ..., gap_end: _Optional[_Union[GapEnd, _Mapping]] = ..., bookmark: _Optional[_Union[Bookmark, _Mapping]] = ..., snapshot_chunk: _Optional[_Union[SnapshotChunk, _Mapping]] = ..., catch_up_begin: _Optional[_Union[CatchUpBegin, _Mapping]] = ..., catch_up_end: _Optional[_Union[CatchUpEnd, _Mapping]] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("type", "namespace", "name", "uid", "resource_version", "delete_reason", "object", "delta")
@@ -275,16 +279,18 @@ class ListRequest(_message.Message):
     def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., resource_version: _Optional[str] = ..., projection: _Optional[_Union[Projection, _Mapping]] = ..., encoding: _Optional[_Union[Encoding, str]] = ...) -> None: ...
 
 class ListResponse(_message.Message):
-    __slots__ = ("resource_version", "objects", "resource", "cluster")
+    __slots__ = ("resource_version", "objects", "resource", "cluster", "version_is_complete")
     RESOURCE_VERSION_FIELD_NUMBER: _ClassVar[int]
     OBJECTS_FIELD_NUMBER: _ClassVar[int]
     RESOURCE_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_IS_COMPLETE_FIELD_NUMBER: _ClassVar[int]
     resource_version: str
     objects: _containers.RepeatedCompositeFieldContainer[Object]
     resource: ResolvedResource
     cluster: str
-    def __init__(self, resource_version: _Optional[str] = ..., objects: _Optional[_Iterable[_Union[Object, _Mapping]]] = ..., resource: _Optional[_Union[ResolvedResource, _Mapping]] = ..., cluster: _Optional[str] = ...) -> None: ...
+    version_is_complete: bool
+    def __init__(self, resource_version: _Optional[str] = ..., objects: _Optional[_Iterable[_Union[Object, _Mapping]]] = ..., resource: _Optional[_Union[ResolvedResource, _Mapping]] = ..., cluster: _Optional[str] = ..., version_is_complete: bool = ...) -> None: ...
 
 class Object(_message.Message):
     __slots__ = ("namespace", "name", "uid", "resource_version", "object")
