@@ -184,7 +184,7 @@ fn event(kind: Kind, object: &Object) -> Event {
 
 fn response(version: u64, message: watch_response::Message) -> WatchResponse {
     let resume_version = if version == 0 { String::new() } else { version.to_string() };
-    WatchResponse { resume_version, message: Some(message) }
+    WatchResponse { resume_version, message: Some(message), ..WatchResponse::default() }
 }
 
 type WatchStream = Pin<Box<dyn Stream<Item = Result<WatchResponse, Status>> + Send>>;

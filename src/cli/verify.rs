@@ -216,7 +216,8 @@ async fn compare(client: &Client, upstream: &Upstream, resource: String, mut tar
                 continue;
             }
         };
-        (compared.objects, compared.version) = (list.objects.len(), list.resource_version.clone());
+        compared.objects = list.objects.len();
+        compared.version = list.resource_version.split('.').next().unwrap_or_default().to_owned();
         match differences(upstream, list, &target).await {
             Ok(differences) if differences.count == 0 => {
                 compared.outcome = CompareResult::Equal;

@@ -10,7 +10,7 @@ use tonic_types::StatusExt;
 
 use crate::{
     harness::{
-        record::{Watch, assert_equal},
+        record::{Watch, assert_equal, place},
         rig::{PODS, Rig, Setup, churn, core, stage, target, versions},
         tests,
     },
@@ -67,7 +67,7 @@ async fn after_a_restart_every_selection_gets_exactly_the_missed_events() {
             unbroken.until(bookmark).await;
             back.until(bookmark).await;
             back.assert_exact("back");
-            let left_at: u64 = left_at.parse().unwrap();
+            let (left_at, _) = place(&left_at);
             let seen = unbroken.events.iter().zip(versions(&unbroken.events)).filter(|(_, version)| *version > left_at);
             let expected: Vec<_> = seen.map(|(event, _)| event.clone()).collect();
             assert_equal(&format!("{target:?}"), &back.events, &expected);

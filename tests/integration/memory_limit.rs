@@ -136,7 +136,7 @@ async fn a_limit_of_memory_kills_nothing_however_clients_behave() {
     let last = simulated.stage("a", "last");
     wait::until("a watch", wait::SOON, || async {
         let mut watch = Watch::start(&mut connect(kubefan.grpc_addr).await, target("pods"), "").await.ok()?;
-        while watch.resume_version.parse::<u64>().unwrap_or(0) < last {
+        while watch.reached() < last {
             watch.step().await.ok()??;
         }
         Some(())

@@ -81,8 +81,7 @@ const REASONS: [&str; 8] = [
 /// A broken guarantee, and how it was broken.
 type Breach = (Guarantee, String);
 
-/// The last place that a stream may mean by a version: a replica that has listed a version has all
-/// of it, however many events it had.
+/// The last place that the start of a span or of a snapshot may mean: it names a version alone.
 fn latest_place(named: u64) -> u64 {
     let version = version_of(named);
     if named == first_place(version) { last_place(version) } else { named }
@@ -178,16 +177,13 @@ impl Walk<'_> {
     }
 
     /// The places that a stream may mean by a version. Over HTTP a version has no places: it is
-    /// resumed from behind what the replica had of it, as at the apiserver. Over gRPC only a
-    /// version that a replica has listed is named as if it had one event.
+    /// resumed from behind what the replica had of it, as at the apiserver.
     fn places_of(&self, epoch: usize, named: u64) -> Vec<u64> {
-        let writes = self.truth.epochs[epoch].writes_of(version_of(named));
-        let mut places = if self.is_http() { writes.iter().map(|write| write.place).collect() } else { vec![named] };
-        if writes.len() > 1 || self.is_http() {
-            places.push(latest_place(named));
+        if !self.is_http() {
+            return vec![named];
         }
-        places.dedup();
-        places
+        let writes = self.truth.epochs[epoch].writes_of(version_of(named));
+        writes.iter().map(|write| write.place).chain([named]).collect()
     }
 
     /// The cluster's revision when this entry was recorded. An epoch that had not started then has
@@ -313,7 +309,7 @@ impl Walk<'_> {
     /// Checks a resume version: nothing at or below it may still be to come.
     fn check_resume_version(&mut self, version: u64, entry: &Entry, guarantee: Guarantee) -> Result<(), Breach> {
         self.retain_fitting(|walk, position| {
-            if latest_place(version) < position.at {
+            if version < position.at {
                 return Err((
                     Guarantee::Ordered,
                     format!("got resume version {version} after version {}", position.at),
@@ -357,12 +353,7 @@ impl Walk<'_> {
                 let was_in = |epoch| self.positions.iter().any(|position| position.epoch == epoch && !position.mixed);
                 let position =
                     |epoch, at| Position { epoch, at, mixed: !was_in(epoch) && at > self.truth.epochs[epoch].base };
-                let is_possible =
-                    |epoch, place| place == at || self.is_http() || self.may_be_listed(epoch, version_of(at));
-                let places = |epoch| {
-                    let places = self.places_of(epoch, at).into_iter();
-                    places.filter(move |place| is_possible(epoch, *place)).map(move |at| position(epoch, at))
-                };
+                let places = |epoch| self.places_of(epoch, at).into_iter().map(move |at| position(epoch, at));
                 (first..self.truth.epochs.len()).flat_map(places).collect()
             }
         };
@@ -394,7 +385,7 @@ impl Walk<'_> {
                 }
                 let numbers = message.rsplit_once(": ").and_then(|(_, numbers)| numbers.split_once(' '));
                 let numbers = numbers.and_then(|(asked, oldest)| {
-                    Some((asked.parse::<u64>().ok()?, read_place(oldest.trim_matches(['(', ')']))?))
+                    Some((version_of(read_place(asked)?), read_place(oldest.trim_matches(['(', ')']))?))
                 });
                 // The version in the message may be beyond the last resume version, but never below
                 // it.

@@ -119,6 +119,9 @@ struct DeltaBases {
     is_current: bool,
 }
 
+/// Marks a resume version of which all events were sent.
+const END: &str = ".end";
+
 impl DeltaBases {
     fn decode(&mut self, mut event: Event) -> Result<ReceivedEvent, String> {
         let key = format!("{}/{}", event.namespace, event.name);
@@ -143,9 +146,12 @@ impl Generated {
             // A span broke off, and no later message need undo what it has changed.
             self.delta_bases = DeltaBases::default();
         }
+        let resume = self.resume.as_deref().unwrap_or_default();
+        let complete = resume.strip_suffix(END);
         let request = WatchRequest {
             target: Some(self.spec.selection.target()),
-            resource_version: self.resume.clone().unwrap_or_default(),
+            resource_version: complete.unwrap_or(resume).to_owned(),
+            version_is_complete: (!resume.is_empty()).then_some(complete.is_some()),
             cluster: self.cluster.clone(),
             timeout_seconds: self.settings.timeout_seconds,
             bookmark_interval: self.settings.bookmark_interval.try_into().ok(),
@@ -183,7 +189,10 @@ impl Generated {
         }
     }
 
-    fn record(&mut self, response: WatchResponse) -> Result<(), String> {
+    fn record(&mut self, mut response: WatchResponse) -> Result<(), String> {
+        if response.version_is_complete {
+            response.resume_version += END;
+        }
         let resume = version(&response.resume_version);
         if let Some(Message::SnapshotBegin(begin)) = &response.message {
             // There is only one cluster, and every replica knows it.

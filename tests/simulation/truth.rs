@@ -32,14 +32,15 @@ pub(crate) fn version_of(place: u64) -> u64 {
     place / PLACES
 }
 
-/// The place that kubefan names so: `218`, or `218.1` for the second event of that version. The
-/// highest number is the end of the version.
+/// The place that kubefan names so: `218`, `218.1` for the second event of that version, or
+/// `218.end` after all of them.
 pub(crate) fn read_place(text: &str) -> Option<u64> {
     let (version, sub) = text.split_once('.').unwrap_or((text, "0"));
-    let (version, sub) = (version.parse::<u64>().ok()?, sub.parse::<u64>().ok()?);
-    if sub == u64::from(u32::MAX) {
+    let version = version.parse::<u64>().ok()?;
+    if sub == "end" {
         return Some(last_place(version));
     }
+    let sub = sub.parse::<u64>().ok()?;
     (sub < PLACES).then(|| first_place(version) + sub)
 }
 

@@ -134,7 +134,9 @@ mod tests {
         let mut bytes = BytesMut::new();
         let mut expected = Vec::new();
         for ((version, body), kind) in bodies.into_iter().zip(kinds) {
-            let message = WatchResponse { resume_version: version.into(), message: Some(body) }.encode_to_vec();
+            let message =
+                WatchResponse { resume_version: version.into(), message: Some(body), ..WatchResponse::default() }
+                    .encode_to_vec();
             bytes.put_u8(0);
             bytes.put_u32(message.len() as u32);
             bytes.put_slice(&message);

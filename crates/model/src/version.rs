@@ -12,12 +12,16 @@ use std::{cmp::Ordering, fmt, num::NonZeroU64, str::FromStr};
 ///
 /// Nearly every revision has one event. A transaction of etcd may have several, of different keys:
 /// objects that expire with one lease are deleted at one resource version. Every watch sends them
-/// in the same order, so their places are counted, as etcd counts sub-revisions.
+/// in the same order, so their places are counted, as etcd counts sub-revisions. A list and a
+/// bookmark have all events of their revision, so they are at its end.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ResourceVersion {
     main: NonZeroU64,
     sub: u32,
 }
+
+/// The place at the end of a revision, in a text.
+const END: &str = "end";
 
 /// A text is not a resource version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -54,8 +58,8 @@ impl ResourceVersion {
         Self::of(self.main)
     }
 
-    /// The end of the same revision: after all of its events, however many there are. A client that
-    /// knows no places resumes from there.
+    /// The end of the same revision: after all of its events, however many there are. A list and a
+    /// bookmark are there, and a client that knows no places resumes from there.
     pub fn end(self) -> Self {
         Self { sub: u32::MAX, ..self }
     }
@@ -65,9 +69,11 @@ impl ResourceVersion {
         self.sub == u32::MAX
     }
 
-    /// This place, if it is one of the revision that ends with `end`; otherwise that end.
-    pub fn within(self, end: Self) -> Self {
-        if self.is_at(end) { self } else { end }
+    /// The least place of a cache that may have everything up to here: it may have all events of a
+    /// revision and not know that there are no more. Messages over gRPC name this one, and say
+    /// beside it whether it is the end.
+    pub fn least_reached(self) -> Self {
+        if self.is_end() { self.whole() } else { self }
     }
 
     /// Whether both are of the same revision.
@@ -122,12 +128,15 @@ impl ResourceVersion {
     }
 
     /// Parses what [`Display`](fmt::Display) writes: a version, or one with a place inside it,
-    /// which only kubefan knows (`218.1`).
+    /// which only kubefan knows (`218.1`, or `218.end`).
     pub fn parse_place(text: &str) -> Result<Self, InvalidVersion> {
         let Some((main, sub)) = text.split_once('.') else { return text.parse() };
         let main: Self = main.parse().map_err(|_| InvalidVersion::of(text))?;
-        let sub = number::<u32>(sub).filter(|sub| *sub > 0).ok_or_else(|| InvalidVersion::of(text))?;
-        Ok(Self { sub, ..main })
+        if sub == END {
+            return Ok(main.end());
+        }
+        let place = number(sub).map(|sub| Self { sub, ..main });
+        place.filter(|place| place.sub > 0 && !place.is_end()).ok_or_else(|| InvalidVersion::of(text))
     }
 }
 
@@ -168,6 +177,7 @@ impl fmt::Display for ResourceVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.sub {
             0 => self.main.fmt(f),
+            _ if self.is_end() => write!(f, "{}.{END}", self.main),
             sub => write!(f, "{}.{sub}", self.main),
         }
     }
@@ -199,7 +209,13 @@ mod tests {
         assert_eq!(second.followed_by(version("217")), None);
         assert!(first < second && second < version("218.10") && version("218.10") < version("219"));
         assert_eq!((second.to_string(), second.whole(), second.get()), ("218.1".to_owned(), first, 218));
-        for text in ["218.", "218.0", "218.01", ".1", "218.1.1", "218.-1", "0.1", "218.4294967296"] {
+        let end = version("218.end");
+        assert_eq!((end, end.to_string(), end.whole()), (first.end(), "218.end".to_owned(), first));
+        assert!(version("218.4294967294") < end && end < version("219"));
+        assert_eq!((end.followed_by(first), end.followed_by(version("219"))), (None, Some(version("219"))));
+        assert_eq!((first.read_from(), second.read_from(), end.read_from()), (version("217"), version("217"), first));
+        for text in ["218.", "218.0", "218.01", ".1", "218.1.1", "218.-1", "0.1", "218.4294967295", "218.END", "0.end"]
+        {
             assert!(ResourceVersion::parse_place(text).is_err(), "{text}");
         }
         assert!("218.1".parse::<ResourceVersion>().is_err(), "the apiserver knows no places");

@@ -234,9 +234,13 @@ enum Inside {
 }
 
 /// The version in a resume version, and the place inside it.
-fn place(text: &str) -> (u64, u64) {
+pub(crate) fn place(text: &str) -> (u64, u64) {
     let number = |text: &str| text.parse::<u64>().expect("an etcd revision is a number");
-    text.split_once('.').map_or_else(|| (number(text), 0), |(version, sub)| (number(version), number(sub)))
+    match text.split_once('.') {
+        None => (number(text), 0),
+        Some((version, "end")) => (number(version), u64::MAX),
+        Some((version, sub)) => (number(version), number(sub)),
+    }
 }
 
 impl Watch {
@@ -278,7 +282,10 @@ impl Watch {
 
     /// Receives the next message; `None` at a clean end.
     pub(crate) async fn step(&mut self) -> Result<Option<WatchResponse>, tonic::Status> {
-        let Some(response) = self.stream.next().await.transpose()? else { return Ok(None) };
+        let Some(mut response) = self.stream.next().await.transpose()? else { return Ok(None) };
+        if response.version_is_complete {
+            response.resume_version += ".end";
+        }
         match response.message.as_ref().expect("every response has a message") {
             Message::SnapshotBegin(begin) => {
                 self.inside = Inside::Snapshot;
@@ -348,7 +355,7 @@ impl Watch {
     }
 
     /// The version that was reached. More events of it may come.
-    fn reached(&self) -> u64 {
+    pub(crate) fn reached(&self) -> u64 {
         if self.resume_version.is_empty() { 0 } else { place(&self.resume_version).0 }
     }
 

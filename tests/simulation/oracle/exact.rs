@@ -103,8 +103,9 @@ impl Walk<'_> {
         let is_undone = |version: u64| {
             self.truth.epochs.iter().take(entry.epoch + 1).skip(known + 1).any(|epoch| epoch.base < version)
         };
-        let latest = latest_place(version);
-        if restarted_from.is_some_and(|restarted| latest < restarted && is_undone(restarted)) {
+        // A replica that has all events of a version need not know it.
+        let is_before = |other: u64| version_of(version) < version_of(other);
+        if restarted_from.is_some_and(|restarted| is_before(restarted) && is_undone(restarted)) {
             self.floor = None;
         }
         match (&self.phase, restarted_from) {
@@ -114,7 +115,9 @@ impl Walk<'_> {
                 if !self.spec.restarts {
                     return resumable(format!("was restarted from {restarted}, and had asked for FAIL"));
                 }
-                if latest < restarted && !is_undone(restarted) || self.resume.is_some_and(|resume| restarted < resume) {
+                if is_before(restarted) && !is_undone(restarted)
+                    || self.resume.is_some_and(|resume| latest_place(restarted) < resume)
+                {
                     let text =
                         format!("was restarted from {restarted} with a snapshot at {version}, after {:?}", self.resume);
                     return Err((Guarantee::Ordered, text));
@@ -128,7 +131,7 @@ impl Walk<'_> {
         if let Some(restarted) = restarted_from {
             self.check_need("a snapshot", restarted, entry.at)?;
         }
-        if let Some(floor) = self.floor.filter(|floor| latest < *floor) {
+        if let Some(floor) = self.floor.filter(|floor| is_before(*floor)) {
             return Err((Guarantee::Ordered, format!("got a snapshot at {version}, after version {floor}")));
         }
         self.phase = Phase::Snapshot { version, received: Vec::new() };
@@ -143,10 +146,10 @@ impl Walk<'_> {
             let got = received.len();
             return Err((Guarantee::Reliable, format!("got {got} objects of a snapshot of {objects}")));
         }
-        if entry.resume != Some(version) {
+        let Some(version) = entry.resume.filter(|resume| version_of(*resume) == version_of(version)) else {
             let resume = entry.resume;
             return Err((Guarantee::Resumable, format!("got a snapshot at {version} with resume version {resume:?}")));
-        }
+        };
         // Every epoch that had reached the snapshot's version by then is possible.
         let first = self.positions.iter().map(|position| position.epoch).min().unwrap_or(0);
         let reached = |epoch: &usize| *epoch <= entry.epoch && version <= self.reached(*epoch, entry);

@@ -60,12 +60,6 @@ impl Walk<'_> {
         }
     }
 
-    /// Whether a replica may have listed at a version, because it has listed since its last write.
-    pub(super) fn may_be_listed(&self, epoch: usize, version: u64) -> bool {
-        let written = self.truth.epochs[epoch].writes_of(version).last().map_or(Duration::ZERO, |last| last.at);
-        self.facts.interruptions.iter().any(|at| *at + LIST_TIME >= written)
-    }
-
     /// Checks that there was a reason to refuse a request at the time `now`.
     pub(super) fn check_refusal(&self, reason: &str, message: &str, now: Duration) -> Result<(), Breach> {
         match self.facts.quiet.as_ref().is_some_and(|quiet| quiet.contains(&now)) {

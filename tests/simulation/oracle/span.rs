@@ -43,7 +43,7 @@ impl Walk<'_> {
         };
         self.retain_fitting(|walk, position| {
             let reached = walk.reached(position.epoch, entry);
-            if latest_place(to) < position.at || to > reached {
+            if to < position.at || to > reached {
                 let text = format!("got a {name} from {} to {to}, and the cluster had reached {reached}", position.at);
                 return Err((Guarantee::Ordered, text));
             }

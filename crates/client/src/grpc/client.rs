@@ -25,6 +25,7 @@ use crate::{
     authorities,
     error::{ClientError, root_cause},
     token::{SERVICE_ACCOUNT, Token},
+    version,
 };
 use kubefan_common::encoding::Encoding;
 use kubefan_common::proto::v1alpha1::{
@@ -246,7 +247,7 @@ impl Client {
         options: ReadOptions,
     ) -> Result<impl Stream<Item = Result<ListResponse, ClientError>> + use<>, ClientError> {
         let (encoding, projection) = (options.encoding(), options.projection.message(false));
-        let resource_version = options.resource_version;
+        let (resource_version, _) = version::sent(&options.resource_version);
         let request = ListRequest { target: Some(target), resource_version, projection, encoding };
         let stream = self.call(request, |mut service, call| async move { service.list(call).await }).await?;
         let address = self.address.clone();
@@ -266,7 +267,7 @@ impl Client {
             if list.resource_version.is_empty() {
                 list.cluster = chunk.cluster;
             }
-            list.resource_version = chunk.resource_version;
+            list.resource_version = version::received(chunk.resource_version, chunk.version_is_complete);
             list.objects.extend(chunk.objects);
             list.resource = list.resource.or(chunk.resource);
         }
@@ -285,7 +286,7 @@ impl Client {
     pub async fn get(&self, target: Target, options: impl Into<ReadOptions>) -> Result<GetResponse, ClientError> {
         let options = options.into();
         let (encoding, projection) = (options.encoding(), options.projection.message(false));
-        let resource_version = options.resource_version;
+        let (resource_version, _) = version::sent(&options.resource_version);
         let request = GetRequest { target: Some(target), resource_version, projection, encoding };
         let response = self.call(request, |mut service, call| async move { service.get(call).await }).await?;
         if response.object.is_none() {

@@ -29,7 +29,7 @@ use super::{
     delta_base::{DeltaBase, DeltaBaseError},
     projection::Projection,
 };
-use crate::{error::ClientError, random::generator};
+use crate::{error::ClientError, random::generator, version};
 use kubefan_common::{
     backoff::Backoff,
     encoding::{Encoding, chunk, delta},
@@ -306,9 +306,11 @@ impl WatchStream {
         let drop_managed_fields = canonical || self.options.projection.drop_managed_fields;
         let projection = Projection { drop_managed_fields, ..self.options.projection.clone() };
         let projection = projection.message(self.options.only_changes);
+        let (resource_version, version_is_complete) = version::sent(&self.resume_version);
         Some(WatchRequest {
             target: Some(self.target.clone()),
-            resource_version: self.resume_version.clone(),
+            resource_version,
+            version_is_complete,
             cluster: self.cluster.clone(),
             timeout_seconds,
             bookmark_interval: self.options.bookmark_interval.and_then(|interval| interval.try_into().ok()),
@@ -363,7 +365,7 @@ impl WatchStream {
         };
         self.delta_base_is_current = !response.resume_version.is_empty();
         if self.delta_base_is_current {
-            self.resume_version = response.resume_version;
+            self.resume_version = version::received(response.resume_version, response.version_is_complete);
             self.cluster = self.next_cluster.take().unwrap_or(std::mem::take(&mut self.cluster));
         }
         Ok(item)

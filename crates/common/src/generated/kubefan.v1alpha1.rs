@@ -32,7 +32,8 @@ pub struct WatchRequest {
     #[prost(message, optional, tag = "1")]
     pub target: ::core::option::Option<Target>,
     /// Empty or "0": a snapshot, then events. Otherwise: the events after this version, which must be
-    /// a resume_version from a stream of the same resource, or the version of a list.
+    /// a resume_version from a stream of the same resource, or the version of a list. It need not be a
+    /// number: "218.1" is after the second event of version 218.
     #[prost(string, tag = "2")]
     pub resource_version: ::prost::alloc::string::String,
     /// After this many seconds the stream ends with OK. 0: no limit.
@@ -65,6 +66,11 @@ pub struct WatchRequest {
     /// with the snapshot before it. Empty: unknown.
     #[prost(string, tag = "10")]
     pub cluster: ::prost::alloc::string::String,
+    /// What resource_version was received with: whether all events of that version were sent. True
+    /// also for the version of a list of the apiserver. Unset: unknown. Then the events of a version
+    /// that has several may be sent again, or be missing if the replica has listed at that version.
+    #[prost(bool, optional, tag = "11")]
+    pub version_is_complete: ::core::option::Option<bool>,
 }
 /// Projection selects the parts of each object that are sent. It only removes fields: the rest is
 /// sent with the object's own bytes, in their own order.
@@ -114,6 +120,11 @@ pub struct WatchResponse {
     /// the first part and has been deleted since, because no event reports that delete.
     #[prost(string, tag = "1")]
     pub resume_version: ::prost::alloc::string::String,
+    /// No further event of resume_version follows. False after an event, because others may have the
+    /// same version: objects that expire together are deleted at one version. Send it back with
+    /// resume_version.
+    #[prost(bool, tag = "11")]
+    pub version_is_complete: bool,
     /// The content of the message.
     #[prost(oneof = "watch_response::Message", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10")]
     pub message: ::core::option::Option<watch_response::Message>,
@@ -347,6 +358,9 @@ pub struct ListResponse {
     /// only.
     #[prost(string, tag = "4")]
     pub cluster: ::prost::alloc::string::String,
+    /// As in WatchResponse, for a watch that starts from resource_version.
+    #[prost(bool, tag = "5")]
+    pub version_is_complete: bool,
 }
 /// Object is one cached object.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -188,21 +188,6 @@ impl History {
         Coverage { version, current, log_floor, gap_end, conflated_from, exact_from, gap_markers }
     }
 
-    /// The place to continue from after all events up to `version` were sent: the version as a
-    /// whole if the cache has listed at it, because it knows no places of it then.
-    pub fn known_place(&self, version: ResourceVersion) -> ResourceVersion {
-        if !self.has_place(version) && self.has_listed(version) { version.whole() } else { version }
-    }
-
-    /// Whether a list has brought this version, or a part of it.
-    pub fn has_listed(&self, version: ResourceVersion) -> bool {
-        let is_at = |listed: ResourceVersion| listed.is_at(version);
-        // The first list stays the floor of the conflated history when the ring evicts events.
-        [self.ring.floor(), self.conflated.floor()].into_iter().any(is_at)
-            || self.ring.gaps_after(version.below().unwrap_or(version)).any(is_at)
-            || self.conflated.gaps().any(|(_, to)| is_at(to))
-    }
-
     /// Whether a place is of a version as a whole, or the history has the event that reached it.
     fn has_place(&self, place: ResourceVersion) -> bool {
         place.sub() == 0

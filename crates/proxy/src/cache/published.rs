@@ -72,8 +72,6 @@ pub struct CachedState {
     pub history: History,
     /// The version of the objects.
     pub version: ResourceVersion,
-    /// Whether more events of that version may come.
-    pub is_open: bool,
     /// The last version that brought other bytes of unchanged objects.
     pub reencoded: Option<ResourceVersion>,
 }
@@ -178,15 +176,12 @@ impl PublishedCache {
     /// Takes a new state and what led to it. `log_share` is the share of history, from 0 to 1, for
     /// which the views' logs have room.
     pub fn apply(&mut self, commit: Commit, received: Instant, log_share: f64) -> Applied {
-        let Commit { store, version, is_open, change } = commit;
+        let Commit { store, version, change } = commit;
         if self.state.is_none() {
             self.synced_since = Some((self.wall_clock)());
         }
         self.message.clear();
         self.phase = Phase::Synced;
-        if let Some(state) = &mut self.state {
-            state.is_open = is_open;
-        }
         match (change, &mut self.state) {
             (Change::Record(record), Some(state)) => {
                 state.follow(store, version, record.events(), &mut self.columns);
@@ -205,14 +200,8 @@ impl PublishedCache {
                 };
                 self.epochs += 1;
                 self.columns.reset();
-                let before = state.replace(CachedState {
-                    epoch: self.epochs,
-                    store,
-                    history,
-                    version,
-                    is_open,
-                    reencoded: None,
-                });
+                let before =
+                    state.replace(CachedState { epoch: self.epochs, store, history, version, reencoded: None });
                 return Applied::NewEpoch { because, replaced: before.is_some() };
             }
         }

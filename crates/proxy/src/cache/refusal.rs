@@ -58,7 +58,7 @@ pub enum Refusal {
     #[error("{0}; start over with a snapshot")]
     Rewritten(String),
     /// This cache has not reached the version.
-    #[error("too large resource version: {}, current: {current}", requested.whole())]
+    #[error("too large resource version: {}, current: {}", requested.whole(), current.whole())]
     Future {
         /// The requested version.
         requested: ResourceVersion,

@@ -86,10 +86,8 @@ pub enum ConflatedChange {
 pub struct Commit {
     /// The objects.
     pub store: Store,
-    /// Their version.
+    /// Their version. Unless it is at the end of its revision, more events of that may come.
     pub version: ResourceVersion,
-    /// Whether more events of that version may come.
-    pub is_open: bool,
     /// How it follows from the state before.
     pub change: Change,
 }
@@ -116,8 +114,6 @@ pub struct CacheWriter {
     version: Option<ResourceVersion>,
     listing: Option<Listing>,
     packing: Packing,
-    /// Whether more changes at the version reached may come: the last update was one.
-    is_open: bool,
     /// Why the next complete list starts a new history.
     rewritten: Option<String>,
     /// Waits for the next version.
@@ -204,7 +200,7 @@ impl CacheWriter {
                     && let Some(reached) = listing.from
                 {
                     // The watch may not have brought this change yet.
-                    let is_unreceived = self.is_open && object.version().is_at(reached);
+                    let is_unreceived = !reached.is_end() && object.version().is_at(reached);
                     if !is_unreceived {
                         listing.contradiction = contradiction(cached, &object, reached, listing.reason);
                     }
@@ -223,16 +219,12 @@ impl CacheWriter {
             Update::ListEnd(version) => {
                 let mut listing = self.listing.take().ok_or(UpdateError::NotListed)?;
                 self.packing.list_end(&mut listing.store);
-                // A list has no place inside its version. Events may have come since it began.
-                let reached = [self.version, listing.from].into_iter().flatten();
-                let reached = reached.filter(|reached| reached.is_at(version)).max();
-                self.replace(listing, reached.unwrap_or(version))
+                self.replace(listing, version)
             }
             Update::Event(kind, object) => {
                 let reached = self.version.ok_or(UpdateError::NotListed)?;
                 let Some(version) = self.place_of(kind, &object, reached)? else { return Ok(None) };
                 let key = object.key().clone();
-                self.is_open = true;
                 let commit = match self.reencoded.take() {
                     None => self.change(version, kind, object),
                     Some(reencoded) => self.reencode(reencoded, version, Some((kind, object))),
@@ -249,14 +241,15 @@ impl CacheWriter {
             }
             Update::WentBack { reached } => {
                 // Without a state, nothing of it was sent.
-                self.rewritten =
-                    self.version.map(|was| format!("version {was} was sent before, and the cluster is at {reached}"));
+                let because = |was: ResourceVersion| {
+                    format!("version {} was sent before, and the cluster is at {}", was.whole(), reached.whole())
+                };
+                self.rewritten = self.version.map(because);
                 Ok(None)
             }
             Update::Conflated { reason, changes, version } => self.conflated(reason, changes, version),
             Update::Bookmark(version) => {
                 let reached = self.version.ok_or(UpdateError::NotListed)?;
-                self.is_open &= version < reached.whole();
                 // A bookmark at an older version says nothing new.
                 Ok((version > reached).then(|| match self.reencoded.take() {
                     None => self.commit(version, Change::Version),
@@ -409,38 +402,38 @@ impl CacheWriter {
         }
         let Listing { store, reason, contradiction, mut history, .. } = listing;
         unless_planted!(OldEncodingReturns => self.reencoded = None);
-        let is_open = std::mem::take(&mut self.is_open);
         let before = std::mem::replace(&mut self.store, store);
         let start = |because: String| Change::Start { because };
         let rewritten = self.rewritten.take().or(contradiction);
+        let mut reached = version;
         let change = match (self.version, rewritten) {
             (None, _) => start("the first list".to_owned()),
-            (Some(reached), _) if version < reached => {
-                start(format!("version {reached} was followed by a list at {version}"))
+            (Some(before), _) if version.whole() < before.whole() => {
+                start(format!("version {} was followed by a list at {}", before.whole(), version.whole()))
             }
             (Some(_), Some(because)) => start(because),
             (Some(from), None) => {
                 let events = difference(&before, &self.store, &mut history, &self.packing.packer);
-                if from != version {
+                if !from.is_at(version) {
                     Change::Record(Record::Gap(Arc::new(Gap::new(from, version, reason, events))))
                 } else if events.is_empty() {
+                    reached = version.max(from);
                     Change::Version
-                } else if events.iter().all(|event| is_reencoded(event)) {
+                } else if (version <= from || version.is_end()) && events.iter().all(|event| is_reencoded(event)) {
                     let store = std::mem::replace(&mut self.store, before);
                     self.reencoded = Some(Reencoded { store, reason, events });
                     return Ok(None);
-                } else if is_open && events.iter().all(|event| may_be_missing(event, version)) {
-                    // The watch has ended between the changes at this version. The places of those
-                    // that it has not brought are unknown.
-                    let to = version.end();
-                    let gap = Gap::new(version, to, reason, events);
-                    return Ok(Some(self.commit(to, Change::Record(Record::Gap(Arc::new(gap))))));
+                } else if !from.is_end() && events.iter().all(|event| may_be_missing(event, version)) {
+                    // The watch has ended between the changes at this version. A list may not know
+                    // their places.
+                    reached = if from < version { version } else { version.end() };
+                    Change::Record(Record::Gap(Arc::new(Gap::new(from, reached, reason, events))))
                 } else {
                     start(differs_at(version))
                 }
             }
         };
-        Ok(Some(self.commit(version, change)))
+        Ok(Some(self.commit(reached, change)))
     }
 
     /// Takes a list at the version that the cache had when it began, after which events came. They
@@ -450,7 +443,10 @@ impl CacheWriter {
         let is_same = |(old, new): (&Arc<Object>, &Arc<Object>)| {
             (old.key(), old.uid(), old.version()) == (new.key(), new.uid(), new.version())
         };
-        if from != Some(version) || before.len() != listed.len() || !before.iter().zip(listed.iter()).all(is_same) {
+        if !from.is_some_and(|from| from.is_at(version))
+            || before.len() != listed.len()
+            || !before.iter().zip(listed.iter()).all(is_same)
+        {
             self.rewritten = Some(differs_at(version));
             return Err(UpdateError::Differs { version });
         }
@@ -473,7 +469,7 @@ impl CacheWriter {
 
     fn commit(&mut self, version: ResourceVersion, change: Change) -> Commit {
         self.version = Some(version);
-        Commit { store: self.store.clone(), version, is_open: self.is_open, change }
+        Commit { store: self.store.clone(), version, change }
     }
 }
 

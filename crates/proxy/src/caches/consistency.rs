@@ -274,7 +274,10 @@ impl Prover {
         }
         let asked = asked.map_err(|error| failed(error.to_string()))?;
         if asked < from.whole() {
-            return Err(failed(format!("the cluster is at version {asked}, below the cache's version {from}")));
+            return Err(failed(format!(
+                "the cluster is at version {asked}, below the cache's version {}",
+                from.whole()
+            )));
         }
         let result = if self.reached(epoch)? >= asked {
             Proof::Held
@@ -283,7 +286,7 @@ impl Prover {
         } else if !wait_for_bookmark {
             return Err(ProofFailure::Behind(format!(
                 "the cache is at version {}, and the cluster at {asked}",
-                self.reached(epoch)?
+                self.reached(epoch)?.whole()
             )));
         } else if self.context.source.marks() {
             // It has the version already, and sends a bookmark within a second.
@@ -312,9 +315,8 @@ impl Prover {
     async fn find_empty_range(&self, epoch: u64, asked: ResourceVersion) -> Result<EmptyRange, ProofFailure> {
         let source = &self.context.source;
         let position = self.served.hub.position().filter(|position| position.epoch == epoch);
-        let CachePosition { version, is_open, store, .. } = position.ok_or_else(listed_again)?;
-        // The rest of a version that may have more events comes with what the cache has of it.
-        let start = if is_open { version.read_from() } else { version.whole() };
+        let CachePosition { version, store, .. } = position.ok_or_else(listed_again)?;
+        let start = version.read_from();
         let mut watch = self.context.reflector_for(&self.served, WatchPurpose::Probe).for_backfill(start, false);
         let mut from = version;
         let no_bookmark = || format!("upstream sent no bookmark up to version {asked}");

@@ -347,7 +347,7 @@ impl Informer {
             Ok(Some(commit)) => {
                 if first {
                     let (objects, bytes) = (commit.store.len(), commit.store.json_bytes());
-                    info!(resource = %self.served.gvr, scope = self.served.scope.namespace(), media = self.media().as_str(), version = %commit.version, objects, bytes, "synced");
+                    info!(resource = %self.served.gvr, scope = self.served.scope.namespace(), media = self.media().as_str(), version = %commit.version.whole(), objects, bytes, "synced");
                     // Readers that have waited for the state find this with it.
                     listed_at.into_iter().for_each(|at| hub.listed(at));
                 }

@@ -88,7 +88,7 @@ async fn check(context: &CacheContext, cache: &Cache) {
 /// compared state.
 async fn compare(context: &CacheContext, served: &Served) -> Option<CheckResult> {
     let lists = served.hub.lists();
-    let CachePosition { store, version, is_open, .. } = served.hub.position()?;
+    let CachePosition { store, version, .. } = served.hub.position()?;
     let target = context.metadata_target(served);
     let mut pages = MetadataPages::new(context.upstream.clone(), target, version);
     let mut comparison = Comparison::new(store.into_versions(), KEYS_MAX);
@@ -109,7 +109,7 @@ async fn compare(context: &CacheContext, served: &Served) -> Option<CheckResult>
         sleep(PAGE_INTERVAL).await;
     }
     let mut differences = comparison.finish();
-    if differences.count > 0 && is_open {
+    if differences.count > 0 && !version.is_end() {
         if let Err(error) = served.hub.reached(version.above(), REST_TIMEOUT).await {
             return Some(CheckResult::Failed(format!("the cache may have a part of version {version}: {error}")));
         }

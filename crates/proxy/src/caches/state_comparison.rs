@@ -163,20 +163,23 @@ impl StateComparison {
         };
         let asked = listed.version;
         if asked < from.whole() {
-            return Err(failed(format!("the cluster is at version {asked}, below the cache's version {from}")));
+            return Err(failed(format!(
+                "the cluster is at version {asked}, below the cache's version {}",
+                from.whole()
+            )));
         }
         let (mut is_first, caught_up_by) = (true, Instant::now() + CATCH_UP_TIMEOUT);
         loop {
             let position = hub.position().filter(|position| position.epoch == epoch);
             let position = position.ok_or_else(|| failed("it is being listed again".to_owned()))?;
-            let CachePosition { store, version, is_open, .. } = position;
+            let CachePosition { store, version, .. } = position;
             // Upstream has the objects in another encoding, and a bookmark brings it.
             if self.schema.awaits_version() {
                 return Err(failed("the objects of a new schema wait for the next version".to_owned()));
             }
             let equals = || listed.equals(&store, selection);
             // The cache may have a part of the changes at that version.
-            let is_part = is_open && version.is_at(asked);
+            let is_part = !version.is_end() && version.is_at(asked);
             if version >= asked && (!is_part || equals()) {
                 hub.proved(started);
                 return Ok((if is_first { Proof::Held } else { Proof::CaughtUp }, Fresh::Cache));
@@ -184,14 +187,14 @@ impl StateComparison {
             if equals() {
                 return Ok((
                     Proof::Equal,
-                    Fresh::State(ProvedState { epoch, store, cached_at: version, version: asked }),
+                    Fresh::State(ProvedState { epoch, store, cached_at: version, version: asked.end() }),
                 ));
             }
             is_first = false;
             let left = caught_up_by.saturating_duration_since(Instant::now());
             let next = version.followed_by(version).unwrap_or(asked);
             if hub.reached(next, left).await.is_err() {
-                let why = format!("the cache at version {version} differs from the cluster at {asked}");
+                let why = format!("the cache at version {} differs from the cluster at {asked}", version.whole());
                 return Err((Proof::Behind, why));
             }
         }

@@ -81,7 +81,7 @@ pub(super) async fn warm_start(
         Ok((restored, proven_at)) => {
             let ReceivedCache { received, bytes, .. } = &restored;
             let (version, took) = (restored.commit.version, started.elapsed());
-            info!(%resource, scope, %version, ?received, bytes, ?took, "warm start");
+            info!(%resource, scope, version = %version.whole(), ?received, bytes, ?took, "warm start");
             Some((restored, proven_at))
         }
         // It costs time and nothing else. At a first install no peer has anything to send.

@@ -251,7 +251,7 @@ impl Decoder {
         }
         let (version, store, history) = events.finish(now)?;
         // The peer may have sent its state between two events of a version.
-        let commit = Commit { store, version, is_open: true, change: Change::Restored(Box::new(history)) };
+        let commit = Commit { store, version, change: Change::Restored(Box::new(history)) };
         Ok(ReceivedCache { commit, writer, received, bytes })
     }
 }

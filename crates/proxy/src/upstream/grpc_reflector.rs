@@ -278,7 +278,7 @@ impl<R: Rng> GrpcReflector<R> {
         let version: ResourceVersion = ResourceVersion::parse_place(version)
             .map_err(|error| ReflectorError::List(UpstreamError::invalid(error)))?;
         let mut went_back = (reason == RelistReason::Rewritten).then_some(version);
-        if let Some(floor) = self.floor.filter(|floor| went_back.is_none() && version < *floor) {
+        if let Some(floor) = self.floor.filter(|floor| went_back.is_none() && version.whole() < floor.whole()) {
             let proved = self.kubefan.freshness(&self.target, true).await.map_err(ReflectorError::List)?;
             if proved.version >= floor || proved.is_of_another(&watch.cluster) {
                 let message = format!("a snapshot at version {version}, after version {floor}");

@@ -66,6 +66,7 @@ impl WatchService for Scripted {
             objects: names.iter().map(|name| pb::Object { name: name.to_string(), ..Default::default() }).collect(),
             resource: (names.len() == 2).then(Default::default),
             cluster: if names.len() == 2 { "c1".to_owned() } else { String::new() },
+            version_is_complete: true,
         };
         let chunks = [Ok(chunk("7", &["a", "b"])), Ok(chunk("7", &["c"]))];
         Ok(Response::new(futures::stream::iter(chunks).boxed()))
@@ -111,7 +112,7 @@ fn options() -> WatchOptions {
 }
 
 fn message(resume_version: &str, message: Message) -> Step {
-    Ok(WatchResponse { resume_version: resume_version.to_owned(), message: Some(message) })
+    Ok(WatchResponse { resume_version: resume_version.to_owned(), message: Some(message), ..WatchResponse::default() })
 }
 
 fn event(resume_version: &str, name: &str) -> Step {
@@ -290,7 +291,7 @@ async fn only_a_timeout_ends_the_watch_without_an_error() {
 async fn a_list_joins_its_chunks_and_a_get_without_an_object_is_an_error() {
     let (_server, client) = serve(Vec::new()).await;
     let list = client.list(Target::default(), "").await.unwrap();
-    assert_eq!((list.resource_version.as_str(), list.objects.len(), list.resource.is_some()), ("7", 3, true));
+    assert_eq!((list.resource_version.as_str(), list.objects.len(), list.resource.is_some()), ("7.end", 3, true));
     let error = client.get(Target::default(), "").await.unwrap_err();
     assert!(error.to_string().contains("does not speak kubefan's protocol: a get without an object"), "{error}");
 }

@@ -18,7 +18,7 @@ fn cache() -> PublishedCache {
 }
 
 fn commit(cache: &mut PublishedCache, at: u64, change: Change) -> Applied {
-    cache.apply(Commit { store: Store::default(), version: version(at), is_open: false, change }, Instant::now(), 1.0)
+    cache.apply(Commit { store: Store::default(), version: version(at), change }, Instant::now(), 1.0)
 }
 
 fn start(cache: &mut PublishedCache, at: u64) -> Applied {

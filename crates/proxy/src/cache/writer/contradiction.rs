@@ -17,7 +17,7 @@ pub(super) fn may_be_missing(event: &WatchEvent, version: ResourceVersion) -> bo
 
 /// Says that a list differs.
 pub(super) fn differs_at(version: ResourceVersion) -> String {
-    format!("a list at version {version} differs from the state at that version")
+    format!("a list at version {} differs from the state at that version", version.whole())
 }
 
 /// Why a listed object cannot exist if `cached` is its state at the version `reached`, earlier in
@@ -40,7 +40,7 @@ pub(super) fn contradiction(
         // An object that a self-check finds missing was lost on the way; that alone does not mean
         // another history.
         None if version <= reached && reason != RelistReason::SelfCheck => {
-            Some(format!("{key} is listed at version {version}, and was not there at {reached}"))
+            Some(format!("{key} is listed at version {version}, and was not there at {}", reached.whole()))
         }
         _ => None,
     }

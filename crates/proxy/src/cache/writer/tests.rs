@@ -15,7 +15,7 @@ fn list(writer: &mut CacheWriter, objects: Vec<Object>, number: u64) -> Commit {
     for object in objects {
         writer.apply(Update::ListItem(object)).unwrap();
     }
-    writer.apply(Update::ListEnd(version(number))).unwrap().unwrap()
+    writer.apply(Update::ListEnd(version(number).end())).unwrap().unwrap()
 }
 
 fn told(commit: &Commit) -> Vec<(EventType, String, u64)> {
@@ -248,7 +248,7 @@ fn a_list_at_an_older_version_starts_a_new_history() {
     let mut writer = CacheWriter::default();
     list(&mut writer, vec![object("a", "1", 5)], 10);
     assert!(matches!(list(&mut writer, vec![], 9).change, Change::Start { .. }));
-    assert_eq!(writer.version(), Some(version(9)));
+    assert_eq!(writer.version(), Some(version(9).end()));
 }
 
 #[test]
@@ -541,7 +541,7 @@ fn a_list_between_the_changes_at_one_version_brings_the_rest_as_a_gap() {
     let other = list(&mut after_one(), vec![object("b", "2", 6), object("c", "3", 8)], 12);
     assert!(matches!(other.change, Change::Start { .. }));
     let mut complete = after_one();
-    complete.apply(Update::Bookmark(version(12))).unwrap();
+    complete.apply(Update::Bookmark(version(12).end())).unwrap();
     let differs = list(&mut complete, vec![object("b", "2", 6)], 12);
     assert!(matches!(differs.change, Change::Start { .. }), "nothing more could come at this version");
     let repeated = list(&mut after_one(), vec![object("b", "2", 6), object("c", "3", 7)], 12);

@@ -100,7 +100,7 @@ impl UpstreamRead<'_> {
             let step = match timeout(wait, reflector.step()).await {
                 // A watch that breaks or ends here may have brought a part of the version.
                 Err(_) if is_last && is_brought => {
-                    return Ok(Backfill { epoch, ring, reached, has_state: with_state, share });
+                    return Ok(Backfill { epoch, ring, reached: reached.end(), has_state: with_state, share });
                 }
                 Err(_) => return Err(no_backfill(self.served, from).into()),
                 Ok(Err(error)) if reflector.is_within_list() => {
@@ -153,12 +153,11 @@ impl UpstreamRead<'_> {
             };
             if let Some(at) = at {
                 let another = || Refusal::Unavailable(format!("{gvr} is being listed again"));
-                let Continuation { can_resume, is_listed, head } = hub.continues_from(epoch, at).ok_or_else(another)?;
-                // A list has all events of its version, of which upstream may send more.
-                let is_within_list = is_listed && matches!(update, Update::Event(..));
+                let Continuation { can_resume, can_resume_after, head } =
+                    hub.continues_from(epoch, at).ok_or_else(another)?;
                 // The cache has not received this event yet. Everything up to the cache's version
                 // was read, so the backfill is complete.
-                if at > head && !is_within_list {
+                if at > head {
                     return Ok(Backfill { epoch, ring, reached: head, has_state: with_state, share });
                 }
                 if let Some(record) = record(&mut writer, update, at, with_state)?
@@ -176,16 +175,17 @@ impl UpstreamRead<'_> {
                 if ring.floor() != from {
                     return Err(ReadError::Expired { expired: UpstreamExpired::Events(from), oldest: None });
                 }
-                let is_reached = can_resume && (at >= to || to.is_end() && to.is_at(at));
-                is_last = is_reached && is_within_list;
-                if is_reached && !is_within_list {
+                let is_requested = at >= to || to.is_end() && to.is_at(at);
+                if is_requested && can_resume {
                     return Ok(Backfill { epoch, ring, reached: at, has_state: with_state, share });
                 }
+                // The cache was listed at this version, and upstream may send more events of it.
+                is_last = is_requested && can_resume_after;
                 continue;
             }
             if let Update::ListEnd(version) = update {
                 drop(place.take());
-                if version != start {
+                if !version.is_at(start) {
                     let message =
                         format!("upstream answered a list at version {start} with the state at version {version}");
                     return Err(Refusal::Unavailable(message).into());

@@ -82,8 +82,6 @@ pub struct CachePosition {
     pub epoch: u64,
     /// The version reached.
     pub version: ResourceVersion,
-    /// Whether more events of that version may come.
-    pub is_open: bool,
     /// The objects.
     pub store: Store,
 }
@@ -92,8 +90,8 @@ pub struct CachePosition {
 pub struct Continuation {
     /// Whether it can resume from there.
     pub can_resume: bool,
-    /// Whether a list has brought that version. It has all events of it, and no places.
-    pub is_listed: bool,
+    /// Whether it can resume from the end of that version.
+    pub can_resume_after: bool,
     /// The version reached.
     pub head: ResourceVersion,
 }
@@ -414,16 +412,17 @@ impl Hub {
     /// What a backfill has to reach, and what it can share; `None` while there is no state.
     pub fn position(&self) -> Option<CachePosition> {
         let state = self.lock();
-        let CachedState { epoch, store, version, is_open, .. } = state.published.state()?;
-        Some(CachePosition { epoch: *epoch, version: *version, is_open: *is_open, store: store.clone() })
+        let CachedState { epoch, store, version, .. } = state.published.state()?;
+        Some(CachePosition { epoch: *epoch, version: *version, store: store.clone() })
     }
 
     /// How the cached history continues from `version`; `None` in another epoch.
     pub fn continues_from(&self, epoch: u64, version: ResourceVersion) -> Option<Continuation> {
         let state = self.lock();
         let CachedState { history, version: head, .. } = state.published.state_of(epoch)?;
-        let can_resume = history.coverage(history.known_place(version), *head, true).source().is_ok();
-        Some(Continuation { can_resume, is_listed: history.has_listed(version), head: *head })
+        let can_resume = |from| history.coverage(from, *head, true).source().is_ok();
+        let (can_resume, can_resume_after) = (can_resume(version), can_resume(version.end()));
+        Some(Continuation { can_resume, can_resume_after, head: *head })
     }
 
     /// Continues a copy of the history of this epoch, as

@@ -43,6 +43,9 @@ impl Hub {
 
     /// The place in the log after `cursor` and after `floor`, the gaps in between that hold other
     /// bytes of unchanged objects, and whether the cache has reached `floor`.
+    ///
+    /// # Errors
+    /// [`LogReadError::Gap`] if `floor` is inside a gap.
     pub(in crate::fanout) fn cursor_past(
         &self,
         view: &View,
@@ -51,6 +54,13 @@ impl Hub {
     ) -> Result<(Cursor, Vec<Arc<ViewGap>>, bool), LogReadError> {
         let state = self.lock();
         let cached = self.state_of(&state, view).map_err(LogReadError::Ended)?;
+        let ring = cached.history.ring();
+        if cached.version >= floor
+            && floor >= ring.floor()
+            && let Err(inside) = ring.since(floor)
+        {
+            return Err(LogReadError::Gap(inside));
+        }
         let (past, gaps) = view.cursor_past(cursor, floor);
         Ok((past, gaps, cached.version >= floor))
     }

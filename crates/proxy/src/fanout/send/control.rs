@@ -18,9 +18,9 @@ pub fn snapshot_begin(
     restarted_from: Option<ResourceVersion>,
 ) -> WatchResponse {
     let begin = SnapshotBegin {
-        resource_version: version.to_string(),
+        resource_version: version.least_reached().to_string(),
         resource: Some(resource),
-        restarted_from: restarted_from.map_or_else(String::new, |version| version.to_string()),
+        restarted_from: restarted_from.map_or_else(String::new, |version| version.least_reached().to_string()),
         cluster: cluster.unwrap_or_default(),
     };
     response(None, Message::SnapshotBegin(begin))
@@ -34,7 +34,8 @@ pub fn snapshot_end(version: ResourceVersion, object_count: u64) -> WatchRespons
 
 /// Opens a gap.
 pub fn gap_begin(gap: &Gap) -> WatchResponse {
-    let begin = GapBegin { resource_version: gap.from.to_string(), reason: gap.reason.as_str().to_owned() };
+    let (resource_version, reason) = (gap.from.least_reached().to_string(), gap.reason.as_str().to_owned());
+    let begin = GapBegin { resource_version, reason };
     response(None, Message::GapBegin(begin))
 }
 
@@ -45,7 +46,7 @@ pub fn gap_end(gap: &Gap) -> WatchResponse {
 
 /// Opens a catch-up from `version`.
 pub fn catch_up_begin(version: ResourceVersion) -> WatchResponse {
-    response(None, Message::CatchUpBegin(CatchUpBegin { resource_version: version.to_string() }))
+    response(None, Message::CatchUpBegin(CatchUpBegin { resource_version: version.least_reached().to_string() }))
 }
 
 /// Closes a catch-up to `version`.
@@ -64,6 +65,9 @@ pub fn bookmark(version: ResourceVersion) -> WatchResponse {
 }
 
 fn response(resume: Option<ResourceVersion>, message: Message) -> WatchResponse {
-    let resume_version = resume.map_or_else(String::new, |version| version.to_string());
-    WatchResponse { resume_version, message: Some(message) }
+    WatchResponse {
+        resume_version: resume.map_or_else(String::new, |version| version.least_reached().to_string()),
+        version_is_complete: resume.is_some_and(ResourceVersion::is_end),
+        message: Some(message),
+    }
 }

@@ -424,6 +424,7 @@ impl Digits {
         if version.sub() == 0 {
             return Self::of(version);
         }
+        debug_assert!(!version.is_end(), "no event is at the end of its version");
         let mut digits = Self { digits: [0; DIGITS_MAX], start: DIGITS_MAX };
         digits.prepend(version.sub().into());
         digits.start -= 1;

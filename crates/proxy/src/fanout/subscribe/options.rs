@@ -35,6 +35,9 @@ pub struct SubscribeOptions {
     pub on_expired: OnExpired,
     /// The cluster that its version is of; empty if that is not known.
     pub cluster: String,
+    /// Whether its version, named by a number alone, may be the end of that version: the client
+    /// does not know.
+    pub may_be_complete: bool,
     /// Whether a watch over HTTP asks for a bookmark where its initial state ends.
     pub marks_end: bool,
     /// What a snapshot is taken from, for a format without deltas.
@@ -56,8 +59,8 @@ impl SubscribeOptions {
 impl From<Start> for SubscribeOptions {
     fn from(start: Start) -> Self {
         let (on_lag, on_expired) = (OnLag::default(), OnExpired::default());
-        let (marks_end, fresh, holder) = (false, Fresh::Cache, None);
-        Self { start, on_lag, on_expired, cluster: String::new(), marks_end, fresh, holder }
+        let (may_be_complete, marks_end, fresh, holder) = (false, false, Fresh::Cache, None);
+        Self { start, on_lag, on_expired, cluster: String::new(), may_be_complete, marks_end, fresh, holder }
     }
 }
 

@@ -170,7 +170,7 @@ impl Hub {
 /// The version that history continues from after a backfill.
 pub(super) fn backfill_end(backfill: &Backfill, cached: &CachedState) -> ResourceVersion {
     when_planted!(SpliceDoubles => return cached.history.oldest());
-    cached.history.known_place(backfill.reached)
+    backfill.reached
 }
 
 /// After `version`: the log, or a catch-up and then the log.

@@ -201,7 +201,12 @@ impl Subscription {
                 // The client may have a version inside the gap.
                 Err(LogReadError::Gap(Expired { requested, oldest })) => {
                     let requested = self.resume.map_or(requested, |resume| resume.max(requested));
-                    return Err(Expired { requested, oldest }.into());
+                    let expired = Expired { requested, oldest };
+                    if !self.view.encoder().format().has_markers() {
+                        return Err(expired.into());
+                    }
+                    self.floor = None;
+                    self.lag(expired)?;
                 }
                 Err(LogReadError::Behind { oldest }) => {
                     self.lag(Expired { requested: self.resume.unwrap_or(oldest), oldest })?;

@@ -167,12 +167,12 @@ impl Hub {
             }
             Start::Await(version) | Start::Resume(version) | Start::ResumeWithObjects(version) => version,
         };
-        let version = match &provided.other_history {
-            // A client that knows no places has what the cache has of its version, and it is sent
-            // the rest, if there is more.
-            None if version.is_end() => published.serving(Instant::now())?.version.within(version),
-            _ => version,
-        };
+        let version = if options.may_be_complete { self.place_of(published, version)? } else { version };
+        // The client has all events of its version, of which the cache may have a part.
+        let is_whole = |reached: ResourceVersion| version.is_end() && reached.is_at(version) && reached < version;
+        if provided.other_history.is_none() && is_whole(published.serving(Instant::now())?.version) {
+            return Ok((First::Nothing(version), Some((version, Resume::Ring))));
+        }
         let (position, backfill) = match &provided.other_history {
             Some(refusal) => (Err(refusal.clone()), BackfillState::Unavailable),
             None => {
@@ -186,11 +186,7 @@ impl Hub {
                     ProvidedBackfill::Read(_) | ProvidedBackfill::Missing => BackfillState::Missing,
                     ProvidedBackfill::Unavailable => BackfillState::Unavailable,
                 };
-                // The cache has listed this version, so it knows no places in it: what the
-                // client lacks is not known.
-                let is_unknown = version > cached.version && version.is_at(cached.version) && !cached.is_open;
-                let expired = Expired { requested: version, oldest: cached.version };
-                (if is_unknown { Err(expired.into()) } else { Ok(coverage(version)) }, backfill)
+                (Ok(coverage(version)), backfill)
             }
         };
         let situation = Situation::Returns(backfill);
@@ -221,6 +217,14 @@ impl Hub {
                 return Err(Refusal::Future { requested, current }.into());
             }
         })
+    }
+
+    /// The place of a version whose client does not know whether it has all of it: the end, if that
+    /// is where this history starts.
+    fn place_of(&self, published: &PublishedCache, version: ResourceVersion) -> Result<ResourceVersion, Refusal> {
+        let cached = published.serving(Instant::now())?;
+        let can_resume = |from| cached.history.coverage(from, cached.version, true).source().is_ok();
+        Ok(if !can_resume(version) && can_resume(version.end()) { version.end() } else { version })
     }
 
     fn resumed(&self, from: ResourceVersion, how: Resume) {

@@ -11,7 +11,7 @@ use crate::{
     cache::{CacheWriter, ProcessBudgets, RelistReason, RingLimits, Update},
     fanout::{
         ConnectionWaker, FrameBuf, Gate, GateLimits, Hub, HubOptions, Phase, ReadyStreams, Refusal, Start, StreamEnd,
-        StreamWaker, Subscription,
+        StreamWaker, SubscribeOptions, Subscription,
     },
     telemetry::metrics::Metrics,
 };
@@ -107,12 +107,17 @@ impl Cache {
         }
     }
 
+    /// Lists at a version that may have more events, as a kubefan does over HTTP.
     fn list(&mut self, objects: &[(&str, &str, u64)], at: u64) {
+        self.list_at(objects, version(at));
+    }
+
+    fn list_at(&mut self, objects: &[(&str, &str, u64)], place: ResourceVersion) {
         self.apply(Update::ListBegin { reason: RelistReason::Expired });
         for (name, app, version) in objects {
             self.apply(Update::ListItem(self.object(name, app, *version)));
         }
-        self.apply(Update::ListEnd(version(at)));
+        self.apply(Update::ListEnd(place));
     }
 
     fn event(&mut self, kind: EventType, name: &str, app: &str, at: u64) {
@@ -125,7 +130,7 @@ impl Cache {
         Selection::bind("", "", labels, &none, &self.fields, self.parser.clone(), &self.gvr).unwrap()
     }
 
-    fn subscribe(&self, labels: &str, start: Start) -> Result<Subscription, Refusal> {
+    fn subscribe(&self, labels: &str, start: impl Into<SubscribeOptions>) -> Result<Subscription, Refusal> {
         self.hub.subscribe(self.select(labels), Format::default(), start, StreamWaker::new(&ConnectionWaker::new(), 0))
     }
 
@@ -169,6 +174,7 @@ fn line(message: &WatchResponse) -> String {
     };
     match message.resume_version.as_str() {
         "" => what,
+        resume if message.version_is_complete => format!("{what} ({resume}.end)"),
         resume => format!("{what} ({resume})"),
     }
 }

@@ -3,6 +3,7 @@
 //! breaks.
 
 use super::*;
+use crate::fanout::OnExpired;
 
 fn place(text: &str) -> ResourceVersion {
     ResourceVersion::parse_place(text).unwrap()
@@ -83,7 +84,7 @@ async fn over_http_a_version_is_resumed_from_behind_what_the_cache_has_of_it() {
     let all = watch_http::lines(&mut http(&cache, Start::Resume(version(10).end()))).await;
     assert_eq!(all, ["DELETED a@12", "DELETED b@12", "DELETED c@12", "ADDED d@13"]);
     assert_eq!(watch_http::lines(&mut http(&cache, Start::Resume(version(12).end()))).await, ["ADDED d@13"]);
-    let mut current = http(&cache, Start::Resume(version(13).end()));
+    let mut current = http(&cache, Start::Resume(version(13)));
     assert!(watch_http::lines(&mut current).await.is_empty());
     cache.event(Added, "e", "web", 13);
     assert_eq!(watch_http::lines(&mut current).await, ["ADDED e@13"]);
@@ -98,23 +99,66 @@ async fn over_http_a_version_is_resumed_from_behind_what_the_cache_has_of_it() {
 #[tokio::test(start_paused = true)]
 async fn a_listed_version_is_known_as_such_when_the_ring_has_gone_on() {
     let mut cache = Cache::within(RingLimits { ring_events_max: 2, residue_bytes_max: Some(1 << 20), ..LIMITS });
-    cache.list(&[("a", "web", 5)], 12);
+    cache.list_at(&[("a", "web", 5)], place("12.end"));
     (13..=18).for_each(|at| cache.event(Modified, "a", "web", at));
     let epoch = cache.hub.position().unwrap().epoch;
-    let listed = |at| cache.hub.continues_from(epoch, version(at)).unwrap().is_listed;
-    assert_eq!([12, 14].map(listed), [true, false]);
+    let resumable = |at| {
+        let continuation = cache.hub.continues_from(epoch, version(at)).unwrap();
+        (continuation.can_resume, continuation.can_resume_after)
+    };
+    assert_eq!([12, 14].map(resumable), [(false, true), (true, true)]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_place_that_this_cache_only_listed_is_expired() {
-    // Another replica has sent two events at version 12, at which this one has listed.
+    // Another replica has sent events of version 12, at which this one has listed.
     let mut cache = Cache::new();
-    cache.list(&[("c", "web", 7)], 12);
-    let refused = cache.subscribe("", Start::Resume(place("12.1"))).err().unwrap();
-    assert_eq!(refused.to_string(), "too old resource version: 12 (12)");
-    assert!(ready(&mut cache.subscribe("", Start::Resume(place("12"))).unwrap()).await.is_empty());
+    cache.list_at(&[("c", "web", 7)], place("12.end"));
+    let mut listed = cache.subscribe("", Start::Snapshot).unwrap();
+    assert_eq!(ready(&mut listed).await, ["snapshot@12", "+c@7", "end of 1 (12.end)"]);
+    for at in ["12", "12.1"] {
+        let refused = cache.subscribe("", Start::Resume(place(at))).err().unwrap();
+        assert_eq!(refused.to_string(), "too old resource version: 12 (12)", "{at}");
+    }
+    assert!(from(&cache, "", "12.end").await.is_empty());
     cache.event(Added, "d", "web", 13);
-    let refused = cache.subscribe("", Start::Resume(place("12.1"))).err().unwrap();
-    assert_eq!(refused.to_string(), "too old resource version: 12 (13)");
-    assert_eq!(from(&cache, "", "12").await, ["+d@13 (13)"]);
+    for at in ["12", "12.1"] {
+        cache.subscribe("", Start::Resume(place(at))).err().unwrap();
+    }
+    assert_eq!(from(&cache, "", "12.end").await, ["+d@13 (13)"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_was_sent_a_whole_version_elsewhere_gets_no_event_of_it_again() {
+    // Another replica has listed at version 12. This one has a part of its events, then all.
+    let mut cache = Cache::new();
+    cache.list_at(&[("a", "web", 5), ("b", "db", 6)], place("10.end"));
+    cache.event(Deleted, "a", "web", 12);
+    let mut whole = cache.subscribe("", Start::Resume(place("12.end"))).unwrap();
+    assert!(ready(&mut whole).await.is_empty());
+    cache.event(Deleted, "b", "db", 12);
+    assert!(ready(&mut whole).await.is_empty());
+    assert!(from(&cache, "", "12.end").await.is_empty());
+    cache.event(Added, "d", "web", 13);
+    assert_eq!(ready(&mut whole).await, ["+d@13 (13)"]);
+    assert_eq!(from(&cache, "", "12.end").await, ["+d@13 (13)"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gap_from_inside_a_version_is_not_sent_to_who_has_all_of_it() {
+    let mut cache = Cache::new();
+    cache.list_at(&[("a", "web", 5), ("b", "db", 6)], place("10.end"));
+    cache.event(Deleted, "a", "web", 12);
+    let start = |on_expired| SubscribeOptions { on_expired, ..Start::Resume(place("12.end")).into() };
+    let mut restarts = cache.subscribe("", start(OnExpired::Restart)).unwrap();
+    let mut fails = cache.subscribe("", start(OnExpired::Fail)).unwrap();
+    assert!(ready(&mut restarts).await.is_empty() && ready(&mut fails).await.is_empty());
+    // The delete of b at version 12 is inside the gap, and the clients have it.
+    cache.list_at(&[], place("14.end"));
+    assert_eq!(ready(&mut restarts).await, ["snapshot@14 for 12", "end of 0 (14.end)"]);
+    assert_eq!(fails.next().await.unwrap_err().to_string(), "too old resource version: 12 (14)");
+    assert_eq!(
+        cache.subscribe("", start(OnExpired::Fail)).err().unwrap().to_string(),
+        "too old resource version: 12 (14)"
+    );
 }

@@ -22,6 +22,13 @@ pub fn version(text: &str) -> Result<Option<ResourceVersion>, Refusal> {
     }
 }
 
+/// Where a watch continues; `None` for a snapshot.
+pub fn place(request: &WatchRequest) -> Result<Option<ResourceVersion>, Refusal> {
+    let version = version(&request.resource_version)?;
+    let is_complete = request.version_is_complete.unwrap_or_default();
+    Ok(version.map(|version| if is_complete { version.end() } else { version }))
+}
+
 /// How long a watch may last; `None` for no limit.
 pub fn timeout(seconds: i64) -> Result<Option<Duration>, Refusal> {
     match u64::try_from(seconds) {

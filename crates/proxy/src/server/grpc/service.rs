@@ -63,7 +63,7 @@ impl<C: Catalog> Service<C> {
     /// answer instead.
     async fn wait_for_version(&self, selected: &Selected, version: Option<ResourceVersion>) -> Result<Fresh, Refusal> {
         let Some(version) = version else { return Ok(Fresh::Cache) };
-        let reached = self.reader.reach(&selected.served, version, Patience::NoFallback).await;
+        let reached = self.reader.reach(&selected.served, version.least_reached(), Patience::NoFallback).await;
         reached.map_err(|NotReached { refusal, .. }| refusal)
     }
 
@@ -100,7 +100,7 @@ impl<C: Catalog> Service<C> {
             let read = reader.authorize(presented, Read::collection(ReadVerb::Watch, target), notes).await?;
             let holder = read.holder(presented.holder);
             let place = reader.admit_stream(holder)?;
-            let version = request::version(&request.resource_version)?;
+            let version = request::place(&request)?;
             let ends_after = request::timeout(request.timeout_seconds)?;
             let bookmark_interval = request::bookmark_interval(request.bookmark_interval)?;
             let format = request::watch_format(&request)?;
@@ -115,8 +115,14 @@ impl<C: Catalog> Service<C> {
                 (Some(version), false) => Start::Resume(version),
                 (Some(version), true) => Start::ResumeWithObjects(version),
             };
-            let cluster = request.cluster;
-            let terms = SubscribeOptions { on_lag, on_expired, cluster, holder: Some(holder), ..start.into() };
+            let terms = SubscribeOptions {
+                on_lag,
+                on_expired,
+                cluster: request.cluster,
+                may_be_complete: request.version_is_complete.is_none(),
+                holder: Some(holder),
+                ..start.into()
+            };
             let (of_stream, of_registered) = (stream_waker.of_stream(), stream_waker.of_stream());
             let subscription = reader.subscribe(&served, selection, format, terms, stream_waker).await?;
             let registered = reader.register(&read, sender, &served, &subscription, of_registered);
@@ -178,8 +184,14 @@ impl Listing {
         self.notes.sent(objects.len(), bytes);
         let objects = objects.iter().map(|object| message(object, &self.format)).collect();
         let (resource, cluster) = self.first.take().unzip();
-        let (resource_version, cluster) = (self.version.to_string(), cluster.unwrap_or_default());
-        (ListResponse { resource_version, objects, resource, cluster }, is_complete)
+        let response = ListResponse {
+            resource_version: self.version.least_reached().to_string(),
+            version_is_complete: self.version.is_end(),
+            objects,
+            resource,
+            cluster: cluster.unwrap_or_default(),
+        };
+        (response, is_complete)
     }
 }
 
@@ -273,7 +285,7 @@ impl<C: Catalog> WatchService for Service<C> {
         notes.sent(1, object.json_len());
         Ok(Response::new(GetResponse {
             object: Some(message(object, &format)),
-            resource_version: version.to_string(),
+            resource_version: version.least_reached().to_string(),
             resource: Some(served.hub.resource().clone()),
             cluster: served.hub.cluster().unwrap_or_default(),
         }))
@@ -307,7 +319,7 @@ impl<C: Catalog> WatchService for Service<C> {
             read.await.map_err(|refusal: Refusal| refused(&mut counted, status::refused(&refusal)))?;
         answered(&mut counted, &served);
         Ok(Response::new(GetFreshnessResponse {
-            resource_version: version.to_string(),
+            resource_version: version.least_reached().to_string(),
             age: age.and_then(|age| age.try_into().ok()),
             cluster: served.hub.cluster().unwrap_or_default(),
         }))

@@ -103,7 +103,7 @@ pub fn ended(end: &StreamEnd, sent: Option<ResourceVersion>) -> Option<Status> {
 
 /// The status of a stream that continues elsewhere.
 fn come_back(delay: Duration, reason: &str, message: String, sent: Option<ResourceVersion>) -> Status {
-    let metadata = sent.map(|version| ("resume_version".to_owned(), version.to_string()));
+    let metadata = sent.map(|version| ("resume_version".to_owned(), version.least_reached().to_string()));
     let mut details = ErrorDetails::with_error_info(reason, DOMAIN, metadata.into_iter().collect::<HashMap<_, _>>());
     details.set_retry_info(Some(delay));
     Status::with_error_details(Code::Unavailable, message, details)
@@ -207,8 +207,8 @@ pub fn object_not_found(resource: &str, name: &str) -> Status {
 /// The status for Kubernetes' 410 Expired, with the oldest version from which a watch can resume.
 fn too_old(expired: &Expired) -> Status {
     let metadata = HashMap::from([
-        ("requested_resource_version".to_owned(), expired.requested.to_string()),
-        ("oldest_resource_version".to_owned(), expired.oldest.to_string()),
+        ("requested_resource_version".to_owned(), expired.requested.least_reached().to_string()),
+        ("oldest_resource_version".to_owned(), expired.oldest.least_reached().to_string()),
     ]);
     let details = ErrorDetails::with_error_info("RESOURCE_VERSION_TOO_OLD", DOMAIN, metadata);
     Status::with_error_details(Code::OutOfRange, expired.to_string(), details)

@@ -106,11 +106,14 @@ impl<C: Catalog> Reader<C> {
             && !cluster.is_empty()
             && cluster != known
         {
-            let message =
-                format!("version {version} belongs to another cluster ({cluster:.64}); this cluster is {known}");
+            let message = format!(
+                "version {} belongs to another cluster ({cluster:.64}); this cluster is {known}",
+                version.whole()
+            );
             return Some(Refusal::Rewritten(message));
         }
         let asked = Instant::now();
+        let version = version.least_reached();
         // Upstream cannot answer instead.
         let NotReached { is_proved, .. } = self.reach(served, version, Patience::NoFallback).await.err()?;
         let reached = match is_proved {

@@ -106,7 +106,7 @@ fn apiserver() -> Upstream {
 }
 
 fn message(resume_version: &str, message: Message) -> Sent {
-    Ok(WatchResponse { resume_version: resume_version.to_owned(), message: Some(message) })
+    Ok(WatchResponse { resume_version: resume_version.to_owned(), message: Some(message), ..WatchResponse::default() })
 }
 
 fn event(resume_version: &str, kind: v1alpha1::EventType, name: &str, version: u64) -> Sent {

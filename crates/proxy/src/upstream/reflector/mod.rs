@@ -53,8 +53,8 @@
 //!   servers never complete a watch-list: etcd without progress notifications, for example.
 //! - A watch that ends normally, falls silent or breaks leads to `Listed` at the last version.
 //!   Nothing is lost, so the next watch continues from there, or from below it if more events of
-//!   that version may come: see `Reached`. A connection can be half open or the resource quiet; if
-//!   the former, opening the next watch fails.
+//!   that version may come. A connection can be half open or the resource quiet; if the former,
+//!   opening the next watch fails.
 //! - A watch that ends within a second without a new version also leads to `Listed`, but as an
 //!   error, so that the caller backs off. Otherwise a broken server would be asked in a tight loop.
 //! - A watch from an expired version (410, as a response or as an ERROR event) leads to `Empty`:
@@ -71,6 +71,13 @@
 //! reached. The watch is read meanwhile, so nothing is lost or late. If the list keeps failing, the
 //! watch continues as if there had been none. If the watch ends, the list is given up. If upstream
 //! cannot list that version, an ordinary list follows.
+//!
+//! # Several events at one version
+//!
+//! Upstream may send several events at one version, and a watch from a version gets none of that
+//! version. So after an event the next watch starts below its version, and the cache drops what it
+//! has. A later event, a bookmark or a list completes a version: the position is at its end. A
+//! kubefan's HTTP API has no places, so its lists and bookmarks may be between two events.
 //!
 //! # Doubt
 //!
@@ -95,6 +102,7 @@ mod pages;
 mod reread;
 mod state;
 mod target;
+mod watch_list;
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -110,7 +118,7 @@ use crate::upstream::{
         cluster_version::version_path,
         codec::{WatchMessage, read_event, read_page},
         error::WATCH_SHORT,
-        state::{OpenWatch, PagedList, Reached, Reread, State},
+        state::{OpenWatch, PagedList, Reread, State, further},
     },
 };
 use crate::{
@@ -118,7 +126,7 @@ use crate::{
     telemetry::metrics::UpstreamWatchGuard,
 };
 use kubefan_common::planted::{self, Bug};
-use kubefan_model::{Media, ResourceVersion, event::EventType, object::ObjectParser};
+use kubefan_model::{Media, ResourceVersion, object::ObjectParser};
 
 pub use crate::upstream::reflector::{
     error::ReflectorError,
@@ -162,6 +170,8 @@ pub struct Reflector<R> {
     unpaged: bool,
     /// Set for a backfill: read only the events after this version, without a standing watch.
     backfills_from: Option<ResourceVersion>,
+    /// More events of a version may follow a list or a bookmark at it.
+    has_partial_versions: bool,
 }
 
 impl<R: Rng> Reflector<R> {
@@ -190,7 +200,15 @@ impl<R: Rng> Reflector<R> {
             version_unanswered: false,
             unpaged: false,
             backfills_from: None,
+            has_partial_versions: false,
         }
+    }
+
+    /// Expects more events of a version after a list or a bookmark at it, as a kubefan sends them
+    /// over HTTP.
+    pub fn with_partial_versions(mut self) -> Self {
+        self.has_partial_versions = true;
+        self
     }
 
     /// Turns this into a backfill: a short watch of the events after `version`, preceded by the
@@ -200,7 +218,7 @@ impl<R: Rng> Reflector<R> {
         self.state = if with_state {
             State::Empty { reason: RelistReason::Backfill }
         } else {
-            State::Listed { reached: Reached::all_of(version), in_doubt: false }
+            State::Listed { reached: version.end(), in_doubt: false }
         };
         // Only a list can return the state at an older version.
         self.watch_list_refused = true;
@@ -214,11 +232,10 @@ impl<R: Rng> Reflector<R> {
         self.state = State::Empty { reason };
     }
 
-    /// Discards everything read after `version`, of which more may come. The next step continues
-    /// from there, in doubt.
+    /// Discards everything read after `version`. The next step continues from there, in doubt.
     pub fn resume_from(&mut self, version: ResourceVersion) {
         self.ready.clear();
-        self.state = State::Listed { reached: Reached::part_of(version), in_doubt: true };
+        self.state = State::Listed { reached: version, in_doubt: true };
     }
 
     /// Upstream's warnings for readers of the resource.
@@ -248,7 +265,7 @@ impl<R: Rng> Reflector<R> {
         | State::Listed { reached, .. }
         | State::Rereading(Reread { reached, .. }) = &mut self.state
         {
-            *reached = reached.then(Reached::all_of(version));
+            *reached = further(*reached, version.end());
         }
     }
 
@@ -288,67 +305,14 @@ impl<R: Rng> Reflector<R> {
         Step::Update { update: Update::ListBegin { reason }, received: Instant::now() }
     }
 
-    async fn start_watch_list(&mut self, reason: RelistReason) -> Result<Step, ReflectorError> {
-        let query = [
-            ("watch", "1"),
-            ("sendInitialEvents", "true"),
-            ("resourceVersionMatch", "NotOlderThan"),
-            ("allowWatchBookmarks", "true"),
-        ];
-        let asked_at = Instant::now();
-        match self.open(&query).await {
-            Ok(watch) => {
-                self.state = State::WatchListing { reason, watch };
-                Ok(Step::Update { update: Update::ListBegin { reason }, received: asked_at })
-            }
-            // A server without the feature refuses the parameter (422), or the request (400) if it
-            // predates the parameter.
-            Err(UpstreamError::Refused { code: 400 | 422, message }) => {
-                tracing::info!(resource = %self.target.gvr, message, "upstream does not support WatchList; listing instead");
-                self.watch_list_refused = true;
-                Ok(self.start_paging(reason))
-            }
-            Err(error) => Err(ReflectorError::List(error)),
-        }
+    /// The place of a list or of a bookmark.
+    pub(super) fn after_all_of(&self, version: ResourceVersion) -> ResourceVersion {
+        if self.has_partial_versions { version } else { version.end() }
     }
 
-    /// Reads one initial event. Any failure before the bookmark that ends them restarts the list,
-    /// because half a state is useless.
-    async fn read_watch_list(&mut self, reason: RelistReason, mut watch: OpenWatch) -> Result<Step, ReflectorError> {
-        // Reset below if this line is valid.
-        self.next_is_paged = true;
-        let line = match watch.lines.next_line().await {
-            Ok(Some(line)) => line,
-            Ok(None) => return Err(ReflectorError::List(ended_early())),
-            Err(error) => {
-                // A page may be longer than a line, so a paged list can return this object.
-                self.watch_list_refused |= matches!(error, UpstreamError::LineTooLong { .. });
-                return Err(ReflectorError::List(error));
-            }
-        };
-        let received = Instant::now();
-        let update = match read_event(&self.parser, &line).map_err(ReflectorError::into_list)? {
-            WatchMessage::Event(EventType::Added, object) => Update::ListItem(object),
-            WatchMessage::Bookmark { version, ends_initial_state: true } => {
-                self.next_is_paged = false;
-                self.state = State::Watching { watch, reached: Reached::all_of(version) };
-                self.ready.push_back((Update::ListEnd(version), received));
-                return Ok(Step::Watching { proven_at: None });
-            }
-            // A server that ignores the parameters sends the state without an end, or the events of
-            // a plain watch.
-            WatchMessage::Event(..) | WatchMessage::Bookmark { .. } => {
-                self.watch_list_refused = true;
-                return Err(ReflectorError::List(UpstreamError::invalid("the server ignores sendInitialEvents")));
-            }
-        };
-        self.next_is_paged = false;
-        self.state = State::WatchListing { reason, watch };
-        Ok(Step::Update { update, received })
-    }
-
-    async fn start_watch(&mut self, reached: Reached, in_doubt: bool) -> Result<Step, ReflectorError> {
-        let (version, from) = (reached.version, reached.watch_from().to_string());
+    async fn start_watch(&mut self, reached: ResourceVersion, in_doubt: bool) -> Result<Step, ReflectorError> {
+        let from = if planted::is(Bug::ResumedWithinVersion) { reached.whole() } else { reached.read_from() };
+        let from = from.to_string();
         let least = WATCH_TIMEOUT_LEAST.as_secs();
         let timeout = match self.backfills_from {
             Some(_) => BACKFILL_WATCH_SECONDS,
@@ -375,19 +339,19 @@ impl<R: Rng> Reflector<R> {
         // restored.
         let asked_at = Instant::now();
         let current = if needs_answer { self.current_version(reached).await? } else { None };
-        if let Some(current) = current.filter(|current| *current < version) {
+        if let Some(current) = current.filter(|current| *current < reached.whole()) {
             // Unlike a watch, a consistent read is never behind, whichever apiserver answers.
             self.state = State::Empty { reason: RelistReason::Rewritten };
             return Ok(Step::Update { update: Update::WentBack { reached: current }, received: asked_at });
         }
         self.state = State::Watching { watch, reached };
-        let is_proven = current == Some(version) && reached.is_all();
+        let is_proven = current == Some(reached.whole()) && reached.is_end();
         Ok(Step::Watching { proven_at: is_proven.then_some(asked_at) })
     }
 
     /// The cluster's version, for a watch that continues from what was `reached`. `None` if the
     /// server does not allow the question.
-    async fn current_version(&mut self, reached: Reached) -> Result<Option<ResourceVersion>, ReflectorError> {
+    async fn current_version(&mut self, reached: ResourceVersion) -> Result<Option<ResourceVersion>, ReflectorError> {
         if self.version_query_refused {
             return Ok(None);
         }
@@ -425,7 +389,7 @@ impl<R: Rng> Reflector<R> {
     fn read_watch(
         &mut self,
         mut watch: OpenWatch,
-        reached: Reached,
+        reached: ResourceVersion,
         line: Result<Option<Bytes>, UpstreamError>,
     ) -> Result<Step, ReflectorError> {
         let line = match line {
@@ -446,8 +410,8 @@ impl<R: Rng> Reflector<R> {
         };
         let received = Instant::now();
         let (next, update) = match read_event(&self.parser, &line) {
-            Ok(WatchMessage::Event(kind, object)) => (Reached::part_of(object.version()), Update::Event(kind, object)),
-            Ok(WatchMessage::Bookmark { version, .. }) => (Reached::all_of(version), Update::Bookmark(version)),
+            Ok(WatchMessage::Event(kind, object)) => (object.version(), Update::Event(kind, object)),
+            Ok(WatchMessage::Bookmark { version, .. }) => (version.end(), Update::Bookmark(self.after_all_of(version))),
             Err(ReflectorError::Watch(error)) => return Err(self.watch_failed(reached, error)),
             Err(error) => {
                 // Skipping the object would lose a change, and a new watch would send it again.
@@ -456,14 +420,13 @@ impl<R: Rng> Reflector<R> {
                 return Err(error);
             }
         };
-        watch.advanced |= next.version > reached.version;
-        // A bookmark may be older than the last event. Going back to it would repeat events.
-        self.state = State::Watching { watch, reached: reached.then(next) };
+        watch.advanced |= next.whole() > reached.whole();
+        self.state = State::Watching { watch, reached: further(reached, next) };
         Ok(Step::Update { update, received })
     }
 
     /// Continues from the last version, unless the error made it useless.
-    fn watch_failed(&mut self, reached: Reached, error: UpstreamError) -> ReflectorError {
+    fn watch_failed(&mut self, reached: ResourceVersion, error: UpstreamError) -> ReflectorError {
         self.state = match &error {
             UpstreamError::Gone { .. } => State::Empty { reason: RelistReason::Expired },
             // A new watch would send the same event again.
@@ -492,8 +455,4 @@ impl<R: Rng> Reflector<R> {
         gvr.collection_path(scope)
             + &encode_query(query.iter().copied().chain(selector).chain(self.parser.media().query()))
     }
-}
-
-fn ended_early() -> UpstreamError {
-    UpstreamError::Reset { message: "the watch ended before the initial state was complete".to_owned() }
 }

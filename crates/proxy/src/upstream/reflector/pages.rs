@@ -16,7 +16,7 @@ use crate::{
             Reflector,
             codec::{Page, read_page},
             error::ReflectorError,
-            state::{PagedList, Reached, State, Step},
+            state::{PagedList, State, Step},
         },
     },
 };
@@ -45,13 +45,13 @@ impl<R: Rng> Reflector<R> {
             (list.next, list.failures) = (next, None);
             if list.next.is_none() {
                 (self.unpaged, self.next_is_paged) = (false, false);
-                self.ready.push_back((Update::ListEnd(list_version), received));
+                self.ready.push_back((Update::ListEnd(self.after_all_of(list_version)), received));
             }
             if let Some((update, received)) = self.ready.pop_front() {
                 self.state = match list {
                     PagedList { next: Some(_), .. } => State::Paging(list),
                     // The watch is another request: etcd may be restored before it arrives.
-                    _ => State::Listed { reached: Reached::all_of(list_version), in_doubt: true },
+                    _ => State::Listed { reached: list_version.end(), in_doubt: true },
                 };
                 return Ok(Step::Update { update, received });
             }

@@ -45,9 +45,10 @@ impl<R: Rng> Reflector<R> {
             }
         };
         self.ready.push_back((Update::ListBegin { reason }, Instant::now()));
-        let request = self.request_page(reached.version, None, Duration::ZERO);
+        let at = reached.whole();
+        let request = self.request_page(at, None, Duration::ZERO);
         let (next, failures) = (None, 0);
-        self.state = State::Rereading(Reread { reason, at: reached.version, next, failures, request, watch, reached });
+        self.state = State::Rereading(Reread { reason, at, next, failures, request, watch, reached });
     }
 
     /// A page of the list at a version. The request is sent when it is polled.
@@ -105,7 +106,7 @@ impl<R: Rng> Reflector<R> {
                 State::Rereading(reread)
             }
             None => {
-                self.ready.push_back((Update::ListEnd(reread.at), received));
+                self.ready.push_back((Update::ListEnd(self.after_all_of(reread.at)), received));
                 reread.without_list()
             }
         };

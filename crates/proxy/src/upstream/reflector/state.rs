@@ -13,7 +13,6 @@ use crate::{
         error::UpstreamError,
     },
 };
-use kubefan_common::planted::{self, Bug};
 use kubefan_model::ResourceVersion;
 
 /// Options of a reflector.
@@ -31,45 +30,11 @@ pub struct ReflectorOptions {
     pub line_bytes_max: usize,
 }
 
-/// How far a watch has come.
-///
-/// Upstream may send several events at one version, and a watch from a version gets none of that
-/// version. So after an event the next watch starts below its version, and the cache drops what it
-/// has. A later event, a bookmark or a list completes a version. If another event of that version
-/// arrives nevertheless, it counts as incomplete again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Reached {
-    /// The last version that was read.
-    pub(super) version: ResourceVersion,
-    /// Whether more of that version may come.
-    is_open: bool,
-}
-
-impl Reached {
-    /// All of a version was read.
-    pub(super) fn all_of(version: ResourceVersion) -> Self {
-        Self { version: version.whole(), is_open: false }
-    }
-
-    /// A part of a version was read.
-    pub(super) fn part_of(version: ResourceVersion) -> Self {
-        Self { version: version.whole(), is_open: !planted::is(Bug::ResumedWithinVersion) }
-    }
-
-    /// The further of both. Of one version the later message counts.
-    pub(super) fn then(self, next: Self) -> Self {
-        if next.version < self.version { self } else { next }
-    }
-
-    /// Whether no more of that version may come.
-    pub(super) fn is_all(self) -> bool {
-        !self.is_open
-    }
-
-    /// The version to watch from.
-    pub(super) fn watch_from(self) -> ResourceVersion {
-        if self.is_open { self.version.below().unwrap_or(self.version) } else { self.version }
-    }
+/// The further of two places of a watch. Of one version the later message counts: another event
+/// shows that it had not ended. A bookmark may be older than the last event, and going back to it
+/// would repeat events.
+pub(super) fn further(reached: ResourceVersion, next: ResourceVersion) -> ResourceVersion {
+    if next.whole() < reached.whole() { reached } else { next }
 }
 
 /// The position of the reflector. The documentation of this module describes the transitions.
@@ -82,9 +47,9 @@ pub(super) enum State {
     WatchListing { reason: RelistReason, watch: OpenWatch },
     /// Everything that was `reached` was emitted. The next step opens a watch from there. If
     /// `in_doubt`, it then asks for the cluster's version.
-    Listed { reached: Reached, in_doubt: bool },
+    Listed { reached: ResourceVersion, in_doubt: bool },
     /// A watch is open, and everything that was `reached` was emitted.
-    Watching { watch: OpenWatch, reached: Reached },
+    Watching { watch: OpenWatch, reached: ResourceVersion },
     /// The same, and the objects are listed again.
     Rereading(Reread),
 }
@@ -161,7 +126,7 @@ pub(super) struct Reread {
     /// The watch.
     pub(super) watch: OpenWatch,
     /// How far the watch has come.
-    pub(super) reached: Reached,
+    pub(super) reached: ResourceVersion,
 }
 
 /// What was received on the open requests of a state.
@@ -246,19 +211,18 @@ mod tests {
 
     #[test]
     fn a_watch_starts_below_a_version_that_may_have_more_events() {
-        let version = |number| ResourceVersion::new(number).unwrap();
-        let event = |number| Reached::part_of(version(number));
-        let bookmark = |number| Reached::all_of(version(number));
+        let event = |number| ResourceVersion::new(number).unwrap();
+        let bookmark = |number| event(number).end();
         for (reached, expected) in [
             (bookmark(9), 9),
-            (bookmark(9).then(event(10)), 9),
-            (event(8).then(event(10)), 9),
-            (event(10).then(bookmark(10)), 10),
-            (event(10).then(bookmark(9)), 9),
-            (bookmark(10).then(event(10)), 9),
+            (further(bookmark(9), event(10)), 9),
+            (further(event(8), event(10)), 9),
+            (further(event(10), bookmark(10)), 10),
+            (further(event(10), bookmark(9)), 9),
+            (further(bookmark(10), event(10)), 9),
             (event(1), 1),
         ] {
-            assert_eq!(reached.watch_from(), version(expected), "{reached:?}");
+            assert_eq!(reached.read_from(), event(expected), "{reached:?}");
         }
     }
 
