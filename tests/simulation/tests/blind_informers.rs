@@ -12,6 +12,7 @@ use super::blind_oracle::reports;
 use crate::{
     informer::{Call, InformerEntry, InformerHistory, Observed, Stored},
     oracle::{self, Guarantee},
+    truth::{read_place, version_of},
 };
 
 /// Corrupts a history. `None` if the history has no suitable place.
@@ -237,7 +238,7 @@ fn older_version(entries: &mut Vec<InformerEntry>) -> Option<()> {
     let again = entries[at].clone();
     entries.insert(at + 1, again);
     change_store(entries, at + 1, |snapshot, store| {
-        let version = snapshot.resource_version().parse::<u64>().unwrap_or(0);
+        let version = version_of(read_place(snapshot.resource_version()).expect("a version"));
         store.advance(&(version - 1).to_string());
     });
     Some(())
