@@ -2165,9 +2165,11 @@ type GetFreshnessResponse struct {
 	// never was.
 	Age *durationpb.Duration `protobuf:"bytes,2,opt,name=age,proto3" json:"age,omitempty"`
 	// The identity of the cluster that the version is from, as in SnapshotBegin.
-	Cluster       string `protobuf:"bytes,3,opt,name=cluster,proto3" json:"cluster,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Cluster string `protobuf:"bytes,3,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	// As in WatchResponse.
+	VersionIsComplete bool `protobuf:"varint,4,opt,name=version_is_complete,json=versionIsComplete,proto3" json:"version_is_complete,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *GetFreshnessResponse) Reset() {
@@ -2219,6 +2221,13 @@ func (x *GetFreshnessResponse) GetCluster() string {
 		return x.Cluster
 	}
 	return ""
+}
+
+func (x *GetFreshnessResponse) GetVersionIsComplete() bool {
+	if x != nil {
+		return x.VersionIsComplete
+	}
+	return false
 }
 
 // ListResourcesRequest has no fields yet.
@@ -2577,11 +2586,12 @@ const file_kubefan_v1alpha1_watch_proto_rawDesc = "" +
 	"\acluster\x18\x04 \x01(\tR\acluster\"]\n" +
 	"\x13GetFreshnessRequest\x120\n" +
 	"\x06target\x18\x01 \x01(\v2\x18.kubefan.v1alpha1.TargetR\x06target\x12\x14\n" +
-	"\x05prove\x18\x02 \x01(\bR\x05prove\"\x88\x01\n" +
+	"\x05prove\x18\x02 \x01(\bR\x05prove\"\xb8\x01\n" +
 	"\x14GetFreshnessResponse\x12)\n" +
 	"\x10resource_version\x18\x01 \x01(\tR\x0fresourceVersion\x12+\n" +
 	"\x03age\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x03age\x12\x18\n" +
-	"\acluster\x18\x03 \x01(\tR\acluster\"\x16\n" +
+	"\acluster\x18\x03 \x01(\tR\acluster\x12.\n" +
+	"\x13version_is_complete\x18\x04 \x01(\bR\x11versionIsComplete\"\x16\n" +
 	"\x14ListResourcesRequest\"W\n" +
 	"\x15ListResourcesResponse\x12>\n" +
 	"\tresources\x18\x01 \x03(\v2 .kubefan.v1alpha1.ResourceStatusR\tresources\"\xfa\x03\n" +

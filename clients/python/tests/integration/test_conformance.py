@@ -357,7 +357,7 @@ def test_after_a_restart_with_a_snapshot_deletions_are_real(
                 restarted.until(lambda seen: "SnapshotEnd" in kinds(seen), "a new snapshot")
                 begin, end = restarted.seen[0], restarted.seen[-1]
                 assert isinstance(begin, SnapshotBegin)
-                assert (begin.restarted_from, isinstance(end, SnapshotEnd)) == (version, True)
+                assert version == begin.restarted_from + ".end" and isinstance(end, SnapshotEnd)
 
 
 def allow(api: ApiServer, space: str) -> None:

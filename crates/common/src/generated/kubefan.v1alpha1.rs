@@ -443,6 +443,9 @@ pub struct GetFreshnessResponse {
     /// The identity of the cluster that the version is from, as in SnapshotBegin.
     #[prost(string, tag = "3")]
     pub cluster: ::prost::alloc::string::String,
+    /// As in WatchResponse.
+    #[prost(bool, tag = "4")]
+    pub version_is_complete: bool,
 }
 /// ListResourcesRequest has no fields yet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

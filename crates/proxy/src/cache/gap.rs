@@ -64,7 +64,7 @@ impl Gap {
         reason: RelistReason,
         events: Vec<Arc<WatchEvent>>,
     ) -> Self {
-        let from = to.below().map_or(reached, |below| below.max(reached));
+        let from = to.below().map_or(reached, |below| below.end().max(reached));
         Self { is_lossy: false, ..Self::new(from, to, reason, events) }
     }
 

@@ -404,7 +404,9 @@ impl CacheWriter {
         unless_planted!(OldEncodingReturns => self.reencoded = None);
         let before = std::mem::replace(&mut self.store, store);
         let start = |because: String| Change::Start { because };
-        let rewritten = self.rewritten.take().or(contradiction);
+        // Another kubefan may have only a part of the version that was reached.
+        let is_part = self.version.is_some_and(|from| version.is_at(from) && version < from);
+        let rewritten = self.rewritten.take().or(contradiction.filter(|_| !is_part));
         let mut reached = version;
         let change = match (self.version, rewritten) {
             (None, _) => start("the first list".to_owned()),
@@ -419,6 +421,9 @@ impl CacheWriter {
                 } else if events.is_empty() {
                     reached = version.max(from);
                     Change::Version
+                } else if is_part {
+                    self.store = before;
+                    return Err(UpdateError::Differs { version: version.whole() });
                 } else if (version <= from || version.is_end()) && events.iter().all(|event| is_reencoded(event)) {
                     let store = std::mem::replace(&mut self.store, before);
                     self.reencoded = Some(Reencoded { store, reason, events });
@@ -448,7 +453,7 @@ impl CacheWriter {
             || !before.iter().zip(listed.iter()).all(is_same)
         {
             self.rewritten = Some(differs_at(version));
-            return Err(UpdateError::Differs { version });
+            return Err(UpdateError::Differs { version: version.whole() });
         }
         let mut store = self.store.clone();
         for object in listed.iter() {

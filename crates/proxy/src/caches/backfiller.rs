@@ -189,7 +189,7 @@ impl Backfiller {
             let Some((requests, sender)) = self.inner().next.take() else { return };
             let Some(all) = ReadRange::of(&requests) else { return };
             let result = timeout(BACKFILL_TIMEOUT, self.search(requests, &sender)).await.unwrap_or_else(|_| {
-                let message = format!("no backfill from version {} within {BACKFILL_TIMEOUT:?}", all.from);
+                let message = format!("no backfill from version {} within {BACKFILL_TIMEOUT:?}", all.from.whole());
                 Err(Refusal::Unavailable(message))
             });
             let resource = &self.served.gvr;

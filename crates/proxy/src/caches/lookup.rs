@@ -229,7 +229,7 @@ fn refusal(error: DiscoveryError) -> Refusal {
 fn status(cache: &Cache) -> ResourceStatus {
     let status = cache.served.hub.status();
     let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
-    let text = |version: Option<ResourceVersion>| version.map_or_else(String::new, |v| v.to_string());
+    let text = |version: Option<ResourceVersion>| version.map_or_else(String::new, |v| v.least_reached().to_string());
     ResourceStatus {
         name: cache.name.clone(),
         resource: Some(cache.served.hub.resource().clone()),

@@ -192,7 +192,7 @@ impl StateComparison {
             }
             is_first = false;
             let left = caught_up_by.saturating_duration_since(Instant::now());
-            let next = version.followed_by(version).unwrap_or(asked);
+            let next = version.followed_by(version).unwrap_or_else(|| version.above());
             if hub.reached(next, left).await.is_err() {
                 let why = format!("the cache at version {} differs from the cluster at {asked}", version.whole());
                 return Err((Proof::Behind, why));

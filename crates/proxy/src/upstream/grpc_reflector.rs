@@ -99,7 +99,7 @@ impl<R: Rng> GrpcReflector<R> {
     /// As [`Reflector::for_backfill`](super::Reflector::for_backfill). With `with_state` the first
     /// step fails with `Gone`.
     pub fn for_backfill(mut self, version: ResourceVersion, with_state: bool) -> Self {
-        self.state = if with_state { State::Unserved } else { State::Resume { version } };
+        self.state = if with_state { State::Unserved } else { State::Resume { version: version.end() } };
         self.is_backfill = true;
         self
     }
@@ -280,7 +280,7 @@ impl<R: Rng> GrpcReflector<R> {
         let mut went_back = (reason == RelistReason::Rewritten).then_some(version);
         if let Some(floor) = self.floor.filter(|floor| went_back.is_none() && version.whole() < floor.whole()) {
             let proved = self.kubefan.freshness(&self.target, true).await.map_err(ReflectorError::List)?;
-            if proved.version >= floor || proved.is_of_another(&watch.cluster) {
+            if proved.version.whole() >= floor.whole() || proved.is_of_another(&watch.cluster) {
                 let message = format!("a snapshot at version {version}, after version {floor}");
                 return Err(ReflectorError::List(UpstreamError::VersionTooLarge { message, retry_after: None }));
             }

@@ -175,7 +175,7 @@ impl KubefanClient {
         let asked_at = Instant::now();
         let answer = timeout(FRESHNESS_TIMEOUT, client.get_freshness(message(target), prove)).await;
         self.observe(Verb::Get, matches!(answer, Ok(Ok(_))));
-        let GetFreshnessResponse { resource_version, age, cluster } = match answer {
+        let GetFreshnessResponse { resource_version, version_is_complete, age, cluster } = match answer {
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) => return Err(self.failed(&error).await),
             Err(_) => {
@@ -185,6 +185,7 @@ impl KubefanClient {
         };
         self.note_cluster(cluster.clone());
         let version = ResourceVersion::parse_place(&resource_version).map_err(UpstreamError::invalid)?;
+        let version = if version_is_complete { version.end() } else { version };
         // The age is as of the answer, so this is a little too old.
         let age = age.and_then(|age| Duration::try_from(age).ok());
         Ok(Freshness { version, proven_at: age.and_then(|age| asked_at.checked_sub(age)), cluster })

@@ -142,17 +142,16 @@ impl Source {
         open_watch: Arc<dyn Fn() -> UpstreamWatchGuard + Send + Sync>,
         random: R,
     ) -> SourceReflector<R> {
-        let (client, is_kubefan) = match &self.server {
+        let client = match &self.server {
             Server::Grpc(kubefan) => {
                 let (kubefan, apiserver) = (kubefan.clone(), self.apiserver.clone());
                 let reflector = GrpcReflector::new(kubefan, apiserver, target, parser, open_watch, random);
                 return SourceReflector::Grpc(Box::new(reflector));
             }
-            Server::Apiserver => (&self.apiserver, false),
-            Server::Http(kubefan) => (kubefan, true),
+            Server::Apiserver => &self.apiserver,
+            Server::Http(kubefan) => kubefan,
         };
         let reflector = Reflector::new(client.clone(), target, parser, options, open_watch, random);
-        let reflector = if is_kubefan { reflector.with_partial_versions() } else { reflector };
         SourceReflector::Http(Box::new(reflector))
     }
 

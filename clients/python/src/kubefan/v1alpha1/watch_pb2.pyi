@@ -339,14 +339,16 @@ class GetFreshnessRequest(_message.Message):
     def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., prove: bool = ...) -> None: ...
 
 class GetFreshnessResponse(_message.Message):
-    __slots__ = ("resource_version", "age", "cluster")
+    __slots__ = ("resource_version", "age", "cluster", "version_is_complete")
     RESOURCE_VERSION_FIELD_NUMBER: _ClassVar[int]
     AGE_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_IS_COMPLETE_FIELD_NUMBER: _ClassVar[int]
     resource_version: str
     age: _duration_pb2.Duration
     cluster: str
-    def __init__(self, resource_version: _Optional[str] = ..., age: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., cluster: _Optional[str] = ...) -> None: ...
+    version_is_complete: bool
+    def __init__(self, resource_version: _Optional[str] = ..., age: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., cluster: _Optional[str] = ..., version_is_complete: bool = ...) -> None: ...
 
 class ListResourcesRequest(_message.Message):
     __slots__ = ()

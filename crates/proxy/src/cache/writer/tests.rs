@@ -98,7 +98,7 @@ fn a_relist_prepared_in_parts_has_the_same_difference() {
             writer.apply(Update::ListItem(pod(number, version))).unwrap();
         }
         while parts.is_some_and(|parts| writer.prepare(parts)) {}
-        let commit = writer.apply(Update::ListEnd(version(20))).unwrap().unwrap();
+        let commit = writer.apply(Update::ListEnd(version(20).end())).unwrap().unwrap();
         for event in events(&commit) {
             event.settle();
             assert!(event.previous().is_none_or(|previous| previous.is_packed()));
@@ -160,7 +160,7 @@ fn awaiting() -> CacheWriter {
     for object in [reencoded("a", "1", 5), reencoded("b", "2", 6), object("c", "3", 7)] {
         writer.apply(Update::ListItem(object)).unwrap();
     }
-    assert!(writer.apply(Update::ListEnd(version(10))).unwrap().is_none() && writer.awaits_version());
+    assert!(writer.apply(Update::ListEnd(version(10).end())).unwrap().is_none() && writer.awaits_version());
     writer
 }
 
@@ -204,7 +204,7 @@ fn a_change_of_the_only_object_with_other_bytes_is_an_event() {
     list(&mut writer, vec![object("a", "1", 5)], 10);
     writer.apply(Update::ListBegin { reason: RelistReason::SchemaChanged }).unwrap();
     writer.apply(Update::ListItem(reencoded("a", "1", 5))).unwrap();
-    assert!(writer.apply(Update::ListEnd(version(10))).unwrap().is_none());
+    assert!(writer.apply(Update::ListEnd(version(10).end())).unwrap().is_none());
     let commit = writer.apply(Update::Event(Modified, reencoded("a", "1", 11))).unwrap().unwrap();
     assert_eq!((span(&commit), told(&commit)), (None, vec![(Modified, "a".into(), 11)]));
 }
@@ -260,7 +260,7 @@ fn a_list_that_contradicts_the_cache_starts_a_new_history() {
         for object in [object("a", "1", 5), second, object("z", "9", 15)] {
             writer.apply(Update::ListItem(object)).unwrap();
         }
-        match writer.apply(Update::ListEnd(version(20))).unwrap().unwrap().change {
+        match writer.apply(Update::ListEnd(version(20).end())).unwrap().unwrap().change {
             Change::Start { because } => because,
             _ => String::new(),
         }
@@ -328,7 +328,7 @@ fn objects_that_change_during_a_list_keep_their_state_and_the_others_get_its_byt
             writer.apply(Update::ListItem(object)).unwrap();
         }
         while parts.is_some_and(|parts| writer.prepare(parts)) {}
-        assert!(writer.apply(Update::ListEnd(version(10))).unwrap().is_none() && writer.awaits_version());
+        assert!(writer.apply(Update::ListEnd(version(10).end())).unwrap().is_none() && writer.awaits_version());
         let commit = writer.apply(Update::Bookmark(version(20))).unwrap().unwrap();
         assert_eq!(told(&commit), [(Modified, "a".into(), 5)]);
         let previous = events(&commit)[0].previous().unwrap();
@@ -352,7 +352,7 @@ fn a_list_for_a_new_schema_continues_the_history_from_a_place_inside_a_version()
     writer.apply(Update::ListBegin { reason: RelistReason::SchemaChanged }).unwrap();
     writer.apply(Update::ListItem(reencoded("c", "3", 7))).unwrap();
     writer.apply(Update::Event(Added, object("d", "4", 13))).unwrap().unwrap();
-    assert!(writer.apply(Update::ListEnd(version(12))).unwrap().is_none(), "it has the state of its start");
+    assert!(writer.apply(Update::ListEnd(version(12).end())).unwrap().is_none(), "it has the state of its start");
     assert!(writer.awaits_version());
 }
 
@@ -365,7 +365,7 @@ fn other_bytes_that_wait_are_committed_during_the_next_list_and_not_again() {
     for object in [reencoded("a", "1", 5), reencoded("b", "2", 6), reencoded("c", "3", 7)] {
         writer.apply(Update::ListItem(object)).unwrap();
     }
-    assert!(writer.apply(Update::ListEnd(version(10))).unwrap().is_none() && !writer.awaits_version());
+    assert!(writer.apply(Update::ListEnd(version(10).end())).unwrap().is_none() && !writer.awaits_version());
     let commit = writer.apply(Update::Bookmark(version(12))).unwrap().unwrap();
     assert!(told(&commit).is_empty() && is_new(&commit, "a") && !is_new(&commit, "c"));
 }
@@ -381,7 +381,7 @@ fn a_list_with_events_that_contradicts_the_state_of_its_start_leads_to_a_new_his
             writer.apply(Update::ListItem(object)).unwrap();
         }
         let differs = Some(UpdateError::Differs { version: version(at) });
-        assert_eq!(writer.apply(Update::ListEnd(version(at))).err(), differs);
+        assert_eq!(writer.apply(Update::ListEnd(version(at).end())).err(), differs);
         let commit = list(&mut writer, vec![object("b", "1", 11)], 20);
         assert!(matches!(commit.change, Change::Start { .. }));
     }
@@ -447,7 +447,7 @@ proptest! {
             writer.apply(Update::ListItem(object)).unwrap();
         }
         while parts.is_some_and(|parts| writer.prepare(parts)) {}
-        let commit = writer.apply(Update::ListEnd(version(10_000))).unwrap().unwrap();
+        let commit = writer.apply(Update::ListEnd(version(10_000).end())).unwrap().unwrap();
         let events = events(&commit);
         let mut state = before.clone();
         let (mut last, mut count) = (None, BTreeMap::new());
@@ -546,4 +546,20 @@ fn a_list_between_the_changes_at_one_version_brings_the_rest_as_a_gap() {
     assert!(matches!(differs.change, Change::Start { .. }), "nothing more could come at this version");
     let repeated = list(&mut after_one(), vec![object("b", "2", 6), object("c", "3", 7)], 12);
     assert!(matches!(repeated.change, Change::Version));
+}
+
+#[test]
+fn a_list_of_a_kubefan_that_has_a_part_of_the_version_reached_is_refused() {
+    let mut writer = CacheWriter::default();
+    list(&mut writer, vec![object("c", "3", 7)], 12);
+    let part = |writer: &mut CacheWriter, objects: Vec<Object>| {
+        writer.apply(Update::ListBegin { reason: RelistReason::Expired }).unwrap();
+        objects.into_iter().for_each(|object| assert!(writer.apply(Update::ListItem(object)).unwrap().is_none()));
+        writer.apply(Update::ListEnd(version(12)))
+    };
+    let differs = part(&mut writer, vec![object("b", "2", 6), object("c", "3", 7)]);
+    assert_eq!(differs.err(), Some(UpdateError::Differs { version: version(12) }));
+    let commit = part(&mut writer, vec![object("c", "3", 7)]).unwrap().unwrap();
+    assert_eq!((commit.version, commit.store.len()), (version(12).end(), 1));
+    assert!(matches!(commit.change, Change::Version));
 }

@@ -198,7 +198,7 @@ impl UpstreamRead<'_> {
 
 /// Refuses a version from which no backfill could be read.
 pub(super) fn no_backfill(served: &Served, version: ResourceVersion) -> Refusal {
-    Refusal::Unavailable(format!("no backfill of {} from version {version}", served.gvr))
+    Refusal::Unavailable(format!("no backfill of {} from version {}", served.gvr, version.whole()))
 }
 
 /// Refuses reads of a cache without a state.

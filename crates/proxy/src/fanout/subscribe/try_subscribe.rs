@@ -167,7 +167,8 @@ impl Hub {
             }
             Start::Await(version) | Start::Resume(version) | Start::ResumeWithObjects(version) => version,
         };
-        let version = if options.may_be_complete { self.place_of(published, version)? } else { version };
+        let version =
+            if options.may_be_complete && version.sub() == 0 { self.place_of(published, version)? } else { version };
         // The client has all events of its version, of which the cache may have a part.
         let is_whole = |reached: ResourceVersion| version.is_end() && reached.is_at(version) && reached < version;
         if provided.other_history.is_none() && is_whole(published.serving(Instant::now())?.version) {

@@ -321,6 +321,7 @@ impl<C: Catalog> WatchService for Service<C> {
         Ok(Response::new(GetFreshnessResponse {
             resource_version: version.least_reached().to_string(),
             age: age.and_then(|age| age.try_into().ok()),
+            version_is_complete: version.is_end(),
             cluster: served.hub.cluster().unwrap_or_default(),
         }))
     }

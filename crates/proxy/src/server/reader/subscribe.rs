@@ -122,8 +122,9 @@ impl<C: Catalog> Reader<C> {
         };
         let reached = reached.filter(|reached| *reached < version.whole())?;
         Some(Refusal::Rewritten(format!(
-            "version {version} belongs to another history: the cluster has reached {reached} (etcd was restored from a backup, or \
-             this is another cluster)"
+            "version {version} belongs to another history: the cluster has reached {} (etcd was restored from a backup, or \
+             this is another cluster)",
+            reached.whole()
         )))
     }
 }

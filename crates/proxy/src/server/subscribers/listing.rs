@@ -206,7 +206,7 @@ impl Subscriber {
             shard_selector: selection.spec().shards().map(cut).unwrap_or_default(),
             protocol,
             encoding,
-            resource_version: version.map(|version| version.to_string()).unwrap_or_default(),
+            resource_version: version.map(|version| version.least_reached().to_string()).unwrap_or_default(),
             in_backlog: self.observer.in_backlog(),
             lag_events: behind.events,
             lag_seconds: behind.time.map(|time| time.as_secs_f64()),

@@ -72,7 +72,12 @@ impl WatchService for Scripted {
     ) -> Result<Response<v1alpha1::GetFreshnessResponse>, Status> {
         let age = Some(prost_types::Duration { seconds: 60, nanos: 0 });
         let (resource_version, cluster) = ("12".to_owned(), "c".to_owned());
-        Ok(Response::new(v1alpha1::GetFreshnessResponse { resource_version, age, cluster }))
+        Ok(Response::new(v1alpha1::GetFreshnessResponse {
+            resource_version,
+            age,
+            cluster,
+            ..v1alpha1::GetFreshnessResponse::default()
+        }))
     }
 }
 

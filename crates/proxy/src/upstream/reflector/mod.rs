@@ -76,8 +76,7 @@
 //!
 //! Upstream may send several events at one version, and a watch from a version gets none of that
 //! version. So after an event the next watch starts below its version, and the cache drops what it
-//! has. A later event, a bookmark or a list completes a version: the position is at its end. A
-//! kubefan's HTTP API has no places, so its lists and bookmarks may be between two events.
+//! has. A later event, a bookmark or a list completes a version: the position is at its end.
 //!
 //! # Doubt
 //!
@@ -170,8 +169,6 @@ pub struct Reflector<R> {
     unpaged: bool,
     /// Set for a backfill: read only the events after this version, without a standing watch.
     backfills_from: Option<ResourceVersion>,
-    /// More events of a version may follow a list or a bookmark at it.
-    has_partial_versions: bool,
 }
 
 impl<R: Rng> Reflector<R> {
@@ -200,15 +197,7 @@ impl<R: Rng> Reflector<R> {
             version_unanswered: false,
             unpaged: false,
             backfills_from: None,
-            has_partial_versions: false,
         }
-    }
-
-    /// Expects more events of a version after a list or a bookmark at it, as a kubefan sends them
-    /// over HTTP.
-    pub fn with_partial_versions(mut self) -> Self {
-        self.has_partial_versions = true;
-        self
     }
 
     /// Turns this into a backfill: a short watch of the events after `version`, preceded by the
@@ -303,11 +292,6 @@ impl<R: Rng> Reflector<R> {
     fn start_paging(&mut self, reason: RelistReason) -> Step {
         self.state = State::Paging(PagedList::new(reason));
         Step::Update { update: Update::ListBegin { reason }, received: Instant::now() }
-    }
-
-    /// The place of a list or of a bookmark.
-    pub(super) fn after_all_of(&self, version: ResourceVersion) -> ResourceVersion {
-        if self.has_partial_versions { version } else { version.end() }
     }
 
     async fn start_watch(&mut self, reached: ResourceVersion, in_doubt: bool) -> Result<Step, ReflectorError> {
@@ -411,7 +395,7 @@ impl<R: Rng> Reflector<R> {
         let received = Instant::now();
         let (next, update) = match read_event(&self.parser, &line) {
             Ok(WatchMessage::Event(kind, object)) => (object.version(), Update::Event(kind, object)),
-            Ok(WatchMessage::Bookmark { version, .. }) => (version.end(), Update::Bookmark(self.after_all_of(version))),
+            Ok(WatchMessage::Bookmark { version, .. }) => (version.end(), Update::Bookmark(version.end())),
             Err(ReflectorError::Watch(error)) => return Err(self.watch_failed(reached, error)),
             Err(error) => {
                 // Skipping the object would lose a change, and a new watch would send it again.

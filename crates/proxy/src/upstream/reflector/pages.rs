@@ -45,7 +45,7 @@ impl<R: Rng> Reflector<R> {
             (list.next, list.failures) = (next, None);
             if list.next.is_none() {
                 (self.unpaged, self.next_is_paged) = (false, false);
-                self.ready.push_back((Update::ListEnd(self.after_all_of(list_version)), received));
+                self.ready.push_back((Update::ListEnd(list_version.end()), received));
             }
             if let Some((update, received)) = self.ready.pop_front() {
                 self.state = match list {

@@ -106,7 +106,7 @@ impl<R: Rng> Reflector<R> {
                 State::Rereading(reread)
             }
             None => {
-                self.ready.push_back((Update::ListEnd(self.after_all_of(reread.at)), received));
+                self.ready.push_back((Update::ListEnd(reread.at.end()), received));
                 reread.without_list()
             }
         };

@@ -31,8 +31,8 @@ pub struct ReflectorOptions {
 }
 
 /// The further of two places of a watch. Of one version the later message counts: another event
-/// shows that it had not ended. A bookmark may be older than the last event, and going back to it
-/// would repeat events.
+/// shows that it had not ended, which the cache takes for a fault. A bookmark may be older than the
+/// last event, and going back to it would repeat events.
 pub(super) fn further(reached: ResourceVersion, next: ResourceVersion) -> ResourceVersion {
     if next.whole() < reached.whole() { reached } else { next }
 }

@@ -68,7 +68,7 @@ impl<R: Rng> Reflector<R> {
             WatchMessage::Bookmark { version, ends_initial_state: true } => {
                 self.next_is_paged = false;
                 self.state = State::Watching { watch, reached: version.end() };
-                self.ready.push_back((Update::ListEnd(self.after_all_of(version)), received));
+                self.ready.push_back((Update::ListEnd(version.end()), received));
                 return Ok(Step::Watching { proven_at: None });
             }
             // A server that ignores the parameters sends the state without an end, or the events of
