@@ -12,7 +12,7 @@ use crate::harness::{
     kubefan::Kubefan,
     link::Link,
     objects::{pod, version_of},
-    record::{Query, Recorded, Watch, assert_equal, connect, query, upstream_initial, upstream_watch},
+    record::{Query, Recorded, Watch, assert_equal, connect, place, query, upstream_initial, upstream_watch},
     tests, wait,
 };
 
@@ -33,6 +33,7 @@ async fn stage(api: &ApiServer, name: &str, value: &str) -> u64 {
 /// The events of the apiserver's own watch from a version on. A busy apiserver needs some of the
 /// time to send them.
 async fn upstream_after(api: &ApiServer, query: &Query, version: &str) -> Vec<Recorded> {
+    let (version, _) = place(version);
     upstream_watch(api, query, &format!("&resourceVersion={version}"), 10).await
 }
 

@@ -18,6 +18,7 @@ use crate::harness::{
     kubefan::Kubefan,
     link::Link,
     objects::{pod, version_of},
+    record::place,
     tests, wait,
 };
 
@@ -54,6 +55,7 @@ fn name_of(message: &[u8]) -> String {
 
 /// The events of a watch of the apiserver after a version, up to now.
 async fn upstream_watch(api: &ApiServer, path: &str, labels: &str, version: &str) -> Vec<(String, Bytes)> {
+    let (version, _) = place(version);
     let query = format!("watch=1&timeoutSeconds=2&resourceVersion={version}&labelSelector={labels}");
     let mut body = upstream(api, &format!("{path}?{query}"), Media::Protobuf.watch_accept()).await;
     let mut events = Vec::new();

@@ -143,7 +143,7 @@ impl Subscriber {
 
     /// Publishes the progress. Returns the resume version.
     fn publish_progress(&mut self) -> u64 {
-        let version = self.watch.resume_version.parse().unwrap_or(0);
+        let version = self.watch.reached();
         let event = self.watch.last_event_version;
         if !self.keeps_events {
             self.watch.events.clear();
