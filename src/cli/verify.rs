@@ -217,7 +217,8 @@ async fn compare(client: &Client, upstream: &Upstream, resource: String, mut tar
             }
         };
         compared.objects = list.objects.len();
-        compared.version = list.resource_version.split('.').next().unwrap_or_default().to_owned();
+        compared.version = ResourceVersion::parse_place(&list.resource_version)
+            .map_or_else(|_| list.resource_version.clone(), |version| version.whole().to_string());
         match differences(upstream, list, &target).await {
             Ok(differences) if differences.count == 0 => {
                 compared.outcome = CompareResult::Equal;

@@ -585,9 +585,9 @@ type WatchRequest struct {
 	// The identity of the cluster that resource_version is from, as received with that version or
 	// with the snapshot before it. Empty: unknown.
 	Cluster string `protobuf:"bytes,10,opt,name=cluster,proto3" json:"cluster,omitempty"`
-	// What resource_version was received with: whether all events of that version were sent. True
-	// also for the version of a list of the apiserver. Unset: unknown. Then the events of a version
-	// that has several may be sent again, or be missing if the replica has listed at that version.
+	// The version_is_complete that came with resource_version. True also for the version of a list of
+	// the apiserver. Unset: unknown. Then the events of a version that has several may be sent again,
+	// or be missing if the replica has listed at that version.
 	VersionIsComplete *bool `protobuf:"varint,11,opt,name=version_is_complete,json=versionIsComplete,proto3,oneof" json:"version_is_complete,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache

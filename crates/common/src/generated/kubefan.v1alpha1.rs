@@ -66,9 +66,9 @@ pub struct WatchRequest {
     /// with the snapshot before it. Empty: unknown.
     #[prost(string, tag = "10")]
     pub cluster: ::prost::alloc::string::String,
-    /// What resource_version was received with: whether all events of that version were sent. True
-    /// also for the version of a list of the apiserver. Unset: unknown. Then the events of a version
-    /// that has several may be sent again, or be missing if the replica has listed at that version.
+    /// The version_is_complete that came with resource_version. True also for the version of a list of
+    /// the apiserver. Unset: unknown. Then the events of a version that has several may be sent again,
+    /// or be missing if the replica has listed at that version.
     #[prost(bool, optional, tag = "11")]
     pub version_is_complete: ::core::option::Option<bool>,
 }

@@ -199,10 +199,10 @@ impl History {
                 .is_some_and(|before| self.conflated.between(before, Bound::Included(place)).next().is_some())
     }
 
-    /// Whether a subscriber whose format has gap markers can resume from `version`.
-    #[cfg(test)]
-    pub fn can_resume_from(&self, version: ResourceVersion) -> bool {
-        self.coverage(version, version, true).source().is_ok()
+    /// Whether a subscriber whose format has gap markers can resume from `version`. The cache has
+    /// reached `current`.
+    pub fn can_resume_from(&self, version: ResourceVersion, current: ResourceVersion) -> bool {
+        self.coverage(version, current, true).source().is_ok()
     }
 
     /// Continues a copy by about `entries_max` entries. Returns whether there is more. The newest

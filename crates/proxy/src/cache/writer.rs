@@ -424,7 +424,7 @@ impl CacheWriter {
                 } else if is_part {
                     self.store = before;
                     return Err(UpdateError::Differs { version: version.whole() });
-                } else if (version <= from || version.is_end()) && events.iter().all(|event| is_reencoded(event)) {
+                } else if (version == from || version.is_end()) && events.iter().all(|event| is_reencoded(event)) {
                     let store = std::mem::replace(&mut self.store, before);
                     self.reencoded = Some(Reencoded { store, reason, events });
                     return Ok(None);

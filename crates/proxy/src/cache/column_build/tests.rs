@@ -130,7 +130,7 @@ impl Pods {
         }
         prop_assert_eq!(sliced, expected, "in slices");
         for (from, state) in &self.states {
-            if !history.can_resume_from(*from) {
+            if !history.can_resume_from(*from, *from) {
                 continue;
             }
             prop_assert_eq!(self.found_at(*from, selection), members(state, selection), "catch-up from {}", from);

@@ -420,7 +420,7 @@ impl Hub {
     pub fn continues_from(&self, epoch: u64, version: ResourceVersion) -> Option<Continuation> {
         let state = self.lock();
         let CachedState { history, version: head, .. } = state.published.state_of(epoch)?;
-        let can_resume = |from| history.coverage(from, *head, true).source().is_ok();
+        let can_resume = |from| history.can_resume_from(from, *head);
         let (can_resume, can_resume_after) = (can_resume(version), can_resume(version.end()));
         Some(Continuation { can_resume, can_resume_after, head: *head })
     }

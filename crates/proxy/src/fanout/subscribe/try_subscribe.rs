@@ -169,10 +169,12 @@ impl Hub {
         };
         let version =
             if options.may_be_complete && version.sub() == 0 { self.place_of(published, version)? } else { version };
-        // The client has all events of its version, of which the cache may have a part.
-        let is_whole = |reached: ResourceVersion| version.is_end() && reached.is_at(version) && reached < version;
-        if provided.other_history.is_none() && is_whole(published.serving(Instant::now())?.version) {
-            return Ok((First::Nothing(version), Some((version, Resume::Ring))));
+        if provided.other_history.is_none() && version.is_end() {
+            let reached = published.serving(Instant::now())?.version;
+            // The client has all events of its version, of which the cache may have a part.
+            if reached.is_at(version) && reached < version {
+                return Ok((First::Nothing(version), Some((version, Resume::Ring))));
+            }
         }
         let (position, backfill) = match &provided.other_history {
             Some(refusal) => (Err(refusal.clone()), BackfillState::Unavailable),
@@ -224,7 +226,7 @@ impl Hub {
     /// is where this history starts.
     fn place_of(&self, published: &PublishedCache, version: ResourceVersion) -> Result<ResourceVersion, Refusal> {
         let cached = published.serving(Instant::now())?;
-        let can_resume = |from| cached.history.coverage(from, cached.version, true).source().is_ok();
+        let can_resume = |from| cached.history.can_resume_from(from, cached.version);
         Ok(if !can_resume(version) && can_resume(version.end()) { version.end() } else { version })
     }
 

@@ -107,7 +107,7 @@ impl Cache {
         }
     }
 
-    /// Lists at a version that may have more events, as a kubefan does over HTTP.
+    /// Lists at a version that may have more events, as at a kubefan that has a part of it.
     fn list(&mut self, objects: &[(&str, &str, u64)], at: u64) {
         self.list_at(objects, version(at));
     }

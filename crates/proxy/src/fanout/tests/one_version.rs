@@ -22,6 +22,14 @@ fn burst(limits: RingLimits) -> Cache {
     cache
 }
 
+/// The first of two deletes at version 12.
+fn one_of_two_deletes() -> Cache {
+    let mut cache = Cache::new();
+    cache.list_at(&[("a", "web", 5), ("b", "db", 6)], place("10.end"));
+    cache.event(Deleted, "a", "web", 12);
+    cache
+}
+
 async fn from(cache: &Cache, labels: &str, at: &str) -> Vec<String> {
     ready(&mut cache.subscribe(labels, Start::Resume(place(at))).unwrap()).await
 }
@@ -131,9 +139,7 @@ async fn a_place_that_this_cache_only_listed_is_expired() {
 #[tokio::test(start_paused = true)]
 async fn who_was_sent_a_whole_version_elsewhere_gets_no_event_of_it_again() {
     // Another replica has listed at version 12. This one has a part of its events, then all.
-    let mut cache = Cache::new();
-    cache.list_at(&[("a", "web", 5), ("b", "db", 6)], place("10.end"));
-    cache.event(Deleted, "a", "web", 12);
+    let mut cache = one_of_two_deletes();
     let mut whole = cache.subscribe("", Start::Resume(place("12.end"))).unwrap();
     assert!(ready(&mut whole).await.is_empty());
     cache.event(Deleted, "b", "db", 12);
@@ -146,9 +152,7 @@ async fn who_was_sent_a_whole_version_elsewhere_gets_no_event_of_it_again() {
 
 #[tokio::test(start_paused = true)]
 async fn a_gap_from_inside_a_version_is_not_sent_to_who_has_all_of_it() {
-    let mut cache = Cache::new();
-    cache.list_at(&[("a", "web", 5), ("b", "db", 6)], place("10.end"));
-    cache.event(Deleted, "a", "web", 12);
+    let mut cache = one_of_two_deletes();
     let start = |on_expired| SubscribeOptions { on_expired, ..Start::Resume(place("12.end")).into() };
     let mut restarts = cache.subscribe("", start(OnExpired::Restart)).unwrap();
     let mut fails = cache.subscribe("", start(OnExpired::Fail)).unwrap();

@@ -170,9 +170,9 @@ export type WatchRequest = Message<"kubefan.v1alpha1.WatchRequest"> & {
   cluster: string;
 
   /**
-   * What resource_version was received with: whether all events of that version were sent. True
-   * also for the version of a list of the apiserver. Unset: unknown. Then the events of a version
-   * that has several may be sent again, or be missing if the replica has listed at that version.
+   * The version_is_complete that came with resource_version. True also for the version of a list of
+   * the apiserver. Unset: unknown. Then the events of a version that has several may be sent again,
+   * or be missing if the replica has listed at that version.
    *
    * @generated from field: optional bool version_is_complete = 11;
    */
