@@ -14,12 +14,12 @@ use crate::harness::{
     audit::Audit,
     churn::{Churn, Writer},
     is_full_scale,
-    kubefan::Kubefan,
+    kubefan::{Kubefan, value_of},
     objects::version_of,
     process::free_port,
     record::{Query, Recorded, assert_equal, query, upstream_recording},
     resuming::{Progress, Subscriber, all_are},
-    tests,
+    tests, wait,
 };
 
 tests! {
@@ -75,15 +75,23 @@ async fn a_killed_kubefan_loses_and_repeats_nothing_after_its_restart() {
     let scale = scale();
     let mut experiment = Experiment::begin(&scale, 1, None).await;
     for outage in scale.outages {
-        let (asked, streams) = (experiment.asked(), experiment.streams());
+        let streams = experiment.streams();
         experiment.kill(0);
         experiment.churn.more(*outage).await;
+        let asked = experiment.asked();
         experiment.start(0).await;
         experiment.all_are_live().await;
         let resumed = experiment.streams() - streams;
         assert!(resumed >= scale.subscribers, "not all subscribers came back: {resumed} streams");
-        experiment.nothing_was_sent_again(0).await;
-        experiment.asked_for_few_states(asked).await;
+        // A request is logged before it is answered, and counted after it.
+        let counted = &experiment;
+        wait::until("its metrics to count what the apiserver's audit log has", wait::SOON, || async move {
+            let own = counted.nothing_was_sent_again(0).await;
+            let audited = counted.asked_for_few_states(asked).await;
+            assert!(own.answered <= audited, "answered {}, but {audited} are logged", own.answered);
+            (audited <= own.answered + own.unanswered).then_some(())
+        })
+        .await;
     }
     experiment.end().await;
 }
@@ -142,6 +150,13 @@ async fn kill_either_of_two(over_grpc: bool) {
         experiment.asked_for_few_states(asked).await;
     }
     experiment.end().await;
+}
+
+/// The lists and watches that a process counts. One without an answer may never have reached the
+/// apiserver: a busy machine refuses connections.
+struct Requests {
+    answered: usize,
+    unanswered: usize,
 }
 
 /// A kubefan that the replicas list and watch at.
@@ -275,13 +290,15 @@ impl Experiment {
         self.audit.requests("kubefan/").len()
     }
 
-    /// Checks that few of the requests since `before` asked for a whole state.
-    async fn asked_for_few_states(&self, before: usize) {
+    /// Checks that few of the requests since `before` asked for a whole state. Returns the number
+    /// of these requests.
+    async fn asked_for_few_states(&self, before: usize) -> usize {
         let asked = self.audit.requests("kubefan/").split_off(before);
         let states = asked.iter().filter(|request| request.requests_full_state()).count();
         let interrupted = self.interrupted_lists().await;
         // One that the apiserver broke off is asked for again.
         assert!(states <= STATES_MAX + interrupted, "{interrupted} lists were interrupted: {asked:#?}");
+        asked.len()
     }
 
     /// The first lists that the running kubefans had to repeat.
@@ -295,12 +312,21 @@ impl Experiment {
     }
 
     /// Checks by the replica's own metrics that it sent no snapshot and started no list but its
-    /// first.
-    async fn nothing_was_sent_again(&self, replica: usize) {
+    /// first. Returns its counts of requests.
+    async fn nothing_was_sent_again(&self, replica: usize) -> Requests {
         let kubefan = self.replicas[replica].as_ref().expect("the replica does not run");
         assert_eq!(count(kubefan, "kubefan_snapshot_objects_sent_total", "").await, 0);
         let lists = kubefan.metric_lines("kubefan_relists_total").await.expect("metrics are served");
         assert!(!lists.is_empty() && lists.iter().all(|line| line.contains(r#"reason="initial""#)), "{lists:#?}");
+        let (mut answered, mut unanswered) = (0, 0);
+        for line in kubefan.metric_lines("kubefan_upstream_requests_total").await.expect("metrics are served") {
+            if !line.contains(r#"verb="list""#) && !line.contains(r#"verb="watch""#) {
+                continue;
+            }
+            let requests = value_of(&line) as usize;
+            if line.contains(r#"code="error""#) { unanswered += requests } else { answered += requests }
+        }
+        Requests { answered, unanswered }
     }
 
     async fn end(self) {
