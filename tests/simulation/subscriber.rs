@@ -288,7 +288,9 @@ pub(crate) async fn library(
                 }
                 None => break,
             };
-            let given = version(watch.resume_version()).filter(|version| Some(*version) != resume);
+            // The end of a snapshot may be at the version from which the watch could not resume.
+            let is_given = matches!(item, WatchItem::SnapshotEnd { .. } | WatchItem::GapEnd | WatchItem::CatchUpEnd);
+            let given = version(watch.resume_version()).filter(|version| is_given || Some(*version) != resume);
             resume = given.or(resume);
             let what = match item {
                 WatchItem::Disconnected { error, .. } => {
