@@ -132,8 +132,10 @@ impl Subscription {
     /// The messages that are ready, at most about `bytes_max` bytes (one message may be larger).
     /// `None`: nothing now; the waker is armed and wakes when there is.
     pub fn take(&mut self, bytes_max: usize) -> Result<Option<FrameBuf>, StreamEnd> {
-        let frames = self.take_shared(bytes_max)?;
-        let frames = frames.map(|frames| self.begin(frames));
+        let mut frames = self.take_shared(bytes_max)?;
+        if let Some(frames) = &mut frames {
+            self.begin(frames);
+        }
         self.show(frames.as_ref());
         Ok(frames)
     }
@@ -153,11 +155,10 @@ impl Subscription {
     }
 
     /// Adds to the first message what is not shared with other subscribers.
-    fn begin(&mut self, mut frames: FrameBuf) -> FrameBuf {
+    fn begin(&mut self, frames: &mut FrameBuf) {
         if !std::mem::replace(&mut self.is_started, true) {
-            self.view.encoder().begin(&mut frames);
+            self.view.encoder().begin(frames);
         }
-        frames
     }
 
     fn take_shared(&mut self, bytes_max: usize) -> Result<Option<FrameBuf>, StreamEnd> {
@@ -283,7 +284,8 @@ impl Subscription {
             self.resume = Some(head);
             let mut frames = self.view.encoder().writer(0);
             frames.message(&control::bookmark(head));
-            let frames = self.begin(frames.finish());
+            let mut frames = frames.finish();
+            self.begin(&mut frames);
             self.show(Some(&frames));
             frames
         })

@@ -227,7 +227,7 @@ impl ViewLog {
         let is_expired = item < self.missed_before;
         let next = Cursor::at(item.max(self.missed_before));
         let Some(next) = self.seek(next) else { return Behind { is_expired, ..Behind::default() } };
-        let received = self.from(next).and_then(|mut items| items.next()?.received());
+        let received = self.item(next).and_then(LogItem::received);
         let time = received.map(|received| now.saturating_duration_since(received));
         Behind { events: next.items_before(self.end()), time, is_expired }
     }
@@ -259,14 +259,22 @@ impl ViewLog {
         if cursor.item < self.missed_before {
             return None;
         }
-        let from = if cursor.item < self.first { self.first() } else { cursor };
-        let unseen = self.from(from)?.take_while(|item| matches!(item, LogItem::Unseen(_))).count();
-        Some(if unseen == 0 { from } else { Cursor::at(from.item + unseen as u64) })
+        let mut from = if cursor.item < self.first { self.first() } else { cursor };
+        // Every delivery comes here. An iterator costs more than the one item that it mostly reads.
+        while let Some(LogItem::Unseen(_)) = self.item(from) {
+            from = from.past_item();
+        }
+        Some(from)
+    }
+
+    /// The item at a place; `None` at the end, or if it was trimmed.
+    fn item(&self, cursor: Cursor) -> Option<&LogItem> {
+        self.items.get(usize::try_from(cursor.item.checked_sub(self.first)?).ok()?)
     }
 
     /// Whether the item at a place was not tested yet.
     pub fn is_untested(&self, cursor: Cursor) -> bool {
-        self.from(cursor).and_then(|mut items| items.next()).is_some_and(|item| matches!(item, LogItem::Untested(..)))
+        self.has_untested() && matches!(self.item(cursor), Some(LogItem::Untested(..)))
     }
 
     /// Whether any item was not tested yet.
@@ -316,7 +324,7 @@ impl ViewLog {
 
     /// The gap at a place.
     pub fn gap_at(&self, cursor: Cursor) -> Option<&Arc<ViewGap>> {
-        match self.from(cursor)?.next()? {
+        match self.item(cursor)? {
             LogItem::Gap(gap) => Some(gap),
             LogItem::Event(_) | LogItem::Untested(..) | LogItem::Unseen(_) => None,
         }
