@@ -15,6 +15,7 @@ use super::{
     kubefan::Kubefan,
     process::free_port,
     rig::{pod, pods},
+    wait,
 };
 
 /// A running simulated apiserver. It stops when dropped.
@@ -57,10 +58,13 @@ impl Simulated {
             serving.abort();
             let _ = serving.await;
             self.sim.drop_connections();
-            let socket = TcpSocket::new_v4().expect("a socket is made");
-            socket.set_reuseaddr(true).expect("connections of the past may remain");
-            socket.bind(self.addr).expect("the port is still free");
-            self.reserved = Some(socket);
+            // A process that is being started inherits the listener until it runs its program.
+            let bind = async || {
+                let socket = TcpSocket::new_v4().expect("a socket is made");
+                socket.set_reuseaddr(true).expect("connections of the past may remain");
+                socket.bind(self.addr).ok().map(|()| socket)
+            };
+            self.reserved = Some(wait::until("the end of all copies of the listener", wait::SOON, bind).await);
         }
     }
 
