@@ -12,7 +12,7 @@ use kubefan_client::Deleted;
 
 use super::{Breach, Guarantee, Violation};
 use crate::{
-    informer::{Call, InformerEntry, InformerHistory, InformerSpec, Observed, SLOW, Stored},
+    informer::{Call, InformerEntry, InformerHistory, InformerSpec, Observed, Protocol, SLOW, Stored},
     schema,
     truth::{self, Epoch, Object, Truth, Write, first_place, last_place},
 };
@@ -51,7 +51,7 @@ struct Walk<'a> {
     /// The first epoch whose start the program may have seen.
     first_epoch: usize,
     /// Objects of which an event may be missing: over HTTP a watch was resumed from the version of
-    /// several events, as at the apiserver.
+    /// several events, or a state has that version, as at the apiserver.
     excused: BTreeSet<String>,
     /// Objects, by address, that are true states.
     true_states: HashSet<usize>,
@@ -127,14 +127,13 @@ impl<'a> Walk<'a> {
                 Ok(())
             }
             Observed::Resumed(place) => {
-                let version = truth::version_of(*place);
-                let writes = self.truth.epochs[..=entry.epoch].iter().map(|epoch| epoch.writes_of(version));
-                let shared = writes.filter(|writes| writes.len() > 1).flatten();
-                self.excused.extend(shared.map(|write| write.key().to_owned()));
+                let shared = self.sharing(truth::version_of(*place), entry);
+                self.excused.extend(shared);
                 Ok(())
             }
             Observed::Complete => {
-                self.excused.clear();
+                let place = entry.given.filter(|_| self.spec.protocol != Protocol::Grpc);
+                self.excused = place.map_or_else(BTreeSet::new, |place| self.sharing(truth::version_of(place), entry));
                 self.conflated = Some(entry.at);
                 self.complete += 1;
                 self.complete_at = Some(entry);
@@ -173,6 +172,19 @@ impl<'a> Walk<'a> {
             .take(entry.epoch + 1)
             .skip(self.first_epoch + 1)
             .any(|epoch| epoch.base < first_place(version))
+    }
+
+    /// The objects that were written at this version, if it has several events.
+    fn sharing(&self, version: u64, entry: &InformerEntry) -> BTreeSet<String> {
+        let writes = self.truth.epochs[..=entry.epoch].iter().map(|epoch| epoch.writes_of(version));
+        writes.filter(|writes| writes.len() > 1).flatten().map(|write| write.key().to_owned()).collect()
+    }
+
+    /// Whether the last complete state may lack what an object became at this version: over HTTP it
+    /// may be a state between two events of its version, as at the apiserver.
+    fn may_lack(&self, key: &str, version: u64) -> bool {
+        let complete = self.complete_at.and_then(|entry| entry.given).map(truth::version_of);
+        complete == Some(version) && self.excused.contains(key)
     }
 
     /// The writes at this version, in every epoch.
@@ -291,8 +303,8 @@ impl<'a> Walk<'a> {
         entry: &InformerEntry,
     ) -> Result<u64, Breach> {
         let (key, last) = (told.key().as_str(), version_of(told));
-        let is_undone = self.is_undone(last, entry);
-        if !is_undone && self.gone_at(told, entry).is_none() {
+        let is_missing = self.may_lack(key, last);
+        if !is_missing && !self.is_undone(last, entry) && self.gone_at(told, entry).is_none() {
             let text = format!("deleted {key}, which has existed ever since its last state at {last}");
             return Err((Guarantee::Reliable, text));
         }
@@ -303,7 +315,7 @@ impl<'a> Walk<'a> {
                     let text = format!("deleted {key} with the last state at {last_known:?}, and it got {last}");
                     return Err((Guarantee::Reliable, text));
                 }
-                Ok(last)
+                Ok(if is_missing { last - 1 } else { last })
             }
             Deleted::Known(object) => {
                 let version = version_of(object);
@@ -335,7 +347,7 @@ impl<'a> Walk<'a> {
         entry: &InformerEntry,
     ) -> Result<(), Breach> {
         let last = known.floor;
-        if self.is_undone(last, entry) {
+        if self.is_undone(last, entry) || version < last && self.may_lack(key, last) {
             return Ok(());
         }
         let is_conflated =
@@ -365,7 +377,11 @@ impl<'a> Walk<'a> {
     fn is_in_store(&self, call: &Call, stored: Option<&Stored>, entry: &InformerEntry) -> Result<(), Breach> {
         let (Call::Add(new) | Call::Update(_, new)) = call else { return Ok(()) };
         match stored {
-            Some(stored) if version_of(stored) < version_of(new) && !self.is_undone(version_of(new), entry) => {
+            Some(stored)
+                if version_of(stored) < version_of(new)
+                    && !self.is_undone(version_of(new), entry)
+                    && !self.may_lack(call.key(), version_of(new)) =>
+            {
                 let (new, stored, key) = (version_of(new), version_of(stored), call.key());
                 Err((Guarantee::Reliable, format!("told of {key} at {new}, and the store has it at {stored}")))
             }
