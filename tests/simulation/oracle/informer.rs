@@ -182,9 +182,10 @@ impl<'a> Walk<'a> {
 
     /// Whether the last complete state may lack what an object became at this version: over HTTP it
     /// may be a state between two events of its version, as at the apiserver.
-    fn may_lack(&self, key: &str, version: u64) -> bool {
+    fn may_lack(&self, key: &str, version: u64, entry: &InformerEntry) -> bool {
         let complete = self.complete_at.and_then(|entry| entry.given).map(truth::version_of);
-        complete == Some(version) && self.excused.contains(key)
+        let is_http = self.spec.protocol != Protocol::Grpc;
+        is_http && complete == Some(version) && self.sharing(version, entry).contains(key)
     }
 
     /// The writes at this version, in every epoch.
@@ -303,7 +304,7 @@ impl<'a> Walk<'a> {
         entry: &InformerEntry,
     ) -> Result<u64, Breach> {
         let (key, last) = (told.key().as_str(), version_of(told));
-        let is_missing = self.may_lack(key, last);
+        let is_missing = self.may_lack(key, last, entry);
         if !is_missing && !self.is_undone(last, entry) && self.gone_at(told, entry).is_none() {
             let text = format!("deleted {key}, which has existed ever since its last state at {last}");
             return Err((Guarantee::Reliable, text));
@@ -347,7 +348,7 @@ impl<'a> Walk<'a> {
         entry: &InformerEntry,
     ) -> Result<(), Breach> {
         let last = known.floor;
-        if self.is_undone(last, entry) || version < last && self.may_lack(key, last) {
+        if self.is_undone(last, entry) || version < last && self.may_lack(key, last, entry) {
             return Ok(());
         }
         let is_conflated =
@@ -380,7 +381,7 @@ impl<'a> Walk<'a> {
             Some(stored)
                 if version_of(stored) < version_of(new)
                     && !self.is_undone(version_of(new), entry)
-                    && !self.may_lack(call.key(), version_of(new)) =>
+                    && !self.may_lack(call.key(), version_of(new), entry) =>
             {
                 let (new, stored, key) = (version_of(new), version_of(stored), call.key());
                 Err((Guarantee::Reliable, format!("told of {key} at {new}, and the store has it at {stored}")))
