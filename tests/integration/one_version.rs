@@ -9,7 +9,7 @@ use std::{
 
 use bytes::BytesMut;
 use kubefan_client::{Client, ClientOptions, Encoding, WatchItem, WatchOptions};
-use kubefan_common::proto::v1alpha1::{EventType, Target};
+use kubefan_common::proto::v1alpha1::{EventType, Target, WatchRequest};
 use kubefan_model::{
     GroupVersionResource, Media,
     fields::FieldTable,
@@ -39,6 +39,7 @@ tests! {
     paused: deletes_at_one_version_are_events_of_their_own,
         a_watch_that_breaks_between_two_events_of_one_version_brings_the_rest,
         a_backfill_that_breaks_inside_a_version_that_was_listed_brings_the_rest,
+        an_event_that_upstream_sends_twice_is_backfilled_once,
         a_tier_over_grpc_has_the_places_of_the_tier_before_it;
     apiserver slow_faults: events_that_expire_with_one_lease_are_each_deleted_once;
 }
@@ -120,6 +121,25 @@ async fn a_backfill_that_breaks_inside_a_version_that_was_listed_brings_the_rest
     create(&rig.sim, &["e"]);
     watch.until(rig.sim.revision()).await;
     assert_eq!(versions(&watch.events), [deleted, deleted, deleted, rig.sim.revision()], "each of them once");
+    assert_eq!((watch.gaps.len(), relists(&rig)), (0, 1.0));
+}
+
+async fn an_event_that_upstream_sends_twice_is_backfilled_once() {
+    let setup = Setup::of(&["pods"]);
+    let sim = setup.sim();
+    create(&sim, &["b", "c"]);
+    let [b, c] = ["b", "c"].map(|name| sim.object(&pods(), "default", name).unwrap());
+    let deleted = delete_together(&sim, &["b", "c"]);
+    let rig = Rig::synced(sim, setup).await;
+    let [b, c] = [b, c].map(|object| delete_line(&object, deleted));
+    let lines = vec![b.clone(), b, c];
+    rig.network.answer_once(|path| path.contains("timeoutSeconds=3"), answer(200, lines, false));
+    // The client has the first event of the version.
+    let request = rig.request(target("pods"), &deleted.to_string());
+    let mut watch = rig.send(WatchRequest { version_is_complete: Some(false), ..request }).await.unwrap();
+    create(&rig.sim, &["d"]);
+    watch.until(rig.sim.revision()).await;
+    assert_eq!(versions(&watch.events), [deleted, rig.sim.revision()], "one event of the version is left");
     assert_eq!((watch.gaps.len(), relists(&rig)), (0, 1.0));
 }
 

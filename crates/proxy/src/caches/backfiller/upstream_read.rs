@@ -1,7 +1,7 @@
 //! One read of a backfill: a watch from the oldest requested version, and before it a list of that
 //! state if a request needs it.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use tokio::time::{sleep, timeout};
 
@@ -89,8 +89,8 @@ impl UpstreamRead<'_> {
         let mut writer = CacheWriter::sharing(store);
         let mut ring = EventRing::alone(LIMITS, from);
         let mut reached = start;
-        // The events of the last version that a new watch sends once more.
-        let (mut last_is_event, mut again) = (false, 0);
+        // The objects with an event of the last version: a new watch sends it once more.
+        let mut of_last = HashSet::new();
         // Whether the last version is reached, of which the cache has a list, and whether the watch
         // that is open has brought it.
         let (mut is_last, mut is_brought) = (false, false);
@@ -111,25 +111,20 @@ impl UpstreamRead<'_> {
             };
             let (update, received) = match step {
                 Step::Update { update, received } => (update, received),
-                Step::Watching { .. } => {
-                    again = if last_is_event { reached.sub() + 1 } else { 0 };
-                    continue;
-                }
                 Step::Ended { .. } => {
                     is_brought = false;
                     continue;
                 }
-                Step::Proved { .. } => continue,
+                Step::Watching { .. } | Step::Proved { .. } => continue,
             };
-            last_is_event = matches!(update, Update::Event(..));
-            is_brought = last_is_event;
-            if let Update::Event(_, object) = &update
-                && again > 0
-                && object.version().is_at(reached)
-            {
-                again -= 1;
-                is_brought = again == 0;
-                continue;
+            if let Update::Event(_, object) = &update {
+                is_brought = true;
+                if !object.version().is_at(reached) {
+                    of_last.clear();
+                }
+                if !of_last.insert(object.key().clone()) {
+                    continue;
+                }
             }
             let at = match &update {
                 Update::Event(_, object) => {
