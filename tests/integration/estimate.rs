@@ -31,7 +31,7 @@ use crate::{
 };
 
 tests! {
-    apiserver slow_programs alone: moving_watches_saves_what_was_predicted_and_costs_what_was_calculated;
+    apiserver slow_soaks alone: moving_watches_saves_what_was_predicted_and_costs_what_was_calculated;
     apiserver slow_programs: the_right_to_read_metrics_is_named;
     local: what_cannot_be_estimated_is_refused, the_calculator_needs_no_cluster;
 }

@@ -17,7 +17,7 @@ use crate::{
         record::connect,
         rig::{pods, target},
         simulated::{Simulated, json},
-        tests, wait,
+        skip, tests, wait,
     },
 };
 
@@ -188,12 +188,11 @@ async fn top_prints_one_table_if_stdout_is_no_terminal() {
     assert!(gone.code == Some(1) && gone.stderr.contains("cannot reach the admin port"), "{gone:?}");
 }
 
-/// Without a Chromium there is nothing to try it with.
 async fn a_browser_shows_the_status_and_takes_names_for_text() {
     let names = ["chromium", "chromium-browser", "google-chrome"];
     let found = names.into_iter().find(|name| std::process::Command::new(name).arg("--version").output().is_ok());
     let Some(browser) = found else {
-        return eprintln!("no Chromium is installed, so the status page was not tried in one");
+        skip("no Chromium is installed");
     };
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods"]).await;

@@ -126,6 +126,8 @@ enum Slow {
     Faults,
     /// Programs that read through kubefan.
     Programs,
+    /// Soaks of the clients, and what they cost: minutes each, alone on the CPUs.
+    Soaks,
     /// Manifests, dashboards and alerts.
     Deploy,
     /// The image, benchmarks, pages and examples.
@@ -183,6 +185,11 @@ impl Kind {
         self.slow(Slow::Programs)
     }
 
+    /// Takes minutes, and shows what a client costs or how it bears hours of faults.
+    pub(crate) const fn slow_soaks(self) -> Kind {
+        self.slow(Slow::Soaks)
+    }
+
     /// Is slow, and checks what is installed in a cluster.
     pub(crate) const fn slow_deploy(self) -> Kind {
         self.slow(Slow::Deploy)
@@ -218,6 +225,7 @@ impl Kind {
         let set = self.slow.map(|slow| match slow {
             Slow::Faults => "slow faults",
             Slow::Programs => "slow programs",
+            Slow::Soaks => "slow soaks",
             Slow::Deploy => "slow deploy",
             Slow::Release => "slow release",
             Slow::Large => "large",
@@ -295,6 +303,7 @@ pub(crate) fn run() -> ExitCode {
     let conclusion = libtest_mimic::run(&arguments, trials);
     apiserver::end_shared();
     report_times();
+    report_left_out();
     conclusion.exit_code()
 }
 
@@ -324,8 +333,11 @@ fn arguments() -> (Arguments, Vec<String>) {
 fn trial(test: &'static Test) -> Trial {
     let kind = test.kind;
     let run = move || match kind.obstacle() {
-        Some(reason) => Ok(Completion::ignored_with(reason)),
-        None => timed(test).map(|()| Completion::Completed),
+        Some(reason) => {
+            leave_out(format!("{}: {reason}", name_of(test)));
+            Ok(Completion::ignored_with(reason))
+        }
+        None => timed(test),
     };
     let is_left_out = kind.slow.is_some() && !is_full_scale();
     let is_ignored = is_left_out || (kind.needs_apiserver() && skips_apiserver());
@@ -377,15 +389,41 @@ impl Drop for RunPermit {
 /// The time of each test that has run.
 static TIMES: Mutex<Vec<(Duration, &'static str)>> = Mutex::new(Vec::new());
 
+/// Why a test ends itself without a result.
+struct Skipped(String);
+
+/// Ends the calling test as ignored, because this machine lacks what the test needs.
+pub(crate) fn skip(reason: &str) -> ! {
+    std::panic::resume_unwind(Box::new(Skipped(reason.to_owned())))
+}
+
+/// The parts of the tests that could not run here.
+static LEFT_OUT: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Reports that a part of a test cannot run here, at the end of the run and to `.ci/run`.
+pub(crate) fn leave_out(part: String) {
+    LEFT_OUT.lock().unwrap().push(part);
+}
+
 #[expect(clippy::disallowed_methods, reason = "the time is only printed")]
-fn timed(test: &'static Test) -> Result<(), Failed> {
+fn timed(test: &'static Test) -> Result<Completion, Failed> {
     // The build of a program counts as running, so no test runs alone beside it.
     let _permit = RunPermit::acquire(test.kind);
     prepare(test.kind)?;
     let began = Instant::now();
     let result = std::panic::catch_unwind(|| block_on(test));
     TIMES.lock().unwrap().push((began.elapsed(), name_of(test)));
-    result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    let panic = match result {
+        Ok(result) => return result.map(|()| Completion::Completed),
+        Err(panic) => panic,
+    };
+    match panic.downcast::<Skipped>() {
+        Ok(skipped) => {
+            leave_out(format!("{}: {}", name_of(test), skipped.0));
+            Ok(Completion::ignored_with(skipped.0))
+        }
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
 }
 
 /// Builds the programs that a test needs. The first caller does; the others wait.
@@ -419,6 +457,18 @@ fn block_on(test: &Test) -> Result<(), Failed> {
     // A task that the test left running must not delay the other tests.
     runtime.shutdown_background();
     finished.map_err(|_| format!("did not finish within {} s", limit.as_secs()).into())
+}
+
+/// Prints the parts that could not run here, and writes them to the file `KUBEFAN_TESTS_LEFT_OUT`.
+fn report_left_out() {
+    let left_out = std::mem::take(&mut *LEFT_OUT.lock().unwrap());
+    for part in &left_out {
+        println!("left out: {part}");
+    }
+    if let Some(path) = env::var_os("KUBEFAN_TESTS_LEFT_OUT") {
+        let lines: String = left_out.iter().map(|part| format!("{part}\n")).collect();
+        std::fs::write(&path, lines).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    }
 }
 
 /// Prints the slowest tests, and writes the times of all to the file `KUBEFAN_TEST_TIMES`.

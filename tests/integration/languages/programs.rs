@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::script;
-use crate::harness::{assets, is_full_scale, tools};
+use crate::harness::{assets, tools};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 /// What the TypeScript client and its runner are compiled from.
@@ -38,15 +38,11 @@ pub(super) struct Measured {
     pub(super) over_kubefan: Command,
 }
 
-/// Builds the programs whose cost is measured. At full scale those in Rust are optimized, as the
-/// others always are.
+/// Builds the programs whose cost is measured, those in Rust optimized, as the others always are.
 pub(super) fn build_measured() -> Vec<(&'static str, Result<Measured, String>)> {
     let both =
         |program: &dyn Fn() -> Result<Command, String>| Ok(Measured { straight: program()?, over_kubefan: program()? });
-    let rust = match is_full_scale() {
-        true => tools::optimized_rust_example("kubefan-client", "measure"),
-        false => tools::rust_example("measure"),
-    };
+    let rust = tools::optimized_rust_example("kubefan-client", "measure");
     let requirements = Path::new(ROOT).join("clients/python/tests/measure/requirements.txt");
     vec![
         ("rust", both(&|| Ok(Command::new(&rust)))),

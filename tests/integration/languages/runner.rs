@@ -17,16 +17,15 @@ use tokio::{
 };
 
 use super::programs;
-use crate::harness::{process::memory_of, wait};
+use crate::harness::{leave_out, process::memory_of, wait};
 
 /// Lines of a runner that wait to be read; more wait in its pipe.
 const LINES_AHEAD_MAX: usize = 1_000;
 
-/// Builds and starts the runners of all languages. Those whose tools are not installed are left
-/// out, with the reason.
-pub(super) async fn start_all(dir: &Path) -> (Vec<Runner>, Vec<String>) {
+/// Builds and starts the runners of all languages whose tools are installed.
+pub(super) async fn start_all(dir: &Path) -> Vec<Runner> {
     let found = tokio::task::spawn_blocking(programs::build).await.expect("the build does not panic");
-    let (mut runners, mut left_out) = (Vec::new(), Vec::new());
+    let mut runners = Vec::new();
     println!("the runners are built");
     for (language, program) in found {
         match program {
@@ -34,10 +33,10 @@ pub(super) async fn start_all(dir: &Path) -> (Vec<Runner>, Vec<String>) {
                 let started = Runner::start(language, program, dir.join(language)).await;
                 runners.push(started.unwrap_or_else(|why| panic!("{language}: {why}")));
             }
-            Err(missing) => left_out.push(format!("{language} is left out: {missing}")),
+            Err(missing) => leave_out(format!("the client for {language}: {missing}")),
         }
     }
-    (runners, left_out)
+    runners
 }
 
 /// A running runner.
