@@ -320,7 +320,7 @@ pub(crate) fn requests(data: &[u8]) {
             let _ = read.attributes().key(&[0; 32]);
             let read = access.authorize(&Caller::Any, read, &presented).now_or_never();
             let Some(Ok(read)) = read else { panic!("everything is allowed") };
-            let selected = select::select(&EmptyCatalog, &read, Media::Json, limits).now_or_never();
+            let selected = select::select(&EmptyCatalog, &read, Media::Json, None, limits).now_or_never();
             assert!(matches!(selected, Some(Err(Refusal::Invalid { .. } | Refusal::NotFound(_)))));
         }
     }

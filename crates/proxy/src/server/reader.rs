@@ -316,17 +316,18 @@ impl<C: Catalog> Reader<C> {
         // Later requests find the cache started, so there are few of these tasks, and none waits
         // longer than a read would.
         tokio::spawn(async move {
-            let found = select::select(&*catalog, &read, media, selectors).await;
+            let found = select::select(&*catalog, &read, media, None, selectors).await;
             tracing::debug!(media = media.as_str(), refused = ?found.err(), "a cache was requested");
         });
     }
 
-    /// Finds the cache of what may be read, in an encoding, and binds its selectors.
-    pub async fn select(&self, read: &Authorized<Read>, media: Media) -> Result<Selected, Refusal> {
+    /// Finds the cache of what may be read, in an encoding, and binds its selectors, whose memory
+    /// counts to `holder`.
+    pub async fn select(&self, read: &Authorized<Read>, holder: Holder, media: Media) -> Result<Selected, Refusal> {
         if self.drain.is_cancelled() {
             return Err(Refusal::Draining);
         }
-        select::select(&*self.catalog, read, media, self.selectors).await
+        select::select(&*self.catalog, read, media, Some(holder), self.selectors).await
     }
 
     /// Waits until the cache has reached `version`. The cache of a quiet resource stays at its last
@@ -389,12 +390,17 @@ impl<C: Catalog> Reader<C> {
 
     /// Like [`Self::select`], but waits for the first list: clients reconnect to a replica as soon
     /// as it starts.
-    pub async fn select_synced(&self, read: &Authorized<Read>, media: Media) -> Result<Selected, Refusal> {
+    pub async fn select_synced(
+        &self,
+        read: &Authorized<Read>,
+        holder: Holder,
+        media: Media,
+    ) -> Result<Selected, Refusal> {
         let mut changes = self.catalog.changes();
         let limit = Instant::now() + SYNC_TIMEOUT;
         loop {
             changes.mark_unchanged();
-            let found = self.select(read, media).await;
+            let found = self.select(read, holder, media).await;
             let phase = match &found {
                 Err(Refusal::NotSynced { .. }) => None,
                 Err(_) => return found,
@@ -414,7 +420,7 @@ impl<C: Catalog> Reader<C> {
             // Only its own cache wakes it; the end of that too, because it is not held.
             drop(found);
             if timeout_at(limit, phase.changed()).await.is_err() {
-                return self.select(read, media).await;
+                return self.select(read, holder, media).await;
             }
         }
     }

@@ -7,7 +7,7 @@
 use super::selector_limits::SelectorLimits;
 use crate::{
     access::{Authorized, Read},
-    fanout::{CacheRequest, Catalog, Refusal, Served},
+    fanout::{CacheRequest, Catalog, Holder, Refusal, Served},
 };
 use kubefan_common::proto::v1alpha1::Target;
 use kubefan_model::{
@@ -58,11 +58,13 @@ pub fn check_names(target: &Target) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Finds the cache of what may be read, in an encoding, and binds its selectors.
+/// Finds the cache of what may be read, in an encoding, and binds its selectors. Their memory is
+/// counted to `holder`.
 pub async fn select(
     catalog: &impl Catalog,
     read: &Authorized<Read>,
     media: Media,
+    holder: Option<Holder>,
     limits: SelectorLimits,
 ) -> Result<Selected, Refusal> {
     let target = read.what().target();
@@ -107,6 +109,6 @@ pub async fn select(
         Some(shards) => selection.within(shards),
         None => selection,
     };
-    let selection = served.hub.share(selection)?;
+    let selection = served.hub.share(selection, holder)?;
     Ok(Selected { served, selection })
 }

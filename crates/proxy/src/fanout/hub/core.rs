@@ -26,6 +26,7 @@ use crate::{
         RingLimits, Store, published::Applied, term::Column, warnings::Warnings, writer::Change,
     },
     fanout::{
+        fair_share::Holder,
         gate::Gate,
         stream_end::StreamEnd,
         sync::{Mutex, MutexGuard},
@@ -186,8 +187,8 @@ impl Hub {
     ///
     /// # Errors
     /// [`Refusal::Exhausted`] if there is no room for it.
-    pub fn share(&self, selection: Selection) -> Result<Selection, Refusal> {
-        self.selections.share(selection)
+    pub fn share(&self, selection: Selection, holder: Option<Holder>) -> Result<Selection, Refusal> {
+        self.selections.share(selection, holder)
     }
 
     /// Enters the critical section. Never held across an await.

@@ -4,17 +4,21 @@
 //! of many watches could take more memory than everything else, and nothing that is dropped under
 //! memory pressure would free it. So each distinct selection takes its bytes from the budget of the
 //! process when it arrives, and gives them back with its last watch. The index of views takes its
-//! share for each view.
+//! share for each view. Readers share them fairly: the last of what a cache may take is for those
+//! that hold less than others.
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use super::{index::filed_values_max, value_table::PLACE_BYTES, view::View};
-use crate::cache::{
-    Refusal,
-    budget::{Budget, Share},
+use crate::{
+    cache::{
+        Refusal,
+        budget::{Budget, Share},
+    },
+    fanout::fair_share::{FairPool, Holder},
 };
 use kubefan_model::selection::{Selection, WeakSelection};
 
@@ -24,6 +28,8 @@ const SWEPT_LEAST: usize = 64;
 /// The selections of a hub.
 pub struct Selections {
     budget: Budget,
+    /// The bytes of each holder, views included. A selection counts to the one that brought it.
+    shares: Arc<FairPool>,
     known: Mutex<Known>,
 }
 
@@ -38,21 +44,27 @@ struct Known {
 impl Selections {
     /// None yet; they are counted in `budget`.
     pub fn new(budget: Budget) -> Self {
-        Self { budget, known: Mutex::default() }
+        Self { shares: FairPool::new(budget.bytes_max()), budget, known: Mutex::default() }
     }
 
-    /// The one selection that equals this one.
+    /// The one selection that equals this one, which `holder` wants to read. `None` is kubefan
+    /// itself.
     ///
     /// # Errors
-    /// [`Refusal::Exhausted`] if there is none yet, and no room for it.
-    pub fn share(&self, selection: Selection) -> Result<Selection, Refusal> {
+    /// [`Refusal::Exhausted`] if there is none yet, and no room for it or no share of the holder's.
+    pub fn share(&self, selection: Selection, holder: Option<Holder>) -> Result<Selection, Refusal> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let equal = known.selections.get(&selection.spec_hash());
         let equal = equal.into_iter().flatten().filter_map(WeakSelection::upgrade).find(|known| *known == selection);
         if let Some(equal) = equal {
             return Ok(equal);
         }
-        selection.keep(self.take(selection.bytes() + size_of::<WeakSelection>())?);
+        let bytes = selection.bytes() + size_of::<WeakSelection>();
+        // Other caches may have taken room meanwhile, or given some back.
+        self.shares.set((self.budget.used() + self.budget.room()).into());
+        let place = self.shares.try_take_many(holder, bytes + view_bytes(&selection));
+        let place = place.ok_or_else(|| self.exhausted())?;
+        selection.keep((self.take(bytes)?, place));
         if known.selections.len() >= known.swept_at.max(SWEPT_LEAST) {
             known.selections.retain(|_, equal| {
                 equal.retain(|selection| !selection.is_dropped());
@@ -70,18 +82,25 @@ impl Selections {
     /// # Errors
     /// [`Refusal::Exhausted`] if there is no room for it.
     pub fn take_view(&self, selection: &Selection) -> Result<Share, Refusal> {
-        self.take(size_of::<View>() + filed_values_max(selection) * PLACE_BYTES)
+        self.take(view_bytes(selection))
     }
 
     fn take(&self, bytes: usize) -> Result<Share, Refusal> {
-        self.budget.take(bytes).ok_or_else(|| {
-            let limit = self.budget.bytes_max();
-            Refusal::Exhausted(format!(
-                "the selectors of all streams and reads have at most {limit} bytes, and there is no room for another one \
-                 (--selector-memory-max)"
-            ))
-        })
+        self.budget.take(bytes).ok_or_else(|| self.exhausted())
     }
+
+    fn exhausted(&self) -> Refusal {
+        let limit = self.budget.bytes_max();
+        Refusal::Exhausted(format!(
+            "the selectors of all streams and reads have at most {limit} bytes, and there is no room for another one, or \
+             the last is for clients with fewer of them (--selector-memory-max)"
+        ))
+    }
+}
+
+/// The memory of a view of this selection, in bytes.
+fn view_bytes(selection: &Selection) -> usize {
+    size_of::<View>() + filed_values_max(selection) * PLACE_BYTES
 }
 
 #[cfg(test)]

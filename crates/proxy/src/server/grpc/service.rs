@@ -107,8 +107,8 @@ impl<C: Catalog> Service<C> {
             let state_kept = request::state_kept(&request)?;
             let (on_lag, on_expired) = request::policy(&request)?;
             let Selected { served, selection } = match version {
-                None => reader.select(&read, format.media()).await?,
-                Some(_) => reader.select_synced(&read, format.media()).await?,
+                None => reader.select(&read, holder, format.media()).await?,
+                Some(_) => reader.select_synced(&read, holder, format.media()).await?,
             };
             let start = match (version, state_kept) {
                 (None, _) => Start::Snapshot,
@@ -219,7 +219,7 @@ impl<C: Catalog> WatchService for Service<C> {
             let holder = read.holder(presented.holder);
             let place = self.reader.admit_stream(holder)?;
             let version = request::version(&resource_version)?;
-            let selected = self.reader.select(&read, format.media()).await?;
+            let selected = self.reader.select(&read, holder, format.media()).await?;
             let fresh = self.wait_for_version(&selected, version).await?;
             selected.served.hub.index_for(&selected.selection).await;
             let pass = selected.served.hub.gate().acquire(Some(holder)).await?;
@@ -265,9 +265,10 @@ impl<C: Catalog> WatchService for Service<C> {
                 return invalid("target.name", "required");
             }
             let read = self.reader.authorize(&presented, Read::object(target), &notes).await?;
-            let _place = self.reader.admit_read(read.holder(presented.holder))?;
+            let holder = read.holder(presented.holder);
+            let _place = self.reader.admit_read(holder)?;
             let version = request::version(&resource_version)?;
-            let selected = self.reader.select(&read, format.media()).await?;
+            let selected = self.reader.select(&read, holder, format.media()).await?;
             if selected.served.namespaced && key.namespace().is_empty() {
                 return invalid("target.namespace", "required: the resource is namespaced");
             }
@@ -303,8 +304,9 @@ impl<C: Catalog> WatchService for Service<C> {
             // is that of the whole cache.
             let target = v1alpha1::Target { name: String::new(), ..named(target)? };
             let read = self.reader.authorize(&presented, Read::collection(ReadVerb::Watch, target), &notes).await?;
-            let _place = self.reader.admit_read(read.holder(presented.holder))?;
-            let Selected { served, .. } = self.reader.select_synced(&read, Media::Json).await?;
+            let holder = read.holder(presented.holder);
+            let _place = self.reader.admit_read(holder)?;
+            let Selected { served, .. } = self.reader.select_synced(&read, holder, Media::Json).await?;
             if prove {
                 self.reader.prove(&served, None, Patience::NoFallback).await?;
             }

@@ -361,7 +361,7 @@ impl<C: Catalog> KubeApi<C> {
             ReadRequest::Collection(Options::List(options)) => is_first_list(options),
             ReadRequest::Object(_) => false,
         };
-        let select_options = SelectOptions { starts_cache, waits_for_sync };
+        let select_options = SelectOptions { holder, starts_cache, waits_for_sync };
         let (selected, format) = reads.select(path, &read, formats, select_options).await?;
         let warnings = selected.served.hub.warnings();
         let read = ResolvedRead { path, selected, format, arrived_at, read, notes };

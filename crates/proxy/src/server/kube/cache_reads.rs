@@ -9,7 +9,7 @@ use super::{negotiate, options::Freshness, path::Path, read_error::ReadError, st
 use crate::{
     access::{Authorized, Read},
     audit::Notes,
-    fanout::{Catalog, Fresh, Patience, Refusal, Served},
+    fanout::{Catalog, Fresh, Holder, Patience, Refusal, Served},
     server::{
         reader::{NotReached, Reader},
         select::Selected,
@@ -51,9 +51,11 @@ pub struct ResolvedRead<'a> {
     pub notes: Notes,
 }
 
-/// How a read treats a cache that does not exist or is not synced.
+/// The reader's share, and how a read treats a cache that does not exist or is not synced.
 #[derive(Clone, Copy)]
 pub struct SelectOptions {
+    /// The holder whose share has the memory of the selectors.
+    pub holder: Holder,
     /// Whether the read may start the cache although upstream could answer it: a watch, which will
     /// continue to use the cache, and the list that informers send before their watch.
     pub starts_cache: bool,
@@ -115,7 +117,7 @@ impl<C: Catalog> CacheReads<C> {
         media: Media,
         path: &Path,
         read: &Authorized<Read>,
-        SelectOptions { starts_cache, waits_for_sync }: SelectOptions,
+        SelectOptions { holder, starts_cache, waits_for_sync }: SelectOptions,
     ) -> Result<Selected, ReadError> {
         let is_cached = |media| self.is_cached(path, media);
         if !starts_cache && self.has_upstream && !is_cached(Media::Json) && !is_cached(media) {
@@ -132,8 +134,8 @@ impl<C: Catalog> CacheReads<C> {
         // they wait for the first list, and get a 429 if it takes too long, as from an apiserver
         // that has restarted.
         let selected = match waits_for_sync {
-            true => self.reader.select_synced(read, media).await,
-            false => self.reader.select(read, media).await,
+            true => self.reader.select_synced(read, holder, media).await,
+            false => self.reader.select(read, holder, media).await,
         };
         let selected = selected.map_err(|refusal| match refusal {
             Refusal::NotSynced { .. } if waits_for_sync => ReadError::Final(Failure::from(&refusal)),

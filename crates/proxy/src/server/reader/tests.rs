@@ -139,7 +139,8 @@ async fn a_request_that_waits_for_its_cache_does_not_search_again_when_others_ch
     let target = v1alpha1::Target { resource: "pods".to_owned(), ..v1alpha1::Target::default() };
     let presented = Presented::new(&http::HeaderMap::new(), false, false, Holder::new(1, None));
     let read = reader.authorize(&presented, Read::collection(ReadVerb::List, target), &Notes::default()).await.unwrap();
-    let waiting = tokio::spawn(async move { reader.select_synced(&read, Media::Json).await.is_ok() });
+    let waiting =
+        tokio::spawn(async move { reader.select_synced(&read, Holder::new(0, None), Media::Json).await.is_ok() });
     for _ in 0..100 {
         catalog.changes.send_modify(|changes| *changes += 1);
         advance(Duration::from_millis(1)).await;

@@ -32,7 +32,7 @@ fn many_long_selectors_take_a_few_times_their_text() {
         let text = long(number);
         assert!(text.len() > SELECTOR_BYTES_MAX - 400 && text.len() <= SELECTOR_BYTES_MAX);
         text_bytes += text.len();
-        let selection = selections.share(select(&text)).unwrap();
+        let selection = selections.share(select(&text), None).unwrap();
         index.insert(number, &selection);
         held.push((selections.take_view(&selection).unwrap(), selection));
     }
@@ -48,30 +48,47 @@ fn many_long_selectors_take_a_few_times_their_text() {
 fn equal_selectors_share_their_memory_and_those_without_room_are_refused() {
     let budget = Budget::alone(64 << 10);
     let selections = Selections::new(budget.clone());
-    let one = selections.share(select(&long(1))).unwrap();
+    let one = selections.share(select(&long(1)), None).unwrap();
     let used = budget.used();
-    let again: Vec<_> = (0..100).map(|_| selections.share(select(&long(1))).unwrap()).collect();
+    let again: Vec<_> = (0..100).map(|_| selections.share(select(&long(1)), None).unwrap()).collect();
     assert!(
         again
             .iter()
             .all(|again| again.spec().labels.requirements().as_ptr() == one.spec().labels.requirements().as_ptr())
     );
     assert_eq!(budget.used(), used, "equal ones cost nothing");
-    let others: Vec<_> = (2..).map_while(|number| selections.share(select(&long(number))).ok()).collect();
+    let others: Vec<_> = (2..).map_while(|number| selections.share(select(&long(number)), None).ok()).collect();
     assert_eq!(others.len(), 1, "two have room");
-    let refusal = selections.share(select(&long(9))).unwrap_err();
+    let refusal = selections.share(select(&long(9)), None).unwrap_err();
     assert!(matches!(&refusal, Refusal::Exhausted(why) if why.contains("--selector-memory-max")), "{refusal}");
     let small = Selections::new(Budget::alone(size_of::<View>()));
     assert!(matches!(small.take_view(&select("a in (b,c)")), Err(Refusal::Exhausted(_))), "its place counts");
     drop((one, again));
-    assert!(selections.share(select(&long(9))).is_ok(), "the last watch gave back the room");
+    assert!(selections.share(select(&long(9)), None).is_ok(), "the last watch gave back the room");
+}
+
+#[test]
+fn the_selectors_of_one_tenant_leave_room_for_those_of_others() {
+    let selections = Selections::new(Budget::alone(4 << 20));
+    let of = |user: &str, connection| Some(Holder::new(connection, None).identified(user, None));
+    let mut numbers = 0..;
+    let mut fill = |connection| {
+        let next = numbers.by_ref();
+        next.map_while(|number| selections.share(select(&long(number)), of("greedy", connection)).ok())
+            .collect::<Vec<_>>()
+    };
+    let held: Vec<_> = (0..10).flat_map(&mut fill).collect();
+    assert!(held.len() > 20, "{} have room while nobody else wants it", held.len());
+    for number in 0..20 {
+        selections.share(select(&format!("app=v{number}")), of("honest", 100)).unwrap();
+    }
 }
 
 #[test]
 fn selectors_that_are_gone_are_forgotten() {
     let selections = Selections::new(Budget::alone(usize::MAX));
     for number in 0..10_000 {
-        selections.share(select(&format!("app=v{number}"))).unwrap();
+        selections.share(select(&format!("app=v{number}")), None).unwrap();
     }
     let known = selections.known.lock().unwrap();
     assert!(known.selections.len() <= 2 * SWEPT_LEAST, "{} are known", known.selections.len());
