@@ -185,10 +185,8 @@ impl StateComparison {
                 return Ok((if is_first { Proof::Held } else { Proof::CaughtUp }, Fresh::Cache));
             }
             if equals() {
-                return Ok((
-                    Proof::Equal,
-                    Fresh::State(ProvedState { epoch, store, cached_at: version, version: asked.end() }),
-                ));
+                let proved = ProvedState { epoch, store, cached_at: version, version: asked.end() };
+                return Ok((Proof::Equal, hub.serve_proved(proved)));
             }
             is_first = false;
             let left = caught_up_by.saturating_duration_since(Instant::now());

@@ -22,8 +22,8 @@ use tokio::{
 
 use crate::{
     cache::{
-        Budgets, CachedState, Commit, HistoryCopy, Phase, ProcessBudgets, PublishedCache, Refusal, RelistReason,
-        RingLimits, Store, published::Applied, term::Column, warnings::Warnings, writer::Change,
+        Budgets, CachedState, Commit, HistoryCopy, Phase, ProcessBudgets, PublishedCache, Record, Refusal,
+        RelistReason, RingLimits, Store, published::Applied, term::Column, warnings::Warnings, writer::Change,
     },
     fanout::{
         fair_share::Holder,
@@ -64,6 +64,9 @@ pub(in crate::fanout) struct HubState {
     pub(in crate::fanout) published: PublishedCache,
     pub(in crate::fanout) views: Views,
     pub(in crate::fanout) subscribers: usize,
+    /// The highest version of a state of this history that readers were served before the cache
+    /// had reached it.
+    pub(super) proved: Option<ResourceVersion>,
     /// When there was last a subscriber or a reader.
     pub(in crate::fanout) used_at: Instant,
     pacer: Pacer,
@@ -150,6 +153,7 @@ impl Hub {
             pacer: Pacer::new(coalesce_max),
             is_wave_scheduled: false,
             is_matching: false,
+            proved: None,
             tidied_at: Instant::now(),
             builds: Vec::new(),
         };
@@ -202,7 +206,8 @@ impl Hub {
         let version = commit.version;
         let mut state = self.lock();
         when_planted!(HeadBeforeAppend => self.head.send_replace(Some(version)));
-        let HubState { published, views, .. } = &mut *state;
+        let commit = state.checked(commit);
+        let HubState { published, views, proved, .. } = &mut *state;
         // To the logs first: what is evicted below depends on their size.
         let dispatched = match &commit.change {
             Change::Record(record) if published.state().is_some() => views.append(record, received),
@@ -212,6 +217,7 @@ impl Hub {
         match published.apply(commit, received, self.budgets.logs.retained_share()) {
             Applied::Continued(evicted) => evicted.iter().for_each(|record| views.trim(record)),
             Applied::NewEpoch { because, replaced } => {
+                *proved = None;
                 if replaced && !planted::is(Bug::RewoundSilently) {
                     ended = views.drain();
                     let end = StreamEnd::Rewritten(because);
@@ -435,6 +441,21 @@ impl Hub {
     /// How much history is retained.
     pub fn limits(&self) -> RingLimits {
         self.limits
+    }
+}
+
+impl HubState {
+    /// The same commit, or the start of a new history if it is a list below a proved version: etcd
+    /// was restored from a backup.
+    fn checked(&self, commit: Commit) -> Commit {
+        let at = commit.version.whole();
+        match (&commit.change, self.proved.map(ResourceVersion::whole)) {
+            (Change::Record(Record::Gap(gap)), Some(proved)) if gap.is_lossy && at < proved => {
+                let because = format!("a state at version {proved} was followed by a list at {at}");
+                Commit { change: Change::Start { because }, ..commit }
+            }
+            _ => commit,
+        }
     }
 }
 

@@ -70,6 +70,16 @@ impl std::fmt::Debug for Fresh {
 }
 
 impl Hub {
+    /// Lets readers be served a state that upstream has proved. Upstream is past its version then,
+    /// so a later list below that is of another history, even if the cache is below it too.
+    pub fn serve_proved(&self, proved: ProvedState) -> Fresh {
+        let mut state = self.lock();
+        if state.published.state_of(proved.epoch).is_some() {
+            state.proved = state.proved.max(Some(proved.version));
+        }
+        Fresh::State(proved)
+    }
+
     /// The state, for a list or a get.
     pub fn snapshot(&self) -> Result<(Store, ResourceVersion), Refusal> {
         self.snapshot_of(&Fresh::Cache)

@@ -1,7 +1,7 @@
 //! The lines of a Kubernetes watch over HTTP.
 
 use super::*;
-use crate::fanout::{CachePosition, Fresh, ProvedState, SubscribeOptions};
+use crate::fanout::{CachePosition, ProvedState, SubscribeOptions};
 use kubefan_model::{format::Format, projection::Projection};
 
 fn subscribe(
@@ -75,7 +75,7 @@ async fn a_metadata_watch_has_the_version_of_the_event_when_an_object_leaves() {
 /// What a watch-list is served whose state was proved to be the one at `at`.
 pub(super) fn proved(cache: &Cache, at: u64) -> SubscribeOptions {
     let CachePosition { epoch, store, version: cached_at, .. } = cache.hub.position().unwrap();
-    let fresh = Fresh::State(ProvedState { epoch, store, cached_at, version: version(at) });
+    let fresh = cache.hub.serve_proved(ProvedState { epoch, store, cached_at, version: version(at) });
     SubscribeOptions { marks_end: true, fresh, ..Start::Snapshot.into() }
 }
 
@@ -105,6 +105,21 @@ async fn a_proved_state_is_followed_by_the_events_after_its_version() {
     for watch in [&mut early, &mut between] {
         assert_eq!(lines(watch).await, ["ADDED c@21", "DELETED a@22"]);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_below_a_proved_state_ends_every_watch() {
+    let mut cache = Cache::new();
+    cache.list(&[("a", "web", 5)], 10);
+    let mut early = subscribe(&cache, "app=web", Projection::default(), proved(&cache, 20)).unwrap();
+    assert_eq!(lines(&mut early).await, ["ADDED a@5", "BOOKMARK @20 ends the state"]);
+    cache.list(&[("a", "web", 5), ("b", "web", 12)], 15);
+    let end = early.next().await;
+    assert!(matches!(end, Err(StreamEnd::Rewritten(_))), "{end:?}");
+    let mut late = subscribe(&cache, "app=web", Projection::default(), proved(&cache, 20)).unwrap();
+    assert_eq!(lines(&mut late).await.len(), 3);
+    cache.list(&[("a", "web", 5)], 25);
+    assert!(!matches!(late.next().await, Err(StreamEnd::Rewritten(_))), "an ordinary gap");
 }
 
 #[tokio::test(start_paused = true)]
