@@ -1,8 +1,9 @@
 //! Which on-demand cache makes room for another: a pure decision.
 //!
 //! The hazard is a reader that takes every place, so that the resources of all others are read
-//! upstream. While there are free or idle places anybody may take them. Then one is taken from the
-//! tenant that holds the most, for a tenant that would still hold fewer.
+//! upstream. While there are free places anybody may take them, and idle ones of tenants that hold
+//! at least as many. Then one is taken from the tenant that holds the most, for a tenant that would
+//! still hold fewer.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -42,16 +43,21 @@ pub(super) fn find(taken: &HashMap<Place, Taken>, places_max: usize, tenant: Opt
     if taken.len() < places_max {
         return Room::Free;
     }
-    let idle = taken.iter().filter_map(|(place, taken)| Some((taken.idle_since?, place)));
-    if let Some((_, place)) = idle.min_by_key(|(idle_since, _)| *idle_since) {
-        return Room::Idle(place.clone());
-    }
-    let Some(tenant) = tenant else { return Room::None };
     let mut held = HashMap::<&str, usize>::new();
     for tenant in taken.values().filter_map(|taken| taken.tenant.as_deref()) {
         *held.entry(tenant).or_default() += 1;
     }
-    let own = held.get(tenant).copied().unwrap_or(0);
+    let held_by = |tenant: &str| held.get(tenant).copied().unwrap_or(0);
+    let own = tenant.map_or(0, held_by);
+    let may_take = |taken: &Taken| taken.tenant.as_deref().is_none_or(|tenant| held_by(tenant) >= own);
+    let idle = taken.iter().filter(|(_, taken)| may_take(taken));
+    let idle = idle.filter_map(|(place, taken)| Some((taken.idle_since?, place)));
+    if let Some((_, place)) = idle.min_by_key(|(idle_since, _)| *idle_since) {
+        return Room::Idle(place.clone());
+    }
+    if tenant.is_none() {
+        return Room::None;
+    }
     let Some((largest, most)) = held.into_iter().max_by_key(|(name, count)| (*count, *name)) else { return Room::None };
     if most < own + 2 {
         return Room::None;
@@ -88,9 +94,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_idle_place_is_taken_first() {
+    async fn an_idle_place_is_taken_first_but_not_by_a_tenant_that_holds_more() {
         let mut taken = in_use(&[("a", "greedy", 1), ("b", "greedy", 1), ("c", "honest", 1)]);
         taken.get_mut(&place("c")).unwrap().idle_since = Some(Instant::now());
-        assert_eq!(find(&taken, 3, Some("greedy")), Room::Idle(place("c")));
+        assert_eq!(find(&taken, 3, Some("honest")), Room::Idle(place("c")), "its own");
+        assert_eq!(find(&taken, 3, Some("new")), Room::Idle(place("c")));
+        assert_eq!(find(&taken, 3, None), Room::Idle(place("c")));
+        assert_eq!(find(&taken, 3, Some("greedy")), Room::None);
+        taken.get_mut(&place("a")).unwrap().idle_since = Some(Instant::now());
+        assert_eq!(find(&taken, 3, Some("greedy")), Room::Idle(place("a")), "its own");
     }
 }

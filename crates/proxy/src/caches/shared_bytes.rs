@@ -1,12 +1,12 @@
 //! The bytes of caches that share a limit, and which cache ends when there are too many.
 //!
-//! The hazard is a reader that fills the limit with a resource of its own: the cache that grows
-//! last would end, although others read it. So the cache with the most bytes per tenant that reads
-//! it ends, and one of a configured resource only if no other cache is left. A tenant cannot read
-//! as several, and another small cache of its own gains it nothing.
+//! The hazard is a reader that fills the limit with resources of its own: the cache that grows last
+//! would end, although others read it. So each cache counts to the tenants that read it, in equal
+//! parts. Of the tenant with the most bytes the largest cache ends, and one of a configured
+//! resource only if no other cache is left.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -33,9 +33,10 @@ impl ReadingTenants {
         }
     }
 
-    /// Their number, and 1 if none is known.
-    fn count(&self) -> usize {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).len().max(1)
+    /// Their names, and an empty one if none is known.
+    fn names(&self) -> Vec<Arc<str>> {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.is_empty() { vec!["".into()] } else { known.iter().cloned().collect() }
     }
 }
 
@@ -113,12 +114,26 @@ impl Members {
 
     /// The cache that ends because there are too many bytes.
     fn to_end(&self) -> Option<u64> {
-        let largest = |is_configured: bool| {
-            let candidates = self.by_number.iter();
-            let candidates = candidates.filter(|(_, member)| member.is_configured == is_configured && member.bytes > 0);
-            candidates.max_by_key(|(number, member)| (member.bytes / member.tenants.count(), **number))
-        };
-        largest(false).or_else(|| largest(true)).map(|(number, _)| *number)
+        self.largest(false).or_else(|| self.largest(true))
+    }
+
+    /// Of the caches of configured resources, or of the others: the largest one of the tenant with
+    /// the most bytes.
+    fn largest(&self, is_configured: bool) -> Option<u64> {
+        let mut of_tenants = HashMap::<Arc<str>, Vec<(usize, u64)>>::new();
+        for (number, member) in &self.by_number {
+            if member.is_configured != is_configured || member.bytes == 0 {
+                continue;
+            }
+            let names = member.tenants.names();
+            let part = member.bytes.div_ceil(names.len());
+            for name in names {
+                of_tenants.entry(name).or_default().push((part, *number));
+            }
+        }
+        let sum = |caches: &[(usize, u64)]| caches.iter().map(|(part, _)| part).sum::<usize>();
+        let largest = of_tenants.into_iter().max_by_key(|(name, caches)| (sum(caches), name.clone()));
+        largest.and_then(|(_, caches)| caches.into_iter().max()).map(|(_, number)| number)
     }
 }
 
@@ -148,6 +163,16 @@ mod tests {
     }
 
     #[test]
+    fn the_bytes_of_a_tenant_count_together_however_many_caches_have_them() {
+        let all = SharedBytes::default();
+        let (pods, fillers) = (join(&all, false, &["honest"]), [(); 8].map(|()| join(&all, false, &["greedy"])));
+        assert!(pods.record(20, 100) && fillers.iter().all(|filler| filler.record(10, 100)));
+        assert!(fillers[0].record(11, 100) || fillers[0].ends().is_cancelled());
+        assert!(pods.record(21, 100), "another cache of the greedy tenant makes room");
+        assert!(!pods.ends().is_cancelled());
+    }
+
+    #[test]
     fn a_configured_resource_does_not_end_for_one_on_demand() {
         let all = SharedBytes::default();
         let (configured, other, on_demand) = (join(&all, true, &[]), join(&all, true, &[]), join(&all, false, &["a"]));
@@ -173,6 +198,6 @@ mod tests {
     fn a_cache_remembers_a_limited_number_of_tenants() {
         let reading = ReadingTenants::default();
         (0..1000).for_each(|number| reading.note(Some(&number.to_string())));
-        assert_eq!(reading.count(), TENANTS_MAX);
+        assert_eq!(reading.names().len(), TENANTS_MAX);
     }
 }
