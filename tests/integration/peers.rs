@@ -4,7 +4,10 @@
 
 use std::{
     net::SocketAddr,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -15,7 +18,7 @@ use kubefan_common::proto::v1alpha1::{
 };
 use kubefan_proxy::{
     caches::Registry,
-    peer::{Dial, NoTransferLog, PeerError, Peers, Sender},
+    peer::{Dial, FoundPeers, NoTransferLog, PeerError, Peers, Sender},
 };
 use kubefan_sim::apiserver::{SimApiserver, SimOptions, Verb};
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose};
@@ -46,7 +49,8 @@ tests! {
     apiserver: a_warm_start_between_processes_needs_their_certificates;
     paused: a_warm_replica_serves_every_resume_like_the_first, a_peer_state_that_lost_an_event_is_rejected,
         a_peer_state_with_wrong_labels_is_rejected, a_peer_without_the_clusters_present_state_sends_none,
-        slow_broken_and_absent_peers_are_skipped, changes_during_a_transfer_are_not_lost;
+        slow_broken_and_absent_peers_are_skipped, peers_that_cannot_be_reached_or_found_at_first_are_asked_again,
+        changes_during_a_transfer_are_not_lost;
 }
 
 /// How a peer behaves.
@@ -59,6 +63,8 @@ pub(crate) enum Peer {
     Breaking(Arc<Registry>, u64),
     /// The peer refuses connections.
     Absent,
+    /// Nothing answers at the peer's address until the third connection.
+    Late(Arc<Registry>),
 }
 
 /// Peers in memory, each at its own address.
@@ -67,6 +73,14 @@ struct Memory {
     peers: Vec<Peer>,
     /// The peers that were asked for a connection, in order.
     dialled: Arc<Mutex<Vec<usize>>>,
+    /// The look-ups that find the first peer alone, because the name of the others fails.
+    failing: Arc<AtomicUsize>,
+}
+
+impl Memory {
+    fn of(peers: Vec<Peer>) -> Memory {
+        Memory { peers, dialled: Arc::default(), failing: Arc::default() }
+    }
 }
 
 fn serve(registry: Arc<Registry>, io: DuplexStream) {
@@ -76,20 +90,31 @@ fn serve(registry: Arc<Registry>, io: DuplexStream) {
 }
 
 impl Dial for Memory {
-    fn addresses(&self) -> BoxFuture<'_, Result<Vec<SocketAddr>, PeerError>> {
-        let addresses = (1..=self.peers.len()).map(|i| SocketAddr::from(([192, 0, 2, i as u8], 7445))).collect();
-        Box::pin(std::future::ready(Ok(addresses)))
+    fn find(&self) -> BoxFuture<'_, FoundPeers> {
+        let addresses = (1..=self.peers.len()).map(|i| SocketAddr::from(([192, 0, 2, i as u8], 7445)));
+        let is_failing = self.failing.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok();
+        let found = if is_failing {
+            let failed = PeerError::Resolve { name: "others:7445".to_owned(), message: "try again".to_owned() };
+            FoundPeers { addresses: addresses.take(1).collect(), failed: Some(failed) }
+        } else {
+            FoundPeers { addresses: addresses.collect(), failed: None }
+        };
+        Box::pin(std::future::ready(found))
     }
 
     fn connect(&self, address: SocketAddr) -> BoxFuture<'_, Result<Channel, PeerError>> {
         let SocketAddr::V4(v4) = address else { unreachable!() };
         let number = usize::from(v4.ip().octets()[3]) - 1;
-        self.dialled.lock().unwrap().push(number);
+        let mut dialled = self.dialled.lock().unwrap();
+        dialled.push(number);
+        let before = dialled.iter().filter(|dialled| **dialled == number).count() - 1;
+        drop(dialled);
         let peer = self.peers[number].clone();
         Box::pin(async move {
             let (ours, theirs) = tokio::io::duplex(16 << 10);
             match peer {
-                Peer::Healthy(registry) => serve(registry, theirs),
+                Peer::Late(_) if before < 2 => return Err(PeerError::Unreachable("no route to host".to_owned())),
+                Peer::Healthy(registry) | Peer::Late(registry) => serve(registry, theirs),
                 Peer::Silent => drop(tokio::spawn(async move {
                     let _held = theirs;
                     std::future::pending::<()>().await;
@@ -126,7 +151,7 @@ pub(crate) fn small_ring() -> Setup {
 }
 
 pub(crate) fn with_peers(peers: Vec<Peer>) -> Setup {
-    with_peers_in_memory(&Memory { peers, dialled: Arc::default() })
+    with_peers_in_memory(&Memory::of(peers))
 }
 
 fn with_peers_in_memory(peers: &Memory) -> Setup {
@@ -323,7 +348,7 @@ async fn slow_broken_and_absent_peers_are_skipped() {
         // last.
         let mut skipped = 0;
         for seed in 0.. {
-            let memory = Memory { peers: peers.clone(), dialled: Arc::default() };
+            let memory = Memory::of(peers.clone());
             let warm = Rig::synced(sim.clone(), Setup { seed: Some(seed), ..with_peers_in_memory(&memory) }).await;
             assert_eq!(warm_starts(&warm, "warm"), 1.0, "whichever peer is asked first");
             skipped = memory.dialled.lock().unwrap().len() - 1;
@@ -341,6 +366,20 @@ async fn slow_broken_and_absent_peers_are_skipped() {
         assert_eq!(warm_starts(&cold, result), 1.0, "{result}");
         assert!(start_time.elapsed() <= Duration::from_secs(31), "{:?}", start_time.elapsed());
         assert_eq!(cold.watch_all("pods").await.state, cold.truth(PODS).await);
+    }
+}
+
+async fn peers_that_cannot_be_reached_or_found_at_first_are_asked_again() {
+    let sim = small_ring().sim();
+    churn(&sim, 0, 30);
+    let first = started(&sim).await;
+    let late = Memory::of(vec![Peer::Late(first.registry.clone())]);
+    let unknown = Memory::of(vec![Peer::Absent, Peer::Healthy(first.registry.clone())]);
+    unknown.failing.store(2, Relaxed);
+    for memory in [late, unknown] {
+        let warm = Rig::synced(sim.clone(), with_peers_in_memory(&memory)).await;
+        assert_eq!(warm_starts(&warm, "warm"), 1.0);
+        assert_eq!(memory.dialled.lock().unwrap().last(), Some(&(memory.peers.len() - 1)));
     }
 }
 

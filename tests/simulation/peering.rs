@@ -14,7 +14,7 @@ use hyper_util::rt::TokioIo;
 use kubefan_common::proto::v1alpha1::peer_service_server::PeerServiceServer;
 use kubefan_proxy::{
     caches::Registry,
-    peer::{Dial, NoTransferLog, PeerError, Peers, Sender},
+    peer::{Dial, FoundPeers, NoTransferLog, PeerError, Peers, Sender},
 };
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -92,12 +92,11 @@ struct Others {
 }
 
 impl Dial for Others {
-    fn addresses(&self) -> BoxFuture<'_, Result<Vec<SocketAddr>, PeerError>> {
+    fn find(&self) -> BoxFuture<'_, FoundPeers> {
         let others = self.peering.ports.lock().unwrap();
         let others = others.keys().filter(|number| **number != self.own);
-        let others: Vec<_> = others.map(|number| SocketAddr::from(([10, 0, 0, *number as u8], 1))).collect();
-        let found = if others.is_empty() { Err(PeerError::NoOtherReplica) } else { Ok(others) };
-        std::future::ready(found).boxed()
+        let addresses = others.map(|number| SocketAddr::from(([10, 0, 0, *number as u8], 1))).collect();
+        std::future::ready(FoundPeers { addresses, failed: None }).boxed()
     }
 
     fn connect(&self, address: SocketAddr) -> BoxFuture<'_, Result<Channel, PeerError>> {

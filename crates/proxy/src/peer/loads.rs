@@ -11,7 +11,7 @@ use futures::future::join_all;
 use tokio::time::timeout;
 use tonic::{Code, transport::Channel};
 
-use super::{Dial, PeerError};
+use super::{Dial, FoundPeers, PeerError};
 use kubefan_common::proto::v1alpha1::{LoadRequest, LoadResponse, peer_service_client::PeerServiceClient};
 
 /// The time limit for one replica's answer, with a new connection if it needs one.
@@ -74,10 +74,12 @@ impl Loads {
     /// # Errors
     /// It is not known which replicas there are.
     pub async fn ask(&mut self) -> Result<Vec<PeerLoad>, PeerError> {
-        let addresses = match self.dial.addresses().await {
-            Err(PeerError::NoOtherReplica) => Vec::new(),
-            found => found?,
-        };
+        let FoundPeers { addresses, failed } = self.dial.find().await;
+        if addresses.is_empty()
+            && let Some(error) = failed
+        {
+            return Err(error);
+        }
         let mut known = std::mem::take(&mut self.connected);
         let asked = addresses.into_iter().take(REPLICAS_MAX).map(|address| {
             let (dial, connected) = (self.dial.clone(), known.remove(&address));
@@ -154,9 +156,9 @@ mod tests {
     struct Replicas(Vec<(u16, Option<Load>)>);
 
     impl Dial for Replicas {
-        fn addresses(&self) -> BoxFuture<'_, Result<Vec<SocketAddr>, PeerError>> {
+        fn find(&self) -> BoxFuture<'_, FoundPeers> {
             let addresses = (0..=9).map(|port| SocketAddr::from(([192, 0, 2, 1], port))).collect();
-            Box::pin(std::future::ready(Ok(addresses)))
+            Box::pin(std::future::ready(FoundPeers { addresses, failed: None }))
         }
 
         fn connect(&self, address: SocketAddr) -> BoxFuture<'_, Result<Channel, PeerError>> {

@@ -30,6 +30,6 @@ pub use encode::Encoder;
 pub use error::PeerError;
 pub use identity::{CacheIdentity, schema_text};
 pub use loads::{Load, Loads, PeerLoad};
-pub use receiver::{Dial, DnsDial, Peers};
+pub use receiver::{Dial, DnsDial, FoundPeers, Peers};
 pub use sender::{LoadSource, OfferedCache, OfferedCaches, Sender};
 pub use transfer_log::{NoTransferLog, TransferLog, TransferRecord};

@@ -48,10 +48,19 @@ const REACH_DELAY_MAX: Duration = Duration::from_secs(1);
 /// The number of addresses tried. Further addresses would hardly fare better.
 const ADDRESSES_MAX: usize = 16;
 
+/// Where peers were found.
+#[derive(Default)]
+pub struct FoundPeers {
+    /// Their addresses, without this replica's own if that is known.
+    pub addresses: Vec<SocketAddr>,
+    /// Why some of the peers may be missing: a name could not be resolved.
+    pub failed: Option<PeerError>,
+}
+
 /// Finds peers and connects to them.
 pub trait Dial: Send + Sync {
-    /// The addresses of the peers, without this replica's own if that is known.
-    fn addresses(&self) -> BoxFuture<'_, Result<Vec<SocketAddr>, PeerError>>;
+    /// Looks up the addresses of the peers.
+    fn find(&self) -> BoxFuture<'_, FoundPeers>;
 
     /// Connects to one peer. Fails with [`PeerError::OwnAddress`] if the address is this replica's.
     fn connect(&self, address: SocketAddr) -> BoxFuture<'_, Result<Channel, PeerError>>;
@@ -75,21 +84,21 @@ impl DnsDial {
         Self { names, tls, own_port, found: Mutex::default() }
     }
 
-    /// The addresses, each with its name. A name that cannot be resolved hides no other.
-    async fn resolve(&self) -> Result<BTreeMap<SocketAddr, String>, PeerError> {
+    /// The addresses, each with its name, and the failure of a name. It hides no other name.
+    async fn resolve(&self) -> (BTreeMap<SocketAddr, String>, Option<PeerError>) {
         let lookup = async |(host, port): &(String, u16)| match lookup_host((host.as_str(), *port)).await {
             Ok(found) => Ok(found.map(|address| (address, host.clone())).collect::<Vec<_>>()),
             Err(error) if is_no_such_name(&error.to_string()) => Ok(Vec::new()),
             Err(error) => Err(PeerError::Resolve { name: format!("{host}:{port}"), message: error.to_string() }),
         };
-        let (mut found, mut failed) = (BTreeMap::new(), PeerError::NoOtherReplica);
+        let (mut found, mut failed) = (BTreeMap::new(), None);
         for looked_up in join_all(self.names.iter().map(lookup)).await {
             match looked_up {
                 Ok(addresses) => found.extend(addresses),
-                Err(error) => failed = error,
+                Err(error) => failed = Some(error),
             }
         }
-        if found.is_empty() { Err(failed) } else { Ok(found) }
+        (found, failed)
     }
 
     async fn dial(&self, address: SocketAddr) -> Result<Channel, PeerError> {
@@ -112,12 +121,12 @@ impl DnsDial {
 }
 
 impl Dial for DnsDial {
-    fn addresses(&self) -> BoxFuture<'_, Result<Vec<SocketAddr>, PeerError>> {
+    fn find(&self) -> BoxFuture<'_, FoundPeers> {
         Box::pin(async {
-            let found = self.resolve().await?;
+            let (found, failed) = self.resolve().await;
             let addresses = found.keys().copied().collect();
             *self.found.lock().unwrap_or_else(PoisonError::into_inner) = found;
-            Ok(addresses)
+            FoundPeers { addresses, failed }
         })
     }
 
@@ -203,10 +212,10 @@ impl Peers {
         given_up: &mut BTreeSet<SocketAddr>,
         random: &mut impl Rng,
     ) -> Result<(SocketAddr, ReceivedCache), PeerError> {
-        let mut addresses = self.dial.addresses().await?;
+        let FoundPeers { mut addresses, failed } = self.dial.find().await;
         addresses.retain(|address| !given_up.contains(address));
         addresses.shuffle(random);
-        let mut last = PeerError::NoOtherReplica;
+        let mut last = failed.unwrap_or(PeerError::NoOtherReplica);
         for address in addresses.into_iter().take(ADDRESSES_MAX) {
             match self.fetch_from(address, wanted, decoder()).await {
                 Ok(restored) => return Ok((address, restored)),
