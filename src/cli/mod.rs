@@ -147,7 +147,10 @@ fn run(command: Command, given: &Given<'_>) -> Result<(), CliError> {
         Command::Subscribers(args) => until_signal(subscribers::run(args)),
         Command::Disconnect(args) => until_signal(disconnect::run(args)),
         Command::StatusPage(args) => until_signal(status_page::run(args)),
-        Command::Kubeconfig(args) => kubeconfig::run(&args),
+        // It may wait for a token on stdin.
+        Command::Kubeconfig(args) => until_signal(async {
+            tokio::task::spawn_blocking(move || kubeconfig::run(&args)).await.map_err(CliError::plain)?
+        }),
         Command::Version(args) => version::run(&args),
         Command::Completion(args) => completion::run(&args, &mut command_for_completion()),
     }

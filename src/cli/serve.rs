@@ -59,12 +59,15 @@ pub(super) fn run(args: ServeArgs, variables: &[String], given: &Given<'_>) -> R
         tracing::warn!("{message}");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(CliError::plain)?;
-    runtime.block_on(async {
+    let served = runtime.block_on(async {
         let announce = |signal| tracing::info!(signal, "draining; ctrl-C again to stop at once");
         let shutdown = shutdown(announce).map_err(CliError::plain)?;
         let hangups = hangups().map_err(CliError::plain)?;
         app::run(config, watched, shutdown, hangups).await.map_err(CliError::plain)
-    })
+    });
+    // A look-up of a name or a credential plugin may hang, and must not be waited for.
+    runtime.shutdown_background();
+    served
 }
 
 /// The configuration that flags, environment and file make, and the file that it is from.

@@ -1,10 +1,13 @@
 //! `kubefan get` and `kubefan watch` follow kubectl: names, output, selectors and exit codes. A
 //! watch reconnects by itself and says so.
 
-use std::process::Stdio;
+use std::{net::Ipv4Addr, process::Stdio};
 
 use serde_json::json;
-use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::{
+    io::{AsyncBufReadExt, BufReader, Lines},
+    net::TcpListener,
+};
 
 use crate::{
     bad_input::assert_line,
@@ -12,7 +15,7 @@ use crate::{
         kubefan::{Kubefan, Ran, run},
         process::{free_port, send_signal},
         rig::{pod_in, pods},
-        simulated::{Simulated, json as parse},
+        simulated::{Simulated, json as parse, kubeconfig},
         tests, wait,
     },
 };
@@ -21,7 +24,7 @@ tests! {
     local: get_prints_as_kubectl_does, get_accepts_every_name_and_selector, get_follows_changes,
         exit_codes_distinguish_success_and_failure, a_timeout_ends_a_watch_and_names_its_version,
         a_watch_resumes_by_itself_or_starts_over_and_says_so, an_expired_version_is_an_error_unless_asked_otherwise,
-        version_and_completion_need_no_server, sigterm_ends_every_command;
+        version_and_completion_need_no_server, sigterm_ends_every_command, sigterm_ends_what_waits;
 }
 
 async fn with_pods() -> (Simulated, Kubefan, String) {
@@ -186,6 +189,34 @@ async fn sigterm_ends_every_command() {
         }
         assert_eq!(running.child.wait().await.unwrap().code(), Some(143), "{command}");
     }
+}
+
+async fn sigterm_ends_what_waits() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let kubeconfig = kubeconfig(&dir, &format!("http://{}", silent.local_addr().unwrap()), "{}");
+    let kubeconfig = format!("--kubeconfig={}", kubeconfig.display());
+    let listen = ["--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"];
+    let mut start =
+        Running::start(&[&["serve", &kubeconfig, "--resource=pods", "--require-upstream"], &listen[..]].concat());
+    let _never_answered = silent.accept().await.unwrap();
+    send_signal(start.child.id().unwrap(), "TERM");
+    assert_eq!(start.child.wait().await.unwrap().code(), Some(0), "the start of serve");
+
+    let command = &mut tokio::process::Command::new(env!("CARGO_BIN_EXE_kubefan"));
+    command.args(["kubeconfig", "--server=https://localhost", "--token=-"]).env_clear().kill_on_drop(true);
+    let mut waiting = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let pid = waiting.id().unwrap();
+    wait::until("the signal is handled", wait::SOON, async || handles_sigterm(pid).then_some(())).await;
+    send_signal(pid, "TERM");
+    assert_eq!(waiting.wait().await.unwrap().code(), Some(143), "a token on stdin");
+}
+
+/// Whether a process has a handler of SIGTERM: process 1 ignores it otherwise.
+fn handles_sigterm(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask >> 14 & 1 == 1)
 }
 
 async fn a_timeout_ends_a_watch_and_names_its_version() {

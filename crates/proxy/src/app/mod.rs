@@ -22,6 +22,7 @@ use std::{
     convert::Infallible,
     future::Future,
     io,
+    pin::pin,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -117,7 +118,12 @@ pub async fn run(
     let memory_max = memory_pressure::resident_max(memory_given(&config));
     let connections_max = open_files::connections_max(given, (open_files, memory_max), &config.passthrough);
     config.serving.connections_max = Some(connections_max);
-    let mut app = App::bind(config).await?;
+    let mut shutdown = pin!(shutdown);
+    // A credential plugin or the apiserver may keep a start waiting.
+    let mut app = tokio::select! {
+        bound = App::bind(config) => bound?,
+        () = &mut shutdown => return Ok(()),
+    };
     // Only now: a start that fails prints one line.
     open_files::log(open_files, connections_max, given);
     let (data, admin) = app.bound()?;
