@@ -37,7 +37,7 @@ impl FailureLog {
     }
 
     /// Whether a failure for this reason is logged now.
-    fn is_due(&mut self, reason: &'static str) -> bool {
+    pub(super) fn is_due(&mut self, reason: &'static str) -> bool {
         let is_due = self.0.get(reason).is_none_or(|at| at.elapsed() >= INTERVAL);
         if is_due {
             self.0.insert(reason, Instant::now());

@@ -40,10 +40,14 @@ impl ConnectionLimits {
         ping_interval: Duration::from_secs(30),
         ping_timeout: Duration::from_secs(15),
     };
-    /// For another kubefan. A machine that loses power answers nothing, and a replica on another
-    /// one can take over at once. There are few such connections, so the checks cost nothing.
-    pub const KUBEFAN: Self =
-        Self { ping_interval: Duration::from_secs(3), ping_timeout: Duration::from_secs(3), ..Self::APISERVER };
+    /// For another kubefan. A machine that loses power answers nothing, also no new connection that
+    /// a Service still leads to it, and a replica on another machine can take over at once. There
+    /// are few such connections, so the checks cost nothing.
+    pub const KUBEFAN: Self = Self {
+        connect_timeout: Duration::from_secs(3),
+        ping_interval: Duration::from_secs(3),
+        ping_timeout: Duration::from_secs(3),
+    };
 }
 
 /// TCP keepalive, for HTTP/1.1.
