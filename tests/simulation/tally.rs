@@ -16,7 +16,7 @@ pub(crate) fn tally_informers(histories: &[InformerHistory]) -> BTreeMap<String,
             let name = match &entry.what {
                 Observed::Started => "starts",
                 Observed::HandlerAdded(_) | Observed::Resumed(_) => continue,
-                Observed::Complete => "complete states",
+                Observed::Complete(_) => "complete states",
                 Observed::Batch => "gaps and catch-ups",
                 Observed::Failed(_) => "failures",
                 Observed::Call { .. } => "calls of handlers",
@@ -113,7 +113,7 @@ pub(crate) fn straight(histories: &[History], informers: &[InformerHistory]) -> 
     }
     for entry in informers.iter().flat_map(|history| &history.entries) {
         match &entry.what {
-            Observed::Complete => states += 1,
+            Observed::Complete(_) => states += 1,
             Observed::Failed(_) => watches += 1,
             _ => {}
         }

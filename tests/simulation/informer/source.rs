@@ -40,7 +40,10 @@ impl ObservedSource {
             self.recorder.give(Some(given));
         }
         match &event.kind {
-            WatchEventKind::SnapshotEnd => self.recorder.note(Observed::Complete),
+            WatchEventKind::SnapshotEnd => {
+                let place = event.resume_version.as_deref().and_then(version);
+                self.recorder.note(Observed::Complete(place));
+            }
             WatchEventKind::BatchEnd => self.recorder.note(Observed::Batch),
             WatchEventKind::Disconnected(error) => {
                 self.recorder.note(Observed::Failed(format!("{:?}: {error}", error.code())));
@@ -59,7 +62,7 @@ impl ListerWatcher for ObservedSource {
             if page.continue_token.is_empty() {
                 // It is applied a little later, after it was decoded.
                 self.recorder.give(None);
-                self.recorder.note(Observed::Complete);
+                self.recorder.note(Observed::Complete(version(&page.resource_version)));
             }
             Ok(page)
         })
