@@ -10,7 +10,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+/// From the folder of this package, where Cargo runs this. The path at compile time would be wrong
+/// in another clone that shares the target directory.
+const REPOSITORY: &str = "../..";
 /// The address in the pages, as in their code. The example reads from that of its arguments.
 const ADDRESS: &str = "127.0.0.1:7443";
 
