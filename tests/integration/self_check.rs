@@ -7,13 +7,14 @@ use std::time::Duration;
 use kubefan_sim::apiserver::{Fault, FaultRule, Verb};
 use serde_json::json;
 use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
 use crate::{
     harness::{
         apiserver::ApiServer,
         kubefan::{Kubefan, value_of},
-        network::{Network, RecordedRequest, answer, waits},
+        network::{Network, RecordedRequest, answer, answer_until, waits},
         record::Watch,
         rig::{PODS, Rig, Setup, pod, pods, versions},
         simulated::Simulated,
@@ -29,6 +30,7 @@ tests! {
     paused: a_lost_event_is_found_and_sent_in_a_marked_gap, a_difference_at_the_same_version_ends_the_streams,
         an_answer_from_another_cache_is_not_compared, a_failed_check_is_no_difference,
         a_version_of_which_the_cache_has_a_part_is_no_difference,
+        what_comes_with_the_rest_of_a_version_and_goes_is_no_difference,
         a_check_reads_one_version_at_a_limited_pace, a_relist_during_a_check_is_not_repeated;
 }
 
@@ -114,6 +116,34 @@ async fn a_version_of_which_the_cache_has_a_part_is_no_difference() {
     rig.sim.create(&pods(), pod("d", "new")).unwrap();
     watch.until(rig.sim.revision()).await;
     assert_eq!(versions(&watch.events)[2..], [deleted, deleted, rig.sim.revision()]);
+}
+
+async fn what_comes_with_the_rest_of_a_version_and_goes_is_no_difference() {
+    let (rig, mut watch, _) = synced(checked()).await;
+    rig.network.refuse(true);
+    rig.cut().await;
+    rig.sim.at_one_version(|| {
+        for name in ["b", "c"] {
+            rig.sim.create(&pods(), pod(name, "new")).unwrap();
+        }
+    });
+    let both = rig.sim.revision();
+    let b = serde_json::from_slice(&rig.sim.object(&pods(), "default", "b").unwrap()).unwrap();
+    // The watch has brought one of the two, and is silent.
+    let end = CancellationToken::new();
+    let first = answer_until(200, vec![line("ADDED", &b)], end.clone());
+    rig.network.answer_once(RecordedRequest::is_watch_path, first);
+    rig.network.refuse(false);
+    watch.until(both).await;
+    let version = format!("resourceVersion={both}");
+    while !rig.asked(PODS).iter().any(|request| request.is_metadata_only && request.path.contains(&version)) {
+        sleep(Duration::from_secs(1)).await;
+    }
+    rig.sim.delete(&pods(), "default", "c").unwrap();
+    end.cancel();
+    watch.until(rig.sim.revision()).await;
+    rig.until(|| checks(&rig, "equal") + checks(&rig, "different") > 0.0, || "no check".to_owned()).await;
+    assert_eq!((checks(&rig, "different"), relists_for(&rig, "self_check")), (0.0, 0.0));
 }
 
 async fn a_difference_at_the_same_version_ends_the_streams() {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures::{Stream, StreamExt};
+use futures::StreamExt;
 use http_body_util::{BodyExt, Full, StreamBody};
 use kubefan_proxy::upstream::{
     Upstream,
@@ -17,6 +17,7 @@ use kubefan_proxy::upstream::{
 };
 use kubefan_sim::apiserver::SimApiserver;
 use tokio::time::{Duration, Instant};
+use tokio_util::sync::CancellationToken;
 use tower::{BoxError, service_fn};
 
 /// The buffer size of the in-memory pipe, in bytes.
@@ -141,13 +142,18 @@ impl Network {
 /// Builds a forged answer: a status code and lines of JSON. With `then_silence` the body never
 /// ends.
 pub(crate) fn answer(code: u16, lines: Vec<String>, then_silence: bool) -> Answer {
+    let end = CancellationToken::new();
+    if !then_silence {
+        end.cancel();
+    }
+    answer_until(code, lines, end)
+}
+
+/// Builds a forged answer whose body ends at `end`.
+pub(crate) fn answer_until(code: u16, lines: Vec<String>, end: CancellationToken) -> Answer {
     let chunks = lines.into_iter().map(|line| Ok(http_body::Frame::data(Bytes::from(line + "\n"))));
-    let chunks = futures::stream::iter(chunks);
-    let chunks: std::pin::Pin<Box<dyn Stream<Item = _> + Send>> = match then_silence {
-        true => Box::pin(chunks.chain(futures::stream::pending())),
-        false => Box::pin(chunks),
-    };
-    let body = StreamBody::new(chunks).boxed_unsync();
+    let silence = futures::stream::pending().take_until(end.cancelled_owned());
+    let body = StreamBody::new(futures::stream::iter(chunks).chain(silence)).boxed_unsync();
     let response = http::Response::builder().status(code).header(http::header::CONTENT_TYPE, "application/json");
     response.body(body).expect("the answer is well formed")
 }

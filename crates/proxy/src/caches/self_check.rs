@@ -113,9 +113,13 @@ async fn compare(context: &CacheContext, served: &Served) -> Option<CheckResult>
         if let Err(error) = served.hub.reached(version.above(), REST_TIMEOUT).await {
             return Some(CheckResult::Failed(format!("the cache may have a part of version {version}: {error}")));
         }
-        // The rest of the version has come. What was lost is still missing.
+        // The rest of the version has come. What was lost is still missing. What was and is absent
+        // may have come and gone; if not, the next check finds it.
         let (now, _) = served.hub.state()?;
-        differences.retain(|found| now.get(found.key.as_str()).map(|object| object.version()) == found.cached);
+        differences.retain(|found| {
+            let version = now.get(found.key.as_str()).map(|object| object.version());
+            version.is_some() && version == found.cached
+        });
     }
     // A relist has fixed any difference, and after a rewind of the cluster a difference means
     // nothing.
