@@ -18,7 +18,7 @@ use crate::harness::{
     kubefan::Kubefan,
     load,
     objects::{pod, version_of},
-    record::{Query, Recorded, Watch, assert_equal, connect, query, upstream_initial, upstream_watch},
+    record::{Query, Recorded, Versions, Watch, assert_equal, connect, query, upstream_initial, upstream_watch},
     rig::{PODS, Rig, Setup, target},
     tests, wait,
 };
@@ -36,7 +36,7 @@ pub(crate) struct Scale {
     pub(crate) pods: usize,
     pub(crate) subscribers: usize,
     pub(crate) updates: usize,
-    /// Seconds in which the apiserver's own watch must send everything.
+    /// The length of a watch of the apiserver's own, in seconds.
     pub(crate) seconds: u32,
 }
 
@@ -107,8 +107,7 @@ async fn compare_with_the_apiserver(watch_list: &str, hops: &[Hop]) {
         kubefans.push(Kubefan::start(&api, &[&args[..], &[&source]].concat()).await);
     }
     let kubefan = &kubefans[hops.len()];
-    let list = api.get_json("/api/v1/pods?limit=1").await;
-    let start = list["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
+    let start = version_of(&api.get_json("/api/v1/pods?limit=1").await);
 
     let queries: Vec<&Query> =
         (0..subscribers).map(|n| if n % 3 == 0 { &CHANGING[n / 3 % 8] } else { &PLAIN[n % 4] }).collect();
@@ -149,9 +148,8 @@ async fn compare_with_the_apiserver(watch_list: &str, hops: &[Hop]) {
 
     // All watches run at once: for a quiet selection only the bookmark before the end of the
     // apiserver's watch proves that nothing is missing.
-    let parameters = format!("&resourceVersion={start}&allowWatchBookmarks=true");
-    let histories =
-        initial.keys().map(|query| async { (*query, upstream_watch(&api, query, &parameters, seconds).await) });
+    let range = Versions { start, end: last };
+    let histories = initial.keys().map(|query| async { (*query, upstream_watch(&api, query, range, seconds).await) });
     let expected: HashMap<&Query, Vec<Recorded>> = futures::future::join_all(histories).await.into_iter().collect();
     let mut left = 0;
     for (query, watch) in &watches {

@@ -12,7 +12,7 @@ use crate::harness::{
     kubefan::Kubefan,
     link::Link,
     objects::{pod, version_of},
-    record::{Query, Recorded, Watch, assert_equal, connect, place, query, upstream_initial, upstream_watch},
+    record::{Query, Recorded, Versions, Watch, assert_equal, connect, place, query, upstream_initial, upstream_watch},
     tests, wait,
 };
 
@@ -30,11 +30,11 @@ async fn stage(api: &ApiServer, name: &str, value: &str) -> u64 {
     version_of(&api.patch(&format!("{PODS}/{name}"), &patch).await)
 }
 
-/// The events of the apiserver's own watch from a version on. A busy apiserver needs some of the
-/// time to send them.
+/// The events of the apiserver's own watch from a version on.
 async fn upstream_after(api: &ApiServer, query: &Query, version: &str) -> Vec<Recorded> {
-    let (version, _) = place(version);
-    upstream_watch(api, query, &format!("&resourceVersion={version}"), 10).await
+    let (start, _) = place(version);
+    let end = version_of(&api.get_json(&format!("{PODS}?limit=1")).await);
+    upstream_watch(api, query, Versions { start, end }, 10).await
 }
 
 /// The apiserver's objects by key, in the bytes that a watch sends.

@@ -82,12 +82,30 @@ pub(crate) fn recorded(line: &[u8]) -> Option<Recorded> {
     (line.kind != "BOOKMARK").then(|| event(line))
 }
 
-/// The events of the apiserver's own watch, without bookmarks, for `seconds`. `parameters` are
-/// appended to the query, such as `&resourceVersion=5`.
-pub(crate) async fn upstream_watch(api: &ApiServer, query: &Query, parameters: &str, seconds: u32) -> Vec<Recorded> {
-    let path = format!("{}&watch=true&timeoutSeconds={seconds}{parameters}", query.pods_path());
-    let body = opened(api, &path).await.text().await.unwrap();
-    body.lines().filter_map(|line| recorded(line.as_bytes())).collect()
+/// The versions of a part of the apiserver's history: after `start`, and at least up to `end`.
+#[derive(Clone, Copy)]
+pub(crate) struct Versions {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+}
+
+/// The events of the apiserver's own watch between two versions, without bookmarks.
+///
+/// A watch of `seconds` ends with a bookmark. Where the apiserver gets too little CPU it ends
+/// before all events were sent, and the next watch continues from its last version.
+pub(crate) async fn upstream_watch(api: &ApiServer, query: &Query, range: Versions, seconds: u32) -> Vec<Recorded> {
+    let (mut events, mut reached) = (Vec::new(), range.start);
+    loop {
+        let parameters = format!("timeoutSeconds={seconds}&allowWatchBookmarks=true&resourceVersion={reached}");
+        let body = opened(api, &format!("{}&watch=true&{parameters}", query.pods_path())).await.text().await.unwrap();
+        for line in body.lines().map(str::as_bytes).take_while(|line| !has_failed(line)) {
+            reached = version_in(line);
+            events.extend(recorded(line));
+        }
+        if reached >= range.end {
+            return events;
+        }
+    }
 }
 
 /// Opens a watch of the apiserver. One that is overloaded, or whose cache is not ready, answers 429
@@ -141,8 +159,8 @@ pub(crate) async fn upstream_recording(
         }
     }
     // Collects the events still in flight, and shows that there are no more.
-    let rest = format!("&resourceVersion={last}&allowWatchBookmarks=true");
-    events.append(&mut upstream_watch(&api, &query, &rest, seconds).await);
+    let rest = Versions { start: last, end: *end.borrow() };
+    events.append(&mut upstream_watch(&api, &query, rest, seconds).await);
     events
 }
 
