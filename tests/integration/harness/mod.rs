@@ -333,10 +333,7 @@ fn arguments() -> (Arguments, Vec<String>) {
 fn trial(test: &'static Test) -> Trial {
     let kind = test.kind;
     let run = move || match kind.obstacle() {
-        Some(reason) => {
-            leave_out(format!("{}: {reason}", name_of(test)));
-            Ok(Completion::ignored_with(reason))
-        }
+        Some(reason) => Ok(ignored(test, reason)),
         None => timed(test),
     };
     let is_left_out = kind.slow.is_some() && !is_full_scale();
@@ -405,6 +402,12 @@ pub(crate) fn leave_out(part: String) {
     LEFT_OUT.lock().unwrap().push(part);
 }
 
+/// The result of a test that cannot run here, which is reported as left out.
+fn ignored(test: &Test, reason: &str) -> Completion {
+    leave_out(format!("{}: {reason}", name_of(test)));
+    Completion::ignored_with(reason)
+}
+
 #[expect(clippy::disallowed_methods, reason = "the time is only printed")]
 fn timed(test: &'static Test) -> Result<Completion, Failed> {
     // The build of a program counts as running, so no test runs alone beside it.
@@ -418,10 +421,7 @@ fn timed(test: &'static Test) -> Result<Completion, Failed> {
         Err(panic) => panic,
     };
     match panic.downcast::<Skipped>() {
-        Ok(skipped) => {
-            leave_out(format!("{}: {}", name_of(test), skipped.0));
-            Ok(Completion::ignored_with(skipped.0))
-        }
+        Ok(skipped) => Ok(ignored(test, &skipped.0)),
         Err(panic) => std::panic::resume_unwind(panic),
     }
 }

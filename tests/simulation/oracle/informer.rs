@@ -44,8 +44,6 @@ struct Walk<'a> {
     reencoded: usize,
     /// The entry of the last complete state.
     complete_at: Option<&'a InformerEntry>,
-    /// The version of the last complete state.
-    complete_version: Option<u64>,
     /// The version that the store named last.
     version: Option<u64>,
     /// The highest version that the informer has reached since the start of the program.
@@ -83,7 +81,6 @@ pub(crate) fn judge_informer(
         complete: 0,
         reencoded: 0,
         complete_at: None,
-        complete_version: None,
         version: None,
         highest: 0,
         first_epoch: 0,
@@ -117,7 +114,6 @@ impl<'a> Walk<'a> {
             Observed::Started => {
                 self.handlers.clear();
                 (self.conflated, self.complete, self.complete_at, self.version) = (None, 0, None, None);
-                self.complete_version = None;
                 self.excused.clear();
                 self.reencoded = 0;
                 // Right after a restore a replica may still be in the previous history.
@@ -136,8 +132,7 @@ impl<'a> Walk<'a> {
                 Ok(())
             }
             Observed::Complete(place) => {
-                self.complete_version = place.map(truth::version_of);
-                let version = self.complete_version.filter(|_| self.spec.protocol != Protocol::Grpc);
+                let version = place.map(truth::version_of).filter(|_| self.spec.protocol != Protocol::Grpc);
                 self.excused = version.map_or_else(BTreeSet::new, |version| self.sharing(version, entry));
                 self.conflated = Some(entry.at);
                 self.complete += 1;
@@ -188,8 +183,9 @@ impl<'a> Walk<'a> {
     /// Whether the last complete state may lack what an object became at this version: over HTTP it
     /// may be a state between two events of its version, as at the apiserver.
     fn may_lack(&self, key: &str, version: u64, entry: &InformerEntry) -> bool {
+        let Some(InformerEntry { what: Observed::Complete(Some(place)), .. }) = self.complete_at else { return false };
         let is_http = self.spec.protocol != Protocol::Grpc;
-        is_http && self.complete_version == Some(version) && self.sharing(version, entry).contains(key)
+        is_http && truth::version_of(*place) == version && self.sharing(version, entry).contains(key)
     }
 
     /// The writes at this version, in every epoch.

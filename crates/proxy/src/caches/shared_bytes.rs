@@ -117,8 +117,8 @@ impl Members {
         self.largest(false).or_else(|| self.largest(true))
     }
 
-    /// Of the caches of configured resources, or of the others: the largest one of the tenant with
-    /// the most bytes.
+    /// Finds the largest cache of the tenant with the most bytes, among those of configured
+    /// resources or among the others.
     fn largest(&self, is_configured: bool) -> Option<u64> {
         let mut of_tenants = HashMap::<Arc<str>, Vec<(usize, u64)>>::new();
         for (number, member) in &self.by_number {
@@ -167,8 +167,8 @@ mod tests {
         let all = SharedBytes::default();
         let (pods, fillers) = (join(&all, false, &["honest"]), [(); 8].map(|()| join(&all, false, &["greedy"])));
         assert!(pods.record(20, 100) && fillers.iter().all(|filler| filler.record(10, 100)));
-        assert!(fillers[0].record(11, 100) || fillers[0].ends().is_cancelled());
-        assert!(pods.record(21, 100), "another cache of the greedy tenant makes room");
+        assert!(!fillers[0].record(11, 100), "the largest of the greedy tenant, although pods is larger");
+        assert!(pods.record(31, 100), "another one of the greedy tenant makes room");
         assert!(!pods.ends().is_cancelled());
     }
 

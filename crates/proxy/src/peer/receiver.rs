@@ -48,8 +48,7 @@ const REACH_DELAY_MAX: Duration = Duration::from_secs(1);
 /// The number of addresses tried. Further addresses would hardly fare better.
 const ADDRESSES_MAX: usize = 16;
 
-/// Where peers were found.
-#[derive(Default)]
+/// The peers that a look-up found.
 pub struct FoundPeers {
     /// Their addresses, without this replica's own if that is known.
     pub addresses: Vec<SocketAddr>,

@@ -133,9 +133,10 @@ impl<C: Catalog> CacheReads<C> {
         // Clients reconnect to a replica as soon as it starts, and must not all turn to upstream:
         // they wait for the first list, and get a 429 if it takes too long, as from an apiserver
         // that has restarted.
-        let selected = match waits_for_sync {
-            true => self.reader.select_synced(read, holder, media).await,
-            false => self.reader.select(read, holder, media).await,
+        let selected = if waits_for_sync {
+            self.reader.select_synced(read, holder, media).await
+        } else {
+            self.reader.select(read, holder, media).await
         };
         let selected = selected.map_err(|refusal| match refusal {
             Refusal::NotSynced { .. } if waits_for_sync => ReadError::Final(Failure::from(&refusal)),
