@@ -67,6 +67,8 @@ pub(in crate::fanout) struct HubState {
     /// The highest version of a state of this history that readers were served before the cache
     /// had reached it.
     pub(super) proved: Option<ResourceVersion>,
+    /// The same when the last list began. A proof during a list may be newer than the list.
+    proved_before_list: Option<ResourceVersion>,
     /// When there was last a subscriber or a reader.
     pub(in crate::fanout) used_at: Instant,
     pacer: Pacer,
@@ -154,6 +156,7 @@ impl Hub {
             is_wave_scheduled: false,
             is_matching: false,
             proved: None,
+            proved_before_list: None,
             tidied_at: Instant::now(),
             builds: Vec::new(),
         };
@@ -207,7 +210,7 @@ impl Hub {
         let mut state = self.lock();
         when_planted!(HeadBeforeAppend => self.head.send_replace(Some(version)));
         let commit = state.checked(commit);
-        let HubState { published, views, proved, .. } = &mut *state;
+        let HubState { published, views, proved, proved_before_list, .. } = &mut *state;
         // To the logs first: what is evicted below depends on their size.
         let dispatched = match &commit.change {
             Change::Record(record) if published.state().is_some() => views.append(record, received),
@@ -217,7 +220,7 @@ impl Hub {
         match published.apply(commit, received, self.budgets.logs.retained_share()) {
             Applied::Continued(evicted) => evicted.iter().for_each(|record| views.trim(record)),
             Applied::NewEpoch { because, replaced } => {
-                *proved = None;
+                (*proved, *proved_before_list) = (None, None);
                 if replaced && !planted::is(Bug::RewoundSilently) {
                     ended = views.drain();
                     let end = StreamEnd::Rewritten(because);
@@ -352,7 +355,9 @@ impl Hub {
     /// replaced.
     pub fn listing(&self, reason: RelistReason) {
         self.metrics.relist(reason.as_str());
-        self.lock().published.listing();
+        let mut state = self.lock();
+        state.proved_before_list = state.proved;
+        state.published.listing();
     }
 
     /// The number of upstream lists that have started.
@@ -445,11 +450,11 @@ impl Hub {
 }
 
 impl HubState {
-    /// The same commit, or the start of a new history if it is a list below a proved version: etcd
-    /// was restored from a backup.
+    /// The same commit, or the start of a new history if it is a list below a version that was
+    /// proved before the list began: etcd was restored from a backup.
     fn checked(&self, commit: Commit) -> Commit {
         let at = commit.version.whole();
-        match (&commit.change, self.proved.map(ResourceVersion::whole)) {
+        match (&commit.change, self.proved_before_list.map(ResourceVersion::whole)) {
             (Change::Record(Record::Gap(gap)), Some(proved)) if gap.is_lossy && at < proved => {
                 let because = format!("a state at version {proved} was followed by a list at {at}");
                 Commit { change: Change::Start { because }, ..commit }

@@ -71,7 +71,8 @@ impl std::fmt::Debug for Fresh {
 
 impl Hub {
     /// Lets readers be served a state that upstream has proved. Upstream is past its version then,
-    /// so a later list below that is of another history, even if the cache is below it too.
+    /// so a list that begins later and is below that is of another history, even if the cache is
+    /// below it too.
     pub fn serve_proved(&self, proved: ProvedState) -> Fresh {
         let mut state = self.lock();
         if state.published.state_of(proved.epoch).is_some() {

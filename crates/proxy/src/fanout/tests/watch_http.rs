@@ -113,13 +113,22 @@ async fn a_list_below_a_proved_state_ends_every_watch() {
     cache.list(&[("a", "web", 5)], 10);
     let mut early = subscribe(&cache, "app=web", Projection::default(), proved(&cache, 20)).unwrap();
     assert_eq!(lines(&mut early).await, ["ADDED a@5", "BOOKMARK @20 ends the state"]);
+    cache.hub.listing(RelistReason::Expired);
     cache.list(&[("a", "web", 5), ("b", "web", 12)], 15);
     let end = early.next().await;
     assert!(matches!(end, Err(StreamEnd::Rewritten(_))), "{end:?}");
     let mut late = subscribe(&cache, "app=web", Projection::default(), proved(&cache, 20)).unwrap();
     assert_eq!(lines(&mut late).await.len(), 3);
+    cache.hub.listing(RelistReason::Expired);
     cache.list(&[("a", "web", 5)], 25);
     assert!(!matches!(late.next().await, Err(StreamEnd::Rewritten(_))), "an ordinary gap");
+    cache.hub.listing(RelistReason::SchemaChanged);
+    let mut during = subscribe(&cache, "app=web", Projection::default(), proved(&cache, 40)).unwrap();
+    assert_eq!(lines(&mut during).await, ["ADDED a@5", "BOOKMARK @40 ends the state"]);
+    cache.list(&[("a", "web", 5), ("b", "web", 28)], 30);
+    assert!(lines(&mut during).await.is_empty(), "the list is older than the proof");
+    cache.event(Added, "c", "web", 41);
+    assert_eq!(lines(&mut during).await, ["ADDED c@41"]);
 }
 
 #[tokio::test(start_paused = true)]
