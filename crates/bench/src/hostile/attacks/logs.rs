@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use futures::{FutureExt, future::join_all};
-use tokio::io::AsyncWriteExt;
+use tokio::{io::AsyncWriteExt, time::timeout_at};
 
 use crate::hostile::{
     attack::Attack,
@@ -83,7 +83,9 @@ async fn reset_storm(context: Context) {
 /// 500 requests a second, each with a token of its own, over eight connections.
 async fn unknown_tokens(context: Context) {
     const CONNECTIONS: u64 = 8;
-    let opened = join_all((0..CONNECTIONS).map(|number| open(&context, number))).await;
+    // The sink never answers a handshake.
+    let opening = join_all((0..CONNECTIONS).map(|number| open(&context, number)));
+    let Ok(opened) = timeout_at(context.end, opening).await else { return };
     let connections: Arc<[_]> = opened.into_iter().flatten().collect();
     context
         .run(u64::MAX, 500, move |context, number| {
