@@ -8,7 +8,7 @@ use tracing::{debug, warn};
 
 use crate::{
     fanout::Served,
-    upstream::{UpstreamError, reflector::ReflectorError},
+    upstream::{UpstreamError, identity::IdentityError, reflector::ReflectorError},
 };
 
 /// The time after which a failure that lasts is logged again.
@@ -28,16 +28,25 @@ impl FailureLog {
         if is_kubefan {
             text = text.replace("the apiserver", "the kubefan at --upstream");
         }
-        let is_known = is_denied && matches!(error.upstream(), Some(UpstreamError::Forbidden { .. }));
-        if !is_known && self.is_due(reason) {
+        if !is_expected(error.upstream(), is_denied) && self.is_due(reason) {
             warn!(%resource, scope, media, reason, error = text, "upstream failed");
         } else {
             debug!(%resource, scope, media, reason, error = text, "upstream still fails");
         }
     }
 
+    /// Logs that upstream is not known to be the cluster of a cache.
+    pub(super) fn log_unconfirmed(&mut self, served: &Served, error: &IdentityError) {
+        let (resource, scope) = (&served.gvr, served.scope.namespace());
+        if self.is_due("unconfirmed") {
+            warn!(%resource, scope, %error, "upstream is not confirmed to be the same cluster; reading again");
+        } else {
+            debug!(%resource, scope, %error, "upstream is still not confirmed");
+        }
+    }
+
     /// Whether a failure for this reason is logged now.
-    pub(super) fn is_due(&mut self, reason: &'static str) -> bool {
+    fn is_due(&mut self, reason: &'static str) -> bool {
         let is_due = self.0.get(reason).is_none_or(|at| at.elapsed() >= INTERVAL);
         if is_due {
             self.0.insert(reason, Instant::now());
@@ -46,9 +55,30 @@ impl FailureLog {
     }
 }
 
+/// Whether an operator knows of a failure already: a denial that was logged, or a rollout of the
+/// next tier, which ends every watch of every node.
+fn is_expected(error: Option<&UpstreamError>, is_denied: bool) -> bool {
+    match error {
+        Some(UpstreamError::Forbidden { .. }) => is_denied,
+        Some(UpstreamError::Draining { .. }) => true,
+        _ => false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_rollout_of_the_next_tier_and_a_denial_that_was_logged_are_expected() {
+        let message = || "a message".to_owned();
+        let draining = UpstreamError::Draining { message: message(), retry_after: None };
+        let forbidden = UpstreamError::Forbidden { message: message() };
+        let reset = UpstreamError::Reset { message: message() };
+        assert!(is_expected(Some(&draining), false));
+        assert!(is_expected(Some(&forbidden), true) && !is_expected(Some(&forbidden), false));
+        assert!(!is_expected(Some(&reset), true) && !is_expected(None, true));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_failure_that_lasts_is_logged_once_a_minute() {

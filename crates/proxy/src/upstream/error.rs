@@ -133,9 +133,7 @@ pub enum UpstreamError {
         message: String,
     },
     /// No data arrived for so long that the connection counts as half-open.
-    #[error(
-        "nothing arrived from the apiserver for {idle_timeout:?}, not even a bookmark; the connection counts as dead"
-    )]
+    #[error("no event and no bookmark from the apiserver for {idle_timeout:?}; the connection counts as dead")]
     Idle {
         /// The idle timeout.
         idle_timeout: Duration,
@@ -158,6 +156,14 @@ pub enum UpstreamError {
         /// Its message.
         message: String,
     },
+    /// The next kubefan is shutting down. Another replica answers the next request.
+    #[error("{message}")]
+    Draining {
+        /// Its message.
+        message: String,
+        /// The delay that it asks for.
+        retry_after: Option<Duration>,
+    },
     /// The answer came from the cache of another kubefan, where the apiserver's own is needed.
     #[error("the server at {server} is a kubefan, which answered from its cache")]
     Cached {
@@ -179,7 +185,8 @@ impl UpstreamError {
             Self::VersionTooLarge { retry_after, .. }
             | Self::TooManyRequests { retry_after, .. }
             | Self::Timeout { retry_after, .. }
-            | Self::Server { retry_after, .. } => *retry_after,
+            | Self::Server { retry_after, .. }
+            | Self::Draining { retry_after, .. } => *retry_after,
             _ => None,
         }
     }
@@ -201,9 +208,12 @@ impl UpstreamError {
         matches!(self, Self::Timeout { .. } | Self::Server { code: 502 | 503, .. })
     }
 
-    /// Whether the apiserver answered that it cannot serve the request now: 429 or 5xx.
+    /// Whether the answer was that the request cannot be served now: 429, 5xx, or a shutdown.
     pub fn is_busy(&self) -> bool {
-        matches!(self, Self::TooManyRequests { .. } | Self::Server { .. } | Self::VersionTooLarge { .. })
+        matches!(
+            self,
+            Self::TooManyRequests { .. } | Self::Server { .. } | Self::VersionTooLarge { .. } | Self::Draining { .. }
+        )
     }
 
     /// Whether the same request may succeed in a moment.
@@ -251,6 +261,7 @@ impl UpstreamError {
             Self::LineTooLong { .. } => "line_too_long",
             Self::Truncated { .. } => "truncated",
             Self::NotCached { .. } => "not_cached",
+            Self::Draining { .. } => "draining",
             Self::Cached { .. } => "cached",
             Self::TooLarge { .. } => "too_large",
         }

@@ -35,6 +35,8 @@ use kubefan_model::{ResourceVersion, Scope};
 const FRESHNESS_TIMEOUT: Duration = Duration::from_secs(9);
 /// The ErrorInfo reason of a resource that the next kubefan does not cache.
 const NOT_CACHED: &str = "NOT_CACHED";
+/// The ErrorInfo reason of a kubefan that is shutting down.
+const DRAINING: &str = "DRAINING";
 /// Where a pod has the token of its service account.
 const POD_TOKEN_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 
@@ -230,6 +232,7 @@ fn upstream_error(error: &ClientError) -> UpstreamError {
     };
     match status.code {
         _ if error.reason() == NOT_CACHED => UpstreamError::NotCached { message },
+        _ if error.reason() == DRAINING => UpstreamError::Draining { message, retry_after },
         _ if error.is_expired() => UpstreamError::Gone { message },
         _ if error.is_resource_version_too_large() => UpstreamError::VersionTooLarge { message, retry_after },
         Code::PermissionDenied => UpstreamError::Forbidden { message },

@@ -6,7 +6,6 @@
 //! the apiserver a list or a watch that is discarded again.
 
 use tokio::time::Instant;
-use tracing::{debug, warn};
 
 use super::{Informer, REREAD_INTERVAL};
 use crate::{cache::RelistReason, fanout::CommitBatch, upstream::identity::IdentityError};
@@ -68,12 +67,7 @@ impl Informer {
         let hub = &self.served.hub;
         batch.wake();
         hub.metrics().watch_restart(error.reason());
-        let (resource, scope) = (&self.served.gvr, self.served.scope.namespace());
-        if self.failures.is_due("unconfirmed") {
-            warn!(%resource, scope, %error, "upstream is not confirmed to be the same cluster; reading again");
-        } else {
-            debug!(%resource, scope, %error, "upstream is still not confirmed");
-        }
+        self.failures.log_unconfirmed(&self.served, error);
         hub.trouble(error.to_string());
         let cause = if let IdentityError::Unanswered(cause) = error { Some(cause) } else { None };
         self.wait_after(cause).await;

@@ -68,6 +68,7 @@ fn without_text(error: UpstreamError) -> UpstreamError {
         | Cached { .. }
         | TooLarge { .. }
         | Unread { .. }
-        | NotCached { .. } => error,
+        | NotCached { .. }
+        | Draining { .. } => error,
     }
 }

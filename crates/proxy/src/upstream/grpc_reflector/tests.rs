@@ -286,7 +286,7 @@ async fn each_refusal_leads_where_that_of_an_apiserver_does() {
         (Code::PermissionDenied, "FORBIDDEN", ["forbidden", "list forbidden"]),
         (Code::NotFound, "RESOURCE_NOT_FOUND", ["not_found", "list not_found"]),
         (Code::Unauthenticated, "UNAUTHENTICATED", ["unauthorized", "watching"]),
-        (Code::Unavailable, "DRAINING", ["server_error", "watching"]),
+        (Code::Unavailable, "DRAINING", ["draining", "watching"]),
         (Code::ResourceExhausted, "LIMIT_REACHED", ["too_many_requests", "watching"]),
     ] {
         let ends = [snapshot(), vec![refused(code, reason)]].concat();
