@@ -50,6 +50,9 @@ pub(crate) const KINDS: [&str; 30] = [
     "crowd of reads",
 ];
 
+/// A part of "subscribers stalled in a gap", which is itself counted once its gap begins.
+pub(crate) const ALL_STALLED: &str = "all subscribers stalled";
+
 /// The end of a fault.
 #[derive(Clone, Copy, Debug)]
 enum Heal {
@@ -417,6 +420,7 @@ impl Faults {
                     "{kind}: kubefan {node} cut for {away:?}, and then its watch has expired; for {stall:?}"
                 ));
                 world.controls.iter().for_each(|control| control.stall(stall));
+                *self.counts.entry(ALL_STALLED).or_default() += 1;
                 transport.route.refuse(true);
                 transport.route.each(|link| link.cut());
                 self.later(away, Heal::Reach(node));
