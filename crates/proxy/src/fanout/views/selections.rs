@@ -3,9 +3,9 @@
 //! A selector may have thousands of values, and exists for as long as its watch, so the selectors
 //! of many watches could take more memory than everything else, and nothing that is dropped under
 //! memory pressure would free it. So each distinct selection takes its bytes from the budget of the
-//! process when it arrives, and gives them back with its last watch. The index of views takes its
-//! share for each view. Readers share them fairly: the last of what a cache may take is for those
-//! that hold less than others.
+//! process when it arrives, and gives them back with its last watch or list. The index of views
+//! takes its share for each view. Readers share them fairly: the last of what a cache may take is
+//! for those that hold less than others.
 
 use std::{
     collections::HashMap,
@@ -54,9 +54,9 @@ impl Selections {
     /// [`Refusal::Exhausted`] if there is none yet, and no room for it or no share of the holder's.
     pub fn share(&self, selection: Selection, holder: Option<Holder>) -> Result<Selection, Refusal> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let equal = known.selections.get(&selection.spec_hash());
-        let equal = equal.into_iter().flatten().filter_map(WeakSelection::upgrade).find(|known| *known == selection);
-        if let Some(equal) = equal {
+        let same_hash = known.selections.get(&selection.spec_hash());
+        let mut same_hash = same_hash.into_iter().flatten().filter_map(WeakSelection::upgrade);
+        if let Some(equal) = same_hash.find(|other| *other == selection) {
             return Ok(equal);
         }
         let bytes = selection.bytes() + size_of::<WeakSelection>();
@@ -66,14 +66,17 @@ impl Selections {
         let place = place.ok_or_else(|| self.exhausted())?;
         selection.keep((self.take(bytes)?, place));
         if known.selections.len() >= known.swept_at.max(SWEPT_LEAST) {
-            known.selections.retain(|_, equal| {
-                equal.retain(|selection| !selection.is_dropped());
-                !equal.is_empty()
+            known.selections.retain(|_, same_hash| {
+                same_hash.retain(|other| !other.is_dropped());
+                !same_hash.is_empty()
             });
             known.selections.shrink_to_fit();
             known.swept_at = 2 * known.selections.len();
         }
-        known.selections.entry(selection.spec_hash()).or_default().push(selection.downgrade());
+        let same_hash = known.selections.entry(selection.spec_hash()).or_default();
+        // Lists of one selection would otherwise leave one each: a weak one keeps its allocation.
+        same_hash.retain(|other| !other.is_dropped());
+        same_hash.push(selection.downgrade());
         Ok(selection)
     }
 

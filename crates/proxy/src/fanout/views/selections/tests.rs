@@ -93,3 +93,14 @@ fn selectors_that_are_gone_are_forgotten() {
     let known = selections.known.lock().unwrap();
     assert!(known.selections.len() <= 2 * SWEPT_LEAST, "{} are known", known.selections.len());
 }
+
+/// A program that lists again and again, while nobody watches with its selection.
+#[test]
+fn equal_selectors_that_are_gone_are_forgotten() {
+    let selections = Selections::new(Budget::alone(usize::MAX));
+    for _ in 0..100 {
+        selections.share(select("app=web"), None).unwrap();
+    }
+    let known = selections.known.lock().unwrap();
+    assert_eq!(known.selections.values().map(Vec::len).sum::<usize>(), 1);
+}
