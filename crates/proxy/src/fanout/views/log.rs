@@ -163,6 +163,9 @@ pub struct ViewLog {
     /// How many items are untested. All of them come after `tested_to`.
     untested: usize,
     tested_to: u64,
+    /// An untested item was trimmed since the last test: a subscriber that waited in front of it has
+    /// missed it.
+    has_trimmed_untested: bool,
     share: Share,
 }
 
@@ -173,7 +176,8 @@ impl ViewLog {
     /// An empty log after `floor`; `share` counts its size.
     pub fn new(floor: ResourceVersion, share: Share) -> Self {
         let (items, untested) = (VecDeque::new(), 0);
-        Self { floor, first: MIDDLE, missed_before: 0, items, untested, tested_to: MIDDLE, share }
+        let has_trimmed_untested = false;
+        Self { floor, first: MIDDLE, missed_before: 0, items, untested, tested_to: MIDDLE, has_trimmed_untested, share }
     }
 
     /// The version after which the log is complete.
@@ -209,7 +213,10 @@ impl ViewLog {
         self.floor = floor;
         let trimmed = self.items.partition_point(|item| item.version() <= floor);
         for (seq, item) in (self.first..).zip(self.items.drain(..trimmed)) {
-            self.untested -= usize::from(matches!(item, LogItem::Untested(..)));
+            if matches!(item, LogItem::Untested(..)) {
+                self.untested -= 1;
+                self.has_trimmed_untested = true;
+            }
             if !matches!(item, LogItem::Unseen(_)) {
                 self.missed_before = seq + 1;
             }
@@ -297,7 +304,7 @@ impl ViewLog {
 
     /// Replaces untested events from a place on by what their tests have found; those that were
     /// trimmed meanwhile stay away. Returns whether a subscriber that waited in front of them can
-    /// read on now.
+    /// read on now, or has missed one.
     pub fn tested(&mut self, from: Cursor, found: Vec<LogItem>) -> bool {
         let mut is_seen = false;
         self.tested_to = from.item + found.len() as u64;
@@ -309,7 +316,8 @@ impl ViewLog {
                 self.untested -= 1;
             }
         }
-        is_seen || self.gap_at(Cursor::at(self.tested_to)).is_some()
+        let has_missed = std::mem::take(&mut self.has_trimmed_untested);
+        is_seen || has_missed || self.gap_at(Cursor::at(self.tested_to)).is_some()
     }
 
     /// The gaps between two places in which no event is missing: objects have other bytes.
