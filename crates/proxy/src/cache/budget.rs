@@ -118,8 +118,9 @@ impl Budget {
 
     /// The share, from 0 to 1, of what it holds that this cache should retain.
     pub fn retained_share(&self) -> f64 {
-        let (_, lent) = self.limits(1);
-        if self.is_over() { lent as f64 / self.used_by_all().max(1) as f64 } else { 1.0 }
+        let (own, lent) = self.limits(1);
+        // One that has no more than its part releases nothing, whatever the others have.
+        if self.is_over() && self.used() > own { lent as f64 / self.used_by_all().max(1) as f64 } else { 1.0 }
     }
 
     /// How many bytes more this cache may hold.
@@ -385,7 +386,11 @@ mod tests {
         assert_eq!((one.room(), other.room()), (0, 50));
         small.set(1400);
         assert_eq!((one.retained_share(), other.retained_share()), (0.3, 0.3));
-        small.subtract(1400);
+        small.set(150);
+        large.set(1000);
+        assert_eq!((one.retained_share(), other.retained_share()), (600.0 / 1150.0, 1.0), "all have too much");
+        small.set(0);
+        large.set(600);
         assert_eq!((one.is_over_half(), other.is_over_half()), (true, true));
         large.set(300);
         assert_eq!((one.is_over_half(), one.is_over()), (false, false));

@@ -217,7 +217,9 @@ impl PublishedCache {
         self.evict(now, log_share)
     }
 
-    fn evict(&mut self, now: Instant, log_share: f64) -> Vec<Record> {
+    /// Shortens history to its limits, and to the share of it for which the views' logs have room.
+    /// Returns the records evicted from the ring, oldest first.
+    pub fn evict(&mut self, now: Instant, log_share: f64) -> Vec<Record> {
         let Some(state) = &mut self.state else { return Vec::new() };
         let evicted = state.history.evict(now, state.store.json_bytes(), log_share);
         self.count_indexes();

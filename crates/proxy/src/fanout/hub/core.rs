@@ -17,6 +17,7 @@ use std::{
 
 use tokio::{
     runtime::Handle,
+    sync::Semaphore,
     time::{Instant, sleep_until},
 };
 
@@ -43,6 +44,9 @@ use kubefan_common::{
 };
 use kubefan_model::{GroupVersionResource, ResourceVersion, object::ObjectParser, selection::Selection};
 
+/// The replays of a hub at a time.
+const REPLAYS_MAX: usize = 4;
+
 /// State, history and views of one resource and scope.
 pub struct Hub {
     pub(in crate::fanout) resource: ResolvedResource,
@@ -52,6 +56,8 @@ pub struct Hub {
     pub(in crate::fanout) selections: Selections,
     limits: RingLimits,
     gate: Arc<Gate>,
+    /// Places of replays.
+    pub(super) replays: Semaphore,
     cluster: ClusterName,
     /// Mirrors of what is published, for readers that take no lock.
     head: watch::Sender<Option<ResourceVersion>>,
@@ -162,7 +168,21 @@ impl Hub {
         };
         let selections = Selections::new(budgets.selectors.clone());
         let state = Mutex::new(state);
-        Arc::new(Self { resource, parser, metrics, budgets, selections, limits, gate, cluster, head, phase, state })
+        let replays = Semaphore::new(REPLAYS_MAX);
+        Arc::new(Self {
+            resource,
+            parser,
+            metrics,
+            budgets,
+            selections,
+            limits,
+            gate,
+            replays,
+            cluster,
+            head,
+            phase,
+            state,
+        })
     }
 
     /// The resource, as messages name it.
@@ -216,9 +236,12 @@ impl Hub {
             Change::Record(record) if published.state().is_some() => views.append(record, received),
             _ => 0,
         };
-        let mut ended = Vec::new();
+        let (mut ended, mut evicted) = (Vec::new(), Vec::new());
         match published.apply(commit, received, self.budgets.logs.retained_share()) {
-            Applied::Continued(evicted) => evicted.iter().for_each(|record| views.trim(record)),
+            Applied::Continued(records) => {
+                views.trim(&records);
+                evicted = records;
+            }
             Applied::NewEpoch { because, replaced } => {
                 (*proved, *proved_before_list) = (None, None);
                 if replaced && !planted::is(Bug::RewoundSilently) {
@@ -239,6 +262,8 @@ impl Hub {
             published.drop_unused_indexes(views.selections(), received);
         }
         drop(state);
+        // Outside of the section: there may be many.
+        drop(evicted);
         wake_all(&ended);
         self.metrics.dispatched(dispatched);
     }
@@ -288,10 +313,8 @@ impl Hub {
     pub fn shed(&self, share: f64, reuses: bool) {
         let mut state = self.lock();
         let HubState { published, views, .. } = &mut *state;
-        published
-            .shrink(share, Instant::now(), self.budgets.logs.retained_share())
-            .iter()
-            .for_each(|record| views.trim(record));
+        let evicted = published.shrink(share, Instant::now(), self.budgets.logs.retained_share());
+        views.trim(&evicted);
         self.budgets.open(reuses);
         published.open_indexes(reuses);
         if !reuses {

@@ -107,9 +107,17 @@ impl Hub {
         if state.views.get(&key).is_none() {
             state.views.insert(view.clone());
         }
+        let mut evicted = Vec::new();
+        // The log may have got much older history just now.
+        if self.budgets.logs.is_over() {
+            let HubState { published, views, .. } = &mut *state;
+            evicted = published.evict(Instant::now(), self.budgets.logs.retained_share());
+            views.trim(&evicted);
+        }
         state.subscribers += 1;
         state.used_at = Instant::now();
         drop(state);
+        drop(evicted);
         self.metrics.subscription_started();
         let way = resume.map(|(_, how)| how);
         Ok(Subscription::new(self.clone(), view, (place, waker.clone()), (start, permit), (floor, way), options))

@@ -34,3 +34,24 @@ async fn the_logs_of_many_caches_share_one_budget_and_a_small_cache_retains_its_
     assert_eq!(held[0], EVENTS as usize * size_of::<LogItem>(), "it has less than its part");
     drop((subscriptions, caches));
 }
+
+/// A view that starts late gets its history from the ring: all of it at once.
+#[tokio::test(start_paused = true)]
+async fn resumes_that_fill_the_logs_shorten_the_history_of_their_own_cache_alone() {
+    let logs_bytes_max = 2 * EVENTS as usize * size_of::<LogItem>();
+    let budgets = ProcessBudgets::new(RetainedLimits { logs_bytes_max, ..RetainedLimits::default() });
+    let limits = RingLimits { ring_events_max: 1000, ..LIMITS };
+    let (mut quiet, mut busy) = (Cache::sharing(&budgets, limits), Cache::sharing(&budgets, limits));
+    for cache in [&mut quiet, &mut busy] {
+        cache.list(&[("a", "web", 9)], 10);
+        for at in 11..11 + EVENTS {
+            cache.event(EventType::Modified, "a", "web", at);
+        }
+    }
+    let resumed: Vec<_> = (0..VIEWS).map(|view| quiet.after(&format!("app!=x{view}"), 10)).collect();
+    let used = quiet.hub.budgets().logs.used();
+    assert!(used <= logs_bytes_max + EVENTS as usize * size_of::<LogItem>(), "{used} of {logs_bytes_max}");
+    busy.event(EventType::Modified, "a", "web", 11 + EVENTS);
+    assert!(busy.after("", 10).is_ok(), "it has no more than its part");
+    drop(resumed);
+}

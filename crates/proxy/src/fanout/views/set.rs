@@ -159,11 +159,18 @@ impl Views {
         dispatched
     }
 
-    /// Trims the logs of the views that a record may concern.
-    pub(in crate::fanout) fn trim(&mut self, record: &Record) {
-        self.route(record);
-        let concerned = self.candidates.iter().filter_map(|id| self.slots.get(*id));
-        concerned.for_each(|slot| slot.view.trim(record.version()));
+    /// Trims the logs of the views that evicted records may concern. The records are in order.
+    pub(in crate::fanout) fn trim(&mut self, evicted: &[Record]) {
+        let Some(newest) = evicted.last() else { return };
+        // Many records together cost each view one trim.
+        if evicted.len() >= self.slots.len() {
+            return self.slots.iter().for_each(|(_, slot)| slot.view.trim(newest.version()));
+        }
+        for record in evicted {
+            self.route(record);
+            let concerned = self.candidates.iter().filter_map(|id| self.slots.get(*id));
+            concerned.for_each(|slot| slot.view.trim(record.version()));
+        }
     }
 
     /// The views whose subscribers are to be woken, and for how many records. They count as
