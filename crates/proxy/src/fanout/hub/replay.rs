@@ -4,6 +4,10 @@
 //! records that takes long enough to hold up every commit. So a long replay is made before the
 //! section, in slices between which other tasks run, and the section tests only what was committed
 //! meanwhile.
+//!
+//! The items of a replay are memory that no budget counts, so only a few replays of a hub are made
+//! at a time. After a rollout thousands of clients may want the same one: it ends as soon as another
+//! client has made the view.
 
 use tokio::task::yield_now;
 
@@ -26,7 +30,7 @@ const RECORDS_MAX: usize = if cfg!(test) { 2 } else { 4096 };
 /// A replay in progress.
 pub(in crate::fanout) struct Replay<'a> {
     hub: &'a Hub,
-    selection: &'a Selection,
+    key: ViewKey,
     replayed: Replayed,
     /// It is complete up to this version.
     reached: ResourceVersion,
@@ -36,6 +40,9 @@ impl Hub {
     /// What a view of this selection and format will need of the history after `version`; `None` if
     /// that is little, or is not in the ring. Other tasks run between its slices.
     pub async fn replay(&self, selection: &Selection, format: &Format, version: ResourceVersion) -> Option<Replayed> {
+        // Most resumes need none.
+        self.start_replay(selection, format, version)?;
+        let _place = self.replays.acquire().await.ok()?;
         let mut replay = self.start_replay(selection, format, version)?;
         while replay.step()? {
             yield_now().await;
@@ -55,12 +62,7 @@ impl Hub {
         Some(replay.replayed)
     }
 
-    fn start_replay<'a>(
-        &'a self,
-        selection: &'a Selection,
-        format: &Format,
-        version: ResourceVersion,
-    ) -> Option<Replay<'a>> {
+    fn start_replay(&self, selection: &Selection, format: &Format, version: ResourceVersion) -> Option<Replay<'_>> {
         let key = ViewKey { selection: selection.clone(), format: format.clone() };
         let state = self.lock();
         let cached = state.published.state()?;
@@ -71,24 +73,29 @@ impl Hub {
             return None;
         }
         let replayed = Replayed { epoch: cached.epoch, after: version, up_to, items: Vec::new() };
-        Some(Replay { hub: self, selection, replayed, reached: version })
+        Some(Replay { hub: self, key, replayed, reached: version })
     }
 }
 
 impl Replay<'_> {
-    /// Replays a slice. Returns whether there is more; `None` if that is no longer in the ring.
+    /// Replays a slice. Returns whether there is more; `None` if that is no longer in the ring, or if
+    /// another subscription has made a view that has it.
     fn step(&mut self) -> Option<bool> {
+        let selection = &self.key.selection;
         // An event is two objects.
-        let records_max = RECORDS_MAX.min(SLICE_TESTS / (2 * self.selection.tests())).max(1);
+        let records_max = RECORDS_MAX.min(SLICE_TESTS / (2 * selection.tests())).max(1);
         let part: Vec<Record> = {
             let state = self.hub.lock();
+            if state.views.get(&self.key).is_some_and(|view| view.floor() <= self.replayed.after) {
+                return None;
+            }
             let ring = state.published.state_of(self.replayed.epoch)?.history.ring();
             let records = ring.since(self.reached).ok()?.take_while(|record| record.version() <= self.replayed.up_to);
             records.take(records_max).cloned().collect()
         };
         let Some(last) = part.last() else { return Some(false) };
         self.reached = last.version();
-        self.replayed.items.extend(part.iter().filter_map(|record| LogItem::replayed(record, self.selection)));
+        self.replayed.items.extend(part.iter().filter_map(|record| LogItem::replayed(record, selection)));
         Some(true)
     }
 }

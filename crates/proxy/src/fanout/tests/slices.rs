@@ -1,5 +1,7 @@
 //! Work that grows with objects × terms is done in slices, and other tasks run in between.
 
+use futures::FutureExt;
+
 use super::*;
 use crate::cache::scan::SLICE_TESTS;
 use kubefan_model::{format::Encoding, projection::Projection};
@@ -131,6 +133,42 @@ async fn unseen_events_are_passed_and_what_ends_a_view_comes_after_its_events() 
     cache.hub.close(Phase::NotFound, StreamEnd::Stopped("gone".to_owned()));
     assert_eq!(decode(web.next().await.unwrap()).iter().map(line).collect::<Vec<_>>(), ["-a@42 (42)"]);
     assert!(matches!(web.next().await, Err(StreamEnd::Stopped(_))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn untested_events_that_the_ring_evicts_are_not_missed_in_silence() {
+    let mut cache = Cache::new();
+    cache.list(&[("a", "web", 5)], 10);
+    let mut web = cache.subscribe(&format!("{},app=web", many_terms()), Start::Snapshot).unwrap();
+    rounds(&mut web);
+    cache.event(Modified, "a", "web", 11);
+    assert!(web.take(1 << 20).unwrap().is_none(), "it is not tested yet");
+    // More than the ring retains, before any test.
+    for at in 12..32 {
+        cache.event(if at == 12 { Added } else { Modified }, "b", "db", at);
+    }
+    let next = tokio::time::timeout(Duration::from_secs(60), web.next()).await.expect("the subscriber is woken");
+    assert!(matches!(next, Err(StreamEnd::Expired(_))), "{next:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_few_replays_are_made_at_a_time_and_none_once_a_view_has_the_history() {
+    let mut cache = Cache::within(RingLimits { ring_events_max: 1000, ..LIMITS });
+    cache.list(&[("a", "web", 5)], 10);
+    for at in 11..111 {
+        cache.event(Modified, "a", "web", at);
+    }
+    let (selection, format) = (cache.select("app!=x"), Format::default());
+    let replay = || cache.hub.replay(&selection, &format, version(10)).boxed_local();
+    let mut replays: Vec<_> = std::iter::repeat_with(replay).take(10).collect();
+    for replay in &mut replays {
+        assert!(futures::poll!(replay).is_pending(), "it has a slice, or no place");
+    }
+    for _ in 0..1000 {
+        assert!(futures::poll!(replays.last_mut().unwrap()).is_pending(), "the others have the places");
+    }
+    let _client = cache.subscribe("app!=x", Start::Resume(version(10))).unwrap();
+    assert!(futures::future::join_all(replays).await.iter().all(Option::is_none));
 }
 
 #[tokio::test(start_paused = true)]
