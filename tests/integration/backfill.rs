@@ -1,10 +1,13 @@
 //! Resuming at a kubefan that has just started. Events from before its cache are read again from
 //! upstream, once for all that ask.
 
+use std::time::Duration;
+
 use futures::future::join_all;
 use kubefan_common::proto::v1alpha1::{Projection, ProjectionType, Target, WatchRequest};
 use kubefan_sim::apiserver::{SimApiserver, Verb};
 use serde_json::json;
+use tokio::time::sleep;
 use tonic::Code;
 use tonic_types::StatusExt;
 
@@ -25,6 +28,7 @@ tests! {
         an_only_changes_watch_gets_exactly_the_missed_changes, a_quiet_resource_is_backfilled_up_to_a_bookmark,
         many_versions_that_are_too_old_do_not_fail_others,
         a_resume_that_needs_a_compacted_state_does_not_fail_others, a_closed_gate_prevents_backfills,
+        subscribers_that_come_while_a_backfill_waits_for_the_gate_share_the_next_one,
         a_resume_inside_a_gap_gets_the_events_from_upstream;
 }
 
@@ -271,6 +275,32 @@ async fn a_closed_gate_prevents_backfills() {
     assert_eq!(warm_starts(&cold, "failed"), 1.0);
     again.registry.gate().narrow(256);
     again.watch(target("pods"), &old.to_string()).await.unwrap().until(churn(&sim, 20, 1)).await;
+}
+
+async fn subscribers_that_come_while_a_backfill_waits_for_the_gate_share_the_next_one() {
+    let (sim, old) = changed();
+    let again = started(&sim).await;
+    again.registry.gate().narrow(1);
+    let occupied = again.registry.gate().try_acquire(None).unwrap();
+    let asked = again.asked(PODS).len();
+    // Each asks for an older version than the one before, so no read that has begun serves it.
+    let open = async |number: u32| {
+        sleep(number * Duration::from_millis(400)).await;
+        again.watch(target("pods"), &(old - u64::from(number)).to_string()).await
+    };
+    let release = async {
+        sleep(Duration::from_secs(4)).await;
+        drop(occupied);
+        again.registry.gate().narrow(256);
+    };
+    let (opened, ()) = futures::join!(join_all((0..8).map(open)), release);
+    let last = churn(&sim, 20, 1);
+    for watch in opened {
+        let mut watch = watch.unwrap();
+        watch.until(last).await;
+        watch.assert_exact("a resume");
+    }
+    assert_eq!(again.asked(PODS).len() - asked, 2, "one read for the first, and one for all others");
 }
 
 async fn a_resume_that_needs_a_compacted_state_does_not_fail_others() {

@@ -186,8 +186,14 @@ impl Backfiller {
     async fn run(self: Arc<Self>) {
         loop {
             sleep(GATHER_TIME).await;
-            let Some((requests, sender)) = self.inner().next.take() else { return };
-            let Some(all) = ReadRange::of(&requests) else { return };
+            let (requests, sender, all) = {
+                let mut inner = self.inner();
+                let Some((requests, sender)) = inner.next.take() else { return };
+                let Some(all) = ReadRange::of(&requests) else { return };
+                // From here on, not only from the first request upstream: the search may wait.
+                inner.running = Some((all, sender.clone()));
+                (requests, sender, all)
+            };
             let result = timeout(BACKFILL_TIMEOUT, self.search(requests, &sender)).await.unwrap_or_else(|_| {
                 let message = format!("no backfill from version {} within {BACKFILL_TIMEOUT:?}", all.from.whole());
                 Err(Refusal::Unavailable(message))

@@ -22,7 +22,7 @@ use kubefan_model::{
     event::{EventType, WatchEvent},
 };
 
-/// The time limit of one read.
+/// The time limit of a backfill: its wait, and all its reads upstream.
 pub(super) const BACKFILL_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a read waits for more events of the version at which the cache was listed. An open
 /// watch brings the events of one version together, and nothing need follow them in a quiet
