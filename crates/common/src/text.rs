@@ -18,11 +18,15 @@ pub fn one_line(text: &str, chars_max: usize) -> String {
 /// The user is kubefan's own account, which clients need not know.
 pub fn without_user(text: &str) -> String {
     const START: &str = "User \"";
-    let Some((before, rest)) = text.split_once(START) else { return text.to_owned() };
-    match rest.split_once('"') {
-        Some((_, after)) => format!("{before}kubefan{}", without_user(after)),
-        None => before.to_owned(),
+    let (mut shown, mut rest) = (String::with_capacity(text.len()), text);
+    while let Some((before, name)) = rest.split_once(START) {
+        shown.push_str(before);
+        let Some((_, after)) = name.split_once('"') else { return shown };
+        shown.push_str("kubefan");
+        rest = after;
     }
+    shown.push_str(rest);
+    shown
 }
 
 /// The text of an error of serde_json without the value that it quotes, which may be a secret: as
@@ -80,6 +84,17 @@ mod tests {
         let of = |json: &str| without_value(&serde_json::from_str::<(u32, String)>(json).unwrap_err());
         assert_eq!(of(r#"["secret, expected b"]"#), "invalid type, expected u32 at line 1 column 21");
         assert_eq!(of("[1"), "EOF while parsing a list at line 1 column 2");
+    }
+
+    #[test]
+    fn the_names_of_users_are_left_out_however_many_there_are() {
+        assert_eq!(
+            without_user(r#"pods: User "a" cannot list, User "b" neither"#),
+            "pods: kubefan cannot list, kubefan neither"
+        );
+        assert_eq!(without_user(r#"cut: User "a"#), "cut: ");
+        // A client chooses the text of its invalid selector.
+        assert_eq!(without_user(&r#"User """#.repeat(100_000)), "kubefan".repeat(100_000));
     }
 
     #[test]

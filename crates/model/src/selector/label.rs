@@ -304,8 +304,14 @@ fn requirement<S: AsRef<str>>(key: &str, operator: Operator, values: impl IntoIt
     Requirement { key: key.into(), operator, values: ValueSet::of_sorted(values) }
 }
 
+/// The faults of values that an error names.
+const FAULTS_MAX: usize = 16;
+
+/// Checks the values of a term. The apiserver names every fault; a text of 16 kB would make an error
+/// of some MB, so here the first ones are named and the others counted.
 fn check_values(key: &str, operator: Operator, values: &Values<'_>) -> Result<(), SelectorError> {
     let mut faults: Vec<(usize, String)> = Vec::new();
+    let mut others = 0;
     if matches!(operator, Operator::GreaterThan | Operator::LessThan) {
         for (i, (value, at)) in values.iter().enumerate().filter(|(_, (value, _))| value.parse::<i64>().is_err()) {
             let rule = "for 'Gt', 'Lt' operators, the value must be an integer";
@@ -313,12 +319,18 @@ fn check_values(key: &str, operator: Operator, values: &Values<'_>) -> Result<()
         }
     }
     for (i, (value, at)) in values.iter().enumerate() {
-        if let Some(fault) = validate::label_value(value) {
+        let Some(fault) = validate::label_value(value) else { continue };
+        if faults.len() < FAULTS_MAX {
             faults.push((*at, format!("values[{i}][{key}]: Invalid value: {value:?}: {fault}")));
+        } else {
+            others += 1;
         }
     }
     let Some(&(at, _)) = faults.first() else { return Ok(()) };
-    let messages: Vec<_> = faults.into_iter().map(|(_, message)| message).collect();
+    let mut messages: Vec<_> = faults.into_iter().map(|(_, message)| message).collect();
+    if others > 0 {
+        messages.push(format!("and {others} more"));
+    }
     match &*messages {
         [message] => Err(SelectorError::new(at, message)),
         messages => Err(SelectorError::new(at, format!("[{}]", messages.join(", ")))),
@@ -338,6 +350,14 @@ mod tests {
     fn matches(text: &str, labels: &[(&str, &str)]) -> bool {
         let get = |key: &str| labels.iter().find(|(k, _)| *k == key).map(|(_, v)| *v);
         parse(text).matches(get)
+    }
+
+    #[test]
+    fn many_invalid_values_make_no_long_error() {
+        let values: Vec<_> = (0..2500).map(|value| format!("-{value}")).collect();
+        let error = LabelSelector::parse(&format!("app in ({})", values.join(","))).unwrap_err().to_string();
+        assert!(error.len() < 16 << 10, "{} bytes", error.len());
+        assert!(error.contains("and 2484 more]"), "{error}");
     }
 
     #[test]

@@ -205,7 +205,7 @@ impl<C: Catalog> KubeApi<C> {
             return Answer::Response(refusal(&parts, &not_forwarded(needed, failure, is_switched)));
         }
         let Some(forwarder) = &self.upstream.forwarder else {
-            return Answer::Forwarded(refusal(&parts, &failure));
+            return Answer::Response(refusal(&parts, &failure));
         };
         let client = client_of(&parts);
         let (reader, notes) = (&self.reads.reader, notes_of(&parts));
