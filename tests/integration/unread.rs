@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use http::{Request, StatusCode};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tonic::Code;
 
 use crate::{
@@ -15,7 +15,27 @@ use crate::{
 };
 
 tests! {
-    paused: streams_without_a_window_are_ended_when_memory_is_short;
+    paused: streams_without_a_window_are_ended_when_memory_is_short,
+        a_long_snapshot_that_is_read_is_not_ended_when_memory_is_short;
+}
+
+/// Its client is always one window behind.
+async fn a_long_snapshot_that_is_read_is_not_ended_when_memory_is_short() {
+    let rig = rig().await;
+    for number in 0..400 {
+        rig.sim.create(&pods(), large(&format!("p{number}"), 'x')).unwrap();
+    }
+    rig.watch(target("pods"), "").await.unwrap().until(rig.sim.revision()).await;
+    let mut raw = RawConnection::to(&rig).await;
+    let path = "http://localhost/api/v1/pods?watch=1&resourceVersion=0";
+    let (response, _) = raw.requests.send_request(Request::get(path).body(()).unwrap(), true).unwrap();
+    let (mut body, start) = (response.await.unwrap().into_body(), Instant::now());
+    while start.elapsed() < Duration::from_secs(15) {
+        let data = body.data().await.expect("the snapshot is longer").unwrap();
+        sleep(Duration::from_millis(100)).await;
+        body.flow_control().release_capacity(data.len()).unwrap();
+        assert_eq!(rig.server.readers().end_some(), 0, "after {:?}", start.elapsed());
+    }
 }
 
 async fn streams_without_a_window_are_ended_when_memory_is_short() {

@@ -86,7 +86,10 @@ impl WatchStream {
             Arc::new(Http2Waker { connection_waker: connection_waker.clone(), stream: id, ..Http2Waker::default() });
         let (interval, timeout_at) = (opened.bookmark_interval, opened.timeout_at);
         let bookmark_before_end = opened.protocol != WatchProtocol::Grpc;
-        let timers = WatchTimers::new(interval, timeout_at, deadline_at, stall_timeout, bookmark_before_end);
+        let mut timers = WatchTimers::new(interval, timeout_at, deadline_at, stall_timeout, bookmark_before_end);
+        if opened.subscription.in_backlog() {
+            timers.begin_backlog(Instant::now());
+        }
         let (stalled, reader, ending, queued) = (false, None, None, false);
         Self { opened, send, waker, timers, stalled, reader, ending, _counted: counted, queued }
     }
@@ -155,6 +158,8 @@ impl WatchStream {
                     }
                     let in_backlog = self.opened.subscription.in_backlog();
                     self.timers.sent(now, sent, in_backlog);
+                    // There was window, so its client reads, although this uses it up again.
+                    self.reader.iter().for_each(ObservedReader::reads);
                     window = window.saturating_sub(sent);
                     // A batch of the backlog is memory of this connection; a batch of the log is
                     // shared.
@@ -170,10 +175,10 @@ impl WatchStream {
         turn
     }
 
-    /// When [`Self::tick`] must be called next; `None` if no timer runs.
-    pub fn due_at(&self, now: Instant) -> Option<Instant> {
+    /// When [`Self::tick`] must be called next.
+    pub fn due_at(&self, now: Instant) -> Instant {
         let timers = self.timers.due_at(now, self.opened.subscription.in_backlog());
-        timers.into_iter().chain(self.ending.map(|(at, _)| at)).min()
+        self.ending.map_or(timers, |(at, _)| timers.min(at))
     }
 
     /// Asks the watch to end from `at` on, if the reason ends watches like this one.
