@@ -82,31 +82,38 @@ impl WatchTimers {
     pub fn sent(&mut self, now: Instant, bytes: usize, in_backlog: bool) {
         self.last_sent = now;
         self.window_bytes += bytes;
-        let has_started = in_backlog && !self.in_backlog;
-        self.in_backlog = in_backlog;
-        if has_started {
-            (self.backlog_start, self.backlog_bytes) = (now, 0);
+        if in_backlog && !self.in_backlog {
+            self.begin_backlog(now);
         }
+        self.in_backlog = in_backlog;
         self.backlog_bytes = self.backlog_bytes.saturating_add(bytes);
-        if has_started || self.window_bytes >= PROGRESS_BYTES_MIN {
+        if self.window_bytes >= PROGRESS_BYTES_MIN {
             (self.window_start, self.window_bytes) = (now, 0);
         }
     }
 
-    /// When [`Self::tick`] must be called next; `None` if no timer runs. During a backlog that is
-    /// at least once per bookmark interval: the end of a backlog gives no signal, and the first
-    /// bookmark must not wait for the stall timeout.
-    pub fn due_at(&self, now: Instant, in_backlog: bool) -> Option<Instant> {
-        let silent = match (in_backlog, self.bookmark_interval) {
-            (true, interval) => {
-                let stalled = self.stalls_at();
-                Some(interval.map_or(stalled, |interval| stalled.min(now + interval)))
-            }
-            (false, interval) => interval.map(|interval| self.last_sent + interval),
+    /// Records that a backlog has begun, of which nothing was sent yet.
+    pub fn begin_backlog(&mut self, now: Instant) {
+        self.in_backlog = true;
+        (self.backlog_start, self.backlog_bytes) = (now, 0);
+        (self.window_start, self.window_bytes) = (now, 0);
+    }
+
+    /// When [`Self::tick`] must be called next: during a backlog at least once per bookmark interval,
+    /// and otherwise at least once per stall timeout. Neither the end of a backlog nor the begin of
+    /// another one gives a signal.
+    pub fn due_at(&self, now: Instant, in_backlog: bool) -> Instant {
+        let (look_at, bookmark_at) = if in_backlog {
+            (self.stalls_at(), self.bookmark_interval.map(|interval| now + interval))
+        } else {
+            (now + self.stall_timeout, self.bookmark_interval.map(|interval| self.last_sent + interval))
         };
         // A backlog is sent no bookmark, so a due one must not make a timer that is due for ever.
         let last_bookmark_at = self.last_bookmark_at.filter(|_| !in_backlog);
-        [silent, self.timeout_at, self.deadline_at, last_bookmark_at].into_iter().flatten().min()
+        [bookmark_at, self.timeout_at, self.deadline_at, last_bookmark_at]
+            .into_iter()
+            .flatten()
+            .fold(look_at, Instant::min)
     }
 
     /// When the backlog has stalled: if too little was read lately, or of all of it.
@@ -125,12 +132,16 @@ impl WatchTimers {
             return Due::End(StreamEnd::Deadline);
         }
         if in_backlog {
+            if !self.in_backlog {
+                self.begin_backlog(now);
+            }
             return if self.stalls_at() <= now {
                 Due::End(StreamEnd::SnapshotStalled(self.stall_timeout))
             } else {
                 Due::Nothing
             };
         }
+        self.in_backlog = false;
         let silence = now.saturating_duration_since(self.last_sent);
         let ends = over(self.last_bookmark_at);
         if ends {
@@ -159,9 +170,9 @@ mod tests {
         let now = Instant::now();
         let at = |seconds| now + Duration::from_secs(seconds);
         let mut timers = WatchTimers::new(Some(Duration::from_secs(60)), Some(at(10)), None, STALL, true);
-        assert_eq!(timers.due_at(now, false), Some(at(8)));
+        assert_eq!(timers.due_at(now, false), at(8));
         assert_eq!(timers.tick(at(8), false), Due::Bookmark);
-        assert_eq!(timers.due_at(at(8), false), Some(at(10)));
+        assert_eq!(timers.due_at(at(8), false), at(10));
         assert_eq!(timers.tick(at(10), false), Due::End(StreamEnd::Timeout));
     }
 
@@ -172,17 +183,31 @@ mod tests {
         let mut timers = WatchTimers::new(Some(Duration::from_secs(60)), Some(at(10)), None, STALL, true);
         timers.sent(at(1), 100, true);
         assert_eq!(timers.tick(at(9), true), Due::Nothing, "a backlog is sent no bookmark");
-        assert_eq!(timers.due_at(at(9), true), Some(at(10)));
+        assert_eq!(timers.due_at(at(9), true), at(10));
         assert_eq!(timers.tick(at(9), false), Due::Bookmark, "the backlog has ended");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_watch_without_bookmarks_has_only_the_stall_timer_of_its_backlog() {
+    async fn an_initial_backlog_that_is_never_read_has_stalled() {
         let now = Instant::now();
         let mut timers = WatchTimers::new(None, None, None, STALL, true);
-        assert_eq!(timers.due_at(now, false), None);
-        assert_eq!(timers.due_at(now, true), Some(now + STALL), "the stall timer");
+        timers.begin_backlog(now);
+        assert_eq!(timers.due_at(now, true), now + STALL);
         assert_eq!(timers.tick(now + STALL, true), Due::End(StreamEnd::SnapshotStalled(STALL)));
+    }
+
+    /// A client that stops to read falls behind the history, and a catch-up waits for it.
+    #[tokio::test(start_paused = true)]
+    async fn a_backlog_that_begins_later_is_noticed_however_rare_bookmarks_are() {
+        let now = Instant::now();
+        for interval in [None, Some(Duration::from_hours(24))] {
+            let mut timers = WatchTimers::new(interval, None, None, STALL, true);
+            timers.sent(now, 10, false);
+            assert_eq!(timers.due_at(now, false), now + STALL);
+            assert_eq!(timers.tick(now + STALL, true), Due::Nothing, "it may have begun just now");
+            assert_eq!(timers.due_at(now + STALL, true), now + 2 * STALL);
+            assert_eq!(timers.tick(now + 2 * STALL, true), Due::End(StreamEnd::SnapshotStalled(STALL)));
+        }
     }
 
     #[tokio::test(start_paused = true)]

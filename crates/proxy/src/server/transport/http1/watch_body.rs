@@ -52,7 +52,10 @@ impl WatchBody {
         needs: ResponseNeeds,
     ) -> Response<axum::body::Body> {
         let (headers, id) = (WatchHeaders::of(&opened, opened.protocol.media()), opened.record.id());
-        let timers = WatchTimers::new(opened.bookmark_interval, opened.timeout_at, None, stall_timeout, true);
+        let mut timers = WatchTimers::new(opened.bookmark_interval, opened.timeout_at, None, stall_timeout, true);
+        if opened.subscription.in_backlog() {
+            timers.begin_backlog(Instant::now());
+        }
         let timer = Box::pin(sleep_until(Instant::now()));
         let (end_requests, counted) = (open.end_requests(), open.watch(opened.movable()));
         let opened = Some(opened);
@@ -121,7 +124,7 @@ impl WatchBody {
                 }
                 Due::Nothing => {}
             }
-            let Some(due_at) = self.timers.due_at(now, opened.subscription.in_backlog()) else { return Poll::Pending };
+            let due_at = self.timers.due_at(now, opened.subscription.in_backlog());
             self.timer.as_mut().reset(due_at);
             if self.timer.poll_unpin(cx).is_pending() {
                 return Poll::Pending;

@@ -222,11 +222,7 @@ impl<C: Catalog, T: Io> Connection<C, T> {
                 self.deadlines.push(keepalive.due_at(), CONNECTION);
             } else if let Some(stream) = self.streams.get_mut(&owner) {
                 match stream.tick(now) {
-                    None => {
-                        if let Some(due_at) = stream.due_at(now) {
-                            self.deadlines.push(due_at, owner);
-                        }
-                    }
+                    None => self.deadlines.push(stream.due_at(now), owner),
                     Some(end) => self.finish(owner, end),
                 }
             }
@@ -267,9 +263,7 @@ impl<C: Catalog, T: Io> Connection<C, T> {
         }
         stream.queued = true;
         self.ready.push(id);
-        if let Some(due_at) = stream.due_at(Instant::now()) {
-            self.deadlines.push(due_at, id);
-        }
+        self.deadlines.push(stream.due_at(Instant::now()), id);
         self.timer_waker.mark();
         self.streams.insert(id, stream);
         let streams = &self.streams;
