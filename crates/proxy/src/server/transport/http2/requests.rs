@@ -109,7 +109,9 @@ pub async fn answer_kube<C: Catalog>(
     request: Request<RecvStream>,
     mut respond: SendResponse<Payload>,
 ) -> Option<StartedWatch> {
-    let request = request.map(|body| axum::body::Body::new(RequestBody::from(body)));
+    let (head, body) = request.into_parts();
+    let body = axum::body::Body::new(RequestBody::new(body, &head.headers));
+    let request = Request::from_parts(head, body);
     let answering = Box::pin(services.kube.answer(request, stream_waker));
     let answer = tokio::select! {
         biased;

@@ -15,8 +15,8 @@ use std::{
 
 use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream, server::SendResponse};
-use http::{HeaderMap, Request, Response};
-use http_body::{Body, Frame};
+use http::{HeaderMap, Request, Response, header::CONTENT_LENGTH};
+use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, timeout_at};
 use tonic::Status;
 use tower::Service;
@@ -43,19 +43,22 @@ pub struct RequestBody {
     arrival: Option<Arrival>,
     /// Whether the first data is the whole request for now.
     is_stream: bool,
+    /// The bytes that are still to come, if the client has said how many.
+    left: Option<u64>,
 }
 
 impl RequestBody {
+    /// The body of a request with these headers.
+    pub fn new(body: RecvStream, headers: &HeaderMap) -> Self {
+        // h2 resets a stream that has more or fewer bytes.
+        let left = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+        Self { body, arrival: None, is_stream: false, left }
+    }
+
     fn arrived(&mut self) {
         if let Some(arrival) = self.arrival.take() {
             arrival.arrived();
         }
-    }
-}
-
-impl From<RecvStream> for RequestBody {
-    fn from(body: RecvStream) -> Self {
-        Self { body, arrival: None, is_stream: false }
     }
 }
 
@@ -68,6 +71,7 @@ impl Body for RequestBody {
             Some(Ok(data)) => {
                 // Fails only if the stream is gone, which the next read reports.
                 let _ = self.body.flow_control().release_capacity(data.len());
+                self.left = self.left.map(|left| left.saturating_sub(data.len() as u64));
                 if self.is_stream || self.body.is_end_stream() {
                     self.arrived();
                 }
@@ -84,6 +88,13 @@ impl Body for RequestBody {
 
     fn is_end_stream(&self) -> bool {
         self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        if self.body.is_end_stream() {
+            return SizeHint::with_exact(0);
+        }
+        self.left.map_or_else(SizeHint::default, SizeHint::with_exact)
     }
 }
 
@@ -142,7 +153,7 @@ pub async fn serve_router<C: Catalog>(
         }
     };
     let mut ended = Box::pin(arrival.failed(services.drain.clone(), ends_with_drain));
-    let request = request.map(|body| RequestBody { body, arrival: Some(arrival), is_stream });
+    let request = request.map(|body| RequestBody { body, arrival: Some(arrival), is_stream, left: None });
     let mut router = services.router.clone();
     let answer = pin!(record.span().follow(router.call(request)));
     let answer = tokio::select! {
@@ -318,6 +329,35 @@ mod tests {
             body.flow_control().release_capacity(data.len()).unwrap();
         }
         read
+    }
+
+    /// What is kept of a forwarded request, in case it was not read, depends on it.
+    #[tokio::test]
+    async fn a_request_has_the_size_that_its_client_says() {
+        let (near, far) = duplex(64 << 10);
+        let client = tokio::spawn(async move {
+            let (mut send, http2) = h2::client::handshake(far).await.unwrap();
+            tokio::spawn(http2);
+            for (length, is_empty) in [(Some("300"), false), (None, false), (None, true)] {
+                let mut request = Request::new(());
+                length.map(|length| request.headers_mut().insert(CONTENT_LENGTH, length.parse().unwrap()));
+                let (answer, mut body) = send.send_request(request, is_empty).unwrap();
+                if !is_empty {
+                    body.send_data(Bytes::from(vec![b'x'; 300]), true).unwrap();
+                }
+                answer.await.unwrap();
+                send = send.ready().await.unwrap();
+            }
+        });
+        let mut http2 = h2::server::Builder::new().handshake::<_, Payload>(near).await.unwrap();
+        let mut sizes = Vec::new();
+        while let Some(Ok((request, mut respond))) = http2.accept().await {
+            let (head, body) = request.into_parts();
+            sizes.push(http_body::Body::size_hint(&RequestBody::new(body, &head.headers)).exact());
+            respond.send_response(Response::new(()), true).unwrap();
+        }
+        client.await.unwrap();
+        assert_eq!(sizes, [Some(300), None, Some(0)]);
     }
 
     #[tokio::test(start_paused = true)]
