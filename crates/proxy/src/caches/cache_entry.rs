@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -50,19 +51,13 @@ pub(super) struct Cache {
 pub(super) enum StartedBy {
     /// Its resource is configured.
     Configuration,
-    /// A reader of this tenant, if callers are distinguished. The cache is dropped when it has no
-    /// readers.
-    Reader(Option<Arc<str>>),
-}
-
-impl StartedBy {
-    /// The tenant of the reader.
-    pub(super) fn tenant(&self) -> Option<Arc<str>> {
-        match self {
-            Self::Configuration => None,
-            Self::Reader(tenant) => tenant.clone(),
-        }
-    }
+    /// A reader. The cache is dropped when it has no readers.
+    Reader {
+        /// The tenant of the reader, if callers are distinguished.
+        tenant: Option<Arc<str>>,
+        /// When it started the cache.
+        at: Instant,
+    },
 }
 
 impl Cache {
@@ -77,7 +72,7 @@ impl Cache {
 
     /// Whether a reader started the cache.
     pub(super) fn on_demand(&self) -> bool {
-        matches!(self.started_by, StartedBy::Reader(_))
+        matches!(self.started_by, StartedBy::Reader { .. })
     }
 }
 

@@ -11,8 +11,8 @@
 //! Upstream can answer every request that is refused here. So with passthrough a limit costs
 //! upstream a request, and no client an error.
 //!
-//! Protobuf and table caches always start on demand, because only a request shows that a client
-//! wants the encoding. They hold the same resources a second time, so they have byte budgets of
+//! Protobuf and table caches start on demand unless `--resource` names the encoding, because only a
+//! request shows that a client wants it. They hold the same resources a second time, so they have byte budgets of
 //! their own. Why not start them for every configured resource? Most are never read in these
 //! encodings, and each costs a second watch and a second copy.
 
@@ -71,7 +71,7 @@ struct RemoveOnDrop {
 impl Drop for RemoveOnDrop {
     fn drop(&mut self) {
         let Self { registry, cache, id, ended } = self;
-        // A cache that was dropped for being idle is no longer in the map.
+        // A cache whose place was given away is no longer in the map.
         let removed = registry.caches.remove(cache);
         match ended.take() {
             Some(ended) if removed && ended.refused => {
@@ -226,7 +226,7 @@ impl Registry {
             self.drop_cached(|cache| (&cache.served.gvr, &cache.served.scope) == (&resource, &scope));
         }
         info!(resource = %gvr, scope = scope.namespace(), media = media.as_str(), "caching on demand");
-        let started_by = StartedBy::Reader(tenant.map(Arc::from));
+        let started_by = StartedBy::Reader { tenant: tenant.map(Arc::from), at: Instant::now() };
         let cache = self.insert(&gvr.to_string(), discovered, scope.clone(), parser, started_by);
         let allowance = Allowance::new(limits, cache.tenants.clone());
         let mut guard = RemoveOnDrop { registry: self.clone(), cache: cache.clone(), id: id.clone(), ended: None };
@@ -272,18 +272,15 @@ impl Registry {
         let (mut places, mut configured) = (HashMap::<Place, Taken>::new(), HashSet::new());
         for cache in self.caches.iter() {
             let place = (cache.served.gvr.clone(), cache.served.scope.clone());
-            if !cache.on_demand() {
+            let StartedBy::Reader { tenant, at } = &cache.started_by else {
                 configured.insert(place);
                 continue;
-            }
+            };
             let HubStatus { phase, subscribers, used_at, .. } = cache.served.hub.status();
             let idle_min = if phase == Phase::Syncing { PLACE_SYNCING_MIN } else { PLACE_IDLE_MIN };
             let idle_since = (subscribers == 0 && used_at.elapsed() >= idle_min).then_some(used_at);
-            let new = || Taken { idle_since, subscribers: 0, tenant: cache.started_by.tenant() };
-            let taken = places.entry(place).or_insert_with(new);
-            // A place is as idle as the encoding that was read last.
-            taken.idle_since = taken.idle_since.zip(idle_since).map(|(one, other)| one.max(other));
-            taken.subscribers += subscribers;
+            let taken = Taken { idle_since, subscribers, tenant: tenant.clone(), at: *at };
+            places.entry(place).and_modify(|known| known.add(&taken)).or_insert(taken);
         }
         places.retain(|place, _| !configured.contains(place));
         places

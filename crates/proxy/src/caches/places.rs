@@ -2,8 +2,8 @@
 //!
 //! The hazard is a reader that takes every place, so that the resources of all others are read
 //! upstream. While there are free places anybody may take them, and idle ones of tenants that hold
-//! at least as many. Then one is taken from the tenant that holds the most, for a tenant that would
-//! still hold fewer.
+//! at least as many. Then one is taken from the tenant that holds the most, for a tenant that does
+//! not hold more than it afterwards.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -23,6 +23,20 @@ pub(super) struct Taken {
     pub(super) subscribers: usize,
     /// The tenant that took it; `None` if callers are not distinguished.
     pub(super) tenant: Option<Arc<str>>,
+    /// When it took it.
+    pub(super) at: Instant,
+}
+
+impl Taken {
+    /// Adds another encoding of the same place.
+    pub(super) fn add(&mut self, other: &Taken) {
+        // A place is as idle as the encoding that was read last.
+        self.idle_since = self.idle_since.zip(other.idle_since).map(|(one, other)| one.max(other));
+        self.subscribers += other.subscribers;
+        if other.at < self.at {
+            (self.tenant, self.at) = (other.tenant.clone(), other.at);
+        }
+    }
 }
 
 /// The room for another cache.
@@ -70,6 +84,8 @@ pub(super) fn find(taken: &HashMap<Place, Taken>, places_max: usize, tenant: Opt
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn place(name: &str) -> Place {
@@ -77,7 +93,9 @@ mod tests {
     }
 
     fn in_use(places: &[(&str, &str, usize)]) -> HashMap<Place, Taken> {
-        let taken = |tenant: &str, subscribers| Taken { idle_since: None, subscribers, tenant: Some(tenant.into()) };
+        let at = Instant::now();
+        let taken =
+            |tenant: &str, subscribers| Taken { idle_since: None, subscribers, tenant: Some(tenant.into()), at };
         places.iter().map(|(name, tenant, subscribers)| (place(name), taken(tenant, *subscribers))).collect()
     }
 
@@ -91,6 +109,24 @@ mod tests {
         assert_eq!(find(&taken, 4, None), Room::None);
         let even = in_use(&[("a", "one", 1), ("b", "two", 1)]);
         assert_eq!(find(&even, 2, Some("three")), Room::None, "nobody holds more than it would");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_place_is_of_the_tenant_that_started_its_first_encoding() {
+        let encoding = |tenant: &str, idle_since| Taken {
+            idle_since,
+            subscribers: 2,
+            tenant: Some(tenant.into()),
+            at: Instant::now(),
+        };
+        let first = encoding("first", None);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        let second = encoding("second", Some(Instant::now()));
+        for (one, other) in [(&first, &second), (&second, &first)] {
+            let mut taken = one.clone();
+            taken.add(other);
+            assert_eq!((taken.tenant.as_deref(), taken.subscribers, taken.idle_since), (Some("first"), 4, None));
+        }
     }
 
     #[tokio::test(start_paused = true)]
