@@ -1,5 +1,5 @@
-//! The failures of upstream in the log: each kind at once, and then again after a while. In an
-//! outage a cache tries every two seconds.
+//! The failures of upstream in the log. A cache that fails tries again every few seconds, so each
+//! kind of failure is logged at once and then once a minute, and a denial that lasts only once.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -14,9 +14,14 @@ use crate::{
 /// The time after which a failure that lasts is logged again.
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// When each kind of failure of one cache was logged last.
+/// The failures of one cache that were logged.
 #[derive(Default)]
-pub(super) struct FailureLog(HashMap<&'static str, Instant>);
+pub(super) struct FailureLog {
+    /// When each kind was logged last.
+    logged_at: HashMap<&'static str, Instant>,
+    /// Whether the denial that lasts was logged.
+    denial_is_logged: bool,
+}
 
 impl FailureLog {
     /// Logs a failure of a cache. `is_denied` if upstream has denied the last request.
@@ -28,7 +33,7 @@ impl FailureLog {
         if is_kubefan {
             text = text.replace("the apiserver", "the kubefan at --upstream");
         }
-        if !is_expected(error.upstream(), is_denied) && self.is_due(reason) {
+        if self.takes(error.upstream(), reason, is_denied) {
             warn!(%resource, scope, media, reason, error = text, "upstream failed");
         } else {
             debug!(%resource, scope, media, reason, error = text, "upstream still fails");
@@ -37,31 +42,35 @@ impl FailureLog {
 
     /// Logs that upstream is not known to be the cluster of a cache.
     pub(super) fn log_unconfirmed(&mut self, served: &Served, error: &IdentityError) {
-        let (resource, scope) = (&served.gvr, served.scope.namespace());
-        if self.is_due("unconfirmed") {
-            warn!(%resource, scope, %error, "upstream is not confirmed to be the same cluster; reading again");
+        let (resource, scope, media) = (&served.gvr, served.scope.namespace(), served.parser.media().as_str());
+        if self.takes_kind("unconfirmed") {
+            warn!(%resource, scope, media, %error, "upstream is not confirmed to be the same cluster; reading again");
         } else {
-            debug!(%resource, scope, %error, "upstream is still not confirmed");
+            debug!(%resource, scope, media, %error, "upstream is still not confirmed");
         }
     }
 
-    /// Whether a failure for this reason is logged now.
-    fn is_due(&mut self, reason: &'static str) -> bool {
-        let is_due = self.0.get(reason).is_none_or(|at| at.elapsed() >= INTERVAL);
+    /// Whether to log a failure now; it counts as logged then. `is_denied` as in [`Self::log`].
+    fn takes(&mut self, error: Option<&UpstreamError>, reason: &'static str, is_denied: bool) -> bool {
+        match error {
+            // A rollout of the next tier is planned, and ends every watch of every node.
+            Some(UpstreamError::Draining { .. }) => false,
+            Some(UpstreamError::Forbidden { .. }) if is_denied && self.denial_is_logged => false,
+            Some(UpstreamError::Forbidden { .. }) => {
+                self.denial_is_logged = self.takes_kind(reason);
+                self.denial_is_logged
+            }
+            _ => self.takes_kind(reason),
+        }
+    }
+
+    /// Whether a kind was not logged for a minute; it counts as logged then.
+    fn takes_kind(&mut self, reason: &'static str) -> bool {
+        let is_due = self.logged_at.get(reason).is_none_or(|at| at.elapsed() >= INTERVAL);
         if is_due {
-            self.0.insert(reason, Instant::now());
+            self.logged_at.insert(reason, Instant::now());
         }
         is_due
-    }
-}
-
-/// Whether an operator knows of a failure already: a denial that was logged, or a rollout of the
-/// next tier, which ends every watch of every node.
-fn is_expected(error: Option<&UpstreamError>, is_denied: bool) -> bool {
-    match error {
-        Some(UpstreamError::Forbidden { .. }) => is_denied,
-        Some(UpstreamError::Draining { .. }) => true,
-        _ => false,
     }
 }
 
@@ -69,32 +78,42 @@ fn is_expected(error: Option<&UpstreamError>, is_denied: bool) -> bool {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_rollout_of_the_next_tier_and_a_denial_that_was_logged_are_expected() {
-        let message = || "a message".to_owned();
-        let draining = UpstreamError::Draining { message: message(), retry_after: None };
-        let forbidden = UpstreamError::Forbidden { message: message() };
-        let reset = UpstreamError::Reset { message: message() };
-        assert!(is_expected(Some(&draining), false));
-        assert!(is_expected(Some(&forbidden), true) && !is_expected(Some(&forbidden), false));
-        assert!(!is_expected(Some(&reset), true) && !is_expected(None, true));
+    #[tokio::test(start_paused = true)]
+    async fn a_rollout_of_the_next_tier_is_not_logged() {
+        let draining = UpstreamError::Draining { message: "kubefan is shutting down".to_owned(), retry_after: None };
+        assert!(!FailureLog::default().takes(Some(&draining), "draining", false));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_denial_that_lasts_is_logged_once_even_if_the_one_before_was_too() {
+        let forbidden = UpstreamError::Forbidden { message: "no".to_owned() };
+        let mut log = FailureLog::default();
+        let mut is_logged = |is_denied| log.takes(Some(&forbidden), "forbidden", is_denied);
+        assert!(is_logged(false) && !is_logged(true));
+        // The right comes back, and goes again within a minute.
+        tokio::time::advance(INTERVAL / 2).await;
+        assert!(!is_logged(false) && !is_logged(true));
+        tokio::time::advance(INTERVAL / 2).await;
+        assert!(is_logged(true), "it lasts, and was not logged");
+        tokio::time::advance(INTERVAL).await;
+        assert!(!is_logged(true));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_failure_that_lasts_is_logged_once_a_minute() {
         let mut log = FailureLog::default();
-        assert!(log.is_due("reset") && !log.is_due("reset"));
-        assert!(log.is_due("unreachable"), "another one");
+        assert!(log.takes_kind("reset") && !log.takes_kind("reset"));
+        assert!(log.takes_kind("unreachable"), "another one");
         tokio::time::advance(INTERVAL - Duration::from_secs(1)).await;
-        assert!(!log.is_due("unreachable"));
+        assert!(!log.takes_kind("unreachable"));
         tokio::time::advance(Duration::from_secs(1)).await;
-        assert!(log.is_due("unreachable"));
+        assert!(log.takes_kind("unreachable"));
     }
 
     #[tokio::test(start_paused = true)]
     async fn failures_that_take_turns_are_each_logged_once_a_minute() {
         let mut log = FailureLog::default();
-        let due = (0..60).filter(|turn| log.is_due(["reset", "unreachable"][turn % 2]));
+        let due = (0..60).filter(|turn| log.takes_kind(["reset", "unreachable"][turn % 2]));
         assert_eq!(due.count(), 2);
     }
 }
