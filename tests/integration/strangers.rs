@@ -1,7 +1,13 @@
 //! The apiserver closes a connection after a request that it cannot authenticate, and at random if
 //! `--goaway-chance` is set. Callers of kubefan share connections to it, and notice none of this.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use futures::{StreamExt, stream};
 use reqwest::{Client, StatusCode, retry};
@@ -81,19 +87,26 @@ async fn writes_beside_callers_that_the_apiserver_refuses_all_succeed() {
     let api = ApiServer::shared().await;
     let kubefan = Kubefan::start(&api, &["--resource=pods"]).await;
     let mut strangers = JoinSet::<()>::new();
-    for token in [None, Some("wrong")] {
+    let answered: [Arc<AtomicUsize>; 2] = Default::default();
+    for (token, status, answered) in
+        [(None, StatusCode::OK, answered[0].clone()), (Some("wrong"), StatusCode::UNAUTHORIZED, answered[1].clone())]
+    {
         let get = client().get(format!("http://{}/version", kubefan.grpc_addr));
         let get = token.map_or(get.try_clone().unwrap(), |token| get.bearer_auth(token));
         strangers.spawn(async move {
             let mut ticks = interval(Duration::from_millis(10));
             loop {
                 ticks.tick().await;
-                let _answer = get.try_clone().unwrap().send().await;
+                let answer = get.try_clone().unwrap().send().await;
+                answered
+                    .fetch_add(usize::from(answer.is_ok_and(|answer| answer.status() == status)), Ordering::Relaxed);
             }
         });
     }
     write(&api, &kubefan).await;
     assert!(strangers.try_join_next().is_none(), "a stranger stopped");
+    let answered = answered.map(|answered| answered.load(Ordering::Relaxed));
+    assert!(answered.iter().all(|answered| *answered > 0), "the strangers were answered {answered:?} times");
 }
 
 async fn writes_to_an_apiserver_that_closes_connections_all_succeed() {

@@ -103,7 +103,7 @@ pub struct Registry {
     pub(super) without_room: DashMap<GroupVersionResource, ()>,
     /// The bytes of all JSON caches that readers started.
     pub(super) on_demand_bytes: SharedBytes,
-    /// The bytes of all protobuf caches.
+    /// The bytes of all protobuf caches that readers started.
     pub(super) protobuf_bytes: SharedBytes,
     /// The bytes of all table caches.
     pub(super) tables_bytes: SharedBytes,

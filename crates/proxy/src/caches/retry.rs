@@ -3,10 +3,9 @@
 //! Two rules conflict: an outage should end for readers when it ends upstream, and a broken or
 //! busy apiserver must not be asked in a tight loop. So each kind of failure has its own wait:
 //!
-//! - No connection: a backoff, over gRPC a short one; over HTTP
-//!   then until the probe that all caches share succeeds
-//!   ([`Upstream::until_available`]). The probe finds the end of an outage within about a second,
-//!   so the backoff does not grow while it lasts.
+//! - No connection: over gRPC a short backoff. Over HTTP a backoff too, and then until the probe
+//!   that all caches share succeeds ([`Upstream::until_available`]). The probe finds the end of an
+//!   outage within about a second, so the backoff does not grow while it lasts.
 //! - No complete answer, 429 and 5xx: a backoff, at least as long as the apiserver asks for. After
 //!   502, 503, 504 and no answer in time, the end of an outage that the probe observes cuts it: a
 //!   gateway may have been in between ([`Upstream::until_outage_ends`]).

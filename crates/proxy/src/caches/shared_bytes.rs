@@ -2,8 +2,8 @@
 //!
 //! The hazard is a reader that fills the limit with resources of its own: the cache that grows last
 //! would end, although others read it. So each cache counts to the tenants that read it, in equal
-//! parts. Of the tenant with the most bytes the largest cache ends, and one of a configured
-//! resource only if no other cache is left.
+//! parts. Of the tenant with the most bytes the cache ends of which it has the largest part, and one
+//! of a configured resource only if no other cache is left.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -78,8 +78,8 @@ impl SharedBytes {
 }
 
 impl Membership {
-    /// Records the size of this cache. If all are larger than `bytes_max`, others end until they
-    /// are not. Returns false if this cache has to end.
+    /// Records the size of this cache. If all together have more than `bytes_max`, others end until
+    /// they have not. Returns false if this cache has to end.
     pub(super) fn record(&self, bytes: usize, bytes_max: usize) -> bool {
         let mut members = self.all.lock();
         let Some(member) = members.by_number.get_mut(&self.number) else { return false };

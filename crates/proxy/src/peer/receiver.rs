@@ -103,7 +103,8 @@ impl DnsDial {
     async fn dial(&self, address: SocketAddr) -> Result<Channel, PeerError> {
         let connect = |error: &dyn fmt::Display| PeerError::Connect(error.to_string());
         let name = self.found.lock().unwrap_or_else(PoisonError::into_inner).get(&address).cloned();
-        let name = name.ok_or_else(|| connect(&"no name has this address any more"))?;
+        // A look-up for another cache may have failed meanwhile. The next one may find it again.
+        let name = name.ok_or_else(|| PeerError::Unreachable("no name has this address any more".to_owned()))?;
         if self.own_port == Some(address.port()) && is_own(address.ip()).await {
             return Err(PeerError::OwnAddress);
         }

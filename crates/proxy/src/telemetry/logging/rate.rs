@@ -1,4 +1,5 @@
-//! The rate of lines of one kind. A kind is a place in the code.
+//! The rate of lines of one kind. A kind is a place in the code; all lines of one level that
+//! libraries write with the `log` crate are one kind.
 
 use std::sync::Arc;
 
