@@ -307,8 +307,8 @@ fn requirement<S: AsRef<str>>(key: &str, operator: Operator, values: impl IntoIt
 /// The faults of values that an error names.
 const FAULTS_MAX: usize = 16;
 
-/// Checks the values of a term. The apiserver names every fault; a text of 16 kB would make an error
-/// of some MB, so here the first ones are named and the others counted.
+/// Checks the values of a term. The apiserver names every fault, and a text of 16 kB would make an
+/// error of some MB. So here the first ones are named and the others counted.
 fn check_values(key: &str, operator: Operator, values: &Values<'_>) -> Result<(), SelectorError> {
     let mut faults: Vec<(usize, String)> = Vec::new();
     let mut others = 0;

@@ -12,9 +12,9 @@
 //! upstream a request, and no client an error.
 //!
 //! Protobuf and table caches start on demand unless `--resource` names the encoding, because only a
-//! request shows that a client wants it. They hold the same resources a second time, so they have byte budgets of
-//! their own. Why not start them for every configured resource? Most are never read in these
-//! encodings, and each costs a second watch and a second copy.
+//! request shows that a client wants it. They hold the same resources a second time, so they have
+//! byte budgets of their own. Why not start them for every configured resource? Most are never read
+//! in these encodings, and each costs a second watch and a second copy.
 
 use std::{
     collections::{HashMap, HashSet},

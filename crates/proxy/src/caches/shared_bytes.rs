@@ -2,8 +2,8 @@
 //!
 //! The hazard is a reader that fills the limit with resources of its own: the cache that grows last
 //! would end, although others read it. So each cache counts to the tenants that read it, in equal
-//! parts. Of the tenant with the most bytes the cache ends of which it has the largest part, and one
-//! of a configured resource only if no other cache is left.
+//! parts. Of the tenant with the most bytes the cache ends of which it has the largest part, and
+//! one of a configured resource only if no other cache is left.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},

@@ -6,8 +6,8 @@
 //! meanwhile.
 //!
 //! The items of a replay are memory that no budget counts, so only a few replays of a hub are made
-//! at a time. After a rollout thousands of clients may want the same one: it ends as soon as another
-//! client has made the view.
+//! at a time. After a rollout thousands of clients may want the same one: it ends as soon as
+//! another client has made the view.
 
 use tokio::task::yield_now;
 
@@ -78,8 +78,8 @@ impl Hub {
 }
 
 impl Replay<'_> {
-    /// Replays a slice. Returns whether there is more; `None` if that is no longer in the ring, or if
-    /// another subscription has made a view that has it.
+    /// Replays a slice. Returns whether there is more; `None` if that is no longer in the ring, or
+    /// if another subscription has made a view that has it.
     fn step(&mut self) -> Option<bool> {
         let selection = &self.key.selection;
         // An event is two objects.

@@ -163,8 +163,8 @@ pub struct ViewLog {
     /// How many items are untested. All of them come after `tested_to`.
     untested: usize,
     tested_to: u64,
-    /// An untested item was trimmed since the last test: a subscriber that waited in front of it has
-    /// missed it.
+    /// An untested item was trimmed since the last test: a subscriber that waited in front of it
+    /// has missed it.
     has_trimmed_untested: bool,
     share: Share,
 }

@@ -99,9 +99,9 @@ impl WatchTimers {
         (self.window_start, self.window_bytes) = (now, 0);
     }
 
-    /// When [`Self::tick`] must be called next: during a backlog at least once per bookmark interval,
-    /// and otherwise at least once per stall timeout. Neither the end of a backlog nor the begin of
-    /// another one gives a signal.
+    /// When [`Self::tick`] must be called next: during a backlog at least once per bookmark
+    /// interval, and otherwise at least once per stall timeout. Neither the end of a backlog nor
+    /// the start of another one gives a signal.
     pub fn due_at(&self, now: Instant, in_backlog: bool) -> Instant {
         let (look_at, bookmark_at) = if in_backlog {
             (self.stalls_at(), self.bookmark_interval.map(|interval| now + interval))

@@ -94,7 +94,7 @@ fn selectors_that_are_gone_are_forgotten() {
     assert!(known.selections.len() <= 2 * SWEPT_LEAST, "{} are known", known.selections.len());
 }
 
-/// A program that lists again and again, while nobody watches with its selection.
+/// A program that lists again and again, while no watch has its selection.
 #[test]
 fn equal_selectors_that_are_gone_are_forgotten() {
     let selections = Selections::new(Budget::alone(usize::MAX));
