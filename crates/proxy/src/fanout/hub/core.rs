@@ -11,13 +11,14 @@
 //! and before the section ends, so a reader of it finds every event up to it in the logs.
 
 use std::{
-    sync::{Arc, PoisonError},
+    collections::HashMap,
+    sync::{Arc, PoisonError, Weak},
     time::{Duration, SystemTime},
 };
 
 use tokio::{
     runtime::Handle,
-    sync::Semaphore,
+    sync,
     time::{Instant, sleep_until},
 };
 
@@ -31,7 +32,11 @@ use crate::{
         gate::Gate,
         stream_end::StreamEnd,
         sync::{Mutex, MutexGuard},
-        views::{selections::Selections, set::Views, view::View},
+        views::{
+            selections::Selections,
+            set::Views,
+            view::{View, ViewKey},
+        },
         wake::pacer::Pacer,
     },
     telemetry::metrics::{CacheGauges, CacheMetrics},
@@ -44,9 +49,6 @@ use kubefan_common::{
 };
 use kubefan_model::{GroupVersionResource, ResourceVersion, object::ObjectParser, selection::Selection};
 
-/// The replays of a hub at a time.
-const REPLAYS_MAX: usize = 4;
-
 /// State, history and views of one resource and scope.
 pub struct Hub {
     pub(in crate::fanout) resource: ResolvedResource,
@@ -56,8 +58,8 @@ pub struct Hub {
     pub(in crate::fanout) selections: Selections,
     limits: RingLimits,
     gate: Arc<Gate>,
-    /// Places of replays.
-    pub(super) replays: Semaphore,
+    /// The turns of those who replay history for the same view.
+    pub(super) replays: Mutex<HashMap<ViewKey, Weak<sync::Mutex<()>>>>,
     cluster: ClusterName,
     /// Mirrors of what is published, for readers that take no lock.
     head: watch::Sender<Option<ResourceVersion>>,
@@ -168,7 +170,7 @@ impl Hub {
         };
         let selections = Selections::new(budgets.selectors.clone());
         let state = Mutex::new(state);
-        let replays = Semaphore::new(REPLAYS_MAX);
+        let replays = Mutex::default();
         Arc::new(Self {
             resource,
             parser,

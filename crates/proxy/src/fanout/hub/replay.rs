@@ -5,11 +5,13 @@
 //! section, in slices between which other tasks run, and the section tests only what was committed
 //! meanwhile.
 //!
-//! The items of a replay are memory that no budget counts, so only a few replays of a hub are made
-//! at a time. After a rollout thousands of clients may want the same one: it ends as soon as
-//! another client has made the view.
+//! After a rollout thousands of clients may want the same replay, and its items are memory that no
+//! budget counts. So the clients of one view take turns, and a replay ends as soon as the view of
+//! another client has its history.
 
-use tokio::task::yield_now;
+use std::sync::{Arc, PoisonError, Weak};
+
+use tokio::{sync, task::yield_now};
 
 use super::core::Hub;
 use crate::{
@@ -42,7 +44,8 @@ impl Hub {
     pub async fn replay(&self, selection: &Selection, format: &Format, version: ResourceVersion) -> Option<Replayed> {
         // Most resumes need none.
         self.start_replay(selection, format, version)?;
-        let _place = self.replays.acquire().await.ok()?;
+        let turns = self.turns(ViewKey { selection: selection.clone(), format: format.clone() });
+        let _turn = turns.lock().await;
         let mut replay = self.start_replay(selection, format, version)?;
         while replay.step()? {
             yield_now().await;
@@ -60,6 +63,18 @@ impl Hub {
         let mut replay = self.start_replay(selection, format, version)?;
         while replay.step()? {}
         Some(replay.replayed)
+    }
+
+    /// The turns of those who replay for a view.
+    fn turns(&self, key: ViewKey) -> Arc<sync::Mutex<()>> {
+        let mut all = self.replays.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(turns) = all.get(&key).and_then(Weak::upgrade) {
+            return turns;
+        }
+        all.retain(|_, turns| turns.strong_count() > 0);
+        let turns = Arc::default();
+        all.insert(key, Arc::downgrade(&turns));
+        turns
     }
 
     fn start_replay(&self, selection: &Selection, format: &Format, version: ResourceVersion) -> Option<Replay<'_>> {
