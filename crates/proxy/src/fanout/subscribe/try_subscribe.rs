@@ -77,6 +77,13 @@ impl Hub {
     ) -> Result<Subscription, NotSubscribed> {
         let key = ViewKey { selection: selection.clone(), format: format.clone() };
         let mut state = self.lock();
+        let mut evicted = Vec::new();
+        // The logs of the views before may have got much older history.
+        if self.budgets.logs.is_over() {
+            let HubState { published, views, .. } = &mut *state;
+            evicted = published.evict(Instant::now(), self.budgets.logs.retained_share());
+            views.trim(&evicted);
+        }
         let (first, resume) = self.first(&state.published, format, options, provided)?;
         let permit = match (first.needs_permit(), &provided.permit) {
             (false, _) => None,
@@ -106,13 +113,6 @@ impl Hub {
         let place = view.join(waker.clone());
         if state.views.get(&key).is_none() {
             state.views.insert(view.clone());
-        }
-        let mut evicted = Vec::new();
-        // The log may have got much older history just now.
-        if self.budgets.logs.is_over() {
-            let HubState { published, views, .. } = &mut *state;
-            evicted = published.evict(Instant::now(), self.budgets.logs.retained_share());
-            views.trim(&evicted);
         }
         state.subscribers += 1;
         state.used_at = Instant::now();
