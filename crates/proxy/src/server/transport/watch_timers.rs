@@ -26,7 +26,7 @@ pub struct WatchTimers {
     last_bookmark_at: Option<Instant>,
     stall_timeout: Duration,
     last_sent: Instant,
-    /// Whether the last bytes sent belonged to the backlog.
+    /// Whether there was a backlog when that was last looked at.
     in_backlog: bool,
     /// Start of the current progress window, and bytes sent in it.
     window_start: Instant,

@@ -96,8 +96,10 @@ impl WatchBody {
             self.needs.pace(if in_backlog { Pace::Pinning } else { Pace::Live });
             match opened.subscription.take(BATCH_BYTES_MAX) {
                 Ok(Some(mut pieces)) => {
-                    let remaining = pieces.remaining();
-                    self.timers.sent(Instant::now(), remaining, opened.subscription.in_backlog());
+                    let (remaining, in_backlog) = (pieces.remaining(), opened.subscription.in_backlog());
+                    // These may be the first bytes of a catch-up.
+                    self.needs.pace(if in_backlog { Pace::Pinning } else { Pace::Live });
+                    self.timers.sent(Instant::now(), remaining, in_backlog);
                     return Poll::Ready(Some(pieces.copy_to_bytes(remaining)));
                 }
                 // Its client has everything, and a last bookmark says so.
