@@ -108,7 +108,8 @@ impl Backfiller {
     /// The events after `version`, up to a version that the cache's own history can resume from.
     pub(super) async fn backfill(self: &Arc<Self>, version: ResourceVersion, needs_state: bool) -> BackfillResult {
         let request = Request { version, needs_state };
-        timeout(2 * BACKFILL_TIMEOUT, self.wait_for(request))
+        // The read that runs already, and the next one.
+        timeout(2 * (BACKFILL_TIMEOUT + GATHER_TIME), self.wait_for(request))
             .await
             .unwrap_or_else(|_| Err(no_backfill(&self.served, version)))
     }
