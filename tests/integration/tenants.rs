@@ -329,9 +329,16 @@ async fn a_user_with_all_forwarded_watches_it_can_get_leaves_others_theirs() {
         })
     };
     let url = tenants.url(&format!("/api/v1/pods?{}", forwarded(0)));
+    // kubefan has to notice first that it has left its last watch, whose place is its share.
     let open = async || {
-        let answer: Response = honest.get(&url).send().await.expect("an answer");
-        assert_eq!((answer.status(), is_cached(&answer)), (StatusCode::OK, false), "{:?}", answer.text().await);
+        wait::until("the honest user to get a watch", wait::SOON, || async {
+            let answer: Response = honest.get(&url).send().await.expect("an answer");
+            let status = answer.status();
+            let is_expected = matches!(status, StatusCode::OK | StatusCode::TOO_MANY_REQUESTS) && !is_cached(&answer);
+            assert!(is_expected, "{status}: {:?}", answer.text().await);
+            (status == StatusCode::OK).then_some(())
+        })
+        .await;
     };
     compare("forwarded watches", open, attacker).await;
     let attacker = attacker();
