@@ -11,10 +11,10 @@
 //! Upstream can answer every request that is refused here. So with passthrough a limit costs
 //! upstream a request, and no client an error.
 //!
-//! Protobuf and table caches start on demand unless `--resource` names the encoding, because only a
-//! request shows that a client wants it. They hold the same resources a second time, so they have
-//! byte budgets of their own. Why not start them for every configured resource? Most are never read
-//! in these encodings, and each costs a second watch and a second copy.
+//! A protobuf or table cache starts on demand unless `--resource` names the encoding: only a
+//! request shows that a client wants it. Such caches hold the same resources a second time, so
+//! they have byte budgets of their own. They do not start for every configured resource, because
+//! most are never read in these encodings, and each costs a second watch and a second copy.
 
 use std::{
     collections::{HashMap, HashSet},

@@ -331,7 +331,7 @@ mod tests {
         read
     }
 
-    /// What is kept of a forwarded request, in case it was not read, depends on it.
+    /// The size decides how much of a forwarded request is kept for a repeat.
     #[tokio::test]
     async fn a_request_has_the_size_that_its_client_says() {
         let (near, far) = duplex(64 << 10);
