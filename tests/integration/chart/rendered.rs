@@ -16,7 +16,7 @@ use crate::harness::{
 
 tests! {
     apiserver slow_deploy: the_overlays_are_rendered_from_the_chart, kustomize_and_helm_make_the_same_objects,
-        the_template_of_the_sidecar_is_the_component, the_readme_lists_the_values,
+        a_component_binds_the_account_of_the_overlays_namespace, the_template_of_the_sidecar_is_the_component, the_readme_lists_the_values,
         the_chart_has_the_rules_and_the_dashboard, artifact_hub_understands_the_annotations;
 }
 
@@ -57,10 +57,10 @@ const OF_HELM: [&str; 2] = ["helm.sh/chart", "app.kubernetes.io/managed-by"];
 async fn the_overlays_are_rendered_from_the_chart() {
     for name in OVERLAYS {
         let text = render(name).await;
-        // The kustomization has the namespace, so that it can be another one.
+        // The kustomization has the namespace, so that it can be another one. It sets it only where none is.
         let is_of_helm = |line: &str| {
             line.starts_with("# Source: ")
-                || line == "  namespace: kubefan"
+                || line.trim_start() == "namespace: kubefan"
                 || OF_HELM.iter().any(|label| line.trim_start().starts_with(&format!("{label}:")))
         };
         let lines = text.lines().filter(|line| !is_of_helm(line)).map(|line| format!("{line}\n"));
@@ -100,6 +100,30 @@ async fn kustomize_and_helm_make_the_same_objects() {
             assert_eq!(&kustomized[object], of_helm, "{object} in {namespace}");
         }
     }
+}
+
+async fn a_component_binds_the_account_of_the_overlays_namespace() {
+    let dir = tempfile::tempdir().unwrap();
+    for file in [
+        "overlays/cluster/kubefan.yaml",
+        "components/impersonation/kustomization.yaml",
+        "components/impersonation/impersonate.yaml",
+    ] {
+        let copy = dir.path().join(file);
+        fs::create_dir_all(copy.parent().unwrap()).unwrap();
+        fs::copy(deploy().join(file), copy).unwrap();
+    }
+    let kustomization = fs::read_to_string(overlay("cluster").join("kustomization.yaml")).unwrap();
+    let kustomization = kustomization.replace("namespace: kubefan }", "namespace: elsewhere }");
+    let path = dir.path().join("overlays/cluster");
+    fs::write(
+        path.join("kustomization.yaml"),
+        format!("{kustomization}\ncomponents: [../../components/impersonation]\n"),
+    )
+    .unwrap();
+    let kustomized = ApiServer::shared().await.kubectl(&["kustomize", path.to_str().unwrap()]).await;
+    let binding = &by_name(objects(&kustomized))["\"ClusterRoleBinding\" \"kubefan-impersonate\""];
+    assert_eq!(binding["subjects"][0]["namespace"], "elsewhere", "{binding}");
 }
 
 /// A chart of an agent that includes kubefan's templates.
