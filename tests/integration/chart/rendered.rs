@@ -16,8 +16,8 @@ use crate::harness::{
 
 tests! {
     apiserver slow_deploy: the_overlays_are_rendered_from_the_chart, kustomize_and_helm_make_the_same_objects,
-        a_component_binds_the_account_of_the_overlays_namespace, the_template_of_the_sidecar_is_the_component, the_readme_lists_the_values,
-        the_chart_has_the_rules_and_the_dashboard, artifact_hub_understands_the_annotations;
+        a_component_binds_the_account_of_the_overlays_namespace, the_template_of_the_sidecar_is_the_component,
+        the_readme_lists_the_values, the_chart_has_the_rules_and_the_dashboard, artifact_hub_understands_the_annotations;
 }
 
 /// The overlays of kustomize that are rendered from the chart.
@@ -57,7 +57,8 @@ const OF_HELM: [&str; 2] = ["helm.sh/chart", "app.kubernetes.io/managed-by"];
 async fn the_overlays_are_rendered_from_the_chart() {
     for name in OVERLAYS {
         let text = render(name).await;
-        // The kustomization has the namespace, so that it can be another one. It sets it only where none is.
+        // The kustomization has the namespace, so that it can be another one. It sets it only where
+        // there is none.
         let is_of_helm = |line: &str| {
             line.starts_with("# Source: ")
                 || line.trim_start() == "namespace: kubefan"
