@@ -7,6 +7,8 @@ use std::{net::SocketAddr, time::Duration};
 use http::Request;
 use kubefan_common::proto::v1alpha1::{GetRequest, ListRequest, Target, WatchRequest};
 use prost::Message;
+use reqwest::Method;
+use serde_json::json;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -17,11 +19,13 @@ use tonic_types::StatusExt;
 use crate::{
     connections::{RawConnection, status},
     harness::{
+        apiserver::ApiServer,
         kubefan::{Kubefan, Ran, run},
         pki::{Authority, write_server_files},
         process::closed_port,
         record::{Query, Watch, connect},
         rig::{Rig, Setup, on_demand, pod, pods, target},
+        servers::{Servers, is_cached},
         simulated::Simulated,
         tests,
     },
@@ -33,6 +37,7 @@ tests! {
         the_client_prints_the_servers_error;
     paused: bad_watches_are_refused_and_disturb_no_subscriber, bad_reads_are_refused, an_unknown_method_is_refused,
         the_longest_durations_are_accepted;
+    apiserver: an_object_that_is_not_utf8_stops_no_cache;
 }
 
 /// Checks for exactly one line on stderr that has all of these parts, and the exit code.
@@ -452,4 +457,36 @@ async fn invalid_server_names_do_not_fill_the_log() {
     let log = kubefan.process.log().split_off(before);
     assert!(!log.contains("not a name not a name"), "the log has the names of clients: {log:.500}");
     assert!(log.len() < 100 * CONNECTIONS, "{} bytes: {log:.500}", log.len());
+}
+
+/// kube-apiserver stores the fields of managers as they are sent, and sends them so.
+async fn an_object_that_is_not_utf8_stops_no_cache() {
+    const FIELDS: &[u8] = b"{\"f:data\":{\"f:a\xff\xe2\x82\":{}}}";
+    let api = ApiServer::shared().await;
+    let namespace = api.namespace("not-utf8").await;
+    let path = format!("/api/v1/namespaces/{namespace}/configmaps");
+    let servers = Servers::start(api.handle(), &["--resource=configmaps"]).await;
+    let mut watch =
+        Watch::start(&mut connect(servers.kubefan.grpc_addr).await, target("configmaps"), "").await.unwrap();
+    watch.until_resumable().await;
+
+    let manager = r#"{"metadata":{"name":"broken","managedFields":[{"manager":"m","operation":"Update","apiVersion":"v1","fieldsType":"FieldsV1","fieldsV1":"#;
+    let object = [manager.as_bytes(), FIELDS, b"}]}}"].concat();
+    let request = api.client().post(format!("{}{path}", api.url())).header("content-type", "application/json");
+    let created = request.body(object).send().await.unwrap();
+    assert_eq!(created.status(), 201);
+    let broken = created.bytes().await.unwrap();
+    assert!(broken.windows(FIELDS.len()).any(|part| part == FIELDS), "the apiserver sends what it got: {broken:?}");
+    let whole = api.create(&path, &json!({ "metadata": { "name": "whole" } })).await;
+    watch.until(whole["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap()).await;
+
+    // A new kubefan lists it.
+    for servers in [servers, Servers::start(api.handle(), &["--resource=configmaps"]).await] {
+        let list = servers.through(Method::GET, &format!("{path}?resourceVersion=0")).send().await.unwrap();
+        assert!(is_cached(&list));
+        let list = list.text().await.unwrap();
+        // Go's encoding/json makes one character of each byte, and client-go uses that.
+        assert!(list.contains("\"f:a\u{fffd}\u{fffd}\u{fffd}\":{}"), "{list}");
+    }
+    api.delete(&format!("{path}/broken")).await;
 }

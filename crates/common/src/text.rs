@@ -1,6 +1,6 @@
 //! Errors of other programs: the one that matters, and messages made fit for a log line.
 
-use std::{error::Error, io};
+use std::{borrow::Cow, error::Error, io};
 
 use crate::visible::is_hidden;
 
@@ -12,6 +12,20 @@ pub fn one_line(text: &str, chars_max: usize) -> String {
         line.push('…');
     }
     line
+}
+
+/// The text of bytes that should be UTF-8, with U+FFFD for each byte that is not, as Go's
+/// encoding/json reads it. kube-apiserver sends some fields as it was given them.
+pub fn valid_utf8(bytes: &[u8]) -> Cow<'_, str> {
+    if let Ok(text) = std::str::from_utf8(bytes) {
+        return Cow::Borrowed(text);
+    }
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        text.push_str(chunk.valid());
+        text.extend(std::iter::repeat_n(char::REPLACEMENT_CHARACTER, chunk.invalid().len()));
+    }
+    Cow::Owned(text)
 }
 
 /// A text without the name of the user in an error of the apiserver, as in `User "x" cannot list`.
@@ -77,6 +91,12 @@ mod tests {
         let wrapped = io::Error::other(io::Error::other(std::fmt::Error));
         assert!(find::<std::fmt::Error>(&wrapped).is_some());
         assert!(find::<std::num::ParseIntError>(&wrapped).is_none());
+    }
+
+    #[test]
+    fn each_byte_that_is_not_utf8_becomes_a_character() {
+        assert!(matches!(valid_utf8("ä".as_bytes()), Cow::Borrowed("ä")));
+        assert_eq!(valid_utf8(b"a\xff\xe2\x82b"), "a\u{fffd}\u{fffd}\u{fffd}b");
     }
 
     #[test]

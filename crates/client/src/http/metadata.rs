@@ -14,6 +14,7 @@ use serde::{
 use serde_json::value::RawValue;
 
 use crate::object::{ObjectKey, RawObject};
+use kubefan_common::text::valid_utf8;
 
 /// The metadata of an object. Fields that the object does not have are empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -175,12 +176,21 @@ pub(super) struct Page {
     pub(super) items: Vec<Bytes>,
 }
 
+/// The JSON with U+FFFD for bytes that are not UTF-8, as client-go reads it.
+fn valid(json: &Bytes) -> Bytes {
+    match valid_utf8(json) {
+        Cow::Borrowed(_) => json.clone(),
+        Cow::Owned(text) => text.into(),
+    }
+}
+
 /// Takes a page apart. An item is a slice of the page, unless the server left out the item's kind
 /// and apiVersion, as kube-apiserver does for its own resources. They are then added from the
 /// list's, as client-go does for untyped objects, so that an item equals the same object of a
 /// watch.
 pub(super) fn read_page(page: &Bytes) -> Result<Page, serde_json::Error> {
-    let list: ListJson<'_> = serde_json::from_slice(page)?;
+    let page = valid(page);
+    let list: ListJson<'_> = serde_json::from_slice(&page)?;
     let kind = list.kind.strip_suffix("List").unwrap_or_default();
     let mut prefix = Vec::new();
     if !kind.is_empty() && !list.api_version.is_empty() {
@@ -229,7 +239,8 @@ pub(super) fn read_event(line: &Bytes) -> Result<EventJson, serde_json::Error> {
         #[serde(borrow)]
         object: &'a RawValue,
     }
-    let Envelope { r#type, object } = serde_json::from_slice(line)?;
+    let line = valid(line);
+    let Envelope { r#type, object } = serde_json::from_slice(&line)?;
     Ok(EventJson { event_type: r#type, object: line.slice_ref(object.get().as_bytes()) })
 }
 

@@ -12,6 +12,7 @@ use crate::upstream::{
     error::{Status, UpstreamError},
     reflector::{error::ReflectorError, target::Target},
 };
+use kubefan_common::text::valid_utf8;
 use kubefan_model::{
     Media, ResourceVersion,
     event::EventType,
@@ -100,6 +101,7 @@ pub(in crate::upstream) fn read_page(
     target: &Target,
     body: &[u8],
 ) -> Result<Page, ReflectorError> {
+    let body = &*text(parser, body);
     let api_version = target.gvr.api_version();
     let object = |item: &[u8]| parser.from_list_item(item, &target.kind, &api_version);
     if let Some(tables) = parser.tables() {
@@ -131,6 +133,7 @@ pub(in crate::upstream) fn read_page(
 
 /// Decodes a message of a watch. An ERROR event becomes an error.
 pub(in crate::upstream) fn read_event(parser: &ObjectParser, event: &[u8]) -> Result<WatchMessage, ReflectorError> {
+    let event = &*text(parser, event);
     let (kind, object) = match parser.media() {
         Media::Json | Media::Table => {
             let WatchLine { kind, object } = parse(event).map_err(ReflectorError::Watch)?;
@@ -159,6 +162,18 @@ pub(in crate::upstream) fn read_event(parser: &ObjectParser, event: &[u8]) -> Re
     match parser.tables() {
         None => Ok(WatchMessage::Event(kind, parser.parse(object)?)),
         Some(tables) => Ok(WatchMessage::Event(kind, parser.parse(only_row(tables, object)?.get().as_bytes())?)),
+    }
+}
+
+/// The body without bytes that no JSON may have: the caches of a resource must not depend on what one
+/// of its writers sent.
+fn text<'a>(parser: &ObjectParser, body: &'a [u8]) -> Cow<'a, [u8]> {
+    if parser.media() == Media::Protobuf {
+        return Cow::Borrowed(body);
+    }
+    match valid_utf8(body) {
+        Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
+        Cow::Owned(text) => Cow::Owned(text.into_bytes()),
     }
 }
 
