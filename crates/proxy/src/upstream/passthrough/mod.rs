@@ -10,6 +10,8 @@
 
 mod accepted_tokens;
 mod base_url;
+#[cfg(test)]
+mod cancelled;
 mod connections;
 mod protection;
 mod repeat;

@@ -17,25 +17,25 @@ use super::{
 use crate::upstream::transport::connection::{ConnectionLimits, UpstreamBody};
 
 /// A frame of HTTP/2 (RFC 9113, 4.1).
-fn frame(kind: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+pub(super) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u8::try_from(payload.len()).unwrap();
-    [&[0, 0, length, kind, 0, 0, 0, 0, stream], payload].concat()
+    [&[0, 0, length, kind, flags], &stream.to_be_bytes()[..], payload].concat()
 }
 
 /// Resets the first stream of a connection.
 pub(super) fn reset(reason: Reason) -> Vec<u8> {
-    frame(3, 1, &u32::from(reason).to_be_bytes())
+    frame(3, 0, 1, &u32::from(reason).to_be_bytes())
 }
 
 /// Closes a connection, on which the streams up to `last` may have been processed.
 pub(super) fn go_away(last: u32, reason: Reason) -> Vec<u8> {
-    frame(7, 0, &[last.to_be_bytes(), u32::from(reason).to_be_bytes()].concat())
+    frame(7, 0, 0, &[last.to_be_bytes(), u32::from(reason).to_be_bytes()].concat())
 }
 
 /// The server's first frames, which give windows of 1 GiB.
 fn preface() -> Vec<u8> {
     let window = (1_u32 << 30).to_be_bytes();
-    [frame(4, 0, &[&[0, 4], &window[..]].concat()), frame(8, 0, &window)].concat()
+    [frame(4, 0, 0, &[&[0, 4], &window[..]].concat()), frame(8, 0, 0, &window)].concat()
 }
 
 /// The error of a request over a connection of its own, if the server that has all of it sends

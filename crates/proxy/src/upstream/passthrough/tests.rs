@@ -26,8 +26,8 @@ enum Then {
 }
 
 /// A server that speaks HTTP/1.1 over TLS, and the kubeconfig of its clients.
-struct Server {
-    certificate_pem: String,
+pub(super) struct Server {
+    pub(super) certificate_pem: String,
     address: std::net::SocketAddr,
     /// The requests that it has read.
     read: Arc<AtomicUsize>,
@@ -40,29 +40,47 @@ fn certified() -> rcgen::CertifiedKey<rcgen::KeyPair> {
 
 impl Server {
     async fn start(then: Then) -> Self {
+        let read = Arc::new(AtomicUsize::new(0));
+        let count = read.clone();
+        let serve = move |stream| {
+            let count = count.clone();
+            async move { serve(stream, then, &count).await }
+        };
+        Self { read, ..Self::serving(&[], serve).await }
+    }
+
+    /// A server whose connections are over HTTP/2.
+    pub(super) async fn start_http2<F>(serve: impl Fn(TlsStream<TcpStream>) -> F + Send + 'static) -> Self
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        Self::serving(&[b"h2"], serve).await
+    }
+
+    async fn serving<F>(protocols: &[&[u8]], serve: impl Fn(TlsStream<TcpStream>) -> F + Send + 'static) -> Self
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let certified = certified();
         let key = PrivateKeyDer::try_from(certified.signing_key.serialize_der()).unwrap();
         let tls = ServerConfig::builder().with_no_client_auth();
-        let tls = tls.with_single_cert(vec![certified.cert.der().clone()], key).unwrap();
+        let mut tls = tls.with_single_cert(vec![certified.cert.der().clone()], key).unwrap();
+        tls.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
         let acceptor = TlsAcceptor::from(Arc::new(tls));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (address, read) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
-        let count = read.clone();
+        let (address, read) = (listener.local_addr().unwrap(), Arc::default());
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (acceptor, count) = (acceptor.clone(), count.clone());
-                tokio::spawn(async move {
-                    let Ok(stream) = acceptor.accept(stream).await else { return };
-                    serve(stream, then, &count).await;
-                });
+                let Ok(stream) = acceptor.accept(stream).await else { continue };
+                tokio::spawn(serve(stream));
             }
         });
         Self { certificate_pem: certified.cert.pem(), address, read, dir: tempfile::tempdir().unwrap() }
     }
 
     /// Writes the kubeconfig, which trusts this certificate.
-    fn trust(&self, certificate_pem: &str) -> UpstreamSettings {
+    pub(super) fn trust(&self, certificate_pem: &str) -> UpstreamSettings {
         use base64::{Engine, prelude::BASE64_STANDARD};
         let path = self.dir.path().join("kubeconfig");
         let text = format!(
@@ -99,7 +117,7 @@ async fn serve(mut stream: TlsStream<TcpStream>, then: Then, read: &AtomicUsize)
     let _end = stream.read_u8().await;
 }
 
-fn options() -> PassthroughOptions {
+pub(super) fn options() -> PassthroughOptions {
     PassthroughOptions {
         credentials: Credentials::Caller,
         requests_max: 100,

@@ -42,6 +42,9 @@ const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 /// Room for every stream's window, so that stalled responses do not block the others.
 const CONNECTION_WINDOW_BYTES: u32 = STREAM_WINDOW_BYTES * STREAMS_MAX as u32;
 
+/// Cancelled streams that a connection remembers, each for a second.
+const RESET_STREAMS_MAX: usize = 1000;
+
 /// The HTTP versions offered to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::upstream) enum HttpVersions {
@@ -145,6 +148,11 @@ impl ClientOptions<'_> {
             .http2_initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .http2_keep_alive_interval(ping_interval)
             .http2_keep_alive_timeout(ping_timeout)
+            // By default h2 closes the connection, and with it the requests of others, after 1,024
+            // answers to streams that it has forgotten: those beyond 50 that callers have cancelled
+            // within a second. The limit is against servers, and this one is the apiserver.
+            .http2_max_concurrent_reset_streams(RESET_STREAMS_MAX)
+            .http2_max_local_error_reset_streams(None)
             .build(connector);
         let client = client.map_response(|response| response.map(|body| body.map_err(BoxError::from).boxed_unsync()));
         BoxCloneSyncService::new(client.map_err(BoxError::from))

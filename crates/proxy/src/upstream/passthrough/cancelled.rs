@@ -1,0 +1,110 @@
+//! Tests that callers who cancel their requests leave a shared connection to others.
+
+use std::{sync::Arc, time::Duration};
+
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt, Empty};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    sync::watch,
+    task::JoinSet,
+    time::timeout,
+};
+
+use super::{
+    Forwarded, Passthrough,
+    scripted_server::frame,
+    tests::{Server, options},
+};
+
+/// The request that is not cancelled is the first of its connection.
+const KEPT: u32 = 1;
+/// Types of frames, and flags (RFC 9113, 6.2 to 6.5).
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const END_STREAM_AND_HEADERS: u8 = 5;
+/// `:status: 200` (RFC 7541, appendix A).
+const OK: [u8; 1] = [0x88];
+
+/// What a server has read.
+#[derive(Debug, Clone, Copy, Default)]
+struct Read {
+    requests: usize,
+    resets: usize,
+}
+
+/// Answers each request when it has been cancelled, and the first one after `resets_max` of them.
+async fn answer_late(
+    mut stream: impl AsyncReadExt + AsyncWriteExt + Unpin,
+    resets_max: usize,
+    read: watch::Sender<Read>,
+) -> std::io::Result<()> {
+    stream.write_all(&frame(SETTINGS, 0, 0, &[])).await?;
+    stream.read_exact(&mut [0; 24]).await?;
+    let mut answered = std::collections::HashSet::new();
+    loop {
+        let mut head = [0; 9];
+        stream.read_exact(&mut head).await?;
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+        stream.read_exact(&mut vec![0; length as usize]).await?;
+        let id = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
+        match head[3] {
+            HEADERS => read.send_modify(|read| read.requests += 1),
+            // The client resets a stream again whose answer it did not expect.
+            RST_STREAM if answered.insert(id) => {
+                stream.write_all(&frame(HEADERS, END_STREAM_AND_HEADERS, id, &OK)).await?;
+                read.send_modify(|read| read.resets += 1);
+                if read.borrow().resets == resets_max {
+                    stream.write_all(&frame(HEADERS, END_STREAM_AND_HEADERS, KEPT, &OK)).await?;
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+fn get() -> Forwarded {
+    let body = Empty::new().map_err(|never| match never {}).boxed_unsync();
+    let request = Request::get("/api/v1/namespaces/a/configmaps").body(body).unwrap();
+    Forwarded { request, acting_as: None, is_upgrade: false, kept_bytes_max: 0 }
+}
+
+#[tokio::test]
+async fn callers_that_cancel_requests_leave_the_connection_to_others() {
+    /// More than h2 remembers as reset, in each of several rounds: 1,200 answers are to streams that
+    /// it has forgotten, and 1,024 of them used to be too many.
+    const AT_ONCE: usize = 80;
+    const ROUNDS: usize = 40;
+    let (read, mut seen) = watch::channel(Read::default());
+    let server = Server::start_http2(move |stream| {
+        let read = read.clone();
+        async move {
+            let _end = answer_late(stream, AT_ONCE * ROUNDS, read).await;
+        }
+    })
+    .await;
+    let passthrough = Passthrough::from_settings(server.trust(&server.certificate_pem), options()).await.unwrap();
+    let passthrough = Arc::new(passthrough);
+    let send = || {
+        let passthrough = passthrough.clone();
+        async move { passthrough.send(get()).await.map(|response| response.status()) }
+    };
+    let kept = tokio::spawn(send());
+    let cancelled = async {
+        seen.wait_for(|read| read.requests == 1).await.unwrap();
+        for round in 1..=ROUNDS {
+            let mut sent: JoinSet<_> = (0..AT_ONCE).map(|_| send()).collect();
+            seen.wait_for(|read| read.requests == 1 + round * AT_ONCE).await.unwrap();
+            sent.shutdown().await;
+            seen.wait_for(|read| read.resets == round * AT_ONCE).await.unwrap();
+        }
+    };
+    let kept = async {
+        cancelled.await;
+        kept.await.unwrap()
+    };
+    // A connection that is closed makes the server wait for ever.
+    let kept = timeout(Duration::from_secs(60), kept).await.expect("the connection stays open");
+    assert_eq!(kept.unwrap(), StatusCode::OK);
+}
