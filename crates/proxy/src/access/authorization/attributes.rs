@@ -96,14 +96,9 @@ impl Attributes {
         parts.digest()
     }
 
-    /// Their size, in bytes.
+    /// The size of a review about them, in bytes. Many short terms are a large question, too.
     pub fn bytes(&self) -> usize {
-        let Self { group, version, resource, namespace, name, labels, fields, .. } = self;
-        let names = [group, version, resource, namespace, name].map(String::len).iter().sum::<usize>();
-        let values = |requirement: &Requirement| requirement.values().iter().map(str::len).sum::<usize>();
-        let labels = labels.requirements().iter().map(|requirement| requirement.key().len() + values(requirement));
-        let fields = fields.terms().iter().map(|term| term.path.len() + term.value.len());
-        names + labels.sum::<usize>() + fields.sum::<usize>()
+        serde_json::to_vec(&self.for_review()).map_or(usize::MAX, |json| json.len())
     }
 
     /// The same as a part of a SubjectAccessReview (`ResourceAttributes`).
@@ -219,6 +214,13 @@ mod tests {
         assert_eq!(selected.from_broad_to_exact(), [of(List, "", "", "", ""), selected.clone()]);
         let get = of(Get, "a", "p", "", "");
         assert_eq!(get.from_broad_to_exact(), std::slice::from_ref(&get));
+    }
+
+    #[test]
+    fn many_short_terms_are_a_large_question() {
+        let terms: Vec<String> = (0..500).map(|term| format!("a{term}=")).collect();
+        let bytes = attributes(ReadVerb::List, "", "", "", &terms.join(",")).bytes();
+        assert!(bytes > 10 * terms.join(",").len(), "{bytes}");
     }
 
     #[test]
