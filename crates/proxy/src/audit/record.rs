@@ -11,7 +11,7 @@ use super::{
     event::{Event, ObjectRef, Outcome, Stage},
     notes::Notes,
     queue::{NotRecorded, Queue},
-    request_head::{AUDIT_ID, RequestHead, request_uri, source_ips, user_agent},
+    request_head::{AUDIT_ID, RequestHead, request_uri, source_ips, user_agent, verb_of},
 };
 use crate::telemetry::{requests::Protocol, traces::RequestSpan};
 
@@ -244,7 +244,7 @@ impl Open {
             queue,
             id,
             protocol,
-            verb,
+            verb: verb_of(verb),
             uri: request_uri(uri),
             source_ips: source_ips(headers, address),
             user_agent: user_agent(headers),

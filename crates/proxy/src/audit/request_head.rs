@@ -20,6 +20,8 @@ const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 const ID_BYTES_MAX: usize = 64;
 /// The longest User-Agent in a record, in bytes (`maxUserAgentLength` of the apiserver).
 const USER_AGENT_BYTES_MAX: usize = 1024;
+/// The longest method in a record, in bytes.
+const VERB_BYTES_MAX: usize = 64;
 /// The longest URI in a record, in bytes.
 pub(super) const URI_BYTES_MAX: usize = 8 << 10;
 /// The most addresses in a record: the client's own, and those that it says it forwards for.
@@ -161,6 +163,14 @@ pub(super) fn user_agent(headers: &HeaderMap) -> String {
     shortened(value.unwrap_or_default().into_owned(), USER_AGENT_BYTES_MAX)
 }
 
+/// The verb in a record. A client may have made up a method of any length.
+pub(super) fn verb_of(verb: Cow<'static, str>) -> Cow<'static, str> {
+    match verb {
+        Cow::Borrowed(_) => verb,
+        Cow::Owned(method) => shortened(method, VERB_BYTES_MAX).into(),
+    }
+}
+
 /// The path and the query, as sent.
 pub(super) fn request_uri(uri: &Uri) -> String {
     shortened(uri.path_and_query().map_or_else(|| uri.path(), |both| both.as_str()).to_owned(), URI_BYTES_MAX)
@@ -211,6 +221,7 @@ mod tests {
         let uri = format!("/api/v1/pods?labelSelector={}", "b".repeat(URI_BYTES_MAX)).parse().unwrap();
         assert_eq!(request_uri(&uri).len(), URI_BYTES_MAX + TRUNCATED.len());
         assert_eq!(request_uri(&"https://host/a?b=c".parse().unwrap()), "/a?b=c");
+        assert_eq!(verb_of("x".repeat(60_000).into()).len(), VERB_BYTES_MAX + TRUNCATED.len());
     }
     #[test]
     fn the_name_of_a_span_has_only_what_a_resource_can_have() {
