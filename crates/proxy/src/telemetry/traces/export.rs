@@ -77,7 +77,7 @@ pub enum TraceError {
     /// The collector's address cannot be used.
     #[error("--otlp-endpoint {endpoint}: {problem}")]
     Endpoint {
-        /// The URL.
+        /// The URL, without the user and the password that it may have.
         endpoint: String,
         /// What is wrong.
         problem: String,
@@ -123,11 +123,21 @@ pub(super) fn start(
     Ok((provider.build(), Exporter { task, closing }))
 }
 
+/// A URL, or what was meant to be one, without its user and password.
+fn without_credentials(url: &str) -> String {
+    let (scheme, rest) = url.split_once("://").map_or(("", url), |(scheme, _)| url.split_at(scheme.len() + 3));
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let shown = authority.rfind('@').map_or(rest, |at| &rest[at + 1..]);
+    format!("{scheme}{shown}")
+}
+
 fn exporter(settings: &TraceSettings) -> Result<SpanExporter, TraceError> {
     let TraceSettings { endpoint, protocol, headers_file, .. } = settings;
     let headers = headers_file.as_ref().map(read_headers).transpose()?.unwrap_or_default();
-    let unusable =
-        |problem: &dyn fmt::Display| TraceError::Endpoint { endpoint: endpoint.clone(), problem: problem.to_string() };
+    let unusable = |problem: &dyn fmt::Display| TraceError::Endpoint {
+        endpoint: without_credentials(endpoint),
+        problem: problem.to_string(),
+    };
     let url = reqwest::Url::parse(endpoint).map_err(|error| unusable(&error))?;
     if !matches!(url.scheme(), "http" | "https") {
         return Err(unusable(&"it must begin with http:// or https://"));
@@ -143,7 +153,7 @@ fn exporter(settings: &TraceSettings) -> Result<SpanExporter, TraceError> {
         }
         Protocol::HttpProtobuf => {
             // The headers may be secret: they go to the collector that was named, and nowhere else.
-            let client = reqwest::Client::builder().timeout(EXPORT_TIMEOUT).redirect(Policy::none());
+            let client = reqwest::Client::builder().timeout(EXPORT_TIMEOUT).redirect(Policy::none()).no_proxy();
             let client = client.build().map_err(|error| unusable(&error))?;
             let text = |value: &http::HeaderValue| value.to_str().unwrap_or_default().to_owned();
             let headers: HashMap<_, _> =
@@ -244,6 +254,22 @@ async fn run(mut spans: Receiver<SpanData>, exporter: SpanExporter, closing: Can
                     tracing::warn!(error, "spans cannot be exported; the next failures are only counted");
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credentials_in_the_collectors_url_are_not_shown() {
+        for (url, shown) in [
+            ("grpc://user:p@ss@collector:4317", "grpc://collector:4317"),
+            ("user:pass@collector:port/a@b", "collector:port/a@b"),
+            ("http://collector:4318/a@b?c", "http://collector:4318/a@b?c"),
+        ] {
+            assert_eq!(without_credentials(url), shown);
         }
     }
 }
