@@ -33,7 +33,11 @@ pub(super) fn print_object(
     match format {
         Format::Name => writeln!(out, "{}", visible(&format!("{}/{}", type_name(resource), object.name))),
         Format::Json => print_json(out, &shown(object, managed_fields)?),
-        Format::Yaml => print_yaml(out, &shown(object, managed_fields)?),
+        Format::Yaml => {
+            let shown = shown(object, managed_fields)?;
+            shown.check_depth()?;
+            print_yaml(out, &shown)
+        }
     }
 }
 
@@ -47,7 +51,10 @@ pub(super) fn print_list<'a>(
     let items = objects.map(|object| shown(object, managed_fields)).collect::<io::Result<Vec<_>>>()?;
     let list = List { api_version: "v1", items, kind: "List", metadata: ListMetadata { resource_version: "" } };
     match format {
-        Format::Yaml => print_yaml(out, &list),
+        Format::Yaml => {
+            list.items.iter().try_for_each(Shown::check_depth)?;
+            print_yaml(out, &list)
+        }
         Format::Json | Format::Name => print_json(out, &list),
     }
 }
@@ -77,6 +84,19 @@ enum Shown<'a> {
     Raw(&'a RawValue),
 }
 
+impl Shown<'_> {
+    /// Whether YAML has a form for it.
+    ///
+    /// # Errors
+    /// It is nested too deep.
+    fn check_depth(&self) -> io::Result<()> {
+        match self {
+            Self::Value(_) => Ok(()),
+            Self::Raw(_) => Err(io::Error::other("an object is nested too deep for YAML; use -o json")),
+        }
+    }
+}
+
 fn print_json(out: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
     let escaped = EscapedJson(&mut *out);
     let mut serializer = serde_json::Serializer::with_formatter(escaped, PrettyFormatter::with_indent(b"    "));
@@ -86,9 +106,6 @@ fn print_json(out: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
 
 fn print_yaml(out: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
     let text = serde_saphyr::to_string(value).map_err(io::Error::other)?;
-    if text.contains(RAW_VALUE) {
-        return Err(io::Error::other("an object is nested too deep for YAML; use -o json"));
-    }
     // YAML has no escapes outside of quotes. A file gets the text as it is.
     if io::stdout().is_terminal() {
         out.write_all(visible_lines(&text).as_bytes())
@@ -96,9 +113,6 @@ fn print_yaml(out: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
         out.write_all(text.as_bytes())
     }
 }
-
-/// The name of the field by which serde_json knows a raw value.
-const RAW_VALUE: &str = "$serde_json::private::RawValue";
 
 /// The object as JSON. As in kubectl, it lacks metadata.managedFields unless `managed_fields` is
 /// set.
@@ -136,6 +150,8 @@ mod tests {
         let list = printed(|out| print_list(out, Format::Json, [deep(), pod()].iter(), false));
         assert!(list.contains(one.trim_end()) && list.contains("\"containers\""), "{list}");
         let error = print_object(&mut Vec::new(), Format::Yaml, &resource, &deep(), false).unwrap_err();
+        assert!(error.to_string().contains("use -o json"), "{error}");
+        let error = print_list(&mut Vec::new(), Format::Yaml, [pod(), deep()].iter(), false).unwrap_err();
         assert!(error.to_string().contains("use -o json"), "{error}");
         let broken = Object { name: "odd".into(), object: "{".into(), ..Object::default() };
         let error = print_object(&mut Vec::new(), Format::Json, &resource, &broken, false).unwrap_err();
