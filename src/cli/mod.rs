@@ -37,7 +37,7 @@ mod version;
 mod visible;
 mod watch;
 
-use std::{ffi::OsString, path::Path, process::ExitCode};
+use std::{ffi::OsString, io, path::Path, process::ExitCode};
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
@@ -138,7 +138,7 @@ fn run(command: Command, given: &Given<'_>) -> Result<(), CliError> {
         #[cfg(feature = "sim")]
         Command::BenchChild(args) => bench::run_child(&args),
         Command::Get(args) => until_signal(get::run(args)),
-        Command::Watch(args) => client_runtime()?.block_on(watch::run(args)),
+        Command::Watch(args) => run_client(watch::run(args)),
         Command::Verify(args) => until_signal(verify::run(args)),
         Command::Auth(args) => until_signal(auth::run(args)),
         Command::Check(args) => until_signal(check::run(*args, &variables(), given)),
@@ -147,33 +147,36 @@ fn run(command: Command, given: &Given<'_>) -> Result<(), CliError> {
         Command::Subscribers(args) => until_signal(subscribers::run(args)),
         Command::Disconnect(args) => until_signal(disconnect::run(args)),
         Command::StatusPage(args) => until_signal(status_page::run(args)),
-        // It may wait for a token on stdin.
-        Command::Kubeconfig(args) => until_signal(async {
-            tokio::task::spawn_blocking(move || kubeconfig::run(&args)).await.map_err(CliError::plain)?
-        }),
+        Command::Kubeconfig(args) => until_signal(async { kubeconfig::run(&args) }),
         Command::Version(args) => version::run(&args),
         Command::Completion(args) => completion::run(&args, &mut command_for_completion()),
     }
 }
 
-/// Runs a command until it ends or a signal ends it. The kernel does not end process 1 of a
-/// container by a signal that it does not handle, so every command handles them.
+/// Runs a command until it ends or a signal ends it.
 fn until_signal(command: impl Future<Output = Result<(), CliError>>) -> Result<(), CliError> {
-    let runtime = client_runtime()?;
-    let result = runtime.block_on(async {
+    run_client(async {
         let signal = shutdown::stop_signal()?;
         tokio::select! {
             result = command => result,
             signal = signal => Err(CliError::Interrupted(signal)),
         }
-    });
+    })
+}
+
+/// Runs a command that ends soon after a signal. The kernel does not end process 1 of a container by
+/// a signal that it does not handle, so every command handles them.
+fn run_client(command: impl Future<Output = Result<(), CliError>>) -> Result<(), CliError> {
+    shutdown::exit_after_signal()?;
+    let runtime = client_runtime()?;
+    let result = runtime.block_on(command);
     // A look-up of a name or a credential plugin may hang, and must not be waited for.
     runtime.shutdown_background();
     result
 }
 
-fn client_runtime() -> Result<tokio::runtime::Runtime, CliError> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(CliError::plain)
+fn client_runtime() -> io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
 /// The command, with the defaults of `serve` in the help of those that take its options.

@@ -1,9 +1,12 @@
 //! Signals to a command that runs until it is stopped.
 
-use std::io;
+use std::{io, process::exit, thread, time::Duration};
 
 use futures::{Stream, stream};
 use tokio::signal::unix::{SignalKind, signal};
+
+/// How long a command may take to end after a signal.
+const EXIT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A signal that ends a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +39,21 @@ pub(super) fn stop_signal() -> io::Result<impl Future<Output = StopSignal> + Sen
     })
 }
 
+/// Ends the process soon after the first SIGTERM or ctrl-C, if it has not ended by itself: its thread
+/// may wait for stdin, or for a reader of its output.
+pub(super) fn exit_after_signal() -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let entered = runtime.enter();
+    let signal = stop_signal()?;
+    drop(entered);
+    thread::Builder::new().name("signals".to_owned()).spawn(move || {
+        let signal = runtime.block_on(signal);
+        thread::sleep(EXIT_TIMEOUT);
+        exit(signal.exit_code().into());
+    })?;
+    Ok(())
+}
+
 /// Returns a future that resolves at the first SIGTERM or ctrl-C, after it has passed the signal's
 /// name to `announce`. A second ctrl-C ends the process at once with exit code 130. Must be called
 /// in a Tokio runtime.
@@ -48,7 +66,7 @@ pub(super) fn shutdown(announce: impl FnOnce(&'static str) + Send) -> io::Result
         });
         tokio::spawn(async move {
             interrupt.recv().await;
-            std::process::exit(130);
+            exit(130);
         });
     })
 }

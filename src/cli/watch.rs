@@ -114,7 +114,11 @@ pub(super) async fn run(args: WatchArgs) -> Result<(), CliError> {
         not_synced_delay_max: Some(NOT_SYNCED_DELAY_MAX),
         ..WatchOptions::default()
     };
-    let client = args.server.connect().await?;
+    let mut signal = pin!(stop_signal()?);
+    let client = tokio::select! {
+        client = args.server.connect() => client?,
+        signal = &mut signal => return Err(CliError::Interrupted(signal)),
+    };
     let mut watch = client.watch(target.clone(), options.clone());
     let mut printer = Printer {
         format: args.output,
@@ -124,7 +128,6 @@ pub(super) async fn run(args: WatchArgs) -> Result<(), CliError> {
         out: BufWriter::new(stdout()),
     };
     let mut notices = Notices::default();
-    let mut signal = pin!(stop_signal()?);
     let result = loop {
         let item = {
             let mut next = pin!(watch.next());

@@ -7,6 +7,7 @@ use serde_json::json;
 use tokio::{
     io::{AsyncBufReadExt, BufReader, Lines},
     net::TcpListener,
+    time::timeout,
 };
 
 use crate::{
@@ -140,7 +141,7 @@ impl Running {
             }
         };
         // A watch that reconnects backs off, for up to a minute.
-        tokio::time::timeout(4 * wait::SOON, found).await.unwrap_or_else(|_| panic!("no line with {text:?} on stderr"))
+        timeout(4 * wait::SOON, found).await.unwrap_or_else(|_| panic!("no line with {text:?} on stderr"))
     }
 }
 
@@ -203,15 +204,18 @@ async fn sigterm_ends_what_waits() {
     send_signal(start.child.id().unwrap(), "TERM");
     assert_eq!(start.child.wait().await.unwrap().code(), Some(0), "the start of serve");
 
-    let command = &mut tokio::process::Command::new(env!("CARGO_BIN_EXE_kubefan"));
-    command.args(["kubeconfig", "--server=https://localhost", "--token=-"]).env_clear().kill_on_drop(true);
-    let mut waiting = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-    // `wait` closes a stdin that the child still has, and the command would read an empty token.
-    let _stdin = waiting.stdin.take().unwrap();
-    let pid = waiting.id().unwrap();
-    wait::until("the signal is handled", wait::SOON, async || handles_sigterm(pid).then_some(())).await;
-    send_signal(pid, "TERM");
-    assert_eq!(waiting.wait().await.unwrap().code(), Some(143), "a token on stdin");
+    for args in [&["kubeconfig", "--server=https://localhost"][..], &["get", "pods"], &["watch", "pods"], &["top"]] {
+        let command = &mut tokio::process::Command::new(env!("CARGO_BIN_EXE_kubefan"));
+        command.args(args).arg("--token=-").env_clear().kill_on_drop(true);
+        let mut waiting = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        // `wait` closes a stdin that the child still has, and the command would read an empty token.
+        let _stdin = waiting.stdin.take().unwrap();
+        let pid = waiting.id().unwrap();
+        wait::until("the signal is handled", wait::SOON, async || handles_sigterm(pid).then_some(())).await;
+        send_signal(pid, "TERM");
+        let end = timeout(wait::SOON, waiting.wait()).await.unwrap_or_else(|_| panic!("{args:?} waits on"));
+        assert_eq!(end.unwrap().code(), Some(143), "{args:?}");
+    }
 }
 
 /// Whether a process has a handler of SIGTERM: process 1 ignores it otherwise.
