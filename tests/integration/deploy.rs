@@ -11,7 +11,7 @@ use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use crate::{
-    chart::flags_of,
+    chart::{accepted::variables_are_defined_before_their_use, flags_of},
     harness::{
         apiserver::ApiServer,
         helm::{named, objects},
@@ -142,6 +142,7 @@ async fn the_apiserver_accepts_the_cluster_proxy_with_its_components() {
     let binding = named("RoleBinding", "kubefan-client-cas");
     assert_eq!(binding["metadata"]["namespace"], "kube-system", "{binding}");
     assert_eq!(binding["subjects"][0]["namespace"], "kubefan", "{binding}");
+    variables_are_defined_before_their_use("the overlay with its components", items);
     let pod = &named("Deployment", "kubefan")["spec"]["template"]["spec"];
     let secrets: BTreeSet<_> = pod["volumes"]
         .as_array()

@@ -106,7 +106,7 @@ fn all_are_accepted(what: &str, count: usize, applied: &str) {
 }
 
 /// Kubernetes replaces `$(NAME)` only by variables that are earlier in the list.
-fn variables_are_defined_before_their_use(what: &str, objects: &[Value]) {
+pub(crate) fn variables_are_defined_before_their_use(what: &str, objects: &[Value]) {
     for container in objects.iter().flat_map(containers) {
         let mut defined = Vec::new();
         for variable in container["env"].as_array().into_iter().flatten() {
