@@ -5,7 +5,10 @@
 
 use std::sync::Arc;
 
-use super::catch_up::{CHANGES_MAX, CatchUp};
+use super::{
+    catch_up::{CHANGES_MAX, CatchUp},
+    subscription::hidden_tests,
+};
 use crate::{
     cache::{Backfill, Store, scan::SLICE_TESTS},
     fanout::{
@@ -239,9 +242,11 @@ fn take_backfill(
         tests_left = tests_left.saturating_sub(2 * view.selection().tests());
         // A backfill is one unbroken watch, so it has no gaps.
         for entry in record.events().iter().filter_map(|event| LogEntry::replayed(event, view.selection())) {
-            if encoder.entry(&entry, bases, &mut frames).messages > 0 {
+            let messages = encoder.entry(&entry, bases, &mut frames).messages;
+            if messages > 0 {
                 *sent_up_to = entry.version;
             }
+            tests_left = tests_left.saturating_sub(hidden_tests(1, messages));
             *sent += 1;
         }
         *after = record.version();

@@ -12,7 +12,7 @@ use super::{
     start_point::StartPoint,
 };
 use crate::{
-    cache::{Expired, OnExpired, OnLag, warnings::Warnings},
+    cache::{Expired, OnExpired, OnLag, scan::SLICE_TESTS, warnings::Warnings},
     fanout::{
         fair_share::Holder,
         gate::GatePermit,
@@ -27,7 +27,7 @@ use crate::{
         stream_end::StreamEnd,
         views::{
             log::Cursor,
-            view::{LogReadError, LogRun, View},
+            view::{COMPARISON_TESTS, LogReadError, LogRun, View},
         },
         wake::{ReadyStreams, StreamWaker},
     },
@@ -68,8 +68,10 @@ pub struct Subscription {
     way: Option<Resume>,
     /// Something was sent.
     is_started: bool,
-    /// Other tasks should run before more of the backlog is made.
+    /// Other tasks should run before more is made.
     must_yield: bool,
+    /// There was nothing to send because other tasks should run.
+    has_yielded: bool,
     /// The start of a gap was sent and not its end: what was sent is the state at no version.
     inside_gap: bool,
     on_lag: OnLag,
@@ -117,6 +119,7 @@ impl Subscription {
             way,
             is_started,
             must_yield: false,
+            has_yielded: false,
             inside_gap,
             on_lag,
             on_expired,
@@ -132,12 +135,18 @@ impl Subscription {
     /// The messages that are ready, at most about `bytes_max` bytes (one message may be larger).
     /// `None`: nothing now; the waker is armed and wakes when there is.
     pub fn take(&mut self, bytes_max: usize) -> Result<Option<FrameBuf>, StreamEnd> {
+        self.has_yielded = false;
         let mut frames = self.take_shared(bytes_max)?;
         if let Some(frames) = &mut frames {
             self.begin(frames);
         }
         self.show(frames.as_ref());
         Ok(frames)
+    }
+
+    /// Whether [`Self::take`] had nothing because it has worked for long, and is woken at once.
+    pub fn has_yielded(&self) -> bool {
+        self.has_yielded
     }
 
     /// How it started: the way of its resume, or `snapshot`.
@@ -163,13 +172,14 @@ impl Subscription {
 
     fn take_shared(&mut self, bytes_max: usize) -> Result<Option<FrameBuf>, StreamEnd> {
         loop {
+            if std::mem::take(&mut self.must_yield) {
+                // The connection's task runs again after the others.
+                self.has_yielded = true;
+                self.waker.arm();
+                self.waker.wake();
+                return Ok(None);
+            }
             if let Some(backlog) = &mut self.backlog {
-                if std::mem::take(&mut self.must_yield) {
-                    // The connection's task runs again after the others.
-                    self.waker.arm();
-                    self.waker.wake();
-                    return Ok(None);
-                }
                 match backlog.take(bytes_max, &self.hub, &self.view, self.bases) {
                     Ok(batch) => {
                         self.resume = batch.resume.or(self.resume);
@@ -197,6 +207,7 @@ impl Subscription {
                 return Ok(None);
             }
             match self.take_from_log(bytes_max) {
+                Ok(None) if self.must_yield => {}
                 Ok(frames) => return Ok(frames),
                 Err(LogReadError::Ended(end)) => return Err(end),
                 // The client may have a version inside the gap.
@@ -293,8 +304,12 @@ impl Subscription {
 
     fn take_from_log(&mut self, bytes_max: usize) -> Result<Option<FrameBuf>, LogReadError> {
         let (mut frames, mut received) = (FrameBuf::default(), None);
-        let view = self.view.clone();
+        let (view, mut tests_left) = (self.view.clone(), SLICE_TESTS);
         while frames.len() < bytes_max {
+            if tests_left == 0 {
+                self.must_yield = true;
+                break;
+            }
             self.skip_to_floor()?;
             let room = bytes_max - frames.len();
             match view.read(self.cursor, room, &self.waker, &mut self.waited) {
@@ -303,7 +318,9 @@ impl Subscription {
                 Ok(_) | Err(LogReadError::Gap(_)) if self.floor.is_some() => {}
                 Ok(LogRun::Passed(next)) => self.cursor = next,
                 Ok(LogRun::Shared(segment)) => {
+                    let had = frames.messages();
                     let taken = segment.take(self.cursor, room, view.encoder(), self.bases, &mut frames);
+                    tests_left = tests_left.saturating_sub(hidden_tests(taken.len(), frames.messages() - had));
                     received = received.or(self.advance(taken));
                 }
                 Ok(LogRun::Unshared(entries)) => {
@@ -311,7 +328,9 @@ impl Subscription {
                     entries.iter().for_each(|entry| {
                         view.encoder().entry(entry, self.bases, &mut writer);
                     });
-                    frames.append(writer.finish());
+                    let written = writer.finish();
+                    tests_left = tests_left.saturating_sub(hidden_tests(entries.len(), written.messages()));
+                    frames.append(written);
                     received = received.or(self.advance(&entries));
                 }
                 // What was taken is sent first; the next call fails again.
@@ -354,6 +373,12 @@ impl Subscription {
         self.resume = boundary.map(|entry| entry.version).or(self.resume);
         entries.first()?.received
     }
+}
+
+/// The cost of the entries that were compared and not sent, in tests of a selection: they fill no
+/// batch. Those that are sent are limited by their bytes.
+pub(super) fn hidden_tests(entries: usize, messages: usize) -> usize {
+    entries.saturating_sub(messages) * COMPARISON_TESTS
 }
 
 impl Drop for Subscription {

@@ -4,7 +4,10 @@ use futures::FutureExt;
 
 use super::*;
 use crate::cache::scan::SLICE_TESTS;
-use kubefan_model::{format::Encoding, projection::Projection};
+use kubefan_model::{
+    format::Encoding,
+    projection::{Parts, Projection},
+};
 
 /// A selector of a hundred terms, which is met by objects without labels of these names.
 pub(super) fn many_terms() -> String {
@@ -50,6 +53,34 @@ async fn a_snapshot_with_many_terms_lets_others_run() {
     }
     let mut subscription = cache.subscribe("", Start::Snapshot).unwrap();
     assert_eq!(rounds(&mut subscription).0, 0, "what is cheap is sent at once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn replayed_changes_that_are_compared_and_hidden_let_others_run() {
+    const EVENTS: u64 = 300;
+    /// Of the bytes of objects, so a few events at a time.
+    const BATCH_BYTES: usize = 1 << 10;
+    let mut cache = Cache::within(RingLimits { ring_events_max: 1000, ..LIMITS });
+    cache.list(&[("a", "web", 5)], 10);
+    for at in 11..=10 + EVENTS {
+        cache.event(Modified, "a", "web", at);
+    }
+    cache.event(Modified, "a", "db", 11 + EVENTS);
+    let labels = Projection::new(Parts::Fields(&["metadata.labels".to_owned()]), false, false).unwrap();
+    let format = Format::new(labels, true, Encoding::Json).unwrap();
+    let start = Start::Resume(version(10));
+    let waker = StreamWaker::new(&ConnectionWaker::new(), 0);
+    let mut subscription = cache.hub.subscribe(cache.select(""), format, start, waker).unwrap();
+    let (mut yields, mut sent) = (0, Vec::new());
+    loop {
+        match subscription.take(BATCH_BYTES).unwrap() {
+            Some(frames) => sent.extend(decode(frames).iter().map(line)),
+            None if subscription.has_yielded() => yields += 1,
+            None => break,
+        }
+    }
+    assert!(yields > 5, "{yields} yields for {EVENTS} comparisons");
+    assert_eq!(sent, [format!("~a@{0} ({0})", 11 + EVENTS)]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -149,6 +180,23 @@ async fn untested_events_that_the_ring_evicts_are_not_missed_in_silence() {
     }
     let next = tokio::time::timeout(Duration::from_secs(60), web.next()).await.expect("the subscriber is woken");
     assert!(matches!(next, Err(StreamEnd::Expired(_))), "{next:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replay_of_an_indexed_value_is_sliced_if_many_have_it() {
+    let mut cache = Cache::within(RingLimits { ring_events_max: 1000, ..LIMITS });
+    cache.list(&[("a", "web", 5), ("b", "db", 6)], 10);
+    let (many, few) = (cache.select("app=web"), cache.select("app=db"));
+    for selection in [&many, &few] {
+        cache.hub.index_for(selection).await;
+    }
+    for at in 11..=50 {
+        cache.event(Modified, "a", "web", at);
+    }
+    cache.event(Modified, "b", "db", 51);
+    let format = Format::default();
+    assert!(cache.hub.replay(&many, &format, version(10)).await.is_some());
+    assert!(cache.hub.replay(&few, &format, version(10)).await.is_none(), "little to test");
 }
 
 #[tokio::test(start_paused = true)]

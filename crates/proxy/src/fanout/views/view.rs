@@ -39,7 +39,7 @@ use kubefan_model::{
 const TESTED_AT_ONCE_MAX: usize = 8;
 
 /// What it costs to compare the projections of two objects, in tests of a selection.
-const COMPARISON_TESTS: usize = 1000;
+pub(in crate::fanout) const COMPARISON_TESTS: usize = 1000;
 
 /// How many wakers are looked at while their lock is held.
 const WAKERS_PER_LOCK: usize = 64;

@@ -166,7 +166,13 @@ impl WatchStream {
                     let weight = if in_backlog { 2 } else { 1 };
                     *budget = budget.saturating_sub(weight * sent);
                 }
-                Ok(None) => break Turn::Waits,
+                Ok(None) => {
+                    // Its work counts like a batch: the streams of a connection have one task.
+                    if self.opened.subscription.has_yielded() {
+                        *budget = budget.saturating_sub(BATCH_BYTES_MAX);
+                    }
+                    break Turn::Waits;
+                }
                 Err(end) => break Turn::Ended(end),
             }
         };
