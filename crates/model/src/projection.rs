@@ -31,6 +31,9 @@ pub const PATH_BYTES_MAX: usize = 1024;
 /// levels that serde_json allows.
 pub const PATH_NAMES_MAX: usize = 32;
 
+/// What an allocation takes besides its bytes, about.
+const ALLOCATION_BYTES: usize = 16;
+
 /// The annotation in which `kubectl apply` stores the whole manifest.
 pub const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
@@ -104,6 +107,11 @@ enum Rule {
 }
 
 impl Projection {
+    /// The memory of the paths, in bytes.
+    pub fn heap_bytes(&self) -> usize {
+        self.root.as_ref().map_or(0, |root| size_of::<Node>() + root.heap_bytes())
+    }
+
     /// A projection to `parts`. Everything but [`Parts::Full`] without either `drop_` option gives
     /// the canonical form, which leaves out the managed fields in any case.
     ///
@@ -233,6 +241,7 @@ fn mask(paths: &[String], drop_last_applied: bool) -> Result<Node, InvalidMask> 
         }
         root.keep(&names);
     }
+    root.shrink();
     Ok(root)
 }
 
@@ -275,6 +284,24 @@ impl Node {
             Rule::Within(node) => node.keep(rest),
             Rule::Keep | Rule::Drop => {}
         }
+    }
+
+    /// Returns what was allocated for more fields. A view keeps its mask for hours.
+    fn shrink(&mut self) {
+        self.fields.shrink_to_fit();
+        for (_, rule) in &mut self.fields {
+            if let Rule::Within(node) = rule {
+                node.shrink();
+            }
+        }
+    }
+
+    fn heap_bytes(&self) -> usize {
+        let field = |(name, rule): &(Box<str>, Rule)| {
+            let within = if let Rule::Within(node) = rule { node.heap_bytes() } else { 0 };
+            size_of::<(Box<str>, Rule)>() + name.len() + within
+        };
+        self.fields.iter().map(field).sum::<usize>() + ALLOCATION_BYTES * (1 + self.fields.len())
     }
 
     fn find(&self, name: &str) -> Result<usize, usize> {

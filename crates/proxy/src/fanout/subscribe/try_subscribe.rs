@@ -96,8 +96,8 @@ impl Hub {
             Some(view) => view.clone(),
             None => {
                 let encoder = views.encoder(format, (&self.resource, self.parser.tables()), &self.budgets);
-                let share = self.selections.take_view(selection)?;
-                Arc::new(View::new(selection.clone(), encoder, cached.version, &self.budgets, share))
+                let memory = self.selections.take_view(selection, format, options.holder)?;
+                Arc::new(View::new(selection.clone(), encoder, cached.version, &self.budgets, memory))
             }
         };
         let floor = match &first {

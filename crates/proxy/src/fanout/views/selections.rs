@@ -4,7 +4,7 @@
 //! of many watches could take more memory than everything else, and nothing that is dropped under
 //! memory pressure would free it. So each distinct selection takes its bytes from the budget of the
 //! process when it arrives, and gives them back with its last watch or list. The index of views
-//! takes its share for each view. Readers share them fairly: the last of what a cache may take is
+//! takes its share for each view, and so does its field mask. Readers share them fairly: the last of what a cache may take is
 //! for those that hold less than others.
 
 use std::{
@@ -12,7 +12,11 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use super::{index::filed_values_max, value_table::PLACE_BYTES, view::View};
+use super::{
+    index::filed_values_max,
+    value_table::PLACE_BYTES,
+    view::{View, ViewMemory},
+};
 use crate::{
     cache::{
         Refusal,
@@ -20,7 +24,10 @@ use crate::{
     },
     fanout::fair_share::{FairPool, Holder},
 };
-use kubefan_model::selection::{Selection, WeakSelection};
+use kubefan_model::{
+    format::Format,
+    selection::{Selection, WeakSelection},
+};
 
 /// With fewer selections, those that are gone are not looked for.
 const SWEPT_LEAST: usize = 64;
@@ -80,12 +87,23 @@ impl Selections {
         Ok(selection)
     }
 
-    /// Takes the memory of a view of this selection: its own, and that of the index.
+    /// Takes the memory of a view: its own, that of the index, and that of its field mask, which
+    /// counts to `holder`.
     ///
     /// # Errors
-    /// [`Refusal::Exhausted`] if there is no room for it.
-    pub fn take_view(&self, selection: &Selection) -> Result<Share, Refusal> {
-        self.take(view_bytes(selection))
+    /// [`Refusal::Exhausted`] if there is no room for it, or no share of the holder's.
+    pub fn take_view(
+        &self,
+        selection: &Selection,
+        format: &Format,
+        holder: Option<Holder>,
+    ) -> Result<ViewMemory, Refusal> {
+        let mask_bytes = format.projection().heap_bytes();
+        let place = match mask_bytes {
+            0 => None,
+            bytes => Some(self.shares.try_take_many(holder, bytes).ok_or_else(|| self.exhausted())?),
+        };
+        Ok(ViewMemory { _bytes: self.take(view_bytes(selection) + mask_bytes)?, _of_holder: place })
     }
 
     fn take(&self, bytes: usize) -> Result<Share, Refusal> {
@@ -95,8 +113,8 @@ impl Selections {
     fn exhausted(&self) -> Refusal {
         let limit = self.budget.bytes_max();
         Refusal::Exhausted(format!(
-            "the selectors of all streams and reads have at most {limit} bytes, and there is no room for another one, or \
-             the last is for clients with fewer of them (--selector-memory-max)"
+            "the selectors and field masks of all streams and reads have at most {limit} bytes, and there is no room for \
+             another one, or the last is for clients with fewer of them (--selector-memory-max)"
         ))
     }
 }

@@ -17,6 +17,7 @@ use super::{
 use crate::{
     cache::{Budgets, Expired, Gap, History, Store, budget::Share, scan::SLICE_TESTS},
     fanout::{
+        fair_share::Place,
         send::{encoder::Encoder, log_entry::LogEntry},
         stream_end::StreamEnd,
         sync::{Mutex, MutexGuard},
@@ -61,7 +62,7 @@ pub struct View {
     state: Mutex<ViewState>,
     wakers: Mutex<Slab<Arc<StreamWaker>>>,
     /// Its part of the budget of selectors.
-    _share: Share,
+    _memory: ViewMemory,
 }
 
 struct ViewState {
@@ -113,14 +114,22 @@ pub enum LogReadError {
     Ended(StreamEnd),
 }
 
+/// The memory of a view in the budget of selectors, given back when it is dropped.
+pub struct ViewMemory {
+    /// Its bytes.
+    pub(super) _bytes: Share,
+    /// The part that counts to the holder who asked for it.
+    pub(super) _of_holder: Option<Place>,
+}
+
 impl View {
-    /// A view whose history starts at `floor`. `share` is its memory, from the budget of selectors.
+    /// A view whose history starts at `floor`. `memory` is from the budget of selectors.
     pub fn new(
         selection: Selection,
         encoder: Arc<Encoder>,
         floor: ResourceVersion,
         budgets: &Budgets,
-        share: Share,
+        memory: ViewMemory,
     ) -> Self {
         let state = Mutex::new(ViewState {
             log: ViewLog::new(floor, budgets.logs.share()),
@@ -131,7 +140,7 @@ impl View {
             subscribers: 0,
             waiting: 0,
         });
-        Self { selection, encoder, state, wakers: Mutex::default(), _share: share }
+        Self { selection, encoder, state, wakers: Mutex::default(), _memory: memory }
     }
 
     /// What is selected.

@@ -4,7 +4,9 @@ use super::*;
 use kubefan_model::{
     GroupVersionResource,
     fields::FieldTable,
+    format::Encoding,
     object::ObjectParser,
+    projection::{Parts, Projection},
     selector::{FieldSelector, LabelSelector, SELECTOR_BYTES_MAX},
 };
 
@@ -34,7 +36,7 @@ fn many_long_selectors_take_a_few_times_their_text() {
         text_bytes += text.len();
         let selection = selections.share(select(&text), None).unwrap();
         index.insert(number, &selection);
-        held.push((selections.take_view(&selection).unwrap(), selection));
+        held.push((selections.take_view(&selection, &Format::default(), None).unwrap(), selection));
     }
     assert!(budget.used() <= 4 * text_bytes, "{} bytes for {text_bytes} of text", budget.used());
     assert!(index.bytes() <= 500 * 100, "{} bytes of the index", index.bytes());
@@ -62,7 +64,10 @@ fn equal_selectors_share_their_memory_and_those_without_room_are_refused() {
     let refusal = selections.share(select(&long(9)), None).unwrap_err();
     assert!(matches!(&refusal, Refusal::Exhausted(why) if why.contains("--selector-memory-max")), "{refusal}");
     let small = Selections::new(Budget::alone(size_of::<View>()));
-    assert!(matches!(small.take_view(&select("a in (b,c)")), Err(Refusal::Exhausted(_))), "its place counts");
+    assert!(
+        matches!(small.take_view(&select("a in (b,c)"), &Format::default(), None), Err(Refusal::Exhausted(_))),
+        "its place counts"
+    );
     drop((one, again));
     assert!(selections.share(select(&long(9)), None).is_ok(), "the last watch gave back the room");
 }
@@ -103,4 +108,24 @@ fn equal_selectors_that_are_gone_are_forgotten() {
     }
     let known = selections.known.lock().unwrap();
     assert_eq!(known.selections.values().map(Vec::len).sum::<usize>(), 1);
+}
+
+#[test]
+fn the_field_mask_of_a_view_counts() {
+    let mask = |number: usize| {
+        let path = |path: usize| {
+            (0..32).map(|name| if name == 0 { format!("{number}-{path}") } else { "a".to_owned() }).collect::<Vec<_>>()
+        };
+        let paths: Vec<String> = (0..64).map(|number| path(number).join(".")).collect();
+        let projection = Projection::new(Parts::Fields(&paths), false, false).unwrap();
+        Format::new(projection, true, Encoding::Json).unwrap()
+    };
+    let selections = Selections::new(Budget::alone(16 << 20));
+    let of = |user: &str, connection| Some(Holder::new(connection, None).identified(user, None));
+    let take = |number, holder| selections.take_view(&select("a=b"), &mask(number), holder);
+    let held: Vec<_> = (0..1000).map_while(|number| take(number, of("greedy", 1)).ok()).collect();
+    assert!((50..200).contains(&held.len()), "{} masks of 2,048 names", held.len());
+    assert!(take(1000, of("other", 2)).is_ok(), "room is left for another tenant");
+    drop(held);
+    assert_eq!(selections.budget.used(), 0);
 }
