@@ -66,6 +66,7 @@ impl KubefanSettings {
             client_certificate: self.certificate.clone(),
             server_name: self.server_name.clone(),
             token_file: self.token_file.clone().or_else(|| of_pod().filter(|_| may_default)),
+            connect_timeout: ConnectionLimits::KUBEFAN.connect_timeout,
             keepalive_interval: ConnectionLimits::KUBEFAN.ping_interval,
             keepalive_timeout: ConnectionLimits::KUBEFAN.ping_timeout,
             ..ClientOptions::default()

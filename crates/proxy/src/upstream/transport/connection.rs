@@ -50,8 +50,13 @@ impl ConnectionLimits {
     };
 }
 
-/// TCP keepalive, for HTTP/1.1.
+/// TCP keepalive, for HTTP/1.1: a peer that answers nothing is dead after a minute. By default the
+/// kernel gives it 11 minutes more.
 pub(in crate::upstream) const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
+/// The time between two probes.
+pub(in crate::upstream) const TCP_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// Probes without an answer.
+pub(in crate::upstream) const TCP_KEEPALIVE_RETRIES: u32 = 3;
 /// The number of concurrent streams on one connection. kube-apiserver accepts 100
 /// (`--http2-max-streams-per-connection`), and so do most proxies.
 pub(in crate::upstream) const STREAMS_MAX: usize = 100;

@@ -66,6 +66,8 @@ pub(in crate::upstream) fn build(
     http.enforce_http(false);
     http.set_nodelay(true);
     http.set_keepalive(Some(connection::TCP_KEEPALIVE));
+    http.set_keepalive_interval(Some(connection::TCP_KEEPALIVE_INTERVAL));
+    http.set_keepalive_retries(Some(connection::TCP_KEEPALIVE_RETRIES));
     http.set_connect_timeout(Some(limits.connect_timeout));
     let name = match &config.tls_server_name {
         Some(name) => Some(ServerName::try_from(name.clone()).map_err(|_| "its tls-server-name is not a host name")?),

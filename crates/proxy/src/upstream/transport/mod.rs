@@ -142,6 +142,8 @@ fn client(
         .connect_timeout(limits.connect_timeout)
         .tcp_nodelay(true)
         .tcp_keepalive(connection::TCP_KEEPALIVE)
+        .tcp_keepalive_interval(connection::TCP_KEEPALIVE_INTERVAL)
+        .tcp_keepalive_retries(connection::TCP_KEEPALIVE_RETRIES)
         .http2_initial_stream_window_size(HTTP2_STREAM_WINDOW_BYTES)
         .http2_initial_connection_window_size(HTTP2_CONNECTION_WINDOW_BYTES)
         .http2_keep_alive_interval(limits.ping_interval)
