@@ -76,6 +76,11 @@ impl ResourceVersion {
         if self.is_end() { self.whole() } else { self }
     }
 
+    /// Whether it is after several events of a revision, which may have more.
+    pub fn is_between_events(self) -> bool {
+        self.sub > 0 && !self.is_end()
+    }
+
     /// Whether both are of the same revision.
     pub fn is_at(self, other: Self) -> bool {
         self.main == other.main

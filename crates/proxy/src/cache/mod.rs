@@ -4,6 +4,8 @@
 //! gap makes of its events. [`crate::fanout::Hub`] owns the lock and publishes it to readers.
 //! Caches share only the counts of their budgets.
 
+use std::time::Duration;
+
 pub mod backfill;
 pub mod budget;
 pub mod column_build;
@@ -37,3 +39,7 @@ pub use resume::{HistorySource, OnExpired, OnLag};
 pub use ring::{EventRing, Expired, Record, RingLimits};
 pub use store::Store;
 pub use writer::{CacheWriter, Commit, ConflatedChange, Update, UpdateError};
+
+/// How long more events of a version are waited for. A watch brings the events of one version
+/// together, and nothing need follow them in a quiet cluster.
+pub const SAME_VERSION_WAIT: Duration = Duration::from_millis(1_500);

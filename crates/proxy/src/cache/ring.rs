@@ -293,6 +293,11 @@ impl EventRing {
         self.records.get(at).map(|entry| &entry.record).filter(|record| record.version() == version)
     }
 
+    /// When the newest record was received.
+    pub fn newest_received(&self) -> Option<Instant> {
+        self.records.back().map(|entry| entry.at)
+    }
+
     /// The records after one version and up to another, with the time at which each was received,
     /// newest first.
     pub fn between(

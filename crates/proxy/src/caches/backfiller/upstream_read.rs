@@ -7,7 +7,7 @@ use tokio::time::{sleep, timeout};
 
 use super::read_range::ReadRange;
 use crate::{
-    cache::{Backfill, CacheWriter, EventRing, Record, RingLimits, Update, writer::Change},
+    cache::{Backfill, CacheWriter, EventRing, Record, RingLimits, SAME_VERSION_WAIT, Update, writer::Change},
     caches::{context::CacheContext, list_scheduler::ListPriority},
     fanout::{CachePosition, Continuation, Refusal, Served},
     telemetry::metrics::WatchPurpose,
@@ -24,11 +24,6 @@ use kubefan_model::{
 
 /// The time limit of a backfill: its wait, and all its reads upstream.
 pub(super) const BACKFILL_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a read waits for more events of the version at which the cache was listed. An open
-/// watch brings the events of one version together, and nothing need follow them in a quiet
-/// cluster. A cached resource has a bookmark in this time (`bookmarkFrequency` of the apiserver's
-/// cacher: 2 seconds before a watch ends).
-const SAME_VERSION_WAIT: Duration = Duration::from_millis(1_500);
 /// The size limits of one backfill. A larger one would cost more to send than a snapshot. All that
 /// are held are within a budget of the process.
 const LIMITS: RingLimits = RingLimits {

@@ -62,7 +62,7 @@ pub struct Hub {
     pub(super) replays: Mutex<HashMap<ViewKey, Weak<sync::Mutex<()>>>>,
     cluster: ClusterName,
     /// Mirrors of what is published, for readers that take no lock.
-    head: watch::Sender<Option<ResourceVersion>>,
+    pub(super) head: watch::Sender<Option<ResourceVersion>>,
     phase: watch::Sender<Phase>,
     state: Mutex<HubState>,
 }

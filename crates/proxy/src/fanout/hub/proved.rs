@@ -7,10 +7,10 @@
 //! version than c, and at a state that was over before R. So such a reader is served that very
 //! state, or the cache from R on, and nothing in between; and its watch skips the events up to R.
 
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use super::core::Hub;
-use crate::cache::{CachedState, Refusal, Store};
+use crate::cache::{CachedState, Refusal, SAME_VERSION_WAIT, Store};
 use kubefan_model::ResourceVersion;
 
 /// The source of an answer to a read.
@@ -84,6 +84,28 @@ impl Hub {
     /// The state, for a list or a get.
     pub fn snapshot(&self) -> Result<(Store, ResourceVersion), Refusal> {
         self.snapshot_of(&Fresh::Cache)
+    }
+
+    /// As [`Self::snapshot_of`], for a reader that names the version as a whole and continues after
+    /// all of it. So it waits for the other events of the version, as far as that is known: until
+    /// something later has come, or nothing for a while.
+    pub async fn whole_snapshot_of(&self, fresh: &Fresh) -> Result<(Store, ResourceVersion), Refusal> {
+        let deadline = Instant::now() + 2 * SAME_VERSION_WAIT;
+        let mut head = self.head.subscribe();
+        loop {
+            head.mark_unchanged();
+            let (store, version) = self.snapshot_of(fresh)?;
+            let waits_until = version.is_between_events().then(|| self.newest_received()).flatten();
+            let waits_until = waits_until.map(|at| deadline.min(at + SAME_VERSION_WAIT));
+            let Some(until) = waits_until.filter(|until| *until > Instant::now()) else { return Ok((store, version)) };
+            drop(store);
+            // The state is taken again in either case.
+            let _ = timeout_at(until, head.changed()).await;
+        }
+    }
+
+    fn newest_received(&self) -> Option<Instant> {
+        self.lock().published.state()?.history.ring().newest_received()
     }
 
     /// The state that a read may be served, for a list or a get.

@@ -2,8 +2,15 @@
 //! transaction. No subscriber over gRPC may lose one of them, or get one twice, wherever its stream
 //! breaks.
 
+use std::task::Poll;
+
+use futures::FutureExt;
+
 use super::*;
-use crate::fanout::OnExpired;
+use crate::{
+    cache::SAME_VERSION_WAIT,
+    fanout::{Fresh, OnExpired},
+};
 
 fn place(text: &str) -> ResourceVersion {
     ResourceVersion::parse_place(text).unwrap()
@@ -60,6 +67,33 @@ async fn a_snapshot_and_a_bookmark_have_their_places_between_the_events_of_one_v
     assert_eq!(ready(&mut web).await, ["-c@12 (12.2)"]);
     assert_eq!(line(&decode(none.bookmark().unwrap())[0]), "bookmark (12.2)");
     assert_eq!(from(&cache, "app=web", "12.1").await, ["-c@12 (12.2)"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_of_whole_versions_waits_for_the_other_events_of_its_version() {
+    let mut cache = Cache::new();
+    cache.list(&[("a", "web", 5), ("b", "db", 6), ("c", "web", 7)], 10);
+    let (hub, fresh) = (cache.hub.clone(), Fresh::Cache);
+    let list = async || hub.whole_snapshot_of(&fresh).await.map(|(store, version)| (store.len(), version)).unwrap();
+    cache.event(Deleted, "a", "web", 12);
+    assert_eq!(list().now_or_never(), Some((2, place("12"))), "most versions have one event");
+    cache.event(Deleted, "b", "db", 12);
+    let mut early = std::pin::pin!(list());
+    assert!(futures::poll!(&mut early).is_pending());
+    tokio::time::advance(SAME_VERSION_WAIT / 2).await;
+    cache.event(Deleted, "c", "web", 12);
+    assert!(futures::poll!(&mut early).is_pending());
+    tokio::time::advance(SAME_VERSION_WAIT).await;
+    assert_eq!(early.await, (0, place("12.2")), "a quiet cluster has no later version");
+    assert_eq!(list().now_or_never(), Some((0, place("12.2"))), "and no list waits any more");
+    cache.event(Added, "d", "web", 13);
+    cache.event(Added, "e", "web", 14);
+    cache.event(Deleted, "d", "web", 15);
+    cache.event(Deleted, "e", "web", 15);
+    let mut late = std::pin::pin!(list());
+    assert!(futures::poll!(&mut late).is_pending());
+    cache.event(Added, "f", "web", 16);
+    assert_eq!(futures::poll!(&mut late), Poll::Ready((1, place("16"))));
 }
 
 #[tokio::test(start_paused = true)]

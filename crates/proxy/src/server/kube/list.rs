@@ -97,7 +97,7 @@ pub async fn list<C: Catalog>(
             // The snapshot is taken after the gate, so that a waiting list pins none (or a small
             // one, if it was proved itself).
             gate_permit = hub.gate().acquire(place.holder()).await?;
-            let (store, version) = hub.snapshot_of(&fresh)?;
+            let (store, version) = hub.whole_snapshot_of(&fresh).await?;
             if matches!(freshness, Freshness::Exact(exact) if !exact.is_at(version) && !planted::is(Bug::ExactIsNewest))
             {
                 return Err(ReadError::Upstream(Failure::list_expired()));
