@@ -164,8 +164,8 @@ fn until_signal(command: impl Future<Output = Result<(), CliError>>) -> Result<(
     })
 }
 
-/// Runs a command that ends soon after a signal. The kernel does not end process 1 of a container by
-/// a signal that it does not handle, so every command handles them.
+/// Runs a command that ends soon after a signal. The kernel does not end process 1 of a container
+/// by a signal that it does not handle, so every command handles them.
 fn run_client(command: impl Future<Output = Result<(), CliError>>) -> Result<(), CliError> {
     shutdown::exit_after_signal()?;
     let runtime = client_runtime()?;

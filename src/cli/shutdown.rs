@@ -3,7 +3,10 @@
 use std::{io, process::exit, thread, time::Duration};
 
 use futures::{Stream, stream};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    time::sleep,
+};
 
 /// How long a command may take to end after a signal.
 const EXIT_TIMEOUT: Duration = Duration::from_millis(500);
@@ -39,16 +42,19 @@ pub(super) fn stop_signal() -> io::Result<impl Future<Output = StopSignal> + Sen
     })
 }
 
-/// Ends the process soon after the first SIGTERM or ctrl-C, if it has not ended by itself: its thread
-/// may wait for stdin, or for a reader of its output.
+/// Ends the process soon after the first SIGTERM or ctrl-C, if it has not ended by itself: its
+/// thread may wait for stdin, or for a reader of its output.
 pub(super) fn exit_after_signal() -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let entered = runtime.enter();
     let signal = stop_signal()?;
     drop(entered);
     thread::Builder::new().name("signals".to_owned()).spawn(move || {
-        let signal = runtime.block_on(signal);
-        thread::sleep(EXIT_TIMEOUT);
+        let signal = runtime.block_on(async {
+            let signal = signal.await;
+            sleep(EXIT_TIMEOUT).await;
+            signal
+        });
         exit(signal.exit_code().into());
     })?;
     Ok(())

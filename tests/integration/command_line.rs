@@ -208,7 +208,8 @@ async fn sigterm_ends_what_waits() {
         let command = &mut tokio::process::Command::new(env!("CARGO_BIN_EXE_kubefan"));
         command.args(args).arg("--token=-").env_clear().kill_on_drop(true);
         let mut waiting = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-        // `wait` closes a stdin that the child still has, and the command would read an empty token.
+        // `wait` closes a stdin that the child still has, and the command would read an empty
+        // token.
         let _stdin = waiting.stdin.take().unwrap();
         let pid = waiting.id().unwrap();
         wait::until("the signal is handled", wait::SOON, async || handles_sigterm(pid).then_some(())).await;

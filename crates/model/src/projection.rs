@@ -11,6 +11,7 @@
 //! the version.
 
 mod difference;
+mod rules;
 
 use std::{borrow::Cow, fmt, sync::Arc};
 
@@ -20,6 +21,7 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 use serde_json::value::RawValue;
 
 pub use difference::Difference;
+use rules::{Node, Rule};
 
 /// Maximum number of paths in a field mask.
 pub const PATHS_MAX: usize = 64;
@@ -30,9 +32,6 @@ pub const PATH_BYTES_MAX: usize = 1024;
 /// Maximum number of names in a path. It bounds the recursion of the walk, well below the 128
 /// levels that serde_json allows.
 pub const PATH_NAMES_MAX: usize = 32;
-
-/// What an allocation takes besides its bytes, about.
-const ALLOCATION_BYTES: usize = 16;
 
 /// The annotation in which `kubectl apply` stores the whole manifest.
 pub const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
@@ -88,22 +87,6 @@ pub struct Projection {
     partial: bool,
     /// `None` for the whole object, unchanged.
     root: Option<Arc<Node>>,
-}
-
-/// What to do with the fields of a map.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Node {
-    /// Sorted by name.
-    fields: Vec<(Box<str>, Rule)>,
-    /// Whether fields without a rule are kept. A field mask leaves them out.
-    keeps_others: bool,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum Rule {
-    Keep,
-    Drop,
-    Within(Node),
 }
 
 impl Projection {
@@ -269,75 +252,6 @@ fn names(path: &str) -> Result<Vec<String>, String> {
         return Err("it contains an empty name; write it like spec.nodeName, without a dot at either end".to_owned());
     }
     Ok(names)
-}
-
-impl Node {
-    fn keep(&mut self, path: &[String]) {
-        let Some((first, rest)) = path.split_first() else { return };
-        let at = self.find(first).unwrap_or_else(|at| {
-            self.fields
-                .insert(at, (first.as_str().into(), Rule::Within(Self { fields: Vec::new(), keeps_others: false })));
-            at
-        });
-        match &mut self.fields[at].1 {
-            rule if rest.is_empty() => *rule = Rule::Keep,
-            Rule::Within(node) => node.keep(rest),
-            Rule::Keep | Rule::Drop => {}
-        }
-    }
-
-    /// Returns what was allocated for more fields. A view keeps its mask for hours.
-    fn shrink(&mut self) {
-        self.fields.shrink_to_fit();
-        for (_, rule) in &mut self.fields {
-            if let Rule::Within(node) = rule {
-                node.shrink();
-            }
-        }
-    }
-
-    fn heap_bytes(&self) -> usize {
-        let field = |(name, rule): &(Box<str>, Rule)| {
-            let within = if let Rule::Within(node) = rule { node.heap_bytes() } else { 0 };
-            size_of::<(Box<str>, Rule)>() + name.len() + within
-        };
-        self.fields.iter().map(field).sum::<usize>() + ALLOCATION_BYTES * (1 + self.fields.len())
-    }
-
-    fn find(&self, name: &str) -> Result<usize, usize> {
-        self.fields.binary_search_by(|(known, _)| (**known).cmp(name))
-    }
-
-    fn rule(&self, name: &str) -> &Rule {
-        match (self.find(name), self.keeps_others) {
-            (Ok(at), _) => &self.fields[at].1,
-            (Err(_), true) => &Rule::Keep,
-            (Err(_), false) => &Rule::Drop,
-        }
-    }
-}
-
-impl Rule {
-    fn leave_out(&mut self, path: &[&str]) {
-        let Some((first, rest)) = path.split_first() else {
-            *self = Self::Drop;
-            return;
-        };
-        if *self == Self::Keep {
-            *self = Self::Within(Node { fields: Vec::new(), keeps_others: true });
-        }
-        let Self::Within(node) = self else { return };
-        match node.find(first) {
-            Ok(at) => node.fields[at].1.leave_out(rest),
-            Err(at) if node.keeps_others => {
-                let mut rule = Self::Keep;
-                rule.leave_out(rest);
-                node.fields.insert(at, ((*first).into(), rule));
-            }
-            // This field is left out already.
-            Err(_) => {}
-        }
-    }
 }
 
 /// Writes the parts of a value that `node` keeps. Its result is whether it wrote anything.

@@ -5,10 +5,7 @@
 
 use std::sync::Arc;
 
-use super::{
-    catch_up::{CHANGES_MAX, CatchUp},
-    subscription::hidden_tests,
-};
+use super::catch_up::{CHANGES_MAX, CatchUp};
 use crate::{
     cache::{Backfill, Store, scan::SLICE_TESTS},
     fanout::{
@@ -22,7 +19,7 @@ use crate::{
         },
         views::{
             shared_snapshot::{ChunkFrame, SharedSnapshotReader},
-            view::View,
+            view::{View, hidden_tests},
         },
     },
 };

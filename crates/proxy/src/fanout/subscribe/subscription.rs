@@ -27,7 +27,7 @@ use crate::{
         stream_end::StreamEnd,
         views::{
             log::Cursor,
-            view::{COMPARISON_TESTS, LogReadError, LogRun, View},
+            view::{LogReadError, LogRun, View, hidden_tests},
         },
         wake::{ReadyStreams, StreamWaker},
     },
@@ -373,12 +373,6 @@ impl Subscription {
         self.resume = boundary.map(|entry| entry.version).or(self.resume);
         entries.first()?.received
     }
-}
-
-/// The cost of the entries that were compared and not sent, in tests of a selection: they fill no
-/// batch. Those that are sent are limited by their bytes.
-pub(super) fn hidden_tests(entries: usize, messages: usize) -> usize {
-    entries.saturating_sub(messages) * COMPARISON_TESTS
 }
 
 impl Drop for Subscription {

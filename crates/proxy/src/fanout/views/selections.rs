@@ -3,9 +3,9 @@
 //! A selector may have thousands of values, and exists for as long as its watch, so the selectors
 //! of many watches could take more memory than everything else, and nothing that is dropped under
 //! memory pressure would free it. So each distinct selection takes its bytes from the budget of the
-//! process when it arrives, and gives them back with its last watch or list. The index of views
-//! takes its share for each view, and so does its field mask. Readers share them fairly: the last of what a cache may take is
-//! for those that hold less than others.
+//! process when it arrives, and gives them back with its last watch or list. Each view takes its
+//! share of the index, and its field mask. Readers share the budget fairly: the last of what a
+//! cache may take is for those that hold less than others.
 
 use std::{
     collections::HashMap,

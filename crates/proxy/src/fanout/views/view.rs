@@ -40,7 +40,7 @@ use kubefan_model::{
 const TESTED_AT_ONCE_MAX: usize = 8;
 
 /// What it costs to compare the projections of two objects, in tests of a selection.
-pub(in crate::fanout) const COMPARISON_TESTS: usize = 1000;
+const COMPARISON_TESTS: usize = 1000;
 
 /// How many wakers are looked at while their lock is held.
 const WAKERS_PER_LOCK: usize = 64;
@@ -112,6 +112,12 @@ pub enum LogReadError {
     Gap(Expired),
     /// The view has ended.
     Ended(StreamEnd),
+}
+
+/// The cost of the entries that were compared and not sent, in tests of a selection: they fill no
+/// batch. Those that are sent are limited by their bytes.
+pub fn hidden_tests(entries: usize, messages: usize) -> usize {
+    entries.saturating_sub(messages) * COMPARISON_TESTS
 }
 
 /// The memory of a view in the budget of selectors, given back when it is dropped.

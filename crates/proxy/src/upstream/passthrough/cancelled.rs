@@ -72,8 +72,8 @@ fn get() -> Forwarded {
 
 #[tokio::test]
 async fn callers_that_cancel_requests_leave_the_connection_to_others() {
-    /// More than h2 remembers as reset, in each of several rounds: 1,200 answers are to streams that
-    /// it has forgotten, and 1,024 of them used to be too many.
+    /// More than h2 remembers by default, in each of several rounds: 1,200 answers are to streams
+    /// that it has forgotten, and by default 1,024 of them close a connection.
     const AT_ONCE: usize = 80;
     const ROUNDS: usize = 40;
     let (read, mut seen) = watch::channel(Read::default());
