@@ -37,7 +37,7 @@ mod version;
 mod visible;
 mod watch;
 
-use std::{ffi::OsString, io, path::Path, process::ExitCode};
+use std::{ffi::OsString, path::Path, process::ExitCode};
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
@@ -167,7 +167,7 @@ fn until_signal(command: impl Future<Output = Result<(), CliError>>) -> Result<(
 /// Runs a command that ends soon after a signal. The kernel does not end process 1 of a container
 /// by a signal that it does not handle, so every command handles them.
 fn run_client(command: impl Future<Output = Result<(), CliError>>) -> Result<(), CliError> {
-    shutdown::exit_after_signal()?;
+    shutdown::exit_after_signal().map_err(CliError::plain)?;
     let runtime = client_runtime()?;
     let result = runtime.block_on(command);
     // A look-up of a name or a credential plugin may hang, and must not be waited for.
@@ -175,8 +175,8 @@ fn run_client(command: impl Future<Output = Result<(), CliError>>) -> Result<(),
     result
 }
 
-fn client_runtime() -> io::Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build()
+fn client_runtime() -> Result<tokio::runtime::Runtime, CliError> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(CliError::plain)
 }
 
 /// The command, with the defaults of `serve` in the help of those that take its options.

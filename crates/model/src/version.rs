@@ -76,7 +76,7 @@ impl ResourceVersion {
         if self.is_end() { self.whole() } else { self }
     }
 
-    /// Whether it is after several events of a revision, which may have more.
+    /// Whether several events of its revision come before, and more may follow.
     pub fn is_between_events(self) -> bool {
         self.sub > 0 && !self.is_end()
     }

@@ -151,11 +151,19 @@ impl History {
     /// equality term is indexed. Gaps are always among them.
     pub fn since(&self, version: ResourceVersion, selection: &Selection) -> Result<Records<'_>, Expired> {
         let all = self.ring.since(version)?;
-        let Some(steps) = self.steps.of(selection) else { return Ok(Box::new(all)) };
-        let mut versions = steps.recent_after(version);
+        Ok(match self.indexed_after(version, selection) {
+            None => Box::new(all),
+            Some(versions) => Box::new(versions.into_iter().filter_map(|version| self.ring.record_at(version))),
+        })
+    }
+
+    /// The versions of the ring's records after `version` that a selection may see, oldest first.
+    /// `None` if none of its equality terms is indexed.
+    pub fn indexed_after(&self, version: ResourceVersion, selection: &Selection) -> Option<Vec<ResourceVersion>> {
+        let mut versions = self.steps.of(selection)?.recent_after(version);
         versions.extend(self.ring.gaps_after(version));
         versions.sort_unstable();
-        Ok(Box::new(versions.into_iter().filter_map(|version| self.ring.record_at(version))))
+        Some(versions)
     }
 
     /// Limits it to a share, from 0 to 1, of its usual size, from the next eviction on.

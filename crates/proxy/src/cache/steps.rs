@@ -230,12 +230,6 @@ impl TermSteps<'_> {
         self.values.iter().filter_map(|value| self.column.values.get(value))
     }
 
-    /// The number of the ring's events after a version. An event may count twice.
-    pub fn count_recent_after(&self, version: ResourceVersion) -> usize {
-        let after = |steps: &Steps| steps.recent.len() - steps.recent.partition_point(|known| *known <= version);
-        self.steps().map(after).sum()
-    }
-
     /// The versions of the ring's events after a version, oldest first.
     pub fn recent_after(&self, version: ResourceVersion) -> Vec<ResourceVersion> {
         let after = |steps: &Steps| {

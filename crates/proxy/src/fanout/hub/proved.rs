@@ -86,9 +86,9 @@ impl Hub {
         self.snapshot_of(&Fresh::Cache)
     }
 
-    /// As [`Self::snapshot_of`], for a reader that names the version as a whole and continues after
-    /// all of it. So it waits for the other events of the version, as far as that is known: until
-    /// something later has come, or nothing for a while.
+    /// As [`Self::snapshot_of`], for a reader that continues after the whole version. If the
+    /// version has several events, it waits until a later one has come, or no event for
+    /// [`SAME_VERSION_WAIT`], and for twice that at most.
     pub async fn whole_snapshot_of(&self, fresh: &Fresh) -> Result<(Store, ResourceVersion), Refusal> {
         let deadline = Instant::now() + 2 * SAME_VERSION_WAIT;
         let mut head = self.head.subscribe();

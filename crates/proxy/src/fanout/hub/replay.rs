@@ -9,7 +9,10 @@
 //! budget counts. So the clients of one view take turns, and a replay ends as soon as the view of
 //! another client has its history.
 
-use std::sync::{Arc, PoisonError, Weak};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, PoisonError, Weak},
+};
 
 use tokio::{sync, task::yield_now};
 
@@ -33,6 +36,8 @@ const RECORDS_MAX: usize = if cfg!(test) { 2 } else { 4096 };
 pub(in crate::fanout) struct Replay<'a> {
     hub: &'a Hub,
     key: ViewKey,
+    /// The versions that are left, if only some records may concern the view.
+    indexed: Option<VecDeque<ResourceVersion>>,
     replayed: Replayed,
     /// It is complete up to this version.
     reached: ResourceVersion,
@@ -85,17 +90,15 @@ impl Hub {
         if up_to <= version {
             return None;
         }
-        // The steps of a term are few, unless nearly all objects have its value.
         let history = &cached.history;
-        let events = match history.steps().of(selection) {
-            Some(steps) => steps.count_recent_after(version),
-            None => history.ring().count_after(version),
-        };
-        if events * selection.tests() <= TESTED_INSIDE_MAX {
+        // They are few, unless nearly all objects have the value.
+        let indexed = history.indexed_after(version, selection);
+        let records = indexed.as_ref().map_or_else(|| history.ring().count_after(version), Vec::len);
+        if records * selection.tests() <= TESTED_INSIDE_MAX {
             return None;
         }
         let replayed = Replayed { epoch: cached.epoch, after: version, up_to, items: Vec::new() };
-        Some(Replay { hub: self, key, replayed, reached: version })
+        Some(Replay { hub: self, key, indexed: indexed.map(VecDeque::from), replayed, reached: version })
     }
 }
 
@@ -112,8 +115,16 @@ impl Replay<'_> {
                 return None;
             }
             let ring = state.published.state_of(self.replayed.epoch)?.history.ring();
-            let records = ring.since(self.reached).ok()?.take_while(|record| record.version() <= self.replayed.up_to);
-            records.take(records_max).cloned().collect()
+            // Fails if some of what is left was evicted.
+            let all = ring.since(self.reached).ok()?;
+            let up_to = |record: &&Record| record.version() <= self.replayed.up_to;
+            match &mut self.indexed {
+                None => all.take_while(up_to).take(records_max).cloned().collect(),
+                Some(versions) => {
+                    let next = versions.drain(..records_max.min(versions.len()));
+                    next.filter_map(|version| ring.record_at(version)).take_while(up_to).cloned().collect()
+                }
+            }
         };
         let Some(last) = part.last() else { return Some(false) };
         self.reached = last.version();

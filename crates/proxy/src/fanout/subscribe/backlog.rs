@@ -19,7 +19,7 @@ use crate::{
         },
         views::{
             shared_snapshot::{ChunkFrame, SharedSnapshotReader},
-            view::{View, hidden_tests},
+            view::{View, comparison_cost},
         },
     },
 };
@@ -243,7 +243,7 @@ fn take_backfill(
             if messages > 0 {
                 *sent_up_to = entry.version;
             }
-            tests_left = tests_left.saturating_sub(hidden_tests(1, messages));
+            tests_left = tests_left.saturating_sub(comparison_cost(1, messages));
             *sent += 1;
         }
         *after = record.version();

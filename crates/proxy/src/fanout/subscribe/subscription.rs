@@ -27,7 +27,7 @@ use crate::{
         stream_end::StreamEnd,
         views::{
             log::Cursor,
-            view::{LogReadError, LogRun, View, hidden_tests},
+            view::{LogReadError, LogRun, View, comparison_cost},
         },
         wake::{ReadyStreams, StreamWaker},
     },
@@ -318,9 +318,12 @@ impl Subscription {
                 Ok(_) | Err(LogReadError::Gap(_)) if self.floor.is_some() => {}
                 Ok(LogRun::Passed(next)) => self.cursor = next,
                 Ok(LogRun::Shared(segment)) => {
-                    let had = frames.messages();
+                    let (had, is_new) = (frames.messages(), !segment.is_encoded());
                     let taken = segment.take(self.cursor, room, view.encoder(), self.bases, &mut frames);
-                    tests_left = tests_left.saturating_sub(hidden_tests(taken.len(), frames.messages() - had));
+                    if is_new {
+                        let cost = comparison_cost(taken.len(), frames.messages() - had);
+                        tests_left = tests_left.saturating_sub(cost);
+                    }
                     received = received.or(self.advance(taken));
                 }
                 Ok(LogRun::Unshared(entries)) => {
@@ -329,7 +332,7 @@ impl Subscription {
                         view.encoder().entry(entry, self.bases, &mut writer);
                     });
                     let written = writer.finish();
-                    tests_left = tests_left.saturating_sub(hidden_tests(entries.len(), written.messages()));
+                    tests_left = tests_left.saturating_sub(comparison_cost(entries.len(), written.messages()));
                     frames.append(written);
                     received = received.or(self.advance(&entries));
                 }

@@ -98,6 +98,11 @@ impl Segment {
         Self { first, end, entries, estimate_bytes, content, without_deltas }
     }
 
+    /// Whether its entries were encoded, and so compared.
+    pub fn is_encoded(&self) -> bool {
+        self.content.get().is_some()
+    }
+
     /// Adds the messages from `cursor` on to `frames`, at most about `bytes_max` bytes and at least
     /// one entry, for a client that has these bases of deltas. Returns the entries that were taken.
     /// Encodes the segment if that was not done yet. Never called under a view's lock.

@@ -22,7 +22,7 @@ use crate::{
         Refusal,
         budget::{Budget, Share},
     },
-    fanout::fair_share::{FairPool, Holder},
+    fanout::fair_share::{FairPool, Holder, Place},
 };
 use kubefan_model::{
     format::Format,
@@ -67,10 +67,7 @@ impl Selections {
             return Ok(equal);
         }
         let bytes = selection.bytes() + size_of::<WeakSelection>();
-        // Other caches may have taken room meanwhile, or given some back.
-        self.shares.set((self.budget.used() + self.budget.room()).into());
-        let place = self.shares.try_take_many(holder, bytes + view_bytes(&selection));
-        let place = place.ok_or_else(|| self.exhausted())?;
+        let place = self.take_place(holder, bytes + view_bytes(&selection))?;
         selection.keep((self.take(bytes)?, place));
         if known.selections.len() >= known.swept_at.max(SWEPT_LEAST) {
             known.selections.retain(|_, same_hash| {
@@ -101,9 +98,15 @@ impl Selections {
         let mask_bytes = format.projection().heap_bytes();
         let place = match mask_bytes {
             0 => None,
-            bytes => Some(self.shares.try_take_many(holder, bytes).ok_or_else(|| self.exhausted())?),
+            bytes => Some(self.take_place(holder, bytes)?),
         };
         Ok(ViewMemory { _bytes: self.take(view_bytes(selection) + mask_bytes)?, _of_holder: place })
+    }
+
+    fn take_place(&self, holder: Option<Holder>, bytes: usize) -> Result<Place, Refusal> {
+        // Other caches may have taken room meanwhile, or given some back.
+        self.shares.set((self.budget.used() + self.budget.room()).into());
+        self.shares.try_take_many(holder, bytes).ok_or_else(|| self.exhausted())
     }
 
     fn take(&self, bytes: usize) -> Result<Share, Refusal> {
@@ -113,8 +116,8 @@ impl Selections {
     fn exhausted(&self) -> Refusal {
         let limit = self.budget.bytes_max();
         Refusal::Exhausted(format!(
-            "the selectors and field masks of all streams and reads have at most {limit} bytes, and there is no room for \
-             another one, or the last is for clients with fewer of them (--selector-memory-max)"
+            "the selectors of all streams and reads, and the field masks of streams, have at most {limit} bytes, and there \
+             is no room for another one, or the last is for clients with fewer of them (--selector-memory-max)"
         ))
     }
 }

@@ -116,7 +116,7 @@ pub enum LogReadError {
 
 /// The cost of the entries that were compared and not sent, in tests of a selection: they fill no
 /// batch. Those that are sent are limited by their bytes.
-pub fn hidden_tests(entries: usize, messages: usize) -> usize {
+pub fn comparison_cost(entries: usize, messages: usize) -> usize {
     entries.saturating_sub(messages) * COMPARISON_TESTS
 }
 

@@ -123,11 +123,11 @@ pub(super) fn start(
     Ok((provider.build(), Exporter { task, closing }))
 }
 
-/// A URL, or what was meant to be one, without its user and password.
+/// A URL, or what was meant to be one, without its user and password. They may have characters that
+/// would end them in a URL.
 fn without_credentials(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").map_or(("", url), |(scheme, _)| url.split_at(scheme.len() + 3));
-    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
-    let shown = authority.rfind('@').map_or(rest, |at| &rest[at + 1..]);
+    let shown = rest.rfind('@').map_or(rest, |at| &rest[at + 1..]);
     format!("{scheme}{shown}")
 }
 
@@ -266,8 +266,9 @@ mod tests {
     fn credentials_in_the_collectors_url_are_not_shown() {
         for (url, shown) in [
             ("grpc://user:p@ss@collector:4317", "grpc://collector:4317"),
-            ("user:pass@collector:port/a@b", "collector:port/a@b"),
-            ("http://collector:4318/a@b?c", "http://collector:4318/a@b?c"),
+            ("http://user:pa/s?s#@collector:4317", "http://collector:4317"),
+            ("user:pass@collector:port/a", "collector:port/a"),
+            ("http://collector:4318/a?c", "http://collector:4318/a?c"),
         ] {
             assert_eq!(without_credentials(url), shown);
         }

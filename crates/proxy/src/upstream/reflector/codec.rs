@@ -165,8 +165,8 @@ pub(in crate::upstream) fn read_event(parser: &ObjectParser, event: &[u8]) -> Re
     }
 }
 
-/// The body without bytes that no JSON may have: the caches of a resource must not depend on what
-/// one of its writers sent.
+/// The body with U+FFFD for bytes that are not UTF-8. Otherwise one object would stop the cache of
+/// its resource.
 fn text<'a>(parser: &ObjectParser, body: &'a [u8]) -> Cow<'a, [u8]> {
     if parser.media() == Media::Protobuf {
         return Cow::Borrowed(body);

@@ -167,7 +167,7 @@ impl WatchStream {
                     *budget = budget.saturating_sub(weight * sent);
                 }
                 Ok(None) => {
-                    // Its work counts like a batch: the streams of a connection have one task.
+                    // A yield counts like a batch: all streams of a connection share one task.
                     if self.opened.subscription.has_yielded() {
                         *budget = budget.saturating_sub(BATCH_BYTES_MAX);
                     }
