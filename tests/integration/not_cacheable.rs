@@ -207,7 +207,16 @@ async fn found_where_the_apiserver_finds_it(servers: &Servers, plural: &str, sco
         _ => format!("{root}/namespaces/default/{plural}"),
     };
     let send = || api.request(Method::POST, &collection, Some(("application/json", &object)));
-    wait::try_until(Duration::from_secs(5), || async { send().await.0.is_success().then_some(()) }).await;
+    let created = wait::try_until(Duration::from_secs(5), || async { send().await.0.is_success().then_some(()) }).await;
+    if created.is_some() {
+        // The apiserver's watch cache may answer from before the object.
+        let any_version = format!("{collection}?resourceVersion=0");
+        wait::until("the object in the apiserver's watch cache", wait::SOON, || async {
+            let (_, names) = read(servers.straight(&any_version).send().await.unwrap()).await;
+            names.contains(&"default".to_owned()).then_some(())
+        })
+        .await;
+    }
     let paths = [
         format!("{root}/{plural}"),
         format!("{root}/{plural}/default"),
