@@ -64,6 +64,9 @@ const SCHEMA_SETTLES: Duration = Duration::from_secs(160);
 const REREADS_MAX: u64 = 2 * 2 * 3;
 /// How often such a list is requested again at once if its request fails.
 const REREAD_RETRIES_MAX: u64 = 3;
+/// The most reads for subscribers that resume that fail in a seed. Lists fail for two minutes at
+/// most, and a cache pauses after four reads in a row, however many subscribers ask.
+const FAILED_READS_MAX: u64 = 60;
 
 /// The result of a seed.
 pub(crate) struct Report {
@@ -107,12 +110,13 @@ impl Report {
     }
 
     /// Whether the replicas asked upstream for more states or watches than the same programs would
-    /// have asked straight. Six things are a replica's own: the first state of each cache when it
+    /// have asked straight. Seven things are a replica's own: the first state of each cache when it
     /// starts, which programs that are rarely restarted do not need; a new watch after the drawn
     /// idle timeout, which is shorter than any program's; the lists for a new schema, because a
     /// program keeps the bytes that it has; requests that are refused, because a program that is
-    /// served from a cache does not notice; watches of another cluster, which a program takes; and
-    /// watches that expire in a seed in which all programs were stalled and asked for nothing.
+    /// served from a cache does not notice; reads for subscribers that resume that fail; watches of
+    /// another cluster, which a program takes; and watches that expire in a seed in which all
+    /// programs were stalled and asked for nothing.
     fn costs_more(&self) -> Option<String> {
         let sum = |names: &[&str]| names.iter().filter_map(|name| self.counts.get(*name)).sum::<u64>();
         let states = sum(&["requests upstream: list of pods", "requests upstream: watch of pods with the state"]);
@@ -120,7 +124,8 @@ impl Report {
         let starts = sum(&["kubefan_relists_total initial"]);
         let idle = sum(&["kubefan_upstream_watch_restarts_total idle"]);
         let rereads = sum(&["kubefan_relists_total schema_changed"]);
-        let repeated = self.starting(&format!("requests upstream: {FAILED_LIST}")).min(REREAD_RETRIES_MAX * rereads);
+        let failed = self.starting(&format!("requests upstream: {FAILED_LIST}"));
+        let repeated = failed.min(FAILED_READS_MAX.max(REREAD_RETRIES_MAX * rereads));
         let refused = |class: &str| sum(&[&format!("requests upstream: {class}")]);
         let foreign = sum(&["kubefan_upstream_watch_restarts_total other_cluster"]);
         let were_stalled = self.counts.contains_key(&format!("fault: {ALL_STALLED}"));
