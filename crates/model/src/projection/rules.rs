@@ -1,9 +1,9 @@
 //! The rules of a projection: a tree of names.
 
-/// What an allocation takes besides its bytes, about.
+/// The overhead of an allocation, in bytes: an estimate.
 const ALLOCATION_BYTES: usize = 16;
 
-/// What to do with the fields of a map.
+/// The rules for the fields of a map.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Node {
     /// Sorted by name.

@@ -91,7 +91,7 @@ impl Hub {
             return None;
         }
         let history = &cached.history;
-        // They are few, unless nearly all objects have the value.
+        // The records of a term are few, unless nearly all objects have its value.
         let indexed = history.indexed_after(version, selection);
         let records = indexed.as_ref().map_or_else(|| history.ring().count_after(version), Vec::len);
         if records * selection.tests() <= TESTED_INSIDE_MAX {

@@ -58,7 +58,7 @@ async fn a_snapshot_with_many_terms_lets_others_run() {
 #[tokio::test(start_paused = true)]
 async fn replayed_changes_that_are_compared_and_hidden_let_others_run() {
     const EVENTS: u64 = 300;
-    /// Of the bytes of objects, so a few events at a time.
+    /// The objects of a few events.
     const BATCH_BYTES: usize = 1 << 10;
     let mut cache = Cache::within(RingLimits { ring_events_max: 1000, ..LIMITS });
     cache.list(&[("a", "web", 5)], 10);

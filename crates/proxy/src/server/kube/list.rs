@@ -94,11 +94,11 @@ pub async fn list<C: Catalog>(
                 Some(limit) => is_whole && limit >= objects,
             });
             let fresh = reads.wait_until_fresh(&served, freshness, (listed, patience), arrived_at).await?;
+            // A wait for the other events of a version needs no permit.
+            drop(hub.whole_snapshot_of(&fresh).await?);
             // The snapshot is taken after the gate, so that a waiting list pins none (or a small
             // one, if it was proved itself).
-            drop(hub.whole_snapshot_of(&fresh).await?);
             gate_permit = hub.gate().acquire(place.holder()).await?;
-            // It has waited already, without a permit, so that is rarely for long.
             let (store, version) = hub.whole_snapshot_of(&fresh).await?;
             if matches!(freshness, Freshness::Exact(exact) if !exact.is_at(version) && !planted::is(Bug::ExactIsNewest))
             {

@@ -27,7 +27,7 @@ const END_STREAM_AND_HEADERS: u8 = 5;
 /// `:status: 200` (RFC 7541, appendix A).
 const OK: [u8; 1] = [0x88];
 
-/// What a server has read.
+/// The numbers of frames that a server has read.
 #[derive(Debug, Clone, Copy, Default)]
 struct Read {
     requests: usize,
