@@ -12,7 +12,10 @@ use std::{
 use futures::{StreamExt, stream};
 use reqwest::{Client, StatusCode, retry};
 use serde_json::{Value, json};
-use tokio::{task::JoinSet, time::interval};
+use tokio::{
+    task::JoinSet,
+    time::{interval, timeout},
+};
 
 use crate::harness::{
     apiserver::{ApiServer, Options},
@@ -51,8 +54,13 @@ async fn write(api: &ApiServer, kubefan: &Kubefan) {
         let request = client.post(&url).header("content-type", "application/json").bearer_auth(&token);
         let request = request.body(body.clone());
         async move {
-            let response = request.send().await.unwrap();
-            let (status, text) = (response.status(), response.text().await.unwrap());
+            let answer = async {
+                let response = request.send().await.unwrap();
+                (response.status(), response.text().await.unwrap())
+            };
+            let answered = timeout(ANSWERED_AT_MOST, answer).await;
+            let (status, text) =
+                answered.unwrap_or_else(|_| panic!("no answer; kubefan wrote:\n{}", kubefan.process.log()));
             if status == StatusCode::CREATED { Ok(name_in(&text)) } else { Err((status, text)) }
         }
     };
@@ -71,6 +79,9 @@ async fn write(api: &ApiServer, kubefan: &Kubefan) {
     assert_eq!(made, answered);
     println!("{writes} writes of {bytes} bytes, 0 failed, {} objects", made.len());
 }
+
+/// As long as kube-apiserver itself works on a request that is not a watch.
+const ANSWERED_AT_MOST: Duration = Duration::from_secs(60);
 
 /// Only the metadata of objects, because the objects are large.
 const NAMES: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";

@@ -34,6 +34,8 @@ pub(crate) const READER: &str = "reader";
 pub(crate) const NOBODY: &str = "nobody";
 
 const READY_AT_MOST: Duration = Duration::from_secs(300);
+/// The limit of one request to /readyz. Only the next one sees that a program has exited.
+const ASKED_AT_MOST: Duration = Duration::from_secs(10);
 const STOPPED_AT_MOST: Duration = Duration::from_secs(90);
 
 /// Options for starting a control plane.
@@ -303,7 +305,7 @@ pub(crate) struct Beside {
 struct ControlPlane {
     // Fields drop in this order: the apiserver before etcd, the directory last.
     apiserver: Mutex<Option<Process>>,
-    _etcd: Process,
+    etcd: Mutex<Process>,
     shared: bool,
     url: String,
     port: u16,
@@ -328,7 +330,7 @@ impl ControlPlane {
         let (etcd_port, port) = (free_port(), free_port());
         let plane = ControlPlane {
             apiserver: Mutex::new(None),
-            _etcd: spawn_etcd(dir.path(), etcd_port)?,
+            etcd: Mutex::new(spawn_etcd(dir.path(), etcd_port)?),
             shared,
             url: format!("https://127.0.0.1:{port}"),
             port,
@@ -388,6 +390,10 @@ impl ControlPlane {
             if let Some(status) = ended() {
                 return Some(Err(format!("ended with {status}")));
             }
+            if let Some(status) = self.etcd.lock().unwrap().exited() {
+                let log = fs::read_to_string(self.path("etcd.log")).unwrap_or_default();
+                return Some(Err(format!("has no etcd, which ended with {status}: {log}")));
+            }
             is_ready(&client, &self.url).await.map(Ok)
         })
         .await
@@ -442,7 +448,7 @@ impl ControlPlane {
 }
 
 async fn is_ready(client: &reqwest::Client, url: &str) -> Option<()> {
-    let response = client.get(format!("{url}/readyz")).send().await.ok()?;
+    let response = client.get(format!("{url}/readyz")).timeout(ASKED_AT_MOST).send().await.ok()?;
     response.status().is_success().then_some(())
 }
 
