@@ -348,13 +348,16 @@ impl Walk<'_> {
         self.positions = match from {
             None => Vec::new(),
             // A version is only a number. A replica that saw a restore cannot tell that the version
-            // is from before it.
+            // is from before it. One that has not seen it yet continues the history that it undid,
+            // if both have the version.
             Some(at) => {
+                let is_shared = |epoch: &usize| at <= self.truth.epochs[epoch + 1].base;
+                let oldest = (0..first).rev().take_while(is_shared).last().unwrap_or(first);
                 let was_in = |epoch| self.positions.iter().any(|position| position.epoch == epoch && !position.mixed);
-                let position =
-                    |epoch, at| Position { epoch, at, mixed: !was_in(epoch) && at > self.truth.epochs[epoch].base };
+                let is_mixed = |epoch: usize| epoch >= first && !was_in(epoch) && at > self.truth.epochs[epoch].base;
+                let position = |epoch, at| Position { epoch, at, mixed: is_mixed(epoch) };
                 let places = |epoch| self.places_of(epoch, at).into_iter().map(move |at| position(epoch, at));
-                (first..self.truth.epochs.len()).flat_map(places).collect()
+                (oldest..self.truth.epochs.len()).flat_map(places).collect()
             }
         };
         self.phase = Phase::Opened { from };
