@@ -91,10 +91,13 @@ impl Hub {
             return None;
         }
         let history = &cached.history;
+        let is_short = |records: usize| records * selection.tests() <= TESTED_INSIDE_MAX;
+        if is_short(history.ring().count_after(version)) {
+            return None;
+        }
         // The records of a term are few, unless nearly all objects have its value.
         let indexed = history.indexed_after(version, selection);
-        let records = indexed.as_ref().map_or_else(|| history.ring().count_after(version), Vec::len);
-        if records * selection.tests() <= TESTED_INSIDE_MAX {
+        if indexed.as_ref().is_some_and(|versions| is_short(versions.len())) {
             return None;
         }
         let replayed = Replayed { epoch: cached.epoch, after: version, up_to, items: Vec::new() };
