@@ -14,18 +14,18 @@ pub fn one_line(text: &str, chars_max: usize) -> String {
     line
 }
 
-/// The text of bytes that should be UTF-8, with U+FFFD for each byte that is not, as Go's
-/// encoding/json reads it. kube-apiserver sends some fields as it was given them.
-pub fn valid_utf8(bytes: &[u8]) -> Cow<'_, str> {
-    if let Ok(text) = std::str::from_utf8(bytes) {
-        return Cow::Borrowed(text);
+/// The bytes, with U+FFFD for each one that is not UTF-8, as Go's encoding/json reads them.
+/// kube-apiserver sends some fields as it was given them.
+pub fn valid_utf8(bytes: &[u8]) -> Cow<'_, [u8]> {
+    if std::str::from_utf8(bytes).is_ok() {
+        return Cow::Borrowed(bytes);
     }
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
         text.push_str(chunk.valid());
         text.extend(std::iter::repeat_n(char::REPLACEMENT_CHARACTER, chunk.invalid().len()));
     }
-    Cow::Owned(text)
+    Cow::Owned(text.into_bytes())
 }
 
 /// A text without the name of the user in an error of the apiserver, as in `User "x" cannot list`.
@@ -95,8 +95,8 @@ mod tests {
 
     #[test]
     fn each_byte_that_is_not_utf8_becomes_a_character() {
-        assert!(matches!(valid_utf8("ä".as_bytes()), Cow::Borrowed("ä")));
-        assert_eq!(valid_utf8(b"a\xff\xe2\x82b"), "a\u{fffd}\u{fffd}\u{fffd}b");
+        assert!(matches!(valid_utf8("ä".as_bytes()), Cow::Borrowed(_)));
+        assert_eq!(&*valid_utf8(b"a\xff\xe2\x82b"), "a\u{fffd}\u{fffd}\u{fffd}b".as_bytes());
     }
 
     #[test]

@@ -171,10 +171,7 @@ fn text<'a>(parser: &ObjectParser, body: &'a [u8]) -> Cow<'a, [u8]> {
     if parser.media() == Media::Protobuf {
         return Cow::Borrowed(body);
     }
-    match valid_utf8(body) {
-        Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
-        Cow::Owned(text) => Cow::Owned(text.into_bytes()),
-    }
+    valid_utf8(body)
 }
 
 /// The single row of an event's Table.
