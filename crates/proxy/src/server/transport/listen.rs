@@ -135,7 +135,7 @@ impl Listener {
                 stream.set_nodelay(true)?;
                 // A client that vanished must free its place; HTTP/1.1 and tunnels have no PING to
                 // detect that.
-                SockRef::from(&stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(TCP_KEEPALIVE))?;
+                SockRef::from(&stream).set_tcp_keepalive(&tcp_keepalive())?;
                 // Other systems have no such option; there a slow reader fills the kernel's buffer.
                 #[cfg(any(target_os = "linux", target_os = "android"))]
                 SockRef::from(&stream).set_tcp_notsent_lowat(UNSENT_BYTES_MAX)?;
@@ -189,8 +189,12 @@ impl Listener {
     }
 }
 
-/// TCP probes a connection after this silence.
-const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
+/// Probes a silent connection, and closes it a minute after the last sign of its peer. By default
+/// the kernel takes 11 minutes more.
+fn tcp_keepalive() -> TcpKeepalive {
+    let probes = TcpKeepalive::new().with_time(Duration::from_secs(30));
+    probes.with_interval(Duration::from_secs(10)).with_retries(3)
+}
 
 /// Binds a TCP address, with a long accept queue. Like Rust's own listeners, it reuses an address
 /// whose old connections linger. `[::]` takes IPv4 too, and is `0.0.0.0` on a system without IPv6.
