@@ -24,6 +24,7 @@ mod demo;
 mod deploy;
 mod documented_commands;
 mod documented_configuration;
+mod environment_proxy;
 mod equivalence;
 mod estimate;
 mod examples;
