@@ -245,7 +245,7 @@ impl<K, V> Shared<K, V> {
         let is_outage = answer.as_ref().is_err_and(is_outage);
         *self.away_at() = is_outage.then(Instant::now);
         answer.map_err(|error| {
-            tracing::warn!(%error, kind = self.metrics.kind, "the apiserver gave no verdict about a caller");
+            tracing::warn!(%error, kind = self.metrics.kind, "a caller was not reviewed");
             if is_outage { ReviewError::Outage } else { ReviewError::Refused }
         })
     }
