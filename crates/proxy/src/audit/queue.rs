@@ -1,9 +1,13 @@
 //! The queue from the requests to the writer, with a limit.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use tokio::{
     sync::{
+        OwnedSemaphorePermit, Semaphore,
         mpsc::{self, OwnedPermit},
         oneshot,
     },
@@ -15,6 +19,10 @@ use crate::telemetry::metrics::AuditMetrics;
 /// How long a request waits for its record, if it waits for it. Then it is refused.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The most bytes of records that wait. A record is one or two KiB, but a caller may send a URI of 60
+/// KiB, and a queue of 10,000 such records would be 600 MiB.
+const BYTES_MAX: usize = if cfg!(test) { 64 << 10 } else { 64 << 20 };
+
 /// The wall clock, for timestamps.
 pub type Clock = fn() -> SystemTime;
 
@@ -24,6 +32,8 @@ pub struct Line {
     pub text: Vec<u8>,
     /// Receives whether it was written, if its request waits for that.
     pub written: Option<oneshot::Sender<bool>>,
+    /// The bytes of the text.
+    _room: OwnedSemaphorePermit,
 }
 
 /// A record could not be written, and the mode demands it.
@@ -37,6 +47,7 @@ pub struct NotRecorded;
 /// The queue, for requests. The writer ends once it is dropped everywhere.
 pub struct Queue {
     lines: mpsc::Sender<Line>,
+    room: Arc<Semaphore>,
     /// Whether an answer waits for its record.
     pub(super) is_strict: bool,
     /// The time of records.
@@ -47,6 +58,7 @@ pub struct Queue {
 /// A place in the queue for a record that is waited for.
 pub(super) struct Place {
     permit: OwnedPermit<Line>,
+    room: Arc<Semaphore>,
     until: Instant,
     metrics: AuditMetrics,
 }
@@ -60,12 +72,14 @@ impl Queue {
         metrics: AuditMetrics,
     ) -> (Self, mpsc::Receiver<Line>) {
         let (lines, receiver) = mpsc::channel(records_max);
-        (Self { lines, is_strict, clock, metrics }, receiver)
+        let room = Arc::new(Semaphore::new(BYTES_MAX));
+        (Self { lines, room, is_strict, clock, metrics }, receiver)
     }
 
     /// Queues a record that is not waited for. Without room it is dropped and counted.
     pub(super) fn push(&self, text: Vec<u8>) {
-        if self.lines.try_send(Line { text, written: None }).is_err() {
+        let line = take(&self.room, &text).map(|room| Line { text, written: None, _room: room });
+        if line.is_none_or(|line| self.lines.try_send(line).is_err()) {
             self.metrics.dropped.inc();
         }
     }
@@ -74,7 +88,7 @@ impl Queue {
     pub(super) async fn place(&self) -> Result<Place, NotRecorded> {
         let until = Instant::now() + WRITE_TIMEOUT;
         match timeout_at(until, self.lines.clone().reserve_owned()).await {
-            Ok(Ok(permit)) => Ok(Place { permit, until, metrics: self.metrics.clone() }),
+            Ok(Ok(permit)) => Ok(Place { permit, room: self.room.clone(), until, metrics: self.metrics.clone() }),
             _ => {
                 self.metrics.rejected.inc();
                 Err(NotRecorded)
@@ -86,15 +100,26 @@ impl Queue {
 impl Place {
     /// Queues the record at once, and returns what waits until it is written.
     pub(super) fn write(self, text: Vec<u8>) -> impl Future<Output = Result<(), NotRecorded>> + Send + use<> {
-        let (sender, receiver) = oneshot::channel();
-        let Self { permit, until, metrics } = self;
-        permit.send(Line { text, written: Some(sender) });
+        let Self { permit, room, until, metrics } = self;
+        let queued = take(&room, &text).map(|room| {
+            let (sender, receiver) = oneshot::channel();
+            permit.send(Line { text, written: Some(sender), _room: room });
+            receiver
+        });
         async move {
-            if let Ok(Ok(true)) = timeout_at(until, receiver).await {
+            if let Some(receiver) = queued
+                && let Ok(Ok(true)) = timeout_at(until, receiver).await
+            {
                 return Ok(());
             }
             metrics.rejected.inc();
             Err(NotRecorded)
         }
     }
+}
+
+/// Room for the bytes of a record, until its line is dropped.
+fn take(room: &Arc<Semaphore>, text: &[u8]) -> Option<OwnedSemaphorePermit> {
+    let bytes = u32::try_from(text.len()).ok()?;
+    room.clone().try_acquire_many_owned(bytes).ok()
 }

@@ -71,6 +71,22 @@ async fn a_full_queue_drops_what_is_new_and_counts_it() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn large_records_fill_the_queue_by_their_bytes() {
+    let World { queue, disk, metrics, task, .. } = world(false, true);
+    let large = || vec![b'x'; 40 << 10];
+    queue.push(large());
+    queue.push(large());
+    assert_eq!(metrics.dropped.get(), 1);
+    assert_eq!(queue.place().await.unwrap().write(large()).await, Err(NotRecorded));
+    sleep(RETRY).await;
+    queue.push(large());
+    assert_eq!((metrics.dropped.get(), metrics.rejected.get()), (1, 1), "what was written has left the queue");
+    drop(queue);
+    task.await.unwrap();
+    assert_eq!(disk.text().len(), 2 * large().len());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_disk_that_was_full_gets_what_waited_in_order() {
     let World { queue, disk, metrics, task, .. } = world(true, false);
     queue.push(line(0));
