@@ -28,7 +28,7 @@ tests! {
     paused: an_expired_version_leaves_a_marked_gap, a_break_that_history_does_not_bridge_leaves_one_marked_gap,
         an_object_too_long_for_a_watch_is_read_by_a_list, a_long_403_ends_the_streams_until_it_is_lifted,
         a_403_from_the_start_is_reported_until_it_is_lifted, a_removed_resource_ends_its_streams_and_can_return,
-        a_list_whose_token_expires_is_repeated_without_pages,
+        a_list_whose_token_expires_is_repeated_without_pages, large_objects_are_listed_in_small_pages,
         an_apiserver_that_serves_no_watch_list_is_read_by_lists,
         an_interrupted_watch_list_publishes_no_partial_state, an_empty_page_does_not_restart_a_list,
         a_list_that_fails_midway_keeps_its_reason;
@@ -243,6 +243,24 @@ async fn a_list_whose_token_expires_is_repeated_without_pages() {
     watch.until(last[2]).await;
     assert_eq!(lists(&rig).len(), 4 + 3);
     assert_eq!(watch.state, rig.truth(PODS).await);
+}
+
+async fn large_objects_are_listed_in_small_pages() {
+    let setup = Setup::of(&["pods"]).by_list();
+    let sim = setup.sim();
+    for number in 0..35 {
+        let mut large = pod(&format!("p-{number}"), "first");
+        large["metadata"]["annotations"] = json!({ "text": "x".repeat(2_000_000) });
+        sim.create(&pods(), large).unwrap();
+    }
+    let rig = Rig::over(Network::to(sim.clone()), sim, setup);
+    rig.ready().await;
+    // 70 MB, and 62 objects are more, are too long; 7 of 14 MB are more than wanted.
+    let few = ["limit=4"; 7];
+    let limits = [&["limit=500", "limit=62", "limit=7"][..], &few].concat();
+    let asked = lists(&rig);
+    let is_as_wanted = asked.len() == limits.len() && asked.iter().zip(limits).all(|(path, limit)| path.contains(limit));
+    assert!(is_as_wanted, "{asked:?}");
 }
 
 async fn an_apiserver_that_serves_no_watch_list_is_read_by_lists() {

@@ -61,7 +61,7 @@ section! {
     /// How the initial state is read: by WatchList if the apiserver has it, or always by paged
     /// LIST.
     watch_list("MODE"): WatchListMode = WatchListMode::Auto => watch_list: WatchListMode, any;
-    /// Objects per page of a LIST.
+    /// Objects per page of a LIST; fewer if they are large.
     page_size("COUNT"): u32 = 500 => page_size: u32, at_least(1);
     /// Lists of the apiserver at the same time, by all caches together. The others wait, those of
     /// caches without a state first.

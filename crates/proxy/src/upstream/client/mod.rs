@@ -222,17 +222,21 @@ impl Upstream {
         .await
     }
 
-    /// Reads objects in an encoding, with the warnings about the resource.
+    /// Reads objects in an encoding, with the warnings about the resource. `bytes_max` lowers the
+    /// limit of an answer.
     ///
     /// # Errors
-    /// [`UpstreamError::Refused`] with 406 if the server answers in another encoding.
+    /// [`UpstreamError::Refused`] with 406 if the server answers in another encoding, and
+    /// [`UpstreamError::TooLarge`].
     pub async fn get_media(
         &self,
         verb: Verb,
         path_and_query: &str,
         media: Media,
+        bytes_max: usize,
     ) -> Result<(Bytes, Warnings), UpstreamError> {
-        let response = self.get_accept(verb, path_and_query, media.accept()).await?;
+        let bytes_max = bytes_max.min(self.inner.options.body_bytes_max);
+        let response = self.get_limited(verb, path_and_query, media.accept(), bytes_max).await?;
         check_media(response.headers(), media)?;
         let warnings = self.warnings(response.headers());
         Ok((response.into_body(), warnings))

@@ -106,7 +106,7 @@ async fn a_failure_does_not_clear_the_warnings_about_kubefan_itself() {
     });
     upstream.get(Verb::Get, "/version").await.unwrap();
     for _ in 0..2 {
-        let (_, warnings) = upstream.get_media(Verb::List, "/list", Media::Json).await.unwrap();
+        let (_, warnings) = upstream.get_media(Verb::List, "/list", Media::Json, usize::MAX).await.unwrap();
         let mut headers = HeaderMap::new();
         warnings.put(&mut headers);
         let forwarded: Vec<_> = headers.get_all(header::WARNING).into_iter().collect();

@@ -97,6 +97,7 @@
 mod cluster_version;
 pub(super) mod codec;
 mod error;
+mod page_limit;
 mod pages;
 mod reread;
 mod state;
@@ -117,6 +118,7 @@ use crate::upstream::{
         cluster_version::version_path,
         codec::{WatchMessage, read_event, read_page},
         error::WATCH_SHORT,
+        page_limit::PageLimit,
         state::{OpenWatch, PagedList, Reread, State, further},
     },
 };
@@ -167,6 +169,8 @@ pub struct Reflector<R> {
     version_unanswered: bool,
     /// A continue token expired, so the next attempt to list has no pages.
     unpaged: bool,
+    /// How many objects the next page has.
+    page_limit: PageLimit,
     /// Set for a backfill: read only the events after this version, without a standing watch.
     backfills_from: Option<ResourceVersion>,
 }
@@ -196,6 +200,7 @@ impl<R: Rng> Reflector<R> {
             version_query_refused: false,
             version_unanswered: false,
             unpaged: false,
+            page_limit: PageLimit::new(options.page_size),
             backfills_from: None,
         }
     }
@@ -364,7 +369,7 @@ impl<R: Rng> Reflector<R> {
         if media != Media::Table {
             return Ok(self.upstream.cluster_version(&self.target).await);
         }
-        match self.upstream.get_media(Verb::List, &version_path(&self.target, media.query()), media).await {
+        match self.upstream.get_media(Verb::List, &version_path(&self.target, media.query()), media, usize::MAX).await {
             Ok((body, _)) => Ok(Ok(read_page(&self.parser, &self.target, &body)?.version)),
             Err(error) => Ok(Err(error)),
         }

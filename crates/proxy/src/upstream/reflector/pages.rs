@@ -30,13 +30,18 @@ impl<R: Rng> Reflector<R> {
         loop {
             let exact = self.backfills_from;
             let path = self.page_path(list.next.as_deref(), exact, !self.unpaged);
-            let body = match self.upstream.get_media(Verb::List, &path, self.parser.media()).await {
+            let bytes_max = if self.unpaged { usize::MAX } else { self.page_limit.bytes_max() };
+            let body = match self.upstream.get_media(Verb::List, &path, self.parser.media(), bytes_max).await {
                 Ok((body, warnings)) => {
                     self.warnings = warnings;
                     body
                 }
+                Err(UpstreamError::TooLarge { .. }) if !self.unpaged && self.page_limit.lower() => continue,
                 Err(error) => return Err(self.page_failed(list, error)),
             };
+            if !self.unpaged {
+                self.page_limit.received(body.len());
+            }
             let received = Instant::now();
             let page = read_page(&self.parser, &self.target, &body)?;
             let Page { version: page_version, next, objects } = page.after(list.next.as_deref())?;
@@ -61,7 +66,7 @@ impl<R: Rng> Reflector<R> {
     /// The path of a page: the first one, of the state at `exact` if that is given, or the one that
     /// the token `next` leads to. Without `has_limit` a page has all objects.
     pub(super) fn page_path(&self, next: Option<&str>, exact: Option<ResourceVersion>, has_limit: bool) -> String {
-        let limit = self.options.page_size.to_string();
+        let limit = self.page_limit.objects().to_string();
         let limit = Some(("limit", limit.as_str())).filter(|_| has_limit);
         let mut query: Vec<_> = limit.into_iter().chain(next.map(|next| ("continue", next))).collect();
         let exact = exact.filter(|_| next.is_none()).map(|version| version.whole().to_string());

@@ -54,12 +54,12 @@ impl<R: Rng> Reflector<R> {
     /// A page of the list at a version. The request is sent when it is polled.
     fn request_page(&self, at: ResourceVersion, next: Option<&str>, delay: Duration) -> PageRequest {
         let path = self.page_path(next, Some(at), true);
-        let (upstream, media) = (self.upstream.clone(), self.parser.media());
+        let (upstream, media, bytes_max) = (self.upstream.clone(), self.parser.media(), self.page_limit.bytes_max());
         Box::pin(async move {
             if !delay.is_zero() {
                 sleep(delay).await;
             }
-            upstream.get_media(Verb::List, &path, media).await
+            upstream.get_media(Verb::List, &path, media, bytes_max).await
         })
     }
 
@@ -92,6 +92,7 @@ impl<R: Rng> Reflector<R> {
 
     fn read_page_beside(&mut self, mut reread: Reread, body: &[u8]) -> Result<(), ReflectorError> {
         let received = Instant::now();
+        self.page_limit.received(body.len());
         let page = read_page(&self.parser, &self.target, body)?;
         let Page { version, next, objects } = page.after(reread.next.as_deref())?;
         if version != reread.at {
@@ -116,6 +117,11 @@ impl<R: Rng> Reflector<R> {
     /// Requests a page again that has failed for a moment, or gives up the list. If upstream cannot
     /// list that version, an ordinary list follows.
     fn page_beside_failed(&mut self, mut reread: Reread, error: UpstreamError) -> Result<(), ReflectorError> {
+        if matches!(error, UpstreamError::TooLarge { .. }) && self.page_limit.lower() {
+            reread.request = self.request_page(reread.at, reread.next.as_deref(), Duration::ZERO);
+            self.state = State::Rereading(reread);
+            return Ok(());
+        }
         let is_passing = error.is_passing();
         reread.failures += 1;
         let failed = ReflectorError::List(error);
