@@ -22,7 +22,8 @@ use crate::harness::{
 };
 
 tests! {
-    local: a_watch_of_what_has_no_comparable_versions_is_passed_on;
+    local: a_watch_of_what_has_no_comparable_versions_is_passed_on,
+        a_resource_of_another_group_with_the_same_name_is_cached;
     paused: a_resource_without_comparable_versions_is_refused_over_grpc_and_remembered,
         a_resource_whose_versions_compare_at_last_is_cached, a_kubefan_behind_another_one_passes_on_what_that_does_not_cache,
         a_resource_named_like_a_part_of_a_path_is_cached_only_where_it_is_listed;
@@ -80,6 +81,22 @@ async fn a_watch_of_what_has_no_comparable_versions_is_passed_on() {
             assert_eq!(ready.contains(says), flag.contains("things"), "{what}: {ready}");
         }
     }
+}
+
+async fn a_resource_of_another_group_with_the_same_name_is_cached() {
+    let simulated = Simulated::start().await;
+    simulated.sim.add_resource(things(VersionForm::Opaque));
+    simulated.sim.add_resource(SimResource::custom("other.example.com", "v1", "things", "Thing"));
+    let kubefan = simulated.kubefan(&["--resource=things", "--on-demand"]).await;
+    let (_, ready) = kubefan.admin("/readyz?verbose").await.unwrap();
+    assert!(ready.contains("things not cached: "), "{ready}");
+    let client = Client::builder().no_proxy().build().unwrap();
+    let url = format!("http://{}/apis/other.example.com/v1/things?resourceVersion=0", kubefan.grpc_addr);
+    wait::until("the other group's resource to be cached", wait::SOON, || async {
+        let list = client.get(&url).send().await.ok()?;
+        is_cached(&list).then_some(())
+    })
+    .await;
 }
 
 async fn a_resource_without_comparable_versions_is_refused_over_grpc_and_remembered() {

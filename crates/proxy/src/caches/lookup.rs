@@ -145,7 +145,12 @@ impl Registry {
             let is_new = cache.on_demand() && *cache.served.hub.phase().borrow() == Phase::Syncing;
             return if is_new { self.first_sync(&cache, &id, tenant).await } else { Ok(cache.read_by(tenant)) };
         }
-        if let Some(uncached) = self.uncached.get(resource).or_else(|| self.uncached.get(&info.gvr.to_string())) {
+        // The configured name may be that of another group's resource.
+        let is_other = (group, version) != ("", "")
+            && self.uncached.contains_key(resource)
+            && discovery.resolve(resource).await.is_ok_and(|named| named.gvr != info.gvr);
+        let named = if is_other { None } else { self.uncached.get(resource) };
+        if let Some(uncached) = named.or_else(|| self.uncached.get(&info.gvr.to_string())) {
             return Err(match uncached.phase {
                 Phase::NotCached => Refusal::NotCached(uncached.message.clone()),
                 _ => not_synced(resource, &uncached.message),
