@@ -314,15 +314,15 @@ impl WebhookAuthorizer {
         holder: Holder,
         age: Option<Duration>,
     ) -> Result<AccessVerdict, ReviewError> {
-        let bytes = question.bytes();
         let AuthorizationOptions { authorized_ttl, unauthorized_ttl, .. } = self.options;
-        let (upstream, caller) = (self.upstream.clone(), caller.clone());
+        let (upstream, caller, question) = (self.upstream.clone(), caller.clone(), Arc::new(question));
+        let measured = question.clone();
         let answer = async move {
             let verdict = access_review::review(&upstream, &caller.identity, &question).await?;
             let fresh_for = if verdict.is_positive() { authorized_ttl } else { unauthorized_ttl };
             Ok((verdict, fresh_for))
         };
-        let review = Review { bytes, answer: answer.boxed() };
+        let review = Review { bytes: Box::new(move || measured.bytes()), answer: answer.boxed() };
         match age {
             None => self.reviews.verdict(key, holder, review).await,
             Some(age) => self.reviews.recent(key, holder, age, review).await,

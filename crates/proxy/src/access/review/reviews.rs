@@ -62,8 +62,9 @@ const LARGE_BYTES: usize = 2 << 10;
 
 /// A review to send.
 pub struct Review<V> {
-    /// The size of the question, in bytes.
-    pub bytes: usize,
+    /// Measures the question, in bytes. Only a question that is sent is measured, because that
+    /// costs about as much as writing it.
+    pub bytes: Box<dyn FnOnce() -> usize + Send>,
     /// The verdict, and how long it counts.
     pub answer: BoxFuture<'static, Result<(V, Duration), UpstreamError>>,
 }
@@ -237,10 +238,10 @@ impl<K, V> Shared<K, V> {
         verdict
     }
 
-    async fn ask(&self, holder: Holder, review: Review<V>) -> Result<(V, Duration), ReviewError> {
-        let queue = if review.bytes < LARGE_BYTES { &self.queue } else { &self.large };
+    async fn ask(&self, holder: Holder, Review { bytes, answer }: Review<V>) -> Result<(V, Duration), ReviewError> {
+        let queue = if bytes() < LARGE_BYTES { &self.queue } else { &self.large };
         let _turn = queue.turn(holder).await.map_err(ReviewError::Busy)?;
-        let answer = review.answer.await;
+        let answer = answer.await;
         self.metrics.answered(answer.as_ref().err().map(UpstreamError::reason));
         let is_outage = answer.as_ref().is_err_and(is_outage);
         *self.away_at() = is_outage.then(Instant::now);

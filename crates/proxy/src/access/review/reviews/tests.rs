@@ -51,7 +51,7 @@ impl World {
             let answer = answer.lock().unwrap().clone();
             answer.map(|verdict| (verdict, FRESH))
         };
-        Review { bytes: 100, answer: answer.boxed() }
+        Review { bytes: Box::new(|| 100), answer: answer.boxed() }
     }
 
     async fn verdict(&self, key: u8) -> Result<bool, ReviewError> {
@@ -60,12 +60,12 @@ impl World {
 
     /// Like [`Self::verdict`], from an apiserver that needs this long.
     async fn verdict_after(&self, delay: Duration, key: u8) -> Result<bool, ReviewError> {
-        let review = self.review();
+        let Review { bytes, answer } = self.review();
         let slow = async move {
             sleep(delay).await;
-            review.answer.await
+            answer.await
         };
-        let review = Review { bytes: review.bytes, answer: slow.boxed() };
+        let review = Review { bytes, answer: slow.boxed() };
         self.reviews.verdict(key, Holder::new(1, None), review).await
     }
 
@@ -222,10 +222,23 @@ async fn large_questions_do_not_hold_up_others() {
     let world = World::new();
     let large = (0..10).map(|key| {
         let answer = sleep(FRESH).map(|()| Ok((true, FRESH)));
-        let review = Review { bytes: LARGE_BYTES, answer: answer.boxed() };
+        let review = Review { bytes: Box::new(|| LARGE_BYTES), answer: answer.boxed() };
         world.reviews.verdict(key, Holder::new(1, None), review)
     });
     let mut large = futures::future::join_all(large);
     assert!(futures::poll!(&mut large).is_pending(), "as many as may be in flight");
     assert_eq!(world.verdict(10).now_or_never(), Some(Ok(true)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_question_is_measured_only_to_be_sent() {
+    let (world, measured) = (World::new(), Arc::new(AtomicUsize::new(0)));
+    world.answers(Ok(false));
+    for _ in 0..3 {
+        let counted = measured.clone();
+        let bytes = Box::new(move || counted.fetch_add(1, Ordering::Relaxed));
+        let review = Review { bytes, ..world.review() };
+        assert_eq!(world.reviews.verdict(1, Holder::new(1, None), review).await, Ok(false));
+    }
+    assert_eq!(measured.load(Ordering::Relaxed), 1, "the refusal is kept");
 }
