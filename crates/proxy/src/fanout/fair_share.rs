@@ -86,6 +86,11 @@ impl Holder {
     pub fn connection(&self) -> u64 {
         self.connection
     }
+
+    /// The key of the tenant; `None` if it is not known.
+    pub fn tenant(&self) -> Option<NonZeroU64> {
+        self.tenant
+    }
 }
 
 /// A short key of a name. Two names have the same only by chance; then they share a share.

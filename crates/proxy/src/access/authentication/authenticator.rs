@@ -75,6 +75,11 @@ impl Outcome for TokenVerdict {
     fn ends_at(&self) -> Option<Instant> {
         self.0.as_ref().and_then(|caller| caller.expires_at)
     }
+
+    /// Before its review nothing says whose token it is.
+    fn holder(&self, asker: Holder) -> Holder {
+        self.0.as_ref().map_or(asker, |caller| caller.holder(asker))
+    }
 }
 
 /// Finds out who callers are.
@@ -151,11 +156,11 @@ impl Authenticator {
     }
 
     /// The verdict about a token that needs no review.
-    fn checked(&self, token: &BearerToken, key: Digest) -> Option<TokenVerdict> {
+    fn checked(&self, token: &BearerToken, key: Digest, holder: Holder) -> Option<TokenVerdict> {
         let AuthenticationOptions { api_audiences, ignored_extra, token_ttl, .. } = &*self.options;
         let caller = self.service_accounts.as_ref()?.caller(token, api_audiences, ignored_extra, self.clock)?;
         let verdict = TokenVerdict(Some(caller));
-        self.reviews.keep(key, verdict.clone(), *token_ttl);
+        self.reviews.keep(key, holder, verdict.clone(), *token_ttl);
         Some(verdict)
     }
 
@@ -163,7 +168,7 @@ impl Authenticator {
         let key = token.digest(&self.key, &self.options.api_audiences);
         let known = self.reviews.known(&key);
         self.metrics.token_looked_up(known.is_some());
-        let verdict = match known.or_else(|| self.checked(token, key)) {
+        let verdict = match known.or_else(|| self.checked(token, key, holder)) {
             Some(verdict) => Ok(verdict),
             None => {
                 let (upstream, token) = (self.upstream.clone(), token.clone());

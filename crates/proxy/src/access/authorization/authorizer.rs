@@ -28,7 +28,7 @@ use crate::{
     upstream::Upstream,
 };
 
-/// The most verdicts that are kept, of each kind. One has about 200 bytes.
+/// The most verdicts that are kept, of each kind. One has about 350 bytes.
 const VERDICTS_MAX: usize = 65_536;
 
 /// Why a caller is refused although nothing is known against it.

@@ -2,13 +2,15 @@
 //!
 //! The hazard is a crowd: thousands of clients that return at once, or one that sends random
 //! tokens, must neither flood the apiserver nor keep others waiting. So a verdict is kept for a
-//! while (`verdict_cache`), all who ask the same wait for one review (`flights`), and reviews
-//! are sent at a limited rate, of which addresses take turns (`review_queue`).
+//! while (`verdict_cache`) in a place that tenants share (`fair_entries`), all who ask the same
+//! wait for one review (`flights`), and reviews are sent at a limited rate, of which addresses take
+//! turns (`review_queue`).
 //!
 //! [`reviews`] puts these together, and keeps known callers known while the apiserver is away.
 
 #[cfg(test)]
 pub(in crate::access) mod fake;
+mod fair_entries;
 mod flights;
 mod review_queue;
 pub mod reviews;

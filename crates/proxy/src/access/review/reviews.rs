@@ -113,9 +113,9 @@ where
         }
     }
 
-    /// Keeps a verdict that needed no review.
-    pub fn keep(&self, key: K, verdict: V, fresh_for: Duration) {
-        self.shared.cache.put(key, verdict, fresh_for);
+    /// Keeps a verdict that `asker` needed no review for.
+    pub fn keep(&self, key: K, asker: Holder, verdict: V, fresh_for: Duration) {
+        self.shared.cache.put(key, asker, verdict, fresh_for);
     }
 
     /// Whether the apiserver could not be asked a moment ago.
@@ -179,7 +179,7 @@ where
         let shared = self.shared.clone();
         self.flights.join(key, async move {
             let (verdict, fresh_for) = shared.ask(holder, review).await?;
-            shared.cache.put(key, verdict.clone(), fresh_for);
+            shared.cache.put(key, holder, verdict.clone(), fresh_for);
             Ok(verdict)
         })
     }

@@ -172,3 +172,15 @@ async fn in_an_outage_known_tokens_stay_known_and_new_ones_are_refused() {
     advance(SECOND).await;
     assert_eq!(world.name(&bearing("good")).await, Err(Denial::Unavailable(UNAVAILABLE)), "no outage");
 }
+
+#[test]
+fn an_accepted_token_takes_the_share_of_its_tenant() {
+    let asker = Holder::new(1, None);
+    let of = |user: &str| {
+        let identity = Identity { user: user.to_owned(), ..Identity::default() };
+        TokenVerdict(Some(KnownCaller::of_token(identity, &[], None))).holder(asker).tenant()
+    };
+    assert_eq!(of("system:serviceaccount:a:one"), of("system:serviceaccount:a:two"));
+    assert_ne!(of("system:serviceaccount:a:one"), of("system:serviceaccount:b:one"));
+    assert_eq!(TokenVerdict(None).holder(asker).tenant(), None);
+}
