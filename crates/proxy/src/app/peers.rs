@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
+use futures::StreamExt;
 use tokio_util::sync::CancellationToken;
+use tonic::transport::server::Connected;
 
 use super::peer_records::PeerRecords;
 use crate::{
@@ -61,5 +63,11 @@ pub(super) fn serve(
 ) {
     let log: Arc<dyn TransferLog> = Arc::new(PeerRecords(log));
     let from = (registry, log, load);
-    tokio::spawn(peer::server::serve(listener.incoming(0), tls, from, metrics.clone(), stop.clone()));
+    let incoming = listener.incoming(0).map(|accepted| {
+        accepted.map(|io| {
+            let address = io.connect_info().address.map(|address| address.ip());
+            (io, address)
+        })
+    });
+    tokio::spawn(peer::server::serve(incoming, tls, from, metrics.clone(), stop.clone()));
 }

@@ -26,7 +26,7 @@ pub enum PeerError {
     /// The certificate that the managed CA signed for this replica cannot be used.
     #[error("this replica's certificate of the managed CA cannot be used: {0}")]
     Managed(String),
-    /// Nothing answers at the peer's address.
+    /// Nothing answers at the peer's address, or the connection closes before anything does.
     #[error("cannot be reached: {0}")]
     Unreachable(String),
     /// The connection failed, or the peer did not prove its identity.

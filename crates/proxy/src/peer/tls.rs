@@ -10,6 +10,7 @@
 //! the data port, so both sides require a name that only replicas have ([`PEER_NAME`]).
 
 use std::{
+    io,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -98,7 +99,7 @@ impl PeerTls {
         };
         let name = ServerName::try_from(name.to_owned()).map_err(|error| PeerError::Connect(error.to_string()))?;
         let connecting = TlsConnector::from(Arc::new(config)).connect(name, io);
-        connecting.await.map_err(|error| PeerError::Connect(error.to_string()))
+        connecting.await.map_err(|error| not_connected(&error))
     }
 
     /// Reads the files, or waits for the managed certificate; callers limit how long.
@@ -180,6 +181,16 @@ impl PeerTlsFiles {
     }
 }
 
+/// Why a handshake with a peer failed. A peer that closes the connection without a word may have
+/// too many others for a moment.
+fn not_connected(error: &io::Error) -> PeerError {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    if matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof) {
+        return PeerError::Unreachable(error.to_string());
+    }
+    PeerError::Connect(error.to_string())
+}
+
 fn unusable_files(error: rustls::Error) -> PeerError {
     PeerError::Files(format!("they cannot be used: {error}"))
 }
@@ -190,4 +201,21 @@ async fn blocking<T: Send + 'static>(
 ) -> Result<T, PeerError> {
     let done = tokio::task::spawn_blocking(work).await;
     done.unwrap_or_else(|_| Err(PeerError::Files("reading the files failed".to_owned())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_closes_without_a_word_is_tried_again() {
+        for (kind, may_pass) in [
+            (io::ErrorKind::UnexpectedEof, true),
+            (io::ErrorKind::ConnectionReset, true),
+            (io::ErrorKind::BrokenPipe, true),
+            (io::ErrorKind::InvalidData, false),
+        ] {
+            assert_eq!(not_connected(&io::Error::from(kind)).may_pass(), may_pass, "{kind:?}");
+        }
+    }
 }
