@@ -259,7 +259,8 @@ async fn large_objects_are_listed_in_small_pages() {
     let few = ["limit=4"; 7];
     let limits = [&["limit=500", "limit=62", "limit=7"][..], &few].concat();
     let asked = lists(&rig);
-    let is_as_wanted = asked.len() == limits.len() && asked.iter().zip(limits).all(|(path, limit)| path.contains(limit));
+    let is_as_wanted =
+        asked.len() == limits.len() && asked.iter().zip(limits).all(|(path, limit)| path.contains(limit));
     assert!(is_as_wanted, "{asked:?}");
 }
 

@@ -28,8 +28,8 @@ impl Authority {
 
     /// Issues a server certificate for loopback: (certificate, private key), both PEM.
     pub(crate) fn server(&self) -> (String, String) {
-        let mut params =
-            CertificateParams::new(["127.0.0.1", "localhost", "apiserver.test"].map(str::to_owned)).expect("names are valid");
+        let mut params = CertificateParams::new(["127.0.0.1", "localhost", "apiserver.test"].map(str::to_owned))
+            .expect("names are valid");
         params.distinguished_name.push(DnType::CommonName, "localhost");
         self.issue(params, &[ExtendedKeyUsagePurpose::ServerAuth])
     }

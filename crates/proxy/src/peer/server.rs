@@ -111,20 +111,21 @@ where
 {
     let places = FairPool::new(HANDSHAKES_MAX);
     let mut accepted_before = 0;
-    let shaken = incoming.map(move |accepted| {
-        let begun = accepted.ok().map(|(io, address)| {
-            accepted_before += 1;
-            (places.try_take(Some(Holder::new(accepted_before, address))), shake(io))
+    let shaken =
+        incoming.map(move |accepted| {
+            let begun = accepted.ok().map(|(io, address)| {
+                accepted_before += 1;
+                (places.try_take(Some(Holder::new(accepted_before, address))), shake(io))
+            });
+            async move {
+                let (place, shaking) = begun?;
+                let Some(_place) = place else { return Some(Err(PeerError::Connect(CROWDED.to_owned()))) };
+                let shaken = timeout(HANDSHAKE_TIMEOUT, shaking).await;
+                Some(shaken.unwrap_or_else(|_| {
+                    Err(PeerError::Connect(format!("no TLS handshake within {HANDSHAKE_TIMEOUT:?}")))
+                }))
+            }
         });
-        async move {
-            let (place, shaking) = begun?;
-            let Some(_place) = place else { return Some(Err(PeerError::Connect(CROWDED.to_owned()))) };
-            let shaken = timeout(HANDSHAKE_TIMEOUT, shaking).await;
-            Some(shaken.unwrap_or_else(|_| {
-                Err(PeerError::Connect(format!("no TLS handshake within {HANDSHAKE_TIMEOUT:?}")))
-            }))
-        }
-    });
     shaken.buffer_unordered(HANDSHAKES_MAX).filter_map(std::future::ready)
 }
 

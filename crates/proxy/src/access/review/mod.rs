@@ -8,9 +8,9 @@
 //!
 //! [`reviews`] puts these together, and keeps known callers known while the apiserver is away.
 
+mod fair_entries;
 #[cfg(test)]
 pub(in crate::access) mod fake;
-mod fair_entries;
 mod flights;
 mod review_queue;
 pub mod reviews;

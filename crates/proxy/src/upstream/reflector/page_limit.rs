@@ -71,7 +71,8 @@ mod tests {
     #[test]
     fn a_page_that_is_too_long_is_asked_for_in_parts_down_to_one_object() {
         let mut limit = PageLimit::new(500);
-        let lowered: Vec<_> = std::iter::from_fn(|| limit.lower().then(|| (limit.objects(), limit.bytes_max()))).collect();
+        let lowered: Vec<_> =
+            std::iter::from_fn(|| limit.lower().then(|| (limit.objects(), limit.bytes_max()))).collect();
         assert_eq!(lowered, [(62, BYTES_MAX), (7, BYTES_MAX), (1, usize::MAX)]);
     }
 }
