@@ -228,6 +228,8 @@ impl Registry {
         info!(resource = %gvr, scope = scope.namespace(), media = media.as_str(), "caching on demand");
         let started_by = StartedBy::Reader { tenant: tenant.map(Arc::from), at: Instant::now() };
         let cache = self.insert(&gvr.to_string(), discovered, scope.clone(), parser, started_by);
+        // Not only after the first sync: its bytes count from the first page of the list on.
+        cache.tenants.note(tenant);
         let allowance = Allowance::new(limits, cache.tenants.clone());
         let mut guard = RemoveOnDrop { registry: self.clone(), cache: cache.clone(), id: id.clone(), ended: None };
         let known = discovered.schema.clone();
