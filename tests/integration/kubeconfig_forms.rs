@@ -154,6 +154,13 @@ fn forms(dir: &Path) -> Vec<Form> {
             ByBoth,
         ),
         of_cluster("no CA as data", "certificate-authority-data: ''", ByBoth),
+        of_cluster("no file of a CA", "certificate-authority: ''", ByBoth),
+        of_cluster(
+            "a CA as data and none as a file",
+            &format!("certificate-authority-data: {ca_data}, certificate-authority: ''"),
+            ByBoth,
+        ),
+        of_user("empty paths", "token: t, tokenFile: '', client-certificate: '', client-key: ''", ByBoth),
         of_cluster(
             "a CA as a file and none as data",
             &format!("certificate-authority: '{ca}', certificate-authority-data: ''"),

@@ -47,13 +47,29 @@ pub fn usual_files() -> Vec<PathBuf> {
 pub fn read<F: AsRef<Path>>(files: &[F]) -> Result<Kubeconfig, String> {
     let mut merged = Kubeconfig::default();
     for file in files {
-        let one = Kubeconfig::read_from(file).map_err(|error| errors::explain(&error, &[]))?;
+        let mut one = Kubeconfig::read_from(file).map_err(|error| errors::explain(&error, &[]))?;
+        remove_empty_paths(&mut one, file.as_ref());
         if let Some(fault) = faults::of_file(&one) {
             return Err(fault);
         }
         merged = merged.merge(one).map_err(|error| errors::explain(&error, &[]))?;
     }
     Ok(merged)
+}
+
+/// Removes the paths that are empty in the file: kube-client has made them the path of its folder.
+fn remove_empty_paths(kubeconfig: &mut Kubeconfig, file: &Path) {
+    let folder = file.parent().map(|folder| folder.join(""));
+    let folder = folder.as_deref().and_then(Path::to_str);
+    let is_empty = |path: &mut String| path.is_empty() || folder == Some(path.as_str());
+    for cluster in kubeconfig.clusters.iter_mut().filter_map(|named| named.cluster.as_mut()) {
+        cluster.certificate_authority.take_if(is_empty);
+    }
+    for user in kubeconfig.auth_infos.iter_mut().filter_map(|named| named.auth_info.as_mut()) {
+        for path in [&mut user.client_certificate, &mut user.client_key, &mut user.token_file] {
+            path.take_if(is_empty);
+        }
+    }
 }
 
 /// Makes the configuration of a context, or of the current one. Its proxy is the `proxy-url` of the
