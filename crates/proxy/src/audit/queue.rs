@@ -19,8 +19,8 @@ use crate::telemetry::metrics::AuditMetrics;
 /// How long a request waits for its record, if it waits for it. Then it is refused.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The most bytes of records that wait. A record is one or two KiB, but a caller may send a URI of 60
-/// KiB, and a queue of 10,000 such records would be 600 MiB.
+/// The most bytes of records that wait. A record is one or two KiB, but a caller can make one of 32
+/// KiB, and a queue of 10,000 of those would be 320 MiB.
 const BYTES_MAX: usize = if cfg!(test) { 64 << 10 } else { 64 << 20 };
 
 /// The wall clock, for timestamps.
@@ -32,7 +32,7 @@ pub struct Line {
     pub text: Vec<u8>,
     /// Receives whether it was written, if its request waits for that.
     pub written: Option<oneshot::Sender<bool>>,
-    /// The bytes of the text.
+    /// The room for the text, given back when the line is dropped.
     _room: OwnedSemaphorePermit,
 }
 
@@ -58,7 +58,7 @@ pub struct Queue {
 /// A place in the queue for a record that is waited for.
 pub(super) struct Place {
     permit: OwnedPermit<Line>,
-    room: Arc<Semaphore>,
+    room: OwnedSemaphorePermit,
     until: Instant,
     metrics: AuditMetrics,
 }
@@ -84,16 +84,18 @@ impl Queue {
         }
     }
 
-    /// A place for a record that is waited for.
-    pub(super) async fn place(&self) -> Result<Place, NotRecorded> {
+    /// Waits for a place for a record of so many bytes that is waited for.
+    pub(super) async fn place(&self, bytes: usize) -> Result<Place, NotRecorded> {
         let until = Instant::now() + WRITE_TIMEOUT;
-        match timeout_at(until, self.lines.clone().reserve_owned()).await {
-            Ok(Ok(permit)) => Ok(Place { permit, room: self.room.clone(), until, metrics: self.metrics.clone() }),
-            _ => {
-                self.metrics.rejected.inc();
-                Err(NotRecorded)
-            }
-        }
+        let reserved = async {
+            let room = self.room.clone().acquire_many_owned(u32::try_from(bytes).ok()?).await.ok()?;
+            Some((room, self.lines.clone().reserve_owned().await.ok()?))
+        };
+        let Ok(Some((room, permit))) = timeout_at(until, reserved).await else {
+            self.metrics.rejected.inc();
+            return Err(NotRecorded);
+        };
+        Ok(Place { permit, room, until, metrics: self.metrics.clone() })
     }
 }
 
@@ -101,15 +103,10 @@ impl Place {
     /// Queues the record at once, and returns what waits until it is written.
     pub(super) fn write(self, text: Vec<u8>) -> impl Future<Output = Result<(), NotRecorded>> + Send + use<> {
         let Self { permit, room, until, metrics } = self;
-        let queued = take(&room, &text).map(|room| {
-            let (sender, receiver) = oneshot::channel();
-            permit.send(Line { text, written: Some(sender), _room: room });
-            receiver
-        });
+        let (sender, receiver) = oneshot::channel();
+        permit.send(Line { text, written: Some(sender), _room: room });
         async move {
-            if let Some(receiver) = queued
-                && let Ok(Ok(true)) = timeout_at(until, receiver).await
-            {
+            if let Ok(Ok(true)) = timeout_at(until, receiver).await {
                 return Ok(());
             }
             metrics.rejected.inc();

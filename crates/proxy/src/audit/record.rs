@@ -104,19 +104,18 @@ impl Record {
     async fn write_start(&mut self, outcome: Outcome, is_forwarded: bool) -> Result<(), NotRecorded> {
         let Some(open) = &mut self.open else { return Ok(()) };
         (open.outcome, open.is_forwarded) = (Some(outcome), is_forwarded);
+        let line = open.line(Stage::ResponseStarted, &self.notes);
         if is_forwarded || !open.queue.is_strict {
             open.is_started = true;
-            open.queue.push(open.line(Stage::ResponseStarted, &self.notes));
+            open.queue.push(line);
             return Ok(());
         }
-        let place = open.queue.place().await;
-        let written = match place {
-            Ok(place) => {
-                open.is_started = true;
-                place.write(open.line(Stage::ResponseStarted, &self.notes)).await
-            }
-            Err(not_recorded) => Err(not_recorded),
+        let Ok(place) = open.queue.place(line.len()).await else {
+            self.open = None;
+            return Err(NotRecorded);
         };
+        open.is_started = true;
+        let written = place.write(line).await;
         if written.is_err() {
             // There is no stream.
             self.open = None;
@@ -143,14 +142,11 @@ impl Record {
         if is_forwarded || !open.queue.is_strict {
             return Ok(());
         }
-        let place = match open.queue.place().await {
-            Ok(place) => place,
-            Err(not_recorded) => {
-                self.open = None;
-                return Err(not_recorded);
-            }
-        };
         let line = open.line(Stage::ResponseComplete, &self.notes);
+        let Ok(place) = open.queue.place(line.len()).await else {
+            self.open = None;
+            return Err(NotRecorded);
+        };
         self.open = None;
         place.write(line).await
     }

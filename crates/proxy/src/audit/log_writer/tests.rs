@@ -77,10 +77,9 @@ async fn large_records_fill_the_queue_by_their_bytes() {
     queue.push(large());
     queue.push(large());
     assert_eq!(metrics.dropped.get(), 1);
-    assert_eq!(queue.place().await.unwrap().write(large()).await, Err(NotRecorded));
-    sleep(RETRY).await;
-    queue.push(large());
-    assert_eq!((metrics.dropped.get(), metrics.rejected.get()), (1, 1), "what was written has left the queue");
+    let place = queue.place(large().len()).await.unwrap();
+    assert_eq!(place.write(large()).await, Ok(()), "it waits until what is written has left the queue");
+    assert_eq!((metrics.dropped.get(), metrics.rejected.get()), (1, 0));
     drop(queue);
     task.await.unwrap();
     assert_eq!(disk.text().len(), 2 * large().len());
@@ -104,7 +103,7 @@ async fn a_disk_that_was_full_gets_what_waited_in_order() {
 #[tokio::test(start_paused = true)]
 async fn who_waits_for_a_record_hears_that_it_failed_and_it_is_not_written_later() {
     let World { queue, disk, metrics, task, .. } = world(true, true);
-    let wait = async |number| queue.place().await?.write(line(number)).await;
+    let wait = async |number| queue.place(line(number).len()).await?.write(line(number)).await;
     assert_eq!(wait(0).await, Err(NotRecorded));
     disk.is_full.store(false, Ordering::Relaxed);
     assert_eq!(wait(1).await, Ok(()));
