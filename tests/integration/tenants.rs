@@ -1,10 +1,10 @@
 //! Tenants of one kubefan: what one takes of it, another keeps. An attacker with few rights comes
 //! and goes, and an honest caller keeps its cache, its place and its watches all the while.
 //!
-//! Each test prints how long the honest caller's requests took alone, beside the attacker, and while
-//! the attacker uses another kubefan. The attacker also takes processor time of the machine and of
-//! the apiserver, wherever its requests go: the ratio of the last two is what sharing a kubefan with
-//! it costs. The figures are no promise: they depend on the machine.
+//! Each test prints how long the honest caller's requests took alone, while the attacker uses
+//! another kubefan, and beside the attacker. Wherever its requests go, the attacker also takes
+//! processor time of the machine and of the apiserver. So the ratio of the last two says what it
+//! costs to share a kubefan with it. The figures depend on the machine, and are no promise.
 
 use std::{
     collections::BTreeMap,

@@ -173,7 +173,7 @@ impl Record {
     fn trace_written(&self, outcome: Option<Outcome>, is_forwarded: bool, written: Result<(), NotRecorded>) {
         match (outcome, written) {
             (Some(outcome), Ok(())) => self.trace(&outcome, is_forwarded),
-            (Some(_), Err(NotRecorded)) => self.trace(&Outcome::code(503), false),
+            (Some(_), Err(NotRecorded)) => self.trace(&Outcome::code(500), false),
             (None, _) => {}
         }
     }
