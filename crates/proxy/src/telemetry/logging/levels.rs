@@ -14,7 +14,11 @@ const LIBRARIES: &str = "error";
 /// # Errors
 /// The level is invalid.
 pub(super) fn filter(level: &str) -> Result<EnvFilter, String> {
-    let filter = EnvFilter::try_new(directives(level)).map_err(|error| {
+    let directives = directives(level);
+    if directives.is_empty() {
+        return Err(format!("--log-level {level:?} names no level; write it like info"));
+    }
+    let filter = EnvFilter::try_new(directives).map_err(|error| {
         format!("--log-level {level:?}: {error}; write it like info, or kubefan_proxy::upstream=warn,info for a module")
     })?;
     // Its warning names no setting (`Server cert bypassed`). kubefan warns of that itself.
@@ -28,12 +32,14 @@ pub(super) fn filter(level: &str) -> Result<EnvFilter, String> {
 fn directives(level: &str) -> String {
     // Filters from before the proxy was a package of its own name its modules `kubefan::…`.
     let level = level.replace("kubefan::", "kubefan_proxy::");
-    let of_kubefan = |part: &str| match part.trim().parse::<LevelFilter>() {
+    // An empty part would be parsed as `error`.
+    let parts = level.split(',').map(str::trim).filter(|part| !part.is_empty());
+    let of_kubefan = |part: &str| match part.parse::<LevelFilter>() {
         Ok(LevelFilter::OFF) => "off,kubefan=off".to_owned(),
         Ok(level) => format!("{LIBRARIES},kubefan={level}"),
         Err(_) => part.to_owned(),
     };
-    level.split(',').map(of_kubefan).collect::<Vec<_>>().join(",")
+    parts.map(of_kubefan).collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]
@@ -49,6 +55,7 @@ mod tests {
             ("kubefan_proxy::upstream=warn,info", "kubefan_proxy::upstream=warn,error,kubefan=info"),
             ("kubefan::upstream=warn", "kubefan_proxy::upstream=warn"),
             ("info,h2=debug", "error,kubefan=info,h2=debug"),
+            ("info, h2=debug,", "error,kubefan=info,h2=debug"),
         ] {
             assert_eq!(super::directives(given), directives, "{given}");
             assert!(filter(given).is_ok());
