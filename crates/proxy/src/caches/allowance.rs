@@ -63,8 +63,8 @@ pub(super) struct TooLarge(pub(super) String);
 
 /// The limits of one cache that a reader starts.
 pub(super) struct CacheLimits {
-    /// Objects.
-    pub(super) objects_max: usize,
+    /// Objects; `None` for no limit.
+    pub(super) objects_max: Option<usize>,
     /// The bytes that it shares with others.
     pub(super) budget: EncodingBudget,
     /// Whether upstream is asked for the size before the list: see
@@ -101,8 +101,7 @@ impl Allowance {
 
     /// Records the current size of the cache, and fails if it exceeds a limit.
     pub(super) fn record(&self, gvr: &GroupVersionResource, objects: usize, bytes: usize) -> Result<(), TooLarge> {
-        let objects_max = self.limits.objects_max;
-        if objects > objects_max {
+        if let Some(objects_max) = self.limits.objects_max.filter(|most| objects > *most) {
             return Err(TooLarge(format!(
                 "{gvr} has more than {objects_max} objects, the limit for resources that are cached on demand; \
                  raise --on-demand-objects-max, or name it with --resource"
@@ -148,11 +147,17 @@ impl Allowance {
         // Other objects may be smaller than the first, so the estimate counts a quarter of its
         // size.
         let clearly_too_large = objects.saturating_mul(body.len()) / 4 > bytes_max;
-        if objects > objects_max || clearly_too_large {
+        if objects_max.is_some_and(|most| objects > most) || clearly_too_large {
+            let (most, remedy) = match objects_max {
+                Some(most) => (
+                    format!("{most} objects and "),
+                    format!("--on-demand-objects-max or {flag}, or name it with --resource"),
+                ),
+                None => (String::new(), flag.to_owned()),
+            };
             return Err(TooLarge(format!(
-                "{} has {objects} objects, the first of {} bytes; on demand at most {objects_max} objects and \
-                 {bytes_max} {unit} are cached; raise --on-demand-objects-max or {flag}, or name it \
-                 with --resource",
+                "{} has {objects} objects, the first of {} bytes; on demand at most {most}{bytes_max} {unit} are cached; \
+                 raise {remedy}",
                 served.gvr,
                 body.len()
             )));

@@ -156,14 +156,14 @@ impl Registry {
                 flag: "--on-demand-bytes-max",
                 used: self.on_demand_bytes.clone(),
             };
-            let objects_max = size.on_demand_objects_max;
+            let objects_max = Some(size.on_demand_objects_max);
             let limits = CacheLimits { objects_max, budget, checks_first, is_configured };
             let resources_max = (!is_configured).then_some(on_demand_resources_max);
             return Ok(StartPermit { limits, resources_max });
         }
         let budget = self.encoding_budget(&id.gvr, id.media)?;
         let on_demand = if is_configured { None } else { Some(on_demand()?) };
-        let objects_max = on_demand.map_or(usize::MAX, |on_demand| on_demand.size.on_demand_objects_max);
+        let objects_max = on_demand.map(|on_demand| on_demand.size.on_demand_objects_max);
         let limits = CacheLimits { objects_max, budget, checks_first, is_configured };
         Ok(StartPermit { limits, resources_max: on_demand.map(|on_demand| on_demand.on_demand_resources_max) })
     }
