@@ -47,12 +47,16 @@ pub fn usual_files() -> Vec<PathBuf> {
 pub fn read<F: AsRef<Path>>(files: &[F]) -> Result<Kubeconfig, String> {
     let mut merged = Kubeconfig::default();
     for file in files {
-        let mut one = Kubeconfig::read_from(file).map_err(|error| errors::explain(&error, &[]))?;
+        let of_file = |why: String| match files {
+            [_] => why,
+            _ => format!("{}: {why}", file.as_ref().display()),
+        };
+        let mut one = Kubeconfig::read_from(file).map_err(|error| of_file(errors::explain(&error, &[])))?;
         remove_empty_paths(&mut one, file.as_ref());
         if let Some(fault) = faults::of_file(&one) {
-            return Err(fault);
+            return Err(of_file(fault));
         }
-        merged = merged.merge(one).map_err(|error| errors::explain(&error, &[]))?;
+        merged = merged.merge(one).map_err(|error| of_file(errors::explain(&error, &[])))?;
     }
     Ok(merged)
 }
@@ -116,9 +120,10 @@ fn remove_empty_values(kubeconfig: &mut Kubeconfig) {
         }
     }
     for user in kubeconfig.auth_infos.iter_mut().filter_map(|named| named.auth_info.as_mut()) {
-        for value in [&mut user.client_certificate_data, &mut user.username] {
+        for value in [&mut user.client_certificate_data, &mut user.username, &mut user.impersonate] {
             value.take_if(|value| value.is_empty());
         }
+        user.impersonate_groups.take_if(|groups| groups.is_empty());
         for secret in [&mut user.client_key_data, &mut user.token] {
             secret.take_if(|secret| secret.expose_secret().is_empty());
         }

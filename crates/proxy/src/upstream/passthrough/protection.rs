@@ -21,7 +21,7 @@ impl PassthroughOptions {
         Err(SettingsError::Unprotected { server: transport::server_name(&config.cluster_url), problem })
     }
 
-    /// A request can act as one user only.
+    /// Refuses a kubeconfig that already acts as another user: a request can act as one user only.
     pub(super) fn check_user(&self, config: &Config) -> Result<(), SettingsError> {
         let AuthInfo { impersonate, impersonate_groups, .. } = &config.auth_info;
         if self.credentials != Credentials::Impersonate || (impersonate.is_none() && impersonate_groups.is_none()) {
