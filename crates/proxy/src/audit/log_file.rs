@@ -55,6 +55,10 @@ trait Output: Write {
 
 impl Output for File {
     fn cut(&mut self, bytes: u64) -> io::Result<()> {
+        // Another program may have truncated it. `set_len` would fill it with zeros.
+        if self.metadata()?.len() < bytes {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
         self.set_len(bytes)
     }
 }
