@@ -1,5 +1,5 @@
-//! What cannot be cached is passed on, and not refused: resources whose versions do not compare,
-//! and those whose names have another meaning in paths.
+//! Resources that cannot be cached: those whose versions do not compare, and those whose names mean
+//! something else in paths. Over HTTP their requests are forwarded; over gRPC they are refused.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ tests! {
     local: a_watch_of_what_has_no_comparable_versions_is_passed_on,
         a_resource_of_another_group_with_the_same_name_is_cached;
     paused: a_resource_without_comparable_versions_is_refused_over_grpc_and_remembered,
-        a_resource_whose_versions_compare_at_last_is_cached, a_kubefan_behind_another_one_passes_on_what_that_does_not_cache,
+        a_resource_whose_versions_compare_at_last_is_cached, a_kubefan_behind_another_one_does_not_cache_what_the_first_refuses,
         a_resource_named_like_a_part_of_a_path_is_cached_only_where_it_is_listed;
     apiserver: a_resource_named_like_a_part_of_a_path_is_found_where_the_apiserver_finds_it;
 }
@@ -143,7 +143,7 @@ async fn a_resource_whose_versions_compare_at_last_is_cached() {
     }
 }
 
-async fn a_kubefan_behind_another_one_passes_on_what_that_does_not_cache() {
+async fn a_kubefan_behind_another_one_does_not_cache_what_the_first_refuses() {
     let setup = Setup::of(&["pods"]);
     let sim = setup.sim();
     sim.add_resource(things(VersionForm::Number));
@@ -249,7 +249,7 @@ async fn found_where_the_apiserver_finds_it(servers: &Servers, plural: &str, sco
         .map(|rest| format!("?timeoutSeconds=1{rest}"));
     let all = paths.iter().flat_map(|path| queries.iter().map(move |query| format!("{path}{query}")));
     join_all(all.map(async |asked| {
-        // Its storage may still be initializing. That of some of these names never ends.
+        // The storage may still be initializing. For some of these names it never finishes.
         let straight = wait::try_until(Duration::from_secs(5), || async {
             Some(read(servers.straight(&asked).send().await.unwrap()).await).filter(|(code, _)| *code != 429)
         });

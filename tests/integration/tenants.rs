@@ -47,7 +47,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// Streams that the attacker holds on one connection.
 const STREAMS: usize = 50;
 
-/// Rounds, each without and then with the attacker, and the length of both parts.
+/// The number of rounds, and the length of each of their three parts.
 fn rounds() -> (usize, Duration) {
     if is_full_scale() { (7, Duration::from_secs(4)) } else { (2, Duration::from_secs(1)) }
 }

@@ -12,7 +12,8 @@ use crate::{
     telemetry::traces::RequestSpan,
 };
 
-/// The notes of one request. Clones are the same notes. Without an audit log they keep nothing.
+/// The notes of one request. Clones are the same notes. They keep nothing if
+/// nothing is recorded or traced.
 #[derive(Clone, Default)]
 pub struct Notes(Option<Arc<Mutex<Noted>>>);
 

@@ -17,13 +17,13 @@ pub(super) type Place = (GroupVersionResource, Scope);
 /// A place that readers have taken.
 #[derive(Debug, Clone)]
 pub(super) struct Taken {
-    /// The time since which it could be given away; `None` if it is in use.
+    /// When it was last read, if that is long enough ago to give it away. Otherwise `None`.
     pub(super) idle_since: Option<Instant>,
     /// The number of its watches.
     pub(super) subscribers: usize,
     /// The tenant that took it; `None` if callers are not distinguished.
     pub(super) tenant: Option<Arc<str>>,
-    /// When it took it.
+    /// When the tenant took it.
     pub(super) at: Instant,
 }
 

@@ -56,7 +56,7 @@ impl Hub {
         }
     }
 
-    /// The number of distinct selections.
+    /// The number of views.
     pub fn views(&self) -> usize {
         self.lock().views.len()
     }

@@ -96,7 +96,7 @@ pub fn origin_of(headers: &HeaderMap) -> Option<&HeaderValue> {
 pub struct Asker {
     /// The connection that named the origin.
     pub holder: Holder,
-    /// Whether it may read.
+    /// Whether kubefan has answered its request, and not refused it.
     pub is_served: bool,
 }
 
