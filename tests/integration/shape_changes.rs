@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use http_body_util::BodyExt;
-use kubefan_proxy::upstream::client::Verb as Read;
+use kubefan_proxy::upstream::client::Verb as UpstreamVerb;
 use kubefan_sim::apiserver::{FaultRule, SelectableField, SimApiserver, SimResource, Verb};
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -92,7 +92,7 @@ async fn through(rig: &Rig, path: &str) -> Option<Value> {
 }
 
 async fn straight(rig: &Rig, path: &str) -> Option<Value> {
-    let body = rig.network.upstream().get(Read::Get, path).await.ok()?;
+    let body = rig.network.upstream().get(UpstreamVerb::Get, path).await.ok()?;
     Some(unversioned(&body))
 }
 
@@ -146,7 +146,7 @@ async fn freeze_discovery(rig: &Rig, frozen: Duration) {
     let mut documents = Vec::new();
     for path in ["/api", "/apis", "/openapi/v3", "/openapi/v3/apis/example.com/v1"] {
         let accept = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
-        let document = rig.network.upstream().get_accept(Read::Get, path, accept).await.unwrap().into_body();
+        let document = rig.network.upstream().get_accept(UpstreamVerb::Get, path, accept).await.unwrap().into_body();
         documents.push((path, String::from_utf8(document.to_vec()).unwrap()));
     }
     let until = Instant::now() + frozen;

@@ -45,7 +45,7 @@ pub(super) fn start(
     }
     let AuditConfig { bytes_max, backups_max, age_max, .. } = *config;
     let sink = LogFile::open(path.clone(), Rotation { bytes_max, backups_max, age_max }, clock)?;
-    let reopen = Some(sink.reopen());
+    let reopen = Some(sink.reopen_handle());
     let (log, writer) = AuditLog::start(Parts { sink, records_max, is_strict, clock, seed, metrics });
     Ok(Audit { log, writer: Some(writer), reopen })
 }

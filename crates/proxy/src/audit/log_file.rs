@@ -36,7 +36,7 @@ pub struct Rotation {
     pub age_max: Option<Duration>,
 }
 
-/// Lets another task have the file opened again.
+/// Asks for the file to be opened again, from another task.
 #[derive(Debug, Clone, Default)]
 pub struct Reopen(Arc<AtomicBool>);
 
@@ -131,8 +131,8 @@ impl LogFile {
         Ok(Self { path, rotation, clock, reopen, file, rotates_at })
     }
 
-    /// Lets another task have the file opened again.
-    pub fn reopen(&self) -> Reopen {
+    /// Returns what asks for the file to be opened again.
+    pub fn reopen_handle(&self) -> Reopen {
         self.reopen.clone()
     }
 

@@ -39,7 +39,7 @@ use super::{
     list_scheduler::{ListPlace, ListPriority},
     planned_relist::{DueRelist, PlannedRelist},
     retry::Retry,
-    shape::{CheckDepth, ShapeCheck, check_shape, other_shape_message},
+    shape::{CheckStart, ShapeCheck, check_shape, other_shape_message},
     stopped::Stopped,
     warm_start::warm_start,
 };
@@ -450,7 +450,7 @@ impl Informer {
         served.hub.trouble(error.to_string());
         self.place = None;
         self.schema.request_check();
-        let stopped = match check_shape(&self.context, served, &self.schema, CheckDepth::Discovery).await {
+        let stopped = match check_shape(&self.context, served, &self.schema, CheckStart::Discovery).await {
             ShapeCheck::Changed => Stopped::Rewritten(other_shape_message(served)),
             ShapeCheck::Missing if is_missing => {
                 Stopped::NotFound(format!("the apiserver no longer serves {}", served.gvr))

@@ -46,10 +46,10 @@ const FIRST_SYNC_TIMEOUT: Duration = Duration::from_secs(5);
 /// informers should start within 3 s.
 const ENCODING_SYNC_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a cache that was too large or not available is refused before the next attempt.
-const REFUSED_MEMORY: Duration = Duration::from_secs(60);
-/// How long upstream is asked for the size of a resource that was too large, before it is listed
-/// again.
-const TOO_LARGE_MEMORY: Duration = Duration::from_secs(3600);
+const REFUSED_FOR: Duration = Duration::from_secs(60);
+/// How long such a refusal is remembered. Meanwhile upstream is asked for the size of the resource
+/// before each new list.
+const REFUSAL_REMEMBERED_FOR: Duration = Duration::from_secs(3600);
 /// How long a place must be without a reader before another resource may take it. A client that
 /// opens its watch again, or lists again first, is back sooner.
 const PLACE_IDLE_MIN: Duration = Duration::from_secs(10);
@@ -100,7 +100,7 @@ impl Registry {
     /// Checks whether a reader may start this cache. Costs no request to upstream.
     pub(super) fn may_start(&self, id: &CacheId, tenant: Option<&str>) -> Result<StartPermit, Refusal> {
         let permit = self.start_permit(id)?;
-        if let Some(refused) = self.refused.get(id).filter(|refused| refused.0.elapsed() < REFUSED_MEMORY) {
+        if let Some(refused) = self.refused.get(id).filter(|refused| refused.0.elapsed() < REFUSED_FOR) {
             return Err(exhausted(id.media, refused.1.clone()));
         }
         self.find_room(id, permit.resources_max, tenant)?;
@@ -146,7 +146,7 @@ impl Registry {
                     .to_owned(),
             ));
         }
-        let on_demand = || self.options.on_demand.ok_or_else(|| not_cached(&id.gvr, is_configured));
+        let on_demand = || self.options.on_demand.ok_or_else(|| needs_a_flag(&id.gvr, is_configured));
         let checks_first = self.refused.contains_key(id);
         if id.media == Media::Json {
             let OnDemandLimits { size, on_demand_resources_max, .. } = on_demand()?;
@@ -216,12 +216,12 @@ impl Registry {
         if let Some(cache) = self.caches.get(id) {
             return Ok(cache);
         }
-        let (given_up, reason) = match self.find_room(id, resources_max, tenant)? {
-            Room::Idle(place) => (Some(place), "idle; no longer cached"),
-            Room::OfLargest(place) => (Some(place), "no longer cached: its tenant has the most places"),
-            Room::Free | Room::None => (None, ""),
+        let given_up = match self.find_room(id, resources_max, tenant)? {
+            Room::Free => None,
+            Room::Idle(place) => Some((place, "idle; no longer cached")),
+            Room::OfLargest(place) => Some((place, "no longer cached: its tenant has the most places")),
         };
-        if let Some((resource, scope)) = given_up {
+        if let Some(((resource, scope), reason)) = given_up {
             info!(%resource, scope = scope.namespace(), taken_by = %gvr, "{reason}");
             self.drop_cached(|cache| (&cache.served.gvr, &cache.served.scope) == (&resource, &scope));
         }
@@ -254,19 +254,18 @@ impl Registry {
         let CacheId { gvr, scope, media } = id;
         let mut others = self.places();
         others.remove(&(gvr.clone(), scope.clone()));
-        let room = places::find(&others, limit, tenant);
-        if room == Room::None {
-            let message = format!(
-                "{gvr} is not cached: {limit} resources are cached on demand, the most this kubefan allows, and all of them \
-                 are in use; raise --on-demand-resources-max, name {gvr} with --resource, or let requests over HTTP go to the \
-                 apiserver (--passthrough)"
-            );
-            if self.note_without_room(gvr) {
-                warn!(resource = %gvr, message, "no place for another resource on demand");
-            }
-            return Err(exhausted(*media, message));
+        if let Some(room) = places::find(&others, limit, tenant) {
+            return Ok(room);
         }
-        Ok(room)
+        let message = format!(
+            "{gvr} is not cached: {limit} resources are cached on demand, the most this kubefan allows, and all of them \
+             are in use; raise --on-demand-resources-max, name {gvr} with --resource, or let requests over HTTP go to the \
+             apiserver (--passthrough)"
+        );
+        if self.note_without_room(gvr) {
+            warn!(resource = %gvr, message, "no place for another resource on demand");
+        }
+        Err(exhausted(*media, message))
     }
 
     /// The places that readers have taken.
@@ -314,7 +313,7 @@ impl Registry {
 pub(super) async fn drop_idle(registry: Arc<Registry>, idle_timeout: Duration) {
     loop {
         sleep((idle_timeout / 4).max(Duration::from_millis(100))).await;
-        registry.refused.retain(|_, (at, _)| at.elapsed() < TOO_LARGE_MEMORY);
+        registry.refused.retain(|_, (at, _)| at.elapsed() < REFUSAL_REMEMBERED_FOR);
         registry.drop_cached(|cache| {
             let status = cache.served.hub.status();
             let idle = status.subscribers == 0 && status.used_at.elapsed() >= idle_timeout;
@@ -333,7 +332,8 @@ fn wall_clock() -> SystemTime {
     SystemTime::now()
 }
 
-fn not_cached(gvr: &GroupVersionResource, is_configured: bool) -> Refusal {
+/// The refusal for a resource that is cached if a flag says so.
+fn needs_a_flag(gvr: &GroupVersionResource, is_configured: bool) -> Refusal {
     Refusal::NotCached(match is_configured {
         true => format!(
             "{gvr} is cached only as protobuf; request protobuf, or start kubefan with --resource {gvr}=json+protobuf, or with \

@@ -48,14 +48,12 @@ pub(super) enum Room {
     Idle(Place),
     /// This place is one too many of its tenant.
     OfLargest(Place),
-    /// All places are in use.
-    None,
 }
 
-/// Finds room for a cache of `tenant` beside the places of other caches.
-pub(super) fn find(taken: &HashMap<Place, Taken>, places_max: usize, tenant: Option<&str>) -> Room {
+/// Finds room for a cache of `tenant` beside the places of other caches; `None` if all are in use.
+pub(super) fn find(taken: &HashMap<Place, Taken>, places_max: usize, tenant: Option<&str>) -> Option<Room> {
     if taken.len() < places_max {
-        return Room::Free;
+        return Some(Room::Free);
     }
     let mut held = HashMap::<&str, usize>::new();
     for tenant in taken.values().filter_map(|taken| taken.tenant.as_deref()) {
@@ -67,19 +65,18 @@ pub(super) fn find(taken: &HashMap<Place, Taken>, places_max: usize, tenant: Opt
     let idle = taken.iter().filter(|(_, taken)| may_take(taken));
     let idle = idle.filter_map(|(place, taken)| Some((taken.idle_since?, place)));
     if let Some((_, place)) = idle.min_by_key(|(idle_since, _)| *idle_since) {
-        return Room::Idle(place.clone());
+        return Some(Room::Idle(place.clone()));
     }
-    if tenant.is_none() {
-        return Room::None;
-    }
-    let Some((largest, most)) = held.into_iter().max_by_key(|(name, count)| (*count, *name)) else { return Room::None };
+    // Only a tenant can hold fewer than another.
+    tenant?;
+    let (largest, most) = held.into_iter().max_by_key(|(name, count)| (*count, *name))?;
     if most < own + 2 {
-        return Room::None;
+        return None;
     }
     // The one that costs the fewest watches.
     let places = taken.iter().filter(|(_, taken)| taken.tenant.as_deref() == Some(largest));
     let place = places.min_by_key(|(place, taken)| (taken.subscribers, place.0.to_string(), place.1.namespace()));
-    place.map_or(Room::None, |(place, _)| Room::OfLargest(place.clone()))
+    place.map(|(place, _)| Room::OfLargest(place.clone()))
 }
 
 #[cfg(test)]
@@ -102,13 +99,13 @@ mod tests {
     #[test]
     fn the_tenant_with_the_most_places_makes_room() {
         let taken = in_use(&[("a", "greedy", 1), ("b", "greedy", 9), ("c", "greedy", 1), ("d", "honest", 0)]);
-        assert_eq!(find(&taken, 5, Some("new")), Room::Free);
-        assert_eq!(find(&taken, 4, Some("new")), Room::OfLargest(place("a")));
-        assert_eq!(find(&taken, 4, Some("honest")), Room::OfLargest(place("a")));
-        assert_eq!(find(&taken, 4, Some("greedy")), Room::None);
-        assert_eq!(find(&taken, 4, None), Room::None);
+        assert_eq!(find(&taken, 5, Some("new")), Some(Room::Free));
+        assert_eq!(find(&taken, 4, Some("new")), Some(Room::OfLargest(place("a"))));
+        assert_eq!(find(&taken, 4, Some("honest")), Some(Room::OfLargest(place("a"))));
+        assert_eq!(find(&taken, 4, Some("greedy")), None);
+        assert_eq!(find(&taken, 4, None), None);
         let even = in_use(&[("a", "one", 1), ("b", "two", 1)]);
-        assert_eq!(find(&even, 2, Some("three")), Room::None, "nobody holds more than it would");
+        assert_eq!(find(&even, 2, Some("three")), None, "nobody holds more than it would");
     }
 
     #[tokio::test(start_paused = true)]
@@ -133,11 +130,11 @@ mod tests {
     async fn an_idle_place_is_taken_first_but_not_by_a_tenant_that_holds_more() {
         let mut taken = in_use(&[("a", "greedy", 1), ("b", "greedy", 1), ("c", "honest", 1)]);
         taken.get_mut(&place("c")).unwrap().idle_since = Some(Instant::now());
-        assert_eq!(find(&taken, 3, Some("honest")), Room::Idle(place("c")), "its own");
-        assert_eq!(find(&taken, 3, Some("new")), Room::Idle(place("c")));
-        assert_eq!(find(&taken, 3, None), Room::Idle(place("c")));
-        assert_eq!(find(&taken, 3, Some("greedy")), Room::None);
+        assert_eq!(find(&taken, 3, Some("honest")), Some(Room::Idle(place("c"))), "its own");
+        assert_eq!(find(&taken, 3, Some("new")), Some(Room::Idle(place("c"))));
+        assert_eq!(find(&taken, 3, None), Some(Room::Idle(place("c"))));
+        assert_eq!(find(&taken, 3, Some("greedy")), None);
         taken.get_mut(&place("a")).unwrap().idle_since = Some(Instant::now());
-        assert_eq!(find(&taken, 3, Some("greedy")), Room::Idle(place("a")), "its own");
+        assert_eq!(find(&taken, 3, Some("greedy")), Some(Room::Idle(place("a"))), "its own");
     }
 }

@@ -13,7 +13,7 @@ use super::{
     cached_schema::CachedSchema,
     context::CacheContext,
     planned_relist::PlannedRelist,
-    shape::{CheckDepth, ShapeCheck, check_shape, other_shape_message},
+    shape::{CheckStart, ShapeCheck, check_shape, other_shape_message},
 };
 use crate::{cache::RelistReason, fanout::Served, upstream::discovery::SchemaFingerprint};
 use kubefan_model::GroupVersionResource;
@@ -41,7 +41,7 @@ pub(super) async fn follow_schema(
         cached.changes_to(now);
         // If another cluster answers, or none, the list retries until this one answers.
         if context.upstream.confirm().await.is_ok()
-            && check_shape(context, served, cached, CheckDepth::Discovery).await == ShapeCheck::Changed
+            && check_shape(context, served, cached, CheckStart::Discovery).await == ShapeCheck::Changed
         {
             return other_shape_message(served);
         }

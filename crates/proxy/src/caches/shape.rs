@@ -25,8 +25,8 @@ use crate::{
 
 /// The waits before the looks after a sign.
 const LOOKS: [Duration; 3] = [Duration::from_secs(2), Duration::from_secs(2), Duration::from_secs(4)];
-/// The pauses between the looks after one sign and those after the next. A resource that fails for
-/// long gives one sign after the other.
+/// The pauses before the next sign counts. A resource that fails for long gives one sign after the
+/// other.
 const PAUSES: BackoffOptions = BackoffOptions {
     initial: Duration::from_secs(2),
     max: Duration::from_secs(300),
@@ -37,7 +37,7 @@ const PAUSES: BackoffOptions = BackoffOptions {
 
 /// The document that a check begins with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum CheckDepth {
+pub(super) enum CheckStart {
     /// The hash of the schema. If that is the known one, the shape is too.
     HashFirst,
     /// Discovery, whose documents are longer and a moment ahead of the hash.
@@ -61,17 +61,17 @@ pub(super) async fn follow_shape(context: &CacheContext, served: &Served, cached
     if served.is_built_in() {
         return std::future::pending().await;
     }
-    let (mut depth, mut pauses, mut random) = (CheckDepth::Discovery, Backoff::new(PAUSES), context.generator());
+    let (mut start, mut pauses, mut random) = (CheckStart::Discovery, Backoff::new(PAUSES), context.generator());
     loop {
         for wait in LOOKS {
             sleep(wait).await;
-            if check_shape(context, served, cached, depth).await == ShapeCheck::Changed
+            if check_shape(context, served, cached, start).await == ShapeCheck::Changed
                 && context.upstream.confirm().await.is_ok()
             {
                 return other_shape_message(served);
             }
         }
-        depth = CheckDepth::HashFirst;
+        start = CheckStart::HashFirst;
         sleep(pauses.next_delay(Instant::now(), None, &mut random)).await;
         cached.check_requested().await;
     }
@@ -83,14 +83,14 @@ pub(super) async fn check_shape(
     context: &CacheContext,
     served: &Served,
     cached: &CachedSchema,
-    depth: CheckDepth,
+    start: CheckStart,
 ) -> ShapeCheck {
     let (discovery, asked_at) = (&context.discovery, Instant::now());
     let is_known = async || {
         let schema = discovery.schema_fingerprint_since(&served.gvr, asked_at).await;
         schema.is_ok_and(|schema| cached.is_of(&schema))
     };
-    if depth == CheckDepth::HashFirst && is_known().await {
+    if start == CheckStart::HashFirst && is_known().await {
         return ShapeCheck::Unchanged;
     }
     let info = match discovery.find_since(&served.gvr, asked_at).await {

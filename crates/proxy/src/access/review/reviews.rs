@@ -137,12 +137,11 @@ where
     /// The verdict from the cache, or from `review`. One review serves all that ask the same.
     pub async fn verdict(&self, key: K, holder: Holder, review: Review<V>) -> Result<V, ReviewError> {
         match self.shared.cache.get(&key) {
-            Some(Kept::Fresh(verdict)) => return Ok(verdict),
-            Some(Kept::InGrace(verdict)) if self.shared.is_away() => return Ok(self.shared.in_grace(verdict)),
-            Some(Kept::InGrace(_)) if self.shared.was_away() => return self.in_outage(key, holder, review).await,
-            _ => {}
+            Some(Kept::Fresh(verdict)) => Ok(verdict),
+            Some(Kept::InGrace(verdict)) if self.shared.is_away() => Ok(self.shared.in_grace(verdict)),
+            Some(Kept::InGrace(_)) if self.shared.has_failed_last() => self.in_outage(key, holder, review).await,
+            _ => self.new_verdict(key, holder, review).await,
         }
-        self.fresh(key, holder, review).await
     }
 
     /// A new verdict if it comes soon, or the last one.
@@ -155,7 +154,7 @@ where
         }
         let verdict = match timeout(RETURN_TIMEOUT, asked.clone()).await {
             Ok(verdict) => verdict,
-            Err(_) if self.shared.is_still_away() => return self.last(&key),
+            Err(_) if self.shared.extend_outage() => return self.last(&key),
             // Another review has shown that the outage is over.
             Err(_) => asked.await,
         };
@@ -166,7 +165,7 @@ where
     }
 
     /// A new verdict, which replaces the one in the cache. In an outage the last one counts.
-    pub async fn fresh(&self, key: K, holder: Holder, review: Review<V>) -> Result<V, ReviewError> {
+    pub async fn new_verdict(&self, key: K, holder: Holder, review: Review<V>) -> Result<V, ReviewError> {
         let wait = traces::wait(self.shared.metrics.kind);
         let verdict = self.ask(key, holder, review).0.await;
         drop(wait);
@@ -207,7 +206,7 @@ where
             Some(verdict) => Ok(verdict),
             // The reviews of all streams must not hold up those of new callers.
             None if self.shared.is_away() => self.last(&key),
-            None => self.fresh(key, holder, review).await,
+            None => self.new_verdict(key, holder, review).await,
         }
     }
 }
@@ -221,15 +220,14 @@ impl<K, V> Shared<K, V> {
         self.away_at().is_some_and(|at| at.elapsed() < OUTAGE_PAUSE)
     }
 
-    /// Whether the apiserver could not be asked the last time.
-    fn was_away(&self) -> bool {
+    /// Whether the last review has failed.
+    fn has_failed_last(&self) -> bool {
         self.away_at().is_some()
     }
 
-    /// Whether no review has succeeded since the apiserver could not be asked. If so, it is not
-    /// asked again at once.
-    fn is_still_away(&self) -> bool {
-        // An outage that is over must not come back.
+    /// Lets an outage last from now on, so that the apiserver is not asked again at once. Returns
+    /// false if a review has succeeded since: an outage that is over must not come back.
+    fn extend_outage(&self) -> bool {
         self.away_at().as_mut().map(|at| *at = Instant::now()).is_some()
     }
 

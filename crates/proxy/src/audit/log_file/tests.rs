@@ -129,7 +129,7 @@ fn a_file_that_was_moved_is_opened_again_when_asked() {
     log.append(b"one\n").unwrap();
     fs::rename(folder.path().join("audit.log"), folder.path().join("moved")).unwrap();
     log.append(b"two\n").unwrap();
-    log.reopen().reopen();
+    log.reopen_handle().reopen();
     log.append(b"three\n").unwrap();
     assert_eq!(fs::read_to_string(folder.path().join("moved")).unwrap(), "one\ntwo\n");
     assert_eq!(fs::read_to_string(folder.path().join("audit.log")).unwrap(), "three\n");

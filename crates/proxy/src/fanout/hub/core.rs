@@ -74,9 +74,9 @@ pub(in crate::fanout) struct HubState {
     pub(in crate::fanout) subscribers: usize,
     /// The highest version of a state of this history that readers were served before the cache
     /// had reached it.
-    pub(super) proved: Option<ResourceVersion>,
+    pub(super) served_ahead: Option<ResourceVersion>,
     /// The same when the last list began. A proof during a list may be newer than the list.
-    proved_before_list: Option<ResourceVersion>,
+    served_ahead_before_list: Option<ResourceVersion>,
     /// When there was last a subscriber or a reader.
     pub(in crate::fanout) used_at: Instant,
     pacer: Pacer,
@@ -163,8 +163,8 @@ impl Hub {
             pacer: Pacer::new(coalesce_max),
             is_wave_scheduled: false,
             is_matching: false,
-            proved: None,
-            proved_before_list: None,
+            served_ahead: None,
+            served_ahead_before_list: None,
             tidied_at: Instant::now(),
             builds: Vec::new(),
         };
@@ -231,8 +231,8 @@ impl Hub {
         let version = commit.version;
         let mut state = self.lock();
         when_planted!(HeadBeforeAppend => self.head.send_replace(Some(version)));
-        let commit = state.checked(commit);
-        let HubState { published, views, proved, proved_before_list, .. } = &mut *state;
+        let commit = state.or_new_history(commit);
+        let HubState { published, views, served_ahead, served_ahead_before_list, .. } = &mut *state;
         // To the logs first: what is evicted below depends on their size.
         let dispatched = match &commit.change {
             Change::Record(record) if published.state().is_some() => views.append(record, received),
@@ -245,7 +245,7 @@ impl Hub {
                 evicted = records;
             }
             Applied::NewEpoch { because, replaced } => {
-                (*proved, *proved_before_list) = (None, None);
+                (*served_ahead, *served_ahead_before_list) = (None, None);
                 if replaced && !planted::is(Bug::RewoundSilently) {
                     ended = views.drain();
                     let end = StreamEnd::Rewritten(because);
@@ -310,16 +310,16 @@ impl Hub {
         self.lock().pacer.begin(woken, records, now);
     }
 
-    /// Limits history to a `share`, from 0 to 1, of its usual size. `reuses` says whether
+    /// Limits history to a share, from 0 to 1, of its usual size. `keep_derived` says whether
     /// projections, deltas and snapshots may be retained for reuse.
-    pub fn shed(&self, share: f64, reuses: bool) {
+    pub fn shed(&self, history_share: f64, keep_derived: bool) {
         let mut state = self.lock();
         let HubState { published, views, .. } = &mut *state;
-        let evicted = published.shrink(share, Instant::now(), self.budgets.logs.retained_share());
+        let evicted = published.shrink(history_share, Instant::now(), self.budgets.logs.retained_share());
         views.trim(&evicted);
-        self.budgets.open(reuses);
-        published.open_indexes(reuses);
-        if !reuses {
+        self.budgets.open(keep_derived);
+        published.open_indexes(keep_derived);
+        if !keep_derived {
             views.forget();
         }
     }
@@ -381,7 +381,7 @@ impl Hub {
     pub fn listing(&self, reason: RelistReason) {
         self.metrics.relist(reason.as_str());
         let mut state = self.lock();
-        state.proved_before_list = state.proved;
+        state.served_ahead_before_list = state.served_ahead;
         state.published.listing();
     }
 
@@ -477,9 +477,9 @@ impl Hub {
 impl HubState {
     /// The same commit, or the start of a new history if it is a list below a version that was
     /// proved before the list began: etcd was restored from a backup.
-    fn checked(&self, commit: Commit) -> Commit {
+    fn or_new_history(&self, commit: Commit) -> Commit {
         let at = commit.version.whole();
-        match (&commit.change, self.proved_before_list.map(ResourceVersion::whole)) {
+        match (&commit.change, self.served_ahead_before_list.map(ResourceVersion::whole)) {
             (Change::Record(Record::Gap(gap)), Some(proved)) if gap.is_lossy && at < proved => {
                 let because = format!("a state at version {proved} was followed by a list at {at}");
                 Commit { change: Change::Start { because }, ..commit }

@@ -76,7 +76,7 @@ impl Hub {
     pub fn serve_proved(&self, proved: ProvedState) -> Fresh {
         let mut state = self.lock();
         if state.published.state_of(proved.epoch).is_some() {
-            state.proved = state.proved.max(Some(proved.version));
+            state.served_ahead = state.served_ahead.max(Some(proved.version));
         }
         Fresh::State(proved)
     }

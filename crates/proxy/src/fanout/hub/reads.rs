@@ -26,20 +26,20 @@ pub(in crate::fanout) enum HistoryError {
     Ended(StreamEnd),
 }
 
-impl Hub {
-    /// The state that this view is of. A version of another history means nothing in it.
-    pub(in crate::fanout) fn state_of<'a>(
-        &self,
-        state: &'a HubState,
-        view: &View,
-    ) -> Result<&'a CachedState, StreamEnd> {
-        match (view.ended(), state.published.state()) {
+impl HubState {
+    /// The state that a view is of. Fails if the view has ended: versions of its history mean
+    /// nothing in another one.
+    pub(in crate::fanout) fn state_of(&self, view: &View) -> Result<&CachedState, StreamEnd> {
+        match (view.ended(), self.published.state()) {
             (Some(end), _) => Err(end),
             (None, Some(cached)) => Ok(cached),
             // A hub that forgets its state ends its views in the same critical section.
-            (None, None) => Err(StreamEnd::Stopped(state.published.message().to_owned())),
+            (None, None) => Err(StreamEnd::Stopped(self.published.message().to_owned())),
         }
     }
+}
+
+impl Hub {
 
     /// The place in the log after `cursor` and after `floor`, the gaps in between that hold other
     /// bytes of unchanged objects, and whether the cache has reached `floor`.
@@ -53,7 +53,7 @@ impl Hub {
         floor: ResourceVersion,
     ) -> Result<(Cursor, Vec<Arc<ViewGap>>, bool), LogReadError> {
         let state = self.lock();
-        let cached = self.state_of(&state, view).map_err(LogReadError::Ended)?;
+        let cached = state.state_of(view).map_err(LogReadError::Ended)?;
         let ring = cached.history.ring();
         if cached.version >= floor
             && floor >= ring.floor()
@@ -75,7 +75,7 @@ impl Hub {
         steps_max: usize,
     ) -> Result<(Vec<PriorStep>, Option<ResourceVersion>), HistoryError> {
         let state = self.lock();
-        let cached = self.state_of(&state, view).map_err(HistoryError::Ended)?;
+        let cached = state.state_of(view).map_err(HistoryError::Ended)?;
         cached.history.prior_steps(after, up_to, steps_max, view.selection()).map_err(HistoryError::Expired)
     }
 

@@ -138,7 +138,7 @@ impl Hub {
         (holder, permit): (Option<Holder>, Option<Arc<GatePermit>>),
     ) -> Result<(StartPoint, Option<Arc<GatePermit>>), StreamEnd> {
         let state = self.lock();
-        let cached = self.state_of(&state, view)?;
+        let cached = state.state_of(view)?;
         let sent = if planted::is(Bug::LaggingFromFloor) { sent.map(|_| expired.oldest) } else { sent };
         let gap_markers = view.encoder().format().has_markers();
         let coverage = sent.map(|sent| cached.history.coverage(sent, cached.version, gap_markers));

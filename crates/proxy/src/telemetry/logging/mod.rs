@@ -51,7 +51,7 @@ pub fn init(format: LogFormat, level: &str) -> Result<LogGuard, String> {
         loop {
             #[expect(clippy::disallowed_methods, reason = "a thread of its own, outside of the runtime")]
             thread::sleep(Duration::from_secs(1));
-            rate.refill();
+            rate.tick();
             let lines = dropped.dropped_lines();
             if lines > reported {
                 tracing::warn!(lines = lines - reported, "log lines were dropped: stderr is too slow");

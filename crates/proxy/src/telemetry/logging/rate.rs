@@ -38,16 +38,17 @@ impl Rate {
     }
 
     /// Adds the lines of one second, and logs how many lines of each kind were left out in it.
-    pub(super) fn refill(&self) {
-        for (place, lines) in self.take_left_out() {
+    pub(super) fn tick(&self) {
+        // Logging while the map is iterated would lock it twice.
+        for (place, lines) in self.refill() {
             let module = place.target();
             let line = place.line();
             tracing::warn!(lines, module, line, "lines of one kind were left out of the log: there are too many");
         }
     }
 
-    /// Logging inside of the loop would lock the map twice.
-    fn take_left_out(&self) -> Vec<(&'static Metadata<'static>, u64)> {
+    /// Adds the lines of one second. Returns the places that lines were left out of, and how many.
+    fn refill(&self) -> Vec<(&'static Metadata<'static>, u64)> {
         let mut left_out = Vec::new();
         for mut kind in self.kinds.iter_mut() {
             kind.tokens = (kind.tokens + PER_SECOND).min(BURST);
@@ -94,12 +95,12 @@ mod tests {
             assert_eq!(lines(), BURST);
             tracing::warn!("another kind");
             assert_eq!(lines(), 1);
-            rate.refill();
+            rate.tick();
             assert_eq!(lines(), 1, "the count of those that were left out");
             flood();
             assert_eq!(lines(), PER_SECOND);
-            assert_eq!(rate.take_left_out()[0].1, 1000 - u64::from(PER_SECOND));
-            (0..1000).for_each(|_| drop(rate.take_left_out()));
+            assert_eq!(rate.refill()[0].1, 1000 - u64::from(PER_SECOND));
+            (0..1000).for_each(|_| drop(rate.refill()));
             flood();
             assert_eq!(lines(), BURST, "no more than that after a long silence");
         });

@@ -212,7 +212,7 @@ async fn a_fresh_verdict_replaces_the_one_in_the_cache() {
     assert_eq!(world.verdict(1).await, Ok(true));
     world.answers(Ok(false));
     assert_eq!(world.verdict(1).await, Ok(true), "from the cache");
-    assert_eq!(world.reviews.fresh(1, Holder::new(1, None), world.review()).await, Ok(false));
+    assert_eq!(world.reviews.new_verdict(1, Holder::new(1, None), world.review()).await, Ok(false));
     assert_eq!((world.verdict(1).await, world.asked()), (Ok(false), 2));
     assert_eq!((world.reviews.known(&1), world.reviews.known(&2)), (Some(false), None));
 }
