@@ -31,6 +31,11 @@ tests! {
 
 /// Writes at a time. The apiserver closes a connection under several of them.
 const CONCURRENT: usize = 8;
+/// The longest wait for an answer: kube-apiserver gives up a request after 60 s, unless it is a
+/// watch.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// Only the metadata of objects, because the objects are large.
+const NAMES: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 
 /// The number of writes, and the bytes of each.
 fn size() -> (usize, usize) {
@@ -58,16 +63,20 @@ async fn write(api: &ApiServer, kubefan: &Kubefan) {
                 let response = request.send().await.unwrap();
                 (response.status(), response.text().await.unwrap())
             };
-            let answered = timeout(ANSWERED_AT_MOST, answer).await;
+            let answered = timeout(ANSWER_TIMEOUT, answer).await;
             let (status, text) =
                 answered.unwrap_or_else(|_| panic!("no answer; kubefan wrote:\n{}", kubefan.process.log()));
             if status == StatusCode::CREATED { Ok(name_in(&text)) } else { Err((status, text)) }
         }
     };
     let answers: Vec<_> = stream::iter(0..writes).map(post).buffer_unordered(CONCURRENT).collect().await;
-    let (answered, failed): (Vec<_>, Vec<_>) = answers.into_iter().partition(Result::is_ok);
-    let mut answered: Vec<String> = answered.into_iter().filter_map(Result::ok).collect();
-    let failed: Vec<_> = failed.into_iter().filter_map(Result::err).collect();
+    let (mut answered, mut failed) = (Vec::new(), Vec::new());
+    for answer in answers {
+        match answer {
+            Ok(name) => answered.push(name),
+            Err(failure) => failed.push(failure),
+        }
+    }
     assert!(failed.is_empty(), "{} of {writes} failed: {:?}", failed.len(), failed.first());
     let listed = api.client().get(format!("{}{path}", api.url())).header("accept", NAMES).send().await.unwrap();
     let listed: Value = serde_json::from_str(&listed.text().await.unwrap()).unwrap();
@@ -79,12 +88,6 @@ async fn write(api: &ApiServer, kubefan: &Kubefan) {
     assert_eq!(made, answered);
     println!("{writes} writes of {bytes} bytes, 0 failed, {} objects", made.len());
 }
-
-/// As long as kube-apiserver itself works on a request that is not a watch.
-const ANSWERED_AT_MOST: Duration = Duration::from_secs(60);
-
-/// Only the metadata of objects, because the objects are large.
-const NAMES: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 
 fn name_of(object: &Value) -> String {
     object["metadata"]["name"].as_str().unwrap().to_owned()
@@ -109,8 +112,9 @@ async fn writes_beside_callers_that_the_apiserver_refuses_all_succeed() {
             loop {
                 ticks.tick().await;
                 let answer = get.try_clone().unwrap().send().await;
-                answered
-                    .fetch_add(usize::from(answer.is_ok_and(|answer| answer.status() == status)), Ordering::Relaxed);
+                if answer.is_ok_and(|answer| answer.status() == status) {
+                    answered.fetch_add(1, Ordering::Relaxed);
+                }
             }
         });
     }

@@ -141,9 +141,11 @@ fn can_exist(object: &ObjectRef) -> bool {
 /// The ID that a client has chosen, if it can be one.
 pub(super) fn id_of(headers: &HeaderMap) -> Option<HeaderValue> {
     let given = headers.get(AUDIT_ID)?.as_bytes();
-    let is_visible = |byte: &u8| byte.is_ascii_graphic();
     let id = given.get(..ID_BYTES_MAX).unwrap_or(given);
-    (!id.is_empty() && id.iter().all(is_visible)).then(|| HeaderValue::from_bytes(id).ok())?
+    if id.is_empty() || !id.iter().all(u8::is_ascii_graphic) {
+        return None;
+    }
+    HeaderValue::from_bytes(id).ok()
 }
 
 /// Where a request came from (`SourceIPs` in `apimachinery/pkg/util/net/http.go`): what it says,

@@ -26,7 +26,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use super::{
-    allowance::{Allowance, CacheLimits, EncodingBudget, OnDemandLimits},
+    allowance::{Allowance, CacheLimits, EncodingBudget, EncodingLimits},
     cache_entry::{Cache, CacheEnd, CacheId, StartedBy},
     discovered::{DiscoveredResource, not_built_in},
     places::{self, Place, Room, Taken},
@@ -110,27 +110,26 @@ impl Registry {
     /// The budget of a cache in an encoding other than JSON. Fails if the configuration or the
     /// resource's name rules out the encoding.
     pub(super) fn encoding_budget(&self, gvr: &GroupVersionResource, media: Media) -> Result<EncodingBudget, Refusal> {
-        let (limits, unit, flag, used) = match media {
-            Media::Json | Media::Protobuf => {
-                (self.options.protobuf, "bytes of protobuf", "--protobuf-bytes-max", &self.protobuf_bytes)
-            }
-            Media::Table => (self.options.tables, "bytes of tables", "--cache-tables-bytes-max", &self.tables_bytes),
+        let is_table = media == Media::Table;
+        let (limits, off) = match is_table {
+            true => (self.options.tables, "no tables are cached; start kubefan with --cache-tables"),
+            false => (self.options.protobuf, "nothing is cached as protobuf (--protobuf=off); request JSON"),
         };
-        let off = match media {
-            Media::Json | Media::Protobuf => "nothing is cached as protobuf (--protobuf=off); request JSON",
-            Media::Table => "no tables are cached; start kubefan with --cache-tables",
-        };
-        let limits = limits.ok_or_else(|| Refusal::NotCached(off.to_owned()))?;
+        let EncodingLimits { bytes_max, .. } = limits.ok_or_else(|| Refusal::NotCached(off.to_owned()))?;
         if !self.context.source.has(media) {
             let message = "only JSON is read from the kubefan at --upstream over gRPC; request JSON";
             return Err(Refusal::NotCached(message.to_owned()));
         }
-        match media {
-            Media::Json | Media::Protobuf if kinds::is_known(gvr) => {}
-            Media::Json | Media::Protobuf => return Err(Refusal::NotEncoded(not_built_in(gvr))),
-            Media::Table => check_table(gvr)?,
+        if is_table {
+            check_table(gvr)?;
+            let (flag, used) = ("--cache-tables-bytes-max", self.tables_bytes.clone());
+            return Ok(EncodingBudget { bytes_max, unit: "bytes of tables", flag, used });
         }
-        Ok(EncodingBudget { bytes_max: limits.bytes_max, unit, flag, used: used.clone() })
+        if !kinds::is_known(gvr) {
+            return Err(Refusal::NotEncoded(not_built_in(gvr)));
+        }
+        let (flag, used) = ("--protobuf-bytes-max", self.protobuf_bytes.clone());
+        Ok(EncodingBudget { bytes_max, unit: "bytes of protobuf", flag, used })
     }
 
     fn start_permit(&self, id: &CacheId) -> Result<StartPermit, Refusal> {
@@ -148,24 +147,21 @@ impl Registry {
         }
         let on_demand = || self.options.on_demand.ok_or_else(|| needs_a_flag(&id.gvr, is_configured));
         let checks_first = self.refused.contains_key(id);
-        if id.media == Media::Json {
-            let OnDemandLimits { size, on_demand_resources_max, .. } = on_demand()?;
-            let budget = EncodingBudget {
-                bytes_max: size.on_demand_bytes_max,
+        let budget = match id.media {
+            Media::Json => EncodingBudget {
+                bytes_max: on_demand()?.size.on_demand_bytes_max,
                 unit: "bytes",
                 flag: "--on-demand-bytes-max",
                 used: self.on_demand_bytes.clone(),
-            };
-            let objects_max = Some(size.on_demand_objects_max);
-            let limits = CacheLimits { objects_max, budget, checks_first, is_configured };
-            let resources_max = (!is_configured).then_some(on_demand_resources_max);
-            return Ok(StartPermit { limits, resources_max });
-        }
-        let budget = self.encoding_budget(&id.gvr, id.media)?;
-        let on_demand = if is_configured { None } else { Some(on_demand()?) };
-        let objects_max = on_demand.map(|on_demand| on_demand.size.on_demand_objects_max);
+            },
+            media => self.encoding_budget(&id.gvr, media)?,
+        };
+        // A configured resource has no limit of objects in a further encoding.
+        let limits = if is_configured && id.media != Media::Json { None } else { Some(on_demand()?) };
+        let objects_max = limits.map(|limits| limits.size.on_demand_objects_max);
+        let resources_max = limits.filter(|_| !is_configured).map(|limits| limits.on_demand_resources_max);
         let limits = CacheLimits { objects_max, budget, checks_first, is_configured };
-        Ok(StartPermit { limits, resources_max: on_demand.map(|on_demand| on_demand.on_demand_resources_max) })
+        Ok(StartPermit { limits, resources_max })
     }
 
     /// Whether this resource is configured in this scope, in any encoding.

@@ -426,12 +426,12 @@ impl Hub {
     pub async fn reached(&self, version: ResourceVersion, limit: Duration) -> Result<(), Refusal> {
         let mut head = self.head.subscribe();
         let reached = head.wait_for(|head| head.is_none_or(|head| head >= version));
-        match tokio::time::timeout(limit, reached).await {
-            Ok(_) => Ok(()),
-            Err(_) => match self.head() {
-                Some(current) if current < version => Err(Refusal::Future { requested: version, current }),
-                _ => Ok(()),
-            },
+        if tokio::time::timeout(limit, reached).await.is_ok() {
+            return Ok(());
+        }
+        match self.head() {
+            Some(current) if current < version => Err(Refusal::Future { requested: version, current }),
+            _ => Ok(()),
         }
     }
 

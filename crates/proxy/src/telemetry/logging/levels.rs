@@ -22,10 +22,7 @@ pub(super) fn filter(level: &str) -> Result<EnvFilter, String> {
         format!("--log-level {level:?}: {error}; write it like info, or kubefan_proxy::upstream=warn,info for a module")
     })?;
     // Its warning names no setting (`Server cert bypassed`). kubefan warns of that itself.
-    Ok(match "kube_client::client::tls=off".parse() {
-        Ok(directive) => filter.add_directive(directive),
-        Err(_) => filter,
-    })
+    Ok(filter.add_directive("kube_client::client::tls=off".parse().expect("a directive")))
 }
 
 /// The directives of a filter, in which a level without a module is that of kubefan's packages.

@@ -13,8 +13,8 @@ use tokio::{
 
 use super::{
     Forwarded, Passthrough,
-    scripted_server::frame,
-    tests::{Server, options},
+    scripted_server::{frame, options},
+    tests::Server,
 };
 
 /// The request that is not cancelled is the first of its connection.

@@ -60,6 +60,13 @@ pub enum Credentials {
     Impersonate,
 }
 
+impl Credentials {
+    /// Whether requests carry kubefan's credentials, and not their callers'.
+    fn are_kubefans(self) -> bool {
+        self != Self::Caller
+    }
+}
+
 /// Options of passthrough.
 #[derive(Debug, Clone)]
 pub struct PassthroughOptions {
@@ -134,7 +141,7 @@ impl Passthrough {
     /// Whether a request with this path would carry kubefan's credentials out of the path of the
     /// server's URL, to another service.
     pub fn leads_out(&self, path: &str) -> bool {
-        self.options.credentials != Credentials::Caller && self.base.is_left_by(path)
+        self.options.credentials.are_kubefans() && self.base.is_left_by(path)
     }
 
     /// Sends a request. It is sent again, on another connection, if the apiserver has certainly not
@@ -154,19 +161,19 @@ impl Passthrough {
         // The connection determines the actual version.
         *request.version_mut() = Version::HTTP_11;
         request.headers_mut().remove(header::HOST);
-        if credentials != Credentials::Caller {
+        if credentials.are_kubefans() {
             remove_credentials(request.headers_mut());
         }
         let (token, method) = (TokenKey::of(request.headers()), request.method().clone());
         if let Some(acting_as) = acting_as {
             acting_as.write(request.headers_mut());
         }
-        let is_accepted = credentials != Credentials::Caller || self.accepted.contains(token);
+        let is_accepted = credentials.are_kubefans() || self.accepted.contains(token);
         let (route, permit) = self.streams.acquire(is_accepted, is_upgrade);
         request.extensions_mut().clear();
         request.extensions_mut().insert(route);
         let sent = self.send_until_read(&Repeatable::new(request, kept_bytes_max)).await;
-        if credentials == Credentials::Caller {
+        if !credentials.are_kubefans() {
             self.accepted.answered(token, &method, sent.as_ref().ok().map(|response| response.status()));
         }
         sent.map(|response| response.map(|body| holding(body, permit).boxed_unsync()))
@@ -180,8 +187,7 @@ impl Passthrough {
         while let Some(attempt) = request.attempt() {
             let error = match forward(ForwardService::clone(&service), attempt).await {
                 Ok(response) => {
-                    let is_own = self.options.credentials != Credentials::Caller;
-                    if is_own && response.status() == StatusCode::UNAUTHORIZED {
+                    if self.options.credentials.are_kubefans() && response.status() == StatusCode::UNAUTHORIZED {
                         self.service.refused(&service).await;
                     }
                     return Ok(response);

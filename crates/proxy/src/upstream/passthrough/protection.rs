@@ -14,7 +14,7 @@ impl PassthroughOptions {
     /// Refuses to send callers' tokens over plain http, where they could be read on the way, or to
     /// a server that proves nothing. Plain http stays allowed within this machine.
     pub(super) fn check_protection(&self, config: &Config) -> Result<(), SettingsError> {
-        if self.credentials != Credentials::Caller || self.allows_insecure_upstream {
+        if self.credentials.are_kubefans() || self.allows_insecure_upstream {
             return Ok(());
         }
         let Some(problem) = exposure(config) else { return Ok(()) };
@@ -50,12 +50,8 @@ fn exposure(config: &Config) -> Option<&'static str> {
 /// The settings cannot be read, or [`SettingsError::Unverified`].
 pub async fn check_reviewer(settings: &UpstreamSettings) -> Result<(), SettingsError> {
     let config = settings.load().await?;
-    match exposure(&config) {
-        None => Ok(()),
-        Some(problem) => {
-            Err(SettingsError::Unverified { server: transport::server_name(&config.cluster_url), problem })
-        }
-    }
+    let Some(problem) = exposure(&config) else { return Ok(()) };
+    Err(SettingsError::Unverified { server: transport::server_name(&config.cluster_url), problem })
 }
 
 #[cfg(test)]

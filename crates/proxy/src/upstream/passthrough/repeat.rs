@@ -95,12 +95,12 @@ fn lock(body: &Mutex<KeptBody>) -> std::sync::MutexGuard<'_, KeptBody> {
 impl KeptBody {
     /// Keeps a chunk if there is room for it, and forgets all of them otherwise.
     fn keep(&mut self, chunk: Option<&Bytes>) {
-        let length = chunk.map_or(usize::MAX, |chunk| self.bytes.len().saturating_add(chunk.len()));
-        self.bytes_max = self.bytes_max.filter(|most| length <= *most);
-        let (Some(chunk), Some(most)) = (chunk, self.bytes_max) else {
-            self.bytes = Vec::new();
+        let has_room = |(chunk, most): &(&Bytes, usize)| self.bytes.len() + chunk.len() <= *most;
+        let Some((chunk, most)) = chunk.zip(self.bytes_max).filter(has_room) else {
+            (self.bytes, self.bytes_max) = (Vec::new(), None);
             return;
         };
+        let length = self.bytes.len() + chunk.len();
         if length > self.bytes.capacity() {
             // Twice as much, as a vector grows by itself, but no more than is counted.
             let capacity = length.max((2 * self.bytes.len()).min(most));

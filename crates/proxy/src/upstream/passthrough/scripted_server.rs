@@ -61,6 +61,15 @@ pub(super) async fn failure(request: Request<UpstreamBody>, bytes: &[u8]) -> Box
     sent.unwrap_err().into()
 }
 
+pub(super) fn options() -> PassthroughOptions {
+    PassthroughOptions {
+        credentials: Credentials::Caller,
+        requests_max: 100,
+        allows_insecure_upstream: false,
+        connection: ConnectionLimits::APISERVER,
+    }
+}
+
 /// A way to a server that closes every connection before it has processed a request, and the
 /// number of requests that were sent to it.
 pub(crate) fn to_closing_server() -> (Passthrough, Arc<AtomicUsize>) {
@@ -70,12 +79,7 @@ pub(crate) fn to_closing_server() -> (Passthrough, Arc<AtomicUsize>) {
         count.fetch_add(1, Ordering::SeqCst);
         async { Err(failure(request, &go_away(0, Reason::NO_ERROR)).await) }
     });
-    let options = PassthroughOptions {
-        credentials: Credentials::Caller,
-        requests_max: 100,
-        allows_insecure_upstream: false,
-        connection: ConnectionLimits::APISERVER,
-    };
+    let options = options();
     let passthrough = Passthrough {
         service: Renewed::fixed(ForwardService::new(service)),
         base: BaseUrl::of(&Uri::from_static("http://h")).unwrap(),

@@ -14,7 +14,7 @@ use tokio::{
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
-use super::*;
+use super::{scripted_server::options, *};
 
 /// The answer of a server that has read a whole request.
 #[derive(Debug, Clone, Copy)]
@@ -117,14 +117,6 @@ async fn serve(mut stream: TlsStream<TcpStream>, then: Then, read: &AtomicUsize)
     let _end = stream.read_u8().await;
 }
 
-pub(super) fn options() -> PassthroughOptions {
-    PassthroughOptions {
-        credentials: Credentials::Caller,
-        requests_max: 100,
-        allows_insecure_upstream: false,
-        connection: ConnectionLimits::APISERVER,
-    }
-}
 
 fn post(body: impl Into<Bytes>, kept_bytes_max: usize) -> Forwarded {
     let body = Full::new(body.into()).map_err(|never| match never {}).boxed_unsync();
