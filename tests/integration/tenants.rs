@@ -1,5 +1,5 @@
-//! Tenants of one kubefan: what one takes of it, another keeps. An attacker with few rights comes
-//! and goes, and an honest caller keeps its cache, its place and its watches all the while.
+//! Tenants of one kubefan: whatever one takes, another keeps its own. An attacker with few rights
+//! comes and goes, and an honest caller keeps its cache, its place and its watches meanwhile.
 //!
 //! Each test prints how long the honest caller's requests took alone, while the attacker uses
 //! another kubefan, and beside the attacker. Wherever its requests go, the attacker also takes
@@ -58,7 +58,7 @@ struct Tenants {
     kubefan: Kubefan,
     /// A kubefan with the same flags that the honest caller does not use.
     other: Kubefan,
-    /// Tokens of service accounts of one namespace, whose administrators they are.
+    /// Tokens of the service accounts that administer one namespace.
     attackers: Vec<String>,
     /// The namespace of the attackers.
     namespace: String,
@@ -253,7 +253,7 @@ async fn keep_watching(client: Client, url: String) {
     }
 }
 
-/// ConfigMaps of 1 MB, more than the caches on demand may hold, are made and deleted in turns.
+/// Makes and deletes ConfigMaps of 1 MB in turns, more than the caches on demand may hold.
 async fn fill(client: Client, url: String) {
     const COUNT: usize = 24;
     loop {
@@ -317,8 +317,8 @@ async fn an_administrator_of_a_namespace_leaves_others_their_caches_and_places()
     assert!(ended.is_none(), "the honest caller's watch ended: {ended:?}");
 }
 
-/// A selector with a term more than kubefan takes, so its watch is forwarded.
-fn forwarded(number: usize) -> String {
+/// The query of a watch whose selector has one term more than kubefan takes, so it is forwarded.
+fn forwarded_query(number: usize) -> String {
     let terms: Vec<String> = (0..101).map(|term| format!("!a{number}-{term}")).collect();
     format!("watch=1&labelSelector={}", terms.join(","))
 }
@@ -345,14 +345,15 @@ async fn a_user_with_all_forwarded_watches_it_can_get_leaves_others_theirs() {
         let base = url_of(kubefan, &path_in(&tenants.namespace, "api/v1/pods"));
         Attacker::start(move || {
             let hold = move |number: usize| {
-                let (client, url) = (clients[number % clients.len()].clone(), format!("{base}?{}", forwarded(number)));
+                let client = clients[number % clients.len()].clone();
+                let url = format!("{base}?{}", forwarded_query(number));
                 hold(client, url, refused.clone())
             };
             join_all((0..20 * STREAMS).map(hold)).map(drop).boxed_local()
         })
     };
-    let url = tenants.url(&format!("/api/v1/pods?{}", forwarded(0)));
-    // kubefan has to notice first that it has left its last watch, whose place is its share.
+    let url = tenants.url(&format!("/api/v1/pods?{}", forwarded_query(0)));
+    // The caller's share is one place. kubefan must first notice that its last watch was closed.
     let open = async || {
         wait::until("the honest user to get a watch", wait::SOON, || async {
             let answer: Response = honest.get(&url).send().await.expect("an answer");

@@ -1,9 +1,8 @@
-//! Kubeconfigs, for the proxy and the client library. Beside what kube-client does, both refuse
-//! what kubectl refuses (`faults`), find the proxy by Go's rules (`proxy_environment`), take the
-//! token of a file from kube-client, and describe errors (`errors`).
+//! Kubeconfigs, for kubefan and the client library. kube-client reads them. Beyond that, both
+//! refuse what kubectl refuses (`faults`), find the HTTP proxy by Go's rules (`proxy_environment`),
+//! read token files themselves, and describe errors (`errors`).
 //!
-//! The hazard is an error of a library that quotes the key, the token or the file that it was
-//! given.
+//! The hazard is a library's error that quotes a key, a token or a file.
 
 mod errors;
 mod faults;
@@ -25,12 +24,12 @@ use secrecy::ExposeSecret;
 pub use errors::explain_auth;
 pub use proxy_environment::{ProxyEnvironment, is_loopback};
 
-/// Stands for the proxy of the environment while kube-client makes a configuration: it would read
-/// the variables itself, without exceptions, and fail if one is no URL.
+/// A placeholder for the proxy of the environment while kube-client makes a configuration. Without
+/// it kube-client would read the variables itself, ignore `NO_PROXY`, and fail if one is no URL.
 const OF_ENVIRONMENT: &str = "http://proxy-of-the-environment.invalid/";
 
-/// The files that kubectl reads if no flag names one: those in `$KUBECONFIG`, or otherwise
-/// `~/.kube/config`. It skips those that do not exist.
+/// The files that kubectl reads if no flag names one: those in `$KUBECONFIG`, otherwise
+/// `~/.kube/config`. Callers skip those that do not exist, as kubectl does.
 pub fn usual_files() -> Vec<PathBuf> {
     let listed = env::var_os("KUBECONFIG").unwrap_or_default();
     let listed: Vec<_> = env::split_paths(&listed).filter(|path| !path.as_os_str().is_empty()).collect();
@@ -171,7 +170,8 @@ pub fn bearer(token: &str) -> Result<HeaderValue, AuthError> {
 /// # Errors
 /// Why it cannot be made.
 pub fn tls_config(config: &Config) -> Result<rustls::ClientConfig, String> {
-    // kube-client would read the CA's file again by itself, and the identity would have the old CA.
+    // Otherwise kube-client would read the CA's file again, and trust another CA than the one that
+    // identifies the cluster.
     let mut config = config.clone();
     config.root_cert_file = None;
     config.rustls_client_config().map_err(|error| errors::explain_tls(&error, &config.auth_info))

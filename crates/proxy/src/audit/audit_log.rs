@@ -21,12 +21,12 @@ use crate::telemetry::{
     traces::{RequestSpan, Traces},
 };
 
-/// How long the writer may take for what is queued, once all requests have ended, and once more
-/// without those that have not.
+/// How long a shutdown waits for the last requests to end and to be written, and then again for
+/// what is queued.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Begins records. Clones are the same log; the default is none. The records of requests are also
-/// where their spans begin, so that both are complete together.
+/// Begins records. Clones are the same log; the default writes nothing. A record also begins the
+/// span of its request, so that both are complete together.
 #[derive(Clone, Default)]
 pub struct AuditLog {
     shared: Option<Arc<Shared>>,
@@ -48,7 +48,7 @@ pub struct Parts<S> {
     pub is_strict: bool,
     /// The wall clock.
     pub clock: Clock,
-    /// Random; the IDs follow from it.
+    /// A random seed, which determines the IDs.
     pub seed: [u8; 32],
     /// The metrics.
     pub metrics: AuditMetrics,

@@ -204,7 +204,7 @@ fn ends_a_line(path: &Path, bytes: u64) -> bool {
     read.is_ok() && last == *b"\n"
 }
 
-/// The texts of a file's name before and after the time of a rotated one.
+/// Splits the name of a rotated file into what comes before the time and what comes after it.
 fn parts(path: &Path) -> (String, String) {
     let text = |part: Option<&std::ffi::OsStr>| part.unwrap_or_default().to_string_lossy().into_owned();
     let extension = path.extension().map(|extension| format!(".{}", extension.to_string_lossy()));

@@ -28,8 +28,8 @@ pub trait Sink: Send + 'static {
     /// Appends whole lines. May block.
     ///
     /// # Errors
-    /// None of the lines was written, or the last one in part, and then the next call starts a new
-    /// line.
+    /// Not all of the lines were written. If those that were cannot be cut off again, as on stdout,
+    /// the next call starts a new line, and may repeat some.
     fn append(&mut self, lines: &[u8]) -> io::Result<()>;
 }
 

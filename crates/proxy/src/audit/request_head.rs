@@ -70,7 +70,7 @@ pub struct RequestHead<'a> {
 }
 
 impl RequestHead<'_> {
-    /// The name of its span: that of the gRPC method, or the method and the route of HTTP.
+    /// The name of its span: the gRPC method, or the verb and the route over HTTP.
     pub(super) fn span_name(&self) -> String {
         match self.protocol {
             Protocol::Grpc => self.uri.path().trim_start_matches('/').to_owned(),

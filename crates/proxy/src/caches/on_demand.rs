@@ -8,8 +8,8 @@
 //! cache without readers is dropped, and its place is given away much sooner if another resource
 //! needs one.
 //!
-//! Upstream can answer every request that is refused here. So with passthrough a limit costs
-//! upstream a request, and no client an error.
+//! With passthrough, a request over HTTP that is refused here is forwarded. So a limit costs
+//! upstream a request, and no client of HTTP an error.
 //!
 //! A protobuf or table cache starts on demand unless `--resource` names the encoding: only a
 //! request shows that a client wants it. Such caches hold the same resources a second time, so
@@ -140,8 +140,8 @@ impl Registry {
         let is_configured = self.is_configured(id);
         if !is_configured && is_secret(&id.gvr) {
             return Err(Refusal::NotCached(
-                "secrets are not cached on demand, because every client could then read them; start kubefan with --resource \
-                 secrets to accept that"
+                "secrets are not cached on demand, because without authorization every client could read them; \
+                 start kubefan with --resource secrets to accept that"
                     .to_owned(),
             ));
         }
@@ -290,8 +290,8 @@ impl Registry {
         dropped.iter().for_each(|cache| cache.stop.cancel());
     }
 
-    /// Remembers that a limit left a resource without a cache. Returns true for a resource that was
-    /// not known as such.
+    /// Remembers that a limit left a resource without a cache. Returns true if that is new, and
+    /// there was room to remember it.
     fn note_without_room(&self, gvr: &GroupVersionResource) -> bool {
         self.without_room.len() < WITHOUT_ROOM_MAX && self.without_room.insert(gvr.clone(), ()).is_none()
     }
@@ -305,7 +305,8 @@ impl Registry {
     }
 }
 
-/// Drops caches that readers started and that have had no reader for `idle_timeout`, without end.
+/// Drops each cache that readers started once it has had no reader for `idle_timeout`. Does not
+/// return.
 pub(super) async fn drop_idle(registry: Arc<Registry>, idle_timeout: Duration) {
     loop {
         sleep((idle_timeout / 4).max(Duration::from_millis(100))).await;
@@ -350,12 +351,13 @@ fn exhausted(media: Media, message: String) -> Refusal {
     }
 }
 
-/// Whether answers from a cache would reveal credentials: callers are not authorized.
+/// Whether objects of a resource are credentials: without authorization every caller could read
+/// them from a cache.
 fn is_secret(gvr: &GroupVersionResource) -> bool {
     gvr.group.is_empty() && gvr.resource == "secrets"
 }
 
-/// Fails if the resource's tables cannot be cached, by its name.
+/// Fails if a resource of this name has tables that cannot be cached.
 fn check_table(gvr: &GroupVersionResource) -> Result<(), Refusal> {
     match table::columns_with_other_ages(gvr) {
         None => Ok(()),

@@ -1,9 +1,9 @@
 //! Which on-demand cache makes room for another: a pure decision.
 //!
 //! The hazard is a reader that takes every place, so that the resources of all others are read
-//! upstream. While there are free places anybody may take them, and idle ones of tenants that hold
-//! at least as many. Then one is taken from the tenant that holds the most, for a tenant that does
-//! not hold more than it afterwards.
+//! upstream. Anybody may take a free place. If none is free, a tenant may take an idle place of a
+//! tenant that holds at least as many as itself. If there is none, it takes one from the tenant
+//! that holds the most, unless it would hold more than that one afterwards.
 
 use std::{collections::HashMap, sync::Arc};
 

@@ -2,8 +2,8 @@
 //!
 //! The hazard is a reader that fills the limit with resources of its own: the cache that grows last
 //! would end, although others read it. So each cache counts to the tenants that read it, in equal
-//! parts. Of the tenant with the most bytes the cache ends of which it has the largest part, and
-//! one of a configured resource only if no other cache is left.
+//! parts. The tenant with the most bytes loses the cache of which it has the largest part. A cache
+//! of a configured resource ends only if no other is left.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -12,7 +12,7 @@ use std::{
 
 use tokio_util::sync::CancellationToken;
 
-/// The most tenants that a cache remembers. One that so many read is not the largest for each.
+/// The most tenants that a cache remembers. Shared by so many, it is no tenant's largest.
 const TENANTS_MAX: usize = 64;
 
 /// The caches that share a limit. Clones are the same caches.
@@ -33,7 +33,7 @@ impl ReadingTenants {
         }
     }
 
-    /// Their names, and an empty one if none is known.
+    /// The names of the tenants; one empty name if none is known.
     fn names(&self) -> Vec<Arc<str>> {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if known.is_empty() { vec!["".into()] } else { known.iter().cloned().collect() }
@@ -78,8 +78,8 @@ impl SharedBytes {
 }
 
 impl Membership {
-    /// Records the size of this cache. If all together have more than `bytes_max`, others end until
-    /// they have not. Returns false if this cache has to end.
+    /// Records the size of this cache. While all together have more than `bytes_max`, ends one of
+    /// them. Returns false if this cache has to end.
     pub(super) fn record(&self, bytes: usize, bytes_max: usize) -> bool {
         let mut members = self.all.lock();
         let Some(member) = members.by_number.get_mut(&self.number) else { return false };

@@ -41,8 +41,8 @@ where
     K: Hash + Eq + Copy + Send + 'static,
     T: Clone + Send + Sync + 'static,
 {
-    /// The answer that is under way for this key; if there is none, `ask` is run, and `true` says
-    /// so. It continues as long as one waits for it.
+    /// Joins the flight of this key, or starts one with `ask`. Returns whether it has started one.
+    /// A flight continues as long as something waits for it.
     pub(super) fn join(&self, key: K, ask: impl Future<Output = T> + Send + 'static) -> (Flight<T>, bool) {
         let mut state = lock(&self.0);
         if let Some(flight) = state.under_way.get(&key).and_then(|(_, flight)| flight.upgrade()) {

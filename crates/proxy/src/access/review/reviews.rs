@@ -25,13 +25,12 @@ use crate::{
     upstream::UpstreamError,
 };
 
-/// For this long after a failure of the apiserver it is not asked again for a verdict that the
-/// grace covers.
+/// How long after a failure kubefan does not ask the apiserver for a verdict that the grace covers.
 const OUTAGE_PAUSE: Duration = Duration::from_secs(1);
-/// Later in an outage it is asked again, and gets this long before the last verdict counts: one
-/// that hangs must not slow down every request by the timeout of a review.
+/// How long kubefan then waits for an answer before the last verdict counts. An apiserver that
+/// hangs must not delay every request by the timeout of a review.
 const RETURN_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a failed review says that the apiserver cannot be asked.
+/// How long after a failed review the apiserver counts as one that does not answer.
 const UNANSWERED_FOR: Duration = Duration::from_secs(60);
 
 /// Options of the reviews of one kind.
@@ -56,8 +55,8 @@ pub enum ReviewError {
     Refused,
 }
 
-/// A question of this size and more, in bytes, waits with the other large ones: the apiserver needs
-/// longer for it, and must not be late for the others meanwhile.
+/// The size, in bytes, from which a question waits with the other large ones. The apiserver needs
+/// longer for these, and the small ones must not wait behind them.
 const LARGE_BYTES: usize = 2 << 10;
 
 /// A review to send.

@@ -1,11 +1,11 @@
 //! States that upstream has proved to be current.
 //!
-//! The hazard is a reader that is served a later state of the cache and yet an older one. If the
-//! objects of a cache at version c equal those of a list at version R, then its state at c is the
-//! state at R. Its history up to R may still be on its way: an object that was created and deleted
-//! in between is in neither state. A cache that has received the creation only is at a later
-//! version than c, and at a state that was over before R. So such a reader is served that very
-//! state, or the cache from R on, and nothing in between; and its watch skips the events up to R.
+//! If the objects of a cache at version c equal those of a list at a later version R, then the
+//! cache's state at c is the state at R. But its events up to R may still be on their way: an
+//! object that was created and deleted in between is in neither state. The hazard is a cache that
+//! has received the creation only: its version is above c, and it shows what was over before R. So
+//! a reader of R is served the state at c, or the cache once it has reached R, and nothing in
+//! between. Its watch skips the events up to R.
 
 use tokio::time::{Instant, timeout_at};
 
@@ -70,9 +70,9 @@ impl std::fmt::Debug for Fresh {
 }
 
 impl Hub {
-    /// Lets readers be served a state that upstream has proved. Upstream is past its version then,
-    /// so a list that begins later and is below that is of another history, even if the cache is
-    /// below it too.
+    /// Lets readers be served a state that upstream has proved. Upstream has reached the proved
+    /// version. So a later list with a lower version is of another history, even if the cache has
+    /// not reached the proved version.
     pub fn serve_proved(&self, proved: ProvedState) -> Fresh {
         let mut state = self.lock();
         if state.published.state_of(proved.epoch).is_some() {

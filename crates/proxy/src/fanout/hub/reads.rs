@@ -40,7 +40,6 @@ impl HubState {
 }
 
 impl Hub {
-
     /// The place in the log after `cursor` and after `floor`, the gaps in between that hold other
     /// bytes of unchanged objects, and whether the cache has reached `floor`.
     ///

@@ -24,7 +24,7 @@ use tracing_subscriber::{
 use super::LogFormat;
 use kubefan_common::visible::{EscapedJson, is_hidden};
 
-/// The longest text of a field, in characters. A message and an error end with the way out.
+/// The longest text of a field, in characters. The end of a message or an error says what to do.
 fn chars_max(field: &str) -> usize {
     if matches!(field, "message" | "error") { 1000 } else { 200 }
 }
@@ -68,7 +68,7 @@ impl Visit for CutVisitor<'_> {
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         let mut text = CutText { text: String::new(), left: chars_max(field.name()) };
-        // Stops where the text is cut.
+        // Fails where the text is cut.
         let _ = write!(text, "{value:?}");
         self.0.record_debug(field, &format_args!("{}", text.text));
     }
@@ -99,7 +99,7 @@ impl fmt::Write for CutText {
     }
 }
 
-/// Writes lines of JSON, which stay JSON. Its formatter has no place to cut a field.
+/// Writes lines of JSON, and cuts their fields: the formatter of JSON has no place for that.
 struct CutJson<W>(W);
 
 impl<W: io::Write> io::Write for CutJson<W> {
@@ -115,7 +115,8 @@ impl<W: io::Write> io::Write for CutJson<W> {
 
 /// A line with shorter texts; `None` if none is too long.
 fn cut_line(line: &[u8]) -> Option<Vec<u8>> {
-    if line.len() <= chars_max("") {
+    // No field is longer than its line.
+    if line.len() <= chars_max("any other field") {
         return None;
     }
     let mut fields: Map<String, Value> = serde_json::from_slice(line).ok()?;

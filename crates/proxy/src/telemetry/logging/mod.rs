@@ -27,7 +27,7 @@ pub use log_format::LogFormat;
 /// The most lines that wait to be written.
 const LINES_MAX: usize = 4096;
 
-/// Writes the lines that wait when it is dropped, for a second at most.
+/// When it is dropped, it writes the lines that wait, for a second at most.
 #[must_use = "lines that wait are lost if it is dropped early"]
 pub struct LogGuard {
     _writer: WorkerGuard,

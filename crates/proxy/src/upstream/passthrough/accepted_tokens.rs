@@ -1,8 +1,8 @@
 //! The bearer tokens that the apiserver has accepted lately.
 //!
-//! Only these count, because of any other credential the apiserver may make an anonymous user: a
-//! header that no authenticator knows, or an empty token. It answers 401 to every token that it
-//! does not know (`k8s.io/apiserver`, `bearertoken.Authenticator`).
+//! Only bearer tokens count: the apiserver answers 401 to every one that it does not know
+//! (`k8s.io/apiserver`, `bearertoken.Authenticator`). A caller with any other credential may be
+//! anonymous to it: with an empty token, or a header that no authenticator knows.
 //!
 //! The hazard is an answer that was given before the token was read. The apiserver gives 400, 429
 //! and, to OPTIONS, 204 then (`DefaultBuildHandlerChain`), and a gateway in front of it anything
@@ -37,7 +37,7 @@ impl TokenKey {
     }
 }
 
-/// The tokens that were used last.
+/// The accepted tokens that were used last.
 pub(super) struct AcceptedTokens(Mutex<LruCache<TokenKey, ()>>);
 
 impl Default for AcceptedTokens {

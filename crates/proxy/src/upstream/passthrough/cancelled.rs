@@ -72,9 +72,10 @@ fn get() -> Forwarded {
 
 #[tokio::test]
 async fn callers_that_cancel_requests_leave_the_connection_to_others() {
-    /// More than h2 remembers by default, in each of several rounds: 1,200 answers are to streams
-    /// that it has forgotten, and by default 1,024 of them close a connection.
+    /// By default h2 remembers 50 streams that it has reset, so each round has 30 late answers to
+    /// forgotten ones.
     const AT_ONCE: usize = 80;
+    /// 1,200 such answers. By default h2 closes a connection after 1,024.
     const ROUNDS: usize = 40;
     let (read, mut seen) = watch::channel(Read::default());
     let server = Server::start_http2(move |stream| {

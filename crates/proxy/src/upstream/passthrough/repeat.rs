@@ -24,8 +24,8 @@ use tower::BoxError;
 use crate::upstream::transport::connection::UpstreamBody;
 use kubefan_common::text;
 
-/// The waits before each repeat. A connection that closes costs one, and a large body meets several
-/// of them while it is written; a server that refuses streams (REFUSED_STREAM) needs time.
+/// The waits before each repeat. Each connection that closes costs one, and several may close while
+/// a large body is written. A server that refuses streams (REFUSED_STREAM) needs time.
 pub(super) const DELAYS: [Duration; 8] = [
     Duration::ZERO,
     Duration::from_millis(20),
@@ -40,7 +40,7 @@ pub(super) const DELAYS: [Duration; 8] = [
 /// The most bytes that an attempt reads again at once.
 const PIECE_BYTES_MAX: usize = 16 << 10;
 
-/// A request, of whose body the beginning is kept while it is sent.
+/// A request that keeps the beginning of its body while it is sent.
 pub(super) struct Repeatable {
     head: request::Parts,
     body: Arc<Mutex<KeptBody>>,
@@ -67,7 +67,7 @@ struct AttemptBody {
 }
 
 impl Repeatable {
-    /// A request, of whose body up to `kept_bytes_max` bytes are kept.
+    /// Keeps up to `kept_bytes_max` bytes of a request's body.
     pub(super) fn new(request: Request<UpstreamBody>, kept_bytes_max: usize) -> Self {
         let (head, source) = request.into_parts();
         let body = KeptBody { source, bytes: Vec::new(), bytes_max: Some(kept_bytes_max), attempt: 0 };
@@ -165,10 +165,10 @@ pub(super) fn is_unread(error: &(dyn Error + Send + Sync + 'static)) -> bool {
     if error.is_canceled() || error.is_closed() {
         return true;
     }
-    // Below an error of the body is what broke the caller's connection. This is about the server's.
+    // An error of the body comes from the caller's connection. This is about the server's.
     let of_server = error.source().filter(|_| !error.is_user()).and_then(|error| error.downcast_ref::<h2::Error>());
-    // A GOAWAY fails only the streams above its last one; the others end with the connection. One
-    // with an error code says nothing about either.
+    // A GOAWAY without an error fails only the streams above its last one; the others end with the
+    // connection. After a GOAWAY with an error, any stream may have been processed.
     of_server.is_some_and(|error| {
         let is_closed = error.is_go_away() && error.reason() == Some(Reason::NO_ERROR);
         error.is_remote() && (is_closed || error.reason() == Some(Reason::REFUSED_STREAM))

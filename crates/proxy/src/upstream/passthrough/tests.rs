@@ -117,7 +117,6 @@ async fn serve(mut stream: TlsStream<TcpStream>, then: Then, read: &AtomicUsize)
     let _end = stream.read_u8().await;
 }
 
-
 fn post(body: impl Into<Bytes>, kept_bytes_max: usize) -> Forwarded {
     let body = Full::new(body.into()).map_err(|never| match never {}).boxed_unsync();
     let request = Request::post("/api/v1/namespaces/a/configmaps").body(body).unwrap();
