@@ -5,23 +5,30 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use kubefan_common::proto::v1alpha1::Target;
-use kubefan_proxy::caches::{OnDemandLimits, SizeLimits};
+use kubefan_model::Media;
+use kubefan_proxy::{
+    caches::{OnDemandLimits, SizeLimits},
+    fanout::{CacheRequest, Catalog},
+};
 use kubefan_sim::apiserver::{Fault, SimResource, Verb};
 use serde_json::json;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
-use crate::harness::{
-    apiserver::ApiServer,
-    kubefan::Kubefan,
-    network::Network,
-    objects::version_of,
-    record::{Query, Watch, connect},
-    rig::{PODS, Rig, Setup, core, on_demand, pod, pods, target, versions},
-    servers::is_cached,
-    simulated::Simulated,
-    tests, wait,
+use crate::{
+    harness::{
+        apiserver::ApiServer,
+        kubefan::Kubefan,
+        network::{Network, answer},
+        objects::version_of,
+        record::{Query, Watch, connect},
+        rig::{PODS, Rig, Setup, cache_of, core, on_demand, pod, pods, target, versions},
+        servers::is_cached,
+        simulated::Simulated,
+        tests, wait,
+    },
+    upstream_faults::line,
 };
 
 tests! {
@@ -33,7 +40,8 @@ tests! {
         an_idle_place_goes_to_the_resource_that_is_requested_next, starts_read_the_schema_once,
         a_resource_that_was_too_large_is_asked_for_its_size_before_it_is_listed_again,
         a_first_sync_that_grows_too_large_is_stopped, a_cache_that_grows_too_large_ends_its_streams,
-        the_bytes_of_all_caches_are_limited_together, an_unread_cache_is_dropped_and_can_return,
+        the_bytes_of_all_caches_are_limited_together,
+        a_cache_that_is_being_listed_counts_to_the_tenant_that_started_it, an_unread_cache_is_dropped_and_can_return,
         a_reader_waits_a_limited_time_for_the_first_sync, limits_count_only_what_the_upstream_selector_selects;
 }
 
@@ -254,6 +262,31 @@ async fn the_bytes_of_all_caches_are_limited_together() {
     // Dropping a cache frees its bytes.
     sleep(Duration::from_secs(900)).await;
     assert_eq!(rig.watch_all("configmaps").await.state.len(), 2);
+}
+
+async fn a_cache_that_is_being_listed_counts_to_the_tenant_that_started_it() {
+    let setup = Setup::of(&[]).on_demand(limited(1000, 10_000));
+    let sim = setup.sim();
+    let network = Network::to(sim.clone());
+    network.rule(|path| {
+        let resources = [("configmaps", "ConfigMap", 4000), ("services", "Service", 4000), ("pods", "Pod", 5000)];
+        let is_list = |resource: &str| path.starts_with(&format!("/api/v1/{resource}?")) && path.contains("watch=");
+        let (_, kind, bytes) = resources.into_iter().find(|(resource, ..)| is_list(resource))?;
+        let metadata = json!({ "namespace": "default", "name": "a", "uid": "u", "resourceVersion": "1" });
+        let object = json!({ "kind": kind, "apiVersion": "v1", "metadata": metadata, "data": "x".repeat(bytes) });
+        Some(answer(200, vec![line("ADDED", &object)], true))
+    });
+    let rig = Rig::over(network, sim, setup);
+    let start = async |resource, tenant| {
+        let request = CacheRequest { tenant: Some(tenant), ..cache_of(resource, Media::Json) };
+        // The caller hangs up before the list has ended.
+        assert!(timeout(Duration::from_secs(1), rig.registry.find(request)).await.is_err(), "{resource}");
+    };
+    start("configmaps", "greedy").await;
+    start("services", "greedy").await;
+    start("pods", "honest").await;
+    let cached: Vec<_> = rig.resources().await.into_iter().map(|status| status.name).collect();
+    assert!(cached.contains(&"pods".to_owned()) && cached.len() == 2, "{cached:?}");
 }
 
 async fn an_unread_cache_is_dropped_and_can_return() {
