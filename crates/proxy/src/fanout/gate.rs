@@ -1,5 +1,5 @@
 //! Admits everything that pins state while it is sent or read: snapshots, lists, catch-ups,
-//! backfills and transfers to peers.
+//! backfills and transfers to peers. Replays of history have a few places of their own.
 //!
 //! The hazard is a storm of starts that fills the memory. So a bounded number is admitted at a
 //! time; the others wait for a bounded time, and users, pods and connections take turns. Live
@@ -22,6 +22,9 @@ use crate::{
     telemetry::{metrics::GateMetrics, traces},
 };
 
+/// Replays at a time. Each has up to some megabytes, which no budget counts.
+pub(in crate::fanout) const REPLAYS_MAX: usize = 8;
+
 /// How many are admitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GateLimits {
@@ -35,6 +38,7 @@ pub struct GateLimits {
 pub struct Gate {
     limits: GateLimits,
     shared: Arc<Shared>,
+    replays: Arc<Shared>,
 }
 
 struct Shared {
@@ -57,8 +61,11 @@ pub struct GatePermit {
 impl Gate {
     /// A gate without a lowered limit.
     pub fn new(limits: GateLimits, metrics: GateMetrics) -> Arc<Self> {
-        let state = State { shares: Shares::new(limits.snapshots_max), queue: FairQueue::default() };
-        Arc::new(Self { limits, shared: Arc::new(Shared { state: Mutex::new(state), metrics }) })
+        let shared = |places_max| {
+            let state = State { shares: Shares::new(places_max), queue: FairQueue::default() };
+            Arc::new(Shared { state: Mutex::new(state), metrics: metrics.clone() })
+        };
+        Arc::new(Self { limits, shared: shared(limits.snapshots_max), replays: shared(REPLAYS_MAX) })
     }
 
     /// Waits for a permit. `None` stands for kubefan itself.
@@ -66,25 +73,49 @@ impl Gate {
     /// # Errors
     /// [`Refusal::Exhausted`] if that takes too long, and at once if the limit is zero.
     pub async fn acquire(&self, holder: Option<Holder>) -> Result<GatePermit, Refusal> {
-        if let Some(permit) = self.try_acquire(holder) {
-            return Ok(permit);
+        let permit = self.wait_for(&self.shared, holder).await;
+        permit.ok_or_else(|| Refusal::Exhausted(self.message()))
+    }
+
+    /// Waits for a permit to replay history.
+    ///
+    /// # Errors
+    /// [`Refusal::Exhausted`] if that takes too long.
+    pub async fn acquire_replay(&self, holder: Option<Holder>) -> Result<GatePermit, Refusal> {
+        let permit = self.wait_for(&self.replays, holder).await;
+        permit.ok_or_else(|| {
+            let limit = self.limits.snapshot_queue_timeout;
+            Refusal::Exhausted(format!(
+                "{REPLAYS_MAX} watches at a time may be resumed from far behind, and it was not this one's turn within \
+                 {limit:?} (--snapshot-queue-timeout)"
+            ))
+        })
+    }
+
+    /// A permit to replay history, if one is free for this holder.
+    pub fn try_acquire_replay(&self, holder: Option<Holder>) -> Option<GatePermit> {
+        self.replays.try_permit(holder)
+    }
+
+    async fn wait_for(&self, shared: &Arc<Shared>, holder: Option<Holder>) -> Option<GatePermit> {
+        if let Some(permit) = shared.try_permit(holder) {
+            return Some(permit);
         }
         let _wait = traces::wait("permit");
-        let turn = Turn::new(&self.shared, holder);
-        let permit = match turn {
+        let permit = match Turn::new(shared, holder) {
             Some(mut turn) => timeout(self.limits.snapshot_queue_timeout, &mut turn.granted).await.ok(),
             None => None,
         };
-        permit.and_then(Result::ok).ok_or_else(|| {
-            self.shared.metrics.refused.inc();
-            Refusal::Exhausted(self.message())
-        })
+        let permit = permit.and_then(Result::ok);
+        if permit.is_none() {
+            shared.metrics.refused.inc();
+        }
+        permit
     }
 
     /// A permit, if one is free for this holder.
     pub fn try_acquire(&self, holder: Option<Holder>) -> Option<GatePermit> {
-        let mut state = self.shared.lock();
-        state.shares.admits(holder, 1).then(|| self.shared.permit(&mut state, holder))
+        self.shared.try_permit(holder)
     }
 
     /// As [`Self::try_acquire`], for one who cannot wait; counts the refusal.
@@ -131,6 +162,11 @@ impl Gate {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn try_permit(self: &Arc<Self>, holder: Option<Holder>) -> Option<GatePermit> {
+        let mut state = self.lock();
+        state.shares.admits(holder, 1).then(|| self.permit(&mut state, holder))
     }
 
     fn permit(self: &Arc<Self>, state: &mut State, holder: Option<Holder>) -> GatePermit {

@@ -75,15 +75,15 @@ impl Metrics {
         let gate = GateMetrics {
             in_flight: register.int_gauge(
                 "kubefan_snapshots",
-                "Snapshots, lists, catch-ups, backfills and transfers to peers in progress.",
+                "Snapshots, lists, catch-ups, backfills, transfers to peers and replays in progress.",
             )?,
             waiting: register.int_gauge(
                 "kubefan_snapshots_waiting",
-                "Snapshots, lists, catch-ups, backfills and transfers that wait for a permit now.",
+                "Snapshots, lists, catch-ups, backfills, transfers and replays that wait for a permit now.",
             )?,
             refused: register.counter(
                 "kubefan_snapshots_refused_total",
-                "Snapshots, lists, catch-ups, backfills and transfers refused because no permit became free in time or \
+                "Snapshots, lists, catch-ups, backfills, transfers and replays refused because no permit became free in time or \
                  memory was short.",
             )?,
         };

@@ -11,17 +11,16 @@
 //! and before the section ends, so a reader of it finds every event up to it in the logs.
 
 use std::{
-    collections::HashMap,
-    sync::{Arc, PoisonError, Weak},
+    sync::{Arc, PoisonError},
     time::{Duration, SystemTime},
 };
 
 use tokio::{
     runtime::Handle,
-    sync,
     time::{Instant, sleep_until},
 };
 
+use super::replay_turns::ReplayTurns;
 use crate::{
     cache::{
         Budgets, CachedState, Commit, HistoryCopy, Phase, ProcessBudgets, PublishedCache, Record, Refusal,
@@ -32,11 +31,7 @@ use crate::{
         gate::Gate,
         stream_end::StreamEnd,
         sync::{Mutex, MutexGuard},
-        views::{
-            selections::Selections,
-            set::Views,
-            view::{View, ViewKey},
-        },
+        views::{selections::Selections, set::Views, view::View},
         wake::pacer::Pacer,
     },
     telemetry::metrics::{CacheGauges, CacheMetrics},
@@ -58,8 +53,7 @@ pub struct Hub {
     pub(in crate::fanout) selections: Selections,
     limits: RingLimits,
     gate: Arc<Gate>,
-    /// The turns of those who replay history for the same view.
-    pub(super) replays: Mutex<HashMap<ViewKey, Weak<sync::Mutex<()>>>>,
+    pub(super) replay_turns: ReplayTurns,
     cluster: ClusterName,
     /// Mirrors of what is published, for readers that take no lock.
     pub(super) head: watch::Sender<Option<ResourceVersion>>,
@@ -170,7 +164,7 @@ impl Hub {
         };
         let selections = Selections::new(budgets.selectors.clone());
         let state = Mutex::new(state);
-        let replays = Mutex::default();
+        let replay_turns = ReplayTurns::default();
         Arc::new(Self {
             resource,
             parser,
@@ -179,7 +173,7 @@ impl Hub {
             selections,
             limits,
             gate,
-            replays,
+            replay_turns,
             cluster,
             head,
             phase,

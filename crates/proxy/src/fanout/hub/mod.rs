@@ -7,6 +7,7 @@ mod matching;
 mod proved;
 mod reads;
 mod replay;
+mod replay_turns;
 mod status;
 
 pub(in crate::fanout) use self::reads::HistoryError;

@@ -5,23 +5,24 @@
 //! every commit. So a long replay is made before the section, in slices between which other tasks
 //! run, and the section tests only what was committed meanwhile.
 //!
-//! After a rollout thousands of clients may want the same replay, and its items are memory that no
-//! budget counts. So the clients of one view take turns, and a replay ends as soon as the view of
-//! another client has its history.
+//! After a rollout thousands of clients may want a replay, and its items are memory that no budget
+//! counts: some megabytes each. So the clients of one view take turns, and a replay ends as soon as
+//! the view of another client has its history. Of different views a few are replayed at a time, and
+//! the gate decides whose.
 
-use std::{
-    collections::VecDeque,
-    sync::{Arc, PoisonError, Weak},
-};
+use std::collections::VecDeque;
 
-use tokio::{sync, task::yield_now};
+use tokio::task::yield_now;
 
 use super::core::Hub;
 use crate::{
-    cache::{Record, scan::SLICE_TESTS},
-    fanout::views::{
-        log::{LogItem, Replayed},
-        view::ViewKey,
+    cache::{Record, Refusal, scan::SLICE_TESTS},
+    fanout::{
+        fair_share::Holder,
+        views::{
+            log::{LogItem, Replayed},
+            view::ViewKey,
+        },
     },
 };
 use kubefan_model::{ResourceVersion, format::Format, selection::Selection};
@@ -46,11 +47,45 @@ pub(in crate::fanout) struct Replay<'a> {
 impl Hub {
     /// What a view of this selection and format will need of the history after `version`; `None` if
     /// that is little, or is not in the ring. Other tasks run between its slices.
-    pub async fn replay(&self, selection: &Selection, format: &Format, version: ResourceVersion) -> Option<Replayed> {
+    ///
+    /// # Errors
+    /// Those of the gate, if too many want history.
+    pub async fn replay(
+        &self,
+        selection: &Selection,
+        format: &Format,
+        version: ResourceVersion,
+        holder: Option<Holder>,
+    ) -> Result<Option<Replayed>, Refusal> {
+        let needs_replay = || self.start_replay(selection, format, version).is_some();
         // Most resumes need none.
-        self.start_replay(selection, format, version)?;
-        let turns = self.turns(ViewKey { selection: selection.clone(), format: format.clone() });
-        let _turn = turns.lock().await;
+        if !needs_replay() {
+            return Ok(None);
+        }
+        let turns = self.replay_turns.of(ViewKey { selection: selection.clone(), format: format.clone() });
+        let mut permit = None;
+        let _turn = loop {
+            let turn = turns.lock().await;
+            if !needs_replay() {
+                return Ok(None);
+            }
+            permit = permit.or_else(|| self.gate().try_acquire_replay(holder));
+            if permit.is_some() {
+                break turn;
+            }
+            // Another client of the view may have a permit before this one.
+            drop(turn);
+            permit = Some(self.gate().acquire_replay(holder).await?);
+        };
+        Ok(self.replay_in_slices(selection, format, version).await)
+    }
+
+    async fn replay_in_slices(
+        &self,
+        selection: &Selection,
+        format: &Format,
+        version: ResourceVersion,
+    ) -> Option<Replayed> {
         let mut replay = self.start_replay(selection, format, version)?;
         while replay.step()? {
             yield_now().await;
@@ -68,18 +103,6 @@ impl Hub {
         let mut replay = self.start_replay(selection, format, version)?;
         while replay.step()? {}
         Some(replay.replayed)
-    }
-
-    /// The turns of those who replay for a view.
-    fn turns(&self, key: ViewKey) -> Arc<sync::Mutex<()>> {
-        let mut all = self.replays.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(turns) = all.get(&key).and_then(Weak::upgrade) {
-            return turns;
-        }
-        all.retain(|_, turns| turns.strong_count() > 0);
-        let turns = Arc::default();
-        all.insert(key, Arc::downgrade(&turns));
-        turns
     }
 
     fn start_replay(&self, selection: &Selection, format: &Format, version: ResourceVersion) -> Option<Replay<'_>> {

@@ -3,7 +3,10 @@
 use futures::FutureExt;
 
 use super::*;
-use crate::cache::scan::SLICE_TESTS;
+use crate::{
+    cache::scan::SLICE_TESTS,
+    fanout::{Holder, gate::REPLAYS_MAX},
+};
 use kubefan_model::{
     format::Encoding,
     projection::{Parts, Projection},
@@ -195,8 +198,8 @@ async fn a_replay_of_an_indexed_value_is_sliced_if_many_have_it() {
     }
     cache.event(Modified, "b", "db", 51);
     let format = Format::default();
-    assert!(cache.hub.replay(&many, &format, version(10)).await.is_some());
-    assert!(cache.hub.replay(&few, &format, version(10)).await.is_none(), "little to test");
+    assert!(cache.hub.replay(&many, &format, version(10), None).await.unwrap().is_some());
+    assert!(cache.hub.replay(&few, &format, version(10), None).await.unwrap().is_none(), "little to test");
 }
 
 #[tokio::test(start_paused = true)]
@@ -207,7 +210,7 @@ async fn clients_of_one_view_replay_in_turns_and_not_once_it_has_the_history() {
         cache.event(Modified, "a", "web", at);
     }
     let (selection, format) = (cache.select("app!=x"), Format::default());
-    let replay = || cache.hub.replay(&selection, &format, version(10)).boxed_local();
+    let replay = || cache.hub.replay(&selection, &format, version(10), None).boxed_local();
     let mut replays: Vec<_> = std::iter::repeat_with(replay).take(10).collect();
     for replay in &mut replays {
         assert!(futures::poll!(replay).is_pending());
@@ -216,9 +219,30 @@ async fn clients_of_one_view_replay_in_turns_and_not_once_it_has_the_history() {
         assert!(futures::poll!(replays.last_mut().unwrap()).is_pending(), "it is the turn of the first");
     }
     let other = cache.select("app!=y");
-    assert!(cache.hub.replay(&other, &format, version(10)).await.is_some(), "of another view");
+    assert!(cache.hub.replay(&other, &format, version(10), None).await.unwrap().is_some(), "of another view");
     let _client = cache.subscribe("app!=x", Start::Resume(version(10))).unwrap();
-    assert!(futures::future::join_all(replays).await.iter().all(Option::is_none));
+    assert!(futures::future::join_all(replays).await.into_iter().all(|replay| replay.unwrap().is_none()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_few_views_are_replayed_at_a_time() {
+    let mut cache = Cache::within(RingLimits { ring_events_max: 1000, ..LIMITS });
+    cache.list(&[("a", "web", 5)], 10);
+    for at in 11..111 {
+        cache.event(Modified, "a", "web", at);
+    }
+    let format = Format::default();
+    let selections: Vec<_> = (0..=REPLAYS_MAX).map(|view| cache.select(&format!("app!=x{view}"))).collect();
+    let holder = |number: usize| Some(Holder::new(number as u64, None));
+    let replay = |(number, selection)| cache.hub.replay(selection, &format, version(10), holder(number)).boxed_local();
+    let mut replays: Vec<_> = selections.iter().enumerate().map(replay).collect();
+    for replay in &mut replays {
+        assert!(futures::poll!(replay).is_pending());
+    }
+    for _ in 0..1000 {
+        assert!(futures::poll!(replays.last_mut().unwrap()).is_pending(), "it waits, and has no memory");
+    }
+    assert!(futures::future::join_all(replays).await.into_iter().all(|replay| replay.unwrap().is_some()));
 }
 
 #[tokio::test(start_paused = true)]

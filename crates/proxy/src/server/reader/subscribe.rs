@@ -42,7 +42,7 @@ impl<C: Catalog> Reader<C> {
         }
         hub.index_for(&selection).await;
         if let Some(version) = options.resumes_from() {
-            provided.replayed = hub.replay(&selection, &format, version).await;
+            provided.replayed = hub.replay(&selection, &format, version, options.holder).await?;
         }
         let (mut backfills, mut oldest) = (0, None);
         loop {
