@@ -57,40 +57,30 @@ impl Hub {
         version: ResourceVersion,
         holder: Option<Holder>,
     ) -> Result<Option<Replayed>, Refusal> {
-        let needs_replay = || self.start_replay(selection, format, version).is_some();
         // Most resumes need none.
-        if !needs_replay() {
+        if self.start_replay(selection, format, version).is_none() {
             return Ok(None);
         }
         let turns = self.replay_turns.of(ViewKey { selection: selection.clone(), format: format.clone() });
         let mut permit = None;
-        let _turn = loop {
+        let (_turn, mut replay) = loop {
             let turn = turns.lock().await;
-            if !needs_replay() {
-                return Ok(None);
-            }
+            let Some(replay) = self.start_replay(selection, format, version) else { return Ok(None) };
             permit = permit.or_else(|| self.gate().try_acquire_replay(holder));
             if permit.is_some() {
-                break turn;
+                break (turn, replay);
             }
             // Another client of the view may have a permit before this one.
-            drop(turn);
+            drop((turn, replay));
             permit = Some(self.gate().acquire_replay(holder).await?);
         };
-        Ok(self.replay_in_slices(selection, format, version).await)
-    }
-
-    async fn replay_in_slices(
-        &self,
-        selection: &Selection,
-        format: &Format,
-        version: ResourceVersion,
-    ) -> Option<Replayed> {
-        let mut replay = self.start_replay(selection, format, version)?;
-        while replay.step()? {
-            yield_now().await;
+        loop {
+            match replay.step() {
+                Some(true) => yield_now().await,
+                Some(false) => return Ok(Some(replay.replayed)),
+                None => return Ok(None),
+            }
         }
-        Some(replay.replayed)
     }
 
     /// As [`Self::replay`], at once.
