@@ -111,9 +111,10 @@ impl Registry {
     /// resource's name rules out the encoding.
     pub(super) fn encoding_budget(&self, gvr: &GroupVersionResource, media: Media) -> Result<EncodingBudget, Refusal> {
         let is_table = media == Media::Table;
-        let (limits, off) = match is_table {
-            true => (self.options.tables, "no tables are cached; start kubefan with --cache-tables"),
-            false => (self.options.protobuf, "nothing is cached as protobuf (--protobuf=off); request JSON"),
+        let (limits, off) = if is_table {
+            (self.options.tables, "no tables are cached; start kubefan with --cache-tables")
+        } else {
+            (self.options.protobuf, "nothing is cached as protobuf (--protobuf=off); request JSON")
         };
         let EncodingLimits { bytes_max, .. } = limits.ok_or_else(|| Refusal::NotCached(off.to_owned()))?;
         if !self.context.source.has(media) {

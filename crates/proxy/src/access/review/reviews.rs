@@ -219,7 +219,7 @@ impl<K, V> Shared<K, V> {
         self.away_at().is_some_and(|at| at.elapsed() < OUTAGE_PAUSE)
     }
 
-    /// Whether the last review has failed.
+    /// Whether the last review had no answer because the apiserver could not be asked.
     fn has_failed_last(&self) -> bool {
         self.away_at().is_some()
     }

@@ -25,7 +25,8 @@ pub trait Outcome: Clone + Send + Sync + 'static {
     /// When it means nothing any more, whatever the outage; `None` for no such time.
     fn ends_at(&self) -> Option<Instant>;
 
-    /// Whose share of the places it takes, if `asker` has asked for it. The verdict may know more.
+    /// Returns the holder whose share of the places it takes. The verdict may know more of it than
+    /// `asker`, who has asked for it.
     fn holder(&self, asker: Holder) -> Holder {
         asker
     }
