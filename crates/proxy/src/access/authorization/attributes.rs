@@ -57,20 +57,6 @@ impl Attributes {
         Self { verb: *verb, group, version, resource, ..Self::default() }
     }
 
-    /// The reads that include this one, from the broadest to itself: the whole resource, the
-    /// namespace, and exactly this. A get has only itself.
-    pub fn from_broad_to_exact(&self) -> Vec<Self> {
-        let mut all = Vec::new();
-        if self.verb != ReadVerb::Get {
-            let whole = self.of_whole_resource();
-            all.push(whole.clone());
-            all.push(Self { namespace: self.namespace.clone(), ..whole });
-        }
-        all.push(self.clone());
-        all.dedup();
-        all
-    }
-
     /// The key of a verdict about them, for a caller with this digest.
     pub fn key(&self, caller: &Digest) -> Digest {
         let Self { verb, group, version, resource, namespace, name, labels, fields } = self;
@@ -199,21 +185,6 @@ mod tests {
             labels: LabelSelector::parse(labels).unwrap(),
             fields: FieldSelector::parse(fields).unwrap(),
         }
-    }
-
-    #[test]
-    fn the_broad_right_comes_first_and_a_get_is_exact() {
-        use ReadVerb::{Get, List, Watch};
-        let of = attributes;
-        let all = of(List, "", "", "", "");
-        assert_eq!(all.from_broad_to_exact(), [of(List, "", "", "", "")]);
-        let exact = of(Watch, "a", "p", "x=y", "metadata.name=p");
-        let broad = [of(Watch, "", "", "", ""), of(Watch, "a", "", "", ""), exact.clone()];
-        assert_eq!(exact.from_broad_to_exact(), broad);
-        let selected = of(List, "", "", "x=y", "");
-        assert_eq!(selected.from_broad_to_exact(), [of(List, "", "", "", ""), selected.clone()]);
-        let get = of(Get, "a", "p", "", "");
-        assert_eq!(get.from_broad_to_exact(), std::slice::from_ref(&get));
     }
 
     #[test]

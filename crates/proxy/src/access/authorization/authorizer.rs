@@ -203,7 +203,7 @@ impl WebhookAuthorizer {
         }
         let caller = KnownCaller::new(user, None);
         let mut steps = Vec::new();
-        for attributes in self.questions(read.attributes()) {
+        for attributes in read.questions(self.options.broad_first) {
             let key = attributes.key(&caller.digest);
             let is_kept = self.reviews.known(&key).is_some();
             let review = self.review(&caller, (Question::Read(attributes.clone()), key), holder, None);
@@ -217,11 +217,6 @@ impl WebhookAuthorizer {
             }
         }
         Ok(Explanation::of(steps))
-    }
-
-    /// What is asked about a read, one after the other until something is allowed.
-    fn questions(&self, exact: Attributes) -> Vec<Attributes> {
-        if self.options.broad_first { exact.from_broad_to_exact() } else { vec![exact] }
     }
 
     /// Why the caller may read. With an `age`, older verdicts in the cache do not count.
@@ -242,10 +237,8 @@ impl WebhookAuthorizer {
             Some(AccessVerdict::Allowed(reason)) => Some(reason),
             _ => None,
         };
-        let exact = read.attributes();
-        let all = self.questions(exact.clone());
-        let mut keys = Vec::with_capacity(all.len());
-        for attributes in &all {
+        let (mut all, mut keys) = (Vec::new(), Vec::new());
+        for attributes in read.questions(self.options.broad_first) {
             // Each key costs a digest, and most reads need the first alone.
             let key = attributes.key(&caller.digest);
             if age.is_none()
@@ -253,6 +246,7 @@ impl WebhookAuthorizer {
             {
                 return Ok(reason);
             }
+            all.push(attributes);
             keys.push(key);
         }
         let (mut denied, mut is_outage, holder) = (None, false, caller.holder(holder));
@@ -275,11 +269,11 @@ impl WebhookAuthorizer {
                 Err(error) => return Err(unknown(error)),
             }
         }
-        match denied {
+        match (denied, all.pop()) {
             // The last answer is the one about exactly this read.
-            Some(reason) if !is_outage => {
+            (Some(reason), Some(attributes)) if !is_outage => {
                 let (user, reason) = (caller.identity.user.clone(), reason.to_string());
-                Err(Denial::Forbidden(Box::new(Forbidden { attributes: exact, user, reason })))
+                Err(Denial::Forbidden(Box::new(Forbidden { attributes, user, reason })))
             }
             _ => Err(Denial::Unavailable(UNAVAILABLE)),
         }

@@ -1,7 +1,7 @@
 //! A read of cached objects, as it is asked for. It is the one source of both what is authorized
 //! and what is read, so the two cannot differ.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, iter};
 
 use super::attributes::{Attributes, ReadVerb};
 use kubefan_common::proto::v1alpha1::Target;
@@ -12,6 +12,12 @@ use kubefan_model::{
 
 /// The field that names an object.
 const NAME_FIELD: &str = "metadata.name";
+
+#[cfg(test)]
+thread_local! {
+    /// How often this thread has parsed the selectors of a read for its attributes.
+    pub(super) static PARSED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
 
 /// Where a request says what it reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,10 +94,24 @@ impl Read {
         self
     }
 
+    /// Returns what is asked about it, one after the other until something is allowed: with
+    /// `broad_first` the rights to the whole resource and to the namespace, which include a list or
+    /// watch, and last exactly this. Each is made when it is needed: most reads need a broad right
+    /// alone, and only the last one needs the selectors, which take long to parse.
+    pub fn questions(&self, broad_first: bool) -> impl Iterator<Item = Attributes> {
+        let broad = (broad_first && self.verb != ReadVerb::Get).then(|| self.in_namespace());
+        let whole = broad.as_ref().filter(|broad| !broad.namespace.is_empty()).map(Attributes::of_whole_resource);
+        let asked = broad.clone();
+        let exact = iter::once_with(move || self.attributes()).filter(move |exact| asked.as_ref() != Some(exact));
+        whole.into_iter().chain(broad).chain(exact)
+    }
+
     /// What kube-apiserver's authorizers see of the same request (`RequestInfo` in
     /// `requestinfo.go`, `GetAuthorizerAttributes` in `filters/authorization.go`).
     pub fn attributes(&self) -> Attributes {
-        let Self { verb, target, form, .. } = self;
+        #[cfg(test)]
+        PARSED.set(PARSED.get() + 1);
+        let Self { target, form, .. } = self;
         let (fields, labels) = (self.field_selector(), LabelSelector::parse(&target.label_selector));
         let name = match form {
             Form::Object | Form::WatchPath => target.name.clone(),
@@ -102,26 +122,28 @@ impl Read {
                 named.filter(|name| is_path_segment(name)).unwrap_or_default()
             }
         };
-        // The path of a namespace names it twice.
-        let is_namespace = *form != Form::Collection && target.group.is_empty() && target.resource == "namespaces";
-        let namespace = match target.namespace.is_empty() && is_namespace {
-            true => target.name.clone(),
-            false => target.namespace.clone(),
-        };
         // An invalid selector is no part of the attributes. The read is refused later.
-        let (labels, field_terms) = match form {
+        let (labels, fields) = match form {
             Form::Collection => (labels.unwrap_or_default(), FieldSelector::parse(&fields).unwrap_or_default()),
             Form::Object | Form::WatchPath => Default::default(),
         };
+        Attributes { name, labels, fields, ..self.in_namespace() }
+    }
+
+    /// The attributes of the same read of everything in its namespace.
+    fn in_namespace(&self) -> Attributes {
+        let Self { verb, target, form, .. } = self;
+        let Target { group, version, resource, namespace, name, .. } = target;
+        // The path of a namespace names it twice.
+        let is_namespace = *form != Form::Collection && group.is_empty() && resource == "namespaces";
+        let namespace = if namespace.is_empty() && is_namespace { name } else { namespace };
         Attributes {
             verb: *verb,
-            group: target.group.clone(),
-            version: target.version.clone(),
-            resource: target.resource.clone(),
-            namespace,
-            name,
-            labels,
-            fields: field_terms,
+            group: group.clone(),
+            version: version.clone(),
+            resource: resource.clone(),
+            namespace: namespace.clone(),
+            ..Attributes::default()
         }
     }
 
@@ -200,6 +222,25 @@ mod tests {
         ] {
             assert_eq!(seen(&read), expected, "{read:?}");
         }
+    }
+
+    #[test]
+    fn the_broad_right_comes_first_and_a_get_is_exact() {
+        let watch = |namespace: &str, labels: &str| {
+            Read::collection(ReadVerb::Watch, target(namespace, "", labels, "spec.nodeName!=n"))
+        };
+        let whole = |namespace: &str| Read::collection(ReadVerb::Watch, target(namespace, "", "", ""));
+        let asked = |read: &Read| read.questions(true).collect::<Vec<_>>();
+        let of = |read: Read| read.attributes();
+        assert_eq!(asked(&whole("")), [of(whole(""))]);
+        assert_eq!(asked(&whole("a")), [of(whole("")), of(whole("a"))]);
+        assert_eq!(asked(&watch("", "x=y")), [of(whole("")), of(watch("", "x=y"))]);
+        assert_eq!(asked(&watch("a", "x=y")), [of(whole("")), of(whole("a")), of(watch("a", "x=y"))]);
+        let everything = Read::collection(ReadVerb::Watch, target("a", "", " ", ""));
+        assert_eq!(asked(&everything), [of(whole("")), of(whole("a"))], "the selector selects everything");
+        assert!(watch("a", "x=y").questions(false).eq([of(watch("a", "x=y"))]));
+        let get = Read::object(target("a", "p", "", ""));
+        assert_eq!(asked(&get), [of(get)]);
     }
 
     #[test]

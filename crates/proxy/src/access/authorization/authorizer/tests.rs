@@ -7,7 +7,10 @@ use tokio::time::advance;
 
 use super::*;
 use crate::{
-    access::{authorization::attributes::ReadVerb, review::fake::FakeReviews},
+    access::{
+        authorization::{attributes::ReadVerb, read::PARSED},
+        review::fake::FakeReviews,
+    },
     telemetry::metrics::Metrics,
     upstream::UpstreamError,
 };
@@ -89,6 +92,18 @@ async fn the_broad_right_serves_all_narrower_reads() {
     assert_eq!(world.asked(), ["watch /"]);
     world.ask(pods(ReadVerb::List, "b", "")).await.unwrap();
     assert_eq!(world.asked(), ["list /"], "another verb");
+}
+
+/// A selector may have thousands of values, and to parse it takes longer than all else.
+#[tokio::test(start_paused = true)]
+async fn selectors_are_parsed_only_if_no_broad_right_is_known() {
+    let world = World::new(options(), |attributes| attributes["namespace"] == "a");
+    world.ask(pods(ReadVerb::List, "a", "spec.nodeName=n1")).await.unwrap();
+    let parsed = PARSED.get();
+    world.ask(pods(ReadVerb::List, "a", "spec.nodeName=n2")).await.unwrap();
+    assert_eq!(PARSED.get(), parsed, "the right to the namespace is known");
+    assert!(is_forbidden(world.ask(pods(ReadVerb::List, "b", "spec.nodeName=n2")).await));
+    assert_eq!(PARSED.get(), parsed + 1, "once for all questions");
 }
 
 #[tokio::test(start_paused = true)]
