@@ -1,6 +1,6 @@
 //! Label selectors, parsed like apimachinery's `labels.Parse`.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{fmt, sync::Arc};
 
 use super::{
     SelectorError, check_length,
@@ -146,7 +146,14 @@ impl fmt::Display for Requirement {
 }
 
 /// Values with their positions.
-type Values<'a> = BTreeMap<&'a str, usize>;
+type Values<'a> = Vec<(&'a str, usize)>;
+
+/// Sorts values, and keeps the first of equal ones. A map would search for the place of each.
+fn sorted(mut values: Values<'_>) -> Values<'_> {
+    values.sort_by_key(|(value, _)| *value);
+    values.dedup_by_key(|(value, _)| *value);
+    values
+}
 
 struct Parser<'a> {
     tokens: Vec<Token<'a>>,
@@ -235,10 +242,10 @@ impl<'a> Parser<'a> {
         check_values(key, operator, &values)?;
         if matches!(operator, Operator::GreaterThan | Operator::LessThan) {
             // `007` and `7` are the same bound.
-            let bounds = values.keys().filter_map(|value| value.parse::<i64>().ok()).map(|bound| bound.to_string());
+            let bounds = values.iter().filter_map(|(value, _)| value.parse().ok()).map(|bound: i64| bound.to_string());
             return Ok(requirement(key, operator, bounds));
         }
-        Ok(requirement(key, operator, values.into_keys()))
+        Ok(requirement(key, operator, values.into_iter().map(|(value, _)| value)))
     }
 
     /// The values in parentheses. `()`, `(,` and `,)` contain the empty value.
@@ -253,8 +260,7 @@ impl<'a> Parser<'a> {
             TokenKind::Word | TokenKind::Comma => {}
             TokenKind::Close => {
                 self.take();
-                values.insert("", first.at);
-                return Ok(values);
+                return Ok(vec![("", first.at)]);
             }
             _ => return Err(unexpected(first, ", expected: ',', ')' or identifier")),
         }
@@ -263,21 +269,21 @@ impl<'a> Parser<'a> {
             let next = self.peek_word();
             match token.kind {
                 TokenKind::Word => {
-                    values.entry(token.text).or_insert(token.at);
+                    values.push((token.text, token.at));
                     if !matches!(next.kind, TokenKind::Comma | TokenKind::Close) {
                         return Err(unexpected(next, ", expected: ',' or ')'"));
                     }
                 }
                 TokenKind::Comma => {
                     if values.is_empty() || matches!(next.kind, TokenKind::Comma | TokenKind::Close) {
-                        values.entry("").or_insert(token.at);
+                        values.push(("", token.at));
                     }
                 }
                 _ => return Err(unexpected(token, ", expected: ',', or identifier")),
             }
             if next.kind == TokenKind::Close {
                 self.take();
-                return Ok(values);
+                return Ok(sorted(values));
             }
         }
     }
@@ -309,7 +315,7 @@ const FAULTS_MAX: usize = 16;
 
 /// Checks the values of a term. The apiserver names every fault, and a text of 16 kB would make an
 /// error of some MB. So here the first ones are named and the others counted.
-fn check_values(key: &str, operator: Operator, values: &Values<'_>) -> Result<(), SelectorError> {
+fn check_values(key: &str, operator: Operator, values: &[(&str, usize)]) -> Result<(), SelectorError> {
     let mut faults: Vec<(usize, String)> = Vec::new();
     let mut others = 0;
     if matches!(operator, Operator::GreaterThan | Operator::LessThan) {
@@ -433,6 +439,7 @@ mod tests {
         assert!(at == 3 && message.contains("Invalid value: \"-bad\": name part must consist of"), "{message}");
         let (at, message) = error("a in (ok,b@d)");
         assert!(at == 9 && message.contains("values[0][a]: Invalid value: \"b@d\""), "{message}");
+        assert_eq!(error("a in (ok,b@d,x,b@d,,)").0, 9, "the first of equal values");
         assert!(error("a>x").1.contains("the value must be an integer"));
         assert!(error("Ex.com/a").1.contains("prefix part a lowercase RFC 1123 subdomain"));
         assert!(error("a/b/c").1.contains("a valid label key"));
