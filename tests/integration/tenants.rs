@@ -39,6 +39,7 @@ use crate::harness::{
 tests! {
     apiserver slow_faults alone: an_administrator_of_a_namespace_leaves_others_their_caches_and_places,
         a_user_with_all_forwarded_watches_it_can_get_leaves_others_theirs,
+        lists_with_long_selectors_leave_others_their_time,
         reviews_of_long_selectors_leave_room_for_those_of_others;
 }
 
@@ -376,10 +377,14 @@ async fn a_user_with_all_forwarded_watches_it_can_get_leaves_others_theirs() {
     println!("the attacker was refused {} watches", refused.load(Ordering::Relaxed));
 }
 
-async fn reviews_of_long_selectors_leave_room_for_those_of_others() {
+/// The number of SubjectAccessReviews that the apiserver has answered.
+const REVIEWS: &str = r#"kubefan_delegated_authz_request_total{result="ok"}"#;
+
+/// Compares lists of the honest caller, each of another namespace, beside lists of the attacker
+/// with long selectors. Returns how many lists of each were answered.
+async fn compare_lists(what: &str, tenants: &Tenants) -> (usize, usize) {
     /// Requests of the attacker at a time.
     const AT_ONCE: usize = 32;
-    let tenants = Tenants::start(&["--resource=pods"]).await;
     let honest = tenants.honest();
     let (next, answers) = (Arc::<AtomicUsize>::default(), Arc::<Mutex<BTreeMap<u16, usize>>>::default());
     let attacker = |kubefan: &Kubefan| {
@@ -399,15 +404,37 @@ async fn reviews_of_long_selectors_leave_room_for_those_of_others() {
             stream::iter(numbers).map(ask).buffer_unordered(AT_ONCE).for_each(async |()| {}).boxed_local()
         })
     };
-    // Each asks for another namespace, and so needs a review.
-    let first = async || {
+    let asked = AtomicUsize::new(0);
+    let list = async || {
         let number = next.fetch_add(1, Ordering::Relaxed);
+        asked.fetch_add(1, Ordering::Relaxed);
         from_cache(&honest, &tenants.url(&format!("/api/v1/namespaces/n-{number}/pods?resourceVersion=0"))).await;
     };
-    compare("reviews", &tenants, first, attacker).await;
+    compare(what, tenants, list, attacker).await;
     let answers = answers.lock().unwrap();
-    assert!(answers.contains_key(&200), "no selector of the attacker was reviewed: {answers:?}");
     println!("the attacker was answered {answers:?}");
+    let lists = answers.get(&200).copied().unwrap_or_default();
+    assert!(lists > 0, "no list of the attacker was answered: {answers:?}");
+    (asked.into_inner(), lists)
+}
+
+/// The broad rights of both are known, so nothing is reviewed and no limit slows the attacker down:
+/// its lists take processor time only.
+async fn lists_with_long_selectors_leave_others_their_time() {
+    let tenants = Tenants::start(&["--resource=pods"]).await;
+    compare_lists("long selectors", &tenants).await;
+}
+
+/// kubefan asks for exactly what is read, so each list needs a review of its own. Each kubefan has
+/// the same limit for large ones, so the attacker gets as many of them wherever it asks.
+async fn reviews_of_long_selectors_leave_room_for_those_of_others() {
+    let tenants = Tenants::start(&["--resource=pods", "--authorization-broad-first=false"]).await;
+    let (honest, long) = compare_lists("reviews", &tenants).await;
+    let mut reviews = 0;
+    for kubefan in [&tenants.kubefan, &tenants.other] {
+        reviews += kubefan.metric(REVIEWS).await.expect("metrics are served") as usize;
+    }
+    assert!(reviews >= honest + long, "{reviews} reviews of {honest} lists and {long} with long selectors");
 }
 
 /// 13 kB of values that no other selector has.
