@@ -31,7 +31,7 @@ tests! {
     local: a_kubefan_that_is_its_own_upstream_says_so, requests_and_responses_are_forwarded_to_the_byte,
         bodies_are_streamed_and_a_broken_one_does_not_look_complete, an_upgrade_becomes_a_tunnel_if_it_is_allowed,
         too_many_requests_are_refused_with_retry_after, an_unreachable_apiserver_is_reported_without_secrets,
-        with_passthrough_off_nothing_is_forwarded, unfinished_requests_do_not_delay_the_shutdown;
+        with_passthrough_off_nothing_is_forwarded, unfinished_requests_and_websockets_do_not_delay_the_shutdown;
 }
 
 /// kubefan with TLS, and the CA of its certificate.
@@ -409,7 +409,7 @@ async fn bodies_are_streamed_and_a_broken_one_does_not_look_complete() {
 
 const EXEC: &str = "/api/v1/namespaces/a/pods/p/exec?command=sh";
 
-async fn unfinished_requests_do_not_delay_the_shutdown() {
+async fn unfinished_requests_and_websockets_do_not_delay_the_shutdown() {
     let scripted = Scripted::start().await;
     let args = ["--resource=pods", "--drain-timeout=10m", "--passthrough-upgrades"];
     let mut kubefan = scripted.kubefan("", &args).await;
@@ -417,6 +417,11 @@ async fn unfinished_requests_do_not_delay_the_shutdown() {
     let websocket = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nOrigin: http://localhost\r\n\
                      Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
     let post = "POST /api/v1/namespaces/a/configmaps HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{";
+    let mut open = send(kubefan.grpc_addr, &format!("{watch}{websocket}\r\n")).await;
+    let (_, mut upgraded) = scripted.next().await;
+    let answer = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n";
+    upgraded.write_all(answer.as_bytes()).await.unwrap();
+    assert!(read_head(&mut open).await.starts_with("HTTP/1.1 101 "));
     let (mut callers, mut unanswered) = (Vec::new(), Vec::new());
     for (name, request, retry) in [
         ("a watch", format!("{watch}\r\n"), "retry-after: 1\r\n"),
@@ -432,6 +437,8 @@ async fn unfinished_requests_do_not_delay_the_shutdown() {
         assert!(head.starts_with("HTTP/1.1 503 ") && head.contains(*retry), "{name}: {head}");
     }
     drop(callers);
+    let rest = timeout(wait::SOON, open.read(&mut [0; 8])).await.expect("the end of the open websocket");
+    assert_eq!(rest.unwrap_or(0), 0);
     assert!(kubefan.process.ended(wait::SOON).await.success());
 }
 

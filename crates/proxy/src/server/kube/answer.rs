@@ -7,7 +7,7 @@ use futures::{StreamExt, future::select};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
 use tokio_util::sync::CancellationToken;
 
-use super::{header_values, until_switched::UntilSwitched};
+use super::{header_values, tunnel::Tunnel, until_switched::UntilSwitched};
 use crate::{cache::warnings::Warnings, server::watch::OpenedWatch};
 use kubefan_model::Media;
 
@@ -68,13 +68,15 @@ pub fn from_cache(content_type: &'static str, body: Body) -> Response<Body> {
 
 /// The response to a watch that was not answered from a cache. A drain ends the watch, because its
 /// client reconnects to another replica, and so does a change of the mode of its resource. A
-/// refusal ends by itself; without its body it would not say why.
+/// websocket is cut off, because kubefan does not read its messages. A refusal ends by itself;
+/// without its body it would not say why.
 pub fn forwarded_watch(
-    response: Response<Body>,
+    mut response: Response<Body>,
     drain: &CancellationToken,
     switched: Option<UntilSwitched>,
 ) -> Response<Body> {
-    if !response.status().is_success() {
+    let tunnel = response.extensions_mut().remove::<Tunnel>();
+    if tunnel.is_none() && !response.status().is_success() {
         return response;
     }
     let drain = drain.clone().cancelled_owned();
@@ -86,15 +88,29 @@ pub fn forwarded_watch(
             None => drain.await,
         }
     };
-    response.map(|body| Body::from_stream(body.into_data_stream().take_until(Box::pin(ends))))
+    let Some(tunnel) = tunnel else {
+        return response.map(|body| Body::from_stream(body.into_data_stream().take_until(Box::pin(ends))));
+    };
+    tunnel.end_with(ends);
+    response
 }
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
+
+    use futures::FutureExt;
     use http::StatusCode;
     use http_body_util::BodyExt;
 
     use super::*;
+    use crate::{
+        access::{
+            Mode, Switches,
+            modes::{ModeRule, Modes},
+        },
+        server::kube::path::Path,
+    };
 
     #[tokio::test]
     async fn a_drain_ends_a_forwarded_watch_and_leaves_a_refusal_whole() {
@@ -108,5 +124,32 @@ mod tests {
         assert_eq!(sent(StatusCode::OK).await, "", "its client reconnects to another replica");
         assert_eq!(sent(StatusCode::SERVICE_UNAVAILABLE).await, "{}");
         assert_eq!(sent(StatusCode::GONE).await, "{}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_drain_and_a_change_of_the_mode_end_a_forwarded_websocket() {
+        let path = Path { resource: "pods".to_owned(), ..Path::default() };
+        let (users, groups, mode) = (None, None, Mode::Deny);
+        let deny = ModeRule { resources: vec!["pods".parse().unwrap()], users, groups, mode };
+        for is_drained in [true, false] {
+            let (switches, drain) = (Switches::new(Modes::default()), CancellationToken::new());
+            let tunnel = Tunnel::default();
+            tunnel.set(Box::pin(pending()));
+            let mut response = Response::new(Body::empty());
+            *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+            response.extensions_mut().insert(tunnel.clone());
+            let switched = UntilSwitched::new(&switches, &path, None, Mode::Cache);
+            let response = forwarded_watch(response, &drain, switched);
+            assert_eq!(response.status(), StatusCode::SWITCHING_PROTOCOLS);
+            let mut open = tunnel.take().unwrap();
+            assert!((&mut open).now_or_never().is_none(), "until then it stays open");
+            if is_drained {
+                drain.cancel();
+            } else {
+                switches.replace(Modes::new(vec![deny.clone()]));
+                assert_eq!(switches.end_concerned().await, 1);
+            }
+            assert!(open.now_or_never().is_some(), "by a drain: {is_drained}");
+        }
     }
 }

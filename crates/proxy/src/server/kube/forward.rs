@@ -187,6 +187,7 @@ impl Forwarder {
             .response(media);
         };
         tunnel.connect(caller, hyper::upgrade::on(&mut response), (places, passed_on));
+        response.extensions_mut().insert(tunnel);
         write_upgrade(response.headers_mut(), protocol);
         response.map(|_| Body::empty())
     }

@@ -11,7 +11,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::copy_bidirectional;
 
 /// What an HTTP/1.1 connection does after an upgrade. Requests on connections that can be upgraded
-/// carry it in their extensions.
+/// carry it in their extensions, and so do forwarded responses that upgrade one.
 #[derive(Clone, Default)]
 pub struct Tunnel(Arc<Mutex<Option<BoxFuture<'static, ()>>>>);
 
@@ -35,6 +35,17 @@ impl Tunnel {
     /// Sets what the connection does after the upgrade.
     pub fn set(&self, next: BoxFuture<'static, ()>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(next);
+    }
+
+    /// Ends what the connection does after the upgrade, when `ended` completes.
+    pub fn end_with(&self, ended: impl Future<Output = ()> + Send + 'static) {
+        let Some(next) = self.take() else { return };
+        self.set(Box::pin(async move {
+            tokio::select! {
+                () = next => {}
+                () = ended => {}
+            }
+        }));
     }
 
     /// Takes what the connection does after the upgrade, if it was upgraded.
