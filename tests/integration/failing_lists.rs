@@ -26,6 +26,7 @@ use crate::{
 
 tests! {
     paused: a_list_that_fails_upstream_is_reported_at_once_with_its_cause,
+        a_list_that_fails_upstream_is_reported_with_its_cause_behind_two_kubefans,
         a_list_that_only_is_not_ready_is_waited_for;
     apiserver: a_conversion_webhook_that_is_down_is_reported_as_by_the_apiserver;
 }
@@ -76,6 +77,21 @@ async fn a_list_that_fails_upstream_is_reported_at_once_with_its_cause() {
                 assert_eq!(rig.watch_all("pods").await.state.len(), 1, "{what}");
             }
         }
+    }
+}
+
+async fn a_list_that_fails_upstream_is_reported_with_its_cause_behind_two_kubefans() {
+    for resources in [&["pods"][..], &[]] {
+        let front = failing(resources, true, 500, CAUSE).await;
+        let (node, _link) = Rig::behind(&front, Setup::of(resources).on_demand(on_demand()));
+        for query in ["watch=1", "watch=1&resourceVersion=0", "resourceVersion=0"] {
+            let (code, said, after) = refused(&node, query).await;
+            let initializing = format!("storage is (re)initializing: {CAUSE}");
+            assert_eq!((code, said), (429, initializing), "{resources:?}: {query}");
+            assert!(after < Duration::from_secs(1), "{resources:?}: {query}: after {after:?}");
+        }
+        let refused = node.watch(target("pods"), "").await.err().unwrap();
+        assert!(refused.message().contains(CAUSE), "{resources:?}: {refused}");
     }
 }
 

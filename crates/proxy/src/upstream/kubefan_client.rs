@@ -19,7 +19,7 @@ use tonic::Code;
 
 use super::{
     client::{UpstreamObserver, Verb},
-    error::{UpstreamError, shorten},
+    error::{INITIALIZING, UpstreamError, shorten},
     reflector::Target,
     transport::{
         connection::ConnectionLimits,
@@ -37,6 +37,8 @@ const FRESHNESS_TIMEOUT: Duration = Duration::from_secs(9);
 const NOT_CACHED: &str = "NOT_CACHED";
 /// The ErrorInfo reason of a kubefan that is shutting down.
 const DRAINING: &str = "DRAINING";
+/// What the metadata of an ErrorInfo calls the apiserver's reason why it cannot list a resource.
+const CAUSE: &str = "cause";
 /// Where a pod has the token of its service account.
 const POD_TOKEN_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 
@@ -231,6 +233,10 @@ fn upstream_error(error: &ClientError) -> UpstreamError {
             _ => UpstreamError::InvalidResponse { message },
         };
     };
+    if let Some(cause) = status.metadata.get(CAUSE).filter(|_| error.is_not_synced()) {
+        let message = shorten(&format!("{INITIALIZING}: {cause}"));
+        return UpstreamError::TooManyRequests { message, retry_after };
+    }
     match status.code {
         _ if error.reason() == NOT_CACHED => UpstreamError::NotCached { message },
         _ if error.reason() == DRAINING => UpstreamError::Draining { message, retry_after },

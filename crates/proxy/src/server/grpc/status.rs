@@ -32,7 +32,8 @@ pub fn refused(refusal: &Refusal) -> Status {
         _ => shortened(without_user(&refusal.to_string())),
     };
     match refusal {
-        Refusal::NotSynced { .. } | Refusal::Failing { .. } => temporary(Code::Unavailable, "NOT_SYNCED", message),
+        Refusal::NotSynced { .. } => temporary(Code::Unavailable, "NOT_SYNCED", message),
+        Refusal::Failing { cause, .. } => failing(message, cause),
         Refusal::Stale { .. } => temporary(Code::Unavailable, "STALE", message),
         Refusal::NotFound(_) => failed(Code::NotFound, "RESOURCE_NOT_FOUND", message),
         Refusal::Forbidden(_) => failed(Code::PermissionDenied, "UPSTREAM_FORBIDDEN", message),
@@ -52,6 +53,14 @@ pub fn refused(refusal: &Refusal) -> Status {
         Refusal::Switched(_) => temporary(Code::Unavailable, "PASSTHROUGH", message),
         Refusal::Draining => temporary(Code::Unavailable, "DRAINING", message),
     }
+}
+
+/// The status while the first list fails, with the cause alone for the next tier.
+fn failing(message: String, cause: &str) -> Status {
+    let metadata = HashMap::from([("cause".to_owned(), shortened(without_user(cause)))]);
+    let mut details = ErrorDetails::with_error_info("NOT_SYNCED", DOMAIN, metadata);
+    details.set_retry_info(Some(RETRY_DELAY));
+    Status::with_error_details(Code::Unavailable, message, details)
 }
 
 /// The name of a code in the gRPC specification.

@@ -300,6 +300,19 @@ async fn each_refusal_leads_where_that_of_an_apiserver_does() {
 }
 
 #[tokio::test]
+async fn the_cause_of_a_list_that_fails_is_that_of_the_apiserver() {
+    for (metadata, expected) in
+        [(HashMap::from([("cause".to_owned(), "a webhook".to_owned())]), Some("a webhook")), (HashMap::new(), None)]
+    {
+        let details = ErrorDetails::with_error_info("NOT_SYNCED", "kubefan.dev", metadata);
+        let status = Status::with_error_details(Code::Unavailable, "pods is not synced: a webhook", details);
+        let (_server, mut reflector) = reflector(vec![vec![Err(status)]]);
+        let error = reflector.step().await.err().expect("the list fails");
+        assert_eq!(error.upstream().and_then(UpstreamError::cause), expected);
+    }
+}
+
+#[tokio::test]
 async fn a_backfill_takes_single_events_only() {
     let span = gap("expired", vec![event("", v1alpha1::EventType::Added, "b", 12)], "12");
     let version = |number| ResourceVersion::new(number).expect("a version");
