@@ -254,8 +254,10 @@ impl<C: Catalog> Reader<C> {
         &self,
         presented: &Presented,
         notes: &Notes,
-    ) -> Result<Vec<v1alpha1::ResourceStatus>, Denial> {
-        self.authenticate(presented, notes).await?;
+    ) -> Result<Vec<v1alpha1::ResourceStatus>, Refusal> {
+        let caller = self.authenticate(presented, notes).await?;
+        // The states of all caches are held until the last verdict.
+        let _place = self.admit_read(caller.holder(presented.holder))?;
         // A resource may also be cached in other encodings, which the answer does not tell apart.
         let all = self.catalog.list().into_iter().filter(|(media, _)| *media == Media::Json);
         let all = all.map(|(_, status)| status);
@@ -274,7 +276,7 @@ impl<C: Catalog> Reader<C> {
             match self.authorize(presented, Read::collection(ReadVerb::List, target), &apart).await {
                 Ok(_) => listed.push(status),
                 Err(Denial::Forbidden(_) | Denial::Switched(_)) => {}
-                Err(denial) => return Err(denial),
+                Err(denial) => return Err(denial.into()),
             }
         }
         Ok(listed)

@@ -82,6 +82,14 @@ impl Caller {
         }
     }
 
+    /// The holder of a request of the caller, as its user.
+    pub fn holder(&self, holder: Holder) -> Holder {
+        match self {
+            Self::Any => holder,
+            Self::Known(known) => known.holder(holder),
+        }
+    }
+
     /// The objects without which the caller's credential is not valid.
     pub fn bound(&self) -> &[BoundObject] {
         match self {

@@ -33,10 +33,7 @@ impl<T> Authorized<T> {
 
     /// The holder of the request, as its user.
     pub fn holder(&self, holder: Holder) -> Holder {
-        match &self.caller {
-            Caller::Any => holder,
-            Caller::Known(known) => known.holder(holder),
-        }
+        self.caller.holder(holder)
     }
 
     /// What the authorizer says about it; may be empty.

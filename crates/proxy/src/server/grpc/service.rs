@@ -336,7 +336,7 @@ impl<C: Catalog> WatchService for Service<C> {
             let (presented, notes) = presented_by(&request);
             self.reader.resources(&presented, &notes).await
         };
-        let mut resources = resources.map_err(|denial| status::refused(&Refusal::from(denial)))?;
+        let mut resources = resources.map_err(|refusal| status::refused(&refusal))?;
         resources.iter_mut().for_each(|status| status.message = without_user(&status.message));
         Ok(Response::new(ListResourcesResponse { resources }))
     }

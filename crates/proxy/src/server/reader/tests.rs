@@ -153,6 +153,17 @@ async fn a_request_that_waits_for_its_cache_does_not_search_again_when_others_ch
     assert_eq!(catalog.searches.load(Ordering::Relaxed), 2);
 }
 
+#[tokio::test]
+async fn a_list_of_the_caches_takes_the_place_of_a_read() {
+    let reader = OneCache::new().reader();
+    let presented = Presented::new(&http::HeaderMap::new(), false, false, Holder::new(1, None));
+    let only_one = reader.admit_read(presented.holder).unwrap();
+    let refused = reader.resources(&presented, &Notes::default()).await;
+    assert!(matches!(refused, Err(Refusal::Exhausted(_))), "{refused:?}");
+    drop(only_one);
+    assert!(reader.resources(&presented, &Notes::default()).await.is_ok());
+}
+
 /// Access to an apiserver that never answers.
 fn unanswered() -> Arc<AccessControl> {
     let never = |_: http::Request<Bytes>| std::future::pending::<Result<http::Response<UpstreamBody>, BoxError>>();
