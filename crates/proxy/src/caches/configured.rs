@@ -15,6 +15,7 @@ use tracing::{info, warn};
 use super::{
     cache_entry::{Cache, StartedBy, UncachedReason},
     discovered::DiscoveredResource,
+    failure_log::DiscoveryLog,
     registry::{NOT_ASKED, Registry},
     resource_media::ConfiguredResource,
     retry::Retry,
@@ -32,6 +33,7 @@ const NOT_FOUND_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Keeps the configured resources cached, without end, also when others are configured.
 pub(super) async fn keep_configured(registry: Arc<Registry>) {
     let mut configured = registry.configured.subscribe();
+    let discovery_log = Arc::new(DiscoveryLog::default());
     let mut is_running = false;
     let mut kept: Vec<(ConfiguredResource, AbortOnDropHandle<()>)> = Vec::new();
     loop {
@@ -52,7 +54,7 @@ pub(super) async fn keep_configured(registry: Arc<Registry>) {
                 }
                 let message = NOT_ASKED.to_owned();
                 registry.set_uncached(&resource.name, UncachedReason { phase: Phase::Syncing, message });
-                let task = tokio::spawn(keep_cached(registry.clone(), resource.clone()));
+                let task = tokio::spawn(keep_cached(registry.clone(), resource.clone(), discovery_log.clone()));
                 kept.push((resource, AbortOnDropHandle::new(task)));
             }
         }
@@ -77,7 +79,7 @@ fn forget(registry: &Registry, name: &str) {
 }
 
 /// Keeps one configured resource cached, without end.
-async fn keep_cached(registry: Arc<Registry>, resource: ConfiguredResource) {
+async fn keep_cached(registry: Arc<Registry>, resource: ConfiguredResource, discovery_log: Arc<DiscoveryLog>) {
     let ConfiguredResource { name, media } = resource;
     let mut retry = Retry::new(Some(registry.context.upstream.clone()), registry.context.generator());
     // Only the first start asks peers. Later, readers would wait for them.
@@ -115,7 +117,7 @@ async fn keep_cached(registry: Arc<Registry>, resource: ConfiguredResource) {
                     failure = Some(error.clone());
                 }
                 if registry.set_uncached(&name, UncachedReason { phase, message: error.to_string() }) {
-                    warn!(resource = name, %error, "not cached yet");
+                    discovery_log.log(&name, &error);
                 }
             }
         }

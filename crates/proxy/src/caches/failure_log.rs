@@ -1,14 +1,19 @@
 //! The failures of upstream in the log. A cache that fails tries again every few seconds, so each
-//! kind of failure is logged at once and then once a minute, and a denial that lasts only once.
+//! kind of failure is logged at once and then once a minute, and a denial that lasts only once. An
+//! error of discovery is that of all configured resources, and is logged for the first.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use crate::{
     fanout::Served,
-    upstream::{UpstreamError, identity::IdentityError, reflector::ReflectorError},
+    upstream::{UpstreamError, discovery::DiscoveryError, identity::IdentityError, reflector::ReflectorError},
 };
 
 /// The time after which a failure that lasts is logged again.
@@ -74,9 +79,47 @@ impl FailureLog {
     }
 }
 
+/// The errors of discovery that were logged in the last minute, and when.
+#[derive(Default)]
+pub(super) struct DiscoveryLog(Mutex<HashMap<String, Instant>>);
+
+impl DiscoveryLog {
+    /// Logs why a configured resource has no cache.
+    pub(super) fn log(&self, resource: &str, error: &DiscoveryError) {
+        if self.takes(error.to_string()) {
+            warn!(resource, %error, "not cached yet; the same error of other resources is not logged");
+        } else {
+            debug!(resource, %error, "not cached yet");
+        }
+    }
+
+    /// Whether an error was not logged for a minute; it counts as logged then.
+    fn takes(&self, error: String) -> bool {
+        let mut logged_at = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        logged_at.retain(|_, at| at.elapsed() < INTERVAL);
+        match logged_at.entry(error) {
+            Entry::Occupied(_) => false,
+            Entry::Vacant(entry) => {
+                entry.insert(Instant::now());
+                true
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_error_of_discovery_is_logged_once_for_all_resources() {
+        let log = DiscoveryLog::default();
+        let takes = |error: &str| log.takes(error.to_owned());
+        assert!(takes("cannot reach the apiserver") && !takes("cannot reach the apiserver"));
+        assert!(takes("no widgets") && takes("no gadgets"), "errors of single resources");
+        tokio::time::advance(INTERVAL).await;
+        assert!(takes("cannot reach the apiserver"));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_rollout_of_the_next_tier_is_not_logged() {
