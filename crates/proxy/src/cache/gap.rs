@@ -80,17 +80,23 @@ impl Gap {
         selection: &'a Selection,
         start: usize,
     ) -> impl Iterator<Item = (usize, &'a Arc<WatchEvent>, Transition)> + 'a {
+        self.test(selection, start).filter_map(|(position, event, seen)| Some((position, event, seen?)))
+    }
+
+    /// As [`Self::select`], with the events that were tested and are not seen: for a caller that
+    /// counts its tests.
+    pub fn test<'a>(
+        &'a self,
+        selection: &'a Selection,
+        start: usize,
+    ) -> impl Iterator<Item = (usize, &'a Arc<WatchEvent>, Option<Transition>)> + 'a {
         let (candidates, mut next) = (self.candidates(selection), start);
         std::iter::from_fn(move || {
-            loop {
-                let position = candidates.next(next)?;
-                let event = self.events.get(position)?;
-                next = position + 1;
-                let seen = event.transition(selection);
-                if let Some(seen) = seen.or(planted::is(Bug::GapNotFiltered).then_some(Transition::Change)) {
-                    return Some((position, event, seen));
-                }
-            }
+            let position = candidates.next(next)?;
+            let event = self.events.get(position)?;
+            next = position + 1;
+            let seen = event.transition(selection);
+            Some((position, event, seen.or(planted::is(Bug::GapNotFiltered).then_some(Transition::Change))))
         })
     }
 

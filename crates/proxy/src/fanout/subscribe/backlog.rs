@@ -196,11 +196,11 @@ fn take_catch_up(
     if let Some(up_to) = catch_up.unread() {
         let steps_max = CHANGES_MAX.min(SLICE_TESTS / selection.tests()).max(1);
         let (part, rest) = hub.prior_steps(view, catch_up.from, up_to, steps_max)?;
-        catch_up.read(part, rest, selection);
-        if catch_up.unread().is_some() {
-            let frames = encoder.writer(0).finish();
-            return Ok(BacklogBatch { frames, resume: None, is_complete: false, yields: true });
-        }
+        catch_up.read(part, rest);
+    }
+    if !catch_up.compare(selection) {
+        let frames = encoder.writer(0).finish();
+        return Ok(BacklogBatch { frames, resume: None, is_complete: false, yields: true });
     }
     let mut frames = encoder.writer(bytes_max);
     if !std::mem::replace(is_started, true) {

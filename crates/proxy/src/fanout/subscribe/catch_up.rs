@@ -4,8 +4,9 @@
 //! members at the old version, which history gives. The hazard is an object that has left the
 //! selection without an event that says so: it would stay with the subscriber for ever. So
 //! membership is compared at both ends, and never derived from the changes in between. History is
-//! read in parts, newest first, so that the lock is not held for long. Events that are committed
-//! meanwhile follow the catch-up, from the log.
+//! read in parts, newest first, so that the lock is not held for long. What was read is compared in
+//! slices, because one step may be a gap with every object. Events that are committed meanwhile
+//! follow the catch-up, from the log.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -14,7 +15,7 @@ use std::{
 };
 
 use crate::{
-    cache::{PriorState, PriorStep, Store, scan::SLICE_TESTS},
+    cache::{Gap, PriorState, PriorStep, Store, scan::SLICE_TESTS},
     fanout::send::{
         encoder::Encoder,
         frame::{Body, EventHead, FrameWriter, Sink},
@@ -42,44 +43,107 @@ pub(super) struct CatchUp {
     before: HashMap<ObjectKey, Option<Arc<Object>>>,
     /// The end of the history that is still to be read; `None` if all was read.
     unread: Option<Bound<ResourceVersion>>,
+    /// What was read and not compared yet, newest first.
+    steps: VecDeque<PriorStep>,
+    /// A gap that comes before them.
+    gap: Option<GapSteps>,
+    /// All of history was compared.
+    is_compared: bool,
     /// Objects that were selected and may be no longer, in the order of their last versions.
     gone: VecDeque<Arc<Object>>,
     /// The last object that was written.
     last: Option<ObjectKey>,
 }
 
+/// A gap in history. What the selection sees of it is found from the oldest event on, and compared
+/// from the newest on.
+struct GapSteps {
+    gap: Arc<Gap>,
+    /// The events before this position were tested.
+    tested: usize,
+    /// The positions of those that the selection sees.
+    seen: Vec<usize>,
+}
+
+impl GapSteps {
+    fn is_tested(&self) -> bool {
+        self.tested >= self.gap.events.len()
+    }
+
+    /// Tests events until all or no tests are left.
+    fn test(&mut self, selection: &Selection, tests_left: &mut usize) {
+        let mut tested = self.gap.test(selection, self.tested);
+        while *tests_left > 0 {
+            let Some((at, _, seen)) = tested.next() else {
+                self.tested = self.gap.events.len();
+                return;
+            };
+            // An event is two objects.
+            *tests_left = tests_left.saturating_sub(2 * selection.tests());
+            self.tested = at + 1;
+            // An event that the selection does not see changes nothing for it.
+            self.seen.extend(seen.map(|_| at));
+        }
+    }
+
+    /// The object of the newest event that was not taken yet, and what was there before it.
+    fn pop(&mut self) -> Option<(ObjectKey, Option<Arc<Object>>)> {
+        let event = self.gap.events.get(self.seen.pop()?)?;
+        Some((event.object().key().clone(), event.previous()))
+    }
+}
+
 impl CatchUp {
     /// A catch-up from one version to that of the state.
     pub(super) fn new(from: ResourceVersion, store: Store, to: ResourceVersion) -> Self {
-        let (before, gone, last) = Default::default();
-        Self { from, to, store, before, unread: Some(Bound::Included(to)), gone, last }
+        let (before, steps, gap, is_compared, gone, last) = Default::default();
+        let unread = Some(Bound::Included(to));
+        Self { from, to, store, before, unread, steps, gap, is_compared, gone, last }
     }
 
-    /// The end of the part of history to read next; `None` if all was read.
+    /// The end of the part of history to read next; `None` if all was read, or if there is more to
+    /// compare first.
     pub(super) fn unread(&self) -> Option<Bound<ResourceVersion>> {
-        self.unread
+        self.unread.filter(|_| self.steps.is_empty() && self.gap.is_none())
     }
 
     /// Takes a part of history, newest first, and where the next part ends.
-    pub(super) fn read(&mut self, part: Vec<PriorStep>, rest: Option<ResourceVersion>, selection: &Selection) {
-        for step in part {
-            match step {
-                PriorStep::Object(PriorState { key, before, .. }) => self.read_change(key, before, selection),
-                // An event that the selection does not see changes nothing for it.
-                PriorStep::Gap(gap) => {
-                    let seen: Vec<_> = gap.select(selection, 0).map(|(_, event, _)| event).collect();
-                    for event in seen.into_iter().rev() {
-                        self.read_change(event.object().key().clone(), event.previous(), selection);
-                    }
+    pub(super) fn read(&mut self, part: Vec<PriorStep>, rest: Option<ResourceVersion>) {
+        (self.steps, self.unread) = (VecDeque::from(part), rest.map(Bound::Excluded));
+    }
+
+    /// Compares a slice of what was read. Returns whether all of history was compared.
+    pub(super) fn compare(&mut self, selection: &Selection) -> bool {
+        let mut tests_left = if self.is_compared { 0 } else { SLICE_TESTS };
+        while tests_left > 0 {
+            let change = match &mut self.gap {
+                Some(gap) if !gap.is_tested() => {
+                    gap.test(selection, &mut tests_left);
+                    continue;
                 }
+                Some(gap) => gap.pop(),
+                None => match self.steps.pop_front() {
+                    Some(PriorStep::Object(PriorState { key, before, .. })) => Some((key, before)),
+                    Some(PriorStep::Gap(gap)) => {
+                        self.gap = Some(GapSteps { gap, tested: 0, seen: Vec::new() });
+                        continue;
+                    }
+                    None => break,
+                },
+            };
+            match change {
+                Some((key, before)) => self.read_change(key, before, selection),
+                None => self.gap = None,
             }
+            tests_left = tests_left.saturating_sub(selection.tests());
         }
-        self.unread = rest.map(Bound::Excluded);
-        if rest.is_none() {
+        let is_last = self.unread.is_none() && self.steps.is_empty() && self.gap.is_none();
+        if is_last && !std::mem::replace(&mut self.is_compared, true) {
             let mut gone: Vec<_> = self.before.values().flatten().cloned().collect();
             gone.sort_by(|a, b| (a.version(), a.key()).cmp(&(b.version(), b.key())));
             self.gone = gone.into();
         }
+        is_last
     }
 
     fn read_change(&mut self, key: ObjectKey, before: Option<Arc<Object>>, selection: &Selection) {

@@ -276,9 +276,12 @@ impl Subscription {
 
     /// Whether something waits to be sent. If not, the waker is armed.
     pub fn is_behind(&mut self) -> bool {
-        self.backlog.is_some()
-            || self.view.end() != self.cursor
-            || !matches!(self.view.read(self.cursor, 0, &self.waker, &mut self.waited), Ok(LogRun::Empty))
+        if self.backlog.is_some() || self.view.end() != self.cursor {
+            return true;
+        }
+        let mut tests_left = SLICE_TESTS;
+        let run = self.view.read(self.cursor, 0, &self.waker, &mut self.waited, &mut tests_left);
+        !matches!(run, Ok(LogRun::Empty))
     }
 
     /// A bookmark, if everything has been sent and the version has moved since.
@@ -312,21 +315,21 @@ impl Subscription {
             }
             self.skip_to_floor()?;
             let room = bytes_max - frames.len();
-            match view.read(self.cursor, room, &self.waker, &mut self.waited) {
+            match view.read(self.cursor, room, &self.waker, &mut self.waited, &mut tests_left) {
                 Ok(LogRun::Empty) => break,
                 // The floor was reached since: read again from there.
                 Ok(_) | Err(LogReadError::Gap(_)) if self.floor.is_some() => {}
                 Ok(LogRun::Passed(next)) => self.cursor = next,
                 Ok(LogRun::Shared(segment)) => {
                     let (had, is_new) = (frames.messages(), !segment.is_encoded());
-                    let taken = segment.take(self.cursor, room, view.encoder(), self.bases, &mut frames);
+                    let (taken, end) = segment.take(self.cursor, room, view.encoder(), self.bases, &mut frames);
                     if is_new {
                         let cost = comparison_cost(taken.len(), frames.messages() - had);
                         tests_left = tests_left.saturating_sub(cost);
                     }
-                    received = received.or(self.advance(taken));
+                    received = received.or(self.advance(taken, end));
                 }
-                Ok(LogRun::Unshared(entries)) => {
+                Ok(LogRun::Unshared(entries, end)) => {
                     let mut writer = view.encoder().writer(0);
                     entries.iter().for_each(|entry| {
                         view.encoder().entry(entry, self.bases, &mut writer);
@@ -334,7 +337,7 @@ impl Subscription {
                     let written = writer.finish();
                     tests_left = tests_left.saturating_sub(comparison_cost(entries.len(), written.messages()));
                     frames.append(written);
-                    received = received.or(self.advance(&entries));
+                    received = received.or(self.advance(&entries, end));
                 }
                 // What was taken is sent first; the next call fails again.
                 Err(_) if !frames.is_empty() => break,
@@ -367,9 +370,9 @@ impl Subscription {
         Ok(())
     }
 
-    /// Moves past entries. Returns when the first of them was received.
-    fn advance(&mut self, entries: &[LogEntry]) -> Option<Instant> {
-        self.cursor = self.cursor.past(entries);
+    /// Moves past entries, to `end`. Returns when the first of them was received.
+    fn advance(&mut self, entries: &[LogEntry], end: Cursor) -> Option<Instant> {
+        self.cursor = end;
         let is_inside = |entry: &LogEntry| matches!(entry.kind, EntryKind::GapBegin(_) | EntryKind::GapEvent(..));
         self.inside_gap = is_inside(entries.last()?);
         let boundary = entries.iter().rfind(|entry| !is_inside(entry));

@@ -106,6 +106,56 @@ async fn a_catch_up_with_many_terms_lets_others_run() {
     assert!(sent[1].starts_with("<o00000@") && sent.last().unwrap().starts_with("end of catch-up"), "{sent:?}");
 }
 
+/// Lists the objects of [`listed`] again, at version 30: all have changed, and are of this app.
+fn relisted(cache: &mut Cache, objects: usize, app: &str) {
+    let names: Vec<_> = (0..objects).map(|number| format!("o{number:05}")).collect();
+    cache.list(&names.iter().map(|name| (name.as_str(), app, 20)).collect::<Vec<_>>(), 30);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_catch_up_over_a_gap_lets_others_run() {
+    const OBJECTS: usize = 400;
+    let mut cache = Cache::within(RingLimits { ring_events_max: 1, residue_bytes_max: Some(1 << 20), ..LIMITS });
+    let names: Vec<_> = (0..OBJECTS).map(|number| format!("o{number:05}")).collect();
+    cache.list(&names.iter().map(|name| (name.as_str(), "web", 5)).collect::<Vec<_>>(), 10);
+    cache.event(Modified, &names[0], "web", 11);
+    relisted(&mut cache, OBJECTS, "db");
+    // Without a value, so that no index finds the events.
+    let mut subscription = cache.after(&format!("{},app!=db", many_terms()), 10).unwrap();
+    let (rounds, sent) = rounds(&mut subscription);
+    let slices = OBJECTS * 102 / SLICE_TESTS;
+    // Two to test the gap, one to compare, and two to write.
+    assert!(rounds >= 4 * slices, "{rounds} rounds for {slices} slices of one test per object");
+    assert_eq!(sent.len(), OBJECTS + 2);
+    assert!(sent[1..=OBJECTS].iter().all(|line| line.starts_with("<o")), "each object has left the selector");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gap_lets_others_run_and_is_tested_once_for_all_subscribers_of_a_view() {
+    const OBJECTS: usize = 400;
+    let slices = 2 * OBJECTS * 102 / SLICE_TESTS;
+    for (app, seen) in [("web", 0), ("db", OBJECTS)] {
+        let mut cache = listed(OBJECTS);
+        let selector = format!("{},app!=web", many_terms());
+        let mut both = [(); 2].map(|()| cache.subscribe(&selector, Start::Snapshot).unwrap());
+        both.iter_mut().for_each(|subscription| drop(rounds(subscription)));
+        relisted(&mut cache, OBJECTS, app);
+        let [(yields, sent), (again, same)] = both.each_mut().map(|subscription| {
+            let (mut yields, mut sent) = (0, Vec::new());
+            loop {
+                match subscription.take(1 << 20).unwrap() {
+                    Some(frames) => sent.extend(decode(frames).iter().map(line)),
+                    None if subscription.has_yielded() => yields += 1,
+                    None => return (yields, sent),
+                }
+            }
+        });
+        assert!((slices - 1..=slices + 1).contains(&yields), "{yields} yields for {slices} slices");
+        assert_eq!((again, &same), (0, &sent), "what the first one found is shared");
+        assert_eq!((sent.len(), &*sent[0], &*sent[seen + 1]), (seen + 2, "gap from 10 expired", "end of gap (30)"));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_compressed_snapshot_with_many_terms_lets_others_run() {
     const OBJECTS: usize = 1000;

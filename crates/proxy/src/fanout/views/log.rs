@@ -114,6 +114,11 @@ impl Cursor {
         Self::at(self.item + 1)
     }
 
+    /// A place inside the same item, which is a gap.
+    pub fn inside_at(self, place: usize) -> Self {
+        Self { place, ..self }
+    }
+
     /// The place after entries that were read here: of events, or of one gap.
     pub fn past(self, entries: &[LogEntry]) -> Self {
         match entries.last().map(|last| &last.kind) {

@@ -33,7 +33,8 @@ pub const SEGMENT_BYTES: usize = 64 << 10;
 /// The segments that one view retains, in bytes.
 const VIEW_SEGMENT_BYTES_MAX: usize = 4 << 20;
 
-/// A run of entries, encoded once: of events, or of one gap.
+/// A run of entries, encoded once: of events, or of one gap, and what follows there that is not
+/// sent.
 pub struct Segment {
     first: Cursor,
     end: Cursor,
@@ -93,8 +94,8 @@ impl Content {
 }
 
 impl Segment {
-    fn new(first: Cursor, entries: Vec<LogEntry>, estimate_bytes: usize) -> Self {
-        let (end, content, without_deltas) = (first.past(&entries), OnceLock::new(), OnceLock::new());
+    fn new(first: Cursor, end: Cursor, entries: Vec<LogEntry>, estimate_bytes: usize) -> Self {
+        let (content, without_deltas) = (OnceLock::new(), OnceLock::new());
         Self { first, end, entries, estimate_bytes, content, without_deltas }
     }
 
@@ -104,8 +105,9 @@ impl Segment {
     }
 
     /// Adds the messages from `cursor` on to `frames`, at most about `bytes_max` bytes and at least
-    /// one entry, for a client that has these bases of deltas. Returns the entries that were taken.
-    /// Encodes the segment if that was not done yet. Never called under a view's lock.
+    /// one entry, for a client that has these bases of deltas. Returns the entries that were taken,
+    /// and the place after them. Encodes the segment if that was not done yet. Never called under a
+    /// view's lock.
     pub fn take(
         &self,
         cursor: Cursor,
@@ -113,7 +115,7 @@ impl Segment {
         encoder: &Encoder,
         client: DeltaBases,
         frames: &mut FrameBuf,
-    ) -> &[LogEntry] {
+    ) -> (&[LogEntry], Cursor) {
         let content = self.content.get_or_init(|| {
             // Deltas are much shorter than the estimate.
             let is_delta = encoder.format().encoding() == Encoding::ZstdDelta;
@@ -140,7 +142,8 @@ impl Segment {
             content.append_to(&run, frames);
             index = run.end;
         }
-        &self.entries[skip..index]
+        let taken = &self.entries[skip..index];
+        (taken, if index == self.entries.len() { self.end } else { cursor.past(taken) })
     }
 }
 
@@ -166,17 +169,17 @@ impl Segments {
         }
         let next = self.segments.range(cursor..).next().map_or(log.end(), |(first, _)| *first);
         let (entries, estimate_bytes) = cut(log, cursor, next, SEGMENT_BYTES)?;
-        Some(self.retain(Segment::new(cursor, entries, estimate_bytes)))
+        Some(self.retain(Segment::new(cursor, cursor.past(&entries), entries, estimate_bytes)))
     }
 
-    /// The segment of a part of a gap, which was read at `cursor`. If another subscriber was
-    /// faster, its segment is taken.
-    pub fn share(&mut self, cursor: Cursor, entries: Vec<LogEntry>) -> Arc<Segment> {
+    /// The segment of a part of a gap, which was read at `cursor` and up to `end`. If another
+    /// subscriber was faster, its segment is taken.
+    pub fn share(&mut self, cursor: Cursor, end: Cursor, entries: Vec<LogEntry>) -> Arc<Segment> {
         if let Some(segment) = self.segments.get(&cursor) {
             return segment.clone();
         }
         let estimate_bytes = entries.iter().map(LogEntry::estimate_bytes).sum();
-        self.retain(Segment::new(cursor, entries, estimate_bytes))
+        self.retain(Segment::new(cursor, end, entries, estimate_bytes))
     }
 
     fn retain(&mut self, segment: Segment) -> Arc<Segment> {

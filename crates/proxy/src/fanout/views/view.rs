@@ -87,8 +87,8 @@ pub enum LogRun {
     Passed(Cursor),
     /// A segment that several subscribers take.
     Shared(Arc<Segment>),
-    /// Entries for the only subscriber of the view.
-    Unshared(Vec<LogEntry>),
+    /// Entries for the only subscriber of the view, and the place after them.
+    Unshared(Vec<LogEntry>, Cursor),
 }
 
 /// What [`View::test_slice`] has done.
@@ -126,6 +126,12 @@ pub struct ViewMemory {
     pub(super) _bytes: Share,
     /// The part that counts to the holder who asked for it.
     pub(super) _of_holder: Option<Place>,
+}
+
+/// The run of entries that were read at a place.
+fn unshared(entries: Vec<LogEntry>, at: Cursor) -> LogRun {
+    let end = at.past(&entries);
+    LogRun::Unshared(entries, end)
 }
 
 impl View {
@@ -309,13 +315,15 @@ impl View {
     }
 
     /// What comes after `cursor`, about `bytes_max` bytes of it. If that is nothing, it arms the
-    /// waker. `waited` is the caller's memory of the cursor at which it last found nothing.
+    /// waker. `waited` is the caller's memory of the cursor at which it last found nothing. What is
+    /// tested is taken from `tests_left`: at its end the run may have no entries.
     pub fn read(
         &self,
         cursor: Cursor,
         bytes_max: usize,
         waker: &StreamWaker,
         waited: &mut Option<Cursor>,
+        tests_left: &mut usize,
     ) -> Result<LogRun, LogReadError> {
         let mut state = self.state();
         let ViewState { log, segments, end, subscribers, waiting, .. } = &mut *state;
@@ -334,7 +342,7 @@ impl View {
             // A segment pays only if several subscribers take it.
             let is_shared = *subscribers > 1;
             let run = match is_shared {
-                false => cut(log, cursor, log.end(), bytes_max).map(|(entries, _)| LogRun::Unshared(entries)),
+                false => cut(log, cursor, log.end(), bytes_max).map(|(entries, _)| unshared(entries, cursor)),
                 true => segments.at(cursor, log).map(LogRun::Shared),
             };
             return match run {
@@ -342,7 +350,8 @@ impl View {
                 None => {
                     let gap = log.gap_at(cursor).cloned();
                     drop(state);
-                    gap.map_or(Ok(LogRun::Empty), |gap| self.read_gap(&gap, cursor, bytes_max, is_shared))
+                    let read = |gap: Arc<ViewGap>| self.read_gap(&gap, cursor, bytes_max, is_shared, tests_left);
+                    gap.map_or(Ok(LogRun::Empty), read)
                 }
             };
         }
@@ -369,19 +378,21 @@ impl View {
         cursor: Cursor,
         bytes_max: usize,
         is_shared: bool,
+        tests_left: &mut usize,
     ) -> Result<LogRun, LogReadError> {
         if !self.encoder.format().has_markers() {
             let passed = LogRun::Passed(cursor.past_item());
             when_planted!(GapPassesInSilence => return Ok(passed));
             let crossing = gap.crossing(&self.selection).map_err(LogReadError::Gap)?;
-            return Ok(crossing.map_or(passed, |entry| LogRun::Unshared(vec![entry])));
+            return Ok(crossing.map_or(passed, |entry| unshared(vec![entry], cursor)));
         }
         let bytes_max = if is_shared { SEGMENT_BYTES } else { bytes_max };
-        let entries = gap.part(cursor.place(), &self.selection, bytes_max);
-        match is_shared {
-            false => Ok(LogRun::Unshared(entries)),
-            true => Ok(LogRun::Shared(self.state().segments.share(cursor, entries))),
+        let (entries, place) = gap.part(cursor.place(), &self.selection, bytes_max, tests_left);
+        let end = place.map_or(cursor.past_item(), |place| cursor.inside_at(place));
+        if is_shared {
+            return Ok(LogRun::Shared(self.state().segments.share(cursor, end, entries)));
         }
+        Ok(LogRun::Unshared(entries, end))
     }
 
     /// The compressed snapshot for a subscriber that starts now, with the cache at `version`; its

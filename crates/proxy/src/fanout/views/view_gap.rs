@@ -2,7 +2,7 @@
 //!
 //! A view's log has one entry for a gap, whatever the size of the gap. A subscriber that reaches it
 //! takes the gap in parts and remembers its place in it. The tests of the selection are made then,
-//! and never under a lock, because one gap can hold every object.
+//! in slices and never under a lock, because one gap can hold every object.
 
 use std::sync::{Arc, OnceLock};
 
@@ -54,24 +54,45 @@ impl ViewGap {
         self.gap.is_lossy
     }
 
-    /// What is sent from `place` on, about `bytes_max` bytes of it. Place 0 is the start of the
-    /// gap, and place n + 1 the event at position n.
-    pub fn part(&self, place: usize, selection: &Selection, bytes_max: usize) -> Vec<LogEntry> {
+    /// What is sent from `place` on, and the place after it; `None` after the end. Place 0 is the
+    /// start of the gap, and place n + 1 the event at position n. About `bytes_max` bytes are sent,
+    /// and less, or nothing, when no tests are left.
+    pub fn part(
+        &self,
+        place: usize,
+        selection: &Selection,
+        bytes_max: usize,
+        tests_left: &mut usize,
+    ) -> (Vec<LogEntry>, Option<usize>) {
         let done = if planted::is(Bug::GapPartOmits) { place } else { place.saturating_sub(1) };
-        let inside = self.gap.select(selection, done);
-        let inside = inside.map(|(at, event, seen)| EntryKind::GapEvent(event.clone(), seen, at));
-        let begin = (place == 0).then(|| EntryKind::GapBegin(self.gap.clone()));
-        let end = std::iter::once_with(|| EntryKind::GapEnd(self.gap.clone()));
-        let (mut entries, mut bytes) = (Vec::new(), 0);
-        for kind in begin.into_iter().chain(inside).chain(end) {
+        let mut entries = Vec::new();
+        if place == 0 {
+            entries.push(self.entry(EntryKind::GapBegin(self.gap.clone())));
+        }
+        let mut bytes: usize = entries.iter().map(LogEntry::estimate_bytes).sum();
+        let (mut tested, mut next) = (self.gap.test(selection, done), place.max(1));
+        while *tests_left > 0 {
+            let test = tested.next();
+            // An event is two objects.
+            *tests_left = tests_left.saturating_sub(2 * selection.tests());
+            let (kind, after) = match test {
+                Some((at, event, Some(seen))) => (EntryKind::GapEvent(event.clone(), seen, at), Some(at + 2)),
+                Some((at, _, None)) => {
+                    next = at + 2;
+                    continue;
+                }
+                None => (EntryKind::GapEnd(self.gap.clone()), None),
+            };
             let entry = self.entry(kind);
             bytes += entry.estimate_bytes();
             if bytes > bytes_max && !entries.is_empty() {
                 break;
             }
             entries.push(entry);
+            let Some(after) = after else { return (entries, None) };
+            next = after;
         }
-        entries
+        (entries, Some(next))
     }
 
     /// How a subscriber whose format cannot express the gap continues after it: with this event, if
