@@ -14,6 +14,8 @@ use std::sync::{
     atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
+use super::tenant_bytes::{Tenant, TenantBytes, Tenants};
+
 /// What all caches together may hold for one purpose.
 #[derive(Debug, Clone)]
 pub struct ProcessBudget(Arc<Whole>);
@@ -24,6 +26,8 @@ struct Whole {
     used: AtomicUsize,
     /// How many caches there are.
     parts: AtomicUsize,
+    /// What the tenants have of it, where bytes count to them.
+    tenants: Tenants,
 }
 
 /// The part of one cache. Clones are the same part.
@@ -42,12 +46,14 @@ struct Part {
 pub struct Share {
     budget: Budget,
     bytes: usize,
+    tenant: Option<Arc<TenantBytes>>,
 }
 
 impl ProcessBudget {
     /// A budget of so many bytes.
     pub fn new(bytes_max: usize) -> Self {
-        Self(Arc::new(Whole { bytes_max, used: AtomicUsize::new(0), parts: AtomicUsize::new(0) }))
+        let (used, parts, tenants) = Default::default();
+        Self(Arc::new(Whole { bytes_max, used, parts, tenants }))
     }
 
     /// The part of one more cache.
@@ -77,7 +83,7 @@ impl Budget {
 
     /// A share without bytes yet.
     pub fn share(&self) -> Share {
-        Share { budget: self.clone(), bytes: 0 }
+        Share { budget: self.clone(), bytes: 0, tenant: None }
     }
 
     /// Takes so many bytes; `None` if there is no room.
@@ -123,6 +129,18 @@ impl Budget {
         if self.is_over() && self.used() > own { lent as f64 / self.used_by_all().max(1) as f64 } else { 1.0 }
     }
 
+    /// The count of a tenant in all caches.
+    pub fn tenant(&self, tenant: Tenant) -> Arc<TenantBytes> {
+        self.0.whole.tenants.of(tenant)
+    }
+
+    /// The most bytes that each tenant may have in all caches, so that this cache must release
+    /// nothing. `None` if callers are not distinguished.
+    pub fn tenant_max(&self) -> Option<usize> {
+        let (_, lent) = self.limits(1);
+        self.0.whole.tenants.each_max(lent)
+    }
+
     /// How many bytes more this cache may hold.
     pub fn room(&self) -> usize {
         let (own, lent) = self.limits(1);
@@ -154,6 +172,9 @@ impl Share {
         self.bytes += bytes;
         part.used.fetch_add(bytes, Ordering::Relaxed);
         part.whole.used.fetch_add(bytes, Ordering::Relaxed);
+        if let Some(tenant) = &self.tenant {
+            tenant.add(bytes);
+        }
     }
 
     /// Counts fewer bytes.
@@ -163,6 +184,9 @@ impl Share {
         self.bytes -= bytes;
         part.used.fetch_sub(bytes, Ordering::Relaxed);
         part.whole.used.fetch_sub(bytes, Ordering::Relaxed);
+        if let Some(tenant) = &self.tenant {
+            tenant.subtract(bytes);
+        }
     }
 
     /// Counts so many bytes.
@@ -171,6 +195,21 @@ impl Share {
             Some(more) => self.add(more),
             None => self.subtract(self.bytes - bytes),
         }
+    }
+
+    /// Counts its bytes to a tenant, and no longer to the one before.
+    pub fn count_to(&mut self, tenant: Option<Arc<TenantBytes>>) {
+        if let Some(tenant) = &tenant {
+            tenant.add(self.bytes);
+        }
+        if let Some(before) = std::mem::replace(&mut self.tenant, tenant) {
+            before.subtract(self.bytes);
+        }
+    }
+
+    /// The bytes in all caches of the tenant that it counts to.
+    pub fn tenant_bytes(&self) -> usize {
+        self.tenant.as_ref().map_or(0, |tenant| tenant.get())
     }
 
     /// The bytes that it counts.
@@ -335,6 +374,8 @@ impl Default for Budgets {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU64;
+
     use super::*;
 
     #[test]
@@ -394,6 +435,28 @@ mod tests {
         assert_eq!((one.is_over_half(), other.is_over_half()), (true, true));
         large.set(300);
         assert_eq!((one.is_over_half(), one.is_over()), (false, false));
+    }
+
+    #[test]
+    fn bytes_count_to_one_tenant_and_the_largest_makes_room_for_all_caches() {
+        let whole = ProcessBudget::new(800);
+        let (one, other) = (whole.part(), whole.part());
+        let [greedy, honest] = [1, 2].map(|key| one.tenant(NonZeroU64::new(key)));
+        let (mut large, mut small) = (one.share(), other.share());
+        large.set(500);
+        large.count_to(Some(greedy.clone()));
+        small.count_to(Some(greedy.clone()));
+        small.set(250);
+        assert_eq!((greedy.get(), large.tenant_bytes()), (750, 750));
+        small.count_to(Some(honest.clone()));
+        assert_eq!((greedy.get(), honest.get()), (500, 250));
+        assert!(one.is_over() && other.is_over());
+        assert_eq!((one.tenant_max(), other.tenant_max()), (Some(350), Some(350)), "600 of 800 may be lent");
+        large.set(350);
+        assert!(!one.is_over() && !other.is_over());
+        assert_eq!(one.tenant_max(), Some(usize::MAX));
+        drop((large, small));
+        assert_eq!((greedy.get(), honest.get()), (0, 0));
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The watch cache: the current objects, the recent events, and the one writer of both.
 //!
 //! Everything here is plain data without clocks or I/O, and without locks but for the index that a
-//! gap makes of its events. [`crate::fanout::Hub`] owns the lock and publishes it to readers.
-//! Caches share only the counts of their budgets.
+//! gap makes of its events, and the list of a budget's tenants. [`crate::fanout::Hub`] owns the
+//! lock and publishes it to readers. Caches share only the counts of their budgets.
 
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ pub mod ring;
 pub mod scan;
 pub mod steps;
 pub mod store;
+pub mod tenant_bytes;
 pub mod term;
 pub mod warnings;
 pub mod writer;

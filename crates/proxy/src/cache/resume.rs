@@ -68,6 +68,13 @@ pub struct Coverage {
 }
 
 impl Coverage {
+    /// The same for a log of which less is left: it starts after `log_floor`.
+    #[must_use]
+    pub fn shortened(self, log_floor: ResourceVersion) -> Self {
+        let (log_floor, exact_from) = (self.log_floor.max(log_floor), self.exact_from.max(log_floor));
+        Self { log_floor, exact_from, ..self }
+    }
+
     /// The part of history to continue from.
     ///
     /// # Errors
@@ -224,6 +231,13 @@ mod tests {
             (http(60), Err(70)),
             (http(40), Err(70)),
             (http(35), Err(40)),
+            (at(80).shortened(version(80)), Ok(Log)),
+            (at(79).shortened(version(80)), Ok(CatchUp)),
+            (at(65).shortened(version(80)), Err(70)),
+            (at(35).shortened(version(80)), Err(40)),
+            (at(50).shortened(version(20)), Ok(Log)),
+            (http(80).shortened(version(80)), Ok(Log)),
+            (http(79).shortened(version(80)), Err(80)),
         ] {
             let found = coverage.source();
             let requested = coverage.version;

@@ -233,7 +233,7 @@ impl Hub {
             _ => 0,
         };
         let (mut ended, mut evicted) = (Vec::new(), Vec::new());
-        match published.apply(commit, received, self.budgets.logs.retained_share()) {
+        match published.apply(commit, received, views.log_share(&self.budgets.logs, None)) {
             Applied::Continued(records) => {
                 views.trim(&records);
                 evicted = records;
@@ -309,7 +309,8 @@ impl Hub {
     pub fn shed(&self, history_share: f64, keep_derived: bool) {
         let mut state = self.lock();
         let HubState { published, views, .. } = &mut *state;
-        let evicted = published.shrink(history_share, Instant::now(), self.budgets.logs.retained_share());
+        let log_share = views.log_share(&self.budgets.logs, None);
+        let evicted = published.shrink(history_share, Instant::now(), log_share);
         views.trim(&evicted);
         self.budgets.open(keep_derived);
         published.open_indexes(keep_derived);

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::core::{Hub, HubState};
 use crate::{
-    cache::{CachedState, Expired, PriorStep},
+    cache::{CachedState, Expired, PriorStep, tenant_bytes::Tenant},
     fanout::{
         stream_end::StreamEnd,
         views::{
@@ -78,12 +78,12 @@ impl Hub {
         cached.history.prior_steps(after, up_to, steps_max, view.selection()).map_err(HistoryError::Expired)
     }
 
-    /// Unregisters a subscription. A view without subscriptions is dropped.
-    pub(in crate::fanout) fn leave(&self, view: &Arc<View>, place: usize, waited: Option<Cursor>) {
+    /// Unregisters a subscription of a tenant. A view without subscriptions is dropped.
+    pub(in crate::fanout) fn leave(&self, view: &Arc<View>, place: usize, waited: Option<Cursor>, tenant: Tenant) {
         let mut state = self.lock();
         state.subscribers -= 1;
         state.used_at = Instant::now();
-        if view.leave(place, waited) == 0 {
+        if view.leave(place, waited, tenant) == 0 {
             state.views.remove(view);
         }
     }

@@ -99,7 +99,9 @@ impl Hub {
         let key = ViewKey { selection: selection.clone(), format: format.clone() };
         let state = self.lock();
         let cached = state.published.state()?;
-        let up_to = state.views.get(&key).map_or(cached.version, |view| view.floor());
+        // A log that was shortened does not grow at its old end: another view is made.
+        let known = state.views.get(&key).filter(|view| view.covers(version));
+        let up_to = known.map_or(cached.version, |view| view.floor());
         if up_to <= version {
             return None;
         }

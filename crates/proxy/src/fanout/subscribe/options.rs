@@ -42,7 +42,7 @@ pub struct SubscribeOptions {
     pub marks_end: bool,
     /// What a snapshot is taken from, for a format without deltas.
     pub fresh: Fresh,
-    /// Whose share its permits count to; `None` for kubefan itself.
+    /// The holder that its permits and its log count to; `None` for kubefan itself.
     pub holder: Option<Holder>,
 }
 

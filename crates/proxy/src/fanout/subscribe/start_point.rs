@@ -63,6 +63,15 @@ pub(super) enum First {
 }
 
 impl First {
+    /// The version after which it continues in the log; `None` if it starts at the end of the log.
+    pub(super) fn log_from(&self, cached: &CachedState) -> Option<ResourceVersion> {
+        match self {
+            Self::History(HistorySource::Log, version) => Some(*version),
+            Self::Backfill(backfill, _, HistorySource::Log) => Some(backfill_end(backfill, cached)),
+            _ => None,
+        }
+    }
+
     /// Whether it pins state while it is sent, which takes a gate permit.
     pub(super) fn needs_permit(&self) -> bool {
         !matches!(self, Self::Nothing(_) | Self::History(HistorySource::Log, _))
@@ -141,7 +150,11 @@ impl Hub {
         let cached = state.state_of(view)?;
         let sent = if planted::is(Bug::LaggingFromFloor) { sent.map(|_| expired.oldest) } else { sent };
         let gap_markers = view.encoder().format().has_markers();
-        let coverage = sent.map(|sent| cached.history.coverage(sent, cached.version, gap_markers));
+        let coverage = sent.map(|sent| {
+            let coverage = cached.history.coverage(sent, cached.version, gap_markers);
+            // The ring may have what was trimmed from the log.
+            if view.covers(sent) { coverage } else { coverage.shortened(view.floor()) }
+        });
         let position = coverage.ok_or(StreamEnd::Expired(expired));
         let (first, lag) =
             match (plan(ResumeRequest { position, situation: Situation::Lags(on_lag), on_expired }), sent) {

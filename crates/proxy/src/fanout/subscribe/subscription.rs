@@ -57,7 +57,7 @@ pub struct Subscription {
     bases: DeltaBases,
     /// Boxed, because a subscription has none for most of its life.
     backlog: Option<Box<Backlog>>,
-    /// Whose share permits count to.
+    /// The holder that its permits and its log count to.
     holder: Option<Holder>,
     /// The permit to send the backlog.
     permit: Option<Arc<GatePermit>>,
@@ -383,7 +383,8 @@ impl Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        self.hub.leave(&self.view, self.waker_id, self.waited);
+        let tenant = self.holder.as_ref().and_then(Holder::tenant);
+        self.hub.leave(&self.view, self.waker_id, self.waited, tenant);
         self.hub.metrics().subscription_finished(self.end.as_ref().unwrap_or(&StreamEnd::Cancelled).as_str());
     }
 }

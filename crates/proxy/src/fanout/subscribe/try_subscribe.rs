@@ -21,6 +21,7 @@ use crate::{
         resume::{BackfillState, ResumePlan, ResumeRequest, Situation, plan},
     },
     fanout::{
+        fair_share::Holder,
         hub::{Hub, core::HubState},
         views::view::{View, ViewKey},
         wake::StreamWaker,
@@ -81,7 +82,7 @@ impl Hub {
         // The logs of the views before may have got much older history.
         if self.budgets.logs.is_over() {
             let HubState { published, views, .. } = &mut *state;
-            evicted = published.evict(Instant::now(), self.budgets.logs.retained_share());
+            evicted = published.evict(Instant::now(), views.log_share(&self.budgets.logs, Some(&key)));
             views.trim(&evicted);
         }
         let (first, resume) = self.first(&state.published, format, options, provided)?;
@@ -92,8 +93,11 @@ impl Hub {
         };
         let HubState { published, views, .. } = &mut *state;
         let cached = published.serving(Instant::now())?;
-        let view = match views.get(&key) {
-            Some(view) => view.clone(),
+        // A log that was shortened does not grow at its old end: another view is made.
+        let starts_in = |view: &&Arc<View>| first.log_from(cached).is_none_or(|from| view.covers(from));
+        let known = views.get(&key).filter(starts_in).cloned();
+        let view = match known {
+            Some(view) => view,
             None => {
                 let encoder = views.encoder(format, (&self.resource, self.parser.tables()), &self.budgets);
                 let memory = self.selections.take_view(selection, format, options.holder)?;
@@ -110,8 +114,9 @@ impl Hub {
             self.resumed(version, how);
         }
         when_planted!(SubscribedInTwoSections => state = { drop(state); self.lock() });
-        let place = view.join(waker.clone());
-        if state.views.get(&key).is_none() {
+        let tenant = self.budgets.logs.tenant(options.holder.as_ref().and_then(Holder::tenant));
+        let place = view.join(waker.clone(), &tenant);
+        if !state.views.get(&key).is_some_and(|known| Arc::ptr_eq(known, &view)) {
             state.views.insert(view.clone());
         }
         state.subscribers += 1;

@@ -1,7 +1,10 @@
 //! What many caches hold together.
 
 use super::*;
-use crate::{cache::RetainedLimits, fanout::views::log::LogItem};
+use crate::{
+    cache::RetainedLimits,
+    fanout::{Holder, OnLag, views::log::LogItem},
+};
 
 const CACHES: usize = 40;
 const VIEWS: usize = 20;
@@ -54,4 +57,118 @@ async fn resumes_that_fill_the_logs_shorten_the_history_of_their_own_cache_alone
     busy.event(EventType::Modified, "a", "web", 11 + EVENTS);
     assert!(busy.after("", 10).is_ok(), "it has no more than its part");
     drop(resumed);
+}
+
+/// A cache whose ring retains all events of a test.
+fn with_long_ring(budgets: &ProcessBudgets) -> Cache {
+    let mut cache = Cache::sharing(budgets, RingLimits { ring_events_max: 1000, ..LIMITS });
+    cache.list(&[("a", "web", 9)], 10);
+    cache
+}
+
+/// Budgets with room for the logs of so many views that see all events of a test.
+fn logs_of(views: usize) -> (ProcessBudgets, usize) {
+    let logs_bytes_max = views * EVENTS as usize * size_of::<LogItem>();
+    (ProcessBudgets::new(RetainedLimits { logs_bytes_max, ..RetainedLimits::default() }), logs_bytes_max)
+}
+
+/// A user that resumes from the start.
+fn of(user: &str) -> SubscribeOptions {
+    let holder = Some(Holder::new(1, None).identified(user, None));
+    SubscribeOptions { holder, ..Start::Resume(version(10)).into() }
+}
+
+/// Views of one user that see all events, and that are of no other.
+fn many_views(cache: &Cache, user: &str) -> Vec<Subscription> {
+    (1..VIEWS).map(|view| cache.subscribe(&format!("app!=x{view}"), of(user)).unwrap()).collect()
+}
+
+/// All views have one ring, and each has an item of each event.
+#[tokio::test(start_paused = true)]
+async fn a_tenant_with_many_views_loses_its_own_history_and_not_that_of_others() {
+    let (budgets, logs_bytes_max) = logs_of(5);
+    let mut cache = with_long_ring(&budgets);
+    let mut honest = cache.subscribe("app", of("honest")).unwrap();
+    let mut both = ["honest", "greedy"].map(|user| cache.subscribe("app!=x0", of(user)).unwrap());
+    let mut greedy = many_views(&cache, "greedy");
+    let conflating = SubscribeOptions { on_lag: OnLag::Conflate, ..of("greedy") };
+    let mut conflating = cache.subscribe("app!=y", conflating).unwrap();
+    let logs = cache.hub.budgets().logs.clone();
+    for at in 11..11 + EVENTS {
+        cache.event(Modified, "a", "web", at);
+        assert!(logs.used() <= logs_bytes_max, "{} of {logs_bytes_max}", logs.used());
+    }
+    for behind in both.iter_mut().chain([&mut honest]) {
+        assert_eq!(ready(behind).await.len(), EVENTS as usize, "nothing of it was read before");
+    }
+    assert!(matches!(greedy[0].next().await, Err(StreamEnd::Expired(_))));
+    let newest = 10 + EVENTS;
+    let caught_up = ["catch-up from 10".to_owned(), format!("~a@{newest}"), format!("end of catch-up ({newest})")];
+    assert_eq!(ready(&mut conflating).await, caught_up, "once");
+    assert_eq!(cache.after("", 10).unwrap().way(), "ring");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_resume_from_before_a_shortened_log_misses_and_repeats_nothing() {
+    let (budgets, _) = logs_of(4);
+    let mut cache = with_long_ring(&budgets);
+    let mut greedy = many_views(&cache, "greedy");
+    let (mut unbroken, mut sent) = (cache.subscribe("app!=x1", of("greedy")).unwrap(), Vec::new());
+    for at in 11..11 + EVENTS {
+        cache.event(Modified, "a", "web", at);
+        sent.extend(ready(&mut unbroken).await);
+    }
+    assert_eq!(sent.len(), EVENTS as usize, "who keeps up does not notice");
+    let views = cache.hub.views();
+    let mut resumed = cache.subscribe("app!=x1", of("honest")).unwrap();
+    assert_eq!((resumed.way(), cache.hub.views()), ("ring", views + 1), "the log does not grow again");
+    let mut late = cache.subscribe("app!=x1", of("honest")).unwrap();
+    assert_eq!(cache.hub.views(), views + 1, "the next one shares the new view");
+    cache.event(Modified, "a", "web", 11 + EVENTS);
+    sent.extend(ready(&mut unbroken).await);
+    assert_eq!(sent.len(), EVENTS as usize + 1);
+    assert_eq!((ready(&mut resumed).await, ready(&mut late).await), (sent.clone(), sent));
+    // It was in front of what was trimmed, and must not take other events for that.
+    assert!(matches!(greedy[0].next().await, Err(StreamEnd::Expired(_))));
+    drop((unbroken, greedy));
+    assert_eq!(cache.hub.views(), 1);
+    cache.event(Modified, "a", "web", 12 + EVENTS);
+    assert_eq!((ready(&mut resumed).await.len(), ready(&mut late).await.len()), (1, 1));
+    drop((resumed, late));
+    assert_eq!((cache.hub.views(), cache.hub.budgets().logs.used()), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tenant_with_many_views_in_one_cache_does_not_shorten_the_history_of_another() {
+    let (budgets, logs_bytes_max) = logs_of(6);
+    let [mut one, mut other] = [(); 2].map(|()| with_long_ring(&budgets));
+    let _greedy = many_views(&one, "greedy");
+    // More than the part of their cache.
+    let mut honest = ["app", "app!=y"].map(|labels| other.subscribe(labels, of("honest")).unwrap());
+    for at in 11..11 + EVENTS {
+        [&mut one, &mut other].into_iter().for_each(|cache| cache.event(Modified, "a", "web", at));
+    }
+    let used: usize = [&one, &other].map(|cache| cache.hub.budgets().logs.used()).iter().sum();
+    assert!(used <= logs_bytes_max, "{used} of {logs_bytes_max}");
+    for behind in &mut honest {
+        assert_eq!(ready(behind).await.len(), EVENTS as usize);
+    }
+    for cache in [&one, &other] {
+        assert_eq!(cache.after("", 10).unwrap().way(), "ring");
+    }
+}
+
+/// Its history was not replayed for the next subscription, because the log has it.
+#[tokio::test(start_paused = true)]
+async fn a_log_that_a_subscription_is_about_to_start_in_is_not_shortened_before() {
+    let (budgets, _) = logs_of(4);
+    let mut cache = with_long_ring(&budgets);
+    for at in 11..11 + EVENTS {
+        cache.event(Modified, "a", "web", at);
+    }
+    let _greedy = many_views(&cache, "greedy");
+    let views = cache.hub.views();
+    assert!(cache.hub.budgets().logs.is_over());
+    let mut second = cache.subscribe(&format!("app!=x{}", VIEWS - 1), of("greedy")).unwrap();
+    assert_eq!((cache.hub.views(), ready(&mut second).await.len()), (views, EVENTS as usize));
 }

@@ -10,10 +10,15 @@
 //! trimmed here too, and a cursor below the first entry is an error, never a silent skip. The log
 //! can also grow at the old end, when a subscriber resumes from before the view was made. So
 //! sequence numbers start in the middle of their range.
+//!
+//! If the logs of a tenant are too large, their oldest items are trimmed although the ring has
+//! them. A log of which items were trimmed never grows at the old end again: another item would get
+//! the number of a trimmed one, and a subscriber that is behind would take it for the one that it
+//! missed. A subscriber that resumes from before such a log gets another view.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use super::view_gap::ViewGap;
+use super::{log_bytes::LogBytes, view_gap::ViewGap};
 use crate::{
     cache::{Record, budget::Share},
     fanout::send::log_entry::{EntryKind, LogEntry},
@@ -171,7 +176,9 @@ pub struct ViewLog {
     /// An untested item was trimmed since the last test: a subscriber that waited in front of it
     /// has missed it.
     has_trimmed_untested: bool,
-    share: Share,
+    /// Items were trimmed.
+    has_trimmed: bool,
+    bytes: LogBytes,
 }
 
 /// The first sequence number: in the middle, so that there is room for older history in front.
@@ -180,9 +187,34 @@ const MIDDLE: u64 = 1 << 62;
 impl ViewLog {
     /// An empty log after `floor`; `share` counts its size.
     pub fn new(floor: ResourceVersion, share: Share) -> Self {
-        let (items, untested) = (VecDeque::new(), 0);
-        let has_trimmed_untested = false;
-        Self { floor, first: MIDDLE, missed_before: 0, items, untested, tested_to: MIDDLE, has_trimmed_untested, share }
+        Self {
+            floor,
+            first: MIDDLE,
+            missed_before: 0,
+            items: VecDeque::new(),
+            untested: 0,
+            tested_to: MIDDLE,
+            has_trimmed_untested: false,
+            has_trimmed: false,
+            bytes: LogBytes::new(share),
+        }
+    }
+
+    /// Its bytes, and which tenant they count to.
+    pub fn bytes(&mut self) -> &mut LogBytes {
+        &mut self.bytes
+    }
+
+    /// Whether it has what comes after `version`, or can be extended by it.
+    pub fn covers(&self, version: ResourceVersion) -> bool {
+        version >= self.floor || !self.has_trimmed
+    }
+
+    /// The floor with which a share of the items is left, from 0 to 1, and at least the newest.
+    pub fn floor_for(&self, share: f64) -> ResourceVersion {
+        let left = ((self.items.len() as f64 * share) as usize).max(1);
+        let newest_trimmed = self.items.len().checked_sub(left + 1).and_then(|at| self.items.get(at));
+        newest_trimmed.map_or(self.floor, LogItem::version)
     }
 
     /// The version after which the log is complete.
@@ -198,14 +230,16 @@ impl ViewLog {
             }
             self.untested += 1;
         }
-        self.share.add(size_of::<LogItem>());
+        self.bytes.add(size_of::<LogItem>());
         self.items.push_back(item);
     }
 
-    /// Prepends older history, oldest first. The log then covers history after `floor`.
+    /// Prepends older history, oldest first. The log then covers history after `floor`. It must
+    /// [cover](Self::covers) that already.
     pub fn extend_back(&mut self, floor: ResourceVersion, older: Vec<LogItem>) {
+        debug_assert!(!self.has_trimmed);
         self.first -= older.len() as u64;
-        self.share.add(older.len() * size_of::<LogItem>());
+        self.bytes.add(older.len() * size_of::<LogItem>());
         older.into_iter().rev().for_each(|item| self.items.push_front(item));
         self.floor = floor;
     }
@@ -227,7 +261,8 @@ impl ViewLog {
             }
         }
         self.first += trimmed as u64;
-        self.share.subtract(trimmed * size_of::<LogItem>());
+        self.has_trimmed |= trimmed > 0;
+        self.bytes.subtract(trimmed * size_of::<LogItem>());
         // After a burst the capacity is far too large.
         if self.items.capacity() > 4 * self.items.len().max(4) {
             self.items.shrink_to(2 * self.items.len());
@@ -382,6 +417,31 @@ mod tests {
         log.trim(version(12));
         assert_eq!(from(&log, cursor), None);
         assert_eq!(from(&log, cursor.past_item()), Some(vec![13]));
+    }
+
+    #[test]
+    fn a_shortened_log_has_a_share_of_its_newest_items_and_at_least_one() {
+        for (share, left) in [(1.0, 10), (0.75, 7), (0.1, 1), (0.0, 1)] {
+            let mut log = ViewLog::new(version(10), Budget::alone(0).share());
+            (11..=20).for_each(|number| log.push(item(number)));
+            log.trim(log.floor_for(share));
+            assert_eq!(from(&log, log.first()), Some((21 - left..=20).collect::<Vec<u64>>()), "{share}");
+        }
+        let empty = ViewLog::new(version(10), Budget::alone(0).share());
+        assert_eq!(empty.floor_for(0.5), version(10));
+    }
+
+    /// Otherwise older history would get the numbers of what was trimmed.
+    #[test]
+    fn a_log_covers_what_it_has_and_older_history_only_if_nothing_was_trimmed() {
+        let mut log = ViewLog::new(version(10), Budget::alone(0).share());
+        log.trim(version(11));
+        assert!(log.covers(version(5)), "no number was given");
+        (12..=14).for_each(|number| log.push(item(number)));
+        log.extend_back(version(5), vec![item(7)]);
+        log.trim(version(12));
+        let covered = [5, 11, 12, 14].map(|number| log.covers(version(number)));
+        assert_eq!(covered, [false, false, true, true]);
     }
 
     #[test]

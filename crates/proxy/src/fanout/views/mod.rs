@@ -2,6 +2,7 @@
 
 pub mod index;
 pub mod log;
+pub mod log_bytes;
 pub mod segment;
 pub mod selected_objects;
 pub mod selections;

@@ -4,6 +4,11 @@
 //! The hub calls it inside its critical section, so the cost of a record must not grow with the
 //! number of views that it does not concern. Only a gap concerns every view: it costs each of them
 //! one entry, whatever its size.
+//!
+//! Every view that sees an event has an item of it, and all logs have one budget. If the ring were
+//! shortened whenever they are too large, a tenant with a thousand views would take the history of
+//! all others. So the logs of the tenants with the most bytes are shortened, and the ring stays.
+//! Where callers are not distinguished, the ring is shortened: then the logs are not filled again.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -14,11 +19,12 @@ use slab::Slab;
 use tokio::time::Instant;
 
 use crate::{
-    cache::{Budgets, Record},
+    cache::{Budgets, Record, budget::Budget},
     fanout::{
         send::{differences::Differences, encoder::Encoder},
         views::{
             index::{SelectorIndex, ViewId},
+            log_bytes::LogBytes,
             view::{View, ViewKey},
         },
     },
@@ -34,10 +40,15 @@ use kubefan_model::{
     table::Tables,
 };
 
+/// Logs are shortened to this share of what their tenant may have. Without it, each commit would
+/// look at all of them again.
+const SHORTENED_SHARE: f64 = 0.9;
+
 /// The views of a hub.
 #[derive(Default)]
 pub(in crate::fanout) struct Views {
     slots: Slab<Slot>,
+    /// By their keys. If several have one key, the newest.
     ids: HashMap<ViewKey, ViewId>,
     encoders: HashMap<Format, Weak<Encoder>>,
     differences: Arc<Differences>,
@@ -58,7 +69,7 @@ struct Slot {
 }
 
 impl Views {
-    /// The view with this key.
+    /// The view with this key that new subscriptions share.
     pub(in crate::fanout) fn get(&self, key: &ViewKey) -> Option<&Arc<View>> {
         self.ids.get(key).map(|id| &self.slots[*id].view)
     }
@@ -81,10 +92,11 @@ impl Views {
         encoder
     }
 
-    /// Adds a view.
+    /// Adds a view. One that has its key stays for its subscriptions, and gets no others.
     pub(in crate::fanout) fn insert(&mut self, view: Arc<View>) {
         let entry = self.slots.vacant_entry();
         let id = entry.key();
+        view.id.get_or_init(|| id);
         self.index.insert(id, view.selection());
         self.ids.insert(view.key(), id);
         entry.insert(Slot { view, unannounced: false });
@@ -92,13 +104,15 @@ impl Views {
 
     /// Removes a view; not its successor, which may have the same key.
     pub(in crate::fanout) fn remove(&mut self, view: &Arc<View>) {
+        // After `drain` its number may be that of another view.
+        let is_it = |id: &ViewId| self.slots.get(*id).is_some_and(|slot| Arc::ptr_eq(&slot.view, view));
+        let Some(id) = view.id.get().copied().filter(is_it) else { return };
         let key = view.key();
-        let id = self.ids.get(&key).copied().filter(|id| Arc::ptr_eq(&self.slots[*id].view, view));
-        if let Some(id) = id {
+        if self.ids.get(&key) == Some(&id) {
             self.ids.remove(&key);
-            self.slots.remove(id);
-            self.index.remove(id);
         }
+        self.slots.remove(id);
+        self.index.remove(id);
     }
 
     /// Removes all views. What they still have to test is tested.
@@ -171,6 +185,30 @@ impl Views {
             let concerned = self.candidates.iter().filter_map(|id| self.slots.get(*id));
             concerned.for_each(|slot| slot.view.trim(record.version()));
         }
+    }
+
+    /// The share of history, from 0 to 1, for which the logs have room. It is all, if the logs of
+    /// the tenants with the most bytes are shortened. A log that a subscription is about to start
+    /// in is `spared`: its history would have to be read again.
+    pub(in crate::fanout) fn log_share(&self, logs: &Budget, spared: Option<&ViewKey>) -> f64 {
+        let share = logs.retained_share();
+        if share >= 1.0 {
+            return 1.0;
+        }
+        let Some(tenant_max) = logs.tenant_max() else { return share };
+        let of_tenant = |view: &View| view.log_bytes(|bytes| bytes.of_tenant());
+        let all = self.slots.iter().map(|(_, slot)| &slot.view);
+        let of_largest: Vec<_> = all.filter(|view| of_tenant(view) > tenant_max).collect();
+        of_largest.iter().for_each(|view| view.log_bytes(LogBytes::recount));
+        // Before any is shortened, so that all logs of a tenant lose the same part.
+        let held: Vec<_> = of_largest.iter().map(|view| of_tenant(view)).collect();
+        let spared = spared.and_then(|key| self.get(key));
+        for (view, bytes) in of_largest.into_iter().zip(held) {
+            if bytes > tenant_max && !spared.is_some_and(|spared| Arc::ptr_eq(spared, view)) {
+                view.shorten(tenant_max as f64 / bytes as f64 * SHORTENED_SHARE);
+            }
+        }
+        1.0
     }
 
     /// The views whose subscribers are to be woken, and for how many records. They count as

@@ -1,21 +1,28 @@
 //! A view: what equal subscriptions share. One selection in one format, its log, the segments that
 //! are being sent, and the wakers of its subscribers.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 
 use slab::Slab;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{
+    index::ViewId,
     log::{Behind, Cursor, LogItem, Replayed, ViewLog},
+    log_bytes::LogBytes,
     segment::{SEGMENT_BYTES, Segment, Segments, cut},
     selected_objects::SelectedObjects,
     shared_snapshot::{SharedSnapshot, SharedSnapshotReader},
     view_gap::ViewGap,
 };
 use crate::{
-    cache::{Budgets, Expired, Gap, History, Store, budget::Share, scan::SLICE_TESTS},
+    cache::{
+        Budgets, Expired, Gap, History, Store,
+        budget::Share,
+        scan::SLICE_TESTS,
+        tenant_bytes::{Tenant, TenantBytes},
+    },
     fanout::{
         fair_share::Place,
         send::{encoder::Encoder, log_entry::LogEntry},
@@ -61,6 +68,8 @@ pub struct View {
     encoder: Arc<Encoder>,
     state: Mutex<ViewState>,
     wakers: Mutex<Slab<Arc<StreamWaker>>>,
+    /// Its number among the views of its hub, once it is one of them.
+    pub(super) id: OnceLock<ViewId>,
     /// Its part of the budget of selectors.
     _memory: ViewMemory,
 }
@@ -152,7 +161,7 @@ impl View {
             subscribers: 0,
             waiting: 0,
         });
-        Self { selection, encoder, state, wakers: Mutex::default(), _memory: memory }
+        Self { selection, encoder, state, wakers: Mutex::default(), id: OnceLock::new(), _memory: memory }
     }
 
     /// What is selected.
@@ -261,6 +270,18 @@ impl View {
         state.segments.trim(first);
     }
 
+    /// Drops the oldest items of its log. A share of them is left, from 0 to 1, and at least the
+    /// newest.
+    pub fn shorten(&self, share: f64) {
+        let floor = self.state().log.floor_for(share);
+        self.trim(floor);
+    }
+
+    /// Reads or changes what the bytes of its log count to.
+    pub fn log_bytes<T>(&self, of: impl FnOnce(&mut LogBytes) -> T) -> T {
+        of(self.state().log.bytes())
+    }
+
     /// Ends the view. [`Self::wake`] follows.
     pub fn close(&self, end: &StreamEnd) {
         self.state().end.get_or_insert_with(|| end.clone());
@@ -296,6 +317,12 @@ impl View {
     /// The version after which the log is complete.
     pub fn floor(&self) -> ResourceVersion {
         self.state().log.floor()
+    }
+
+    /// Whether a subscription can start in the log after `version`, if history has what the log
+    /// lacks.
+    pub fn covers(&self, version: ResourceVersion) -> bool {
+        self.state().log.covers(version)
     }
 
     /// The end of the log.
@@ -421,8 +448,8 @@ impl View {
         (SharedSnapshotReader::Encoding(snapshot, objects), version, state.log.end())
     }
 
-    /// The place in the log after `version`. If the log starts later, it is completed from what was
-    /// replayed of this history, and from the ring.
+    /// The place in the log after `version`, which it must [cover](Self::covers). If the log starts
+    /// later, it is completed from what was replayed of this history, and from the ring.
     pub fn cursor_after(
         &self,
         version: ResourceVersion,
@@ -432,6 +459,9 @@ impl View {
         let _ = history.ring().since(version)?;
         let mut state = self.state();
         let floor = state.log.floor();
+        if !state.log.covers(version) {
+            return Err(Expired { requested: version, oldest: floor });
+        }
         if version < floor && !planted::is(Bug::LateViewWithoutHistory) {
             let replayed = replayed.filter(|replayed| replayed.after == version);
             let (mut older, from) = replayed.map_or((Vec::new(), version), |replayed| replayed.up_to(floor));
@@ -455,17 +485,21 @@ impl View {
         (past, state.log.reencoded_between(cursor, past))
     }
 
-    /// Adds a subscription. Returns its place among the wakers.
-    pub fn join(&self, waker: Arc<StreamWaker>) -> usize {
-        self.state().subscribers += 1;
+    /// Adds a subscription of a tenant. Returns its place among the wakers.
+    pub fn join(&self, waker: Arc<StreamWaker>, tenant: &Arc<TenantBytes>) -> usize {
+        let mut state = self.state();
+        state.subscribers += 1;
+        state.log.bytes().join(tenant);
+        drop(state);
         self.wakers().insert(waker)
     }
 
-    /// Removes a subscription. Returns how many are left.
-    pub fn leave(&self, waker_id: usize, waited: Option<Cursor>) -> usize {
+    /// Removes a subscription of a tenant. Returns how many are left.
+    pub fn leave(&self, waker_id: usize, waited: Option<Cursor>, tenant: Tenant) -> usize {
         self.wakers().remove(waker_id);
         let mut state = self.state();
         state.subscribers -= 1;
+        state.log.bytes().leave(tenant);
         if waited == Some(state.log.end()) {
             state.waiting = state.waiting.saturating_sub(1);
         }

@@ -1,0 +1,119 @@
+//! The bytes that each tenant has in a budget, in all caches together.
+//!
+//! The hazard is a tenant that fills the budget, at the cost of all others. So beyond it those with
+//! the most bytes make room, and the others keep what they have. The counts are of the process: a
+//! tenant may have much in one cache and take the room of others in the next.
+
+use std::{
+    collections::HashMap,
+    num::NonZeroU64,
+    sync::{
+        Arc, Mutex, PoisonError, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+/// The key of those who share what one may have; `None` if callers are not distinguished, and for
+/// kubefan itself.
+pub type Tenant = Option<NonZeroU64>;
+
+/// The tenants that have bytes. Those that are gone are dropped when another one is added.
+#[derive(Debug, Default)]
+pub(super) struct Tenants(Mutex<HashMap<Tenant, Weak<TenantBytes>>>);
+
+/// The bytes of one tenant.
+#[derive(Debug)]
+pub struct TenantBytes {
+    tenant: Tenant,
+    bytes: AtomicUsize,
+}
+
+impl Tenants {
+    /// The count of a tenant.
+    pub(super) fn of(&self, tenant: Tenant) -> Arc<TenantBytes> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = all.get(&tenant).and_then(Weak::upgrade) {
+            return known;
+        }
+        all.retain(|_, known| known.strong_count() > 0);
+        let added = Arc::new(TenantBytes { tenant, bytes: AtomicUsize::new(0) });
+        all.insert(tenant, Arc::downgrade(&added));
+        added
+    }
+
+    /// The most bytes that each tenant may have, so that all together have at most `bytes_max`.
+    /// `None` if callers are not distinguished.
+    pub(super) fn each_max(&self, bytes_max: usize) -> Option<usize> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.keys().all(Option::is_none) {
+            return None;
+        }
+        Some(equal_part(all.values().filter_map(Weak::upgrade).map(|known| known.get()).collect(), bytes_max))
+    }
+}
+
+impl TenantBytes {
+    /// The key of the tenant.
+    pub fn tenant(&self) -> Tenant {
+        self.tenant
+    }
+
+    /// The number of bytes.
+    pub fn get(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn add(&self, bytes: usize) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn subtract(&self, bytes: usize) {
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// An equal part of what is left by those that have less. No limit if all of them have room.
+fn equal_part(mut held: Vec<usize>, bytes_max: usize) -> usize {
+    held.sort_unstable();
+    let mut left = bytes_max;
+    for (before, bytes) in held.iter().enumerate() {
+        let part = left / (held.len() - before);
+        if *bytes > part {
+            return part;
+        }
+        left -= bytes;
+    }
+    usize::MAX
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn those_with_the_most_make_room_and_the_others_keep_what_they_have() {
+        assert_eq!(equal_part(vec![10, 1000], 500), 490);
+        assert_eq!(equal_part(vec![1000, 300, 10, 300], 500), 163);
+        assert_eq!(equal_part(vec![300, 300], 500), 250);
+        assert_eq!(equal_part(vec![490, 10], 500), usize::MAX);
+        assert_eq!(equal_part(vec![], 0), usize::MAX);
+    }
+
+    #[test]
+    fn a_tenant_has_one_count_and_those_that_are_gone_have_none() {
+        let (tenants, one, other) = (Tenants::default(), NonZeroU64::new(1), NonZeroU64::new(2));
+        let unknown = tenants.of(None);
+        unknown.add(70);
+        assert_eq!(tenants.each_max(50), None, "callers are not distinguished");
+        let first = tenants.of(one);
+        first.add(20);
+        assert!(Arc::ptr_eq(&first, &tenants.of(one)));
+        assert_eq!((first.tenant(), tenants.each_max(50)), (one, Some(30)));
+        drop(first);
+        let third = tenants.of(other);
+        third.add(40);
+        third.subtract(30);
+        assert_eq!(tenants.each_max(50), Some(40));
+        assert_eq!(tenants.0.lock().unwrap().len(), 2);
+    }
+}
