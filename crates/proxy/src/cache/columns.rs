@@ -3,16 +3,25 @@
 //! An index costs memory and a part of each commit. So a column is indexed when selections have
 //! used it more than once, and dropped when none has for a while. Clients choose the columns, so
 //! their number is limited; what is not indexed is scanned.
+//!
+//! The hazard is a tenant that uses one label after the other: all others would scan, and a scan
+//! takes time from every caller. So each column counts to one tenant, of those that use it to one
+//! with few, and the tenant with the most gives one up to a tenant that then has no more than it.
 
-use std::time::Duration;
+use std::{cmp::Reverse, time::Duration};
 
 use tokio::time::Instant;
 
-use super::term::{Column, Term};
+use super::{
+    tenant_bytes::Tenant,
+    term::{Column, Term},
+};
 use kubefan_model::selection::Selection;
 
-/// The number of columns of one cache.
+/// The number of columns of one cache that have a place.
 pub const COLUMNS_MAX: usize = 8;
+/// The number of other columns of which the uses are counted.
+pub const WANTED_MAX: usize = 24;
 /// A column is indexed when this many selections have used it.
 pub const COLUMN_USES_LEAST: u32 = 2;
 /// A column that no selection has used for so long is dropped. It is longer than the default age of
@@ -22,7 +31,7 @@ pub const COLUMN_UNUSED_MAX: Duration = Duration::from_secs(20 * 60);
 /// The time after which the index of a column is tried again that found no room.
 pub const TOO_LARGE_RETRY: Duration = COLUMN_UNUSED_MAX;
 
-/// The columns that selections have used.
+/// The columns that selections have used: up to [`COLUMNS_MAX`] with a place, and others.
 #[derive(Default)]
 pub struct Columns {
     used: Vec<UsedColumn>,
@@ -36,6 +45,18 @@ struct UsedColumn {
     /// Since when the state is what it is.
     since: Instant,
     state: ColumnState,
+    /// The tenant that it counts to, and when that last used it.
+    tenant: Tenant,
+    tenant_used_at: Instant,
+}
+
+/// A column whose index is to be built now.
+#[derive(Debug, PartialEq, Eq)]
+pub struct DueColumn {
+    /// The label or field.
+    pub column: Column,
+    /// The column that gives its place up. Its index is to be dropped.
+    pub given_up: Option<Column>,
 }
 
 /// What there is of a column.
@@ -51,10 +72,17 @@ pub enum ColumnState {
     TooLarge,
 }
 
+impl UsedColumn {
+    fn has_place(&self) -> bool {
+        self.state != ColumnState::Wanted
+    }
+}
+
 impl Columns {
-    /// Counts a use of a column. Returns the column if its index is to be built now.
-    pub fn used(&mut self, column: Column, now: Instant) -> Option<Column> {
-        let at = self.used.iter().position(|used| used.column == column).or_else(|| self.add(column, now))?;
+    /// Counts a use of a column by a tenant. Returns the column if its index is to be built now.
+    pub fn used(&mut self, column: Column, tenant: Tenant, now: Instant) -> Option<DueColumn> {
+        let known = self.used.iter().position(|used| used.column == column);
+        let at = known.or_else(|| self.add(column, tenant, now))?;
         let used = &mut self.used[at];
         used.uses = used.uses.saturating_add(1);
         used.used_at = now;
@@ -62,25 +90,96 @@ impl Columns {
         if used.state == ColumnState::TooLarge && now.saturating_duration_since(used.since) > TOO_LARGE_RETRY {
             used.state = ColumnState::Wanted;
         }
-        let is_due = used.state == ColumnState::Wanted && used.uses >= COLUMN_USES_LEAST && !self.is_closed;
-        is_due.then(|| {
-            used.state = ColumnState::Building;
-            used.column.clone()
-        })
+        self.count_to(at, tenant, now);
+        if self.used[at].has_place() || self.used[at].uses < COLUMN_USES_LEAST || self.is_closed {
+            return None;
+        }
+        let is_full = self.used.iter().filter(|used| used.has_place()).count() >= COLUMNS_MAX;
+        let given_up = if is_full { Some(self.take_place(self.used[at].tenant)?) } else { None };
+        let used = &mut self.used[at];
+        used.state = ColumnState::Building;
+        Some(DueColumn { column: used.column.clone(), given_up })
     }
 
-    /// Adds a column, in place of the one that was not used for the longest time and is not
-    /// indexed.
-    fn add(&mut self, column: Column, used_at: Instant) -> Option<usize> {
-        let added = UsedColumn { column, uses: 0, used_at, since: used_at, state: ColumnState::Wanted };
-        if self.used.len() < COLUMNS_MAX {
+    /// Adds a column. If there are too many without a place, it replaces one of the tenant with the
+    /// most of these: the one that was not used for the longest time.
+    fn add(&mut self, column: Column, tenant: Tenant, now: Instant) -> Option<usize> {
+        let added = UsedColumn {
+            column,
+            uses: 0,
+            used_at: now,
+            since: now,
+            state: ColumnState::Wanted,
+            tenant,
+            tenant_used_at: now,
+        };
+        if self.used.len() < COLUMNS_MAX + WANTED_MAX {
             self.used.push(added);
             return Some(self.used.len() - 1);
         }
-        let wanted = self.used.iter().enumerate().filter(|(_, used)| used.state == ColumnState::Wanted);
-        let (oldest, _) = wanted.min_by_key(|(_, used)| used.used_at)?;
-        self.used[oldest] = added;
-        Some(oldest)
+        let at = self.oldest_of_most(|used| !used.has_place())?;
+        self.used[at] = added;
+        Some(at)
+    }
+
+    /// Counts a column to the tenant that uses it, if that has fewer of its kind than the one that
+    /// it counts to, or if that one has not used it for long.
+    fn count_to(&mut self, at: usize, tenant: Tenant, now: Instant) {
+        let UsedColumn { tenant: counted, tenant_used_at, .. } = &self.used[at];
+        let has_place = self.used[at].has_place();
+        let count = |tenant: Tenant| self.count(tenant, |used| used.has_place() == has_place);
+        let moves =
+            count(tenant) + 1 < count(*counted) || now.saturating_duration_since(*tenant_used_at) > COLUMN_UNUSED_MAX;
+        if moves || tenant == *counted {
+            (self.used[at].tenant, self.used[at].tenant_used_at) = (tenant, now);
+        }
+    }
+
+    /// The number of these columns that count to a tenant.
+    fn count(&self, tenant: Tenant, these: impl Fn(&UsedColumn) -> bool) -> usize {
+        self.used.iter().filter(|used| used.tenant == tenant && these(used)).count()
+    }
+
+    /// Finds the tenant with the most of these columns, and the one of its columns that was not
+    /// used for the longest time.
+    fn oldest_of_most(&self, these: impl Fn(&UsedColumn) -> bool) -> Option<usize> {
+        let found = self.used.iter().enumerate().filter(|(_, used)| these(used));
+        let oldest = found.max_by_key(|(_, used)| (self.count(used.tenant, &these), Reverse(used.used_at)));
+        oldest.map(|(at, _)| at)
+    }
+
+    /// Takes a place for a tenant, and returns the column that had it. `None` if the tenant with
+    /// the most would then have fewer than it.
+    fn take_place(&mut self, tenant: Tenant) -> Option<Column> {
+        // A build that is under way is completed: others wait for it.
+        let complete = |used: &UsedColumn| used.has_place() && used.state != ColumnState::Building;
+        let at = self.oldest_of_most(complete)?;
+        let count = |tenant: Tenant| self.count(tenant, UsedColumn::has_place);
+        if count(tenant) + 2 > count(self.used[at].tenant) {
+            return None;
+        }
+        let used = &mut self.used[at];
+        used.state = ColumnState::Wanted;
+        Some(used.column.clone())
+    }
+
+    /// The column that makes room among these indexes, which have so many bytes: the largest of the
+    /// tenant with the most bytes.
+    pub fn largest<'a>(&self, indexes: impl Iterator<Item = (&'a Column, usize)>) -> Option<Column> {
+        let mut sizes: Vec<(&UsedColumn, usize)> = self.used.iter().map(|used| (used, 0)).collect();
+        // An index has several parts.
+        for (column, bytes) in indexes {
+            if let Some((_, size)) = sizes.iter_mut().find(|(used, _)| used.column == *column) {
+                *size += bytes;
+            }
+        }
+        let of_tenant = |tenant: Tenant| {
+            let of_tenant = sizes.iter().filter(|(used, _)| used.tenant == tenant);
+            of_tenant.map(|(_, bytes)| bytes).sum::<usize>()
+        };
+        let largest = sizes.iter().filter(|(_, bytes)| *bytes > 0);
+        let largest = largest.max_by_key(|(used, bytes)| (of_tenant(used.tenant), *bytes));
+        largest.map(|(used, _)| used.column.clone())
     }
 
     /// Records that a standing selection still uses its column.
@@ -133,7 +232,7 @@ impl Columns {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::{num::NonZeroU64, sync::Arc};
 
     use super::*;
     use kubefan_model::{
@@ -154,45 +253,111 @@ mod tests {
         Term::of(&select(labels)).unwrap().column
     }
 
+    fn use_twice(columns: &mut Columns, labels: &str, tenant: Tenant, now: Instant) -> Option<DueColumn> {
+        let first = columns.used(column_of(labels), tenant, now);
+        columns.used(column_of(labels), tenant, now).or(first)
+    }
+
+    /// A column of a tenant in each place, the first one used before the others.
+    fn fill(columns: &mut Columns, tenant: Tenant, now: Instant) {
+        for key in 0..COLUMNS_MAX {
+            let used_at = now + Duration::from_secs(key as u64);
+            let due = use_twice(columns, &format!("key-{key}=x"), tenant, used_at).unwrap();
+            columns.set(&due.column, ColumnState::Indexed, used_at);
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_column_is_indexed_when_it_is_used_again_and_dropped_when_it_is_not() {
         let (mut columns, now, web) = (Columns::default(), Instant::now(), select("app=web"));
-        assert_eq!(columns.used(column_of("app=web"), now), None, "one scan is cheaper than an index");
-        let column = columns.used(column_of("app=db"), now).unwrap();
-        assert_eq!(columns.used(column_of("app=web"), now), None, "it is being built");
+        assert_eq!(columns.used(column_of("app=web"), None, now), None, "one scan is cheaper than an index");
+        let column = columns.used(column_of("app=db"), None, now).unwrap().column;
+        assert_eq!(columns.used(column_of("app=web"), None, now), None, "it is being built");
         columns.set(&column, ColumnState::Indexed, now);
-        assert_eq!(columns.used(column_of("app=web"), now), None);
+        assert_eq!(columns.used(column_of("app=web"), None, now), None);
         columns.retain(&web, now + COLUMN_UNUSED_MAX);
         assert!(columns.forget_unused(now + COLUMN_UNUSED_MAX * 2).is_empty(), "a standing selection retains it");
         assert_eq!(columns.forget_unused(now + COLUMN_UNUSED_MAX * 2 + Duration::from_secs(1)), [column]);
-        assert_eq!(columns.used(column_of("app=web"), now), None, "it is new again");
+        assert_eq!(columns.used(column_of("app=web"), None, now), None, "it is new again");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_column_that_found_no_room_is_tried_again_later() {
         let (mut columns, now) = (Columns::default(), Instant::now());
-        columns.used(column_of("app=web"), now);
-        let column = columns.used(column_of("app=web"), now).unwrap();
-        columns.set(&column, ColumnState::TooLarge, now);
-        assert_eq!(columns.used(column_of("app=web"), now + TOO_LARGE_RETRY), None);
-        assert_eq!(columns.used(column_of("app=web"), now + TOO_LARGE_RETRY + Duration::from_secs(1)), Some(column));
+        let due = use_twice(&mut columns, "app=web", None, now).unwrap();
+        columns.set(&due.column, ColumnState::TooLarge, now);
+        let mut used = |now| columns.used(column_of("app=web"), None, now);
+        assert_eq!(used(now + TOO_LARGE_RETRY), None);
+        assert_eq!(used(now + TOO_LARGE_RETRY + Duration::from_secs(1)), Some(due));
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_number_of_columns_is_limited_and_indexed_ones_stay() {
         let (mut columns, now) = (Columns::default(), Instant::now());
-        for key in 0..COLUMNS_MAX {
-            let wanted = column_of(&format!("key-{key}=x"));
-            columns.used(wanted.clone(), now);
-            let column = columns.used(wanted, now).unwrap();
-            columns.set(&column, ColumnState::Indexed, now);
-        }
-        columns.used(column_of("other=x"), now);
-        assert_eq!(columns.used(column_of("other=x"), now), None, "there is no room");
+        fill(&mut columns, None, now);
+        assert_eq!(use_twice(&mut columns, "other=x", None, now), None, "there is no room");
         columns.reset();
-        columns.used(column_of("other=x"), now);
-        assert!(columns.used(column_of("other=x"), now).is_some());
+        assert!(columns.used(column_of("other=x"), None, now).is_some());
         columns.open(false);
-        assert_eq!(columns.used(column_of("key-1=x"), now), None, "memory is short");
+        assert_eq!(columns.used(column_of("key-1=x"), None, now), None, "memory is short");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_tenant_with_the_most_columns_gives_some_up_for_one_that_has_fewer() {
+        let (mut columns, now) = (Columns::default(), Instant::now());
+        let [greedy, honest, third] = [1, 2, 3].map(NonZeroU64::new);
+        fill(&mut columns, greedy, now);
+        assert_eq!(columns.used(column_of("a=x"), honest, now), None, "one scan is cheaper than an index");
+        for (at, labels) in ["a=x", "b=x", "c=x", "d=x"].into_iter().enumerate() {
+            let due = use_twice(&mut columns, labels, honest, now).unwrap();
+            assert_eq!(due.given_up, Some(column_of(&format!("key-{at}=x"))), "the oldest");
+            columns.set(&due.column, ColumnState::Indexed, now);
+        }
+        assert_eq!(use_twice(&mut columns, "e=x", honest, now), None, "each has four");
+        assert_eq!(use_twice(&mut columns, "key-0=x", greedy, now), None);
+        assert!(use_twice(&mut columns, "f=x", third, now).is_some(), "of one of them");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_column_that_a_tenant_with_few_uses_too_counts_to_it_while_it_does() {
+        let (mut columns, now) = (Columns::default(), Instant::now());
+        let [greedy, honest, third] = [1, 2, 3].map(NonZeroU64::new);
+        fill(&mut columns, greedy, now);
+        columns.used(column_of("key-0=x"), honest, now);
+        columns.used(column_of("key-0=x"), greedy, now);
+        let due = use_twice(&mut columns, "a=x", third, now).unwrap();
+        assert_eq!(due.given_up, Some(column_of("key-1=x")), "the oldest of those that only one tenant uses");
+        columns.set(&due.column, ColumnState::Indexed, now);
+        let later = now + COLUMN_UNUSED_MAX + Duration::from_secs(1);
+        columns.used(column_of("key-0=x"), greedy, later);
+        assert_eq!(columns.count(honest, UsedColumn::has_place), 0, "it has gone");
+        assert_eq!(columns.count(greedy, UsedColumn::has_place), COLUMNS_MAX - 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_columns_of_one_tenant_do_not_make_those_of_others_forgotten() {
+        let (mut columns, now) = (Columns::default(), Instant::now());
+        let [greedy, honest] = [1, 2].map(NonZeroU64::new);
+        fill(&mut columns, greedy, now);
+        columns.used(column_of("app=web"), honest, now);
+        for key in 0..10 * WANTED_MAX {
+            columns.used(column_of(&format!("once-{key}=x")), greedy, now + Duration::from_secs(key as u64));
+        }
+        assert_eq!(columns.used.len(), COLUMNS_MAX + WANTED_MAX);
+        assert!(columns.used(column_of("app=web"), honest, now).is_some(), "its first use was not forgotten");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_largest_index_of_the_tenant_with_the_most_bytes_makes_room() {
+        let (mut columns, now) = (Columns::default(), Instant::now());
+        let [greedy, honest] = [1, 2].map(NonZeroU64::new);
+        for (labels, tenant) in [("a=x", greedy), ("b=x", greedy), ("c=x", honest)] {
+            columns.used(column_of(labels), tenant, now);
+        }
+        let [a, b, c] = ["a=x", "b=x", "c=x"].map(column_of);
+        let largest = |bytes: [usize; 4]| columns.largest([&a, &b, &c, &a].into_iter().zip(bytes));
+        assert_eq!(largest([40, 50, 100, 20]), Some(a.clone()), "its parts have 60, and both of its tenant 110");
+        assert_eq!(largest([20, 50, 100, 20]), Some(c.clone()));
+        assert_eq!(largest([0; 4]), None);
     }
 }

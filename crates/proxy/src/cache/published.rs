@@ -13,11 +13,12 @@ use tokio::time::Instant;
 use super::{
     budget::Share,
     column_build::ColumnBuild,
-    columns::{ColumnState, Columns},
+    columns::{ColumnState, Columns, DueColumn},
     history::{History, HistoryCopy},
     refusal::Refusal,
     ring::{Record, RingLimits},
     store::Store,
+    tenant_bytes::Tenant,
     term::{Column, Term},
     warnings::Warnings,
     writer::{Change, Commit},
@@ -91,11 +92,6 @@ impl CachedState {
     /// The parts of its indexes: columns with their memory, in bytes.
     fn indexes(&self) -> impl Iterator<Item = (&Column, usize)> {
         self.store.postings().sizes().chain(self.history.steps().sizes())
-    }
-
-    fn largest_index(&self) -> Option<Column> {
-        let used = self.indexes().filter(|(_, bytes)| *bytes > 0);
-        used.max_by_key(|(_, bytes)| *bytes).map(|(column, _)| column.clone())
     }
 
     fn unindex(&mut self, column: &Column) {
@@ -225,7 +221,7 @@ impl PublishedCache {
         self.count_indexes();
         if self.indexes.budget().is_over()
             && let Some(state) = &mut self.state
-            && let Some(column) = state.largest_index()
+            && let Some(column) = self.columns.largest(state.indexes())
         {
             state.unindex(&column);
             self.columns.set(&column, ColumnState::TooLarge, now);
@@ -247,10 +243,14 @@ impl PublishedCache {
         self.indexes.set(self.state.as_ref().map_or(0, |state| state.indexes().map(|(_, bytes)| bytes).sum()));
     }
 
-    /// Counts that a selection is used to read state or history. Returns the build of an index for
-    /// it if that is due; the builds of equal selections are not.
-    pub fn used(&mut self, selection: &Selection, now: Instant) -> Option<ColumnBuild> {
-        let column = self.columns.used(self.column_for(selection)?, now)?;
+    /// Counts that a tenant uses a selection to read state or history. Returns the build of an
+    /// index for it if that is due; the builds of equal selections are not.
+    pub fn used(&mut self, selection: &Selection, tenant: Tenant, now: Instant) -> Option<ColumnBuild> {
+        let DueColumn { column, given_up } = self.columns.used(self.column_for(selection)?, tenant, now)?;
+        if let Some(given_up) = given_up {
+            self.state.iter_mut().for_each(|state| state.unindex(&given_up));
+            self.count_indexes();
+        }
         let state = self.state.as_mut()?;
         let CachedState { epoch, store, history, version, .. } = state;
         Some(ColumnBuild::start(column, selection.parser(), (*epoch, *version), store, history, self.indexes.budget()))

@@ -1,5 +1,6 @@
 use std::{
     collections::BTreeMap,
+    num::NonZeroU64,
     ops::Bound,
     time::{Duration, SystemTime},
 };
@@ -8,7 +9,9 @@ use proptest::prelude::*;
 use tokio::time::Instant;
 
 use super::*;
-use crate::cache::{CacheWriter, CachedState, PriorStep, PublishedCache, RelistReason, RingLimits, Update};
+use crate::cache::{
+    CacheWriter, CachedState, PriorStep, PublishedCache, RelistReason, RingLimits, Update, columns::COLUMNS_MAX,
+};
 use kubefan_model::{
     GroupVersionResource,
     event::EventType,
@@ -201,8 +204,8 @@ proptest! {
                 }
             }
             if at >= starts && !is_installed && build.is_none() {
-                pods.cache.used(&selection, now);
-                build = pods.cache.used(&selection, now);
+                pods.cache.used(&selection, None, now);
+                build = pods.cache.used(&selection, None, now);
             }
             for _ in 0..parts[at] {
                 let Some(mut next) = build.take() else { break };
@@ -228,8 +231,8 @@ fn a_selection_with_an_indexed_term_reads_only_its_objects_and_its_records() {
     let first: Vec<_> = (0..100).map(|number| pods.pod(number, (0, number, 0), 1 + number as u64)).collect();
     pods.list(first.into_iter(), 1000, now);
     let selection = pods.select("", "", "spec.nodeName=n7");
-    assert!(pods.cache.used(&selection, now).is_none());
-    let mut build = pods.cache.used(&selection, now).unwrap();
+    assert!(pods.cache.used(&selection, None, now).is_none());
+    let mut build = pods.cache.used(&selection, None, now).unwrap();
     loop {
         match build.next() {
             NextPart::Work => build.work(),
@@ -259,7 +262,7 @@ fn a_selection_with_an_indexed_term_reads_only_its_objects_and_its_records() {
 fn built(pods: &mut Pods, selection: &Selection, now: Instant) -> ColumnBuild {
     let mut build = None;
     while build.is_none() {
-        build = pods.cache.used(selection, now);
+        build = pods.cache.used(selection, None, now);
     }
     let mut build = build.unwrap();
     loop {
@@ -315,4 +318,28 @@ fn an_index_that_is_complete_under_memory_pressure_is_not_installed() {
     let build = built(&mut pods, &selection, now);
     pods.cache.install(&build.column().clone(), Some(build), now);
     assert!(!pods.state().store.postings().is_empty());
+}
+
+#[test]
+fn a_column_that_gives_its_place_up_is_no_longer_indexed() {
+    let (mut pods, now) = (Pods::new(), Instant::now());
+    let pod = pods.pod(0, (1, 0, 0), 1);
+    pods.list(std::iter::once(pod), 10, now);
+    for key in 0..COLUMNS_MAX {
+        let selection = pods.select("", &format!("key-{key}=x"), "");
+        let build = built(&mut pods, &selection, now);
+        pods.cache.install(&build.column().clone(), Some(build), now);
+    }
+    let columns = |pods: &Pods| {
+        let CachedState { store, history, .. } = pods.state();
+        (store.postings().sizes().count(), history.steps().sizes().count())
+    };
+    assert_eq!(columns(&pods), (COLUMNS_MAX, COLUMNS_MAX));
+    let (other, tenant) = (pods.select("", "app=web", ""), NonZeroU64::new(1));
+    assert!(pods.cache.used(&other, tenant, now).is_none());
+    let build = pods.cache.used(&other, tenant, now).unwrap();
+    // The steps of the new one are filed from the start of its build.
+    assert_eq!(columns(&pods), (COLUMNS_MAX - 1, COLUMNS_MAX));
+    assert_eq!(*build.column(), Column::Label("app".into()));
+    pods.check(&other).unwrap();
 }

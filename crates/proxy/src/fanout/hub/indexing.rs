@@ -16,9 +16,12 @@ use tokio::{
 };
 
 use super::core::{Hub, HubState};
-use crate::cache::{
-    column_build::{ColumnBuild, NextPart},
-    term::Column,
+use crate::{
+    cache::{
+        column_build::{ColumnBuild, NextPart},
+        term::Column,
+    },
+    fanout::fair_share::Holder,
 };
 use kubefan_common::sync::watch;
 use kubefan_model::selection::Selection;
@@ -27,10 +30,10 @@ use kubefan_model::selection::Selection;
 const INDEX_WAIT_MAX: Duration = Duration::from_secs(2);
 
 impl Hub {
-    /// Counts a use of a selection, to read state or history. Starts to build an index for it if
-    /// that is due, and waits for one that is being built.
-    pub async fn index_for(self: &Arc<Self>, selection: &Selection) {
-        if let Some(mut built) = self.start_index(selection) {
+    /// Counts that a holder uses a selection, to read state or history. Starts to build an index
+    /// for it if that is due, and waits for one that is being built.
+    pub async fn index_for(self: &Arc<Self>, selection: &Selection, holder: Option<Holder>) {
+        if let Some(mut built) = self.start_index(selection, holder) {
             // Without the index everything is found by a scan.
             let _ = timeout(INDEX_WAIT_MAX, built.wait_for(|is_built| *is_built)).await;
         }
@@ -38,11 +41,16 @@ impl Hub {
 
     /// As [`Self::index_for`], without waiting. Returns what becomes true when the build has ended;
     /// `None` if there is none.
-    pub(in crate::fanout) fn start_index(self: &Arc<Self>, selection: &Selection) -> Option<watch::Receiver<bool>> {
+    pub(in crate::fanout) fn start_index(
+        self: &Arc<Self>,
+        selection: &Selection,
+        holder: Option<Holder>,
+    ) -> Option<watch::Receiver<bool>> {
         let mut state = self.lock();
         let HubState { published, builds, .. } = &mut *state;
         let column = published.column_for(selection)?;
-        let Some(build) = published.used(selection, Instant::now()) else {
+        let tenant = holder.as_ref().and_then(Holder::tenant);
+        let Some(build) = published.used(selection, tenant, Instant::now()) else {
             return builds.iter().find(|(building, _)| *building == column).map(|(_, built)| built.clone());
         };
         let ended = watch::Sender::new(false);

@@ -141,7 +141,7 @@ impl Hub {
         waker: impl Into<Arc<StreamWaker>>,
     ) -> Result<Subscription, Refusal> {
         let (options, waker, mut provided) = (options.into(), waker.into(), Provided::default());
-        self.start_index(&selection);
+        self.start_index(&selection, options.holder);
         if let Some(version) = options.resumes_from() {
             provided.replayed = self.replay_now(&selection, &format, version);
         }

@@ -241,7 +241,7 @@ async fn a_replay_of_an_indexed_value_is_sliced_if_many_have_it() {
     cache.list(&[("a", "web", 5), ("b", "db", 6)], 10);
     let (many, few) = (cache.select("app=web"), cache.select("app=db"));
     for selection in [&many, &few] {
-        cache.hub.index_for(selection).await;
+        cache.hub.index_for(selection, None).await;
     }
     for at in 11..=50 {
         cache.event(Modified, "a", "web", at);

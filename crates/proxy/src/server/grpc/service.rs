@@ -221,7 +221,7 @@ impl<C: Catalog> WatchService for Service<C> {
             let version = request::version(&resource_version)?;
             let selected = self.reader.select(&read, holder, format.media()).await?;
             let fresh = self.wait_for_version(&selected, version).await?;
-            selected.served.hub.index_for(&selected.selection).await;
+            selected.served.hub.index_for(&selected.selection, Some(holder)).await;
             let pass = selected.served.hub.gate().acquire(Some(holder)).await?;
             let (store, version) = selected.served.hub.snapshot_of(&fresh)?;
             Ok((selected, store, version, (place, pass), format))

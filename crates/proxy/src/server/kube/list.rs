@@ -69,7 +69,7 @@ pub async fn list<C: Catalog>(
     let ListOptions { freshness, limit, continues, .. } = options;
     let Selected { served, selection } = selected;
     let hub = served.hub.clone();
-    hub.index_for(&selection).await;
+    hub.index_for(&selection, place.holder()).await;
     let gate_permit;
     let mut last = None;
     let (store, version) = match continues.is_empty() {
