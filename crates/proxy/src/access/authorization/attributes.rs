@@ -57,6 +57,11 @@ impl Attributes {
         Self { verb: *verb, group, version, resource, ..Self::default() }
     }
 
+    /// Whether nothing narrows them to a part of their namespace or resource.
+    pub fn is_of_all_objects(&self) -> bool {
+        self.name.is_empty() && self.labels.is_everything() && self.fields.is_everything()
+    }
+
     /// The key of a verdict about them, for a caller with this digest.
     pub fn key(&self, caller: &Digest) -> Digest {
         let Self { verb, group, version, resource, namespace, name, labels, fields } = self;

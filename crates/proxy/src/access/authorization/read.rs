@@ -96,13 +96,14 @@ impl Read {
 
     /// Returns what is asked about it, one after the other until something is allowed: with
     /// `broad_first` the rights to the whole resource and to the namespace, which include a list or
-    /// watch, and last exactly this. Each is made when it is needed: most reads need a broad right
-    /// alone, and only the last one needs the selectors, which take long to parse.
+    /// watch, and last exactly this. The last one is made only when it is needed: most reads need a
+    /// broad right alone, and the selectors take long to parse.
     pub fn questions(&self, broad_first: bool) -> impl Iterator<Item = Attributes> {
-        let broad = (broad_first && self.verb != ReadVerb::Get).then(|| self.in_namespace());
+        let is_broad_first = broad_first && self.verb != ReadVerb::Get;
+        let broad = is_broad_first.then(|| self.in_namespace());
         let whole = broad.as_ref().filter(|broad| !broad.namespace.is_empty()).map(Attributes::of_whole_resource);
-        let asked = broad.clone();
-        let exact = iter::once_with(move || self.attributes()).filter(move |exact| asked.as_ref() != Some(exact));
+        let exact = iter::once_with(move || self.attributes());
+        let exact = exact.filter(move |exact| !(is_broad_first && exact.is_of_all_objects()));
         whole.into_iter().chain(broad).chain(exact)
     }
 
