@@ -114,7 +114,7 @@ impl Noted {
 
     /// What is read, as the apiserver's authorizers see it.
     pub(super) fn object(&self) -> Option<ObjectRef> {
-        let Attributes { group, version, resource, namespace, name, .. } = self.read.as_ref()?.attributes();
+        let Attributes { group, version, resource, namespace, name, .. } = self.read.as_ref()?.attributes_for_record();
         let subresource = String::new();
         Some(ObjectRef { resource, namespace, name, api_group: group, api_version: version, subresource })
     }
@@ -130,16 +130,15 @@ impl Noted {
             uri += &format!("/namespaces/{}", target.namespace);
         }
         uri += &format!("/{}", target.resource);
-        let attributes = read.attributes();
         let mut query = self.query.clone();
-        match attributes.verb {
+        match read.verb() {
             ReadVerb::Get => uri += &format!("/{}", target.name),
             ReadVerb::List | ReadVerb::Watch => {
                 query.push(("fieldSelector", read.field_selector().into_owned()));
                 query.push(("labelSelector", target.label_selector.clone()));
             }
         }
-        if attributes.verb == ReadVerb::Watch {
+        if read.verb() == ReadVerb::Watch {
             query.push(("watch", "true".to_owned()));
         }
         query.retain(|(_, value)| !value.is_empty());

@@ -68,6 +68,11 @@ impl Read {
         self.shard.as_ref()
     }
 
+    /// The verb.
+    pub fn verb(&self) -> ReadVerb {
+        self.verb
+    }
+
     /// What is read.
     pub fn target(&self) -> &Target {
         &self.target
@@ -112,23 +117,32 @@ impl Read {
     pub fn attributes(&self) -> Attributes {
         #[cfg(test)]
         PARSED.set(PARSED.get() + 1);
-        let Self { target, form, .. } = self;
-        let (fields, labels) = (self.field_selector(), LabelSelector::parse(&target.label_selector));
-        let name = match form {
-            Form::Object | Form::WatchPath => target.name.clone(),
-            // The apiserver reads both selectors, or none.
-            Form::Collection if labels.is_err() => String::new(),
-            Form::Collection => {
-                let named = FieldSelector::required_value(&fields, NAME_FIELD);
-                named.filter(|name| is_path_segment(name)).unwrap_or_default()
-            }
-        };
+        let (fields, labels) = (self.field_selector(), LabelSelector::parse(&self.target.label_selector));
+        let name = self.name(&fields, || labels.is_ok());
         // An invalid selector is no part of the attributes. The read is refused later.
-        let (labels, fields) = match form {
+        let (labels, fields) = match self.form {
             Form::Collection => (labels.unwrap_or_default(), FieldSelector::parse(&fields).unwrap_or_default()),
             Form::Object | Form::WatchPath => Default::default(),
         };
         Attributes { name, labels, fields, ..self.in_namespace() }
+    }
+
+    /// Returns the same attributes without the selectors, which take long to parse: for a record of
+    /// the read, and not for a verdict about it.
+    pub fn attributes_for_record(&self) -> Attributes {
+        let is_valid = || LabelSelector::parse(&self.target.label_selector).is_ok();
+        Attributes { name: self.name(&self.field_selector(), is_valid), ..self.in_namespace() }
+    }
+
+    /// Returns the name of the only object that is read; empty if there may be more. `fields` is
+    /// the field selector, and `has_valid_labels` says whether the label selector can be parsed.
+    fn name(&self, fields: &str, has_valid_labels: impl FnOnce() -> bool) -> String {
+        if self.form != Form::Collection {
+            return self.target.name.clone();
+        }
+        let named = FieldSelector::required_value(fields, NAME_FIELD).filter(|name| is_path_segment(name));
+        // The apiserver reads both selectors, or none.
+        named.filter(|_| has_valid_labels()).unwrap_or_default()
     }
 
     /// The attributes of the same read of everything in its namespace.
@@ -222,6 +236,9 @@ mod tests {
             (Read::watch_path(target("a", "p", "", "")), is("watch", "a", "p", false)),
         ] {
             assert_eq!(seen(&read), expected, "{read:?}");
+            let recorded = Attributes { labels: LabelSelector::default(), ..read.attributes() };
+            let recorded = Attributes { fields: FieldSelector::default(), ..recorded };
+            assert_eq!(read.attributes_for_record(), recorded, "{read:?}");
         }
     }
 
