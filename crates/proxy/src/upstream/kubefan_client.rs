@@ -37,7 +37,8 @@ const FRESHNESS_TIMEOUT: Duration = Duration::from_secs(9);
 const NOT_CACHED: &str = "NOT_CACHED";
 /// The ErrorInfo reason of a kubefan that is shutting down.
 const DRAINING: &str = "DRAINING";
-/// What the metadata of an ErrorInfo calls the apiserver's reason why it cannot list a resource.
+/// The key, in the metadata of an ErrorInfo, of the apiserver's reason why it cannot list a
+/// resource.
 const CAUSE: &str = "cause";
 /// Where a pod has the token of its service account.
 const POD_TOKEN_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";

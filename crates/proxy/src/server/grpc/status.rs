@@ -55,7 +55,7 @@ pub fn refused(refusal: &Refusal) -> Status {
     }
 }
 
-/// The status while the first list fails, with the cause alone for the next tier.
+/// The status while the first list fails, with the cause alone for a kubefan that lists here.
 fn failing(message: String, cause: &str) -> Status {
     let metadata = HashMap::from([("cause".to_owned(), shortened(without_user(cause)))]);
     let mut details = ErrorDetails::with_error_info("NOT_SYNCED", DOMAIN, metadata);
@@ -290,6 +290,15 @@ mod tests {
     fn a_long_message_is_cut_to_fit_into_headers() {
         let status = refused(&Refusal::Invalid { field: "target.label_selector", message: "ä".repeat(10_000) });
         assert!(status.message().len() < 1100 && status.details().len() < 2500, "{}", status.message().len());
+        let status = refused(&Refusal::Failing { resource: "pods".into(), cause: "ä".repeat(10_000) });
+        assert!(status.message().len() < 1100 && status.details().len() < 2500, "{}", status.details().len());
+    }
+
+    #[test]
+    fn a_cause_does_not_name_the_user_that_kubefan_is() {
+        let status = refused(&Refusal::Failing { resource: "pods".into(), cause: "User \"secret\" cannot".into() });
+        assert_eq!(status.get_details_error_info().unwrap().metadata["cause"], "kubefan cannot");
+        assert!(status.get_details_retry_info().is_some() && !status.message().contains("secret"), "{status:?}");
     }
 
     #[test]
