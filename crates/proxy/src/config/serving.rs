@@ -129,10 +129,10 @@ section! {
     /// (--authorization-mode=Webhook); more are asked to retry later (over HTTP 429).
     pending_requests_memory_max("SIZE"): ByteSize = ByteSize(64 << 20)
         => pending_bytes_max: usize, size_in_memory(1 << 20);
-    /// Lists over HTTP and single objects over both protocols, served from caches at a time; more
-    /// are asked to retry later (over HTTP 429).
+    /// Reads served from caches at a time: lists and single objects over HTTP, and unary calls of
+    /// the watch service over gRPC; more are asked to retry later (over HTTP 429).
     reads_max("COUNT"): usize = 5_000 => reads_max: usize, at_least(1);
-    /// Such lists and objects of one identity at a time [default: no limit]
+    /// Such reads of one identity at a time [default: no limit]
     reads_max_per_identity("COUNT"): usize => reads_max_per_identity: Option<usize>, optional(at_least(1));
     /// Terms of a label selector and a field selector together; a request with more is refused, or
     /// over HTTP forwarded to the apiserver.

@@ -49,7 +49,7 @@ const PENDING_UNIT_BYTES: usize = 1 << 10;
 pub struct ReaderLimits {
     /// Streams.
     pub subscribers_max: PlacesMax,
-    /// Lists and gets.
+    /// Lists and gets over HTTP, and unary calls of the watch service over gRPC.
     pub reads_max: PlacesMax,
     /// The memory of requests that wait for the verdict about their caller, in bytes.
     pub pending_bytes_max: usize,

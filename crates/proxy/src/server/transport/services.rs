@@ -47,7 +47,8 @@ pub struct ServerOptions {
     pub calls_pending_max: usize,
     /// Maximum number of open streams, over all connections.
     pub subscribers_max: PlacesMax,
-    /// Maximum number of lists and gets over HTTP that are being answered.
+    /// Maximum number of lists and gets over HTTP, and of unary calls of the watch service, that
+    /// are being answered.
     pub reads_max: PlacesMax,
     /// Maximum number of open streams of one connection.
     pub max_concurrent_streams: u32,
