@@ -75,7 +75,7 @@ pub(super) fn run(args: ServeArgs, variables: &[String], given: &Given<'_>) -> R
     served
 }
 
-/// The runtime of the proxy.
+/// Configures the runtime of the proxy.
 fn runtime() -> tokio::runtime::Builder {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     runtime.enable_all().event_interval(EVENT_INTERVAL);
@@ -148,7 +148,7 @@ mod tests {
         configure(only.serve).map(|(config, _)| config).map_err(|error| describe(error, |_| None).to_string())
     }
 
-    /// How many of the tasks that are ready run before one whose socket has become readable.
+    /// Counts the ready tasks that run before one whose socket has become readable.
     async fn tasks_before_one_that_is_woken() -> u32 {
         let (near, far) = UnixStream::pair().unwrap();
         let ran = Arc::new(AtomicU32::new(0));

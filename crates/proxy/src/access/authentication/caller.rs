@@ -82,7 +82,7 @@ impl Caller {
         }
     }
 
-    /// The holder of a request of the caller, as its user.
+    /// Returns the holder of a request of the caller, as its user.
     pub fn holder(&self, holder: Holder) -> Holder {
         match self {
             Self::Any => holder,

@@ -145,7 +145,7 @@ impl Read {
         named.filter(|_| has_valid_labels()).unwrap_or_default()
     }
 
-    /// The attributes of the same read of everything in its namespace.
+    /// Returns the attributes of the same read of everything in its namespace.
     fn in_namespace(&self) -> Attributes {
         let Self { verb, target, form, .. } = self;
         let Target { group, version, resource, namespace, name, .. } = target;

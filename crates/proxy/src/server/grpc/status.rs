@@ -55,7 +55,8 @@ pub fn refused(refusal: &Refusal) -> Status {
     }
 }
 
-/// The status while the first list fails, with the cause alone for a kubefan that lists here.
+/// Returns the status while the first list fails, with the cause alone for a kubefan that lists
+/// here.
 fn failing(message: String, cause: &str) -> Status {
     let metadata = HashMap::from([("cause".to_owned(), shortened(without_user(cause)))]);
     let mut details = ErrorDetails::with_error_info("NOT_SYNCED", DOMAIN, metadata);
