@@ -11,7 +11,8 @@ use crate::{
         stream_end::StreamEnd,
         views::{
             log::Cursor,
-            view::{LogReadError, View},
+            log_run::LogReadError,
+            view::View,
             view_gap::ViewGap,
         },
     },

@@ -27,7 +27,8 @@ use crate::{
         stream_end::StreamEnd,
         views::{
             log::Cursor,
-            view::{LogReadError, LogRun, View, comparison_cost},
+            log_run::{LogReadError, LogRun},
+            view::{View, comparison_cost},
         },
         wake::{ReadyStreams, StreamWaker},
     },

@@ -11,7 +11,8 @@ use super::{
     index::ViewId,
     log::{Behind, Cursor, LogItem, Replayed, ViewLog},
     log_bytes::LogBytes,
-    segment::{SEGMENT_BYTES, Segment, Segments, cut},
+    log_run::{LogReadError, LogRun},
+    segment::{SEGMENT_BYTES, Segments, cut},
     selected_objects::SelectedObjects,
     shared_snapshot::{SharedSnapshot, SharedSnapshotReader},
     view_gap::ViewGap,
@@ -88,18 +89,6 @@ struct ViewState {
     waiting: usize,
 }
 
-/// What the log has after a cursor.
-pub enum LogRun {
-    /// Nothing yet; the waker is armed.
-    Empty,
-    /// Nothing up to this place that concerns the view.
-    Passed(Cursor),
-    /// A segment that several subscribers take.
-    Shared(Arc<Segment>),
-    /// Entries for the only subscriber of the view, and the place after them.
-    Unshared(Vec<LogEntry>, Cursor),
-}
-
 /// What [`View::test_slice`] has done.
 pub struct TestedSlice {
     /// How many events the view sends.
@@ -108,19 +97,6 @@ pub struct TestedSlice {
     pub wakes: bool,
     /// The view must be queued again.
     pub has_more: bool,
-}
-
-/// Why the log has nothing after a cursor, and will not have.
-pub enum LogReadError {
-    /// The entry at the cursor was trimmed.
-    Behind {
-        /// The oldest version that the log covers.
-        oldest: ResourceVersion,
-    },
-    /// The view's format cannot express the gap at the cursor.
-    Gap(Expired),
-    /// The view has ended.
-    Ended(StreamEnd),
 }
 
 /// The cost of the entries that were compared and not sent, in tests of a selection: they fill no
@@ -135,12 +111,6 @@ pub struct ViewMemory {
     pub(super) _bytes: Share,
     /// The part that counts to the holder who asked for it.
     pub(super) _of_holder: Option<Place>,
-}
-
-/// The run of entries that were read at a place.
-fn unshared(entries: Vec<LogEntry>, at: Cursor) -> LogRun {
-    let end = at.past(&entries);
-    LogRun::Unshared(entries, end)
 }
 
 impl View {
@@ -369,7 +339,7 @@ impl View {
             // A segment pays only if several subscribers take it.
             let is_shared = *subscribers > 1;
             let run = match is_shared {
-                false => cut(log, cursor, log.end(), bytes_max).map(|(entries, _)| unshared(entries, cursor)),
+                false => cut(log, cursor, log.end(), bytes_max).map(|(entries, _)| LogRun::unshared(entries, cursor)),
                 true => segments.at(cursor, log).map(LogRun::Shared),
             };
             return match run {
@@ -411,7 +381,7 @@ impl View {
             let passed = LogRun::Passed(cursor.past_item());
             when_planted!(GapPassesInSilence => return Ok(passed));
             let crossing = gap.crossing(&self.selection).map_err(LogReadError::Gap)?;
-            return Ok(crossing.map_or(passed, |entry| unshared(vec![entry], cursor)));
+            return Ok(crossing.map_or(passed, |entry| LogRun::unshared(vec![entry], cursor)));
         }
         let bytes_max = if is_shared { SEGMENT_BYTES } else { bytes_max };
         let (entries, place) = gap.part(cursor.place(), &self.selection, bytes_max, tests_left);
