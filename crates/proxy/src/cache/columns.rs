@@ -164,7 +164,9 @@ impl Columns {
     }
 
     /// The column that makes room among these indexes, which have so many bytes: the largest of the
-    /// tenant with the most bytes.
+    /// tenant with the most bytes. Never one that is being built, because its build is not
+    /// cancelled: if the place was given up and taken again meanwhile, the old build would complete
+    /// the index of the new one, without the steps between the two starts.
     pub fn largest<'a>(&self, indexes: impl Iterator<Item = (&'a Column, usize)>) -> Option<Column> {
         let mut sizes: Vec<(&UsedColumn, usize)> = self.used.iter().map(|used| (used, 0)).collect();
         // An index has several parts.
@@ -177,7 +179,8 @@ impl Columns {
             let of_tenant = sizes.iter().filter(|(used, _)| used.tenant == tenant);
             of_tenant.map(|(_, bytes)| bytes).sum::<usize>()
         };
-        let largest = sizes.iter().filter(|(_, bytes)| *bytes > 0);
+        let is_built = |used: &UsedColumn| used.state != ColumnState::Building;
+        let largest = sizes.iter().filter(|(used, bytes)| *bytes > 0 && is_built(used));
         let largest = largest.max_by_key(|(used, bytes)| (of_tenant(used.tenant), *bytes));
         largest.map(|(used, _)| used.column.clone())
     }
@@ -359,5 +362,16 @@ mod tests {
         assert_eq!(largest([40, 50, 100, 20]), Some(a.clone()), "its parts have 60, and both of its tenant 110");
         assert_eq!(largest([20, 50, 100, 20]), Some(c.clone()));
         assert_eq!(largest([0; 4]), None);
+    }
+
+    /// Otherwise its build could complete the index of a later one, in which steps are missing.
+    #[tokio::test(start_paused = true)]
+    async fn a_column_that_is_being_built_makes_no_room() {
+        let (mut columns, now) = (Columns::default(), Instant::now());
+        let due = use_twice(&mut columns, "a=x", None, now).unwrap();
+        let index = (&due.column, 100);
+        assert_eq!(columns.largest(std::iter::once(index)), None);
+        columns.set(&due.column, ColumnState::Indexed, now);
+        assert_eq!(columns.largest(std::iter::once(index)).as_ref(), Some(&due.column));
     }
 }
