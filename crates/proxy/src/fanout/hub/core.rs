@@ -233,7 +233,7 @@ impl Hub {
             _ => 0,
         };
         let (mut ended, mut evicted) = (Vec::new(), Vec::new());
-        match published.apply(commit, received, views.log_share(&self.budgets.logs, None)) {
+        match published.apply(commit, received, views.log_share(&self.budgets.logs, None, received)) {
             Applied::Continued(records) => {
                 views.trim(&records);
                 evicted = records;
@@ -309,8 +309,9 @@ impl Hub {
     pub fn shed(&self, history_share: f64, keep_derived: bool) {
         let mut state = self.lock();
         let HubState { published, views, .. } = &mut *state;
-        let log_share = views.log_share(&self.budgets.logs, None);
-        let evicted = published.shrink(history_share, Instant::now(), log_share);
+        let now = Instant::now();
+        let log_share = views.log_share(&self.budgets.logs, None, now);
+        let evicted = published.shrink(history_share, now, log_share);
         views.trim(&evicted);
         self.budgets.open(keep_derived);
         published.open_indexes(keep_derived);

@@ -82,7 +82,8 @@ impl Hub {
         // The logs of the views before may have got much older history.
         if self.budgets.logs.is_over() {
             let HubState { published, views, .. } = &mut *state;
-            evicted = published.evict(Instant::now(), views.log_share(&self.budgets.logs, Some(&key)));
+            let now = Instant::now();
+            evicted = published.evict(now, views.log_share(&self.budgets.logs, Some(&key), now));
             views.trim(&evicted);
         }
         let (first, resume) = self.first(&state.published, format, options, provided)?;

@@ -13,6 +13,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     sync::{Arc, Weak},
+    time::Duration,
 };
 
 use slab::Slab;
@@ -24,6 +25,7 @@ use crate::{
         send::{differences::Differences, encoder::Encoder},
         views::{
             index::{SelectorIndex, ViewId},
+            log::LogItem,
             log_bytes::LogBytes,
             view::{View, ViewKey},
         },
@@ -43,6 +45,12 @@ use kubefan_model::{
 /// Logs are shortened to this share of what their tenant may have. Without it, each commit would
 /// look at all of them again.
 const SHORTENED_SHARE: f64 = 0.9;
+/// Logs that are still too large are looked at again when they have grown by the budget divided by
+/// this, and by an item for each view, or after [`LOOK_INTERVAL`]. A look takes a lock of each view
+/// and sorts the tenants of all caches. It may find that others have what is too much: a cache that
+/// seldom has a commit, or more tenants than the budget has room for.
+const LOOKS_PER_BUDGET: usize = 4096;
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The views of a hub.
 #[derive(Default)]
@@ -61,6 +69,8 @@ pub(in crate::fanout) struct Views {
     untested: VecDeque<Arc<View>>,
     /// A buffer, reused between events.
     candidates: Vec<ViewId>,
+    /// When logs that are too large are looked at again: at so many bytes, or at this time.
+    next_look: Option<(usize, Instant)>,
 }
 
 struct Slot {
@@ -190,9 +200,9 @@ impl Views {
     /// The share of history, from 0 to 1, for which the logs have room. It is all, if the logs of
     /// the tenants with the most bytes are shortened. A log that a subscription is about to start
     /// in is `spared`: its history would have to be read again.
-    pub(in crate::fanout) fn log_share(&self, logs: &Budget, spared: Option<&ViewKey>) -> f64 {
+    pub(in crate::fanout) fn log_share(&mut self, logs: &Budget, spared: Option<&ViewKey>, now: Instant) -> f64 {
         let share = logs.retained_share();
-        if share >= 1.0 {
+        if share >= 1.0 || self.next_look.is_some_and(|(bytes, at)| logs.used() < bytes && now < at) {
             return 1.0;
         }
         let Some(tenant_max) = logs.tenant_max() else { return share };
@@ -208,6 +218,8 @@ impl Views {
                 view.shorten(tenant_max as f64 / bytes as f64 * SHORTENED_SHARE);
             }
         }
+        let grown_by = (self.slots.len() * size_of::<LogItem>()).max(logs.bytes_max() / LOOKS_PER_BUDGET);
+        self.next_look = Some((logs.used() + grown_by, now + LOOK_INTERVAL));
         1.0
     }
 
