@@ -207,6 +207,11 @@ impl Share {
         }
     }
 
+    /// Whether it counts to this tenant.
+    pub fn counts_to(&self, tenant: Tenant) -> bool {
+        self.tenant.as_ref().is_some_and(|counted| counted.tenant() == tenant)
+    }
+
     /// The bytes in all caches of the tenant that it counts to.
     pub fn tenant_bytes(&self) -> usize {
         self.tenant.as_ref().map_or(0, |tenant| tenant.get())

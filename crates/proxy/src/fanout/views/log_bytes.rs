@@ -2,7 +2,8 @@
 //!
 //! A log counts to the tenant with the fewest bytes of those that read it. If it counted to the one
 //! that came first, that one could fill the budget with other logs, and all readers of this log
-//! would lose history with it.
+//! would lose history with it. Thousands of tenants may read one log, and they come and go inside
+//! the hub's critical section. So only a log that is to be shortened is compared with all of them.
 
 use std::sync::Arc;
 
@@ -17,8 +18,17 @@ use crate::cache::{
 #[derive(Debug)]
 pub struct LogBytes {
     share: Share,
-    /// The tenants that read the log, and the number of their subscriptions.
-    readers: SmallVec<[(Arc<TenantBytes>, usize); 1]>,
+    /// The tenants that read the log, in the order of their keys.
+    readers: SmallVec<[Reader; 1]>,
+}
+
+/// A tenant that reads a log.
+#[derive(Debug)]
+struct Reader {
+    /// A copy of its key, so that it is found without a look at the memory of others.
+    tenant: Tenant,
+    bytes: Arc<TenantBytes>,
+    subscriptions: usize,
 }
 
 impl LogBytes {
@@ -40,24 +50,37 @@ impl LogBytes {
         self.share.tenant_bytes()
     }
 
-    /// Adds a subscription of a tenant.
-    pub fn join(&mut self, tenant: &Arc<TenantBytes>) {
-        match self.readers.iter_mut().find(|(known, _)| known.tenant() == tenant.tenant()) {
-            Some((_, subscriptions)) => *subscriptions += 1,
-            None => {
-                self.readers.push((tenant.clone(), 1));
-                self.recount();
+    fn find(&self, tenant: Tenant) -> Result<usize, usize> {
+        self.readers.binary_search_by_key(&tenant, |reader| reader.tenant)
+    }
+
+    /// Adds a subscription of a tenant. The log counts to it, if it has fewer bytes than the one
+    /// that the log counts to.
+    pub fn join(&mut self, bytes: &Arc<TenantBytes>) {
+        let tenant = bytes.tenant();
+        match self.find(tenant) {
+            Ok(at) => self.readers[at].subscriptions += 1,
+            Err(at) => {
+                // They are compared without this log, which the other one has.
+                let has_fewer = bytes.get() + self.share.bytes() < self.share.tenant_bytes();
+                if self.readers.is_empty() || has_fewer {
+                    self.share.count_to(Some(bytes.clone()));
+                }
+                self.readers.insert(at, Reader { tenant, bytes: bytes.clone(), subscriptions: 1 });
             }
         }
     }
 
-    /// Removes a subscription of a tenant.
+    /// Removes a subscription of a tenant. If the log counts to it and it has no other, it counts
+    /// to any that is left, until it is [counted again](Self::recount).
     pub fn leave(&mut self, tenant: Tenant) {
-        let Some(at) = self.readers.iter().position(|(known, _)| known.tenant() == tenant) else { return };
-        self.readers[at].1 -= 1;
-        if self.readers[at].1 == 0 {
-            self.readers.swap_remove(at);
-            self.recount();
+        let Ok(at) = self.find(tenant) else { return };
+        self.readers[at].subscriptions -= 1;
+        if self.readers[at].subscriptions == 0 {
+            self.readers.remove(at);
+            if self.share.counts_to(tenant) {
+                self.share.count_to(self.readers.first().map(|reader| reader.bytes.clone()));
+            }
         }
     }
 
@@ -65,7 +88,7 @@ impl LogBytes {
     pub fn recount(&mut self) {
         // They are compared without this log, which one of them has.
         self.share.count_to(None);
-        let least = self.readers.iter().map(|(tenant, _)| tenant).min_by_key(|tenant| tenant.get());
+        let least = self.readers.iter().map(|reader| &reader.bytes).min_by_key(|bytes| bytes.get());
         self.share.count_to(least.cloned());
     }
 }
