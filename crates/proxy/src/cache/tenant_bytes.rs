@@ -17,9 +17,19 @@ use std::{
 /// kubefan itself.
 pub type Tenant = Option<NonZeroU64>;
 
-/// The tenants that have bytes. Those that are gone are dropped when another one is added.
+/// With fewer tenants, those that are gone are not looked for.
+const SWEPT_LEAST: usize = 64;
+
+/// The tenants that have bytes.
 #[derive(Debug, Default)]
-pub(super) struct Tenants(Mutex<HashMap<Tenant, Weak<TenantBytes>>>);
+pub(super) struct Tenants(Mutex<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    tenants: HashMap<Tenant, Weak<TenantBytes>>,
+    /// The number of tenants at which those that are gone are removed.
+    swept_at: usize,
+}
 
 /// The bytes of one tenant.
 #[derive(Debug)]
@@ -31,24 +41,29 @@ pub struct TenantBytes {
 impl Tenants {
     /// The count of a tenant.
     pub(super) fn of(&self, tenant: Tenant) -> Arc<TenantBytes> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = all.get(&tenant).and_then(Weak::upgrade) {
-            return known;
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(bytes) = known.tenants.get(&tenant).and_then(Weak::upgrade) {
+            return bytes;
         }
-        all.retain(|_, known| known.strong_count() > 0);
+        // Not for each that is added: thousands may come together.
+        if known.tenants.len() >= known.swept_at.max(SWEPT_LEAST) {
+            known.tenants.retain(|_, bytes| bytes.strong_count() > 0);
+            known.swept_at = 2 * known.tenants.len();
+        }
         let added = Arc::new(TenantBytes { tenant, bytes: AtomicUsize::new(0) });
-        all.insert(tenant, Arc::downgrade(&added));
+        known.tenants.insert(tenant, Arc::downgrade(&added));
         added
     }
 
     /// The most bytes that each tenant may have, so that all together have at most `bytes_max`.
     /// `None` if callers are not distinguished.
     pub(super) fn each_max(&self, bytes_max: usize) -> Option<usize> {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if all.keys().all(Option::is_none) {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.tenants.keys().all(Option::is_none) {
             return None;
         }
-        Some(equal_part(all.values().filter_map(Weak::upgrade).map(|known| known.get()).collect(), bytes_max))
+        let held = known.tenants.values().filter_map(Weak::upgrade).map(|bytes| bytes.get());
+        Some(equal_part(held.collect(), bytes_max))
     }
 }
 
@@ -114,6 +129,10 @@ mod tests {
         third.add(40);
         third.subtract(30);
         assert_eq!(tenants.each_max(50), Some(40));
-        assert_eq!(tenants.0.lock().unwrap().len(), 2);
+        for key in 3..1000 {
+            drop(tenants.of(NonZeroU64::new(key)));
+        }
+        let known = tenants.0.lock().unwrap().tenants.len();
+        assert!(known <= SWEPT_LEAST, "{known} tenants are remembered, of which two are left");
     }
 }
