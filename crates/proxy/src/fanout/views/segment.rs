@@ -99,6 +99,12 @@ impl Segment {
         Self { first, end, entries, estimate_bytes, content, without_deltas }
     }
 
+    /// Its memory, in bytes. One without entries has some too: a large gap of which a view sees
+    /// little is thousands of them.
+    fn cost_bytes(&self) -> usize {
+        size_of::<Self>() + size_of_val(&*self.entries) + self.estimate_bytes
+    }
+
     /// Whether its entries were encoded, and so compared.
     pub fn is_encoded(&self) -> bool {
         self.content.get().is_some()
@@ -184,7 +190,7 @@ impl Segments {
 
     fn retain(&mut self, segment: Segment) -> Arc<Segment> {
         let segment = Arc::new(segment);
-        self.share.add(segment.estimate_bytes);
+        self.share.add(segment.cost_bytes());
         self.segments.insert(segment.first, segment.clone());
         // One half of the budget is for the segments that subscribers are about to take: the newest
         // of each view.
@@ -200,7 +206,7 @@ impl Segments {
 
     fn remove(&mut self, first: Cursor) {
         if let Some(segment) = self.segments.remove(&first) {
-            self.share.subtract(segment.estimate_bytes);
+            self.share.subtract(segment.cost_bytes());
         }
     }
 
@@ -278,11 +284,26 @@ mod tests {
         assert!(Arc::ptr_eq(&first, &again), "its other subscribers take the same segment");
         let second = segments.at(first.end, &log).unwrap();
         assert!(Arc::ptr_eq(&segments.at(first.end, &log).unwrap(), &second));
-        assert_eq!(budget.used(), BUDGET_BYTES / 2 + second.estimate_bytes, "older ones make room");
+        assert_eq!(budget.used(), BUDGET_BYTES / 2 + second.cost_bytes(), "older ones make room");
         segments.clear();
         others.set(BUDGET_BYTES);
         segments.at(log.first(), &log);
         assert_eq!(budget.used(), BUDGET_BYTES, "a limit remains");
+    }
+
+    /// The parts of a gap of which the view sees nothing.
+    #[test]
+    fn segments_without_entries_are_bounded_too() {
+        let (log, budget) = (log(1), Budget::alone(BUDGET_BYTES));
+        let mut segments = Segments::new(budget.share());
+        let at = |place: usize| log.first().inside_at(place);
+        for place in 1..=100_000 {
+            segments.share(at(place), at(place + 1), Vec::new());
+        }
+        assert!(budget.used() <= BUDGET_BYTES, "{}", budget.used());
+        assert!(segments.segments.len() * size_of::<Segment>() <= BUDGET_BYTES);
+        segments.clear();
+        assert_eq!(budget.used(), 0);
     }
 
     #[test]
