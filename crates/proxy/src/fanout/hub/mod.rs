@@ -6,7 +6,7 @@ mod indexing;
 mod matching;
 mod proved;
 mod reads;
-mod replay;
+pub(in crate::fanout) mod replay;
 mod replay_turns;
 mod status;
 

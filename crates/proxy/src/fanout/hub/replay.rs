@@ -16,7 +16,7 @@ use tokio::task::yield_now;
 
 use super::core::Hub;
 use crate::{
-    cache::{Record, Refusal, scan::SLICE_TESTS},
+    cache::{History, Record, Refusal, scan::SLICE_TESTS},
     fanout::{
         fair_share::Holder,
         views::{
@@ -106,7 +106,7 @@ impl Hub {
             return None;
         }
         let history = &cached.history;
-        let is_short = |records: usize| records * selection.tests() <= TESTED_INSIDE_MAX;
+        let is_short = |records: usize| is_short(records, selection);
         if is_short(history.ring().count_after(version)) {
             return None;
         }
@@ -118,6 +118,17 @@ impl Hub {
         let replayed = Replayed { epoch: cached.epoch, after: version, up_to, items: Vec::new() };
         Some(Replay { hub: self, key, indexed: indexed.map(VecDeque::from), replayed, reached: version })
     }
+}
+
+/// Whether so many records can be tested inside the critical section.
+fn is_short(records: usize, selection: &Selection) -> bool {
+    records * selection.tests() <= TESTED_INSIDE_MAX
+}
+
+/// Whether the history after a version must be tested outside of the critical section.
+pub(in crate::fanout) fn must_be_replayed(history: &History, version: ResourceVersion, selection: &Selection) -> bool {
+    !is_short(history.ring().count_after(version), selection)
+        && history.indexed_after(version, selection).is_none_or(|versions| !is_short(versions.len(), selection))
 }
 
 impl Replay<'_> {

@@ -75,6 +75,8 @@ pub struct Provided {
     pub permit: Option<Arc<GatePermit>>,
     /// The history after its version ([`Hub::replay`](crate::fanout::Hub::replay)).
     pub replayed: Option<Replayed>,
+    /// The number of times that the hub has asked for that.
+    pub replays: usize,
 }
 
 /// The events up to a version that history resumes from, read again from upstream.

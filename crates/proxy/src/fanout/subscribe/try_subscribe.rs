@@ -22,7 +22,7 @@ use crate::{
     },
     fanout::{
         fair_share::Holder,
-        hub::{Hub, core::HubState},
+        hub::{Hub, core::HubState, replay::must_be_replayed},
         views::view::{View, ViewKey},
         wake::StreamWaker,
     },
@@ -42,6 +42,9 @@ pub enum Need {
     /// The events after this version, or the answer that upstream does not have them either. A
     /// backfill that was provided before is of no use any more.
     Backfill(ResourceVersion),
+    /// The history after this version, which takes long to test: the view that had it was shortened
+    /// or has gone since it was asked for.
+    History(ResourceVersion),
 }
 
 /// Why there is no subscription.
@@ -52,6 +55,10 @@ pub enum NotSubscribed {
     /// Something must be fetched first.
     Needs(Need),
 }
+
+/// The most replays that are asked for one subscription. After them the rest is tested inside the
+/// critical section.
+const REPLAYS_MAX: usize = 2;
 
 impl From<Refusal> for NotSubscribed {
     fn from(refusal: Refusal) -> Self {
@@ -97,6 +104,15 @@ impl Hub {
         // A log that was shortened does not grow at its old end: another view is made.
         let starts_in = |view: &&Arc<View>| first.log_from(cached).is_none_or(|from| view.covers(from));
         let known = views.get(&key).filter(starts_in).cloned();
+        if known.is_none()
+            && let First::History(HistorySource::Log, from) = first
+            && provided.replays < REPLAYS_MAX
+            && !provided.replayed.as_ref().is_some_and(|replayed| replayed.starts_at(cached.epoch, from))
+            && must_be_replayed(&cached.history, from, selection)
+        {
+            provided.replays += 1;
+            return Err(NotSubscribed::Needs(Need::History(from)));
+        }
         let view = match known {
             Some(view) => view,
             None => {
@@ -155,6 +171,9 @@ impl Hub {
                         Some(Arc::new(self.gate().acquire_now(options.holder).map_err(Refusal::Exhausted)?));
                 }
                 Err(NotSubscribed::Needs(Need::Backfill(_))) => provided.backfill = ProvidedBackfill::Unavailable,
+                Err(NotSubscribed::Needs(Need::History(version))) => {
+                    provided.replayed = self.replay_now(&selection, &format, version);
+                }
             }
         }
     }

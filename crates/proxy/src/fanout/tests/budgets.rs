@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     cache::RetainedLimits,
-    fanout::{Holder, OnLag, views::log::LogItem},
+    fanout::{Holder, Need, NotSubscribed, OnLag, Provided, views::log::LogItem},
 };
 
 const CACHES: usize = 40;
@@ -171,4 +171,23 @@ async fn a_log_that_a_subscription_is_about_to_start_in_is_not_shortened_before(
     assert!(cache.hub.budgets().logs.is_over());
     let mut second = cache.subscribe(&format!("app!=x{}", VIEWS - 1), of("greedy")).unwrap();
     assert_eq!((cache.hub.views(), ready(&mut second).await.len()), (views, EVENTS as usize));
+}
+
+/// The log had all of it when a replay was asked for, and was shortened since.
+#[tokio::test(start_paused = true)]
+async fn history_that_a_shortened_log_no_longer_has_is_not_tested_inside_the_critical_section() {
+    let (budgets, _) = logs_of(4);
+    let mut cache = with_long_ring(&budgets);
+    let _greedy = many_views(&cache, "greedy");
+    for at in 11..11 + EVENTS {
+        cache.event(Modified, "a", "web", at);
+    }
+    let (selection, format, options) = (cache.select("app!=x1"), Format::default(), of("greedy"));
+    let (waker, mut provided) = (Arc::new(StreamWaker::new(&ConnectionWaker::new(), 0)), Provided::default());
+    let subscribe =
+        |provided: &mut Provided| cache.hub.try_subscribe(&selection, &format, &options, provided, &waker);
+    let Err(NotSubscribed::Needs(Need::History(from))) = subscribe(&mut provided) else { panic!("it was tested") };
+    provided.replayed = cache.hub.replay(&selection, &format, from, None).await.unwrap();
+    let mut resumed = subscribe(&mut provided).unwrap();
+    assert_eq!((resumed.way(), ready(&mut resumed).await.len()), ("ring", EVENTS as usize));
 }

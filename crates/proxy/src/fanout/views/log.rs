@@ -83,6 +83,11 @@ pub struct Replayed {
 }
 
 impl Replayed {
+    /// Whether it is of this history, and starts after this version.
+    pub fn starts_at(&self, epoch: u64, version: ResourceVersion) -> bool {
+        (self.epoch, self.after) == (epoch, version)
+    }
+
     /// The items up to `floor`, and the version up to which these are complete.
     pub fn up_to(mut self, floor: ResourceVersion) -> (Vec<LogItem>, ResourceVersion) {
         self.items.truncate(self.items.partition_point(|item| item.version() <= floor));

@@ -60,6 +60,9 @@ impl<C: Catalog> Reader<C> {
                 Err(NotSubscribed::Needs(Need::Permit)) => {
                     provided.permit = Some(Arc::new(hub.gate().acquire(options.holder).await?));
                 }
+                Err(NotSubscribed::Needs(Need::History(version))) => {
+                    provided.replayed = hub.replay(&selection, &format, version, options.holder).await?;
+                }
                 Err(NotSubscribed::Needs(Need::Backfill(version))) => {
                     // A backfill takes its own permit while it is read.
                     provided.permit = None;
