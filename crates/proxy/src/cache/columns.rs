@@ -253,7 +253,7 @@ mod tests {
     }
 
     fn column_of(labels: &str) -> Column {
-        Term::of(&select(labels)).unwrap().column
+        Term::all(&select(labels)).remove(0).column
     }
 
     fn use_twice(columns: &mut Columns, labels: &str, tenant: Tenant, now: Instant) -> Option<DueColumn> {

@@ -28,6 +28,9 @@ use kubefan_model::{
 const INDEXED_EVENTS_LEAST: usize = 64;
 /// How many labels and fields one gap is indexed by. An index costs some bytes per event.
 const COLUMNS_MAX: usize = 16;
+/// A term with more values is not looked up. For each candidate the next one of all values is
+/// sought, and with thousands of them a test of each event costs much less.
+const VALUES_MAX: usize = 16;
 
 /// A span of history between two exact states.
 #[derive(Debug)]
@@ -102,7 +105,9 @@ impl Gap {
 
     fn candidates<'a>(&self, selection: &'a Selection) -> Candidates<'a> {
         let is_indexed = self.events.len() >= INDEXED_EVENTS_LEAST;
-        let Some(Term { column, values }) = Term::of(selection).filter(|_| is_indexed) else { return Candidates::All };
+        let has_few = |term: &Term<'_>| !matches!(term.values, Values::Any(values) if values.len() > VALUES_MAX);
+        let term = Term::all(selection).into_iter().find(has_few).filter(|_| is_indexed);
+        let Some(Term { column, values }) = term else { return Candidates::All };
         let cell = {
             let mut columns = self.columns.lock().unwrap_or_else(PoisonError::into_inner);
             if columns.len() == COLUMNS_MAX && !columns.contains_key(&column) {
@@ -163,7 +168,8 @@ mod tests {
         selector::{FieldSelector, LabelSelector},
     };
 
-    const LABELS: [&str; 6] = ["", "app=web", "app!=web", "app in (web,db)", "app", "!app"];
+    const LABELS: [&str; 7] =
+        ["", "app=web", "app!=web", "app in (web,db)", "app in (web,a,b,c,d,e,f,g,h,i,j,k,l,m,n,o,p,q)", "app", "!app"];
     const FIELDS: [&str; 3] = ["", "spec.nodeName=n1", "metadata.name=p7"];
 
     proptest! {

@@ -47,12 +47,6 @@ pub struct Term<'a> {
 }
 
 impl<'a> Term<'a> {
-    /// The term of a selection that is likely to have the most different values; `None` if it has
-    /// no equality term.
-    pub fn of(selection: &'a Selection) -> Option<Self> {
-        Self::all(selection).into_iter().next()
-    }
-
     /// The equality terms of a selection, first the one that is likely to have the most different
     /// values.
     pub fn all(selection: &'a Selection) -> SmallVec<[Self; 2]> {

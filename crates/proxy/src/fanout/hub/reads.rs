@@ -9,12 +9,7 @@ use crate::{
     cache::{CachedState, Expired, PriorStep, tenant_bytes::Tenant},
     fanout::{
         stream_end::StreamEnd,
-        views::{
-            log::Cursor,
-            log_run::LogReadError,
-            view::View,
-            view_gap::ViewGap,
-        },
+        views::{log::Cursor, log_run::LogReadError, view::View, view_gap::ViewGap},
     },
 };
 use kubefan_model::ResourceVersion;

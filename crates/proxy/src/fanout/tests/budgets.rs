@@ -184,8 +184,7 @@ async fn history_that_a_shortened_log_no_longer_has_is_not_tested_inside_the_cri
     }
     let (selection, format, options) = (cache.select("app!=x1"), Format::default(), of("greedy"));
     let (waker, mut provided) = (Arc::new(StreamWaker::new(&ConnectionWaker::new(), 0)), Provided::default());
-    let subscribe =
-        |provided: &mut Provided| cache.hub.try_subscribe(&selection, &format, &options, provided, &waker);
+    let subscribe = |provided: &mut Provided| cache.hub.try_subscribe(&selection, &format, &options, provided, &waker);
     let Err(NotSubscribed::Needs(Need::History(from))) = subscribe(&mut provided) else { panic!("it was tested") };
     provided.replayed = cache.hub.replay(&selection, &format, from, None).await.unwrap();
     let mut resumed = subscribe(&mut provided).unwrap();
