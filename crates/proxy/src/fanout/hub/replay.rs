@@ -99,7 +99,11 @@ impl Hub {
         let key = ViewKey { selection: selection.clone(), format: format.clone() };
         let state = self.lock();
         let cached = state.published.state()?;
-        // A log that was shortened does not grow at its old end: another view is made.
+        // A log that was shortened does not grow at its old end: another view is made, if there may
+        // be one.
+        if state.views.only(&key).is_some_and(|view| !view.covers(version)) {
+            return None;
+        }
         let known = state.views.get(&key).filter(|view| view.covers(version));
         let up_to = known.map_or(cached.version, |view| view.floor());
         if up_to <= version {
@@ -133,14 +137,17 @@ pub(in crate::fanout) fn must_be_replayed(history: &History, version: ResourceVe
 
 impl Replay<'_> {
     /// Replays a slice. Returns whether there is more; `None` if that is no longer in the ring, or
-    /// if another subscription has made a view that has it.
+    /// if another subscription has made a view that has it, or the last one that there may be.
     fn step(&mut self) -> Option<bool> {
         let selection = &self.key.selection;
         // An event is two objects.
         let records_max = RECORDS_MAX.min(SLICE_TESTS / (2 * selection.tests())).max(1);
         let part: Vec<Record> = {
             let state = self.hub.lock();
-            if state.views.get(&self.key).is_some_and(|view| view.floor() <= self.replayed.after) {
+            let (views, after) = (&state.views, self.replayed.after);
+            if views.get(&self.key).is_some_and(|view| view.floor() <= after)
+                || views.only(&self.key).is_some_and(|view| !view.covers(after))
+            {
                 return None;
             }
             let ring = state.published.state_of(self.replayed.epoch)?.history.ring();

@@ -150,11 +150,7 @@ impl Hub {
         let cached = state.state_of(view)?;
         let sent = if planted::is(Bug::LaggingFromFloor) { sent.map(|_| expired.oldest) } else { sent };
         let gap_markers = view.encoder().format().has_markers();
-        let coverage = sent.map(|sent| {
-            let coverage = cached.history.coverage(sent, cached.version, gap_markers);
-            // The ring may have what was trimmed from the log.
-            if view.covers(sent) { coverage } else { coverage.shortened(view.floor()) }
-        });
+        let coverage = sent.map(|sent| view.left_of(cached.history.coverage(sent, cached.version, gap_markers)));
         let position = coverage.ok_or(StreamEnd::Expired(expired));
         let (first, lag) =
             match (plan(ResumeRequest { position, situation: Situation::Lags(on_lag), on_expired }), sent) {

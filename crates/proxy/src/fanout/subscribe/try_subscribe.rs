@@ -93,7 +93,7 @@ impl Hub {
             evicted = published.evict(now, views.log_share(&self.budgets.logs, Some(&key), now));
             views.trim(&evicted);
         }
-        let (first, resume) = self.first(&state.published, format, options, provided)?;
+        let (first, resume) = self.first(&state, &key, options, provided)?;
         let permit = match (first.needs_permit(), &provided.permit) {
             (false, _) => None,
             (true, Some(permit)) => Some(permit.clone()),
@@ -101,7 +101,8 @@ impl Hub {
         };
         let HubState { published, views, .. } = &mut *state;
         let cached = published.serving(Instant::now())?;
-        // A log that was shortened does not grow at its old end: another view is made.
+        // A log that was shortened does not grow at its old end: another view is made. If there may
+        // be no other, `first` was planned for this one.
         let starts_in = |view: &&Arc<View>| first.log_from(cached).is_none_or(|from| view.covers(from));
         let known = views.get(&key).filter(starts_in).cloned();
         if known.is_none()
@@ -178,11 +179,12 @@ impl Hub {
         }
     }
 
-    /// What a subscription is sent first, and how it resumes, if it does.
+    /// What a subscription is sent first, and how it resumes, if it does. If there may be no other
+    /// view with its key, it resumes in the newest, whatever the ring has.
     fn first(
         &self,
-        published: &PublishedCache,
-        format: &Format,
+        HubState { published, views, .. }: &HubState,
+        key: &ViewKey,
         options: &SubscribeOptions,
         provided: &Provided,
     ) -> Result<(First, Option<(ResourceVersion, Resume)>), NotSubscribed> {
@@ -213,9 +215,17 @@ impl Hub {
             Some(refusal) => (Err(refusal.clone()), BackfillState::Unavailable),
             None => {
                 let cached = published.serving(Instant::now())?;
-                let gap_markers = format.has_markers() || planted::is(Bug::UnmarkedCatchUp);
-                let coverage = |version| cached.history.coverage(version, cached.version, gap_markers);
+                let (history, only) = (&cached.history, views.only(key));
+                let gap_markers = key.format.has_markers() || planted::is(Bug::UnmarkedCatchUp);
+                let coverage = |version| {
+                    let covered = history.coverage(version, cached.version, gap_markers);
+                    only.map_or(covered, |view| view.left_of(covered))
+                };
+                // A backfill ends where history can resume, which may be before the log.
+                let is_in_history =
+                    only.is_some_and(|view| !view.covers(version)) && history.can_resume_from(version, cached.version);
                 let backfill = match &provided.backfill {
+                    _ if is_in_history => BackfillState::Unavailable,
                     ProvidedBackfill::Read(backfill) if backfill.epoch == cached.epoch => {
                         BackfillState::EndsAt(coverage(backfill_end(backfill, cached)))
                     }

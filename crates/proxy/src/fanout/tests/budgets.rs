@@ -1,10 +1,12 @@
 //! What many caches hold together.
 
+use super::watch_http::lines;
 use super::*;
 use crate::{
     cache::RetainedLimits,
     fanout::{Holder, Need, NotSubscribed, OnLag, Provided, views::log::LogItem},
 };
+use kubefan_model::projection::Projection;
 
 const CACHES: usize = 40;
 const VIEWS: usize = 20;
@@ -189,4 +191,118 @@ async fn history_that_a_shortened_log_no_longer_has_is_not_tested_inside_the_cri
     provided.replayed = cache.hub.replay(&selection, &format, from, None).await.unwrap();
     let mut resumed = subscribe(&mut provided).unwrap();
     assert_eq!((resumed.way(), ready(&mut resumed).await.len()), ("ring", EVENTS as usize));
+}
+
+/// The most views with one key.
+const VIEWS_PER_KEY: usize = 4;
+const RESUMES: u64 = 10;
+
+/// A subscription, the version after which it is sent every event, and what it was sent.
+struct Resumed {
+    subscription: Subscription,
+    from: u64,
+    sent: Vec<String>,
+}
+
+impl Resumed {
+    async fn read(&mut self, format: &Format) {
+        let subscription = &mut self.subscription;
+        let mut sent = if format.has_markers() { ready(subscription).await } else { lines(subscription).await };
+        self.sent.append(&mut sent);
+    }
+}
+
+/// A cache with many views of one user, whose logs were shortened.
+fn with_shortened_logs() -> (Cache, Vec<Subscription>) {
+    let (budgets, _) = logs_of(4);
+    let mut cache = with_long_ring(&budgets);
+    let greedy = many_views(&cache, "greedy");
+    for at in 11..10 + EVENTS {
+        cache.event(Modified, "b", "web", at);
+    }
+    cache.event(Deleted, "a", "web", 10 + EVENTS);
+    (cache, greedy)
+}
+
+/// The same user resumes with a selection that those views do not have.
+fn resume(cache: &Cache, format: &Format, at: u64) -> Result<Subscription, Refusal> {
+    let options = SubscribeOptions { start: Start::Resume(version(at)), ..of("greedy") };
+    let waker = StreamWaker::new(&ConnectionWaker::new(), 0);
+    cache.hub.subscribe(cache.select("app!=x0"), format.clone(), options, waker)
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_many_resumes_from_before_a_shortened_log_a_few_have_a_view_and_none_misses_or_repeats_anything() {
+    for format in [Format::default(), Format::http(Media::Json, Projection::default())] {
+        let (mut cache, _greedy) = with_shortened_logs();
+        let (others, mut resumed) = (cache.hub.views(), Vec::<Resumed>::new());
+        for head in 10 + EVENTS..10 + EVENTS + RESUMES {
+            let first = resume(&cache, &format, 10);
+            let way = first.as_ref().map_or("expired", Subscription::way);
+            let later = if format.has_markers() { "residue" } else { "expired" };
+            assert_eq!(way, if resumed.len() < VIEWS_PER_KEY { "ring" } else { later }, "after {head}");
+            let from = match &first {
+                Ok(_) if way == "ring" => 10,
+                Ok(_) => head,
+                Err(Refusal::Expired(expired)) => expired.oldest.get(),
+                Err(refusal) => panic!("{refusal}"),
+            };
+            let subscription = first.unwrap_or_else(|_| resume(&cache, &format, from).unwrap());
+            resumed.push(Resumed { subscription, from, sent: Vec::new() });
+            assert_eq!(cache.hub.views(), others + resumed.len().min(VIEWS_PER_KEY), "after {head}");
+            for resumed in &mut resumed {
+                resumed.read(&format).await;
+            }
+            cache.event(Modified, "b", "web", head + 1);
+        }
+        for resumed in &mut resumed {
+            resumed.read(&format).await;
+        }
+        let all = resumed[0].sent.clone();
+        assert_eq!(all.len() as u64, EVENTS + RESUMES);
+        for Resumed { subscription, from, sent } in &resumed {
+            let after = &all[(from - 10) as usize..];
+            let (caught_up, rest) = sent.split_at(sent.len().saturating_sub(after.len()));
+            let mut expected = Vec::new();
+            if subscription.way() == "residue" {
+                expected.extend(["catch-up from 10".to_owned(), "?a@9".to_owned()]);
+                expected.extend([format!("+b@{from}"), format!("end of catch-up ({from})")]);
+            }
+            assert_eq!((caught_up, rest), (expected.as_slice(), after), "every event after {from}");
+        }
+    }
+}
+
+/// A resume that gets a view of its own, whose log is then shortened.
+fn with_own_view(cache: &mut Cache, format: &Format) -> Subscription {
+    let resumed = resume(cache, format, 10).unwrap();
+    assert_eq!(resumed.way(), "ring");
+    let head = cache.hub.head().unwrap().get();
+    (head + 1..=head + 5).for_each(|at| cache.event(Modified, "b", "web", at));
+    resumed
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_view_that_ends_makes_room_for_another_with_its_key_and_the_last_one_leaves_nothing() {
+    let (mut cache, greedy) = with_shortened_logs();
+    let (hub, selection, format) = (cache.hub.clone(), cache.select("app!=x0"), Format::default());
+    let replay = || hub.replay(&selection, &format, version(10), None);
+    let mut resumed: Vec<_> = (0..VIEWS_PER_KEY).map(|_| with_own_view(&mut cache, &format)).collect();
+    // An older one, then the newest.
+    for leaves in [1, VIEWS_PER_KEY - 1] {
+        assert_eq!(resume(&cache, &format, 10).unwrap().way(), "residue");
+        assert!(replay().await.unwrap().is_none(), "it would not be used");
+        drop(resumed.remove(leaves));
+        let mut stopped = std::pin::pin!(replay());
+        assert!(futures::poll!(stopped.as_mut()).is_pending());
+        resumed.push(with_own_view(&mut cache, &format));
+        assert!(stopped.await.unwrap().is_none(), "it cannot be used any more");
+    }
+    drop(resumed);
+    let keys = hub.lock().views.keys();
+    assert_eq!((hub.views(), keys), (greedy.len(), greedy.len()));
+    drop(with_own_view(&mut cache, &format));
+    drop(greedy);
+    let keys = hub.lock().views.keys();
+    assert_eq!((hub.views(), keys, hub.budgets().logs.used()), (0, 0, 0));
 }

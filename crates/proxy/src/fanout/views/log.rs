@@ -14,7 +14,8 @@
 //! If the logs of a tenant are too large, their oldest items are trimmed although the ring has
 //! them. A log of which items were trimmed never grows at the old end again: another item would get
 //! the number of a trimmed one, and a subscriber that is behind would take it for the one that it
-//! missed. A subscriber that resumes from before such a log gets another view.
+//! missed. A subscriber that resumes from before such a log gets another view, or continues as one
+//! that is behind if there are several views for its selection and format.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 

@@ -17,6 +17,7 @@ use std::{
 };
 
 use slab::Slab;
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use crate::{
@@ -52,12 +53,17 @@ const SHORTENED_SHARE: f64 = 0.9;
 const LOOKS_PER_BUDGET: usize = 4096;
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
+/// The most views with one key: the newest, and those whose logs were shortened. Each of them
+/// appends, encodes and compresses for itself. Without a limit each of thousands of subscriptions
+/// that resume could have its own.
+const VIEWS_PER_KEY_MAX: usize = 4;
+
 /// The views of a hub.
 #[derive(Default)]
 pub(in crate::fanout) struct Views {
     slots: Slab<Slot>,
-    /// By their keys. If several have one key, the newest.
-    ids: HashMap<ViewKey, ViewId>,
+    /// By their keys, the newest last. No key is without a view.
+    ids: HashMap<ViewKey, SmallVec<[ViewId; 1]>>,
     encoders: HashMap<Format, Weak<Encoder>>,
     differences: Arc<Differences>,
     index: SelectorIndex,
@@ -79,9 +85,15 @@ struct Slot {
 }
 
 impl Views {
-    /// The view with this key that new subscriptions share.
+    /// The view with this key that new subscriptions share: the newest.
     pub(in crate::fanout) fn get(&self, key: &ViewKey) -> Option<&Arc<View>> {
-        self.ids.get(key).map(|id| &self.slots[*id].view)
+        self.ids.get(key).and_then(|ids| ids.last()).map(|id| &self.slots[*id].view)
+    }
+
+    /// The same view, if there may be no other with this key beside those that there are.
+    pub(in crate::fanout) fn only(&self, key: &ViewKey) -> Option<&Arc<View>> {
+        let is_full = self.ids.get(key).is_some_and(|ids| ids.len() >= VIEWS_PER_KEY_MAX);
+        self.get(key).filter(|_| is_full)
     }
 
     /// The one encoder of a format, for objects of this resource, or rows of its tables. What it
@@ -102,24 +114,28 @@ impl Views {
         encoder
     }
 
-    /// Adds a view. One that has its key stays for its subscriptions, and gets no others.
+    /// Adds a view. One that has its key stays for its subscriptions, and gets no others until this
+    /// one has gone.
     pub(in crate::fanout) fn insert(&mut self, view: Arc<View>) {
         let entry = self.slots.vacant_entry();
         let id = entry.key();
         view.id.get_or_init(|| id);
         self.index.insert(id, view.selection());
-        self.ids.insert(view.key(), id);
+        self.ids.entry(view.key()).or_default().push(id);
         entry.insert(Slot { view, unannounced: false });
     }
 
-    /// Removes a view; not its successor, which may have the same key.
+    /// Removes a view; not the others with its key.
     pub(in crate::fanout) fn remove(&mut self, view: &Arc<View>) {
         // After `drain` its number may be that of another view.
         let is_it = |id: &ViewId| self.slots.get(*id).is_some_and(|slot| Arc::ptr_eq(&slot.view, view));
         let Some(id) = view.id.get().copied().filter(is_it) else { return };
         let key = view.key();
-        if self.ids.get(&key) == Some(&id) {
-            self.ids.remove(&key);
+        if let Some(ids) = self.ids.get_mut(&key) {
+            ids.retain(|known| *known != id);
+            if ids.is_empty() {
+                self.ids.remove(&key);
+            }
         }
         self.slots.remove(id);
         self.index.remove(id);
@@ -262,6 +278,12 @@ impl Views {
     /// The number of views.
     pub(in crate::fanout) fn len(&self) -> usize {
         self.slots.len()
+    }
+
+    /// The number of keys that are known.
+    #[cfg(test)]
+    pub(in crate::fanout) fn keys(&self) -> usize {
+        self.ids.len()
     }
 
     /// Drops everything that is retained only for reuse.

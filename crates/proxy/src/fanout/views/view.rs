@@ -21,6 +21,7 @@ use crate::{
     cache::{
         Budgets, Expired, Gap, History, Store,
         budget::Share,
+        resume::Coverage,
         scan::SLICE_TESTS,
         tenant_bytes::{Tenant, TenantBytes},
     },
@@ -293,6 +294,12 @@ impl View {
     /// lacks.
     pub fn covers(&self, version: ResourceVersion) -> bool {
         self.state().log.covers(version)
+    }
+
+    /// The part of what history covers for a subscription that must continue in this log: the ring
+    /// may have what was trimmed from it.
+    pub fn left_of(&self, coverage: Coverage) -> Coverage {
+        if self.covers(coverage.version) { coverage } else { coverage.shortened(self.floor()) }
     }
 
     /// The end of the log.
