@@ -236,7 +236,7 @@ async fn reflect(upstream: Upstream, hub: Arc<Hub>) -> Result<(), Box<dyn std::e
         &gvr,
         &Scope::Cluster,
         Media::Json,
-        &kubefan_proxy::fanout::StreamEnd::ALL,
+        &kubefan_proxy::cache::StreamEnd::ALL,
     );
     let target =
         Target { gvr, kind: "Pod".to_owned(), scope: Scope::Cluster, namespaced: true, field_selector: String::new() };

@@ -122,7 +122,7 @@ impl PodKind {
     /// Metrics that are not exported.
     pub(crate) fn metrics(&self) -> CacheMetrics {
         let metrics = Metrics::new(Registry::new()).expect("a new registry");
-        Arc::new(metrics).cache(&self.gvr, &Scope::Cluster, Media::Json, &kubefan_proxy::fanout::StreamEnd::ALL)
+        Arc::new(metrics).cache(&self.gvr, &Scope::Cluster, Media::Json, &kubefan_proxy::cache::StreamEnd::ALL)
     }
 
     /// A selection from label and field selectors in kubectl's syntax.

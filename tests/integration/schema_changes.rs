@@ -11,7 +11,10 @@ use kubefan_model::{
     selection::Selection,
     selector::{FieldSelector, LabelSelector},
 };
-use kubefan_proxy::fanout::{Catalog, ConnectionWaker, Start, StreamEnd, StreamWaker, Subscription};
+use kubefan_proxy::{
+    cache::StreamEnd,
+    fanout::{Catalog, ConnectionWaker, Start, StreamWaker, Subscription},
+};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 

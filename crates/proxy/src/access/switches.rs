@@ -22,7 +22,7 @@ use super::{
     modes::{Mode, Modes},
     user::Identity,
 };
-use crate::fanout::StreamEnd;
+use crate::cache::StreamEnd;
 
 /// The watches of a slice.
 const SLICE: usize = 50;

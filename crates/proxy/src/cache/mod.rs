@@ -23,6 +23,7 @@ pub mod ring;
 pub mod scan;
 pub mod steps;
 pub mod store;
+pub mod stream_end;
 pub mod tenant_bytes;
 pub mod term;
 pub mod warnings;
@@ -39,6 +40,7 @@ pub use relist_reason::RelistReason;
 pub use resume::{HistorySource, OnExpired, OnLag};
 pub use ring::{EventRing, Expired, Record, RingLimits};
 pub use store::Store;
+pub use stream_end::StreamEnd;
 pub use writer::{CacheWriter, Commit, ConflatedChange, Update, UpdateError};
 
 /// How long more events of a version are waited for. A watch brings the events of one version

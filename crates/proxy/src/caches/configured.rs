@@ -21,7 +21,8 @@ use super::{
     retry::Retry,
 };
 use crate::{
-    fanout::{Phase, StreamEnd},
+    cache::StreamEnd,
+    fanout::Phase,
     upstream::discovery::{DiscoveryError, ResourceInfo, SchemaFingerprint},
 };
 use kubefan_model::{GroupVersionResource, Media, Scope, object::ObjectParser};

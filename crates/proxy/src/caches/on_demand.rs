@@ -32,7 +32,10 @@ use super::{
     places::{self, Place, Room, Taken},
     registry::Registry,
 };
-use crate::fanout::{HubStatus, Phase, Refusal, Served, StreamEnd};
+use crate::{
+    cache::StreamEnd,
+    fanout::{HubStatus, Phase, Refusal, Served},
+};
 use kubefan_model::{
     GroupVersionResource, Media,
     object::ObjectParser,

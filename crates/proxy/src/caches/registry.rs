@@ -35,8 +35,8 @@ use super::{
     version_lookup::ClusterVersion,
 };
 use crate::{
-    cache::{ProcessBudgets, RetainedLimits, RingLimits},
-    fanout::{Gate, GateLimits, Hub, HubOptions, Phase, Served, StreamEnd},
+    cache::{ProcessBudgets, RetainedLimits, RingLimits, StreamEnd},
+    fanout::{Gate, GateLimits, Hub, HubOptions, Phase, Served},
     telemetry::metrics::Metrics,
     upstream::discovery::{Discovery, DiscoveryError, SchemaFingerprint},
 };
@@ -241,7 +241,7 @@ impl Registry {
             namespaced: info.namespaced,
         };
         let parser = Arc::new(parser.of(&info.kind, &gvr.api_version()));
-        let metrics = self.metrics.cache(gvr, &scope, parser.media(), &crate::fanout::StreamEnd::ALL);
+        let metrics = self.metrics.cache(gvr, &scope, parser.media(), &crate::cache::StreamEnd::ALL);
         let served = Served {
             gvr: gvr.clone(),
             namespaced: info.namespaced,

@@ -11,7 +11,6 @@ pub mod fair_share;
 pub mod gate;
 pub mod hub;
 pub mod send;
-pub mod stream_end;
 pub mod subscribe;
 mod sync;
 pub mod views;
@@ -26,7 +25,6 @@ pub use fair_share::{FairPool, Holder, Place, PlacesMax};
 pub use gate::{Gate, GateLimits, GatePermit};
 pub use hub::{CachePosition, CommitBatch, Continuation, Fresh, Hub, HubOptions, HubStatus, ProvedState};
 pub use send::FrameBuf;
-pub use stream_end::StreamEnd;
 pub use subscribe::{
     Need, NotSubscribed, Observed, Observer, Provided, Start, SubscribeOptions, Subscription, options::ProvidedBackfill,
 };

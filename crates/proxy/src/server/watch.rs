@@ -8,7 +8,8 @@ use tokio::time::Instant;
 use crate::{
     access::Lease,
     audit::Record,
-    fanout::{Place, StreamEnd, Subscription},
+    cache::StreamEnd,
+    fanout::{Place, Subscription},
     server::subscribers::Registered,
 };
 use kubefan_model::Media;

@@ -24,12 +24,12 @@ use super::replay_turns::ReplayTurns;
 use crate::{
     cache::{
         Budgets, CachedState, Commit, HistoryCopy, Phase, ProcessBudgets, PublishedCache, Record, Refusal,
-        RelistReason, RingLimits, Store, published::Applied, term::Column, warnings::Warnings, writer::Change,
+        RelistReason, RingLimits, Store, published::Applied, stream_end::StreamEnd, term::Column, warnings::Warnings,
+        writer::Change,
     },
     fanout::{
         fair_share::Holder,
         gate::Gate,
-        stream_end::StreamEnd,
         sync::{Mutex, MutexGuard},
         views::{selections::Selections, set::Views, view::View},
         wake::pacer::Pacer,

@@ -6,11 +6,8 @@ use tokio::time::Instant;
 
 use super::core::{Hub, HubState};
 use crate::{
-    cache::{CachedState, Expired, PriorStep, tenant_bytes::Tenant},
-    fanout::{
-        stream_end::StreamEnd,
-        views::{log::Cursor, log_run::LogReadError, view::View, view_gap::ViewGap},
-    },
+    cache::{CachedState, Expired, PriorStep, stream_end::StreamEnd, tenant_bytes::Tenant},
+    fanout::views::{log::Cursor, log_run::LogReadError, view::View, view_gap::ViewGap},
 };
 use kubefan_model::ResourceVersion;
 

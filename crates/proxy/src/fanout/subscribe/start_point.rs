@@ -12,12 +12,12 @@ use crate::{
     cache::{
         Backfill, CachedState, Expired, HistorySource, OnExpired, OnLag,
         resume::{ResumePlan, ResumeRequest, Situation, plan},
+        stream_end::StreamEnd,
     },
     fanout::{
         fair_share::Holder,
         gate::GatePermit,
         hub::{Hub, ProvedState},
-        stream_end::StreamEnd,
         subscribe::{
             backlog::{Backlog, BacklogPart, SnapshotHeader},
             catch_up::CatchUp,

@@ -12,7 +12,7 @@ use super::{
     start_point::StartPoint,
 };
 use crate::{
-    cache::{Expired, OnExpired, OnLag, scan::SLICE_TESTS, warnings::Warnings},
+    cache::{Expired, OnExpired, OnLag, scan::SLICE_TESTS, stream_end::StreamEnd, warnings::Warnings},
     fanout::{
         fair_share::Holder,
         gate::GatePermit,
@@ -24,7 +24,6 @@ use crate::{
             frame_buf::FrameBuf,
             log_entry::{EntryKind, LogEntry},
         },
-        stream_end::StreamEnd,
         views::{
             log::Cursor,
             log_run::{LogReadError, LogRun},

@@ -8,10 +8,10 @@ use prost::Message;
 use tokio::time::Instant;
 
 use crate::{
-    cache::{CacheWriter, ProcessBudgets, RelistReason, RingLimits, Update},
+    cache::{CacheWriter, ProcessBudgets, RelistReason, RingLimits, StreamEnd, Update},
     fanout::{
-        ConnectionWaker, FrameBuf, Gate, GateLimits, Hub, HubOptions, Phase, ReadyStreams, Refusal, Start, StreamEnd,
-        StreamWaker, SubscribeOptions, Subscription,
+        ConnectionWaker, FrameBuf, Gate, GateLimits, Hub, HubOptions, Phase, ReadyStreams, Refusal, Start, StreamWaker,
+        SubscribeOptions, Subscription,
     },
     telemetry::metrics::Metrics,
 };

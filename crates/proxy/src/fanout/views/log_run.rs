@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::{log::Cursor, segment::Segment};
 use crate::{
-    cache::Expired,
-    fanout::{send::log_entry::LogEntry, stream_end::StreamEnd},
+    cache::{Expired, stream_end::StreamEnd},
+    fanout::send::log_entry::LogEntry,
 };
 use kubefan_model::ResourceVersion;
 

@@ -23,12 +23,12 @@ use crate::{
         budget::Share,
         resume::Coverage,
         scan::SLICE_TESTS,
+        stream_end::StreamEnd,
         tenant_bytes::{Tenant, TenantBytes},
     },
     fanout::{
         fair_share::Place,
         send::{encoder::Encoder, log_entry::LogEntry},
-        stream_end::StreamEnd,
         sync::{Mutex, MutexGuard},
         wake::waker::{StreamWaker, Woken},
     },

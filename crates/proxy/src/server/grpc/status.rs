@@ -12,8 +12,8 @@ use tonic_types::{ErrorDetails, StatusExt};
 
 use crate::{
     audit::NotRecorded,
-    cache::Expired,
-    fanout::{Refusal, StreamEnd},
+    cache::{Expired, StreamEnd},
+    fanout::Refusal,
 };
 
 use kubefan_common::text::without_user;

@@ -10,8 +10,8 @@ use serde::Serialize;
 use crate::{
     access::{authorization::attributes::Attributes, denial::Forbidden},
     audit::NotRecorded,
-    cache::Expired,
-    fanout::{Refusal, StreamEnd},
+    cache::{Expired, StreamEnd},
+    fanout::Refusal,
     kube_encoding::watch::error_event,
     upstream::error::INITIALIZING,
 };

@@ -11,8 +11,8 @@ use crate::{
         AccessOptions, StreamOptions, authentication::AuthenticationOptions, authorization::AuthorizationOptions,
         review::QueueLimits,
     },
-    cache::{Backfill, CacheWriter, ProcessBudgets, RelistReason, RingLimits, Update},
-    fanout::{CacheRequest, Fresh, Gate, GateLimits, Hub, HubOptions, StreamEnd},
+    cache::{Backfill, CacheWriter, ProcessBudgets, RelistReason, RingLimits, StreamEnd, Update},
+    fanout::{CacheRequest, Fresh, Gate, GateLimits, Hub, HubOptions},
     telemetry::metrics::Metrics,
     upstream::{
         Upstream,

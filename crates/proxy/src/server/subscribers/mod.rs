@@ -20,7 +20,8 @@ use tokio::time::Instant;
 use super::client_info::Sender;
 use crate::{
     access::Caller,
-    fanout::{Observer, OfStream, Served, StreamEnd},
+    cache::StreamEnd,
+    fanout::{Observer, OfStream, Served},
 };
 use kubefan_model::fields::FieldTable;
 

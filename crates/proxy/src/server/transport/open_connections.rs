@@ -23,7 +23,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use crate::{fanout::StreamEnd, server::watch::Movable, telemetry::metrics::ConnectionEnd};
+use crate::{cache::StreamEnd, server::watch::Movable, telemetry::metrics::ConnectionEnd};
 use kubefan_common::spread::spread;
 
 /// At least so many watches end per second of a drain, so that a drain of few watches is short.

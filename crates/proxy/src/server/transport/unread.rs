@@ -27,7 +27,7 @@ use tokio::{
     time::Instant,
 };
 
-use crate::fanout::StreamEnd;
+use crate::cache::StreamEnd;
 
 /// What is not read for this long may be ended.
 const UNREAD_MIN: Duration = Duration::from_secs(10);

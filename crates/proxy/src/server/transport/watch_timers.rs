@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::limits::{PROGRESS_BYTES_MIN, time_for};
-use crate::fanout::StreamEnd;
+use crate::cache::StreamEnd;
 
 /// How long before its timeout a watch over HTTP is sent a last bookmark, as the apiserver does.
 const LAST_BOOKMARK_BEFORE_TIMEOUT: Duration = Duration::from_secs(2);

@@ -16,7 +16,8 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use super::socket::{Pace, ResponseNeeds};
 use crate::{
     audit::record::put_id,
-    fanout::{ConnectionWaker, ReadyStreams, StreamEnd},
+    cache::StreamEnd,
+    fanout::{ConnectionWaker, ReadyStreams},
     server::{
         kube::{answer::WatchHeaders, status},
         transport::{

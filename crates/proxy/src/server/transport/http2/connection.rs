@@ -49,7 +49,8 @@ use super::{
     watch_stream::{Turn, WatchStream},
 };
 use crate::{
-    fanout::{Catalog, ConnectionWaker, ReadyStreams, StreamEnd, StreamWaker},
+    cache::StreamEnd,
+    fanout::{Catalog, ConnectionWaker, ReadyStreams, StreamWaker},
     server::{
         client_info::ClientInfo,
         grpc::{audited, call},

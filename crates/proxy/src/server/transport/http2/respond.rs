@@ -24,7 +24,8 @@ use tower::Service;
 use super::{arrival::Arrival, payload::Payload};
 use crate::{
     audit::{Outcome, Record, record::put_id},
-    fanout::{Catalog, Holder, StreamEnd},
+    cache::StreamEnd,
+    fanout::{Catalog, Holder},
     server::{
         grpc::{audited, call, status},
         transport::{

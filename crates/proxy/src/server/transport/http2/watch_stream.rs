@@ -20,7 +20,8 @@ use tokio::time::Instant;
 
 use super::payload::Payload;
 use crate::{
-    fanout::{ConnectionWaker, StreamEnd},
+    cache::StreamEnd,
+    fanout::ConnectionWaker,
     server::{
         grpc::{audited, status},
         kube,
