@@ -36,8 +36,8 @@ use kubefan_model::{
 };
 use kubefan_proxy::{
     access::{AccessControl, Caller, Presented, Read, ReadVerb},
-    cache::{Backfill, CacheWriter, HistoryCopy, RelistReason, RingLimits, writer::Change},
-    fanout::{CacheRequest, Catalog, Fresh, Holder, Patience, Refusal, Served},
+    cache::{Backfill, CacheWriter, HistoryCopy, Refusal, RelistReason, RingLimits, writer::Change},
+    fanout::{CacheRequest, Catalog, Fresh, Holder, Patience, Served},
     peer::{CacheIdentity, Decoder, Encoder},
     server::{
         grpc::{call, request},

@@ -7,7 +7,10 @@ use std::{collections::BTreeMap, time::Duration};
 
 use futures::future::join_all;
 use kubefan_model::Media;
-use kubefan_proxy::fanout::{Catalog, Patience, Refusal, Served};
+use kubefan_proxy::{
+    cache::Refusal,
+    fanout::{Catalog, Patience, Served},
+};
 use kubefan_sim::apiserver::{Fault, SimApiserver, Verb};
 use serde_json::{Value, json};
 use tokio::{

@@ -11,7 +11,10 @@ use kubefan_model::{
     selection::Selection,
     selector::{FieldSelector, LabelSelector},
 };
-use kubefan_proxy::fanout::{Catalog, Fresh, Patience, ProvedState, Refusal, Served};
+use kubefan_proxy::{
+    cache::Refusal,
+    fanout::{Catalog, Fresh, Patience, ProvedState, Served},
+};
 use kubefan_sim::apiserver::{Fault, SimApiserver, Verb};
 use serde_json::Value;
 use tokio::{

@@ -10,8 +10,9 @@ use bytes::Bytes;
 use kubefan_common::proto::v1alpha1::{Encoding, ListRequest, Projection, WatchRequest};
 use kubefan_model::{GroupVersionResource, Media, ResourceVersion, fields::FieldRef, object::Object, protobuf::kinds};
 use kubefan_proxy::{
+    cache::{Phase, Refusal},
     caches::{CacheContext, EncodingLimits, ListScheduler, Registry},
-    fanout::{CacheRequest, Catalog, Phase, Refusal, Served},
+    fanout::{CacheRequest, Catalog, Served},
     telemetry::metrics::Metrics,
     upstream::{
         Source, Upstream,

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use kubefan_proxy::fanout::Phase;
+use kubefan_proxy::cache::Phase;
 use tokio::time::{Instant, sleep, timeout_at};
 use tonic::{Code, Status};
 use tonic_types::StatusExt;

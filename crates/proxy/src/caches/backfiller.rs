@@ -32,8 +32,8 @@ use super::{
     read_limit::{READS_MAX, ReadLimit},
 };
 use crate::{
-    cache::{Backfill, Expired},
-    fanout::{CachePosition, Refusal, Served},
+    cache::{Backfill, Expired, Refusal},
+    fanout::{CachePosition, Served},
 };
 use kubefan_common::sync::watch;
 use kubefan_model::ResourceVersion;

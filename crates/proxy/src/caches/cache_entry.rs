@@ -9,7 +9,7 @@ use super::{
     backfiller::Backfiller, cached_schema::CachedSchema, consistency::Prover, missing_right::MissingRight,
     planned_relist::PlannedRelist, shared_bytes::ReadingTenants, version_lookup::ClusterVersion,
 };
-use crate::fanout::{Phase, Served};
+use crate::{cache::Phase, fanout::Served};
 use kubefan_model::{GroupVersionResource, Media, Scope};
 
 /// The identity of a cache. The registry has at most one cache per identity.

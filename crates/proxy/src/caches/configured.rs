@@ -21,8 +21,7 @@ use super::{
     retry::Retry,
 };
 use crate::{
-    cache::StreamEnd,
-    fanout::Phase,
+    cache::{Phase, StreamEnd},
     upstream::discovery::{DiscoveryError, ResourceInfo, SchemaFingerprint},
 };
 use kubefan_model::{GroupVersionResource, Media, Scope, object::ObjectParser};

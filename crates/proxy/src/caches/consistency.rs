@@ -52,8 +52,8 @@ use super::{
     state_comparison::StateComparison,
 };
 use crate::{
-    cache::Update,
-    fanout::{CachePosition, Fresh, Hub, Patience, Phase, Refusal, Served},
+    cache::{Phase, Refusal, Update},
+    fanout::{CachePosition, Fresh, Hub, Patience, Served},
     telemetry::metrics::{Proof, WatchPurpose},
     upstream::{UpstreamError, reflector::Step},
 };

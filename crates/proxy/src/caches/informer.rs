@@ -44,8 +44,8 @@ use super::{
     warm_start::warm_start,
 };
 use crate::{
-    cache::{CacheWriter, RelistReason, StreamEnd, Update},
-    fanout::{CommitBatch, Phase, Served},
+    cache::{CacheWriter, Phase, RelistReason, StreamEnd, Update},
+    fanout::{CommitBatch, Served},
     peer::ReceivedCache,
     telemetry::metrics::WatchPurpose,
     upstream::{

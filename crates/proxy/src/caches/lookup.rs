@@ -10,8 +10,8 @@ use super::{
     registry::Registry,
 };
 use crate::{
-    cache::Backfill,
-    fanout::{CacheRequest, Catalog, Fresh, Patience, Phase, Refusal, Served},
+    cache::{Backfill, Phase, Refusal},
+    fanout::{CacheRequest, Catalog, Fresh, Patience, Served},
     upstream::discovery::DiscoveryError,
 };
 use kubefan_common::proto::v1alpha1::{ResourceState, ResourceStatus};

@@ -33,8 +33,8 @@ use super::{
     registry::Registry,
 };
 use crate::{
-    cache::StreamEnd,
-    fanout::{HubStatus, Phase, Refusal, Served},
+    cache::{Phase, Refusal, StreamEnd},
+    fanout::{HubStatus, Served},
 };
 use kubefan_model::{
     GroupVersionResource, Media,

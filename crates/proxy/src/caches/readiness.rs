@@ -3,7 +3,10 @@
 use std::collections::HashMap;
 
 use super::registry::{Registry, cache_title};
-use crate::fanout::{HubStatus, Phase, Served};
+use crate::{
+    cache::Phase,
+    fanout::{HubStatus, Served},
+};
 use kubefan_model::{Media, Scope};
 
 /// Whether all is well; and for each resource, whether it is, with a line of text.

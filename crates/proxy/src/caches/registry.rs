@@ -35,8 +35,8 @@ use super::{
     version_lookup::ClusterVersion,
 };
 use crate::{
-    cache::{ProcessBudgets, RetainedLimits, RingLimits, StreamEnd},
-    fanout::{Gate, GateLimits, Hub, HubOptions, Phase, Served},
+    cache::{Phase, ProcessBudgets, RetainedLimits, RingLimits, StreamEnd},
+    fanout::{Gate, GateLimits, Hub, HubOptions, Served},
     telemetry::metrics::Metrics,
     upstream::discovery::{Discovery, DiscoveryError, SchemaFingerprint},
 };

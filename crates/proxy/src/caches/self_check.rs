@@ -14,10 +14,10 @@ use tracing::{debug, warn};
 use super::{cache_entry::Cache, context::CacheContext, registry::Registry};
 use crate::{
     cache::{
-        RelistReason,
+        Phase, RelistReason,
         comparison::{Comparison, Differences},
     },
-    fanout::{CachePosition, Phase, Served},
+    fanout::{CachePosition, Served},
     telemetry::metrics::SelfCheck,
     upstream::{UpstreamError, metadata::MetadataPages},
 };

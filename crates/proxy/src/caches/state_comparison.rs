@@ -23,8 +23,8 @@ use tracing::debug;
 
 use super::{cached_schema::CachedSchema, context::CacheContext, rounds::Rounds};
 use crate::{
-    cache::Store,
-    fanout::{CachePosition, Fresh, Phase, ProvedState, Served},
+    cache::{Phase, Store},
+    fanout::{CachePosition, Fresh, ProvedState, Served},
     telemetry::metrics::Proof,
     upstream::metadata::{MetadataPages, ObjectMetadata},
 };

@@ -13,10 +13,7 @@ use tokio::{
 };
 
 use super::context::CacheContext;
-use crate::{
-    fanout::{Refusal, Served},
-    upstream::reflector::Target,
-};
+use crate::{cache::Refusal, fanout::Served, upstream::reflector::Target};
 use kubefan_common::planted::{self, Bug};
 use kubefan_model::ResourceVersion;
 

@@ -19,7 +19,6 @@ pub mod wake;
 #[cfg(test)]
 mod tests;
 
-pub use crate::cache::{OnExpired, OnLag, Phase, Refusal};
 pub use catalog::{CacheRequest, Catalog, Patience, Served};
 pub use fair_share::{FairPool, Holder, Place, PlacesMax};
 pub use gate::{Gate, GateLimits, GatePermit};

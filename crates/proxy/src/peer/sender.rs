@@ -29,8 +29,8 @@ use super::{
     transfer_log::{TransferLog, TransferRecord},
 };
 use crate::{
-    cache::HistoryCopy,
-    fanout::{CachePosition, GatePermit, Hub, Phase},
+    cache::{HistoryCopy, Phase},
+    fanout::{CachePosition, GatePermit, Hub},
     telemetry::metrics::Transfer,
 };
 use kubefan_common::proto::v1alpha1::{

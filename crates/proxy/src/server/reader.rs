@@ -23,9 +23,8 @@ use crate::{
         switches::Switched,
     },
     audit::Notes,
-    fanout::{
-        Catalog, FairPool, Fresh, Holder, OfStream, Patience, Phase, Place, PlacesMax, Refusal, Served, Subscription,
-    },
+    cache::{Phase, Refusal},
+    fanout::{Catalog, FairPool, Fresh, Holder, OfStream, Patience, Place, PlacesMax, Served, Subscription},
     telemetry::traces,
 };
 use kubefan_common::proto::v1alpha1;

@@ -7,7 +7,8 @@
 use super::selector_limits::SelectorLimits;
 use crate::{
     access::{Authorized, Read},
-    fanout::{CacheRequest, Catalog, Holder, Refusal, Served},
+    cache::Refusal,
+    fanout::{CacheRequest, Catalog, Holder, Served},
 };
 use kubefan_common::proto::v1alpha1::Target;
 use kubefan_model::{

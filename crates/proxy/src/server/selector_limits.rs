@@ -1,7 +1,7 @@
 //! What a selector may cost: it is tested for many objects and events, and exists for as long as
 //! its watch.
 
-use crate::fanout::Refusal;
+use crate::cache::Refusal;
 use kubefan_model::selector::{FieldSelector, LabelSelector};
 
 /// The limits of a selector.

@@ -7,9 +7,9 @@ use tokio::time::{sleep, timeout};
 
 use super::read_range::ReadRange;
 use crate::{
-    cache::{Backfill, CacheWriter, EventRing, Record, RingLimits, SAME_VERSION_WAIT, Update, writer::Change},
+    cache::{Backfill, CacheWriter, EventRing, Record, Refusal, RingLimits, SAME_VERSION_WAIT, Update, writer::Change},
     caches::{context::CacheContext, list_scheduler::ListPriority},
-    fanout::{CachePosition, Continuation, Refusal, Served},
+    fanout::{CachePosition, Continuation, Served},
     telemetry::metrics::WatchPurpose,
     upstream::{
         UpstreamError,

@@ -3,8 +3,8 @@
 use super::watch_http::lines;
 use super::*;
 use crate::{
-    cache::RetainedLimits,
-    fanout::{Holder, Need, NotSubscribed, OnLag, Provided, views::log::LogItem},
+    cache::{OnLag, RetainedLimits},
+    fanout::{Holder, Need, NotSubscribed, Provided, views::log::LogItem},
 };
 use kubefan_model::projection::Projection;
 

@@ -7,8 +7,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    cache::{Backfill, Budgets, EventRing, Record},
-    fanout::{NotSubscribed, OnExpired, OnLag, Provided, ProvidedBackfill, SubscribeOptions},
+    cache::{Backfill, Budgets, EventRing, OnExpired, OnLag, Record},
+    fanout::{NotSubscribed, Provided, ProvidedBackfill, SubscribeOptions},
 };
 use kubefan_model::{
     event::WatchEvent,

@@ -8,9 +8,9 @@ use prost::Message;
 use tokio::time::Instant;
 
 use crate::{
-    cache::{CacheWriter, ProcessBudgets, RelistReason, RingLimits, StreamEnd, Update},
+    cache::{CacheWriter, Phase, ProcessBudgets, Refusal, RelistReason, RingLimits, StreamEnd, Update},
     fanout::{
-        ConnectionWaker, FrameBuf, Gate, GateLimits, Hub, HubOptions, Phase, ReadyStreams, Refusal, Start, StreamWaker,
+        ConnectionWaker, FrameBuf, Gate, GateLimits, Hub, HubOptions, ReadyStreams, Start, StreamWaker,
         SubscribeOptions, Subscription,
     },
     telemetry::metrics::Metrics,

@@ -8,8 +8,8 @@ use futures::FutureExt;
 
 use super::*;
 use crate::{
-    cache::SAME_VERSION_WAIT,
-    fanout::{Fresh, OnExpired},
+    cache::{OnExpired, SAME_VERSION_WAIT},
+    fanout::Fresh,
 };
 
 fn place(text: &str) -> ResourceVersion {

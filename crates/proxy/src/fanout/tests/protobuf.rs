@@ -2,7 +2,10 @@
 //! read the same.
 
 use super::*;
-use crate::fanout::{OnExpired, OnLag, SubscribeOptions};
+use crate::{
+    cache::{OnExpired, OnLag},
+    fanout::SubscribeOptions,
+};
 use kubefan_model::{
     format::Encoding,
     projection::Projection,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::fanout::{OnExpired, OnLag, Refusal};
+use crate::cache::{OnExpired, OnLag, Refusal};
 use kubefan_common::proto::v1alpha1::{self, GetRequest, ListRequest, ProjectionType, WatchRequest};
 use kubefan_model::{
     ResourceVersion,

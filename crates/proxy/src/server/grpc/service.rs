@@ -13,10 +13,8 @@ use super::{request, status};
 use crate::{
     access::{Presented, Read, ReadVerb},
     audit::{Notes, Record},
-    cache::{Store, scan::SLICE_TESTS},
-    fanout::{
-        Catalog, Fresh, Holder, HubStatus, Patience, Place, Refusal, Served, Start, StreamWaker, SubscribeOptions,
-    },
+    cache::{Refusal, Store, scan::SLICE_TESTS},
+    fanout::{Catalog, Fresh, Holder, HubStatus, Patience, Place, Served, Start, StreamWaker, SubscribeOptions},
     server::{
         client_info::{ClientInfo, Sender},
         reader::{NotReached, Reader},

@@ -12,8 +12,7 @@ use tonic_types::{ErrorDetails, StatusExt};
 
 use crate::{
     audit::NotRecorded,
-    cache::{Expired, StreamEnd},
-    fanout::Refusal,
+    cache::{Expired, Refusal, StreamEnd},
 };
 
 use kubefan_common::text::without_user;

@@ -11,7 +11,8 @@ use super::{hop_by_hop, status::Failure};
 use crate::{
     access::{Caller, Denial, authentication::presented::impersonates, user::ANONYMOUS},
     audit::Notes,
-    fanout::{Catalog, Refusal},
+    cache::Refusal,
+    fanout::Catalog,
     server::{client_info::ClientInfo, reader::Reader},
     telemetry::metrics::PassthroughRefusal,
     upstream::acting_as::ActingAs,

@@ -33,7 +33,8 @@ use super::{
 use crate::{
     access::{Caller, Denial, Mode, Read, ReadVerb, authentication::presented::impersonates, switches::Switched},
     audit::{AuditLog, Notes, record::put_id},
-    fanout::{Catalog, Refusal, StreamWaker},
+    cache::Refusal,
+    fanout::{Catalog, StreamWaker},
     server::{client_info::ClientInfo, reader::Reader, watch::OpenedWatch},
     telemetry::{
         metrics::Metrics,

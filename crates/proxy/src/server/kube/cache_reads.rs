@@ -9,7 +9,8 @@ use super::{negotiate, options::Freshness, path::Path, read_error::ReadError, st
 use crate::{
     access::{Authorized, Read},
     audit::Notes,
-    fanout::{Catalog, Fresh, Holder, Patience, Refusal, Served},
+    cache::Refusal,
+    fanout::{Catalog, Fresh, Holder, Patience, Served},
     server::{
         reader::{NotReached, Reader},
         select::Selected,

@@ -16,7 +16,8 @@ use super::{
 use crate::{
     access::{Denial, user::ANONYMOUS},
     audit::Notes,
-    fanout::{Catalog, Refusal},
+    cache::Refusal,
+    fanout::Catalog,
     server::{client_info::ClientInfo, reader::Reader},
     telemetry::metrics::PassthroughRefusal,
 };

@@ -6,7 +6,7 @@ use crate::{
         Mode,
         denial::{Denial, IMPERSONATION},
     },
-    fanout::Refusal,
+    cache::Refusal,
 };
 
 /// Why a read is not answered from the cache.

@@ -10,8 +10,7 @@ use serde::Serialize;
 use crate::{
     access::{authorization::attributes::Attributes, denial::Forbidden},
     audit::NotRecorded,
-    cache::{Expired, StreamEnd},
-    fanout::Refusal,
+    cache::{Expired, Refusal, StreamEnd},
     kube_encoding::watch::error_event,
     upstream::error::INITIALIZING,
 };

@@ -20,7 +20,8 @@ use super::{
 };
 use crate::{
     audit::Record,
-    fanout::{Catalog, Fresh, Holder, Place, Refusal, Start, StreamWaker, SubscribeOptions},
+    cache::Refusal,
+    fanout::{Catalog, Fresh, Holder, Place, Start, StreamWaker, SubscribeOptions},
     server::{
         client_info::Sender,
         watch::{OpenedWatch, WatchProtocol},

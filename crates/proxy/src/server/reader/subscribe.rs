@@ -7,10 +7,10 @@ use tokio::time::Instant;
 
 use super::{NotReached, Reader};
 use crate::{
-    cache::Backfill,
+    cache::{Backfill, Refusal},
     fanout::{
-        Catalog, Need, NotSubscribed, Patience, Provided, ProvidedBackfill, Refusal, Served, StreamWaker,
-        SubscribeOptions, Subscription,
+        Catalog, Need, NotSubscribed, Patience, Provided, ProvidedBackfill, Served, StreamWaker, SubscribeOptions,
+        Subscription,
     },
     telemetry::{metrics::Resume, traces},
 };

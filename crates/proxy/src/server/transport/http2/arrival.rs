@@ -15,7 +15,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use crate::{
-    fanout::{FairPool, Holder, Place, Refusal},
+    cache::Refusal,
+    fanout::{FairPool, Holder, Place},
     server::{grpc::status, transport::limits::REQUEST_TIMEOUT},
 };
 
