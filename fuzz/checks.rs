@@ -36,8 +36,9 @@ use kubefan_model::{
 };
 use kubefan_proxy::{
     access::{AccessControl, Caller, Presented, Read, ReadVerb},
+    admission::Holder,
     cache::{Backfill, CacheWriter, HistoryCopy, Refusal, RelistReason, RingLimits, writer::Change},
-    fanout::{CacheRequest, Catalog, Fresh, Holder, Patience, Served},
+    fanout::{CacheRequest, Catalog, Fresh, Patience, Served},
     peer::{CacheIdentity, Decoder, Encoder},
     server::{
         grpc::{call, request},

@@ -17,12 +17,13 @@ use kubefan_model::{
     selector::{FieldSelector, LabelSelector},
 };
 use kubefan_proxy::{
+    admission::{Gate, GateLimits},
     cache::{
         CacheWriter, ProcessBudgets, Record, RelistReason, RingLimits, Update,
         writer::{Change, Commit},
     },
     fanout::{
-        ConnectionWaker, Gate, GateLimits, Hub, HubOptions, ReadyStreams, Start, StreamWaker, Subscription,
+        ConnectionWaker, Hub, HubOptions, ReadyStreams, Start, StreamWaker, Subscription,
         send::log_entry::{EntryKind, LogEntry},
     },
     telemetry::metrics::{CacheMetrics, Metrics},

@@ -13,11 +13,11 @@ use std::{
 
 use kubefan_proxy::{
     access::AccessControl,
+    admission::GateLimits,
     audit::AuditLog,
     cache::{RetainedLimits, RingLimits},
     caches::{CacheContext, EncodingLimits, ListScheduler, Registry, RegistryOptions, memory_pressure},
     config::ServeConfig,
-    fanout::GateLimits,
     server::{
         ClientInfo, Server, ServerOptions,
         kube::{feature_gates::FeatureGates, kube_upstream::KubeUpstream},

@@ -46,6 +46,7 @@
 //! `docs/architecture.md` states the invariants and the reasons for each decision.
 
 pub mod access;
+pub mod admission;
 pub mod app;
 pub mod audit;
 pub mod cache;

@@ -20,11 +20,12 @@ use kubefan_common::proto::v1alpha1::{
 use kubefan_model::{GroupVersionResource, Media};
 use kubefan_proxy::{
     access::AccessControl,
+    admission::GateLimits,
     audit::AuditLog,
     cache::{RetainedLimits, RingLimits},
     caches::{CacheContext, ConfiguredResource, ListScheduler, OnDemandLimits, Registry, RegistryOptions, SizeLimits},
     config::ServeConfig,
-    fanout::{CacheRequest, GateLimits},
+    fanout::CacheRequest,
     peer::Peers,
     server::{ClientInfo, Server, ServerOptions, kube::kube_upstream::KubeUpstream},
     telemetry::metrics::Metrics,

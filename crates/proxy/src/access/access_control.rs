@@ -28,7 +28,7 @@ use super::{
     switches::Switches,
     user::Identity,
 };
-use crate::{fanout::Holder, telemetry::metrics::AccessMetrics, upstream::Upstream};
+use crate::{admission::Holder, telemetry::metrics::AccessMetrics, upstream::Upstream};
 use kubefan_common::spread::spread;
 
 /// Options of both steps.

@@ -26,8 +26,8 @@ use super::{
     switches::{Answerer, ModeWatch, ModeWatchGuard},
 };
 use crate::{
+    admission::Holder,
     cache::{Refusal, StreamEnd},
-    fanout::Holder,
 };
 use kubefan_model::GroupVersionResource;
 

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    admission::GateLimits,
     cache::{RetainedLimits, RingLimits},
     caches::{CacheContext, EncodingLimits, ListScheduler, OnDemandLimits, Registry, RegistryOptions, SizeLimits},
     config::{CacheCompression, ConsistentReads, FormConfig, ServeConfig, WatchListMode},
-    fanout::GateLimits,
     peer::Peers,
     telemetry::metrics::Metrics,
     upstream::{

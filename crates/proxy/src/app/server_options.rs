@@ -4,8 +4,8 @@ use std::fs;
 
 use super::open_files;
 use crate::{
+    admission::PlacesMax,
     config::{ListenAddress, ServeConfig},
-    fanout::PlacesMax,
     server::{
         ServerOptions, kube::guard::Guard, selector_limits::SelectorLimits, transport::open_connections::EndingOptions,
     },

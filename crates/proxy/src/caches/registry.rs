@@ -35,8 +35,9 @@ use super::{
     version_lookup::ClusterVersion,
 };
 use crate::{
+    admission::{Gate, GateLimits},
     cache::{Phase, ProcessBudgets, RetainedLimits, RingLimits, StreamEnd},
-    fanout::{Gate, GateLimits, Hub, HubOptions, Served},
+    fanout::{Hub, HubOptions, Served},
     telemetry::metrics::Metrics,
     upstream::discovery::{Discovery, DiscoveryError, SchemaFingerprint},
 };

@@ -6,9 +6,6 @@
 //! data.
 
 pub mod catalog;
-pub mod fair_queue;
-pub mod fair_share;
-pub mod gate;
 pub mod hub;
 pub mod send;
 pub mod subscribe;
@@ -20,8 +17,6 @@ pub mod wake;
 mod tests;
 
 pub use catalog::{CacheRequest, Catalog, Patience, Served};
-pub use fair_share::{FairPool, Holder, Place, PlacesMax};
-pub use gate::{Gate, GateLimits, GatePermit};
 pub use hub::{CachePosition, CommitBatch, Continuation, Fresh, Hub, HubOptions, HubStatus, ProvedState};
 pub use send::FrameBuf;
 pub use subscribe::{

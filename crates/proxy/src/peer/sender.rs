@@ -29,8 +29,9 @@ use super::{
     transfer_log::{TransferLog, TransferRecord},
 };
 use crate::{
+    admission::GatePermit,
     cache::{HistoryCopy, Phase},
-    fanout::{CachePosition, GatePermit, Hub},
+    fanout::{CachePosition, Hub},
     telemetry::metrics::Transfer,
 };
 use kubefan_common::proto::v1alpha1::{

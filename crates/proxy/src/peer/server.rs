@@ -18,7 +18,7 @@ use tracing::{error, warn};
 
 use super::{LoadSource, OfferedCaches, PeerError, Sender, TransferLog, tls::PeerTls};
 use crate::{
-    fanout::{FairPool, Holder},
+    admission::{FairPool, Holder},
     telemetry::metrics::Metrics,
 };
 use kubefan_common::proto::v1alpha1::peer_service_server::PeerServiceServer;

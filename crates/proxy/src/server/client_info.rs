@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderValue, header::USER_AGENT};
 
 use crate::{
     access::{ClientCertificate, Presented},
-    fanout::Holder,
+    admission::Holder,
 };
 
 /// What is known of the client of a connection. Every request carries it in its extensions.

@@ -22,9 +22,10 @@ use crate::{
         AccessControl, Authorized, BoundObject, Caller, Denial, Lease, Mode, Presented, Read, ReadVerb, Switches,
         switches::Switched,
     },
+    admission::{FairPool, Holder, Place, PlacesMax},
     audit::Notes,
     cache::{Phase, Refusal},
-    fanout::{Catalog, FairPool, Fresh, Holder, OfStream, Patience, Place, PlacesMax, Served, Subscription},
+    fanout::{Catalog, Fresh, OfStream, Patience, Served, Subscription},
     telemetry::traces,
 };
 use kubefan_common::proto::v1alpha1;

@@ -7,8 +7,9 @@
 use super::selector_limits::SelectorLimits;
 use crate::{
     access::{Authorized, Read},
+    admission::Holder,
     cache::Refusal,
-    fanout::{CacheRequest, Catalog, Holder, Served},
+    fanout::{CacheRequest, Catalog, Served},
 };
 use kubefan_common::proto::v1alpha1::Target;
 use kubefan_model::{

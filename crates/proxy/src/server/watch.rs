@@ -6,10 +6,7 @@ use http::HeaderMap;
 use tokio::time::Instant;
 
 use crate::{
-    access::Lease,
-    audit::Record,
-    cache::StreamEnd,
-    fanout::{Place, Subscription},
+    access::Lease, admission::Place, audit::Record, cache::StreamEnd, fanout::Subscription,
     server::subscribers::Registered,
 };
 use kubefan_model::Media;

@@ -28,7 +28,7 @@ use crate::{
         review::{Outcome, QueueLimits, Review, ReviewError, Reviews, ReviewsOptions},
         user::{Digest, Identity},
     },
-    fanout::Holder,
+    admission::Holder,
     telemetry::metrics::AccessMetrics,
     upstream::Upstream,
 };

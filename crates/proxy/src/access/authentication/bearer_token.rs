@@ -10,7 +10,7 @@ use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use http::{HeaderMap, header};
 use ring::hmac;
 
-use crate::{access::user::Digest, fanout::Holder};
+use crate::{access::user::Digest, admission::Holder};
 
 /// The prefix of a bearer token in `Sec-WebSocket-Protocol`, for browsers, which cannot set headers
 /// (`apiserver/pkg/authentication/request/websocket`).

@@ -9,7 +9,7 @@ use crate::{
         bound_object::BoundObject,
         user::{ANONYMOUS, Digest, Identity},
     },
-    fanout::Holder,
+    admission::Holder,
 };
 
 /// The wall clock, which the end of a credential is compared with.

@@ -3,7 +3,7 @@
 use http::HeaderMap;
 
 use super::{bearer_token::BearerToken, certificate::CertificateVerdict};
-use crate::fanout::Holder;
+use crate::admission::Holder;
 
 /// How the headers of impersonation start.
 const IMPERSONATE: &str = "impersonate-";

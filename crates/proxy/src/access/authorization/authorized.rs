@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::{access::authentication::caller::Caller, fanout::Holder};
+use crate::{access::authentication::caller::Caller, admission::Holder};
 
 /// Something that its caller may read.
 #[derive(Debug, Clone)]

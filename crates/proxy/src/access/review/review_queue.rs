@@ -11,7 +11,7 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use crate::fanout::{FairPool, Holder, fair_queue::FairQueue};
+use crate::admission::{FairPool, Holder, fair_queue::FairQueue};
 
 /// Limits of the reviews of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

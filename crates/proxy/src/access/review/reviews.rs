@@ -20,7 +20,7 @@ use super::{
     verdict_cache::{Kept, Outcome, VerdictCache},
 };
 use crate::{
-    fanout::Holder,
+    admission::Holder,
     telemetry::{metrics::ReviewMetrics, traces},
     upstream::UpstreamError,
 };

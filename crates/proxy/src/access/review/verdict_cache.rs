@@ -15,7 +15,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::fair_entries::FairEntries;
-use crate::fanout::Holder;
+use crate::admission::Holder;
 
 /// A verdict that can be kept.
 pub trait Outcome: Clone + Send + Sync + 'static {

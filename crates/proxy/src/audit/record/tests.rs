@@ -15,8 +15,8 @@ use crate::{
         authorization::{Authorizer, attributes::Attributes},
         denial::Forbidden,
     },
+    admission::Holder,
     audit::{AuditLog, AuditWriter, Parts, log_writer::Sink},
-    fanout::Holder,
     telemetry::metrics::Metrics,
 };
 use kubefan_common::proto::v1alpha1::Target;

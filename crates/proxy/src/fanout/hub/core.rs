@@ -22,14 +22,13 @@ use tokio::{
 
 use super::replay_turns::ReplayTurns;
 use crate::{
+    admission::{fair_share::Holder, gate::Gate},
     cache::{
         Budgets, CachedState, Commit, HistoryCopy, Phase, ProcessBudgets, PublishedCache, Record, Refusal,
         RelistReason, RingLimits, Store, published::Applied, stream_end::StreamEnd, term::Column, warnings::Warnings,
         writer::Change,
     },
     fanout::{
-        fair_share::Holder,
-        gate::Gate,
         sync::{Mutex, MutexGuard},
         views::{selections::Selections, set::Views, view::View},
         wake::pacer::Pacer,

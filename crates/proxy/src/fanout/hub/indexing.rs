@@ -17,11 +17,11 @@ use tokio::{
 
 use super::core::{Hub, HubState};
 use crate::{
+    admission::fair_share::Holder,
     cache::{
         column_build::{ColumnBuild, NextPart},
         term::Column,
     },
-    fanout::fair_share::Holder,
 };
 use kubefan_common::sync::watch;
 use kubefan_model::selection::Selection;

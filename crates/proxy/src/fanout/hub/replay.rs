@@ -16,13 +16,11 @@ use tokio::task::yield_now;
 
 use super::core::Hub;
 use crate::{
+    admission::fair_share::Holder,
     cache::{History, Record, Refusal, scan::SLICE_TESTS},
-    fanout::{
-        fair_share::Holder,
-        views::{
-            log::{LogItem, Replayed},
-            view::ViewKey,
-        },
+    fanout::views::{
+        log::{LogItem, Replayed},
+        view::ViewKey,
     },
 };
 use kubefan_model::{ResourceVersion, format::Format, selection::Selection};

@@ -4,8 +4,9 @@
 use std::sync::Arc;
 
 use crate::{
+    admission::{fair_share::Holder, gate::GatePermit},
     cache::{Backfill, OnExpired, OnLag, Refusal},
-    fanout::{fair_share::Holder, gate::GatePermit, hub::Fresh, views::log::Replayed},
+    fanout::{hub::Fresh, views::log::Replayed},
 };
 use kubefan_model::ResourceVersion;
 

@@ -9,14 +9,13 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use crate::{
+    admission::{fair_share::Holder, gate::GatePermit},
     cache::{
         Backfill, CachedState, Expired, HistorySource, OnExpired, OnLag,
         resume::{ResumePlan, ResumeRequest, Situation, plan},
         stream_end::StreamEnd,
     },
     fanout::{
-        fair_share::Holder,
-        gate::GatePermit,
         hub::{Hub, ProvedState},
         subscribe::{
             backlog::{Backlog, BacklogPart, SnapshotHeader},

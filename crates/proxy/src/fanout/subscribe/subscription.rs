@@ -12,10 +12,9 @@ use super::{
     start_point::StartPoint,
 };
 use crate::{
+    admission::{fair_share::Holder, gate::GatePermit},
     cache::{Expired, OnExpired, OnLag, scan::SLICE_TESTS, stream_end::StreamEnd, warnings::Warnings},
     fanout::{
-        fair_share::Holder,
-        gate::GatePermit,
         hub::{HistoryError, Hub},
         send::{
             control,

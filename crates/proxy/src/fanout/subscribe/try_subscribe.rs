@@ -16,12 +16,12 @@ use super::{
     subscription::Subscription,
 };
 use crate::{
+    admission::fair_share::Holder,
     cache::{
         Expired, HistorySource, PublishedCache, Refusal,
         resume::{BackfillState, ResumePlan, ResumeRequest, Situation, plan},
     },
     fanout::{
-        fair_share::Holder,
         hub::{Hub, core::HubState, replay::must_be_replayed},
         views::view::{View, ViewKey},
         wake::StreamWaker,

@@ -3,8 +3,9 @@
 use super::watch_http::lines;
 use super::*;
 use crate::{
+    admission::Holder,
     cache::{OnLag, RetainedLimits},
-    fanout::{Holder, Need, NotSubscribed, Provided, views::log::LogItem},
+    fanout::{Need, NotSubscribed, Provided, views::log::LogItem},
 };
 use kubefan_model::projection::Projection;
 

@@ -8,10 +8,10 @@ use prost::Message;
 use tokio::time::Instant;
 
 use crate::{
+    admission::{Gate, GateLimits},
     cache::{CacheWriter, Phase, ProcessBudgets, Refusal, RelistReason, RingLimits, StreamEnd, Update},
     fanout::{
-        ConnectionWaker, FrameBuf, Gate, GateLimits, Hub, HubOptions, ReadyStreams, Start, StreamWaker,
-        SubscribeOptions, Subscription,
+        ConnectionWaker, FrameBuf, Hub, HubOptions, ReadyStreams, Start, StreamWaker, SubscribeOptions, Subscription,
     },
     telemetry::metrics::Metrics,
 };

@@ -4,8 +4,8 @@ use futures::FutureExt;
 
 use super::*;
 use crate::{
+    admission::{Holder, gate::REPLAYS_MAX},
     cache::scan::SLICE_TESTS,
-    fanout::{Holder, gate::REPLAYS_MAX},
 };
 use kubefan_model::{
     format::Encoding,

@@ -18,11 +18,11 @@ use super::{
     view::{View, ViewMemory},
 };
 use crate::{
+    admission::fair_share::{FairPool, Holder, Place},
     cache::{
         Refusal,
         budget::{Budget, Share},
     },
-    fanout::fair_share::{FairPool, Holder, Place},
 };
 use kubefan_model::{
     format::Format,

@@ -18,6 +18,7 @@ use super::{
     view_gap::ViewGap,
 };
 use crate::{
+    admission::fair_share::Place,
     cache::{
         Budgets, Expired, Gap, History, Store,
         budget::Share,
@@ -27,7 +28,6 @@ use crate::{
         tenant_bytes::{Tenant, TenantBytes},
     },
     fanout::{
-        fair_share::Place,
         send::{encoder::Encoder, log_entry::LogEntry},
         sync::{Mutex, MutexGuard},
         wake::waker::{StreamWaker, Woken},

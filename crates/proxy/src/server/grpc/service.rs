@@ -12,9 +12,10 @@ use tonic::{Code, Request, Response, Status};
 use super::{request, status};
 use crate::{
     access::{Presented, Read, ReadVerb},
+    admission::{Holder, Place},
     audit::{Notes, Record},
     cache::{Refusal, Store, scan::SLICE_TESTS},
-    fanout::{Catalog, Fresh, Holder, HubStatus, Patience, Place, Served, Start, StreamWaker, SubscribeOptions},
+    fanout::{Catalog, Fresh, HubStatus, Patience, Served, Start, StreamWaker, SubscribeOptions},
     server::{
         client_info::{ClientInfo, Sender},
         reader::{NotReached, Reader},

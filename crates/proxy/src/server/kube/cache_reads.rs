@@ -8,9 +8,10 @@ use std::sync::Arc;
 use super::{negotiate, options::Freshness, path::Path, read_error::ReadError, status::Failure};
 use crate::{
     access::{Authorized, Read},
+    admission::Holder,
     audit::Notes,
     cache::Refusal,
-    fanout::{Catalog, Fresh, Holder, Patience, Served},
+    fanout::{Catalog, Fresh, Patience, Served},
     server::{
         reader::{NotReached, Reader},
         select::Selected,

@@ -24,7 +24,7 @@ use super::{
     header_values::put,
 };
 use crate::{
-    fanout::{FairPool, Holder, Place},
+    admission::{FairPool, Holder, Place},
     server::{client_info::ClientInfo, watch::OpenedWatch},
     upstream::Upstream,
 };

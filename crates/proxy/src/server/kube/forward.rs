@@ -27,8 +27,8 @@ use super::{
 };
 use crate::{
     access::authentication::bearer_token::WEBSOCKET_TOKEN,
+    admission::{FairPool, Holder, Place, PlacesMax},
     cache::{Refusal, warnings::Warnings},
-    fanout::{FairPool, Holder, Place, PlacesMax},
     server::client_info::ClientInfo,
     telemetry::{
         metrics::{Metrics, PassthroughRefusal},

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use http_body::Body;
 
-use crate::fanout::{FairPool, Holder, Place};
+use crate::admission::{FairPool, Holder, Place};
 
 /// The memory of all bodies that are kept, in KiB.
 const ALL_KIB: usize = 32 << 10;

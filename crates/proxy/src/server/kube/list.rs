@@ -20,9 +20,10 @@ use super::{
     status::Failure,
 };
 use crate::{
+    admission::Place,
     audit::Notes,
     cache::{Store, scan::SLICE_TESTS},
-    fanout::{Catalog, Patience, Place, Served},
+    fanout::{Catalog, Patience, Served},
     kube_encoding::list::{ListEncoder, ListMeta, ListedResource},
     server::select::Selected,
 };

@@ -19,9 +19,10 @@ use super::{
     status::Failure,
 };
 use crate::{
+    admission::{Holder, Place},
     audit::Record,
     cache::Refusal,
-    fanout::{Catalog, Fresh, Holder, Place, Start, StreamWaker, SubscribeOptions},
+    fanout::{Catalog, Fresh, Start, StreamWaker, SubscribeOptions},
     server::{
         client_info::Sender,
         watch::{OpenedWatch, WatchProtocol},

@@ -11,8 +11,9 @@ use crate::{
         AccessOptions, StreamOptions, authentication::AuthenticationOptions, authorization::AuthorizationOptions,
         review::QueueLimits,
     },
+    admission::{Gate, GateLimits},
     cache::{Backfill, CacheWriter, ProcessBudgets, RelistReason, RingLimits, StreamEnd, Update},
-    fanout::{CacheRequest, Fresh, Gate, GateLimits, Hub, HubOptions},
+    fanout::{CacheRequest, Fresh, Hub, HubOptions},
     telemetry::metrics::Metrics,
     upstream::{
         Upstream,

@@ -30,8 +30,9 @@ use super::{
 };
 use crate::{
     access::AccessControl,
+    admission::{FairPool, Holder},
     audit::AuditLog,
-    fanout::{Catalog, FairPool, Holder},
+    fanout::Catalog,
     server::{client_info::ClientInfo, kube::kube_upstream::KubeUpstream, reader::Reader, subscribers::Subscribers},
     telemetry::metrics::{ConnectionEnd, Metrics},
 };

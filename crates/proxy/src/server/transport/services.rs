@@ -20,8 +20,9 @@ use super::{
 };
 use crate::{
     access::AccessControl,
+    admission::PlacesMax,
     audit::AuditLog,
-    fanout::{Catalog, PlacesMax},
+    fanout::Catalog,
     server::{
         grpc::{call, service::Service, status},
         kube::{

@@ -15,8 +15,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use crate::{
+    admission::{FairPool, Holder, Place},
     cache::Refusal,
-    fanout::{FairPool, Holder, Place},
     server::{grpc::status, transport::limits::REQUEST_TIMEOUT},
 };
 

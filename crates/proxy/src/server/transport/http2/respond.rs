@@ -23,9 +23,10 @@ use tower::Service;
 
 use super::{arrival::Arrival, payload::Payload};
 use crate::{
+    admission::Holder,
     audit::{Outcome, Record, record::put_id},
     cache::StreamEnd,
-    fanout::{Catalog, Holder},
+    fanout::Catalog,
     server::{
         grpc::{audited, call, status},
         transport::{

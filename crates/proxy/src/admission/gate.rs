@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Replays at a time. Each has up to some megabytes, which no budget counts.
-pub(in crate::fanout) const REPLAYS_MAX: usize = 8;
+pub const REPLAYS_MAX: usize = 8;
 
 /// How many are admitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,0 +1,13 @@
+//! Limits that are shared fairly: places for streams, reads and requests, and the gate for what pins
+//! state while it is sent.
+//!
+//! - [`fair_share`]: a limited number of places, in equal parts among those that hold them.
+//! - [`fair_queue`]: a queue in which users, workloads and connections take turns.
+//! - [`gate`]: permits for snapshots, lists, catch-ups, backfills and transfers to peers.
+
+pub mod fair_queue;
+pub mod fair_share;
+pub mod gate;
+
+pub use fair_share::{FairPool, Holder, Place, PlacesMax};
+pub use gate::{Gate, GateLimits, GatePermit};
