@@ -36,6 +36,7 @@ pub(crate) const ROOMS: &[Layer] = &[
     ("fanout", &["admission", "cache", "kube_encoding", "telemetry"]),
     ("managed_tls", &["telemetry", "upstream"]),
     ("peer", &["admission", "cache", "fanout", "managed_tls", "telemetry", "upstream"]),
+    ("informers", &["admission", "cache", "fanout", "peer", "telemetry", "upstream"]),
     ("access", &["admission", "cache", "telemetry", "upstream"]),
     ("audit", &["access", "telemetry"]),
     (
@@ -53,8 +54,7 @@ pub(crate) const ROOMS: &[Layer] = &[
             "upstream",
         ],
     ),
-    ("caches", &["admission", "cache", "fanout", "peer", "telemetry", "upstream"]),
-    ("config", &["access", "cache", "caches", "fanout", "managed_tls", "server", "telemetry", "upstream"]),
+    ("config", &["access", "cache", "fanout", "informers", "managed_tls", "server", "telemetry", "upstream"]),
     (
         "app",
         &[
@@ -62,9 +62,9 @@ pub(crate) const ROOMS: &[Layer] = &[
             "admission",
             "audit",
             "cache",
-            "caches",
             "config",
             "fanout",
+            "informers",
             "managed_tls",
             "peer",
             "server",

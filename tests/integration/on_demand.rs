@@ -7,8 +7,8 @@ use futures::future::join_all;
 use kubefan_common::proto::v1alpha1::Target;
 use kubefan_model::Media;
 use kubefan_proxy::{
-    caches::{OnDemandLimits, SizeLimits},
     fanout::{CacheRequest, Catalog},
+    informers::{OnDemandLimits, SizeLimits},
 };
 use kubefan_sim::apiserver::{Fault, SimResource, Verb};
 use serde_json::json;

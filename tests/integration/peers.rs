@@ -17,7 +17,7 @@ use kubefan_common::proto::v1alpha1::{
     Target, TransferRequest, peer_service_client::PeerServiceClient, peer_service_server::PeerServiceServer,
 };
 use kubefan_proxy::{
-    caches::Registry,
+    informers::Registry,
     peer::{Dial, FoundPeers, NoTransferLog, PeerError, Peers, Sender},
 };
 use kubefan_sim::apiserver::{SimApiserver, SimOptions, Verb};

@@ -11,8 +11,8 @@ use kubefan_common::proto::v1alpha1::{Encoding, ListRequest, Projection, WatchRe
 use kubefan_model::{GroupVersionResource, Media, ResourceVersion, fields::FieldRef, object::Object, protobuf::kinds};
 use kubefan_proxy::{
     cache::{Phase, Refusal},
-    caches::{CacheContext, EncodingLimits, ListScheduler, Registry},
     fanout::{CacheRequest, Catalog, Served},
+    informers::{CacheContext, EncodingLimits, ListScheduler, Registry},
     telemetry::metrics::Metrics,
     upstream::{
         Source, Upstream,
@@ -90,7 +90,7 @@ impl Caches {
 /// A setup that caches any resource, also as protobuf; all but secrets on demand.
 fn anything() -> Setup {
     let mut setup = Setup::of(&["secrets"])
-        .on_demand(kubefan_proxy::caches::OnDemandLimits { on_demand_resources_max: 1000, ..on_demand() });
+        .on_demand(kubefan_proxy::informers::OnDemandLimits { on_demand_resources_max: 1000, ..on_demand() });
     setup.registry.protobuf = Some(PROTOBUF);
     setup
 }

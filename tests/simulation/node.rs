@@ -16,8 +16,8 @@ use kubefan_proxy::{
     admission::GateLimits,
     audit::AuditLog,
     cache::{RetainedLimits, RingLimits},
-    caches::{CacheContext, EncodingLimits, ListScheduler, Registry, RegistryOptions, memory_pressure},
     config::ServeConfig,
+    informers::{CacheContext, EncodingLimits, ListScheduler, Registry, RegistryOptions, memory_pressure},
     server::{
         ClientInfo, Server, ServerOptions,
         kube::{feature_gates::FeatureGates, kube_upstream::KubeUpstream},

@@ -13,7 +13,7 @@ use futures::{FutureExt, future::BoxFuture, stream};
 use hyper_util::rt::TokioIo;
 use kubefan_common::proto::v1alpha1::peer_service_server::PeerServiceServer;
 use kubefan_proxy::{
-    caches::Registry,
+    informers::Registry,
     peer::{Dial, FoundPeers, NoTransferLog, PeerError, Peers, Sender},
 };
 use rand::{RngExt, SeedableRng};

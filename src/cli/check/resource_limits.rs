@@ -3,8 +3,8 @@
 
 use kubefan_proxy::{
     app::open_files,
-    caches::memory_pressure,
     config::{CacheCompression, ServeConfig},
+    informers::memory_pressure,
     telemetry::cgroup::MemoryGroup,
 };
 

@@ -23,9 +23,11 @@ use kubefan_proxy::{
     admission::GateLimits,
     audit::AuditLog,
     cache::{RetainedLimits, RingLimits},
-    caches::{CacheContext, ConfiguredResource, ListScheduler, OnDemandLimits, Registry, RegistryOptions, SizeLimits},
     config::ServeConfig,
     fanout::CacheRequest,
+    informers::{
+        CacheContext, ConfiguredResource, ListScheduler, OnDemandLimits, Registry, RegistryOptions, SizeLimits,
+    },
     peer::Peers,
     server::{ClientInfo, Server, ServerOptions, kube::kube_upstream::KubeUpstream},
     telemetry::metrics::Metrics,

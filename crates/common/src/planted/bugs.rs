@@ -186,7 +186,7 @@ bugs! {
     /// modified. Needs: a restart, a selector whose members changed during the outage.
     BackfillWithoutMembership = "backfill-without-membership" breaks "Filtered, Reliable, Bookmarkable, Convergent",
 
-    /// `caches/backfiller.rs`: the last event before the start of the cache ends the backfill, but
+    /// `informers/backfiller.rs`: the last event before the start of the cache ends the backfill, but
     /// is left out of it. Needs: a restart, and changes at that moment.
     SpliceDrops = "splice-drops" breaks "Bookmarkable, Reliable, Convergent",
 
@@ -273,20 +273,20 @@ bugs! {
     /// part is left out. Needs: a large gap.
     GapPartOmits = "gap-part-omits" breaks "Reliable, Filtered, Convergent",
 
-    /// `caches/consistency.rs`: a short watch that returned events counts as empty from its start,
+    /// `informers/consistency.rs`: a short watch that returned events counts as empty from its start,
     /// so the cache advances over events that it does not have yet. Needs: a proof with a bookmark
     /// while events are on their way, a cache whose own watch lags.
     ProofForgetsEvents = "proof-forgets-events" breaks "Bookmarkable, Reliable, Resumable",
 
-    /// `caches/consistency.rs`: after a proof that failed or needed a watch, the next one starts
+    /// `informers/consistency.rs`: after a proof that failed or needed a watch, the next one starts
     /// after 25 ms instead of a second. Needs: a crowd of readers while proofs fail.
     FailedProofsInARow = "failed-proofs-in-a-row" breaks "Bounded",
 
-    /// `caches/state_comparison.rs`: a cache equals a list of metadata if one is the start of the
+    /// `informers/state_comparison.rs`: a cache equals a list of metadata if one is the start of the
     /// other. Needs: a consistent read while the last objects by key are on their way, or deleted.
     EqualSoFar = "equal-so-far" breaks "Reliable",
 
-    /// `caches/version_lookup.rs`: any earlier look-up of the cluster's version answers a reader.
+    /// `informers/version_lookup.rs`: any earlier look-up of the cluster's version answers a reader.
     /// Needs: two readers that name versions ahead of the cache, with writes in between.
     OldLookUpCounts = "old-look-up-counts" breaks "Resumable, Ordered",
 
@@ -303,7 +303,7 @@ bugs! {
     /// a schema change, a peer that starts warm before the next version.
     EncodingNotAwaited = "encoding-not-awaited" breaks "Convergent, Reliable",
 
-    /// `caches/informer.rs`: a list for a new schema that failed is not repeated. Needs: that.
+    /// `informers/informer.rs`: a list for a new schema that failed is not repeated. Needs: that.
     RereadGivenUp = "reread-given-up" breaks "Convergent",
 
     /// `cache/writer.rs`: an object that changes at the version at which its new bytes are sent is
@@ -335,14 +335,14 @@ bugs! {
     /// Needs: short memory, snapshots under way.
     WithheldPermitsLost = "withheld-permits-lost" breaks "Convergent, Resumable",
 
-    /// `caches/memory_pressure.rs`: the end of the pressure takes no effect. Needs: short memory.
+    /// `informers/memory_pressure.rs`: the end of the pressure takes no effect. Needs: short memory.
     PressureStays = "pressure-stays" breaks "Convergent, Resumable",
 
-    /// `caches/informer.rs`: an informer keeps its place in the scheduler of lists while it waits
+    /// `informers/informer.rs`: an informer keeps its place in the scheduler of lists while it waits
     /// after a failure. Needs: as many failing caches as there are places.
     BackoffKeepsThePlace = "backoff-keeps-the-place" breaks "Convergent, Resumable",
 
-    /// `caches/retry.rs`: the apiserver's `Retry-After` is ignored. Needs: an overloaded apiserver.
+    /// `informers/retry.rs`: the apiserver's `Retry-After` is ignored. Needs: an overloaded apiserver.
     RetryAfterIgnored = "retry-after-ignored" breaks "Bounded",
 
     in patches:

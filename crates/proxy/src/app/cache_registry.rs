@@ -7,8 +7,8 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     admission::GateLimits,
     cache::{RetainedLimits, RingLimits},
-    caches::{CacheContext, EncodingLimits, ListScheduler, OnDemandLimits, Registry, RegistryOptions, SizeLimits},
     config::{CacheCompression, ConsistentReads, FormConfig, ServeConfig, WatchListMode},
+    informers::{CacheContext, EncodingLimits, ListScheduler, OnDemandLimits, Registry, RegistryOptions, SizeLimits},
     peer::Peers,
     telemetry::metrics::Metrics,
     upstream::{

@@ -7,7 +7,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::info;
 
 use super::{mode_names, server_options};
-use crate::{access::Switches, admission::PlacesMax, caches::Registry, config::ServeConfig};
+use crate::{access::Switches, admission::PlacesMax, config::ServeConfig, informers::Registry};
 
 /// Changes how many streams, and how many reads, are served at a time.
 pub(super) type SetPlaces = Box<dyn Fn(PlacesMax, PlacesMax) + Send>;

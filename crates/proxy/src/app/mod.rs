@@ -1,5 +1,5 @@
 //! Wiring: creates the parts of the proxy from the configuration, connects them, and stops them in
-//! order. It decides nothing else; policies about caches are in [`crate::caches`].
+//! order. It decides nothing else; policies about caches are in [`crate::informers`].
 
 mod auditing;
 mod cache_registry;
@@ -47,12 +47,12 @@ use self::{
 use crate::{
     access::{AccessControl, BoundObject, Switches, TrustedCas, authentication::certificate::cluster},
     audit::AuditLog,
-    caches::{
+    config::{AuthorizationMode, PassthroughConfig, ServeConfig, SourceSettings},
+    fanout::Catalog,
+    informers::{
         Registry,
         memory_pressure::{self, MemoryBudget},
     },
-    config::{AuthorizationMode, PassthroughConfig, ServeConfig, SourceSettings},
-    fanout::Catalog,
     managed_tls::ManagedTls,
     server::{
         Server, ServerOptions,

@@ -9,8 +9,8 @@ use tonic::transport::server::Connected;
 use super::peer_records::PeerRecords;
 use crate::{
     audit::AuditLog,
-    caches::Registry,
     config::ServeConfig,
+    informers::Registry,
     managed_tls::ManagedTls,
     peer::{
         self, DnsDial, LoadSource, Peers, TransferLog,

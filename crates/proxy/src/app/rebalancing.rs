@@ -7,8 +7,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     access::AccessControl,
-    caches::Registry,
     config::ServeConfig,
+    informers::Registry,
     peer::{DnsDial, Load, LoadSource, Loads, tls::PeerTls},
     server::{rebalance::Rebalancer, transport::open_connections::OpenConnections},
     telemetry::metrics::Metrics,

@@ -6,7 +6,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    caches::Registry,
+    informers::Registry,
     telemetry::{
         last_hour::{History, SAMPLE_INTERVAL},
         metrics::Metrics,

@@ -10,7 +10,7 @@ use super::{
     rules::{any, at_least, names, optional, size, unusable, wait},
     section::{display_choice, section},
 };
-use crate::caches::ConfiguredResource;
+use crate::informers::ConfiguredResource;
 
 /// Whether the cached objects are packed. The versions that they replaced always are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]

@@ -4,7 +4,7 @@
 use std::{net::IpAddr, path::PathBuf};
 
 use super::{ConfigError, rules::unusable};
-use crate::caches::ConfiguredResource;
+use crate::informers::ConfiguredResource;
 use crate::upstream::{kubefan_client::KubefanSettings, settings::UpstreamSettings};
 use kubefan_client::ClientCertificate;
 use kubefan_model::Media;

@@ -22,7 +22,7 @@ use super::{
     traces::{self, TraceConfig, TraceOptions},
     upstream::{UpstreamConfig, UpstreamOptions},
 };
-use crate::caches::ConfiguredResource;
+use crate::informers::ConfiguredResource;
 use kubefan_model::Media;
 
 /// Declares the sections in the order of `--help`.

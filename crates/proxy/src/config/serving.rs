@@ -14,8 +14,8 @@ use super::{
 };
 use crate::{
     cache::budget::SELECTOR_BYTES_MAX,
-    caches::memory_pressure::MEMORY_BYTES_MIN,
     fanout::hub::COALESCE_MAX,
+    informers::memory_pressure::MEMORY_BYTES_MIN,
     managed_tls::ObjectName,
     server::{
         kube::{

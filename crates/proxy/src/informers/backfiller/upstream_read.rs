@@ -8,8 +8,8 @@ use tokio::time::{sleep, timeout};
 use super::read_range::ReadRange;
 use crate::{
     cache::{Backfill, CacheWriter, EventRing, Record, Refusal, RingLimits, SAME_VERSION_WAIT, Update, writer::Change},
-    caches::{context::CacheContext, list_scheduler::ListPriority},
     fanout::{CachePosition, Continuation, Served},
+    informers::{context::CacheContext, list_scheduler::ListPriority},
     telemetry::metrics::WatchPurpose,
     upstream::{
         UpstreamError,

@@ -2,8 +2,8 @@
 
 use crate::{
     cache::RelistReason,
-    caches::list_scheduler::ListPlace,
     fanout::CommitBatch,
+    informers::list_scheduler::ListPlace,
     upstream::reflector::{ReflectorError, Step},
 };
 
