@@ -54,6 +54,8 @@ pub struct ColumnBuild {
     steps: StepColumn,
     /// The budget that it must fit into.
     indexes: Budget,
+    /// How much is done at a time.
+    part: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,7 +108,14 @@ impl ColumnBuild {
             steps: StepColumn::new(column.clone(), parser.clone()),
             column,
             indexes: indexes.clone(),
+            part: PART,
         }
+    }
+
+    /// Does at most so much at a time: objects, postings, steps.
+    pub fn in_parts_of(mut self, part: usize) -> Self {
+        self.part = part;
+        self
     }
 
     /// The label or field.
@@ -133,7 +142,7 @@ impl ColumnBuild {
         match self.stage {
             Stage::Objects => {
                 let (store, last) = (self.store.clone(), self.last.take());
-                for object in store.after(last.as_ref()).take(PART) {
+                for object in store.after(last.as_ref()).take(self.part) {
                     self.postings.read(object);
                     self.last = Some(object.key().clone());
                 }
@@ -141,7 +150,7 @@ impl ColumnBuild {
                     self.stage = if self.postings.end(self.indexes.room()) { Stage::Postings } else { Stage::TooLarge };
                 }
             }
-            Stage::Postings if !self.postings.file(PART) => self.stage = Stage::Copy,
+            Stage::Postings if !self.postings.file(self.part) => self.stage = Stage::Copy,
             Stage::Records => self.file_records(),
             Stage::Changes => self.file_changes(),
             Stage::Postings | Stage::Copy | Stage::Done | Stage::TooLarge => {}
@@ -150,7 +159,7 @@ impl ColumnBuild {
 
     /// Copies a part of the history of the cache.
     pub fn copy(&mut self, history: &History) {
-        if !history.copy(&mut self.copy, PART / 4) {
+        if !history.copy(&mut self.copy, self.part / 4) {
             let (conflated, changes) = (history.conflated(), &self.copy.changes);
             self.first = changes.first().map_or(conflated.end(), |first| conflated.number_at(first.version));
             self.stage = Stage::Records;
@@ -159,7 +168,7 @@ impl ColumnBuild {
 
     fn file_records(&mut self) {
         let records = &self.copy.records;
-        let part = records.iter().skip(self.filed).take(PART);
+        let part = records.iter().skip(self.filed).take(self.part);
         for (record, _) in part {
             if let Record::Event(event) = record {
                 self.steps.file_recent(event);
@@ -176,9 +185,9 @@ impl ColumnBuild {
     }
 
     fn file_changes(&mut self) {
-        let Self { copy, store, after, steps, filed, first, started, .. } = self;
+        let Self { copy, store, after, steps, filed, first, started, part, .. } = self;
         let changes = copy.changes.iter().enumerate().rev();
-        for (at, PriorState { key, before, .. }) in changes.skip(*filed).take(PART) {
+        for (at, PriorState { key, before, .. }) in changes.skip(*filed).take(*part) {
             let number = *first + at as u64;
             // Those from the start on were filed when they became history.
             if number < *started {

@@ -23,10 +23,8 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use tokio::time::{Instant, sleep};
 
-use crate::upstream::{
-    Upstream, UpstreamError,
-    backoff::{Backoff, BackoffOptions},
-};
+use crate::upstream::{Upstream, UpstreamError};
+use kubefan_common::backoff::{Backoff, BackoffOptions};
 use kubefan_common::planted::{self, Bug};
 
 /// The longest delay while the apiserver is starting, unless it asks for a longer one.

@@ -15,13 +15,8 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::{cached_schema::CachedSchema, context::CacheContext, discovered::DiscoveredResource};
-use crate::{
-    fanout::Served,
-    upstream::{
-        backoff::{Backoff, BackoffOptions},
-        discovery::DiscoveryError,
-    },
-};
+use crate::{fanout::Served, upstream::discovery::DiscoveryError};
+use kubefan_common::backoff::{Backoff, BackoffOptions};
 
 /// The waits before the looks after a sign.
 const LOOKS: [Duration; 3] = [Duration::from_secs(2), Duration::from_secs(2), Duration::from_secs(4)];

@@ -23,13 +23,8 @@ use super::{
     next_step::{Step, next_step},
     stored_objects::{self, LookError},
 };
-use crate::{
-    telemetry::metrics::ManagedTlsMetrics,
-    upstream::{
-        Upstream,
-        backoff::{Backoff, BackoffOptions},
-    },
-};
+use crate::{telemetry::metrics::ManagedTlsMetrics, upstream::Upstream};
+use kubefan_common::backoff::{Backoff, BackoffOptions};
 
 /// A replica whose clock differs more from the apiserver's writes nothing: it would see
 /// certificates end that are good. Certificates begin an hour before they are made.

@@ -30,7 +30,6 @@ mod tests;
 pub use in_use::{ManagedTls, PeerProof};
 pub use issue::PEER_NAME;
 pub use keeper::Keeper;
-pub(crate) use managed_options::is_dns_label;
-pub use managed_options::{Lifetimes, ManagedOptions, ObjectName, Stored};
+pub use managed_options::{Lifetimes, ManagedOptions, ObjectName, Stored, is_dns_label};
 pub use material::Material;
 pub use stored_objects::{LookError, look_once};

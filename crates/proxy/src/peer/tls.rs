@@ -58,7 +58,8 @@ impl PeerTls {
     /// [`PeerError::Files`] or [`PeerError::Managed`] if this replica has nothing to prove itself
     /// with, [`PeerError::Connect`] if the handshake fails or the other side is not a peer.
     pub async fn accept<T: AsyncRead + AsyncWrite + Unpin>(&self, io: T) -> Result<server::TlsStream<T>, PeerError> {
-        let config = self.proof().await?.server_config().map_err(|error| self.unusable(error))?;
+        let proof = self.proof().await?;
+        let config = server_config(&proof).map_err(|error| self.unusable(error))?;
         let accepted = TlsAcceptor::from(Arc::new(config)).accept(io).await;
         let accepted = accepted.map_err(|error| PeerError::Connect(error.to_string()))?;
         match self.allows(accepted.get_ref().1.peer_certificates()) {
@@ -92,7 +93,8 @@ impl PeerTls {
         name: &str,
         io: T,
     ) -> Result<client::TlsStream<T>, PeerError> {
-        let config = self.proof().await?.client_config().map_err(|error| self.unusable(error))?;
+        let proof = self.proof().await?;
+        let config = client_config(&proof).map_err(|error| self.unusable(error))?;
         let name = match self {
             Self::Files(_) => name,
             Self::Managed(_) => PEER_NAME,
@@ -123,26 +125,24 @@ impl PeerTls {
     }
 }
 
-impl PeerProof {
-    fn server_config(&self) -> Result<ServerConfig, rustls::Error> {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let verifier = WebPkiClientVerifier::builder_with_provider(self.roots.clone(), provider.clone()).build();
-        let verifier = verifier.map_err(|error| rustls::Error::General(error.to_string()))?;
-        let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
-        let builder = builder.with_client_cert_verifier(verifier);
-        let mut config = builder.with_single_cert(self.chain.clone(), self.key.clone_key())?;
-        config.alpn_protocols = vec![b"h2".to_vec()];
-        Ok(config)
-    }
+fn server_config(proof: &PeerProof) -> Result<ServerConfig, rustls::Error> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let verifier = WebPkiClientVerifier::builder_with_provider(proof.roots.clone(), provider.clone()).build();
+    let verifier = verifier.map_err(|error| rustls::Error::General(error.to_string()))?;
+    let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    let builder = builder.with_client_cert_verifier(verifier);
+    let mut config = builder.with_single_cert(proof.chain.clone(), proof.key.clone_key())?;
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Ok(config)
+}
 
-    fn client_config(&self) -> Result<ClientConfig, rustls::Error> {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
-        let builder = builder.with_root_certificates(self.roots.clone());
-        let mut config = builder.with_client_auth_cert(self.chain.clone(), self.key.clone_key())?;
-        config.alpn_protocols = vec![b"h2".to_vec()];
-        Ok(config)
-    }
+fn client_config(proof: &PeerProof) -> Result<ClientConfig, rustls::Error> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    let builder = builder.with_root_certificates(proof.roots.clone());
+    let mut config = builder.with_client_auth_cert(proof.chain.clone(), proof.key.clone_key())?;
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Ok(config)
 }
 
 impl PeerTlsFiles {
@@ -152,8 +152,8 @@ impl PeerTlsFiles {
     /// [`PeerError::Files`] names the file and the problem.
     pub fn check(&self) -> Result<(), PeerError> {
         let proof = self.read()?;
-        proof.server_config().map_err(unusable_files)?;
-        proof.client_config().map(drop).map_err(unusable_files)
+        server_config(&proof).map_err(unusable_files)?;
+        client_config(&proof).map(drop).map_err(unusable_files)
     }
 
     fn read(&self) -> Result<PeerProof, PeerError> {

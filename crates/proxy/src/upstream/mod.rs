@@ -17,7 +17,6 @@ mod transport;
 pub use client::{ReviewKind, Upstream, identity, lines};
 pub use discovery::resource_index;
 pub use error::UpstreamError;
-pub use kubefan_common::backoff;
 pub use reflector::Reflector;
 pub use source::Source;
 pub use source_reflector::SourceReflector;

@@ -29,6 +29,9 @@ use kubefan_model::selection::Selection;
 /// How long a reader waits for an index that is being built, before it scans.
 const INDEX_WAIT_MAX: Duration = Duration::from_secs(2);
 
+/// How much of a build is done at a time. Tests divide small builds too.
+const PART: usize = if cfg!(test) { 8 } else { 4096 };
+
 impl Hub {
     /// Counts that a holder uses a selection, to read state or history. Starts to build an index
     /// for it if that is due, and waits for one that is being built.
@@ -59,10 +62,10 @@ impl Hub {
         builds.push((column, built.clone()));
         drop(state);
         match Handle::try_current() {
-            Ok(runtime) => drop(runtime.spawn(build_in_parts(Arc::downgrade(self), build, ended))),
+            Ok(runtime) => drop(runtime.spawn(build_in_parts(Arc::downgrade(self), build.in_parts_of(PART), ended))),
             // Outside of a runtime no other task waits.
             Err(_) => {
-                let mut build = Some(build);
+                let mut build = Some(build.in_parts_of(PART));
                 while let Some(next) = build.take() {
                     build = self.build_part(next);
                 }
