@@ -11,11 +11,8 @@ use tokio::{
     time::timeout,
 };
 
-use super::{
-    Forwarded, Passthrough,
-    scripted_server::{frame, options},
-    tests::Server,
-};
+use super::{Forwarded, Passthrough, scripted_server::options, tests::Server};
+use kubefan_testkit::scripted_server::frame;
 
 /// The request that is not cancelled is the first of its connection.
 const KEPT: u32 = 1;

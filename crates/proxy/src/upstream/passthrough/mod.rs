@@ -16,12 +16,12 @@ mod connections;
 mod protection;
 mod repeat;
 #[cfg(test)]
-pub(crate) mod scripted_server;
+mod scripted_server;
 
 use std::sync::Arc;
 
 use futures::{FutureExt, future::BoxFuture};
-use http::{HeaderMap, Request, Response, StatusCode, Version, header};
+use http::{HeaderMap, Request, Response, StatusCode, Uri, Version, header};
 use http_body_util::BodyExt;
 use kube_client::{Config, config::AuthInfo};
 use tokio::time::sleep;
@@ -39,7 +39,7 @@ use crate::upstream::{
     transport::{
         self,
         connection::{ConnectionLimits, UpstreamBody, holding},
-        connector::{self, ForwardService, HttpVersions},
+        connector::{self, HttpVersions},
         renewal::Renewed,
         settings::{SettingsError, UpstreamSettings},
     },
@@ -47,6 +47,7 @@ use crate::upstream::{
 use kubefan_common::kubeconfig::tls_config;
 
 pub use self::{connections::connections_max, protection::check_reviewer};
+pub use crate::upstream::transport::connector::ForwardService;
 
 /// The owner of the credentials that a forwarded request carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -126,6 +127,19 @@ impl Passthrough {
         };
         let service = Renewed::new(make).await?;
         Ok(Self { service, base, server, options, streams, accepted: AcceptedTokens::default() })
+    }
+
+    /// Forwards over an existing transport, which has the credentials, if any. Simulations and tests
+    /// bring their own. `None` if the URL has no host.
+    pub fn over(service: ForwardService, server: &Uri, options: PassthroughOptions) -> Option<Self> {
+        Some(Self {
+            service: Renewed::fixed(service),
+            base: BaseUrl::of(server)?,
+            server: transport::server_name(server),
+            streams: StreamPermits::new(options.requests_max),
+            options,
+            accepted: AcceptedTokens::default(),
+        })
     }
 
     /// Returns the owner of the credentials that requests carry.

@@ -183,7 +183,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
-    use crate::upstream::passthrough::scripted_server::{failure, go_away, reset};
+    use kubefan_testkit::scripted_server::{failure, go_away, reset};
 
     fn write() -> Request<UpstreamBody> {
         Request::post("http://h/").body(Full::new(Bytes::from("x")).map_err(BoxError::from).boxed_unsync()).unwrap()

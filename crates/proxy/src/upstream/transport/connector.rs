@@ -32,8 +32,7 @@ use tower::{BoxError, Service, ServiceBuilder, ServiceExt, util::BoxCloneSyncSer
 use crate::upstream::transport::connection::{self, ConnectionLimits, STREAMS_MAX, UpstreamBody};
 
 /// A client for forwarded requests.
-pub(in crate::upstream) type ForwardService =
-    BoxCloneSyncService<http::Request<UpstreamBody>, http::Response<UpstreamBody>, BoxError>;
+pub type ForwardService = BoxCloneSyncService<http::Request<UpstreamBody>, http::Response<UpstreamBody>, BoxError>;
 
 /// The HTTP/2 window of one stream: the memory that one stalled response can occupy. With the
 /// default of 64 KiB, lists are many times slower.

@@ -13,8 +13,6 @@
 pub mod bundle;
 pub mod client_certificate;
 pub mod cluster;
-#[cfg(test)]
-pub(crate) mod fake_certificates;
 pub mod subject;
 pub mod trusted_cas;
 

@@ -1,11 +1,37 @@
 //! Tests of what becomes of a forwarded request that has no answer.
 
+use std::sync::atomic::AtomicUsize;
+
 use futures::stream;
+use h2::Reason;
+use http::Uri;
 use prometheus::Registry;
-use tower::BoxError;
+use tower::{BoxError, service_fn};
 
 use super::*;
-use crate::upstream::passthrough::scripted_server::to_closing_server;
+use crate::upstream::{
+    client::ConnectionLimits,
+    passthrough::{ForwardService, PassthroughOptions},
+};
+use kubefan_testkit::scripted_server::{failure, go_away};
+
+/// A way to a server that closes every connection before it has processed a request, and the
+/// number of requests that were sent to it.
+fn to_closing_server() -> (Passthrough, Arc<AtomicUsize>) {
+    let sent = Arc::new(AtomicUsize::new(0));
+    let count = sent.clone();
+    let service = service_fn(move |request| {
+        count.fetch_add(1, Ordering::SeqCst);
+        async { Err(failure(request, &go_away(0, Reason::NO_ERROR)).await) }
+    });
+    let options = PassthroughOptions {
+        credentials: Credentials::Caller,
+        requests_max: 100,
+        allows_insecure_upstream: false,
+        connection: ConnectionLimits::APISERVER,
+    };
+    (Passthrough::over(ForwardService::new(service), &Uri::from_static("http://h"), options).unwrap(), sent)
+}
 
 fn forwarder(upstream: Passthrough) -> Forwarder {
     let options = ForwardOptions { upgrades: false, hosts: AllowedHosts::default(), per_identity_max: None };

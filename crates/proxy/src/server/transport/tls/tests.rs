@@ -12,13 +12,11 @@ use rustls::{
 use tokio_rustls::TlsConnector;
 
 use super::*;
-use crate::{
-    access::authentication::certificate::fake_certificates::{Content, Signer},
-    server::transport::{
-        certificate::{Certificate, TlsFiles},
-        tls_options::TlsVersion,
-    },
+use crate::server::transport::{
+    certificate::{Certificate, TlsFiles},
+    tls_options::TlsVersion,
 };
+use kubefan_testkit::certificates::{Content, Signer};
 
 /// Presents a chain with any key, also one that is not the certificate's.
 fn present(chain: &[&Signer], key: &Signer) -> Arc<SingleCertAndKey> {

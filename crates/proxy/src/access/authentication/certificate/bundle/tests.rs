@@ -3,7 +3,7 @@
 use rcgen::{BasicConstraints, ExtendedKeyUsagePurpose, IsCa, KeyUsagePurpose};
 
 use super::*;
-use crate::access::authentication::certificate::fake_certificates::{Content, NOW_SECONDS, Signer};
+use kubefan_testkit::certificates::{Content, NOW_SECONDS, Signer};
 
 const NOW: Duration = Duration::from_secs(NOW_SECONDS);
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::advance;
 
 use super::*;
-use crate::access::authentication::certificate::fake_certificates::{Content, Signer, now};
+use kubefan_testkit::certificates::{Content, Signer, now};
 
 const DAY: Duration = Duration::from_secs(86_400);
 

@@ -9,13 +9,8 @@ use serde_json::{Value, json};
 use tower::{BoxError, service_fn, util::BoxCloneSyncService};
 
 use super::*;
-use crate::{
-    access::authentication::certificate::{
-        fake_certificates::{Content, Signer, now},
-        trusted_cas::Trusted,
-    },
-    upstream::client::UpstreamOptions,
-};
+use crate::{access::authentication::certificate::trusted_cas::Trusted, upstream::client::UpstreamOptions};
+use kubefan_testkit::certificates::{Content, Signer, now};
 
 /// What the apiserver answers; `None`: nothing.
 type Answer = Arc<Mutex<Option<(StatusCode, Value)>>>;

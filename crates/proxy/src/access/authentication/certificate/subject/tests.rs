@@ -3,7 +3,7 @@
 use rcgen::DnType;
 
 use super::*;
-use crate::access::authentication::certificate::fake_certificates::{Content, Signer};
+use kubefan_testkit::certificates::{Content, Signer};
 
 const CN: Oid<'static> = OID_X509_COMMON_NAME;
 const O: Oid<'static> = OID_X509_ORGANIZATION_NAME;

@@ -1,7 +1,7 @@
 //! The bundle in use: it is replaced by usable ones only.
 
 use super::*;
-use crate::access::authentication::certificate::fake_certificates::{Content, Signer, now};
+use kubefan_testkit::certificates::{Content, Signer, now};
 
 fn ca() -> String {
     Signer::root(Content::ca("ca")).pem

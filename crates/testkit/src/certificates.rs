@@ -9,20 +9,20 @@ use rcgen::{
 use rustls::pki_types::CertificateDer;
 
 /// The time of the tests, in seconds since 1970.
-pub(crate) const NOW_SECONDS: u64 = 1_800_000_000;
+pub const NOW_SECONDS: u64 = 1_800_000_000;
 const DAY_SECONDS: i64 = 86_400;
 
 /// The wall clock of the tests.
-pub(crate) fn now() -> SystemTime {
+pub fn now() -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(NOW_SECONDS)
 }
 
 /// What a certificate says.
-pub(crate) struct Content(pub(crate) CertificateParams);
+pub struct Content(pub CertificateParams);
 
 impl Content {
     /// A client certificate of this user, with a group, valid for a day before and after now.
-    pub(crate) fn client(user: &str, group: &str) -> Self {
+    pub fn client(user: &str, group: &str) -> Self {
         let mut content = Self::named(user).usages(&[ExtendedKeyUsagePurpose::ClientAuth]);
         content.0.distinguished_name.push(DnType::OrganizationName, group);
         content.0.key_usages = vec![KeyUsagePurpose::DigitalSignature];
@@ -30,7 +30,7 @@ impl Content {
     }
 
     /// The certificate of a CA.
-    pub(crate) fn ca(name: &str) -> Self {
+    pub fn ca(name: &str) -> Self {
         let mut content = Self::named(name);
         content.0.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         content.0.key_usages = vec![KeyUsagePurpose::KeyCertSign];
@@ -45,7 +45,7 @@ impl Content {
     }
 
     /// The same, valid for so many days before and after now.
-    pub(crate) fn days(mut self, before: i64, after: i64) -> Self {
+    pub fn days(mut self, before: i64, after: i64) -> Self {
         let at = |days: i64| {
             let second = NOW_SECONDS as i64 + days * DAY_SECONDS;
             rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(second as u64)
@@ -55,30 +55,33 @@ impl Content {
     }
 
     /// The same, for these usages.
-    pub(crate) fn usages(mut self, usages: &[ExtendedKeyUsagePurpose]) -> Self {
+    pub fn usages(mut self, usages: &[ExtendedKeyUsagePurpose]) -> Self {
         self.0.extended_key_usages = usages.to_vec();
         self
     }
 }
 
 /// A certificate with its private key, which may sign others.
-pub(crate) struct Signer {
+pub struct Signer {
     issuer: Issuer<'static, KeyPair>,
-    pub(crate) der: CertificateDer<'static>,
-    pub(crate) pem: String,
-    pub(crate) key_pem: String,
+    /// It, as DER.
+    pub der: CertificateDer<'static>,
+    /// It, as PEM.
+    pub pem: String,
+    /// Its private key, as PEM.
+    pub key_pem: String,
 }
 
 impl Signer {
     /// Signs itself.
-    pub(crate) fn root(Content(params): Content) -> Self {
+    pub fn root(Content(params): Content) -> Self {
         let key = KeyPair::generate().unwrap();
         let signed = params.self_signed(&key).unwrap();
         Self::new(params, signed, key)
     }
 
     /// Signs a certificate with a key of its own.
-    pub(crate) fn sign(&self, Content(params): Content) -> Self {
+    pub fn sign(&self, Content(params): Content) -> Self {
         let key = KeyPair::generate().unwrap();
         let signed = params.signed_by(&key, &self.issuer).unwrap();
         Self::new(params, signed, key)
