@@ -28,7 +28,7 @@ use kubefan_model::{
 };
 use kubefan_proxy::{
     cache::{
-        Budgets, CacheWriter, EventRing, Record, RingLimits, Store, Update,
+        Budgets, CacheWriter, EventRing, HistoryRecord, RingLimits, Store, Update,
         writer::{Change, Commit},
     },
     fanout::{
@@ -40,7 +40,7 @@ use kubefan_proxy::{
         Upstream,
         client::{HttpService, UpstreamOptions},
         lines::LINE_BYTES_MAX,
-        reflector::{Reflector, ReflectorOptions, Step, Target},
+        reflector::{Reflector, ReflectorEvent, ReflectorOptions, Target},
     },
 };
 use rand::SeedableRng;
@@ -101,7 +101,7 @@ mod ring {
         let floor = cache.hub.head().expect("a list");
         let mut ring = EventRing::new(LIMITS, floor);
         for event in cache.events(RECORDS) {
-            ring.push(Record::Event(event), Instant::now());
+            ring.push(HistoryRecord::Event(event), Instant::now());
         }
         (ring, cache)
     }
@@ -111,7 +111,7 @@ mod ring {
     fn append(bencher: Bencher<'_, '_>) {
         let ((mut ring, mut cache), now) = (full(), Instant::now());
         bencher.with_inputs(|| cache.events(1).swap_remove(0)).bench_local_values(|event| {
-            ring.push(Record::Event(event), now);
+            ring.push(HistoryRecord::Event(event), now);
             ring.evict(now, 0, 1.0, 1.0)
         });
     }
@@ -120,7 +120,8 @@ mod ring {
     #[divan::bench(args = [1, 100, 10_000], sample_size = 20)]
     fn read(bencher: Bencher<'_, '_>, records: usize) {
         let (ring, _) = full();
-        let all: Vec<_> = ring.since(ring.floor()).map(|all| all.map(Record::version).collect()).unwrap_or_default();
+        let all: Vec<_> =
+            ring.since(ring.floor()).map(|all| all.map(HistoryRecord::version).collect()).unwrap_or_default();
         let after = if records < all.len() { all[all.len() - 1 - records] } else { ring.floor() };
         bencher.counter(ItemsCount::new(records)).bench_local(|| {
             let records = ring.since(black_box(after)).into_iter().flatten();
@@ -277,7 +278,7 @@ mod upstream {
     }
 
     /// Runs steps until one satisfies `last`. Returns the number of objects.
-    fn steps(runtime: &Runtime, reflector: &mut Reflector<Pcg64Mcg>, last: fn(&Step) -> bool) -> usize {
+    fn steps(runtime: &Runtime, reflector: &mut Reflector<Pcg64Mcg>, last: fn(&ReflectorEvent) -> bool) -> usize {
         runtime.block_on(async {
             let mut objects = 0;
             loop {
@@ -285,7 +286,7 @@ mod upstream {
                 if last(&step) {
                     return objects;
                 }
-                if let Step::Update { update: Update::ListItem(_) | Update::Event(..), .. } = step {
+                if let ReflectorEvent::Update { update: Update::ListItem(_) | Update::Event(..), .. } = step {
                     objects += 1;
                 }
             }
@@ -304,11 +305,11 @@ mod upstream {
             .counter(bytes)
             .with_inputs(|| {
                 let mut reflector = reflector(&kind, &page(&[]), &watch);
-                steps(&runtime, &mut reflector, |step| matches!(step, Step::Watching { .. }));
+                steps(&runtime, &mut reflector, |step| matches!(step, ReflectorEvent::Watching { .. }));
                 reflector
             })
             .bench_local_refs(|reflector| {
-                let objects = steps(&runtime, reflector, |step| matches!(step, Step::Ended { .. }));
+                let objects = steps(&runtime, reflector, |step| matches!(step, ReflectorEvent::Ended { .. }));
                 assert_eq!(objects, OBJECTS);
             });
     }
@@ -324,7 +325,8 @@ mod upstream {
             .counter(bytes)
             .with_inputs(|| reflector(&kind, &list, &Bytes::new()))
             .bench_local_refs(|reflector| {
-                let end = |step: &Step| matches!(step, Step::Update { update: Update::ListEnd(_), .. });
+                let end =
+                    |step: &ReflectorEvent| matches!(step, ReflectorEvent::Update { update: Update::ListEnd(_), .. });
                 assert_eq!(steps(&runtime, reflector, end), OBJECTS);
             });
     }

@@ -33,7 +33,7 @@ use kubefan_proxy::{
         Reflector, Upstream,
         client::UpstreamOptions,
         lines::LINE_BYTES_MAX,
-        reflector::{ReflectorOptions, Step, Target},
+        reflector::{ReflectorEvent, ReflectorOptions, Target},
         settings::UpstreamSettings,
     },
 };
@@ -250,7 +250,7 @@ async fn reflect(upstream: Upstream, hub: Arc<Hub>) -> Result<(), Box<dyn std::e
     let mut reflector = Reflector::new(upstream, target, parser, options, counted, StdRng::seed_from_u64(1));
     loop {
         match reflector.step().await {
-            Ok(Step::Update { update, .. }) => hub.apply(update),
+            Ok(ReflectorEvent::Update { update, .. }) => hub.apply(update),
             Ok(_) => {}
             Err(error) => {
                 eprintln!("upstream: {error}");

@@ -55,7 +55,7 @@ use kubefan_proxy::{
     upstream::{
         Reflector, Upstream,
         client::{UpstreamBody, UpstreamOptions},
-        reflector::{ReflectorOptions, Step, Target},
+        reflector::{ReflectorEvent, ReflectorOptions, Target},
     },
 };
 use prost::Message;
@@ -149,8 +149,10 @@ pub(crate) fn upstream(data: &[u8]) {
     let steps = async {
         for _ in 0..STEPS_MAX {
             let update = match reflector.step().await {
-                Ok(Step::Update { update, .. }) => update,
-                Ok(Step::Watching { .. } | Step::Proved { .. } | Step::Ended { .. }) => continue,
+                Ok(ReflectorEvent::Update { update, .. }) => update,
+                Ok(ReflectorEvent::Watching { .. } | ReflectorEvent::Proved { .. } | ReflectorEvent::Ended { .. }) => {
+                    continue;
+                }
                 Err(_) => return,
             };
             let reached = writer.version();

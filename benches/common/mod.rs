@@ -19,7 +19,7 @@ use kubefan_model::{
 use kubefan_proxy::{
     admission::{Gate, GateLimits},
     cache::{
-        CacheWriter, ProcessBudgets, Record, RelistReason, RingLimits, Update,
+        CacheWriter, HistoryRecord, ProcessBudgets, RelistReason, RingLimits, Update,
         writer::{Change, Commit},
     },
     fanout::{
@@ -167,7 +167,7 @@ impl Cache {
     /// The events of the next changes, not yet read by any view.
     pub(crate) fn events(&mut self, count: usize) -> Vec<Arc<WatchEvent>> {
         let event = |commit: Commit| match commit.change {
-            Change::Record(Record::Event(event)) => Some(event),
+            Change::Record(HistoryRecord::Event(event)) => Some(event),
             _ => None,
         };
         self.changes(count).into_iter().filter_map(event).collect()

@@ -18,7 +18,7 @@ use kubefan_common::proto::v1alpha1::{
 };
 use kubefan_proxy::{
     informers::Registry,
-    peer::{Dial, FoundPeers, NoTransferLog, PeerError, Peers, Sender},
+    peer::{Dial, FoundPeers, NoTransferLog, PeerError, Peers, TransferService},
 };
 use kubefan_sim::apiserver::{SimApiserver, SimOptions, Verb};
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose};
@@ -84,7 +84,7 @@ impl Memory {
 }
 
 fn serve(registry: Arc<Registry>, io: DuplexStream) {
-    let service = PeerServiceServer::new(Sender::new(registry, Arc::new(NoTransferLog)));
+    let service = PeerServiceServer::new(TransferService::new(registry, Arc::new(NoTransferLog)));
     let incoming = futures::stream::iter([Ok::<_, std::io::Error>(io)]).chain(futures::stream::pending());
     tokio::spawn(tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming));
 }

@@ -47,11 +47,11 @@ pub struct FakeListWatch(Arc<Fake>);
 
 #[derive(Default)]
 struct Fake {
-    state: Mutex<State>,
+    state: Mutex<FakeState>,
     requested: Notify,
 }
 
-struct State {
+struct FakeState {
     version: u64,
     objects: BTreeMap<ObjectKey, RawObject>,
     history: Vec<(u64, WatchEventKind)>,
@@ -65,7 +65,7 @@ struct State {
     page_size: usize,
 }
 
-impl Default for State {
+impl Default for FakeState {
     fn default() -> Self {
         Self {
             version: 1,
@@ -82,7 +82,7 @@ impl Default for State {
     }
 }
 
-impl State {
+impl FakeState {
     fn send(&mut self, event: &WatchEvent) {
         self.watches.retain(|watch| watch.try_send(Ok(event.clone())).is_ok());
     }
@@ -100,7 +100,7 @@ impl FakeListWatch {
         Self::default()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, FakeState> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -227,7 +227,7 @@ impl FakeListWatch {
         }
     }
 
-    fn note(&self, state: &mut State, request: FakeRequest) {
+    fn note(&self, state: &mut FakeState, request: FakeRequest) {
         state.requests.push(request);
         self.0.requested.notify_waiters();
     }

@@ -32,7 +32,7 @@ enum Watch {
     Waiting(Instant),
 }
 
-enum Step {
+enum FallbackEvent {
     /// The wait is over.
     Due,
     Started,
@@ -47,23 +47,23 @@ impl Watch {
     }
 
     /// Cancel-safe. After [`Step::Ended`] it must be replaced.
-    async fn step(&mut self) -> Step {
+    async fn step(&mut self) -> FallbackEvent {
         match self {
             Self::Waiting(until) => {
                 sleep_until(*until).await;
-                Step::Due
+                FallbackEvent::Due
             }
             Self::Starting(watch) => match watch.await {
                 Ok(events) => {
                     *self = Self::Open(events);
-                    Step::Started
+                    FallbackEvent::Started
                 }
-                Err(error) => Step::Ended(Some(error)),
+                Err(error) => FallbackEvent::Ended(Some(error)),
             },
             Self::Open(events) => match events.next().await {
-                Some(Ok(event)) => Step::Event(event),
-                Some(Err(error)) => Step::Ended(Some(error)),
-                None => Step::Ended(None),
+                Some(Ok(event)) => FallbackEvent::Event(event),
+                Some(Err(error)) => FallbackEvent::Ended(Some(error)),
+                None => FallbackEvent::Ended(None),
             },
         }
     }
@@ -143,20 +143,20 @@ impl Follow {
         }
     }
 
-    fn on_kubefan(&mut self, step: Step) -> ControlFlow<Item> {
+    fn on_kubefan(&mut self, step: FallbackEvent) -> ControlFlow<Item> {
         match step {
-            Step::Due => {
+            FallbackEvent::Due => {
                 self.start_kubefan();
                 Continue(())
             }
-            Step::Started if self.servers.kubefan.watch_reconnects() => Continue(()),
-            Step::Started if self.is_away() && self.kubefan_is_back() => {
+            FallbackEvent::Started if self.servers.kubefan.watch_reconnects() => Continue(()),
+            FallbackEvent::Started if self.is_away() && self.kubefan_is_back() => {
                 Break(Some(Ok(WatchEventKind::Reconnected.into())))
             }
-            Step::Started => Continue(()),
-            Step::Event(event) => self.on_kubefan_event(event),
-            Step::Ended(None) => Break(None),
-            Step::Ended(Some(error)) => self.on_kubefan_error(error),
+            FallbackEvent::Started => Continue(()),
+            FallbackEvent::Event(event) => self.on_kubefan_event(event),
+            FallbackEvent::Ended(None) => Break(None),
+            FallbackEvent::Ended(Some(error)) => self.on_kubefan_error(error),
         }
     }
 
@@ -195,22 +195,24 @@ impl Follow {
         }
     }
 
-    fn on_apiserver(&mut self, step: Step) -> ControlFlow<Item> {
+    fn on_apiserver(&mut self, step: FallbackEvent) -> ControlFlow<Item> {
         let error = match step {
-            Step::Due => return Continue(()),
-            Step::Started => return Break(Some(Ok(WatchEventKind::Reconnected.into()))),
-            Step::Ended(None) => {
+            FallbackEvent::Due => return Continue(()),
+            FallbackEvent::Started => return Break(Some(Ok(WatchEventKind::Reconnected.into()))),
+            FallbackEvent::Ended(None) => {
                 self.apiserver = None;
                 return Continue(());
             }
-            Step::Ended(Some(error)) | Step::Event(WatchEvent { kind: WatchEventKind::Disconnected(error), .. }) => {
-                error
-            }
-            Step::Event(WatchEvent { kind: WatchEventKind::SnapshotBegin | WatchEventKind::BatchBegin, .. }) => {
+            FallbackEvent::Ended(Some(error))
+            | FallbackEvent::Event(WatchEvent { kind: WatchEventKind::Disconnected(error), .. }) => error,
+            FallbackEvent::Event(WatchEvent {
+                kind: WatchEventKind::SnapshotBegin | WatchEventKind::BatchBegin,
+                ..
+            }) => {
                 let address = self.servers.apiserver.describe();
                 ClientError::Protocol { address, message: "a fallback must continue from the version".to_owned() }
             }
-            Step::Event(event) => {
+            FallbackEvent::Event(event) => {
                 if let Some(version) = &event.resume_version {
                     self.version.clone_from(version);
                 }
@@ -287,7 +289,7 @@ impl Follow {
     }
 }
 
-async fn step_of(watch: &mut Option<Watch>) -> Step {
+async fn step_of(watch: &mut Option<Watch>) -> FallbackEvent {
     match watch {
         Some(watch) => watch.step().await,
         None => pending().await,

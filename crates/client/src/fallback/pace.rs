@@ -118,11 +118,11 @@ pub(super) fn ends_fallback(error: &ClientError) -> bool {
 pub(super) struct Outage {
     pub(super) options: PacedOptions,
     phase: Duration,
-    state: Mutex<State>,
+    state: Mutex<OutageState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct OutageState {
     /// Since when kubefan is unreachable. `None`: it is there.
     since: Option<Instant>,
     /// The last attempt was answered, with an error.
@@ -136,7 +136,7 @@ impl Outage {
         Self { phase: options.phase(), options, state: Mutex::default() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, OutageState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -158,7 +158,7 @@ impl Outage {
 
     /// kubefan serves.
     pub(super) fn end(&self) {
-        *self.state() = State::default();
+        *self.state() = OutageState::default();
     }
 
     /// Ends the fallback for the rest of the outage.

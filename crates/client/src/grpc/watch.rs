@@ -145,11 +145,11 @@ pub struct WatchStream {
     delta_base_is_current: bool,
     /// Events of a snapshot chunk that are not yet returned.
     chunk: VecDeque<Event>,
-    state: State,
+    state: ConnectionState,
 }
 
 #[derive(Debug)]
-enum State {
+enum ConnectionState {
     Waiting(Option<Instant>),
     Open(Box<Streaming<WatchResponse>>),
     Ended,
@@ -181,7 +181,7 @@ impl WatchStream {
                 .then(|| DeltaBase::new(options.delta_base_bytes_max, delta::OBJECT_BYTES_MAX)),
             delta_base_is_current: false,
             chunk: VecDeque::new(),
-            state: State::Waiting(None),
+            state: ConnectionState::Waiting(None),
             options,
         }
     }
@@ -221,14 +221,14 @@ impl WatchStream {
                 return Some(Ok(WatchItem::Event(event)));
             }
             match &mut self.state {
-                State::Ended => return None,
-                State::Waiting(until) => {
+                ConnectionState::Ended => return None,
+                ConnectionState::Waiting(until) => {
                     if let Some(until) = *until {
                         let wake = self.deadline.map_or(until, |deadline| deadline.min(until));
                         sleep_until(wake).await;
                     }
                     let Some(request) = self.request() else {
-                        self.state = State::Ended;
+                        self.state = ConnectionState::Ended;
                         return None;
                     };
                     self.sent = match self.client.authorization().await {
@@ -237,7 +237,7 @@ impl WatchStream {
                     };
                     match self.client.service.watch(client::request(request, self.sent.clone())).await {
                         Ok(response) => {
-                            self.state = State::Open(Box::new(response.into_inner()));
+                            self.state = ConnectionState::Open(Box::new(response.into_inner()));
                             self.opened_at = Some(Instant::now());
                             self.next_cluster = None;
                             if std::mem::take(&mut self.broken) {
@@ -253,7 +253,7 @@ impl WatchStream {
                         }
                     }
                 }
-                State::Open(stream) => match message_before(stream, self.deadline).await {
+                ConnectionState::Open(stream) => match message_before(stream, self.deadline).await {
                     Ok(Some(response)) => match self.accept(response) {
                         Ok(Some(item)) => return Some(Ok(item)),
                         // A chunk, or an unknown message of a newer server. Its resume version
@@ -261,7 +261,7 @@ impl WatchStream {
                         Ok(None) => continue,
                         Err(message) => return Some(Ok(self.undecodable(message))),
                     },
-                    Ok(None) if self.options.timeout.is_some() => self.state = State::Ended,
+                    Ok(None) if self.options.timeout.is_some() => self.state = ConnectionState::Ended,
                     Ok(None) => {
                         let ended = tonic::Status::unavailable("the stream ended");
                         return Some(self.failed(self.client.error(&ended)));
@@ -272,7 +272,7 @@ impl WatchStream {
                             return Some(self.failed(error));
                         }
                         // Nothing was lost, and nothing has failed.
-                        self.state = State::Waiting(None);
+                        self.state = ConnectionState::Waiting(None);
                     }
                 },
             }
@@ -387,7 +387,7 @@ impl WatchStream {
         }
         self.delta_base_is_current = false;
         let retry_in = self.backoff.next_delay(Instant::now(), None, &mut self.rng);
-        self.state = State::Waiting(Some(Instant::now() + retry_in));
+        self.state = ConnectionState::Waiting(Some(Instant::now() + retry_in));
         self.broken = true;
         let error = ClientError::Undecodable { address: self.client.address.clone(), message: error.to_string() };
         WatchItem::Disconnected { error, retry_in }
@@ -408,7 +408,7 @@ impl WatchStream {
         // The file may get another token. A token that was never accepted is a mistake, though.
         let may_login = is_refused && self.opened_at.is_some() && self.client.token.may_change();
         if !restart && !may_login && !error.is_retryable() {
-            self.state = State::Ended;
+            self.state = ConnectionState::Ended;
             return Err(error);
         }
         // A restart is delayed too: otherwise, with a ring that is too short, clients would read
@@ -416,7 +416,7 @@ impl WatchStream {
         let retry_in = self.backoff.next_delay(Instant::now(), error.retry_after(), &mut self.rng);
         let limit = self.options.not_synced_delay_max.filter(|_| error.is_not_synced());
         let retry_in = limit.map_or(retry_in, |limit| retry_in.min(limit.max(error.retry_after().unwrap_or_default())));
-        self.state = State::Waiting(Some(Instant::now() + retry_in));
+        self.state = ConnectionState::Waiting(Some(Instant::now() + retry_in));
         if restart {
             self.resume_version.clear();
             self.cluster.clear();

@@ -29,12 +29,12 @@ pub struct SharedInformerFactory {
     namespace: String,
     tweak: Option<Tweak>,
     resync_period: Duration,
-    state: Mutex<State>,
+    state: Mutex<StartedInformers>,
     stop: watch::Sender<bool>,
 }
 
 #[derive(Default)]
-struct State {
+struct StartedInformers {
     informers: HashMap<(String, TypeId), Entry>,
     tasks: Vec<JoinHandle<()>>,
 }
@@ -95,7 +95,7 @@ impl SharedInformerFactory {
         build: impl FnOnce(InformerBuilder<K>) -> InformerBuilder<K>,
     ) -> SharedInformer<K> {
         let key = (resource.to_owned(), TypeId::of::<K>());
-        let known = |state: &State| {
+        let known = |state: &StartedInformers| {
             state.informers.get(&key).and_then(|entry| entry.informer.downcast_ref::<SharedInformer<K>>()).cloned()
         };
         if let Some(informer) = known(&self.state()) {
@@ -126,7 +126,7 @@ impl SharedInformerFactory {
         if *self.stop.borrow() {
             return Err(InformerError::Stopped);
         }
-        let State { informers, tasks } = &mut *state;
+        let StartedInformers { informers, tasks } = &mut *state;
         for entry in informers.values_mut().filter(|entry| !entry.started) {
             entry.started = true;
             tasks.push(runtime.spawn((entry.run)(self.stop.subscribe())));
@@ -151,7 +151,7 @@ impl SharedInformerFactory {
         join_all(tasks).await;
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, StartedInformers> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -49,16 +49,16 @@ pub struct Subscription<K> {
     registration: Registration,
 }
 
-struct Sender<K>(mpsc::Sender<HandlerCall<K>>);
+struct HandlerQueue<K>(mpsc::Sender<HandlerCall<K>>);
 
-impl<K> Sender<K> {
+impl<K> HandlerQueue<K> {
     async fn send(&self, call: HandlerCall<K>) {
         // After the subscription was dropped, its handler is about to end.
         let _ = self.0.send(call).await;
     }
 }
 
-impl<K: Send + Sync + 'static> EventHandler<K> for Sender<K> {
+impl<K: Send + Sync + 'static> EventHandler<K> for HandlerQueue<K> {
     async fn on_add(&mut self, object: Arc<Object<K>>, is_in_initial_list: bool) {
         self.send(HandlerCall::Added { object, is_in_initial_list }).await;
     }
@@ -82,7 +82,7 @@ impl<K: Decode> SharedInformer<K> {
     pub fn subscribe(&self, options: HandlerOptions) -> Result<Subscription<K>, InformerError> {
         // The handler's backlog has the limit. This queue only hands calls over.
         let (sender, calls) = mpsc::channel(1);
-        let registration = self.add_event_handler_with_options(Sender(sender), options)?;
+        let registration = self.add_event_handler_with_options(HandlerQueue(sender), options)?;
         Ok(Subscription { calls, registration })
     }
 }

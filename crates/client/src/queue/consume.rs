@@ -25,7 +25,7 @@ pub(super) trait Waiting<K>: Default {
 }
 
 /// What the lock of a queue protects.
-pub(super) struct State<K, W> {
+pub(super) struct ConsumerState<K, W> {
     pub(super) waiting: W,
     /// The unit that a consumer processes at this moment.
     pub(super) in_process: Option<Vec<Delta<K>>>,
@@ -36,7 +36,7 @@ pub(super) struct State<K, W> {
     closed: bool,
 }
 
-impl<K, W: Waiting<K>> State<K, W> {
+impl<K, W: Waiting<K>> ConsumerState<K, W> {
     /// Records that single changes were queued. If they come before the first complete state, the
     /// queue counts as synced, as client-go's does.
     pub(super) fn set_populated(&mut self) {
@@ -58,7 +58,7 @@ impl<K, W: Waiting<K>> State<K, W> {
 
 /// A queue with its lock and the wakeup of its consumers.
 pub(super) struct Consumable<K, W> {
-    state: Mutex<State<K, W>>,
+    state: Mutex<ConsumerState<K, W>>,
     changed: Notify,
 }
 
@@ -72,19 +72,24 @@ enum Next<K> {
 
 impl<K, W: Waiting<K>> Consumable<K, W> {
     pub(super) fn new() -> Self {
-        let state =
-            State { waiting: W::default(), in_process: None, populated: false, initial_units: 0, closed: false };
+        let state = ConsumerState {
+            waiting: W::default(),
+            in_process: None,
+            populated: false,
+            initial_units: 0,
+            closed: false,
+        };
         Self { state: Mutex::new(state), changed: Notify::new() }
     }
 
     // Only `KnownObjects` can panic under the lock, before or between changes of the queue. At
     // worst a part of a complete state is queued.
-    pub(super) fn lock(&self) -> MutexGuard<'_, State<K, W>> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, ConsumerState<K, W>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes the queue and wakes its consumers.
-    pub(super) fn produce(&self, change: impl FnOnce(&mut State<K, W>)) {
+    pub(super) fn produce(&self, change: impl FnOnce(&mut ConsumerState<K, W>)) {
         change(&mut self.lock());
         self.changed.notify_waiters();
     }

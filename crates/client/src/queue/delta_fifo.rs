@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    consume::{Consumable, State, Waiting},
+    consume::{Consumable, ConsumerState, Waiting},
     delta::{Delta, KnownObjects},
 };
 use crate::{
@@ -71,7 +71,7 @@ impl<K> Waiting<K> for Keyed<K> {
 }
 
 /// The newest delta in process. All of them have the same key.
-fn in_process<K>(state: &State<K, Keyed<K>>) -> Option<&Delta<K>> {
+fn in_process<K>(state: &ConsumerState<K, Keyed<K>>) -> Option<&Delta<K>> {
     state.in_process.as_ref()?.last()
 }
 
@@ -137,7 +137,7 @@ impl<K: 'static> DeltaFifo<K> {
     }
 
     /// Whether the queue or the consumer has this object.
-    fn exists(&self, state: &State<K, Keyed<K>>, key: &ObjectKey) -> bool {
+    fn exists(&self, state: &ConsumerState<K, Keyed<K>>, key: &ObjectKey) -> bool {
         if state.waiting.deltas.contains_key(key) {
             return true;
         }
@@ -148,7 +148,7 @@ impl<K: 'static> DeltaFifo<K> {
         }
     }
 
-    fn push(&self, state: &mut State<K, Keyed<K>>, change: Change<K>) {
+    fn push(&self, state: &mut ConsumerState<K, Keyed<K>>, change: Change<K>) {
         state.set_populated();
         // A complete state has reported the deletion of an object that is gone already.
         if !matches!(change, Change::Deleted(_)) || self.exists(state, change.key()) {
@@ -158,7 +158,7 @@ impl<K: 'static> DeltaFifo<K> {
 
     /// The deletions that a complete state implies: of queued objects in order of the queue, of the
     /// object in process, then of known objects.
-    fn deletions(&self, state: &State<K, Keyed<K>>, kept: &HashSet<ObjectKey>) -> Vec<Delta<K>> {
+    fn deletions(&self, state: &ConsumerState<K, Keyed<K>>, kept: &HashSet<ObjectKey>) -> Vec<Delta<K>> {
         let Keyed { deltas, order } = &state.waiting;
         let last_known = |delta: &Delta<K>| match delta {
             Delta::Deleted(deleted) => deleted.last_known().cloned(),

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    consume::{Consumable, State, Waiting},
+    consume::{Consumable, ConsumerState, Waiting},
     delta::{Delta, KnownObjects},
 };
 use crate::{
@@ -67,7 +67,7 @@ impl<K> Waiting<K> for Batches<K> {
 }
 
 /// The deltas that are not yet applied to the known objects, in order.
-fn pending<K>(state: &State<K, Batches<K>>) -> impl Iterator<Item = &Delta<K>> {
+fn pending<K>(state: &ConsumerState<K, Batches<K>>) -> impl Iterator<Item = &Delta<K>> {
     state.in_process.iter().chain(&state.waiting.batches).flatten()
 }
 
@@ -130,7 +130,7 @@ impl<K: 'static> RealFifo<K> {
 
     /// The deletions that a complete state implies: of pending objects in order of arrival, then of
     /// known objects.
-    fn deletions(&self, state: &State<K, Batches<K>>, new: &Replacement<K>) -> Vec<Delta<K>> {
+    fn deletions(&self, state: &ConsumerState<K, Batches<K>>, new: &Replacement<K>) -> Vec<Delta<K>> {
         let kept: HashSet<&ObjectKey> = new.objects.iter().map(|object| object.key()).chain(&new.undecodable).collect();
         let mut order = Vec::new();
         let mut newest: HashMap<&ObjectKey, &Delta<K>> = HashMap::new();

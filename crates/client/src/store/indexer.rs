@@ -35,9 +35,9 @@ pub enum IndexError {
 
 /// Objects by key, with any number of named indexes: client-go's `Indexer` (`ThreadSafeStore`).
 /// Clones share the objects. Objects are shared, and never change.
-pub struct Indexer<K>(Arc<RwLock<State<K>>>);
+pub struct Indexer<K>(Arc<RwLock<IndexedObjects<K>>>);
 
-struct State<K> {
+struct IndexedObjects<K> {
     objects: OrdMap<ObjectKey, Arc<Object<K>>>,
     indexes: HashMap<String, Index<K>>,
     resource_version: String,
@@ -73,7 +73,7 @@ impl<K> Index<K> {
     }
 }
 
-impl<K> State<K> {
+impl<K> IndexedObjects<K> {
     fn insert(&mut self, object: Arc<Object<K>>) -> Option<Arc<Object<K>>> {
         let before = self.objects.insert(object.key().clone(), object.clone());
         for index in self.indexes.values_mut() {
@@ -97,17 +97,17 @@ impl<K> State<K> {
 impl<K> Indexer<K> {
     /// Returns an empty store without indexes.
     pub fn new() -> Self {
-        let state = State { objects: OrdMap::new(), indexes: HashMap::new(), resource_version: String::new() };
+        let state = IndexedObjects { objects: OrdMap::new(), indexes: HashMap::new(), resource_version: String::new() };
         Self(Arc::new(RwLock::new(state)))
     }
 
     // An index function that panics leaves the lock poisoned and at worst one object missing in
     // that index. The objects themselves are complete, so readers continue.
-    fn read(&self) -> RwLockReadGuard<'_, State<K>> {
+    fn read(&self) -> RwLockReadGuard<'_, IndexedObjects<K>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, State<K>> {
+    fn write(&self) -> RwLockWriteGuard<'_, IndexedObjects<K>> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -267,7 +267,7 @@ impl<K: Send + Sync + 'static> Store<K> for Indexer<K> {
         for object in undecodable.chain(new.objects) {
             objects.insert(object.key().clone(), object);
         }
-        let State { indexes, .. } = &mut *state;
+        let IndexedObjects { indexes, .. } = &mut *state;
         for index in indexes.values_mut() {
             index.keys.clear();
             objects.values().for_each(|object| index.insert(object));
@@ -294,7 +294,7 @@ impl<K: Send + Sync + 'static> KnownObjects<K> for Indexer<K> {
 }
 
 /// The write lock of an indexer.
-pub(crate) struct IndexWriter<'a, K>(RwLockWriteGuard<'a, State<K>>);
+pub(crate) struct IndexWriter<'a, K>(RwLockWriteGuard<'a, IndexedObjects<K>>);
 
 impl<K> IndexWriter<'_, K> {
     /// Stores an object. Returns the previous state.

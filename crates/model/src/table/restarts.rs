@@ -59,15 +59,15 @@ struct Container<'a> {
     #[serde(borrow)]
     name: Cow<'a, str>,
     #[serde(borrow)]
-    last_state: State<'a>,
+    last_state: ContainerState<'a>,
     #[serde(borrow)]
-    state: State<'a>,
+    state: ContainerState<'a>,
     started: Option<bool>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct State<'a> {
+struct ContainerState<'a> {
     #[serde(borrow)]
     terminated: Option<Terminated<'a>>,
 }

@@ -111,7 +111,7 @@ pub(super) fn level_keys(holder: Option<Holder>) -> [LevelKey; LEVELS] {
 
 /// How many places there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PlacesMax {
+pub struct PermitLimits {
     /// All places.
     pub all: usize,
     /// Those that one identity may hold: a workload if it is known, otherwise a user, otherwise an
@@ -119,7 +119,7 @@ pub struct PlacesMax {
     pub per_identity: Option<usize>,
 }
 
-impl From<usize> for PlacesMax {
+impl From<usize> for PermitLimits {
     fn from(all: usize) -> Self {
         Self { all, per_identity: None }
     }
@@ -139,8 +139,8 @@ pub struct Shares {
 
 impl Shares {
     /// So many free places.
-    pub fn new(places_max: impl Into<PlacesMax>) -> Self {
-        let PlacesMax { all, per_identity } = places_max.into();
+    pub fn new(places_max: impl Into<PermitLimits>) -> Self {
+        let PermitLimits { all, per_identity } = places_max.into();
         Self {
             places_max: all,
             per_identity_max: per_identity,
@@ -161,7 +161,7 @@ impl Shares {
     }
 
     /// Changes both numbers. Places that are held stay held, even if they are more.
-    fn set(&mut self, PlacesMax { all, per_identity }: PlacesMax) {
+    fn set(&mut self, PermitLimits { all, per_identity }: PermitLimits) {
         (self.places_max, self.per_identity_max) = (all, per_identity);
     }
 
@@ -253,7 +253,7 @@ pub struct FairPool(Mutex<Shares>);
 
 /// One place in a pool, or several, given back when it is dropped.
 #[derive(Debug)]
-pub struct Place {
+pub struct FairPermit {
     pool: Arc<FairPool>,
     holder: Option<Holder>,
     count: usize,
@@ -261,7 +261,7 @@ pub struct Place {
 
 impl FairPool {
     /// A pool of so many places.
-    pub fn new(places_max: impl Into<PlacesMax>) -> Arc<Self> {
+    pub fn new(places_max: impl Into<PermitLimits>) -> Arc<Self> {
         Arc::new(Self(Mutex::new(Shares::new(places_max))))
     }
 
@@ -270,7 +270,7 @@ impl FairPool {
     }
 
     /// Changes the number of places. Those that are held stay held, even if they are more.
-    pub fn set(&self, places_max: PlacesMax) {
+    pub fn set(&self, places_max: PermitLimits) {
         self.shares().set(places_max);
     }
 
@@ -292,30 +292,30 @@ impl FairPool {
     }
 
     /// A place, if one is free and the holder may take it.
-    pub fn try_take(self: &Arc<Self>, holder: Option<Holder>) -> Option<Place> {
+    pub fn try_take(self: &Arc<Self>, holder: Option<Holder>) -> Option<FairPermit> {
         self.try_take_many(holder, 1)
     }
 
     /// So many places, if the holder may take them all.
-    pub fn try_take_many(self: &Arc<Self>, holder: Option<Holder>, count: usize) -> Option<Place> {
+    pub fn try_take_many(self: &Arc<Self>, holder: Option<Holder>, count: usize) -> Option<FairPermit> {
         let mut shares = self.shares();
         if !shares.admits(holder, count) {
             return None;
         }
         shares.take(holder, count);
         drop(shares);
-        Some(Place { pool: self.clone(), holder, count })
+        Some(FairPermit { pool: self.clone(), holder, count })
     }
 }
 
-impl Place {
+impl FairPermit {
     /// Who holds it; `None` for kubefan itself.
     pub fn holder(&self) -> Option<Holder> {
         self.holder
     }
 }
 
-impl Drop for Place {
+impl Drop for FairPermit {
     fn drop(&mut self) {
         self.pool.shares().give_back(self.holder, self.count);
     }

@@ -42,11 +42,11 @@ pub struct Gate {
 }
 
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<Admissions>,
     metrics: GateMetrics,
 }
 
-struct State {
+struct Admissions {
     shares: Shares,
     /// Nothing in it could be admitted now.
     queue: FairQueue<oneshot::Sender<GatePermit>>,
@@ -62,7 +62,7 @@ impl Gate {
     /// A gate without a lowered limit.
     pub fn new(limits: GateLimits, metrics: GateMetrics) -> Arc<Self> {
         let shared = |places_max| {
-            let state = State { shares: Shares::new(places_max), queue: FairQueue::default() };
+            let state = Admissions { shares: Shares::new(places_max), queue: FairQueue::default() };
             Arc::new(Shared { state: Mutex::new(state), metrics: metrics.clone() })
         };
         Arc::new(Self { limits, shared: shared(limits.snapshots_max), replays: shared(REPLAYS_MAX) })
@@ -160,7 +160,7 @@ impl Gate {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Admissions> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -169,18 +169,18 @@ impl Shared {
         state.shares.admits(holder, 1).then(|| self.permit(&mut state, holder))
     }
 
-    fn permit(self: &Arc<Self>, state: &mut State, holder: Option<Holder>) -> GatePermit {
+    fn permit(self: &Arc<Self>, state: &mut Admissions, holder: Option<Holder>) -> GatePermit {
         state.shares.take(holder, 1);
         self.metrics.in_flight.inc();
         GatePermit { shared: self.clone(), holder }
     }
 
     /// Admits from the queue what can be admitted.
-    fn admit_waiting(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
+    fn admit_waiting(self: &Arc<Self>, mut state: MutexGuard<'_, Admissions>) {
         // Dropping a permit takes the lock.
         let mut returned = Vec::new();
         while state.shares.free() > 0 {
-            let State { shares, queue } = &mut *state;
+            let Admissions { shares, queue } = &mut *state;
             let next = queue.pop(|level, key| shares.admits_at(level, key, 1));
             let Some((holder, waiting)) = next else { break };
             let permit = self.permit(&mut state, holder);

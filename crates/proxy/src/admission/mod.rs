@@ -9,5 +9,5 @@ pub mod fair_queue;
 pub mod fair_share;
 pub mod gate;
 
-pub use fair_share::{FairPool, Holder, Place, PlacesMax};
+pub use fair_share::{FairPermit, FairPool, Holder, PermitLimits};
 pub use gate::{Gate, GateLimits, GatePermit};

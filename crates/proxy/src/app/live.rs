@@ -7,10 +7,10 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::info;
 
 use super::{mode_names, server_options};
-use crate::{access::Switches, admission::PlacesMax, config::ServeConfig, informers::Registry};
+use crate::{access::Switches, admission::PermitLimits, config::ServeConfig, informers::Registry};
 
 /// Changes how many streams, and how many reads, are served at a time.
-pub(super) type SetPlaces = Box<dyn Fn(PlacesMax, PlacesMax) + Send>;
+pub(super) type SetPlaces = Box<dyn Fn(PermitLimits, PermitLimits) + Send>;
 
 /// A function of the configurations before and after a change, which applies the change.
 pub(super) fn apply(

@@ -12,7 +12,7 @@ use crate::{
         Caller,
         authentication::{caller::KnownCaller, certificate::subject},
     },
-    audit::{AuditLog, ObjectRef, Outcome, Record, RequestHead},
+    audit::{AuditLog, AuditRecord, ObjectRef, Outcome, RequestHead},
     peer::{CacheIdentity, TransferLog, TransferRecord},
     server::{ClientInfo, grpc::audited::outcome},
     telemetry::requests::Protocol,
@@ -25,7 +25,7 @@ const NOT_RECORDED: &str =
 /// Records transfers in the audit log.
 pub(super) struct PeerRecords(pub(super) AuditLog);
 
-struct OfTransfer(Record);
+struct OfTransfer(AuditRecord);
 
 impl TransferLog for PeerRecords {
     fn begin(&self, of: &Extensions, wanted: &CacheIdentity) -> Box<dyn TransferRecord> {

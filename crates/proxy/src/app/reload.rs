@@ -37,7 +37,7 @@ pub struct WatchedFile {
 
 /// What follows from a look at the file.
 #[derive(Debug)]
-enum Step {
+enum FileChange {
     /// Nothing: it has not changed, or is perhaps being written.
     Wait,
     /// It has not changed. Only for someone who asks.
@@ -67,24 +67,24 @@ impl WatchedFile {
     }
 
     /// Decides after a look. `asked`: someone wants the file to be read now.
-    fn step(&mut self, seen: Seen, asked: bool) -> Step {
+    fn step(&mut self, seen: Seen, asked: bool) -> FileChange {
         if seen == self.handled {
             self.unsettled = None;
             // Someone who asks is shown again why it was refused.
             let refused = asked.then(|| self.judge(&seen).err()).flatten();
-            return refused.map_or(if asked { Step::Same } else { Step::Wait }, Step::Refuse);
+            return refused.map_or(if asked { FileChange::Same } else { FileChange::Wait }, FileChange::Refuse);
         }
         if !asked && self.unsettled.as_ref() != Some(&seen) {
             self.unsettled = Some(seen);
-            return Step::Wait;
+            return FileChange::Wait;
         }
         self.unsettled = None;
         let judged = self.judge(&seen);
         self.handled = seen;
         match judged {
-            Err(why) => Step::Refuse(why),
-            Ok((_, changed)) if changed.is_empty() => Step::Restored,
-            Ok((configured, changed)) => Step::Apply(Box::new(configured), changed),
+            Err(why) => FileChange::Refuse(why),
+            Ok((_, changed)) if changed.is_empty() => FileChange::Restored,
+            Ok((configured, changed)) => FileChange::Apply(Box::new(configured), changed),
         }
     }
 
@@ -121,19 +121,19 @@ impl WatchedFile {
             let Ok(seen) = spawn_blocking(move || file.content()).await else { continue };
             let path = self.file.path().display().to_string();
             match self.step(seen, is_asked) {
-                Step::Wait => {}
-                Step::Same => info!(path, "the configuration file was read again; it has not changed"),
-                Step::Restored => {
+                FileChange::Wait => {}
+                FileChange::Same => info!(path, "the configuration file was read again; it has not changed"),
+                FileChange::Restored => {
                     metrics.succeeded(now());
                     info!(path, "the configuration file was read again; it says what is in force");
                 }
-                Step::Apply(configured, changed) => {
+                FileChange::Apply(configured, changed) => {
                     apply(&self.in_force.config, &configured.config);
                     self.in_force = *configured;
                     metrics.succeeded(now());
                     info!(path, changed = changed.join(", "), "the configuration file was read again and is in force");
                 }
-                Step::Refuse(why) => {
+                FileChange::Refuse(why) => {
                     metrics.failed();
                     warn!("the configuration file was read again and is refused, so nothing has changed: {why}");
                 }

@@ -4,7 +4,7 @@ use std::fs;
 
 use super::open_files;
 use crate::{
-    admission::PlacesMax,
+    admission::PermitLimits,
     config::{ListenAddress, ServeConfig},
     server::{
         ServerOptions, kube::guard::Guard, selector_limits::SelectorLimits, transport::open_connections::EndingOptions,
@@ -52,14 +52,14 @@ impl From<&ServeConfig> for ServerOptions {
 }
 
 /// How many streams are served at a time.
-pub(super) fn subscribers_max(config: &ServeConfig) -> PlacesMax {
+pub(super) fn subscribers_max(config: &ServeConfig) -> PermitLimits {
     let serving = &config.serving;
-    PlacesMax { all: serving.subscribers_max, per_identity: serving.subscribers_max_per_identity }
+    PermitLimits { all: serving.subscribers_max, per_identity: serving.subscribers_max_per_identity }
 }
 
 /// How many lists and gets are served at a time.
-pub(super) fn reads_max(config: &ServeConfig) -> PlacesMax {
-    PlacesMax { all: config.serving.reads_max, per_identity: config.serving.reads_max_per_identity }
+pub(super) fn reads_max(config: &ServeConfig) -> PermitLimits {
+    PermitLimits { all: config.serving.reads_max, per_identity: config.serving.reads_max_per_identity }
 }
 
 /// The hosts that requests to a port may name. Off loopback, they may also name a

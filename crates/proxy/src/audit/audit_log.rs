@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     log_writer::{self, Sink},
     queue::{Clock, Queue},
-    record::Record,
+    record::AuditRecord,
     request_head::{RequestHead, id_of},
 };
 use crate::telemetry::{
@@ -84,7 +84,7 @@ impl AuditLog {
     }
 
     /// Begins the record of a request.
-    pub fn begin(&self, head: RequestHead<'_>) -> Record {
+    pub fn begin(&self, head: RequestHead<'_>) -> AuditRecord {
         let line = self.shared.as_ref().map(|shared| {
             let id = id_of(head.headers).unwrap_or_else(|| shared.next_id());
             (shared.queue.clone(), id)
@@ -93,7 +93,7 @@ impl AuditLog {
             true => self.traces.begin(head.headers, head.span_name(), head.span_attributes()),
             false => RequestSpan::default(),
         };
-        Record::new(line, span, head)
+        AuditRecord::new(line, span, head)
     }
 }
 

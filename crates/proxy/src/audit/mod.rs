@@ -28,5 +28,5 @@ pub use audit_log::{AuditLog, AuditWriter, Parts};
 pub use event::{ObjectRef, Outcome};
 pub use notes::Notes;
 pub use queue::NotRecorded;
-pub use record::Record;
+pub use record::AuditRecord;
 pub use request_head::RequestHead;

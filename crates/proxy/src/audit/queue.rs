@@ -56,7 +56,7 @@ pub struct Queue {
 }
 
 /// A place in the queue for a record that is waited for.
-pub(super) struct Place {
+pub(super) struct QueueSlot {
     permit: OwnedPermit<Line>,
     room: OwnedSemaphorePermit,
     until: Instant,
@@ -85,7 +85,7 @@ impl Queue {
     }
 
     /// Waits for a place for a record of so many bytes that is waited for.
-    pub(super) async fn place(&self, bytes: usize) -> Result<Place, NotRecorded> {
+    pub(super) async fn place(&self, bytes: usize) -> Result<QueueSlot, NotRecorded> {
         let until = Instant::now() + WRITE_TIMEOUT;
         let reserved = async {
             let room = self.room.clone().acquire_many_owned(u32::try_from(bytes).ok()?).await.ok()?;
@@ -95,11 +95,11 @@ impl Queue {
             self.metrics.rejected.inc();
             return Err(NotRecorded);
         };
-        Ok(Place { permit, room, until, metrics: self.metrics.clone() })
+        Ok(QueueSlot { permit, room, until, metrics: self.metrics.clone() })
     }
 }
 
-impl Place {
+impl QueueSlot {
     /// Queues the record at once, and returns what waits until it is written.
     pub(super) fn write(self, text: Vec<u8>) -> impl Future<Output = Result<(), NotRecorded>> + Send + use<> {
         let Self { permit, room, until, metrics } = self;

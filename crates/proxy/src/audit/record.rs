@@ -29,7 +29,7 @@ const CANCELLED: &str = "cancelled";
 /// The record of one request: a line of the audit log, and a span. Dropping it completes both.
 /// Without an audit log it has no line, and without tracing no span.
 #[derive(Default)]
-pub struct Record {
+pub struct AuditRecord {
     open: Option<Box<Open>>,
     notes: Notes,
     span: RequestSpan,
@@ -53,7 +53,7 @@ struct Open {
     end: Option<&'static str>,
 }
 
-impl Record {
+impl AuditRecord {
     /// The record of a request that begins.
     pub(super) fn new(line: Option<(Arc<Queue>, HeaderValue)>, span: RequestSpan, head: RequestHead<'_>) -> Self {
         let open = line.map(|(queue, id)| Box::new(Open::new(queue, id, head)));
@@ -205,7 +205,7 @@ pub fn put_id(id: Option<HeaderValue>, headers: &mut HeaderMap) {
     }
 }
 
-impl Drop for Record {
+impl Drop for AuditRecord {
     fn drop(&mut self) {
         if self.span.is_on()
             && let Some((objects, bytes)) = self.notes.lock().and_then(|noted| noted.sent)

@@ -3,7 +3,7 @@
 
 use crate::cache::{
     budget::Share,
-    ring::{EventRing, Expired, Record},
+    ring::{EventRing, Expired, HistoryRecord},
 };
 use kubefan_model::ResourceVersion;
 
@@ -31,7 +31,7 @@ impl Backfill {
     }
 
     /// Its records after `version`.
-    pub fn since(&self, version: ResourceVersion) -> Result<impl DoubleEndedIterator<Item = &Record>, Expired> {
+    pub fn since(&self, version: ResourceVersion) -> Result<impl DoubleEndedIterator<Item = &HistoryRecord>, Expired> {
         self.ring.since(version)
     }
 }

@@ -14,8 +14,8 @@ use super::{
     conflated::PriorState,
     history::{History, HistoryCopy},
     postings::PostingBuilder,
-    ring::Record,
-    steps::StepColumn,
+    ring::HistoryRecord,
+    steps::HistoryColumn,
     store::Store,
     term::Column,
 };
@@ -51,7 +51,7 @@ pub struct ColumnBuild {
     filed: usize,
     /// What was there after a change that is still to be filed.
     after: HashMap<ObjectKey, Option<Arc<Object>>>,
-    steps: StepColumn,
+    steps: HistoryColumn,
     /// The budget that it must fit into.
     indexes: Budget,
     /// How much is done at a time.
@@ -105,7 +105,7 @@ impl ColumnBuild {
             first: 0,
             filed: 0,
             after: HashMap::new(),
-            steps: StepColumn::new(column.clone(), parser.clone()),
+            steps: HistoryColumn::new(column.clone(), parser.clone()),
             column,
             indexes: indexes.clone(),
             part: PART,
@@ -170,7 +170,7 @@ impl ColumnBuild {
         let records = &self.copy.records;
         let part = records.iter().skip(self.filed).take(self.part);
         for (record, _) in part {
-            if let Record::Event(event) = record {
+            if let HistoryRecord::Event(event) = record {
                 self.steps.file_recent(event);
             }
             // What is there after a change is what was there before the next one of the object.
@@ -219,7 +219,7 @@ impl ColumnBuild {
             let mut postings = self.postings.finish();
             let Ok(records) = history.ring().since(self.version) else { return false };
             let mut changes = 0;
-            for event in records.flat_map(Record::events) {
+            for event in records.flat_map(HistoryRecord::events) {
                 changes += 1;
                 if changes > CHANGES_MAX {
                     return false;

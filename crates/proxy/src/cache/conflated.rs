@@ -17,7 +17,7 @@ use std::{
     sync::Arc,
 };
 
-use super::ring::Record;
+use super::ring::HistoryRecord;
 use kubefan_common::{
     planted::{self, Bug},
     when_planted,
@@ -69,9 +69,15 @@ impl ConflatedHistory {
 
     /// Appends a record that the ring evicted, and calls `filed` with each change that is retained
     /// and its number. Records must be appended in order.
-    pub fn push(&mut self, record: &Record, parser: &Arc<ObjectParser>, mut filed: impl FnMut(u64, &WatchEvent)) {
+    pub fn push(
+        &mut self,
+        record: &HistoryRecord,
+        parser: &Arc<ObjectParser>,
+        mut filed: impl FnMut(u64, &WatchEvent),
+    ) {
         let version = record.version();
-        let is_at_start = |object: &Object| matches!(record, Record::Gap(gap) if object.version().is_at(gap.from));
+        let is_at_start =
+            |object: &Object| matches!(record, HistoryRecord::Gap(gap) if object.version().is_at(gap.from));
         for event in record.events() {
             let (object, previous) = (event.object(), event.previous());
             if planted::is(Bug::TombstoneForgotten) && event.kind() == EventType::Deleted {
@@ -98,7 +104,7 @@ impl ConflatedHistory {
             filed(self.end(), event);
             self.changes.push_back(change);
         }
-        if let Record::Gap(gap) = record
+        if let HistoryRecord::Gap(gap) = record
             && gap.is_lossy
             && !planted::is(Bug::GapForgotten)
         {
@@ -225,7 +231,7 @@ mod tests {
         let parser = Arc::new(ObjectParser::new(&FieldTable::default()));
         for from in (0..=GAPS_MAX as u64).map(|gap| 10 * gap + 10) {
             let gap = Gap::new(version(from), version(from + 5), RelistReason::Expired, Vec::new());
-            history.push(&Record::Gap(Arc::new(gap)), &parser, |_, _| {});
+            history.push(&HistoryRecord::Gap(Arc::new(gap)), &parser, |_, _| {});
         }
         assert_eq!((history.gaps.len(), history.floor()), (GAPS_MAX + 1, version(1)));
         history.evict(usize::MAX);

@@ -15,8 +15,8 @@ use super::{
     conflated::{ConflatedHistory, PriorState},
     gap::Gap,
     resume::Coverage,
-    ring::{EventRing, Expired, Record, RingLimits},
-    steps::StepIndex,
+    ring::{EventRing, Expired, HistoryRecord, RingLimits},
+    steps::HistoryIndex,
 };
 use kubefan_common::planted::{self, Bug};
 use kubefan_model::{ResourceVersion, object::ObjectParser, selection::Selection};
@@ -36,7 +36,7 @@ pub struct HistoryCopy {
     /// The gaps up to `ring_floor`, in order.
     pub inexact: Vec<(ResourceVersion, ResourceVersion)>,
     /// Events and gaps, with the time at which each was received, oldest first.
-    pub records: Vec<(Record, Instant)>,
+    pub records: Vec<(HistoryRecord, Instant)>,
     in_ring: bool,
 }
 
@@ -73,7 +73,7 @@ pub struct History {
     ring: EventRing,
     conflated: ConflatedHistory,
     /// Both by the labels and fields that selections use.
-    steps: StepIndex,
+    steps: HistoryIndex,
     /// The share of its usual size that it may have.
     share: f64,
 }
@@ -92,7 +92,7 @@ impl History {
         parser: Arc<ObjectParser>,
     ) -> Self {
         let (ring, conflated) = (EventRing::new(limits, ring_floor), ConflatedHistory::new(conflated_floor));
-        Self { limits, parser, ring, conflated, steps: StepIndex::default(), share: 1.0 }
+        Self { limits, parser, ring, conflated, steps: HistoryIndex::default(), share: 1.0 }
     }
 
     /// The conflated history, to be filled before the first record is pushed.
@@ -116,14 +116,14 @@ impl History {
     }
 
     /// Appends a record that is in the views' logs already. [`Self::evict`] must follow.
-    pub fn push(&mut self, record: Record, now: Instant) {
+    pub fn push(&mut self, record: HistoryRecord, now: Instant) {
         self.steps.push(&record);
         self.ring.push(record, now);
     }
 
     /// Evicts what is over the limits, as [`EventRing::evict`]. Returns the records that the ring
     /// no longer holds.
-    pub fn evict(&mut self, now: Instant, store_bytes: usize, log_share: f64) -> Vec<Record> {
+    pub fn evict(&mut self, now: Instant, store_bytes: usize, log_share: f64) -> Vec<HistoryRecord> {
         let evicted = self.ring.evict(now, store_bytes, log_share, self.share);
         evicted.iter().for_each(|record| self.steps.evicted(record));
         if self.share == 1.0 || !planted::is(Bug::ShedForgetsHistory) {
@@ -138,12 +138,12 @@ impl History {
     }
 
     /// The steps by label and field.
-    pub fn steps(&self) -> &StepIndex {
+    pub fn steps(&self) -> &HistoryIndex {
         &self.steps
     }
 
     /// The steps by label and field, to add or remove columns.
-    pub fn steps_mut(&mut self) -> &mut StepIndex {
+    pub fn steps_mut(&mut self) -> &mut HistoryIndex {
         &mut self.steps
     }
 
@@ -201,7 +201,7 @@ impl History {
         place.sub() == 0
             || place.is_end()
             || [self.ring.floor(), self.conflated.floor()].contains(&place)
-            || matches!(self.ring.record_at(place), Some(Record::Event(_)))
+            || matches!(self.ring.record_at(place), Some(HistoryRecord::Event(_)))
             || place
                 .before()
                 .is_some_and(|before| self.conflated.between(before, Bound::Included(place)).next().is_some())
@@ -229,8 +229,8 @@ impl History {
             copy.in_ring = false;
             let start = copy.records.last().map_or(Some(copy.version), |(record, _)| match record {
                 // Earlier events of that version may have been evicted since.
-                Record::Event(event) => event.version().before(),
-                Record::Gap(gap) => Some(gap.from),
+                HistoryRecord::Event(event) => event.version().before(),
+                HistoryRecord::Gap(gap) => Some(gap.from),
             });
             copy.ring_floor = start.map_or(self.ring.floor(), |start| start.min(self.ring.floor()));
             copy.records.reverse();
@@ -271,7 +271,7 @@ impl History {
             return Err(Expired { requested: after, oldest: self.oldest() });
         }
         let indexed = self.steps.of(selection);
-        let recent: Box<dyn Iterator<Item = &Record>> = match &indexed {
+        let recent: Box<dyn Iterator<Item = &HistoryRecord>> = match &indexed {
             None => Box::new(self.ring.between(after, up_to).map(|(record, _)| record)),
             Some(steps) => {
                 let mut versions = steps.recent_after(after.max(self.ring.floor()));
@@ -284,8 +284,8 @@ impl History {
         let mut part = Vec::new();
         for record in recent {
             part.push(match record {
-                Record::Gap(gap) => PriorStep::Gap(gap.clone()),
-                Record::Event(event) => {
+                HistoryRecord::Gap(gap) => PriorStep::Gap(gap.clone()),
+                HistoryRecord::Event(event) => {
                     let (version, key) = (event.version(), event.object().key().clone());
                     PriorStep::Object(PriorState { version, key, before: event.previous() })
                 }
@@ -317,4 +317,4 @@ impl History {
 }
 
 /// Records of the ring.
-pub type Records<'a> = Box<dyn Iterator<Item = &'a Record> + 'a>;
+pub type Records<'a> = Box<dyn Iterator<Item = &'a HistoryRecord> + 'a>;

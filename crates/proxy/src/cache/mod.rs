@@ -38,7 +38,7 @@ pub use published::{CachedState, Phase, PublishedCache};
 pub use refusal::Refusal;
 pub use relist_reason::RelistReason;
 pub use resume::{HistorySource, OnExpired, OnLag};
-pub use ring::{EventRing, Expired, Record, RingLimits};
+pub use ring::{EventRing, Expired, HistoryRecord, RingLimits};
 pub use store::Store;
 pub use stream_end::StreamEnd;
 pub use writer::{CacheWriter, Commit, ConflatedChange, Update, UpdateError};

@@ -16,7 +16,7 @@ use super::{
     columns::{ColumnState, Columns, DueColumn},
     history::{History, HistoryCopy},
     refusal::Refusal,
-    ring::{Record, RingLimits},
+    ring::{HistoryRecord, RingLimits},
     store::Store,
     tenant_bytes::Tenant,
     term::{Column, Term},
@@ -103,7 +103,7 @@ impl CachedState {
 /// What a commit did to the published state.
 pub enum Applied {
     /// The same history continues. These records were evicted from its ring, oldest first.
-    Continued(Vec<Record>),
+    Continued(Vec<HistoryRecord>),
     /// A history began that does not follow from the one before.
     NewEpoch {
         /// Why, for subscribers of the history before.
@@ -181,7 +181,7 @@ impl PublishedCache {
         match (change, &mut self.state) {
             (Change::Record(record), Some(state)) => {
                 state.follow(store, version, record.events(), &mut self.columns);
-                if matches!(&record, Record::Gap(gap) if !gap.is_lossy) {
+                if matches!(&record, HistoryRecord::Gap(gap) if !gap.is_lossy) {
                     state.reencoded = Some(version);
                 }
                 state.history.push(record, received);
@@ -206,7 +206,7 @@ impl PublishedCache {
 
     /// Limits history to a `share`, from 0 to 1, of its usual size. Returns the records evicted
     /// from the ring, oldest first.
-    pub fn shrink(&mut self, share: f64, now: Instant, log_share: f64) -> Vec<Record> {
+    pub fn shrink(&mut self, share: f64, now: Instant, log_share: f64) -> Vec<HistoryRecord> {
         if let Some(state) = &mut self.state {
             state.history.limit_to(share);
         }
@@ -215,7 +215,7 @@ impl PublishedCache {
 
     /// Shortens history to its limits, and to the share of it for which the views' logs have room.
     /// Returns the records evicted from the ring, oldest first.
-    pub fn evict(&mut self, now: Instant, log_share: f64) -> Vec<Record> {
+    pub fn evict(&mut self, now: Instant, log_share: f64) -> Vec<HistoryRecord> {
         let Some(state) = &mut self.state else { return Vec::new() };
         let evicted = state.history.evict(now, state.store.json_bytes(), log_share);
         self.count_indexes();

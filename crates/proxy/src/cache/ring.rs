@@ -33,14 +33,14 @@ use kubefan_model::{
 
 /// One step of history.
 #[derive(Debug, Clone)]
-pub enum Record {
+pub enum HistoryRecord {
     /// One change at one version.
     Event(Arc<WatchEvent>),
     /// The difference between two lists: the changes between them are not known one by one.
     Gap(Arc<Gap>),
 }
 
-impl Record {
+impl HistoryRecord {
     /// The version that history reaches with this record.
     pub fn version(&self) -> ResourceVersion {
         match self {
@@ -147,7 +147,7 @@ pub struct EventRing {
 }
 
 struct Entry {
-    record: Record,
+    record: HistoryRecord,
     cost_bytes: usize,
     at: Instant,
 }
@@ -167,10 +167,10 @@ impl EventRing {
 
     /// Appends a record that is in the views' logs already; older records settle. [`Self::evict`]
     /// must follow.
-    pub fn push(&mut self, record: Record, now: Instant) {
+    pub fn push(&mut self, record: HistoryRecord, now: Instant) {
         let follows = self.records.back().is_none_or(|last| last.record.version() < record.version());
         debug_assert!(follows);
-        if let Record::Gap(gap) = &record {
+        if let HistoryRecord::Gap(gap) = &record {
             self.gaps.push_back(gap.to);
             self.last_gap = Some(gap.to).filter(|_| gap.is_lossy).or(self.last_gap);
         }
@@ -232,7 +232,7 @@ impl EventRing {
     /// `log_share` is the share of history, from 0 to 1, for which the views' logs have room:
     /// history is shortened to it. Subscribers with many different selectors must not be able to
     /// fill the memory.
-    pub fn evict(&mut self, now: Instant, store_bytes: usize, log_share: f64, share: f64) -> Vec<Record> {
+    pub fn evict(&mut self, now: Instant, store_bytes: usize, log_share: f64, share: f64) -> Vec<HistoryRecord> {
         let mut bytes_max = (self.limits.bytes_max(store_bytes) as f64 * share) as usize;
         // Packing comes before eviction.
         while self.bytes > bytes_max && self.fresh > 0 {
@@ -264,7 +264,7 @@ impl EventRing {
     }
 
     /// Every record after `version`, oldest first.
-    pub fn since(&self, version: ResourceVersion) -> Result<impl DoubleEndedIterator<Item = &Record>, Expired> {
+    pub fn since(&self, version: ResourceVersion) -> Result<impl DoubleEndedIterator<Item = &HistoryRecord>, Expired> {
         let expired = |oldest| Err(Expired { requested: version, oldest });
         if version < self.floor {
             return expired(self.floor);
@@ -272,7 +272,9 @@ impl EventRing {
         let start = self.records.partition_point(|entry| entry.record.version() <= version);
         match self.records.get(start).map(|entry| &entry.record) {
             // Inside a gap there is no exact state to resume from.
-            Some(Record::Gap(gap)) if version > gap.from && !planted::is(Bug::GapEnteredInside) => expired(gap.to),
+            Some(HistoryRecord::Gap(gap)) if version > gap.from && !planted::is(Bug::GapEnteredInside) => {
+                expired(gap.to)
+            }
             _ => Ok(self.records.range(start..).map(|entry| &entry.record)),
         }
     }
@@ -288,7 +290,7 @@ impl EventRing {
     }
 
     /// The record of a version, if it is retained.
-    pub fn record_at(&self, version: ResourceVersion) -> Option<&Record> {
+    pub fn record_at(&self, version: ResourceVersion) -> Option<&HistoryRecord> {
         let at = self.records.partition_point(|entry| entry.record.version() < version);
         self.records.get(at).map(|entry| &entry.record).filter(|record| record.version() == version)
     }
@@ -304,7 +306,7 @@ impl EventRing {
         &self,
         after: ResourceVersion,
         up_to: Bound<ResourceVersion>,
-    ) -> impl Iterator<Item = (&Record, Instant)> {
+    ) -> impl Iterator<Item = (&HistoryRecord, Instant)> {
         let start = self.records.partition_point(|entry| entry.record.version() <= after);
         let end = self.records.partition_point(|entry| (Bound::Unbounded, up_to).contains(&entry.record.version()));
         self.records.range(start..end.max(start)).rev().map(|entry| (&entry.record, entry.at))

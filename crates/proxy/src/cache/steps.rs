@@ -17,7 +17,7 @@ use std::{
 };
 
 use super::{
-    ring::Record,
+    ring::HistoryRecord,
     term::{Column, Term, Values},
 };
 use kubefan_model::{
@@ -42,7 +42,7 @@ struct Steps {
 }
 
 /// The steps of history by their values in one column.
-pub struct StepColumn {
+pub struct HistoryColumn {
     column: Column,
     parser: Arc<ObjectParser>,
     values: HashMap<Box<str>, Steps>,
@@ -52,27 +52,27 @@ pub struct StepColumn {
 
 /// The columns of a history.
 #[derive(Default)]
-pub struct StepIndex {
-    columns: Vec<StepColumn>,
+pub struct HistoryIndex {
+    columns: Vec<HistoryColumn>,
     /// Columns that hold only what came after their start, until the rest is read.
-    filling: Vec<StepColumn>,
+    filling: Vec<HistoryColumn>,
 }
 
 /// The steps of a term.
-pub struct TermSteps<'a> {
-    column: &'a StepColumn,
+pub struct HistoryMatches<'a> {
+    column: &'a HistoryColumn,
     values: Values<'a>,
 }
 
-impl StepIndex {
+impl HistoryIndex {
     /// Starts a column. From now on, new steps are filed in it.
     pub fn start(&mut self, column: Column, parser: Arc<ObjectParser>) {
         self.filling.retain(|filling| filling.column != column);
-        self.filling.push(StepColumn::new(column, parser));
+        self.filling.push(HistoryColumn::new(column, parser));
     }
 
     /// Completes a started column with what came before its start.
-    pub fn complete(&mut self, mut before: StepColumn) {
+    pub fn complete(&mut self, mut before: HistoryColumn) {
         if let Some(at) = self.filling.iter().position(|filling| filling.column == before.column) {
             before.append(self.filling.swap_remove(at));
             self.columns.push(before);
@@ -91,31 +91,31 @@ impl StepIndex {
     }
 
     /// The steps that a selection may see; `None` if they are not indexed.
-    pub fn of<'a>(&'a self, selection: &'a Selection) -> Option<TermSteps<'a>> {
+    pub fn of<'a>(&'a self, selection: &'a Selection) -> Option<HistoryMatches<'a>> {
         if self.columns.is_empty() {
             return None;
         }
         let terms = Term::all(selection).into_iter().filter_map(|Term { column, values }| {
             let column = self.columns.iter().find(|known| known.column == column)?;
-            Some(TermSteps { column, values })
+            Some(HistoryMatches { column, values })
         });
         terms.min_by_key(|term| term.steps().map(|steps| steps.recent.len() + steps.older.len()).sum::<usize>())
     }
 
-    fn each(&mut self) -> impl Iterator<Item = &mut StepColumn> {
+    fn each(&mut self) -> impl Iterator<Item = &mut HistoryColumn> {
         self.columns.iter_mut().chain(&mut self.filling)
     }
 
     /// Files a new record of the ring.
-    pub fn push(&mut self, record: &Record) {
-        if let Record::Event(event) = record {
+    pub fn push(&mut self, record: &HistoryRecord) {
+        if let HistoryRecord::Event(event) = record {
             self.each().for_each(|column| column.file_recent(event));
         }
     }
 
     /// Forgets a record that the ring has evicted.
-    pub fn evicted(&mut self, record: &Record) {
-        if let Record::Event(event) = record {
+    pub fn evicted(&mut self, record: &HistoryRecord) {
+        if let HistoryRecord::Event(event) = record {
             self.each().for_each(|column| column.pop_recent(event));
         }
     }
@@ -137,7 +137,7 @@ impl StepIndex {
     }
 }
 
-impl StepColumn {
+impl HistoryColumn {
     /// Without steps.
     pub fn new(column: Column, parser: Arc<ObjectParser>) -> Self {
         Self { column, parser, values: HashMap::new(), entries: 0, text_bytes: 0 }
@@ -225,7 +225,7 @@ impl StepColumn {
     }
 }
 
-impl TermSteps<'_> {
+impl HistoryMatches<'_> {
     fn steps(&self) -> impl Iterator<Item = &Steps> {
         self.values.iter().filter_map(|value| self.column.values.get(value))
     }

@@ -26,7 +26,7 @@ use self::{
     difference::{difference, is_reencoded, new_object, same},
     packing::Packing,
 };
-use crate::cache::{gap::Gap, history::History, relist_reason::RelistReason, ring::Record, store::Store};
+use crate::cache::{gap::Gap, history::History, relist_reason::RelistReason, ring::HistoryRecord, store::Store};
 use kubefan_common::{
     planted::{self, Bug},
     unless_planted, when_planted,
@@ -102,7 +102,7 @@ pub enum Change {
     /// A state with its history, from a peer.
     Restored(Box<History>),
     /// One more record.
-    Record(Record),
+    Record(HistoryRecord),
     /// Only the version has moved.
     Version,
 }
@@ -305,7 +305,7 @@ impl CacheWriter {
 
     fn change(&mut self, version: ResourceVersion, kind: EventType, object: Object) -> Commit {
         let event = self.event(version, kind, object);
-        self.commit(version, Change::Record(Record::Event(event)))
+        self.commit(version, Change::Record(HistoryRecord::Event(event)))
     }
 
     /// Applies a change to the state.
@@ -350,12 +350,15 @@ impl CacheWriter {
             unless_planted!(ReencodedTwice => events.retain(stays));
             if events.len() == 1 {
                 self.store = store;
-                return self.commit(version, Change::Record(Record::Event(event)));
+                return self.commit(version, Change::Record(HistoryRecord::Event(event)));
             }
         }
         self.store = store;
         let reached = self.version.unwrap_or(version);
-        self.commit(version, Change::Record(Record::Gap(Arc::new(Gap::reencoded(reached, version, reason, events)))))
+        self.commit(
+            version,
+            Change::Record(HistoryRecord::Gap(Arc::new(Gap::reencoded(reached, version, reason, events)))),
+        )
     }
 
     /// Applies a marked difference at once, as if the state that it leads to had been listed. A
@@ -387,7 +390,7 @@ impl CacheWriter {
         let listing = Listing { store, reason, before, from: Some(from), contradiction, history, prepared };
         let mut commit = self.replace(listing, version)?;
         // No event is lost if only the encoding has changed.
-        if let Some(Commit { change: Change::Record(Record::Gap(gap)), .. }) = &mut commit
+        if let Some(Commit { change: Change::Record(HistoryRecord::Gap(gap)), .. }) = &mut commit
             && reason == RelistReason::SchemaChanged
             && gap.events.iter().all(|event| is_reencoded(event))
         {
@@ -417,7 +420,7 @@ impl CacheWriter {
             (Some(from), None) => {
                 let events = difference(&before, &self.store, &mut history, &self.packing.packer);
                 if !from.is_at(version) {
-                    Change::Record(Record::Gap(Arc::new(Gap::new(from, version, reason, events))))
+                    Change::Record(HistoryRecord::Gap(Arc::new(Gap::new(from, version, reason, events))))
                 } else if events.is_empty() {
                     reached = version.max(from);
                     Change::Version
@@ -432,7 +435,7 @@ impl CacheWriter {
                     // The watch has ended between the changes at this version. A list may not know
                     // their places.
                     reached = if from < version { version } else { version.end() };
-                    Change::Record(Record::Gap(Arc::new(Gap::new(from, reached, reason, events))))
+                    Change::Record(HistoryRecord::Gap(Arc::new(Gap::new(from, reached, reason, events))))
                 } else {
                     start(differs_at(version))
                 }

@@ -75,12 +75,12 @@ pub(super) struct CacheLimits {
 }
 
 /// The objects and bytes that one cache may hold. Dropping it returns the bytes to the budget.
-pub(super) struct Allowance {
+pub(super) struct CacheQuota {
     limits: CacheLimits,
     membership: Membership,
 }
 
-impl Allowance {
+impl CacheQuota {
     /// An allowance of a cache that these tenants read.
     pub(super) fn new(limits: CacheLimits, tenants: Arc<ReadingTenants>) -> Self {
         let membership = limits.budget.used.join(limits.is_configured, tenants);

@@ -48,14 +48,14 @@ use super::{
     cached_schema::CachedSchema,
     context::{CacheContext, VersionError},
     missing_right::MissingRight,
-    rounds::{Place, Rounds},
+    rounds::{BatchTicket, BatchedRequests},
     state_comparison::StateComparison,
 };
 use crate::{
     cache::{Phase, Refusal, Update},
     fanout::{CachePosition, Fresh, Hub, Patience, Served},
     telemetry::metrics::{Proof, WatchPurpose},
-    upstream::{UpstreamError, reflector::Step},
+    upstream::{UpstreamError, reflector::ReflectorEvent},
 };
 use kubefan_common::{
     planted::{self, Bug},
@@ -95,7 +95,7 @@ pub(super) struct Prover {
     is_enabled: bool,
     comparison: Arc<StateComparison>,
     /// The rounds demand the greatest patience of their readers.
-    rounds: Rounds<Patience, ProofResult>,
+    rounds: BatchedRequests<Patience, ProofResult>,
     bookmarks: Mutex<BookmarkPause>,
     /// The last result of a short watch, for the informer, which alone advances the cache.
     empty_range: Mutex<Option<EmptyRange>>,
@@ -218,7 +218,7 @@ impl Prover {
     }
 
     /// Joins the next proof. `None` if the reader would wait without a chance of success.
-    fn join(self: &Arc<Self>, patience: Patience) -> Option<Place<ProofResult>> {
+    fn join(self: &Arc<Self>, patience: Patience) -> Option<BatchTicket<ProofResult>> {
         if patience == Patience::AtOnce && self.is_quiet() {
             return None;
         }
@@ -326,19 +326,19 @@ impl Prover {
             let limit = opened.map_or(PROOF_TIMEOUT, |at| BOOKMARK_TIMEOUT.saturating_sub(at.elapsed()));
             let step = timeout(limit, watch.step()).await.map_err(|_| ProofFailure::NoBookmark(no_bookmark()))?;
             match step.map_err(|error| ProofFailure::Failed(error.to_string()))? {
-                Step::Update { update: Update::Event(kind, object), .. } => {
+                ReflectorEvent::Update { update: Update::Event(kind, object), .. } => {
                     let is_known = object.version().is_at(version) && store.has_applied(kind, &object);
                     let next = if is_known { from } else { from.followed_by(object.version()).unwrap_or(from) };
                     unless_planted!(ProofForgetsEvents => from = next);
                 }
-                Step::Update { update: Update::Bookmark(version), received } if version >= asked => {
+                ReflectorEvent::Update { update: Update::Bookmark(version), received } if version >= asked => {
                     break (version, received);
                 }
-                Step::Update { .. } => {}
-                Step::Proved { .. } => {}
-                Step::Watching { .. } => opened = Some(Instant::now()),
+                ReflectorEvent::Update { .. } => {}
+                ReflectorEvent::Proved { .. } => {}
+                ReflectorEvent::Watching { .. } => opened = Some(Instant::now()),
                 // The watch reached an apiserver that is behind, or this one sends no bookmarks.
-                Step::Ended { .. } => {
+                ReflectorEvent::Ended { .. } => {
                     let is_long = opened.is_some_and(|at| at.elapsed() >= LONG_WAIT);
                     return Err(match is_long {
                         true => ProofFailure::NoBookmark(no_bookmark()),

@@ -31,7 +31,7 @@ use tracing::{info, warn};
 
 use self::next::{Next, Unannounced};
 use super::{
-    allowance::Allowance,
+    allowance::CacheQuota,
     cached_schema::CachedSchema,
     consistency::Prover,
     context::CacheContext,
@@ -50,7 +50,7 @@ use crate::{
     telemetry::metrics::WatchPurpose,
     upstream::{
         SourceReflector, UpstreamError,
-        reflector::{ReflectorError, Step},
+        reflector::{ReflectorError, ReflectorEvent},
     },
 };
 use kubefan_common::unless_planted;
@@ -74,7 +74,7 @@ pub(super) struct Informer {
     served: Served,
     schema: Arc<CachedSchema>,
     prover: Arc<Prover>,
-    allowance: Option<Allowance>,
+    allowance: Option<CacheQuota>,
     reflector: SourceReflector<StdRng>,
     writer: CacheWriter,
     retry: Retry,
@@ -112,7 +112,7 @@ impl Informer {
         schema: Arc<CachedSchema>,
         prover: Arc<Prover>,
         planned_relist: Arc<PlannedRelist>,
-        allowance: Option<Allowance>,
+        allowance: Option<CacheQuota>,
         warm: bool,
     ) -> Self {
         let reflector = context.reflector_for(&served, WatchPurpose::Standing);
@@ -164,8 +164,10 @@ impl Informer {
                 continue;
             }
             let stopped = match self.step(&mut unannounced).await {
-                Ok(Step::Update { update, received }) => self.apply(&mut unannounced.batch, update, received).await,
-                Ok(Step::Watching { proven_at }) => {
+                Ok(ReflectorEvent::Update { update, received }) => {
+                    self.apply(&mut unannounced.batch, update, received).await
+                }
+                Ok(ReflectorEvent::Watching { proven_at }) => {
                     self.forbidden_since = None;
                     // A new request may use another connection than the list. A watch list is the
                     // same request, and its end is confirmed.
@@ -177,12 +179,12 @@ impl Informer {
                     }
                     None
                 }
-                Ok(Step::Proved { at }) => {
+                Ok(ReflectorEvent::Proved { at }) => {
                     self.retry.watched();
                     self.served.hub.proved(at);
                     None
                 }
-                Ok(Step::Ended { reason }) => {
+                Ok(ReflectorEvent::Ended { reason }) => {
                     self.retry_reread();
                     self.is_unconfirmed = true;
                     self.served.hub.metrics().watch_restart(reason);
@@ -211,7 +213,7 @@ impl Informer {
     }
 
     /// The reflector's next step. Wakes subscribers when everything that has arrived is applied.
-    async fn step(&mut self, unannounced: &mut Unannounced) -> Result<Step, ReflectorError> {
+    async fn step(&mut self, unannounced: &mut Unannounced) -> Result<ReflectorEvent, ReflectorError> {
         loop {
             if self.place.is_none() && self.reflector.is_about_to_list() {
                 unannounced.batch.wake();

@@ -26,10 +26,10 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use super::{
-    allowance::{Allowance, CacheLimits, EncodingBudget, EncodingLimits},
+    allowance::{CacheLimits, CacheQuota, EncodingBudget, EncodingLimits},
     cache_entry::{Cache, CacheEnd, CacheId, StartedBy},
     discovered::{DiscoveredResource, not_built_in},
-    places::{self, Place, Room, Taken},
+    places::{self, Room, ScopedResource, Taken},
     registry::Registry,
 };
 use crate::{
@@ -230,7 +230,7 @@ impl Registry {
         let cache = self.insert(&gvr.to_string(), discovered, scope.clone(), parser, started_by);
         // Not only after the first sync: its bytes count from the first page of the list on.
         cache.tenants.note(tenant);
-        let allowance = Allowance::new(limits, cache.tenants.clone());
+        let allowance = CacheQuota::new(limits, cache.tenants.clone());
         let mut guard = RemoveOnDrop { registry: self.clone(), cache: cache.clone(), id: id.clone(), ended: None };
         let known = discovered.schema.clone();
         tokio::spawn(async move {
@@ -269,8 +269,8 @@ impl Registry {
     }
 
     /// The places that readers have taken.
-    fn places(&self) -> HashMap<Place, Taken> {
-        let (mut places, mut configured) = (HashMap::<Place, Taken>::new(), HashSet::new());
+    fn places(&self) -> HashMap<ScopedResource, Taken> {
+        let (mut places, mut configured) = (HashMap::<ScopedResource, Taken>::new(), HashSet::new());
         for cache in self.caches.iter() {
             let place = (cache.served.gvr.clone(), cache.served.scope.clone());
             let StartedBy::Reader { tenant, at } = &cache.started_by else {

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use kubefan_model::{GroupVersionResource, Scope};
 
 /// A resource in one scope, in all encodings: the unit of `--on-demand-resources-max`.
-pub(super) type Place = (GroupVersionResource, Scope);
+pub(super) type ScopedResource = (GroupVersionResource, Scope);
 
 /// A place that readers have taken.
 #[derive(Debug, Clone)]
@@ -45,13 +45,13 @@ pub(super) enum Room {
     /// A place is free.
     Free,
     /// This place has been without readers for the longest time.
-    Idle(Place),
+    Idle(ScopedResource),
     /// This place is one too many of its tenant.
-    OfLargest(Place),
+    OfLargest(ScopedResource),
 }
 
 /// Finds room for a cache of `tenant` beside the places of other caches; `None` if all are in use.
-pub(super) fn find(taken: &HashMap<Place, Taken>, places_max: usize, tenant: Option<&str>) -> Option<Room> {
+pub(super) fn find(taken: &HashMap<ScopedResource, Taken>, places_max: usize, tenant: Option<&str>) -> Option<Room> {
     if taken.len() < places_max {
         return Some(Room::Free);
     }
@@ -85,11 +85,11 @@ mod tests {
 
     use super::*;
 
-    fn place(name: &str) -> Place {
+    fn place(name: &str) -> ScopedResource {
         (GroupVersionResource::new("", "v1", name), Scope::Cluster)
     }
 
-    fn in_use(places: &[(&str, &str, usize)]) -> HashMap<Place, Taken> {
+    fn in_use(places: &[(&str, &str, usize)]) -> HashMap<ScopedResource, Taken> {
         let at = Instant::now();
         let taken =
             |tenant: &str, subscribers| Taken { idle_since: None, subscribers, tenant: Some(tenant.into()), at };

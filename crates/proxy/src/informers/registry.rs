@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{
-    allowance::{Allowance, EncodingLimits, OnDemandLimits},
+    allowance::{CacheQuota, EncodingLimits, OnDemandLimits},
     backfiller::Backfiller,
     cache_entry::{Cache, CacheEnd, CacheId, StartedBy, UncachedReason},
     cache_map::CacheMap,
@@ -294,7 +294,7 @@ impl Registry {
     pub(super) async fn supervise(
         self: Arc<Self>,
         cache: Arc<Cache>,
-        allowance: Option<Allowance>,
+        allowance: Option<CacheQuota>,
         known: Option<SchemaFingerprint>,
         warm: bool,
     ) -> CacheEnd {

@@ -12,20 +12,20 @@ use kubefan_common::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
 /// The rounds of one cache. `D` is what the readers of a round demand, `A` is its answer.
-pub(super) struct Rounds<D, A> {
-    state: Mutex<State<D, A>>,
+pub(super) struct BatchedRequests<D, A> {
+    state: Mutex<BatchState<D, A>>,
 }
 
-struct State<D, A> {
+struct BatchState<D, A> {
     /// Whether a task runs the rounds.
     is_running: bool,
     /// The earliest start of the next round. `None` means at once.
     not_before: Option<Instant>,
-    next: Option<Round<D, A>>,
+    next: Option<Batch<D, A>>,
 }
 
 /// A round, and the readers that wait for it.
-pub(super) struct Round<D, A> {
+pub(super) struct Batch<D, A> {
     /// What its readers demand.
     pub(super) demand: D,
     /// Each waiting reader has a clone of it.
@@ -33,39 +33,39 @@ pub(super) struct Round<D, A> {
 }
 
 /// The place of a reader in a round.
-pub(super) struct Place<A> {
+pub(super) struct BatchTicket<A> {
     answer: Arc<watch::Sender<Option<A>>>,
     /// Whether the reader must start a task that calls [`Rounds::begin`] until it returns `None`.
     pub(super) must_run: bool,
 }
 
-impl<D, A> Default for Rounds<D, A> {
+impl<D, A> Default for BatchedRequests<D, A> {
     fn default() -> Self {
-        Self { state: Mutex::new(State { is_running: false, not_before: None, next: None }) }
+        Self { state: Mutex::new(BatchState { is_running: false, not_before: None, next: None }) }
     }
 }
 
-impl<D: Default, A> Rounds<D, A> {
-    fn state(&self) -> MutexGuard<'_, State<D, A>> {
+impl<D: Default, A> BatchedRequests<D, A> {
+    fn state(&self) -> MutexGuard<'_, BatchState<D, A>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Joins the next round if it may begin within `wait`. `add` adds what the reader demands.
-    pub(super) fn join(&self, wait: Duration, add: impl FnOnce(&mut D)) -> Option<Place<A>> {
+    pub(super) fn join(&self, wait: Duration, add: impl FnOnce(&mut D)) -> Option<BatchTicket<A>> {
         let mut state = self.state();
         if state.not_before.is_some_and(|not_before| not_before > Instant::now() + wait) {
             return None;
         }
-        let next = state.next.get_or_insert_with(|| Round { demand: D::default(), answer: Arc::default() });
+        let next = state.next.get_or_insert_with(|| Batch { demand: D::default(), answer: Arc::default() });
         add(&mut next.demand);
         let answer = next.answer.clone();
         let must_run = !std::mem::replace(&mut state.is_running, true);
-        Some(Place { answer, must_run })
+        Some(BatchTicket { answer, must_run })
     }
 
     /// Begins the next round when it is due. The one after it is due `interval` later. `None` if no
     /// reader waits.
-    pub(super) async fn begin(&self, interval: Duration) -> Option<Round<D, A>> {
+    pub(super) async fn begin(&self, interval: Duration) -> Option<Batch<D, A>> {
         let not_before = self.state().not_before;
         if let Some(not_before) = not_before {
             sleep_until(not_before).await;
@@ -94,14 +94,14 @@ impl<D: Default, A> Rounds<D, A> {
     }
 }
 
-impl<D, A> Round<D, A> {
+impl<D, A> Batch<D, A> {
     /// Answers its readers.
     pub(super) fn answer(self, answer: A) {
         self.answer.send_replace(Some(answer));
     }
 }
 
-impl<A: Clone> Place<A> {
+impl<A: Clone> BatchTicket<A> {
     /// The answer, if it comes within `limit`.
     pub(super) async fn answer(&self, limit: Duration) -> Option<A> {
         let mut answer = self.answer.subscribe();

@@ -21,7 +21,7 @@ use futures::future::join_all;
 use tokio::time::{Instant, timeout};
 use tracing::debug;
 
-use super::{cached_schema::CachedSchema, context::CacheContext, rounds::Rounds};
+use super::{cached_schema::CachedSchema, context::CacheContext, rounds::BatchedRequests};
 use crate::{
     cache::{Phase, Store},
     fanout::{CachePosition, Fresh, ProvedState, Served},
@@ -53,7 +53,7 @@ pub(super) struct StateComparison {
     schema: Arc<CachedSchema>,
     /// A round lists what its readers select, each selection once, and answers with those that were
     /// proved.
-    rounds: Rounds<Vec<Selection>, Arc<Vec<(Selection, Fresh)>>>,
+    rounds: BatchedRequests<Vec<Selection>, Arc<Vec<(Selection, Fresh)>>>,
 }
 
 /// A list of metadata.
@@ -76,7 +76,7 @@ impl Listed {
 
 impl StateComparison {
     pub(super) fn new(context: CacheContext, served: Served, schema: Arc<CachedSchema>) -> Arc<Self> {
-        Arc::new(Self { context, served, schema, rounds: Rounds::default() })
+        Arc::new(Self { context, served, schema, rounds: BatchedRequests::default() })
     }
 
     /// Waits for a comparison of the selected objects that starts after this call. `None` if it

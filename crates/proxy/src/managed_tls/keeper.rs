@@ -20,7 +20,7 @@ use super::{
     issue::IssueError,
     managed_options::{ManagedOptions, Stored},
     material::{Material, Part},
-    next_step::{Step, next_step},
+    next_step::{RenewalAction, next_step},
     stored_objects::{self, LookError},
 };
 use crate::{telemetry::metrics::ManagedTlsMetrics, upstream::Upstream};
@@ -117,7 +117,7 @@ impl<R: Rng> Keeper<R> {
                 None => false,
             };
             let step = next_step(&material.state, is_published, now, &self.options.lifetimes, self.jitter);
-            if step == Step::Keep {
+            if step == RenewalAction::Keep {
                 self.works(ISSUE);
                 return Ok(());
             }
@@ -144,19 +144,25 @@ impl<R: Rng> Keeper<R> {
     }
 
     /// Writes what a step has made. False if another replica has written meanwhile.
-    async fn write(&mut self, step: Step, object: &Value) -> Result<bool, LookError> {
+    async fn write(&mut self, step: RenewalAction, object: &Value) -> Result<bool, LookError> {
         let secret = self.options.secret.clone();
         let written = stored_objects::replace(&self.upstream, Stored::Secret, &secret, object).await;
         let written = self.noted("secret update", written)?;
         if written {
             match step {
-                Step::CreateCa => info!(%secret, "made a CA and a certificate: the Secret had no CA that can be used"),
-                Step::RenewCertificate(why) => info!(%secret, why, "made a new certificate"),
-                Step::CreateNextCa => info!(%secret, "made the next CA, which is published before it signs anything"),
-                Step::RecordPublication => info!(%secret, "the next CA is in all ConfigMaps"),
-                Step::SwitchToNextCa => info!(%secret, "the next CA signs from now on; made a new certificate"),
-                Step::RemoveExpiredCas => info!(%secret, "removed a CA that has ended"),
-                Step::Keep => {}
+                RenewalAction::CreateCa => {
+                    info!(%secret, "made a CA and a certificate: the Secret had no CA that can be used")
+                }
+                RenewalAction::RenewCertificate(why) => info!(%secret, why, "made a new certificate"),
+                RenewalAction::CreateNextCa => {
+                    info!(%secret, "made the next CA, which is published before it signs anything")
+                }
+                RenewalAction::RecordPublication => info!(%secret, "the next CA is in all ConfigMaps"),
+                RenewalAction::SwitchToNextCa => {
+                    info!(%secret, "the next CA signs from now on; made a new certificate")
+                }
+                RenewalAction::RemoveExpiredCas => info!(%secret, "removed a CA that has ended"),
+                RenewalAction::Keep => {}
             }
         }
         Ok(written)

@@ -19,7 +19,7 @@ use super::{
     certificate_facts::{CertificateFacts, date},
     issue::{self, BACKDATED_SECONDS, IssueError, Issued, KeyPem, Usage},
     managed_options::{ManagedOptions, Stored},
-    next_step::{CaFacts, LeafFacts, State, Step, signing_and_next},
+    next_step::{CaFacts, LeafFacts, RenewalAction, SecretContents, signing_and_next},
 };
 
 const CERT: &str = "tls.crt";
@@ -43,7 +43,7 @@ pub(super) type Part = BTreeMap<&'static str, Value>;
 pub struct Material {
     cas: Vec<Ca>,
     leaf: Option<Leaf>,
-    pub(super) state: State,
+    pub(super) state: SecretContents,
 }
 
 #[derive(Clone)]
@@ -79,7 +79,7 @@ impl Material {
         let cas = read_cas(&data(CA), &data(CA_KEYS));
         let leaf = read_leaf(data(CERT), data(KEY));
         let judged = leaf.as_ref().map_err(|why| *why).and_then(|leaf| judge(leaf, &cas, dns_names, now));
-        let state = State { cas: cas.iter().map(|ca| ca.facts.clone()).collect(), leaf: judged, published };
+        let state = SecretContents { cas: cas.iter().map(|ca| ca.facts.clone()).collect(), leaf: judged, published };
         Self { cas, leaf: leaf.ok(), state }
     }
 
@@ -143,7 +143,7 @@ impl Material {
     /// A certificate cannot be made that clients accept. Then the Secret is as it was.
     pub(super) fn apply(
         mut self,
-        step: Step,
+        step: RenewalAction,
         secret: &mut Value,
         options: &ManagedOptions,
         now: u64,
@@ -152,21 +152,21 @@ impl Material {
         let mut published = self.state.published.take();
         self.cas.retain(|ca| now < ca.facts.not_after);
         match step {
-            Step::Keep | Step::RemoveExpiredCas => {}
-            Step::CreateCa => {
+            RenewalAction::Keep | RenewalAction::RemoveExpiredCas => {}
+            RenewalAction::CreateCa => {
                 self.cas = vec![Ca::make(now, lifetimes.ca)?];
                 published = None;
                 self.renew(&options.dns_names, options, now)?;
             }
-            Step::CreateNextCa => self.cas.push(Ca::make(now, lifetimes.ca)?),
-            Step::RecordPublication => published = self.next(now).map(|id| (id, now)),
-            Step::SwitchToNextCa => {
+            RenewalAction::CreateNextCa => self.cas.push(Ca::make(now, lifetimes.ca)?),
+            RenewalAction::RecordPublication => published = self.next(now).map(|id| (id, now)),
+            RenewalAction::SwitchToNextCa => {
                 let next = self.next(now);
                 self.cas.iter_mut().filter(|ca| Some(&ca.facts.id) != next.as_ref()).for_each(Ca::forget_key);
                 published = None;
                 self.renew(&self.names(&options.dns_names), options, now)?;
             }
-            Step::RenewCertificate(_) => self.renew(&self.names(&options.dns_names), options, now)?,
+            RenewalAction::RenewCertificate(_) => self.renew(&self.names(&options.dns_names), options, now)?,
         }
         self.write(secret, published, now);
         Ok(())

@@ -47,7 +47,7 @@ pub(super) struct LeafFacts {
 
 /// What the Secret has.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct State {
+pub(super) struct SecretContents {
     /// The CAs of the bundle.
     pub(super) cas: Vec<CaFacts>,
     /// The serving certificate, or why there is none that can be used.
@@ -58,7 +58,7 @@ pub(super) struct State {
 
 /// What to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum RenewalAction {
     /// Nothing.
     Keep,
     /// Make a CA and a certificate. Nothing that clients know remains.
@@ -87,34 +87,40 @@ pub(super) fn signing_and_next<T: Borrow<CaFacts>>(cas: &[T], now: u64) -> Optio
 
 /// Decides. `is_published`: all ConfigMaps have the bundle. `jitter` is this replica's own, from 0
 /// to 1.
-pub(super) fn next_step(state: &State, is_published: bool, now: u64, lifetimes: &Lifetimes, jitter: f64) -> Step {
-    let Some((signing, next)) = signing_and_next(&state.cas, now) else { return Step::CreateCa };
+pub(super) fn next_step(
+    state: &SecretContents,
+    is_published: bool,
+    now: u64,
+    lifetimes: &Lifetimes,
+    jitter: f64,
+) -> RenewalAction {
+    let Some((signing, next)) = signing_and_next(&state.cas, now) else { return RenewalAction::CreateCa };
     let left = signing.not_after - now;
     if let Some(next) = next {
         let since = state.published.as_ref().filter(|(id, at)| *id == next.id && *at <= now).map(|(_, at)| *at);
         if since.is_some_and(|at| now >= at + seconds(lifetimes.overlap)) {
-            return Step::SwitchToNextCa;
+            return RenewalAction::SwitchToNextCa;
         }
         let is_late = (left as f64) < lifetimes.certificate.as_secs_f64() * UNPUBLISHED_LEFT;
         // One that was made a moment ago can be known to no client.
         if is_late && now.saturating_sub(next.created) >= left {
-            return Step::SwitchToNextCa;
+            return RenewalAction::SwitchToNextCa;
         }
         if since.is_none() && is_published {
-            return Step::RecordPublication;
+            return RenewalAction::RecordPublication;
         }
     }
     match &state.leaf {
-        Err(why) => return Step::RenewCertificate(why),
+        Err(why) => return RenewalAction::RenewCertificate(why),
         Ok(leaf) if now >= renewal(leaf, jitter) => {
-            return Step::RenewCertificate("two thirds of its life have passed");
+            return RenewalAction::RenewCertificate("two thirds of its life have passed");
         }
         Ok(_) => {}
     }
     if next.is_none() && left <= seconds(lifetimes.next_ca_before_end()) {
-        return Step::CreateNextCa;
+        return RenewalAction::CreateNextCa;
     }
-    if state.cas.iter().any(|ca| ca.not_after <= now) { Step::RemoveExpiredCas } else { Step::Keep }
+    if state.cas.iter().any(|ca| ca.not_after <= now) { RenewalAction::RemoveExpiredCas } else { RenewalAction::Keep }
 }
 
 /// When a certificate is renewed.

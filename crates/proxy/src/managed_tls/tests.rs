@@ -15,7 +15,7 @@ use super::{
     issue::{self, Usage},
     managed_options::{Lifetimes, ManagedOptions, ObjectName, Stored},
     material::Material,
-    next_step::{CaFacts, LeafFacts, State, Step, next_step},
+    next_step::{CaFacts, LeafFacts, RenewalAction, SecretContents, next_step},
     stored_objects::fill,
 };
 
@@ -50,12 +50,12 @@ fn accepts(bundle: &str, certificate: &CertificateDer<'_>, usage: KeyUsage, name
 }
 
 /// Does all steps that are due, as if the ConfigMaps were always written at once.
-fn settle(secret: &mut Value, options: &ManagedOptions, now: u64) -> Vec<Step> {
+fn settle(secret: &mut Value, options: &ManagedOptions, now: u64) -> Vec<RenewalAction> {
     let mut steps = Vec::new();
     loop {
         let material = Material::read(secret, &options.dns_names, now);
         let step = next_step(&material.state, true, now, &options.lifetimes, 0.0);
-        if step == Step::Keep {
+        if step == RenewalAction::Keep {
             return steps;
         }
         assert!(steps.len() < 5, "{steps:?} and {step:?}");
@@ -85,7 +85,7 @@ struct World {
     copy: Value,
     /// Until when the apiserver is away, or does not take the second ConfigMap and the copy.
     away: (u64, u64),
-    steps: Vec<Step>,
+    steps: Vec<RenewalAction>,
     must_verify: bool,
 }
 
@@ -157,7 +157,7 @@ impl World {
             }
             let jitter = self.replicas[number].jitter;
             let step = next_step(&material.state, is_published, now, &self.options.lifetimes, jitter);
-            if step == Step::Keep {
+            if step == RenewalAction::Keep {
                 return;
             }
             material.apply(step, &mut self.secret, &self.options, now).unwrap();
@@ -226,9 +226,13 @@ fn each_client_that_read_the_ca_at_most_one_overlap_ago_accepts_each_replica_for
             world.check();
             world.replicas[number].next_look += world.look_interval();
         }
-        let count = |step: Step| world.steps.iter().filter(|done| **done == step).count();
-        assert_eq!(count(Step::CreateCa), 1, "seed {seed}: one CA at the start, and never again without notice");
-        assert!(count(Step::SwitchToNextCa) >= 2, "seed {seed}: {:?}", world.steps);
+        let count = |step: RenewalAction| world.steps.iter().filter(|done| **done == step).count();
+        assert_eq!(
+            count(RenewalAction::CreateCa),
+            1,
+            "seed {seed}: one CA at the start, and never again without notice"
+        );
+        assert!(count(RenewalAction::SwitchToNextCa) >= 2, "seed {seed}: {:?}", world.steps);
         assert!(world.steps.len() < 200, "seed {seed}: {:?}", world.steps);
         assert!(world.copy["data"].is_object(), "seed {seed}");
     }
@@ -239,7 +243,7 @@ fn a_ca_lives_through_its_states_in_order() {
     let options = options(days(90, 3 * 365, 30));
     let mut secret = empty();
     let at = |day: u64| START + day * DAY;
-    assert_eq!(settle(&mut secret, &options, at(0)), [Step::CreateCa]);
+    assert_eq!(settle(&mut secret, &options, at(0)), [RenewalAction::CreateCa]);
     assert_eq!(settle(&mut secret, &options, at(59)), []);
     let (mut done, mut bundles) = (Vec::new(), Vec::new());
     for day in 60..1100 {
@@ -249,13 +253,14 @@ fn a_ca_lives_through_its_states_in_order() {
             bundles.push((day, cas));
         }
     }
-    let of = |step: Step| done.iter().filter(|(_, found)| *found == step).map(|(day, _)| *day).collect::<Vec<_>>();
-    assert_eq!(of(Step::CreateNextCa), [945], "150 days before the end: 90 and twice 30");
-    assert_eq!(of(Step::RecordPublication), [945]);
-    assert_eq!(of(Step::SwitchToNextCa), [975]);
+    let of =
+        |step: RenewalAction| done.iter().filter(|(_, found)| *found == step).map(|(day, _)| *day).collect::<Vec<_>>();
+    assert_eq!(of(RenewalAction::CreateNextCa), [945], "150 days before the end: 90 and twice 30");
+    assert_eq!(of(RenewalAction::RecordPublication), [945]);
+    assert_eq!(of(RenewalAction::SwitchToNextCa), [975]);
     assert_eq!(bundles, [(60, 1), (945, 2), (1095, 1)], "the old CA stays until its end");
-    assert_eq!(of(Step::CreateCa), Vec::<u64>::new());
-    let renewals = done.iter().filter(|(_, step)| matches!(step, Step::RenewCertificate(_))).count();
+    assert_eq!(of(RenewalAction::CreateCa), Vec::<u64>::new());
+    let renewals = done.iter().filter(|(_, step)| matches!(step, RenewalAction::RenewCertificate(_))).count();
     assert_eq!(renewals, 18, "every 60 days");
 }
 
@@ -267,15 +272,15 @@ fn a_next_ca_that_was_never_published_signs_only_when_nothing_else_is_left() {
     let at_of = |made: u64, now: u64| {
         let cas = vec![ca("a", START, end), ca("b", made, made + lifetimes.ca.as_secs())];
         let leaf = Ok(LeafFacts { created: now, not_after: end });
-        next_step(&State { cas, leaf, published: None }, false, now, &lifetimes, 0.0)
+        next_step(&SecretContents { cas, leaf, published: None }, false, now, &lifetimes, 0.0)
     };
     let at = |now: u64| at_of(START + 945 * DAY, now);
-    assert_eq!(at(end - 31 * DAY), Step::Keep, "not published, so it waits");
-    assert_eq!(at(end - 29 * DAY), Step::SwitchToNextCa, "a third of a certificate's life is left");
+    assert_eq!(at(end - 31 * DAY), RenewalAction::Keep, "not published, so it waits");
+    assert_eq!(at(end - 29 * DAY), RenewalAction::SwitchToNextCa, "a third of a certificate's life is left");
     let late = |left: u64| at_of(end - 20 * DAY, end - left * DAY);
-    assert_eq!(late(20), Step::Keep, "made a moment ago, so no client knows it");
-    assert_eq!(late(11), Step::Keep);
-    assert_eq!(late(10), Step::SwitchToNextCa, "half of what was left has passed");
+    assert_eq!(late(20), RenewalAction::Keep, "made a moment ago, so no client knows it");
+    assert_eq!(late(11), RenewalAction::Keep);
+    assert_eq!(late(10), RenewalAction::SwitchToNextCa, "half of what was left has passed");
 }
 
 #[test]
@@ -296,7 +301,7 @@ fn a_certificate_that_no_client_would_accept_is_not_written() {
     let before = secret.clone();
     let material = Material::read(&secret, &options.dns_names, START);
     let step = next_step(&material.state, true, START, &options.lifetimes, 0.0);
-    assert!(matches!(step, Step::RenewCertificate(_)), "{step:?}");
+    assert!(matches!(step, RenewalAction::RenewCertificate(_)), "{step:?}");
     assert!(material.apply(step, &mut secret, &options, START).is_err());
     assert_eq!(secret, before);
 }

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::{encode::TransferCounts, error::PeerError, identity::CacheIdentity};
 use crate::cache::{
-    CacheWriter, Commit, Gap, History, PriorState, Record, RelistReason, RingLimits, Store, Update, UpdateError,
+    CacheWriter, Commit, Gap, History, HistoryRecord, PriorState, RelistReason, RingLimits, Store, Update, UpdateError,
     writer::Change,
 };
 use kubefan_common::{
@@ -48,7 +48,7 @@ pub struct ReceivedCache {
 }
 
 /// The part of the transfer that is expected next.
-enum State {
+enum ExpectedPart {
     Header,
     Objects(Box<ObjectOrder>),
     History(Box<HistoryBuilder>),
@@ -95,7 +95,7 @@ pub struct Decoder {
     parser: Arc<ObjectParser>,
     bytes_max: u64,
     now: Instant,
-    state: State,
+    state: ExpectedPart,
     writer: CacheWriter,
     received: TransferCounts,
     bytes: u64,
@@ -114,7 +114,8 @@ impl Decoder {
         bytes_max: u64,
         now: Instant,
     ) -> Self {
-        let (received, digest, trailer, state) = (TransferCounts::default(), Default::default(), None, State::Header);
+        let (received, digest, trailer, state) =
+            (TransferCounts::default(), Default::default(), None, ExpectedPart::Header);
         Self { wanted, limits, parser, bytes_max, now, state, writer, received, bytes: 0, digest, trailer }
     }
 
@@ -138,7 +139,7 @@ impl Decoder {
     }
 
     fn header(&mut self, header: &TransferHeader) -> Result<(), PeerError> {
-        if !matches!(self.state, State::Header) {
+        if !matches!(self.state, ExpectedPart::Header) {
             return Err(PeerError::broken("a second header"));
         }
         self.wanted.agrees_with(&CacheIdentity::of_header(header))?;
@@ -152,12 +153,12 @@ impl Decoder {
             return Err(PeerError::broken("the versions of its history are not in order"));
         }
         self.writer.apply(Update::ListBegin { reason: RelistReason::WarmStart }).map_err(broken)?;
-        self.state = State::Objects(Box::new(ObjectOrder { header, last: None }));
+        self.state = ExpectedPart::Objects(Box::new(ObjectOrder { header, last: None }));
         Ok(())
     }
 
     fn chunk(&mut self, chunk: &Bytes) -> Result<(), PeerError> {
-        if matches!(self.state, State::Header) {
+        if matches!(self.state, ExpectedPart::Header) {
             return Err(PeerError::broken("no header"));
         }
         let content = chunk::decode_content(chunk, CHUNK_BYTES_MAX)?;
@@ -197,7 +198,7 @@ impl Decoder {
     }
 
     fn object(&mut self, json: &[u8]) -> Result<(), PeerError> {
-        let State::Objects(objects) = &mut self.state else {
+        let ExpectedPart::Objects(objects) = &mut self.state else {
             return Err(PeerError::broken("an object after the start of the history"));
         };
         let object = self.parser.parse(json)?;
@@ -211,7 +212,7 @@ impl Decoder {
 
     /// The history. The first call completes the objects.
     fn events(&mut self) -> Result<&mut HistoryBuilder, PeerError> {
-        if let State::Objects(objects) = &self.state {
+        if let ExpectedPart::Objects(objects) = &self.state {
             let header = objects.header;
             let commit = self.writer.apply(Update::ListEnd(header.version)).map_err(broken)?;
             let Some(Commit { store, .. }) = commit else {
@@ -219,7 +220,7 @@ impl Decoder {
             };
             let mut floors = (header.conflated_floor, header.ring_floor);
             when_planted!(RestoredRingTooDeep => floors.1 = header.conflated_floor);
-            self.state = State::History(Box::new(HistoryBuilder {
+            self.state = ExpectedPart::History(Box::new(HistoryBuilder {
                 header,
                 store,
                 history: History::to_restore(self.limits, floors, self.parser.clone()),
@@ -230,8 +231,8 @@ impl Decoder {
             }));
         }
         match &mut self.state {
-            State::History(events) => Ok(events),
-            State::Header | State::Objects(_) => Err(PeerError::broken("no header")),
+            ExpectedPart::History(events) => Ok(events),
+            ExpectedPart::Header | ExpectedPart::Objects(_) => Err(PeerError::broken("no header")),
         }
     }
 
@@ -242,7 +243,7 @@ impl Decoder {
     pub fn finish(mut self) -> Result<ReceivedCache, PeerError> {
         let trailer = self.trailer.ok_or_else(|| PeerError::CutOff("it has no trailer".to_owned()))?;
         self.events()?;
-        let Self { state: State::History(events), writer, received, bytes, digest, now, .. } = self else {
+        let Self { state: ExpectedPart::History(events), writer, received, bytes, digest, now, .. } = self else {
             return Err(PeerError::broken("no header"));
         };
         let TransferTrailer { objects, changes, events: count, crc32 } = trailer;
@@ -367,17 +368,17 @@ impl HistoryBuilder {
             return Ok(());
         }
         self.reach(event.version(), self.header.version, false)?;
-        self.record(Record::Event(event), at, now);
+        self.record(HistoryRecord::Event(event), at, now);
         Ok(())
     }
 
     fn close_gap(&mut self, now: Instant) {
         if let Some(OpenGap { from, to, reason, at, events, .. }) = self.gap.take_if(|gap| gap.missing == 0) {
-            self.record(Record::Gap(Arc::new(Gap::new(from, to, reason, events))), at, now);
+            self.record(HistoryRecord::Gap(Arc::new(Gap::new(from, to, reason, events))), at, now);
         }
     }
 
-    fn record(&mut self, record: Record, at: Instant, now: Instant) {
+    fn record(&mut self, record: HistoryRecord, at: Instant, now: Instant) {
         self.history.push(record, at);
         // This replica's limits may be lower than the sender's.
         self.history.evict(now, self.store.json_bytes(), 1.0);

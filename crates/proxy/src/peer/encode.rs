@@ -13,7 +13,7 @@ use prost::Message;
 use tokio::time::Instant;
 
 use super::identity::CacheIdentity;
-use crate::cache::{HistoryCopy, PriorState, Record, Store};
+use crate::cache::{HistoryCopy, HistoryRecord, PriorState, Store};
 use kubefan_common::{
     encoding::{FrameError, chunk},
     proto::v1alpha1::{
@@ -168,9 +168,9 @@ struct EventEncoder {
 }
 
 impl EventEncoder {
-    fn entries(&mut self, record: &Record, age_millis: u64) -> Vec<Entry> {
+    fn entries(&mut self, record: &HistoryRecord, age_millis: u64) -> Vec<Entry> {
         let mut entries = Vec::with_capacity(1);
-        if let Record::Gap(gap) = record {
+        if let HistoryRecord::Gap(gap) = record {
             entries.push(Entry::Gap(TransferGap {
                 from: gap.from.to_string(),
                 to: gap.to.to_string(),

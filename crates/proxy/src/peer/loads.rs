@@ -134,7 +134,7 @@ mod tests {
     use tower::service_fn;
 
     use super::*;
-    use crate::peer::{NoTransferLog, OfferedCache, OfferedCaches, Sender};
+    use crate::peer::{NoTransferLog, OfferedCache, OfferedCaches, TransferService};
     use kubefan_common::proto::v1alpha1::peer_service_server::PeerServiceServer;
     use kubefan_model::{GroupVersionResource, Scope};
 
@@ -167,7 +167,8 @@ mod tests {
                 let refused = || PeerError::Connect("connection refused".to_owned());
                 let (_, load) = found.ok_or_else(refused)?;
                 let load = load.map(|load| Arc::new(move || load) as crate::peer::LoadSource);
-                let service = PeerServiceServer::new(Sender::new(Nothing, Arc::new(NoTransferLog)).with_load(load));
+                let service =
+                    PeerServiceServer::new(TransferService::new(Nothing, Arc::new(NoTransferLog)).with_load(load));
                 let (ours, theirs) = tokio::io::duplex(16 << 10);
                 let incoming = futures::StreamExt::chain(stream::iter([Ok::<_, io::Error>(theirs)]), stream::pending());
                 let server = Server::builder().max_connection_age(CONNECTION_AGE).add_service(service);

@@ -31,5 +31,5 @@ pub use error::PeerError;
 pub use identity::{CacheIdentity, schema_text};
 pub use loads::{Load, Loads, PeerLoad};
 pub use receiver::{Dial, DnsDial, FoundPeers, Peers};
-pub use sender::{LoadSource, OfferedCache, OfferedCaches, Sender};
+pub use sender::{LoadSource, OfferedCache, OfferedCaches, TransferService};
 pub use transfer_log::{NoTransferLog, TransferLog, TransferRecord};

@@ -75,7 +75,7 @@ type CacheId = (GroupVersionResource, Scope);
 pub type LoadSource = Arc<dyn Fn() -> Load + Send + Sync>;
 
 /// The gRPC service for peers.
-pub struct Sender<S> {
+pub struct TransferService<S> {
     caches: S,
     load: Option<LoadSource>,
     log: Arc<dyn TransferLog>,
@@ -86,7 +86,7 @@ pub struct Sender<S> {
 
 type Parts = Pin<Box<dyn Stream<Item = Result<TransferResponse, Status>> + Send>>;
 
-impl<S: OfferedCaches> Sender<S> {
+impl<S: OfferedCaches> TransferService<S> {
     /// Sends those of `caches`, and records each transfer in `log`.
     pub fn new(caches: S, log: Arc<dyn TransferLog>) -> Self {
         Self { caches, load: None, log, all: Arc::new(Semaphore::new(TRANSFERS_MAX)), each: Mutex::default() }
@@ -142,7 +142,7 @@ async fn copy(hub: &Hub) -> Result<(CachePosition, HistoryCopy), Status> {
 }
 
 #[tonic::async_trait]
-impl<S: OfferedCaches> PeerService for Sender<S> {
+impl<S: OfferedCaches> PeerService for TransferService<S> {
     type TransferStream = Parts;
 
     async fn transfer(&self, request: Request<TransferRequest>) -> Result<Response<Parts>, Status> {
@@ -176,7 +176,7 @@ struct Prepared {
     permits: ([OwnedSemaphorePermit; 2], GatePermit),
 }
 
-impl<S: OfferedCaches> Sender<S> {
+impl<S: OfferedCaches> TransferService<S> {
     async fn begin(&self, wanted: &CacheIdentity) -> Result<Prepared, Status> {
         let until = Instant::now() + TRANSFER_TIMEOUT;
         let CacheIdentity { gvr, scope, .. } = wanted;

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::{Server, server::Connected};
 use tracing::{error, warn};
 
-use super::{LoadSource, OfferedCaches, PeerError, Sender, TransferLog, tls::PeerTls};
+use super::{LoadSource, OfferedCaches, PeerError, TransferLog, TransferService, tls::PeerTls};
 use crate::{
     admission::{FairPool, Holder},
     telemetry::metrics::Metrics,
@@ -53,8 +53,8 @@ pub async fn serve<IO>(
 ) where
     IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
 {
-    let service =
-        PeerServiceServer::new(Sender::new(caches, log).with_load(load)).max_decoding_message_size(REQUEST_BYTES_MAX);
+    let service = PeerServiceServer::new(TransferService::new(caches, log).with_load(load))
+        .max_decoding_message_size(REQUEST_BYTES_MAX);
     let server = Server::builder()
         .max_concurrent_streams(REQUESTS_MAX)
         .http2_keepalive_interval(Some(KEEPALIVE))

@@ -7,7 +7,9 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::{
-    cache::{CacheWriter, Gap, History, HistoryCopy, Record, RelistReason, RingLimits, Store, Update, writer::Change},
+    cache::{
+        CacheWriter, Gap, History, HistoryCopy, HistoryRecord, RelistReason, RingLimits, Store, Update, writer::Change,
+    },
     upstream::discovery::SchemaFingerprint,
 };
 use kubefan_common::proto::v1alpha1::{TransferResponse, transfer_response::Part};
@@ -166,7 +168,7 @@ fn contents(store: &Store, history: &History) -> String {
     }
     lines.push(format!("{:?}", conflated.gaps().collect::<Vec<_>>()));
     for record in history.ring().since(history.ring().floor()).unwrap() {
-        if let Record::Gap(gap) = record {
+        if let HistoryRecord::Gap(gap) = record {
             lines.push(format!("gap {} {} {}", gap.from, gap.to, gap.reason.as_str()));
         }
         for event in record.events() {
@@ -191,7 +193,9 @@ fn a_gap_that_was_a_catch_up_upstream_keeps_its_reason() {
     runtime().block_on(async {
         let now = Instant::now();
         let mut cache = cache(&[], 10, false, now);
-        cache.history.push(Record::Gap(Arc::new(Gap::new(version(5), version(9), RelistReason::CatchUp, vec![]))), now);
+        cache
+            .history
+            .push(HistoryRecord::Gap(Arc::new(Gap::new(version(5), version(9), RelistReason::CatchUp, vec![]))), now);
         cache.version = version(9);
         let (store, history, _) = restored(decode(parts(&cache, 10, 1000, now), limits(10), false).unwrap());
         assert_eq!(contents(&store, &history), contents(&cache.store, &cache.history));
@@ -272,8 +276,8 @@ proptest! {
             let parts = parts(&cache, 100, 1000, now);
             let (_, history, _) = restored(decode(parts, limits(records), false).unwrap());
             assert!(history.ring().len() <= records);
-            let ours = cache.history.ring().since(history.ring().floor()).unwrap().map(Record::version);
-            let theirs = history.ring().since(history.ring().floor()).unwrap().map(Record::version);
+            let ours = cache.history.ring().since(history.ring().floor()).unwrap().map(HistoryRecord::version);
+            let theirs = history.ring().since(history.ring().floor()).unwrap().map(HistoryRecord::version);
             assert!(ours.eq(theirs), "the newest");
         });
     }
@@ -295,7 +299,7 @@ async fn a_copy_in_parts_loses_nothing_that_the_ring_evicts_meanwhile() {
         let object = Arc::new(parser().parse(json(1, 1, 1, number).as_bytes()).unwrap());
         let event =
             kubefan_model::event::WatchEvent::new(EventType::Modified, version(number), object.clone(), Some(object));
-        cache.history.push(Record::Event(Arc::new(event)), now);
+        cache.history.push(HistoryRecord::Event(Arc::new(event)), now);
         cache.history.evict(now, 0, 1.0);
     }
     while cache.history.copy(&mut copy, 10) {}

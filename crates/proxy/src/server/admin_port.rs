@@ -141,7 +141,7 @@ impl Port {
                 quietest.close.cancel();
                 let _ = tasks.join_next().await;
             }
-            let place = Arc::new(Place::default());
+            let place = Arc::new(AdminConnection::default());
             places.push(place.clone());
             tasks.spawn(self.clone().connection(io, place));
         }
@@ -157,7 +157,7 @@ impl Port {
         }
     }
 
-    async fn connection(self: Arc<Self>, io: Connection, place: Arc<Place>) {
+    async fn connection(self: Arc<Self>, io: Connection, place: Arc<AdminConnection>) {
         let (client, needs) = (io.connect_info(), ResponseNeeds::default());
         let io = MonitoredSocket::new(io, needs.clone(), STALL_TIMEOUT);
         let close = place.clone();
@@ -175,7 +175,13 @@ impl Port {
         close.close.run_until_cancelled(served).await;
     }
 
-    async fn serve_http<T: Io>(self: Arc<Self>, io: T, client: ClientInfo, needs: ResponseNeeds, place: Arc<Place>) {
+    async fn serve_http<T: Io>(
+        self: Arc<Self>,
+        io: T,
+        client: ClientInfo,
+        needs: ResponseNeeds,
+        place: Arc<AdminConnection>,
+    ) {
         let service = service_fn(move |request: Request<Incoming>| {
             let (port, place) = (self.clone(), place.clone());
             needs.begin(Pace::Pinning);
@@ -246,7 +252,7 @@ impl Port {
 }
 
 /// A connection in the eyes of the others.
-struct Place {
+struct AdminConnection {
     close: CancellationToken,
     activity: Mutex<Activity>,
 }
@@ -258,7 +264,7 @@ struct Activity {
     since: Instant,
 }
 
-impl Default for Place {
+impl Default for AdminConnection {
     fn default() -> Self {
         Self {
             close: CancellationToken::new(),
@@ -267,7 +273,7 @@ impl Default for Place {
     }
 }
 
-impl Place {
+impl AdminConnection {
     fn set_answering(&self, is_answering: bool) {
         *lock(&self.activity) = Activity { is_answering, since: Instant::now() };
     }
@@ -275,7 +281,7 @@ impl Place {
 
 /// Forgets the connections that have ended. If there are too many others, removes and returns the
 /// one that must be closed: one without a request before one with, and the quietest of them.
-fn make_place(places: &mut Vec<Arc<Place>>) -> Option<Arc<Place>> {
+fn make_place(places: &mut Vec<Arc<AdminConnection>>) -> Option<Arc<AdminConnection>> {
     places.retain(|place| Arc::strong_count(place) > 1);
     if places.len() < CONNECTIONS_MAX {
         return None;
@@ -354,7 +360,7 @@ mod tests {
 
     #[test]
     fn a_place_is_taken_from_the_quietest_without_a_request() {
-        let mut places: Vec<Arc<Place>> = (0..CONNECTIONS_MAX).map(|_| Arc::default()).collect();
+        let mut places: Vec<Arc<AdminConnection>> = (0..CONNECTIONS_MAX).map(|_| Arc::default()).collect();
         let others = places.clone();
         others[0].set_answering(true);
         others[1].set_answering(true);

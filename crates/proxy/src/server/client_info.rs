@@ -35,7 +35,7 @@ pub struct ClientInfo {
 
 /// Who sends a request, as far as operators want to know. It proves nothing.
 #[derive(Debug, Clone, Default)]
-pub struct Sender {
+pub struct RequestOrigin {
     /// The other end of the connection; `None` for a Unix socket.
     pub address: Option<SocketAddr>,
     /// The client behind a trusted proxy.
@@ -76,10 +76,10 @@ impl ClientInfo {
     }
 
     /// Who sends a request with these headers, for operators.
-    pub fn sender(&self, headers: &HeaderMap) -> Sender {
+    pub fn sender(&self, headers: &HeaderMap) -> RequestOrigin {
         let value = headers.get(USER_AGENT).map_or(&b""[..], HeaderValue::as_bytes);
         let value = &value[..value.len().min(USER_AGENT_BYTES_MAX)];
-        Sender {
+        RequestOrigin {
             address: self.address,
             forwarded_for: self.forwarded_for,
             user_agent: String::from_utf8_lossy(value).into_owned().into_boxed_str(),

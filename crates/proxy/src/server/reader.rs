@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    client_info::Sender,
+    client_info::RequestOrigin,
     select::{self, Selected},
     selector_limits::SelectorLimits,
     subscribers::{Registered, Subscribers},
@@ -22,7 +22,7 @@ use crate::{
         AccessControl, Authorized, BoundObject, Caller, Denial, Lease, Mode, Presented, Read, ReadVerb, Switches,
         switches::Switched,
     },
-    admission::{FairPool, Holder, Place, PlacesMax},
+    admission::{FairPermit, FairPool, Holder, PermitLimits},
     audit::Notes,
     cache::{Phase, Refusal},
     fanout::{Catalog, Fresh, OfStream, Patience, Served, Subscription},
@@ -48,9 +48,9 @@ const PENDING_UNIT_BYTES: usize = 1 << 10;
 #[derive(Debug, Clone, Copy)]
 pub struct ReaderLimits {
     /// Streams.
-    pub subscribers_max: PlacesMax,
+    pub subscribers_max: PermitLimits,
     /// Lists and gets over HTTP, and unary calls of the watch service over gRPC.
-    pub reads_max: PlacesMax,
+    pub reads_max: PermitLimits,
     /// The memory of requests that wait for the verdict about their caller, in bytes.
     pub pending_bytes_max: usize,
     /// Limits of selectors.
@@ -92,7 +92,7 @@ impl<C: Catalog> Reader<C> {
     }
 
     /// Changes how many streams, and how many lists and gets, are served at a time.
-    pub fn set_places(&self, subscribers_max: PlacesMax, reads_max: PlacesMax) {
+    pub fn set_places(&self, subscribers_max: PermitLimits, reads_max: PermitLimits) {
         self.stream_places.set(subscribers_max);
         self.read_places.set(reads_max);
     }
@@ -165,7 +165,7 @@ impl<C: Catalog> Reader<C> {
 
     /// The memory of a request that waits for its verdict. Its caller is not known yet, and many
     /// may wait for one review.
-    fn pend(&self, presented: &Presented, read_bytes: usize) -> Result<Option<Place>, Denial> {
+    fn pend(&self, presented: &Presented, read_bytes: usize) -> Result<Option<FairPermit>, Denial> {
         if !self.access.reviews() {
             return Ok(None);
         }
@@ -212,7 +212,7 @@ impl<C: Catalog> Reader<C> {
     pub fn register(
         &self,
         read: &Authorized<Read>,
-        sender: Sender,
+        sender: RequestOrigin,
         served: &Served,
         subscription: &Subscription,
         stream: OfStream,
@@ -359,7 +359,7 @@ impl<C: Catalog> Reader<C> {
 
     /// A place for one stream: a watch, or a gRPC list, which pins a snapshot for as long as it is
     /// read, or any other gRPC stream.
-    pub fn admit_stream(&self, holder: Holder) -> Result<Place, Refusal> {
+    pub fn admit_stream(&self, holder: Holder) -> Result<FairPermit, Refusal> {
         self.stream_places.try_take(Some(holder)).ok_or_else(|| {
             if let Some(limit) = self.stream_places.identity_max(Some(holder)) {
                 return Refusal::Exhausted(format!(
@@ -375,7 +375,7 @@ impl<C: Catalog> Reader<C> {
 
     /// A place for one read, kept until the response has ended. Reads have a limit of their own, so
     /// that a crowd of them does not block watches.
-    pub fn admit_read(&self, holder: Holder) -> Result<Place, Refusal> {
+    pub fn admit_read(&self, holder: Holder) -> Result<FairPermit, Refusal> {
         self.read_places.try_take(Some(holder)).ok_or_else(|| {
             if let Some(limit) = self.read_places.identity_max(Some(holder)) {
                 return Refusal::Exhausted(format!(

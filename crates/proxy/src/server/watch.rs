@@ -6,7 +6,7 @@ use http::HeaderMap;
 use tokio::time::Instant;
 
 use crate::{
-    access::Lease, admission::Place, audit::Record, cache::StreamEnd, fanout::Subscription,
+    access::Lease, admission::FairPermit, audit::AuditRecord, cache::StreamEnd, fanout::Subscription,
     server::subscribers::Registered,
 };
 use kubefan_model::Media;
@@ -22,7 +22,7 @@ pub struct OpenedWatch {
     /// The protocol that the watch is sent in.
     pub protocol: WatchProtocol,
     /// Its place among all streams.
-    pub place: Place,
+    pub place: FairPermit,
     /// The right of its caller, which is reviewed while the watch lasts.
     pub lease: Lease,
     /// Its entry among the subscribers.
@@ -30,7 +30,7 @@ pub struct OpenedWatch {
     /// The headers that let a page of another site read it.
     pub cross_origin: Arc<HeaderMap>,
     /// Its record in the audit log, which is complete when the watch is dropped.
-    pub record: Record,
+    pub record: AuditRecord,
 }
 
 impl OpenedWatch {

@@ -120,11 +120,11 @@ pub struct Samples {
 /// The last hour.
 pub struct History {
     started_at: Instant,
-    state: Mutex<State>,
+    state: Mutex<Window>,
 }
 
 #[derive(Default)]
-struct State {
+struct Window {
     sampled_at: Option<Instant>,
     caches: BTreeMap<CacheLabels, CacheHistory>,
     counters: HashMap<(Kind, CacheLabels, String), f64>,
@@ -166,12 +166,12 @@ impl History {
         self.lock().recent.iter().rev().cloned().collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Window> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl Window {
     fn sample_caches(&mut self, families: &[MetricFamily], elapsed: Option<f64>) {
         let mut received: HashMap<CacheLabels, f64> = HashMap::new();
         for metric in metrics(families, "kubefan_events_received_total") {

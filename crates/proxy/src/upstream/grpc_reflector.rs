@@ -39,7 +39,7 @@ use super::{
     client::{Upstream, Verb},
     error::UpstreamError,
     kubefan_client::{Freshness, KubefanClient},
-    reflector::{ReflectorError, Step, Target},
+    reflector::{ReflectorError, ReflectorEvent, Target},
 };
 use crate::{
     cache::{RelistReason, Update},
@@ -47,7 +47,7 @@ use crate::{
 };
 use kubefan_client::{ClientError, Encoding, OnExpired, OnLag, WatchItem, WatchOptions, WatchStream};
 use kubefan_model::{ResourceVersion, object::ObjectParser};
-use position::{ANSWER_TIMEOUT, FreshnessAnswer, Input, OpenWatch, State};
+use position::{ANSWER_TIMEOUT, FreshnessAnswer, Input, OpenWatch, StreamState};
 use span::{Change, Span, invalid};
 use stream_failure::{StreamFailure, stalled};
 
@@ -67,9 +67,9 @@ pub struct GrpcReflector<R> {
     parser: Arc<ObjectParser>,
     open_watch: Arc<dyn Fn() -> UpstreamWatchGuard + Send + Sync>,
     random: R,
-    state: State,
+    state: StreamState,
     /// Steps that were made but not yet returned.
-    ready: VecDeque<Step>,
+    ready: VecDeque<ReflectorEvent>,
     /// The apiserver. Every snapshot must be of its cluster.
     apiserver: Upstream,
     /// The version of the newest state so far. An older snapshot is not taken without a proof that
@@ -90,7 +90,7 @@ impl<R: Rng> GrpcReflector<R> {
         open_watch: Arc<dyn Fn() -> UpstreamWatchGuard + Send + Sync>,
         random: R,
     ) -> Self {
-        let state = State::Empty { reason: RelistReason::Initial };
+        let state = StreamState::Empty { reason: RelistReason::Initial };
         let ready = VecDeque::new();
         let (floor, is_backfill) = (None, false);
         Self { kubefan, target, parser, open_watch, random, state, ready, apiserver, floor, is_backfill }
@@ -99,7 +99,7 @@ impl<R: Rng> GrpcReflector<R> {
     /// As [`Reflector::for_backfill`](super::Reflector::for_backfill). With `with_state` the first
     /// step fails with `Gone`.
     pub fn for_backfill(mut self, version: ResourceVersion, with_state: bool) -> Self {
-        self.state = if with_state { State::Unserved } else { State::Resume { version: version.end() } };
+        self.state = if with_state { StreamState::Unserved } else { StreamState::Resume { version: version.end() } };
         self.is_backfill = true;
         self
     }
@@ -107,49 +107,49 @@ impl<R: Rng> GrpcReflector<R> {
     /// Discards the known state. The next step asks for a snapshot, for `reason`.
     pub fn relist(&mut self, reason: RelistReason) {
         self.ready.clear();
-        self.state = State::Empty { reason };
+        self.state = StreamState::Empty { reason };
     }
 
     /// Discards everything read after `version`. The next step continues from there.
     pub fn resume_from(&mut self, version: ResourceVersion) {
         self.ready.clear();
         self.floor = Some(version);
-        self.state = State::Resume { version };
+        self.state = StreamState::Resume { version };
     }
 
     /// Whether the next step reads from the open watch.
     pub fn has_watch(&self) -> bool {
-        matches!(self.state, State::Watching { .. }) && self.ready.is_empty()
+        matches!(self.state, StreamState::Watching { .. }) && self.ready.is_empty()
     }
 
     /// Whether the next step asks for a snapshot.
     pub fn is_about_to_list(&self) -> bool {
-        matches!(self.state, State::Empty { .. }) && self.ready.is_empty()
+        matches!(self.state, StreamState::Empty { .. }) && self.ready.is_empty()
     }
 
     /// Performs one step: opens a call, or takes what it has received. After an error the next step
     /// continues from the last valid state.
     ///
     /// Cancel-safe if [`Self::has_watch`]. Otherwise drop the reflector if a step is dropped.
-    pub async fn step(&mut self) -> Result<Step, ReflectorError> {
+    pub async fn step(&mut self) -> Result<ReflectorEvent, ReflectorError> {
         loop {
             if let Some(step) = self.ready.pop_front() {
                 return Ok(step);
             }
             let input = self.state.input().await;
-            let lost = State::Empty { reason: self.state.relist_reason() };
+            let lost = StreamState::Empty { reason: self.state.relist_reason() };
             match mem::replace(&mut self.state, lost) {
-                State::Empty { reason } => {
+                StreamState::Empty { reason } => {
                     let watch = self.call(None);
-                    self.state = State::Snapshot { reason, watch };
+                    self.state = StreamState::Snapshot { reason, watch };
                 }
-                State::Resume { version } => return self.resume(version).await,
-                State::Unserved => {
+                StreamState::Resume { version } => return self.resume(version).await,
+                StreamState::Unserved => {
                     let message = "another kubefan has no state of an older version".to_owned();
                     return Err(ReflectorError::List(UpstreamError::Gone { message }));
                 }
-                State::Snapshot { reason, watch } => self.read_snapshot(reason, watch, input).await?,
-                State::Watching { watch, version } => self.read_watch(watch, version, input).await?,
+                StreamState::Snapshot { reason, watch } => self.read_snapshot(reason, watch, input).await?,
+                StreamState::Watching { watch, version } => self.read_watch(watch, version, input).await?,
             }
         }
     }
@@ -194,22 +194,22 @@ impl<R: Rng> GrpcReflector<R> {
         })
     }
 
-    async fn resume(&mut self, version: ResourceVersion) -> Result<Step, ReflectorError> {
+    async fn resume(&mut self, version: ResourceVersion) -> Result<ReflectorEvent, ReflectorError> {
         if self.kubefan.cluster().is_none() {
             // After a warm start no snapshot has named it. Without it no state counts as confirmed.
-            self.state = State::Resume { version };
+            self.state = StreamState::Resume { version };
             self.kubefan.freshness(&self.target, false).await.map_err(ReflectorError::Watch)?;
         }
         let mut watch = self.call(Some(version));
         match timeout(ANSWER_TIMEOUT, watch.stream.next()).await {
             Ok(Some(Ok(WatchItem::Reconnected { .. }))) => {
                 self.kubefan.observe(Verb::Watch, true);
-                self.state = State::Watching { watch, version };
-                Ok(Step::Watching { proven_at: None })
+                self.state = StreamState::Watching { watch, version };
+                Ok(ReflectorEvent::Watching { proven_at: None })
             }
             Err(_) => {
                 self.kubefan.observe(Verb::Watch, false);
-                self.state = State::Resume { version };
+                self.state = StreamState::Resume { version };
                 Err(ReflectorError::Watch(stalled()))
             }
             Ok(other) => {
@@ -237,7 +237,7 @@ impl<R: Rng> GrpcReflector<R> {
         let update = match item {
             Some(Ok(WatchItem::Reconnected { .. })) => {
                 self.kubefan.observe(Verb::List, true);
-                self.state = State::Snapshot { reason, watch };
+                self.state = StreamState::Snapshot { reason, watch };
                 return Ok(());
             }
             Some(Ok(WatchItem::SnapshotBegin { resource_version, .. })) => {
@@ -245,14 +245,14 @@ impl<R: Rng> GrpcReflector<R> {
             }
             Some(Ok(WatchItem::Event(event))) => {
                 let object = self.parser.parse(&event.object)?;
-                self.state = State::Snapshot { reason, watch };
+                self.state = StreamState::Snapshot { reason, watch };
                 Update::ListItem(object)
             }
             Some(Ok(WatchItem::SnapshotEnd { .. })) => {
                 let version = reached(&watch.stream).map_err(ReflectorError::List)?;
                 self.floor = Some(version);
-                self.state = State::Watching { watch, version };
-                self.ready.push_back(Step::Watching { proven_at: None });
+                self.state = StreamState::Watching { watch, version };
+                self.ready.push_back(ReflectorEvent::Watching { proven_at: None });
                 Update::ListEnd(version)
             }
             Some(Ok(WatchItem::Disconnected { .. }) | Err(_)) | None => {
@@ -261,7 +261,7 @@ impl<R: Rng> GrpcReflector<R> {
             }
             Some(Ok(_)) => return Err(ReflectorError::List(UpstreamError::invalid("a mark inside a snapshot"))),
         };
-        self.ready.push_back(Step::Update { update, received });
+        self.ready.push_back(ReflectorEvent::Update { update, received });
         Ok(())
     }
 
@@ -288,8 +288,8 @@ impl<R: Rng> GrpcReflector<R> {
         }
         let went_back = went_back.map(|reached| Update::WentBack { reached });
         let updates = went_back.into_iter().chain([Update::ListBegin { reason }]);
-        self.ready.extend(updates.map(|update| Step::Update { update, received: watch.called_at }));
-        self.state = State::Snapshot { reason, watch };
+        self.ready.extend(updates.map(|update| ReflectorEvent::Update { update, received: watch.called_at }));
+        self.state = StreamState::Snapshot { reason, watch };
         Ok(())
     }
 
@@ -316,7 +316,7 @@ impl<R: Rng> GrpcReflector<R> {
     ) -> Result<(), ReflectorError> {
         match answer {
             Ok(answer) if answer.is_of_another(&watch.cluster) => {
-                self.state = State::Resume { version };
+                self.state = StreamState::Resume { version };
                 return Err(invalid("the next kubefan now serves another cluster"));
             }
             // One that is not reached yet stays: with a newer one each time, a cache that is always
@@ -333,8 +333,8 @@ impl<R: Rng> GrpcReflector<R> {
         if is_quiet && watch.proof.as_ref().is_some_and(|(_, since)| since.elapsed() >= IDLE_TIMEOUT) {
             self.continue_watch(watch, version);
             if self.ready.is_empty() {
-                self.state = State::Resume { version };
-                self.ready.push_back(Step::Ended { reason: "idle" });
+                self.state = StreamState::Resume { version };
+                self.ready.push_back(ReflectorEvent::Ended { reason: "idle" });
             }
             return Ok(());
         }
@@ -419,7 +419,7 @@ impl<R: Rng> GrpcReflector<R> {
             Some(Update::Bookmark(at) | Update::Conflated { version: at, .. }) => *at,
             _ => version,
         };
-        self.ready.extend(update.map(|update| Step::Update { update, received }));
+        self.ready.extend(update.map(|update| ReflectorEvent::Update { update, received }));
         self.continue_watch(watch, at.max(version));
         Ok(())
     }
@@ -428,9 +428,9 @@ impl<R: Rng> GrpcReflector<R> {
     fn continue_watch(&mut self, mut watch: OpenWatch, version: ResourceVersion) {
         self.floor = self.floor.max(Some(version));
         if let Some((proof, _)) = watch.proof.take_if(|(proof, _)| proof.version <= version) {
-            self.ready.extend(proof.proven_at.map(|at| Step::Proved { at }));
+            self.ready.extend(proof.proven_at.map(|at| ReflectorEvent::Proved { at }));
         }
-        self.state = State::Watching { watch, version };
+        self.state = StreamState::Watching { watch, version };
     }
 
     /// Continues from the last version, unless the error made it useless.
@@ -440,22 +440,22 @@ impl<R: Rng> GrpcReflector<R> {
         last: Option<Result<WatchItem, ClientError>>,
     ) -> ReflectorError {
         // A step that is dropped from here on has lost nothing.
-        self.state = State::Resume { version };
+        self.state = StreamState::Resume { version };
         let StreamFailure { error, is_rewritten } = StreamFailure::of(&self.kubefan, last).await;
         self.state = match &error {
             // The snapshot that follows says where the cluster is.
-            UpstreamError::Gone { .. } if is_rewritten => State::Empty { reason: RelistReason::Rewritten },
-            UpstreamError::Gone { .. } => State::Empty { reason: RelistReason::Expired },
-            UpstreamError::NotFound { .. } => State::Empty { reason: RelistReason::NotFound },
-            UpstreamError::Forbidden { .. } => State::Empty { reason: RelistReason::Forbidden },
-            _ => State::Resume { version },
+            UpstreamError::Gone { .. } if is_rewritten => StreamState::Empty { reason: RelistReason::Rewritten },
+            UpstreamError::Gone { .. } => StreamState::Empty { reason: RelistReason::Expired },
+            UpstreamError::NotFound { .. } => StreamState::Empty { reason: RelistReason::NotFound },
+            UpstreamError::Forbidden { .. } => StreamState::Empty { reason: RelistReason::Forbidden },
+            _ => StreamState::Resume { version },
         };
         ReflectorError::Watch(error)
     }
 
     /// Advances the version to resume from, after a proof that no events lie in between.
     pub fn advance_to(&mut self, reached: ResourceVersion) {
-        if let State::Watching { version, .. } | State::Resume { version } = &mut self.state {
+        if let StreamState::Watching { version, .. } | StreamState::Resume { version } = &mut self.state {
             *version = reached.max(*version);
         }
     }

@@ -5,7 +5,7 @@ use rand::Rng;
 use super::{
     Reflector,
     grpc_reflector::GrpcReflector,
-    reflector::{ReflectorError, Step},
+    reflector::{ReflectorError, ReflectorEvent},
 };
 use crate::cache::{RelistReason, warnings::Warnings};
 use kubefan_model::ResourceVersion;
@@ -40,7 +40,7 @@ impl<R: Rng> SourceReflector<R> {
     ///
     /// # Errors
     /// The failure of the request or stream.
-    pub async fn step(&mut self) -> Result<Step, ReflectorError> {
+    pub async fn step(&mut self) -> Result<ReflectorEvent, ReflectorError> {
         each!(self, reflector => reflector.step().await)
     }
 

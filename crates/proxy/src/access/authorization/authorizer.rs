@@ -12,7 +12,7 @@ use super::{
     access_review::{self, AccessVerdict, Question},
     attributes::{Attributes, ReadVerb},
     authorized::Authorized,
-    explanation::{Explanation, Step},
+    explanation::{Explanation, ReviewedAttributes},
     non_resource::NonResource,
     read::Read,
 };
@@ -211,7 +211,7 @@ impl WebhookAuthorizer {
                 AccessVerdict::Allowed(reason) => (true, reason),
                 AccessVerdict::Denied(reason) => (false, reason),
             };
-            steps.push(Step::new(&attributes, is_allowed, reason, is_kept));
+            steps.push(ReviewedAttributes::new(&attributes, is_allowed, reason, is_kept));
             if is_allowed {
                 break;
             }

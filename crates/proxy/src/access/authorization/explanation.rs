@@ -14,13 +14,13 @@ pub struct Explanation {
     /// Why; may be empty.
     reason: String,
     /// What was asked, in this order, until something was allowed.
-    reviews: Vec<Step>,
+    reviews: Vec<ReviewedAttributes>,
 }
 
 /// A review that was asked for, and its verdict.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Step {
+pub(super) struct ReviewedAttributes {
     verb: &'static str,
     group: String,
     version: String,
@@ -37,7 +37,7 @@ pub(super) struct Step {
     cached: bool,
 }
 
-impl Step {
+impl ReviewedAttributes {
     pub(super) fn new(attributes: &Attributes, allowed: bool, reason: Arc<str>, cached: bool) -> Self {
         let Attributes { verb, group, version, resource, namespace, name, labels, fields } = attributes.clone();
         let (label_selector, field_selector) = (labels.to_string(), fields.to_string());
@@ -65,7 +65,7 @@ impl Explanation {
     }
 
     /// The last review decides.
-    pub(super) fn of(reviews: Vec<Step>) -> Self {
+    pub(super) fn of(reviews: Vec<ReviewedAttributes>) -> Self {
         let last = reviews.last();
         let allowed = last.is_some_and(|step| step.allowed);
         Self { allowed, reason: last.map(|step| step.reason.clone()).unwrap_or_default(), reviews }

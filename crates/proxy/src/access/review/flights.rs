@@ -16,23 +16,23 @@ pub(super) type Flight<T> = Shared<BoxFuture<'static, T>>;
 
 /// What is being asked, by key. It holds no more keys than there are callers and tasks that wait:
 /// an answer that nothing waits for is given up.
-pub(super) struct Flights<K, T: Clone>(Arc<Mutex<State<K, T>>>);
+pub(super) struct Flights<K, T: Clone>(Arc<Mutex<InFlight<K, T>>>);
 
-struct State<K, T: Clone> {
+struct InFlight<K, T: Clone> {
     under_way: HashMap<K, (u64, WeakShared<BoxFuture<'static, T>>)>,
     last: u64,
 }
 
 /// Removes a flight when it ends, however it ends.
 struct Landing<K: Hash + Eq, T: Clone> {
-    flights: Arc<Mutex<State<K, T>>>,
+    flights: Arc<Mutex<InFlight<K, T>>>,
     key: K,
     number: u64,
 }
 
 impl<K, T: Clone> Default for Flights<K, T> {
     fn default() -> Self {
-        Self(Arc::new(Mutex::new(State { under_way: HashMap::new(), last: 0 })))
+        Self(Arc::new(Mutex::new(InFlight { under_way: HashMap::new(), last: 0 })))
     }
 }
 
@@ -63,7 +63,7 @@ where
     }
 }
 
-fn lock<K, T: Clone>(state: &Mutex<State<K, T>>) -> MutexGuard<'_, State<K, T>> {
+fn lock<K, T: Clone>(state: &Mutex<InFlight<K, T>>) -> MutexGuard<'_, InFlight<K, T>> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -58,10 +58,10 @@ pub(super) struct ReviewQueue {
 
 struct Shared {
     in_flight: Arc<Semaphore>,
-    state: Mutex<State>,
+    state: Mutex<PendingReviews>,
 }
 
-struct State {
+struct PendingReviews {
     rate: Rate,
     waiting: FairQueue<oneshot::Sender<Turn>>,
     /// Whether a task gives turns. It ends when nothing waits.
@@ -95,7 +95,7 @@ impl Rate {
 impl ReviewQueue {
     pub(super) fn new(limits: QueueLimits) -> Self {
         let rate = Rate::new(limits.per_second, limits.burst);
-        let state = Mutex::new(State { rate, waiting: FairQueue::default(), is_served: false });
+        let state = Mutex::new(PendingReviews { rate, waiting: FairQueue::default(), is_served: false });
         let in_flight = Arc::new(Semaphore::new(limits.in_flight_max.clamp(1, Semaphore::MAX_PERMITS)));
         Self { limits, places: FairPool::new(limits.waiting_max), shared: Arc::new(Shared { in_flight, state }) }
     }
@@ -127,7 +127,7 @@ impl ReviewQueue {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PendingReviews> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

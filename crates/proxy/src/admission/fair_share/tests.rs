@@ -33,7 +33,7 @@ fn many_places_are_taken_as_if_one_by_one() {
     for (all, per_identity) in [(3, None), (64, None), (200, None), (200, Some(30))] {
         for held in 0..all {
             let filled = || {
-                let pool = FairPool::new(PlacesMax { all, per_identity });
+                let pool = FairPool::new(PermitLimits { all, per_identity });
                 // Some by the same connection, address or user.
                 let of = |number: u64| {
                     let holder = holder(number % 5, (number % 3) as u8);
@@ -61,15 +61,15 @@ fn many_places_are_taken_as_if_one_by_one() {
 fn a_limit_that_is_set_later_counts_what_is_held_already() {
     let pool = FairPool::new(100);
     let held = [pool.try_take(holder(1, 1)), pool.try_take(holder(2, 1))];
-    pool.set(PlacesMax { all: 100, per_identity: Some(2) });
+    pool.set(PermitLimits { all: 100, per_identity: Some(2) });
     assert!(pool.try_take(holder(3, 1)).is_none() && pool.try_take(holder(4, 2)).is_some());
     drop(held);
     assert!(pool.try_take(holder(3, 1)).is_some());
-    pool.set(PlacesMax { all: 0, per_identity: None });
+    pool.set(PermitLimits { all: 0, per_identity: None });
     assert!(pool.try_take(holder(3, 1)).is_none());
 }
 
-fn fill(pool: &Arc<FairPool>, holders: impl Iterator<Item = Option<Holder>>) -> Vec<Place> {
+fn fill(pool: &Arc<FairPool>, holders: impl Iterator<Item = Option<Holder>>) -> Vec<FairPermit> {
     holders.map_while(|holder| pool.try_take(holder)).collect()
 }
 
@@ -122,7 +122,7 @@ fn a_tenant_with_many_users_leaves_places_for_others() {
         (0..200).flat_map(|number| fill(&pool, std::iter::repeat_n(of(number, "greedy"), 20))).collect();
     assert_eq!(greedy.len(), 775, "a thirty-second is left");
     assert!(pool.try_take(of(300, "greedy")).is_none() && pool.try_take(of(300, "honest")).is_some());
-    let limited = FairPool::new(PlacesMax { all: 800, per_identity: Some(1) });
+    let limited = FairPool::new(PermitLimits { all: 800, per_identity: Some(1) });
     assert_eq!(fill(&limited, (0..50).map(|number| of(number, "one"))).len(), 50, "each is an identity");
 }
 
@@ -148,7 +148,7 @@ fn workloads_behind_one_address_are_told_apart() {
 
 #[test]
 fn an_identity_is_a_workload_or_else_a_user_or_else_an_address() {
-    let pool = FairPool::new(PlacesMax { all: 1000, per_identity: Some(3) });
+    let pool = FairPool::new(PermitLimits { all: 1000, per_identity: Some(3) });
     let of = |user: &str, pod: Option<&str>, byte: u8| holder(byte.into(), byte).map(|it| it.identified(user, pod));
     let unknown = |connection| holder(connection, 1);
     let takes = |holders: [Option<Holder>; 4]| fill(&pool, holders.into_iter());

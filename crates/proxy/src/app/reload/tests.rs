@@ -22,11 +22,11 @@ fn steps(looks: &[(Seen, bool)]) -> Vec<String> {
     fs::write(&path, text("")).unwrap();
     let mut file = watched(&path);
     let step = |(seen, asked): &(Seen, bool)| match file.step(seen.clone(), *asked) {
-        Step::Apply(configured, changed) => {
+        FileChange::Apply(configured, changed) => {
             file.in_force = *configured;
             format!("apply {}", changed.join(","))
         }
-        Step::Refuse(why) => format!("refuse {}", why.rsplit('/').next().unwrap()),
+        FileChange::Refuse(why) => format!("refuse {}", why.rsplit('/').next().unwrap()),
         other => format!("{other:?}").to_lowercase(),
     };
     looks.iter().map(step).collect()

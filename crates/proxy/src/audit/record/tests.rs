@@ -53,7 +53,7 @@ async fn recorded(session: impl AsyncFnOnce(&AuditLog)) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-fn begin(log: &AuditLog, protocol: Protocol, verb: &'static str, uri: &str) -> Record {
+fn begin(log: &AuditLog, protocol: Protocol, verb: &'static str, uri: &str) -> AuditRecord {
     let headers: HeaderMap = [("audit-id", "the-id"), ("user-agent", "kubectl"), ("authorization", "Bearer hidden")]
         .into_iter()
         .map(|(name, value)| (http::HeaderName::from_static(name), HeaderValue::from_static(value)))
@@ -113,7 +113,7 @@ fn pods(namespace: &str, name: &str) -> Target {
 }
 
 /// Notes a read that is allowed.
-async fn allowed(record: &Record, caller: &Caller, read: Read) {
+async fn allowed(record: &AuditRecord, caller: &Caller, read: Read) {
     let notes = record.notes();
     notes.caller(caller);
     notes.read(&read);

@@ -138,12 +138,12 @@ impl Pods {
             }
             prop_assert_eq!(self.found_at(*from, selection), members(state, selection), "catch-up from {}", from);
             if *from >= history.ring().floor() {
-                let sees = |record: &&Record| match record {
-                    Record::Gap(_) => true,
-                    Record::Event(event) => event.transition(selection).is_some(),
+                let sees = |record: &&HistoryRecord| match record {
+                    HistoryRecord::Gap(_) => true,
+                    HistoryRecord::Event(event) => event.transition(selection).is_some(),
                 };
-                let found = history.since(*from, selection).unwrap().filter(sees).map(Record::version);
-                let expected = history.ring().since(*from).unwrap().filter(sees).map(Record::version);
+                let found = history.since(*from, selection).unwrap().filter(sees).map(HistoryRecord::version);
+                let expected = history.ring().since(*from).unwrap().filter(sees).map(HistoryRecord::version);
                 prop_assert_eq!(found.collect::<Vec<_>>(), expected.collect::<Vec<_>>(), "log from {}", from);
             }
         }

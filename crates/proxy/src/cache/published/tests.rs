@@ -27,7 +27,7 @@ fn start(cache: &mut PublishedCache, at: u64) -> Applied {
 
 fn gap(from: u64, to: u64) -> Change {
     let gap = Gap::new(version(from), version(to), RelistReason::Expired, Vec::new());
-    Change::Record(Record::Gap(Arc::new(gap)))
+    Change::Record(HistoryRecord::Gap(Arc::new(gap)))
 }
 
 #[tokio::test(start_paused = true)]
@@ -38,7 +38,11 @@ async fn records_continue_a_history_and_a_start_replaces_it() {
     let Applied::Continued(evicted) = commit(&mut cache, 12, gap(10, 12)) else { panic!("another history") };
     assert!(evicted.is_empty());
     let Applied::Continued(evicted) = commit(&mut cache, 14, gap(12, 14)) else { panic!("another history") };
-    assert_eq!(evicted.iter().map(Record::version).collect::<Vec<_>>(), [version(12)], "the ring holds one record");
+    assert_eq!(
+        evicted.iter().map(HistoryRecord::version).collect::<Vec<_>>(),
+        [version(12)],
+        "the ring holds one record"
+    );
     let Applied::Continued(_) = commit(&mut cache, 15, Change::Version) else { panic!("another history") };
     let state = cache.state().unwrap();
     assert_eq!((state.epoch, state.version, state.history.ring().last()), (1, version(15), version(14)));

@@ -15,9 +15,9 @@ fn object(number: u64) -> Arc<Object> {
     Arc::new(ObjectParser::new(&FieldTable::default()).parse(json.as_bytes()).unwrap())
 }
 
-fn event(number: u64) -> Record {
+fn event(number: u64) -> HistoryRecord {
     let previous = Some(object(number - 1));
-    Record::Event(Arc::new(WatchEvent::new(EventType::Modified, version(number), object(number), previous)))
+    HistoryRecord::Event(Arc::new(WatchEvent::new(EventType::Modified, version(number), object(number), previous)))
 }
 
 fn limits() -> RingLimits {
@@ -29,7 +29,7 @@ fn limits() -> RingLimits {
     }
 }
 
-fn push(ring: &mut EventRing, record: Record) {
+fn push(ring: &mut EventRing, record: HistoryRecord) {
     ring.push(record, Instant::now());
     ring.evict(Instant::now(), 0, 1.0, 1.0);
 }
@@ -100,8 +100,8 @@ async fn a_fresh_record_has_unpacked_objects_and_a_settled_one_shares_packed_one
     let mut ring = EventRing::new(long(), version(10));
     let (first, second) = (large(11), large(12));
     let events = [change(&first, None), change(&second, Some(&first))];
-    push(&mut ring, Record::Event(events[0].clone()));
-    push(&mut ring, Record::Event(events[1].clone()));
+    push(&mut ring, HistoryRecord::Event(events[0].clone()));
+    push(&mut ring, HistoryRecord::Event(events[1].clone()));
     assert!(Arc::ptr_eq(&events[1].previous().unwrap(), &first), "fresh");
     let fresh = ring.bytes();
     age(&mut ring, 100);
@@ -122,7 +122,7 @@ async fn fresh_records_are_bounded_in_bytes_and_packed_before_any_is_evicted() {
     for number in 12..40 {
         objects.push(sized(number, RingLimits::FRESH_BYTES_MAX / 8));
         let [.., before, now] = &*objects else { unreachable!() };
-        push(&mut ring, Record::Event(change(now, Some(before))));
+        push(&mut ring, HistoryRecord::Event(change(now, Some(before))));
         assert!(ring.fresh_bytes <= RingLimits::FRESH_BYTES_MAX);
     }
     assert_eq!(ring.bytes(), ring.records.iter().map(|entry| entry.cost_bytes).sum::<usize>());
@@ -130,7 +130,7 @@ async fn fresh_records_are_bounded_in_bytes_and_packed_before_any_is_evicted() {
     let tight = RingLimits { ring_bytes_max: Some(RingLimits::FRESH_BYTES_MAX / 4), ..long() };
     let mut ring = EventRing::new(tight, version(10));
     for pair in objects.windows(2) {
-        push(&mut ring, Record::Event(change(&pair[1], Some(&pair[0]))));
+        push(&mut ring, HistoryRecord::Event(change(&pair[1], Some(&pair[0]))));
     }
     assert_eq!(ring.len(), 28, "all fit once they are packed");
 }
@@ -142,8 +142,8 @@ async fn an_object_from_a_relist_is_packed_when_it_is_replaced() {
     let deleted = WatchEvent::new(EventType::Deleted, gone.version(), gone.clone(), Some(gone.clone()));
     let deleted = Arc::new(deleted.packing(&Arc::default(), None));
     let events = vec![deleted.clone(), change(&first, None)];
-    push(&mut ring, Record::Gap(Arc::new(Gap::new(version(10), version(20), RelistReason::Expired, events))));
-    push(&mut ring, Record::Event(change(&second, Some(&first))));
+    push(&mut ring, HistoryRecord::Gap(Arc::new(Gap::new(version(10), version(20), RelistReason::Expired, events))));
+    push(&mut ring, HistoryRecord::Event(change(&second, Some(&first))));
     age(&mut ring, 100);
     assert!(Arc::ptr_eq(&deleted.object(), &deleted.previous().unwrap()) && deleted.object().is_packed());
     assert_eq!((Arc::strong_count(&first), Arc::strong_count(&gone)), (1, 1));
@@ -154,7 +154,7 @@ async fn a_ring_without_a_cache_counts_the_objects_of_its_events() {
     let mut ring = EventRing::alone(RingLimits { ring_bytes_max: Some(1 << 20), ..long() }, version(10));
     for number in 11..41 {
         let object = sized(number, 100 << 10);
-        push(&mut ring, Record::Event(change(&object, None)));
+        push(&mut ring, HistoryRecord::Event(change(&object, None)));
     }
     assert!((1 << 19..=1 << 20).contains(&ring.bytes()) && ring.len() < 11, "{} bytes of {}", ring.bytes(), ring.len());
 }
@@ -165,10 +165,10 @@ async fn an_object_with_other_bytes_at_the_same_version_is_not_shared() {
     // A changed schema gives the object other bytes, under the version that it had.
     let (first, other, second) = (large(11), sized(11, 4 << 10), large(21));
     let brought = change(&first, None);
-    push(&mut ring, Record::Event(brought.clone()));
+    push(&mut ring, HistoryRecord::Event(brought.clone()));
     let events = vec![change(&other, Some(&first))];
-    push(&mut ring, Record::Gap(Arc::new(Gap::new(version(11), version(20), RelistReason::Expired, events))));
-    push(&mut ring, Record::Event(change(&second, Some(&other))));
+    push(&mut ring, HistoryRecord::Gap(Arc::new(Gap::new(version(11), version(20), RelistReason::Expired, events))));
+    push(&mut ring, HistoryRecord::Event(change(&second, Some(&other))));
     age(&mut ring, 100);
     assert_eq!(brought.object().bytes(), first.bytes());
 }
@@ -193,7 +193,7 @@ async fn a_version_inside_a_gap_cannot_be_resumed_from() {
     let mut ring = EventRing::new(limits(), version(10));
     push(&mut ring, event(12));
     let gap = Gap::new(version(12), version(20), RelistReason::Expired, vec![]);
-    push(&mut ring, Record::Gap(Arc::new(gap)));
+    push(&mut ring, HistoryRecord::Gap(Arc::new(gap)));
     assert_eq!(since(&ring, 12), Ok(vec![20]));
     assert_eq!(since(&ring, 15), Err(20));
     assert_eq!(since(&ring, 20), Ok(vec![]));

@@ -21,8 +21,8 @@ fn list(writer: &mut CacheWriter, objects: Vec<Object>, number: u64) -> Commit {
 fn told(commit: &Commit) -> Vec<(EventType, String, u64)> {
     let line = |event: &WatchEvent| (event.kind(), event.object().key().to_string(), event.version().get());
     match &commit.change {
-        Change::Record(Record::Event(event)) => vec![line(event)],
-        Change::Record(Record::Gap(gap)) => gap.events.iter().map(|event| line(event)).collect(),
+        Change::Record(HistoryRecord::Event(event)) => vec![line(event)],
+        Change::Record(HistoryRecord::Gap(gap)) => gap.events.iter().map(|event| line(event)).collect(),
         Change::Start { .. } | Change::Restored(_) | Change::Version => vec![],
     }
 }
@@ -141,7 +141,7 @@ fn a_relist_keeps_the_memory_of_unchanged_objects() {
 fn a_relist_without_differences_is_a_gap_too() {
     let mut writer = CacheWriter::default();
     list(&mut writer, vec![], 10);
-    assert!(matches!(list(&mut writer, vec![], 12).change, Change::Record(Record::Gap(_))));
+    assert!(matches!(list(&mut writer, vec![], 12).change, Change::Record(HistoryRecord::Gap(_))));
     assert!(matches!(list(&mut writer, vec![], 12).change, Change::Version), "nothing can have happened");
 }
 
@@ -166,7 +166,7 @@ fn awaiting() -> CacheWriter {
 
 fn span(commit: &Commit) -> Option<(u64, u64, bool)> {
     match &commit.change {
-        Change::Record(Record::Gap(gap)) => Some((gap.from.get(), gap.to.get(), gap.is_lossy)),
+        Change::Record(HistoryRecord::Gap(gap)) => Some((gap.from.get(), gap.to.get(), gap.is_lossy)),
         _ => None,
     }
 }

@@ -24,7 +24,7 @@ use super::replay_turns::ReplayTurns;
 use crate::{
     admission::{fair_share::Holder, gate::Gate},
     cache::{
-        Budgets, CachedState, Commit, HistoryCopy, Phase, ProcessBudgets, PublishedCache, Record, Refusal,
+        Budgets, CachedState, Commit, HistoryCopy, HistoryRecord, Phase, ProcessBudgets, PublishedCache, Refusal,
         RelistReason, RingLimits, Store, published::Applied, stream_end::StreamEnd, term::Column, warnings::Warnings,
         writer::Change,
     },
@@ -475,7 +475,7 @@ impl HubState {
     fn or_new_history(&self, commit: Commit) -> Commit {
         let at = commit.version.whole();
         match (&commit.change, self.served_ahead_before_list.map(ResourceVersion::whole)) {
-            (Change::Record(Record::Gap(gap)), Some(proved)) if gap.is_lossy && at < proved => {
+            (Change::Record(HistoryRecord::Gap(gap)), Some(proved)) if gap.is_lossy && at < proved => {
                 let because = format!("a state at version {proved} was followed by a list at {at}");
                 Commit { change: Change::Start { because }, ..commit }
             }

@@ -17,7 +17,7 @@ use tokio::task::yield_now;
 use super::core::Hub;
 use crate::{
     admission::fair_share::Holder,
-    cache::{History, Record, Refusal, scan::SLICE_TESTS},
+    cache::{History, HistoryRecord, Refusal, scan::SLICE_TESTS},
     fanout::views::{
         log::{LogItem, Replayed},
         view::ViewKey,
@@ -140,7 +140,7 @@ impl Replay<'_> {
         let selection = &self.key.selection;
         // An event is two objects.
         let records_max = RECORDS_MAX.min(SLICE_TESTS / (2 * selection.tests())).max(1);
-        let part: Vec<Record> = {
+        let part: Vec<HistoryRecord> = {
             let state = self.hub.lock();
             let (views, after) = (&state.views, self.replayed.after);
             if views.get(&self.key).is_some_and(|view| view.floor() <= after)
@@ -151,7 +151,7 @@ impl Replay<'_> {
             let ring = state.published.state_of(self.replayed.epoch)?.history.ring();
             // Fails if some of what is left was evicted.
             let all = ring.since(self.reached).ok()?;
-            let up_to = |record: &&Record| record.version() <= self.replayed.up_to;
+            let up_to = |record: &&HistoryRecord| record.version() <= self.replayed.up_to;
             match &mut self.indexed {
                 None => all.take_while(up_to).take(records_max).cloned().collect(),
                 Some(versions) => {

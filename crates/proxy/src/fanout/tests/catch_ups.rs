@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    cache::{Backfill, Budgets, EventRing, OnExpired, OnLag, Record},
+    cache::{Backfill, Budgets, EventRing, HistoryRecord, OnExpired, OnLag},
     fanout::{NotSubscribed, Provided, ProvidedBackfill, SubscribeOptions},
 };
 use kubefan_model::{
@@ -222,7 +222,7 @@ async fn a_backfill_without_state_is_sent_in_formats_that_have_only_changes() {
     let mut ring = EventRing::new(LIMITS, version(5));
     let object = Arc::new(cache.object("a", "web", 8));
     let event = WatchEvent::new(Modified, version(8), object.clone(), Some(object));
-    ring.push(Record::Event(Arc::new(event)), Instant::now());
+    ring.push(HistoryRecord::Event(Arc::new(event)), Instant::now());
     let share = Budgets::default().backfills.share();
     let backfill = Backfill { epoch, ring, reached: version(10), has_state: false, share };
     let labels = Projection::new(Parts::Fields(&["metadata.labels".to_owned()]), false, false).unwrap();

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::*;
-use crate::cache::{Backfill, Budgets, EventRing, Record};
+use crate::cache::{Backfill, Budgets, EventRing, HistoryRecord};
 use kubefan_common::encoding::delta;
 use kubefan_model::{
     event::WatchEvent,
@@ -101,7 +101,7 @@ async fn deltas_decode_to_the_objects_and_are_sent_only_if_the_client_has_the_ba
 /// An apiserver with another schema sends the same version of an object with other bytes.
 fn backfill_of(cache: &Cache, reached: u64, events: Vec<WatchEvent>) -> Backfill {
     let mut ring = EventRing::new(LIMITS, version(5));
-    events.into_iter().for_each(|event| ring.push(Record::Event(Arc::new(event)), Instant::now()));
+    events.into_iter().for_each(|event| ring.push(HistoryRecord::Event(Arc::new(event)), Instant::now()));
     let (epoch, share) = (cache.hub.position().unwrap().epoch, Budgets::default().backfills.share());
     Backfill { epoch, ring, reached: version(reached), has_state: true, share }
 }

@@ -17,7 +17,7 @@ use std::{
     sync::Arc,
 };
 
-use super::value_table::{Place, ValueTable};
+use super::value_table::{ValueId, ValueTable};
 use kubefan_common::planted::{self, Bug};
 use kubefan_model::{
     event::WatchEvent,
@@ -66,7 +66,7 @@ impl Filed {
     }
 
     /// The value at a place. Every place that is filed has one.
-    fn value(&self, place: Place) -> &str {
+    fn value(&self, place: ValueId) -> &str {
         match self.term(place.view()) {
             Some(Equality::Label(_, values)) => values.get(place.nth()).unwrap_or_default(),
             Some(Equality::Name(value) | Equality::Namespace(value) | Equality::Field(_, value)) => value,
@@ -78,7 +78,7 @@ impl Filed {
         self.hashes.hash_one(value)
     }
 
-    fn find<'a>(&self, values: &'a ValueTable, value: &str) -> &'a [Place] {
+    fn find<'a>(&self, values: &'a ValueTable, value: &str) -> &'a [ValueId] {
         values.find(self.hash(value), |place| self.value(place) == value)
     }
 }
@@ -110,7 +110,7 @@ impl SelectorIndex {
         };
         for (nth, value) in values_of(&term).enumerate() {
             let is_same = |place| filed.value(place) == value;
-            table.insert(Place::new(id, nth), filed.hash(value), is_same, |place| filed.hash(filed.value(place)));
+            table.insert(ValueId::new(id, nth), filed.hash(value), is_same, |place| filed.hash(filed.value(place)));
         }
         Some(nth)
     }

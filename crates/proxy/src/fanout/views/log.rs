@@ -21,7 +21,7 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use super::{log_bytes::LogBytes, view_gap::ViewGap};
 use crate::{
-    cache::{Record, budget::Share},
+    cache::{HistoryRecord, budget::Share},
     fanout::send::log_entry::{EntryKind, LogEntry},
 };
 use kubefan_model::{ResourceVersion, event::WatchEvent, selection::Selection};
@@ -43,10 +43,10 @@ pub enum LogItem {
 
 impl LogItem {
     /// The item of a record in history; `None` if the selection does not see it.
-    pub fn replayed(record: &Record, selection: &Selection) -> Option<Self> {
+    pub fn replayed(record: &HistoryRecord, selection: &Selection) -> Option<Self> {
         match record {
-            Record::Event(event) => LogEntry::replayed(event, selection).map(Self::Event),
-            Record::Gap(gap) => Some(Self::Gap(Arc::new(ViewGap::new(gap.clone(), None)))),
+            HistoryRecord::Event(event) => LogEntry::replayed(event, selection).map(Self::Event),
+            HistoryRecord::Gap(gap) => Some(Self::Gap(Arc::new(ViewGap::new(gap.clone(), None)))),
         }
     }
 

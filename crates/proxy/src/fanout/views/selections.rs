@@ -18,7 +18,7 @@ use super::{
     view::{View, ViewMemory},
 };
 use crate::{
-    admission::fair_share::{FairPool, Holder, Place},
+    admission::fair_share::{FairPermit, FairPool, Holder},
     cache::{
         Refusal,
         budget::{Budget, Share},
@@ -103,7 +103,7 @@ impl Selections {
         Ok(ViewMemory { _bytes: self.take(view_bytes(selection) + mask_bytes)?, _of_holder: place })
     }
 
-    fn take_place(&self, holder: Option<Holder>, bytes: usize) -> Result<Place, Refusal> {
+    fn take_place(&self, holder: Option<Holder>, bytes: usize) -> Result<FairPermit, Refusal> {
         // Other caches may have taken room meanwhile, or given some back.
         self.shares.set((self.budget.used() + self.budget.room()).into());
         self.shares.try_take_many(holder, bytes).ok_or_else(|| self.exhausted())

@@ -21,7 +21,7 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use crate::{
-    cache::{Budgets, Record, budget::Budget},
+    cache::{Budgets, HistoryRecord, budget::Budget},
     fanout::{
         send::{differences::Differences, encoder::Encoder},
         views::{
@@ -149,11 +149,11 @@ impl Views {
     }
 
     /// Finds the views that a record may concern.
-    fn route(&mut self, record: &Record) {
+    fn route(&mut self, record: &HistoryRecord) {
         match record {
-            Record::Event(event) => self.index.candidates(event, &mut self.candidates),
+            HistoryRecord::Event(event) => self.index.candidates(event, &mut self.candidates),
             // Every subscriber must know of a gap.
-            Record::Gap(_) => {
+            HistoryRecord::Gap(_) => {
                 self.candidates.clear();
                 self.candidates.extend(self.slots.iter().map(|(id, _)| id));
             }
@@ -161,11 +161,11 @@ impl Views {
     }
 
     /// Appends a record to the views that it may concern. Returns to how many.
-    pub(in crate::fanout) fn append(&mut self, record: &Record, received: Instant) -> usize {
+    pub(in crate::fanout) fn append(&mut self, record: &HistoryRecord, received: Instant) -> usize {
         self.route(record);
         let objects = match record {
-            Record::Event(event) => Some((event, event.object(), event.previous())),
-            Record::Gap(_) => None,
+            HistoryRecord::Event(event) => Some((event, event.object(), event.previous())),
+            HistoryRecord::Gap(_) => None,
         };
         let tested =
             objects.as_ref().map(|(event, object, previous)| TestedEvent::new(event, object, previous.as_deref()));
@@ -173,15 +173,15 @@ impl Views {
         for id in &self.candidates {
             let Some(slot) = self.slots.get_mut(*id) else { continue };
             let is_appended = match (record, &tested) {
-                (Record::Event(event), _) if slot.view.defers() => {
+                (HistoryRecord::Event(event), _) if slot.view.defers() => {
                     if slot.view.defer(event, received) {
                         self.untested.push_back(slot.view.clone());
                     }
                     false
                 }
-                (Record::Event(event), Some(tested)) => slot.view.append(event, tested, received),
-                (Record::Event(_), None) => false,
-                (Record::Gap(gap), _) => {
+                (HistoryRecord::Event(event), Some(tested)) => slot.view.append(event, tested, received),
+                (HistoryRecord::Event(_), None) => false,
+                (HistoryRecord::Gap(gap), _) => {
                     slot.view.append_gap(gap, received);
                     slot.view.encoder().format().has_markers() || !planted::is(Bug::EndNotAnnounced)
                 }
@@ -200,7 +200,7 @@ impl Views {
     }
 
     /// Trims the logs of the views that evicted records may concern. The records are in order.
-    pub(in crate::fanout) fn trim(&mut self, evicted: &[Record]) {
+    pub(in crate::fanout) fn trim(&mut self, evicted: &[HistoryRecord]) {
         let Some(newest) = evicted.last() else { return };
         // Many records together cost each view one trim.
         if evicted.len() >= self.slots.len() {

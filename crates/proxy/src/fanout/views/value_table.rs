@@ -8,13 +8,13 @@ use slab::Slab;
 
 /// A value of a view: the view's number, and the value's number among those of its term.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct ValueId {
     /// In two halves, so that no bytes are lost between it and what is beside it.
     view: [u16; 2],
     nth: u16,
 }
 
-impl Place {
+impl ValueId {
     /// The place of a value. A process has less than 2³² views, and a selector of at most
     /// [`SELECTOR_BYTES_MAX`](kubefan_model::selector::SELECTOR_BYTES_MAX) has less than 2¹⁶
     /// values.
@@ -38,7 +38,7 @@ impl Place {
 /// The views that have a value.
 enum Having {
     /// One view has it.
-    One(Place),
+    One(ValueId),
     /// Several have it: the number of their list. None of the lists is empty. They are sorted by
     /// view, so one of thousands of views of a value leaves after a binary search.
     Many(u32),
@@ -51,7 +51,7 @@ pub const PLACE_BYTES: usize = (size_of::<Having>() + 1) * 16 / 7;
 #[derive(Default)]
 pub struct ValueTable {
     values: HashTable<Having>,
-    many: Slab<Vec<Place>>,
+    many: Slab<Vec<ValueId>>,
 }
 
 impl ValueTable {
@@ -62,12 +62,12 @@ impl ValueTable {
 
     /// Its memory, in bytes.
     pub fn bytes(&self) -> usize {
-        let lists = self.many.iter().map(|(_, places)| places.capacity() * size_of::<Place>()).sum::<usize>();
-        self.values.allocation_size() + self.many.capacity() * size_of::<Vec<Place>>() + lists
+        let lists = self.many.iter().map(|(_, places)| places.capacity() * size_of::<ValueId>()).sum::<usize>();
+        self.values.allocation_size() + self.many.capacity() * size_of::<Vec<ValueId>>() + lists
     }
 
     /// The places of a value with this hash, which `is_value` knows by any of its places.
-    pub fn find(&self, hash: u64, is_value: impl Fn(Place) -> bool) -> &[Place] {
+    pub fn find(&self, hash: u64, is_value: impl Fn(ValueId) -> bool) -> &[ValueId] {
         match self.values.find(hash, |having| is_value(any_place(&self.many, having))) {
             None => &[],
             Some(Having::One(place)) => std::slice::from_ref(place),
@@ -78,10 +78,10 @@ impl ValueTable {
     /// Files a place of a value with this hash.
     pub fn insert(
         &mut self,
-        place: Place,
+        place: ValueId,
         hash: u64,
-        is_value: impl Fn(Place) -> bool,
-        hash_of: impl Fn(Place) -> u64,
+        is_value: impl Fn(ValueId) -> bool,
+        hash_of: impl Fn(ValueId) -> u64,
     ) {
         let Self { values, many } = self;
         let is_value = |having: &Having| is_value(any_place(many, having));
@@ -103,7 +103,7 @@ impl ValueTable {
     }
 
     /// Removes a view from a value with this hash.
-    pub fn remove(&mut self, view: usize, hash: u64, is_value: impl Fn(Place) -> bool) {
+    pub fn remove(&mut self, view: usize, hash: u64, is_value: impl Fn(ValueId) -> bool) {
         let Self { values, many } = self;
         let Ok(mut occupied) = values.find_entry(hash, |having| is_value(any_place(many, having))) else { return };
         match occupied.get_mut() {
@@ -122,7 +122,7 @@ impl ValueTable {
     }
 
     /// Gives back memory after many views have left.
-    pub fn shrink(&mut self, hash_of: impl Fn(Place) -> u64) {
+    pub fn shrink(&mut self, hash_of: impl Fn(ValueId) -> u64) {
         let Self { values, many } = self;
         if values.capacity() > 4 * values.len().max(4) {
             values.shrink_to(2 * values.len(), |having| hash_of(any_place(many, having)));
@@ -134,7 +134,7 @@ impl ValueTable {
 }
 
 /// Any of the places that have this value.
-fn any_place(many: &Slab<Vec<Place>>, having: &Having) -> Place {
+fn any_place(many: &Slab<Vec<ValueId>>, having: &Having) -> ValueId {
     match having {
         Having::One(place) => *place,
         Having::Many(list) => many[*list as usize][0],
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_value_of_a_view_takes_a_few_bytes() {
-        let place = Place::new(0xab_cdef, 0x1234);
+        let place = ValueId::new(0xab_cdef, 0x1234);
         assert_eq!((place.view(), place.nth()), (0xab_cdef, 0x1234));
         assert_eq!((size_of::<Having>(), PLACE_BYTES), (8, 20));
     }

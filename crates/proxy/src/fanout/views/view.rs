@@ -18,7 +18,7 @@ use super::{
     view_gap::ViewGap,
 };
 use crate::{
-    admission::fair_share::Place,
+    admission::fair_share::FairPermit,
     cache::{
         Budgets, Expired, Gap, History, Store,
         budget::Share,
@@ -111,7 +111,7 @@ pub struct ViewMemory {
     /// Its bytes.
     pub(super) _bytes: Share,
     /// The part that counts to the holder who asked for it.
-    pub(super) _of_holder: Option<Place>,
+    pub(super) _of_holder: Option<FairPermit>,
 }
 
 impl View {

@@ -7,13 +7,15 @@ use tokio::time::{sleep, timeout};
 
 use super::read_range::ReadRange;
 use crate::{
-    cache::{Backfill, CacheWriter, EventRing, Record, Refusal, RingLimits, SAME_VERSION_WAIT, Update, writer::Change},
+    cache::{
+        Backfill, CacheWriter, EventRing, HistoryRecord, Refusal, RingLimits, SAME_VERSION_WAIT, Update, writer::Change,
+    },
     fanout::{CachePosition, Continuation, Served},
     informers::{context::CacheContext, list_scheduler::ListPriority},
     telemetry::metrics::WatchPurpose,
     upstream::{
         UpstreamError,
-        reflector::{ReflectorError, Step},
+        reflector::{ReflectorError, ReflectorEvent},
     },
 };
 use kubefan_common::planted::{self, Bug};
@@ -105,12 +107,12 @@ impl UpstreamRead<'_> {
                 Ok(step) => step.map_err(|error| read_error(from, &error))?,
             };
             let (update, received) = match step {
-                Step::Update { update, received } => (update, received),
-                Step::Ended { .. } => {
+                ReflectorEvent::Update { update, received } => (update, received),
+                ReflectorEvent::Ended { .. } => {
                     is_brought = false;
                     continue;
                 }
-                Step::Watching { .. } | Step::Proved { .. } => continue,
+                ReflectorEvent::Watching { .. } | ReflectorEvent::Proved { .. } => continue,
             };
             if let Update::Event(_, object) = &update {
                 is_brought = true;
@@ -224,7 +226,7 @@ fn record(
     update: Update,
     at: ResourceVersion,
     has_state: bool,
-) -> Result<Option<Record>, Refusal> {
+) -> Result<Option<HistoryRecord>, Refusal> {
     if has_state {
         let commit = writer.apply(update).map_err(|error| Refusal::Unavailable(error.to_string()))?;
         return Ok(match commit.map(|commit| commit.change) {
@@ -235,7 +237,7 @@ fn record(
     let Update::Event(kind, object) = update else { return Ok(None) };
     let object = Arc::new(object);
     let previous = (kind != EventType::Added).then(|| object.clone());
-    Ok(Some(Record::Event(Arc::new(WatchEvent::new(kind, at, object, previous)))))
+    Ok(Some(HistoryRecord::Event(Arc::new(WatchEvent::new(kind, at, object, previous)))))
 }
 
 #[cfg(test)]

@@ -4,12 +4,12 @@ use crate::{
     cache::RelistReason,
     fanout::CommitBatch,
     informers::list_scheduler::ListPlace,
-    upstream::reflector::{ReflectorError, Step},
+    upstream::reflector::{ReflectorError, ReflectorEvent},
 };
 
 /// The next input of an informer.
 pub(super) enum Next {
-    Step(Result<Step, ReflectorError>),
+    Step(Result<ReflectorEvent, ReflectorError>),
     /// A planned relist is due.
     Relist(RelistReason, ListPlace),
 }

@@ -5,7 +5,7 @@ use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
 use crate::{
-    audit::{AuditLog, Outcome, Record, RequestHead},
+    audit::{AuditLog, AuditRecord, Outcome, RequestHead},
     server::client_info::ClientInfo,
     telemetry::requests::Protocol,
 };
@@ -15,13 +15,13 @@ const SERVICE: &str = "/kubefan.v1alpha1.WatchService/";
 
 /// Begins the record of a call. Calls for health and reflection read nothing, and have none. Call
 /// it once per call: its notes are in the extensions of the request.
-pub fn begin<B>(log: &AuditLog, request: &mut Request<B>) -> Record {
+pub fn begin<B>(log: &AuditLog, request: &mut Request<B>) -> AuditRecord {
     let method = request.uri().path().strip_prefix(SERVICE);
     let verb = match method.filter(|_| log.is_on()) {
         Some("Watch") => "watch",
         Some("List" | "ListResources") => "list",
         Some("Get" | "GetFreshness") => "get",
-        _ => return Record::default(),
+        _ => return AuditRecord::default(),
     };
     let client: ClientInfo = request.extensions().get().cloned().unwrap_or_default();
     let record = log.begin(RequestHead {

@@ -12,12 +12,12 @@ use tonic::{Code, Request, Response, Status};
 use super::{request, status};
 use crate::{
     access::{Presented, Read, ReadVerb},
-    admission::{Holder, Place},
-    audit::{Notes, Record},
+    admission::{FairPermit, Holder},
+    audit::{AuditRecord, Notes},
     cache::{Refusal, Store, scan::SLICE_TESTS},
     fanout::{Catalog, Fresh, HubStatus, Patience, Served, Start, StreamWaker, SubscribeOptions},
     server::{
-        client_info::{ClientInfo, Sender},
+        client_info::{ClientInfo, RequestOrigin},
         reader::{NotReached, Reader},
         select::{self, Selected},
         watch::{OpenedWatch, WatchProtocol},
@@ -70,7 +70,7 @@ impl<C: Catalog> Service<C> {
     ///
     /// # Errors
     /// The status that refuses the call.
-    pub fn admit_stream(&self, holder: Holder) -> Result<Place, Status> {
+    pub fn admit_stream(&self, holder: Holder) -> Result<FairPermit, Status> {
         self.reader.admit_stream(holder).map_err(|refusal| status::refused(&refusal))
     }
 
@@ -85,7 +85,7 @@ impl<C: Catalog> Service<C> {
     pub async fn open(
         &self,
         request: WatchRequest,
-        (presented, sender): (&Presented, Sender),
+        (presented, sender): (&Presented, RequestOrigin),
         notes: &Notes,
         stream_waker: StreamWaker,
     ) -> Result<OpenedWatch, Status> {
@@ -137,7 +137,7 @@ impl<C: Catalog> Service<C> {
                 lease,
                 registered,
                 cross_origin: Arc::default(),
-                record: Record::default(),
+                record: AuditRecord::default(),
             })
         };
         let opened = open.await;

@@ -12,7 +12,7 @@ use super::{
     status::Refused,
 };
 use crate::{
-    audit::{AuditLog, NotRecorded, ObjectRef, Outcome, Record, RequestHead},
+    audit::{AuditLog, AuditRecord, NotRecorded, ObjectRef, Outcome, RequestHead},
     server::client_info::ClientInfo,
     telemetry::requests::Protocol,
     upstream::client::holding,
@@ -20,9 +20,9 @@ use crate::{
 
 /// Begins the record of a request. The request gets its ID, and passes it on if it is forwarded, so
 /// the apiserver's record of it has the same.
-pub fn begin(log: &AuditLog, request: &mut Request<Body>, info: &RequestInfo<'_>) -> Record {
+pub fn begin(log: &AuditLog, request: &mut Request<Body>, info: &RequestInfo<'_>) -> AuditRecord {
     if !log.is_on() {
-        return Record::default();
+        return AuditRecord::default();
     }
     let client: ClientInfo = request.extensions().get().cloned().unwrap_or_default();
     let (named, subresource) = named(info.path.as_ref(), request.uri().path());
@@ -58,7 +58,7 @@ pub struct Answered {
 /// # Errors
 /// The record cannot be written, and the mode demands it.
 pub async fn answered(
-    record: &mut Record,
+    record: &mut AuditRecord,
     Answered { outcome, is_forwarded, is_stream }: Answered,
 ) -> Result<(), NotRecorded> {
     match is_stream {
@@ -68,7 +68,7 @@ pub async fn answered(
 }
 
 /// A response whose record is complete when its body has ended.
-pub fn recorded(response: Response<Body>, record: Record) -> Response<Body> {
+pub fn recorded(response: Response<Body>, record: AuditRecord) -> Response<Body> {
     match record.is_on() {
         true => response.map(|body| Body::new(holding(body, record))),
         false => response,

@@ -24,7 +24,7 @@ use super::{
     header_values::put,
 };
 use crate::{
-    admission::{FairPool, Holder, Place},
+    admission::{FairPermit, FairPool, Holder},
     server::{client_info::ClientInfo, watch::OpenedWatch},
     upstream::Upstream,
 };
@@ -55,7 +55,7 @@ pub struct AllowedOrigins {
 struct Known {
     answer: Arc<AsyncMutex<OriginAnswer>>,
     used_at: Instant,
-    _place: Place,
+    _place: FairPermit,
 }
 
 /// The apiserver's last answer about an origin. Locked while it is asked.

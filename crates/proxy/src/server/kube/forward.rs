@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     access::authentication::bearer_token::WEBSOCKET_TOKEN,
-    admission::{FairPool, Holder, Place, PlacesMax},
+    admission::{FairPermit, FairPool, Holder, PermitLimits},
     cache::{Refusal, warnings::Warnings},
     server::client_info::ClientInfo,
     telemetry::{
@@ -97,7 +97,7 @@ impl Forwarder {
     ) -> Self {
         let via = HeaderValue::try_from(format!("1.1 kubefan-{number:016x}"));
         let requests_max = upstream.requests_max();
-        let places = FairPool::new(PlacesMax { all: requests_max, per_identity: per_identity_max });
+        let places = FairPool::new(PermitLimits { all: requests_max, per_identity: per_identity_max });
         let long_places = FairPool::new(long_requests_max(requests_max));
         let kept_bodies = KeptBodies::default();
         let via = via.expect("hexadecimal digits are visible");
@@ -267,8 +267,8 @@ impl Forwarder {
 
 /// The places of a forwarded request, until its response has ended.
 struct Places {
-    _place: Place,
-    _long: Option<Place>,
+    _place: FairPermit,
+    _long: Option<FairPermit>,
 }
 
 /// How many of so many forwarded requests may be long.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use http_body::Body;
 
-use crate::admission::{FairPool, Holder, Place};
+use crate::admission::{FairPermit, FairPool, Holder};
 
 /// The memory of all bodies that are kept, in KiB.
 const ALL_KIB: usize = 32 << 10;
@@ -24,7 +24,7 @@ pub(super) struct Kept {
     /// The bytes; 0 if there is no room.
     pub(super) bytes_max: usize,
     /// Their places.
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<FairPermit>,
 }
 
 impl Default for KeptBodies {
@@ -51,7 +51,7 @@ impl KeptBodies {
 
     /// Leaves no room.
     #[cfg(test)]
-    pub(super) fn fill(&self) -> Option<Place> {
+    pub(super) fn fill(&self) -> Option<FairPermit> {
         self.0.try_take_many(None, ALL_KIB)
     }
 }

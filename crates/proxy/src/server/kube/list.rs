@@ -20,7 +20,7 @@ use super::{
     status::Failure,
 };
 use crate::{
-    admission::Place,
+    admission::FairPermit,
     audit::Notes,
     cache::{Store, scan::SLICE_TESTS},
     fanout::{Catalog, Patience, Served},
@@ -63,7 +63,7 @@ pub async fn list<C: Catalog>(
     pages: &Arc<PageSnapshots>,
     ResolvedRead { path, selected, format, arrived_at, read, notes }: ResolvedRead<'_>,
     options: ListOptions,
-    place: Place,
+    place: FairPermit,
 ) -> Result<Response<Body>, ReadError> {
     let shard = read.what().shard();
     let has_no_selector = options.label_selector.is_empty() && options.field_selector.is_empty() && shard.is_none();

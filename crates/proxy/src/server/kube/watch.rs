@@ -19,12 +19,12 @@ use super::{
     status::Failure,
 };
 use crate::{
-    admission::{Holder, Place},
-    audit::Record,
+    admission::{FairPermit, Holder},
+    audit::AuditRecord,
     cache::Refusal,
     fanout::{Catalog, Fresh, Start, StreamWaker, SubscribeOptions},
     server::{
-        client_info::Sender,
+        client_info::RequestOrigin,
         watch::{OpenedWatch, WatchProtocol},
     },
 };
@@ -63,7 +63,7 @@ pub async fn open<C: Catalog>(
     timeouts: &DefaultTimeouts,
     ResolvedRead { selected, format, arrived_at, read, .. }: ResolvedRead<'_>,
     options: WatchOptions,
-    (place, sender): (Place, Sender),
+    (place, sender): (FairPermit, RequestOrigin),
     stream_waker: StreamWaker,
 ) -> Result<Answer, ReadError> {
     let WatchOptions { start, bookmarks, marks_end, timeout, .. } = options;
@@ -121,7 +121,7 @@ pub async fn open<C: Catalog>(
         lease,
         registered,
         cross_origin: Arc::default(),
-        record: Record::default(),
+        record: AuditRecord::default(),
     })))
 }
 

@@ -17,7 +17,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::client_info::Sender;
+use super::client_info::RequestOrigin;
 use crate::{
     access::Caller,
     cache::StreamEnd,
@@ -84,7 +84,7 @@ impl Subscribers {
     pub fn register(
         self: &Arc<Self>,
         caller: &Caller,
-        sender: Sender,
+        sender: RequestOrigin,
         (observer, served): (Observer, &Served),
         stream: OfStream,
     ) -> Registered {

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     access::AccessControl,
-    admission::PlacesMax,
+    admission::PermitLimits,
     audit::AuditLog,
     fanout::Catalog,
     server::{
@@ -47,10 +47,10 @@ pub struct ServerOptions {
     /// Maximum number of gRPC calls whose request has not arrived yet.
     pub calls_pending_max: usize,
     /// Maximum number of open streams, over all connections.
-    pub subscribers_max: PlacesMax,
+    pub subscribers_max: PermitLimits,
     /// Maximum number of lists and gets over HTTP, and of unary calls of the watch service, that
     /// are being answered.
-    pub reads_max: PlacesMax,
+    pub reads_max: PermitLimits,
     /// Maximum number of open streams of one connection.
     pub max_concurrent_streams: u32,
     /// When connections end.

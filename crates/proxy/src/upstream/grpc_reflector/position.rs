@@ -18,7 +18,7 @@ use kubefan_model::ResourceVersion;
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The position of the reflector.
-pub(super) enum State {
+pub(super) enum StreamState {
     /// Nothing usable is known. The next step asks for a snapshot, for `reason`.
     Empty { reason: RelistReason },
     /// A snapshot was asked for, or is being read.
@@ -57,7 +57,7 @@ pub(super) enum Input {
     Freshness(Result<Freshness, UpstreamError>),
 }
 
-impl State {
+impl StreamState {
     /// Waits for what is received next. Cancel-safe.
     pub(super) async fn input(&mut self) -> Input {
         match self {

@@ -168,14 +168,18 @@ async fn steps(reflector: &mut GrpcReflector<StdRng>, count: usize) -> Vec<Strin
     let mut steps = Vec::new();
     while steps.len() < count {
         steps.push(match reflector.step().await {
-            Ok(Step::Proved { .. }) => continue,
-            Ok(Step::Update { update: Update::ListBegin { reason }, .. }) => format!("list {}", reason.as_str()),
-            Ok(Step::Update { update: Update::ListItem(object), .. }) => format!("item {}", object.key()),
-            Ok(Step::Update { update: Update::ListEnd(version), .. }) => format!("listed {version}"),
-            Ok(Step::Update { update: Update::Event(_, object), .. }) => format!("event {}", object.version()),
-            Ok(Step::Update { update: Update::Bookmark(version), .. }) => format!("bookmark {version}"),
-            Ok(Step::Update { update: Update::WentBack { .. }, .. }) => "went back".to_owned(),
-            Ok(Step::Update { update: Update::Conflated { reason, changes, version }, .. }) => {
+            Ok(ReflectorEvent::Proved { .. }) => continue,
+            Ok(ReflectorEvent::Update { update: Update::ListBegin { reason }, .. }) => {
+                format!("list {}", reason.as_str())
+            }
+            Ok(ReflectorEvent::Update { update: Update::ListItem(object), .. }) => format!("item {}", object.key()),
+            Ok(ReflectorEvent::Update { update: Update::ListEnd(version), .. }) => format!("listed {version}"),
+            Ok(ReflectorEvent::Update { update: Update::Event(_, object), .. }) => {
+                format!("event {}", object.version())
+            }
+            Ok(ReflectorEvent::Update { update: Update::Bookmark(version), .. }) => format!("bookmark {version}"),
+            Ok(ReflectorEvent::Update { update: Update::WentBack { .. }, .. }) => "went back".to_owned(),
+            Ok(ReflectorEvent::Update { update: Update::Conflated { reason, changes, version }, .. }) => {
                 let changes: Vec<_> = changes
                     .iter()
                     .map(|change| match change {
@@ -185,8 +189,8 @@ async fn steps(reflector: &mut GrpcReflector<StdRng>, count: usize) -> Vec<Strin
                     .collect();
                 format!("{} {} to {version}", reason.as_str(), changes.join(" "))
             }
-            Ok(Step::Watching { .. }) => "watching".to_owned(),
-            Ok(Step::Ended { reason }) => format!("ended {reason}"),
+            Ok(ReflectorEvent::Watching { .. }) => "watching".to_owned(),
+            Ok(ReflectorEvent::Ended { reason }) => format!("ended {reason}"),
             Err(error) => error.reason().to_owned(),
         });
     }
@@ -268,8 +272,8 @@ async fn an_age_counts_once_its_version_is_reached() {
     let (mut reached, began) = (0, Instant::now());
     loop {
         match reflector.step().await.expect("no step fails") {
-            Step::Update { update: Update::Event(_, object), .. } => reached = object.version().get(),
-            Step::Proved { at } => {
+            ReflectorEvent::Update { update: Update::Event(_, object), .. } => reached = object.version().get(),
+            ReflectorEvent::Proved { at } => {
                 assert_eq!(reached, 12);
                 assert!(at + Duration::from_secs(50) < began, "it is as old as the other kubefan said");
                 return;

@@ -119,7 +119,7 @@ use crate::upstream::{
         codec::{WatchMessage, read_event, read_page},
         error::WATCH_SHORT,
         page_limit::PageLimit,
-        state::{OpenWatch, PagedList, Reread, State, further},
+        state::{ListWatchState, OpenWatch, PagedList, Reread, further},
     },
 };
 use crate::{
@@ -131,7 +131,7 @@ use kubefan_model::{Media, ResourceVersion, object::ObjectParser};
 
 pub use crate::upstream::reflector::{
     error::ReflectorError,
-    state::{ReflectorOptions, Step},
+    state::{ReflectorEvent, ReflectorOptions},
     target::Target,
 };
 
@@ -150,7 +150,7 @@ pub struct Reflector<R> {
     options: ReflectorOptions,
     open_watch: Arc<dyn Fn() -> UpstreamWatchGuard + Send + Sync>,
     random: R,
-    state: State,
+    state: ListWatchState,
     /// The warnings in the last answer.
     warnings: Warnings,
     /// Updates that were read but not yet returned.
@@ -192,7 +192,7 @@ impl<R: Rng> Reflector<R> {
             options,
             open_watch,
             random,
-            state: State::Empty { reason: RelistReason::Initial },
+            state: ListWatchState::Empty { reason: RelistReason::Initial },
             warnings: Warnings::default(),
             ready: VecDeque::new(),
             watch_list_refused: false,
@@ -210,9 +210,9 @@ impl<R: Rng> Reflector<R> {
     /// [within that list](Self::is_within_list).
     pub fn for_backfill(mut self, version: ResourceVersion, with_state: bool) -> Self {
         self.state = if with_state {
-            State::Empty { reason: RelistReason::Backfill }
+            ListWatchState::Empty { reason: RelistReason::Backfill }
         } else {
-            State::Listed { reached: version.end(), in_doubt: false }
+            ListWatchState::Listed { reached: version.end(), in_doubt: false }
         };
         // Only a list can return the state at an older version.
         self.watch_list_refused = true;
@@ -223,13 +223,13 @@ impl<R: Rng> Reflector<R> {
     /// Discards the known state. The next step lists, for `reason`.
     pub fn relist(&mut self, reason: RelistReason) {
         self.ready.clear();
-        self.state = State::Empty { reason };
+        self.state = ListWatchState::Empty { reason };
     }
 
     /// Discards everything read after `version`. The next step continues from there, in doubt.
     pub fn resume_from(&mut self, version: ResourceVersion) {
         self.ready.clear();
-        self.state = State::Listed { reached: version, in_doubt: true };
+        self.state = ListWatchState::Listed { reached: version, in_doubt: true };
     }
 
     /// Upstream's warnings for readers of the resource.
@@ -240,24 +240,24 @@ impl<R: Rng> Reflector<R> {
     /// Whether the next step reads from the open watch, beside a list or not, because no update is
     /// pending.
     pub fn has_watch(&self) -> bool {
-        matches!(self.state, State::Watching { .. } | State::Rereading(_)) && self.ready.is_empty()
+        matches!(self.state, ListWatchState::Watching { .. } | ListWatchState::Rereading(_)) && self.ready.is_empty()
     }
 
     /// Whether the next step requests a list or a page of one.
     pub fn is_about_to_list(&self) -> bool {
-        matches!(self.state, State::Empty { .. } | State::Paging(_)) && self.ready.is_empty()
+        matches!(self.state, ListWatchState::Empty { .. } | ListWatchState::Paging(_)) && self.ready.is_empty()
     }
 
     /// Whether a list is in progress and has read a page, also if the next one has just failed.
     pub fn is_within_list(&self) -> bool {
-        matches!(&self.state, State::Paging(list) if list.next.is_some())
+        matches!(&self.state, ListWatchState::Paging(list) if list.next.is_some())
     }
 
     /// Advances the resume version, after a proof that no events lie in between.
     pub fn advance_to(&mut self, version: ResourceVersion) {
-        if let State::Watching { reached, .. }
-        | State::Listed { reached, .. }
-        | State::Rereading(Reread { reached, .. }) = &mut self.state
+        if let ListWatchState::Watching { reached, .. }
+        | ListWatchState::Listed { reached, .. }
+        | ListWatchState::Rereading(Reread { reached, .. }) = &mut self.state
         {
             *reached = further(*reached, version.end());
         }
@@ -267,26 +267,28 @@ impl<R: Rng> Reflector<R> {
     /// continues from the last valid state.
     ///
     /// Cancel-safe if [`Self::has_watch`]. Otherwise drop the reflector if a step is dropped.
-    pub async fn step(&mut self) -> Result<Step, ReflectorError> {
+    pub async fn step(&mut self) -> Result<ReflectorEvent, ReflectorError> {
         loop {
             if let Some((update, received)) = self.ready.pop_front() {
-                return Ok(Step::Update { update, received });
+                return Ok(ReflectorEvent::Update { update, received });
             }
             let input = self.state.input().await;
-            let lost = State::Empty { reason: self.state.relist_reason() };
+            let lost = ListWatchState::Empty { reason: self.state.relist_reason() };
             return match std::mem::replace(&mut self.state, lost) {
-                State::Empty { reason }
+                ListWatchState::Empty { reason }
                     if self.options.watch_list && !self.watch_list_refused && !self.next_is_paged =>
                 {
                     self.start_watch_list(reason).await
                 }
-                State::Empty { reason } => Ok(self.start_paging(reason)),
-                State::Paging(list) if !list.may_continue(Instant::now()) => Ok(self.start_paging(list.reason)),
-                State::Paging(list) => self.page(list).await,
-                State::WatchListing { reason, watch } => self.read_watch_list(reason, watch).await,
-                State::Listed { reached, in_doubt } => self.start_watch(reached, in_doubt).await,
-                State::Watching { watch, reached } => self.read_watch(watch, reached, input.line()),
-                State::Rereading(reread) => match self.read_beside(reread, input)? {
+                ListWatchState::Empty { reason } => Ok(self.start_paging(reason)),
+                ListWatchState::Paging(list) if !list.may_continue(Instant::now()) => {
+                    Ok(self.start_paging(list.reason))
+                }
+                ListWatchState::Paging(list) => self.page(list).await,
+                ListWatchState::WatchListing { reason, watch } => self.read_watch_list(reason, watch).await,
+                ListWatchState::Listed { reached, in_doubt } => self.start_watch(reached, in_doubt).await,
+                ListWatchState::Watching { watch, reached } => self.read_watch(watch, reached, input.line()),
+                ListWatchState::Rereading(reread) => match self.read_beside(reread, input)? {
                     Some(step) => Ok(step),
                     None => continue,
                 },
@@ -294,12 +296,16 @@ impl<R: Rng> Reflector<R> {
         }
     }
 
-    fn start_paging(&mut self, reason: RelistReason) -> Step {
-        self.state = State::Paging(PagedList::new(reason));
-        Step::Update { update: Update::ListBegin { reason }, received: Instant::now() }
+    fn start_paging(&mut self, reason: RelistReason) -> ReflectorEvent {
+        self.state = ListWatchState::Paging(PagedList::new(reason));
+        ReflectorEvent::Update { update: Update::ListBegin { reason }, received: Instant::now() }
     }
 
-    async fn start_watch(&mut self, reached: ResourceVersion, in_doubt: bool) -> Result<Step, ReflectorError> {
+    async fn start_watch(
+        &mut self,
+        reached: ResourceVersion,
+        in_doubt: bool,
+    ) -> Result<ReflectorEvent, ReflectorError> {
         let from = if planted::is(Bug::ResumedWithinVersion) { reached.whole() } else { reached.read_from() };
         let from = from.to_string();
         let least = WATCH_TIMEOUT_LEAST.as_secs();
@@ -330,12 +336,12 @@ impl<R: Rng> Reflector<R> {
         let current = if needs_answer { self.current_version(reached).await? } else { None };
         if let Some(current) = current.filter(|current| *current < reached.whole()) {
             // Unlike a watch, a consistent read is never behind, whichever apiserver answers.
-            self.state = State::Empty { reason: RelistReason::Rewritten };
-            return Ok(Step::Update { update: Update::WentBack { reached: current }, received: asked_at });
+            self.state = ListWatchState::Empty { reason: RelistReason::Rewritten };
+            return Ok(ReflectorEvent::Update { update: Update::WentBack { reached: current }, received: asked_at });
         }
-        self.state = State::Watching { watch, reached };
+        self.state = ListWatchState::Watching { watch, reached };
         let is_proven = current == Some(reached.whole()) && reached.is_end();
-        Ok(Step::Watching { proven_at: is_proven.then_some(asked_at) })
+        Ok(ReflectorEvent::Watching { proven_at: is_proven.then_some(asked_at) })
     }
 
     /// The cluster's version, for a watch that continues from what was `reached`. `None` if the
@@ -380,20 +386,24 @@ impl<R: Rng> Reflector<R> {
         mut watch: OpenWatch,
         reached: ResourceVersion,
         line: Result<Option<Bytes>, UpstreamError>,
-    ) -> Result<Step, ReflectorError> {
+    ) -> Result<ReflectorEvent, ReflectorError> {
         let line = match line {
             Ok(Some(line)) => line,
             Ok(None) => {
-                self.state = State::Listed { reached, in_doubt: true };
+                self.state = ListWatchState::Listed { reached, in_doubt: true };
                 let short = !watch.advanced && watch.opened.elapsed() < WATCH_SHORT;
-                return if short { Err(ReflectorError::VeryShortWatch) } else { Ok(Step::Ended { reason: "timeout" }) };
+                return if short {
+                    Err(ReflectorError::VeryShortWatch)
+                } else {
+                    Ok(ReflectorEvent::Ended { reason: "timeout" })
+                };
             }
             // Either the connection is half open, or the resource is quiet: an apiserver sends no
             // bookmark until the version has advanced beyond the watch's start. In the first case,
             // opening the next watch fails.
             Err(UpstreamError::Idle { .. }) => {
-                self.state = State::Listed { reached, in_doubt: true };
-                return Ok(Step::Ended { reason: "idle" });
+                self.state = ListWatchState::Listed { reached, in_doubt: true };
+                return Ok(ReflectorEvent::Ended { reason: "idle" });
             }
             Err(error) => return Err(self.watch_failed(reached, error)),
         };
@@ -405,24 +415,24 @@ impl<R: Rng> Reflector<R> {
             Err(error) => {
                 // Skipping the object would lose a change, and a new watch would send it again.
                 // Only a list helps.
-                self.state = State::Empty { reason: RelistReason::BrokenObject };
+                self.state = ListWatchState::Empty { reason: RelistReason::BrokenObject };
                 return Err(error);
             }
         };
         watch.advanced |= next.whole() > reached.whole();
-        self.state = State::Watching { watch, reached: further(reached, next) };
-        Ok(Step::Update { update, received })
+        self.state = ListWatchState::Watching { watch, reached: further(reached, next) };
+        Ok(ReflectorEvent::Update { update, received })
     }
 
     /// Continues from the last version, unless the error made it useless.
     fn watch_failed(&mut self, reached: ResourceVersion, error: UpstreamError) -> ReflectorError {
         self.state = match &error {
-            UpstreamError::Gone { .. } => State::Empty { reason: RelistReason::Expired },
+            UpstreamError::Gone { .. } => ListWatchState::Empty { reason: RelistReason::Expired },
             // A new watch would send the same event again.
-            UpstreamError::LineTooLong { .. } => State::Empty { reason: RelistReason::LineTooLong },
-            UpstreamError::NotFound { .. } => State::Empty { reason: RelistReason::NotFound },
-            UpstreamError::Forbidden { .. } => State::Empty { reason: RelistReason::Forbidden },
-            _ => State::Listed { reached, in_doubt: !planted::is(Bug::BrokenWatchTrusted) },
+            UpstreamError::LineTooLong { .. } => ListWatchState::Empty { reason: RelistReason::LineTooLong },
+            UpstreamError::NotFound { .. } => ListWatchState::Empty { reason: RelistReason::NotFound },
+            UpstreamError::Forbidden { .. } => ListWatchState::Empty { reason: RelistReason::Forbidden },
+            _ => ListWatchState::Listed { reached, in_doubt: !planted::is(Bug::BrokenWatchTrusted) },
         };
         ReflectorError::Watch(error)
     }

@@ -16,7 +16,7 @@ use crate::{
             Reflector,
             codec::{Page, read_page},
             error::ReflectorError,
-            state::{PagedList, State, Step},
+            state::{ListWatchState, PagedList, ReflectorEvent},
         },
     },
 };
@@ -24,7 +24,7 @@ use kubefan_model::ResourceVersion;
 
 impl<R: Rng> Reflector<R> {
     /// Requests the next page.
-    pub(super) async fn page(&mut self, mut list: PagedList) -> Result<Step, ReflectorError> {
+    pub(super) async fn page(&mut self, mut list: PagedList) -> Result<ReflectorEvent, ReflectorError> {
         // Loops until there is an update: with a selector, a page can be empty without being the
         // last.
         loop {
@@ -54,11 +54,11 @@ impl<R: Rng> Reflector<R> {
             }
             if let Some((update, received)) = self.ready.pop_front() {
                 self.state = match list {
-                    PagedList { next: Some(_), .. } => State::Paging(list),
+                    PagedList { next: Some(_), .. } => ListWatchState::Paging(list),
                     // The watch is another request: etcd may be restored before it arrives.
-                    _ => State::Listed { reached: list_version.end(), in_doubt: true },
+                    _ => ListWatchState::Listed { reached: list_version.end(), in_doubt: true },
                 };
-                return Ok(Step::Update { update, received });
+                return Ok(ReflectorEvent::Update { update, received });
             }
         }
     }
@@ -83,14 +83,14 @@ impl<R: Rng> Reflector<R> {
         // failures say nothing about that.
         self.unpaged &= matches!(error, UpstreamError::TooManyRequests { .. } | UpstreamError::Unreachable { .. });
         self.state = if error.is_passing() && list.page_may_be_retried(Instant::now()) {
-            State::Paging(list)
+            ListWatchState::Paging(list)
         } else if is_expired && list.next.is_some() {
             // etcd compacted the version of the pages meanwhile. A list without pages cannot expire
             // (client-go's pager does the same).
             self.unpaged = true;
-            State::Empty { reason: RelistReason::ContinueExpired }
+            ListWatchState::Empty { reason: RelistReason::ContinueExpired }
         } else {
-            State::Empty { reason: list.reason }
+            ListWatchState::Empty { reason: list.reason }
         };
         ReflectorError::List(error)
     }

@@ -20,7 +20,7 @@ use crate::{
             Reflector,
             codec::{Page, read_page},
             error::ReflectorError,
-            state::{Input, PageRequest, Reread, State, Step},
+            state::{Input, ListWatchState, PageRequest, ReflectorEvent, Reread},
         },
     },
 };
@@ -36,9 +36,11 @@ impl<R: Rng> Reflector<R> {
         if !self.has_watch() {
             return;
         }
-        let lost = State::Empty { reason };
+        let lost = ListWatchState::Empty { reason };
         let (watch, reached) = match std::mem::replace(&mut self.state, lost) {
-            State::Watching { watch, reached } | State::Rereading(Reread { watch, reached, .. }) => (watch, reached),
+            ListWatchState::Watching { watch, reached } | ListWatchState::Rereading(Reread { watch, reached, .. }) => {
+                (watch, reached)
+            }
             other => {
                 self.state = other;
                 return;
@@ -48,7 +50,7 @@ impl<R: Rng> Reflector<R> {
         let at = reached.whole();
         let request = self.request_page(at, None, Duration::ZERO);
         let (next, failures) = (None, 0);
-        self.state = State::Rereading(Reread { reason, at, next, failures, request, watch, reached });
+        self.state = ListWatchState::Rereading(Reread { reason, at, next, failures, request, watch, reached });
     }
 
     /// A page of the list at a version. The request is sent when it is polled.
@@ -64,10 +66,14 @@ impl<R: Rng> Reflector<R> {
     }
 
     /// Takes what came first. `None` if there is no update yet.
-    pub(super) fn read_beside(&mut self, reread: Reread, input: Input) -> Result<Option<Step>, ReflectorError> {
+    pub(super) fn read_beside(
+        &mut self,
+        reread: Reread,
+        input: Input,
+    ) -> Result<Option<ReflectorEvent>, ReflectorError> {
         match input {
             Input::Nothing => {
-                self.state = State::Rereading(reread);
+                self.state = ListWatchState::Rereading(reread);
                 Ok(None)
             }
             Input::Page(Ok((body, warnings))) => {
@@ -78,10 +84,10 @@ impl<R: Rng> Reflector<R> {
             Input::Line(line) => {
                 let Reread { reason, at, next, failures, request, watch, reached } = reread;
                 let step = self.read_watch(watch, reached, line);
-                let lost = State::Empty { reason };
+                let lost = ListWatchState::Empty { reason };
                 self.state = match std::mem::replace(&mut self.state, lost) {
-                    State::Watching { watch, reached } => {
-                        State::Rereading(Reread { reason, at, next, failures, request, watch, reached })
+                    ListWatchState::Watching { watch, reached } => {
+                        ListWatchState::Rereading(Reread { reason, at, next, failures, request, watch, reached })
                     }
                     ended => ended,
                 };
@@ -104,7 +110,7 @@ impl<R: Rng> Reflector<R> {
             Some(_) => {
                 reread.request = self.request_page(reread.at, next.as_deref(), Duration::ZERO);
                 (reread.next, reread.failures) = (next, 0);
-                State::Rereading(reread)
+                ListWatchState::Rereading(reread)
             }
             None => {
                 self.ready.push_back((Update::ListEnd(reread.at.end()), received));
@@ -119,7 +125,7 @@ impl<R: Rng> Reflector<R> {
     fn page_beside_failed(&mut self, mut reread: Reread, error: UpstreamError) -> Result<(), ReflectorError> {
         if matches!(error, UpstreamError::TooLarge { .. }) && self.page_limit.lower() {
             reread.request = self.request_page(reread.at, reread.next.as_deref(), Duration::ZERO);
-            self.state = State::Rereading(reread);
+            self.state = ListWatchState::Rereading(reread);
             return Ok(());
         }
         let is_passing = error.is_passing();
@@ -129,12 +135,12 @@ impl<R: Rng> Reflector<R> {
             let delay = failed.page_retry_delay();
             tracing::info!(resource = %self.target.gvr, error = %failed, ?delay, "a page failed; it is requested again");
             reread.request = self.request_page(reread.at, reread.next.as_deref(), delay);
-            self.state = State::Rereading(reread);
+            self.state = ListWatchState::Rereading(reread);
             return Ok(());
         }
         self.state = match is_passing {
             true => reread.without_list(),
-            false => State::Empty { reason: reread.reason },
+            false => ListWatchState::Empty { reason: reread.reason },
         };
         Err(failed)
     }

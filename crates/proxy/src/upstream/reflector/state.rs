@@ -38,7 +38,7 @@ pub(super) fn further(reached: ResourceVersion, next: ResourceVersion) -> Resour
 }
 
 /// The position of the reflector. The documentation of this module describes the transitions.
-pub(super) enum State {
+pub(super) enum ListWatchState {
     /// Nothing usable is known. The next step lists, for `reason`.
     Empty { reason: RelistReason },
     /// In a paged list.
@@ -54,7 +54,7 @@ pub(super) enum State {
     Rereading(Reread),
 }
 
-impl State {
+impl ListWatchState {
     /// The reason for the relist if this state is lost. A list that is lost passes its own reason
     /// on.
     pub(super) fn relist_reason(&self) -> RelistReason {
@@ -148,12 +148,12 @@ impl Input {
 
 impl Reread {
     /// The state without the list.
-    pub(super) fn without_list(self) -> State {
-        State::Watching { watch: self.watch, reached: self.reached }
+    pub(super) fn without_list(self) -> ListWatchState {
+        ListWatchState::Watching { watch: self.watch, reached: self.reached }
     }
 }
 
-impl State {
+impl ListWatchState {
     /// Waits for what is received next. Cancel-safe.
     pub(super) async fn input(&mut self) -> Input {
         match self {
@@ -178,7 +178,7 @@ pub(super) struct OpenWatch {
 }
 
 /// The result of a step.
-pub enum Step {
+pub enum ReflectorEvent {
     /// An update for the cache.
     Update {
         /// The update.

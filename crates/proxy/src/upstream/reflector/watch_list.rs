@@ -12,7 +12,7 @@ use crate::{
             Reflector,
             codec::{WatchMessage, read_event},
             error::ReflectorError,
-            state::{OpenWatch, State, Step},
+            state::{ListWatchState, OpenWatch, ReflectorEvent},
         },
     },
 };
@@ -20,7 +20,7 @@ use kubefan_model::event::EventType;
 
 impl<R: Rng> Reflector<R> {
     /// Opens a watch that begins with the state.
-    pub(super) async fn start_watch_list(&mut self, reason: RelistReason) -> Result<Step, ReflectorError> {
+    pub(super) async fn start_watch_list(&mut self, reason: RelistReason) -> Result<ReflectorEvent, ReflectorError> {
         let query = [
             ("watch", "1"),
             ("sendInitialEvents", "true"),
@@ -30,8 +30,8 @@ impl<R: Rng> Reflector<R> {
         let asked_at = Instant::now();
         match self.open(&query).await {
             Ok(watch) => {
-                self.state = State::WatchListing { reason, watch };
-                Ok(Step::Update { update: Update::ListBegin { reason }, received: asked_at })
+                self.state = ListWatchState::WatchListing { reason, watch };
+                Ok(ReflectorEvent::Update { update: Update::ListBegin { reason }, received: asked_at })
             }
             // A server without the feature refuses the parameter (422), or the request (400) if it
             // predates the parameter.
@@ -50,7 +50,7 @@ impl<R: Rng> Reflector<R> {
         &mut self,
         reason: RelistReason,
         mut watch: OpenWatch,
-    ) -> Result<Step, ReflectorError> {
+    ) -> Result<ReflectorEvent, ReflectorError> {
         // Reset below if this line is valid.
         self.next_is_paged = true;
         let line = match watch.lines.next_line().await {
@@ -67,9 +67,9 @@ impl<R: Rng> Reflector<R> {
             WatchMessage::Event(EventType::Added, object) => Update::ListItem(object),
             WatchMessage::Bookmark { version, ends_initial_state: true } => {
                 self.next_is_paged = false;
-                self.state = State::Watching { watch, reached: version.end() };
+                self.state = ListWatchState::Watching { watch, reached: version.end() };
                 self.ready.push_back((Update::ListEnd(version.end()), received));
-                return Ok(Step::Watching { proven_at: None });
+                return Ok(ReflectorEvent::Watching { proven_at: None });
             }
             // A server that ignores the parameters sends the state without an end, or the events of
             // a plain watch.
@@ -79,8 +79,8 @@ impl<R: Rng> Reflector<R> {
             }
         };
         self.next_is_paged = false;
-        self.state = State::WatchListing { reason, watch };
-        Ok(Step::Update { update, received })
+        self.state = ListWatchState::WatchListing { reason, watch };
+        Ok(ReflectorEvent::Update { update, received })
     }
 }
 

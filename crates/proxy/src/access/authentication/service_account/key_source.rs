@@ -29,11 +29,11 @@ pub(super) struct KeySource {
 
 struct Shared {
     upstream: Upstream,
-    state: Mutex<State>,
+    state: Mutex<CachedKeys>,
 }
 
 #[derive(Default)]
-struct State {
+struct CachedKeys {
     keys: Option<(Arc<SigningKeys>, Instant)>,
     asked_at: Option<Instant>,
 }

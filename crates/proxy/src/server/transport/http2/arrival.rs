@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use crate::{
-    admission::{FairPool, Holder, Place},
+    admission::{FairPermit, FairPool, Holder},
     cache::Refusal,
     server::{grpc::status, transport::limits::REQUEST_TIMEOUT},
 };
@@ -28,7 +28,7 @@ pub struct PendingCalls {
 
 /// A place of a pending call.
 struct PendingPlace {
-    _place: Place,
+    _place: FairPermit,
     gauge: IntGauge,
 }
 

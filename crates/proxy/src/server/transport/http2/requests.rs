@@ -20,7 +20,7 @@ use super::{
     respond::{self, OnCutOff, RequestBody, ResponseLimits},
 };
 use crate::{
-    audit::{Outcome, Record, record::put_id},
+    audit::{AuditRecord, Outcome, record::put_id},
     fanout::{Catalog, ConnectionWaker, StreamWaker},
     server::{
         client_info::ClientInfo,
@@ -48,7 +48,7 @@ pub async fn open_grpc_watch<C: Catalog>(
     (client, connection_waker): (ClientInfo, Arc<ConnectionWaker>),
     request: Request<RecvStream>,
     mut respond: SendResponse<Payload>,
-    (arrival, mut record): (Arrival, Record),
+    (arrival, mut record): (Arrival, AuditRecord),
 ) -> Option<StartedWatch> {
     let deadline_at = call::deadline_at(request.headers());
     let encoding = call::check_encoding(request.headers());

@@ -24,7 +24,7 @@ use tower::Service;
 use super::{arrival::Arrival, payload::Payload};
 use crate::{
     admission::Holder,
-    audit::{Outcome, Record, record::put_id},
+    audit::{AuditRecord, Outcome, record::put_id},
     cache::StreamEnd,
     fanout::Catalog,
     server::{
@@ -141,7 +141,7 @@ pub async fn serve_router<C: Catalog>(
     holder: Holder,
     request: Request<RecvStream>,
     mut respond: SendResponse<Payload>,
-    (arrival, mut record): (Arrival, Record),
+    (arrival, mut record): (Arrival, AuditRecord),
 ) {
     let deadline_at = call::deadline_at(request.headers());
     let is_stream = call::is_stream(request.uri().path());
