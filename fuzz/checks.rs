@@ -48,8 +48,8 @@ use kubefan_proxy::{
             path::Path,
             query::Query,
         },
-        select,
         selector_limits::SelectorLimits,
+        target_lookup,
     },
     telemetry::metrics::{Metrics, WatchPurpose},
     upstream::{
@@ -317,13 +317,13 @@ pub(crate) fn requests(data: &[u8]) {
     let access = AccessControl::always_allow();
     let presented = Presented::new(&http::HeaderMap::new(), false, false, Holder::new(1, None));
     for target in targets.into_iter().map(Option::unwrap_or_default) {
-        let _ = select::check_names(&target);
+        let _ = target_lookup::check_names(&target);
         for read in [Read::object(target.clone()), Read::collection(ReadVerb::Watch, target)] {
             // What an authorizer sees of any request.
             let _ = read.attributes().key(&[0; 32]);
             let read = access.authorize(&Caller::Any, read, &presented).now_or_never();
             let Some(Ok(read)) = read else { panic!("everything is allowed") };
-            let selected = select::select(&EmptyCatalog, &read, Media::Json, None, limits).now_or_never();
+            let selected = target_lookup::select(&EmptyCatalog, &read, Media::Json, None, limits).now_or_never();
             assert!(matches!(selected, Some(Err(Refusal::Invalid { .. } | Refusal::NotFound(_)))));
         }
     }

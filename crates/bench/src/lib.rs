@@ -26,8 +26,8 @@ pub mod process;
 mod receivers;
 pub mod report;
 mod rest;
-mod run;
 mod scenario;
+mod server_process;
 mod size;
 mod source;
 mod source_options;
@@ -41,8 +41,8 @@ use self::{
     cluster::Cluster,
     figures::{Figure, Figures},
     rest::Endpoint,
-    run::Run,
     scenario::Case,
+    server_process::Run,
     source::{Simulated, Source},
     tls::Certificate,
 };

@@ -10,7 +10,7 @@
 
 mod decoder;
 mod observers;
-mod round;
+mod reflector_run;
 mod session;
 
 use std::{

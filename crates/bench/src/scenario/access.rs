@@ -15,7 +15,7 @@ use crate::{
     figures::{Figure, Figures, spread},
     process::Meter,
     rest::RestClient,
-    run::{Run, Server},
+    server_process::{Run, Server},
     source::{Source, pods_path},
 };
 

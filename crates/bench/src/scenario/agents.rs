@@ -13,7 +13,7 @@ use crate::{
     latency::ChangeTimes,
     node_agents::{AgentProtocol, Agents, AllLive},
     process::Meter,
-    run::{Run, Server},
+    server_process::{Run, Server},
     source::{Source, pods_path},
 };
 

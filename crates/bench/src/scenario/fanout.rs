@@ -8,7 +8,7 @@ use crate::{
     BenchError,
     counters::Counters,
     load::{Load, Trigger, drive},
-    run::{READY_TIMEOUT, Run, Selection},
+    server_process::{READY_TIMEOUT, Run, Selection},
     source::Source,
 };
 

@@ -31,7 +31,7 @@ use crate::{
     livez::Livez,
     process::Meter,
     rest::{Endpoint, RestClient},
-    run::{READY_TIMEOUT, Run, Selection, Server},
+    server_process::{READY_TIMEOUT, Run, Selection, Server},
     source::{Source, pods_path},
     tls::Certificate,
 };

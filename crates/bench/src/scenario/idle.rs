@@ -8,7 +8,7 @@ use crate::{
     counters::Counters,
     figures::{Figure, Figures},
     load::{Load, Trigger, drive},
-    run::{READY_TIMEOUT, Run, Selection, Server, settled_memory},
+    server_process::{READY_TIMEOUT, Run, Selection, Server, settled_memory},
     source::Source,
 };
 

@@ -7,7 +7,7 @@ use super::{Sample, Variant, full_state::FullStateCost};
 use crate::{
     BenchError,
     rest::RestClient,
-    run::{READY_TIMEOUT, Run, settled_memory},
+    server_process::{READY_TIMEOUT, Run, settled_memory},
     source::{Source, pods_path},
 };
 

@@ -16,7 +16,7 @@ mod stalled;
 use super::{
     BenchError, BenchOptions, Scenario,
     hostile::{all, attack::Attack},
-    run::Run,
+    server_process::Run,
     source::Source,
     source_options::SourceOptions,
 };

@@ -12,7 +12,7 @@ use crate::{
     figures::{Figure, Figures},
     process::Meter,
     receivers::Receivers,
-    run::{READY_TIMEOUT, Run, Selection, floor_message_bytes},
+    server_process::{READY_TIMEOUT, Run, Selection, floor_message_bytes},
     source::Source,
 };
 

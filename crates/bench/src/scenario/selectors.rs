@@ -9,7 +9,7 @@ use crate::{
     counters::Counters,
     figures::{Figure, Figures},
     load::{Load, Trigger, drive},
-    run::{READY_TIMEOUT, Run, Selection},
+    server_process::{READY_TIMEOUT, Run, Selection},
     source::Source,
 };
 

@@ -7,7 +7,7 @@ use crate::{
     BenchError,
     counters::Counters,
     figures::{Figure, Figures},
-    run::{READY_TIMEOUT, Run, Selection, Server, floor_message_bytes},
+    server_process::{READY_TIMEOUT, Run, Selection, Server, floor_message_bytes},
     source::Source,
 };
 

@@ -17,7 +17,7 @@ use crate::{
     load::{Load, Trigger, drive},
     process::Meter,
     rest::{Endpoint, RestClient},
-    run::{READY_TIMEOUT, Run, Selection, Server, settled_memory},
+    server_process::{READY_TIMEOUT, Run, Selection, Server, settled_memory},
     source::{Source, pods_path},
     stalled_subscribers::StalledSubscribers,
 };

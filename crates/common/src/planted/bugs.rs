@@ -357,26 +357,26 @@ bugs! {
     /// the version of an object. Needs: a connection cut inside a snapshot.
     ClientKeepsObjectVersion = "client-keeps-object-version" breaks "Atomic, Resumable, Convergent",
 
-    /// `client/reflector/round.rs`: inside a batch the version moves to that of each object. Needs:
+    /// `client/reflector/reflector_run.rs`: inside a batch the version moves to that of each object. Needs:
     /// a gap or a catch-up, and a reader inside it.
     BatchMovesVersion = "batch-moves-version" breaks "Bookmarkable, Atomic",
 
-    /// `client/reflector/round.rs`: the events of a batch that breaks off are applied. Needs: a
+    /// `client/reflector/reflector_run.rs`: the events of a batch that breaks off are applied. Needs: a
     /// connection cut inside a gap or a catch-up.
     BrokenBatchApplied = "broken-batch-applied" breaks "Atomic, Reliable, Unique",
 
-    /// `client/reflector/round.rs`: the objects of a snapshot are stored as they arrive, not at its
+    /// `client/reflector/reflector_run.rs`: the objects of a snapshot are stored as they arrive, not at its
     /// end. Needs: a snapshot that takes time or breaks off.
     SnapshotShownEarly = "snapshot-shown-early" breaks "Atomic, Reliable, Unique",
 
-    /// `client/reflector/round.rs`: an expired version stays the one to watch from. Needs: a
+    /// `client/reflector/reflector_run.rs`: an expired version stays the one to watch from. Needs: a
     /// version that is too old for the server, and no restart in the stream.
     ExpiredVersionStays = "expired-version-stays" breaks "Resumable, Convergent",
 
-    /// `client/reflector/round.rs`: bookmarks do not move the version. Needs: a quiet selection.
+    /// `client/reflector/reflector_run.rs`: bookmarks do not move the version. Needs: a quiet selection.
     BookmarksIgnored = "bookmarks-ignored" breaks "Bookmarkable",
 
-    /// `client/reflector/round.rs`: after a continue token has expired, the objects of the earlier
+    /// `client/reflector/reflector_run.rs`: after a continue token has expired, the objects of the earlier
     /// pages stay in the list. Needs: a list in pages whose token expires.
     PagesOfTwoLists = "pages-of-two-lists" breaks "Unique, Ordered, Reliable, Atomic",
 
@@ -432,7 +432,7 @@ bugs! {
     /// watch over HTTP.
     ReencodedPasses = "reencoded-passes" breaks "Reliable, Convergent",
 
-    /// `fanout/views/set.rs`: watches over HTTP are not woken for a gap, which ends them.
+    /// `fanout/views/view_set.rs`: watches over HTTP are not woken for a gap, which ends them.
     EndNotAnnounced = "end-not-announced" breaks "a wake-up is lost",
 
     /// `fanout/hub/core.rs`: waiting streams are woken before the end of the stream is set.

@@ -6,7 +6,7 @@ mod cache_registry;
 mod callers;
 mod clock;
 mod failure;
-mod live;
+mod live_settings;
 pub mod mode_names;
 pub mod open_files;
 mod peer_records;
@@ -356,7 +356,7 @@ impl App {
             &metrics,
             &stop,
         )?;
-        let set_places: live::SetPlaces =
+        let set_places: live_settings::SetPlaces =
             Box::new(move |subscribers_max, reads_max| reader.set_places(subscribers_max, reads_max));
         match budget {
             Some(budget) => {
@@ -377,7 +377,7 @@ impl App {
         tokio::spawn(stop.clone().run_until_cancelled_owned(warning));
         metrics.reload().started(unix_time());
         if let Some((file, asked)) = watched {
-            let apply = live::apply(switches, reloaded, set_places);
+            let apply = live_settings::apply(switches, reloaded, set_places);
             let following = file.follow(asked, metrics.reload().clone(), unix_time, apply);
             tokio::spawn(stop.clone().run_until_cancelled_owned(following));
         }

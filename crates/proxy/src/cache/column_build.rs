@@ -12,12 +12,12 @@ use std::{collections::HashMap, sync::Arc};
 use super::{
     budget::Budget,
     conflated::PriorState,
+    equality_term::Column,
     history::{History, HistoryCopy},
+    history_index::HistoryColumn,
     postings::PostingBuilder,
     ring::HistoryRecord,
-    steps::HistoryColumn,
     store::Store,
-    term::Column,
 };
 use kubefan_model::{
     ObjectKey, ResourceVersion,

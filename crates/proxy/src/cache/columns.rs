@@ -13,8 +13,8 @@ use std::{cmp::Reverse, time::Duration};
 use tokio::time::Instant;
 
 use super::{
+    equality_term::{Column, Term},
     tenant_bytes::Tenant,
-    term::{Column, Term},
 };
 use kubefan_model::selection::Selection;
 

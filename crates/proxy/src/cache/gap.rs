@@ -13,8 +13,8 @@ use std::{
 };
 
 use super::{
+    equality_term::{Column, Term, Values},
     relist_reason::RelistReason,
-    term::{Column, Term, Values},
 };
 use kubefan_common::planted::{self, Bug};
 use kubefan_model::{

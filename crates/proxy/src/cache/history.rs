@@ -14,9 +14,9 @@ use tokio::time::Instant;
 use super::{
     conflated::{ConflatedHistory, PriorState},
     gap::Gap,
+    history_index::HistoryIndex,
     resume::Coverage,
     ring::{EventRing, Expired, HistoryRecord, RingLimits},
-    steps::HistoryIndex,
 };
 use kubefan_common::planted::{self, Bug};
 use kubefan_model::{ResourceVersion, object::ObjectParser, selection::Selection};

@@ -17,7 +17,7 @@ use std::{
 use imbl::OrdSet;
 use smallvec::SmallVec;
 
-use super::term::{Column, Term, Values};
+use super::equality_term::{Column, Term, Values};
 use kubefan_model::{ObjectKey, object::Object, object::ObjectParser, selection::Selection};
 
 /// A selection with more values of one column scans the objects.

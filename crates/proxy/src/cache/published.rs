@@ -14,12 +14,12 @@ use super::{
     budget::Share,
     column_build::ColumnBuild,
     columns::{ColumnState, Columns, DueColumn},
+    equality_term::{Column, Term},
     history::{History, HistoryCopy},
     refusal::Refusal,
     ring::{HistoryRecord, RingLimits},
     store::Store,
     tenant_bytes::Tenant,
-    term::{Column, Term},
     warnings::Warnings,
     writer::{Change, Commit},
 };

@@ -16,7 +16,7 @@ use imbl::OrdMap;
 
 use super::{
     postings::{KeyBounds, Postings},
-    scan::Scan,
+    sliced_scan::Scan,
 };
 use kubefan_model::{
     ObjectKey, ResourceVersion,

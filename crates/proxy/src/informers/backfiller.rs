@@ -28,8 +28,8 @@ use self::{
     upstream_read::{BACKFILL_TIMEOUT, ReadError, UpstreamExpired, UpstreamRead, no_backfill, unsynced},
 };
 use super::{
-    context::CacheContext,
     read_limit::{READS_MAX, ReadLimit},
+    upstream_context::CacheContext,
 };
 use crate::{
     cache::{Backfill, Expired, Refusal},

@@ -44,12 +44,12 @@ use tokio::{
 use tracing::debug;
 
 use super::{
+    batched_requests::{BatchTicket, BatchedRequests},
     bookmark_pause::{BookmarkPause, ProofFailure, ProofResult},
     cached_schema::CachedSchema,
-    context::{CacheContext, VersionError},
     missing_right::MissingRight,
-    rounds::{BatchTicket, BatchedRequests},
     state_comparison::StateComparison,
+    upstream_context::{CacheContext, VersionError},
 };
 use crate::{
     cache::{Phase, Refusal, Update},

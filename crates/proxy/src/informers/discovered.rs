@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::context::CacheContext;
+use super::upstream_context::CacheContext;
 use crate::{
     fanout::Served,
     upstream::discovery::{CustomResourceSchema, DiscoveryError, ResourceInfo, SchemaFingerprint},

@@ -31,16 +31,16 @@ use tracing::{info, warn};
 
 use self::next::{Next, Unannounced};
 use super::{
-    allowance::CacheQuota,
+    cache_quota::CacheQuota,
     cached_schema::CachedSchema,
     consistency::Prover,
-    context::CacheContext,
     failure_log::FailureLog,
     list_scheduler::{ListPlace, ListPriority},
     planned_relist::{DueRelist, PlannedRelist},
     retry::Retry,
     shape::{CheckStart, ShapeCheck, check_shape, other_shape_message},
-    stopped::Stopped,
+    stop_reason::Stopped,
+    upstream_context::CacheContext,
     warm_start::warm_start,
 };
 use crate::{

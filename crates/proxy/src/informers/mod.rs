@@ -25,15 +25,16 @@
 //!   lookup, run                      the servers' view of the registry; its background tasks
 //! ```
 
-mod allowance;
 mod backfiller;
+mod background_tasks;
+mod batched_requests;
 mod bookmark_pause;
 mod cache_entry;
 mod cache_map;
+mod cache_quota;
 mod cached_schema;
 mod configured;
 mod consistency;
-mod context;
 mod discovered;
 mod failure_log;
 mod informer;
@@ -43,27 +44,26 @@ pub mod memory_pressure;
 mod missing_right;
 mod offered_caches;
 mod on_demand;
-mod places;
+mod on_demand_eviction;
 mod planned_relist;
 mod read_limit;
 mod readiness;
 mod registry;
 mod resource_media;
 mod retry;
-mod rounds;
-mod run;
 mod schema;
 mod self_check;
 mod shape;
 mod shared_bytes;
 mod state_comparison;
-mod stopped;
+mod stop_reason;
+mod upstream_context;
 mod version_lookup;
 mod warm_start;
 
-pub use allowance::{EncodingLimits, OnDemandLimits, SizeLimits};
-pub use context::CacheContext;
+pub use cache_quota::{EncodingLimits, OnDemandLimits, SizeLimits};
 pub use list_scheduler::ListScheduler;
 pub use readiness::Readiness;
 pub use registry::{Registry, RegistryOptions};
 pub use resource_media::ConfiguredResource;
+pub use upstream_context::CacheContext;

@@ -26,10 +26,10 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use super::{
-    allowance::{CacheLimits, CacheQuota, EncodingBudget, EncodingLimits},
     cache_entry::{Cache, CacheEnd, CacheId, StartedBy},
+    cache_quota::{CacheLimits, CacheQuota, EncodingBudget, EncodingLimits},
     discovered::{DiscoveredResource, not_built_in},
-    places::{self, Room, ScopedResource, Taken},
+    on_demand_eviction::{self, Room, ScopedResource, Taken},
     registry::Registry,
 };
 use crate::{
@@ -254,7 +254,7 @@ impl Registry {
         let CacheId { gvr, scope, media } = id;
         let mut others = self.places();
         others.remove(&(gvr.clone(), scope.clone()));
-        if let Some(room) = places::find(&others, limit, tenant) {
+        if let Some(room) = on_demand_eviction::find(&others, limit, tenant) {
             return Ok(room);
         }
         let message = format!(

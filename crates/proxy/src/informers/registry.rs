@@ -17,13 +17,12 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{
-    allowance::{CacheQuota, EncodingLimits, OnDemandLimits},
     backfiller::Backfiller,
     cache_entry::{Cache, CacheEnd, CacheId, StartedBy, UncachedReason},
     cache_map::CacheMap,
+    cache_quota::{CacheQuota, EncodingLimits, OnDemandLimits},
     cached_schema::CachedSchema,
     consistency::Prover,
-    context::CacheContext,
     discovered::DiscoveredResource,
     informer::Informer,
     missing_right::MissingRight,
@@ -31,7 +30,8 @@ use super::{
     schema::{follow_schema, schema_changes},
     shape::follow_shape,
     shared_bytes::SharedBytes,
-    stopped::Stopped,
+    stop_reason::Stopped,
+    upstream_context::CacheContext,
     version_lookup::ClusterVersion,
 };
 use crate::{

@@ -11,9 +11,9 @@ use tracing::info;
 
 use super::{
     cached_schema::CachedSchema,
-    context::CacheContext,
     planned_relist::PlannedRelist,
     shape::{CheckStart, ShapeCheck, check_shape, other_shape_message},
+    upstream_context::CacheContext,
 };
 use crate::{cache::RelistReason, fanout::Served, upstream::discovery::SchemaFingerprint};
 use kubefan_model::GroupVersionResource;

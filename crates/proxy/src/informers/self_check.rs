@@ -11,7 +11,7 @@ use rand::RngExt;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
-use super::{cache_entry::Cache, context::CacheContext, registry::Registry};
+use super::{cache_entry::Cache, registry::Registry, upstream_context::CacheContext};
 use crate::{
     cache::{
         Phase, RelistReason,

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::{cached_schema::CachedSchema, context::CacheContext, discovered::DiscoveredResource};
+use super::{cached_schema::CachedSchema, discovered::DiscoveredResource, upstream_context::CacheContext};
 use crate::{fanout::Served, upstream::discovery::DiscoveryError};
 use kubefan_common::backoff::{Backoff, BackoffOptions};
 

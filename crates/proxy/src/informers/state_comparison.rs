@@ -21,7 +21,7 @@ use futures::future::join_all;
 use tokio::time::{Instant, timeout};
 use tracing::debug;
 
-use super::{cached_schema::CachedSchema, context::CacheContext, rounds::BatchedRequests};
+use super::{batched_requests::BatchedRequests, cached_schema::CachedSchema, upstream_context::CacheContext};
 use crate::{
     cache::{Phase, Store},
     fanout::{CachePosition, Fresh, ProvedState, Served},

@@ -12,7 +12,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::context::CacheContext;
+use super::upstream_context::CacheContext;
 use crate::{cache::Refusal, fanout::Served, upstream::reflector::Target};
 use kubefan_common::planted::{self, Bug};
 use kubefan_model::ResourceVersion;

@@ -18,7 +18,7 @@ use rand::Rng;
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
-use super::{cached_schema::CachedSchema, context::CacheContext, list_scheduler::ListPriority};
+use super::{cached_schema::CachedSchema, list_scheduler::ListPriority, upstream_context::CacheContext};
 use crate::{
     cache::{CacheWriter, Store},
     fanout::Served,

@@ -20,7 +20,7 @@ use super::{
     issue::IssueError,
     managed_options::{ManagedOptions, Stored},
     material::{Material, Part},
-    next_step::{RenewalAction, next_step},
+    renewal_plan::{RenewalAction, next_step},
     stored_objects::{self, LookError},
 };
 use crate::{telemetry::metrics::ManagedTlsMetrics, upstream::Upstream};

@@ -19,7 +19,7 @@ use super::{
     certificate_facts::{CertificateFacts, date},
     issue::{self, BACKDATED_SECONDS, IssueError, Issued, KeyPem, Usage},
     managed_options::{ManagedOptions, Stored},
-    next_step::{CaFacts, LeafFacts, RenewalAction, SecretContents, signing_and_next},
+    renewal_plan::{CaFacts, LeafFacts, RenewalAction, SecretContents, signing_and_next},
 };
 
 const CERT: &str = "tls.crt";

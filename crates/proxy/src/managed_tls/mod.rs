@@ -21,7 +21,7 @@ mod issue;
 mod keeper;
 mod managed_options;
 mod material;
-mod next_step;
+mod renewal_plan;
 mod stored_objects;
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use super::{
     issue::{self, Usage},
     managed_options::{Lifetimes, ManagedOptions, ObjectName, Stored},
     material::Material,
-    next_step::{CaFacts, LeafFacts, RenewalAction, SecretContents, next_step},
+    renewal_plan::{CaFacts, LeafFacts, RenewalAction, SecretContents, next_step},
     stored_objects::fill,
 };
 

@@ -18,9 +18,9 @@ use super::{
     admin_access::{AdminAccess, Refused, refused},
     can_i::CanI,
     client_info::ClientInfo,
-    select::check_names,
     status_report::{Readiness, Sources, Status},
     subscribers::{ListOptions, Subscribers},
+    target_lookup::check_names,
 };
 use crate::{access::NonResource, fanout::Catalog, telemetry::last_hour::History};
 

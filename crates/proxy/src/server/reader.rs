@@ -13,9 +13,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     client_info::RequestOrigin,
-    select::{self, Selected},
     selector_limits::SelectorLimits,
     subscribers::{Registered, Subscribers},
+    target_lookup::{self, Selected},
 };
 use crate::{
     access::{
@@ -318,7 +318,7 @@ impl<C: Catalog> Reader<C> {
         // Later requests find the cache started, so there are few of these tasks, and none waits
         // longer than a read would.
         tokio::spawn(async move {
-            let found = select::select(&*catalog, &read, media, None, selectors).await;
+            let found = target_lookup::select(&*catalog, &read, media, None, selectors).await;
             tracing::debug!(media = media.as_str(), refused = ?found.err(), "a cache was requested");
         });
     }
@@ -329,7 +329,7 @@ impl<C: Catalog> Reader<C> {
         if self.drain.is_cancelled() {
             return Err(Refusal::Draining);
         }
-        select::select(&*self.catalog, read, media, Some(holder), self.selectors).await
+        target_lookup::select(&*self.catalog, read, media, Some(holder), self.selectors).await
     }
 
     /// Waits until the cache has reached `version`. The cache of a quiet resource stays at its last

@@ -7,7 +7,7 @@
 //! while it cannot be asked who may read what.
 
 mod balance;
-mod effect;
+mod rebalance_check;
 
 use std::{sync::Arc, time::Duration};
 

@@ -47,9 +47,9 @@ use crate::{
 };
 use kubefan_client::{ClientError, Encoding, OnExpired, OnLag, WatchItem, WatchOptions, WatchStream};
 use kubefan_model::{ResourceVersion, object::ObjectParser};
-use position::{ANSWER_TIMEOUT, FreshnessAnswer, Input, OpenWatch, StreamState};
 use span::{Change, Span, invalid};
 use stream_failure::{StreamFailure, stalled};
+use stream_state::{ANSWER_TIMEOUT, FreshnessAnswer, Input, OpenWatch, StreamState};
 
 /// How often the next kubefan is asked for the age of its state, on average.
 const FRESHNESS_INTERVAL: Duration = Duration::from_secs(15);
@@ -470,9 +470,9 @@ fn moved_past(stream: &WatchStream, version: ResourceVersion) -> Result<bool, Re
     Ok(reached(stream).map_err(ReflectorError::Watch)? > version)
 }
 
-mod position;
 mod span;
 mod stream_failure;
+mod stream_state;
 
 #[cfg(test)]
 mod tests;

@@ -11,7 +11,7 @@
 mod fair_entries;
 #[cfg(test)]
 pub(in crate::access) mod fake;
-mod flights;
+mod in_flight;
 mod review_queue;
 pub mod reviews;
 mod verdict_cache;

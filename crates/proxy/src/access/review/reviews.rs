@@ -15,7 +15,7 @@ use futures::future::BoxFuture;
 use tokio::time::{Instant, timeout};
 
 use super::{
-    flights::{Flight, Flights},
+    in_flight::{Flight, Flights},
     review_queue::{QueueLimits, ReviewQueue},
     verdict_cache::{Kept, Outcome, VerdictCache},
 };

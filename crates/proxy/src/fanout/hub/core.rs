@@ -25,12 +25,12 @@ use crate::{
     admission::{fair_share::Holder, gate::Gate},
     cache::{
         Budgets, CachedState, Commit, HistoryCopy, HistoryRecord, Phase, ProcessBudgets, PublishedCache, Refusal,
-        RelistReason, RingLimits, Store, published::Applied, stream_end::StreamEnd, term::Column, warnings::Warnings,
-        writer::Change,
+        RelistReason, RingLimits, Store, equality_term::Column, published::Applied, stream_end::StreamEnd,
+        warnings::Warnings, writer::Change,
     },
     fanout::{
         sync::{Mutex, MutexGuard},
-        views::{selections::Selections, set::Views, view::View},
+        views::{selections::Selections, view::View, view_set::Views},
         wake::pacer::Pacer,
     },
     telemetry::metrics::{CacheGauges, CacheMetrics},

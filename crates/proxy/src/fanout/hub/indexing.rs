@@ -20,7 +20,7 @@ use crate::{
     admission::fair_share::Holder,
     cache::{
         column_build::{ColumnBuild, NextPart},
-        term::Column,
+        equality_term::Column,
     },
 };
 use kubefan_common::sync::watch;

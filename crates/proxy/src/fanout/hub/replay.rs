@@ -17,7 +17,7 @@ use tokio::task::yield_now;
 use super::core::Hub;
 use crate::{
     admission::fair_share::Holder,
-    cache::{History, HistoryRecord, Refusal, scan::SLICE_TESTS},
+    cache::{History, HistoryRecord, Refusal, sliced_scan::SLICE_TESTS},
     fanout::views::{
         log::{LogItem, Replayed},
         view::ViewKey,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::catch_up::{CHANGES_MAX, CatchUp};
 use crate::{
-    cache::{Backfill, Store, scan::SLICE_TESTS},
+    cache::{Backfill, Store, sliced_scan::SLICE_TESTS},
     fanout::{
         hub::{HistoryError, Hub},
         send::{

@@ -15,7 +15,7 @@ use std::{
 };
 
 use crate::{
-    cache::{Gap, PriorState, PriorStep, Store, scan::SLICE_TESTS},
+    cache::{Gap, PriorState, PriorStep, Store, sliced_scan::SLICE_TESTS},
     fanout::send::{
         encoder::Encoder,
         frame::{Body, EventHead, FrameWriter, Sink},

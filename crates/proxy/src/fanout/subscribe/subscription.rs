@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     admission::{fair_share::Holder, gate::GatePermit},
-    cache::{Expired, OnExpired, OnLag, scan::SLICE_TESTS, stream_end::StreamEnd, warnings::Warnings},
+    cache::{Expired, OnExpired, OnLag, sliced_scan::SLICE_TESTS, stream_end::StreamEnd, warnings::Warnings},
     fanout::{
         hub::{HistoryError, Hub},
         send::{

@@ -5,7 +5,7 @@ use futures::FutureExt;
 use super::*;
 use crate::{
     admission::{Holder, gate::REPLAYS_MAX},
-    cache::scan::SLICE_TESTS,
+    cache::sliced_scan::SLICE_TESTS,
 };
 use kubefan_model::{
     format::Encoding,

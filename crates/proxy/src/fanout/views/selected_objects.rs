@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use crate::cache::{Store, scan::SLICE_TESTS};
+use crate::cache::{Store, sliced_scan::SLICE_TESTS};
 use kubefan_model::{ObjectKey, object::Object, selection::Selection};
 
 /// The selected objects of a state, as far as they were found.

@@ -23,7 +23,7 @@ use crate::{
         Budgets, Expired, Gap, History, Store,
         budget::Share,
         resume::Coverage,
-        scan::SLICE_TESTS,
+        sliced_scan::SLICE_TESTS,
         stream_end::StreamEnd,
         tenant_bytes::{Tenant, TenantBytes},
     },

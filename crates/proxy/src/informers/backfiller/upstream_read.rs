@@ -11,7 +11,7 @@ use crate::{
         Backfill, CacheWriter, EventRing, HistoryRecord, Refusal, RingLimits, SAME_VERSION_WAIT, Update, writer::Change,
     },
     fanout::{CachePosition, Continuation, Served},
-    informers::{context::CacheContext, list_scheduler::ListPriority},
+    informers::{list_scheduler::ListPriority, upstream_context::CacheContext},
     telemetry::metrics::WatchPurpose,
     upstream::{
         UpstreamError,

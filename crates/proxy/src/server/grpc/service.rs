@@ -14,12 +14,12 @@ use crate::{
     access::{Presented, Read, ReadVerb},
     admission::{FairPermit, Holder},
     audit::{AuditRecord, Notes},
-    cache::{Refusal, Store, scan::SLICE_TESTS},
+    cache::{Refusal, Store, sliced_scan::SLICE_TESTS},
     fanout::{Catalog, Fresh, HubStatus, Patience, Served, Start, StreamWaker, SubscribeOptions},
     server::{
         client_info::{ClientInfo, RequestOrigin},
         reader::{NotReached, Reader},
-        select::{self, Selected},
+        target_lookup::{self, Selected},
         watch::{OpenedWatch, WatchProtocol},
     },
     telemetry::{
@@ -351,7 +351,7 @@ fn presented_by<T>(request: &Request<T>) -> (Presented, Notes) {
 /// The target of a request, if its names are names.
 fn named(target: Option<v1alpha1::Target>) -> Result<v1alpha1::Target, Refusal> {
     let target = target.unwrap_or_default();
-    select::check_names(&target)?;
+    target_lookup::check_names(&target)?;
     Ok(target)
 }
 

@@ -7,7 +7,7 @@ use futures::{StreamExt, future::select};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
 use tokio_util::sync::CancellationToken;
 
-use super::{header_values, tunnel::Tunnel, until_switched::UntilSwitched};
+use super::{end_on_mode_change::UntilSwitched, header_values, tunnel::Tunnel};
 use crate::{cache::warnings::Warnings, server::watch::OpenedWatch};
 use kubefan_model::Media;
 

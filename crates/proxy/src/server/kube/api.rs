@@ -11,6 +11,7 @@ use super::{
     audited,
     cache_reads::{CacheReads, ResolvedRead, SelectOptions},
     cross_origin::CorsRequest,
+    end_on_mode_change::UntilSwitched,
     feature_gates::{CacheOnly, FeatureGates},
     forwarded_caller::forwarded_caller,
     get,
@@ -18,15 +19,14 @@ use super::{
     hop_by_hop,
     kube_upstream::KubeUpstream,
     list::list,
-    narrowed,
     negotiate::{self, Form},
     options::{self, Freshness, ListOptions, Options, SHARD_SELECTOR},
     pages::PageSnapshots,
     path::Path,
     read_error::ReadError,
     request_info::{self, RequestInfo},
+    selector_coverage,
     status::Failure,
-    until_switched::UntilSwitched,
     watch::{self, DefaultTimeouts},
     websocket::Socket,
 };
@@ -304,7 +304,7 @@ impl<C: Catalog> KubeApi<C> {
         };
         // Upstream answers what the caches do not cover, so kubefan asks nothing about its caller.
         if reads.has_upstream {
-            narrowed::check(&reads.narrowed_by, path, selectors.1)?;
+            selector_coverage::check(&reads.narrowed_by, path, selectors.1)?;
         }
         // Upstream finds one object sooner than a freshness proof could arrive.
         if matches!(asked, ReadRequest::Object(Freshness::Consistent)) && reads.has_upstream {
@@ -345,7 +345,7 @@ impl<C: Catalog> KubeApi<C> {
         }
         // Only now: the refusal says what is cached. A single object is served if it is.
         if !reads.has_upstream && !is_object {
-            narrowed::check(&reads.narrowed_by, path, selectors.1)?;
+            selector_coverage::check(&reads.narrowed_by, path, selectors.1)?;
         }
         let holder = read.holder(client.holder());
         // Taken before a read waits for its cache.

@@ -14,7 +14,7 @@ use crate::{
     fanout::{Catalog, Fresh, Patience, Served},
     server::{
         reader::{NotReached, Reader},
-        select::Selected,
+        target_lookup::Selected,
     },
 };
 use kubefan_common::unless_planted;

@@ -6,9 +6,9 @@ use http::Response;
 use super::{
     answer,
     cache_reads::{CacheReads, ResolvedRead},
-    narrowed,
     options::Freshness,
     read_error::ReadError,
+    selector_coverage,
 };
 use crate::{fanout::Catalog, kube_encoding::list::single_object};
 use kubefan_model::ObjectKey;
@@ -27,7 +27,7 @@ pub async fn get<C: Catalog>(
     let (store, _) = selected.served.hub.snapshot_of(&fresh)?;
     let key = ObjectKey::new(&path.namespace, &path.name);
     let Some(object) = store.get(key.as_str()) else {
-        return Err(narrowed::object_not_found(&reads.narrowed_by, &selected.served.gvr, path).into());
+        return Err(selector_coverage::object_not_found(&reads.narrowed_by, &selected.served.gvr, path).into());
     };
     let parser = &selected.served.parser;
     let body = single_object(object, parser, &format);

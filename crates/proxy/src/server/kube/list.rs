@@ -22,10 +22,10 @@ use super::{
 use crate::{
     admission::FairPermit,
     audit::Notes,
-    cache::{Store, scan::SLICE_TESTS},
+    cache::{Store, sliced_scan::SLICE_TESTS},
     fanout::{Catalog, Patience, Served},
     kube_encoding::list::{ListEncoder, ListMeta, ListedResource},
-    server::select::Selected,
+    server::target_lookup::Selected,
 };
 use kubefan_common::{
     planted::{self, Bug},

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::effect::{Counts, Round, Verdict};
+use super::rebalance_check::{Counts, Round, Verdict};
 
 /// A replica moves watches if it has more than its share times this.
 const BEGINS_ABOVE_SHARE: f64 = 1.1;

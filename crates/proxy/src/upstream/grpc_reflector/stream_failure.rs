@@ -1,6 +1,6 @@
 //! Why a stream of the next kubefan has failed.
 
-use super::position::ANSWER_TIMEOUT;
+use super::stream_state::ANSWER_TIMEOUT;
 use crate::upstream::{error::UpstreamError, kubefan_client::KubefanClient};
 use kubefan_client::{ClientError, WatchItem};
 

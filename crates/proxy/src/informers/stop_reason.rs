@@ -1,6 +1,6 @@
 //! Why an informer stops by itself.
 
-use super::allowance::TooLarge;
+use super::cache_quota::TooLarge;
 
 /// Why an informer stopped by itself.
 #[derive(Debug, Clone, PartialEq, Eq)]

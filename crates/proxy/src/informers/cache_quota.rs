@@ -8,8 +8,8 @@ use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    context::CacheContext,
     shared_bytes::{Membership, ReadingTenants, SharedBytes},
+    upstream_context::CacheContext,
 };
 use crate::{
     fanout::Served,

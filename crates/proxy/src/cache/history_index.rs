@@ -17,8 +17,8 @@ use std::{
 };
 
 use super::{
+    equality_term::{Column, Term, Values},
     ring::HistoryRecord,
-    term::{Column, Term, Values},
 };
 use kubefan_model::{
     ResourceVersion,
