@@ -46,7 +46,7 @@ impl Watch {
         Self::Starting(async move { source.watch(options).await }.boxed())
     }
 
-    /// Cancel-safe. After [`Step::Ended`] it must be replaced.
+    /// Cancel-safe. After [`FallbackEvent::Ended`] it must be replaced.
     async fn step(&mut self) -> FallbackEvent {
         match self {
             Self::Waiting(until) => {

@@ -1,10 +1,10 @@
 //! The audit log: who read what, and how it was answered, in the form of kube-apiserver
 //! (`Event` of audit.k8s.io/v1, level Metadata), one JSON object per line.
 //!
-//! The hazard is an answer without a record. So a request gets its [`Record`] where it begins, and
-//! the record completes itself when it is dropped: after the answer, a disconnect, a drain or a
-//! panic. The second hazard is a log that delays or stops the service, so records are queued, and
-//! one task writes them.
+//! The hazard is an answer without a record. So a request gets its [`AuditRecord`] where it
+//! begins, and the record completes itself when it is dropped: after the answer, a disconnect, a
+//! drain or a panic. The second hazard is a log that delays or stops the service, so records are
+//! queued, and one task writes them.
 //!
 //! - [`event`]: the JSON of a record.
 //! - [`request_head`]: what a request says about itself, within limits.

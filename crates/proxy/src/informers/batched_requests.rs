@@ -35,7 +35,8 @@ pub(super) struct Batch<D, A> {
 /// The place of a reader in a round.
 pub(super) struct BatchTicket<A> {
     answer: Arc<watch::Sender<Option<A>>>,
-    /// Whether the reader must start a task that calls [`Rounds::begin`] until it returns `None`.
+    /// Whether the reader must start a task that calls [`BatchedRequests::begin`] until it returns
+    /// `None`.
     pub(super) must_run: bool,
 }
 

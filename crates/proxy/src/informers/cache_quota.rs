@@ -68,7 +68,7 @@ pub(super) struct CacheLimits {
     /// The bytes that it shares with others.
     pub(super) budget: EncodingBudget,
     /// Whether upstream is asked for the size before the list: see
-    /// [`Allowance::check_size_upstream`].
+    /// [`CacheQuota::check_size_upstream`].
     pub(super) checks_first: bool,
     /// Whether its resource is configured.
     pub(super) is_configured: bool,

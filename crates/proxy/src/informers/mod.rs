@@ -5,24 +5,25 @@
 //!
 //! ```text
 //!   list_scheduler                   which cache may list upstream now
-//!   context                          clients and options that all caches share
+//!   upstream_context                 clients and options that all caches share
 //!   retry, planned_relist,           when one cache asks upstream again, and logs that it fails
 //!     read_limit, failure_log
-//!   rounds, bookmark_pause           when readers wait for upstream
-//!   shared_bytes, places             how caches on demand share a limit
-//!   discovered, allowance,           the facts and limits of one resource, its configured media, and
+//!   batched_requests, bookmark_pause when readers wait for upstream
+//!   shared_bytes, on_demand_eviction how caches on demand share a limit
+//!   discovered, cache_quota,         the facts and limits of one resource, its configured media, and
 //!     resource_media, missing_right    what kubefan may not do with it
 //!   cached_schema, shape, schema     what a cache was read with, and whether upstream still says so
 //!   backfiller, version_lookup,      requests to upstream on behalf of one cache
 //!     state_comparison, consistency,
 //!     warm_start
-//!   stopped, informer, cache_entry   the task that fills a cache; a cache as it is stored
+//!   stop_reason, informer,           the task that fills a cache; a cache as it is stored
+//!     cache_entry
 //!   cache_map                        all caches, by identity and by resource
 //!   registry                         the map of all caches, and the task of each
 //!   configured, on_demand,           policies: which caches exist, are checked, limited, offered
 //!     self_check, memory_pressure,     to peers, and reported as ready
 //!     offered_caches, readiness
-//!   lookup, run                      the servers' view of the registry; its background tasks
+//!   lookup, background_tasks         the servers' view of the registry; its background tasks
 //! ```
 
 mod backfiller;

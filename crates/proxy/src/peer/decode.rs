@@ -3,7 +3,7 @@
 //!
 //! The objects go through the writer that will later apply upstream's events, exactly as the
 //! objects of a list do. The events are pushed into a history with this replica's own limits. This
-//! module checks bytes, order and counts; `caches::warm_start` later compares the result with
+//! module checks bytes, order and counts; `informers::warm_start` later compares the result with
 //! upstream.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};

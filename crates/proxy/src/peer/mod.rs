@@ -3,10 +3,10 @@
 //! **Warm start.** A starting replica copies state and history from a running one, so that a
 //! rolling update loses no history. A peer sends its cache at one version: the objects, the
 //! conflated history, and the recent events. The receiver uses a transfer only as a whole, and
-//! `caches::warm_start` compares the keys, versions, uids and labels with upstream before anything
-//! of it is served. A peer's certificate proves who the peer is, not that its data is right. The
-//! remaining content of the objects and the history are taken on trust. Any failure here costs only
-//! time, because a replica can always start with a list.
+//! `informers::warm_start` compares the keys, versions, uids and labels with upstream before
+//! anything of it is served. A peer's certificate proves who the peer is, not that its data is
+//! right. The remaining content of the objects and the history are taken on trust. Any failure here
+//! costs only time, because a replica can always start with a list.
 //!
 //! **Load.** A replica asks the others how many watches they serve. `server::rebalance` decides
 //! from the answers which watches move.

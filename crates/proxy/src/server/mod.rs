@@ -7,8 +7,8 @@
 //!   them.
 //! - [`grpc`] and [`kube`]: the two APIs of the data port. Neither knows the other.
 //! - [`reader`]: admission limits, and reads and subscriptions for both APIs.
-//! - [`select`], [`selector_limits`], [`watch`], [`subscribers`] and [`client_info`]: the types
-//!   they share.
+//! - [`target_lookup`], [`selector_limits`], [`watch`], [`subscribers`] and [`client_info`]: the
+//!   types they share.
 //!
 //! [`rebalance`] moves watches to replicas that have fewer.
 //!

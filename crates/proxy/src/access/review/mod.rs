@@ -3,8 +3,8 @@
 //! The hazard is a crowd: thousands of clients that return at once, or one that sends random
 //! tokens, must neither flood the apiserver nor keep others waiting. So a verdict is kept for a
 //! while (`verdict_cache`) in a place that tenants share (`fair_entries`), all who ask the same
-//! wait for one review (`flights`), and reviews are sent at a limited rate, for which callers take
-//! turns (`review_queue`).
+//! wait for one review (`in_flight`), and reviews are sent at a limited rate, for which callers
+//! take turns (`review_queue`).
 //!
 //! [`reviews`] puts these together, and keeps known callers known while the apiserver is away.
 

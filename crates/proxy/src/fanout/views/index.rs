@@ -9,7 +9,7 @@
 //!
 //! A term may have thousands of values. A view comes and goes inside the critical section, so it is
 //! filed under a term with few values, and found by every event if it has none. The index has no
-//! texts of values, only [`Place`]s: views and the numbers of their values.
+//! texts of values, only [`ValueId`]s: views and the numbers of their values.
 
 use std::{
     collections::HashMap,

@@ -129,8 +129,8 @@ impl Passthrough {
         Ok(Self { service, base, server, options, streams, accepted: AcceptedTokens::default() })
     }
 
-    /// Forwards over an existing transport, which has the credentials, if any. Simulations and tests
-    /// bring their own. `None` if the URL has no host.
+    /// Forwards over an existing transport, which has the credentials, if any. Simulations and
+    /// tests bring their own. `None` if the URL has no host.
     pub fn over(service: ForwardService, server: &Uri, options: PassthroughOptions) -> Option<Self> {
         Some(Self {
             service: Renewed::fixed(service),

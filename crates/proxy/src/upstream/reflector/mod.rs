@@ -5,9 +5,9 @@
 //! A list gives the state at one version, and a watch gives the changes after it. Either can fail
 //! at any moment, and the failures differ: some lose nothing, some make the known version useless,
 //! and some look like a quiet resource. Nested loops with a retry at each level hide which failure
-//! leads where. Here the position is one value of `State`. [`Reflector::step`] sends one request or
-//! reads one event, and every failure sets the state from which the next step continues. The
-//! caller's only decision is when to call `step` again.
+//! leads where. Here the position is one value of `ListWatchState`. [`Reflector::step`] sends one
+//! request or reads one event, and every failure sets the state from which the next step continues.
+//! The caller's only decision is when to call `step` again.
 //!
 //! # The states
 //!
