@@ -16,9 +16,9 @@ use kubefan_proxy::{
     telemetry,
 };
 
-/// The tasks that a busy thread runs before it looks again at what has arrived. With tokio's 61, a
-/// request waits for as many of other clients, and one of these may have a selector of a thousand
-/// values.
+/// The number of tasks that a busy thread runs before it polls for new I/O. With tokio's 61, a
+/// request that arrives waits for up to 61 tasks of other clients, and each of these may test a
+/// selector with a thousand values.
 const EVENT_INTERVAL: u32 = 8;
 
 /// Watch the apiserver once, and serve any number of subscribers
@@ -63,7 +63,7 @@ pub(super) fn run(args: ServeArgs, variables: &[String], given: &Given<'_>) -> R
     for message in unknown_variables(variables) {
         tracing::warn!("{message}");
     }
-    let runtime = runtime().build().map_err(CliError::plain)?;
+    let runtime = runtime_builder().build().map_err(CliError::plain)?;
     let served = runtime.block_on(async {
         let announce = |signal| tracing::info!(signal, "draining; ctrl-C again to stop at once");
         let shutdown = shutdown(announce).map_err(CliError::plain)?;
@@ -76,7 +76,7 @@ pub(super) fn run(args: ServeArgs, variables: &[String], given: &Given<'_>) -> R
 }
 
 /// Configures the runtime of the proxy.
-fn runtime() -> tokio::runtime::Builder {
+fn runtime_builder() -> tokio::runtime::Builder {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     runtime.enable_all().event_interval(EVENT_INTERVAL);
     runtime
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_request_that_arrives_does_not_wait_for_all_that_others_have_sent() {
-        let runtime = runtime().worker_threads(1).build().unwrap();
+        let runtime = runtime_builder().worker_threads(1).build().unwrap();
         let most = async {
             let mut most = 0;
             for _ in 0..20 {

@@ -148,7 +148,8 @@ impl fmt::Display for Requirement {
 /// Values with their positions.
 type Values<'a> = Vec<(&'a str, usize)>;
 
-/// Sorts values, and keeps the first of equal ones. A map would search for the place of each.
+/// Sorts values, and keeps the first of equal ones. This takes less time than a map, which searches
+/// for the place of each.
 fn sorted(mut values: Values<'_>) -> Values<'_> {
     values.sort_by_key(|(value, _)| *value);
     values.dedup_by_key(|(value, _)| *value);

@@ -26,7 +26,7 @@ struct Whole {
     used: AtomicUsize,
     /// How many caches there are.
     parts: AtomicUsize,
-    /// What the tenants have of it, where bytes count to them.
+    /// The bytes of each tenant, if shares are charged to tenants.
     tenants: Tenants,
 }
 
@@ -46,6 +46,7 @@ struct Part {
 pub struct Share {
     budget: Budget,
     bytes: usize,
+    /// The tenant that it is charged to.
     tenant: Option<Arc<TenantBytes>>,
 }
 
@@ -129,13 +130,13 @@ impl Budget {
         if self.is_over() && self.used() > own { lent as f64 / self.used_by_all().max(1) as f64 } else { 1.0 }
     }
 
-    /// The count of a tenant in all caches.
-    pub fn tenant(&self, tenant: Tenant) -> Arc<TenantBytes> {
+    /// Returns the count of a tenant's bytes in all caches.
+    pub fn bytes_of(&self, tenant: Tenant) -> Arc<TenantBytes> {
         self.0.whole.tenants.of(tenant)
     }
 
-    /// The most bytes that each tenant may have in all caches, so that this cache must release
-    /// nothing. `None` if callers are not distinguished.
+    /// Returns the most bytes that each tenant may have in all caches together: if none has more,
+    /// this cache must release nothing. `None` if callers are not distinguished.
     pub fn tenant_max(&self) -> Option<usize> {
         let (_, lent) = self.limits(1);
         self.0.whole.tenants.each_max(lent)
@@ -197,8 +198,8 @@ impl Share {
         }
     }
 
-    /// Counts its bytes to a tenant, and no longer to the one before.
-    pub fn count_to(&mut self, tenant: Option<Arc<TenantBytes>>) {
+    /// Charges its bytes to a tenant, or to none, and no longer to the one before.
+    pub fn charge_to(&mut self, tenant: Option<Arc<TenantBytes>>) {
         if let Some(tenant) = &tenant {
             tenant.add(self.bytes);
         }
@@ -207,12 +208,12 @@ impl Share {
         }
     }
 
-    /// Whether it counts to this tenant.
-    pub fn counts_to(&self, tenant: Tenant) -> bool {
-        self.tenant.as_ref().is_some_and(|counted| counted.tenant() == tenant)
+    /// Whether it is charged to this tenant.
+    pub fn is_charged_to(&self, tenant: Tenant) -> bool {
+        self.tenant.as_ref().is_some_and(|charged| charged.tenant() == tenant)
     }
 
-    /// The bytes in all caches of the tenant that it counts to.
+    /// The bytes in all caches of the tenant that it is charged to; 0 if it is charged to none.
     pub fn tenant_bytes(&self) -> usize {
         self.tenant.as_ref().map_or(0, |tenant| tenant.get())
     }
@@ -443,17 +444,17 @@ mod tests {
     }
 
     #[test]
-    fn bytes_count_to_one_tenant_and_the_largest_makes_room_for_all_caches() {
+    fn bytes_are_charged_to_one_tenant_and_the_largest_makes_room_for_all_caches() {
         let whole = ProcessBudget::new(800);
         let (one, other) = (whole.part(), whole.part());
-        let [greedy, honest] = [1, 2].map(|key| one.tenant(NonZeroU64::new(key)));
+        let [greedy, honest] = [1, 2].map(|key| one.bytes_of(NonZeroU64::new(key)));
         let (mut large, mut small) = (one.share(), other.share());
         large.set(500);
-        large.count_to(Some(greedy.clone()));
-        small.count_to(Some(greedy.clone()));
+        large.charge_to(Some(greedy.clone()));
+        small.charge_to(Some(greedy.clone()));
         small.set(250);
         assert_eq!((greedy.get(), large.tenant_bytes()), (750, 750));
-        small.count_to(Some(honest.clone()));
+        small.charge_to(Some(honest.clone()));
         assert_eq!((greedy.get(), honest.get()), (500, 250));
         assert!(one.is_over() && other.is_over());
         assert_eq!((one.tenant_max(), other.tenant_max()), (Some(350), Some(350)), "600 of 800 may be lent");

@@ -1,12 +1,14 @@
-//! Which labels and fields a cache is indexed by: those that selections use, and no others.
+//! The labels and fields (columns) that a cache is indexed by: those that selections use, and no
+//! others.
 //!
 //! An index costs memory and a part of each commit. So a column is indexed when selections have
 //! used it more than once, and dropped when none has for a while. Clients choose the columns, so
 //! their number is limited; what is not indexed is scanned.
 //!
-//! The hazard is a tenant that uses one label after the other: all others would scan, and a scan
-//! takes time from every caller. So each column counts to one tenant, of those that use it to one
-//! with few, and the tenant with the most gives one up to a tenant that then has no more than it.
+//! A tenant that uses one label after the other could take all places. All others would scan, and a
+//! scan takes time from every caller. So each column is charged to one tenant: to one with few
+//! columns, if several use it. If all places are taken, the tenant with the most columns loses one
+//! to any tenant with at least two fewer.
 
 use std::{cmp::Reverse, time::Duration};
 
@@ -18,9 +20,10 @@ use super::{
 };
 use kubefan_model::selection::Selection;
 
-/// The number of columns of one cache that have a place.
+/// The most columns of one cache that have a place: their index exists, is being built, or found no
+/// room.
 pub const COLUMNS_MAX: usize = 8;
-/// The number of other columns of which the uses are counted.
+/// The most columns without a place, of which only the uses are counted.
 pub const WANTED_MAX: usize = 24;
 /// A column is indexed when this many selections have used it.
 pub const COLUMN_USES_LEAST: u32 = 2;
@@ -45,8 +48,9 @@ struct UsedColumn {
     /// Since when the state is what it is.
     since: Instant,
     state: ColumnState,
-    /// The tenant that it counts to, and when that last used it.
+    /// The tenant that it is charged to.
     tenant: Tenant,
+    /// When that tenant used it last.
     tenant_used_at: Instant,
 }
 
@@ -55,14 +59,14 @@ struct UsedColumn {
 pub struct DueColumn {
     /// The label or field.
     pub column: Column,
-    /// The column that gives its place up. Its index is to be dropped.
-    pub given_up: Option<Column>,
+    /// The column that it replaces, whose index is to be dropped.
+    pub replaced: Option<Column>,
 }
 
-/// What there is of a column.
+/// How far a column is indexed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ColumnState {
-    /// No index.
+    /// No index, and no place for one.
     Wanted,
     /// An index is being built.
     Building,
@@ -73,6 +77,7 @@ pub enum ColumnState {
 }
 
 impl UsedColumn {
+    /// Whether it is one of the [`COLUMNS_MAX`], also if its index found no room.
     fn has_place(&self) -> bool {
         self.state != ColumnState::Wanted
     }
@@ -90,19 +95,19 @@ impl Columns {
         if used.state == ColumnState::TooLarge && now.saturating_duration_since(used.since) > TOO_LARGE_RETRY {
             used.state = ColumnState::Wanted;
         }
-        self.count_to(at, tenant, now);
+        self.charge_to(at, tenant, now);
         if self.used[at].has_place() || self.used[at].uses < COLUMN_USES_LEAST || self.is_closed {
             return None;
         }
         let is_full = self.used.iter().filter(|used| used.has_place()).count() >= COLUMNS_MAX;
-        let given_up = if is_full { Some(self.take_place(self.used[at].tenant)?) } else { None };
+        let replaced = if is_full { Some(self.take_place(self.used[at].tenant)?) } else { None };
         let used = &mut self.used[at];
         used.state = ColumnState::Building;
-        Some(DueColumn { column: used.column.clone(), given_up })
+        Some(DueColumn { column: used.column.clone(), replaced })
     }
 
-    /// Adds a column. If there are too many without a place, it replaces one of the tenant with the
-    /// most of these: the one that was not used for the longest time.
+    /// Adds a column without a place. If there are too many of these, it replaces one of the tenant
+    /// with the most of them: the one that was not used for the longest time.
     fn add(&mut self, column: Column, tenant: Tenant, now: Instant) -> Option<usize> {
         let added = UsedColumn {
             column,
@@ -117,44 +122,46 @@ impl Columns {
             self.used.push(added);
             return Some(self.used.len() - 1);
         }
-        let at = self.oldest_of_most(|used| !used.has_place())?;
+        let at = self.oldest_of_largest_tenant(|used| !used.has_place())?;
         self.used[at] = added;
         Some(at)
     }
 
-    /// Counts a column to the tenant that uses it, if that has fewer of its kind than the one that
-    /// it counts to, or if that one has not used it for long.
-    fn count_to(&mut self, at: usize, tenant: Tenant, now: Instant) {
-        let UsedColumn { tenant: counted, tenant_used_at, .. } = &self.used[at];
+    /// Charges a column to the tenant that uses it, if that tenant then still has fewer columns
+    /// than the one before, or if the one before has not used it for long. Columns with a place and
+    /// those without one are counted apart.
+    fn charge_to(&mut self, at: usize, tenant: Tenant, now: Instant) {
+        let UsedColumn { tenant: charged, tenant_used_at, .. } = &self.used[at];
         let has_place = self.used[at].has_place();
         let count = |tenant: Tenant| self.count(tenant, |used| used.has_place() == has_place);
         let moves =
-            count(tenant) + 1 < count(*counted) || now.saturating_duration_since(*tenant_used_at) > COLUMN_UNUSED_MAX;
-        if moves || tenant == *counted {
+            count(tenant) + 1 < count(*charged) || now.saturating_duration_since(*tenant_used_at) > COLUMN_UNUSED_MAX;
+        if moves || tenant == *charged {
             (self.used[at].tenant, self.used[at].tenant_used_at) = (tenant, now);
         }
     }
 
-    /// The number of these columns that count to a tenant.
+    /// Counts these columns of a tenant.
     fn count(&self, tenant: Tenant, these: impl Fn(&UsedColumn) -> bool) -> usize {
         self.used.iter().filter(|used| used.tenant == tenant && these(used)).count()
     }
 
     /// Finds the tenant with the most of these columns, and the one of its columns that was not
     /// used for the longest time.
-    fn oldest_of_most(&self, these: impl Fn(&UsedColumn) -> bool) -> Option<usize> {
+    fn oldest_of_largest_tenant(&self, these: impl Fn(&UsedColumn) -> bool) -> Option<usize> {
         let found = self.used.iter().enumerate().filter(|(_, used)| these(used));
         let oldest = found.max_by_key(|(_, used)| (self.count(used.tenant, &these), Reverse(used.used_at)));
         oldest.map(|(at, _)| at)
     }
 
-    /// Takes a place for a tenant, and returns the column that had it. `None` if the tenant with
-    /// the most would then have fewer than it.
+    /// Takes a place for a tenant from the tenant with the most. Returns the column that had it.
+    /// `None` if the tenant with the most would then have fewer than the other.
     fn take_place(&mut self, tenant: Tenant) -> Option<Column> {
         // A build that is under way is completed: others wait for it.
-        let complete = |used: &UsedColumn| used.has_place() && used.state != ColumnState::Building;
-        let at = self.oldest_of_most(complete)?;
+        let can_be_taken = |used: &UsedColumn| used.has_place() && used.state != ColumnState::Building;
+        let at = self.oldest_of_largest_tenant(can_be_taken)?;
         let count = |tenant: Tenant| self.count(tenant, UsedColumn::has_place);
+        // The one gets a place more and the other has one less.
         if count(tenant) + 2 > count(self.used[at].tenant) {
             return None;
         }
@@ -163,25 +170,27 @@ impl Columns {
         Some(used.column.clone())
     }
 
-    /// The column that makes room among these indexes, which have so many bytes: the largest of the
-    /// tenant with the most bytes. Never one that is being built, because its build is not
-    /// cancelled: if the place was given up and taken again meanwhile, the old build would complete
-    /// the index of the new one, without the steps between the two starts.
-    pub fn largest<'a>(&self, indexes: impl Iterator<Item = (&'a Column, usize)>) -> Option<Column> {
+    /// Finds the column whose index is dropped if the budget is exceeded: the largest of the tenant
+    /// with the most bytes. `indexes` are the parts of all indexes, with their bytes.
+    ///
+    /// It is never one that is being built, because its build is not cancelled. If the column got a
+    /// second build meanwhile, the first one would complete the index of the second, and the steps
+    /// between their starts would be missing.
+    pub fn to_drop<'a>(&self, indexes: impl Iterator<Item = (&'a Column, usize)>) -> Option<Column> {
         let mut sizes: Vec<(&UsedColumn, usize)> = self.used.iter().map(|used| (used, 0)).collect();
-        // An index has several parts.
+        // The index of a column has one part in the state and one in history.
         for (column, bytes) in indexes {
             if let Some((_, size)) = sizes.iter_mut().find(|(used, _)| used.column == *column) {
                 *size += bytes;
             }
         }
-        let of_tenant = |tenant: Tenant| {
+        let tenant_bytes = |tenant: Tenant| {
             let of_tenant = sizes.iter().filter(|(used, _)| used.tenant == tenant);
             of_tenant.map(|(_, bytes)| bytes).sum::<usize>()
         };
         let is_built = |used: &UsedColumn| used.state != ColumnState::Building;
-        let largest = sizes.iter().filter(|(used, bytes)| *bytes > 0 && is_built(used));
-        let largest = largest.max_by_key(|(used, bytes)| (of_tenant(used.tenant), *bytes));
+        let built = sizes.iter().filter(|(used, bytes)| *bytes > 0 && is_built(used));
+        let largest = built.max_by_key(|(used, bytes)| (tenant_bytes(used.tenant), *bytes));
         largest.map(|(used, _)| used.column.clone())
     }
 
@@ -194,7 +203,7 @@ impl Columns {
         }
     }
 
-    /// Records what there is of a column.
+    /// Records how far a column is indexed.
     pub fn set(&mut self, column: &Column, state: ColumnState, now: Instant) {
         if let Some(used) = self.used.iter_mut().find(|used| used.column == *column) {
             (used.state, used.since) = (state, now);
@@ -306,14 +315,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_tenant_with_the_most_columns_gives_some_up_for_one_that_has_fewer() {
+    async fn the_tenant_with_the_most_columns_loses_some_to_one_that_has_fewer() {
         let (mut columns, now) = (Columns::default(), Instant::now());
         let [greedy, honest, third] = [1, 2, 3].map(NonZeroU64::new);
         fill(&mut columns, greedy, now);
         assert_eq!(columns.used(column_of("a=x"), honest, now), None, "one scan is cheaper than an index");
         for (at, labels) in ["a=x", "b=x", "c=x", "d=x"].into_iter().enumerate() {
             let due = use_twice(&mut columns, labels, honest, now).unwrap();
-            assert_eq!(due.given_up, Some(column_of(&format!("key-{at}=x"))), "the oldest");
+            assert_eq!(due.replaced, Some(column_of(&format!("key-{at}=x"))), "the oldest");
             columns.set(&due.column, ColumnState::Indexed, now);
         }
         assert_eq!(use_twice(&mut columns, "e=x", honest, now), None, "each has four");
@@ -322,14 +331,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_column_that_a_tenant_with_few_uses_too_counts_to_it_while_it_does() {
+    async fn a_column_that_a_tenant_with_few_uses_too_is_charged_to_it_while_it_does() {
         let (mut columns, now) = (Columns::default(), Instant::now());
         let [greedy, honest, third] = [1, 2, 3].map(NonZeroU64::new);
         fill(&mut columns, greedy, now);
         columns.used(column_of("key-0=x"), honest, now);
         columns.used(column_of("key-0=x"), greedy, now);
         let due = use_twice(&mut columns, "a=x", third, now).unwrap();
-        assert_eq!(due.given_up, Some(column_of("key-1=x")), "the oldest of those that only one tenant uses");
+        assert_eq!(due.replaced, Some(column_of("key-1=x")), "the oldest of those that only one tenant uses");
         columns.set(&due.column, ColumnState::Indexed, now);
         let later = now + COLUMN_UNUSED_MAX + Duration::from_secs(1);
         columns.used(column_of("key-0=x"), greedy, later);
@@ -358,7 +367,7 @@ mod tests {
             columns.used(column_of(labels), tenant, now);
         }
         let [a, b, c] = ["a=x", "b=x", "c=x"].map(column_of);
-        let largest = |bytes: [usize; 4]| columns.largest([&a, &b, &c, &a].into_iter().zip(bytes));
+        let largest = |bytes: [usize; 4]| columns.to_drop([&a, &b, &c, &a].into_iter().zip(bytes));
         assert_eq!(largest([40, 50, 100, 20]), Some(a.clone()), "its parts have 60, and both of its tenant 110");
         assert_eq!(largest([20, 50, 100, 20]), Some(c.clone()));
         assert_eq!(largest([0; 4]), None);
@@ -370,8 +379,8 @@ mod tests {
         let (mut columns, now) = (Columns::default(), Instant::now());
         let due = use_twice(&mut columns, "a=x", None, now).unwrap();
         let index = (&due.column, 100);
-        assert_eq!(columns.largest(std::iter::once(index)), None);
+        assert_eq!(columns.to_drop(std::iter::once(index)), None);
         columns.set(&due.column, ColumnState::Indexed, now);
-        assert_eq!(columns.largest(std::iter::once(index)).as_ref(), Some(&due.column));
+        assert_eq!(columns.to_drop(std::iter::once(index)).as_ref(), Some(&due.column));
     }
 }

@@ -28,8 +28,8 @@ use kubefan_model::{
 const INDEXED_EVENTS_LEAST: usize = 64;
 /// How many labels and fields one gap is indexed by. An index costs some bytes per event.
 const COLUMNS_MAX: usize = 16;
-/// A term with more values is not looked up. For each candidate the next one of all values is
-/// sought, and with thousands of them a test of each event costs much less.
+/// A term with more values is not looked up. To find the next candidate takes a search for each
+/// value, and with thousands of values it is much cheaper to test each event.
 const VALUES_MAX: usize = 16;
 
 /// A span of history between two exact states.
@@ -76,19 +76,19 @@ impl Gap {
         !self.is_lossy && event.version() == self.to
     }
 
-    /// What a selection sees of the events at `start` and after it: their positions, the events,
-    /// and how they change the membership.
+    /// Returns the events at `start` and after it that a selection sees: their positions, the
+    /// events, and how they change the membership.
     pub fn select<'a>(
         &'a self,
         selection: &'a Selection,
         start: usize,
     ) -> impl Iterator<Item = (usize, &'a Arc<WatchEvent>, Transition)> + 'a {
-        self.test(selection, start).filter_map(|(position, event, seen)| Some((position, event, seen?)))
+        self.test_each(selection, start).filter_map(|(position, event, seen)| Some((position, event, seen?)))
     }
 
-    /// As [`Self::select`], with the events that were tested and are not seen: for a caller that
-    /// counts its tests.
-    pub fn test<'a>(
+    /// As [`Self::select`], for a caller that counts the tests: also returns the events that were
+    /// tested and that the selection does not see, with `None`.
+    pub fn test_each<'a>(
         &'a self,
         selection: &'a Selection,
         start: usize,
@@ -105,8 +105,8 @@ impl Gap {
 
     fn candidates<'a>(&self, selection: &'a Selection) -> Candidates<'a> {
         let is_indexed = self.events.len() >= INDEXED_EVENTS_LEAST;
-        let has_few = |term: &Term<'_>| !matches!(term.values, Values::Any(values) if values.len() > VALUES_MAX);
-        let term = Term::all(selection).into_iter().find(has_few).filter(|_| is_indexed);
+        let has_few_values = |term: &Term<'_>| !matches!(term.values, Values::Any(values) if values.len() > VALUES_MAX);
+        let term = Term::all(selection).into_iter().find(has_few_values).filter(|_| is_indexed);
         let Some(Term { column, values }) = term else { return Candidates::All };
         let cell = {
             let mut columns = self.columns.lock().unwrap_or_else(PoisonError::into_inner);

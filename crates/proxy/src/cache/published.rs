@@ -221,7 +221,7 @@ impl PublishedCache {
         self.count_indexes();
         if self.indexes.budget().is_over()
             && let Some(state) = &mut self.state
-            && let Some(column) = self.columns.largest(state.indexes())
+            && let Some(column) = self.columns.to_drop(state.indexes())
         {
             state.unindex(&column);
             self.columns.set(&column, ColumnState::TooLarge, now);
@@ -244,11 +244,13 @@ impl PublishedCache {
     }
 
     /// Counts that a tenant uses a selection to read state or history. Returns the build of an
-    /// index for it if that is due; the builds of equal selections are not.
+    /// index for it if one is to start now: one build serves all selections with its column.
     pub fn used(&mut self, selection: &Selection, tenant: Tenant, now: Instant) -> Option<ColumnBuild> {
-        let DueColumn { column, given_up } = self.columns.used(self.column_for(selection)?, tenant, now)?;
-        if let Some(given_up) = given_up {
-            self.state.iter_mut().for_each(|state| state.unindex(&given_up));
+        let DueColumn { column, replaced } = self.columns.used(self.column_for(selection)?, tenant, now)?;
+        if let Some(replaced) = replaced {
+            if let Some(state) = &mut self.state {
+                state.unindex(&replaced);
+            }
             self.count_indexes();
         }
         let state = self.state.as_mut()?;

@@ -68,7 +68,7 @@ pub struct Coverage {
 }
 
 impl Coverage {
-    /// The same for a log of which less is left: it starts after `log_floor`.
+    /// Limits the coverage to a view's log that starts only after `log_floor`.
     #[must_use]
     pub fn shortened(self, log_floor: ResourceVersion) -> Self {
         let (log_floor, exact_from) = (self.log_floor.max(log_floor), self.exact_from.max(log_floor));

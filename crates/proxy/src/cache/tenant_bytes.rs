@@ -1,8 +1,9 @@
 //! The bytes that each tenant has in a budget, in all caches together.
 //!
-//! The hazard is a tenant that fills the budget, at the cost of all others. So beyond it those with
-//! the most bytes make room, and the others keep what they have. The counts are of the process: a
-//! tenant may have much in one cache and take the room of others in the next.
+//! One tenant could fill a budget, and all others would lose what they have in it. So if a budget
+//! is exceeded, only the tenants with the most bytes must release some. Their bytes are counted in
+//! all caches together: counted for each cache, a tenant with many bytes in one would seem small in
+//! the next.
 
 use std::{
     collections::HashMap,
@@ -13,11 +14,11 @@ use std::{
     },
 };
 
-/// The key of those who share what one may have; `None` if callers are not distinguished, and for
-/// kubefan itself.
+/// The key of a tenant, which is a user or all service accounts of a namespace. `None` if callers
+/// are not distinguished, and for kubefan itself.
 pub type Tenant = Option<NonZeroU64>;
 
-/// With fewer tenants, those that are gone are not looked for.
+/// While fewer tenants are known, those that are gone are not removed.
 const SWEPT_LEAST: usize = 64;
 
 /// The tenants that have bytes.
@@ -39,13 +40,13 @@ pub struct TenantBytes {
 }
 
 impl Tenants {
-    /// The count of a tenant.
+    /// Returns the count of a tenant, of which there is one.
     pub(super) fn of(&self, tenant: Tenant) -> Arc<TenantBytes> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(bytes) = known.tenants.get(&tenant).and_then(Weak::upgrade) {
             return bytes;
         }
-        // Not for each that is added: thousands may come together.
+        // Not for each tenant that is added: thousands may come at once.
         if known.tenants.len() >= known.swept_at.max(SWEPT_LEAST) {
             known.tenants.retain(|_, bytes| bytes.strong_count() > 0);
             known.swept_at = 2 * known.tenants.len();
@@ -55,15 +56,15 @@ impl Tenants {
         added
     }
 
-    /// The most bytes that each tenant may have, so that all together have at most `bytes_max`.
-    /// `None` if callers are not distinguished.
+    /// Returns the most bytes that each tenant may have so that all together have at most
+    /// `bytes_max`. `None` if callers are not distinguished.
     pub(super) fn each_max(&self, bytes_max: usize) -> Option<usize> {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if known.tenants.keys().all(Option::is_none) {
             return None;
         }
         let held = known.tenants.values().filter_map(Weak::upgrade).map(|bytes| bytes.get());
-        Some(equal_part(held.collect(), bytes_max))
+        Some(fair_limit(held.collect(), bytes_max))
     }
 }
 
@@ -87,8 +88,9 @@ impl TenantBytes {
     }
 }
 
-/// An equal part of what is left by those that have less. No limit if all of them have room.
-fn equal_part(mut held: Vec<usize>, bytes_max: usize) -> usize {
+/// Returns the limit for each that leaves all together at most `bytes_max` (max-min fairness): who
+/// holds less keeps it all. `usize::MAX` if there is room for what all of them hold.
+fn fair_limit(mut held: Vec<usize>, bytes_max: usize) -> usize {
     held.sort_unstable();
     let mut left = bytes_max;
     for (before, bytes) in held.iter().enumerate() {
@@ -107,11 +109,11 @@ mod tests {
 
     #[test]
     fn those_with_the_most_make_room_and_the_others_keep_what_they_have() {
-        assert_eq!(equal_part(vec![10, 1000], 500), 490);
-        assert_eq!(equal_part(vec![1000, 300, 10, 300], 500), 163);
-        assert_eq!(equal_part(vec![300, 300], 500), 250);
-        assert_eq!(equal_part(vec![490, 10], 500), usize::MAX);
-        assert_eq!(equal_part(vec![], 0), usize::MAX);
+        assert_eq!(fair_limit(vec![10, 1000], 500), 490);
+        assert_eq!(fair_limit(vec![1000, 300, 10, 300], 500), 163);
+        assert_eq!(fair_limit(vec![300, 300], 500), 250);
+        assert_eq!(fair_limit(vec![490, 10], 500), usize::MAX);
+        assert_eq!(fair_limit(vec![], 0), usize::MAX);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The failures of upstream in the log. A cache that fails tries again every few seconds, so each
-//! kind of failure is logged at once and then once a minute, and a denial that lasts only once. An
-//! error of discovery is that of all configured resources, and is logged for the first.
+//! kind of failure is logged at once and then once a minute, and a denial that lasts only once. All
+//! configured resources often have the same error of discovery, which is logged for the first.
 
 use std::{
     collections::{HashMap, hash_map::Entry},

@@ -82,7 +82,8 @@ impl Caller {
         }
     }
 
-    /// Returns the holder of a request of the caller, as its user.
+    /// Returns the holder of a request as this caller's user; unchanged if callers are not
+    /// distinguished.
     pub fn holder(&self, holder: Holder) -> Holder {
         match self {
             Self::Any => holder,

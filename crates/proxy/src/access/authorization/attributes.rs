@@ -57,7 +57,7 @@ impl Attributes {
         Self { verb: *verb, group, version, resource, ..Self::default() }
     }
 
-    /// Whether nothing narrows them to a part of their namespace or resource.
+    /// Whether they name all objects of their namespace, or of the whole resource.
     pub fn is_of_all_objects(&self) -> bool {
         self.name.is_empty() && self.labels.is_everything() && self.fields.is_everything()
     }

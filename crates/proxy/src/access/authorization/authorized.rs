@@ -31,7 +31,7 @@ impl<T> Authorized<T> {
         &self.caller
     }
 
-    /// The holder of the request, as its user.
+    /// Returns the holder of the request as its caller's user.
     pub fn holder(&self, holder: Holder) -> Holder {
         self.caller.holder(holder)
     }

@@ -269,8 +269,9 @@ impl WebhookAuthorizer {
                 Err(error) => return Err(unknown(error)),
             }
         }
-        match (denied, all.pop()) {
-            // The last answer is the one about exactly this read.
+        // The last answer is the one about exactly this read.
+        let exact = all.pop();
+        match (denied, exact) {
             (Some(reason), Some(attributes)) if !is_outage => {
                 let (user, reason) = (caller.identity.user.clone(), reason.to_string());
                 Err(Denial::Forbidden(Box::new(Forbidden { attributes, user, reason })))

@@ -99,20 +99,20 @@ impl Read {
         self
     }
 
-    /// Returns what is asked about it, one after the other until something is allowed: with
-    /// `broad_first` the rights to the whole resource and to the namespace, which include a list or
-    /// watch, and last exactly this. The last one is made only when it is needed: most reads need a
-    /// broad right alone, and the selectors take long to parse.
+    /// Returns the attributes to ask about, one after the other until some are allowed. With
+    /// `broad_first`, a list or watch starts with the whole resource and the namespace, which
+    /// include it. Last comes exactly this read. Its selectors are parsed only then: that takes
+    /// long, and most reads need a broad right alone.
     pub fn questions(&self, broad_first: bool) -> impl Iterator<Item = Attributes> {
-        let is_broad_first = broad_first && self.verb != ReadVerb::Get;
-        let broad = is_broad_first.then(|| self.in_namespace());
+        let asks_broad = broad_first && self.verb != ReadVerb::Get;
+        let broad = asks_broad.then(|| self.attributes_of_namespace());
         let whole = broad.as_ref().filter(|broad| !broad.namespace.is_empty()).map(Attributes::of_whole_resource);
         let exact = iter::once_with(move || self.attributes());
-        let exact = exact.filter(move |exact| !(is_broad_first && exact.is_of_all_objects()));
+        let exact = exact.filter(move |exact| !(asks_broad && exact.is_of_all_objects()));
         whole.into_iter().chain(broad).chain(exact)
     }
 
-    /// What kube-apiserver's authorizers see of the same request (`RequestInfo` in
+    /// Returns what kube-apiserver's authorizers see of the same request (`RequestInfo` in
     /// `requestinfo.go`, `GetAuthorizerAttributes` in `filters/authorization.go`).
     pub fn attributes(&self) -> Attributes {
         #[cfg(test)]
@@ -124,14 +124,14 @@ impl Read {
             Form::Collection => (labels.unwrap_or_default(), FieldSelector::parse(&fields).unwrap_or_default()),
             Form::Object | Form::WatchPath => Default::default(),
         };
-        Attributes { name, labels, fields, ..self.in_namespace() }
+        Attributes { name, labels, fields, ..self.attributes_of_namespace() }
     }
 
-    /// Returns the same attributes without the selectors, which take long to parse: for a record of
-    /// the read, and not for a verdict about it.
+    /// Returns the same attributes without the selectors, which take long to parse. They are for a
+    /// record of the read, and not for a verdict about it.
     pub fn attributes_for_record(&self) -> Attributes {
         let is_valid = || LabelSelector::parse(&self.target.label_selector).is_ok();
-        Attributes { name: self.name(&self.field_selector(), is_valid), ..self.in_namespace() }
+        Attributes { name: self.name(&self.field_selector(), is_valid), ..self.attributes_of_namespace() }
     }
 
     /// Returns the name of the only object that is read; empty if there may be more. `fields` is
@@ -145,8 +145,8 @@ impl Read {
         named.filter(|_| has_valid_labels()).unwrap_or_default()
     }
 
-    /// Returns the attributes of the same read of everything in its namespace.
-    fn in_namespace(&self) -> Attributes {
+    /// Returns the attributes of the same read of all objects in its namespace.
+    fn attributes_of_namespace(&self) -> Attributes {
         let Self { verb, target, form, .. } = self;
         let Target { group, version, resource, namespace, name, .. } = target;
         // The path of a namespace names it twice.

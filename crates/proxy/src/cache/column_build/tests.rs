@@ -321,7 +321,7 @@ fn an_index_that_is_complete_under_memory_pressure_is_not_installed() {
 }
 
 #[test]
-fn a_column_that_gives_its_place_up_is_no_longer_indexed() {
+fn a_column_that_is_replaced_is_no_longer_indexed() {
     let (mut pods, now) = (Pods::new(), Instant::now());
     let pod = pods.pod(0, (1, 0, 0), 1);
     pods.list(std::iter::once(pod), 10, now);

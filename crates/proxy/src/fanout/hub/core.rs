@@ -232,7 +232,8 @@ impl Hub {
             _ => 0,
         };
         let (mut ended, mut evicted) = (Vec::new(), Vec::new());
-        match published.apply(commit, received, views.log_share(&self.budgets.logs, None, received)) {
+        let log_share = views.shorten_logs(&self.budgets.logs, None, received);
+        match published.apply(commit, received, log_share) {
             Applied::Continued(records) => {
                 views.trim(&records);
                 evicted = records;
@@ -309,7 +310,7 @@ impl Hub {
         let mut state = self.lock();
         let HubState { published, views, .. } = &mut *state;
         let now = Instant::now();
-        let log_share = views.log_share(&self.budgets.logs, None, now);
+        let log_share = views.shorten_logs(&self.budgets.logs, None, now);
         let evicted = published.shrink(history_share, now, log_share);
         views.trim(&evicted);
         self.budgets.open(keep_derived);

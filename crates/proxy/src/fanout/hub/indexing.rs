@@ -33,8 +33,8 @@ const INDEX_WAIT_MAX: Duration = Duration::from_secs(2);
 const PART: usize = if cfg!(test) { 8 } else { 4096 };
 
 impl Hub {
-    /// Counts that a holder uses a selection, to read state or history. Starts to build an index
-    /// for it if that is due, and waits for one that is being built.
+    /// Counts that a holder uses a selection to read state or history. Starts to build an index for
+    /// it if that is due, and waits for one that is being built.
     pub async fn index_for(self: &Arc<Self>, selection: &Selection, holder: Option<Holder>) {
         if let Some(mut built) = self.start_index(selection, holder) {
             // Without the index everything is found by a scan.

@@ -43,8 +43,9 @@ pub(in crate::fanout) struct Replay<'a> {
 }
 
 impl Hub {
-    /// What a view of this selection and format will need of the history after `version`; `None` if
-    /// that is little, or is not in the ring. Other tasks run between its slices.
+    /// Replays the history after `version` for a view of this selection and format. Other tasks run
+    /// between its slices. `None` if there is little to replay, if the ring does not have it, if a
+    /// log has it already, or if no view could use it.
     ///
     /// # Errors
     /// Those of the gate, if too many want history.
@@ -97,24 +98,22 @@ impl Hub {
         let key = ViewKey { selection: selection.clone(), format: format.clone() };
         let state = self.lock();
         let cached = state.published.state()?;
-        // A log that was shortened does not grow at its old end: another view is made, if there may
-        // be one.
-        if state.views.only(&key).is_some_and(|view| !view.covers(version)) {
+        // The newest log was shortened and cannot grow at its old end, and no view may be added.
+        if state.views.newest_at_limit(&key).is_some_and(|view| !view.can_start_after(version)) {
             return None;
         }
-        let known = state.views.get(&key).filter(|view| view.covers(version));
+        let known = state.views.get(&key).filter(|view| view.can_start_after(version));
         let up_to = known.map_or(cached.version, |view| view.floor());
         if up_to <= version {
             return None;
         }
         let history = &cached.history;
-        let is_short = |records: usize| is_short(records, selection);
-        if is_short(history.ring().count_after(version)) {
+        if is_short(history.ring().count_after(version), selection) {
             return None;
         }
         // The records of a term are few, unless nearly all objects have its value.
         let indexed = history.indexed_after(version, selection);
-        if indexed.as_ref().is_some_and(|versions| is_short(versions.len())) {
+        if indexed.as_ref().is_some_and(|versions| is_short(versions.len(), selection)) {
             return None;
         }
         let replayed = Replayed { epoch: cached.epoch, after: version, up_to, items: Vec::new() };
@@ -127,15 +126,16 @@ fn is_short(records: usize, selection: &Selection) -> bool {
     records * selection.tests() <= TESTED_INSIDE_MAX
 }
 
-/// Whether the history after a version must be tested outside of the critical section.
+/// Whether the history after a version is too long to be tested inside the critical section.
 pub(in crate::fanout) fn must_be_replayed(history: &History, version: ResourceVersion, selection: &Selection) -> bool {
     !is_short(history.ring().count_after(version), selection)
         && history.indexed_after(version, selection).is_none_or(|versions| !is_short(versions.len(), selection))
 }
 
 impl Replay<'_> {
-    /// Replays a slice. Returns whether there is more; `None` if that is no longer in the ring, or
-    /// if another subscription has made a view that has it, or the last one that there may be.
+    /// Replays a slice. Returns whether there is more. `None` if the replay is of no use any more:
+    /// the ring no longer has the rest, another subscription has made a view that has it, or no
+    /// view may be added for it.
     fn step(&mut self) -> Option<bool> {
         let selection = &self.key.selection;
         // An event is two objects.
@@ -144,7 +144,7 @@ impl Replay<'_> {
             let state = self.hub.lock();
             let (views, after) = (&state.views, self.replayed.after);
             if views.get(&self.key).is_some_and(|view| view.floor() <= after)
-                || views.only(&self.key).is_some_and(|view| !view.covers(after))
+                || views.newest_at_limit(&self.key).is_some_and(|view| !view.can_start_after(after))
             {
                 return None;
             }

@@ -4,9 +4,9 @@
 //! members at the old version, which history gives. The hazard is an object that has left the
 //! selection without an event that says so: it would stay with the subscriber for ever. So
 //! membership is compared at both ends, and never derived from the changes in between. History is
-//! read in parts, newest first, so that the lock is not held for long. What was read is compared in
-//! slices, because one step may be a gap with every object. Events that are committed meanwhile
-//! follow the catch-up, from the log.
+//! read in parts, newest first, so that the lock is not held for long. Each part is compared in
+//! slices, because it may have a gap with every object. Events that are committed meanwhile follow
+//! the catch-up, from the log.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -43,11 +43,11 @@ pub(super) struct CatchUp {
     before: HashMap<ObjectKey, Option<Arc<Object>>>,
     /// The end of the history that is still to be read; `None` if all was read.
     unread: Option<Bound<ResourceVersion>>,
-    /// What was read and not compared yet, newest first.
+    /// The steps that were read and not compared yet, newest first.
     steps: VecDeque<PriorStep>,
-    /// A gap that comes before them.
-    gap: Option<GapSteps>,
-    /// All of history was compared.
+    /// A gap that is being compared. It is newer than `steps`.
+    gap: Option<ComparedGap>,
+    /// Whether all of history was compared.
     is_compared: bool,
     /// Objects that were selected and may be no longer, in the order of their last versions.
     gone: VecDeque<Arc<Object>>,
@@ -55,24 +55,24 @@ pub(super) struct CatchUp {
     last: Option<ObjectKey>,
 }
 
-/// A gap in history. What the selection sees of it is found from the oldest event on, and compared
-/// from the newest on.
-struct GapSteps {
+/// A gap that is being compared. First all of its events are tested, the oldest first; then those
+/// that the selection sees are compared, the newest first.
+struct ComparedGap {
     gap: Arc<Gap>,
     /// The events before this position were tested.
     tested: usize,
-    /// The positions of those that the selection sees.
+    /// The positions of the events that the selection sees and that were not compared yet.
     seen: Vec<usize>,
 }
 
-impl GapSteps {
+impl ComparedGap {
     fn is_tested(&self) -> bool {
         self.tested >= self.gap.events.len()
     }
 
-    /// Tests events until all or no tests are left.
+    /// Tests events until all were tested, or no tests are left.
     fn test(&mut self, selection: &Selection, tests_left: &mut usize) {
-        let mut tested = self.gap.test(selection, self.tested);
+        let mut tested = self.gap.test_each(selection, self.tested);
         while *tests_left > 0 {
             let Some((at, _, seen)) = tested.next() else {
                 self.tested = self.gap.events.len();
@@ -86,7 +86,8 @@ impl GapSteps {
         }
     }
 
-    /// The object of the newest event that was not taken yet, and what was there before it.
+    /// Takes the newest event that was not compared yet: the key of its object, and the object
+    /// before it.
     fn pop(&mut self) -> Option<(ObjectKey, Option<Arc<Object>>)> {
         let event = self.gap.events.get(self.seen.pop()?)?;
         Some((event.object().key().clone(), event.previous()))
@@ -114,7 +115,10 @@ impl CatchUp {
 
     /// Compares a slice of what was read. Returns whether all of history was compared.
     pub(super) fn compare(&mut self, selection: &Selection) -> bool {
-        let mut tests_left = if self.is_compared { 0 } else { SLICE_TESTS };
+        if self.is_compared {
+            return true;
+        }
+        let mut tests_left = SLICE_TESTS;
         while tests_left > 0 {
             let change = match &mut self.gap {
                 Some(gap) if !gap.is_tested() => {
@@ -125,7 +129,7 @@ impl CatchUp {
                 None => match self.steps.pop_front() {
                     Some(PriorStep::Object(PriorState { key, before, .. })) => Some((key, before)),
                     Some(PriorStep::Gap(gap)) => {
-                        self.gap = Some(GapSteps { gap, tested: 0, seen: Vec::new() });
+                        self.gap = Some(ComparedGap { gap, tested: 0, seen: Vec::new() });
                         continue;
                     }
                     None => break,
@@ -133,17 +137,18 @@ impl CatchUp {
             };
             match change {
                 Some((key, before)) => self.read_change(key, before, selection),
+                // All events of the gap were compared.
                 None => self.gap = None,
             }
             tests_left = tests_left.saturating_sub(selection.tests());
         }
-        let is_last = self.unread.is_none() && self.steps.is_empty() && self.gap.is_none();
-        if is_last && !std::mem::replace(&mut self.is_compared, true) {
+        self.is_compared = self.unread.is_none() && self.steps.is_empty() && self.gap.is_none();
+        if self.is_compared {
             let mut gone: Vec<_> = self.before.values().flatten().cloned().collect();
             gone.sort_by(|a, b| (a.version(), a.key()).cmp(&(b.version(), b.key())));
             self.gone = gone.into();
         }
-        is_last
+        self.is_compared
     }
 
     fn read_change(&mut self, key: ObjectKey, before: Option<Arc<Object>>, selection: &Selection) {

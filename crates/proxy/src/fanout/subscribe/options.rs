@@ -1,4 +1,4 @@
-//! What a subscriber asks for: where it starts, and how it continues if events are no longer
+//! The options of a subscriber: where it starts, and how it continues if events are no longer
 //! retained.
 
 use std::sync::Arc;
@@ -30,9 +30,9 @@ pub enum Start {
 pub struct SubscribeOptions {
     /// Where it starts.
     pub start: Start,
-    /// What happens if it falls behind.
+    /// How it continues if it falls behind.
     pub on_lag: OnLag,
-    /// What happens if history cannot resume from its version.
+    /// How it continues if history cannot resume from its version.
     pub on_expired: OnExpired,
     /// The cluster that its version is of; empty if that is not known.
     pub cluster: String,
@@ -41,9 +41,10 @@ pub struct SubscribeOptions {
     pub may_be_complete: bool,
     /// Whether a watch over HTTP asks for a bookmark where its initial state ends.
     pub marks_end: bool,
-    /// What a snapshot is taken from, for a format without deltas.
+    /// The state that a snapshot is taken from, for a format without deltas.
     pub fresh: Fresh,
-    /// The holder that its permits and its log count to; `None` for kubefan itself.
+    /// The holder that takes its permits, and whose tenant its log may be charged to; `None` for
+    /// kubefan itself.
     pub holder: Option<Holder>,
 }
 
@@ -65,7 +66,8 @@ impl From<Start> for SubscribeOptions {
     }
 }
 
-/// What was fetched for a subscriber before it could subscribe, outside of the hub's lock.
+/// The things that were fetched for a subscriber before it could subscribe, outside of the hub's
+/// lock.
 #[derive(Debug, Default)]
 pub struct Provided {
     /// Why its version is of another history than this cache's, if it is.
@@ -76,8 +78,8 @@ pub struct Provided {
     pub permit: Option<Arc<GatePermit>>,
     /// The history after its version ([`Hub::replay`](crate::fanout::Hub::replay)).
     pub replayed: Option<Replayed>,
-    /// The number of times that the hub has asked for that.
-    pub replays: usize,
+    /// How often [`Hub::try_subscribe`](crate::fanout::Hub::try_subscribe) has asked for a replay.
+    pub replays_asked: usize,
 }
 
 /// The events up to a version that history resumes from, read again from upstream.

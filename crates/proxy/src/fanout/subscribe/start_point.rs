@@ -39,13 +39,13 @@ use kubefan_model::ResourceVersion;
 pub(super) struct StartPoint {
     /// The place in the view's log.
     pub(super) cursor: Cursor,
-    /// What is sent before the log is read.
+    /// Sent before the log is read.
     pub(super) backlog: Option<Backlog>,
     /// Everything at or below this version was sent.
     pub(super) resume: Option<ResourceVersion>,
 }
 
-/// What a subscription is to be sent first.
+/// The part of a subscription that is sent first.
 pub(super) enum First {
     /// Nothing: it waits until the cache has passed this version.
     Nothing(ResourceVersion),
@@ -54,7 +54,7 @@ pub(super) enum First {
     Proved { proved: ProvedState, marks_end: bool },
     /// A snapshot; if it starts again, in place of what came after this version.
     Snapshot { restarted_from: Option<ResourceVersion>, marks_end: bool },
-    /// What this part of history has after a version.
+    /// The changes that this part of history has after a version.
     History(HistorySource, ResourceVersion),
     /// The events of a backfill after a version, then what this part of history has after the
     /// backfill.
@@ -109,7 +109,7 @@ impl Hub {
         }
     }
 
-    /// What the start of a snapshot names.
+    /// The resource and the cluster that the start of a snapshot names.
     fn begin(&self) -> Option<(ResolvedResource, Option<String>)> {
         Some((self.resource.clone(), self.cluster()))
     }
@@ -149,7 +149,7 @@ impl Hub {
         let cached = state.state_of(view)?;
         let sent = if planted::is(Bug::LaggingFromFloor) { sent.map(|_| expired.oldest) } else { sent };
         let gap_markers = view.encoder().format().has_markers();
-        let coverage = sent.map(|sent| view.left_of(cached.history.coverage(sent, cached.version, gap_markers)));
+        let coverage = sent.map(|sent| view.limit_coverage(cached.history.coverage(sent, cached.version, gap_markers)));
         let position = coverage.ok_or(StreamEnd::Expired(expired));
         let (first, lag) =
             match (plan(ResumeRequest { position, situation: Situation::Lags(on_lag), on_expired }), sent) {

@@ -56,7 +56,7 @@ pub struct Subscription {
     bases: DeltaBases,
     /// Boxed, because a subscription has none for most of its life.
     backlog: Option<Box<Backlog>>,
-    /// The holder that its permits and its log count to.
+    /// The holder that takes its permits, and whose tenant its log may be charged to.
     holder: Option<Holder>,
     /// The permit to send the backlog.
     permit: Option<Arc<GatePermit>>,
@@ -330,9 +330,9 @@ impl Subscription {
                 }
                 Ok(LogRun::Unshared(entries, end)) => {
                     let mut writer = view.encoder().writer(0);
-                    entries.iter().for_each(|entry| {
+                    for entry in &entries {
                         view.encoder().entry(entry, self.bases, &mut writer);
-                    });
+                    }
                     let written = writer.finish();
                     tests_left = tests_left.saturating_sub(comparison_cost(entries.len(), written.messages()));
                     frames.append(written);

@@ -34,7 +34,7 @@ use kubefan_common::{
 };
 use kubefan_model::{ResourceVersion, format::Format, selection::Selection};
 
-/// What must be fetched before a subscription can be registered.
+/// Something that must be fetched before a subscription can be registered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
     /// A gate permit: what is sent first pins state.
@@ -42,9 +42,9 @@ pub enum Need {
     /// The events after this version, or the answer that upstream does not have them either. A
     /// backfill that was provided before is of no use any more.
     Backfill(ResourceVersion),
-    /// The history after this version, which takes long to test: the view that had it was shortened
-    /// or has gone since it was asked for.
-    History(ResourceVersion),
+    /// A [replay](Hub::replay) of the history after this version, which takes long to test. It was
+    /// not needed before: a view had this history, and was shortened or dropped since.
+    Replay(ResourceVersion),
 }
 
 /// Why there is no subscription.
@@ -56,9 +56,9 @@ pub enum NotSubscribed {
     Needs(Need),
 }
 
-/// The most replays that are asked for one subscription. After them the rest is tested inside the
-/// critical section.
-const REPLAYS_MAX: usize = 2;
+/// How often a replay is asked for, for one subscription. After that its history is tested inside
+/// the critical section.
+const REPLAYS_ASKED_MAX: usize = 2;
 
 impl From<Refusal> for NotSubscribed {
     fn from(refusal: Refusal) -> Self {
@@ -86,11 +86,12 @@ impl Hub {
         let key = ViewKey { selection: selection.clone(), format: format.clone() };
         let mut state = self.lock();
         let mut evicted = Vec::new();
-        // The logs of the views before may have got much older history.
+        // Subscriptions before this one may have added much older history to the logs.
         if self.budgets.logs.is_over() {
             let HubState { published, views, .. } = &mut *state;
             let now = Instant::now();
-            evicted = published.evict(now, views.log_share(&self.budgets.logs, Some(&key), now));
+            let log_share = views.shorten_logs(&self.budgets.logs, Some(&key), now);
+            evicted = published.evict(now, log_share);
             views.trim(&evicted);
         }
         let (first, resume) = self.first(&state, &key, options, provided)?;
@@ -101,18 +102,18 @@ impl Hub {
         };
         let HubState { published, views, .. } = &mut *state;
         let cached = published.serving(Instant::now())?;
-        // A log that was shortened does not grow at its old end: another view is made. If there may
-        // be no other, `first` was planned for this one.
-        let starts_in = |view: &&Arc<View>| first.log_from(cached).is_none_or(|from| view.covers(from));
-        let known = views.get(&key).filter(starts_in).cloned();
+        // A log that was shortened does not grow at its old end: another view is made. If none may
+        // be added, `first` was planned so that it can start in this one.
+        let can_start_in = |view: &&Arc<View>| first.log_from(cached).is_none_or(|from| view.can_start_after(from));
+        let known = views.get(&key).filter(can_start_in).cloned();
         if known.is_none()
             && let First::History(HistorySource::Log, from) = first
-            && provided.replays < REPLAYS_MAX
-            && !provided.replayed.as_ref().is_some_and(|replayed| replayed.starts_at(cached.epoch, from))
+            && provided.replays_asked < REPLAYS_ASKED_MAX
+            && !provided.replayed.as_ref().is_some_and(|replayed| replayed.starts_after(cached.epoch, from))
             && must_be_replayed(&cached.history, from, selection)
         {
-            provided.replays += 1;
-            return Err(NotSubscribed::Needs(Need::History(from)));
+            provided.replays_asked += 1;
+            return Err(NotSubscribed::Needs(Need::Replay(from)));
         }
         let view = match known {
             Some(view) => view,
@@ -132,8 +133,8 @@ impl Hub {
             self.resumed(version, how);
         }
         when_planted!(SubscribedInTwoSections => state = { drop(state); self.lock() });
-        let tenant = self.budgets.logs.tenant(options.holder.as_ref().and_then(Holder::tenant));
-        let place = view.join(waker.clone(), &tenant);
+        let tenant = options.holder.as_ref().and_then(Holder::tenant);
+        let place = view.join(waker.clone(), &self.budgets.logs.bytes_of(tenant));
         if !state.views.get(&key).is_some_and(|known| Arc::ptr_eq(known, &view)) {
             state.views.insert(view.clone());
         }
@@ -172,15 +173,16 @@ impl Hub {
                         Some(Arc::new(self.gate().acquire_now(options.holder).map_err(Refusal::Exhausted)?));
                 }
                 Err(NotSubscribed::Needs(Need::Backfill(_))) => provided.backfill = ProvidedBackfill::Unavailable,
-                Err(NotSubscribed::Needs(Need::History(version))) => {
+                Err(NotSubscribed::Needs(Need::Replay(version))) => {
                     provided.replayed = self.replay_now(&selection, &format, version);
                 }
             }
         }
     }
 
-    /// What a subscription is sent first, and how it resumes, if it does. If there may be no other
-    /// view with its key, it resumes in the newest, whatever the ring has.
+    /// Decides what a subscription is sent first, and how it resumes, if it does. If no other view
+    /// with its key may be added, it must continue in the newest, also if the ring has more history
+    /// than the log of that.
     fn first(
         &self,
         HubState { published, views, .. }: &HubState,
@@ -215,17 +217,18 @@ impl Hub {
             Some(refusal) => (Err(refusal.clone()), BackfillState::Unavailable),
             None => {
                 let cached = published.serving(Instant::now())?;
-                let (history, only) = (&cached.history, views.only(key));
+                let (history, newest) = (&cached.history, views.newest_at_limit(key));
                 let gap_markers = key.format.has_markers() || planted::is(Bug::UnmarkedCatchUp);
                 let coverage = |version| {
                     let covered = history.coverage(version, cached.version, gap_markers);
-                    only.map_or(covered, |view| view.left_of(covered))
+                    newest.map_or(covered, |view| view.limit_coverage(covered))
                 };
-                // A backfill ends where history can resume, which may be before the log.
-                let is_in_history =
-                    only.is_some_and(|view| !view.covers(version)) && history.can_resume_from(version, cached.version);
+                // If only the log lacks the version, a backfill is of no use: it ends where history
+                // can resume, which may be before the log, too.
+                let only_log_lacks_it = newest.is_some_and(|view| !view.can_start_after(version))
+                    && history.can_resume_from(version, cached.version);
                 let backfill = match &provided.backfill {
-                    _ if is_in_history => BackfillState::Unavailable,
+                    _ if only_log_lacks_it => BackfillState::Unavailable,
                     ProvidedBackfill::Read(backfill) if backfill.epoch == cached.epoch => {
                         BackfillState::EndsAt(coverage(backfill_end(backfill, cached)))
                     }

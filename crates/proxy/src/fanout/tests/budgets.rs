@@ -75,15 +75,15 @@ fn logs_of(views: usize) -> (ProcessBudgets, usize) {
     (ProcessBudgets::new(RetainedLimits { logs_bytes_max, ..RetainedLimits::default() }), logs_bytes_max)
 }
 
-/// A user that resumes from the start.
-fn of(user: &str) -> SubscribeOptions {
+/// Options of a user that resumes from before all events of a test.
+fn as_user(user: &str) -> SubscribeOptions {
     let holder = Some(Holder::new(1, None).identified(user, None));
     SubscribeOptions { holder, ..Start::Resume(version(10)).into() }
 }
 
 /// Views of one user that see all events, and that are of no other.
 fn many_views(cache: &Cache, user: &str) -> Vec<Subscription> {
-    (1..VIEWS).map(|view| cache.subscribe(&format!("app!=x{view}"), of(user)).unwrap()).collect()
+    (1..VIEWS).map(|view| cache.subscribe(&format!("app!=x{view}"), as_user(user)).unwrap()).collect()
 }
 
 /// All views have one ring, and each has an item of each event.
@@ -91,10 +91,10 @@ fn many_views(cache: &Cache, user: &str) -> Vec<Subscription> {
 async fn a_tenant_with_many_views_loses_its_own_history_and_not_that_of_others() {
     let (budgets, logs_bytes_max) = logs_of(5);
     let mut cache = with_long_ring(&budgets);
-    let mut honest = cache.subscribe("app", of("honest")).unwrap();
-    let mut both = ["honest", "greedy"].map(|user| cache.subscribe("app!=x0", of(user)).unwrap());
+    let mut honest = cache.subscribe("app", as_user("honest")).unwrap();
+    let mut both = ["honest", "greedy"].map(|user| cache.subscribe("app!=x0", as_user(user)).unwrap());
     let mut greedy = many_views(&cache, "greedy");
-    let conflating = SubscribeOptions { on_lag: OnLag::Conflate, ..of("greedy") };
+    let conflating = SubscribeOptions { on_lag: OnLag::Conflate, ..as_user("greedy") };
     let mut conflating = cache.subscribe("app!=y", conflating).unwrap();
     let logs = cache.hub.budgets().logs.clone();
     for at in 11..11 + EVENTS {
@@ -116,22 +116,22 @@ async fn a_resume_from_before_a_shortened_log_misses_and_repeats_nothing() {
     let (budgets, _) = logs_of(4);
     let mut cache = with_long_ring(&budgets);
     let mut greedy = many_views(&cache, "greedy");
-    let (mut unbroken, mut sent) = (cache.subscribe("app!=x1", of("greedy")).unwrap(), Vec::new());
+    let (mut unbroken, mut sent) = (cache.subscribe("app!=x1", as_user("greedy")).unwrap(), Vec::new());
     for at in 11..11 + EVENTS {
         cache.event(Modified, "a", "web", at);
         sent.extend(ready(&mut unbroken).await);
     }
     assert_eq!(sent.len(), EVENTS as usize, "who keeps up does not notice");
     let views = cache.hub.views();
-    let mut resumed = cache.subscribe("app!=x1", of("honest")).unwrap();
+    let mut resumed = cache.subscribe("app!=x1", as_user("honest")).unwrap();
     assert_eq!((resumed.way(), cache.hub.views()), ("ring", views + 1), "the log does not grow again");
-    let mut late = cache.subscribe("app!=x1", of("honest")).unwrap();
+    let mut late = cache.subscribe("app!=x1", as_user("honest")).unwrap();
     assert_eq!(cache.hub.views(), views + 1, "the next one shares the new view");
     cache.event(Modified, "a", "web", 11 + EVENTS);
     sent.extend(ready(&mut unbroken).await);
     assert_eq!(sent.len(), EVENTS as usize + 1);
     assert_eq!((ready(&mut resumed).await, ready(&mut late).await), (sent.clone(), sent));
-    // It was in front of what was trimmed, and must not take other events for that.
+    // It waited for what was trimmed, and must not take other events for that.
     assert!(matches!(greedy[0].next().await, Err(StreamEnd::Expired(_))));
     drop((unbroken, greedy));
     assert_eq!(cache.hub.views(), 1);
@@ -147,9 +147,11 @@ async fn a_tenant_with_many_views_in_one_cache_does_not_shorten_the_history_of_a
     let [mut one, mut other] = [(); 2].map(|()| with_long_ring(&budgets));
     let _greedy = many_views(&one, "greedy");
     // More than the part of their cache.
-    let mut honest = ["app", "app!=y"].map(|labels| other.subscribe(labels, of("honest")).unwrap());
+    let mut honest = ["app", "app!=y"].map(|labels| other.subscribe(labels, as_user("honest")).unwrap());
     for at in 11..11 + EVENTS {
-        [&mut one, &mut other].into_iter().for_each(|cache| cache.event(Modified, "a", "web", at));
+        for cache in [&mut one, &mut other] {
+            cache.event(Modified, "a", "web", at);
+        }
     }
     let used: usize = [&one, &other].map(|cache| cache.hub.budgets().logs.used()).iter().sum();
     assert!(used <= logs_bytes_max, "{used} of {logs_bytes_max}");
@@ -172,7 +174,7 @@ async fn a_log_that_a_subscription_is_about_to_start_in_is_not_shortened_before(
     let _greedy = many_views(&cache, "greedy");
     let views = cache.hub.views();
     assert!(cache.hub.budgets().logs.is_over());
-    let mut second = cache.subscribe(&format!("app!=x{}", VIEWS - 1), of("greedy")).unwrap();
+    let mut second = cache.subscribe(&format!("app!=x{}", VIEWS - 1), as_user("greedy")).unwrap();
     assert_eq!((cache.hub.views(), ready(&mut second).await.len()), (views, EVENTS as usize));
 }
 
@@ -185,10 +187,10 @@ async fn history_that_a_shortened_log_no_longer_has_is_not_tested_inside_the_cri
     for at in 11..11 + EVENTS {
         cache.event(Modified, "a", "web", at);
     }
-    let (selection, format, options) = (cache.select("app!=x1"), Format::default(), of("greedy"));
+    let (selection, format, options) = (cache.select("app!=x1"), Format::default(), as_user("greedy"));
     let (waker, mut provided) = (Arc::new(StreamWaker::new(&ConnectionWaker::new(), 0)), Provided::default());
     let subscribe = |provided: &mut Provided| cache.hub.try_subscribe(&selection, &format, &options, provided, &waker);
-    let Err(NotSubscribed::Needs(Need::History(from))) = subscribe(&mut provided) else { panic!("it was tested") };
+    let Err(NotSubscribed::Needs(Need::Replay(from))) = subscribe(&mut provided) else { panic!("it was tested") };
     provided.replayed = cache.hub.replay(&selection, &format, from, None).await.unwrap();
     let mut resumed = subscribe(&mut provided).unwrap();
     assert_eq!((resumed.way(), ready(&mut resumed).await.len()), ("ring", EVENTS as usize));
@@ -227,13 +229,13 @@ fn with_shortened_logs() -> (Cache, Vec<Subscription>) {
 
 /// The same user resumes with a selection that those views do not have.
 fn resume(cache: &Cache, format: &Format, at: u64) -> Result<Subscription, Refusal> {
-    let options = SubscribeOptions { start: Start::Resume(version(at)), ..of("greedy") };
+    let options = SubscribeOptions { start: Start::Resume(version(at)), ..as_user("greedy") };
     let waker = StreamWaker::new(&ConnectionWaker::new(), 0);
     cache.hub.subscribe(cache.select("app!=x0"), format.clone(), options, waker)
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_many_resumes_from_before_a_shortened_log_a_few_have_a_view_and_none_misses_or_repeats_anything() {
+async fn a_few_of_many_resumes_from_before_a_shortened_log_get_a_view_and_none_misses_or_repeats_anything() {
     for format in [Format::default(), Format::http(Media::Json, Projection::default())] {
         let (mut cache, _greedy) = with_shortened_logs();
         let (others, mut resumed) = (cache.hub.views(), Vec::<Resumed>::new());
@@ -279,7 +281,9 @@ fn with_own_view(cache: &mut Cache, format: &Format) -> Subscription {
     let resumed = resume(cache, format, 10).unwrap();
     assert_eq!(resumed.way(), "ring");
     let head = cache.hub.head().unwrap().get();
-    (head + 1..=head + 5).for_each(|at| cache.event(Modified, "b", "web", at));
+    for at in head + 1..=head + 5 {
+        cache.event(Modified, "b", "web", at);
+    }
     resumed
 }
 

@@ -138,7 +138,9 @@ async fn a_gap_lets_others_run_and_is_tested_once_for_all_subscribers_of_a_view(
         let mut cache = listed(OBJECTS);
         let selector = format!("{},app!=web", many_terms());
         let mut both = [(); 2].map(|()| cache.subscribe(&selector, Start::Snapshot).unwrap());
-        both.iter_mut().for_each(|subscription| drop(rounds(subscription)));
+        for subscription in &mut both {
+            rounds(subscription);
+        }
         relisted(&mut cache, OBJECTS, app);
         let [(yields, sent), (again, same)] = both.each_mut().map(|subscription| {
             let (mut yields, mut sent) = (0, Vec::new());

@@ -12,10 +12,10 @@
 //! sequence numbers start in the middle of their range.
 //!
 //! If the logs of a tenant are too large, their oldest items are trimmed although the ring has
-//! them. A log of which items were trimmed never grows at the old end again: another item would get
-//! the number of a trimmed one, and a subscriber that is behind would take it for the one that it
-//! missed. A subscriber that resumes from before such a log gets another view, or continues as one
-//! that is behind if there are several views for its selection and format.
+//! them. A log never grows at the old end after items were trimmed: an older item would get the
+//! sequence number of a trimmed one, and a subscriber that is behind would read it in place of the
+//! one that it missed. A resume from before such a log gets another view. If its selection and
+//! format have as many views as they may, it continues as a subscriber that is behind.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -85,7 +85,7 @@ pub struct Replayed {
 
 impl Replayed {
     /// Whether it is of this history, and starts after this version.
-    pub fn starts_at(&self, epoch: u64, version: ResourceVersion) -> bool {
+    pub fn starts_after(&self, epoch: u64, version: ResourceVersion) -> bool {
         (self.epoch, self.after) == (epoch, version)
     }
 
@@ -142,9 +142,10 @@ impl Cursor {
 
     /// How many of the entries that were read here lie before `cursor`.
     pub fn skipped(self, entries: &[LogEntry], cursor: Self) -> usize {
-        match cursor.place > self.place {
-            true => entries.partition_point(|entry| self.past(std::slice::from_ref(entry)) <= cursor),
-            false => usize::try_from(cursor.item - self.item).unwrap_or(usize::MAX).min(entries.len()),
+        if cursor.place > self.place {
+            entries.partition_point(|entry| self.past(std::slice::from_ref(entry)) <= cursor)
+        } else {
+            usize::try_from(cursor.item - self.item).unwrap_or(usize::MAX).min(entries.len())
         }
     }
 
@@ -182,7 +183,7 @@ pub struct ViewLog {
     /// An untested item was trimmed since the last test: a subscriber that waited in front of it
     /// has missed it.
     has_trimmed_untested: bool,
-    /// Items were trimmed.
+    /// Whether items were ever trimmed. The log then no longer grows at the old end.
     has_trimmed: bool,
     bytes: LogBytes,
 }
@@ -206,18 +207,19 @@ impl ViewLog {
         }
     }
 
-    /// Its bytes, and which tenant they count to.
-    pub fn bytes(&mut self) -> &mut LogBytes {
+    /// Its bytes, and the tenant that they are charged to.
+    pub fn bytes_mut(&mut self) -> &mut LogBytes {
         &mut self.bytes
     }
 
-    /// Whether it has what comes after `version`, or can be extended by it.
-    pub fn covers(&self, version: ResourceVersion) -> bool {
+    /// Whether a subscription can start after `version`: the log has all that follows, or can still
+    /// grow at the old end.
+    pub fn can_start_after(&self, version: ResourceVersion) -> bool {
         version >= self.floor || !self.has_trimmed
     }
 
-    /// The floor with which a share of the items is left, from 0 to 1, and at least the newest.
-    pub fn floor_for(&self, share: f64) -> ResourceVersion {
+    /// Returns the floor that leaves a `share` of the items, from 0 to 1, and at least the newest.
+    pub fn floor_leaving(&self, share: f64) -> ResourceVersion {
         let left = ((self.items.len() as f64 * share) as usize).max(1);
         let newest_trimmed = self.items.len().checked_sub(left + 1).and_then(|at| self.items.get(at));
         newest_trimmed.map_or(self.floor, LogItem::version)
@@ -240,13 +242,15 @@ impl ViewLog {
         self.items.push_back(item);
     }
 
-    /// Prepends older history, oldest first. The log then covers history after `floor`. It must
-    /// [cover](Self::covers) that already.
+    /// Prepends older history, oldest first, so that the log is complete after `floor`. Nothing may
+    /// have been trimmed: see [`Self::can_start_after`].
     pub fn extend_back(&mut self, floor: ResourceVersion, older: Vec<LogItem>) {
         debug_assert!(!self.has_trimmed);
         self.first -= older.len() as u64;
         self.bytes.add(older.len() * size_of::<LogItem>());
-        older.into_iter().rev().for_each(|item| self.items.push_front(item));
+        for item in older.into_iter().rev() {
+            self.items.push_front(item);
+        }
         self.floor = floor;
     }
 
@@ -430,24 +434,24 @@ mod tests {
         for (share, left) in [(1.0, 10), (0.75, 7), (0.1, 1), (0.0, 1)] {
             let mut log = ViewLog::new(version(10), Budget::alone(0).share());
             (11..=20).for_each(|number| log.push(item(number)));
-            log.trim(log.floor_for(share));
+            log.trim(log.floor_leaving(share));
             assert_eq!(from(&log, log.first()), Some((21 - left..=20).collect::<Vec<u64>>()), "{share}");
         }
         let empty = ViewLog::new(version(10), Budget::alone(0).share());
-        assert_eq!(empty.floor_for(0.5), version(10));
+        assert_eq!(empty.floor_leaving(0.5), version(10));
     }
 
-    /// Otherwise older history would get the numbers of what was trimmed.
+    /// Otherwise older history would get the sequence numbers of what was trimmed.
     #[test]
-    fn a_log_covers_what_it_has_and_older_history_only_if_nothing_was_trimmed() {
+    fn a_subscription_can_start_before_a_log_only_if_nothing_was_trimmed() {
         let mut log = ViewLog::new(version(10), Budget::alone(0).share());
         log.trim(version(11));
-        assert!(log.covers(version(5)), "no number was given");
+        assert!(log.can_start_after(version(5)), "there was no item to trim");
         (12..=14).for_each(|number| log.push(item(number)));
         log.extend_back(version(5), vec![item(7)]);
         log.trim(version(12));
-        let covered = [5, 11, 12, 14].map(|number| log.covers(version(number)));
-        assert_eq!(covered, [false, false, true, true]);
+        let can_start = [5, 11, 12, 14].map(|number| log.can_start_after(version(number)));
+        assert_eq!(can_start, [false, false, true, true]);
     }
 
     #[test]

@@ -1,9 +1,10 @@
-//! The bytes of a view's log, and the tenant that they count to.
+//! The bytes of a view's log, and the tenant that they are charged to.
 //!
-//! A log counts to the tenant with the fewest bytes of those that read it. If it counted to the one
-//! that came first, that one could fill the budget with other logs, and all readers of this log
-//! would lose history with it. Thousands of tenants may read one log, and they come and go inside
-//! the hub's critical section. So only a log that is to be shortened is compared with all of them.
+//! A log is charged to the tenant with the fewest bytes of those that read it. If it were charged
+//! to its first reader, that tenant could fill the budget with other logs, and all readers of this
+//! log would lose history with it. Thousands of tenants may read one log, and they come and go
+//! inside the hub's critical section. So all readers are compared only when a log may have to be
+//! shortened.
 
 use std::sync::Arc;
 
@@ -25,7 +26,7 @@ pub struct LogBytes {
 /// A tenant that reads a log.
 #[derive(Debug)]
 struct Reader {
-    /// A copy of its key, so that it is found without a look at the memory of others.
+    /// A copy of the key in `bytes`, so that a search reads no other memory.
     tenant: Tenant,
     bytes: Arc<TenantBytes>,
     subscriptions: usize,
@@ -45,51 +46,52 @@ impl LogBytes {
         self.share.subtract(bytes);
     }
 
-    /// The bytes of all logs of the tenant that this log counts to.
-    pub fn of_tenant(&self) -> usize {
+    /// The bytes of all logs of the tenant that this log is charged to.
+    pub fn tenant_bytes(&self) -> usize {
         self.share.tenant_bytes()
     }
 
+    /// Returns where the tenant is among the readers, or where it is to be inserted.
     fn find(&self, tenant: Tenant) -> Result<usize, usize> {
         self.readers.binary_search_by_key(&tenant, |reader| reader.tenant)
     }
 
-    /// Adds a subscription of a tenant. The log counts to it, if it has fewer bytes than the one
-    /// that the log counts to.
+    /// Adds a subscription of a tenant. Charges the log to this tenant if it has fewer bytes of
+    /// other logs than the tenant before.
     pub fn join(&mut self, bytes: &Arc<TenantBytes>) {
         let tenant = bytes.tenant();
         match self.find(tenant) {
             Ok(at) => self.readers[at].subscriptions += 1,
             Err(at) => {
-                // They are compared without this log, which the other one has.
+                // The bytes of the tenant before include this log.
                 let has_fewer = bytes.get() + self.share.bytes() < self.share.tenant_bytes();
                 if self.readers.is_empty() || has_fewer {
-                    self.share.count_to(Some(bytes.clone()));
+                    self.share.charge_to(Some(bytes.clone()));
                 }
                 self.readers.insert(at, Reader { tenant, bytes: bytes.clone(), subscriptions: 1 });
             }
         }
     }
 
-    /// Removes a subscription of a tenant. If the log counts to it and it has no other, it counts
-    /// to any that is left, until it is [counted again](Self::recount).
+    /// Removes a subscription of a tenant. If it was the last one of the tenant that the log is
+    /// charged to, any other reader is charged, until [`Self::charge_to_smallest`].
     pub fn leave(&mut self, tenant: Tenant) {
         let Ok(at) = self.find(tenant) else { return };
         self.readers[at].subscriptions -= 1;
         if self.readers[at].subscriptions == 0 {
             self.readers.remove(at);
-            if self.share.counts_to(tenant) {
-                self.share.count_to(self.readers.first().map(|reader| reader.bytes.clone()));
+            if self.share.is_charged_to(tenant) {
+                self.share.charge_to(self.readers.first().map(|reader| reader.bytes.clone()));
             }
         }
     }
 
-    /// Counts the log to the tenant that now has the fewest bytes, of those that read it.
-    pub fn recount(&mut self) {
-        // They are compared without this log, which one of them has.
-        self.share.count_to(None);
+    /// Charges the log to the tenant that now has the fewest bytes of other logs, of its readers.
+    pub fn charge_to_smallest(&mut self) {
+        // First to none, so that all are compared without this log.
+        self.share.charge_to(None);
         let least = self.readers.iter().map(|reader| &reader.bytes).min_by_key(|bytes| bytes.get());
-        self.share.count_to(least.cloned());
+        self.share.charge_to(least.cloned());
     }
 }
 
@@ -101,21 +103,21 @@ mod tests {
     use crate::cache::budget::Budget;
 
     #[test]
-    fn a_log_counts_to_the_tenant_with_the_fewest_bytes_of_those_that_read_it() {
+    fn a_log_is_charged_to_the_tenant_with_the_fewest_bytes_of_those_that_read_it() {
         let budget = Budget::alone(1000);
         let [one, two] = [1, 2].map(NonZeroU64::new);
-        let (first, second) = (budget.tenant(one), budget.tenant(two));
+        let (first, second) = (budget.bytes_of(one), budget.bytes_of(two));
         let mut log = LogBytes::new(budget.share());
         log.add(100);
         log.join(&first);
         log.join(&first);
-        assert_eq!((first.get(), log.of_tenant()), (100, 100));
+        assert_eq!((first.get(), log.tenant_bytes()), (100, 100));
         log.join(&second);
         assert_eq!((first.get(), second.get()), (100, 0), "both have nothing else");
         let mut other = LogBytes::new(budget.share());
         other.join(&first);
         other.add(500);
-        log.recount();
+        log.charge_to_smallest();
         assert_eq!((first.get(), second.get()), (500, 100));
         log.add(50);
         log.leave(two);
@@ -123,7 +125,7 @@ mod tests {
         log.leave(one);
         assert_eq!(first.get(), 650, "it has a second subscription");
         log.leave(one);
-        assert_eq!((first.get(), log.of_tenant(), budget.used()), (500, 0, 650));
+        assert_eq!((first.get(), log.tenant_bytes(), budget.used()), (500, 0, 650));
         drop((log, other));
         assert_eq!((first.get(), budget.used()), (0, 0));
     }

@@ -9,7 +9,7 @@ use crate::{
 };
 use kubefan_model::ResourceVersion;
 
-/// What the log has after a cursor.
+/// The part of a log after a cursor.
 pub enum LogRun {
     /// Nothing yet; the waker is armed.
     Empty,
@@ -22,14 +22,14 @@ pub enum LogRun {
 }
 
 impl LogRun {
-    /// Entries that were read at a place, for the only subscriber of the view.
-    pub(super) fn unshared(entries: Vec<LogEntry>, at: Cursor) -> Self {
-        let end = at.past(&entries);
+    /// Entries that were read at `cursor`, for the only subscriber of the view.
+    pub(super) fn unshared_at(cursor: Cursor, entries: Vec<LogEntry>) -> Self {
+        let end = cursor.past(&entries);
         Self::Unshared(entries, end)
     }
 }
 
-/// Why the log has nothing after a cursor, and will not have.
+/// The reason why a log has nothing after a cursor, and will not have.
 pub enum LogReadError {
     /// The entry at the cursor was trimmed.
     Behind {

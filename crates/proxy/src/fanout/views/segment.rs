@@ -33,8 +33,8 @@ pub const SEGMENT_BYTES: usize = 64 << 10;
 /// The segments that one view retains, in bytes.
 const VIEW_SEGMENT_BYTES_MAX: usize = 4 << 20;
 
-/// A run of entries, encoded once: of events, or of one gap, and what follows there that is not
-/// sent.
+/// A run of entries, encoded once: of events, or of a part of one gap. Its end may be after that of
+/// its last entry: events of a gap that the view does not see have no entry.
 pub struct Segment {
     first: Cursor,
     end: Cursor,
@@ -99,8 +99,8 @@ impl Segment {
         Self { first, end, entries, estimate_bytes, content, without_deltas }
     }
 
-    /// Its memory, in bytes. One without entries has some too: a large gap of which a view sees
-    /// little is thousands of them.
+    /// Its memory, in bytes. Segments without entries count too: there are thousands of them in a
+    /// large gap of which the view sees little.
     fn cost_bytes(&self) -> usize {
         size_of::<Self>() + size_of_val(&*self.entries) + self.estimate_bytes
     }
@@ -134,22 +134,24 @@ impl Segment {
         while index < self.entries.len() && (index == skip || frames.len() - had < bytes_max) {
             let reads = |index: usize| encoder.can_read(client, content.delta_base(index));
             let (can_read, all) = (reads(index), self.entries.len());
-            let upto = match content.delta_bases.is_empty() {
-                true => all,
-                false => (index..all).find(|next| reads(*next) != can_read).unwrap_or(all),
+            let upto = if content.delta_bases.is_empty() {
+                all
+            } else {
+                (index..all).find(|next| reads(*next) != can_read).unwrap_or(all)
             };
-            let content = match can_read {
-                true => content,
-                false => self
-                    .without_deltas
-                    .get_or_init(|| Content::encode(&self.entries, self.estimate_bytes, encoder, DeltaBases::None)),
+            let content = if can_read {
+                content
+            } else {
+                self.without_deltas
+                    .get_or_init(|| Content::encode(&self.entries, self.estimate_bytes, encoder, DeltaBases::None))
             };
             let run = content.fitting(index, upto, bytes_max.saturating_sub(frames.len() - had));
             content.append_to(&run, frames);
             index = run.end;
         }
         let taken = &self.entries[skip..index];
-        (taken, if index == self.entries.len() { self.end } else { cursor.past(taken) })
+        let end = if index == self.entries.len() { self.end } else { cursor.past(taken) };
+        (taken, end)
     }
 }
 
@@ -167,7 +169,7 @@ impl Segments {
 
     /// The segment that contains `cursor`, which points at an item of the log. It is cut from the
     /// log if there is none. `None` if the item is a gap of which no part from there on is known:
-    /// see [`Self::share`].
+    /// see [`Self::share_part`].
     pub fn at(&mut self, cursor: Cursor, log: &ViewLog) -> Option<Arc<Segment>> {
         let before = self.segments.range(..=cursor).next_back();
         if let Some((_, segment)) = before.filter(|(_, segment)| cursor < segment.end) {
@@ -178,9 +180,9 @@ impl Segments {
         Some(self.retain(Segment::new(cursor, cursor.past(&entries), entries, estimate_bytes)))
     }
 
-    /// The segment of a part of a gap, which was read at `cursor` and up to `end`. If another
-    /// subscriber was faster, its segment is taken.
-    pub fn share(&mut self, cursor: Cursor, end: Cursor, entries: Vec<LogEntry>) -> Arc<Segment> {
+    /// Returns the segment of a part of a gap, which was read at `cursor` and up to `end`. If
+    /// another subscriber was faster, this is its segment.
+    pub fn share_part(&mut self, cursor: Cursor, end: Cursor, entries: Vec<LogEntry>) -> Arc<Segment> {
         if let Some(segment) = self.segments.get(&cursor) {
             return segment.clone();
         }
@@ -298,7 +300,7 @@ mod tests {
         let mut segments = Segments::new(budget.share());
         let at = |place: usize| log.first().inside_at(place);
         for place in 1..=100_000 {
-            segments.share(at(place), at(place + 1), Vec::new());
+            segments.share_part(at(place), at(place + 1), Vec::new());
         }
         assert!(budget.used() <= BUDGET_BYTES, "{}", budget.used());
         assert!(segments.segments.len() * size_of::<Segment>() <= BUDGET_BYTES);

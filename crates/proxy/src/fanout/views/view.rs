@@ -48,18 +48,18 @@ use kubefan_model::{
 /// a cheaper one costs about as much as to keep the event for later.
 const TESTED_AT_ONCE_MAX: usize = 8;
 
-/// What it costs to compare the projections of two objects, in tests of a selection.
+/// The cost of comparing the projections of two objects, in tests of a selection.
 const COMPARISON_TESTS: usize = 1000;
 
 /// How many wakers are looked at while their lock is held.
 const WAKERS_PER_LOCK: usize = 64;
 
-/// What makes subscriptions equal.
+/// The properties that make subscriptions equal.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ViewKey {
-    /// What is selected.
+    /// The selection.
     pub selection: Selection,
-    /// How it is sent.
+    /// The format.
     pub format: Format,
 }
 
@@ -70,7 +70,7 @@ pub struct View {
     encoder: Arc<Encoder>,
     state: Mutex<ViewState>,
     wakers: Mutex<Slab<Arc<StreamWaker>>>,
-    /// Its number among the views of its hub, once it is one of them.
+    /// Its id among the views of its hub, set when it is added to them.
     pub(super) id: OnceLock<ViewId>,
     /// Its part of the budget of selectors.
     _memory: ViewMemory,
@@ -90,7 +90,7 @@ struct ViewState {
     waiting: usize,
 }
 
-/// What [`View::test_slice`] has done.
+/// The result of [`View::test_slice`].
 pub struct TestedSlice {
     /// How many events the view sends.
     pub seen: usize,
@@ -135,17 +135,17 @@ impl View {
         Self { selection, encoder, state, wakers: Mutex::default(), id: OnceLock::new(), _memory: memory }
     }
 
-    /// What is selected.
+    /// The selection.
     pub fn selection(&self) -> &Selection {
         &self.selection
     }
 
-    /// What makes a subscription equal to those of this view.
+    /// The properties that make a subscription equal to those of this view.
     pub fn key(&self) -> ViewKey {
         ViewKey { selection: self.selection.clone(), format: self.encoder.format().clone() }
     }
 
-    /// How it is sent.
+    /// The encoder of its format.
     pub fn encoder(&self) -> &Encoder {
         &self.encoder
     }
@@ -173,7 +173,7 @@ impl View {
         self.tests() > 2 * TESTED_AT_ONCE_MAX
     }
 
-    /// What it takes to test an event, which is two objects.
+    /// The cost of testing an event, which is two objects.
     fn tests(&self) -> usize {
         let comparison = if self.encoder.format().only_changes() { COMPARISON_TESTS } else { 0 };
         2 * self.selection.tests() + comparison
@@ -241,16 +241,16 @@ impl View {
         state.segments.trim(first);
     }
 
-    /// Drops the oldest items of its log. A share of them is left, from 0 to 1, and at least the
-    /// newest.
+    /// Drops the oldest items of its log. Leaves a `share` of the items, from 0 to 1, and at least
+    /// the newest.
     pub fn shorten(&self, share: f64) {
-        let floor = self.state().log.floor_for(share);
+        let floor = self.state().log.floor_leaving(share);
         self.trim(floor);
     }
 
-    /// Reads or changes what the bytes of its log count to.
-    pub fn log_bytes<T>(&self, of: impl FnOnce(&mut LogBytes) -> T) -> T {
-        of(self.state().log.bytes())
+    /// Calls `f` with the bytes of its log, under the lock of the view.
+    pub fn with_log_bytes<T>(&self, f: impl FnOnce(&mut LogBytes) -> T) -> T {
+        f(self.state().log.bytes_mut())
     }
 
     /// Ends the view. [`Self::wake`] follows.
@@ -292,14 +292,14 @@ impl View {
 
     /// Whether a subscription can start in the log after `version`, if history has what the log
     /// lacks.
-    pub fn covers(&self, version: ResourceVersion) -> bool {
-        self.state().log.covers(version)
+    pub fn can_start_after(&self, version: ResourceVersion) -> bool {
+        self.state().log.can_start_after(version)
     }
 
-    /// The part of what history covers for a subscription that must continue in this log: the ring
-    /// may have what was trimmed from it.
-    pub fn left_of(&self, coverage: Coverage) -> Coverage {
-        if self.covers(coverage.version) { coverage } else { coverage.shortened(self.floor()) }
+    /// Limits what history covers to what this log has, for a subscription that must continue in
+    /// it: the ring may have what was trimmed here.
+    pub fn limit_coverage(&self, coverage: Coverage) -> Coverage {
+        if self.can_start_after(coverage.version) { coverage } else { coverage.shortened(self.floor()) }
     }
 
     /// The end of the log.
@@ -318,9 +318,9 @@ impl View {
         state.end.is_none() && state.log.seek(cursor) == Some(state.log.end())
     }
 
-    /// What comes after `cursor`, about `bytes_max` bytes of it. If that is nothing, it arms the
-    /// waker. `waited` is the caller's memory of the cursor at which it last found nothing. What is
-    /// tested is taken from `tests_left`: at its end the run may have no entries.
+    /// Reads what comes after `cursor`, about `bytes_max` bytes of it. If that is nothing, it arms
+    /// the waker. `waited` is the caller's memory of the cursor at which it last found nothing.
+    /// Each test is subtracted from `tests_left`. When none are left, the run may have no entries.
     pub fn read(
         &self,
         cursor: Cursor,
@@ -345,9 +345,10 @@ impl View {
         if cursor < log.end() {
             // A segment pays only if several subscribers take it.
             let is_shared = *subscribers > 1;
-            let run = match is_shared {
-                false => cut(log, cursor, log.end(), bytes_max).map(|(entries, _)| LogRun::unshared(entries, cursor)),
-                true => segments.at(cursor, log).map(LogRun::Shared),
+            let run = if is_shared {
+                segments.at(cursor, log).map(LogRun::Shared)
+            } else {
+                cut(log, cursor, log.end(), bytes_max).map(|(entries, _)| LogRun::unshared_at(cursor, entries))
             };
             return match run {
                 Some(run) => Ok(run),
@@ -375,7 +376,8 @@ impl View {
         Ok(LogRun::Empty)
     }
 
-    /// What comes after `cursor`, which points into a gap. The selection is tested without a lock.
+    /// Reads what comes after `cursor`, which points into a gap. Tests the selection without a
+    /// lock.
     fn read_gap(
         &self,
         gap: &ViewGap,
@@ -388,13 +390,13 @@ impl View {
             let passed = LogRun::Passed(cursor.past_item());
             when_planted!(GapPassesInSilence => return Ok(passed));
             let crossing = gap.crossing(&self.selection).map_err(LogReadError::Gap)?;
-            return Ok(crossing.map_or(passed, |entry| LogRun::unshared(vec![entry], cursor)));
+            return Ok(crossing.map_or(passed, |entry| LogRun::unshared_at(cursor, vec![entry])));
         }
         let bytes_max = if is_shared { SEGMENT_BYTES } else { bytes_max };
         let (entries, place) = gap.part(cursor.place(), &self.selection, bytes_max, tests_left);
         let end = place.map_or(cursor.past_item(), |place| cursor.inside_at(place));
         if is_shared {
-            return Ok(LogRun::Shared(self.state().segments.share(cursor, end, entries)));
+            return Ok(LogRun::Shared(self.state().segments.share_part(cursor, end, entries)));
         }
         Ok(LogRun::Unshared(entries, end))
     }
@@ -425,8 +427,9 @@ impl View {
         (SharedSnapshotReader::Encoding(snapshot, objects), version, state.log.end())
     }
 
-    /// The place in the log after `version`, which it must [cover](Self::covers). If the log starts
-    /// later, it is completed from what was replayed of this history, and from the ring.
+    /// Returns the place in the log after `version`, where it must be able to
+    /// [start](Self::can_start_after). If the log starts later, completes it from what was replayed
+    /// of this history, and from the ring.
     pub fn cursor_after(
         &self,
         version: ResourceVersion,
@@ -436,7 +439,7 @@ impl View {
         let _ = history.ring().since(version)?;
         let mut state = self.state();
         let floor = state.log.floor();
-        if !state.log.covers(version) {
+        if !state.log.can_start_after(version) {
             return Err(Expired { requested: version, oldest: floor });
         }
         if version < floor && !planted::is(Bug::LateViewWithoutHistory) {
@@ -463,10 +466,10 @@ impl View {
     }
 
     /// Adds a subscription of a tenant. Returns its place among the wakers.
-    pub fn join(&self, waker: Arc<StreamWaker>, tenant: &Arc<TenantBytes>) -> usize {
+    pub fn join(&self, waker: Arc<StreamWaker>, tenant_bytes: &Arc<TenantBytes>) -> usize {
         let mut state = self.state();
         state.subscribers += 1;
-        state.log.bytes().join(tenant);
+        state.log.bytes_mut().join(tenant_bytes);
         drop(state);
         self.wakers().insert(waker)
     }
@@ -476,7 +479,7 @@ impl View {
         self.wakers().remove(waker_id);
         let mut state = self.state();
         state.subscribers -= 1;
-        state.log.bytes().leave(tenant);
+        state.log.bytes_mut().leave(tenant);
         if waited == Some(state.log.end()) {
             state.waiting = state.waiting.saturating_sub(1);
         }

@@ -54,9 +54,10 @@ impl ViewGap {
         self.gap.is_lossy
     }
 
-    /// What is sent from `place` on, and the place after it; `None` after the end. Place 0 is the
-    /// start of the gap, and place n + 1 the event at position n. About `bytes_max` bytes are sent,
-    /// and less, or nothing, when no tests are left.
+    /// Returns what is sent from `place` on, about `bytes_max` bytes of it, and the place after it;
+    /// no place after the end of the gap. Place 0 is the start of the gap, and place n + 1 the
+    /// event at position n. Each test is subtracted from `tests_left`. When none are left, the part
+    /// may have no entries.
     pub fn part(
         &self,
         place: usize,
@@ -64,17 +65,18 @@ impl ViewGap {
         bytes_max: usize,
         tests_left: &mut usize,
     ) -> (Vec<LogEntry>, Option<usize>) {
-        let done = if planted::is(Bug::GapPartOmits) { place } else { place.saturating_sub(1) };
+        let start = if planted::is(Bug::GapPartOmits) { place } else { place.saturating_sub(1) };
         let mut entries = Vec::new();
         if place == 0 {
             entries.push(self.entry(EntryKind::GapBegin(self.gap.clone())));
         }
         let mut bytes: usize = entries.iter().map(LogEntry::estimate_bytes).sum();
-        let (mut tested, mut next) = (self.gap.test(selection, done), place.max(1));
+        let (mut tested, mut next) = (self.gap.test_each(selection, start), place.max(1));
         while *tests_left > 0 {
             let test = tested.next();
             // An event is two objects.
             *tests_left = tests_left.saturating_sub(2 * selection.tests());
+            // The event at position `at` has the place `at + 1`.
             let (kind, after) = match test {
                 Some((at, event, Some(seen))) => (EntryKind::GapEvent(event.clone(), seen, at), Some(at + 2)),
                 Some((at, _, None)) => {
@@ -113,10 +115,10 @@ impl ViewGap {
         }
         let mut exact = None;
         for (_, event, seen) in self.gap.select(selection, 0) {
-            match self.gap.is_exact(event) {
-                true => exact = Some(self.entry(EntryKind::Event(event.clone(), seen))),
-                false if planted::is(Bug::ReencodedPasses) => {}
-                false => return Crossing::Ends,
+            if self.gap.is_exact(event) {
+                exact = Some(self.entry(EntryKind::Event(event.clone(), seen)));
+            } else if !planted::is(Bug::ReencodedPasses) {
+                return Crossing::Ends;
             }
         }
         Crossing::Passes(exact)

@@ -5,10 +5,11 @@
 //! number of views that it does not concern. Only a gap concerns every view: it costs each of them
 //! one entry, whatever its size.
 //!
-//! Every view that sees an event has an item of it, and all logs have one budget. If the ring were
-//! shortened whenever they are too large, a tenant with a thousand views would take the history of
-//! all others. So the logs of the tenants with the most bytes are shortened, and the ring stays.
-//! Where callers are not distinguished, the ring is shortened: then the logs are not filled again.
+//! The log of every view that sees an event has an item for it, and all logs share one budget. If
+//! the ring were shortened whenever they exceed it, a tenant with a thousand views would shorten
+//! the history of all others. So the logs of the tenants with the most bytes are shortened, and the
+//! ring stays. Where callers are not distinguished, the ring is shortened: if it stayed, the next
+//! resumes would fill the logs from it again.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -43,18 +44,19 @@ use kubefan_model::{
     table::Tables,
 };
 
-/// Logs are shortened to this share of what their tenant may have. Without it, each commit would
-/// look at all of them again.
+/// The share of what a tenant may have to which its logs are shortened. If it were all, the next
+/// commit would exceed the budget again.
 const SHORTENED_SHARE: f64 = 0.9;
-/// Logs that are still too large are looked at again when they have grown by the budget divided by
-/// this, and by an item for each view, or after [`LOOK_INTERVAL`]. A look takes a lock of each view
-/// and sorts the tenants of all caches. It may find that others have what is too much: a cache that
-/// seldom has a commit, or more tenants than the budget has room for.
+/// While logs exceed their budget, a cache looks at its own again after they have grown by the
+/// budget divided by this, and by an item for each view. A look takes a lock of each view and sorts
+/// the tenants of all caches, and it may find nothing to shorten: the bytes may be those of a cache
+/// that seldom has a commit, or of more tenants than the budget has room for.
 const LOOKS_PER_BUDGET: usize = 4096;
+/// The time after which a cache looks again in any case.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The most views with one key: the newest, and those whose logs were shortened. Each of them
-/// appends, encodes and compresses for itself. Without a limit each of thousands of subscriptions
+/// The most views with one key: the newest, and older ones whose logs were shortened. Each of them
+/// appends, encodes and compresses for itself. Without a limit, each of thousands of subscriptions
 /// that resume could have its own.
 const VIEWS_PER_KEY_MAX: usize = 4;
 
@@ -62,7 +64,7 @@ const VIEWS_PER_KEY_MAX: usize = 4;
 #[derive(Default)]
 pub(in crate::fanout) struct Views {
     slots: Slab<Slot>,
-    /// By their keys, the newest last. No key is without a view.
+    /// The views of each key, the newest last. A key has at least one.
     ids: HashMap<ViewKey, SmallVec<[ViewId; 1]>>,
     encoders: HashMap<Format, Weak<Encoder>>,
     differences: Arc<Differences>,
@@ -75,8 +77,16 @@ pub(in crate::fanout) struct Views {
     untested: VecDeque<Arc<View>>,
     /// A buffer, reused between events.
     candidates: Vec<ViewId>,
-    /// When logs that are too large are looked at again: at so many bytes, or at this time.
-    next_look: Option<(usize, Instant)>,
+    /// The next look at logs that exceed their budget.
+    next_look: Option<NextLook>,
+}
+
+/// The next look at logs that exceed their budget: at so many bytes or at this time, whichever is
+/// first.
+struct NextLook {
+    /// The bytes of all logs of the cache.
+    bytes: usize,
+    time: Instant,
 }
 
 struct Slot {
@@ -90,8 +100,9 @@ impl Views {
         self.ids.get(key).and_then(|ids| ids.last()).map(|id| &self.slots[*id].view)
     }
 
-    /// The same view, if there may be no other with this key beside those that there are.
-    pub(in crate::fanout) fn only(&self, key: &ViewKey) -> Option<&Arc<View>> {
+    /// The same view, if no other with this key may be added: a subscription that cannot start in
+    /// its log must continue in another way.
+    pub(in crate::fanout) fn newest_at_limit(&self, key: &ViewKey) -> Option<&Arc<View>> {
         let is_full = self.ids.get(key).is_some_and(|ids| ids.len() >= VIEWS_PER_KEY_MAX);
         self.get(key).filter(|_| is_full)
     }
@@ -114,8 +125,8 @@ impl Views {
         encoder
     }
 
-    /// Adds a view. One that has its key stays for its subscriptions, and gets no others until this
-    /// one has gone.
+    /// Adds a view. New subscriptions with its key share it. An older view with this key keeps
+    /// those that it has, and gets new ones only after this one is removed.
     pub(in crate::fanout) fn insert(&mut self, view: Arc<View>) {
         let entry = self.slots.vacant_entry();
         let id = entry.key();
@@ -125,11 +136,11 @@ impl Views {
         entry.insert(Slot { view, unannounced: false });
     }
 
-    /// Removes a view; not the others with its key.
+    /// Removes a view, and not the others with its key.
     pub(in crate::fanout) fn remove(&mut self, view: &Arc<View>) {
-        // After `drain` its number may be that of another view.
-        let is_it = |id: &ViewId| self.slots.get(*id).is_some_and(|slot| Arc::ptr_eq(&slot.view, view));
-        let Some(id) = view.id.get().copied().filter(is_it) else { return };
+        // After `drain` its id may be that of another view.
+        let is_this = |id: &ViewId| self.slots.get(*id).is_some_and(|slot| Arc::ptr_eq(&slot.view, view));
+        let Some(id) = view.id.get().copied().filter(is_this) else { return };
         let key = view.key();
         if let Some(ids) = self.ids.get_mut(&key) {
             ids.retain(|known| *known != id);
@@ -213,29 +224,33 @@ impl Views {
         }
     }
 
-    /// The share of history, from 0 to 1, for which the logs have room. It is all, if the logs of
-    /// the tenants with the most bytes are shortened. A log that a subscription is about to start
-    /// in is `spared`: its history would have to be read again.
-    pub(in crate::fanout) fn log_share(&mut self, logs: &Budget, spared: Option<&ViewKey>, now: Instant) -> f64 {
+    /// Shortens the logs of the tenants with the most bytes, if the logs exceed their budget.
+    /// Returns the share of the ring, from 0 to 1, that is to be retained: all of it, unless
+    /// callers are not distinguished. The view with the key `except` is not shortened: a
+    /// subscription is about to start in its log, and would have to read that history again.
+    pub(in crate::fanout) fn shorten_logs(&mut self, logs: &Budget, except: Option<&ViewKey>, now: Instant) -> f64 {
         let share = logs.retained_share();
-        if share >= 1.0 || self.next_look.is_some_and(|(bytes, at)| logs.used() < bytes && now < at) {
+        let is_early = |next: &NextLook| logs.used() < next.bytes && now < next.time;
+        if share >= 1.0 || self.next_look.as_ref().is_some_and(is_early) {
             return 1.0;
         }
         let Some(tenant_max) = logs.tenant_max() else { return share };
-        let of_tenant = |view: &View| view.log_bytes(|bytes| bytes.of_tenant());
+        let tenant_bytes = |view: &View| view.with_log_bytes(|bytes| bytes.tenant_bytes());
         let all = self.slots.iter().map(|(_, slot)| &slot.view);
-        let of_largest: Vec<_> = all.filter(|view| of_tenant(view) > tenant_max).collect();
-        of_largest.iter().for_each(|view| view.log_bytes(LogBytes::recount));
+        let too_large: Vec<_> = all.filter(|view| tenant_bytes(view) > tenant_max).collect();
+        for view in &too_large {
+            view.with_log_bytes(LogBytes::charge_to_smallest);
+        }
         // Before any is shortened, so that all logs of a tenant lose the same part.
-        let held: Vec<_> = of_largest.iter().map(|view| of_tenant(view)).collect();
-        let spared = spared.and_then(|key| self.get(key));
-        for (view, bytes) in of_largest.into_iter().zip(held) {
-            if bytes > tenant_max && !spared.is_some_and(|spared| Arc::ptr_eq(spared, view)) {
+        let held: Vec<_> = too_large.iter().map(|view| tenant_bytes(view)).collect();
+        let except = except.and_then(|key| self.get(key));
+        for (view, bytes) in too_large.into_iter().zip(held) {
+            if bytes > tenant_max && !except.is_some_and(|except| Arc::ptr_eq(except, view)) {
                 view.shorten(tenant_max as f64 / bytes as f64 * SHORTENED_SHARE);
             }
         }
         let grown_by = (self.slots.len() * size_of::<LogItem>()).max(logs.bytes_max() / LOOKS_PER_BUDGET);
-        self.next_look = Some((logs.used() + grown_by, now + LOOK_INTERVAL));
+        self.next_look = Some(NextLook { bytes: logs.used() + grown_by, time: now + LOOK_INTERVAL });
         1.0
     }
 
@@ -270,7 +285,7 @@ impl Views {
         self.unannounced.is_empty()
     }
 
-    /// What the views select.
+    /// The selections of the views.
     pub(in crate::fanout) fn selections(&self) -> impl Iterator<Item = &Selection> {
         self.slots.iter().map(|(_, slot)| slot.view.selection())
     }

@@ -54,8 +54,8 @@ pub fn refused(refusal: &Refusal) -> Status {
     }
 }
 
-/// Returns the status while the first list fails, with the cause alone for a kubefan that lists
-/// here.
+/// Returns the status of a resource whose first list fails. The metadata has the apiserver's cause
+/// alone: a kubefan behind this one tells it to its own readers.
 fn failing(message: String, cause: &str) -> Status {
     let metadata = HashMap::from([("cause".to_owned(), shortened(without_user(cause)))]);
     let mut details = ErrorDetails::with_error_info("NOT_SYNCED", DOMAIN, metadata);

@@ -66,10 +66,9 @@ pub fn from_cache(content_type: &'static str, body: Body) -> Response<Body> {
     response
 }
 
-/// The response to a watch that was not answered from a cache. A drain ends the watch, because its
-/// client reconnects to another replica, and so does a change of the mode of its resource. A
-/// websocket is cut off, because kubefan does not read its messages. A refusal ends by itself;
-/// without its body it would not say why.
+/// Ends a forwarded watch at a drain, because its client then reconnects to another replica, and at
+/// a change of the mode of its resource. A websocket is cut off without a close frame, because
+/// kubefan does not read its messages. A refusal stays as it is: its body says why.
 pub fn forwarded_watch(
     mut response: Response<Body>,
     drain: &CancellationToken,
@@ -91,7 +90,7 @@ pub fn forwarded_watch(
     let Some(tunnel) = tunnel else {
         return response.map(|body| Body::from_stream(body.into_data_stream().take_until(Box::pin(ends))));
     };
-    tunnel.end_with(ends);
+    tunnel.end_when(ends);
     response
 }
 

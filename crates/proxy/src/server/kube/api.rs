@@ -165,7 +165,7 @@ impl<C: Catalog> KubeApi<C> {
             Answer::Response(response) | Answer::Forwarded(response) if is_head && by != AnsweredBy::Upstream => {
                 Answer::Response(response.map(|_| Body::empty()))
             }
-            // Logs and sessions could not be resumed.
+            // Only watches end at a drain: logs and sessions could not be resumed.
             Answer::Forwarded(mut response) if info.is_watch => {
                 let switched = response.extensions_mut().remove::<UntilSwitched>();
                 let response = forwarded_watch(response, self.reads.reader.drain(), switched);

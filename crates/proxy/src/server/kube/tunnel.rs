@@ -37,13 +37,13 @@ impl Tunnel {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(next);
     }
 
-    /// Ends what the connection does after the upgrade, when `ended` completes.
-    pub fn end_with(&self, ended: impl Future<Output = ()> + Send + 'static) {
+    /// Ends what the connection does after the upgrade, when `end` completes.
+    pub fn end_when(&self, end: impl Future<Output = ()> + Send + 'static) {
         let Some(next) = self.take() else { return };
         self.set(Box::pin(async move {
             tokio::select! {
                 () = next => {}
-                () = ended => {}
+                () = end => {}
             }
         }));
     }

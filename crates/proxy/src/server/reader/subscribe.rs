@@ -60,7 +60,7 @@ impl<C: Catalog> Reader<C> {
                 Err(NotSubscribed::Needs(Need::Permit)) => {
                     provided.permit = Some(Arc::new(hub.gate().acquire(options.holder).await?));
                 }
-                Err(NotSubscribed::Needs(Need::History(version))) => {
+                Err(NotSubscribed::Needs(Need::Replay(version))) => {
                     provided.replayed = hub.replay(&selection, &format, version, options.holder).await?;
                 }
                 Err(NotSubscribed::Needs(Need::Backfill(version))) => {
