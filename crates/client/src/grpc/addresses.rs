@@ -5,13 +5,14 @@
 //! clients would then be on the first replica, and one that asks some to come back would get the
 //! same ones again. So each connection looks the name up and takes the addresses in random order,
 //! the one that was used before at the end: the replica there has failed, or asks its clients to
-//! leave.
+//! leave. If the name cannot be looked up, the addresses of the last look-up count: the DNS server
+//! of a cluster may have been on the same node as the replica that is gone.
 
 use std::{
     collections::VecDeque,
     io,
     net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll},
     time::Duration,
 };
@@ -29,6 +30,9 @@ use crate::random::generator;
 
 /// The number of addresses tried for a connection.
 const ADDRESSES_MAX: usize = 16;
+/// The longest wait for a look-up if addresses of an earlier one are known. A resolver waits for
+/// a server that is gone for 5 s, which is longer than a connection may take.
+const LOOKUP_MAX: Duration = Duration::from_secs(1);
 /// An address that is silent for so long is not waited for before the next is tried too, as
 /// RFC 8305 recommends.
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
@@ -57,6 +61,8 @@ pub(super) struct Connector(Arc<Shared>);
 
 struct Shared {
     resolver: Arc<dyn Resolve>,
+    /// The addresses of the last look-up that found some.
+    known: Mutex<Vec<SocketAddr>>,
     /// Where the last connection led.
     last: Mutex<Option<SocketAddr>>,
 }
@@ -65,31 +71,50 @@ impl Connector {
     /// Connects to the addresses that `resolver` finds; `None`: the system's.
     pub(super) fn new(resolver: Option<Arc<dyn Resolve>>) -> Self {
         let resolver = resolver.unwrap_or_else(|| Arc::new(System));
-        Self(Arc::new(Shared { resolver, last: Mutex::default() }))
+        Self(Arc::new(Shared { resolver, known: Mutex::default(), last: Mutex::default() }))
     }
 
     async fn connect(self, uri: Uri) -> io::Result<TokioIo<TcpStream>> {
         let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
         // The client accepts no address without a port.
-        let addresses = self.0.resolver.resolve(host, uri.port_u16().unwrap_or_default()).await?;
+        let addresses = self.look_up(host, uri.port_u16().unwrap_or_default()).await?;
         let stream = first_of(self.in_order(addresses)).await?;
         stream.set_nodelay(true)?;
-        *self.last() = stream.peer_addr().ok();
+        *lock(&self.0.last) = stream.peer_addr().ok();
         Ok(TokioIo::new(stream))
+    }
+
+    /// Looks the addresses of a host up. A channel has one host, so those of an earlier look-up
+    /// are its too.
+    async fn look_up(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+        let known = lock(&self.0.known).clone();
+        let looked_up = self.0.resolver.resolve(host, port);
+        if known.is_empty() {
+            let addresses = looked_up.await?;
+            lock(&self.0.known).clone_from(&addresses);
+            return Ok(addresses);
+        }
+        match timeout(LOOKUP_MAX, looked_up).await {
+            Ok(Ok(addresses)) if !addresses.is_empty() => {
+                lock(&self.0.known).clone_from(&addresses);
+                Ok(addresses)
+            }
+            Ok(Ok(_) | Err(_)) | Err(_) => Ok(known),
+        }
     }
 
     /// In random order, the last one at the end.
     fn in_order(&self, mut addresses: Vec<SocketAddr>) -> VecDeque<SocketAddr> {
         addresses.shuffle(&mut generator(None));
-        let last = *self.last();
+        let last = *lock(&self.0.last);
         addresses.sort_by_key(|address| Some(*address) == last);
         addresses.truncate(ADDRESSES_MAX);
         addresses.into()
     }
+}
 
-    fn last(&self) -> std::sync::MutexGuard<'_, Option<SocketAddr>> {
-        self.0.last.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Connects to the first address that answers, and does not wait long for one before it tries the
@@ -130,7 +155,11 @@ impl Service<Uri> for Connector {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
+    use std::{
+        collections::HashSet,
+        future::pending,
+        sync::atomic::{AtomicBool, Ordering},
+    };
 
     use tokio::net::{TcpListener, TcpSocket};
 
@@ -180,6 +209,43 @@ mod tests {
         let nowhere = Connector::new(Some(Arc::new(Fixed(vec![down]))));
         let error = nowhere.connect(Uri::from_static("http://kubefan.test:7443")).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    /// Answers the first look-up, and then fails or is silent.
+    struct Once {
+        address: SocketAddr,
+        is_answered: AtomicBool,
+        is_silent: bool,
+    }
+
+    impl Resolve for Once {
+        fn resolve<'a>(&'a self, _: &'a str, _: u16) -> BoxFuture<'a, io::Result<Vec<SocketAddr>>> {
+            Box::pin(async {
+                if !self.is_answered.swap(true, Ordering::Relaxed) {
+                    return Ok(vec![self.address]);
+                }
+                if self.is_silent {
+                    pending::<()>().await;
+                }
+                Err(io::ErrorKind::NotFound.into())
+            })
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_a_resolver_the_addresses_of_the_last_look_up_are_used() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        for is_silent in [false, true] {
+            let resolver = Once { address, is_answered: AtomicBool::new(false), is_silent };
+            let connector = Connector::new(Some(Arc::new(resolver)));
+            for _ in 0..2 {
+                assert_eq!(used(&connector).await, address, "silent: {is_silent}");
+            }
+        }
+        let failed = Once { address, is_answered: AtomicBool::new(true), is_silent: false };
+        let never = Connector::new(Some(Arc::new(failed)));
+        assert!(never.connect(Uri::from_static("http://kubefan.test:7443")).await.is_err());
     }
 
     #[tokio::test]
