@@ -35,8 +35,8 @@ tests! {
 const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fleet");
 const MARKER: &str = "/api/v1/namespaces/default/pods/marker";
 /// Lists, and watches with initial events, that one kubefan process may send: its own, and one for
-/// each read of a burst (`READS_MAX` of `informers/read_limit.rs`), because a subscriber that gets no
-/// CPU when the others return comes later with an older version.
+/// each read of a burst (`READS_MAX` of `informers/read_limit.rs`), because a subscriber that gets
+/// no CPU when the others return comes later with an older version.
 const STATES_MAX: f64 = 1.0 + 4.0;
 /// The number of subscribers that connect at the same time.
 const CONNECTING_MAX: usize = 32;

@@ -30,8 +30,8 @@ tests! {
 }
 
 /// Requests for a whole state that one process may send, whatever its subscribers ask for: its own
-/// list, and one for each read of a burst (`READS_MAX` of `informers/read_limit.rs`). Subscribers that
-/// return together share a read. One that gets no CPU at that moment comes later with an older
+/// list, and one for each read of a burst (`READS_MAX` of `informers/read_limit.rs`). Subscribers
+/// that return together share a read. One that gets no CPU at that moment comes later with an older
 /// version, and needs another.
 const STATES_MAX: usize = 1 + 4;
 

@@ -186,8 +186,8 @@ bugs! {
     /// modified. Needs: a restart, a selector whose members changed during the outage.
     BackfillWithoutMembership = "backfill-without-membership" breaks "Filtered, Reliable, Bookmarkable, Convergent",
 
-    /// `informers/backfiller.rs`: the last event before the start of the cache ends the backfill, but
-    /// is left out of it. Needs: a restart, and changes at that moment.
+    /// `informers/backfiller.rs`: the last event before the start of the cache ends the backfill,
+    /// but is left out of it. Needs: a restart, and changes at that moment.
     SpliceDrops = "splice-drops" breaks "Bookmarkable, Reliable, Convergent",
 
     /// `model/selector/label.rs`: `a!=b` and `a notin (b)` require the label to exist. Needs: such
@@ -273,21 +273,22 @@ bugs! {
     /// part is left out. Needs: a large gap.
     GapPartOmits = "gap-part-omits" breaks "Reliable, Filtered, Convergent",
 
-    /// `informers/consistency.rs`: a short watch that returned events counts as empty from its start,
-    /// so the cache advances over events that it does not have yet. Needs: a proof with a bookmark
-    /// while events are on their way, a cache whose own watch lags.
+    /// `informers/consistency.rs`: a short watch that returned events counts as empty from its
+    /// start, so the cache advances over events that it does not have yet. Needs: a proof with a
+    /// bookmark while events are on their way, a cache whose own watch lags.
     ProofForgetsEvents = "proof-forgets-events" breaks "Bookmarkable, Reliable, Resumable",
 
     /// `informers/consistency.rs`: after a proof that failed or needed a watch, the next one starts
     /// after 25 ms instead of a second. Needs: a crowd of readers while proofs fail.
     FailedProofsInARow = "failed-proofs-in-a-row" breaks "Bounded",
 
-    /// `informers/state_comparison.rs`: a cache equals a list of metadata if one is the start of the
-    /// other. Needs: a consistent read while the last objects by key are on their way, or deleted.
+    /// `informers/state_comparison.rs`: a cache equals a list of metadata if one is the start of
+    /// the other. Needs: a consistent read while the last objects by key are on their way, or
+    /// deleted.
     EqualSoFar = "equal-so-far" breaks "Reliable",
 
-    /// `informers/version_lookup.rs`: any earlier look-up of the cluster's version answers a reader.
-    /// Needs: two readers that name versions ahead of the cache, with writes in between.
+    /// `informers/version_lookup.rs`: any earlier look-up of the cluster's version answers a
+    /// reader. Needs: two readers that name versions ahead of the cache, with writes in between.
     OldLookUpCounts = "old-look-up-counts" breaks "Resumable, Ordered",
 
     /// `server/kube/pages.rs`: a page is cut from the snapshot of another cache at the version.
@@ -335,14 +336,16 @@ bugs! {
     /// Needs: short memory, snapshots under way.
     WithheldPermitsLost = "withheld-permits-lost" breaks "Convergent, Resumable",
 
-    /// `informers/memory_pressure.rs`: the end of the pressure takes no effect. Needs: short memory.
+    /// `informers/memory_pressure.rs`: the end of the pressure takes no effect. Needs: short
+    /// memory.
     PressureStays = "pressure-stays" breaks "Convergent, Resumable",
 
-    /// `informers/informer.rs`: an informer keeps its place in the scheduler of lists while it waits
-    /// after a failure. Needs: as many failing caches as there are places.
+    /// `informers/informer.rs`: an informer keeps its place in the scheduler of lists while it
+    /// waits after a failure. Needs: as many failing caches as there are places.
     BackoffKeepsThePlace = "backoff-keeps-the-place" breaks "Convergent, Resumable",
 
-    /// `informers/retry.rs`: the apiserver's `Retry-After` is ignored. Needs: an overloaded apiserver.
+    /// `informers/retry.rs`: the apiserver's `Retry-After` is ignored. Needs: an overloaded
+    /// apiserver.
     RetryAfterIgnored = "retry-after-ignored" breaks "Bounded",
 
     in patches:
@@ -357,27 +360,28 @@ bugs! {
     /// the version of an object. Needs: a connection cut inside a snapshot.
     ClientKeepsObjectVersion = "client-keeps-object-version" breaks "Atomic, Resumable, Convergent",
 
-    /// `client/reflector/reflector_run.rs`: inside a batch the version moves to that of each object. Needs:
-    /// a gap or a catch-up, and a reader inside it.
+    /// `client/reflector/reflector_run.rs`: inside a batch the version moves to that of each
+    /// object. Needs: a gap or a catch-up, and a reader inside it.
     BatchMovesVersion = "batch-moves-version" breaks "Bookmarkable, Atomic",
 
-    /// `client/reflector/reflector_run.rs`: the events of a batch that breaks off are applied. Needs: a
-    /// connection cut inside a gap or a catch-up.
+    /// `client/reflector/reflector_run.rs`: the events of a batch that breaks off are applied.
+    /// Needs: a connection cut inside a gap or a catch-up.
     BrokenBatchApplied = "broken-batch-applied" breaks "Atomic, Reliable, Unique",
 
-    /// `client/reflector/reflector_run.rs`: the objects of a snapshot are stored as they arrive, not at its
-    /// end. Needs: a snapshot that takes time or breaks off.
+    /// `client/reflector/reflector_run.rs`: the objects of a snapshot are stored as they arrive,
+    /// not at its end. Needs: a snapshot that takes time or breaks off.
     SnapshotShownEarly = "snapshot-shown-early" breaks "Atomic, Reliable, Unique",
 
-    /// `client/reflector/reflector_run.rs`: an expired version stays the one to watch from. Needs: a
-    /// version that is too old for the server, and no restart in the stream.
+    /// `client/reflector/reflector_run.rs`: an expired version stays the one to watch from. Needs:
+    /// a version that is too old for the server, and no restart in the stream.
     ExpiredVersionStays = "expired-version-stays" breaks "Resumable, Convergent",
 
-    /// `client/reflector/reflector_run.rs`: bookmarks do not move the version. Needs: a quiet selection.
+    /// `client/reflector/reflector_run.rs`: bookmarks do not move the version. Needs: a quiet
+    /// selection.
     BookmarksIgnored = "bookmarks-ignored" breaks "Bookmarkable",
 
-    /// `client/reflector/reflector_run.rs`: after a continue token has expired, the objects of the earlier
-    /// pages stay in the list. Needs: a list in pages whose token expires.
+    /// `client/reflector/reflector_run.rs`: after a continue token has expired, the objects of the
+    /// earlier pages stay in the list. Needs: a list in pages whose token expires.
     PagesOfTwoLists = "pages-of-two-lists" breaks "Unique, Ordered, Reliable, Atomic",
 
     /// `client/queue/real_fifo.rs`: a complete state does not imply the deletion of objects that

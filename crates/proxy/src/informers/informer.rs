@@ -59,10 +59,8 @@ use kubefan_model::{Media, ResourceVersion, object::ObjectError, table::TableErr
 /// How long a cache with a state keeps serving it after a 403. An apiserver that has just started
 /// answers 403 until its authorizer has read its rules.
 const FORBIDDEN_GRACE: Duration = Duration::from_secs(30);
-
 /// How long a list may hold its place without receiving anything.
 const LIST_STALL_MAX: Duration = Duration::from_secs(30);
-
 /// The wait before objects are read again for a new schema, if that failed.
 const REREAD_INTERVAL: Duration = Duration::from_secs(60);
 /// Objects to pack before yielding to other tasks: a few milliseconds of work.
