@@ -98,8 +98,7 @@ impl Hub {
         let key = ViewKey { selection: selection.clone(), format: format.clone() };
         let state = self.lock();
         let cached = state.published.state()?;
-        // The newest log was shortened and cannot grow at its old end, and no view may be added.
-        if state.views.newest_at_limit(&key).is_some_and(|view| !view.can_start_after(version)) {
+        if state.views.none_can_start_after(&key, version) {
             return None;
         }
         let known = state.views.get(&key).filter(|view| view.can_start_after(version));
@@ -107,29 +106,32 @@ impl Hub {
         if up_to <= version {
             return None;
         }
-        let history = &cached.history;
-        if is_short(history.ring().count_after(version), selection) {
-            return None;
-        }
-        // The records of a term are few, unless nearly all objects have its value.
-        let indexed = history.indexed_after(version, selection);
-        if indexed.as_ref().is_some_and(|versions| is_short(versions.len(), selection)) {
-            return None;
-        }
+        let LongHistory { indexed } = LongHistory::after(version, &cached.history, selection)?;
         let replayed = Replayed { epoch: cached.epoch, after: version, up_to, items: Vec::new() };
-        Some(Replay { hub: self, key, indexed: indexed.map(VecDeque::from), replayed, reached: version })
+        Some(Replay { hub: self, key, indexed, replayed, reached: version })
     }
 }
 
-/// Whether so many records can be tested inside the critical section.
-fn is_short(records: usize, selection: &Selection) -> bool {
-    records * selection.tests() <= TESTED_INSIDE_MAX
+/// A part of history that is too long to be tested inside the critical section.
+pub(in crate::fanout) struct LongHistory {
+    /// The versions that an index has for the selection; `None` if each record is to be tested.
+    indexed: Option<VecDeque<ResourceVersion>>,
 }
 
-/// Whether the history after a version is too long to be tested inside the critical section.
-pub(in crate::fanout) fn must_be_replayed(history: &History, version: ResourceVersion, selection: &Selection) -> bool {
-    !is_short(history.ring().count_after(version), selection)
-        && history.indexed_after(version, selection).is_none_or(|versions| !is_short(versions.len(), selection))
+impl LongHistory {
+    /// Finds the history after a version; `None` if it is short for this selection.
+    pub(in crate::fanout) fn after(version: ResourceVersion, history: &History, selection: &Selection) -> Option<Self> {
+        let is_short = |records: usize| records * selection.tests() <= TESTED_INSIDE_MAX;
+        if is_short(history.ring().count_after(version)) {
+            return None;
+        }
+        // The records of a term are few, unless nearly all objects have its value.
+        let indexed = history.indexed_after(version, selection).map(VecDeque::from);
+        if indexed.as_ref().is_some_and(|versions| is_short(versions.len())) {
+            return None;
+        }
+        Some(Self { indexed })
+    }
 }
 
 impl Replay<'_> {
@@ -144,7 +146,7 @@ impl Replay<'_> {
             let state = self.hub.lock();
             let (views, after) = (&state.views, self.replayed.after);
             if views.get(&self.key).is_some_and(|view| view.floor() <= after)
-                || views.newest_at_limit(&self.key).is_some_and(|view| !view.can_start_after(after))
+                || views.none_can_start_after(&self.key, after)
             {
                 return None;
             }

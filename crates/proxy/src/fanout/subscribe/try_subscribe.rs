@@ -22,7 +22,7 @@ use crate::{
         resume::{BackfillState, ResumePlan, ResumeRequest, Situation, plan},
     },
     fanout::{
-        hub::{Hub, core::HubState, replay::must_be_replayed},
+        hub::{Hub, core::HubState, replay::LongHistory},
         views::view::{View, ViewKey},
         wake::StreamWaker,
     },
@@ -110,7 +110,7 @@ impl Hub {
             && let First::History(HistorySource::Log, from) = first
             && provided.replays_asked < REPLAYS_ASKED_MAX
             && !provided.replayed.as_ref().is_some_and(|replayed| replayed.starts_after(cached.epoch, from))
-            && must_be_replayed(&cached.history, from, selection)
+            && LongHistory::after(from, &cached.history, selection).is_some()
         {
             provided.replays_asked += 1;
             return Err(NotSubscribed::Needs(Need::Replay(from)));
@@ -225,8 +225,8 @@ impl Hub {
                 };
                 // If only the log lacks the version, a backfill is of no use: it ends where history
                 // can resume, which may be before the log, too.
-                let only_log_lacks_it = newest.is_some_and(|view| !view.can_start_after(version))
-                    && history.can_resume_from(version, cached.version);
+                let only_log_lacks_it =
+                    views.none_can_start_after(key, version) && history.can_resume_from(version, cached.version);
                 let backfill = match &provided.backfill {
                     _ if only_log_lacks_it => BackfillState::Unavailable,
                     ProvidedBackfill::Read(backfill) if backfill.epoch == cached.epoch => {

@@ -38,6 +38,7 @@ use kubefan_common::{
     proto::v1alpha1::ResolvedResource,
 };
 use kubefan_model::{
+    ResourceVersion,
     event::{EventType, TestedEvent},
     format::Format,
     selection::Selection,
@@ -105,6 +106,12 @@ impl Views {
     pub(in crate::fanout) fn newest_at_limit(&self, key: &ViewKey) -> Option<&Arc<View>> {
         let is_full = self.ids.get(key).is_some_and(|ids| ids.len() >= VIEWS_PER_KEY_MAX);
         self.get(key).filter(|_| is_full)
+    }
+
+    /// Whether no view with this key can start after a version: the log of the newest was shortened
+    /// and cannot grow at its old end, and no view may be added.
+    pub(in crate::fanout) fn none_can_start_after(&self, key: &ViewKey, version: ResourceVersion) -> bool {
+        self.newest_at_limit(key).is_some_and(|view| !view.can_start_after(version))
     }
 
     /// The one encoder of a format, for objects of this resource, or rows of its tables. What it
