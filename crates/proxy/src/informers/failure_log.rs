@@ -4,6 +4,7 @@
 
 use std::{
     collections::{HashMap, hash_map::Entry},
+    hash::Hash,
     sync::{Mutex, PoisonError},
     time::Duration,
 };
@@ -22,8 +23,8 @@ const INTERVAL: Duration = Duration::from_secs(60);
 /// The failures of one cache that were logged.
 #[derive(Default)]
 pub(super) struct FailureLog {
-    /// When each kind was logged last.
-    logged_at: HashMap<&'static str, Instant>,
+    /// The kinds of failures.
+    kinds: Logged<&'static str>,
     /// Whether the denial that lasts was logged.
     denial_is_logged: bool,
 }
@@ -48,7 +49,7 @@ impl FailureLog {
     /// Logs that upstream is not known to be the cluster of a cache.
     pub(super) fn log_unconfirmed(&mut self, served: &Served, error: &IdentityError) {
         let (resource, scope, media) = (&served.gvr, served.scope.namespace(), served.parser.media().as_str());
-        if self.takes_kind("unconfirmed") {
+        if self.kinds.takes("unconfirmed") {
             warn!(%resource, scope, media, %error, "upstream is not confirmed to be the same cluster; reading again");
         } else {
             debug!(%resource, scope, media, %error, "upstream is still not confirmed");
@@ -62,42 +63,38 @@ impl FailureLog {
             Some(UpstreamError::Draining { .. }) => false,
             Some(UpstreamError::Forbidden { .. }) if is_denied && self.denial_is_logged => false,
             Some(UpstreamError::Forbidden { .. }) => {
-                self.denial_is_logged = self.takes_kind(reason);
+                self.denial_is_logged = self.kinds.takes(reason);
                 self.denial_is_logged
             }
-            _ => self.takes_kind(reason),
+            _ => self.kinds.takes(reason),
         }
-    }
-
-    /// Whether a kind was not logged for a minute; it counts as logged then.
-    fn takes_kind(&mut self, reason: &'static str) -> bool {
-        let is_due = self.logged_at.get(reason).is_none_or(|at| at.elapsed() >= INTERVAL);
-        if is_due {
-            self.logged_at.insert(reason, Instant::now());
-        }
-        is_due
     }
 }
 
-/// The errors of discovery that were logged in the last minute, and when.
+/// The errors of discovery that were logged.
 #[derive(Default)]
-pub(super) struct DiscoveryLog(Mutex<HashMap<String, Instant>>);
+pub(super) struct DiscoveryLog(Mutex<Logged<String>>);
 
 impl DiscoveryLog {
     /// Logs why a configured resource has no cache.
     pub(super) fn log(&self, resource: &str, error: &DiscoveryError) {
-        if self.takes(error.to_string()) {
+        if self.0.lock().unwrap_or_else(PoisonError::into_inner).takes(error.to_string()) {
             warn!(resource, %error, "not cached yet; the same error of other resources is not logged");
         } else {
             debug!(resource, %error, "not cached yet");
         }
     }
+}
 
-    /// Whether an error was not logged for a minute; it counts as logged then.
-    fn takes(&self, error: String) -> bool {
-        let mut logged_at = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        logged_at.retain(|_, at| at.elapsed() < INTERVAL);
-        match logged_at.entry(error) {
+/// The kinds of lines that were logged in the last minute, and when.
+#[derive(Default)]
+struct Logged<K>(HashMap<K, Instant>);
+
+impl<K: Eq + Hash> Logged<K> {
+    /// Whether a kind was not logged for a minute; it counts as logged then.
+    fn takes(&mut self, kind: K) -> bool {
+        self.0.retain(|_, at| at.elapsed() < INTERVAL);
+        match self.0.entry(kind) {
             Entry::Occupied(_) => false,
             Entry::Vacant(entry) => {
                 entry.insert(Instant::now());
@@ -114,7 +111,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_error_of_discovery_is_logged_once_for_all_resources() {
         let log = DiscoveryLog::default();
-        let takes = |error: &str| log.takes(error.to_owned());
+        let takes = |error: &str| log.0.lock().unwrap().takes(error.to_owned());
         assert!(takes("cannot reach the apiserver") && !takes("cannot reach the apiserver"));
         assert!(takes("no widgets") && takes("no gadgets"), "errors of single resources");
         tokio::time::advance(INTERVAL).await;
@@ -145,18 +142,18 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_failure_that_lasts_is_logged_once_a_minute() {
         let mut log = FailureLog::default();
-        assert!(log.takes_kind("reset") && !log.takes_kind("reset"));
-        assert!(log.takes_kind("unreachable"), "another one");
+        assert!(log.kinds.takes("reset") && !log.kinds.takes("reset"));
+        assert!(log.kinds.takes("unreachable"), "another one");
         tokio::time::advance(INTERVAL - Duration::from_secs(1)).await;
-        assert!(!log.takes_kind("unreachable"));
+        assert!(!log.kinds.takes("unreachable"));
         tokio::time::advance(Duration::from_secs(1)).await;
-        assert!(log.takes_kind("unreachable"));
+        assert!(log.kinds.takes("unreachable"));
     }
 
     #[tokio::test(start_paused = true)]
     async fn failures_that_take_turns_are_each_logged_once_a_minute() {
         let mut log = FailureLog::default();
-        let due = (0..60).filter(|turn| log.takes_kind(["reset", "unreachable"][turn % 2]));
+        let due = (0..60).filter(|turn| log.kinds.takes(["reset", "unreachable"][turn % 2]));
         assert_eq!(due.count(), 2);
     }
 }
