@@ -1,5 +1,5 @@
-//! What the unit tests of several packages share. It depends on no package of kubefan, so that they
-//! can use it without a circle.
+//! Helpers that unit tests of several packages share. They depend on no package of kubefan, so that
+//! each package can use them without a circle.
 
 #![allow(clippy::unwrap_used, reason = "only tests use it")]
 

@@ -84,23 +84,20 @@ impl Connector {
         Ok(TokioIo::new(stream))
     }
 
-    /// Looks the addresses of a host up. A channel has one host, so those of an earlier look-up
-    /// are its too.
+    /// Looks up the addresses of the host of this client, or returns those of an earlier look-up.
     async fn look_up(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
         let known = lock(&self.0.known).clone();
         let looked_up = self.0.resolver.resolve(host, port);
-        if known.is_empty() {
-            let addresses = looked_up.await?;
-            lock(&self.0.known).clone_from(&addresses);
-            return Ok(addresses);
-        }
-        match timeout(LOOKUP_MAX, looked_up).await {
-            Ok(Ok(addresses)) if !addresses.is_empty() => {
-                lock(&self.0.known).clone_from(&addresses);
-                Ok(addresses)
+        let addresses = if known.is_empty() {
+            looked_up.await?
+        } else {
+            match timeout(LOOKUP_MAX, looked_up).await {
+                Ok(Ok(addresses)) if !addresses.is_empty() => addresses,
+                _ => return Ok(known),
             }
-            Ok(Ok(_) | Err(_)) | Err(_) => Ok(known),
-        }
+        };
+        lock(&self.0.known).clone_from(&addresses);
+        Ok(addresses)
     }
 
     /// In random order, the last one at the end.

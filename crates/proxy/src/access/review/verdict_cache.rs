@@ -25,8 +25,8 @@ pub trait Outcome: Clone + Send + Sync + 'static {
     /// When it means nothing any more, whatever the outage; `None` for no such time.
     fn ends_at(&self) -> Option<Instant>;
 
-    /// Returns the holder whose share of the places it takes. The verdict may know more of it than
-    /// `asker`, who has asked for it.
+    /// Returns the holder whose share of the places it takes. `asker` asked for the verdict, which
+    /// may name the holder's user.
     fn holder(&self, asker: Holder) -> Holder {
         asker
     }

@@ -138,10 +138,7 @@ impl<R: Rng> Reflector<R> {
             self.state = ListWatchState::Rereading(reread);
             return Ok(());
         }
-        self.state = match is_passing {
-            true => reread.without_list(),
-            false => ListWatchState::Empty { reason: reread.reason },
-        };
+        self.state = if is_passing { reread.without_list() } else { ListWatchState::Empty { reason: reread.reason } };
         Err(failed)
     }
 }
