@@ -12,15 +12,10 @@ use tokio::{
 };
 
 use super::{Forwarded, Passthrough, scripted_server::options, tests::Server};
-use kubefan_testkit::scripted_server::frame;
+use kubefan_testkit::scripted_server::{END_STREAM_AND_HEADERS, HEADERS, RST_STREAM, SETTINGS, frame, read_frame};
 
 /// The request that is not cancelled is the first of its connection.
 const KEPT: u32 = 1;
-/// Types of frames, and flags (RFC 9113, 6.2 to 6.5).
-const HEADERS: u8 = 1;
-const RST_STREAM: u8 = 3;
-const SETTINGS: u8 = 4;
-const END_STREAM_AND_HEADERS: u8 = 5;
 /// `:status: 200` (RFC 7541, appendix A).
 const OK: [u8; 1] = [0x88];
 
@@ -41,16 +36,12 @@ async fn answer_late(
     stream.read_exact(&mut [0; 24]).await?;
     let mut answered = std::collections::HashSet::new();
     loop {
-        let mut head = [0; 9];
-        stream.read_exact(&mut head).await?;
-        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
-        stream.read_exact(&mut vec![0; length as usize]).await?;
-        let id = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
-        match head[3] {
+        let head = read_frame(&mut stream).await?;
+        match head.kind {
             HEADERS => read.send_modify(|read| read.requests += 1),
             // The client resets a stream again whose answer it did not expect.
-            RST_STREAM if answered.insert(id) => {
-                stream.write_all(&frame(HEADERS, END_STREAM_AND_HEADERS, id, &OK)).await?;
+            RST_STREAM if answered.insert(head.stream) => {
+                stream.write_all(&frame(HEADERS, END_STREAM_AND_HEADERS, head.stream, &OK)).await?;
                 read.send_modify(|read| read.resets += 1);
                 if read.borrow().resets == resets_max {
                     stream.write_all(&frame(HEADERS, END_STREAM_AND_HEADERS, KEPT, &OK)).await?;

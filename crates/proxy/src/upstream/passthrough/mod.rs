@@ -13,6 +13,8 @@ mod base_url;
 #[cfg(test)]
 mod cancelled;
 mod connections;
+#[cfg(test)]
+mod lost_connections;
 mod protection;
 mod repeat;
 #[cfg(test)]
@@ -42,6 +44,7 @@ use crate::upstream::{
         connector::{self, HttpVersions},
         renewal::Renewed,
         settings::{SettingsError, UpstreamSettings},
+        unprocessed,
     },
 };
 use kubefan_common::kubeconfig::tls_config;
@@ -195,8 +198,8 @@ impl Passthrough {
 
     /// Makes attempts until the apiserver has read the request.
     async fn send_until_read(&self, request: &Repeatable) -> Result<Response<UpstreamBody>, UpstreamError> {
-        let mut delays = repeat::DELAYS.iter();
-        let mut unread = None;
+        let mut delays = unprocessed::DELAYS.iter();
+        let mut last_error = None;
         let mut service = self.service.current().await;
         while let Some(attempt) = request.attempt() {
             let error = match forward(ForwardService::clone(&service), attempt).await {
@@ -208,8 +211,8 @@ impl Passthrough {
                 }
                 Err(error) => error,
             };
-            if repeat::is_unread(&*error) {
-                unread = Some(transport::root_cause(&*error));
+            if unprocessed::is_unprocessed(&*error) {
+                last_error = Some(transport::root_cause(&*error));
                 let Some(delay) = delays.next() else { break };
                 sleep(*delay).await;
                 continue;
@@ -223,7 +226,7 @@ impl Passthrough {
             }
             service = self.service.last();
         }
-        Err(UpstreamError::Unread { message: unread.unwrap_or_default() })
+        Err(UpstreamError::Unread { message: last_error.unwrap_or_default() })
     }
 }
 

@@ -1,41 +1,22 @@
 //! A forwarded request that can be sent again, as long as the apiserver has not read it.
 //!
-//! Many callers share an HTTP/2 connection upstream. kube-apiserver closes it (GOAWAY) after a
-//! request that it cannot authenticate, and at random to spread the load (`--goaway-chance`).
-//! Requests that were sent meanwhile fail. They have streams above the last one that GOAWAY names,
-//! so the server has not processed them (RFC 9113, 6.8), and any method is safe to repeat. Go's
-//! HTTP/2 client does the same with `Request.GetBody`.
+//! Many callers share an HTTP/2 connection upstream, and requests that were sent when it closes
+//! fail. `transport::unprocessed` says which of them the apiserver has not read. Go's HTTP/2 client
+//! repeats them with `Request.GetBody`.
 
 use std::{
-    error::Error,
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use bytes::Bytes;
-use h2::Reason;
 use http::{Request, request};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 use tower::BoxError;
 
 use crate::upstream::transport::connection::UpstreamBody;
-use kubefan_common::text;
-
-/// The waits before each repeat. Each connection that closes costs one, and several may close while
-/// a large body is written. A server that refuses streams (REFUSED_STREAM) needs time.
-pub(super) const DELAYS: [Duration; 8] = [
-    Duration::ZERO,
-    Duration::from_millis(20),
-    Duration::from_millis(50),
-    Duration::from_millis(200),
-    Duration::from_millis(500),
-    Duration::from_millis(500),
-    Duration::from_secs(1),
-    Duration::from_secs(1),
-];
 
 /// The most bytes that an attempt reads again at once.
 const PIECE_BYTES_MAX: usize = 16 << 10;
@@ -158,36 +139,12 @@ impl Body for AttemptBody {
     }
 }
 
-/// Whether the server has certainly not processed the request: its stream was refused, or is above
-/// the last one of a GOAWAY, or the connection closed before the request was written.
-pub(super) fn is_unread(error: &(dyn Error + Send + Sync + 'static)) -> bool {
-    let Some(error) = text::find::<hyper::Error>(error) else { return false };
-    if error.is_canceled() || error.is_closed() {
-        return true;
-    }
-    // An error of the body comes from the caller's connection. This is about the server's.
-    let of_server = error.source().filter(|_| !error.is_user()).and_then(|error| error.downcast_ref::<h2::Error>());
-    // A GOAWAY without an error fails only the streams above its last one; the others end with the
-    // connection. After a GOAWAY with an error, any stream may have been processed.
-    of_server.is_some_and(|error| {
-        let is_closed = error.is_go_away() && error.reason() == Some(Reason::NO_ERROR);
-        error.is_remote() && (is_closed || error.reason() == Some(Reason::REFUSED_STREAM))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use futures::{StreamExt, stream};
-    use http_body_util::{Full, StreamBody};
-    use hyper_util::rt::{TokioExecutor, TokioIo};
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use http_body_util::StreamBody;
 
     use super::*;
-    use kubefan_testkit::scripted_server::{failure, go_away, reset};
-
-    fn write() -> Request<UpstreamBody> {
-        Request::post("http://h/").body(Full::new(Bytes::from("x")).map_err(BoxError::from).boxed_unsync()).unwrap()
-    }
 
     fn request(chunks: &'static [&'static str], kept_bytes_max: usize) -> Repeatable {
         let frames = stream::iter(chunks).map(|chunk| Ok(Frame::data(Bytes::from_static(chunk.as_bytes()))));
@@ -248,68 +205,5 @@ mod tests {
         assert_eq!(read(request.attempt().unwrap()).await.len(), BYTES);
         assert!(Arc::strong_count(&alive) <= 2, "{} buffers are held", Arc::strong_count(&alive) - 2);
         assert_eq!(read(request.attempt().unwrap()).await, vec![b'x'; BYTES]);
-    }
-
-    #[tokio::test]
-    async fn only_the_server_can_say_that_it_has_not_read_a_request() {
-        for (bytes, says_so) in [
-            (reset(Reason::REFUSED_STREAM), true),
-            (go_away(0, Reason::NO_ERROR), true),
-            (go_away(1, Reason::NO_ERROR), false),
-            ([go_away(u32::MAX >> 1, Reason::NO_ERROR), go_away(1, Reason::NO_ERROR)].concat(), false),
-            (go_away(0, Reason::INTERNAL_ERROR), false),
-            (go_away(0, Reason::ENHANCE_YOUR_CALM), false),
-            (reset(Reason::NO_ERROR), false),
-            (reset(Reason::CANCEL), false),
-            (reset(Reason::INTERNAL_ERROR), false),
-            (reset(Reason::STREAM_CLOSED), false),
-            (reset(Reason::ENHANCE_YOUR_CALM), false),
-            (Vec::new(), false),
-        ] {
-            let error = failure(write(), &bytes).await;
-            assert_eq!(is_unread(&*error), says_so, "{bytes:?}: {error:?}");
-        }
-        let wrapped = |error: h2::Error| std::io::Error::other(error);
-        assert!(!is_unread(&wrapped(h2::Error::from(Reason::NO_ERROR))), "an error of this side");
-        assert!(!is_unread(&std::io::Error::other("reset")));
-    }
-
-    /// The error of a request over HTTP/1.1 whose server closes the connection after these bytes.
-    async fn failure_over_http1(body: UpstreamBody, bytes: &'static [u8]) -> BoxError {
-        let (client, mut server) = tokio::io::duplex(1 << 16);
-        let (mut requests, connection) = hyper::client::conn::http1::handshake(TokioIo::new(client)).await.unwrap();
-        tokio::spawn(connection);
-        let sent = requests.send_request(Request::post("/").body(body).unwrap());
-        let served = async move {
-            let _begun = server.read_u8().await;
-            let _written = server.write_all(bytes).await;
-        };
-        let (sent, ()) = tokio::join!(sent, served);
-        sent.unwrap_err().into()
-    }
-
-    #[tokio::test]
-    async fn a_request_over_http1_that_was_begun_may_have_been_read() {
-        for bytes in [&b""[..], b"HTTP/1.1 200 OK\r\n", b"no HTTP\r\n\r\n"] {
-            let error = failure_over_http1(write().into_body(), bytes).await;
-            assert!(!is_unread(&*error), "{error:?}");
-        }
-        let of_caller = failure(write(), &reset(Reason::REFUSED_STREAM)).await;
-        assert!(is_unread(&*of_caller));
-        let broken = StreamBody::new(stream::iter([Ok(Frame::data(Bytes::from("x"))), Err(of_caller)])).boxed_unsync();
-        let error = failure_over_http1(broken, b"").await;
-        assert!(!is_unread(&*error), "the caller has refused something, not the server: {error:?}");
-    }
-
-    #[tokio::test]
-    async fn a_connection_that_closes_before_a_request_has_not_read_it() {
-        let (client, server) = tokio::io::duplex(1 << 16);
-        let (mut requests, connection) =
-            hyper::client::conn::http2::handshake::<_, _, UpstreamBody>(TokioExecutor::new(), TokioIo::new(client))
-                .await
-                .unwrap();
-        drop(server);
-        let _broken = connection.await;
-        assert!(is_unread(&requests.ready().await.unwrap_err()));
     }
 }

@@ -10,6 +10,7 @@ mod pool;
 pub(super) mod renewal;
 pub mod settings;
 mod token_file;
+pub(super) mod unprocessed;
 
 use std::{error::Error, io, net::SocketAddr, sync::Arc};
 

@@ -8,11 +8,17 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use http_body_util::BodyExt;
-use reqwest::{Body, Client};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use reqwest::{Body, Client, Request, Response};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::sleep,
+};
 use tower::BoxError;
 
-use crate::upstream::transport::connection::{self, REQUESTS_MAX, UpstreamBody};
+use crate::upstream::transport::{
+    connection::{self, REQUESTS_MAX, UpstreamBody},
+    unprocessed,
+};
 
 type ClientFactory = dyn Fn() -> Result<Client, String> + Send + Sync;
 
@@ -58,15 +64,28 @@ impl Pool {
         Ok(acquired)
     }
 
-    /// Sends a request. It occupies a permit until the body of its response is dropped.
+    /// Sends a request, and again if the server has certainly not read it. It occupies a permit
+    /// until the body of its response is dropped.
     pub(in crate::upstream) async fn send(
         &self,
         request: http::Request<Body>,
     ) -> Result<http::Response<UpstreamBody>, BoxError> {
         let (client, permit) = self.acquire()?;
-        let response = http::Response::<Body>::from(client.execute(request.try_into()?).await?);
+        let response = http::Response::<Body>::from(execute(&client, request.try_into()?).await?);
         Ok(response.map(|body| connection::holding(body.map_err(BoxError::from), permit).boxed_unsync()))
     }
+}
+
+async fn execute(client: &Client, request: Request) -> Result<Response, reqwest::Error> {
+    for delay in unprocessed::DELAYS {
+        // A body that is streamed cannot be sent again.
+        let Some(attempt) = request.try_clone() else { break };
+        match client.execute(attempt).await {
+            Err(error) if unprocessed::is_unprocessed(&error) => sleep(delay).await,
+            done => return done,
+        }
+    }
+    client.execute(request).await
 }
 
 #[cfg(test)]
