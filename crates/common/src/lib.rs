@@ -4,6 +4,7 @@ pub mod backoff;
 pub mod encoding;
 #[cfg(feature = "kubeconfig")]
 pub mod kubeconfig;
+pub mod last_lookup;
 #[doc(hidden)]
 pub mod planted;
 pub mod proto;

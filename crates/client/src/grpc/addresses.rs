@@ -5,8 +5,7 @@
 //! clients would then be on the first replica, and one that asks some to come back would get the
 //! same ones again. So each connection looks the name up and takes the addresses in random order,
 //! the one that was used before at the end: the replica there has failed, or asks its clients to
-//! leave. If the name cannot be looked up, the addresses of the last look-up count: the DNS server
-//! of a cluster may have been on the same node as the replica that is gone.
+//! leave.
 
 use std::{
     collections::VecDeque,
@@ -27,12 +26,10 @@ use tokio::{
 use tonic::codegen::{Service, http::Uri};
 
 use crate::random::generator;
+use kubefan_common::last_lookup::LastLookups;
 
 /// The number of addresses tried for a connection.
 const ADDRESSES_MAX: usize = 16;
-/// The longest wait for a look-up if addresses of an earlier one are known. A resolver waits for
-/// a server that is gone for 5 s, which is longer than a connection may take.
-const LOOKUP_MAX: Duration = Duration::from_secs(1);
 /// An address that is silent for so long is not waited for before the next is tried too, as
 /// RFC 8305 recommends.
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
@@ -61,8 +58,7 @@ pub(super) struct Connector(Arc<Shared>);
 
 struct Shared {
     resolver: Arc<dyn Resolve>,
-    /// The addresses of the last look-up that found some.
-    known: Mutex<Vec<SocketAddr>>,
+    lookups: LastLookups,
     /// Where the last connection led.
     last: Mutex<Option<SocketAddr>>,
 }
@@ -71,33 +67,18 @@ impl Connector {
     /// Connects to the addresses that `resolver` finds; `None`: the system's.
     pub(super) fn new(resolver: Option<Arc<dyn Resolve>>) -> Self {
         let resolver = resolver.unwrap_or_else(|| Arc::new(System));
-        Self(Arc::new(Shared { resolver, known: Mutex::default(), last: Mutex::default() }))
+        Self(Arc::new(Shared { resolver, lookups: LastLookups::default(), last: Mutex::default() }))
     }
 
     async fn connect(self, uri: Uri) -> io::Result<TokioIo<TcpStream>> {
         let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
         // The client accepts no address without a port.
-        let addresses = self.look_up(host, uri.port_u16().unwrap_or_default()).await?;
+        let looked_up = self.0.resolver.resolve(host, uri.port_u16().unwrap_or_default());
+        let addresses = self.0.lookups.or_last(host, looked_up).await?;
         let stream = first_of(self.in_order(addresses)).await?;
         stream.set_nodelay(true)?;
         *lock(&self.0.last) = stream.peer_addr().ok();
         Ok(TokioIo::new(stream))
-    }
-
-    /// Looks up the addresses of the host of this client, or returns those of an earlier look-up.
-    async fn look_up(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-        let known = lock(&self.0.known).clone();
-        let looked_up = self.0.resolver.resolve(host, port);
-        let addresses = if known.is_empty() {
-            looked_up.await?
-        } else {
-            match timeout(LOOKUP_MAX, looked_up).await {
-                Ok(Ok(addresses)) if !addresses.is_empty() => addresses,
-                _ => return Ok(known),
-            }
-        };
-        lock(&self.0.known).clone_from(&addresses);
-        Ok(addresses)
     }
 
     /// In random order, the last one at the end.

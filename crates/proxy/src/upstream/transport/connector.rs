@@ -29,7 +29,10 @@ use kube_client::Config;
 use rustls::{ClientConfig, pki_types::ServerName};
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt, util::BoxCloneSyncService};
 
-use crate::upstream::transport::connection::{self, ConnectionLimits, STREAMS_MAX, UpstreamBody};
+use crate::upstream::transport::{
+    connection::{self, ConnectionLimits, STREAMS_MAX, UpstreamBody},
+    resolver::Resolver,
+};
 
 /// A client for forwarded requests.
 pub type ForwardService = BoxCloneSyncService<http::Request<UpstreamBody>, http::Response<UpstreamBody>, BoxError>;
@@ -61,7 +64,7 @@ pub(in crate::upstream) fn build(
     versions: HttpVersions,
     limits: ConnectionLimits,
 ) -> Result<ForwardService, String> {
-    let mut http = HttpConnector::new();
+    let mut http = HttpConnector::new_with_resolver(Resolver::default());
     http.enforce_http(false);
     http.set_nodelay(true);
     http.set_keepalive(Some(connection::TCP_KEEPALIVE));

@@ -8,11 +8,12 @@ pub(super) mod connection;
 pub(super) mod connector;
 mod pool;
 pub(super) mod renewal;
+mod resolver;
 pub mod settings;
 mod token_file;
 pub(super) mod unprocessed;
 
-use std::{error::Error, io, net::SocketAddr, sync::Arc};
+use std::{error::Error, io, sync::Arc};
 
 use bytes::Bytes;
 use http::Uri;
@@ -26,7 +27,7 @@ use kubefan_common::{
     text::{find, innermost},
     tls::{self, TlsSettings},
 };
-use reqwest::{Proxy, dns, redirect};
+use reqwest::{Proxy, redirect};
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt, service_fn, util::BoxCloneSyncService};
 
 pub(in crate::upstream) use self::settings::server_name;
@@ -36,6 +37,7 @@ use crate::upstream::{
     transport::{
         connection::{ConnectionLimits, UpstreamBody},
         pool::Pool,
+        resolver::Resolver,
         settings::SettingsError,
         token_file::TokenFile,
     },
@@ -156,18 +158,19 @@ fn client(
         let proxy = Proxy::all(url.to_string()).map_err(|_| "its proxy-url is not the URL of a proxy".to_owned())?;
         builder = builder.proxy(proxy);
     }
-    if config.tls_server_name.is_some() {
-        if config.proxy_url.is_some() {
-            return Err("tls-server-name together with a proxy is not supported".to_owned());
-        }
-        let host = config.cluster_url.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
-        builder = builder.dns_resolver(Arc::new(ResolveAs { host }));
+    if config.tls_server_name.is_some() && config.proxy_url.is_some() {
+        return Err("tls-server-name together with a proxy is not supported".to_owned());
     }
+    let resolver = match &config.tls_server_name {
+        Some(_) => Resolver::to(config.cluster_url.host().unwrap_or_default().trim_matches(['[', ']'])),
+        None => Resolver::default(),
+    };
+    builder = builder.dns_resolver(Arc::new(resolver));
     builder.build().map_err(|error| root_cause(&error))
 }
 
 /// The URL for requests. With `tls-server-name` its host is that name, because reqwest checks the
-/// certificate against the URL; [`ResolveAs`] then resolves the name to the real host.
+/// certificate against the URL; [`Resolver`] then resolves the name to the real host.
 pub(in crate::upstream) fn request_base(config: &Config) -> Result<Uri, SettingsError> {
     let Some(name) = &config.tls_server_name else { return Ok(config.cluster_url.clone()) };
     let mut parts = config.cluster_url.clone().into_parts();
@@ -181,22 +184,6 @@ pub(in crate::upstream) fn request_base(config: &Config) -> Result<Uri, Settings
     }
     parts.authority = Some(format!("{name}:{port}").parse().map_err(|_| invalid())?);
     Uri::from_parts(parts).map_err(|_| invalid())
-}
-
-/// Resolves every name to the addresses of one host.
-struct ResolveAs {
-    host: String,
-}
-
-impl dns::Resolve for ResolveAs {
-    fn resolve(&self, _name: dns::Name) -> dns::Resolving {
-        let host = self.host.clone();
-        Box::pin(async move {
-            // Port 0 stands for the URL's port.
-            let addresses: Vec<SocketAddr> = tokio::net::lookup_host((host, 0)).await?.collect();
-            Ok(Box::new(addresses.into_iter()) as dns::Addrs)
-        })
-    }
 }
 
 /// Whether the request was never sent: there were no credentials for it, or no connection.
