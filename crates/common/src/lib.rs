@@ -1,6 +1,7 @@
 //! What the client library, the proxy and the simulator share.
 
 pub mod backoff;
+mod choice;
 pub mod encoding;
 #[cfg(feature = "kubeconfig")]
 pub mod kubeconfig;

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::{
     ConfigError,
     rules::{any, at_least, optional, unusable},
-    section::{display_choice, section},
+    section::section,
 };
 
 /// Whether an answer waits for its record.
@@ -19,8 +19,8 @@ pub enum AuditMode {
     /// It does. Without its record a request is refused.
     BlockingStrict,
 }
-display_choice!(AuditMode);
 
+kubefan_common::display_choice!(AuditMode);
 section! {
     heading: "Audit log";
     /// What is recorded of requests, as given.

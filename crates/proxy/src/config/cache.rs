@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::{
     ByteSize, ConfigError, Duration,
     rules::{any, at_least, names, optional, size, unusable, wait},
-    section::{display_choice, section},
+    section::section,
 };
 use crate::informers::ConfiguredResource;
 
@@ -22,8 +22,8 @@ pub enum CacheCompression {
     /// object that is read.
     Zstd,
 }
-display_choice!(CacheCompression);
 
+kubefan_common::display_choice!(CacheCompression);
 section! {
     heading: "Cache";
     /// The resources and the history that are cached, as given.

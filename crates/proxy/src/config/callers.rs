@@ -9,7 +9,7 @@ use super::{
     ConfigError, Duration, ListenAddress,
     passthrough::PassthroughMode,
     rules::{any, at_least, names, or_false, up_to_a_day, wait, wait_or_never},
-    section::{display_choice, section},
+    section::section,
     serving::ServingConfig,
 };
 
@@ -23,8 +23,8 @@ pub enum AuthorizationMode {
     #[value(name = "AlwaysAllow")]
     AlwaysAllow,
 }
-display_choice!(AuthorizationMode);
 
+kubefan_common::display_choice!(AuthorizationMode);
 section! {
     heading: "Callers";
     /// Who callers are and what they may read, as given.

@@ -1,12 +1,6 @@
 //! The section "Logging".
 
-use super::{
-    LogFormat,
-    rules::any,
-    section::{display_choice, section},
-};
-
-display_choice!(LogFormat);
+use super::{LogFormat, rules::any, section::section};
 
 section! {
     heading: "Logging";

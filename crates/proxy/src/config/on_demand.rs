@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::{
     ByteSize, ConfigError, Duration,
     rules::{any, at_least, or_false, size, wait},
-    section::{display_choice, section},
+    section::section,
 };
 
 /// Whether objects are also cached as protobuf, for clients that ask for it.
@@ -20,8 +20,8 @@ pub enum ProtobufMode {
     /// Never: these requests go upstream.
     Off,
 }
-display_choice!(ProtobufMode);
 
+kubefan_common::display_choice!(ProtobufMode);
 section! {
     heading: "On demand";
     /// The caches that readers start, as given.

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use super::{
     ConfigError, ListenAddress,
     rules::{at_least, optional, or_false},
-    section::{display_choice, section},
+    section::section,
 };
 use crate::upstream::passthrough::Credentials;
 
@@ -25,8 +25,8 @@ pub enum PassthroughMode {
     /// They are refused.
     Off,
 }
-display_choice!(PassthroughMode);
 
+kubefan_common::display_choice!(PassthroughMode);
 section! {
     heading: "Passthrough";
     /// How requests are forwarded upstream, as given.

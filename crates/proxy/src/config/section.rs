@@ -235,16 +235,3 @@ macro_rules! second_name {
     };
 }
 pub(super) use second_name;
-
-/// Lets a choice of the command line print itself as it is given there.
-macro_rules! display_choice {
-    ($choice:ty) => {
-        impl std::fmt::Display for $choice {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                let value = clap::ValueEnum::to_possible_value(self);
-                f.write_str(value.as_ref().map_or("", |value| value.get_name()))
-            }
-        }
-    };
-}
-pub(super) use display_choice;

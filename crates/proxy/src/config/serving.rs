@@ -10,7 +10,7 @@ use super::{
     ByteSize, ConfigError, Duration, ListenAddress,
     managed_tls::{self, DEFAULT_LIFETIMES, TlsSource},
     rules::{any, any_duration, at_least, optional, or_false, size, size_in_memory, unusable, wait, wait_or_never},
-    section::{display_choice, section},
+    section::section,
 };
 use crate::{
     cache::budget::SELECTOR_BYTES_MAX,
@@ -39,9 +39,8 @@ pub enum ConsistentReads {
     /// By upstream.
     Upstream,
 }
-display_choice!(ConsistentReads);
-display_choice!(TlsVersion);
 
+kubefan_common::display_choice!(ConsistentReads);
 section! {
     heading: "Serving";
     /// How `serve` serves, as given.

@@ -5,11 +5,9 @@ use std::path::PathBuf;
 use super::{
     ConfigError,
     rules::{any, optional, unusable},
-    section::{SecondVariable, display_choice, section},
+    section::{SecondVariable, section},
 };
 use crate::telemetry::traces::{Protocol, TraceSettings};
-
-display_choice!(Protocol);
 
 /// The variables of OpenTelemetry, which its operator sets in pods.
 pub(super) const VARIABLES: [SecondVariable; 2] = [

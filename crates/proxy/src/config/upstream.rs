@@ -8,7 +8,7 @@ use super::{
     ConfigError, Duration,
     next_kubefan::{self, SourceSettings},
     rules::{any, at_least, optional, or_false, unusable, wait, wait_or_never},
-    section::{display_choice, section},
+    section::section,
 };
 use crate::upstream::settings::UpstreamSettings;
 use kubefan_model::selector::FieldSelector;
@@ -22,8 +22,8 @@ pub enum WatchListMode {
     /// By LIST.
     Never,
 }
-display_choice!(WatchListMode);
 
+kubefan_common::display_choice!(WatchListMode);
 section! {
     heading: "Upstream";
     /// How the apiserver is reached and read, as given.

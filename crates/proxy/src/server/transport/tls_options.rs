@@ -21,6 +21,8 @@ pub enum TlsVersion {
     Tls13,
 }
 
+kubefan_common::display_choice!(TlsVersion);
+
 /// What a handshake may agree on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsOptions {

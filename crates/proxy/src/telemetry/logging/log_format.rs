@@ -11,3 +11,5 @@ pub enum LogFormat {
     /// One JSON object per line.
     Json,
 }
+
+kubefan_common::display_choice!(LogFormat);

@@ -46,6 +46,8 @@ pub enum Protocol {
     HttpProtobuf,
 }
 
+kubefan_common::display_choice!(Protocol);
+
 /// Where spans are sent, and how many.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TraceSettings {
