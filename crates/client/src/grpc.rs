@@ -7,9 +7,9 @@ mod grpc_list_watch;
 mod projection;
 mod watch;
 
-pub use addresses::Resolve;
 pub use client::{Client, ClientCertificate, ClientOptions, IN_CLUSTER_ADDRESS, ObjectList, ReadOptions};
 pub use grpc_list_watch::GrpcListWatch;
+pub use kubefan_common::names::Resolve;
 pub use projection::{Parts, Projection};
 pub use watch::{DELTA_BASE_BYTES_MAX, OnExpired, OnLag, WatchItem, WatchOptions, WatchStream};
 

@@ -5,7 +5,7 @@ mod choice;
 pub mod encoding;
 #[cfg(feature = "kubeconfig")]
 pub mod kubeconfig;
-pub mod last_lookup;
+pub mod names;
 #[doc(hidden)]
 pub mod planted;
 pub mod proto;

@@ -19,14 +19,11 @@ use std::{
 use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use hyper_util::rt::TokioIo;
 use rand::seq::SliceRandom;
-use tokio::{
-    net::{TcpStream, lookup_host},
-    time::timeout,
-};
+use tokio::{net::TcpStream, time::timeout};
 use tonic::codegen::{Service, http::Uri};
 
 use crate::random::generator;
-use kubefan_common::last_lookup::LastLookups;
+use kubefan_common::names::{Names, Resolve, System};
 
 /// The number of addresses tried for a connection.
 const ADDRESSES_MAX: usize = 16;
@@ -34,31 +31,12 @@ const ADDRESSES_MAX: usize = 16;
 /// RFC 8305 recommends.
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
-/// Finds the addresses of a server.
-pub trait Resolve: Send + Sync {
-    /// The addresses of `host`, a DNS name or an IP address, with the port to connect to.
-    ///
-    /// # Errors
-    /// The name has no address, or cannot be looked up now.
-    fn resolve<'a>(&'a self, host: &'a str, port: u16) -> BoxFuture<'a, io::Result<Vec<SocketAddr>>>;
-}
-
-/// The system's resolver.
-struct System;
-
-impl Resolve for System {
-    fn resolve<'a>(&'a self, host: &'a str, port: u16) -> BoxFuture<'a, io::Result<Vec<SocketAddr>>> {
-        Box::pin(async move { Ok(lookup_host((host, port)).await?.collect()) })
-    }
-}
-
 /// Connects the channel of one client, again and again.
 #[derive(Clone)]
 pub(super) struct Connector(Arc<Shared>);
 
 struct Shared {
-    resolver: Arc<dyn Resolve>,
-    lookups: LastLookups,
+    names: Arc<Names>,
     /// Where the last connection led.
     last: Mutex<Option<SocketAddr>>,
 }
@@ -67,14 +45,13 @@ impl Connector {
     /// Connects to the addresses that `resolver` finds; `None`: the system's.
     pub(super) fn new(resolver: Option<Arc<dyn Resolve>>) -> Self {
         let resolver = resolver.unwrap_or_else(|| Arc::new(System));
-        Self(Arc::new(Shared { resolver, lookups: LastLookups::default(), last: Mutex::default() }))
+        Self(Arc::new(Shared { names: Names::new(resolver), last: Mutex::default() }))
     }
 
     async fn connect(self, uri: Uri) -> io::Result<TokioIo<TcpStream>> {
         let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
         // The client accepts no address without a port.
-        let looked_up = self.0.resolver.resolve(host, uri.port_u16().unwrap_or_default());
-        let addresses = self.0.lookups.or_last(host, looked_up).await?;
+        let addresses = self.0.names.look_up(host, uri.port_u16().unwrap_or_default()).await?;
         let stream = first_of(self.in_order(addresses)).await?;
         stream.set_nodelay(true)?;
         *lock(&self.0.last) = stream.peer_addr().ok();
@@ -133,11 +110,7 @@ impl Service<Uri> for Connector {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        collections::HashSet,
-        future::pending,
-        sync::atomic::{AtomicBool, Ordering},
-    };
+    use std::collections::HashSet;
 
     use tokio::net::{TcpListener, TcpSocket};
 
@@ -187,43 +160,6 @@ mod tests {
         let nowhere = Connector::new(Some(Arc::new(Fixed(vec![down]))));
         let error = nowhere.connect(Uri::from_static("http://kubefan.test:7443")).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
-    }
-
-    /// Answers the first look-up, and then fails or is silent.
-    struct Once {
-        address: SocketAddr,
-        is_answered: AtomicBool,
-        is_silent: bool,
-    }
-
-    impl Resolve for Once {
-        fn resolve<'a>(&'a self, _: &'a str, _: u16) -> BoxFuture<'a, io::Result<Vec<SocketAddr>>> {
-            Box::pin(async {
-                if !self.is_answered.swap(true, Ordering::Relaxed) {
-                    return Ok(vec![self.address]);
-                }
-                if self.is_silent {
-                    pending::<()>().await;
-                }
-                Err(io::ErrorKind::NotFound.into())
-            })
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn without_a_resolver_the_addresses_of_the_last_look_up_are_used() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        for is_silent in [false, true] {
-            let resolver = Once { address, is_answered: AtomicBool::new(false), is_silent };
-            let connector = Connector::new(Some(Arc::new(resolver)));
-            for _ in 0..2 {
-                assert_eq!(used(&connector).await, address, "silent: {is_silent}");
-            }
-        }
-        let failed = Once { address, is_answered: AtomicBool::new(true), is_silent: false };
-        let never = Connector::new(Some(Arc::new(failed)));
-        assert!(never.connect(Uri::from_static("http://kubefan.test:7443")).await.is_err());
     }
 
     #[tokio::test]

@@ -17,10 +17,7 @@ use tonic::{
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
 
-use super::{
-    addresses::{Connector, Resolve},
-    projection::Projection,
-};
+use super::{addresses::Connector, projection::Projection};
 use crate::{
     authorities,
     error::{ClientError, root_cause},
@@ -28,6 +25,7 @@ use crate::{
     version,
 };
 use kubefan_common::encoding::Encoding;
+use kubefan_common::names::Resolve;
 use kubefan_common::proto::v1alpha1::{
     self, GetFreshnessRequest, GetFreshnessResponse, GetRequest, GetResponse, ListRequest, ListResourcesRequest,
     ListResponse, Object, ResolvedResource, ResourceStatus, Target, watch_service_client::WatchServiceClient,

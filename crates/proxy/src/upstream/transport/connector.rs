@@ -64,7 +64,7 @@ pub(in crate::upstream) fn build(
     versions: HttpVersions,
     limits: ConnectionLimits,
 ) -> Result<ForwardService, String> {
-    let mut http = HttpConnector::new_with_resolver(Resolver::default());
+    let mut http = HttpConnector::new_with_resolver(Resolver::new());
     http.enforce_http(false);
     http.set_nodelay(true);
     http.set_keepalive(Some(connection::TCP_KEEPALIVE));

@@ -163,7 +163,7 @@ fn client(
     }
     let resolver = match &config.tls_server_name {
         Some(_) => Resolver::to(config.cluster_url.host().unwrap_or_default().trim_matches(['[', ']'])),
-        None => Resolver::default(),
+        None => Resolver::new(),
     };
     builder = builder.dns_resolver(Arc::new(resolver));
     builder.build().map_err(|error| root_cause(&error))

@@ -10,30 +10,33 @@ use std::{
 
 use futures::{FutureExt, TryFutureExt, future::BoxFuture};
 use hyper_util::client::legacy::connect::dns::Name;
-use kubefan_common::last_lookup::LastLookups;
+use kubefan_common::names::{Names, System};
 use reqwest::dns;
-use tokio::net::lookup_host;
 use tower::{BoxError, Service};
 
 /// The system's resolver, and the addresses that it has found before.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone)]
 pub(super) struct Resolver {
-    lookups: Arc<LastLookups>,
+    names: Arc<Names>,
     /// The host to look up in place of every name.
     host: Option<Arc<str>>,
 }
 
 impl Resolver {
+    /// Resolves every name to its addresses.
+    pub(super) fn new() -> Self {
+        Self { names: Names::new(Arc::new(System)), host: None }
+    }
+
     /// Resolves every name to the addresses of one host.
     pub(super) fn to(host: &str) -> Self {
-        Self { host: Some(host.into()), ..Self::default() }
+        Self { host: Some(host.into()), ..Self::new() }
     }
 
     async fn resolve(self, name: String) -> io::Result<vec::IntoIter<SocketAddr>> {
         let host = self.host.as_deref().unwrap_or(&name);
         // Port 0 stands for the URL's port.
-        let looked_up = lookup_host((host, 0)).map_ok(Iterator::collect);
-        Ok(self.lookups.or_last(host, looked_up).await?.into_iter())
+        Ok(self.names.look_up(host, 0).await?.into_iter())
     }
 }
 
