@@ -24,6 +24,7 @@ tests! {
     paused: an_outage_ends_for_all_caches_when_upstream_is_back, an_apiserver_that_starts_slowly_is_asked_in_time,
         an_outage_behind_a_gateway_ends_when_upstream_is_back, one_failing_resource_is_not_an_outage,
         a_kubefan_that_starts_during_an_outage_is_ready_when_upstream_is,
+        an_outage_does_not_make_a_resource_wanted_that_was_not_found,
         an_apiserver_whose_readiness_stays_unknown_is_used_all_the_same,
         http_watches_end_with_410_soon_after_an_apiserver_restart,
         a_failed_page_is_requested_again_and_the_others_are_kept, a_failed_page_of_a_backfill_is_requested_again,
@@ -177,6 +178,17 @@ async fn a_kubefan_that_starts_during_an_outage_is_ready_when_upstream_is() {
     sleep(Duration::from_secs(120)).await;
     rig.network.refuse(false);
     assert_live("a start", &rig, RESOURCES, LIVE_WITHIN).await;
+}
+
+async fn an_outage_does_not_make_a_resource_wanted_that_was_not_found() {
+    let setup = Setup::of(&["pods", "podz"]);
+    let rig = Rig::synced(setup.sim(), setup).await;
+    rig.readyz_has("podz not found").await;
+    rig.network.refuse(true);
+    sleep(Duration::from_secs(300)).await;
+    let (is_ready, _) = rig.registry.readiness();
+    assert!(is_ready, "in an outage: {}", rig.readyz());
+    rig.readyz_has("podz not found").await;
 }
 
 async fn an_apiserver_whose_readiness_stays_unknown_is_used_all_the_same() {

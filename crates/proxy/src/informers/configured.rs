@@ -106,16 +106,16 @@ async fn keep_cached(registry: Arc<Registry>, resource: ConfiguredResource, disc
                 }
             }
             Err(error) => {
-                let phase = match error {
-                    DiscoveryError::UnknownResource { .. } => Phase::NotFound,
-                    _ => Phase::Syncing,
-                };
-                if phase == Phase::NotFound {
+                let is_missing = matches!(error, DiscoveryError::UnknownResource { .. });
+                if is_missing {
                     wait_max = NOT_FOUND_WAIT_MAX;
                 }
                 if let DiscoveryError::Upstream(error) = &error {
                     failure = Some(error.clone());
                 }
+                // A look-up that fails says nothing, so an outage makes no replica unready.
+                let was_missing = registry.uncached.get(&name).is_some_and(|before| before.phase == Phase::NotFound);
+                let phase = if is_missing || was_missing { Phase::NotFound } else { Phase::Syncing };
                 if registry.set_uncached(&name, UncachedReason { phase, message: error.to_string() }) {
                     discovery_log.log(&name, &error);
                 }
