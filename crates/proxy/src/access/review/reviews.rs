@@ -224,6 +224,12 @@ impl<K, V> Shared<K, V> {
         self.away_at().is_some()
     }
 
+    /// Records whether the apiserver could not be asked. Returns true if it could before.
+    fn begins_outage(&self, is_outage: bool) -> bool {
+        let before = std::mem::replace(&mut *self.away_at(), is_outage.then(Instant::now));
+        is_outage && before.is_none()
+    }
+
     /// Lets an outage last from now on, so that the apiserver is not asked again at once. Returns
     /// false if a review has succeeded since: an outage that is over must not come back.
     fn extend_outage(&self) -> bool {
@@ -241,9 +247,14 @@ impl<K, V> Shared<K, V> {
         let answer = answer.await;
         self.metrics.answered(answer.as_ref().err().map(UpstreamError::reason));
         let is_outage = answer.as_ref().is_err_and(is_outage);
-        *self.away_at() = is_outage.then(Instant::now);
+        let is_news = self.begins_outage(is_outage) || !is_outage;
         answer.map_err(|error| {
-            tracing::warn!(%error, kind = self.metrics.kind, "a caller was not reviewed");
+            let kind = self.metrics.kind;
+            if is_news {
+                tracing::warn!(%error, kind, "a caller was not reviewed");
+            } else {
+                tracing::debug!(%error, kind, "callers are still not reviewed");
+            }
             if is_outage { ReviewError::Outage } else { ReviewError::Refused }
         })
     }

@@ -21,8 +21,10 @@ pub(super) fn filter(level: &str) -> Result<EnvFilter, String> {
     let filter = EnvFilter::try_new(directives).map_err(|error| {
         format!("--log-level {level:?}: {error}; write it like info, or kubefan_proxy::upstream=warn,info for a module")
     })?;
-    // Its warning names no setting (`Server cert bypassed`). kubefan warns of that itself.
-    Ok(filter.add_directive("kube_client::client::tls=off".parse().expect("a directive")))
+    // Their lines name no setting and no server (`Server cert bypassed`, `failed to verify TLS
+    // certificate`). kubefan warns of both itself.
+    let twice = ["kube_client::client::tls=off", "rustls_platform_verifier=off"];
+    Ok(twice.into_iter().fold(filter, |filter, off| filter.add_directive(off.parse().expect("a directive"))))
 }
 
 /// The directives of a filter, in which a level without a module is that of kubefan's packages.

@@ -144,6 +144,16 @@ async fn during_an_outage_the_apiserver_is_asked_once_a_second() {
     assert_eq!((world.verdict(1).await, world.asked()), (Ok(false), 3), "the outage has ended");
 }
 
+#[tokio::test(start_paused = true)]
+async fn only_the_first_failure_of_an_outage_is_news() {
+    let Reviews { shared, .. } = World::new().reviews;
+    for _ in 0..2 {
+        assert!(shared.begins_outage(true));
+        assert!(!shared.begins_outage(true), "the apiserver is asked again each second");
+        assert!(!shared.begins_outage(false));
+    }
+}
+
 /// Neither refuses connections nor answers, as a process that is stopped.
 #[tokio::test(start_paused = true)]
 async fn an_apiserver_that_hangs_delays_known_callers_by_a_second() {
