@@ -6,7 +6,7 @@ use std::{
     io,
     net::{IpAddr, SocketAddr},
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, LazyLock, Mutex, PoisonError, Weak},
     time::Duration,
 };
 
@@ -35,8 +35,7 @@ pub trait Resolve: Send + Sync {
 }
 
 /// The system's resolver.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct System;
+struct System;
 
 impl Resolve for System {
     fn resolve<'a>(&'a self, host: &'a str, port: u16) -> LookUp<'a> {
@@ -44,7 +43,7 @@ impl Resolve for System {
     }
 }
 
-/// The names that one client looks up, and their last known addresses. Names are of a client's
+/// The names that clients look up, and their last known addresses. Names are of the clients'
 /// settings, so there are few.
 pub struct Names {
     resolver: Arc<dyn Resolve>,
@@ -58,6 +57,13 @@ struct Name {
 }
 
 impl Names {
+    /// The names that the process looks up by the system's resolver. Clients that are built anew,
+    /// with other credentials for example, know the addresses that those before them have found.
+    pub fn of_system() -> Arc<Self> {
+        static NAMES: LazyLock<Arc<Names>> = LazyLock::new(|| Names::new(Arc::new(System)));
+        NAMES.clone()
+    }
+
     /// Looks names up by `resolver`.
     pub fn new(resolver: Arc<dyn Resolve>) -> Arc<Self> {
         Arc::new(Self { resolver, known: Mutex::default() })

@@ -23,7 +23,7 @@ use tokio::{net::TcpStream, time::timeout};
 use tonic::codegen::{Service, http::Uri};
 
 use crate::random::generator;
-use kubefan_common::names::{Names, Resolve, System};
+use kubefan_common::names::{Names, Resolve};
 
 /// The number of addresses tried for a connection.
 const ADDRESSES_MAX: usize = 16;
@@ -44,8 +44,8 @@ struct Shared {
 impl Connector {
     /// Connects to the addresses that `resolver` finds; `None`: the system's.
     pub(super) fn new(resolver: Option<Arc<dyn Resolve>>) -> Self {
-        let resolver = resolver.unwrap_or_else(|| Arc::new(System));
-        Self(Arc::new(Shared { names: Names::new(resolver), last: Mutex::default() }))
+        let names = resolver.map_or_else(Names::of_system, Names::new);
+        Self(Arc::new(Shared { names, last: Mutex::default() }))
     }
 
     async fn connect(self, uri: Uri) -> io::Result<TokioIo<TcpStream>> {

@@ -10,7 +10,7 @@ use std::{
 
 use futures::{FutureExt, TryFutureExt, future::BoxFuture};
 use hyper_util::client::legacy::connect::dns::Name;
-use kubefan_common::names::{Names, System};
+use kubefan_common::names::Names;
 use reqwest::dns;
 use tower::{BoxError, Service};
 
@@ -25,7 +25,7 @@ pub(super) struct Resolver {
 impl Resolver {
     /// Resolves every name to its addresses.
     pub(super) fn new() -> Self {
-        Self { names: Names::new(Arc::new(System)), host: None }
+        Self { names: Names::of_system(), host: None }
     }
 
     /// Resolves every name to the addresses of one host.
