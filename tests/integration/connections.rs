@@ -60,7 +60,7 @@ pub(crate) struct RawConnection {
     pub(crate) end: JoinHandle<ConnectionEnd>,
 }
 
-fn served(rig: &Rig) -> (DuplexStream, JoinHandle<ConnectionEnd>) {
+pub(crate) fn served(rig: &Rig) -> (DuplexStream, JoinHandle<ConnectionEnd>) {
     let (ours, theirs) = tokio::io::duplex(64 << 10);
     (ours, tokio::spawn(rig.server.clone().serve(theirs, ClientInfo::default())))
 }

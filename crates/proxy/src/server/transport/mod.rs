@@ -7,6 +7,7 @@
 //! take.
 
 pub mod certificate;
+pub mod early_answer;
 pub mod http1;
 pub mod http2;
 pub mod limits;

@@ -14,6 +14,7 @@ use tonic::service::Routes;
 use tower::util::MapResponseLayer;
 
 use super::{
+    early_answer::DiscardPlaces,
     http2::arrival::PendingCalls,
     open_connections::{EndingOptions, OpenConnections},
     unread::Readers,
@@ -99,6 +100,8 @@ pub struct Services<C> {
     pub pending: PendingCalls,
     /// What reads the sockets and streams.
     pub readers: Arc<Readers>,
+    /// Places of requests that were answered before their bodies were read.
+    pub discards: DiscardPlaces,
     /// Begins the records of gRPC calls; the Kubernetes API begins its own.
     pub audit: AuditLog,
     /// The open connections.
@@ -147,7 +150,8 @@ impl<C: Catalog> Services<C> {
         let router = router.fallback(not_found).layer(replace_status).with_state(());
         let pending = PendingCalls::new(options.calls_pending_max, calls_pending);
         let connections = OpenConnections::new(options.ending);
-        Self { reader, grpc, kube, router, options, pending, readers: Readers::new(), audit, connections, drain }
+        let (readers, discards) = (Readers::new(), DiscardPlaces::default());
+        Self { reader, grpc, kube, router, options, pending, readers, discards, audit, connections, drain }
     }
 }
 

@@ -5,8 +5,8 @@
 
 use std::{convert::Infallible, error::Error, io, sync::Arc};
 
-use axum::response::IntoResponse;
-use http::{Request, Response, StatusCode, Version, header};
+use axum::{body::Body, response::IntoResponse};
+use http::{HeaderValue, Request, Response, StatusCode, Version, header};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -16,12 +16,17 @@ use super::{
     watch_body::WatchBody,
 };
 use crate::{
+    admission::Holder,
     fanout::{Catalog, ConnectionWaker, StreamWaker},
     server::{
         client_info::ClientInfo,
         grpc::call,
-        kube::{answer::Answer, tunnel::Tunnel, websocket::Socket},
-        transport::{limits, open_connections::OpenConnection, services::Services},
+        kube::{
+            answer::{Answer, FromUpstream},
+            tunnel::Tunnel,
+            websocket::Socket,
+        },
+        transport::{early_answer::BodyRest, limits, open_connections::OpenConnection, services::Services},
     },
     telemetry::metrics::ConnectionEnd,
 };
@@ -44,9 +49,10 @@ pub async fn serve<C: Catalog>(
         (tunnel.clone(), services.drain.clone(), client.address, open.end_requests());
     let service = service_fn(move |mut request: Request<Incoming>| {
         let client = client.of_request(request.headers());
+        let holder = client.holder();
         request.extensions_mut().insert(client);
         request.extensions_mut().insert(upgraded.clone());
-        answer(request, services.clone(), needs.clone(), open.clone())
+        answer(request, holder, services.clone(), needs.clone(), open.clone())
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -107,28 +113,53 @@ fn cause(error: &hyper::Error) -> &(dyn Error + 'static) {
     error.source().unwrap_or(error)
 }
 
+/// Answers a request. Before a refusal is sent, what is left of the request is read, so that the
+/// client can send another one; if there is too much, the refusal says that the connection closes.
 async fn answer<C: Catalog>(
     request: Request<Incoming>,
+    holder: Holder,
     services: Arc<Services<C>>,
     needs: ResponseNeeds,
     open: OpenConnection,
-) -> Result<Response<axum::body::Body>, Infallible> {
+) -> Result<Response<Body>, Infallible> {
+    let (head, body) = request.into_parts();
+    let (body, rest) = BodyRest::of(body, &head.headers);
+    let mut response = respond(Request::from_parts(head, body), &services, needs, open).await;
+    let status = response.status();
+    if !status.is_client_error() && !status.is_server_error() {
+        return Ok(response);
+    }
+    let is_forwarded = response.extensions().get::<FromUpstream>().is_some();
+    // A forwarded response holds its place until it is sent.
+    let has_ended = if is_forwarded { !rest.is_left() } else { rest.discard(&services.discards, holder).await };
+    if !has_ended {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    Ok(response)
+}
+
+/// Makes the response to a request.
+async fn respond<C: Catalog>(
+    request: Request<Body>,
+    services: &Arc<Services<C>>,
+    needs: ResponseNeeds,
+    open: OpenConnection,
+) -> Response<Body> {
     if call::is_any_grpc(&request) {
         let message = "gRPC needs HTTP/2; this connection speaks HTTP/1.1\n";
-        return Ok((StatusCode::HTTP_VERSION_NOT_SUPPORTED, message).into_response());
+        return (StatusCode::HTTP_VERSION_NOT_SUPPORTED, message).into_response();
     }
     let hosts = request.headers().get_all(header::HOST).iter().count();
     if hosts > 1 || (hosts == 0 && request.version() == Version::HTTP_11) {
         // An intermediary may have read another host (RFC 9112, 3.2).
         let message = "a request must have exactly one Host header\n";
-        return Ok((StatusCode::BAD_REQUEST, [(header::CONNECTION, "close")], message).into_response());
+        return (StatusCode::BAD_REQUEST, [(header::CONNECTION, "close")], message).into_response();
     }
     let connection_waker = ConnectionWaker::new();
     // An invalid handshake is refused by the API. Of the requests that are answered here, only a
     // watch can be a websocket.
     let socket = Socket::from_request(request.headers(), request.extensions()).ok().flatten();
-    let answer =
-        services.kube.answer(request.map(axum::body::Body::new), StreamWaker::new(&connection_waker, WATCH)).await;
+    let answer = services.kube.answer(request, StreamWaker::new(&connection_waker, WATCH)).await;
     needs.begin(match &answer {
         Answer::Response(_) => Pace::Pinning,
         Answer::Watch(_) => Pace::Live,
@@ -142,15 +173,15 @@ async fn answer<C: Catalog>(
     });
     let stall_timeout = services.options.snapshot_stall_timeout;
     let response = match answer {
-        Answer::Forwarded(response) => return Ok(response),
+        Answer::Forwarded(response) => return response,
         Answer::Response(response) => response,
         Answer::Watch(opened) => WatchBody::response(*opened, connection_waker, stall_timeout, &open, needs),
     };
-    Ok(match socket {
+    match socket {
         // If the watch was refused, the response stays as it is.
         Some(socket) if response.status() == StatusCode::OK => {
             socket.upgrade(response, stall_timeout, services.drain.clone())
         }
         _ => response,
-    })
+    }
 }

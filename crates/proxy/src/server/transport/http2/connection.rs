@@ -384,7 +384,7 @@ impl<C: Catalog, T: Io> Connection<C, T> {
             }
         } else {
             let stream_waker = StreamWaker::new(&self.connection_waker, respond.stream_id().as_u32());
-            self.requests.spawn(requests::answer_kube(services, stream_waker, request, respond));
+            self.requests.spawn(requests::answer_kube(services, stream_waker, client.holder(), request, respond));
         }
     }
 }

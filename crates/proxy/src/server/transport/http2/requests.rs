@@ -20,13 +20,14 @@ use super::{
     respond::{self, OnCutOff, RequestBody, ResponseLimits},
 };
 use crate::{
+    admission::Holder,
     audit::{AuditRecord, Outcome, record::put_id},
     fanout::{Catalog, ConnectionWaker, StreamWaker},
     server::{
         client_info::ClientInfo,
         grpc::{audited, call, status},
         kube::answer::Answer,
-        transport::services::Services,
+        transport::{early_answer::BodyRest, services::Services},
         watch::OpenedWatch,
     },
 };
@@ -102,15 +103,18 @@ pub async fn open_grpc_watch<C: Catalog>(
     }
 }
 
-/// Answers a request of the Kubernetes API: opens a watch, or sends a whole response.
+/// Answers a request of the Kubernetes API: opens a watch, or sends a whole response. Then it reads
+/// what is left of the request, because many clients report a reset instead of the response. gRPC
+/// clients do not, so their calls need no such end.
 pub async fn answer_kube<C: Catalog>(
     services: Arc<Services<C>>,
     stream_waker: StreamWaker,
+    holder: Holder,
     request: Request<RecvStream>,
     mut respond: SendResponse<Payload>,
 ) -> Option<StartedWatch> {
     let (head, body) = request.into_parts();
-    let body = axum::body::Body::new(RequestBody::new(body, &head.headers));
+    let (body, rest) = BodyRest::of(RequestBody::new(body, &head.headers), &head.headers);
     let request = Request::from_parts(head, body);
     let answering = Box::pin(services.kube.answer(request, stream_waker));
     let answer = tokio::select! {
@@ -125,5 +129,7 @@ pub async fn answer_kube<C: Catalog>(
     };
     let limits = ResponseLimits { deadline_at: None, stall_timeout };
     respond::respond(response, respond, limits, OnCutOff::Reset, &services.readers, pending()).await;
+    // Now, because the response held its places until it was sent.
+    rest.discard(&services.discards, holder).await;
     None
 }
