@@ -224,7 +224,7 @@ async fn a_watch_resumes_if_the_version_lookup_is_forbidden() {
     assert_eq!(relists(&rig), 1.0);
 }
 
-fn other_cluster() -> SimApiserver {
+pub(crate) fn other_cluster() -> SimApiserver {
     SimApiserver::new(SimOptions { seed: 7, ..SimOptions::default() })
 }
 

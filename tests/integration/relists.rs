@@ -34,7 +34,7 @@ tests! {
         a_list_that_fails_midway_keeps_its_reason;
 }
 
-fn object(name: &str, version: u64) -> Value {
+pub(crate) fn object(name: &str, version: u64) -> Value {
     let uid = format!("uid-of-{name}");
     let metadata = json!({ "namespace": "default", "name": name, "uid": uid, "resourceVersion": version.to_string() });
     json!({ "kind": "Pod", "apiVersion": "v1", "metadata": metadata })

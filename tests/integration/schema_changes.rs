@@ -16,19 +16,24 @@ use kubefan_proxy::{
     fanout::{Catalog, ConnectionWaker, Start, StreamWaker, Subscription},
 };
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep},
+};
 
 use crate::{
     freshness::write_configmap,
     harness::{
-        network::answer,
+        network::{answer, answer_with},
         objects::version_of,
         record::Watch,
         rig::{PODS, Rig, Setup, cache_of, pod, pods, versions},
         tests,
     },
+    history::other_cluster,
     informer_start::HttpWatch,
-    upstream_faults::{relists_for, synced},
+    relists::object,
+    upstream_faults::{line, relists_for, synced, write},
 };
 
 tests! {
@@ -36,7 +41,8 @@ tests! {
         a_schema_change_ends_only_the_http_watches_that_select_changed_bytes,
         a_schema_change_at_a_compacted_version_leaves_a_gap, events_arrive_while_the_list_for_the_schema_fails,
         a_watch_that_ends_during_the_list_for_the_schema_is_opened_again_at_once,
-        a_watch_that_starts_while_other_bytes_wait_for_a_version_has_them;
+        a_watch_that_starts_while_other_bytes_wait_for_a_version_has_them,
+        an_event_out_of_order_during_the_list_for_the_schema_is_not_forgotten_while_another_cluster_answers;
 }
 
 /// Waits until that many lists because of a schema have begun.
@@ -164,6 +170,33 @@ async fn a_watch_that_ends_during_the_list_for_the_schema_is_opened_again_at_onc
     sleep(Duration::from_secs(1)).await;
     watch.until(rig.sim.create(&pods(), pod("c", "new")).unwrap()).await;
     assert_eq!(watch.state, rig.truth(PODS).await, "with the other bytes");
+}
+
+/// Only a list restores the state after an event out of order. Continuing the watch would trust it.
+async fn an_event_out_of_order_during_the_list_for_the_schema_is_not_forgotten_while_another_cluster_answers() {
+    let both = Setup { schema_check_interval: Duration::from_secs(10), ..Setup::of(&["pods", "configmaps"]) };
+    let (rig, mut watch, _) = synced(both).await;
+    let written = write(&rig, "b");
+    watch.until(written[2]).await;
+    let (events, forged) = mpsc::channel(1);
+    let is_watch_of_pods = |path: &str| path.starts_with(PODS) && path.contains("watch=1");
+    rig.network.answer_once(is_watch_of_pods, answer_with(forged));
+    rig.cut().await;
+    rig.readyz_has("pods synced").await;
+    rig.network.answer_once(is_for_the_schema, answer(200, Vec::new(), true));
+    change_all(&rig).await;
+    // The cache of configmaps finds the other cluster. The forged watch of the pods stays open.
+    rig.network.connect_to(other_cluster());
+    rig.sim.drop_connections();
+    rig.readyz_has("configmaps stale: another cluster answers").await;
+    events.send(line("MODIFIED", &object("a", written[0]))).await.unwrap();
+    rig.readyz_has("pods stale: another cluster answers").await;
+    let during = rig.sim.create(&pods(), pod("c", "new")).unwrap();
+    rig.network.connect_to(rig.sim.clone());
+    let listed = || relists_for(&rig, "out_of_order");
+    rig.until(|| listed() == 1.0, || format!("{} lists", listed())).await;
+    watch.until(during).await;
+    assert_eq!(watch.state, rig.truth(PODS).await);
 }
 
 async fn a_watch_that_starts_while_other_bytes_wait_for_a_version_has_them() {

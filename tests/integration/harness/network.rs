@@ -16,7 +16,10 @@ use kubefan_proxy::upstream::{
     client::{HttpService, UpstreamBody, UpstreamOptions},
 };
 use kubefan_sim::apiserver::SimApiserver;
-use tokio::time::{Duration, Instant};
+use tokio::{
+    sync::mpsc::Receiver,
+    time::{Duration, Instant},
+};
 use tokio_util::sync::CancellationToken;
 use tower::{BoxError, service_fn};
 
@@ -155,6 +158,17 @@ pub(crate) fn answer_until(code: u16, lines: Vec<String>, end: CancellationToken
     let silence = futures::stream::pending().take_until(end.cancelled_owned());
     let body = StreamBody::new(futures::stream::iter(chunks).chain(silence)).boxed_unsync();
     let response = http::Response::builder().status(code).header(http::header::CONTENT_TYPE, "application/json");
+    response.body(body).expect("the answer is well formed")
+}
+
+/// Builds a forged answer with the lines that the test sends. It ends with their sender.
+pub(crate) fn answer_with(lines: Receiver<String>) -> Answer {
+    let chunks = futures::stream::unfold(lines, |mut lines| async move {
+        let line = lines.recv().await?;
+        Some((Ok(http_body::Frame::data(Bytes::from(line + "\n"))), lines))
+    });
+    let body = StreamBody::new(chunks).boxed_unsync();
+    let response = http::Response::builder().header(http::header::CONTENT_TYPE, "application/json");
     response.body(body).expect("the answer is well formed")
 }
 

@@ -359,7 +359,7 @@ impl Informer {
                 warn!(resource = %self.served.gvr, %error, "listing again");
                 batch.wake();
                 hub.trouble(error.to_string());
-                self.reflector.relist(RelistReason::OutOfOrder);
+                self.relist(RelistReason::OutOfOrder);
                 self.wait_after(None).await;
             }
         }
@@ -486,7 +486,7 @@ impl Informer {
         // Objects that kubefan may not read must not be served from memory either.
         hub.close(Phase::Forbidden, StreamEnd::Forbidden(message));
         self.writer = CacheWriter::new(self.context.cache_compression);
-        self.reflector.relist(RelistReason::Forbidden);
+        self.relist(RelistReason::Forbidden);
     }
 
     fn media(&self) -> Media {

@@ -48,6 +48,14 @@ impl Informer {
         false
     }
 
+    /// Discards the known state and the list in progress. The next step lists, for `reason`, also
+    /// if a check fails before it: if that discarded a list for the schema, the watch would
+    /// continue.
+    pub(super) fn relist(&mut self, reason: RelistReason) {
+        self.listing = None;
+        self.reflector.relist(reason);
+    }
+
     /// Discards what the reflector has received since the last commit.
     fn discard(&mut self, list: Option<RelistReason>) {
         match (list.or(self.listing.take().map(|(reason, _)| reason)), self.writer.version()) {
