@@ -5,6 +5,7 @@ mod auditing;
 mod cache_registry;
 mod callers;
 mod clock;
+mod ending;
 mod failure;
 mod live_settings;
 pub mod mode_names;
@@ -29,7 +30,7 @@ use std::{
 
 use futures::{FutureExt, Stream, StreamExt};
 use prometheus::Registry as PrometheusRegistry;
-use tokio::{sync::Notify, task::JoinHandle, time::timeout};
+use tokio::{sync::Notify, time::timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
@@ -40,7 +41,8 @@ use self::{
     auditing::Audit,
     cache_registry::registry,
     clock::{unix_time, wall_clock},
-    failure::{chain, server_error},
+    ending::{ServerTask, until_drained},
+    failure::chain,
     reload::WatchedFile,
     serving_certificate::{Acceptors, ServingCertificate, with_certificate},
 };
@@ -291,8 +293,8 @@ impl App {
         self.peer.as_ref().map(Listener::bound).transpose().map_err(failed)
     }
 
-    /// Serves until `shutdown` completes. Then every stream ends with a status that makes clients
-    /// reconnect, within the drain timeout.
+    /// Serves until `shutdown` completes or a port fails. Then every stream ends with a status that
+    /// makes clients reconnect, within the drain timeout.
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), AppError> {
         let own_port = self.bound_for_peers()?.and_then(|bound| bound.port());
         let Self {
@@ -383,21 +385,8 @@ impl App {
         }
         info!(apiserver = upstream.server(), lists_and_watches_at, "started");
 
-        let ended = tokio::select! {
-            () = shutdown => Ok(()),
-            result = &mut data => Err(server_error("the data port", result)),
-            result = &mut admin => Err(server_error("the admin server", result)),
-        };
-        if ended.is_ok() {
-            info!(timeout = ?config.serving.drain_timeout, "draining");
-            drain.cancel();
-            if timeout(config.serving.drain_timeout, &mut data).await.is_err() {
-                warn!("some connections did not end within the drain timeout");
-                data.abort();
-                // Its requests, and so their records, end with it.
-                let _ = (&mut data).await;
-            }
-        }
+        let drain_timeout = config.serving.drain_timeout;
+        let ended = until_drained(shutdown, &mut data, &mut admin, &drain, drain_timeout).await;
         stop.cancel();
         if let Some(writer) = writer {
             writer.finish().await;
@@ -418,7 +407,6 @@ fn memory_given(config: &ServeConfig) -> Option<usize> {
     config.serving.memory_bytes_max.map(|given| usize::try_from(given).unwrap_or(usize::MAX))
 }
 
-type ServerTask = JoinHandle<Result<(), String>>;
 type DataServer = Arc<Server<Arc<Registry>>>;
 
 fn serve_admin(

@@ -1,0 +1,105 @@
+//! The end of serving: on a signal, or because a port has failed.
+//!
+//! The hazard is a failure of one port that cuts the streams of another: their clients would see a
+//! broken connection, and all of them would connect again at once. So every end drains the data
+//! port.
+
+use std::{
+    convert::Infallible,
+    future::{Future, pending},
+    pin::pin,
+    time::Duration,
+};
+
+use futures::FutureExt;
+use tokio::{task::JoinHandle, time::timeout};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::failure::{AppError, server_error};
+
+/// A port that is served.
+pub(super) type ServerTask = JoinHandle<Result<(), String>>;
+
+/// Waits until `shutdown` completes or a port fails, and then until the streams of the data port
+/// have ended, or `drain_timeout` has passed.
+///
+/// # Errors
+/// The port that has failed.
+pub(super) async fn until_drained(
+    shutdown: impl Future<Output = ()> + Send,
+    data: &mut ServerTask,
+    admin: &mut ServerTask,
+    drain: &CancellationToken,
+    drain_timeout: Duration,
+) -> Result<(), AppError> {
+    let mut shutdown = pin!(shutdown.fuse());
+    let ended = tokio::select! {
+        () = &mut shutdown => Ok(()),
+        result = &mut *data => Err(server_error("the data port", result)),
+        result = &mut *admin => Err(server_error("the admin server", result)),
+    };
+    if let Err(error) = &ended {
+        warn!(%error, "stopping");
+    }
+    drain.cancel();
+    if data.is_finished() {
+        return ended;
+    }
+    info!(timeout = ?drain_timeout, "draining");
+    // A signal after a failure starts no second drain, but the next one may end the process.
+    let signals = async {
+        shutdown.await;
+        pending::<Infallible>().await
+    };
+    let is_drained = tokio::select! {
+        drained = timeout(drain_timeout, &mut *data) => drained.is_ok(),
+        never = signals => match never {},
+    };
+    if !is_drained {
+        warn!("some connections did not end within the drain timeout");
+        data.abort();
+        // Its requests, and so their records, end with it.
+        let _ = data.await;
+    }
+    ended
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failure_of_the_admin_port_ends_the_process_after_the_streams_of_the_data_port() {
+        let (drain, drained) = (CancellationToken::new(), CancellationToken::new());
+        let (draining, streams_ended) = (drain.clone(), drained.clone());
+        let mut data: ServerTask = tokio::spawn(async move {
+            draining.cancelled().await;
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            streams_ended.cancel();
+            Ok(())
+        });
+        let mut admin: ServerTask = tokio::spawn(async { Err("no file descriptors".to_owned()) });
+        let ended = until_drained(pending(), &mut data, &mut admin, &drain, Duration::from_secs(25)).await;
+        assert!(matches!(ended, Err(AppError::Server { what: "the admin server", .. })), "{ended:?}");
+        assert!(drained.is_cancelled());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failure_of_the_data_port_ends_the_process_at_once() {
+        let mut data: ServerTask = tokio::spawn(async { Err("no file descriptors".to_owned()) });
+        let mut admin: ServerTask = tokio::spawn(pending());
+        let (drain, limit) = (CancellationToken::new(), Duration::from_secs(25));
+        let ended = until_drained(pending(), &mut data, &mut admin, &drain, limit).await;
+        assert!(matches!(ended, Err(AppError::Server { what: "the data port", .. })), "{ended:?}");
+        assert!(drain.is_cancelled(), "the parts that only a drain stops");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn streams_that_do_not_end_are_cut_after_the_drain_timeout() {
+        let (mut data, mut admin): (ServerTask, ServerTask) = (tokio::spawn(pending()), tokio::spawn(pending()));
+        let (drain, limit) = (CancellationToken::new(), Duration::from_secs(25));
+        let ended = until_drained(async {}, &mut data, &mut admin, &drain, limit).await;
+        assert!(ended.is_ok() && data.is_finished());
+    }
+}
