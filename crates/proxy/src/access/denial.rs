@@ -26,6 +26,13 @@ pub enum Denial {
     Unavailable(&'static str),
     /// A limit of reviews is reached.
     Busy(String),
+    /// The read asks for more than kubefan's limits allow, whoever the caller is.
+    Invalid {
+        /// The field at fault, as a path in the request message.
+        field: &'static str,
+        /// The limit.
+        message: String,
+    },
 }
 
 /// A read that the apiserver's authorizer does not allow.
@@ -110,6 +117,7 @@ impl From<Denial> for Refusal {
             Denial::Impersonation => Self::Denied(IMPERSONATION.to_owned()),
             Denial::Unavailable(why) => Self::Unavailable(why.to_owned()),
             Denial::Busy(message) => Self::Exhausted(message),
+            Denial::Invalid { field, message } => Self::Invalid { field, message },
         }
     }
 }

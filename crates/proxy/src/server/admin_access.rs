@@ -163,6 +163,7 @@ pub fn refused(denial: Denial) -> Refused {
         Denial::Switched(switched) => (StatusCode::FORBIDDEN, switched.message()),
         Denial::Unavailable(why) => (StatusCode::SERVICE_UNAVAILABLE, why.to_owned()),
         Denial::Busy(message) => (StatusCode::TOO_MANY_REQUESTS, message),
+        Denial::Invalid { message, .. } => (StatusCode::BAD_REQUEST, message),
     };
     (status, text + "\n")
 }

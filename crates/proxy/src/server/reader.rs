@@ -126,6 +126,8 @@ impl<C: Catalog> Reader<C> {
         notes.read(&read);
         let v1alpha1::Target { group, resource, .. } = read.target();
         switches.check(group, resource, &caller).map_err(Denial::Switched)?;
+        // Before the verdict, which may need the parsed selectors.
+        self.selectors.check_texts(read.target())?;
         let wait = traces::wait("authorize");
         let verdict = self.access.authorize(&caller, read, presented).await;
         drop(wait);

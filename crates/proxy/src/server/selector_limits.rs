@@ -1,7 +1,8 @@
 //! What a selector may cost: it is tested for many objects and events, and exists for as long as
 //! its watch.
 
-use crate::cache::Refusal;
+use crate::{access::Denial, cache::Refusal};
+use kubefan_common::proto::v1alpha1::Target;
 use kubefan_model::selector::{FieldSelector, LabelSelector};
 
 /// The limits of a selector.
@@ -14,6 +15,31 @@ pub struct SelectorLimits {
 }
 
 impl SelectorLimits {
+    /// Checks the selectors of a target before they are parsed, which the verdict about a caller
+    /// may require and which takes long. Here repeated terms and values count each time.
+    ///
+    /// # Errors
+    /// [`Denial::Invalid`] if they exceed the limits by far.
+    pub fn check_texts(&self, target: &Target) -> Result<(), Denial> {
+        let Self { terms_max, values_max } = *self;
+        let terms = FieldSelector::count_terms(&target.field_selector);
+        if terms > terms_max {
+            let message =
+                format!("the selector has {terms} terms; kubefan allows at most {terms_max} (--selector-terms-max)");
+            return Err(Denial::Invalid { field: "target.field_selector", message });
+        }
+        // Commas separate both terms and values.
+        let parts = 1 + target.label_selector.matches(',').count();
+        if parts > terms_max.saturating_add(values_max) {
+            let message = format!(
+                "the selector has {parts} terms and values; kubefan allows at most {terms_max} terms \
+                 (--selector-terms-max) and {values_max} values (--selector-values-max)"
+            );
+            return Err(Denial::Invalid { field: "target.label_selector", message });
+        }
+        Ok(())
+    }
+
     /// Checks a label selector and a field selector.
     ///
     /// # Errors
@@ -44,6 +70,25 @@ impl SelectorLimits {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn selectors_far_beyond_the_limits_are_refused_before_they_are_parsed() {
+        let limits = SelectorLimits { terms_max: 100, values_max: 2_000 };
+        let check = |labels: String, fields: String| {
+            let target = Target { label_selector: labels, field_selector: fields, ..Target::default() };
+            limits.check_texts(&target).map_err(|denial| match denial {
+                Denial::Invalid { field, .. } => field,
+                other => panic!("{other:?}"),
+            })
+        };
+        let none = String::new;
+        assert_eq!(check(none(), "a=b,".repeat(100)), Ok(()));
+        assert_eq!(check(none(), "a=b,".repeat(101)), Err("target.field_selector"));
+        assert_eq!(check(none(), format!("a={}", r"\,".repeat(5_000))), Ok(()), "one term");
+        let values = |count: usize| vec!["v"; count].join(",");
+        assert_eq!(check(format!("app in ({}){}", values(2_000), ",!k".repeat(99)), none()), Ok(()));
+        assert_eq!(check(format!("app in ({})", values(2_101)), none()), Err("target.label_selector"));
+    }
 
     #[test]
     fn hundreds_of_values_are_allowed_and_hundreds_of_terms_are_not() {

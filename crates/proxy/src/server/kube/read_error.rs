@@ -23,8 +23,10 @@ impl ReadError {
     /// The error for a caller that only a certificate names. The request cannot be forwarded with
     /// it, so kubefan refuses it itself.
     pub fn denied_by_certificate(denial: Denial) -> Self {
+        // Not about the caller.
+        let is_invalid = matches!(denial, Denial::Invalid { .. });
         match Self::from(denial) {
-            Self::Upstream(failure) => Self::Unknown(failure),
+            Self::Upstream(failure) if !is_invalid => Self::Unknown(failure),
             other => other,
         }
     }
@@ -46,6 +48,7 @@ impl From<Denial> for ReadError {
             // A fleet whose callers cannot be reviewed must not all turn to the apiserver.
             Denial::Unavailable(why) => Self::Unknown(Failure::unavailable(why.to_owned())),
             Denial::Busy(message) => Self::Unknown(Failure::too_many_requests(message)),
+            denial @ Denial::Invalid { .. } => Self::from(Refusal::from(denial)),
         }
     }
 }

@@ -208,6 +208,20 @@ fn unanswered() -> Arc<AccessControl> {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_selector_beyond_the_limits_is_refused_before_the_verdict_about_its_caller() {
+    let reader = OneCache::new().reader();
+    let presented = Presented::new(&http::HeaderMap::new(), false, false, Holder::new(1, None));
+    let verdict = async |fields: &str| {
+        let (resource, field_selector) = ("pods".to_owned(), fields.to_owned());
+        let target = v1alpha1::Target { resource, field_selector, ..v1alpha1::Target::default() };
+        reader.authorize(&presented, Read::collection(ReadVerb::List, target), &Notes::default()).await.map(drop)
+    };
+    assert!(verdict("spec.nodeName=n").await.is_ok());
+    let refused = verdict(&"metadata.name!=a,".repeat(5_000)).await;
+    assert!(matches!(refused, Err(Denial::Invalid { field: "target.field_selector", .. })), "{refused:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn requests_that_wait_for_their_verdict_take_little_memory() {
     let limits = ReaderLimits {
         subscribers_max: 1.into(),
