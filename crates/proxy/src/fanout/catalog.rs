@@ -1,7 +1,7 @@
 //! What servers know of the caches: one small trait, so that servers are tested without an
 //! upstream.
 
-use std::{future::Future, sync::Arc};
+use std::{any::Any, future::Future, sync::Arc};
 
 use tokio::time::Instant;
 
@@ -33,6 +33,9 @@ pub struct Served {
     pub parser: Arc<ObjectParser>,
     /// State, history and views.
     pub hub: Arc<Hub>,
+    /// Counts the tenant of a reader as one that reads the cache, until it is dropped. `None` if
+    /// nothing depends on that.
+    pub reading: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Served {

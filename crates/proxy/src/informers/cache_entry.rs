@@ -1,6 +1,6 @@
 //! One cache as the registry stores it.
 
-use std::sync::Arc;
+use std::{any::Any, sync::Arc};
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -35,7 +35,7 @@ pub(super) struct Cache {
     pub(super) cluster_version: ClusterVersion,
     pub(super) prover: Arc<Prover>,
     pub(super) started_by: StartedBy,
-    /// The tenants that have read it.
+    /// The tenants that read it.
     pub(super) tenants: Arc<ReadingTenants>,
     /// Cancelled to stop the cache, and when it has stopped.
     pub(super) stop: CancellationToken,
@@ -64,10 +64,9 @@ impl Cache {
     /// The cache for a reader of this tenant.
     pub(super) fn read_by(&self, tenant: Option<&str>) -> Served {
         // Only caches that readers started share a limit.
-        if self.on_demand() {
-            self.tenants.note(tenant);
-        }
-        self.served.clone()
+        let reading = if self.on_demand() { self.tenants.begin(tenant) } else { None };
+        let reading = reading.map(|reading| Arc::new(reading) as Arc<dyn Any + Send + Sync>);
+        Served { reading, ..self.served.clone() }
     }
 
     /// Whether a reader started the cache.

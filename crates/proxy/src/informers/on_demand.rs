@@ -229,7 +229,7 @@ impl Registry {
         let started_by = StartedBy::Reader { tenant: tenant.map(Arc::from), at: Instant::now() };
         let cache = self.insert(&gvr.to_string(), discovered, scope.clone(), parser, started_by);
         // Not only after the first sync: its bytes count from the first page of the list on.
-        cache.tenants.note(tenant);
+        drop(cache.tenants.begin(tenant));
         let allowance = CacheQuota::new(limits, cache.tenants.clone());
         let mut guard = RemoveOnDrop { registry: self.clone(), cache: cache.clone(), id: id.clone(), ended: None };
         let known = discovered.schema.clone();

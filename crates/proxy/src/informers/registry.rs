@@ -251,6 +251,7 @@ impl Registry {
             hub: Hub::new(resource, parser.clone(), self.hub_options(), metrics),
             parser,
             scope: scope.clone(),
+            reading: None,
         };
         let backfiller = Backfiller::new(self.context.clone(), served.clone());
         let cluster_version = ClusterVersion::new(self.context.clone(), &served);

@@ -2,41 +2,91 @@
 //!
 //! The hazard is a reader that fills the limit with resources of its own: the cache that grows last
 //! would end, although others read it. So each cache counts to the tenants that read it, in equal
-//! parts. The tenant with the most bytes loses the cache of which it has the largest part. A cache
-//! of a configured resource ends only if no other is left.
+//! parts. A tenant that has left no longer counts, and all caches without tenants count together.
+//! The tenant with the most bytes loses the cache of which it has the largest part. A cache of a
+//! configured resource ends only if no other is left.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// The most tenants that a cache remembers. Shared by so many, it is no tenant's largest.
 const TENANTS_MAX: usize = 64;
 
+/// How long a tenant counts after its last reader has left. Otherwise each break of its connections
+/// would change the parts of the others.
+const TENANT_IDLE_MAX: Duration = Duration::from_secs(300);
+
 /// The caches that share a limit. Clones are the same caches.
 #[derive(Clone, Default)]
 pub(super) struct SharedBytes(Arc<Mutex<Members>>);
 
-/// The tenants that have read a cache, at most [`TENANTS_MAX`] of them.
+/// The tenants that read a cache, or have done so a short time ago: at most [`TENANTS_MAX`].
 #[derive(Default)]
-pub(super) struct ReadingTenants(Mutex<HashSet<Arc<str>>>);
+pub(super) struct ReadingTenants(Mutex<HashMap<Arc<str>, Readers>>);
+
+/// The readers of one tenant.
+struct Readers {
+    count: usize,
+    /// When one of them left last.
+    left: Instant,
+}
+
+/// A reader of a cache. Its tenant counts until this is dropped, and for [`TENANT_IDLE_MAX`] after.
+pub(super) struct Reading {
+    tenants: Arc<ReadingTenants>,
+    tenant: Arc<str>,
+}
 
 impl ReadingTenants {
-    /// Remembers a reader's tenant. `None` if callers are not distinguished.
-    pub(super) fn note(&self, tenant: Option<&str>) {
-        let Some(tenant) = tenant else { return };
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.len() < TENANTS_MAX && !known.contains(tenant) {
-            known.insert(tenant.into());
-        }
+    /// Counts a reader's tenant. `None` if callers are not distinguished, or too many tenants read.
+    pub(super) fn begin(self: &Arc<Self>, tenant: Option<&str>) -> Option<Reading> {
+        let tenant = tenant?;
+        let mut known = self.lock();
+        let name = match known.get_key_value(tenant).map(|(name, _)| name.clone()) {
+            Some(name) => name,
+            None => {
+                forget_idle(&mut known);
+                if known.len() >= TENANTS_MAX {
+                    return None;
+                }
+                tenant.into()
+            }
+        };
+        known.entry(name.clone()).or_insert_with(|| Readers { count: 0, left: Instant::now() }).count += 1;
+        drop(known);
+        Some(Reading { tenants: self.clone(), tenant: name })
     }
 
-    /// The names of the tenants; one empty name if none is known.
+    /// The names of the tenants; one empty name if there are none.
     fn names(&self) -> Vec<Arc<str>> {
-        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.is_empty() { vec!["".into()] } else { known.iter().cloned().collect() }
+        let mut known = self.lock();
+        forget_idle(&mut known);
+        if known.is_empty() { vec!["".into()] } else { known.keys().cloned().collect() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Arc<str>, Readers>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn forget_idle(known: &mut HashMap<Arc<str>, Readers>) {
+    let now = Instant::now();
+    known.retain(|_, readers| readers.count > 0 || now.duration_since(readers.left) < TENANT_IDLE_MAX);
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        let mut known = self.tenants.lock();
+        if let Some(readers) = known.get_mut(&self.tenant) {
+            readers.count -= 1;
+            readers.left = Instant::now();
+        }
     }
 }
 
@@ -139,12 +189,14 @@ impl Members {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::advance;
+
     use super::*;
 
     fn join(all: &SharedBytes, is_configured: bool, tenants: &[&str]) -> Membership {
-        let reading = ReadingTenants::default();
-        tenants.iter().for_each(|tenant| reading.note(Some(tenant)));
-        all.join(is_configured, Arc::new(reading))
+        let reading = Arc::<ReadingTenants>::default();
+        tenants.iter().for_each(|tenant| drop(reading.begin(Some(tenant))));
+        all.join(is_configured, reading)
     }
 
     #[test]
@@ -196,8 +248,43 @@ mod tests {
 
     #[test]
     fn a_cache_remembers_a_limited_number_of_tenants() {
-        let reading = ReadingTenants::default();
-        (0..1000).for_each(|number| reading.note(Some(&number.to_string())));
+        let reading = Arc::<ReadingTenants>::default();
+        (0..1000).for_each(|number| drop(reading.begin(Some(&number.to_string()))));
         assert_eq!(reading.names().len(), TENANTS_MAX);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_tenant_counts_while_it_reads_and_for_a_few_minutes_after() {
+        let reading = Arc::<ReadingTenants>::default();
+        let names = || {
+            let mut names = reading.names();
+            names.sort_unstable();
+            names.join(" ")
+        };
+        let (one, two) = (reading.begin(Some("one")), reading.begin(Some("two")));
+        let other_of_two = reading.begin(Some("two"));
+        advance(Duration::from_secs(3600)).await;
+        drop((two, other_of_two));
+        advance(TENANT_IDLE_MAX - Duration::from_secs(1)).await;
+        assert_eq!(names(), "one two", "it may come back");
+        advance(Duration::from_secs(1)).await;
+        assert_eq!(names(), "one");
+        drop(one);
+        advance(TENANT_IDLE_MAX).await;
+        assert_eq!(names(), "");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_tenant_that_has_left_takes_no_part_of_a_cache_and_no_place() {
+        let (all, reading) = (SharedBytes::default(), Arc::<ReadingTenants>::default());
+        let _greedy = reading.begin(Some("greedy"));
+        (1..TENANTS_MAX).for_each(|number| drop(reading.begin(Some(&number.to_string()))));
+        assert!(reading.begin(Some("new")).is_none());
+        let shared = all.join(false, reading.clone());
+        assert!(shared.record(60, 100));
+        advance(TENANT_IDLE_MAX).await;
+        let honest = join(&all, false, &["honest"]);
+        assert!(honest.record(41, 100), "the cache of the greedy tenant makes room");
+        assert!(shared.ends().is_cancelled() && reading.begin(Some("new")).is_some());
     }
 }

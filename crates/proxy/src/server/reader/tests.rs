@@ -55,7 +55,8 @@ impl OneCache {
         let metrics = all.cache(&gvr, &Scope::Cluster, Media::Json, &StreamEnd::ALL);
         let hub = Hub::new(ResolvedResource::default(), parser.clone(), options, metrics);
         let list_kind = "PodList".into();
-        let served = Served { gvr, namespaced: true, scope: Scope::Cluster, fields, list_kind, parser, hub };
+        let (scope, reading) = (Scope::Cluster, None);
+        let served = Served { gvr, namespaced: true, scope, fields, list_kind, parser, hub, reading };
         Arc::new(Self { served, searches: AtomicUsize::new(0), changes: watch::Sender::new(0) })
     }
 

@@ -7,6 +7,7 @@
 mod listing;
 
 use std::{
+    any::Any,
     collections::{HashMap, HashSet},
     net::{IpAddr, SocketAddr},
     sync::{
@@ -71,6 +72,8 @@ struct Subscriber {
 pub struct Registered {
     subscriber: Arc<Subscriber>,
     subscribers: Arc<Subscribers>,
+    /// The watch reads the cache until it ends.
+    _reading: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Subscribers {
@@ -110,7 +113,7 @@ impl Subscribers {
             stream,
         });
         known.entries.insert(id, subscriber.clone());
-        Registered { subscriber, subscribers: self.clone() }
+        Registered { subscriber, subscribers: self.clone(), _reading: served.reading.clone() }
     }
 
     /// Ends one watch. Returns whether there is one with this id.
