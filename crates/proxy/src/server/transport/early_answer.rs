@@ -24,8 +24,9 @@ use tower::BoxError;
 
 use crate::admission::{FairPool, Holder};
 
-/// The longest rest that is read, in bytes: the limit of Go's `net/http`.
-const BYTES_MAX: usize = 256 << 10;
+/// The longest rest that is read, in bytes: more than a request that etcd takes (1.5 MiB,
+/// `--max-request-bytes`). Go's `net/http` reads 256 KiB, and waits half a second before it closes.
+const BYTES_MAX: usize = 2 << 20;
 
 /// How long the rest of a body may take to arrive.
 const TIME_MAX: Duration = Duration::from_secs(1);
