@@ -26,7 +26,7 @@ pub enum Denial {
     Unavailable(&'static str),
     /// A limit of reviews is reached.
     Busy(String),
-    /// The read asks for more than kubefan's limits allow, whoever the caller is.
+    /// The read asks for more than kubefan's limits allow any caller.
     Invalid {
         /// The field at fault, as a path in the request message.
         field: &'static str,
