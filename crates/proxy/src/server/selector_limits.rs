@@ -23,17 +23,17 @@ impl SelectorLimits {
     /// [`Denial::Invalid`] if they exceed the limits by far.
     pub fn check_texts(&self, target: &Target) -> Result<(), Denial> {
         let Self { terms_max, values_max } = *self;
-        if target.label_selector.len().max(target.field_selector.len()) > SELECTOR_BYTES_MAX {
-            return Ok(());
-        }
-        let terms = FieldSelector::count_terms(&target.field_selector);
+        // Each by itself: one that is too long must not spare the other its count.
+        let is_parsed = |text: &&str| text.len() <= SELECTOR_BYTES_MAX;
+        let (labels, fields) = (Some(&*target.label_selector), Some(&*target.field_selector));
+        let terms = fields.filter(is_parsed).map_or(0, FieldSelector::count_terms);
         if terms > terms_max {
             let message =
                 format!("the selector has {terms} terms; kubefan allows at most {terms_max} (--selector-terms-max)");
             return Err(Denial::Invalid { field: "target.field_selector", message });
         }
         // Commas separate both terms and values.
-        let parts = 1 + target.label_selector.matches(',').count();
+        let parts = labels.filter(is_parsed).map_or(0, |labels| 1 + labels.matches(',').count());
         if parts > terms_max.saturating_add(values_max) {
             let message = format!(
                 "the selector has {parts} terms and values; kubefan allows at most {terms_max} terms \
@@ -92,6 +92,10 @@ mod tests {
         let values = |count: usize| vec!["v"; count].join(",");
         assert_eq!(check(format!("app in ({}){}", values(2_000), ",!k".repeat(99)), none()), Ok(()));
         assert_eq!(check(format!("app in ({})", values(2_101)), none()), Err("target.label_selector"));
+        let long = || "x,".repeat(SELECTOR_BYTES_MAX);
+        assert_eq!(check(long(), long()), Ok(()), "parsing refuses both at once");
+        assert_eq!(check(long(), "a=b,".repeat(101)), Err("target.field_selector"));
+        assert_eq!(check(format!("app in ({})", values(2_101)), long()), Err("target.label_selector"));
     }
 
     #[test]
