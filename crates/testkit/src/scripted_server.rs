@@ -30,7 +30,7 @@ pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
 /// Reads the next frame, and returns its type, its flags and its stream.
 ///
 /// # Errors
-/// That of the stream.
+/// The stream fails or ends.
 pub async fn read_frame(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<FrameHead> {
     let mut head = [0; 9];
     stream.read_exact(&mut head).await?;

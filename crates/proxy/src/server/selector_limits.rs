@@ -24,16 +24,17 @@ impl SelectorLimits {
     pub fn check_texts(&self, target: &Target) -> Result<(), Denial> {
         let Self { terms_max, values_max } = *self;
         // Each by itself: one that is too long must not spare the other its count.
-        let is_parsed = |text: &&str| text.len() <= SELECTOR_BYTES_MAX;
-        let (labels, fields) = (Some(&*target.label_selector), Some(&*target.field_selector));
-        let terms = fields.filter(is_parsed).map_or(0, FieldSelector::count_terms);
+        let counted = |text: &str, count: fn(&str) -> usize| {
+            if text.len() > SELECTOR_BYTES_MAX { 0 } else { count(text) }
+        };
+        let terms = counted(&target.field_selector, FieldSelector::count_terms);
         if terms > terms_max {
             let message =
                 format!("the selector has {terms} terms; kubefan allows at most {terms_max} (--selector-terms-max)");
             return Err(Denial::Invalid { field: "target.field_selector", message });
         }
         // Commas separate both terms and values.
-        let parts = labels.filter(is_parsed).map_or(0, |labels| 1 + labels.matches(',').count());
+        let parts = counted(&target.label_selector, |labels| 1 + labels.matches(',').count());
         if parts > terms_max.saturating_add(values_max) {
             let message = format!(
                 "the selector has {parts} terms and values; kubefan allows at most {terms_max} terms \
