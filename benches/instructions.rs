@@ -16,21 +16,19 @@ use std::{hint::black_box, sync::Arc};
 
 use common::{Cache, PodKind, SMALL, Subscriber};
 use gungraun::{Callgrind, EventKind, prelude::*};
+use kubefan_cache::{Budgets, writer::Commit};
 use kubefan_common::proto::v1alpha1::ResolvedResource;
+use kubefan_fanout::{
+    send::{
+        encoder::{DeltaBases, Encoder},
+        log_entry::LogEntry,
+    },
+    views::index::SelectorIndex,
+};
 use kubefan_model::{
     event::WatchEvent,
     format::{Encoding, Format},
     projection::Projection,
-};
-use kubefan_proxy::{
-    cache::{Budgets, writer::Commit},
-    fanout::{
-        send::{
-            encoder::{DeltaBases, Encoder},
-            log_entry::LogEntry,
-        },
-        views::index::SelectorIndex,
-    },
 };
 use nodes::Nodes;
 use tokio::time::Instant;

@@ -16,9 +16,17 @@ use divan::{
     counter::{BytesCount, ItemsCount},
 };
 use http_body_util::{BodyExt, Full};
+use kubefan_cache::{
+    Budgets, CacheWriter, EventRing, HistoryRecord, RingLimits, Store, Update,
+    writer::{Change, Commit},
+};
 use kubefan_common::{
     encoding::{chunk, delta},
     proto::v1alpha1::ResolvedResource,
+};
+use kubefan_fanout::{
+    send::encoder::{DeltaBases, Encoder},
+    views::{index::SelectorIndex, selected_objects::SelectedObjects, shared_snapshot::SharedSnapshot},
 };
 use kubefan_model::{
     ResourceVersion, Scope,
@@ -26,22 +34,12 @@ use kubefan_model::{
     format::Format,
     projection::{Parts, Projection},
 };
-use kubefan_proxy::{
-    cache::{
-        Budgets, CacheWriter, EventRing, HistoryRecord, RingLimits, Store, Update,
-        writer::{Change, Commit},
-    },
-    fanout::{
-        send::encoder::{DeltaBases, Encoder},
-        views::{index::SelectorIndex, selected_objects::SelectedObjects, shared_snapshot::SharedSnapshot},
-    },
-    telemetry::metrics::WatchPurpose,
-    upstream::{
-        Upstream,
-        client::{HttpService, UpstreamOptions},
-        lines::LINE_BYTES_MAX,
-        reflector::{Reflector, ReflectorEvent, ReflectorOptions, Target},
-    },
+use kubefan_telemetry::metrics::WatchPurpose;
+use kubefan_upstream::{
+    Upstream,
+    client::{HttpService, UpstreamOptions},
+    lines::LINE_BYTES_MAX,
+    reflector::{Reflector, ReflectorEvent, ReflectorOptions, Target},
 };
 use rand::SeedableRng;
 use rand_pcg::Pcg64Mcg;

@@ -17,6 +17,7 @@ use std::{
 
 use clap::{Parser, Subcommand};
 use futures::{Stream, StreamExt, future::BoxFuture, stream};
+use kubefan_cache::Update;
 use kubefan_common::proto::v1alpha1::{
     Event, EventType as Kind, SnapshotBegin, SnapshotEnd, WatchRequest, WatchResponse, watch_response,
 };
@@ -26,16 +27,13 @@ use kubefan_model::{
     fields::FieldTable,
     object::{Object, ObjectParser},
 };
-use kubefan_proxy::{
-    cache::Update,
-    telemetry::metrics::{Metrics, WatchPurpose},
-    upstream::{
-        Reflector, Upstream,
-        client::UpstreamOptions,
-        lines::LINE_BYTES_MAX,
-        reflector::{ReflectorEvent, ReflectorOptions, Target},
-        settings::UpstreamSettings,
-    },
+use kubefan_telemetry::metrics::{Metrics, WatchPurpose};
+use kubefan_upstream::{
+    Reflector, Upstream,
+    client::UpstreamOptions,
+    lines::LINE_BYTES_MAX,
+    reflector::{ReflectorEvent, ReflectorOptions, Target},
+    settings::UpstreamSettings,
 };
 use rand::{SeedableRng, rngs::StdRng};
 use tokio::{net::TcpListener, sync::broadcast, time::sleep};
@@ -236,7 +234,7 @@ async fn reflect(upstream: Upstream, hub: Arc<Hub>) -> Result<(), Box<dyn std::e
         &gvr,
         &Scope::Cluster,
         Media::Json,
-        &kubefan_proxy::cache::StreamEnd::ALL,
+        &kubefan_cache::StreamEnd::ALL,
     );
     let target =
         Target { gvr, kind: "Pod".to_owned(), scope: Scope::Cluster, namespaced: true, field_selector: String::new() };

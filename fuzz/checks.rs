@@ -15,6 +15,9 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use futures::{FutureExt, stream};
 use http_body_util::{BodyExt, Full, StreamBody};
+use kubefan_access::{AccessControl, Caller, Presented, Read, ReadVerb};
+use kubefan_admission::Holder;
+use kubefan_cache::{Backfill, CacheWriter, HistoryCopy, Refusal, RelistReason, RingLimits, writer::Change};
 use kubefan_common::{
     encoding::{
         chunk::{self, ChunkError},
@@ -25,6 +28,7 @@ use kubefan_common::{
         TransferTrailer, WatchRequest, transfer_entry::Entry, transfer_response::Part,
     },
 };
+use kubefan_fanout::{CacheRequest, Catalog, Fresh, Patience, Served};
 use kubefan_model::{
     GroupVersionResource, Media, ObjectKey, ResourceVersion, Scope,
     fields::FieldTable,
@@ -34,29 +38,23 @@ use kubefan_model::{
     selector::{FieldSelector, LabelSelector, SELECTOR_BYTES_MAX, ShardSelector},
     table::Tables,
 };
-use kubefan_proxy::{
-    access::{AccessControl, Caller, Presented, Read, ReadVerb},
-    admission::Holder,
-    cache::{Backfill, CacheWriter, HistoryCopy, Refusal, RelistReason, RingLimits, writer::Change},
-    fanout::{CacheRequest, Catalog, Fresh, Patience, Served},
-    peer::{CacheIdentity, Decoder, Encoder},
-    server::{
-        grpc::{call, request},
-        kube::{
-            negotiate,
-            options::{self, Options},
-            path::Path,
-            query::Query,
-        },
-        selector_limits::SelectorLimits,
-        target_lookup,
+use kubefan_peer::{CacheIdentity, Decoder, Encoder};
+use kubefan_server::{
+    grpc::{call, request},
+    kube::{
+        negotiate,
+        options::{self, Options},
+        path::Path,
+        query::Query,
     },
-    telemetry::metrics::{Metrics, WatchPurpose},
-    upstream::{
-        Reflector, Upstream,
-        client::{UpstreamBody, UpstreamOptions},
-        reflector::{ReflectorEvent, ReflectorOptions, Target},
-    },
+    selector_limits::SelectorLimits,
+    target_lookup,
+};
+use kubefan_telemetry::metrics::{Metrics, WatchPurpose};
+use kubefan_upstream::{
+    Reflector, Upstream,
+    client::{UpstreamBody, UpstreamOptions},
+    reflector::{ReflectorEvent, ReflectorOptions, Target},
 };
 use prost::Message;
 use rand::{SeedableRng, rngs::StdRng};

@@ -6,7 +6,16 @@
 
 use std::{sync::Arc, task::Waker, time::Duration};
 
+use kubefan_admission::{Gate, GateLimits};
+use kubefan_cache::{
+    CacheWriter, HistoryRecord, ProcessBudgets, RelistReason, RingLimits, Update,
+    writer::{Change, Commit},
+};
 use kubefan_common::proto::v1alpha1::ResolvedResource;
+use kubefan_fanout::{
+    ConnectionWaker, Hub, HubOptions, ReadyStreams, Start, StreamWaker, Subscription,
+    send::log_entry::{EntryKind, LogEntry},
+};
 use kubefan_model::{
     GroupVersionResource, Media, ResourceVersion, Scope,
     event::{EventType, Transition, WatchEvent},
@@ -16,19 +25,8 @@ use kubefan_model::{
     selection::Selection,
     selector::{FieldSelector, LabelSelector},
 };
-use kubefan_proxy::{
-    admission::{Gate, GateLimits},
-    cache::{
-        CacheWriter, HistoryRecord, ProcessBudgets, RelistReason, RingLimits, Update,
-        writer::{Change, Commit},
-    },
-    fanout::{
-        ConnectionWaker, Hub, HubOptions, ReadyStreams, Start, StreamWaker, Subscription,
-        send::log_entry::{EntryKind, LogEntry},
-    },
-    telemetry::metrics::{CacheMetrics, Metrics},
-};
 use kubefan_sim::workload::{Operation, Workload, WorkloadOptions};
+use kubefan_telemetry::metrics::{CacheMetrics, Metrics};
 use prometheus::Registry;
 use serde_json::Value;
 use tokio::time::Instant;
@@ -123,7 +121,7 @@ impl PodKind {
     /// Metrics that are not exported.
     pub(crate) fn metrics(&self) -> CacheMetrics {
         let metrics = Metrics::new(Registry::new()).expect("a new registry");
-        Arc::new(metrics).cache(&self.gvr, &Scope::Cluster, Media::Json, &kubefan_proxy::cache::StreamEnd::ALL)
+        Arc::new(metrics).cache(&self.gvr, &Scope::Cluster, Media::Json, &kubefan_cache::StreamEnd::ALL)
     }
 
     /// A selection from label and field selectors in kubectl's syntax.

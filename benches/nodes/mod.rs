@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 
+use kubefan_cache::{CacheWriter, Update};
+use kubefan_fanout::{ConnectionWaker, Hub, Start, StreamWaker};
 use kubefan_model::{ResourceVersion, event::EventType, format::Format};
-use kubefan_proxy::{
-    cache::{CacheWriter, Update},
-    fanout::{ConnectionWaker, Hub, Start, StreamWaker},
-};
 use tokio::time::Instant;
 
 use crate::common::{BATCH_BYTES_MAX, PodKind, apply_list, hub};

@@ -11,19 +11,19 @@ use std::{
 };
 
 use clap::{Args, ValueEnum};
-
-use super::{
-    error::CliError,
-    shutdown::{StopSignal, shutdown},
-    visible::print_notice,
-};
+use kubefan_app::config;
 use kubefan_bench::{
     self, BenchError, BenchOptions, Projection, Protocol, Scenario, ServerKind, ServerSpec, Windows, child, floor,
     hostile::{self, attack::Attack, attacker},
     report,
 };
 use kubefan_model::format::Encoding;
-use kubefan_proxy::config;
+
+use super::{
+    error::CliError,
+    shutdown::{StopSignal, shutdown},
+    visible::print_notice,
+};
 
 /// Measure what a delivery costs a server, compared with what the machine allows
 #[derive(Debug, Args)]

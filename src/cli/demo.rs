@@ -9,6 +9,13 @@ use std::{
 };
 
 use clap::Args;
+use kubefan_app::config::{self, ListenAddress, LogFormat, ServeConfig};
+use kubefan_demo::{
+    Demo, DemoOptions, METER_INTERVAL, Meter, hints,
+    live::{self, Key, Live},
+    plain::Plain,
+};
+use kubefan_telemetry::logging::LogGuard;
 use tokio::{
     signal::unix::{SignalKind, signal},
     time::{MissedTickBehavior, interval},
@@ -16,15 +23,6 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::error::CliError;
-use kubefan_demo::{
-    Demo, DemoOptions, METER_INTERVAL, Meter, hints,
-    live::{self, Key, Live},
-    plain::Plain,
-};
-use kubefan_proxy::{
-    config::{self, ListenAddress, LogFormat, ServeConfig},
-    telemetry::{self, logging::LogGuard},
-};
 
 /// Show what kubefan does, with a simulated apiserver in this process
 #[derive(Debug, Args)]
@@ -203,7 +201,7 @@ impl Screen {
         }
         // Log lines would garble the live view. With plain lines they can explain an unusual
         // number. If logging was initialized before, it is left alone.
-        let log = telemetry::logging::init(LogFormat::Text, "warn").ok();
+        let log = kubefan_telemetry::logging::init(LogFormat::Text, "warn").ok();
         Self::Plain { plain: Plain::new(stdout(), hints.to_vec()), _log: log }
     }
 

@@ -212,7 +212,7 @@ fn variables() -> Vec<String> {
     let all = with_subcommands(&command);
     let args = all.into_iter().flat_map(clap::Command::get_arguments);
     let first = args.filter_map(|arg| Some(arg.get_env()?.to_str()?.to_owned()));
-    let second = kubefan_proxy::config::second_variables().into_iter().map(|names| names.second.to_owned());
+    let second = kubefan_app::config::second_variables().into_iter().map(|names| names.second.to_owned());
     first.chain(second).collect()
 }
 

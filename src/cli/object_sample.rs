@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, de::IgnoredAny};
 
-use kubefan_proxy::upstream::{
+use kubefan_upstream::{
     Upstream, UpstreamError,
     client::{Verb, encode_query},
 };

@@ -4,16 +4,16 @@
 use std::{env, path::PathBuf};
 
 use clap::{Args, Command};
+use kubefan_app::{
+    self,
+    config::{self, ConfigError, ConfigFile, SecondVariable, ServeConfig, ServeOptions},
+    reload::WatchedFile,
+};
 
 use super::{
     error::CliError,
     given::{Given, is_set},
     shutdown::{hangups, shutdown},
-};
-use kubefan_proxy::{
-    app::{self, reload::WatchedFile},
-    config::{self, ConfigError, ConfigFile, SecondVariable, ServeConfig, ServeOptions},
-    telemetry,
 };
 
 /// The number of tasks that a busy thread runs before it polls for new I/O. With tokio's 61, a
@@ -59,7 +59,8 @@ pub(super) fn with_second_variables(command: Command) -> Command {
 pub(super) fn run(args: ServeArgs, variables: &[String], given: &Given<'_>) -> Result<(), CliError> {
     let (mut config, watched) = configuration(args, given)?;
     config.traces.is_of_variable(given.variable_of("--otlp-endpoint").as_deref());
-    let _log = telemetry::logging::init(config.logging.format, &config.logging.level).map_err(CliError::Plain)?;
+    let _log =
+        kubefan_telemetry::logging::init(config.logging.format, &config.logging.level).map_err(CliError::Plain)?;
     for message in unknown_variables(variables) {
         tracing::warn!("{message}");
     }
@@ -68,7 +69,7 @@ pub(super) fn run(args: ServeArgs, variables: &[String], given: &Given<'_>) -> R
         let announce = |signal| tracing::info!(signal, "draining; ctrl-C again to stop at once");
         let shutdown = shutdown(announce).map_err(CliError::plain)?;
         let hangups = hangups().map_err(CliError::plain)?;
-        app::run(config, watched, shutdown, hangups).await.map_err(CliError::plain)
+        kubefan_app::run(config, watched, shutdown, hangups).await.map_err(CliError::plain)
     });
     // A look-up of a name or a credential plugin may hang, and must not be waited for.
     runtime.shutdown_background();

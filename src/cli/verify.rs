@@ -12,6 +12,16 @@ use std::{
 };
 
 use clap::{Args, ValueEnum};
+use kubefan_cache::comparison::{Comparison, Difference, Differences};
+use kubefan_client::{Client, ClientError, ObjectList, Parts, Projection, ReadOptions, ResourceStatus, Target};
+use kubefan_common::proto::v1alpha1::ResourceState;
+use kubefan_model::{GroupVersionResource, ObjectKey, ResourceVersion, Scope};
+use kubefan_upstream::{
+    Upstream, UpstreamError,
+    client::UpstreamOptions,
+    metadata::{MetadataPages, MetadataTarget},
+    settings::UpstreamSettings,
+};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
@@ -20,18 +30,6 @@ use super::{
     select::{ServerArgs, is_cluster_scoped},
     table::Columns,
     visible::{print_json, visible},
-};
-use kubefan_client::{Client, ClientError, ObjectList, Parts, Projection, ReadOptions, ResourceStatus, Target};
-use kubefan_common::proto::v1alpha1::ResourceState;
-use kubefan_model::{GroupVersionResource, ObjectKey, ResourceVersion, Scope};
-use kubefan_proxy::{
-    cache::comparison::{Comparison, Difference, Differences},
-    upstream::{
-        Upstream, UpstreamError,
-        client::UpstreamOptions,
-        metadata::{MetadataPages, MetadataTarget},
-        settings::UpstreamSettings,
-    },
 };
 
 /// The version may be compacted during the comparison, or an apiserver may lag behind. Then both
@@ -360,9 +358,9 @@ fn as_json(compared: &ComparedCache) -> Value {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use kubefan_client::ResolvedResource;
 
     use super::*;
-    use kubefan_client::ResolvedResource;
 
     #[derive(Parser)]
     struct Only {

@@ -56,11 +56,7 @@ impl Workspace {
     }
 
     fn layers(&self) -> Vec<String> {
-        let mut found = layers::packages_upwards(&self.packages, layers::PACKAGES);
-        for package in self.packages.iter().filter(|package| package.folder.ends_with("proxy")) {
-            found.extend(self.crates(package).iter().flat_map(|proxy| layers::rooms_upwards(proxy, layers::ROOMS)));
-        }
-        found
+        layers::packages_upwards(&self.packages, layers::PACKAGES)
     }
 
     fn cycles(&self) -> Vec<String> {

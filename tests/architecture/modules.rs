@@ -53,11 +53,6 @@ impl Crate {
         found
     }
 
-    /// The source files, without those that are compiled only for tests.
-    pub(crate) fn files(&self) -> BTreeSet<&Path> {
-        self.modules.values().map(|module| module.file.as_path()).collect()
-    }
-
     fn read_module(
         &mut self,
         path: Vec<String>,
@@ -166,26 +161,6 @@ impl Crate {
             }
         }
         edges
-    }
-
-    /// Every module that another one names, re-exports included: by which file, which module, and
-    /// the path as it is written.
-    pub(crate) fn module_uses(&self) -> Vec<(&Path, Vec<String>, String)> {
-        let mut uses = Vec::new();
-        for (path, module) in &self.modules {
-            let paths = module.imports.iter().map(|import| &import.path).chain(&module.paths);
-            for segments in paths {
-                if let Some(Target::Module(target) | Target::Item(target)) = self.resolve(path, segments, 0) {
-                    uses.push((module.file.as_path(), target, segments.join("::")));
-                }
-            }
-        }
-        uses
-    }
-
-    /// The path of the module that is defined in `file`.
-    pub(crate) fn module_of(&self, file: &Path) -> Option<&[String]> {
-        self.modules.iter().find(|(_, module)| module.file == file).map(|(path, _)| path.as_slice())
     }
 
     fn add_edge(&self, edges: &mut Edges, from: &Module, target: &[String], path: &[String]) {

@@ -183,7 +183,7 @@ fn words_of_identifier(name: &str) -> Vec<String> {
 
 /// Whether the strings of `file` are texts of `--help`.
 pub(crate) fn has_help_texts(file: &Path) -> bool {
-    file.starts_with("src/cli") || file.starts_with("crates/proxy/src/config") || file.starts_with("src/config")
+    file.starts_with("src/cli") || file.starts_with("crates/app/src/config") || file.starts_with("src/config")
 }
 
 #[cfg(test)]

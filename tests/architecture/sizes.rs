@@ -15,10 +15,10 @@ pub(crate) const LONG: &[(&str, &str)] = &[];
 /// Folders whose files may be named like files elsewhere, because the folder says what they are.
 pub(crate) const TELLING_FOLDERS: &[(&str, &str)] = &[
     ("config", "a section of the configuration is named like what it configures"),
-    ("server/grpc", "each protocol has the same steps"),
-    ("server/kube", "each protocol has the same steps"),
-    ("server/transport/http1", "each version of HTTP has the same steps"),
-    ("server/transport/http2", "each version of HTTP has the same steps"),
+    ("grpc", "each protocol has the same steps"),
+    ("kube", "each protocol has the same steps"),
+    ("http1", "each version of HTTP has the same steps"),
+    ("http2", "each version of HTTP has the same steps"),
     ("kube_encoding", "a response and its encoding have the same name"),
 ];
 

@@ -387,7 +387,7 @@ async fn a_changed_setting_restarts_pods_if_it_must() {
     };
     let before = pods(json!({ "ringAgeMax": "5m" })).await;
     assert_ne!(before, pods(json!({ "ringAgeMax": "6m" })).await);
-    for key in kubefan_proxy::config::reload::LIVE {
+    for key in kubefan_app::config::reload::LIVE {
         let changed = match key {
             "modes" => json!([{ "resources": ["pods"], "mode": "Deny" }]),
             "resources" => json!(["pods"]),

@@ -11,7 +11,8 @@ use h2::{
 };
 use http::{HeaderMap, Request, Response};
 use kubefan_common::proto::v1alpha1::{ListRequest, Target, WatchRequest, WatchResponse, watch_response};
-use kubefan_proxy::{server::ClientInfo, telemetry::metrics::ConnectionEnd};
+use kubefan_server::ClientInfo;
+use kubefan_telemetry::metrics::ConnectionEnd;
 use prost::Message;
 use serde_json::json;
 use tokio::{

@@ -4,12 +4,12 @@
 use std::{net::SocketAddr, path::Path, sync::Arc};
 
 use futures::future::join_all;
-use kubefan_proxy::upstream::{
+use kubefan_sim::apiserver::SimOptions;
+use kubefan_upstream::{
     Upstream,
     client::{UpstreamOptions, Verb},
     settings::UpstreamSettings,
 };
-use kubefan_sim::apiserver::SimOptions;
 use rustls::{
     ServerConfig,
     crypto::ring,

@@ -16,7 +16,7 @@ use h2::{
 };
 use http::Request;
 use kubefan_common::proto::v1alpha1::{Target, watch_service_client::WatchServiceClient};
-use kubefan_proxy::telemetry::metrics::ConnectionEnd;
+use kubefan_telemetry::metrics::ConnectionEnd;
 use reqwest::{Body, Client, ClientBuilder, StatusCode};
 use serde_json::json;
 use tokio::{

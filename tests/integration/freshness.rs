@@ -6,11 +6,9 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use futures::future::join_all;
+use kubefan_cache::Refusal;
+use kubefan_fanout::{Catalog, Patience, Served};
 use kubefan_model::Media;
-use kubefan_proxy::{
-    cache::Refusal,
-    fanout::{Catalog, Patience, Served},
-};
 use kubefan_sim::apiserver::{Fault, SimApiserver, Verb};
 use serde_json::{Value, json};
 use tokio::{
@@ -49,7 +47,7 @@ pub(crate) fn write_configmap(sim: &SimApiserver) -> u64 {
 }
 
 pub(crate) async fn served(rig: &Rig) -> Served {
-    rig.registry.find(cache_of("pods", Media::Json)).await.unwrap()
+    rig.catalog.find(cache_of("pods", Media::Json)).await.unwrap()
 }
 
 pub(crate) fn head(served: &Served) -> u64 {
@@ -58,14 +56,14 @@ pub(crate) fn head(served: &Served) -> u64 {
 
 async fn prove(rig: &Rig, patience: Patience) -> Result<(), Refusal> {
     let served = served(rig).await;
-    rig.registry.advance(&served, patience).await
+    rig.catalog.advance(&served, patience).await
 }
 
 fn proving(rig: &Rig, patience: Patience) -> JoinHandle<Result<(), Refusal>> {
-    let registry = rig.registry.clone();
+    let catalog = rig.catalog.clone();
     tokio::spawn(async move {
-        let served = registry.find(cache_of("pods", Media::Json)).await?;
-        registry.advance(&served, patience).await
+        let served = catalog.find(cache_of("pods", Media::Json)).await?;
+        catalog.advance(&served, patience).await
     })
 }
 
@@ -312,11 +310,11 @@ async fn a_read_without_fallback_waits_again() {
 
 async fn proofs_that_advance_the_cache_lose_no_event() {
     let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
-    let (registry, cache) = (rig.registry.clone(), served(&rig).await);
+    let (catalog, cache) = (rig.catalog.clone(), served(&rig).await);
     let proving = tokio::spawn(async move {
         let mut proved = 0;
         while proved < 50 {
-            proved += usize::from(registry.advance(&cache, Patience::Bookmark).await.is_ok());
+            proved += usize::from(catalog.advance(&cache, Patience::Bookmark).await.is_ok());
         }
     });
     let (mut round, mut written) = (0, Vec::new());

@@ -6,14 +6,12 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use http_body_util::BodyExt;
+use kubefan_cache::Refusal;
 use kubefan_common::proto::v1alpha1::ListRequest;
+use kubefan_fanout::{Catalog, Fresh, Patience, ProvedState, Served};
 use kubefan_model::{
     selection::Selection,
     selector::{FieldSelector, LabelSelector},
-};
-use kubefan_proxy::{
-    cache::Refusal,
-    fanout::{Catalog, Fresh, Patience, ProvedState, Served},
 };
 use kubefan_sim::apiserver::{Fault, SimApiserver, Verb};
 use serde_json::Value;
@@ -59,15 +57,15 @@ pub(crate) async fn quiet() -> Rig {
 /// What a consistent read of pods is served.
 async fn prove(rig: &Rig) -> Result<Fresh, Refusal> {
     let served = served(rig).await;
-    rig.registry.prove(&served, Some(&everything(&served)), Patience::Bookmark).await
+    rig.catalog.prove(&served, Some(&everything(&served)), Patience::Bookmark).await
 }
 
 /// Begins a consistent read of pods, of which the state is proved.
 async fn proving(rig: &Rig) -> JoinHandle<ProvedState> {
-    let (registry, served) = (rig.registry.clone(), served(rig).await);
-    tokio::spawn(async move {
-        state(registry.prove(&served, Some(&everything(&served)), Patience::Bookmark).await.unwrap())
-    })
+    let (catalog, served) = (rig.catalog.clone(), served(rig).await);
+    tokio::spawn(
+        async move { state(catalog.prove(&served, Some(&everything(&served)), Patience::Bookmark).await.unwrap()) },
+    )
 }
 
 fn everything(served: &Served) -> Selection {
@@ -277,8 +275,8 @@ async fn a_large_cache_is_proved_by_a_bookmark() {
 async fn an_informer_starts_while_another_reader_waits_for_a_bookmark() {
     let rig = quiet().await;
     write_configmap(&rig.sim);
-    let (registry, cache) = (rig.registry.clone(), served(&rig).await);
-    let waiting = tokio::spawn(async move { registry.advance(&cache, Patience::Bookmark).await });
+    let (catalog, cache) = (rig.catalog.clone(), served(&rig).await);
+    let waiting = tokio::spawn(async move { catalog.advance(&cache, Patience::Bookmark).await });
     while probes(&rig) == 0.0 {
         sleep(Duration::from_millis(1)).await;
     }
@@ -318,7 +316,7 @@ async fn a_read_moves_to_a_replica_that_is_behind_on_a_quiet_resource() {
     let version = write_configmap(&sim);
     let mut watch = first.watch_all("pods").await;
     let cache = served(&first).await;
-    first.registry.advance(&cache, Patience::Bookmark).await.unwrap();
+    first.catalog.advance(&cache, Patience::Bookmark).await.unwrap();
     watch.until(version).await;
     assert!(watch.resume_version == format!("{version}.end") && head(&served(&second).await) < version);
 

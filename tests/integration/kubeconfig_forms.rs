@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use kubefan_proxy::upstream::{Upstream, client::UpstreamOptions, settings::UpstreamSettings};
+use kubefan_upstream::{Upstream, client::UpstreamOptions, settings::UpstreamSettings};
 
 use crate::harness::{apiserver::ApiServer, pki::Authority, tests};
 

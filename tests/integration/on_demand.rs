@@ -5,11 +5,9 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use kubefan_common::proto::v1alpha1::Target;
+use kubefan_fanout::{CacheRequest, Catalog};
+use kubefan_informers::{OnDemandLimits, SizeLimits};
 use kubefan_model::Media;
-use kubefan_proxy::{
-    fanout::{CacheRequest, Catalog},
-    informers::{OnDemandLimits, SizeLimits},
-};
 use kubefan_sim::apiserver::{Fault, SimResource, Verb};
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
@@ -280,7 +278,7 @@ async fn a_cache_that_is_being_listed_counts_to_the_tenant_that_started_it() {
     let start = async |resource, tenant| {
         let request = CacheRequest { tenant: Some(tenant), ..cache_of(resource, Media::Json) };
         // The caller hangs up before the list has ended.
-        assert!(timeout(Duration::from_secs(1), rig.registry.find(request)).await.is_err(), "{resource}");
+        assert!(timeout(Duration::from_secs(1), rig.catalog.find(request)).await.is_err(), "{resource}");
     };
     start("configmaps", "greedy").await;
     start("services", "greedy").await;

@@ -16,10 +16,8 @@ use hyper_util::rt::TokioIo;
 use kubefan_common::proto::v1alpha1::{
     Target, TransferRequest, peer_service_client::PeerServiceClient, peer_service_server::PeerServiceServer,
 };
-use kubefan_proxy::{
-    informers::Registry,
-    peer::{Dial, FoundPeers, NoTransferLog, PeerError, Peers, TransferService},
-};
+use kubefan_informers::{CacheCatalog, Registry};
+use kubefan_peer::{Dial, FoundPeers, NoTransferLog, PeerError, Peers, TransferService};
 use kubefan_sim::apiserver::{SimApiserver, SimOptions, Verb};
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose};
 use serde_json::json;
@@ -84,7 +82,7 @@ impl Memory {
 }
 
 fn serve(registry: Arc<Registry>, io: DuplexStream) {
-    let service = PeerServiceServer::new(TransferService::new(registry, Arc::new(NoTransferLog)));
+    let service = PeerServiceServer::new(TransferService::new(CacheCatalog(registry), Arc::new(NoTransferLog)));
     let incoming = futures::stream::iter([Ok::<_, std::io::Error>(io)]).chain(futures::stream::pending());
     tokio::spawn(tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming));
 }

@@ -7,21 +7,19 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use bytes::Bytes;
+use kubefan_cache::{Phase, Refusal};
 use kubefan_common::proto::v1alpha1::{Encoding, ListRequest, Projection, WatchRequest};
+use kubefan_fanout::{CacheRequest, Catalog, Served};
+use kubefan_informers::{CacheCatalog, CacheContext, EncodingLimits, ListScheduler, Registry};
 use kubefan_model::{GroupVersionResource, Media, ResourceVersion, fields::FieldRef, object::Object, protobuf::kinds};
-use kubefan_proxy::{
-    cache::{Phase, Refusal},
-    fanout::{CacheRequest, Catalog, Served},
-    informers::{CacheContext, EncodingLimits, ListScheduler, Registry},
-    telemetry::metrics::Metrics,
-    upstream::{
-        Source, Upstream,
-        client::UpstreamOptions,
-        discovery::{Discovery, DiscoveryOptions},
-        settings::UpstreamSettings,
-    },
-};
 use kubefan_sim::apiserver::SimResource;
+use kubefan_telemetry::metrics::Metrics;
+use kubefan_upstream::{
+    Source, Upstream,
+    client::UpstreamOptions,
+    discovery::{Discovery, DiscoveryOptions},
+    settings::UpstreamSettings,
+};
 use rcgen::{CertificateParams, DnType, KeyPair};
 use serde_json::{Value, json};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -45,7 +43,7 @@ const PROTOBUF: EncodingLimits = EncodingLimits { bytes_max: 512 << 20, idle_tim
 
 /// kubefan's caches in front of the real apiserver.
 struct Caches {
-    registry: Arc<Registry>,
+    catalog: CacheCatalog,
     _stop: DropGuard,
 }
 
@@ -68,12 +66,12 @@ impl Caches {
         };
         let registry = Registry::new(context, setup.registry, metrics, stop.clone());
         tokio::spawn(registry.clone().run());
-        Caches { registry, _stop: stop.drop_guard() }
+        Caches { catalog: CacheCatalog(registry), _stop: stop.drop_guard() }
     }
 
     async fn find(&self, gvr: &GroupVersionResource, namespace: &str, media: Media) -> Result<Served, Refusal> {
         let GroupVersionResource { group, version, resource } = gvr;
-        self.registry.find(CacheRequest { group, version, resource, namespace, media, tenant: None }).await
+        self.catalog.find(CacheRequest { group, version, resource, namespace, media, tenant: None }).await
     }
 
     /// Waits for a synced cache.
@@ -90,7 +88,7 @@ impl Caches {
 /// A setup that caches any resource, also as protobuf; all but secrets on demand.
 fn anything() -> Setup {
     let mut setup = Setup::of(&["secrets"])
-        .on_demand(kubefan_proxy::informers::OnDemandLimits { on_demand_resources_max: 1000, ..on_demand() });
+        .on_demand(kubefan_informers::OnDemandLimits { on_demand_resources_max: 1000, ..on_demand() });
     setup.registry.protobuf = Some(PROTOBUF);
     setup
 }
@@ -306,7 +304,7 @@ async fn every_built_in_type_is_the_same_in_both_encodings() {
     let protobuf = caches.synced(&pods(), "", Media::Protobuf).await;
     // An apiserver that has just started may not answer in time.
     let expired = wait::until("the answer of the restarted apiserver", 3 * wait::SOON, || async {
-        let backfill = caches.registry.backfill(&protobuf, ResourceVersion::new(1).unwrap(), false).await;
+        let backfill = caches.catalog.backfill(&protobuf, ResourceVersion::new(1).unwrap(), false).await;
         (!matches!(backfill, Err(Refusal::Unavailable(_)))).then_some(backfill)
     })
     .await;
@@ -355,7 +353,7 @@ async fn an_unread_protobuf_cache_is_dropped() {
 
 async fn an_apiserver_without_an_encoding_is_asked_once_a_minute() {
     let find = async |rig: &Rig, media| {
-        let found = rig.registry.find(cache_of("configmaps", media)).await;
+        let found = rig.catalog.find(cache_of("configmaps", media)).await;
         found.map(|served| served.gvr.to_string())
     };
     for (media, refusal) in

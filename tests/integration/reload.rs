@@ -3,7 +3,7 @@
 
 use std::{fs, path::PathBuf};
 
-use kubefan_proxy::access::Identity;
+use kubefan_access::Identity;
 use reqwest::{Response, StatusCode};
 use serde_json::Value;
 use tonic::Code;

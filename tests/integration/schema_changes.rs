@@ -4,16 +4,14 @@
 use std::time::Duration;
 
 use bytes::Buf;
+use kubefan_cache::StreamEnd;
+use kubefan_fanout::{Catalog, ConnectionWaker, Start, StreamWaker, Subscription};
 use kubefan_model::{
     Media,
     format::Format,
     projection::Projection,
     selection::Selection,
     selector::{FieldSelector, LabelSelector},
-};
-use kubefan_proxy::{
-    cache::StreamEnd,
-    fanout::{Catalog, ConnectionWaker, Start, StreamWaker, Subscription},
 };
 use serde_json::{Value, json};
 use tokio::{
@@ -76,7 +74,7 @@ fn setup() -> Setup {
 
 /// A watch over HTTP from now on.
 async fn http_watch(rig: &Rig, labels: &str) -> Subscription {
-    let served = rig.registry.find(cache_of("pods", Media::Json)).await.unwrap();
+    let served = rig.catalog.find(cache_of("pods", Media::Json)).await.unwrap();
     let (labels, fields) = (LabelSelector::parse(labels).unwrap(), FieldSelector::default());
     let selection =
         Selection::bind("", "", labels, &fields, &served.fields, served.parser.clone(), &served.gvr).unwrap();

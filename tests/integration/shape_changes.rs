@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use http_body_util::BodyExt;
-use kubefan_proxy::upstream::client::Verb as UpstreamVerb;
 use kubefan_sim::apiserver::{FaultRule, SelectableField, SimApiserver, SimResource, Verb};
+use kubefan_upstream::client::Verb as UpstreamVerb;
 use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use kubefan_proxy::cache::Phase;
+use kubefan_cache::Phase;
 use tokio::time::{Instant, sleep, timeout_at};
 use tonic::{Code, Status};
 use tonic_types::StatusExt;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use kubefan_client::{Client, ClientOptions, Target, WatchItem, WatchOptions};
-use kubefan_proxy::fanout::{Catalog, Patience};
+use kubefan_fanout::{Catalog, Patience};
 use kubefan_sim::apiserver::{Fault, FaultRule, Verb};
 use serde_json::json;
 use tokio::time::{sleep, timeout};
@@ -169,7 +169,7 @@ async fn reads_behind_many_kubefans_share_the_apiservers_proof() {
     join_all(nodes.iter().map(|(node, _)| async {
         let cache = served(node).await;
         assert!(head(&cache) < version);
-        node.registry.advance(&cache, Patience::Bookmark).await.unwrap();
+        node.catalog.advance(&cache, Patience::Bookmark).await.unwrap();
         assert!(head(&cache) >= version);
     }))
     .await;

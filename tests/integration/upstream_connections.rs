@@ -3,7 +3,7 @@
 
 use futures::future::join_all;
 use kubefan_model::Media;
-use kubefan_proxy::upstream::{
+use kubefan_upstream::{
     Upstream,
     client::{UpstreamOptions, Verb},
     settings::UpstreamSettings,

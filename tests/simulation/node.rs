@@ -11,23 +11,23 @@ use std::{
     time::Duration,
 };
 
-use kubefan_proxy::{
-    access::AccessControl,
-    admission::GateLimits,
-    audit::AuditLog,
-    cache::{RetainedLimits, RingLimits},
-    config::ServeConfig,
-    informers::{CacheContext, EncodingLimits, ListScheduler, Registry, RegistryOptions, memory_pressure},
-    server::{
-        ClientInfo, Server, ServerOptions,
-        kube::{feature_gates::FeatureGates, kube_upstream::KubeUpstream},
-    },
-    telemetry::metrics::Metrics,
-    upstream::{
-        Source,
-        discovery::{Discovery, DiscoveryOptions},
-        reflector::ReflectorOptions,
-    },
+use kubefan_access::AccessControl;
+use kubefan_admission::GateLimits;
+use kubefan_app::config::ServeConfig;
+use kubefan_audit::AuditLog;
+use kubefan_cache::{RetainedLimits, RingLimits};
+use kubefan_informers::{
+    CacheCatalog, CacheContext, EncodingLimits, ListScheduler, Registry, RegistryOptions, memory_pressure,
+};
+use kubefan_server::{
+    ClientInfo, Server, ServerOptions,
+    kube::{feature_gates::FeatureGates, kube_upstream::KubeUpstream},
+};
+use kubefan_telemetry::metrics::Metrics;
+use kubefan_upstream::{
+    Source,
+    discovery::{Discovery, DiscoveryOptions},
+    reflector::ReflectorOptions,
 };
 use tokio::{task::JoinSet, time::Instant};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -127,7 +127,7 @@ pub(crate) struct Node {
 }
 
 struct Running {
-    server: Arc<Server<Arc<Registry>>>,
+    server: Arc<Server<CacheCatalog>>,
     metrics: Arc<Metrics>,
     drain: CancellationToken,
     /// All tasks of the replica. Dropping the set ends them.
@@ -210,7 +210,7 @@ impl Node {
             ..ServerOptions::from(&ServeConfig::default())
         };
         let access = (Arc::new(AccessControl::always_allow()), AuditLog::default());
-        let catalog = Arc::new(registry);
+        let catalog = Arc::new(CacheCatalog(registry));
         let server = Server::new(
             catalog,
             Routes::default(),

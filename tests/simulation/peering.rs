@@ -12,10 +12,8 @@ use std::{
 use futures::{FutureExt, future::BoxFuture, stream};
 use hyper_util::rt::TokioIo;
 use kubefan_common::proto::v1alpha1::peer_service_server::PeerServiceServer;
-use kubefan_proxy::{
-    informers::Registry,
-    peer::{Dial, FoundPeers, NoTransferLog, PeerError, Peers, TransferService},
-};
+use kubefan_informers::{CacheCatalog, Registry};
+use kubefan_peer::{Dial, FoundPeers, NoTransferLog, PeerError, Peers, TransferService};
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use tonic::transport::{Channel, Endpoint, Server, server::Connected};
@@ -71,7 +69,8 @@ impl Peering {
             let bytes = random.random_range(1..BROKEN_BYTES_MAX);
             port.route.each(|link| link.cut_after(bytes));
         }
-        let service = PeerServiceServer::new(TransferService::new(port.registry.clone(), Arc::new(NoTransferLog)));
+        let service =
+            PeerServiceServer::new(TransferService::new(CacheCatalog(port.registry.clone()), Arc::new(NoTransferLog)));
         let incoming = stream::once(std::future::ready(Ok::<_, io::Error>(theirs)));
         // It ends with the connection.
         tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));

@@ -24,11 +24,11 @@ use hyper::{
     client::conn::{http1, http2},
 };
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use kubefan_proxy::upstream::{
+use kubefan_sim::apiserver::SimApiserver;
+use kubefan_upstream::{
     Upstream,
     client::{HttpService, UpstreamBody, UpstreamOptions},
 };
-use kubefan_sim::apiserver::SimApiserver;
 use tokio::time::Instant;
 use tower::{BoxError, service_fn};
 

@@ -35,7 +35,7 @@ const MARKER: &str = "kubefan: serving bytes on ";
 /// When it cannot listen on loopback, or cannot use the files.
 pub async fn serve(certificate: Option<(&Path, &Path)>) -> io::Result<()> {
     let tls = certificate.map(|(cert, key)| acceptor(cert, key)).transpose()?;
-    let listener = kubefan_proxy::server::transport::listen::listen_tcp(SocketAddr::from(([127, 0, 0, 1], 0)))?;
+    let listener = kubefan_server::transport::listen::listen_tcp(SocketAddr::from(([127, 0, 0, 1], 0)))?;
     eprintln!("{MARKER}{}", listener.local_addr()?);
     let (orders, _) = listener.accept().await?;
     let due = watch::Sender::new(0_u64);

@@ -52,7 +52,7 @@ pub use self::{
     report::Report,
     windows::Windows,
 };
-pub use kubefan_proxy::telemetry::requests::Protocol;
+pub use kubefan_telemetry::requests::Protocol;
 
 /// Open files that this process needs in addition to the connections of the subscribers.
 const OPEN_FILES_BASE: u64 = 128;

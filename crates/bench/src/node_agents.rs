@@ -9,6 +9,8 @@ use h2::{
     client::{self, SendRequest},
 };
 use http::{HeaderMap, HeaderValue, Request, header};
+use kubefan_common::proto::v1alpha1::{OnExpired, OnLag, Target, WatchRequest};
+use kubefan_upstream::client::encode_query;
 use prost::Message;
 use tokio::{
     sync::Semaphore,
@@ -24,8 +26,6 @@ use super::{
     rest::Endpoint,
     windows::Windows,
 };
-use kubefan_common::proto::v1alpha1::{OnExpired, OnLag, Target, WatchRequest};
-use kubefan_proxy::upstream::client::encode_query;
 
 /// Agents that connect at a time.
 const CONNECTING_MAX: usize = 64;

@@ -6,14 +6,14 @@ use std::{path::Path, sync::Arc};
 use bytes::{Bytes, BytesMut};
 use h2::client::SendRequest;
 use http::{HeaderValue, Method, Request, Uri, header};
+use kubefan_common::kubeconfig::tls_config;
+use kubefan_upstream::settings::UpstreamSettings;
 use rustls::pki_types::ServerName;
 use secrecy::ExposeSecret;
 use serde_json::Value;
 use tokio::net::lookup_host;
 
 use super::{BenchError, connector::Connector, counters::Counters, windows::Windows};
-use kubefan_common::kubeconfig::tls_config;
-use kubefan_proxy::upstream::settings::UpstreamSettings;
 
 /// Longest excerpt of an error response in an error message, in characters.
 const MESSAGE_CHARS_MAX: usize = 300;

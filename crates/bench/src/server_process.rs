@@ -4,6 +4,9 @@
 use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use kubefan_common::proto::v1alpha1::{self, ProjectionType, Target, WatchRequest};
+use kubefan_model::format::Encoding;
+use kubefan_upstream::client::encode_query;
 use prost::Message;
 use tokio::time::{Instant, sleep};
 
@@ -21,9 +24,6 @@ use super::{
     source::{Source, pods_path},
     tls::Certificate,
 };
-use kubefan_common::proto::v1alpha1::{self, ProjectionType, Target, WatchRequest};
-use kubefan_model::format::Encoding;
-use kubefan_proxy::upstream::client::encode_query;
 
 /// Time limit for a server to list all pods.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(180);

@@ -2,14 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use tokio_util::sync::{CancellationToken, DropGuard};
-
-use super::{BenchError, cluster::Cluster, latency::ChangeTimes, size, source_options::SourceOptions};
-use kubefan_proxy::server::transport::listen::listen_tcp;
+use kubefan_server::transport::listen::listen_tcp;
 use kubefan_sim::{
     apiserver::{Fault, FaultRule, SimApiserver, SimOptions, Verb},
     workload::{Change, Operation, Workload},
 };
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::{BenchError, cluster::Cluster, latency::ChangeTimes, size, source_options::SourceOptions};
 
 /// The pods and their changes. Nothing else writes to them.
 pub(super) enum Source {

@@ -2,9 +2,11 @@
 
 use std::{io, time::Duration};
 
-use super::progress::Route;
+use kubefan_app::AppError;
 use kubefan_client::ClientError;
-use kubefan_proxy::{app::AppError, upstream::settings::SettingsError};
+use kubefan_upstream::settings::SettingsError;
+
+use super::progress::Route;
 
 /// Limit for every subscriber to receive its initial state.
 pub(super) const READY_TIMEOUT: Duration = Duration::from_secs(120);

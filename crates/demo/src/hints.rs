@@ -2,7 +2,8 @@
 
 use std::{env, path::Path};
 
-use kubefan_proxy::{config::ServeConfig, server::transport::listen::Bound};
+use kubefan_app::config::ServeConfig;
+use kubefan_server::transport::listen::Bound;
 
 /// The commands for a kubefan that listens on these addresses.
 pub fn lines(program: &str, data: &Bound, admin: &Bound) -> Vec<String> {

@@ -24,6 +24,13 @@ mod text;
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use kube_client::Config;
+use kubefan_app::App;
+use kubefan_server::transport::listen::{Bound, listen_tcp};
+use kubefan_sim::{
+    apiserver::{SimApiserver, SimOptions},
+    workload::{Workload, WorkloadOptions},
+};
+use kubefan_upstream::{Upstream, client::UpstreamOptions};
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -35,15 +42,6 @@ pub use self::{
     options::DemoOptions,
     progress::{Activity, Phase, Route},
     summary::{FinalState, RouteCounts, Summary},
-};
-use kubefan_proxy::{
-    app::App,
-    server::transport::listen::{Bound, listen_tcp},
-    upstream::{Upstream, client::UpstreamOptions},
-};
-use kubefan_sim::{
-    apiserver::{SimApiserver, SimOptions},
-    workload::{Workload, WorkloadOptions},
 };
 
 /// Longest churn on the direct route; a quarter of the whole duration if that is shorter.

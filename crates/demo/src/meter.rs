@@ -3,6 +3,8 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
+use kubefan_sim::apiserver::SimApiserver;
+use kubefan_telemetry::process::resident_bytes;
 use prometheus::Registry;
 use tokio::time::{Duration, Instant};
 
@@ -13,8 +15,6 @@ use super::{
     options::DemoOptions,
     progress::{Activity, Phase, Progress, Route},
 };
-use kubefan_proxy::telemetry::process::resident_bytes;
-use kubefan_sim::apiserver::SimApiserver;
 
 /// How often callers should call [`Meter::read`].
 pub const METER_INTERVAL: Duration = Duration::from_millis(250);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kubefan_proxy::config::ServeConfig;
+use kubefan_app::config::ServeConfig;
 
 /// Approximate number of pods per node.
 const PODS_PER_NODE: usize = 50;

@@ -3,17 +3,17 @@
 
 use std::{sync::Arc, time::Duration};
 
-use serde::Deserialize;
-use tokio::{task::JoinSet, time::sleep};
-
-use super::{options::DemoOptions, progress::Progress, selectors};
 use kubefan_client::{Client, ClientOptions, Target, WatchItem, WatchOptions};
 use kubefan_model::Media;
-use kubefan_proxy::upstream::{
+use kubefan_upstream::{
     Upstream, UpstreamError,
     client::{BodyStream, encode_query},
     lines::{LineOptions, Lines},
 };
+use serde::Deserialize;
+use tokio::{task::JoinSet, time::sleep};
+
+use super::{options::DemoOptions, progress::Progress, selectors};
 
 /// A broken direct watch restarts after this.
 const RETRY_DELAY: Duration = Duration::from_millis(500);

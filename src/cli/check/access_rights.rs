@@ -6,11 +6,9 @@ use std::{borrow::Cow, fmt};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use kubefan_proxy::{
-    config::{ServeConfig, TlsSource},
-    managed_tls::{ObjectName, Stored},
-    upstream::{ReviewKind, Upstream, UpstreamError, passthrough::Credentials},
-};
+use kubefan_app::config::{ServeConfig, TlsSource};
+use kubefan_managed_tls::{ObjectName, Stored};
+use kubefan_upstream::{ReviewKind, Upstream, UpstreamError, passthrough::Credentials};
 
 use super::{
     configuration::reviews_callers,
@@ -187,7 +185,7 @@ fn judge(need: &Need, has: Result<Option<bool>, UpstreamError>) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use kubefan_proxy::config::ServeOptions;
+    use kubefan_app::config::ServeOptions;
 
     use super::super::report::Outcome;
     use super::*;
@@ -216,7 +214,7 @@ mod tests {
         let impersonating = names(&config(|options| {
             reviewing(options);
             options.callers.authentication_skip_lookup = Some(true);
-            options.passthrough.passthrough = Some(kubefan_proxy::config::passthrough::PassthroughMode::Impersonate);
+            options.passthrough.passthrough = Some(kubefan_app::config::passthrough::PassthroughMode::Impersonate);
         }));
         assert_eq!(impersonating.len(), 8);
         assert!(impersonating.contains(&"impersonate userextras.authentication.k8s.io".to_owned()));

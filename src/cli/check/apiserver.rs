@@ -10,14 +10,12 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::{net::TcpStream, time::timeout};
 
-use kubefan_proxy::{
-    config::ServeConfig,
-    upstream::{
-        ReviewKind, Upstream, UpstreamError,
-        client::{ConnectionLimits, UpstreamOptions, Verb},
-        passthrough::{Passthrough, PassthroughOptions, check_reviewer},
-        settings::SettingsError,
-    },
+use kubefan_app::config::ServeConfig;
+use kubefan_upstream::{
+    ReviewKind, Upstream, UpstreamError,
+    client::{ConnectionLimits, UpstreamOptions, Verb},
+    passthrough::{Passthrough, PassthroughOptions, check_reviewer},
+    settings::SettingsError,
 };
 
 use super::{

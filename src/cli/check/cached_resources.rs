@@ -3,15 +3,12 @@
 
 use futures::StreamExt;
 
+use kubefan_app::{config::ServeConfig, mode_names};
 use kubefan_model::{GroupVersionResource, Media, Scope};
-use kubefan_proxy::{
-    app::mode_names,
-    config::ServeConfig,
-    upstream::{
-        Upstream, UpstreamError,
-        client::encode_query,
-        discovery::{Discovery, DiscoveryOptions},
-    },
+use kubefan_upstream::{
+    Upstream, UpstreamError,
+    client::encode_query,
+    discovery::{Discovery, DiscoveryOptions},
 };
 
 use super::{

@@ -4,12 +4,9 @@ use std::{fs, path::Path};
 
 use jiff::Timestamp;
 
-use kubefan_proxy::{
-    access::TrustedCas,
-    app,
-    config::{ServeConfig, TlsSource},
-    managed_tls::certificate_facts::{CertificateFacts, WrongTime, date},
-};
+use kubefan_access::TrustedCas;
+use kubefan_app::config::{ServeConfig, TlsSource};
+use kubefan_managed_tls::certificate_facts::{CertificateFacts, WrongTime, date};
 
 use super::{
     configuration::reviews_callers,
@@ -44,7 +41,7 @@ pub(super) fn check(config: &ServeConfig, report: &mut Report) {
     } else if reviews_callers(config) && config.callers.skip_lookup {
         report.add(Finding::ok("CAs of clients", "client certificates are not taken (--authentication-skip-lookup)"));
     }
-    if let Some(tls) = app::peers::files(config) {
+    if let Some(tls) = kubefan_app::peers::files(config) {
         report.add_all(match tls.check() {
             Ok(()) => {
                 let own = dated("peers", &tls.cert_file, Content::Chain);

@@ -2,7 +2,7 @@
 
 use std::{fs::OpenOptions, path::Path};
 
-use kubefan_proxy::config::{AuthorizationMode, ServeConfig};
+use kubefan_app::config::{AuthorizationMode, ServeConfig};
 
 use super::report::{Finding, Report};
 use crate::cli::{

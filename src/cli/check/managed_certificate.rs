@@ -3,11 +3,9 @@
 
 use std::{sync::Arc, time::SystemTime};
 
-use kubefan_proxy::{
-    config::{ServeConfig, TlsSource},
-    managed_tls::{ManagedTls, Stored, look_once},
-    upstream::{Upstream, UpstreamError},
-};
+use kubefan_app::config::{ServeConfig, TlsSource};
+use kubefan_managed_tls::{ManagedTls, Stored, look_once};
+use kubefan_upstream::{Upstream, UpstreamError};
 
 use super::{
     certificates::wall_clock,

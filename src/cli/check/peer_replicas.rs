@@ -4,12 +4,9 @@ use std::sync::Arc;
 
 use tokio::net::TcpStream;
 
-use kubefan_proxy::{
-    app,
-    config::{PeersName, ServeConfig},
-    managed_tls::ManagedTls,
-    peer::tls::PeerTls,
-};
+use kubefan_app::config::{PeersName, ServeConfig};
+use kubefan_managed_tls::ManagedTls;
+use kubefan_peer::tls::PeerTls;
 
 use super::{
     network_step::{resolve, step},
@@ -23,7 +20,7 @@ const ADDRESSES_MAX: usize = 16;
 /// Without `--peers` there is nothing to do, and nothing without a certificate: `managed` is that
 /// of the cluster.
 pub(super) async fn check(config: &ServeConfig, managed: Option<&Arc<ManagedTls>>, report: &mut Report) {
-    let (Some(peers), Some(tls)) = (&config.peer.peers, app::peers::tls(config, managed)) else { return };
+    let (Some(peers), Some(tls)) = (&config.peer.peers, kubefan_app::peers::tls(config, managed)) else { return };
     report.group("peers");
     for name in peers.names() {
         check_name(name, &tls, report).await;

@@ -5,10 +5,8 @@ use std::{io, net::SocketAddr, path::Path};
 
 use tokio::net::UnixStream;
 
-use kubefan_proxy::{
-    config::{ListenAddress, ServeConfig},
-    server::transport::listen::listen_tcp,
-};
+use kubefan_app::config::{ListenAddress, ServeConfig};
+use kubefan_server::transport::listen::listen_tcp;
 
 use super::{
     report::{Finding, Report},

@@ -1,12 +1,12 @@
 //! The group "limits": open files and memory of this process, against what is configured and what
 //! will be cached.
 
-use kubefan_proxy::{
-    app::open_files,
+use kubefan_app::{
     config::{CacheCompression, ServeConfig},
-    informers::memory_pressure,
-    telemetry::cgroup::MemoryGroup,
+    open_files,
 };
+use kubefan_informers::memory_pressure;
+use kubefan_telemetry::cgroup::MemoryGroup;
 
 use super::report::{Finding, Report};
 use crate::cli::{

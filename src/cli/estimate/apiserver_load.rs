@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use kubefan_proxy::upstream::{
+use kubefan_upstream::{
     Upstream, UpstreamError,
     client::Verb,
     discovery::{Discovery, DiscoveryOptions},

@@ -4,7 +4,7 @@
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use kubefan_proxy::config::ByteSize;
+use kubefan_app::config::ByteSize;
 
 use crate::cli::sizing::{
     CACHE_PER_JSON, COEFFICIENTS, CONNECTION_BYTES, Coefficient, DELTA_BYTES, Deliveries, INGEST_SECONDS,

@@ -14,6 +14,8 @@ use std::{
 };
 
 use clap::{Args, ValueEnum};
+use kubefan_app::config::Duration;
+use kubefan_upstream::{Upstream, client::UpstreamOptions, settings::UpstreamSettings};
 use tokio::time::{Instant, sleep};
 
 use self::{
@@ -22,10 +24,6 @@ use self::{
     savings::Savings,
 };
 use super::{error::CliError, visible::print_json};
-use kubefan_proxy::{
-    config::Duration,
-    upstream::{Upstream, client::UpstreamOptions, settings::UpstreamSettings},
-};
 
 /// The shortest time between two samples. In less, most counters do not move.
 const SAMPLE_TIME_MIN: time::Duration = time::Duration::from_secs(1);

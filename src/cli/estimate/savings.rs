@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use kubefan_model::Scope;
-use kubefan_proxy::upstream::{
+use kubefan_upstream::{
     Upstream,
     discovery::{Discovery, DiscoveryOptions},
 };

@@ -11,11 +11,11 @@ use std::{
 use bytes::Bytes;
 use futures::StreamExt;
 use http_body_util::{BodyExt, Full, StreamBody};
-use kubefan_proxy::upstream::{
+use kubefan_sim::apiserver::SimApiserver;
+use kubefan_upstream::{
     Upstream,
     client::{HttpService, UpstreamBody, UpstreamOptions},
 };
-use kubefan_sim::apiserver::SimApiserver;
 use tokio::{
     sync::mpsc::Receiver,
     time::{Duration, Instant},

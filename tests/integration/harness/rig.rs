@@ -12,34 +12,33 @@ use bytes::Bytes;
 use futures::StreamExt;
 use http_body_util::Empty;
 use hyper_util::rt::TokioIo;
+use kubefan_access::AccessControl;
+use kubefan_admission::GateLimits;
+use kubefan_app::config::ServeConfig;
+use kubefan_audit::AuditLog;
+use kubefan_cache::{RetainedLimits, RingLimits};
 use kubefan_client::{Client, ClientOptions};
 use kubefan_common::proto::v1alpha1::{
     ListRequest, ListResourcesRequest, ListResponse, OnExpired, ResourceStatus, Target, WatchRequest,
     watch_service_client::WatchServiceClient,
 };
-use kubefan_model::{GroupVersionResource, Media};
-use kubefan_proxy::{
-    access::AccessControl,
-    admission::GateLimits,
-    audit::AuditLog,
-    cache::{RetainedLimits, RingLimits},
-    config::ServeConfig,
-    fanout::CacheRequest,
-    informers::{
-        CacheContext, ConfiguredResource, ListScheduler, OnDemandLimits, Registry, RegistryOptions, SizeLimits,
-    },
-    peer::Peers,
-    server::{ClientInfo, Server, ServerOptions, kube::kube_upstream::KubeUpstream},
-    telemetry::metrics::Metrics,
-    upstream::{
-        Source, Upstream,
-        discovery::{Discovery, DiscoveryOptions},
-        kubefan_client::KubefanClient,
-        lines::LineOptions,
-        reflector::ReflectorOptions,
-    },
+use kubefan_fanout::CacheRequest;
+use kubefan_informers::{
+    CacheCatalog, CacheContext, ConfiguredResource, ListScheduler, OnDemandLimits, Registry, RegistryOptions,
+    SizeLimits,
 };
+use kubefan_model::{GroupVersionResource, Media};
+use kubefan_peer::Peers;
+use kubefan_server::{ClientInfo, Server, ServerOptions, kube::kube_upstream::KubeUpstream};
 use kubefan_sim::apiserver::{Fault, FaultRule, SimApiserver, SimOptions, Verb};
+use kubefan_telemetry::metrics::Metrics;
+use kubefan_upstream::{
+    Source, Upstream,
+    discovery::{Discovery, DiscoveryOptions},
+    kubefan_client::KubefanClient,
+    lines::LineOptions,
+    reflector::ReflectorOptions,
+};
 use serde_json::{Value, json};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{
@@ -155,8 +154,10 @@ pub(crate) struct Rig {
     pub(crate) sim: SimApiserver,
     pub(crate) network: Network,
     pub(crate) registry: Arc<Registry>,
+    /// The same caches, as servers find them.
+    pub(crate) catalog: CacheCatalog,
     pub(crate) metrics: Arc<Metrics>,
-    pub(crate) server: Arc<Server<Arc<Registry>>>,
+    pub(crate) server: Arc<Server<CacheCatalog>>,
     /// Ends every subscriber's stream.
     drain: CancellationToken,
     client: WatchServiceClient<Channel>,
@@ -209,11 +210,11 @@ impl Rig {
         let registry = Registry::new(context, setup.registry, metrics.clone(), stop.clone());
         tokio::spawn(registry.clone().run());
         let options = ServerOptions::from(&ServeConfig::default());
-        let catalog = Arc::new(registry.clone());
+        let catalog = CacheCatalog(registry.clone());
         let drain = CancellationToken::new();
         let access = (Arc::new(AccessControl::always_allow()), AuditLog::default());
         let server = Server::new(
-            catalog,
+            Arc::new(catalog.clone()),
             Routes::default(),
             options,
             access,
@@ -222,7 +223,7 @@ impl Rig {
             drain.clone(),
         );
         let client = WatchServiceClient::new(in_memory(server.clone())).max_decoding_message_size(64 << 20);
-        Rig { sim, network, registry, metrics, server, drain, client, _stop: stop.drop_guard() }
+        Rig { sim, network, registry, catalog, metrics, server, drain, client, _stop: stop.drop_guard() }
     }
 
     /// Ends every stream with DRAINING.
@@ -446,11 +447,11 @@ impl GrpcLink {
 }
 
 /// A channel to `server` through memory. It covers everything but the socket.
-fn in_memory(server: Arc<Server<Arc<Registry>>>) -> Channel {
+fn in_memory(server: Arc<Server<CacheCatalog>>) -> Channel {
     in_memory_through(server, GrpcLink::default())
 }
 
-fn in_memory_through(server: Arc<Server<Arc<Registry>>>, link: GrpcLink) -> Channel {
+fn in_memory_through(server: Arc<Server<CacheCatalog>>, link: GrpcLink) -> Channel {
     let connect = move |_| {
         let connected = link.token().map(|cut| {
             let (ours, theirs) = tokio::io::duplex(64 << 10);

@@ -22,7 +22,7 @@ const HTTP2: &[u8] = b"PRI ";
 /// # Errors
 /// When it cannot listen on loopback.
 pub async fn serve() -> io::Result<()> {
-    let listener = kubefan_proxy::server::transport::listen::listen_tcp(SocketAddr::from(([127, 0, 0, 1], 0)))?;
+    let listener = kubefan_server::transport::listen::listen_tcp(SocketAddr::from(([127, 0, 0, 1], 0)))?;
     eprintln!("{MARKER}{}", listener.local_addr()?);
     loop {
         if let Ok((stream, _)) = listener.accept().await {

@@ -1,0 +1,68 @@
+//! What a request presents to say who its caller is.
+
+use http::HeaderMap;
+use kubefan_admission::Holder;
+
+use super::{bearer_token::BearerToken, certificate::CertificateVerdict};
+
+/// How the headers of impersonation start.
+const IMPERSONATE: &str = "impersonate-";
+
+/// What a request presents. It holds no header but the token, so a call that waits for its message
+/// keeps little.
+#[derive(Debug, Clone)]
+pub struct Presented {
+    /// The token, wherever it was.
+    pub token: Option<BearerToken>,
+    /// Whether a token may have been read on the way here: it came in plaintext over TCP.
+    pub is_exposed: bool,
+    /// What the client's certificate says about the caller; `None` without one.
+    pub certificate: Option<CertificateVerdict>,
+    /// Whether the request acts as another user.
+    pub impersonates: bool,
+    /// Whose share of reviews it counts to.
+    pub holder: Holder,
+    /// The size of its headers, which stay in memory while it waits for its verdict.
+    pub header_bytes: usize,
+}
+
+impl Presented {
+    /// What a request with these headers presents.
+    pub fn new(headers: &HeaderMap, is_websocket: bool, is_exposed: bool, holder: Holder) -> Self {
+        let (token, impersonates) = (BearerToken::of(headers, is_websocket), impersonates(headers));
+        let header_bytes = headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+        Self { token, is_exposed, certificate: None, impersonates, holder, header_bytes }
+    }
+
+    /// The same, with the verdict on the connection's client certificate.
+    #[must_use]
+    pub fn with_certificate(self, certificate: Option<CertificateVerdict>) -> Self {
+        Self { certificate, ..self }
+    }
+
+    /// Whether only a certificate says who the caller is. It cannot be forwarded.
+    pub fn is_by_certificate(&self) -> bool {
+        self.token.is_none() && self.certificate.is_some()
+    }
+}
+
+/// Whether a request acts as another user.
+pub fn impersonates(headers: &HeaderMap) -> bool {
+    headers.keys().any(|name| name.as_str().starts_with(IMPERSONATE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_header_of_impersonation_counts() {
+        for name in ["Impersonate-User", "impersonate-group", "IMPERSONATE-UID", "Impersonate-Extra-Scopes"] {
+            let mut headers = HeaderMap::new();
+            headers.insert(http::HeaderName::from_bytes(name.as_bytes()).unwrap(), "x".parse().unwrap());
+            assert!(impersonates(&headers), "{name}");
+            assert!(Presented::new(&headers, false, false, Holder::new(1, None)).impersonates);
+        }
+        assert!(!impersonates(&HeaderMap::new()));
+    }
+}

@@ -1,0 +1,83 @@
+//! The key `modes` of the configuration file: who answers reads of which resources. It has no flag,
+//! because it is for changes while kubefan runs.
+
+use kubefan_access::modes::{Mode, ModeRule, Modes};
+use serde::de::MapAccess;
+
+use super::{
+    AuthorizationMode, CallerConfig, ConfigError,
+    passthrough::PassthroughConfig,
+    section::{SecondVariable, Section},
+};
+
+/// Who answers reads, as given.
+#[derive(Debug, Clone, Default, PartialEq, clap::Args)]
+pub struct ModeOptions {
+    /// The rules, in their order.
+    #[arg(skip)]
+    pub modes: Option<Vec<ModeRule>>,
+}
+
+/// Who answers reads.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModeConfig {
+    /// The rules.
+    pub modes: Modes,
+}
+
+impl Section for ModeOptions {
+    const KEYS: &'static [&'static str] = &["modes"];
+    const SECOND_VARIABLES: &'static [SecondVariable] = &[];
+
+    fn overlay(self, lower: Self) -> Self {
+        Self { modes: self.modes.or(lower.modes) }
+    }
+
+    fn read<'de, M: MapAccess<'de>>(&mut self, key: &str, map: &mut M) -> Result<bool, M::Error> {
+        if key != "modes" {
+            return Ok(false);
+        }
+        self.modes = map.next_value()?;
+        Ok(true)
+    }
+
+    fn default_texts() -> Vec<(&'static str, String)> {
+        Vec::new()
+    }
+}
+
+impl ModeOptions {
+    pub(super) fn resolve(self) -> Result<ModeConfig, ConfigError> {
+        Ok(ModeConfig { modes: Modes::new(self.modes.unwrap_or_default()) })
+    }
+
+    /// The keys of the settings that differ.
+    pub(super) fn changed(_: (&Self, &Self), config: (&ModeConfig, &ModeConfig)) -> Vec<&'static str> {
+        if config.0 == config.1 { Vec::new() } else { vec!["modes"] }
+    }
+}
+
+impl ModeConfig {
+    /// Refuses rules that could not be followed.
+    pub(super) fn check(&self, callers: &CallerConfig, passthrough: &PassthroughConfig) -> Result<(), ConfigError> {
+        let any = |is_wrong: fn(&ModeRule) -> bool| self.modes.rules().iter().any(is_wrong);
+        if any(|rule| rule.mode == Mode::Passthrough) && passthrough.credentials.is_none() {
+            return ConfigError::contradiction(
+                "modes with mode: Passthrough need a way to the apiserver, and --passthrough=off leaves none; give only one of \
+                 them",
+            );
+        }
+        if any(ModeRule::names_callers) && callers.mode == AuthorizationMode::AlwaysAllow {
+            return ConfigError::contradiction(
+                "modes with users or groups need to know who callers are, and with --authorization-mode=AlwaysAllow kubefan does \
+                 not; leave users and groups out, or add --authorization-mode=Webhook (over TLS, or on a Unix socket)",
+            );
+        }
+        if any(|rule| rule.resources.is_empty()) {
+            return ConfigError::contradiction(
+                "modes has a rule for no resource; name resources, like resources: [pods], or [\"*\"] for all",
+            );
+        }
+        Ok(())
+    }
+}

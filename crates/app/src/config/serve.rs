@@ -1,0 +1,194 @@
+//! All sections together: the options of `serve`, and the configuration that they become.
+
+use std::time;
+
+use kubefan_informers::ConfiguredResource;
+use kubefan_model::Media;
+use serde::de::MapAccess;
+
+use super::{
+    ConfigError, Duration,
+    audit::{AuditConfig, AuditOptions},
+    cache::{CacheConfig, CacheOptions},
+    callers::{AuthorizationMode, CallerConfig, CallerOptions, default_mode},
+    logging::{LoggingConfig, LoggingOptions},
+    managed_tls::TlsSource,
+    modes::{ModeConfig, ModeOptions},
+    next_kubefan::{SourceSettings, check_forms},
+    on_demand::{OnDemandConfig, OnDemandOptions},
+    passthrough::{PassthroughConfig, PassthroughMode, PassthroughOptions},
+    peers::{PeerConfig, PeerOptions},
+    rules::unusable,
+    section::{SecondVariable, Section},
+    serving::{ConsistentReads, ServingConfig, ServingOptions, check_addresses},
+    traces::{self, TraceConfig, TraceOptions},
+    upstream::{UpstreamConfig, UpstreamOptions},
+};
+
+/// Declares the sections in the order of `--help`.
+macro_rules! sections {
+    ($($(#[$doc:meta])* $section:ident: $options:ident => $config:ident;)*) => {
+        /// The options of `kubefan serve`, by flag, environment and file. All are optional.
+        #[derive(Debug, Clone, Default, PartialEq, clap::Args)]
+        pub struct ServeOptions {
+            $($(#[$doc])* #[command(flatten)] pub $section: $options,)*
+        }
+
+        /// Everything that `serve` needs: checked, and free of contradictions.
+        #[derive(Debug, Clone, PartialEq)]
+        pub struct ServeConfig {
+            $($(#[$doc])* pub $section: $config,)*
+        }
+
+        impl ServeOptions {
+            /// Completes the options that are not set from `lower`. A list replaces a list.
+            pub fn overlay(self, lower: Self) -> Self {
+                Self { $($section: self.$section.overlay(lower.$section)),* }
+            }
+
+            /// The keys in the configuration file.
+            pub(super) fn keys() -> Vec<&'static str> {
+                [$($options::KEYS),*].concat()
+            }
+
+            /// Reads the value of `key`. Returns false if there is no such key.
+            pub(super) fn read<'de, M: MapAccess<'de>>(&mut self, key: &str, map: &mut M) -> Result<bool, M::Error> {
+                Ok($(self.$section.read(key, map)?)||*)
+            }
+
+            /// The keys of the settings that differ. Those that become a field of the configuration
+            /// are compared as such: a default that is given does not differ from one that is not.
+            pub(super) fn changed(options: (&Self, &Self), config: (&ServeConfig, &ServeConfig)) -> Vec<&'static str> {
+                let changed = [$($options::changed(
+                    (&options.0.$section, &options.1.$section),
+                    (&config.0.$section, &config.1.$section),
+                )),*];
+                changed.concat()
+            }
+
+            fn resolve(self) -> Result<ServeConfig, ConfigError> {
+                Ok(ServeConfig { $($section: self.$section.resolve()?),* })
+            }
+        }
+
+        /// The environment variables with a second name.
+        pub fn second_variables() -> Vec<SecondVariable> {
+            [&traces::VARIABLES[..], $($options::SECOND_VARIABLES),*].concat()
+        }
+
+        /// The defaults as `--help` shows them, by the name of the option's field.
+        pub fn default_texts() -> Vec<(&'static str, String)> {
+            [$($options::default_texts()),*].concat()
+        }
+    };
+}
+
+sections! {
+    /// The ports and their limits.
+    serving: ServingOptions => ServingConfig;
+    /// Who callers are, and what they may read.
+    callers: CallerOptions => CallerConfig;
+    /// The record of requests.
+    audit: AuditOptions => AuditConfig;
+    /// The apiserver.
+    upstream: UpstreamOptions => UpstreamConfig;
+    /// The caches that exist from the start.
+    cache: CacheOptions => CacheConfig;
+    /// The caches that readers start.
+    on_demand: OnDemandOptions => OnDemandConfig;
+    /// The requests that are forwarded upstream.
+    passthrough: PassthroughOptions => PassthroughConfig;
+    /// The other replicas.
+    peer: PeerOptions => PeerConfig;
+    /// The log.
+    logging: LoggingOptions => LoggingConfig;
+    /// The traces.
+    traces: TraceOptions => TraceConfig;
+    /// Who answers reads.
+    modes: ModeOptions => ModeConfig;
+}
+
+impl ServeOptions {
+    /// Completes the options by the defaults and checks them.
+    pub fn validate(mut self) -> Result<ServeConfig, ConfigError> {
+        let serving = self.serving.clone().resolve()?;
+        let is_mode_given = self.callers.authorization_mode.is_some();
+        self.callers.authorization_mode.get_or_insert(default_mode(&serving));
+        let callers = self.callers.clone().resolve()?;
+        let reviews = callers.mode == AuthorizationMode::Webhook;
+        self.passthrough.check(&serving.listen)?;
+        check_addresses(&serving, reviews, self.peer.peer_listen.as_ref())?;
+        let passthrough = self.passthrough.passthrough.unwrap_or(PassthroughMode::Caller);
+        self.callers.check(&callers, is_mode_given, &serving, passthrough)?;
+        self.serving.check_mode(&serving)?;
+        self.serving.check_tls(&serving)?;
+        self.audit.check()?;
+        self.traces.check()?;
+        let is_local = serving.listen.is_local();
+        self.on_demand.check_limits(is_local)?;
+        if serving.consistent_reads == ConsistentReads::Upstream
+            && self.passthrough.passthrough == Some(PassthroughMode::Off)
+        {
+            return ConfigError::contradiction(
+                "--consistent-reads=upstream needs a way upstream, and --passthrough=off leaves none; give only one of them",
+            );
+        }
+        self.on_demand.on_demand.get_or_insert(is_local);
+        let peer = self.peer.clone();
+        let config = self.resolve()?;
+        peer.check(matches!(serving.tls, Some(TlsSource::Managed(_))))?;
+        if config.cache.resources.is_empty() && !config.on_demand.is_on {
+            return ConfigError::contradiction(
+                "nothing to serve: name what to cache with --resource, or let readers choose with --on-demand",
+            );
+        }
+        let as_protobuf = |resource: &&ConfiguredResource| resource.media.contains(&Media::Protobuf);
+        if let Some(resource) = config.cache.resources.iter().find(as_protobuf)
+            && config.on_demand.protobuf().is_none()
+        {
+            return ConfigError::contradiction(format!(
+                "--resource {}=protobuf has no effect with --protobuf=off; give only one of them",
+                resource.name
+            ));
+        }
+        check_forms(config.upstream.source.as_ref(), &config.cache.resources, config.on_demand.caches_tables)?;
+        config.modes.check(&config.callers, &config.passthrough)?;
+        let is_grpc = matches!(config.upstream.source, Some(SourceSettings::Grpc(_)));
+        check_staleness(serving.staleness_max, config.upstream.idle_timeout, is_grpc)?;
+        Ok(config)
+    }
+}
+
+impl Default for ServeConfig {
+    fn default() -> Self {
+        ServeOptions::default().validate().expect("the defaults are valid")
+    }
+}
+
+/// A resource without changes since it was listed is asked about after the idle timeout, and its
+/// bookmark follows about a minute later. With a shorter limit it would look stale although it is
+/// not. Over gRPC the ages of both kubefans add up, and the other one is asked from time to time.
+fn check_staleness(
+    given: Option<time::Duration>,
+    idle_timeout: time::Duration,
+    is_grpc: bool,
+) -> Result<(), ConfigError> {
+    const BOOKMARK: time::Duration = time::Duration::from_secs(90);
+    const ASKED: time::Duration = time::Duration::from_secs(30);
+    let least = idle_timeout + BOOKMARK + if is_grpc { ASKED } else { time::Duration::ZERO };
+    let most = time::Duration::from_secs(24 * 3600).max(least);
+    match given.map(Duration) {
+        Some(given) if given.0 < least || given.0 > most => {
+            let (least, most) = (Duration(least), Duration(most));
+            let problem = format!(
+                "must be from {least} to {most}: a quiet resource is proved by bookmarks, about once a minute, the first of \
+                 them after --upstream-idle-timeout; with less it would look stale"
+            );
+            Err(unusable("--max-staleness", given, problem))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

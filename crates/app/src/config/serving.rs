@@ -1,0 +1,321 @@
+//! The section "Serving": the data port, the admin port and their limits.
+
+use std::{net::IpAddr, path::PathBuf, time};
+
+use ipnet::IpNet;
+use kubefan_cache::budget::SELECTOR_BYTES_MAX;
+use kubefan_fanout::hub::COALESCE_MAX;
+use kubefan_informers::memory_pressure::MEMORY_BYTES_MIN;
+use kubefan_managed_tls::ObjectName;
+use kubefan_server::{
+    kube::{
+        allowed_hosts::{AllowedHosts, HostPattern},
+        feature_gates::FeatureGates,
+    },
+    transport::{
+        certificate::TlsFiles,
+        tls_options::{TlsVersion, cipher_suite},
+        unix_socket::SocketMode,
+    },
+};
+use rustls::CipherSuite;
+use serde::Deserialize;
+
+use super::{
+    ByteSize, ConfigError, Duration, ListenAddress,
+    managed_tls::{self, DEFAULT_LIFETIMES, TlsSource},
+    rules::{any, any_duration, at_least, optional, or_false, size, size_in_memory, unusable, wait, wait_or_never},
+    section::section,
+};
+
+/// How a read that must not be stale is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum ConsistentReads {
+    /// From the cache, after upstream has proved that it is fresh.
+    Probe,
+    /// By upstream.
+    Upstream,
+}
+
+kubefan_common::display_choice!(ConsistentReads);
+section! {
+    heading: "Serving";
+    /// How `serve` serves, as given.
+    options: ServingOptions;
+    /// How `serve` serves.
+    config: ServingConfig {
+        /// The certificate of the data port; `None`: plaintext.
+        tls: Option<TlsSource>, tls_source;
+    }
+
+    /// Serve gRPC and the Kubernetes API here: IP:PORT, :PORT or unix:PATH. Port 0 lets the system
+    /// choose.
+    listen("ADDRESS"): ListenAddress = loopback(7443) => listen: ListenAddress, any;
+    /// Serve health and metrics here.
+    admin_listen("ADDRESS"): ListenAddress = loopback(7444) => admin_listen: ListenAddress, any;
+    /// The rights of the files of Unix sockets (--listen, --admin-listen), in octal. A client needs
+    /// the right to write.
+    listen_mode("MODE"): SocketMode = SocketMode::default() => listen_mode: SocketMode, any;
+    /// Serve an address that other machines can reach although callers are not distinguished: every
+    /// client that can reach the address can read everything cached. Only for
+    /// --authorization-mode=AlwaysAllow; Webhook over TLS does not need it.
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    insecure("BOOL"): bool => insecure: bool, or_false;
+    /// Without TLS, also answer HTTP requests that name this host: NAME, *.DOMAIN or *. Addresses,
+    /// localhost and, off loopback, Services are always answered. Another name could be that of a
+    /// web page that a browser shows. Repeat it, or separate names by commas.
+    #[arg(value_delimiter = ',')]
+    allowed_hosts("NAME"): Vec<String> => allowed_hosts: AllowedHosts, host_names;
+    /// Believe the X-Forwarded-For of proxies at this address or in this network (CIDR): their
+    /// clients have limits and shares of their own, except of connections. Repeat it, or separate
+    /// networks by commas.
+    #[arg(value_delimiter = ',')]
+    trusted_proxies("NETWORK"): Vec<String> => trusted_proxies: Vec<IpNet>, networks;
+    /// Serve over TLS with this certificate chain (PEM). It is read again when it changes.
+    tls_cert_file("FILE"): PathBuf;
+    /// The private key of the certificate (PEM).
+    tls_private_key_file("FILE"): PathBuf;
+    /// Serve over TLS with a certificate that kubefan itself makes and renews, with its own CA, in
+    /// this Secret. The Secret must exist, may be empty, and kubefan needs the rights to get and
+    /// update it. All replicas share it. Peers use it too, unless --peer-cert-file is given.
+    tls_managed_secret("NAMESPACE/NAME"): ObjectName;
+    /// The DNS names that the managed certificate is for. Repeat it, or separate names by commas.
+    #[arg(value_delimiter = ',')]
+    tls_managed_dns_names("NAME"): Vec<String>;
+    /// Write the managed CA to these ConfigMaps, as ca.crt, for clients. They must exist, and
+    /// kubefan needs the rights to get and update them. Repeat it, or separate names by commas.
+    #[arg(value_delimiter = ',')]
+    tls_managed_ca_config_maps("NAMESPACE/NAME"): Vec<ObjectName>;
+    /// Write the managed certificate, its key and the CA to these Secrets, without the CA's key:
+    /// for servers that must not hold that, such as a kubefan on each node. They must exist, and
+    /// kubefan needs the rights to get and update them. Repeat it, or separate names by commas.
+    #[arg(value_delimiter = ',')]
+    tls_managed_copies("NAMESPACE/NAME"): Vec<ObjectName>;
+    /// How long a managed certificate is valid. It is renewed after two thirds of this time.
+    tls_managed_lifetime("DURATION"): Duration, default: Duration(DEFAULT_LIFETIMES.certificate);
+    /// How long a managed CA is valid. The next one is made before its end, in time for
+    /// --tls-managed-lifetime and twice --tls-managed-ca-overlap. At least twice as long as these
+    /// together.
+    tls_managed_ca_lifetime("DURATION"): Duration, default: Duration(DEFAULT_LIFETIMES.ca);
+    /// How long a new managed CA is published before it signs a certificate. Clients must read
+    /// the CA again within this time.
+    tls_managed_ca_overlap("DURATION"): Duration, default: Duration(DEFAULT_LIFETIMES.overlap);
+    /// The oldest version of TLS that clients may use.
+    tls_min_version("VERSION"): TlsVersion = TlsVersion::Tls12 => tls_min_version: TlsVersion, any;
+    /// Use only these cipher suites of TLS 1.2, by their names in Go. Those of TLS 1.3 are always
+    /// on. Repeat it, or separate names by commas [default: all that kubefan has]
+    #[arg(value_delimiter = ',')]
+    tls_cipher_suites("NAME"): Vec<String> => tls_cipher_suites: Vec<CipherSuite>, cipher_suites;
+    /// Connections at a time; more are closed at once, and the last ones are for addresses with
+    /// fewer
+    /// [default: 50000, or as many as the limit of open files leaves, and one per 64Ki of
+    /// --memory-max]
+    connections_max("COUNT"): usize => connections_max: Option<usize>, optional(at_least(1));
+    /// Watches served from caches at a time, over gRPC and HTTP, and all other streams over gRPC;
+    /// more are asked to retry later (over HTTP 429).
+    subscribers_max("COUNT"): usize = 50_000 => subscribers_max: usize, at_least(1);
+    /// Such watches and streams of one identity at a time: a pod by its token, another user, or an
+    /// address where the user is not known [default: no limit]
+    subscribers_max_per_identity("COUNT"): usize
+        => subscribers_max_per_identity: Option<usize>, optional(at_least(1));
+    /// gRPC calls at a time whose request has not arrived yet; more are asked to retry later. Each
+    /// has 10s to send its request.
+    calls_pending_max("COUNT"): usize = 10_000 => calls_pending_max: usize, at_least(1);
+    /// Memory of requests that wait for the verdict about their caller
+    /// (--authorization-mode=Webhook); more are asked to retry later (over HTTP 429).
+    pending_requests_memory_max("SIZE"): ByteSize = ByteSize(64 << 20)
+        => pending_bytes_max: usize, size_in_memory(1 << 20);
+    /// Reads served from caches at a time: lists and single objects over HTTP, and unary calls of
+    /// the watch service over gRPC; more are asked to retry later (over HTTP 429).
+    reads_max("COUNT"): usize = 5_000 => reads_max: usize, at_least(1);
+    /// Such reads of one identity at a time [default: no limit]
+    reads_max_per_identity("COUNT"): usize => reads_max_per_identity: Option<usize>, optional(at_least(1));
+    /// Terms of a label selector and a field selector together; a request with more is refused, or
+    /// over HTTP forwarded to the apiserver.
+    // A term is tested for every object and many events.
+    selector_terms_max("COUNT"): usize = 100 => selector_terms_max: usize, at_least(1);
+    /// Values of a label selector in all its sets together, as in `app in (a,b)`; a request with
+    /// more is refused, or over HTTP forwarded to the apiserver.
+    selector_values_max("COUNT"): usize = 2000 => selector_values_max: usize, at_least(1);
+    /// Memory of the selectors of all streams and reads, and of the field masks of streams; one
+    /// that finds no room is asked to retry later (over HTTP 429). At most an eighth of the memory
+    /// budget.
+    selector_memory_max("SIZE"): ByteSize = ByteSize(SELECTOR_BYTES_MAX as u64)
+        => selector_bytes_max: usize, size_in_memory(1 << 20);
+    /// Streams per connection (HTTP/2 SETTINGS_MAX_CONCURRENT_STREAMS).
+    max_concurrent_streams("COUNT"): u32 = 1000 => max_concurrent_streams: u32, at_least(1);
+    /// The longest request.
+    // A request is a target and a version: anything long is a mistake or an attack.
+    max_message_size("SIZE"): ByteSize = ByteSize(64 << 10) => message_bytes_max: usize, size_in_memory(1 << 10);
+    /// Send an HTTP/2 PING on a connection that was silent for this long.
+    keepalive_interval("DURATION"): Duration = Duration::from_secs(30) => keepalive_interval: time::Duration, wait;
+    /// Close a connection that does not answer a PING within this time.
+    keepalive_timeout("DURATION"): Duration = Duration::from_secs(15) => keepalive_timeout: time::Duration, wait;
+    /// End a snapshot, a list or a forwarded response if the client reads almost nothing in this
+    /// time, because it occupies memory or a permit. A megabyte is always enough, and needed on
+    /// average after twice this time. A watch over HTTP/1.1 ends if nothing is read while events
+    /// wait. Logs and sessions wait.
+    snapshot_stall_timeout("DURATION"): Duration = Duration::from_secs(30)
+        => snapshot_stall_timeout: time::Duration, wait;
+    /// Snapshots, lists and catch-ups sent at a time; the others wait.
+    snapshots_max("COUNT"): usize = 256 => snapshots_max: usize, at_least(1);
+    /// How long a snapshot waits to start before its client is asked to retry.
+    snapshot_queue_timeout("DURATION"): Duration = Duration::from_secs(10)
+        => snapshot_queue_timeout: time::Duration, wait;
+    /// Memory budget of the process. Close to it, kubefan retains less history and starts fewer
+    /// snapshots [default: 80% of the limit of its cgroup, if there is one]
+    memory_max("SIZE"): ByteSize => memory_bytes_max: Option<u64>, optional(size(MEMORY_BYTES_MIN));
+    /// On SIGTERM, streams have this long to end. They end one after the other in the first three
+    /// quarters of it, or faster if they are few.
+    // Well below the 30 s that a pod is given.
+    drain_timeout("DURATION"): Duration = Duration::from_secs(10) => drain_timeout: time::Duration, any_duration;
+    /// End connections of about this age, so that clients choose a replica again: up to a tenth
+    /// less or more, gRPC streams with a status that asks clients to resume at once, requests and
+    /// watches over HTTP by themselves. 0s: never.
+    connection_age_max("DURATION"): Duration = Duration::from_secs(0)
+        => connection_age_max: Option<time::Duration>, wait_or_never;
+    /// Under load, collect events for up to this long and send them together; an idle server sends
+    /// at once. 0s: never wait.
+    coalesce_max("DURATION"): Duration = Duration(COALESCE_MAX) => coalesce_max: time::Duration, any_duration;
+    /// Refuse lists, gets and new watches (UNAVAILABLE) if the apiserver has not proved the state
+    /// for this long; open streams continue. At least 90s more than --upstream-idle-timeout
+    /// [default: never]
+    max_staleness("DURATION"): Duration => staleness_max: Option<time::Duration>, optional(any_duration);
+    /// Over HTTP, answer consistent lists and watches (resourceVersion unset) from the cache after
+    /// the apiserver has proved that it is fresh, or forward them all to the apiserver.
+    consistent_reads("BY"): ConsistentReads = ConsistentReads::Probe => consistent_reads: ConsistentReads, any;
+    /// A consistent list of at least this much JSON waits for a proof, which takes a second or two;
+    /// a smaller one goes to the apiserver unless the cache is proved at once. 0: all wait.
+    // 16Mi are about 3,500 pods. Listing them costs the apiserver a quarter of a second of CPU
+    // time, fifty times as much as a proof.
+    consistent_list_bytes_min("SIZE"): ByteSize = ByteSize(16 << 20)
+        => consistent_list_bytes_min: usize, size_in_memory(0);
+    /// Answer what is alpha in the apiserver from the caches, whatever the apiserver knows:
+    /// ShardedListAndWatch=true (shardSelector), ManagedFieldsOptOut=true
+    /// (drop=metadata.managedFields in Accept). What the caches cannot answer gets a 400. Repeat
+    /// it, or separate gates by commas [default: all are false]
+    #[arg(value_delimiter = ',')]
+    feature_gates("NAME=BOOL"): Vec<String> => feature_gates: FeatureGates, gates;
+}
+
+fn loopback(port: u16) -> ListenAddress {
+    ListenAddress::Tcp(([127, 0, 0, 1], port).into())
+}
+
+fn host_names(flag: &'static str, given: Option<Vec<String>>) -> Result<AllowedHosts, ConfigError> {
+    let parse = |name: &String| name.parse::<HostPattern>().map_err(|error| unusable(flag, name, error.to_string()));
+    Ok(AllowedHosts::new(given.unwrap_or_default().iter().map(parse).collect::<Result<_, _>>()?))
+}
+
+fn gates(flag: &'static str, given: Option<Vec<String>>) -> Result<FeatureGates, ConfigError> {
+    let mut gates = FeatureGates::default();
+    for text in given.iter().flatten() {
+        gates.set(text).map_err(|problem| unusable(flag, text, problem))?;
+    }
+    Ok(gates)
+}
+
+fn networks(flag: &'static str, given: Option<Vec<String>>) -> Result<Vec<IpNet>, ConfigError> {
+    let network = |text: &String| text.parse().ok().or_else(|| Some(IpNet::from(text.parse::<IpAddr>().ok()?)));
+    let problem = "neither an address nor a network; write it like 10.0.0.7 or 10.0.0.0/8";
+    let parse = |text: &String| network(text).ok_or_else(|| unusable(flag, text, problem));
+    given.iter().flatten().map(parse).collect()
+}
+
+fn tls_source(options: &ServingOptions) -> Result<Option<TlsSource>, ConfigError> {
+    let given = managed_tls::Given {
+        secret: options.tls_managed_secret.clone(),
+        dns_names: options.tls_managed_dns_names.clone(),
+        ca_config_maps: options.tls_managed_ca_config_maps.clone(),
+        copies: options.tls_managed_copies.clone(),
+        lifetime: options.tls_managed_lifetime,
+        ca_lifetime: options.tls_managed_ca_lifetime,
+        ca_overlap: options.tls_managed_ca_overlap,
+        has_files: options.tls_cert_file.is_some() || options.tls_private_key_file.is_some(),
+    };
+    if let Some(managed) = managed_tls::source(&given)? {
+        return Ok(Some(managed));
+    }
+    match (options.tls_cert_file.clone(), options.tls_private_key_file.clone()) {
+        (Some(cert_file), Some(private_key_file)) => {
+            Ok(Some(TlsSource::Files(TlsFiles { cert_file, private_key_file })))
+        }
+        (Some(_), None) => ConfigError::contradiction("--tls-cert-file needs --tls-private-key-file"),
+        (None, Some(_)) => ConfigError::contradiction("--tls-private-key-file needs --tls-cert-file"),
+        (None, None) => Ok(None),
+    }
+}
+
+fn cipher_suites(flag: &'static str, given: Option<Vec<String>>) -> Result<Vec<CipherSuite>, ConfigError> {
+    let suite = |name: &String| cipher_suite(name).map_err(|problem| unusable(flag, name, problem));
+    given.iter().flatten().map(suite).collect()
+}
+
+impl ServingOptions {
+    /// Refuses options of TLS that have no effect.
+    pub(super) fn check_tls(&self, serving: &ServingConfig) -> Result<(), ConfigError> {
+        let given = [
+            ("--tls-min-version", self.tls_min_version.is_some()),
+            ("--tls-cipher-suites", self.tls_cipher_suites.is_some()),
+        ];
+        if let Some((flag, _)) = given.iter().find(|(_, given)| *given && serving.tls.is_none()) {
+            return ConfigError::contradiction(format!(
+                "{flag} has no effect without TLS; add --tls-cert-file and --tls-private-key-file"
+            ));
+        }
+        if self.tls_cipher_suites.is_some() && serving.tls_min_version == TlsVersion::Tls13 {
+            return ConfigError::contradiction(
+                "--tls-cipher-suites has no effect with --tls-min-version=VersionTLS13: the cipher suites of TLS 1.3 cannot \
+                 be chosen; leave it out",
+            );
+        }
+        Ok(())
+    }
+
+    /// Refuses rights of sockets that have no file.
+    pub(super) fn check_mode(&self, serving: &ServingConfig) -> Result<(), ConfigError> {
+        let is_unix = |address: &ListenAddress| matches!(address, ListenAddress::Unix(_));
+        if self.listen_mode.is_some() && !is_unix(&serving.listen) && !is_unix(&serving.admin_listen) {
+            return ConfigError::contradiction(
+                "--listen-mode has no effect without --listen unix:PATH; give both or neither",
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Checks which machines can reach the data port, and that each port has an address of its own.
+/// `reviews`: callers read only what they may. `peer_listen` is the port for peers.
+pub(super) fn check_addresses(
+    serving: &ServingConfig,
+    reviews: bool,
+    peer_listen: Option<&ListenAddress>,
+) -> Result<(), ConfigError> {
+    let ServingConfig { listen, admin_listen, .. } = serving;
+    if !listen.is_local() && !reviews && !serving.insecure {
+        return ConfigError::contradiction(format!(
+            "--listen {listen} can be reached by other machines, and with --authorization-mode=AlwaysAllow every client that \
+             can reach it could read everything cached; leave AlwaysAllow out, listen on 127.0.0.1 or on unix:PATH, or accept \
+             this with --insecure"
+        ));
+    }
+    // It has served everything to everyone, and its operator must notice that it no longer does.
+    if !listen.is_local() && reviews && serving.insecure {
+        return ConfigError::contradiction(format!(
+            "--insecure has no effect with --listen {listen}, whose callers are authorized (--authorization-mode=Webhook); \
+             leave it out, or add --authorization-mode=AlwaysAllow to let every client that can reach it read everything cached"
+        ));
+    }
+    let fixed = |address: &ListenAddress| !matches!(address, ListenAddress::Tcp(tcp) if tcp.port() == 0);
+    let ports = [("--listen", Some(listen)), ("--admin-listen", Some(admin_listen)), ("--peer-listen", peer_listen)];
+    for (index, (flag, address)) in ports.iter().enumerate() {
+        let earlier = ports[..index].iter().find(|(_, other)| other.is_some() && other == address);
+        if let (Some((first, _)), Some(address)) = (earlier, address.filter(|address| fixed(address))) {
+            return ConfigError::contradiction(format!(
+                "{first} and {flag} are both {address}; give each its own address"
+            ));
+        }
+    }
+    Ok(())
+}

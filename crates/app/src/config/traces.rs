@@ -1,0 +1,118 @@
+//! The section "Traces".
+
+use std::path::PathBuf;
+
+use kubefan_telemetry::traces::{Protocol, TraceSettings};
+
+use super::{
+    ConfigError,
+    rules::{any, optional, unusable},
+    section::{SecondVariable, section},
+};
+
+/// The variables of OpenTelemetry, which its operator sets in pods.
+pub(super) const VARIABLES: [SecondVariable; 2] = [
+    SecondVariable {
+        field: "otlp_endpoint",
+        first: "KUBEFAN_OTLP_ENDPOINT",
+        second: "OTEL_EXPORTER_OTLP_ENDPOINT",
+        is_foreign: true,
+        values: &[],
+    },
+    SecondVariable {
+        field: "otlp_protocol",
+        first: "KUBEFAN_OTLP_PROTOCOL",
+        second: "OTEL_EXPORTER_OTLP_PROTOCOL",
+        is_foreign: true,
+        values: &["grpc", "http/protobuf"],
+    },
+];
+
+section! {
+    heading: "Traces";
+    /// Where traces are sent, as given.
+    options: TraceOptions;
+    /// Where traces are sent.
+    config: TraceConfig {
+        /// `None` without tracing.
+        settings: Option<TraceSettings>, settings;
+    }
+
+    /// Send a trace of each request to this collector, by OTLP: a URL such as
+    /// http://collector:4317. OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES and OTEL_TRACES_SAMPLER
+    /// count as for other programs [default: $OTEL_EXPORTER_OTLP_ENDPOINT, or no traces]
+    otlp_endpoint("URL"): String;
+    /// How traces are sent; $OTEL_EXPORTER_OTLP_PROTOCOL counts too.
+    otlp_protocol("PROTOCOL"): Protocol = Protocol::Grpc => protocol: Protocol, any;
+    /// Send the headers in this file with them, one a line as in `authorization: Bearer TOKEN`.
+    otlp_headers_file("FILE"): PathBuf;
+    /// The part of traces that begin at kubefan, from 0 to 1; a caller's decision about its own
+    /// trace comes first [default: $OTEL_TRACES_SAMPLER, or all]
+    otlp_sampling_ratio("RATIO"): f64 => sampling_ratio: Option<f64>, optional(ratio);
+}
+
+fn ratio(flag: &'static str, given: f64) -> Result<f64, ConfigError> {
+    match given {
+        0.0..=1.0 => Ok(given),
+        _ => Err(unusable(flag, given, "must be from 0 to 1")),
+    }
+}
+
+fn settings(options: &TraceOptions) -> Result<Option<TraceSettings>, ConfigError> {
+    Ok(options.otlp_endpoint.clone().map(|endpoint| TraceSettings {
+        endpoint,
+        is_foreign: false,
+        protocol: options.otlp_protocol.unwrap_or(Protocol::Grpc),
+        headers_file: options.otlp_headers_file.clone(),
+        sampling_ratio: options.otlp_sampling_ratio,
+    }))
+}
+
+impl TraceOptions {
+    /// Refuses what has no effect without a collector. A protocol may be of a variable that is set
+    /// for all programs, so it is not refused.
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        let given = [
+            ("--otlp-headers-file", self.otlp_headers_file.is_some()),
+            ("--otlp-sampling-ratio", self.otlp_sampling_ratio.is_some()),
+        ];
+        match given.iter().find(|(_, given)| *given && self.otlp_endpoint.is_none()) {
+            Some((flag, _)) => ConfigError::contradiction(format!(
+                "{flag} has no effect without --otlp-endpoint; give both or neither"
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+impl TraceConfig {
+    /// Says which environment variable the endpoint is of, if any. One that is set for all programs
+    /// cannot keep kubefan from starting.
+    pub fn is_of_variable(&mut self, variable: Option<&str>) {
+        if let Some(settings) = &mut self.settings {
+            let is_foreign = |names: &SecondVariable| names.is_foreign && variable == Some(names.second);
+            settings.is_foreign = VARIABLES.iter().any(is_foreign);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_is_foreign_only_if_its_variable_is() {
+        let [endpoint, protocol] = VARIABLES;
+        assert!(endpoint.counts("http://collector:4317".as_ref()));
+        assert!(protocol.counts("http/protobuf".as_ref()));
+        assert!(!protocol.counts("http/json".as_ref()), "kubefan does not have it, and must not refuse to start");
+        let options = TraceOptions { otlp_endpoint: Some("http://collector:4317".to_owned()), ..Default::default() };
+        let mut config = options.resolve().unwrap();
+        for (variable, is_foreign) in
+            [(Some("OTEL_EXPORTER_OTLP_ENDPOINT"), true), (Some("KUBEFAN_OTLP_ENDPOINT"), false), (None, false)]
+        {
+            config.is_of_variable(variable);
+            assert_eq!(config.settings.as_ref().unwrap().is_foreign, is_foreign, "{variable:?}");
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! The section "Upstream": where the apiserver is, and how it is read.
+
+use std::{path::PathBuf, time};
+
+use kubefan_model::selector::FieldSelector;
+use kubefan_upstream::settings::UpstreamSettings;
+use serde::Deserialize;
+
+use super::{
+    ConfigError, Duration,
+    next_kubefan::{self, SourceSettings},
+    rules::{any, at_least, optional, or_false, unusable, wait, wait_or_never},
+    section::section,
+};
+
+/// How the initial state is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum WatchListMode {
+    /// By WatchList if the apiserver has it, else by LIST.
+    Auto,
+    /// By LIST.
+    Never,
+}
+
+kubefan_common::display_choice!(WatchListMode);
+section! {
+    heading: "Upstream";
+    /// How the apiserver is reached and read, as given.
+    options: UpstreamOptions;
+    /// How the apiserver is reached and read.
+    config: UpstreamConfig {
+        /// Where the apiserver is.
+        settings: UpstreamSettings, settings;
+        /// The kubefan to list and watch at, instead of the apiserver.
+        source: Option<SourceSettings>, source;
+    }
+
+    /// The kubeconfig, instead of $KUBECONFIG, ~/.kube/config or the pod's service account.
+    kubeconfig("FILE"): PathBuf;
+    /// The context of the kubeconfig, instead of its current one.
+    context("NAME"): String;
+    /// List and watch at another kubefan: at the gRPC address https://HOST:PORT, unix:PATH or, on
+    /// this machine, HOST:PORT, or at the Kubernetes API that a kubeconfig leads to. All else stays
+    /// with --kubeconfig: reviews, discovery, passthrough and self-checks.
+    upstream("ADDRESS|FILE"): String;
+    /// The CA of that kubefan's certificate (PEM), instead of the system's. Read again when it does
+    /// not fit.
+    upstream_ca_file("FILE"): PathBuf;
+    /// A file with the token to show there, read again when it changes
+    /// [default: with TLS that of the pod's service account, if there is one]
+    upstream_token_file("FILE"): PathBuf;
+    /// A client certificate to show there (PEM), instead of a token.
+    upstream_cert_file("FILE"): PathBuf;
+    /// The private key of that certificate (PEM).
+    upstream_key_file("FILE"): PathBuf;
+    /// The name in that kubefan's certificate, instead of the host of its address.
+    upstream_server_name("NAME"): String;
+    /// Cache only the objects that match, such as spec.nodeName=node-1 in a sidecar.
+    upstream_field_selector("SELECTOR"): String => field_selector: Option<FieldSelector>, optional(field_selector);
+    /// How the initial state is read: by WatchList if the apiserver has it, or always by paged
+    /// LIST.
+    watch_list("MODE"): WatchListMode = WatchListMode::Auto => watch_list: WatchListMode, any;
+    /// Objects per page of a LIST; fewer if they are large.
+    page_size("COUNT"): u32 = 500 => page_size: u32, at_least(1);
+    /// Lists of the apiserver at the same time, by all caches together. The others wait, those of
+    /// caches without a state first.
+    upstream_lists_max("COUNT"): usize = 8 => lists_max: usize, at_least(1);
+    /// Restart a watch that receives nothing for this long, not even the bookmark that the
+    /// apiserver sends about once a minute.
+    upstream_idle_timeout("DURATION"): Duration = Duration::from_secs(90) => idle_timeout: time::Duration, wait;
+    /// The longest that a request other than a watch may take.
+    request_timeout("DURATION"): Duration = Duration::from_secs(60) => request_timeout: time::Duration, wait;
+    /// How often to check for a changed schema or server version, after which the resource is
+    /// listed again.
+    schema_check_interval("DURATION"): Duration = Duration::from_secs(30)
+        => schema_check_interval: time::Duration, wait;
+    /// How often to compare each cache with the apiserver's metadata at the same version, and list
+    /// again if it differs. 0s: never.
+    self_check_interval("DURATION"): Duration = Duration::from_secs(5 * 60)
+        => self_check_interval: Option<time::Duration>, wait_or_never;
+    /// Exit if the apiserver cannot be reached at the start, instead of retrying.
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    require_upstream("BOOL"): bool => required: bool, or_false;
+}
+
+fn settings(options: &UpstreamOptions) -> Result<UpstreamSettings, ConfigError> {
+    Ok(UpstreamSettings { kubeconfig: options.kubeconfig.clone(), context: options.context.clone() })
+}
+
+fn source(options: &UpstreamOptions) -> Result<Option<SourceSettings>, ConfigError> {
+    let options = options.clone();
+    next_kubefan::source(next_kubefan::Given {
+        upstream: options.upstream,
+        ca_file: options.upstream_ca_file,
+        token_file: options.upstream_token_file,
+        certificate_file: options.upstream_cert_file,
+        key_file: options.upstream_key_file,
+        server_name: options.upstream_server_name,
+    })
+}
+
+/// Checks the form only: the apiserver knows best which fields a resource has.
+fn field_selector(flag: &'static str, selector: String) -> Result<FieldSelector, ConfigError> {
+    let bad = selector.split(',').find(|term| {
+        let field = term.split(['=', '!']).next().unwrap_or_default();
+        field.trim().is_empty() || !term.contains('=')
+    });
+    let problem = match (bad, FieldSelector::parse(&selector)) {
+        (Some(term), _) => format!("{term:?} is no term of a field selector; write it like spec.nodeName=node-1"),
+        (None, Err(error)) => error.to_string(),
+        (None, Ok(selector)) => return Ok(selector),
+    };
+    Err(unusable(flag, selector, problem))
+}

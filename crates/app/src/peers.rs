@@ -1,0 +1,71 @@
+//! The peers by the configuration: their TLS files, and where to find them.
+
+use std::sync::Arc;
+
+use futures::StreamExt;
+use kubefan_audit::AuditLog;
+use kubefan_informers::CacheCatalog;
+use kubefan_managed_tls::ManagedTls;
+use kubefan_peer::{
+    DnsDial, LoadSource, Peers, TransferLog,
+    tls::{PeerTls, PeerTlsFiles},
+};
+use kubefan_server::transport::listen::Listener;
+use kubefan_telemetry::metrics::Metrics;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::server::Connected;
+
+use super::peer_records::PeerRecords;
+use crate::config::ServeConfig;
+
+/// The size limit of a transfer if neither the configuration nor a memory budget sets one, in
+/// bytes.
+const TRANSFER_BYTES_MAX: u64 = 4 << 30;
+
+/// The TLS files for peers. `None` if there are no peers, or if they use the managed certificate.
+pub fn files(config: &ServeConfig) -> Option<PeerTlsFiles> {
+    let files = config.peer.files.clone()?;
+    let (cert_file, key_file, ca_file) = (files.cert_file, files.key_file, files.ca_file);
+    Some(PeerTlsFiles { cert_file, key_file, ca_file, allowed_names: config.peer.allowed_names.clone() })
+}
+
+/// How replicas prove themselves to each other: with the files, or else with the managed
+/// certificate, which exists without peers too. `None` with neither.
+pub fn tls(config: &ServeConfig, managed: Option<&Arc<ManagedTls>>) -> Option<PeerTls> {
+    files(config).map(PeerTls::Files).or_else(|| Some(PeerTls::Managed(managed?.clone())))
+}
+
+/// The peers whose caches this replica copies when it starts. `own_port` is the port where it
+/// serves peers, and `memory_max` its memory budget in bytes.
+pub(super) fn warm_start_peers(
+    config: &ServeConfig,
+    tls: Option<PeerTls>,
+    own_port: Option<u16>,
+    memory_max: Option<usize>,
+) -> Option<Peers> {
+    let (names, tls) = (config.peer.peers.clone().filter(|_| config.peer.warm_start)?, tls?);
+    let dial = DnsDial::new(names.into(), tls, own_port);
+    // During a transfer there is nothing else to release when memory is short.
+    let half_of_memory = memory_max.map_or(TRANSFER_BYTES_MAX, |bytes| bytes as u64 / 2);
+    Some(Peers::new(Arc::new(dial), config.peer.timeout, config.peer.transfer_bytes_max.unwrap_or(half_of_memory)))
+}
+
+/// Serves peers from the caches of `registry` until `stop` is cancelled; transfers are recorded in
+/// `log`. With `load`, peers may also ask how loaded this replica is.
+pub(super) fn serve(
+    listener: Listener,
+    tls: PeerTls,
+    (registry, log, load): (CacheCatalog, AuditLog, Option<LoadSource>),
+    metrics: &Arc<Metrics>,
+    stop: &CancellationToken,
+) {
+    let log: Arc<dyn TransferLog> = Arc::new(PeerRecords(log));
+    let from = (registry, log, load);
+    let incoming = listener.incoming(0).map(|accepted| {
+        accepted.map(|io| {
+            let address = io.connect_info().address.map(|address| address.ip());
+            (io, address)
+        })
+    });
+    tokio::spawn(kubefan_peer::server::serve(incoming, tls, from, metrics.clone(), stop.clone()));
+}

@@ -1,0 +1,144 @@
+//! Applies changes of the configuration file while kubefan runs.
+//!
+//! The file is looked at by its content: a ConfigMap is a link that is moved to another directory,
+//! which neither the time of the file nor a watch of it would show. A content counts once two looks
+//! in a row have found it, because a file that is being written may be valid half-way; a SIGHUP
+//! does not wait for that.
+
+use std::{sync::Arc, time::Duration};
+
+use kubefan_telemetry::metrics::ReloadMetrics;
+use tokio::{
+    sync::Notify,
+    task::spawn_blocking,
+    time::{MissedTickBehavior, interval},
+};
+use tracing::{info, warn};
+
+use crate::config::{ConfigError, ConfigFile, Configured, ServeConfig, reload::needs_restart};
+
+/// The time between two looks.
+const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+
+/// What a look at the file found: its content, or why it cannot be read.
+type Seen = Result<String, ConfigError>;
+
+/// A configuration file, and what of it is in force.
+pub struct WatchedFile {
+    file: ConfigFile,
+    in_force: Configured,
+    /// What was applied or refused last.
+    handled: Seen,
+    /// What differs from that, and was found once.
+    unsettled: Option<Seen>,
+}
+
+/// What follows from a look at the file.
+#[derive(Debug)]
+enum FileChange {
+    /// Nothing: it has not changed, or is perhaps being written.
+    Wait,
+    /// It has not changed. Only for someone who asks.
+    Same,
+    /// It has changed, and says what is in force already.
+    Restored,
+    /// It has changed in these settings.
+    Apply(Box<Configured>, Vec<&'static str>),
+    /// It cannot be used.
+    Refuse(String),
+}
+
+impl WatchedFile {
+    /// Reads the file for the start.
+    ///
+    /// # Errors
+    /// It cannot be read or used.
+    pub fn read(file: ConfigFile) -> Result<Self, ConfigError> {
+        let content = file.content()?;
+        let in_force = file.parse(&content)?;
+        Ok(Self { file, in_force, handled: Ok(content), unsettled: None })
+    }
+
+    /// The configuration in force.
+    pub fn config(&self) -> &ServeConfig {
+        &self.in_force.config
+    }
+
+    /// Decides after a look. `asked`: someone wants the file to be read now.
+    fn step(&mut self, seen: Seen, asked: bool) -> FileChange {
+        if seen == self.handled {
+            self.unsettled = None;
+            // Someone who asks is shown again why it was refused.
+            let refused = asked.then(|| self.judge(&seen).err()).flatten();
+            return refused.map_or(if asked { FileChange::Same } else { FileChange::Wait }, FileChange::Refuse);
+        }
+        if !asked && self.unsettled.as_ref() != Some(&seen) {
+            self.unsettled = Some(seen);
+            return FileChange::Wait;
+        }
+        self.unsettled = None;
+        let judged = self.judge(&seen);
+        self.handled = seen;
+        match judged {
+            Err(why) => FileChange::Refuse(why),
+            Ok((_, changed)) if changed.is_empty() => FileChange::Restored,
+            Ok((configured, changed)) => FileChange::Apply(Box::new(configured), changed),
+        }
+    }
+
+    fn judge(&self, seen: &Seen) -> Result<(Configured, Vec<&'static str>), String> {
+        let content = seen.as_ref().map_err(ToString::to_string)?;
+        let configured = self.file.parse(content).map_err(|error| error.to_string())?;
+        let changed = configured.changed(&self.in_force);
+        match needs_restart(&changed) {
+            Some(why) => Err(format!("--config {}: {why}", self.file.path().display())),
+            None => Ok((configured, changed)),
+        }
+    }
+
+    /// Looks at the file again and again, without end. Each notification of `asked` reads it at
+    /// once. `apply` gets the configuration before and after a change, and cannot fail. `now` is
+    /// the time in seconds since 1970.
+    pub async fn follow(
+        mut self,
+        asked: Arc<Notify>,
+        metrics: ReloadMetrics,
+        now: impl Fn() -> f64,
+        mut apply: impl FnMut(&ServeConfig, &ServeConfig),
+    ) {
+        let mut looks = interval(LOOK_INTERVAL);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let is_asked = tokio::select! {
+                biased;
+                () = asked.notified() => true,
+                _ = looks.tick() => false,
+            };
+            let file = self.file.clone();
+            // A file system may take its time.
+            let Ok(seen) = spawn_blocking(move || file.content()).await else { continue };
+            let path = self.file.path().display().to_string();
+            match self.step(seen, is_asked) {
+                FileChange::Wait => {}
+                FileChange::Same => info!(path, "the configuration file was read again; it has not changed"),
+                FileChange::Restored => {
+                    metrics.succeeded(now());
+                    info!(path, "the configuration file was read again; it says what is in force");
+                }
+                FileChange::Apply(configured, changed) => {
+                    apply(&self.in_force.config, &configured.config);
+                    self.in_force = *configured;
+                    metrics.succeeded(now());
+                    info!(path, changed = changed.join(", "), "the configuration file was read again and is in force");
+                }
+                FileChange::Refuse(why) => {
+                    metrics.failed();
+                    warn!("the configuration file was read again and is refused, so nothing has changed: {why}");
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,160 @@
+//! What servers know of the caches: one small trait, so that servers are tested without an
+//! upstream.
+
+use std::{any::Any, future::Future, sync::Arc};
+
+use kubefan_cache::{Backfill, Refusal};
+use kubefan_common::{proto::v1alpha1::ResourceStatus, sync::watch};
+use kubefan_model::{
+    GroupVersionResource, Media, ObjectKey, ResourceVersion, Scope, fields::FieldTable, object::ObjectParser,
+    protobuf::kinds, selection::Selection,
+};
+use tokio::time::Instant;
+
+use crate::hub::{Fresh, Hub};
+
+/// A resource that is served in one scope.
+#[derive(Clone)]
+pub struct Served {
+    /// Its full name.
+    pub gvr: GroupVersionResource,
+    /// Whether its objects are namespaced.
+    pub namespaced: bool,
+    /// The scope that is cached.
+    pub scope: Scope,
+    /// The fields that field selectors may name.
+    pub fields: Arc<FieldTable>,
+    /// The kind of its lists, which a CRD may choose.
+    pub list_kind: Arc<str>,
+    /// Reads its objects, in their encoding.
+    pub parser: Arc<ObjectParser>,
+    /// State, history and views.
+    pub hub: Arc<Hub>,
+    /// Counts the tenant of a reader as one that reads the cache, until it is dropped. `None` if
+    /// nothing depends on that.
+    pub reading: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+impl Served {
+    /// Whether it is a built-in type that kubefan knows. All else is defined while the apiserver
+    /// runs, and may be served by another apiserver.
+    pub fn is_built_in(&self) -> bool {
+        kinds::is_known(&self.gvr)
+    }
+}
+
+/// How long a reader waits for the proof that a cache is current. Greater means longer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Patience {
+    /// At most 40 ms, for a proof that is due: upstream answers the read soon enough.
+    #[default]
+    AtOnce,
+    /// A second or two, for upstream's next bookmark: the read itself would cost upstream or the
+    /// reader more.
+    Bookmark,
+    /// The same, also if a recent wait failed: upstream cannot answer the read instead.
+    NoFallback,
+}
+
+/// The cache that a reader needs.
+#[derive(Debug, Clone, Copy)]
+pub struct CacheRequest<'a> {
+    /// The API group. If it and `version` are empty, `resource` is any name that kubectl takes.
+    pub group: &'a str,
+    /// The version.
+    pub version: &'a str,
+    /// The plural name.
+    pub resource: &'a str,
+    /// The requested namespace; empty for all.
+    pub namespace: &'a str,
+    /// The encoding.
+    pub media: Media,
+    /// Those who share a limit with the reader, if callers are distinguished: its user, or all
+    /// service accounts of its namespace.
+    pub tenant: Option<&'a str>,
+}
+
+/// The caches that servers read from.
+pub trait Catalog: Send + Sync + 'static {
+    /// Finds the cache of a resource in an encoding, and may start it.
+    ///
+    /// # Errors
+    /// For protobuf, [`Refusal::NotEncoded`] if the resource has no protobuf type that kubefan
+    /// knows, [`Refusal::NoRoom`] for a limit, and [`Refusal::NotCached`] for any other reason: the
+    /// objects can be read upstream, or as JSON.
+    fn find(&self, request: CacheRequest<'_>) -> impl Future<Output = Result<Served, Refusal>> + Send;
+
+    /// The full name of a resource. If `group` and `version` are empty, `resource` is any name that
+    /// kubectl takes; if only `version` is, it is the preferred one. Starts nothing. `None` if
+    /// there is no such resource, or if that is not known now.
+    fn full_name(
+        &self,
+        group: &str,
+        version: &str,
+        resource: &str,
+    ) -> impl Future<Output = Option<GroupVersionResource>> + Send;
+
+    /// Reads the events after `version` from upstream again, for a client that returns with a
+    /// version from before this cache started. A view that selects by labels or fields
+    /// `needs_state`. One read serves all calls at about the same time.
+    ///
+    /// # Errors
+    /// [`Refusal::Expired`] if upstream no longer has the events either; [`Refusal::Unavailable`]
+    /// if it could not be asked.
+    fn backfill(
+        &self,
+        served: &Served,
+        version: ResourceVersion,
+        needs_state: bool,
+    ) -> impl Future<Output = Result<Arc<Backfill>, Refusal>> + Send;
+
+    /// Waits for upstream's proof that a state is not older than this call. One proof serves all
+    /// that wait. If the cache is small and quiet, upstream may list the metadata of the `listed`
+    /// objects for it: those that the reader would otherwise read there. The state is then proved
+    /// for these objects only.
+    ///
+    /// # Errors
+    /// [`Refusal::Unavailable`] if none arrived in time: upstream has to answer the read.
+    fn prove(
+        &self,
+        served: &Served,
+        listed: Option<&Selection>,
+        patience: Patience,
+    ) -> impl Future<Output = Result<Fresh, Refusal>> + Send;
+
+    /// As [`Self::prove`], for a reader that names a version: the cache itself reaches the version
+    /// that the cluster had at this call.
+    ///
+    /// # Errors
+    /// [`Refusal::Unavailable`] if it was not proved in time.
+    fn advance(&self, served: &Served, patience: Patience) -> impl Future<Output = Result<(), Refusal>> + Send;
+
+    /// The version that the cluster has reached, from an upstream request made after `asked`. One
+    /// request serves all calls that began to wait before it.
+    ///
+    /// # Errors
+    /// [`Refusal::Unavailable`] if upstream could not be asked, or if another cluster answered.
+    fn cluster_version(
+        &self,
+        served: &Served,
+        asked: Instant,
+    ) -> impl Future<Output = Result<ResourceVersion, Refusal>> + Send;
+
+    /// Whether the object with this uid exists, as far as a cache of all objects of the resource
+    /// knows; `None` if there is no such cache. Starts nothing.
+    fn exists(&self, gvr: &GroupVersionResource, key: &ObjectKey, uid: &str) -> Option<bool>;
+
+    /// Whether a resource is cached in any scope. Starts nothing.
+    fn holds(&self, gvr: &GroupVersionResource, media: Media) -> bool;
+
+    /// Whether a limit has refused a cache of a resource since the start, or the resource cannot be
+    /// cached. Such a resource is named in metrics without being cached.
+    fn is_known_uncached(&self, gvr: &GroupVersionResource) -> bool;
+
+    /// Changes whenever a cache is added, removed or enters another phase.
+    fn changes(&self) -> watch::Receiver<u64>;
+
+    /// Every cache with its encoding, ordered by name. A resource that is cached in several
+    /// encodings is listed with each.
+    fn list(&self) -> Vec<(Media, ResourceStatus)>;
+}

@@ -1,0 +1,168 @@
+//! History for a view that starts before its log, tested outside of the critical section.
+//!
+//! A view without an indexed equality term tests every record since its version, and so does one
+//! with a term that nearly all objects meet. With 100,000 records that takes long enough to hold up
+//! every commit. So a long replay is made before the section, in slices between which other tasks
+//! run, and the section tests only what was committed meanwhile.
+//!
+//! After a rollout thousands of clients may want a replay, and its items are memory that no budget
+//! counts: some megabytes each. So the clients of one view take turns, and a replay ends as soon as
+//! the view of another client has its history. Of different views a few are replayed at a time, and
+//! the gate decides whose.
+
+use std::collections::VecDeque;
+
+use kubefan_admission::fair_share::Holder;
+use kubefan_cache::{History, HistoryRecord, Refusal, sliced_scan::SLICE_TESTS};
+use kubefan_model::{ResourceVersion, format::Format, selection::Selection};
+use tokio::task::yield_now;
+
+use super::core::Hub;
+use crate::views::{
+    log::{LogItem, Replayed},
+    view::ViewKey,
+};
+
+/// The most tests inside the section, in terms × records. Tests replay short histories in slices
+/// too.
+const TESTED_INSIDE_MAX: usize = if cfg!(test) { 4 } else { 4000 };
+/// The most records of a slice.
+const RECORDS_MAX: usize = if cfg!(test) { 2 } else { 4096 };
+
+/// A replay in progress.
+pub(crate) struct Replay<'a> {
+    hub: &'a Hub,
+    key: ViewKey,
+    /// The versions that are left, if only some records may concern the view.
+    indexed: Option<VecDeque<ResourceVersion>>,
+    replayed: Replayed,
+    /// It is complete up to this version.
+    reached: ResourceVersion,
+}
+
+impl Hub {
+    /// Replays the history after `version` for a view of this selection and format. Other tasks run
+    /// between its slices. `None` if there is little to replay, if the ring does not have it, if a
+    /// log has it already, or if no view could use it.
+    ///
+    /// # Errors
+    /// Those of the gate, if too many want history.
+    pub async fn replay(
+        &self,
+        selection: &Selection,
+        format: &Format,
+        version: ResourceVersion,
+        holder: Option<Holder>,
+    ) -> Result<Option<Replayed>, Refusal> {
+        // Most resumes need none.
+        if self.start_replay(selection, format, version).is_none() {
+            return Ok(None);
+        }
+        let turns = self.replay_turns.of(ViewKey { selection: selection.clone(), format: format.clone() });
+        let mut permit = None;
+        let (_turn, mut replay) = loop {
+            let turn = turns.lock().await;
+            let Some(replay) = self.start_replay(selection, format, version) else { return Ok(None) };
+            permit = permit.or_else(|| self.gate().try_acquire_replay(holder));
+            if permit.is_some() {
+                break (turn, replay);
+            }
+            // Another client of the view may have a permit before this one.
+            drop((turn, replay));
+            permit = Some(self.gate().acquire_replay(holder).await?);
+        };
+        loop {
+            match replay.step() {
+                Some(true) => yield_now().await,
+                Some(false) => return Ok(Some(replay.replayed)),
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// As [`Self::replay`], at once.
+    pub(crate) fn replay_now(
+        &self,
+        selection: &Selection,
+        format: &Format,
+        version: ResourceVersion,
+    ) -> Option<Replayed> {
+        let mut replay = self.start_replay(selection, format, version)?;
+        while replay.step()? {}
+        Some(replay.replayed)
+    }
+
+    fn start_replay(&self, selection: &Selection, format: &Format, version: ResourceVersion) -> Option<Replay<'_>> {
+        let key = ViewKey { selection: selection.clone(), format: format.clone() };
+        let state = self.lock();
+        let cached = state.published.state()?;
+        if state.views.none_can_start_after(&key, version) {
+            return None;
+        }
+        let known = state.views.get(&key).filter(|view| view.can_start_after(version));
+        let up_to = known.map_or(cached.version, |view| view.floor());
+        if up_to <= version {
+            return None;
+        }
+        let LongHistory { indexed } = LongHistory::after(version, &cached.history, selection)?;
+        let replayed = Replayed { epoch: cached.epoch, after: version, up_to, items: Vec::new() };
+        Some(Replay { hub: self, key, indexed, replayed, reached: version })
+    }
+}
+
+/// A part of history that is too long to be tested inside the critical section.
+pub(crate) struct LongHistory {
+    /// The versions that an index has for the selection; `None` if each record is to be tested.
+    indexed: Option<VecDeque<ResourceVersion>>,
+}
+
+impl LongHistory {
+    /// Finds the history after a version; `None` if it is short for this selection.
+    pub(crate) fn after(version: ResourceVersion, history: &History, selection: &Selection) -> Option<Self> {
+        let is_short = |records: usize| records * selection.tests() <= TESTED_INSIDE_MAX;
+        if is_short(history.ring().count_after(version)) {
+            return None;
+        }
+        // The records of a term are few, unless nearly all objects have its value.
+        let indexed = history.indexed_after(version, selection).map(VecDeque::from);
+        if indexed.as_ref().is_some_and(|versions| is_short(versions.len())) {
+            return None;
+        }
+        Some(Self { indexed })
+    }
+}
+
+impl Replay<'_> {
+    /// Replays a slice. Returns whether there is more. `None` if the replay is of no use any more:
+    /// the ring no longer has the rest, another subscription has made a view that has it, or no
+    /// view may be added for it.
+    fn step(&mut self) -> Option<bool> {
+        let selection = &self.key.selection;
+        // An event is two objects.
+        let records_max = RECORDS_MAX.min(SLICE_TESTS / (2 * selection.tests())).max(1);
+        let part: Vec<HistoryRecord> = {
+            let state = self.hub.lock();
+            let (views, after) = (&state.views, self.replayed.after);
+            if views.get(&self.key).is_some_and(|view| view.floor() <= after)
+                || views.none_can_start_after(&self.key, after)
+            {
+                return None;
+            }
+            let ring = state.published.state_of(self.replayed.epoch)?.history.ring();
+            // Fails if some of what is left was evicted.
+            let all = ring.since(self.reached).ok()?;
+            let up_to = |record: &&HistoryRecord| record.version() <= self.replayed.up_to;
+            match &mut self.indexed {
+                None => all.take_while(up_to).take(records_max).cloned().collect(),
+                Some(versions) => {
+                    let next = versions.drain(..records_max.min(versions.len()));
+                    next.filter_map(|version| ring.record_at(version)).take_while(up_to).cloned().collect()
+                }
+            }
+        };
+        let Some(last) = part.last() else { return Some(false) };
+        self.reached = last.version();
+        self.replayed.items.extend(part.iter().filter_map(|record| LogItem::replayed(record, selection)));
+        Some(true)
+    }
+}

@@ -1,0 +1,94 @@
+//! The options of a subscriber: where it starts, and how it continues if events are no longer
+//! retained.
+
+use std::sync::Arc;
+
+use kubefan_admission::{fair_share::Holder, gate::GatePermit};
+use kubefan_cache::{Backfill, OnExpired, OnLag, Refusal};
+use kubefan_model::ResourceVersion;
+
+use crate::{hub::Fresh, views::log::Replayed};
+
+/// Where a subscription starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Start {
+    /// With a snapshot of [the state](SubscribeOptions::fresh), then events.
+    Snapshot,
+    /// After this version.
+    Resume(ResourceVersion),
+    /// The same, for a client that retained the bytes of every object it was sent: it can read
+    /// deltas from the start.
+    ResumeWithObjects(ResourceVersion),
+    /// After this version, which the cache may not have reached yet: silence until then. For a
+    /// client that received the version from upstream, and for a format without deltas.
+    Await(ResourceVersion),
+}
+
+/// Everything that a subscriber asks for.
+#[derive(Debug, Clone)]
+pub struct SubscribeOptions {
+    /// Where it starts.
+    pub start: Start,
+    /// How it continues if it falls behind.
+    pub on_lag: OnLag,
+    /// How it continues if history cannot resume from its version.
+    pub on_expired: OnExpired,
+    /// The cluster that its version is of; empty if that is not known.
+    pub cluster: String,
+    /// Whether its version, named by a number alone, may be the end of that version: the client
+    /// does not know.
+    pub may_be_complete: bool,
+    /// Whether a watch over HTTP asks for a bookmark where its initial state ends.
+    pub marks_end: bool,
+    /// The state that a snapshot is taken from, for a format without deltas.
+    pub fresh: Fresh,
+    /// The holder that takes its permits, and whose tenant its log may be charged to; `None` for
+    /// kubefan itself.
+    pub holder: Option<Holder>,
+}
+
+impl SubscribeOptions {
+    /// The version after which it continues, in this or another way.
+    pub fn resumes_from(&self) -> Option<ResourceVersion> {
+        match self.start {
+            Start::Resume(version) | Start::ResumeWithObjects(version) => Some(version),
+            Start::Await(_) | Start::Snapshot => None,
+        }
+    }
+}
+
+impl From<Start> for SubscribeOptions {
+    fn from(start: Start) -> Self {
+        let (on_lag, on_expired) = (OnLag::default(), OnExpired::default());
+        let (may_be_complete, marks_end, fresh, holder) = (false, false, Fresh::Cache, None);
+        Self { start, on_lag, on_expired, cluster: String::new(), may_be_complete, marks_end, fresh, holder }
+    }
+}
+
+/// The things that were fetched for a subscriber before it could subscribe, outside of the hub's
+/// lock.
+#[derive(Debug, Default)]
+pub struct Provided {
+    /// Why its version is of another history than this cache's, if it is.
+    pub other_history: Option<Refusal>,
+    /// The events that the cache's history lacks.
+    pub backfill: ProvidedBackfill,
+    /// A permit to be sent more than events.
+    pub permit: Option<Arc<GatePermit>>,
+    /// The history after its version ([`Hub::replay`](crate::Hub::replay)).
+    pub replayed: Option<Replayed>,
+    /// How often [`Hub::try_subscribe`](crate::Hub::try_subscribe) has asked for a replay.
+    pub replays_asked: usize,
+}
+
+/// The events up to a version that history resumes from, read again from upstream.
+#[derive(Debug, Clone, Default)]
+pub enum ProvidedBackfill {
+    /// Not read yet.
+    #[default]
+    Missing,
+    /// Read.
+    Read(Arc<Backfill>),
+    /// Upstream does not have them either.
+    Unavailable,
+}

@@ -1,0 +1,198 @@
+//! Where a subscription starts or continues: what it is sent first, and its place in the view's log
+//! after that.
+//!
+//! Both are taken in one critical section of the hub, so that there is no gap and no repeat between
+//! them.
+
+use std::sync::Arc;
+
+use kubefan_admission::{fair_share::Holder, gate::GatePermit};
+use kubefan_cache::{
+    Backfill, CachedState, Expired, HistorySource, OnExpired, OnLag,
+    resume::{ResumePlan, ResumeRequest, Situation, plan},
+    stream_end::StreamEnd,
+};
+use kubefan_common::{
+    planted::{self, Bug},
+    proto::v1alpha1::ResolvedResource,
+    when_planted,
+};
+use kubefan_model::ResourceVersion;
+use kubefan_telemetry::metrics::Lag;
+use tokio::time::Instant;
+
+use crate::{
+    hub::{Hub, ProvedState},
+    subscribe::{
+        backlog::{Backlog, BacklogPart, SnapshotHeader},
+        catch_up::CatchUp,
+    },
+    views::{
+        log::{Cursor, Replayed},
+        view::View,
+    },
+};
+
+/// Where a subscription starts or continues.
+pub(super) struct StartPoint {
+    /// The place in the view's log.
+    pub(super) cursor: Cursor,
+    /// Sent before the log is read.
+    pub(super) backlog: Option<Backlog>,
+    /// Everything at or below this version was sent.
+    pub(super) resume: Option<ResourceVersion>,
+}
+
+/// The part of a subscription that is sent first.
+pub(super) enum First {
+    /// Nothing: it waits until the cache has passed this version.
+    Nothing(ResourceVersion),
+    /// A proved state that the cache has not reached, in place of a snapshot of the cache. What
+    /// follows is after its version.
+    Proved { proved: ProvedState, marks_end: bool },
+    /// A snapshot; if it starts again, in place of what came after this version.
+    Snapshot { restarted_from: Option<ResourceVersion>, marks_end: bool },
+    /// The changes that this part of history has after a version.
+    History(HistorySource, ResourceVersion),
+    /// The events of a backfill after a version, then what this part of history has after the
+    /// backfill.
+    Backfill(Arc<Backfill>, ResourceVersion, HistorySource),
+}
+
+impl First {
+    /// The version after which it continues in the log; `None` if it starts at the end of the log.
+    pub(super) fn log_from(&self, cached: &CachedState) -> Option<ResourceVersion> {
+        match self {
+            Self::History(HistorySource::Log, version) => Some(*version),
+            Self::Backfill(backfill, _, HistorySource::Log) => Some(backfill_end(backfill, cached)),
+            _ => None,
+        }
+    }
+
+    /// Whether it pins state while it is sent, which takes a gate permit.
+    pub(super) fn needs_permit(&self) -> bool {
+        !matches!(self, Self::Nothing(_) | Self::History(HistorySource::Log, _))
+    }
+}
+
+impl Hub {
+    /// Prepares what is sent first, inside the critical section that `cached` is borrowed from.
+    /// `replayed` may have the history that it needs.
+    pub(super) fn start_point(
+        &self,
+        view: &View,
+        cached: &CachedState,
+        first: First,
+        replayed: Option<Replayed>,
+    ) -> Result<StartPoint, Expired> {
+        let replayed = replayed.filter(|replayed| replayed.epoch == cached.epoch);
+        match first {
+            First::Nothing(version) => Ok(StartPoint { cursor: view.end(), backlog: None, resume: Some(version) }),
+            First::Snapshot { restarted_from, marks_end } => {
+                Ok(self.snapshot_point(view, cached, restarted_from, marks_end))
+            }
+            First::Proved { proved: ProvedState { store, version, .. }, marks_end } => {
+                let marks_end = marks_end && !planted::is(Bug::ProvedStateNeverEnds);
+                let header = SnapshotHeader { version, begin: self.begin(), restarted_from: None, marks_end };
+                let backlog = Some(Backlog::new(BacklogPart::Objects { header, store, last: None }));
+                Ok(StartPoint { cursor: view.end(), backlog, resume: None })
+            }
+            First::History(source, version) => history_point(view, cached, (source, version), replayed),
+            First::Backfill(backfill, version, source) => {
+                let then = history_point(view, cached, (source, backfill_end(&backfill, cached)), None)?;
+                let part = BacklogPart::Backfill { backfill, after: version, sent_up_to: version };
+                let backlog = Some(Backlog::new(part).followed_by(then.backlog));
+                Ok(StartPoint { backlog, resume: Some(version), ..then })
+            }
+        }
+    }
+
+    /// The resource and the cluster that the start of a snapshot names.
+    fn begin(&self) -> Option<(ResolvedResource, Option<String>)> {
+        Some((self.resource.clone(), self.cluster()))
+    }
+
+    fn snapshot_point(
+        &self,
+        view: &View,
+        cached: &CachedState,
+        restarted_from: Option<ResourceVersion>,
+        marks_end: bool,
+    ) -> StartPoint {
+        let header = |version| SnapshotHeader { version, begin: self.begin(), restarted_from, marks_end };
+        let (cursor, part) = if view.key().format.encoding().compresses_snapshots() {
+            let CachedState { store, history, version, .. } = cached;
+            let (chunks, version, cursor) =
+                view.shared_snapshot(store, *version, history, restarted_from, Instant::now());
+            (cursor, BacklogPart::Chunks { header: header(version), chunks, next: 0 })
+        } else {
+            let (header, store) = (header(cached.version), cached.store.clone());
+            (view.end(), BacklogPart::Objects { header, store, last: None })
+        };
+        StartPoint { cursor, backlog: Some(Backlog::new(part)), resume: None }
+    }
+
+    /// Where a subscription continues that has fallen behind the retained events. It was sent
+    /// everything up to `sent`; `None` if what it was sent is the state at no version. A `permit`
+    /// that it still has is used again; a new one counts to the `holder`.
+    pub(super) fn lagging(
+        &self,
+        view: &View,
+        sent: Option<ResourceVersion>,
+        expired: Expired,
+        (on_lag, on_expired): (OnLag, OnExpired),
+        (holder, permit): (Option<Holder>, Option<Arc<GatePermit>>),
+    ) -> Result<(StartPoint, Option<Arc<GatePermit>>), StreamEnd> {
+        let state = self.lock();
+        let cached = state.state_of(view)?;
+        let sent = if planted::is(Bug::LaggingFromFloor) { sent.map(|_| expired.oldest) } else { sent };
+        let gap_markers = view.encoder().format().has_markers();
+        let coverage = sent.map(|sent| view.limit_coverage(cached.history.coverage(sent, cached.version, gap_markers)));
+        let position = coverage.ok_or(StreamEnd::Expired(expired));
+        let (first, lag) =
+            match (plan(ResumeRequest { position, situation: Situation::Lags(on_lag), on_expired }), sent) {
+                (ResumePlan::Continue(source), Some(sent)) => (First::History(source, sent), Lag::CatchUp),
+                (ResumePlan::Restart, _) => {
+                    let restarted_from = Some(expired.requested);
+                    (First::Snapshot { restarted_from, marks_end: false }, Lag::Restart)
+                }
+                // What the log said is reported: it is what the subscriber ran into.
+                _ => {
+                    self.metrics.lag(Lag::Expired);
+                    return Err(expired.into());
+                }
+            };
+        let permit = match (first.needs_permit(), permit) {
+            (false, _) => None,
+            (true, Some(permit)) => Some(permit),
+            (true, None) => Some(Arc::new(self.gate().acquire_now(holder).map_err(StreamEnd::Overloaded)?)),
+        };
+        let point = self.start_point(view, cached, first, None)?;
+        self.metrics.lag(lag);
+        Ok((point, permit))
+    }
+}
+
+/// The version that history continues from after a backfill.
+pub(super) fn backfill_end(backfill: &Backfill, cached: &CachedState) -> ResourceVersion {
+    when_planted!(SpliceDoubles => return cached.history.oldest());
+    backfill.reached
+}
+
+/// After `version`: the log, or a catch-up and then the log.
+fn history_point(
+    view: &View,
+    cached: &CachedState,
+    (source, version): (HistorySource, ResourceVersion),
+    replayed: Option<Replayed>,
+) -> Result<StartPoint, Expired> {
+    let (cursor, backlog) = match source {
+        HistorySource::Log => (view.cursor_after(version, &cached.history, replayed)?, None),
+        HistorySource::CatchUp => {
+            let catch_up = Box::new(CatchUp::new(version, cached.store.clone(), cached.version));
+            let part = BacklogPart::CatchUp { catch_up, is_started: false };
+            (view.end(), Some(Backlog::new(part)))
+        }
+    };
+    Ok(StartPoint { cursor, backlog, resume: Some(version) })
+}

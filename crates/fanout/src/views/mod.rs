@@ -1,0 +1,14 @@
+//! Views: what equal subscriptions share.
+
+pub mod index;
+pub mod log;
+pub mod log_bytes;
+pub mod log_run;
+pub mod segment;
+pub mod selected_objects;
+pub mod selections;
+pub mod shared_snapshot;
+pub mod value_table;
+pub mod view;
+pub mod view_gap;
+pub(crate) mod view_set;

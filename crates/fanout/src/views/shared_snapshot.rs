@@ -1,0 +1,246 @@
+//! A compressed snapshot, made once and sent to all subscribers that start at about the same time.
+//!
+//! When a kubefan restarts, thousands of subscribers start within a second, and compressing the
+//! same state for each would take minutes of CPU. But each of them must be sent a state and exactly
+//! the events after it, and the state changes all the time. So a shared snapshot is the state of a
+//! view at one version. A subscriber that starts while it is young is sent that snapshot, and then
+//! the events since; a later one gets the next snapshot, which reuses the chunks in which nothing
+//! has changed. A chunk is compressed by the first subscriber that needs it; others that need the
+//! same one wait for it. Chunks are retained within a budget, and for a minute.
+
+use std::{
+    ops::Range,
+    sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use kubefan_cache::budget::Share;
+use kubefan_common::{
+    encoding::chunk,
+    planted::{self, Bug},
+};
+use kubefan_model::{ObjectKey, ResourceVersion, object::Object, selection::Selection};
+use tokio::time::Instant;
+
+use super::selected_objects::SelectedObjects;
+use crate::send::{
+    control,
+    encoder::Encoder,
+    frame::{Body, EventHead, Sink, put_delimited},
+};
+
+/// How old a state a new subscriber may be sent; the events since follow it.
+const SHARED_AGE_MAX: Duration = Duration::from_secs(1);
+/// How long its chunks are retained for the next one.
+const CHUNKS_RETAINED: Duration = Duration::from_secs(60);
+/// About how much one chunk holds, in bytes of JSON: enough to compress well, little enough that a
+/// change renews little.
+const CHUNK_JSON_BYTES: usize = 256 << 10;
+
+/// The state of a view at one version, in chunks.
+pub struct SharedSnapshot {
+    version: ResourceVersion,
+    made: Instant,
+    /// Owned by the subscribers that are sent it, so that a snapshot that is not being sent pins no
+    /// old objects.
+    objects: Weak<SelectedObjects>,
+    /// The chunks of the snapshot before, until they are compared.
+    before: Mutex<Option<Arc<[Chunk]>>>,
+    chunks: OnceLock<Arc<[Chunk]>>,
+}
+
+/// A shared snapshot, for one subscriber.
+pub enum SharedSnapshotReader {
+    /// Some chunks may still have to be encoded from this state.
+    Encoding(Arc<SharedSnapshot>, Arc<SelectedObjects>),
+    /// All chunks are encoded.
+    Encoded(Arc<[Chunk]>),
+}
+
+/// What a reader finds at an index.
+pub enum ChunkFrame {
+    /// The message, and how many objects it has.
+    Message(Bytes, usize),
+    /// Nothing yet: another slice of the state must be scanned.
+    Later,
+    /// Nothing: the index is after the last chunk.
+    End,
+}
+
+/// A run of objects; a clone shares the encoded message.
+#[derive(Clone)]
+pub struct Chunk {
+    /// The first key and the last.
+    keys: (ObjectKey, ObjectKey),
+    /// A hash of the versions of its objects.
+    fingerprint: u64,
+    objects: usize,
+    json_bytes: usize,
+    /// The whole gRPC message; `None` if the budget had no room for it.
+    frame: Arc<OnceLock<Option<(Bytes, Share)>>>,
+}
+
+impl SharedSnapshot {
+    /// The state with these objects, which is at `version`. It reuses the chunks of `before` that
+    /// have not changed.
+    pub fn new(objects: &Arc<SelectedObjects>, version: ResourceVersion, before: Option<&Self>, now: Instant) -> Self {
+        let before = before.and_then(|before| before.chunks.get()).cloned();
+        let (objects, before) = (Arc::downgrade(objects), Mutex::new(before));
+        Self { version, made: now, objects, before, chunks: OnceLock::new() }
+    }
+
+    /// The version of the state.
+    pub fn version(&self) -> ResourceVersion {
+        self.version
+    }
+
+    /// Whether it is too old to be reused.
+    pub fn is_over(&self, now: Instant) -> bool {
+        now.duration_since(self.made) > CHUNKS_RETAINED
+    }
+
+    /// For a subscriber that starts now, with the cache at `version`. `None` if it is too old, or
+    /// its state is gone.
+    pub fn join(self: &Arc<Self>, version: ResourceVersion, now: Instant) -> Option<SharedSnapshotReader> {
+        if self.version != version && now.duration_since(self.made) > SHARED_AGE_MAX {
+            return None;
+        }
+        match self.chunks.get().filter(|chunks| chunks.iter().all(|chunk| chunk.retained().is_some())) {
+            Some(made) => Some(SharedSnapshotReader::Encoded(made.clone())),
+            None => self.objects.upgrade().map(|objects| SharedSnapshotReader::Encoding(self.clone(), objects)),
+        }
+    }
+
+    /// The chunks, planned by the first subscriber that needs them; `None` while the objects are
+    /// not all found.
+    fn chunks(&self, objects: &SelectedObjects, selection: &Selection) -> Option<&[Chunk]> {
+        if let Some(chunks) = self.chunks.get() {
+            return Some(chunks);
+        }
+        let selected = objects.scan(selection)?;
+        let chunks = self.chunks.get_or_init(|| {
+            let before = self.before.lock().unwrap_or_else(PoisonError::into_inner).take();
+            plan(selected, before.as_deref().unwrap_or_default()).into()
+        });
+        Some(chunks)
+    }
+}
+
+impl SharedSnapshotReader {
+    /// The message of the chunk at this index, and how many objects it has.
+    pub fn frame(&self, index: usize, selection: &Selection, encoder: &Encoder) -> ChunkFrame {
+        let frame = match self {
+            Self::Encoded(chunks) => {
+                chunks.get(index).and_then(|chunk| Some((chunk.retained()?.clone(), chunk.objects)))
+            }
+            Self::Encoding(snapshot, objects) => {
+                let Some(chunks) = snapshot.chunks(objects, selection) else { return ChunkFrame::Later };
+                chunks.get(index).map(|chunk| (chunk.frame(objects, encoder), chunk.objects))
+            }
+        };
+        frame.map_or(ChunkFrame::End, |(frame, objects)| ChunkFrame::Message(frame, objects))
+    }
+}
+
+impl Chunk {
+    fn new(objects: &[Arc<Object>]) -> Option<Self> {
+        let (first, last) = (objects.first()?, objects.last()?);
+        Some(Self {
+            keys: (first.key().clone(), last.key().clone()),
+            fingerprint: fingerprint(objects),
+            objects: objects.len(),
+            json_bytes: objects.iter().map(|object| object.json_len()).sum(),
+            frame: Arc::default(),
+        })
+    }
+
+    fn retained(&self) -> Option<&Bytes> {
+        self.frame.get()?.as_ref().map(|(frame, _)| frame)
+    }
+
+    /// Its message, compressed by the first subscriber that needs it; by each if it cannot be
+    /// retained.
+    fn frame(&self, objects: &SelectedObjects, encoder: &Encoder) -> Bytes {
+        let mut made = None;
+        let retained = self.frame.get_or_init(|| {
+            let frame = made.insert(self.make(objects, encoder)).clone();
+            let share = encoder.budgets().chunks.take(frame.len())?;
+            Some((frame, share))
+        });
+        match retained {
+            Some((frame, _)) => frame.clone(),
+            None => made.unwrap_or_else(|| self.make(objects, encoder)),
+        }
+    }
+
+    fn make(&self, objects: &SelectedObjects, encoder: &Encoder) -> Bytes {
+        let objects = objects.range((&self.keys.0, &self.keys.1));
+        let mut content = BytesMut::with_capacity(self.json_bytes + 128 * self.objects);
+        for object in objects {
+            let body = Body::object(encoder.snapshot_bytes(object));
+            put_delimited(&EventHead::of_snapshot(object), &body, &mut content);
+        }
+        let mut frame = encoder.buffer(0);
+        match chunk::encode_content(&content) {
+            Ok(zstd) => frame.message(&control::snapshot_chunk(zstd)),
+            // More than a chunk may hold: the objects are sent one by one.
+            Err(_) => objects.iter().for_each(|object| encoder.object(object, &mut frame)),
+        }
+        frame.freeze()
+    }
+}
+
+/// A version is of one object only, so a hash of the versions tells two runs of objects apart.
+fn fingerprint(objects: &[Arc<Object>]) -> u64 {
+    objects
+        .iter()
+        .fold(0, |mix: u64, object| (mix ^ object.version().get()).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29))
+}
+
+/// Cuts the selected objects where the snapshot before was cut, so that unchanged chunks are found
+/// again. Runs that have grown too large or too small are cut anew.
+fn plan(objects: &[Arc<Object>], before: &[Chunk]) -> Vec<Chunk> {
+    let (mut chunks, mut start, mut old) = (Vec::new(), 0, before.iter().peekable());
+    while start < objects.len() {
+        // The chunk before that starts here, if its objects are the same.
+        let key = objects[start].key();
+        while old.peek().is_some_and(|chunk| chunk.keys.0 < *key) {
+            old.next();
+        }
+        let same = old.peek().filter(|chunk| chunk.keys.0 == *key).and_then(|chunk| {
+            let run = start..(start + chunk.objects).min(objects.len());
+            let last = objects[run.clone()].last()?.key();
+            let unchanged = planted::is(Bug::StaleChunk) || fingerprint(&objects[run.clone()]) == chunk.fingerprint;
+            (*last == chunk.keys.1 && unchanged).then_some((*chunk, run))
+        });
+        if let Some((chunk, run)) = same {
+            chunks.push(chunk.clone());
+            start = run.end;
+            continue;
+        }
+        let stop = old.clone().find(|chunk| chunk.keys.0 > *key).map(|chunk| chunk.keys.0.clone());
+        let run = cut(objects, start, stop.as_ref());
+        chunks.extend(Chunk::new(&objects[run.clone()]));
+        start = run.end;
+    }
+    chunks
+}
+
+/// A run from `start` of about [`CHUNK_JSON_BYTES`]. It ends before `stop`, unless it would be too
+/// short.
+fn cut(objects: &[Arc<Object>], start: usize, stop: Option<&ObjectKey>) -> Range<usize> {
+    let (mut end, mut bytes) = (start, 0);
+    while let Some(object) = objects.get(end) {
+        let at_stop = stop == Some(object.key()) && bytes >= CHUNK_JSON_BYTES / 4;
+        // A run may grow by half before it is cut, so that one more object does not move every cut
+        // after it.
+        let limit = if stop.is_some() { CHUNK_JSON_BYTES * 3 / 2 } else { CHUNK_JSON_BYTES };
+        if end > start && (at_stop || bytes + object.json_len() > limit) {
+            break;
+        }
+        bytes += object.json_len();
+        end += 1;
+    }
+    start..end
+}

@@ -1,0 +1,165 @@
+//! Limits for caches that readers start, and the allowance that enforces them for one cache.
+//!
+//! Without limits, any reader could fill the memory by naming resources.
+
+use std::{sync::Arc, time::Duration};
+
+use kubefan_fanout::Served;
+use kubefan_model::GroupVersionResource;
+use kubefan_upstream::client::{Verb, encode_query};
+use serde::Deserialize;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    shared_bytes::{Membership, ReadingTenants, SharedBytes},
+    upstream_context::CacheContext,
+};
+
+/// Limits for resources that are cached on demand, in addition to the configured ones.
+#[derive(Debug, Clone, Copy)]
+pub struct OnDemandLimits {
+    /// Resources cached at the same time.
+    pub on_demand_resources_max: usize,
+    /// Their size.
+    pub size: SizeLimits,
+    /// A cache without readers is dropped after this time.
+    pub on_demand_idle_timeout: Duration,
+}
+
+/// Limits for caches in an encoding other than JSON.
+#[derive(Debug, Clone, Copy)]
+pub struct EncodingLimits {
+    /// Bytes of all objects of all resources together.
+    pub bytes_max: usize,
+    /// A cache without readers is dropped after this time.
+    pub idle_timeout: Duration,
+}
+
+/// Size limits of caches that readers start.
+#[derive(Debug, Clone, Copy)]
+pub struct SizeLimits {
+    /// Objects of one resource.
+    pub on_demand_objects_max: usize,
+    /// JSON bytes of all resources together.
+    pub on_demand_bytes_max: usize,
+}
+
+/// The bytes that all caches of one encoding may share.
+#[derive(Clone)]
+pub(super) struct EncodingBudget {
+    pub(super) bytes_max: usize,
+    /// The name of these bytes in messages.
+    pub(super) unit: &'static str,
+    /// The flag that raises `bytes_max`.
+    pub(super) flag: &'static str,
+    /// The caches that share it.
+    pub(super) used: SharedBytes,
+}
+
+/// A cache exceeds its allowance, with a message that names the flag to raise.
+pub(super) struct TooLarge(pub(super) String);
+
+/// The limits of one cache that a reader starts.
+pub(super) struct CacheLimits {
+    /// Objects; `None` for no limit.
+    pub(super) objects_max: Option<usize>,
+    /// The bytes that it shares with others.
+    pub(super) budget: EncodingBudget,
+    /// Whether upstream is asked for the size before the list: see
+    /// [`CacheQuota::check_size_upstream`].
+    pub(super) checks_first: bool,
+    /// Whether its resource is configured.
+    pub(super) is_configured: bool,
+}
+
+/// The objects and bytes that one cache may hold. Dropping it returns the bytes to the budget.
+pub(super) struct CacheQuota {
+    limits: CacheLimits,
+    membership: Membership,
+}
+
+impl CacheQuota {
+    /// An allowance of a cache that these tenants read.
+    pub(super) fn new(limits: CacheLimits, tenants: Arc<ReadingTenants>) -> Self {
+        let membership = limits.budget.used.join(limits.is_configured, tenants);
+        Self { limits, membership }
+    }
+
+    /// Is cancelled when the cache has to end because others need its bytes.
+    pub(super) fn ends(&self) -> CancellationToken {
+        self.membership.ends()
+    }
+
+    /// The message for a cache that exceeds the bytes of all.
+    pub(super) fn too_many_bytes(&self, gvr: &GroupVersionResource) -> String {
+        let EncodingBudget { bytes_max, unit, flag, .. } = self.limits.budget;
+        let or_name = if flag.starts_with("--on") { ", or name it with --resource" } else { "" };
+        format!("with {gvr} more than {bytes_max} {unit} would be cached on demand; raise {flag}{or_name}")
+    }
+
+    /// Records the current size of the cache, and fails if it exceeds a limit.
+    pub(super) fn record(&self, gvr: &GroupVersionResource, objects: usize, bytes: usize) -> Result<(), TooLarge> {
+        if let Some(objects_max) = self.limits.objects_max.filter(|most| objects > *most) {
+            return Err(TooLarge(format!(
+                "{gvr} has more than {objects_max} objects, the limit for resources that are cached on demand; \
+                 raise --on-demand-objects-max, or name it with --resource"
+            )));
+        }
+        if !self.membership.record(bytes, self.limits.budget.bytes_max) {
+            return Err(TooLarge(self.too_many_bytes(gvr)));
+        }
+        Ok(())
+    }
+
+    /// Lists one object and reads the number of remaining ones, so that a cache that is far too
+    /// large is not listed again and again.
+    ///
+    /// Only a resource that was too large before is checked. For all others, the request would cost
+    /// upstream a list for nothing, and [`record`](Self::record) stops the list at the limit.
+    pub(super) async fn check_size_upstream(&self, context: &CacheContext, served: &Served) -> Result<(), TooLarge> {
+        if !self.limits.checks_first {
+            return Ok(());
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct ListMetadata {
+            remaining_item_count: Option<usize>,
+        }
+        #[derive(Deserialize)]
+        struct FirstPage {
+            metadata: ListMetadata,
+        }
+        let selector = Some(("fieldSelector", context.upstream_field_selector.as_str()));
+        let selector = selector.filter(|(_, selector)| !selector.is_empty());
+        let query = encode_query([("limit", "1")].into_iter().chain(selector));
+        // A kubefan cannot tell over gRPC, and sends what it has in memory anyway.
+        let Some(source) = context.source.http() else { return Ok(()) };
+        // If this request fails, so does the list that follows, and the informer handles that.
+        let Ok(body) = source.get(Verb::List, &(served.gvr.collection_path(&served.scope) + &query)).await else {
+            return Ok(());
+        };
+        let Ok(FirstPage { metadata }) = serde_json::from_slice(&body) else { return Ok(()) };
+        // The apiserver does not count when a selector is set.
+        let objects = 1 + metadata.remaining_item_count.unwrap_or(0);
+        let CacheLimits { objects_max, budget: EncodingBudget { bytes_max, unit, flag, .. }, .. } = self.limits;
+        // Other objects may be smaller than the first, so the estimate counts a quarter of its
+        // size.
+        let clearly_too_large = objects.saturating_mul(body.len()) / 4 > bytes_max;
+        if objects_max.is_some_and(|most| objects > most) || clearly_too_large {
+            let (most, remedy) = match objects_max {
+                Some(most) => (
+                    format!("{most} objects and "),
+                    format!("--on-demand-objects-max or {flag}, or name it with --resource"),
+                ),
+                None => (String::new(), flag.to_owned()),
+            };
+            return Err(TooLarge(format!(
+                "{} has {objects} objects, the first of {} bytes; on demand at most {most}{bytes_max} {unit} are cached; \
+                 raise {remedy}",
+                served.gvr,
+                body.len()
+            )));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,220 @@
+//! Configured resources: keeps a cache of each in every configured scope.
+//!
+//! A configured resource may not exist yet, may disappear and may change its schema. Its task
+//! discovers it, runs its caches, and starts again when they end.
+
+use std::{
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
+
+use kubefan_cache::{Phase, StreamEnd};
+use kubefan_model::{GroupVersionResource, Media, Scope, object::ObjectParser};
+use kubefan_upstream::discovery::{DiscoveryError, ResourceInfo, SchemaFingerprint};
+use tokio::{task::JoinSet, time::timeout};
+use tokio_util::task::AbortOnDropHandle;
+use tracing::{info, warn};
+
+use super::{
+    cache_entry::{Cache, StartedBy, UncachedReason},
+    discovered::DiscoveredResource,
+    failure_log::DiscoveryLog,
+    registry::{NOT_ASKED, Registry},
+    resource_media::ConfiguredResource,
+    retry::Retry,
+};
+
+/// The longest wait before the next look for a resource that does not exist: someone may create its
+/// CRD.
+const NOT_FOUND_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// Keeps the configured resources cached, without end, also when others are configured.
+pub(super) async fn keep_configured(registry: Arc<Registry>) {
+    let mut configured = registry.configured.subscribe();
+    let discovery_log = Arc::new(DiscoveryLog::default());
+    let mut is_running = false;
+    let mut kept: Vec<(ConfiguredResource, AbortOnDropHandle<()>)> = Vec::new();
+    loop {
+        configured.mark_unchanged();
+        let wanted = configured.borrow().clone();
+        let (stay, gone): (Vec<_>, Vec<_>) = kept.into_iter().partition(|(resource, _)| wanted.contains(resource));
+        kept = stay;
+        for (resource, task) in gone {
+            task.abort();
+            // Until it has ended it could add a cache.
+            let _ = task.await;
+            forget(&registry, &resource.name);
+        }
+        for resource in wanted {
+            if kept.iter().all(|(known, _)| *known != resource) {
+                if is_running {
+                    registry.added.insert(resource.name.clone(), ());
+                }
+                let message = NOT_ASKED.to_owned();
+                registry.set_uncached(&resource.name, UncachedReason { phase: Phase::Syncing, message });
+                let task = tokio::spawn(keep_cached(registry.clone(), resource.clone(), discovery_log.clone()));
+                kept.push((resource, AbortOnDropHandle::new(task)));
+            }
+        }
+        is_running = true;
+        if configured.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Ends the caches of a resource that is no longer configured.
+fn forget(registry: &Registry, name: &str) {
+    info!(resource = name, "no longer cached: it is not configured any more");
+    for cache in registry.caches.remove_all(|cache| !cache.on_demand() && cache.name == name) {
+        cache.stop.cancel();
+        let end = StreamEnd::Stopped(format!("{name} is no longer cached: it is not configured any more"));
+        cache.served.hub.close(Phase::Syncing, end);
+    }
+    registry.uncached.remove(name);
+    registry.added.remove(name);
+    registry.changed();
+}
+
+/// Keeps one configured resource cached, without end.
+async fn keep_cached(registry: Arc<Registry>, resource: ConfiguredResource, discovery_log: Arc<DiscoveryLog>) {
+    let ConfiguredResource { name, media } = resource;
+    let mut retry = Retry::new(Some(registry.context.upstream.clone()), registry.context.generator());
+    // Only the first start asks peers. Later, readers would wait for them.
+    let mut warm = true;
+    loop {
+        let (mut wait_max, mut failure) = (Duration::MAX, None);
+        match registry.discover("", "", &name).await {
+            Ok(discovered) => {
+                retry.reset();
+                match claim(&registry, &name, &media, &discovered) {
+                    Ok(caches) => {
+                        let warm = std::mem::take(&mut warm);
+                        let ended = run_caches(&registry, &name, caches, &discovered.schema, warm).await;
+                        if ended == Phase::NotCached {
+                            registry.until_it_may_be_cached(&discovered.info.gvr, discovered.schema).await;
+                        }
+                    }
+                    Err(other) => {
+                        registry.uncached.remove(&name);
+                        registry.changed();
+                        warn!(resource = name, same_as = other, "configured under two names; one cache serves both");
+                        wait_while_cached_as(&registry, &other, &discovered.info.gvr).await;
+                    }
+                }
+            }
+            Err(error) => {
+                let is_missing = matches!(error, DiscoveryError::UnknownResource { .. });
+                if is_missing {
+                    wait_max = NOT_FOUND_WAIT_MAX;
+                }
+                if let DiscoveryError::Upstream(error) = &error {
+                    failure = Some(error.clone());
+                }
+                // A look-up that fails says nothing, so an outage makes no replica unready.
+                let was_missing = registry.uncached.get(&name).is_some_and(|before| before.phase == Phase::NotFound);
+                let phase = if is_missing || was_missing { Phase::NotFound } else { Phase::Syncing };
+                if registry.set_uncached(&name, UncachedReason { phase, message: error.to_string() }) {
+                    discovery_log.log(&name, &error);
+                }
+            }
+        }
+        // The end of the limit is a reason to look again.
+        let _ = timeout(wait_max, retry.wait_after(failure.as_ref())).await;
+    }
+}
+
+/// Adds the caches of a configured resource, one per scope and medium. Fails with the other name if
+/// the resource is already cached under one: two configured names may mean the same resource.
+fn claim(
+    registry: &Arc<Registry>,
+    name: &str,
+    media: &[Media],
+    discovered: &DiscoveredResource,
+) -> Result<Vec<Arc<Cache>>, String> {
+    let _one_at_a_time = registry.starting.lock().unwrap_or_else(PoisonError::into_inner);
+    let gvr = &discovered.info.gvr;
+    let other = |cache: &Cache| !cache.on_demand() && cache.name != name && cache.served.gvr == *gvr;
+    if let Some(other) = registry.caches.iter().find(|cache| other(cache)) {
+        return Err(other.name.clone());
+    }
+    let json = || ObjectParser::new(&discovered.fields);
+    let mut caches = Vec::new();
+    for scope in scopes(&registry.options.namespaces, &discovered.info) {
+        let mut parsers: Vec<ObjectParser> = Vec::new();
+        for media in media {
+            let parser = match media {
+                Media::Protobuf => discovered.protobuf_parser().unwrap_or_else(|reason| {
+                    warn!(resource = name, reason, "cached as JSON although protobuf is configured");
+                    json()
+                }),
+                Media::Json | Media::Table => json(),
+            };
+            if parsers.iter().all(|other| other.media() != parser.media()) {
+                parsers.push(parser);
+            }
+        }
+        caches.extend(
+            parsers
+                .into_iter()
+                .map(|parser| registry.insert(name, discovered, scope.clone(), parser, StartedBy::Configuration)),
+        );
+    }
+    Ok(caches)
+}
+
+/// Runs the caches of a configured resource until one of them ends, and returns how. They restart
+/// together, because they share the discovered names.
+async fn run_caches(
+    registry: &Arc<Registry>,
+    name: &str,
+    caches: Vec<Arc<Cache>>,
+    schema: &Option<SchemaFingerprint>,
+    warm: bool,
+) -> Phase {
+    registry.uncached.remove(name);
+    let mut informers = JoinSet::new();
+    for cache in &caches {
+        // Peers offer JSON only.
+        let warm = warm && cache.served.parser.media() == Media::Json;
+        informers.spawn(registry.clone().supervise(cache.clone(), None, schema.clone(), warm));
+    }
+    let reason = match informers.join_next().await {
+        Some(Ok(ended)) => ended.reason,
+        // It panicked, which is a defect. Readers must not continue with a state that is frozen.
+        _ => UncachedReason {
+            phase: Phase::Syncing,
+            message: format!("the informer of {name} has failed; starting it again"),
+        },
+    };
+    let phase = reason.phase;
+    let end = match phase {
+        Phase::NotCached => StreamEnd::Stopped(reason.message.clone()),
+        _ => StreamEnd::Stopped(format!("{name} is being set up again")),
+    };
+    registry.set_uncached(name, reason);
+    informers.shutdown().await;
+    for cache in caches {
+        // Readers of what cannot be cached must not wait.
+        let phase = if phase == Phase::NotCached { phase } else { Phase::Syncing };
+        cache.served.hub.close(phase, end.clone());
+        registry.caches.remove(&cache);
+    }
+    registry.changed();
+    phase
+}
+
+async fn wait_while_cached_as(registry: &Registry, other: &str, gvr: &GroupVersionResource) {
+    let mut changes = registry.changes();
+    let is_cached = || registry.caches.iter().any(|cache| cache.name == other && cache.served.gvr == *gvr);
+    while is_cached() && changes.changed().await.is_ok() {}
+}
+
+/// The scopes to cache a resource in.
+fn scopes(namespaces: &[String], info: &ResourceInfo) -> Vec<Scope> {
+    match namespaces {
+        [] => vec![Scope::Cluster],
+        _ if !info.namespaced => vec![Scope::Cluster],
+        namespaces => namespaces.iter().cloned().map(Scope::Namespace).collect(),
+    }
+}

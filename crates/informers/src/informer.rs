@@ -1,0 +1,498 @@
+//! The informer: feeds one cache from one reflector, for one resource and scope.
+//!
+//! The reflector lists and watches upstream, the writer turns its updates into commits, and the hub
+//! publishes them. The hard part is between these: an answer may come from the wrong cluster
+//! (behind the same address, or after a restore from a backup), and every kind of failure needs its
+//! own reaction. Two places decide this. `is_confirmed` confirms the identity of the cluster after
+//! each event that may have changed it, before any update is applied. `handle` decides for each
+//! failure what readers see (stale, forbidden, gone) and what happens next (retry, relist, stop).
+//!
+//! Subscribers are not woken for every event. Events that upstream sent together are applied
+//! together, and the informer wakes subscribers when it has read everything that has arrived. One
+//! wake per event would multiply the wake-ups under load, exactly when they are expensive. Waiting
+//! for a timer instead would delay a single event.
+//!
+//! Every list needs a place of the scheduler. The informer holds it from the first request to the
+//! last object, and returns it for the wait after a failure, and if nothing arrives for too long:
+//! a resource that hangs must not keep the others from being listed.
+
+mod confirmation;
+mod next;
+
+use std::{pin::pin, sync::Arc, task::Poll, time::Duration};
+
+use futures::future::OptionFuture;
+use kubefan_cache::{CacheWriter, Phase, RelistReason, StreamEnd, Update};
+use kubefan_common::unless_planted;
+use kubefan_fanout::{CommitBatch, Served};
+use kubefan_model::{Media, ResourceVersion, object::ObjectError, table::TableError};
+use kubefan_peer::ReceivedCache;
+use kubefan_telemetry::metrics::WatchPurpose;
+use kubefan_upstream::{
+    SourceReflector, UpstreamError,
+    reflector::{ReflectorError, ReflectorEvent},
+};
+use rand::rngs::StdRng;
+use tokio::{
+    task::yield_now,
+    time::{Instant, sleep_until},
+};
+use tracing::{info, warn};
+
+use self::next::{Next, Unannounced};
+use super::{
+    cache_quota::CacheQuota,
+    cached_schema::CachedSchema,
+    consistency::Prover,
+    failure_log::FailureLog,
+    list_scheduler::{ListPlace, ListPriority},
+    planned_relist::{DueRelist, PlannedRelist},
+    retry::Retry,
+    shape::{CheckStart, ShapeCheck, check_shape, other_shape_message},
+    stop_reason::Stopped,
+    upstream_context::CacheContext,
+    warm_start::warm_start,
+};
+
+/// How long a cache with a state keeps serving it after a 403. An apiserver that has just started
+/// answers 403 until its authorizer has read its rules.
+const FORBIDDEN_GRACE: Duration = Duration::from_secs(30);
+/// How long a list may hold its place without receiving anything.
+const LIST_STALL_MAX: Duration = Duration::from_secs(30);
+/// The wait before objects are read again for a new schema, if that failed.
+const REREAD_INTERVAL: Duration = Duration::from_secs(60);
+/// Objects to pack before yielding to other tasks: a few milliseconds of work.
+const PREPARE_OBJECTS: usize = 100;
+
+/// The list and watch of one cache.
+pub(super) struct Informer {
+    context: CacheContext,
+    served: Served,
+    schema: Arc<CachedSchema>,
+    prover: Arc<Prover>,
+    allowance: Option<CacheQuota>,
+    reflector: SourceReflector<StdRng>,
+    writer: CacheWriter,
+    retry: Retry,
+    random: StdRng,
+    /// The place of the list that is requested next or in progress.
+    place: Option<ListPlace>,
+    /// When the list was given its place, or received something.
+    list_progress: Instant,
+    /// Set while watching.
+    due_relist: Option<DueRelist>,
+    planned_relist: Arc<PlannedRelist>,
+    forbidden_since: Option<Instant>,
+    failures: FailureLog,
+    /// Whether the first run may start with the state of a peer.
+    warm: bool,
+    /// The reason of the list in progress, and the time of its request.
+    listing: Option<(RelistReason, Instant)>,
+    /// A connection may have broken or changed: updates count once upstream is confirmed.
+    is_unconfirmed: bool,
+    /// The last check of this cache failed, so the next one comes before anything is requested.
+    checks_first: bool,
+}
+
+/// How often to yield to the task that reads upstream's socket before concluding that no more data
+/// has arrived.
+const READ_YIELDS: usize = 2;
+/// The most events to apply before waking subscribers, even if more have arrived.
+const EVENTS_PER_WAKE_MAX: usize = 64;
+
+impl Informer {
+    /// An informer that does not run yet. With `warm` it asks peers before it lists.
+    pub(super) fn new(
+        context: CacheContext,
+        served: Served,
+        schema: Arc<CachedSchema>,
+        prover: Arc<Prover>,
+        planned_relist: Arc<PlannedRelist>,
+        allowance: Option<CacheQuota>,
+        warm: bool,
+    ) -> Self {
+        let reflector = context.reflector_for(&served, WatchPurpose::Standing);
+        let (writer, random) = (CacheWriter::new(context.cache_compression), context.generator());
+        let retry = Retry::new(context.source.http().cloned(), context.generator());
+        Self {
+            context,
+            served,
+            schema,
+            prover,
+            allowance,
+            reflector,
+            writer,
+            retry,
+            random,
+            place: None,
+            list_progress: Instant::now(),
+            due_relist: None,
+            planned_relist,
+            forbidden_since: None,
+            failures: FailureLog::default(),
+            warm,
+            listing: None,
+            is_unconfirmed: true,
+            checks_first: false,
+        }
+    }
+
+    /// Runs until the informer stops by itself. The future may be dropped at any time.
+    pub(super) async fn run(mut self) -> Stopped {
+        // Every return drops it, so no commit stays without a wake-up.
+        let mut unannounced = Unannounced { batch: self.served.hub.batch(), steps: 0 };
+        let Served { gvr, scope, .. } = &self.served;
+        if !gvr.has_collection_path(scope) {
+            let path = gvr.collection_path(scope);
+            let message = format!("{gvr} is not cached: to the apiserver, {path} is not the path of this collection");
+            return Stopped::NotCached(message);
+        }
+        if let Some(allowance) = &self.allowance
+            && let Err(too_large) = allowance.check_size_upstream(&self.context, &self.served).await
+        {
+            return too_large.into();
+        }
+        if std::mem::take(&mut self.warm) {
+            self.start_warm(&mut unannounced.batch).await;
+        }
+        loop {
+            if !self.may_request(&mut unannounced.batch).await {
+                continue;
+            }
+            let stopped = match self.step(&mut unannounced).await {
+                Ok(ReflectorEvent::Update { update, received }) => {
+                    self.apply(&mut unannounced.batch, update, received).await
+                }
+                Ok(ReflectorEvent::Watching { proven_at }) => {
+                    self.forbidden_since = None;
+                    // A new request may use another connection than the list. A watch list is the
+                    // same request, and its end is confirmed.
+                    self.is_unconfirmed |= self.reflector.has_watch();
+                    if self.is_confirmed(&mut unannounced.batch, None).await {
+                        self.served.hub.warn(&self.reflector.warnings());
+                        self.served.hub.live();
+                        proven_at.into_iter().for_each(|at| self.served.hub.proved(at));
+                    }
+                    None
+                }
+                Ok(ReflectorEvent::Proved { at }) => {
+                    self.retry.watched();
+                    self.served.hub.proved(at);
+                    None
+                }
+                Ok(ReflectorEvent::Ended { reason }) => {
+                    self.retry_reread();
+                    self.is_unconfirmed = true;
+                    self.served.hub.metrics().watch_restart(reason);
+                    None
+                }
+                Err(error) => {
+                    self.is_unconfirmed = true;
+                    self.handle(&mut unannounced.batch, error).await
+                }
+            };
+            if let Some(stopped) = stopped {
+                return stopped;
+            }
+        }
+    }
+
+    /// Starts with the state and history of a peer, if one can send them. Otherwise the first step
+    /// lists.
+    async fn start_warm(&mut self, batch: &mut CommitBatch) {
+        let taken = warm_start(&self.context, &self.served, &self.schema, &mut self.random).await;
+        let Some((ReceivedCache { commit, writer, .. }, proven_at)) = taken else { return };
+        self.reflector.resume_from(commit.version);
+        self.writer = writer;
+        proven_at.into_iter().for_each(|at| self.served.hub.proved(at));
+        batch.commit(commit, Instant::now());
+    }
+
+    /// The reflector's next step. Wakes subscribers when everything that has arrived is applied.
+    async fn step(&mut self, unannounced: &mut Unannounced) -> Result<ReflectorEvent, ReflectorError> {
+        loop {
+            if self.place.is_none() && self.reflector.is_about_to_list() {
+                unannounced.batch.wake();
+                let priority = if self.writer.version().is_none() { ListPriority::First } else { ListPriority::Relist };
+                self.place = Some(self.context.lists.acquire(priority).await);
+                self.list_progress = Instant::now();
+            }
+            let (watching, mut advanced_to) = (self.reflector.has_watch(), None);
+            let next = self.step_or_advance(watching, &mut advanced_to, unannounced).await;
+            advanced_to.into_iter().for_each(|version| self.reflector.advance_to(version));
+            match next {
+                Next::Step(step) => return step,
+                Next::Relist(reason, place) => {
+                    (self.place, self.due_relist, self.list_progress) = (Some(place), None, Instant::now());
+                    match reason {
+                        RelistReason::SchemaChanged => self.reflector.reread(reason),
+                        _ => self.reflector.relist(reason),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Like [`Self::step`]. Meanwhile a freshness proof may advance the version of the cache, but
+    /// only in the middle of a watch, because a list without one may be older than the proof.
+    async fn step_or_advance(
+        &mut self,
+        watching: bool,
+        advanced_to: &mut Option<ResourceVersion>,
+        unannounced: &mut Unannounced,
+    ) -> Next {
+        // Without a watch, a place for the planned relist would be held for nothing.
+        if !watching {
+            self.due_relist = None;
+        }
+        let mut stalls_at = self.place.as_ref().map(|_| self.list_progress + LIST_STALL_MAX);
+        let mut step = pin!(self.reflector.step());
+        if unannounced.steps < EVENTS_PER_WAKE_MAX {
+            for _ in 0..=READ_YIELDS {
+                if let Poll::Ready(done) = futures::poll!(&mut step) {
+                    unannounced.steps += 1;
+                    return Next::Step(done);
+                }
+                yield_now().await;
+            }
+        }
+        unannounced.steps = 0;
+        unannounced.batch.wake();
+        let lists = &self.context.lists;
+        let due_relist = || self.planned_relist.clone().due_with_place(lists.clone());
+        let due_relist = self.due_relist.get_or_insert_with(due_relist);
+        loop {
+            let range = tokio::select! {
+                biased;
+                done = &mut step => return Next::Step(done),
+                range = self.prover.next_empty_range(), if watching => range,
+                (reason, place) = &mut *due_relist, if watching => return Next::Relist(reason, place),
+                Some(()) = OptionFuture::from(stalls_at.map(sleep_until)) => {
+                    // The request continues.
+                    (self.place, stalls_at) = (None, None);
+                    continue;
+                }
+            };
+            let hub = &self.served.hub;
+            let Some(version) = range.target_for(hub) else { continue };
+            let applied = self.schema.write(&mut self.writer, &self.planned_relist, Update::Bookmark(version));
+            if let Ok(Some(commit)) = applied {
+                unannounced.batch.commit(commit, range.received);
+                hub.proved(range.received);
+                *advanced_to = Some(version);
+            }
+        }
+    }
+
+    async fn apply(&mut self, batch: &mut CommitBatch, update: Update, received: Instant) -> Option<Stopped> {
+        let list = if let Update::ListBegin { reason } = update { Some(reason) } else { None };
+        // Pages may come over several connections.
+        self.is_unconfirmed |= matches!(update, Update::ListEnd(_));
+        if !matches!(update, Update::ListItem(_)) && !self.is_confirmed(batch, list).await {
+            return None;
+        }
+        let hub = &self.served.hub;
+        if matches!(update, Update::ListBegin { .. } | Update::ListItem(_)) {
+            self.list_progress = Instant::now();
+        }
+        match &update {
+            &Update::ListBegin { reason } => {
+                hub.listing(reason);
+                self.planned_relist.list_begun(received);
+                self.listing = Some((reason, received));
+                info!(resource = %self.served.gvr, media = self.media().as_str(), reason = reason.as_str(), "listing");
+            }
+            Update::Event(kind, _) => hub.metrics().received(*kind),
+            Update::WentBack { reached } => {
+                let message = format!("the cluster is at version {reached}, below one that it had sent; listing again");
+                warn!(resource = %self.served.gvr, message);
+                batch.wake();
+                hub.trouble(message);
+            }
+            _ => {}
+        }
+        let first = self.writer.version().is_none();
+        if matches!(update, Update::ListEnd(_)) {
+            // A list may remove many objects, so other tasks get a turn in between.
+            while self.writer.prepare(PREPARE_OBJECTS) {
+                yield_now().await;
+            }
+        }
+        let proven_at = self.context.source.proof_in(&update, received);
+        let (listed, is_event) = (matches!(update, Update::ListEnd(_)), matches!(update, Update::Event(..)));
+        // A list is consistent as of its request. It may have taken long. One that repeats the
+        // objects at the version of the cache proves nothing.
+        let listing = if listed { self.listing.take() } else { None };
+        let listed_at =
+            listing.filter(|(reason, _)| *reason != RelistReason::SchemaChanged).map(|(_, started)| started);
+        // A snapshot may be as old as the state of the kubefan that sent it.
+        let listed_at = listed_at.filter(|_| !self.context.source.marks());
+        let applied = self.schema.write(&mut self.writer, &self.planned_relist, update);
+        if listed {
+            self.place = None;
+            hub.warn(&self.reflector.warnings());
+            if self.reflector.has_watch() {
+                hub.live();
+            }
+        }
+        // A new watch sends events again whose version may have more. They prove nothing new.
+        let is_again = is_event && matches!(applied, Ok(None));
+        let is_applied = applied.is_ok() && !is_again;
+        if is_applied && list.is_none() {
+            self.retry.served();
+        }
+        match applied {
+            Ok(Some(commit)) => {
+                if first {
+                    let (objects, bytes) = (commit.store.len(), commit.store.json_bytes());
+                    info!(resource = %self.served.gvr, scope = self.served.scope.namespace(), media = self.media().as_str(), version = %commit.version.whole(), objects, bytes, "synced");
+                    // Readers that have waited for the state find this with it.
+                    listed_at.into_iter().for_each(|at| hub.listed(at));
+                }
+                batch.commit(commit, received);
+            }
+            Ok(None) => {}
+            Err(error) => {
+                // Applying it would repeat or reorder events. Only a list restores the true state.
+                warn!(resource = %self.served.gvr, %error, "listing again");
+                batch.wake();
+                hub.trouble(error.to_string());
+                self.relist(RelistReason::OutOfOrder);
+                self.wait_after(None).await;
+            }
+        }
+        // After the commit, because readers are served at once what it proves, and the version
+        // before is not proved to have this age.
+        if let Some(at) = proven_at.filter(|_| is_applied) {
+            self.retry.watched();
+            self.served.hub.proved(at);
+        }
+        if let Some(at) = listed_at.filter(|_| is_applied) {
+            self.served.hub.listed(at);
+        }
+        let (objects, bytes) = self.writer.size_with_list();
+        self.allowance.as_ref()?.record(&self.served.gvr, objects, bytes).err().map(Stopped::from)
+    }
+
+    /// Decides how to react to a failure.
+    async fn handle(&mut self, batch: &mut CommitBatch, error: ReflectorError) -> Option<Stopped> {
+        let hub = &self.served.hub;
+        // Events from before the failure must not wait for its end.
+        batch.wake();
+        if let ReflectorError::Object(ObjectError::Table(table)) = &error {
+            let resource = &self.served.gvr;
+            return Some(match table {
+                TableError::ColumnsChanged => {
+                    Stopped::Rewritten(format!("the table columns of {resource} have changed"))
+                }
+                TableError::Malformed(_) | TableError::UnknownAge(_) => {
+                    Stopped::NotAcceptable(format!("{resource} is not cached as tables: {table}"))
+                }
+            });
+        }
+        if error.is_of_versions() && !self.served.is_built_in() {
+            let message = format!("{} is not cached, because its versions do not compare: {error}", self.served.gvr);
+            return Some(Stopped::NotCached(message));
+        }
+        if matches!(error, ReflectorError::Watch(_) | ReflectorError::VeryShortWatch) {
+            hub.metrics().watch_restart(error.reason());
+        }
+        let is_kubefan = self.context.source.is_kubefan();
+        self.failures.log(&self.served, &error, is_kubefan, self.forbidden_since.is_some());
+        self.retry_reread();
+        if self.reflector.has_watch() {
+            // The objects could not be read again, but the watch is open.
+            return None;
+        }
+        if let Some(stopped) = self.look_again(&error).await {
+            return Some(stopped);
+        }
+        let hub = &self.served.hub;
+        match error.upstream() {
+            Some(UpstreamError::Forbidden { message }) => self.forbidden(message),
+            Some(UpstreamError::NotCached { message }) => {
+                let resource = &self.served.gvr;
+                let message = format!("{resource} is not cached by the kubefan at --upstream: {message}");
+                return Some(Stopped::NotCached(message));
+            }
+            Some(UpstreamError::Refused { code: 406, message }) if self.media() != Media::Json => {
+                let resource = &self.served.gvr;
+                return Some(Stopped::NotAcceptable(format!(
+                    "the apiserver does not give {resource} as {}: {message}",
+                    self.media().as_str()
+                )));
+            }
+            failure => {
+                self.forbidden_since = None;
+                match failure.and_then(UpstreamError::cause) {
+                    Some(cause) => hub.failing(error.to_string(), cause.to_owned()),
+                    None => hub.trouble(error.to_string()),
+                }
+            }
+        }
+        self.wait_after(error.upstream()).await;
+        None
+    }
+
+    /// Looks at discovery after a 404, or after a watch's 410: the signs that the resource was
+    /// deleted, and may have been made again with another shape.
+    async fn look_again(&mut self, error: &ReflectorError) -> Option<Stopped> {
+        let is_missing = matches!(error.upstream(), Some(UpstreamError::NotFound { .. }));
+        let may_be_other =
+            matches!(error, ReflectorError::Watch(UpstreamError::Gone { .. })) && !self.served.is_built_in();
+        if !is_missing && !may_be_other {
+            return None;
+        }
+        let served = &self.served;
+        // Until there is an answer, the cache is not known to be current.
+        served.hub.trouble(error.to_string());
+        self.place = None;
+        self.schema.request_check();
+        let stopped = match check_shape(&self.context, served, &self.schema, CheckStart::Discovery).await {
+            ShapeCheck::Changed => Stopped::Rewritten(other_shape_message(served)),
+            ShapeCheck::Missing if is_missing => {
+                Stopped::NotFound(format!("the apiserver no longer serves {}", served.gvr))
+            }
+            ShapeCheck::Unchanged | ShapeCheck::Missing => return None,
+        };
+        match self.context.upstream.confirm().await {
+            Ok(()) => Some(stopped),
+            // Another cluster may not serve a resource that this one does.
+            Err(error) => {
+                served.hub.trouble(error.to_string());
+                None
+            }
+        }
+    }
+
+    /// Plans to read the objects again for the schema, if the list for it has ended early.
+    fn retry_reread(&mut self) {
+        if matches!(self.listing, Some((RelistReason::SchemaChanged, _))) && !self.reflector.is_about_to_list() {
+            (self.listing, self.place) = (None, None);
+            unless_planted!(RereadGivenUp => self.planned_relist.request(Instant::now() + REREAD_INTERVAL, RelistReason::SchemaChanged));
+        }
+    }
+
+    fn forbidden(&mut self, message: &str) {
+        let hub = &self.served.hub;
+        let message = format!("the apiserver denies kubefan {}: {message}", self.served.gvr);
+        let since = *self.forbidden_since.get_or_insert_with(Instant::now);
+        if hub.head().is_some() && since.elapsed() < FORBIDDEN_GRACE {
+            hub.trouble(message);
+            return;
+        }
+        // Objects that kubefan may not read must not be served from memory either.
+        hub.close(Phase::Forbidden, StreamEnd::Forbidden(message));
+        self.writer = CacheWriter::new(self.context.cache_compression);
+        self.relist(RelistReason::Forbidden);
+    }
+
+    fn media(&self) -> Media {
+        self.served.parser.media()
+    }
+
+    async fn wait_after(&mut self, error: Option<&UpstreamError>) {
+        unless_planted!(BackoffKeepsThePlace => self.place = None);
+        self.retry.wait_after(error).await;
+    }
+}

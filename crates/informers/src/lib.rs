@@ -1,0 +1,71 @@
+//! The caches: one per resource, scope and encoding, and the policies that fill, prove, check and
+//! drop them.
+//!
+//! The files form layers. Each uses only those above it:
+//!
+//! ```text
+//!   list_scheduler                   which cache may list upstream now
+//!   upstream_context                 clients and options that all caches share
+//!   retry, planned_relist,           when one cache asks upstream again, and logs that it fails
+//!     read_limit, failure_log
+//!   batched_requests, bookmark_pause when readers wait for upstream
+//!   shared_bytes, on_demand_eviction how caches on demand share a limit
+//!   discovered, cache_quota,         the facts and limits of one resource, its configured media, and
+//!     resource_media, missing_right    what kubefan may not do with it
+//!   cached_schema, shape, schema     what a cache was read with, and whether upstream still says so
+//!   backfiller, version_lookup,      requests to upstream on behalf of one cache
+//!     state_comparison, consistency,
+//!     warm_start
+//!   stop_reason, informer,           the task that fills a cache; a cache as it is stored
+//!     cache_entry
+//!   cache_map                        all caches, by identity and by resource
+//!   registry                         the map of all caches, and the task of each
+//!   configured, on_demand,           policies: which caches exist, are checked, limited, offered
+//!     self_check, memory_pressure,     to peers, and reported as ready
+//!     offered_caches, readiness
+//!   lookup, background_tasks         the servers' view of the registry; its background tasks
+//! ```
+
+mod backfiller;
+mod background_tasks;
+mod batched_requests;
+mod bookmark_pause;
+mod cache_entry;
+mod cache_map;
+mod cache_quota;
+mod cached_schema;
+mod configured;
+mod consistency;
+mod discovered;
+mod failure_log;
+mod informer;
+mod list_scheduler;
+mod lookup;
+pub mod memory_pressure;
+mod missing_right;
+mod offered_caches;
+mod on_demand;
+mod on_demand_eviction;
+mod planned_relist;
+mod read_limit;
+mod readiness;
+mod registry;
+mod resource_media;
+mod retry;
+mod schema;
+mod self_check;
+mod shape;
+mod shared_bytes;
+mod state_comparison;
+mod stop_reason;
+mod upstream_context;
+mod version_lookup;
+mod warm_start;
+
+pub use cache_quota::{EncodingLimits, OnDemandLimits, SizeLimits};
+pub use list_scheduler::ListScheduler;
+pub use lookup::CacheCatalog;
+pub use readiness::Readiness;
+pub use registry::{Registry, RegistryOptions};
+pub use resource_media::ConfiguredResource;
+pub use upstream_context::CacheContext;

@@ -1,0 +1,116 @@
+//! When a cache asks upstream again after a failure.
+//!
+//! Two rules conflict: an outage should end for readers when it ends upstream, and a broken or
+//! busy apiserver must not be asked in a tight loop. So each kind of failure has its own wait:
+//!
+//! - No connection: over gRPC a short backoff. Over HTTP a backoff too, and then until the probe
+//!   that all caches share succeeds ([`Upstream::until_available`]). The probe finds the end of an
+//!   outage within about a second, so the backoff does not grow while it lasts.
+//! - No complete answer, 429 and 5xx: a backoff, at least as long as the apiserver asks for. After
+//!   502, 503, 504 and no answer in time, the end of an outage that the probe observes cuts it: a
+//!   gateway may have been in between ([`Upstream::until_outage_ends`]).
+//! - Any other refusal, or an answer that makes no sense: a backoff of its own. Such an answer
+//!   shows that upstream is there, so the backoff of the kinds above starts over.
+//! - 410: none. A list mends it, and the scheduler of lists spreads the load. If the next 410
+//!   comes although no event or bookmark was received since, a backoff of its own.
+//!
+//! After an outage the apiserver is starting for a while, and answers 403, 404, 429 and 5xx until
+//! it has read its rules and filled its watch caches. Long delays would outlast that, so they are
+//! cut.
+
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use tokio::time::{Instant, sleep};
+
+use kubefan_common::{
+    backoff::{Backoff, BackoffOptions},
+    planted::{self, Bug},
+};
+use kubefan_upstream::{Upstream, UpstreamError};
+
+/// The longest delay while the apiserver is starting, unless it asks for a longer one.
+const STARTING_DELAY_MAX: Duration = Duration::from_secs(2);
+
+/// The retries of one task.
+pub(super) struct Retry {
+    /// The one whose probe finds the end of an outage; `None` if caches list and watch over gRPC.
+    upstream: Option<Upstream>,
+    /// For requests without an answer, and for 429 and 5xx.
+    unserved: Backoff,
+    /// For versions that are too old.
+    expired: Backoff,
+    /// For all other failures.
+    refused: Backoff,
+    random: StdRng,
+}
+
+impl Retry {
+    pub(super) fn new(upstream: Option<Upstream>, random: StdRng) -> Self {
+        let backoff = || Backoff::new(BackoffOptions::default());
+        Self { upstream, unserved: backoff(), expired: backoff(), refused: backoff(), random }
+    }
+
+    /// Notes that upstream has served a request.
+    pub(super) fn served(&mut self) {
+        self.unserved.reset();
+    }
+
+    /// Notes that a watch has brought an event or a bookmark: its version was not too old.
+    pub(super) fn watched(&mut self) {
+        self.expired.reset();
+    }
+
+    /// Forgets all failures.
+    pub(super) fn reset(&mut self) {
+        self.unserved.reset();
+        self.expired.reset();
+        self.refused.reset();
+    }
+
+    /// Waits until the next attempt makes sense. `error` is `None` for a failure that is not a
+    /// request's.
+    pub(super) async fn wait_after(&mut self, error: Option<&UpstreamError>) {
+        let delay = self.delay_after(error, Instant::now());
+        if !delay.is_zero() {
+            let asked = error.and_then(UpstreamError::retry_after).unwrap_or_default();
+            let outage_ends = async {
+                match (error, &self.upstream) {
+                    (Some(error), Some(upstream)) if error.may_be_of_a_gateway() => {
+                        tokio::join!(sleep(asked), upstream.until_outage_ends());
+                    }
+                    _ => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = sleep(delay) => {}
+                () = outage_ends => {}
+            }
+        }
+        if let (Some(UpstreamError::Unreachable { .. }), Some(upstream)) = (error, &self.upstream) {
+            upstream.until_available().await;
+        }
+    }
+
+    fn delay_after(&mut self, error: Option<&UpstreamError>, now: Instant) -> Duration {
+        let asked = error.and_then(UpstreamError::retry_after).filter(|_| !planted::is(Bug::RetryAfterIgnored));
+        let delay = match error {
+            Some(error) if error.is_passing() => self.unserved.next_delay(now, asked, &mut self.random),
+            other => {
+                self.unserved.reset();
+                match other {
+                    Some(UpstreamError::Gone { .. }) => self.expired.next_delay_after_first(now, &mut self.random),
+                    _ => self.refused.next_delay(now, asked, &mut self.random),
+                }
+            }
+        };
+        let is_starting = self
+            .upstream
+            .as_ref()
+            .map_or_else(|| matches!(error, Some(UpstreamError::Unreachable { .. })), Upstream::is_starting);
+        match is_starting {
+            true => delay.min(STARTING_DELAY_MAX.max(asked.unwrap_or_default())),
+            false => delay,
+        }
+    }
+}

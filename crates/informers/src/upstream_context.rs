@@ -1,0 +1,101 @@
+//! What all caches of one process share: the client of upstream, its discovery, and how to list and
+//! watch.
+//!
+//! Everything that asks upstream on behalf of a cache builds its request here, so that the
+//! informer, backfills, proofs and self-checks all select the same objects.
+
+use std::{sync::Arc, time::Duration};
+
+use kubefan_fanout::Served;
+use kubefan_model::ResourceVersion;
+use kubefan_peer::Peers;
+use kubefan_telemetry::metrics::WatchPurpose;
+use kubefan_upstream::{
+    Source, SourceReflector, Upstream, UpstreamError,
+    discovery::Discovery,
+    identity::IdentityError,
+    metadata::MetadataTarget,
+    reflector::{ReflectorOptions, Target},
+};
+use rand::{SeedableRng, rngs::StdRng};
+
+use super::list_scheduler::ListScheduler;
+
+/// Why the version of the cluster is not known.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum VersionError {
+    /// The request failed.
+    #[error(transparent)]
+    Request(#[from] UpstreamError),
+    /// Upstream is not confirmed to be the same cluster.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+}
+
+/// Clients and options that all caches share. A clone is cheap.
+#[derive(Clone)]
+pub struct CacheContext {
+    /// The apiserver: discovery, self-checks and the confirmation of a peer's state.
+    pub upstream: Upstream,
+    /// Where the caches list and watch: the apiserver, or the next kubefan on the way to it.
+    pub source: Source,
+    /// The apiserver's resources.
+    pub discovery: Arc<Discovery>,
+    /// Which cache may list upstream now.
+    pub lists: ListScheduler,
+    /// How resources are listed and watched.
+    pub reflector: ReflectorOptions,
+    /// The field selector of every list and watch; empty selects everything.
+    pub upstream_field_selector: String,
+    /// The interval between two checks of a resource's schema.
+    pub schema_check_interval: Duration,
+    /// Whether the current objects are stored compressed as well.
+    pub cache_compression: bool,
+    /// The peers that configured caches start from. `None` if every cache starts with a list.
+    pub peers: Option<Peers>,
+    /// The seed of all jitter, for simulations. `None` draws it at random.
+    pub seed: Option<u64>,
+}
+
+impl CacheContext {
+    /// A random generator for the jitter of one retry loop.
+    #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
+    pub(super) fn generator(&self) -> StdRng {
+        self.seed.map_or_else(|| StdRng::from_rng(&mut rand::rng()), StdRng::seed_from_u64)
+    }
+
+    /// The list and watch target of a cache.
+    pub(super) fn target(&self, served: &Served) -> Target {
+        Target {
+            gvr: served.gvr.clone(),
+            kind: served.hub.resource().kind.clone(),
+            namespaced: served.namespaced,
+            scope: served.scope.clone(),
+            field_selector: self.upstream_field_selector.clone(),
+        }
+    }
+
+    /// A reflector for a cache. Metrics count its watches by `purpose`.
+    pub(super) fn reflector_for(&self, served: &Served, purpose: WatchPurpose) -> SourceReflector<StdRng> {
+        let (hub, parser) = (served.hub.clone(), served.parser.clone());
+        let open_watch = Arc::new(move || hub.metrics().upstream_watch(purpose));
+        self.source.reflector(self.target(served), parser, self.reflector, open_watch, self.generator())
+    }
+
+    /// Like [`target`](Self::target), for lists of metadata only.
+    pub(super) fn metadata_target(&self, served: &Served) -> MetadataTarget {
+        MetadataTarget {
+            gvr: served.gvr.clone(),
+            scope: served.scope.clone(),
+            label_selector: String::new(),
+            field_selector: self.upstream_field_selector.clone(),
+        }
+    }
+
+    /// The resource version that the cluster has reached. Fails if another cluster answers.
+    pub(super) async fn cluster_version(&self, target: &Target) -> Result<ResourceVersion, VersionError> {
+        let version = self.source.cluster_version(target).await?;
+        self.source.confirm().await?;
+        Ok(version)
+    }
+}

@@ -1,0 +1,209 @@
+//! Warm start: a cache starts with the state and history of a peer, after upstream has confirmed
+//! the state.
+//!
+//! A rolling update restarts every replica. A replica that starts with a list has a state but no
+//! history, so all its subscribers need backfills or snapshots at once. A peer has both. But a
+//! wrong state would be served until the next relist, and a peer's certificate proves that it is a
+//! peer, not that its state is right. So the state is compared with a list of upstream's metadata
+//! first: object keys, resource versions, uids and labels. Any doubt ends in a cold start, which
+//! costs time and nothing else.
+//!
+//! Spec, status and history are not compared. That would take the full list that a warm start
+//! saves, and a resource version already names one content of an object. An answer from another
+//! kubefan's cache does not count as a confirmation, because that cache may have the same error.
+
+use std::collections::BTreeMap;
+
+use kubefan_cache::{CacheWriter, Store};
+use kubefan_fanout::Served;
+use kubefan_model::ResourceVersion;
+use kubefan_peer::{CacheIdentity, Decoder, PeerError, Peers, ReceivedCache};
+use kubefan_telemetry::metrics::WarmStart;
+use kubefan_upstream::{UpstreamError, identity::IdentityError, metadata::MetadataPages};
+use rand::Rng;
+use tokio::time::{Instant, timeout};
+use tracing::{info, warn};
+
+use super::{cached_schema::CachedSchema, list_scheduler::ListPriority, upstream_context::CacheContext};
+
+/// The most keys that a log line names.
+const KEYS_MAX: usize = 10;
+
+/// Why a cache starts cold.
+#[derive(Debug, thiserror::Error)]
+enum ColdStart {
+    #[error(transparent)]
+    Peer(#[from] PeerError),
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    #[error("the schema cannot be compared with a peer's: /version, or the schema's hash in /openapi/v3, is not known")]
+    UnknownSchema,
+    #[error("this cluster cannot be told from others: neither the uid of kube-system nor a serving CA is known")]
+    Unidentified,
+    #[error("upstream's metadata could not be read: {0}")]
+    Unchecked(#[from] UpstreamError),
+    #[error("the peer's state at version {version} differs from upstream's: {count} objects differ, among them {keys}")]
+    Different { version: ResourceVersion, count: usize, keys: String },
+    #[error("no warm start within {0:?} (--peer-timeout)")]
+    Timeout(std::time::Duration),
+}
+
+impl ColdStart {
+    fn result(&self) -> WarmStart {
+        match self {
+            Self::Peer(PeerError::NoOtherReplica) => WarmStart::Alone,
+            Self::Peer(_) | Self::Identity(_) | Self::Unidentified | Self::UnknownSchema => WarmStart::Failed,
+            Self::Unchecked(_) | Self::Different { .. } => WarmStart::Unconfirmed,
+            Self::Timeout(_) => WarmStart::Timeout,
+        }
+    }
+}
+
+/// Fetches a peer's cache and confirms it. `None` for a cold start, after its reason was logged.
+///
+/// The time is that of the confirmation, if it proved that the state is current.
+pub(super) async fn warm_start(
+    context: &CacheContext,
+    served: &Served,
+    schema: &CachedSchema,
+    random: &mut impl Rng,
+) -> Option<(ReceivedCache, Option<Instant>)> {
+    let peers = context.peers.as_ref()?;
+    let (started, limit) = (Instant::now(), peers.peer_timeout);
+    let done = timeout(limit, fetch_confirmed(context, peers, served, schema, random));
+    let done = done.await.unwrap_or(Err(ColdStart::Timeout(limit)));
+    let (resource, scope) = (&served.gvr, served.scope.namespace());
+    let result = done.as_ref().map_or_else(ColdStart::result, |_| WarmStart::Warm);
+    served.hub.metrics().warm_start(result);
+    match done {
+        Ok((restored, proven_at)) => {
+            let ReceivedCache { received, bytes, .. } = &restored;
+            let (version, took) = (restored.commit.version, started.elapsed());
+            info!(%resource, scope, version = %version.whole(), ?received, bytes, ?took, "warm start");
+            Some((restored, proven_at))
+        }
+        // It costs time and nothing else. At a first install no peer has anything to send.
+        Err(error @ ColdStart::Peer(_)) => {
+            info!(%resource, scope, %error, "cold start");
+            None
+        }
+        Err(error) => {
+            warn!(%resource, scope, %error, "cold start");
+            None
+        }
+    }
+}
+
+async fn fetch_confirmed(
+    context: &CacheContext,
+    peers: &Peers,
+    served: &Served,
+    schema: &CachedSchema,
+    random: &mut impl Rng,
+) -> Result<(ReceivedCache, Option<Instant>), ColdStart> {
+    let schema = schema.text(served).ok_or(ColdStart::UnknownSchema)?;
+    context.upstream.confirm().await?;
+    let wanted = CacheIdentity {
+        cluster: context.upstream.proven_identity().ok_or(ColdStart::Unidentified)?,
+        gvr: served.gvr.clone(),
+        scope: served.scope.clone(),
+        upstream_field_selector: context.upstream_field_selector.clone(),
+        schema,
+    };
+    let decoder = || {
+        let writer = CacheWriter::new(context.cache_compression);
+        let (limits, parser) = (served.hub.limits(), served.parser.clone());
+        Decoder::new(wanted.clone(), limits, parser, writer, peers.peer_transfer_bytes_max, Instant::now())
+    };
+    let (peer, restored) = peers.fetch(&wanted, decoder, random).await?;
+    info!(resource = %served.gvr, scope = served.scope.namespace(), %peer, "received a peer's cache; comparing it with upstream");
+    let _place = context.lists.acquire(ListPriority::First).await;
+    let proven_at = confirm(context, served, &restored.commit.store, restored.commit.version).await?;
+    // Another cluster's objects confirm nothing.
+    context.upstream.confirm().await?;
+    Ok((restored, proven_at))
+}
+
+/// Whether a correct state is also the current one.
+enum Currency {
+    /// There were no changes since.
+    Current,
+    /// There were changes since, which the watch from the state's version will deliver.
+    Outdated,
+}
+
+/// Confirms that upstream has exactly this state.
+///
+/// The first comparison is with the current state, because only that also proves how fresh the
+/// peer's state is; then the result is the time of that proof. If there were changes since, the
+/// state is compared at its own version, or with the current state again if upstream no longer has
+/// that version.
+async fn confirm(
+    context: &CacheContext,
+    served: &Served,
+    store: &Store,
+    version: ResourceVersion,
+) -> Result<Option<Instant>, ColdStart> {
+    let target = context.metadata_target(served);
+    let current = || MetadataPages::consistent(context.upstream.clone(), target.clone());
+    let asked_at = Instant::now();
+    match compare(current(), store, version, true).await {
+        Ok(Currency::Current) => return Ok(Some(asked_at)),
+        // Objects that are missing upstream may have been deleted since.
+        Ok(Currency::Outdated)
+        | Err(ColdStart::Different { .. } | ColdStart::Unchecked(UpstreamError::Gone { .. })) => {}
+        Err(error) => return Err(error),
+    }
+    let exact = MetadataPages::new(context.upstream.clone(), target.clone(), version);
+    match compare(exact, store, version, false).await {
+        Err(ColdStart::Unchecked(UpstreamError::Gone { .. })) => compare(current(), store, version, false).await?,
+        done => done?,
+    };
+    Ok(None)
+}
+
+/// Compares a state at `version` with a list of upstream's metadata.
+///
+/// An object that is newer upstream is not a difference, because the watch will deliver it. If
+/// `stop_at_newer` is set, the first such object ends the comparison.
+async fn compare(
+    mut pages: MetadataPages,
+    store: &Store,
+    version: ResourceVersion,
+    stop_at_newer: bool,
+) -> Result<Currency, ColdStart> {
+    let (mut found, mut count, mut keys) = (0, 0, Vec::new());
+    while let Some(page) = pages.next_objects().await? {
+        for theirs in page {
+            let ours = store.get(theirs.key.as_str());
+            found += usize::from(ours.is_some());
+            let same = ours.is_some_and(|ours| {
+                let labels: BTreeMap<_, _> = ours.labels().collect();
+                let their_labels = theirs.labels.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+                (ours.version(), ours.uid()) == (theirs.version, theirs.uid.as_str())
+                    && labels.into_iter().eq(their_labels)
+            });
+            // A list at exactly `version` has no newer objects.
+            let is_newer = theirs.version > version;
+            if is_newer && stop_at_newer {
+                return Ok(Currency::Outdated);
+            }
+            if !same && !is_newer {
+                count += 1;
+                if keys.len() < KEYS_MAX {
+                    keys.push(theirs.key.to_string());
+                }
+            }
+        }
+    }
+    let surplus = store.len() - found.min(store.len());
+    if surplus > 0 {
+        keys.push(format!("{surplus} that upstream does not have"));
+    }
+    match count + surplus {
+        // A cluster that has not reached `version` has another history, so it proves no currency.
+        0 if pages.version() >= Some(version.whole()) => Ok(Currency::Current),
+        0 => Ok(Currency::Outdated),
+        count => Err(ColdStart::Different { version, count, keys: keys.join(", ") }),
+    }
+}

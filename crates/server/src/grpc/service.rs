@@ -1,0 +1,382 @@
+//! `kubefan.v1alpha1.WatchService`, served from a [`Catalog`].
+//!
+//! Lists and gets are answered here. A watch is only opened here; the transport sends it, because a
+//! gRPC library in between costs more per message than the socket does.
+
+use std::{pin::Pin, sync::Arc};
+
+use futures::{Stream, stream};
+use kubefan_access::{Presented, Read, ReadVerb};
+use kubefan_admission::{FairPermit, Holder};
+use kubefan_audit::{AuditRecord, Notes};
+use kubefan_cache::{Refusal, Store, sliced_scan::SLICE_TESTS};
+use kubefan_common::{
+    proto::v1alpha1::{
+        self, GetFreshnessRequest, GetFreshnessResponse, GetRequest, GetResponse, ListRequest, ListResourcesRequest,
+        ListResourcesResponse, ListResponse, WatchRequest, WatchResponse, watch_service_server::WatchService,
+    },
+    text::without_user,
+};
+use kubefan_fanout::{Catalog, Fresh, HubStatus, Patience, Served, Start, StreamWaker, SubscribeOptions};
+use kubefan_model::{Media, ObjectKey, ResourceVersion, format::Format, object::Object};
+use kubefan_telemetry::{
+    metrics::Metrics,
+    requests::{AnsweredBy, OTHER, Protocol, RequestGuard},
+};
+use tokio::{task::yield_now, time::Instant};
+use tonic::{Code, Request, Response, Status};
+
+use super::{request, status};
+use crate::{
+    client_info::{ClientInfo, RequestOrigin},
+    reader::{NotReached, Reader},
+    target_lookup::{self, Selected},
+    watch::{OpenedWatch, WatchProtocol},
+};
+
+/// The approximate size of a chunk of a list, in bytes of whole objects.
+const CHUNK_BYTES: usize = 256 << 10;
+
+/// The verb of a watch in metrics; its duration is not measured.
+const WATCH: &str = "watch";
+
+/// The implementation of the service.
+pub struct Service<C> {
+    reader: Arc<Reader<C>>,
+    metrics: Arc<Metrics>,
+}
+
+impl<C> Clone for Service<C> {
+    fn clone(&self) -> Self {
+        Self { reader: self.reader.clone(), metrics: self.metrics.clone() }
+    }
+}
+
+impl<C: Catalog> Service<C> {
+    /// A service that answers from `reader`.
+    pub fn new(reader: Arc<Reader<C>>, metrics: Arc<Metrics>) -> Self {
+        Self { reader, metrics }
+    }
+
+    /// Waits until the cache has reached the version that a list or get names. Upstream cannot
+    /// answer instead.
+    async fn wait_for_version(&self, selected: &Selected, version: Option<ResourceVersion>) -> Result<Fresh, Refusal> {
+        let Some(version) = version else { return Ok(Fresh::Cache) };
+        let reached = self.reader.reach(&selected.served, version.least_reached(), Patience::NoFallback).await;
+        reached.map_err(|NotReached { refusal, .. }| refusal)
+    }
+
+    /// A place for a stream of another service.
+    ///
+    /// # Errors
+    /// The status that refuses the call.
+    pub fn admit_stream(&self, holder: Holder) -> Result<FairPermit, Status> {
+        self.reader.admit_stream(holder).map_err(|refusal| status::refused(&refusal))
+    }
+
+    fn count(&self, verb: &'static str) -> RequestGuard {
+        self.metrics.requests().begin(Protocol::Grpc, verb, verb == WATCH)
+    }
+
+    /// Opens a watch. It wakes `stream_waker` when it has something to send.
+    ///
+    /// # Errors
+    /// The status that refuses the request.
+    pub async fn open(
+        &self,
+        request: WatchRequest,
+        (presented, sender): (&Presented, RequestOrigin),
+        notes: &Notes,
+        stream_waker: StreamWaker,
+    ) -> Result<OpenedWatch, Status> {
+        let (reader, mut counted) = (&self.reader, self.count(WATCH));
+        let open = async {
+            notes.parameter("resourceVersion", &request.resource_version);
+            if request.timeout_seconds != 0 {
+                notes.parameter("timeoutSeconds", request.timeout_seconds);
+            }
+            let target = named(request.target.clone())?;
+            let read = reader.authorize(presented, Read::collection(ReadVerb::Watch, target), notes).await?;
+            let holder = read.holder(presented.holder);
+            let place = reader.admit_stream(holder)?;
+            let version = request::place(&request)?;
+            let ends_after = request::timeout(request.timeout_seconds)?;
+            let bookmark_interval = request::bookmark_interval(request.bookmark_interval)?;
+            let format = request::watch_format(&request)?;
+            let state_kept = request::state_kept(&request)?;
+            let (on_lag, on_expired) = request::policy(&request)?;
+            let Selected { served, selection } = match version {
+                None => reader.select(&read, holder, format.media()).await?,
+                Some(_) => reader.select_synced(&read, holder, format.media()).await?,
+            };
+            let start = match (version, state_kept) {
+                (None, _) => Start::Snapshot,
+                (Some(version), false) => Start::Resume(version),
+                (Some(version), true) => Start::ResumeWithObjects(version),
+            };
+            let terms = SubscribeOptions {
+                on_lag,
+                on_expired,
+                cluster: request.cluster,
+                may_be_complete: request.version_is_complete.is_none(),
+                holder: Some(holder),
+                ..start.into()
+            };
+            let (of_stream, of_registered) = (stream_waker.of_stream(), stream_waker.of_stream());
+            let subscription = reader.subscribe(&served, selection, format, terms, stream_waker).await?;
+            let registered = reader.register(&read, sender, &served, &subscription, of_registered);
+            let lease = reader.lease(read, &served.gvr, holder, of_stream);
+            let timeout_at = ends_after.map(|ends_after| Instant::now() + ends_after);
+            answered(&mut counted, &served);
+            Ok(OpenedWatch {
+                subscription,
+                bookmark_interval: Some(bookmark_interval),
+                timeout_at,
+                protocol: WatchProtocol::Grpc,
+                place,
+                lease,
+                registered,
+                cross_origin: Arc::default(),
+                record: AuditRecord::default(),
+            })
+        };
+        let opened = open.await;
+        opened.map_err(|refusal: Refusal| refused(&mut counted, status::refused(&refusal)))
+    }
+}
+
+/// A list that is being sent.
+struct Listing {
+    selected: Selected,
+    store: Store,
+    version: ResourceVersion,
+    format: Format,
+    notes: Notes,
+    /// What only the first chunk names: the resource and the cluster.
+    first: Option<(v1alpha1::ResolvedResource, String)>,
+    /// The last object that was tested.
+    last: Option<ObjectKey>,
+}
+
+impl Listing {
+    /// The next chunk, and whether it is the last. Other tasks run after each slice of tests.
+    async fn next(&mut self) -> (ListResponse, bool) {
+        let (mut objects, mut bytes) = (Vec::new(), 0);
+        let is_complete = loop {
+            let (reached, is_complete) = {
+                let mut scan = self.store.scan(&self.selected.selection, self.last.as_ref(), SLICE_TESTS);
+                while bytes < CHUNK_BYTES
+                    && let Some(object) = scan.next()
+                {
+                    bytes += object.json_len();
+                    objects.push(object.clone());
+                }
+                (scan.tested().cloned(), scan.is_complete())
+            };
+            self.last = reached.or(self.last.take());
+            if is_complete || bytes >= CHUNK_BYTES {
+                break is_complete;
+            }
+            yield_now().await;
+        };
+        self.selected.served.hub.metrics().snapshot_sent(objects.len(), bytes);
+        self.notes.sent(objects.len(), bytes);
+        let objects = objects.iter().map(|object| message(object, &self.format)).collect();
+        let (resource, cluster) = self.first.take().unzip();
+        let response = ListResponse {
+            resource_version: self.version.least_reached().to_string(),
+            version_is_complete: self.version.is_end(),
+            objects,
+            resource,
+            cluster: cluster.unwrap_or_default(),
+        };
+        (response, is_complete)
+    }
+}
+
+type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl<C: Catalog> WatchService for Service<C> {
+    type WatchStream = stream::Empty<Result<WatchResponse, Status>>;
+    type ListStream = BoxStream<ListResponse>;
+
+    /// Always refuses: the transport takes watches over plain gRPC before they get here.
+    async fn watch(&self, _request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        Err(status::not_grpc())
+    }
+
+    async fn list(&self, request: Request<ListRequest>) -> Result<Response<Self::ListStream>, Status> {
+        let mut counted = self.count("list");
+        let ((presented, notes), request) = (presented_by(&request), request.into_inner());
+        let open = async {
+            let format = request::list_format(&request)?;
+            let ListRequest { target, resource_version, .. } = request;
+            notes.parameter("resourceVersion", &resource_version);
+            let read = Read::collection(ReadVerb::List, named(target)?);
+            let read = self.reader.authorize(&presented, read, &notes).await?;
+            let holder = read.holder(presented.holder);
+            let place = self.reader.admit_stream(holder)?;
+            let version = request::version(&resource_version)?;
+            let selected = self.reader.select(&read, holder, format.media()).await?;
+            let fresh = self.wait_for_version(&selected, version).await?;
+            selected.served.hub.index_for(&selected.selection, Some(holder)).await;
+            let pass = selected.served.hub.gate().acquire(Some(holder)).await?;
+            let (store, version) = selected.served.hub.snapshot_of(&fresh)?;
+            Ok((selected, store, version, (place, pass), format))
+        };
+        let opened = open.await;
+        let (selected, store, version, permits, format) =
+            opened.map_err(|refusal: Refusal| refused(&mut counted, status::refused(&refusal)))?;
+        answered(&mut counted, &selected.served);
+        let hub = &selected.served.hub;
+        let first = Some((hub.resource().clone(), hub.cluster().unwrap_or_default()));
+        let listing = Listing { selected, store, version, format, notes, first, last: None };
+        let chunks = stream::unfold(Some(listing), move |listing| {
+            let _until_the_end = (&permits, &counted);
+            async {
+                let mut listing = listing?;
+                let (chunk, is_complete) = listing.next().await;
+                Some((Ok(chunk), (!is_complete).then_some(listing)))
+            }
+        });
+        Ok(Response::new(Box::pin(chunks)))
+    }
+
+    async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
+        let mut counted = self.count("get");
+        let ((presented, notes), request) = (presented_by(&request), request.into_inner());
+        let format =
+            request::get_format(&request).map_err(|refusal| refused(&mut counted, status::refused(&refusal)))?;
+        let GetRequest { target, resource_version, .. } = request;
+        let (namespace, name) = target.as_ref().map_or(("", ""), |target| (&*target.namespace, &*target.name));
+        let key = ObjectKey::new(namespace, name);
+        let open = async {
+            notes.parameter("resourceVersion", &resource_version);
+            let target = named(target)?;
+            let selectors =
+                |target: &v1alpha1::Target| !(target.label_selector.is_empty() && target.field_selector.is_empty());
+            let invalid = |field, message: &str| Err(Refusal::Invalid { field, message: message.to_owned() });
+            if selectors(&target) {
+                return invalid("target", "selectors are not allowed: a get names one object");
+            }
+            if key.name().is_empty() {
+                return invalid("target.name", "required");
+            }
+            let read = self.reader.authorize(&presented, Read::object(target), &notes).await?;
+            let holder = read.holder(presented.holder);
+            let _place = self.reader.admit_read(holder)?;
+            let version = request::version(&resource_version)?;
+            let selected = self.reader.select(&read, holder, format.media()).await?;
+            if selected.served.namespaced && key.namespace().is_empty() {
+                return invalid("target.namespace", "required: the resource is namespaced");
+            }
+            let fresh = self.wait_for_version(&selected, version).await?;
+            let (store, version) = selected.served.hub.snapshot_of(&fresh)?;
+            Ok((selected.served, store, version))
+        };
+        let opened = open.await;
+        let (served, store, version) =
+            opened.map_err(|refusal: Refusal| refused(&mut counted, status::refused(&refusal)))?;
+        let object = store.get(key.as_str());
+        let object = object.ok_or_else(|| status::object_not_found(&served.gvr.to_string(), key.name()));
+        counted.answered(&served.gvr.to_string(), code(&object), AnsweredBy::Cache);
+        let object = object?;
+        notes.sent(1, object.json_len());
+        Ok(Response::new(GetResponse {
+            object: Some(message(object, &format)),
+            resource_version: version.least_reached().to_string(),
+            resource: Some(served.hub.resource().clone()),
+            cluster: served.hub.cluster().unwrap_or_default(),
+        }))
+    }
+
+    async fn get_freshness(
+        &self,
+        request: Request<GetFreshnessRequest>,
+    ) -> Result<Response<GetFreshnessResponse>, Status> {
+        let mut counted = self.count("get_freshness");
+        let ((presented, notes), GetFreshnessRequest { target, prove }) =
+            (presented_by(&request), request.into_inner());
+        let read = async {
+            // Rights may depend on the selectors, as for the watch that this belongs to. The answer
+            // is that of the whole cache.
+            let target = v1alpha1::Target { name: String::new(), ..named(target)? };
+            let read = self.reader.authorize(&presented, Read::collection(ReadVerb::Watch, target), &notes).await?;
+            let holder = read.holder(presented.holder);
+            let _place = self.reader.admit_read(holder)?;
+            let Selected { served, .. } = self.reader.select_synced(&read, holder, Media::Json).await?;
+            if prove {
+                self.reader.prove(&served, None, Patience::NoFallback).await?;
+            }
+            let HubStatus { version, age, .. } = served.hub.status();
+            let version = match version {
+                Some(version) => version,
+                None => served.hub.snapshot()?.1,
+            };
+            Ok((served, version, age))
+        };
+        let (served, version, age) =
+            read.await.map_err(|refusal: Refusal| refused(&mut counted, status::refused(&refusal)))?;
+        answered(&mut counted, &served);
+        Ok(Response::new(GetFreshnessResponse {
+            resource_version: version.least_reached().to_string(),
+            age: age.and_then(|age| age.try_into().ok()),
+            version_is_complete: version.is_end(),
+            cluster: served.hub.cluster().unwrap_or_default(),
+        }))
+    }
+
+    async fn list_resources(
+        &self,
+        request: Request<ListResourcesRequest>,
+    ) -> Result<Response<ListResourcesResponse>, Status> {
+        let resources = {
+            let (presented, notes) = presented_by(&request);
+            self.reader.resources(&presented, &notes).await
+        };
+        let mut resources = resources.map_err(|refusal| status::refused(&refusal))?;
+        resources.iter_mut().for_each(|status| status.message = without_user(&status.message));
+        Ok(Response::new(ListResourcesResponse { resources }))
+    }
+}
+
+/// What a call presents, and the notes for its record.
+fn presented_by<T>(request: &Request<T>) -> (Presented, Notes) {
+    let client = request.extensions().get::<ClientInfo>().cloned().unwrap_or_default();
+    let notes = request.extensions().get::<Notes>().cloned().unwrap_or_default();
+    (client.presents(request.metadata().as_ref(), false), notes)
+}
+
+/// The target of a request, if its names are names.
+fn named(target: Option<v1alpha1::Target>) -> Result<v1alpha1::Target, Refusal> {
+    let target = target.unwrap_or_default();
+    target_lookup::check_names(&target)?;
+    Ok(target)
+}
+
+/// Counts a request as answered from the cache.
+fn answered(counted: &mut RequestGuard, served: &Served) {
+    counted.answered(&served.gvr.to_string(), status::name(Code::Ok), AnsweredBy::Cache);
+}
+
+fn code<T>(result: &Result<T, Status>) -> &'static str {
+    status::name(result.as_ref().map_or_else(Status::code, |_| Code::Ok))
+}
+
+/// Counts a request as refused by kubefan.
+fn refused(counted: &mut RequestGuard, status: Status) -> Status {
+    counted.answered(OTHER, status::name(status.code()), AnsweredBy::Kubefan);
+    status
+}
+
+fn message(object: &Object, format: &Format) -> v1alpha1::Object {
+    let whole = object.bytes();
+    v1alpha1::Object {
+        namespace: object.key().namespace().to_owned(),
+        name: object.key().name().to_owned(),
+        uid: object.uid().to_owned(),
+        resource_version: object.version().to_string(),
+        object: format.bytes_of(&whole, None).unwrap_or(whole),
+    }
+}

@@ -1,0 +1,153 @@
+//! The answer to a request, and the headers of answers from the cache.
+
+use std::{pin::pin, sync::Arc};
+
+use axum::body::Body;
+use futures::{StreamExt, future::select};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
+use kubefan_cache::warnings::Warnings;
+use kubefan_model::Media;
+use tokio_util::sync::CancellationToken;
+
+use super::{end_on_mode_change::UntilSwitched, header_values, tunnel::Tunnel};
+use crate::watch::OpenedWatch;
+
+/// The answer to a request.
+pub enum Answer {
+    /// A watch that was opened. The transport sends it.
+    Watch(Box<OpenedWatch>),
+    /// A whole response. The client must read it without long pauses, because it pins a snapshot or
+    /// a place among forwarded requests.
+    Response(Response<Body>),
+    /// A forwarded response that the client may read at any pace: a watch, a log, a session.
+    Forwarded(Response<Body>),
+}
+
+/// In the extensions of a response: it comes from upstream.
+#[derive(Debug, Clone, Copy)]
+pub struct FromUpstream;
+
+/// Marks answers from the cache (RFC 9211).
+pub const CACHE_STATUS: HeaderName = HeaderName::from_static("cache-status");
+/// The value of [`CACHE_STATUS`] for an answer from the cache.
+pub const HIT: HeaderValue = HeaderValue::from_static("kubefan; hit");
+
+/// The headers of a watch.
+pub struct WatchHeaders {
+    media: Media,
+    warnings: Warnings,
+    cross_origin: Arc<HeaderMap>,
+}
+
+impl WatchHeaders {
+    /// The headers of this watch, in an encoding.
+    pub fn of(opened: &OpenedWatch, media: Media) -> Self {
+        let (warnings, cross_origin) = (opened.subscription.warnings(), opened.cross_origin.clone());
+        Self { media, warnings, cross_origin }
+    }
+
+    /// Puts them, including upstream's warnings.
+    pub fn put(&self, headers: &mut HeaderMap) {
+        put_headers(self.media.watch_content_type(), headers);
+        self.warnings.put(headers);
+        header_values::put(&self.cross_origin, headers);
+    }
+}
+
+fn put_headers(content_type: &'static str, headers: &mut HeaderMap) {
+    headers.insert(CACHE_STATUS, HIT);
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+}
+
+/// A response from the cache.
+pub fn from_cache(content_type: &'static str, body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
+    put_headers(content_type, response.headers_mut());
+    response
+}
+
+/// Ends a forwarded watch at a drain, because its client then reconnects to another replica, and at
+/// a change of the mode of its resource. A websocket is cut off without a close frame, because
+/// kubefan does not read its messages. A refusal stays as it is: its body says why.
+pub fn forwarded_watch(
+    mut response: Response<Body>,
+    drain: &CancellationToken,
+    switched: Option<UntilSwitched>,
+) -> Response<Body> {
+    let tunnel = response.extensions_mut().remove::<Tunnel>();
+    if tunnel.is_none() && !response.status().is_success() {
+        return response;
+    }
+    let drain = drain.clone().cancelled_owned();
+    let ends = async move {
+        match switched {
+            Some(switched) => {
+                select(pin!(drain), pin!(switched.ended())).await;
+            }
+            None => drain.await,
+        }
+    };
+    let Some(tunnel) = tunnel else {
+        return response.map(|body| Body::from_stream(body.into_data_stream().take_until(Box::pin(ends))));
+    };
+    tunnel.end_when(ends);
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use futures::FutureExt;
+    use http::StatusCode;
+    use http_body_util::BodyExt;
+    use kubefan_access::{
+        Mode, Switches,
+        modes::{ModeRule, Modes},
+    };
+
+    use super::*;
+    use crate::kube::path::Path;
+
+    #[tokio::test]
+    async fn a_drain_ends_a_forwarded_watch_and_leaves_a_refusal_whole() {
+        let drain = CancellationToken::new();
+        drain.cancel();
+        let sent = async |status| {
+            let mut response = Response::new(Body::from("{}"));
+            *response.status_mut() = status;
+            forwarded_watch(response, &drain, None).into_body().collect().await.unwrap().to_bytes()
+        };
+        assert_eq!(sent(StatusCode::OK).await, "", "its client reconnects to another replica");
+        assert_eq!(sent(StatusCode::SERVICE_UNAVAILABLE).await, "{}");
+        assert_eq!(sent(StatusCode::GONE).await, "{}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_drain_and_a_change_of_the_mode_end_a_forwarded_websocket() {
+        let path = Path { resource: "pods".to_owned(), ..Path::default() };
+        let (users, groups, mode) = (None, None, Mode::Deny);
+        let deny = ModeRule { resources: vec!["pods".parse().unwrap()], users, groups, mode };
+        for is_drained in [true, false] {
+            let (switches, drain) = (Switches::new(Modes::default()), CancellationToken::new());
+            let tunnel = Tunnel::default();
+            tunnel.set(Box::pin(pending()));
+            let mut response = Response::new(Body::empty());
+            *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+            response.extensions_mut().insert(tunnel.clone());
+            let switched = UntilSwitched::new(&switches, &path, None, Mode::Cache);
+            let response = forwarded_watch(response, &drain, switched);
+            assert_eq!(response.status(), StatusCode::SWITCHING_PROTOCOLS);
+            let mut open = tunnel.take().unwrap();
+            assert!((&mut open).now_or_never().is_none(), "until then it stays open");
+            if is_drained {
+                drain.cancel();
+            } else {
+                switches.replace(Modes::new(vec![deny.clone()]));
+                assert_eq!(switches.end_concerned().await, 1);
+            }
+            assert!(open.now_or_never().is_some(), "by a drain: {is_drained}");
+        }
+    }
+}

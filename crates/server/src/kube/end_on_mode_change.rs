@@ -1,0 +1,36 @@
+//! The end of a forwarded watch whose resource changes its mode.
+
+use std::sync::{Arc, OnceLock};
+
+use kubefan_access::{
+    Answerer, Caller, Mode, Switches,
+    switches::{ModeWatch, ModeWatchGuard},
+};
+use tokio::sync::Notify;
+
+use super::path::Path;
+
+/// Known until another mode answers the watch. In the extensions of its response.
+#[derive(Clone)]
+pub struct UntilSwitched {
+    ended: Arc<Notify>,
+    _open: Arc<ModeWatchGuard>,
+}
+
+impl UntilSwitched {
+    /// Makes a forwarded watch known. `None` if modes never change.
+    pub fn new(switches: &Arc<Switches>, path: &Path, caller: Option<Caller>, mode: Mode) -> Option<Self> {
+        let by = if mode == Mode::Passthrough { Answerer::ApiserverByMode } else { Answerer::ApiserverWithoutCache };
+        let ended = Arc::new(Notify::new());
+        let notify = ended.clone();
+        let watch = ModeWatch { group: path.group.clone(), resource: path.resource.clone(), caller, by };
+        // One permit is kept, so an end before the body is polled is not lost.
+        let open = switches.register(watch, Arc::new(OnceLock::new()), move || notify.notify_one())?;
+        Some(Self { ended, _open: Arc::new(open) })
+    }
+
+    /// Completes when the watch must end.
+    pub async fn ended(self) {
+        self.ended.notified().await;
+    }
+}

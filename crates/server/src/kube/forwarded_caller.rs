@@ -1,0 +1,57 @@
+//! The caller of a forwarded request, as far as kubefan must know it.
+//!
+//! The hazard is a caller with many tokens: a namespace's administrator makes any number of service
+//! accounts, and by its token alone each is a newcomer with a share of its own. So where a place is
+//! kept for long, or where few are left, the share is that of the tenant with the token. Other
+//! requests are forwarded without a review: the apiserver looks at their tokens anyway.
+
+use http::request::Parts;
+use kubefan_access::{Denial, user::ANONYMOUS};
+use kubefan_audit::Notes;
+use kubefan_cache::Refusal;
+use kubefan_fanout::Catalog;
+use kubefan_telemetry::metrics::PassthroughRefusal;
+
+use super::{
+    acting_as,
+    forward::{ForwardedCaller, Forwarder},
+    hop_by_hop,
+    status::Failure,
+};
+use crate::{client_info::ClientInfo, reader::Reader};
+
+/// Finds out who the caller of a request is.
+///
+/// # Errors
+/// Why it is not forwarded.
+pub(super) async fn forwarded_caller<C: Catalog>(
+    reader: &Reader<C>,
+    forwarder: &Forwarder,
+    request: &Parts,
+    verb: &str,
+    client: &ClientInfo,
+    notes: &Notes,
+) -> Result<ForwardedCaller, (PassthroughRefusal, Failure)> {
+    let acting_as = if forwarder.impersonates() {
+        Some(acting_as::acting_as(reader, &request.headers, client, notes).await?)
+    } else {
+        None
+    };
+    let presented = client.presents(&request.headers, hop_by_hop::is_websocket(&request.headers));
+    let by_token = presented.token.as_ref().map_or(client.holder(), |token| token.holder(client.holder()));
+    if acting_as.is_none() && !forwarder.needs_tenant(request, verb) {
+        return Ok(ForwardedCaller { holder: by_token, acting_as });
+    }
+    let holder = match reader.authenticate(&presented, notes).await {
+        Ok(caller) => caller.tenant().map_or(by_token, |tenant| by_token.of_tenant(tenant)),
+        Err(denial @ Denial::Busy(_)) => {
+            return Err((PassthroughRefusal::Limit, Failure::from(&Refusal::from(denial))));
+        }
+        // There is no review of a token that others could read, and the apiserver may know it.
+        Err(Denial::Unauthenticated(_)) if presented.is_exposed && presented.token.is_some() => by_token,
+        // Any client can make any number of tokens that no authenticator knows.
+        Err(Denial::Unauthenticated(_)) => by_token.of_tenant(ANONYMOUS),
+        Err(_) => by_token,
+    };
+    Ok(ForwardedCaller { holder, acting_as })
+}

@@ -1,0 +1,316 @@
+//! Lists over HTTP, streamed from a snapshot.
+//!
+//! The hazard is memory: a list of a large cache must neither be built as a whole, nor pin its
+//! snapshot while it waits for the snapshot gate.
+
+use std::{ops::ControlFlow, sync::Arc};
+
+use axum::body::Body;
+use bytes::{BufMut, Bytes, BytesMut};
+use futures::stream;
+use http::Response;
+use kubefan_admission::FairPermit;
+use kubefan_audit::Notes;
+use kubefan_cache::{
+    Store,
+    kube_encoding::list::{ListEncoder, ListMeta, ListedResource},
+    sliced_scan::SLICE_TESTS,
+};
+use kubefan_common::{
+    planted::{self, Bug},
+    when_planted,
+};
+use kubefan_fanout::{Catalog, Patience, Served};
+use kubefan_model::{ObjectKey, object::Object, selection::Selection};
+use tokio::task::yield_now;
+
+use super::{
+    answer,
+    cache_reads::{CacheReads, ResolvedRead},
+    options::{Freshness, ListOptions},
+    pages::{ContinueToken, PageSnapshots, last_key},
+    read_error::ReadError,
+    status::Failure,
+};
+use crate::target_lookup::Selected;
+
+/// The approximate size of a chunk of the body, in bytes.
+const CHUNK_BYTES: usize = 256 << 10;
+/// A client with a smaller limit may want only the first page.
+const PAGE_OBJECTS_MIN: usize = 500;
+
+/// A list that is being sent.
+struct Listing {
+    served: Served,
+    store: Store,
+    selection: Selection,
+    encoder: ListEncoder,
+    /// The last key that was written, or that the previous page ended with.
+    last: Option<ObjectKey>,
+    /// The most objects that may still be written.
+    left: usize,
+    started: bool,
+    head: Bytes,
+    tail: Bytes,
+    notes: Notes,
+}
+
+/// Answers a list. `place` is kept until the body has ended.
+///
+/// # Errors
+/// Why the list is not answered from the cache.
+pub async fn list<C: Catalog>(
+    reads: &CacheReads<C>,
+    pages: &Arc<PageSnapshots>,
+    ResolvedRead { path, selected, format, arrived_at, read, notes }: ResolvedRead<'_>,
+    options: ListOptions,
+    place: FairPermit,
+) -> Result<Response<Body>, ReadError> {
+    let shard = read.what().shard();
+    let has_no_selector = options.label_selector.is_empty() && options.field_selector.is_empty() && shard.is_none();
+    let ListOptions { freshness, limit, continues, .. } = options;
+    let Selected { served, selection } = selected;
+    let hub = served.hub.clone();
+    hub.index_for(&selection, place.holder()).await;
+    let gate_permit;
+    let mut last = None;
+    let (store, version) = match continues.is_empty() {
+        true => {
+            let (patience, objects) = match hub.state() {
+                Some((store, _)) => {
+                    let is_large = async || is_large(&store, &selection, limit, reads.consistent_list_bytes_min).await;
+                    let patience = match freshness {
+                        Freshness::Consistent if !reads.has_upstream => reads.patience(),
+                        Freshness::Consistent if is_large().await => Patience::Bookmark,
+                        _ => Patience::AtOnce,
+                    };
+                    (patience, store.len())
+                }
+                None => (Patience::AtOnce, 0),
+            };
+            let is_whole = has_no_selector && path.namespace.is_empty();
+            let listed = Some(&selection).filter(|_| match limit {
+                // Upstream answers a small list of some objects about as soon as one of metadata.
+                None => is_whole || patience > Patience::AtOnce,
+                // The state that later pages are served must be proved as a whole.
+                Some(limit) => is_whole && limit >= objects,
+            });
+            let fresh = reads.wait_until_fresh(&served, freshness, (listed, patience), arrived_at).await?;
+            // A wait for the other events of a version needs no permit.
+            drop(hub.whole_snapshot_of(&fresh).await?);
+            // The snapshot is taken after the gate, so that a waiting list pins none (or a small
+            // one, if it was proved itself).
+            gate_permit = hub.gate().acquire(place.holder()).await?;
+            let (store, version) = hub.whole_snapshot_of(&fresh).await?;
+            if matches!(freshness, Freshness::Exact(exact) if !exact.is_at(version) && !planted::is(Bug::ExactIsNewest))
+            {
+                return Err(ReadError::Upstream(Failure::list_expired()));
+            }
+            (store, version)
+        }
+        false => {
+            let expired = || ReadError::Upstream(Failure::list_expired());
+            let invalid = || Failure::bad_request("invalid continue token: continue key is not valid".to_owned());
+            let token = ContinueToken::decode(&continues).ok_or_else(|| ReadError::Upstream(invalid()))?;
+            last = Some(last_key(&token, &path.namespace, served.namespaced).ok_or_else(expired)?);
+            gate_permit = hub.gate().acquire(place.holder()).await?;
+            let (mut store, version) = pages.find(&hub, token.rv).ok_or_else(expired)?;
+            when_planted!(PagesOfTheNewestState => store = hub.snapshot()?.0);
+            (store, version)
+        }
+    };
+    // The apiserver's watch cache ignores the limit of a first page of any state.
+    let limit = limit.filter(|_| freshness != Freshness::Any || !continues.is_empty() || !is_cached_upstream(&served));
+    let shard_selector = shard.map(ToString::to_string).unwrap_or_default();
+    let mut meta = ListMeta { version, continues: String::new(), remaining: None, shard_selector };
+    let mut left = usize::MAX;
+    if let Some(limit) = limit {
+        let (mut found, mut page) = (0, None);
+        // The apiserver does not count the rest of a list with selectors either.
+        let count = |object: &Arc<Object>| {
+            found += 1;
+            if found == limit {
+                page = Some(object.key().clone());
+            }
+            if found > limit && !has_no_selector { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        visit((&store, &selection, last.as_ref()), SLICE_TESTS, count).await;
+        if let Some(last) = page.filter(|_| found > limit) {
+            let has_slash = is_cached_upstream(&served);
+            meta.continues = ContinueToken::after(&last, version, &path.namespace, has_slash).encode();
+            let before = if planted::is(Bug::RemainingCountsThePage) { 0 } else { limit };
+            meta.remaining = has_no_selector.then(|| found - before);
+            pages.retain(&hub, version, &store, continues.is_empty());
+        }
+        left = limit;
+    }
+    let resource = ListedResource {
+        gvr: &served.gvr,
+        kind: &hub.resource().kind,
+        list_kind: &served.list_kind,
+        parser: &served.parser,
+        sample: store.iter().next().map(|object| &**object),
+    };
+    let encoder = ListEncoder::new(&resource, format);
+    let items_len = match encoder.needs_items_len() {
+        true => items_len(&encoder, (&store, &selection, last.as_ref()), left).await,
+        false => 0,
+    };
+    let mut is_empty = true;
+    let first = |_: &Arc<Object>| {
+        is_empty = false;
+        ControlFlow::Break(())
+    };
+    visit((&store, &selection, last.as_ref()), SLICE_TESTS, first).await;
+    let (head, tail) = encoder.head_and_tail(&meta, items_len, is_empty);
+    let listing = Listing { served, store, selection, encoder, last, left, started: false, head, tail, notes };
+    let media = listing.served.parser.media();
+    let chunks = stream::unfold(Some(listing), move |listing| {
+        let _until_the_end = (&place, &gate_permit);
+        async {
+            let mut listing = listing?;
+            let (chunk, complete) = listing.next().await;
+            Some((Ok::<_, std::convert::Infallible>(chunk), (!complete).then_some(listing)))
+        }
+    });
+    Ok(answer::from_cache(media.content_type(), Body::from_stream(chunks)))
+}
+
+/// Visits the selected objects after a key, until it breaks off. Other tasks run after each slice
+/// of `tests` tests.
+async fn visit(
+    (store, selection, last): (&Store, &Selection, Option<&ObjectKey>),
+    tests: usize,
+    mut each: impl FnMut(&Arc<Object>) -> ControlFlow<()>,
+) {
+    let mut last = last.cloned();
+    loop {
+        let reached = {
+            let mut scan = store.scan(selection, last.as_ref(), tests);
+            if scan.by_ref().any(|object| each(object).is_break()) || scan.is_complete() {
+                return;
+            }
+            scan.tested().cloned()
+        };
+        last = reached.or(last);
+        yield_now().await;
+    }
+}
+
+/// The total length of the first `left` items, in bytes. It inspects every object, so its slices
+/// are short.
+async fn items_len(encoder: &ListEncoder, from: (&Store, &Selection, Option<&ObjectKey>), left: usize) -> usize {
+    let (mut sum, mut left) = (0, left);
+    let add = |object: &Arc<Object>| {
+        if left == 0 {
+            return ControlFlow::Break(());
+        }
+        sum += encoder.item_len(object);
+        left -= 1;
+        ControlFlow::Continue(())
+    };
+    visit(from, SLICE_TESTS / 8, add).await;
+    sum
+}
+
+/// Whether a list has at least `bytes_min` bytes of JSON.
+async fn is_large(store: &Store, selection: &Selection, limit: Option<usize>, bytes_min: usize) -> bool {
+    if store.json_bytes() < bytes_min {
+        return false;
+    }
+    // Clients with the page size of kubectl and client-go, or a larger one, read all pages.
+    let objects_max = limit.filter(|limit| *limit < PAGE_OBJECTS_MIN).unwrap_or(usize::MAX);
+    let (mut bytes, mut left) = (0, objects_max);
+    let add = |object: &Arc<Object>| {
+        if left == 0 || bytes >= bytes_min {
+            return ControlFlow::Break(());
+        }
+        bytes += object.json_len();
+        left -= 1;
+        ControlFlow::Continue(())
+    };
+    visit((store, selection, None), SLICE_TESTS, add).await;
+    bytes >= bytes_min
+}
+
+/// Whether the apiserver has a watch cache for the resource. It has none for events and reads etcd.
+fn is_cached_upstream(served: &Served) -> bool {
+    served.gvr.resource != "events" || !matches!(&*served.gvr.group, "" | "events.k8s.io")
+}
+
+impl Listing {
+    /// The next chunk of the body, and whether it was the last.
+    async fn next(&mut self) -> (Bytes, bool) {
+        let mut chunk = BytesMut::with_capacity(CHUNK_BYTES + (CHUNK_BYTES >> 3));
+        let mut is_first = !std::mem::replace(&mut self.started, true);
+        if is_first {
+            chunk.put_slice(&self.head);
+        }
+        let mut objects = 0;
+        let complete = loop {
+            let (reached, is_over) = {
+                let mut scan = self.store.scan(&self.selection, self.last.as_ref(), SLICE_TESTS);
+                while self.left > 0
+                    && chunk.len() < CHUNK_BYTES
+                    && let Some(object) = scan.next()
+                {
+                    self.encoder.put(object, std::mem::take(&mut is_first), &mut chunk);
+                    self.left -= 1;
+                    objects += 1;
+                }
+                (scan.tested().cloned(), scan.is_complete() || self.left == 0)
+            };
+            self.last = reached.or(self.last.take());
+            if is_over || chunk.len() >= CHUNK_BYTES {
+                break is_over;
+            }
+            yield_now().await;
+        };
+        if complete {
+            chunk.put_slice(&self.tail);
+        }
+        self.served.hub.metrics().snapshot_sent(objects, chunk.len());
+        self.notes.sent(objects, chunk.len());
+        (chunk.freeze(), complete)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kubefan_model::{
+        GroupVersionResource,
+        fields::FieldTable,
+        object::ObjectParser,
+        selector::{FieldSelector, LabelSelector},
+    };
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_list_is_large_by_what_it_selects_and_reads() {
+        let gvr = GroupVersionResource::new("", "v1", "pods");
+        let table = FieldTable::new(&gvr, true, &[]);
+        let parser = Arc::new(ObjectParser::new(&table));
+        let mut store = Store::default();
+        for (namespace, count) in [("a", 600), ("b", 400)] {
+            for i in 0..count {
+                let json = format!(
+                    r#"{{"metadata":{{"namespace":"{namespace}","name":"p{i:03}","resourceVersion":"1","annotations":{{"x":"{}"}}}}}}"#,
+                    "x".repeat(1000)
+                );
+                store.insert(Arc::new(parser.parse(json.as_bytes()).unwrap()));
+            }
+        }
+        let is_large = |namespace, limit, bytes_min| {
+            let (labels, fields) = (LabelSelector::default(), FieldSelector::default());
+            let selection = Selection::bind(namespace, "", labels, &fields, &table, parser.clone(), &gvr).unwrap();
+            let store = store.clone();
+            async move { is_large(&store, &selection, limit, bytes_min).await }
+        };
+        assert!(is_large("", None, 1_000_000).await && !is_large("", None, 2_000_000).await);
+        assert!(is_large("a", None, 600_000).await && !is_large("b", None, 600_000).await);
+        assert!(is_large("", Some(500), 1_000_000).await, "pages of kubectl");
+        assert!(!is_large("", Some(1), 1_000_000).await, "a client that asks whether there are any");
+        assert!(is_large("none", None, 0).await, "with a minimum of 0 every list is large");
+    }
+}

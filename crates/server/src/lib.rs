@@ -1,0 +1,37 @@
+//! The data port and the admin port: everything that subscribers and operators connect to.
+//!
+//! Caches are reached only through the trait [`kubefan_fanout::Catalog`]. From top to bottom, each
+//! part uses only those below it:
+//!
+//! - [`transport`]: listeners, TLS, HTTP/2 and HTTP/1.1 connections, and how watches are sent on
+//!   them.
+//! - [`grpc`] and [`kube`]: the two APIs of the data port. Neither knows the other.
+//! - [`reader`]: admission limits, and reads and subscriptions for both APIs.
+//! - [`target_lookup`], [`selector_limits`], [`watch`], [`subscribers`] and [`client_info`]: the
+//!   types they share.
+//!
+//! [`rebalance`] moves watches to replicas that have fewer.
+//!
+//! [`admin_port`] is the thread of the admin port, [`admin`] what it answers, [`admin_access`] who
+//! sees it, [`can_i`] a question that it answers, [`status_report`] what its status page shows, and
+//! [`worker_check`] what it reports as alive.
+
+pub mod admin;
+pub mod admin_access;
+pub mod admin_port;
+pub mod can_i;
+pub mod client_info;
+pub mod grpc;
+pub mod kube;
+pub mod reader;
+pub mod rebalance;
+pub mod selector_limits;
+pub mod status_report;
+pub mod subscribers;
+pub mod target_lookup;
+pub mod transport;
+pub mod watch;
+pub mod worker_check;
+
+pub use client_info::ClientInfo;
+pub use transport::{serve::Server, services::ServerOptions};

@@ -1,0 +1,432 @@
+//! Reads and subscriptions, for both APIs of the data port: find the cache, enforce the admission
+//! limits, and resume a watch from the version that its client has reached.
+//!
+//! The hazard is a crowd of clients after a restart. They wait here for the first list, with
+//! limits, instead of asking the apiserver one by one.
+
+mod subscribe;
+
+use std::{sync::Arc, time::Duration};
+
+use kubefan_access::{
+    AccessControl, Authorized, BoundObject, Caller, Denial, Lease, Mode, Presented, Read, ReadVerb, Switches,
+    switches::Switched,
+};
+use kubefan_admission::{FairPermit, FairPool, Holder, PermitLimits};
+use kubefan_audit::Notes;
+use kubefan_cache::{Phase, Refusal};
+use kubefan_common::proto::v1alpha1;
+use kubefan_fanout::{Catalog, Fresh, OfStream, Patience, Served, Subscription};
+use kubefan_model::{GroupVersionResource, Media, ResourceVersion, selection::Selection};
+use kubefan_telemetry::traces;
+use tokio::time::{Instant, sleep, timeout_at};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    client_info::RequestOrigin,
+    selector_limits::SelectorLimits,
+    subscribers::{Registered, Subscribers},
+    target_lookup::{self, Selected},
+};
+
+/// How long a read waits for the cache to reach the requested version; the apiserver waits as long.
+pub const FRESHNESS_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How long a reader that names a version waits for the cache's own watch before it asks for a
+/// proof. The cache of a busy resource is only a moment behind.
+const OWN_WATCH_WAIT: Duration = Duration::from_millis(50);
+
+/// How long a request waits for the first list of a cache.
+const SYNC_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The unit of the memory of requests that wait for their verdict, in bytes.
+const PENDING_UNIT_BYTES: usize = 1 << 10;
+
+/// Limits of what is served at a time.
+#[derive(Debug, Clone, Copy)]
+pub struct ReaderLimits {
+    /// Streams.
+    pub subscribers_max: PermitLimits,
+    /// Lists and gets over HTTP, and unary calls of the watch service over gRPC.
+    pub reads_max: PermitLimits,
+    /// The memory of requests that wait for the verdict about their caller, in bytes.
+    pub pending_bytes_max: usize,
+    /// Limits of selectors.
+    pub selectors: SelectorLimits,
+    /// Random, so that the ids of streams are not those of another replica.
+    pub ids_seed: u32,
+}
+
+/// Reads from a catalog, within the limits of the data port.
+pub struct Reader<C> {
+    catalog: Arc<C>,
+    access: Arc<AccessControl>,
+    drain: CancellationToken,
+    stream_places: Arc<FairPool>,
+    read_places: Arc<FairPool>,
+    /// The memory of requests that wait for their verdict, in units.
+    pending: Arc<FairPool>,
+    selectors: SelectorLimits,
+    subscribers: Arc<Subscribers>,
+}
+
+/// Why a read that names a version is refused.
+pub struct NotReached {
+    /// The cache is below the version.
+    pub refusal: Refusal,
+    /// Whether upstream proved the cache fresh meanwhile: then the cluster is below it as well.
+    pub is_proved: bool,
+}
+
+impl<C: Catalog> Reader<C> {
+    /// A reader of `catalog` within these limits, for callers that `access` lets read. Once `drain`
+    /// is cancelled it refuses every request.
+    pub fn new(catalog: Arc<C>, access: Arc<AccessControl>, drain: CancellationToken, limits: ReaderLimits) -> Self {
+        let ReaderLimits { subscribers_max, reads_max, pending_bytes_max, selectors, ids_seed } = limits;
+        let (stream_places, read_places) = (FairPool::new(subscribers_max), FairPool::new(reads_max));
+        let pending = FairPool::new(pending_bytes_max / PENDING_UNIT_BYTES);
+        let subscribers = Subscribers::new(ids_seed);
+        Self { catalog, access, drain, stream_places, read_places, pending, selectors, subscribers }
+    }
+
+    /// Changes how many streams, and how many lists and gets, are served at a time.
+    pub fn set_places(&self, subscribers_max: PermitLimits, reads_max: PermitLimits) {
+        self.stream_places.set(subscribers_max);
+        self.read_places.set(reads_max);
+    }
+
+    /// Cancelled when kubefan shuts down and every stream must end.
+    pub fn drain(&self) -> &CancellationToken {
+        &self.drain
+    }
+
+    /// Returns a read as one that the caller of a request may do. Until then nothing is looked up
+    /// but the full name of the resource, for users that may see it. `notes` get the caller, the
+    /// read and the verdict.
+    ///
+    /// # Errors
+    /// Why the caller may not, or why that is not known.
+    pub async fn authorize(
+        &self,
+        presented: &Presented,
+        read: Read,
+        notes: &Notes,
+    ) -> Result<Authorized<Read>, Denial> {
+        notes.read(&read);
+        if presented.impersonates {
+            return Err(Denial::Impersonation);
+        }
+        let _until_the_verdict = self.pend(presented, read.bytes())?;
+        let caller = self.known(presented, notes).await?;
+        let switches = self.access.switches();
+        let needs_full_name = self.access.reviews() || notes.is_on() || switches.is_any_set();
+        let read = if needs_full_name { self.with_full_name(read, &caller).await } else { read };
+        notes.read(&read);
+        let v1alpha1::Target { group, resource, .. } = read.target();
+        switches.check(group, resource, &caller).map_err(Denial::Switched)?;
+        // Before the verdict, which may need the parsed selectors.
+        self.selectors.check_texts(read.target())?;
+        let wait = traces::wait("authorize");
+        let verdict = self.access.authorize(&caller, read, presented).await;
+        drop(wait);
+        notes.decided(&verdict);
+        verdict
+    }
+
+    /// Who answers a read of a resource, and the caller if that decides it. Without rules it costs
+    /// nothing, and a caller that no rule of the resource names is not asked for.
+    ///
+    /// # Errors
+    /// Why the caller is not known, or that the read is denied.
+    pub async fn mode(
+        &self,
+        (group, resource): (&str, &str),
+        presented: &Presented,
+        notes: &Notes,
+    ) -> Result<(Mode, Option<Caller>), Denial> {
+        let switches = self.access.switches();
+        let (mode, caller) = match switches.mode(group, resource, None) {
+            Some(mode) => (mode, None),
+            None => {
+                let caller = self.authenticate(presented, notes).await?;
+                (switches.mode(group, resource, Some(&caller)).unwrap_or(Mode::Deny), Some(caller))
+            }
+        };
+        match mode {
+            Mode::Deny => Err(Denial::Switched(Switched::new(mode, group, resource))),
+            _ => Ok((mode, caller)),
+        }
+    }
+
+    /// The modes in force.
+    pub fn switches(&self) -> &Arc<Switches> {
+        self.access.switches()
+    }
+
+    /// The memory of a request that waits for its verdict. Its caller is not known yet, and many
+    /// may wait for one review.
+    fn pend(&self, presented: &Presented, read_bytes: usize) -> Result<Option<FairPermit>, Denial> {
+        if !self.access.reviews() {
+            return Ok(None);
+        }
+        let units = 1 + (presented.header_bytes + read_bytes) / PENDING_UNIT_BYTES;
+        let place = self.pending.try_take_many(Some(presented.holder), units);
+        place.map(Some).ok_or_else(|| {
+            let most = (self.pending.places_max() * PENDING_UNIT_BYTES) >> 20;
+            Denial::Busy(format!(
+                "too many requests wait for the verdict about their caller: they may take {most}Mi \
+                 (--pending-requests-memory-max), and the last is for clients with fewer of them; try again"
+            ))
+        })
+    }
+
+    /// The caller of a request, which is noted for its record.
+    ///
+    /// # Errors
+    /// Why it is not known.
+    pub async fn authenticate(&self, presented: &Presented, notes: &Notes) -> Result<Caller, Denial> {
+        let _until_the_verdict = self.pend(presented, 0)?;
+        self.known(presented, notes).await
+    }
+
+    async fn known(&self, presented: &Presented, notes: &Notes) -> Result<Caller, Denial> {
+        let wait = traces::wait("authenticate");
+        let caller = self.access.authenticate(presented).await;
+        wait.note("kubefan.authenticated", caller.is_ok());
+        let caller = caller?;
+        notes.caller(&caller);
+        Ok(caller)
+    }
+
+    /// The right to continue a watch of what may be read, which is reviewed while the watch lasts.
+    pub fn lease(&self, read: Authorized<Read>, gvr: &GroupVersionResource, holder: Holder, stream: OfStream) -> Lease {
+        let catalog = self.catalog.clone();
+        let exists = move |object: &BoundObject| catalog.exists(&object.gvr(), &object.key, &object.uid);
+        let stream = Arc::new(stream);
+        Lease::start(&self.access, read, gvr, holder, exists, move || {
+            stream.wake();
+        })
+    }
+
+    /// Enters a watch among the subscribers, until the entry is dropped.
+    pub fn register(
+        &self,
+        read: &Authorized<Read>,
+        sender: RequestOrigin,
+        served: &Served,
+        subscription: &Subscription,
+        stream: OfStream,
+    ) -> Registered {
+        let observer = subscription.observer();
+        self.subscribers.register(read.caller(), sender, (observer, served), stream)
+    }
+
+    /// The subscribers.
+    pub fn subscribers(&self) -> &Arc<Subscribers> {
+        &self.subscribers
+    }
+
+    /// Authorizers know resources by their full names. One that is not known keeps its name: then
+    /// the caller needs the right to a resource of that name, so a refusal says nothing about it.
+    async fn with_full_name(&self, read: Read, caller: &Caller) -> Read {
+        if read.has_full_name() {
+            return read;
+        }
+        let v1alpha1::Target { group, version, resource, .. } = read.target();
+        // Every user that is authenticated may see the names of resources (`system:discovery`).
+        // Others must know them, so a name without a group is one of the core group.
+        if caller.is_anonymous() {
+            let version = if group.is_empty() { "v1" } else { version };
+            let gvr = GroupVersionResource::new(group, version, resource);
+            return read.of_resource(gvr);
+        }
+        match self.catalog.full_name(group, version, resource).await {
+            Some(gvr) => read.of_resource(gvr),
+            None => read,
+        }
+    }
+
+    /// The resources that are cached as JSON and that the caller of a request may list.
+    ///
+    /// # Errors
+    /// Why the caller is refused, or why it is not known what it may list.
+    pub async fn resources(
+        &self,
+        presented: &Presented,
+        notes: &Notes,
+    ) -> Result<Vec<v1alpha1::ResourceStatus>, Refusal> {
+        let caller = self.authenticate(presented, notes).await?;
+        // The states of all caches are held until the last verdict.
+        let _place = self.admit_read(caller.holder(presented.holder))?;
+        // A resource may also be cached in other encodings, which the answer does not tell apart.
+        let all = self.catalog.list().into_iter().filter(|(media, _)| *media == Media::Json);
+        let all = all.map(|(_, status)| status);
+        if !self.access.reviews() {
+            return Ok(all.collect());
+        }
+        // The record is of the call, and not of each resource.
+        let apart = Notes::default();
+        let mut listed = Vec::new();
+        for status in all {
+            let Some(v1alpha1::ResolvedResource { group, version, resource, .. }) = status.resource.clone() else {
+                continue;
+            };
+            let namespace = status.namespace.clone();
+            let target = v1alpha1::Target { group, version, resource, namespace, ..v1alpha1::Target::default() };
+            match self.authorize(presented, Read::collection(ReadVerb::List, target), &apart).await {
+                Ok(_) => listed.push(status),
+                Err(Denial::Forbidden(_) | Denial::Switched(_)) => {}
+                Err(denial) => return Err(denial.into()),
+            }
+        }
+        Ok(listed)
+    }
+
+    /// Whether a resource is cached in an encoding. Starts nothing.
+    pub fn holds(&self, gvr: &GroupVersionResource, media: Media) -> bool {
+        self.catalog.holds(gvr, media)
+    }
+
+    /// Whether a limit has refused a cache of a resource.
+    pub fn is_known_uncached(&self, gvr: &GroupVersionResource) -> bool {
+        self.catalog.is_known_uncached(gvr)
+    }
+
+    /// Waits for upstream's proof that a state is not older than this call: see
+    /// [`Catalog::prove`].
+    pub async fn prove(
+        &self,
+        served: &Served,
+        listed: Option<&Selection>,
+        patience: Patience,
+    ) -> Result<Fresh, Refusal> {
+        let wait = traces::wait("freshness proof");
+        let fresh = self.catalog.prove(served, listed, patience).await;
+        let way = match &fresh {
+            Ok(Fresh::Cache | Fresh::AtLeast(_)) => "cache",
+            Ok(Fresh::State(_)) => "state",
+            Err(_) => "none",
+        };
+        wait.note("kubefan.proof", way);
+        fresh
+    }
+
+    /// Starts the cache of what may be read in an encoding, if that is allowed, without waiting for
+    /// it.
+    pub fn start_cache(&self, read: Authorized<Read>, media: Media) {
+        let (catalog, selectors) = (self.catalog.clone(), self.selectors);
+        // Later requests find the cache started, so there are few of these tasks, and none waits
+        // longer than a read would.
+        tokio::spawn(async move {
+            let found = target_lookup::select(&*catalog, &read, media, None, selectors).await;
+            tracing::debug!(media = media.as_str(), refused = ?found.err(), "a cache was requested");
+        });
+    }
+
+    /// Finds the cache of what may be read, in an encoding, and binds its selectors, whose memory
+    /// counts to `holder`.
+    pub async fn select(&self, read: &Authorized<Read>, holder: Holder, media: Media) -> Result<Selected, Refusal> {
+        if self.drain.is_cancelled() {
+            return Err(Refusal::Draining);
+        }
+        target_lookup::select(&*self.catalog, read, media, Some(holder), self.selectors).await
+    }
+
+    /// Waits until the cache has reached `version`. The cache of a quiet resource stays at its last
+    /// change, below the versions that upstream assigns to changes of other resources, until a
+    /// proof advances it.
+    pub async fn reach(
+        &self,
+        served: &Served,
+        version: ResourceVersion,
+        patience: Patience,
+    ) -> Result<Fresh, NotReached> {
+        let mut is_proved = false;
+        let proof = async {
+            sleep(OWN_WATCH_WAIT).await;
+            is_proved = self.catalog.advance(served, patience).await.is_ok();
+            std::future::pending::<std::convert::Infallible>().await
+        };
+        let wait = traces::wait("version");
+        let reached = tokio::select! {
+            biased;
+            reached = served.hub.reached(version, FRESHNESS_TIMEOUT) => reached,
+            never = proof => match never {},
+        };
+        wait.note("kubefan.reached", reached.is_ok());
+        reached.map(|()| Fresh::AtLeast(version)).map_err(|refusal| NotReached { refusal, is_proved })
+    }
+
+    /// A place for one stream: a watch, or a gRPC list, which pins a snapshot for as long as it is
+    /// read, or any other gRPC stream.
+    pub fn admit_stream(&self, holder: Holder) -> Result<FairPermit, Refusal> {
+        self.stream_places.try_take(Some(holder)).ok_or_else(|| {
+            if let Some(limit) = self.stream_places.identity_max(Some(holder)) {
+                return Refusal::Exhausted(format!(
+                    "this kubefan serves at most {limit} streams of one identity at a time (--subscribers-max-per-identity)"
+                ));
+            }
+            let limit = self.stream_places.places_max();
+            Refusal::Exhausted(format!(
+                "this kubefan serves at most {limit} streams, and its last places are for clients with fewer of them (--subscribers-max)"
+            ))
+        })
+    }
+
+    /// A place for one read, kept until the response has ended. Reads have a limit of their own, so
+    /// that a crowd of them does not block watches.
+    pub fn admit_read(&self, holder: Holder) -> Result<FairPermit, Refusal> {
+        self.read_places.try_take(Some(holder)).ok_or_else(|| {
+            if let Some(limit) = self.read_places.identity_max(Some(holder)) {
+                return Refusal::Exhausted(format!(
+                    "this kubefan answers at most {limit} reads of one identity at a time (--reads-max-per-identity)"
+                ));
+            }
+            let limit = self.read_places.places_max();
+            Refusal::Exhausted(format!(
+                "this kubefan answers at most {limit} reads at a time, and its last places are for clients with fewer of them \
+                 (--reads-max)"
+            ))
+        })
+    }
+
+    /// Like [`Self::select`], but waits for the first list: clients reconnect to a replica as soon
+    /// as it starts.
+    pub async fn select_synced(
+        &self,
+        read: &Authorized<Read>,
+        holder: Holder,
+        media: Media,
+    ) -> Result<Selected, Refusal> {
+        let mut changes = self.catalog.changes();
+        let limit = Instant::now() + SYNC_TIMEOUT;
+        loop {
+            changes.mark_unchanged();
+            let found = self.select(read, holder, media).await;
+            let phase = match &found {
+                Err(Refusal::NotSynced { .. }) => None,
+                Err(_) => return found,
+                Ok(selected) => Some(selected.served.hub.phase()),
+            };
+            let Some(mut phase) = phase else {
+                // It has no cache yet: any new one may be its own.
+                match timeout_at(limit, changes.changed()).await {
+                    Ok(Ok(())) => continue,
+                    _ => return found,
+                }
+            };
+            phase.mark_unchanged();
+            if *phase.borrow() != Phase::Syncing {
+                return found;
+            }
+            // Only its own cache wakes it; the end of that too, because it is not held.
+            drop(found);
+            if timeout_at(limit, phase.changed()).await.is_err() {
+                return self.select(read, holder, media).await;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

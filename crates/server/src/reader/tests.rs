@@ -1,0 +1,257 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use kubefan_access::{
+    AccessOptions, StreamOptions, authentication::AuthenticationOptions, authorization::AuthorizationOptions,
+    review::QueueLimits,
+};
+use kubefan_admission::{Gate, GateLimits};
+use kubefan_cache::{Backfill, CacheWriter, ProcessBudgets, RelistReason, RingLimits, StreamEnd, Update};
+use kubefan_common::{
+    proto::v1alpha1::{ResolvedResource, ResourceStatus},
+    sync::watch,
+};
+use kubefan_fanout::{CacheRequest, Fresh, Hub, HubOptions};
+use kubefan_model::{GroupVersionResource, ObjectKey, Scope, fields::FieldTable, object::ObjectParser};
+use kubefan_telemetry::metrics::Metrics;
+use kubefan_upstream::{
+    Upstream,
+    client::{UpstreamBody, UpstreamOptions},
+};
+use prometheus::Registry;
+use tokio::time::advance;
+use tower::{BoxError, service_fn, util::BoxCloneSyncService};
+
+use super::*;
+
+/// A catalog with one cache, which is not synced, and a count of the searches for it.
+pub(crate) struct OneCache {
+    pub(crate) served: Served,
+    searches: AtomicUsize,
+    changes: watch::Sender<u64>,
+}
+
+impl OneCache {
+    pub(crate) fn new() -> Arc<Self> {
+        let gvr = GroupVersionResource::new("", "v1", "pods");
+        let fields = Arc::new(FieldTable::new(&gvr, true, &[]));
+        let parser = Arc::new(ObjectParser::new(&fields).of("Pod", "v1"));
+        let all = Arc::new(Metrics::new(Registry::new()).unwrap());
+        let gate = GateLimits { snapshots_max: 1, snapshot_queue_timeout: Duration::ZERO };
+        let options = HubOptions {
+            limits: RingLimits {
+                ring_bytes_max: None,
+                ring_events_max: 1,
+                ring_age_max: Duration::ZERO,
+                residue_bytes_max: None,
+            },
+            coalesce_max: Duration::ZERO,
+            gate: Gate::new(gate, all.gate()),
+            budgets: ProcessBudgets::default(),
+            cluster: Arc::new(|| None),
+        };
+        let metrics = all.cache(&gvr, &Scope::Cluster, Media::Json, &StreamEnd::ALL);
+        let hub = Hub::new(ResolvedResource::default(), parser.clone(), options, metrics);
+        let list_kind = "PodList".into();
+        let (scope, reading) = (Scope::Cluster, None);
+        let served = Served { gvr, namespaced: true, scope, fields, list_kind, parser, hub, reading };
+        Arc::new(Self { served, searches: AtomicUsize::new(0), changes: watch::Sender::new(0) })
+    }
+
+    /// Lists no objects at `version`, which starts a history of its own.
+    pub(crate) fn list(&self, version: u64) {
+        let version = ResourceVersion::new(version).unwrap();
+        let mut writer = CacheWriter::default();
+        let updates = [Update::ListBegin { reason: RelistReason::Expired }, Update::ListEnd(version)];
+        let commits = updates.into_iter().filter_map(|update| writer.apply(update).unwrap());
+        commits.for_each(|commit| self.served.hub.batch().commit(commit, Instant::now()));
+    }
+
+    /// A reader of it.
+    pub(crate) fn reader(self: &Arc<Self>) -> Arc<Reader<Self>> {
+        let limits = ReaderLimits {
+            subscribers_max: 1.into(),
+            reads_max: 1.into(),
+            pending_bytes_max: PENDING_UNIT_BYTES,
+            selectors: SelectorLimits { terms_max: 1, values_max: 1 },
+            ids_seed: 0,
+        };
+        let access = Arc::new(AccessControl::always_allow());
+        Arc::new(Reader::new(self.clone(), access, CancellationToken::new(), limits))
+    }
+}
+
+fn unavailable<T>() -> Result<T, Refusal> {
+    Err(Refusal::Unavailable("a test".to_owned()))
+}
+
+impl Catalog for OneCache {
+    async fn find(&self, _: CacheRequest<'_>) -> Result<Served, Refusal> {
+        self.searches.fetch_add(1, Ordering::Relaxed);
+        Ok(self.served.clone())
+    }
+
+    async fn full_name(&self, _: &str, _: &str, _: &str) -> Option<GroupVersionResource> {
+        None
+    }
+
+    async fn backfill(&self, _: &Served, _: ResourceVersion, _: bool) -> Result<Arc<Backfill>, Refusal> {
+        unavailable()
+    }
+
+    async fn prove(&self, _: &Served, _: Option<&Selection>, _: Patience) -> Result<Fresh, Refusal> {
+        unavailable()
+    }
+
+    async fn advance(&self, _: &Served, _: Patience) -> Result<(), Refusal> {
+        unavailable()
+    }
+
+    async fn cluster_version(&self, _: &Served, _: Instant) -> Result<ResourceVersion, Refusal> {
+        unavailable()
+    }
+
+    fn exists(&self, _: &GroupVersionResource, _: &ObjectKey, _: &str) -> Option<bool> {
+        None
+    }
+
+    fn holds(&self, _: &GroupVersionResource, _: Media) -> bool {
+        true
+    }
+
+    fn is_known_uncached(&self, _: &GroupVersionResource) -> bool {
+        false
+    }
+
+    fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    fn list(&self) -> Vec<(Media, ResourceStatus)> {
+        Vec::new()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_for_its_cache_does_not_search_again_when_others_change() {
+    let catalog = OneCache::new();
+    let reader = catalog.reader();
+    let target = v1alpha1::Target { resource: "pods".to_owned(), ..v1alpha1::Target::default() };
+    let presented = Presented::new(&http::HeaderMap::new(), false, false, Holder::new(1, None));
+    let read = reader.authorize(&presented, Read::collection(ReadVerb::List, target), &Notes::default()).await.unwrap();
+    let waiting =
+        tokio::spawn(async move { reader.select_synced(&read, Holder::new(0, None), Media::Json).await.is_ok() });
+    for _ in 0..100 {
+        catalog.changes.send_modify(|changes| *changes += 1);
+        advance(Duration::from_millis(1)).await;
+        tokio::task::yield_now().await;
+    }
+    assert!(!waiting.is_finished());
+    assert_eq!(catalog.searches.load(Ordering::Relaxed), 1, "changes of other caches do not concern it");
+    catalog.served.hub.close(Phase::NotFound, StreamEnd::NotFound("gone".to_owned()));
+    assert!(waiting.await.unwrap());
+    assert_eq!(catalog.searches.load(Ordering::Relaxed), 2);
+}
+
+#[tokio::test]
+async fn a_list_of_the_caches_takes_the_place_of_a_read() {
+    let reader = OneCache::new().reader();
+    let presented = Presented::new(&http::HeaderMap::new(), false, false, Holder::new(1, None));
+    let only_one = reader.admit_read(presented.holder).unwrap();
+    let refused = reader.resources(&presented, &Notes::default()).await;
+    assert!(matches!(refused, Err(Refusal::Exhausted(_))), "{refused:?}");
+    drop(only_one);
+    assert!(reader.resources(&presented, &Notes::default()).await.is_ok());
+}
+
+/// Access to an apiserver that never answers.
+fn unanswered() -> Arc<AccessControl> {
+    let never = |_: http::Request<Bytes>| std::future::pending::<Result<http::Response<UpstreamBody>, BoxError>>();
+    let service = BoxCloneSyncService::new(service_fn(never));
+    let base = http::Uri::from_static("https://sim.local:6443");
+    let upstream = Upstream::from_service(service, &base, UpstreamOptions::default());
+    let queue = QueueLimits {
+        per_second: 1000,
+        burst: 1000,
+        in_flight_max: 10,
+        waiting_max: 10,
+        wait_timeout: Duration::from_secs(10),
+    };
+    let outage_grace = Duration::ZERO;
+    let authentication = AuthenticationOptions {
+        api_audiences: Vec::new(),
+        token_ttl: Duration::ZERO,
+        outage_grace,
+        anonymous: false,
+        ignored_extra: Vec::new(),
+        queue,
+    };
+    let authorization = AuthorizationOptions {
+        authorized_ttl: Duration::ZERO,
+        unauthorized_ttl: Duration::ZERO,
+        outage_grace,
+        always_allow_groups: Vec::new(),
+        broad_first: true,
+        queue,
+    };
+    let streams = StreamOptions { reauthorize_interval: Duration::from_secs(1), age_max: None };
+    let options = AccessOptions { authentication, authorization, streams };
+    let metrics = Metrics::new(Registry::new()).unwrap();
+    Arc::new(AccessControl::webhook(
+        &upstream,
+        options,
+        [7; 32],
+        || std::time::SystemTime::UNIX_EPOCH,
+        metrics.access(),
+    ))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_selector_beyond_the_limits_is_refused_before_the_verdict_about_its_caller() {
+    let reader = OneCache::new().reader();
+    let presented = Presented::new(&http::HeaderMap::new(), false, false, Holder::new(1, None));
+    let verdict = async |fields: &str| {
+        let (resource, field_selector) = ("pods".to_owned(), fields.to_owned());
+        let target = v1alpha1::Target { resource, field_selector, ..v1alpha1::Target::default() };
+        reader.authorize(&presented, Read::collection(ReadVerb::List, target), &Notes::default()).await.map(drop)
+    };
+    assert!(verdict("spec.nodeName=n").await.is_ok());
+    let refused = verdict(&"metadata.name!=a,".repeat(900)).await;
+    assert!(matches!(refused, Err(Denial::Invalid { field: "target.field_selector", .. })), "{refused:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_wait_for_their_verdict_take_little_memory() {
+    let limits = ReaderLimits {
+        subscribers_max: 1.into(),
+        reads_max: 1.into(),
+        pending_bytes_max: 64 * PENDING_UNIT_BYTES,
+        selectors: SelectorLimits { terms_max: 1, values_max: 1 },
+        ids_seed: 0,
+    };
+    let reader = Arc::new(Reader::new(OneCache::new(), unanswered(), CancellationToken::new(), limits));
+    let ask = |connection: u64, header_bytes: usize| {
+        let mut headers = http::HeaderMap::new();
+        headers.insert(http::header::AUTHORIZATION, "Bearer x".parse().unwrap());
+        headers.insert("x-long", "x".repeat(header_bytes).parse().unwrap());
+        let address = std::net::IpAddr::from([127, 0, 0, connection as u8]);
+        let presented = Presented::new(&headers, false, false, Holder::new(connection, Some(address)));
+        let target = v1alpha1::Target { resource: "pods".to_owned(), ..v1alpha1::Target::default() };
+        let reader = reader.clone();
+        tokio::spawn(async move {
+            reader.authorize(&presented, Read::collection(ReadVerb::List, target), &Notes::default()).await.map(drop)
+        })
+    };
+    let first = ask(1, 40 << 10);
+    tokio::task::yield_now().await;
+    let second = ask(2, 40 << 10).await.unwrap();
+    assert!(matches!(second, Err(Denial::Busy(why)) if why.contains("--pending-requests-memory-max")));
+    let short = ask(3, 10);
+    tokio::task::yield_now().await;
+    assert!(!first.is_finished() && !short.is_finished(), "they wait for the verdict");
+    first.abort();
+    assert!(first.await.is_err());
+    let again = ask(2, 40 << 10);
+    tokio::task::yield_now().await;
+    assert!(!again.is_finished(), "its memory is free again");
+}

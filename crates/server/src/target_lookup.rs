@@ -1,0 +1,115 @@
+//! From a target to the cache that holds it and the objects it selects. Every error names the field
+//! at fault.
+//!
+//! The hazard is a name that means something else in a path upstream, so names are checked before
+//! any lookup.
+
+use kubefan_access::{Authorized, Read};
+use kubefan_admission::Holder;
+use kubefan_cache::Refusal;
+use kubefan_common::proto::v1alpha1::Target;
+use kubefan_fanout::{CacheRequest, Catalog, Served};
+use kubefan_model::{
+    Media,
+    selection::Selection,
+    selector::{FieldSelector, LabelSelector, ShardSelector},
+};
+
+use super::selector_limits::SelectorLimits;
+
+/// The longest name, in bytes. Kubernetes allows 253 characters for names and groups.
+const NAME_BYTES_MAX: usize = 512;
+
+/// The cache of a target, and the objects that the target selects.
+pub struct Selected {
+    /// The cache.
+    pub served: Served,
+    /// The objects.
+    pub selection: Selection,
+}
+
+/// Checks the names of a target.
+///
+/// # Errors
+/// Names the field at fault.
+pub fn check_names(target: &Target) -> Result<(), Refusal> {
+    let invalid = |field, message: String| Err(Refusal::Invalid { field, message });
+    if target.resource.is_empty() {
+        return invalid("target.resource", "required: a plural name such as \"pods\"".into());
+    }
+    let names = [
+        ("target.group", &target.group),
+        ("target.version", &target.version),
+        ("target.resource", &target.resource),
+        ("target.namespace", &target.namespace),
+        ("target.name", &target.name),
+    ];
+    for (field, name) in names {
+        if name.len() > NAME_BYTES_MAX {
+            return invalid(field, format!("longer than {NAME_BYTES_MAX} bytes"));
+        }
+        // Names become segments of paths upstream.
+        if name.contains(['/', '%', '?', '#']) || name.chars().any(|c| c.is_control() || c.is_whitespace()) {
+            return invalid(
+                field,
+                format!("{name:?} is not a name: it contains a character that is not allowed in names"),
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Finds the cache of what may be read, in an encoding, and binds its selectors. Their memory is
+/// counted to `holder`.
+pub async fn select(
+    catalog: &impl Catalog,
+    read: &Authorized<Read>,
+    media: Media,
+    holder: Option<Holder>,
+    limits: SelectorLimits,
+) -> Result<Selected, Refusal> {
+    let target = read.what().target();
+    let invalid = |field, message: String| Refusal::Invalid { field, message };
+    check_names(target)?;
+    // Selectors come first: their errors need no lookup, which could go upstream.
+    let labels = LabelSelector::parse(&target.label_selector)
+        .map_err(|error| invalid("target.label_selector", error.to_string()))?;
+    let fields = FieldSelector::parse(&target.field_selector)
+        .map_err(|error| invalid("target.field_selector", error.to_string()))?;
+    limits.check(&labels, &fields)?;
+    let request = CacheRequest {
+        group: &target.group,
+        version: &target.version,
+        resource: &target.resource,
+        namespace: &target.namespace,
+        media,
+        tenant: read.caller().tenant(),
+    };
+    let served = catalog.find(request).await?;
+    // The caller's right was reviewed by the names in the target. One that was not known then may
+    // be the short name of a resource of another group now.
+    let is_reviewed = read.caller().tenant().is_some();
+    if is_reviewed && (&served.gvr.group, &served.gvr.resource) != (&target.group, &target.resource) {
+        let message = format!("{} was not known when your right was reviewed; try again", target.resource);
+        return Err(Refusal::Unavailable(message));
+    }
+    if !served.namespaced && !target.namespace.is_empty() {
+        return Err(invalid("target.namespace", format!("{} are not namespaced; leave it empty", served.gvr)));
+    }
+    let selection = Selection::bind(
+        &target.namespace,
+        &target.name,
+        labels,
+        &fields,
+        &served.fields,
+        served.parser.clone(),
+        &served.gvr,
+    )
+    .map_err(|error| invalid("target.field_selector", error.to_string()))?;
+    let selection = match read.what().shard().and_then(ShardSelector::shards) {
+        Some(shards) => selection.within(shards),
+        None => selection,
+    };
+    let selection = served.hub.share(selection, holder)?;
+    Ok(Selected { served, selection })
+}

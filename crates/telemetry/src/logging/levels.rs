@@ -1,0 +1,66 @@
+//! Which lines are logged: those of kubefan at the given level, and errors of libraries.
+//!
+//! Libraries warn of what a client does: rustls of a server name, with the whole name, and h2 of
+//! each reset stream. These are not kubefan's faults.
+
+use tracing_subscriber::{EnvFilter, filter::LevelFilter};
+
+/// The level of libraries, unless a module of theirs is named.
+const LIBRARIES: &str = "error";
+
+/// The filter for a level such as `info`, or for levels of modules as in
+/// `kubefan_upstream=warn,info`.
+///
+/// # Errors
+/// The level is invalid.
+pub(super) fn filter(level: &str) -> Result<EnvFilter, String> {
+    let directives = directives(level);
+    if directives.is_empty() {
+        return Err(format!("--log-level {level:?} names no level; write it like info"));
+    }
+    let filter = EnvFilter::try_new(directives).map_err(|error| {
+        format!("--log-level {level:?}: {error}; write it like info, or kubefan_upstream=warn,info for a module")
+    })?;
+    // Their lines name no setting and no server (`Server cert bypassed`, `failed to verify TLS
+    // certificate`). kubefan warns of both itself.
+    let twice = ["kube_client::client::tls=off", "rustls_platform_verifier=off"];
+    Ok(twice.into_iter().fold(filter, |filter, off| filter.add_directive(off.parse().expect("a directive"))))
+}
+
+/// The directives of a filter, in which a level without a module is that of kubefan's packages.
+fn directives(level: &str) -> String {
+    // Each part of the proxy was a module of the package `kubefan`, then of `kubefan_proxy`.
+    let level = level.replace("kubefan_proxy::", "kubefan_").replace("kubefan::", "kubefan_");
+    // An empty part would be parsed as `error`.
+    let parts = level.split(',').map(str::trim).filter(|part| !part.is_empty());
+    let of_kubefan = |part: &str| match part.parse::<LevelFilter>() {
+        Ok(LevelFilter::OFF) => "off,kubefan=off".to_owned(),
+        Ok(level) => format!("{LIBRARIES},kubefan={level}"),
+        Err(_) => part.to_owned(),
+    };
+    parts.map(of_kubefan).collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_level_is_that_of_kubefan_and_libraries_log_errors() {
+        for (given, directives) in [
+            ("info", "error,kubefan=info"),
+            ("WARN", "error,kubefan=warn"),
+            ("off", "off,kubefan=off"),
+            ("kubefan_upstream=warn,info", "kubefan_upstream=warn,error,kubefan=info"),
+            ("kubefan::upstream=warn", "kubefan_upstream=warn"),
+            ("kubefan_proxy::upstream::client=warn", "kubefan_upstream::client=warn"),
+            ("info,h2=debug", "error,kubefan=info,h2=debug"),
+            ("info, h2=debug,", "error,kubefan=info,h2=debug"),
+        ] {
+            assert_eq!(super::directives(given), directives, "{given}");
+            assert!(filter(given).is_ok());
+        }
+        let error = filter("kubefan_upstream=loud").unwrap_err();
+        assert!(error.starts_with("--log-level \"kubefan_upstream=loud\": "), "{error}");
+    }
+}

@@ -1,0 +1,37 @@
+//! Why a stream of the next kubefan has failed.
+
+use kubefan_client::{ClientError, WatchItem};
+
+use super::stream_state::ANSWER_TIMEOUT;
+use crate::{error::UpstreamError, kubefan_client::KubefanClient};
+
+/// The ErrorInfo reason of a version of another history.
+const HISTORY_REWRITTEN: &str = "HISTORY_REWRITTEN";
+
+/// Why a stream has failed.
+pub(super) struct StreamFailure {
+    pub(super) error: UpstreamError,
+    /// Whether the version that was asked for is of another history.
+    pub(super) is_rewritten: bool,
+}
+
+impl StreamFailure {
+    /// By what the stream brought last.
+    pub(super) async fn of(kubefan: &KubefanClient, last: Option<Result<WatchItem, ClientError>>) -> Self {
+        let error = match last {
+            Some(Err(error) | Ok(WatchItem::Disconnected { error, .. })) => {
+                let is_rewritten = error.reason() == HISTORY_REWRITTEN;
+                return Self { error: kubefan.failed(&error).await, is_rewritten };
+            }
+            Some(Ok(_)) => UpstreamError::invalid("a message before the start of the watch"),
+            None => UpstreamError::Reset { message: format!("kubefan at {} ended the stream", kubefan.address()) },
+        };
+        Self { error, is_rewritten: false }
+    }
+}
+
+/// The failure of a stream that brought nothing for too long.
+pub(super) fn stalled() -> UpstreamError {
+    let message = format!("the next kubefan sent nothing for {ANSWER_TIMEOUT:?}");
+    UpstreamError::Timeout { message, retry_after: None }
+}

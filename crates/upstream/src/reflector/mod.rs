@@ -1,0 +1,453 @@
+//! Lists and watches one resource in one scope: a state machine with a single step function.
+//!
+//! # The problem
+//!
+//! A list gives the state at one version, and a watch gives the changes after it. Either can fail
+//! at any moment, and the failures differ: some lose nothing, some make the known version useless,
+//! and some look like a quiet resource. Nested loops with a retry at each level hide which failure
+//! leads where. Here the position is one value of `ListWatchState`. [`Reflector::step`] sends one
+//! request or reads one event, and every failure sets the state from which the next step continues.
+//! The caller's only decision is when to call `step` again.
+//!
+//! # The states
+//!
+//! | State | What is known | The next step |
+//! |---|---|---|
+//! | `Empty` | nothing usable | starts a watch-list or a paged list |
+//! | `Paging` | part of a list | requests the next page, or one that failed again |
+//! | `WatchListing` | part of a watch-list | reads one initial event |
+//! | `Listed` | everything up to a version | opens a watch from that version |
+//! | `Watching` | everything up to a version | reads one event or bookmark |
+//! | `Rereading` | the same, and part of a list at an earlier version | the same, or reads a page |
+//!
+//! ```text
+//!    ┌──────────── the version or an object is lost ────────────┐
+//!    ▼                                                          │
+//!  Empty ──▶ Paging ───── last page ─────▶ Listed ── opened ──▶ Watching
+//!    │                                       ▲                  │ ▲
+//!    │                                       └── ended, broken ─┘ │
+//!    └─────▶ WatchListing ── bookmark ends the initial events ────┘
+//! ```
+//!
+//! A step takes the state out and leaves `Empty` in its place. A step that fails without setting
+//! another state therefore restarts the list. That is the right default, because half a list is
+//! useless: objects deleted before it would never be noticed.
+//!
+//! # The failures
+//!
+//! Each failure has a single arm in the code, and leads to one state:
+//!
+//! - A failed first page or watch-list leads to `Empty`. The relist retains the reason of the list
+//!   it replaces.
+//! - A later page that fails for a moment (429, 5xx, a broken connection) stays in `Paging`: the
+//!   next step requests the same page again, and the pages before it are kept. client-go's REST
+//!   client does the same. After several failures in a row the list starts over.
+//! - A continue token that expires (410 between pages) leads to `Empty`, and the next list is a
+//!   single response without pages, because that cannot expire. client-go's pager does the same.
+//!   If that fails too (it may be too long or too slow), the list after it has pages again.
+//! - A server that refuses `sendInitialEvents` (400 or 422) leads to `Paging`, and watch-lists are
+//!   not tried again. An initial event above the size limit also ends the use of watch-lists,
+//!   because a page may be larger, and so does a message that a watch-list cannot contain, because
+//!   the server ignores the parameter. Both lead to `Empty`.
+//! - A watch-list that fails otherwise leads to `Empty`, and the next list is a paged one. Some
+//!   servers never complete a watch-list: etcd without progress notifications, for example.
+//! - A watch that ends normally, falls silent or breaks leads to `Listed` at the last version.
+//!   Nothing is lost, so the next watch continues from there, or from below it if more events of
+//!   that version may come. A connection can be half open or the resource quiet; if the former,
+//!   opening the next watch fails.
+//! - A watch that ends within a second without a new version also leads to `Listed`, but as an
+//!   error, so that the caller backs off. Otherwise a broken server would be asked in a tight loop.
+//! - A watch from an expired version (410, as a response or as an ERROR event) leads to `Empty`:
+//!   events are missing, and only a list reveals their result.
+//! - An event above the size limit, or one that cannot be parsed, leads to `Empty`. To skip it
+//!   would lose a change, and a new watch would receive it again.
+//! - 403 and 404 on a watch lead to `Empty`, because nothing is known about the time until access
+//!   or the resource returns.
+//!
+//! # Reading again beside a watch
+//!
+//! After a change of the schema the same versions of objects may have other bytes, which no event
+//! shows. [`Reflector::reread`] lists the objects at exactly the version that the open watch has
+//! reached. The watch is read meanwhile, so nothing is lost or late. If the list keeps failing, the
+//! watch continues as if there had been none. If the watch ends, the list is given up. If upstream
+//! cannot list that version, an ordinary list follows.
+//!
+//! # Several events at one version
+//!
+//! Upstream may send several events at one version, and a watch from a version gets none of that
+//! version. So after an event the next watch starts below its version, and the cache drops what it
+//! has. A later event, a bookmark or a list completes a version: the position is at its end.
+//!
+//! # Doubt
+//!
+//! A new watch can fail without any error: an apiserver answers a watch from a version that it has
+//! not reached with silence. If etcd was restored from a backup, the cluster's versions went back,
+//! and the watch would stay silent while the cache serves state that no longer exists. A watch that
+//! replaces an earlier one, or follows a paged list, therefore starts in doubt: the step then asks
+//! for the cluster's version with a consistent read. A lower version than the known one becomes
+//! [`Update::WentBack`] and leads to `Empty`. An equal version proves that the cache is fresh. If
+//! there is no answer, the watch is dropped, and the next one is opened only when a question before
+//! it is answered: an apiserver that fails every consistent read should not be asked for a watch by
+//! each attempt.
+//!
+//! Other rules follow client-go's reflector (`tools/cache/reflector.go`). The reflector emits
+//! [`Update`]s in upstream's order, and knows neither caches nor subscribers. The parser determines
+//! the encoding: JSON, protobuf or Tables.
+
+mod cluster_version;
+pub(super) mod codec;
+mod error;
+mod page_limit;
+mod pages;
+mod reread;
+mod state;
+mod target;
+mod watch_list;
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use kubefan_cache::{RelistReason, Update, warnings::Warnings};
+use kubefan_common::planted::{self, Bug};
+use kubefan_model::{Media, ResourceVersion, object::ObjectParser};
+use kubefan_telemetry::metrics::UpstreamWatchGuard;
+use rand::{Rng, RngExt};
+use tokio::time::Instant;
+
+pub use crate::reflector::{
+    error::ReflectorError,
+    state::{ReflectorEvent, ReflectorOptions},
+    target::Target,
+};
+use crate::{
+    client::{Upstream, Verb, encode_query, lines::LineOptions},
+    error::UpstreamError,
+    reflector::{
+        cluster_version::version_path,
+        codec::{WatchMessage, read_event, read_page},
+        error::WATCH_SHORT,
+        page_limit::PageLimit,
+        state::{ListWatchState, OpenWatch, PagedList, Reread, further},
+    },
+};
+
+/// The requested duration of a watch: a random time between this and twice this, as in client-go.
+const WATCH_TIMEOUT_LEAST: Duration = Duration::from_secs(300);
+/// The requested duration of a backfill watch. It is the shortest that the apiserver closes with a
+/// bookmark, which proves that no event is missing: the apiserver sends that bookmark two seconds
+/// before the end, and checks for due bookmarks about once a second.
+const BACKFILL_WATCH_SECONDS: u64 = 3;
+
+/// A list and watch of one [`Target`].
+pub struct Reflector<R> {
+    upstream: Upstream,
+    target: Target,
+    parser: Arc<ObjectParser>,
+    options: ReflectorOptions,
+    open_watch: Arc<dyn Fn() -> UpstreamWatchGuard + Send + Sync>,
+    random: R,
+    state: ListWatchState,
+    /// The warnings in the last answer.
+    warnings: Warnings,
+    /// Updates that were read but not yet returned.
+    ready: VecDeque<(Update, Instant)>,
+    /// Watch-lists are not tried again: the server refused or ignored `sendInitialEvents`, or an
+    /// object is too long for a line.
+    watch_list_refused: bool,
+    /// The last watch-list failed, so the next list is paged. Otherwise a server that never
+    /// completes a watch-list (etcd without progress notifications, an extension apiserver that
+    /// ignores the parameter) would never be read.
+    next_is_paged: bool,
+    /// The server refuses the query for the cluster's version. Then only lists reveal that versions
+    /// went back.
+    version_query_refused: bool,
+    /// The last query for the cluster's version had no answer.
+    version_unanswered: bool,
+    /// A continue token expired, so the next attempt to list has no pages.
+    unpaged: bool,
+    /// How many objects the next page has.
+    page_limit: PageLimit,
+    /// Set for a backfill: read only the events after this version, without a standing watch.
+    backfills_from: Option<ResourceVersion>,
+}
+
+impl<R: Rng> Reflector<R> {
+    /// A reflector that starts with a list. `open_watch` counts a watch until its guard is dropped.
+    pub fn new(
+        upstream: Upstream,
+        target: Target,
+        parser: Arc<ObjectParser>,
+        options: ReflectorOptions,
+        open_watch: Arc<dyn Fn() -> UpstreamWatchGuard + Send + Sync>,
+        random: R,
+    ) -> Self {
+        Self {
+            upstream,
+            target,
+            parser,
+            options,
+            open_watch,
+            random,
+            state: ListWatchState::Empty { reason: RelistReason::Initial },
+            warnings: Warnings::default(),
+            ready: VecDeque::new(),
+            watch_list_refused: false,
+            next_is_paged: false,
+            version_query_refused: false,
+            version_unanswered: false,
+            unpaged: false,
+            page_limit: PageLimit::new(options.page_size),
+            backfills_from: None,
+        }
+    }
+
+    /// Turns this into a backfill: a short watch of the events after `version`, preceded by the
+    /// state at that version if `with_state`. Drop the reflector after any error, unless it is
+    /// [within that list](Self::is_within_list).
+    pub fn for_backfill(mut self, version: ResourceVersion, with_state: bool) -> Self {
+        self.state = if with_state {
+            ListWatchState::Empty { reason: RelistReason::Backfill }
+        } else {
+            ListWatchState::Listed { reached: version.end(), in_doubt: false }
+        };
+        // Only a list can return the state at an older version.
+        self.watch_list_refused = true;
+        self.backfills_from = Some(version);
+        self
+    }
+
+    /// Discards the known state. The next step lists, for `reason`.
+    pub fn relist(&mut self, reason: RelistReason) {
+        self.ready.clear();
+        self.state = ListWatchState::Empty { reason };
+    }
+
+    /// Discards everything read after `version`. The next step continues from there, in doubt.
+    pub fn resume_from(&mut self, version: ResourceVersion) {
+        self.ready.clear();
+        self.state = ListWatchState::Listed { reached: version, in_doubt: true };
+    }
+
+    /// Upstream's warnings for readers of the resource.
+    pub fn warnings(&self) -> &Warnings {
+        &self.warnings
+    }
+
+    /// Whether the next step reads from the open watch, beside a list or not, because no update is
+    /// pending.
+    pub fn has_watch(&self) -> bool {
+        matches!(self.state, ListWatchState::Watching { .. } | ListWatchState::Rereading(_)) && self.ready.is_empty()
+    }
+
+    /// Whether the next step requests a list or a page of one.
+    pub fn is_about_to_list(&self) -> bool {
+        matches!(self.state, ListWatchState::Empty { .. } | ListWatchState::Paging(_)) && self.ready.is_empty()
+    }
+
+    /// Whether a list is in progress and has read a page, also if the next one has just failed.
+    pub fn is_within_list(&self) -> bool {
+        matches!(&self.state, ListWatchState::Paging(list) if list.next.is_some())
+    }
+
+    /// Advances the resume version, after a proof that no events lie in between.
+    pub fn advance_to(&mut self, version: ResourceVersion) {
+        if let ListWatchState::Watching { reached, .. }
+        | ListWatchState::Listed { reached, .. }
+        | ListWatchState::Rereading(Reread { reached, .. }) = &mut self.state
+        {
+            *reached = further(*reached, version.end());
+        }
+    }
+
+    /// Performs one step: one request, or one line of a watch. After an error the next step
+    /// continues from the last valid state.
+    ///
+    /// Cancel-safe if [`Self::has_watch`]. Otherwise drop the reflector if a step is dropped.
+    pub async fn step(&mut self) -> Result<ReflectorEvent, ReflectorError> {
+        loop {
+            if let Some((update, received)) = self.ready.pop_front() {
+                return Ok(ReflectorEvent::Update { update, received });
+            }
+            let input = self.state.input().await;
+            let lost = ListWatchState::Empty { reason: self.state.relist_reason() };
+            return match std::mem::replace(&mut self.state, lost) {
+                ListWatchState::Empty { reason }
+                    if self.options.watch_list && !self.watch_list_refused && !self.next_is_paged =>
+                {
+                    self.start_watch_list(reason).await
+                }
+                ListWatchState::Empty { reason } => Ok(self.start_paging(reason)),
+                ListWatchState::Paging(list) if !list.may_continue(Instant::now()) => {
+                    Ok(self.start_paging(list.reason))
+                }
+                ListWatchState::Paging(list) => self.page(list).await,
+                ListWatchState::WatchListing { reason, watch } => self.read_watch_list(reason, watch).await,
+                ListWatchState::Listed { reached, in_doubt } => self.start_watch(reached, in_doubt).await,
+                ListWatchState::Watching { watch, reached } => self.read_watch(watch, reached, input.line()),
+                ListWatchState::Rereading(reread) => match self.read_beside(reread, input)? {
+                    Some(step) => Ok(step),
+                    None => continue,
+                },
+            };
+        }
+    }
+
+    fn start_paging(&mut self, reason: RelistReason) -> ReflectorEvent {
+        self.state = ListWatchState::Paging(PagedList::new(reason));
+        ReflectorEvent::Update { update: Update::ListBegin { reason }, received: Instant::now() }
+    }
+
+    async fn start_watch(
+        &mut self,
+        reached: ResourceVersion,
+        in_doubt: bool,
+    ) -> Result<ReflectorEvent, ReflectorError> {
+        let from = if planted::is(Bug::ResumedWithinVersion) { reached.whole() } else { reached.read_from() };
+        let from = from.to_string();
+        let least = WATCH_TIMEOUT_LEAST.as_secs();
+        let timeout = match self.backfills_from {
+            Some(_) => BACKFILL_WATCH_SECONDS,
+            None => self.random.random_range(least..2 * least),
+        };
+        let timeout = timeout.to_string();
+        let query = [
+            ("watch", "1"),
+            ("allowWatchBookmarks", "true"),
+            ("resourceVersion", from.as_str()),
+            ("timeoutSeconds", timeout.as_str()),
+        ];
+        // A backfill needs no answer: it starts behind the cache's own version.
+        let needs_answer = in_doubt && self.backfills_from.is_none();
+        if needs_answer && self.version_unanswered {
+            // If it fails again, the watch would be opened for nothing.
+            self.current_version(reached).await?;
+        }
+        let watch = match self.open(&query).await {
+            Ok(watch) => watch,
+            Err(error) => return Err(self.watch_failed(reached, error)),
+        };
+        // The question follows the watch: between an answer and a later watch etcd could be
+        // restored.
+        let asked_at = Instant::now();
+        let current = if needs_answer { self.current_version(reached).await? } else { None };
+        if let Some(current) = current.filter(|current| *current < reached.whole()) {
+            // Unlike a watch, a consistent read is never behind, whichever apiserver answers.
+            self.state = ListWatchState::Empty { reason: RelistReason::Rewritten };
+            return Ok(ReflectorEvent::Update { update: Update::WentBack { reached: current }, received: asked_at });
+        }
+        self.state = ListWatchState::Watching { watch, reached };
+        let is_proven = current == Some(reached.whole()) && reached.is_end();
+        Ok(ReflectorEvent::Watching { proven_at: is_proven.then_some(asked_at) })
+    }
+
+    /// The cluster's version, for a watch that continues from what was `reached`. `None` if the
+    /// server does not allow the question.
+    async fn current_version(&mut self, reached: ResourceVersion) -> Result<Option<ResourceVersion>, ReflectorError> {
+        if self.version_query_refused {
+            return Ok(None);
+        }
+        let answer = self.cluster_version().await?;
+        self.version_unanswered = false;
+        match answer {
+            Ok(current) => Ok(Some(current)),
+            Err(UpstreamError::Refused { message, .. }) => {
+                tracing::warn!(resource = %self.target.gvr, message, "upstream refuses the query for the cluster's version");
+                self.version_query_refused = true;
+                Ok(None)
+            }
+            // If kubefan may not read this, the watch itself reports the problem, if there is one.
+            Err(UpstreamError::Forbidden { .. } | UpstreamError::NotFound { .. }) => Ok(None),
+            Err(error) => {
+                self.version_unanswered = true;
+                Err(self.watch_failed(reached, error))
+            }
+        }
+    }
+
+    /// Asks for the cluster's version. For Tables, the answer also shows whether the columns have
+    /// changed since the cached rows were read, which a quiet watch would not show.
+    async fn cluster_version(&mut self) -> Result<Result<ResourceVersion, UpstreamError>, ReflectorError> {
+        let media = self.parser.media();
+        if media != Media::Table {
+            return Ok(self.upstream.cluster_version(&self.target).await);
+        }
+        match self.upstream.get_media(Verb::List, &version_path(&self.target, media.query()), media, usize::MAX).await {
+            Ok((body, _)) => Ok(Ok(read_page(&self.parser, &self.target, &body)?.version)),
+            Err(error) => Ok(Err(error)),
+        }
+    }
+
+    fn read_watch(
+        &mut self,
+        mut watch: OpenWatch,
+        reached: ResourceVersion,
+        line: Result<Option<Bytes>, UpstreamError>,
+    ) -> Result<ReflectorEvent, ReflectorError> {
+        let line = match line {
+            Ok(Some(line)) => line,
+            Ok(None) => {
+                self.state = ListWatchState::Listed { reached, in_doubt: true };
+                let short = !watch.advanced && watch.opened.elapsed() < WATCH_SHORT;
+                return if short {
+                    Err(ReflectorError::VeryShortWatch)
+                } else {
+                    Ok(ReflectorEvent::Ended { reason: "timeout" })
+                };
+            }
+            // Either the connection is half open, or the resource is quiet: an apiserver sends no
+            // bookmark until the version has advanced beyond the watch's start. In the first case,
+            // opening the next watch fails.
+            Err(UpstreamError::Idle { .. }) => {
+                self.state = ListWatchState::Listed { reached, in_doubt: true };
+                return Ok(ReflectorEvent::Ended { reason: "idle" });
+            }
+            Err(error) => return Err(self.watch_failed(reached, error)),
+        };
+        let received = Instant::now();
+        let (next, update) = match read_event(&self.parser, &line) {
+            Ok(WatchMessage::Event(kind, object)) => (object.version(), Update::Event(kind, object)),
+            Ok(WatchMessage::Bookmark { version, .. }) => (version.end(), Update::Bookmark(version.end())),
+            Err(ReflectorError::Watch(error)) => return Err(self.watch_failed(reached, error)),
+            Err(error) => {
+                // Skipping the object would lose a change, and a new watch would send it again.
+                // Only a list helps.
+                self.state = ListWatchState::Empty { reason: RelistReason::BrokenObject };
+                return Err(error);
+            }
+        };
+        watch.advanced |= next.whole() > reached.whole();
+        self.state = ListWatchState::Watching { watch, reached: further(reached, next) };
+        Ok(ReflectorEvent::Update { update, received })
+    }
+
+    /// Continues from the last version, unless the error made it useless.
+    fn watch_failed(&mut self, reached: ResourceVersion, error: UpstreamError) -> ReflectorError {
+        self.state = match &error {
+            UpstreamError::Gone { .. } => ListWatchState::Empty { reason: RelistReason::Expired },
+            // A new watch would send the same event again.
+            UpstreamError::LineTooLong { .. } => ListWatchState::Empty { reason: RelistReason::LineTooLong },
+            UpstreamError::NotFound { .. } => ListWatchState::Empty { reason: RelistReason::NotFound },
+            UpstreamError::Forbidden { .. } => ListWatchState::Empty { reason: RelistReason::Forbidden },
+            _ => ListWatchState::Listed { reached, in_doubt: !planted::is(Bug::BrokenWatchTrusted) },
+        };
+        ReflectorError::Watch(error)
+    }
+
+    async fn open(&mut self, query: &[(&str, &str)]) -> Result<OpenWatch, UpstreamError> {
+        let options = LineOptions {
+            line_bytes_max: self.options.line_bytes_max,
+            idle_timeout: Some(self.options.upstream_idle_timeout),
+            ..LineOptions::default()
+        };
+        let (lines, warnings) = self.upstream.watch(&self.path(query), self.parser.media(), options).await?;
+        self.warnings = warnings;
+        Ok(OpenWatch { lines, opened: Instant::now(), advanced: false, _guard: (self.open_watch)() })
+    }
+
+    fn path(&self, query: &[(&str, &str)]) -> String {
+        let Target { gvr, scope, field_selector, .. } = &self.target;
+        let selector = Some(("fieldSelector", field_selector.as_str())).filter(|(_, selector)| !selector.is_empty());
+        gvr.collection_path(scope)
+            + &encode_query(query.iter().copied().chain(selector).chain(self.parser.media().query()))
+    }
+}

@@ -1,0 +1,238 @@
+//! The options of a reflector, its position, and the result of a step.
+
+use std::{future::Future, pin::Pin, time::Duration};
+
+use bytes::Bytes;
+use kubefan_cache::{RelistReason, Update, warnings::Warnings};
+use kubefan_model::ResourceVersion;
+use kubefan_telemetry::metrics::UpstreamWatchGuard;
+use tokio::time::Instant;
+
+use crate::{
+    client::{BodyStream, lines::Lines},
+    error::UpstreamError,
+};
+
+/// Options of a reflector.
+#[derive(Debug, Clone, Copy)]
+pub struct ReflectorOptions {
+    /// Objects per page of a list.
+    pub page_size: u32,
+    /// Whether to request the initial state as a watch-list (`sendInitialEvents`), if the server
+    /// supports it.
+    pub watch_list: bool,
+    /// The time without data after which a watch counts as dead. Bookmarks arrive about once a
+    /// minute while the cluster's version advances.
+    pub upstream_idle_timeout: Duration,
+    /// The limit for one event, in bytes.
+    pub line_bytes_max: usize,
+}
+
+/// The further of two places of a watch. Of one version the later message counts: another event
+/// shows that it had not ended, which the cache takes for a fault. A bookmark may be older than the
+/// last event, and going back to it would repeat events.
+pub(super) fn further(reached: ResourceVersion, next: ResourceVersion) -> ResourceVersion {
+    if next.whole() < reached.whole() { reached } else { next }
+}
+
+/// The position of the reflector. The documentation of this module describes the transitions.
+pub(super) enum ListWatchState {
+    /// Nothing usable is known. The next step lists, for `reason`.
+    Empty { reason: RelistReason },
+    /// In a paged list.
+    Paging(PagedList),
+    /// In the initial events of a watch-list, started for `reason`.
+    WatchListing { reason: RelistReason, watch: OpenWatch },
+    /// Everything that was `reached` was emitted. The next step opens a watch from there. If
+    /// `in_doubt`, it then asks for the cluster's version.
+    Listed { reached: ResourceVersion, in_doubt: bool },
+    /// A watch is open, and everything that was `reached` was emitted.
+    Watching { watch: OpenWatch, reached: ResourceVersion },
+    /// The same, and the objects are listed again.
+    Rereading(Reread),
+}
+
+impl ListWatchState {
+    /// The reason for the relist if this state is lost. A list that is lost passes its own reason
+    /// on.
+    pub(super) fn relist_reason(&self) -> RelistReason {
+        match self {
+            Self::Empty { reason } | Self::Paging(PagedList { reason, .. }) | Self::WatchListing { reason, .. } => {
+                *reason
+            }
+            Self::Rereading(Reread { reason, .. }) => *reason,
+            Self::Listed { .. } | Self::Watching { .. } => RelistReason::Interrupted,
+        }
+    }
+}
+
+/// How long after the first failure of a page it may be requested again; then the list starts
+/// over. If etcd was restored from a backup meanwhile, the next page would come from another
+/// history than the pages before: a restored cluster refuses the token only until it has reached
+/// the token's version again.
+const PAGE_FAILING_MAX: Duration = Duration::from_secs(60);
+
+/// The position in a paged list.
+pub(super) struct PagedList {
+    /// Why the list was started.
+    pub(super) reason: RelistReason,
+    /// The continue token. `None` before the first page.
+    pub(super) next: Option<String>,
+    /// The version of the first page.
+    pub(super) version: Option<ResourceVersion>,
+    /// How often in a row the next page has failed, and when it failed first.
+    pub(super) failures: Option<(usize, Instant)>,
+}
+
+impl PagedList {
+    /// A list from its first page.
+    pub(super) fn new(reason: RelistReason) -> Self {
+        Self { reason, next: None, version: None, failures: None }
+    }
+
+    /// Whether the next page still belongs to the pages before. The wait after a failure may have
+    /// been as long as an outage.
+    pub(super) fn may_continue(&self, now: Instant) -> bool {
+        self.failures.is_none_or(|(_, first)| now.duration_since(first) < PAGE_FAILING_MAX)
+    }
+
+    /// Notes that the next page has failed. Returns whether it may be requested again.
+    pub(super) fn page_may_be_retried(&mut self, now: Instant) -> bool {
+        let (count, first) = self.failures.unwrap_or((0, now));
+        self.failures = Some((count + 1, first));
+        self.next.is_some() && self.may_continue(now)
+    }
+}
+
+/// The answer to the request of a page.
+pub(super) type PageResult = Result<(Bytes, Warnings), UpstreamError>;
+/// The request of a page; it is sent when it is polled.
+pub(super) type PageRequest = Pin<Box<dyn Future<Output = PageResult> + Send>>;
+
+/// The position in a list beside an open watch.
+pub(super) struct Reread {
+    /// Why the list was started.
+    pub(super) reason: RelistReason,
+    /// The version of the list.
+    pub(super) at: ResourceVersion,
+    /// The continue token. `None` before the first page.
+    pub(super) next: Option<String>,
+    /// How often in a row the page has failed.
+    pub(super) failures: usize,
+    /// The request of the page.
+    pub(super) request: PageRequest,
+    /// The watch.
+    pub(super) watch: OpenWatch,
+    /// How far the watch has come.
+    pub(super) reached: ResourceVersion,
+}
+
+/// What was received on the open requests of a state.
+pub(super) enum Input {
+    /// The state has no open request.
+    Nothing,
+    /// The next page.
+    Page(PageResult),
+    /// The next line of the watch.
+    Line(Result<Option<Bytes>, UpstreamError>),
+}
+
+impl Input {
+    /// The line of a watch; the end if there is none.
+    pub(super) fn line(self) -> Result<Option<Bytes>, UpstreamError> {
+        if let Self::Line(line) = self { line } else { Ok(None) }
+    }
+}
+
+impl Reread {
+    /// The state without the list.
+    pub(super) fn without_list(self) -> ListWatchState {
+        ListWatchState::Watching { watch: self.watch, reached: self.reached }
+    }
+}
+
+impl ListWatchState {
+    /// Waits for what is received next. Cancel-safe.
+    pub(super) async fn input(&mut self) -> Input {
+        match self {
+            Self::Watching { watch, .. } => Input::Line(watch.lines.next_line().await),
+            Self::Rereading(Reread { request, watch, .. }) => tokio::select! {
+                biased;
+                page = request => Input::Page(page),
+                line = watch.lines.next_line() => Input::Line(line),
+            },
+            _ => Input::Nothing,
+        }
+    }
+}
+
+/// A watch whose response has started.
+pub(super) struct OpenWatch {
+    pub(super) lines: Lines<BodyStream>,
+    pub(super) opened: Instant,
+    /// Whether it has brought a version beyond its start.
+    pub(super) advanced: bool,
+    pub(super) _guard: UpstreamWatchGuard,
+}
+
+/// The result of a step.
+pub enum ReflectorEvent {
+    /// An update for the cache.
+    Update {
+        /// The update.
+        update: Update,
+        /// The time at which its line was read; for the start of a list, the time of the request.
+        received: Instant,
+    },
+    /// A watch was opened, so upstream is reachable and answers.
+    Watching {
+        /// The time of a consistent read that found the cluster at the watch's starting version, if
+        /// there was one. The cache was fresh then.
+        proven_at: Option<Instant>,
+    },
+    /// Another kubefan's proof: its version was current at `at`, and everything up to it was
+    /// emitted.
+    Proved {
+        /// When it was current, at the latest.
+        at: Instant,
+    },
+    /// The watch ended normally, or was silent for too long. The next step opens another.
+    Ended {
+        /// The label in metrics: `timeout` for a normal end, or `idle`.
+        reason: &'static str,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watch_starts_below_a_version_that_may_have_more_events() {
+        let event = |number| ResourceVersion::new(number).unwrap();
+        let bookmark = |number| event(number).end();
+        for (reached, expected) in [
+            (bookmark(9), 9),
+            (further(bookmark(9), event(10)), 9),
+            (further(event(8), event(10)), 9),
+            (further(event(10), bookmark(10)), 10),
+            (further(event(10), bookmark(9)), 9),
+            (further(bookmark(10), event(10)), 9),
+            (event(1), 1),
+        ] {
+            assert_eq!(reached.read_from(), event(expected), "{reached:?}");
+        }
+    }
+
+    #[test]
+    fn a_page_is_retried_for_a_minute_and_then_the_list_starts_over() {
+        let start = Instant::now();
+        let mut list = PagedList { next: Some("token".to_owned()), ..PagedList::new(RelistReason::Initial) };
+        assert!(list.page_may_be_retried(start));
+        assert!(list.page_may_be_retried(start + Duration::from_secs(59)));
+        assert!(!list.page_may_be_retried(start + PAGE_FAILING_MAX));
+        assert!(list.may_continue(start + Duration::from_secs(59)) && !list.may_continue(start + PAGE_FAILING_MAX));
+        let mut first_page = PagedList::new(RelistReason::Initial);
+        assert!(!first_page.page_may_be_retried(start));
+    }
+}

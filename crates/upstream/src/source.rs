@@ -1,0 +1,259 @@
+//! Where the caches list and watch: at the apiserver, or at the next kubefan on the way to it.
+//!
+//! A kubefan near its subscribers may read from another one, so that the apiserver serves one watch
+//! per resource however many kubefans there are. Its lists, its watches and the proofs of their
+//! freshness then go to that kubefan. All else stays with the apiserver: reviews of callers,
+//! discovery, passthrough, and the checks of a cache's content, because a cache cannot confirm what
+//! it sent itself.
+//!
+//! Versions are comparable only within one cluster, and the two addresses are configured
+//! separately. So both must show the uid of the namespace kube-system, and the same one. Over gRPC
+//! each snapshot names it.
+//!
+//! A kubefan's Kubernetes API has everything that an apiserver's has. Its gRPC service has more and
+//! less: it marks gaps and tells the age of its state, but only JSON is read from it, and only the
+//! newest state.
+
+use std::{sync::Arc, time::Duration};
+
+use kubefan_cache::Update;
+use kubefan_model::{Media, ResourceVersion, object::ObjectParser};
+use kubefan_telemetry::metrics::UpstreamWatchGuard;
+use rand::Rng;
+use tokio::time::Instant;
+
+use crate::{
+    Reflector, SourceReflector, Upstream, UpstreamError,
+    client::UpstreamObserver,
+    grpc_reflector::GrpcReflector,
+    identity::IdentityError,
+    kubefan_client::KubefanClient,
+    reflector::{ReflectorOptions, Target},
+};
+
+/// How long before it sends a bookmark a kubefan may have learned that nothing is missing: the
+/// interval of its bookmarks.
+const KUBEFAN_BOOKMARK_AGE_MAX: Duration = Duration::from_secs(60);
+
+/// How much less often a kubefan behind another one checks the schema of its resources. The other
+/// one sends the objects of a new schema by itself, and the apiserver should not be asked by each.
+const SCHEMA_CHECKS_FEWER: u32 = 10;
+
+/// How long a resource that cannot be cached is passed on without another look, if discovery says
+/// nothing else of it. A list may have been a mistake of its server.
+const NOT_CACHED_TTL: Duration = Duration::from_secs(3600);
+/// The same if another kubefan does not cache it, which its operator may change at any time.
+const NOT_CACHED_TTL_BEHIND_KUBEFAN: Duration = Duration::from_secs(60);
+
+/// The server of lists and watches. A clone is cheap.
+#[derive(Clone)]
+pub struct Source {
+    server: Server,
+    apiserver: Upstream,
+}
+
+#[derive(Clone)]
+enum Server {
+    Apiserver,
+    /// The Kubernetes API of a kubefan.
+    Http(Upstream),
+    /// The gRPC service of a kubefan.
+    Grpc(KubefanClient),
+}
+
+impl Source {
+    /// Lists and watches at the apiserver.
+    pub fn apiserver(apiserver: Upstream) -> Self {
+        Self { server: Server::Apiserver, apiserver }
+    }
+
+    /// Lists and watches at the Kubernetes API of a kubefan in front of this apiserver.
+    pub fn kubefan(kubefan: Upstream, apiserver: Upstream) -> Self {
+        Self { server: Server::Http(kubefan), apiserver }
+    }
+
+    /// Lists and watches at the gRPC service of a kubefan in front of this apiserver.
+    pub fn grpc(kubefan: KubefanClient, apiserver: Upstream) -> Self {
+        Self { server: Server::Grpc(kubefan), apiserver }
+    }
+
+    /// Returns the same source, which calls `observer` for every request.
+    pub fn with_observer(self, observer: UpstreamObserver) -> Self {
+        let server = match self.server {
+            Server::Apiserver => Server::Apiserver,
+            Server::Http(kubefan) => Server::Http(kubefan.with_observer(observer.clone())),
+            Server::Grpc(kubefan) => Server::Grpc(kubefan.with_observer(observer.clone())),
+        };
+        Self { server, apiserver: self.apiserver.with_observer(observer) }
+    }
+
+    /// The address, for messages.
+    pub fn name(&self) -> &str {
+        match &self.server {
+            Server::Apiserver => self.apiserver.server(),
+            Server::Http(kubefan) => kubefan.server(),
+            Server::Grpc(kubefan) => kubefan.address(),
+        }
+    }
+
+    /// The client of a Kubernetes API; `None` over gRPC.
+    pub fn http(&self) -> Option<&Upstream> {
+        match &self.server {
+            Server::Apiserver => Some(&self.apiserver),
+            Server::Http(kubefan) => Some(kubefan),
+            Server::Grpc(_) => None,
+        }
+    }
+
+    /// Whether that server is a kubefan.
+    pub fn is_kubefan(&self) -> bool {
+        !matches!(self.server, Server::Apiserver)
+    }
+
+    /// Whether it marks gaps, tells the age of its state, and sends the objects of a new schema:
+    /// over gRPC.
+    pub fn marks(&self) -> bool {
+        matches!(self.server, Server::Grpc(_))
+    }
+
+    /// The interval of schema checks, if it is `configured` for the apiserver.
+    pub fn schema_check_interval(&self, configured: Duration) -> Duration {
+        if self.marks() { configured * SCHEMA_CHECKS_FEWER } else { configured }
+    }
+
+    /// How long a resource that cannot be cached stays known as such.
+    pub fn not_cached_ttl(&self) -> Duration {
+        if self.marks() { NOT_CACHED_TTL_BEHIND_KUBEFAN } else { NOT_CACHED_TTL }
+    }
+
+    /// Whether it has objects in this form.
+    pub fn has(&self, media: Media) -> bool {
+        media == Media::Json || !self.marks()
+    }
+
+    /// A reflector of a target. `open_watch` counts a watch until its guard is dropped.
+    pub fn reflector<R: Rng>(
+        &self,
+        target: Target,
+        parser: Arc<ObjectParser>,
+        options: ReflectorOptions,
+        open_watch: Arc<dyn Fn() -> UpstreamWatchGuard + Send + Sync>,
+        random: R,
+    ) -> SourceReflector<R> {
+        let client = match &self.server {
+            Server::Grpc(kubefan) => {
+                let (kubefan, apiserver) = (kubefan.clone(), self.apiserver.clone());
+                let reflector = GrpcReflector::new(kubefan, apiserver, target, parser, open_watch, random);
+                return SourceReflector::Grpc(Box::new(reflector));
+            }
+            Server::Apiserver => &self.apiserver,
+            Server::Http(kubefan) => kubefan,
+        };
+        let reflector = Reflector::new(client.clone(), target, parser, options, open_watch, random);
+        SourceReflector::Http(Box::new(reflector))
+    }
+
+    /// The version that the cluster has reached.
+    ///
+    /// # Errors
+    /// As a list. Over gRPC also if the other kubefan could not prove its state.
+    pub async fn cluster_version(&self, target: &Target) -> Result<ResourceVersion, UpstreamError> {
+        match &self.server {
+            Server::Apiserver => self.apiserver.cluster_version(target).await,
+            Server::Http(kubefan) => kubefan.cluster_version(target).await,
+            Server::Grpc(kubefan) => Ok(kubefan.freshness(target, true).await?.version),
+        }
+    }
+
+    /// The time at which `update` proves that the state was current; `None` if it proves nothing.
+    /// The apiserver's bookmarks are as of when they are `received`. Over gRPC only the age proves
+    /// something.
+    pub fn proof_in(&self, update: &Update, received: Instant) -> Option<Instant> {
+        match (&self.server, update) {
+            (Server::Grpc(_), _) => None,
+            (_, Update::Event(..)) | (Server::Apiserver, Update::Bookmark(_)) => Some(received),
+            (Server::Http(_), Update::Bookmark(_)) => received.checked_sub(KUBEFAN_BOOKMARK_AGE_MAX),
+            _ => None,
+        }
+    }
+
+    /// Like [`Upstream::confirm`]. A kubefan must also serve the cluster of the apiserver.
+    ///
+    /// # Errors
+    /// As [`Upstream::confirm`]; `Unidentified` if one of the two does not show which cluster it
+    /// serves.
+    pub async fn confirm(&self) -> Result<(), IdentityError> {
+        let found = match &self.server {
+            Server::Apiserver => return self.apiserver.confirm().await,
+            Server::Http(kubefan) => {
+                kubefan.confirm().await?;
+                kubefan.cluster()
+            }
+            Server::Grpc(kubefan) => kubefan.cluster(),
+        };
+        if self.apiserver.cluster().is_none() {
+            self.apiserver.confirm().await?;
+        }
+        let unidentified = |server: &str| IdentityError::Unidentified { server: server.to_owned() };
+        let known = self.apiserver.cluster().ok_or_else(|| unidentified(self.apiserver.server()))?;
+        let found = found.ok_or_else(|| unidentified(self.name()))?;
+        if known == found {
+            return Ok(());
+        }
+        let shown = |uid| format!("kube-system uid {uid}");
+        Err(IdentityError::OtherCluster { server: self.name().to_owned(), known: shown(known), found: shown(found) })
+    }
+
+    /// Whether the server answered for another cluster when it was last asked, and must be asked
+    /// again before anything is requested: see [`Upstream::is_doubted`].
+    pub fn is_doubted(&self) -> bool {
+        match &self.server {
+            Server::Apiserver => self.apiserver.is_doubted(),
+            Server::Http(kubefan) => kubefan.is_doubted(),
+            Server::Grpc(_) => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use http::{Request, Response, StatusCode, Uri};
+    use http_body_util::{BodyExt, Full};
+    use tower::util::BoxCloneSyncService;
+
+    use super::*;
+    use crate::client::UpstreamOptions;
+
+    /// A server of the cluster with this uid; `None` denies it.
+    fn server(name: &str, uid: Option<&'static str>) -> Upstream {
+        let service = tower::service_fn(move |_: Request<Bytes>| async move {
+            let (status, body) = match uid {
+                Some(uid) => (StatusCode::OK, format!(r#"{{"metadata":{{"uid":"{uid}"}}}}"#)),
+                None => (StatusCode::FORBIDDEN, "{}".to_owned()),
+            };
+            let body = Full::new(Bytes::from(body)).map_err(|never| match never {}).boxed_unsync();
+            let response = Response::builder().status(status).body(body).expect("a response");
+            Ok(response)
+        });
+        let base: Uri = format!("https://{name}").parse().expect("an address");
+        Upstream::from_service(BoxCloneSyncService::new(service), &base, UpstreamOptions::default())
+    }
+
+    #[tokio::test]
+    async fn a_kubefan_is_a_source_only_if_it_shows_the_cluster_of_the_apiserver() {
+        let apiserver = || server("apiserver", Some("a"));
+        assert_eq!(Source::apiserver(apiserver()).confirm().await, Ok(()));
+        assert_eq!(Source::kubefan(server("kubefan", Some("a")), apiserver()).confirm().await, Ok(()));
+        let other = Source::kubefan(server("kubefan", Some("b")), apiserver()).confirm().await.unwrap_err();
+        assert!(
+            other.to_string().starts_with("another cluster answers at https://kubefan: kube-system uid b"),
+            "{other}"
+        );
+        for (kubefan, apiserver, unidentified) in [(None, Some("a"), "kubefan"), (Some("a"), None, "apiserver")] {
+            let source = Source::kubefan(server("kubefan", kubefan), server("apiserver", apiserver));
+            let error = source.confirm().await.unwrap_err().to_string();
+            assert!(error.contains(&format!("https://{unidentified} does not show")), "{error}");
+        }
+    }
+}

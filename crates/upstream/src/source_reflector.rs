@@ -1,0 +1,93 @@
+//! The reflector of a cache, over the protocol of its source. The caches do not know which it is.
+
+use kubefan_cache::{RelistReason, warnings::Warnings};
+use kubefan_model::ResourceVersion;
+use rand::Rng;
+
+use super::{
+    Reflector,
+    grpc_reflector::GrpcReflector,
+    reflector::{ReflectorError, ReflectorEvent},
+};
+
+/// A list and watch of one target. The methods are those of [`Reflector`].
+pub enum SourceReflector<R> {
+    /// At an apiserver, or at the Kubernetes API of a kubefan.
+    Http(Box<Reflector<R>>),
+    /// At a kubefan.
+    Grpc(Box<GrpcReflector<R>>),
+}
+
+macro_rules! each {
+    ($self:ident, $reflector:ident => $call:expr) => {
+        match $self {
+            Self::Http($reflector) => $call,
+            Self::Grpc($reflector) => $call,
+        }
+    };
+}
+
+impl<R: Rng> SourceReflector<R> {
+    /// See [`Reflector::for_backfill`].
+    pub fn for_backfill(self, version: ResourceVersion, with_state: bool) -> Self {
+        match self {
+            Self::Http(reflector) => Self::Http(Box::new(reflector.for_backfill(version, with_state))),
+            Self::Grpc(reflector) => Self::Grpc(Box::new(reflector.for_backfill(version, with_state))),
+        }
+    }
+
+    /// See [`Reflector::step`].
+    ///
+    /// # Errors
+    /// The failure of the request or stream.
+    pub async fn step(&mut self) -> Result<ReflectorEvent, ReflectorError> {
+        each!(self, reflector => reflector.step().await)
+    }
+
+    /// See [`Reflector::relist`].
+    pub fn relist(&mut self, reason: RelistReason) {
+        each!(self, reflector => reflector.relist(reason));
+    }
+
+    /// See [`Reflector::resume_from`].
+    pub fn resume_from(&mut self, version: ResourceVersion) {
+        each!(self, reflector => reflector.resume_from(version));
+    }
+
+    /// See [`Reflector::reread`]. A kubefan sends objects of a new schema by itself, so over gRPC a
+    /// snapshot replaces the state.
+    pub fn reread(&mut self, reason: RelistReason) {
+        match self {
+            Self::Http(reflector) => reflector.reread(reason),
+            Self::Grpc(reflector) => reflector.relist(reason),
+        }
+    }
+
+    /// See [`Reflector::advance_to`].
+    pub fn advance_to(&mut self, reached: ResourceVersion) {
+        each!(self, reflector => reflector.advance_to(reached));
+    }
+
+    /// See [`Reflector::has_watch`].
+    pub fn has_watch(&self) -> bool {
+        each!(self, reflector => reflector.has_watch())
+    }
+
+    /// See [`Reflector::is_about_to_list`].
+    pub fn is_about_to_list(&self) -> bool {
+        each!(self, reflector => reflector.is_about_to_list())
+    }
+
+    /// See [`Reflector::is_within_list`]. A snapshot has no pages.
+    pub fn is_within_list(&self) -> bool {
+        matches!(self, Self::Http(reflector) if reflector.is_within_list())
+    }
+
+    /// Upstream's warnings for readers of the resource. gRPC has none.
+    pub fn warnings(&self) -> Warnings {
+        match self {
+            Self::Http(reflector) => reflector.warnings().clone(),
+            Self::Grpc(_) => Warnings::default(),
+        }
+    }
+}
