@@ -1,6 +1,6 @@
-//! Every alert of `deploy/monitoring` is provoked for real: a real Prometheus scrapes real kubefans
-//! in trouble, the alert fires, what its entry in the runbook says is found and done, and it
-//! resolves. Meanwhile every query of the dashboard returns series.
+//! Every alert of the chart is provoked for real: a real Prometheus scrapes real kubefans in
+//! trouble, the alert fires, what its entry in the runbook says is found and done, and it resolves.
+//! Meanwhile every query of the dashboard returns series.
 //!
 //! The rules are those of `alerts.yaml` with every duration divided by one factor, or the slowest
 //! would take hours. Counts, shares and rates stay as they are, so the troubles are as large as in

@@ -1,4 +1,4 @@
-//! The alerts, their runbook and the dashboard in `deploy/monitoring`: they name metrics that
+//! The alerts, their runbook and the dashboard in the chart's `files`: they name metrics that
 //! exist, promtool's unit tests pass, and every alert has an entry.
 
 use std::{collections::BTreeSet, process::Command};
@@ -16,7 +16,7 @@ tests! {
         every_panel_says_what_it_shows;
 }
 
-pub(crate) const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/monitoring");
+pub(crate) const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/helm/kubefan/files");
 
 pub(crate) fn read(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"))

@@ -17,7 +17,7 @@ use crate::harness::{
 tests! {
     apiserver slow_deploy: the_overlays_are_rendered_from_the_chart, kustomize_and_helm_make_the_same_objects,
         a_component_binds_the_account_of_the_overlays_namespace, the_template_of_the_sidecar_is_the_component,
-        the_readme_lists_the_values, the_chart_has_the_rules_and_the_dashboard, artifact_hub_understands_the_annotations;
+        the_readme_lists_the_values, the_chart_installs_the_rules_and_the_dashboard, artifact_hub_understands_the_annotations;
 }
 
 /// The overlays of kustomize that are rendered from the chart.
@@ -223,39 +223,14 @@ async fn the_readme_lists_the_values() {
     must_be(&chart.join("README.md"), &format!("{before}<!-- values -->\n{rows}<!-- end of values -->\n{after}"));
 }
 
-/// The files of a folder that have this extension, by name.
-fn files(folder: &Path, extension: &str) -> BTreeMap<String, String> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    let selected = entries.filter(|path| path.extension().is_some_and(|found| found == extension));
-    selected
-        .map(|path| (path.file_name().unwrap().to_str().unwrap().to_owned(), fs::read_to_string(&path).unwrap()))
-        .collect()
-}
-
-/// A chart can read only files in it, so it has copies.
-async fn the_chart_has_the_rules_and_the_dashboard() {
-    let (source, copies) = (deploy().join("monitoring"), Path::new(CHART).join("files"));
-    let mut rules = files(&source, "yaml");
-    rules.retain(|name, _| !name.ends_with("_test.yaml"));
-    fs::create_dir_all(copies.join("rules")).unwrap();
-    for (name, text) in &rules {
-        must_be(&copies.join("rules").join(name), text);
-    }
-    assert_eq!(files(&copies.join("rules"), "yaml"), rules);
-    let dashboards = files(&source, "json");
-    for (name, text) in &dashboards {
-        must_be(&copies.join(name), text);
-    }
-    assert_eq!(files(&copies, "json"), dashboards);
+async fn the_chart_installs_the_rules_and_the_dashboard() {
     let args = ["--set=monitoring.prometheusRule.enabled=true,monitoring.dashboard.enabled=true"];
     let rendered = objects(&helm::template("kubefan", "kubefan", &args).await);
-    let count = |kind: &str| rendered.iter().filter(|object| object["kind"] == kind).count();
-    assert_eq!(count("PrometheusRule"), rules.len());
-    if let Some(dashboard) = dashboards.get("dashboard.json") {
-        let found = &named(&rendered, "ConfigMap", "kubefan-dashboard")["data"]["kubefan.json"];
-        let json = |text: &str| serde_json::from_str::<Value>(text).unwrap();
-        assert_eq!(json(found.as_str().unwrap()), json(dashboard));
-    }
+    let file = |name: &str| fs::read_to_string(Path::new(CHART).join("files").join(name)).unwrap();
+    let rules: Value = serde_saphyr::from_str(&file("alerts.yaml")).unwrap();
+    assert_eq!(named(&rendered, "PrometheusRule", "kubefan-alerts")["spec"], rules);
+    let dashboard = &named(&rendered, "ConfigMap", "kubefan-dashboard")["data"]["kubefan.json"];
+    assert_eq!(dashboard.as_str().unwrap().trim_end(), file("dashboard.json").trim_end());
 }
 
 /// As its documentation of annotations in Helm charts says.
