@@ -1,15 +1,16 @@
 # Short names for the commands of CONTRIBUTING.md, for `just`. Scripts and CI call those themselves.
+# All need Rust, and those that run more than unit tests need Go.
 
 _list:
     @just --list --unsorted
 
-# Unit tests, while you work: seconds
+# Unit tests, while you work, or those whose names contain one of these: seconds
 unit *names:
-    cargo test --lib {{ names }}
+    cargo test --lib -- {{ names }}
 
-# The integration tests whose names contain one of these
+# The integration tests, or those whose names contain one of these
 integration *names:
-    cargo test --test integration {{ names }}
+    cargo test --test integration -- {{ names }}
 
 # Before each commit, 1 minute: format, clippy, unit tests, layers and comments
 quick:
@@ -28,15 +29,15 @@ seed number:
     KUBEFAN_SEED={{ number }} cargo test --test simulation
 
 # Before a pull request: tests, static checks, and the slow checks that the change concerns
-ci:
-    .ci/run
+ci *options:
+    .ci/run {{ options }}
 
-# Counts instructions and times single steps, after a change on the hot path: 2 minutes
+# After a change on the hot path, 2 minutes: instructions (needs valgrind and gungraun-runner), times
 bench:
     cargo bench -p kubefan-benches --bench instructions
     cargo bench -p kubefan-benches --bench micro
 
-# The checks of the Go, Python and TypeScript clients, 1 to 2 minutes each
+# The checks of the Go, Python and TypeScript clients (needs Python 3 and Node.js 20), 1 to 2 minutes each
 clients:
     clients/go/check
     clients/python/check
