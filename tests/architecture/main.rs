@@ -1,5 +1,5 @@
 //! Checks that the sources have the shape that CONTRIBUTING.md and docs/architecture.md promise:
-//! layers, no cycles, files of readable size, plain words, links that resolve, patches that apply.
+//! layers, no cycles, files of readable size, links that resolve, patches that apply.
 //! It reads the sources as text and builds nothing, so it takes about a second.
 //!
 //! Each test lists all its findings at once. `figures` (`--ignored --nocapture figures`) prints the
@@ -94,34 +94,6 @@ impl Workspace {
         found
     }
 
-    /// Phrases and coined words in comments, help texts and documents.
-    fn words(&self) -> Vec<String> {
-        let mut found = Vec::new();
-        let mut add = |file: &Path, words: Vec<(usize, String)>| {
-            found.extend(words.into_iter().map(|(line, word)| format!("{}:{line}: {word}", file.display())));
-        };
-        for (file, _, source) in &self.sources {
-            add(file, prose::words_in_comments(&source.comments));
-            if prose::has_help_texts(file) {
-                source.strings.iter().for_each(|(line, text)| add(file, prose::words_in(&[(*line, text)])));
-            }
-        }
-        let is_read = |file: &Path| file.starts_with("docs") || file == Path::new("README.md");
-        for (file, text) in self.documents.iter().filter(|(file, _)| is_read(file)) {
-            add(file, prose::words_in_document(text));
-        }
-        found
-    }
-
-    fn coined_identifiers(&self) -> Vec<String> {
-        let mut found = Vec::new();
-        for (file, _, source) in &self.sources {
-            let names = prose::coined_identifiers(source).into_iter();
-            found.extend(names.map(|(line, name)| format!("{}:{line}: {name}", file.display())));
-        }
-        found
-    }
-
     fn links(&self) -> Vec<String> {
         documents::broken_links(&self.documents, &|path| self.root.join(path).exists())
     }
@@ -177,16 +149,6 @@ fn comments_fit_into_100_columns() {
 }
 
 #[test]
-fn comments_documents_and_help_are_in_plain_words() {
-    assert_none("phrases and coined words", &Workspace::read().words());
-}
-
-#[test]
-fn no_identifier_is_a_coined_word() {
-    assert_none("coined identifiers", &Workspace::read().coined_identifiers());
-}
-
-#[test]
 fn every_link_resolves() {
     assert_none("broken links", &Workspace::read().links());
 }
@@ -218,14 +180,12 @@ fn the_client_library_has_no_planted_bugs() {
 #[ignore = "prints figures and checks nothing"]
 fn figures() {
     let workspace = Workspace::read();
-    let figures: [(&str, Vec<String>); 11] = [
+    let figures: [(&str, Vec<String>); 9] = [
         ("imports upwards", workspace.layers()),
         ("cycles between files", workspace.cycles()),
         ("files that are too long", workspace.long_files()),
         ("repeated file names", workspace.repeated_names()),
         ("wide comment lines", workspace.wide_comments()),
-        ("phrases and coined words", workspace.words()),
-        ("coined identifiers", workspace.coined_identifiers()),
         ("broken links", workspace.links()),
         ("places and terms", workspace.places()),
         ("patches that do not apply", patches::misfits(&workspace.root)),
