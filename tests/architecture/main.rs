@@ -1,5 +1,5 @@
 //! Checks that the sources have the shape that CONTRIBUTING.md and docs/architecture.md promise:
-//! layers, no cycles, files of readable size, links that resolve, patches that apply.
+//! layers, no cycles, files with names of their own, links that resolve, patches that apply.
 //! It reads the sources as text and builds nothing, so it takes about a second.
 //!
 //! Each test lists all its findings at once. `figures` (`--ignored --nocapture figures`) prints the
@@ -9,10 +9,10 @@ mod cycles;
 mod documents;
 mod layers;
 mod modules;
+mod names;
 mod patches;
 mod prose;
 mod rust;
-mod sizes;
 mod tree;
 
 use std::{
@@ -69,20 +69,8 @@ impl Workspace {
         self.sources.iter().map(|(file, ..)| file).filter(|file| file.starts_with(&folder)).cloned().collect()
     }
 
-    fn long_files(&self) -> Vec<String> {
-        let folders: Vec<PathBuf> = self.packages.iter().map(|package| package.folder.join("src")).collect();
-        let is_source = |file: &Path| folders.iter().any(|folder| file.starts_with(folder));
-        let sources = self.sources.iter().filter(|(file, ..)| is_source(file));
-        let lines: Vec<_> = sources.map(|(file, text, _)| (file.clone(), text.lines().count())).collect();
-        sizes::long_files(&lines, sizes::LONG)
-    }
-
     fn repeated_names(&self) -> Vec<String> {
-        let names = |package: &Package| {
-            let files = self.package_files(package);
-            sizes::repeated_names(&package.name, &files, sizes::TELLING_FOLDERS, sizes::REPEATED)
-        };
-        self.packages.iter().flat_map(names).collect()
+        self.packages.iter().flat_map(|package| names::repeated(&self.package_files(package))).collect()
     }
 
     fn wide_comments(&self) -> Vec<String> {
@@ -134,11 +122,6 @@ fn no_files_use_each_other_in_a_circle() {
 }
 
 #[test]
-fn no_source_file_is_too_long() {
-    assert_none("files that are too long", &Workspace::read().long_files());
-}
-
-#[test]
 fn no_two_files_of_a_package_have_the_same_name() {
     assert_none("repeated file names", &Workspace::read().repeated_names());
 }
@@ -180,10 +163,9 @@ fn the_client_library_has_no_planted_bugs() {
 #[ignore = "prints figures and checks nothing"]
 fn figures() {
     let workspace = Workspace::read();
-    let figures: [(&str, Vec<String>); 9] = [
+    let figures: [(&str, Vec<String>); 8] = [
         ("imports upwards", workspace.layers()),
         ("cycles between files", workspace.cycles()),
-        ("files that are too long", workspace.long_files()),
         ("repeated file names", workspace.repeated_names()),
         ("wide comment lines", workspace.wide_comments()),
         ("broken links", workspace.links()),
