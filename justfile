@@ -12,7 +12,7 @@ unit *names:
 integration *names:
     cargo test --test integration -- {{ names }}
 
-# Before each commit, 1 minute: format, clippy, unit tests, layers and comments
+# Before each commit, 1 minute: format, clippy, unit tests, cycles and comments
 quick:
     .ci/run --quick
 

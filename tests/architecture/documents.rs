@@ -46,14 +46,13 @@ pub(crate) fn unreachable_pages(documents: &BTreeMap<PathBuf, String>) -> Vec<St
     pages.filter(|page| !named.contains(page)).map(|page| page.display().to_string()).collect()
 }
 
-/// The lines of a document that are not code, with their numbers, inline code removed.
-fn prose(text: &str) -> impl Iterator<Item = (usize, String)> {
+/// The lines of a document that are not in a block of code, with their numbers.
+fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut in_code = false;
     text.lines().enumerate().filter_map(move |(index, line)| {
         let is_fence = line.trim_start().starts_with("```");
         in_code ^= is_fence;
-        let prose = || line.split('`').step_by(2).collect::<Vec<_>>().join("`");
-        (!in_code && !is_fence).then(|| (index + 1, prose()))
+        (!in_code && !is_fence).then_some((index + 1, line))
     })
 }
 
@@ -61,6 +60,8 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, String)> {
 fn links(text: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for (number, line) in prose(text) {
+        // Inline code shows links of others.
+        let line = line.split('`').step_by(2).collect::<Vec<_>>().join("`");
         let inline = line.match_indices("](").map(|(at, _)| &line[at + 2..]);
         let html = ["src=\"", "href=\""]
             .into_iter()
@@ -76,14 +77,12 @@ fn links(text: &str) -> Vec<(usize, String)> {
 fn anchors(text: &str) -> Vec<String> {
     let mut seen: HashMap<String, usize> = HashMap::new();
     let mut found = Vec::new();
-    let mut in_code = false;
-    for line in text.lines() {
-        in_code ^= line.trim_start().starts_with("```");
+    for (_, line) in prose(text) {
         if let Some((_, rest)) = line.split_once("id=\"") {
             found.extend(rest.split('"').next().map(str::to_owned));
         }
         let level = line.bytes().take_while(|b| *b == b'#').count();
-        if in_code || level == 0 || !line[level..].starts_with(' ') {
+        if level == 0 || !line[level..].starts_with(' ') {
             continue;
         }
         let heading = line[level..].trim().to_lowercase();
@@ -104,9 +103,7 @@ fn normal(path: &Path) -> PathBuf {
     let mut normal = PathBuf::new();
     for part in path.components() {
         match part {
-            Component::ParentDir => {
-                normal.pop();
-            }
+            Component::ParentDir => drop(normal.pop()),
             Component::CurDir => {}
             part => normal.push(part),
         }
@@ -116,9 +113,8 @@ fn normal(path: &Path) -> PathBuf {
 
 /// The paths in the table "to change X, go to Y" of CONTRIBUTING.md that do not exist.
 pub(crate) fn missing_places(text: &str, exists: &dyn Fn(&Path) -> bool) -> Vec<String> {
-    let is_header = |line: &&str| line.to_lowercase().contains("to change") && line.to_lowercase().contains("go to");
-    let lines: Vec<&str> = text.lines().skip_while(|line| !is_header(line)).collect();
-    let rows: Vec<&str> = lines.into_iter().skip(2).take_while(|line| line.starts_with('|')).collect();
+    let lines = text.lines().skip_while(|line| *line != "| to change | go to |").skip(2);
+    let rows: Vec<&str> = lines.take_while(|line| line.starts_with('|')).collect();
     if rows.is_empty() {
         return vec!["CONTRIBUTING.md: there is no table of what to change where".to_owned()];
     }
@@ -133,11 +129,10 @@ pub(crate) fn missing_places(text: &str, exists: &dyn Fn(&Path) -> bool) -> Vec<
 
 /// What is wrong with the glossary's length. A term is a row of a table.
 pub(crate) fn long_glossary(text: &str) -> Option<String> {
-    let rows = text.lines().filter(|line| line.starts_with('|'));
-    let is_rule = |line: &&str| line.trim_matches(['|', '-', ':', ' ']).is_empty();
-    let rules = text.lines().filter(|line| line.starts_with('|')).filter(is_rule).count();
+    let rows = || text.lines().filter(|line| line.starts_with('|'));
+    let rules = rows().filter(|line| line.trim_matches(['|', '-', ':', ' ']).is_empty()).count();
     // Each table has a row of headings and a rule.
-    let terms = rows.count() - 2 * rules;
+    let terms = rows().count() - 2 * rules;
     (terms > TERMS_MAX).then(|| format!("docs/glossary.md: {terms} terms; at most {TERMS_MAX}"))
 }
 

@@ -16,14 +16,12 @@ const TELLING_FOLDERS: [(&str, &str); 6] = [
 ];
 
 /// Names that several files of a package may have, and what tells the files apart.
-const REPEATED: [(&str, &str); 7] = [
+const REPEATED: [(&str, &str); 5] = [
     ("mod.rs", "its folder"),
     ("lib.rs", "the library of its package"),
     ("main.rs", "the program of its package"),
     ("tests.rs", "its folder"),
     ("error.rs", "the error type of its folder"),
-    ("identity.rs", "`peer` identifies a cache, `upstream/client` a cluster"),
-    ("tls.rs", "`peer` is mutual TLS between replicas, `server/transport` is TLS for clients"),
 ];
 
 /// The names that several of these files of one package have, with their files.
