@@ -93,10 +93,12 @@ impl Runner {
         }
         match &*text(command, "op") {
             "connect" => {
-                let (address, options) = (text(command, "address"), client_options(command));
-                let client = match command["lazy"] == true {
-                    true => Client::connect_lazy(&address, &options).await?,
-                    false => Client::connect(&address, &options).await?,
+                let address = text(command, "address");
+                let options = client_options(command);
+                let client = if command["lazy"] == true {
+                    Client::connect_lazy(&address, &options).await?
+                } else {
+                    Client::connect(&address, &options).await?
                 };
                 self.clients.insert(name, client);
             }
@@ -171,7 +173,8 @@ impl Runner {
     }
 
     fn informer(&mut self, command: &Value, name: &str) -> Informer {
-        let (target, options) = (target(command), watch_options(command));
+        let target = target(command);
+        let options = watch_options(command);
         let backoff = options.backoff.clone();
         let source = ListWatch::new(self.client(command), &target.resource, &target.namespace, &target.field_selector)
             .label_selector(&target.label_selector)
@@ -298,10 +301,12 @@ fn target(command: &Value) -> Target {
 }
 
 fn projection(command: &Value) -> Projection {
-    let parts = match (command["fields"].as_array(), command["metadata_only"] == true) {
-        (Some(fields), _) => Parts::Fields(fields.iter().filter_map(|it| it.as_str().map(Into::into)).collect()),
-        (None, true) => Parts::Metadata,
-        (None, false) => Parts::Full,
+    let parts = if let Some(fields) = command["fields"].as_array() {
+        Parts::Fields(fields.iter().filter_map(|it| it.as_str().map(Into::into)).collect())
+    } else if command["metadata_only"] == true {
+        Parts::Metadata
+    } else {
+        Parts::Full
     };
     Projection { parts, drop_managed_fields: command["drop_managed_fields"] == true, ..Projection::default() }
 }

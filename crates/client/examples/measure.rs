@@ -86,7 +86,8 @@ async fn inform<K: Decode>(informer: InformerBuilder<K>, read: fn(&K) -> usize) 
     let informer = informer.build();
     informer.on_error(|error| eprintln!("{error}"));
     let total = Arc::new(AtomicUsize::new(0));
-    let (added, updated) = (total.clone(), total);
+    let added = total.clone();
+    let updated = total;
     let handler = informer
         .handler()
         .on_add(move |it, _| _ = added.fetch_add(read(it.value()), Relaxed))

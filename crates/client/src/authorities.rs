@@ -27,13 +27,13 @@ pub(crate) async fn read(file: &Path) -> Result<(Vec<u8>, RootCertStore), String
 pub(crate) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, &'static str> {
     let certificates: Vec<_> =
         CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>().map_err(|_| "it is not valid PEM")?;
-    match certificates.is_empty() {
-        false => Ok(certificates),
-        true if PrivateKeyDer::from_pem_slice(pem).is_ok() => {
-            Err("it contains a private key and no certificate; name the file with the certificate")
-        }
-        true => Err("it contains no PEM certificate"),
+    if !certificates.is_empty() {
+        return Ok(certificates);
     }
+    if PrivateKeyDer::from_pem_slice(pem).is_ok() {
+        return Err("it contains a private key and no certificate; name the file with the certificate");
+    }
+    Err("it contains no PEM certificate")
 }
 
 #[cfg(test)]
@@ -45,7 +45,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("ca.pem");
         let made = rcgen::generate_simple_self_signed(["kubefan".to_owned()]).unwrap();
-        let (certificate, key) = (made.cert.pem(), made.signing_key.serialize_pem());
+        let certificate = made.cert.pem();
+        let key = made.signing_key.serialize_pem();
         for (text, problem) in [
             (key.clone(), "it contains a private key and no certificate"),
             ("nothing".to_owned(), "it contains no PEM certificate"),

@@ -162,7 +162,9 @@ fn metadata_only<K: Resource + DeserializeOwned>(key: &ObjectKey) -> Option<K> {
 /// The value, with the metadata that kube-rs reads.
 fn with_metadata<K: Resource + Clone>(object: Arc<Object<K>>) -> K {
     let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-    let (key, uid, version) = (object.key().clone(), some(object.uid()), some(object.resource_version()));
+    let key = object.key().clone();
+    let uid = some(object.uid());
+    let version = some(object.resource_version());
     // The stream's queue has given up its share, so nothing is copied.
     let mut value = Arc::try_unwrap(object).map_or_else(|shared| shared.value().clone(), Object::into_value);
     let metadata = value.meta_mut();

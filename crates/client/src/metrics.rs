@@ -75,7 +75,9 @@ impl Collector for InformerMetrics {
         // A stopped informer stays stopped, so its store need not stay in memory for its numbers.
         self.informers().retain(|name, read| {
             let stats = read();
-            stats.iter().for_each(|stats| families.fill(name, stats));
+            if let Some(stats) = &stats {
+                families.fill(name, stats);
+            }
             stats.is_some()
         });
         families.all().into_iter().flat_map(Collector::collect).collect()

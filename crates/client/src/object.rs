@@ -265,11 +265,12 @@ impl<T: DeserializeOwned + Send + Sync + 'static> Decode for T {
 
 impl Decode for RawProtobuf {
     fn decode(raw: &RawObject) -> Result<Self, serde_json::Error> {
-        match raw.json.starts_with(PROTOBUF_MAGIC) {
-            true => Ok(Self(raw.json.as_ref().into())),
-            false => Err(serde_json::Error::custom(
+        if raw.json.starts_with(PROTOBUF_MAGIC) {
+            Ok(Self(raw.json.as_ref().into()))
+        } else {
+            Err(serde_json::Error::custom(
                 "the object is JSON: request it with Encoding::Protobuf, over gRPC, to read it as RawProtobuf",
-            )),
+            ))
         }
     }
 }
@@ -314,7 +315,9 @@ mod tests {
         let ProtobufMessage { api_version, kind, message } = read.message().unwrap();
         assert_eq!((&*api_version, &*kind, &*message), ("v1", "Pod", &b"message"[..]));
         let refused = [serde_json::Value::decode(&raw).err(), RawJson::decode(&raw).err()];
-        refused.iter().for_each(|error| assert!(error.as_ref().unwrap().to_string().contains("RawProtobuf")));
+        for error in &refused {
+            assert!(error.as_ref().unwrap().to_string().contains("RawProtobuf"));
+        }
         let json = of(b"{}");
         assert!(RawProtobuf::decode(&json).unwrap_err().to_string().contains("Encoding::Protobuf"));
         assert_eq!(RawJson::decode(&json).unwrap().as_bytes(), b"{}");

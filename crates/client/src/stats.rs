@@ -188,7 +188,9 @@ impl<S: ListerWatcher> ListerWatcher for Counted<S> {
         let counters = self.counters.clone();
         let count = |events: WatchEvents| {
             let note = move |event: &Result<WatchEvent, ClientError>| {
-                event.iter().for_each(|event| counters.note_event(event))
+                if let Ok(event) = event {
+                    counters.note_event(event);
+                }
             };
             events.inspect(note).boxed()
         };

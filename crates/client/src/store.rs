@@ -130,7 +130,9 @@ pub trait Store<K>: Send + Sync + 'static {
     /// Applies several changes that are only true together. A store with readers makes them visible
     /// in one step.
     fn apply_batch(&self, changes: Vec<Change<K>>) {
-        changes.into_iter().for_each(|change| self.apply(change));
+        for change in changes {
+            self.apply(change);
+        }
     }
 
     /// Everything at or below this version has been applied.

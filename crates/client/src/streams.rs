@@ -213,9 +213,8 @@ impl<S: ListerWatcher, K: Send + Sync + 'static> ListerWatcher for Gated<S, K> {
         let queue = self.queue.clone();
         let gate = |mut events: WatchEvents| {
             // Without a waker: the reader polls again after it has taken the last event.
-            let next = move |context: &mut Context<'_>| match queue.lock().is_empty() {
-                true => events.poll_next_unpin(context),
-                false => Poll::Pending,
+            let next = move |context: &mut Context<'_>| {
+                if queue.lock().is_empty() { events.poll_next_unpin(context) } else { Poll::Pending }
             };
             stream::poll_fn(next).boxed()
         };

@@ -12,7 +12,8 @@ const GENERATED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../common/src/gene
 
 #[test]
 fn the_checked_in_code_is_generated_from_proto() -> Result<(), Box<dyn Error>> {
-    let (watch, peer) = ("kubefan/v1alpha1/watch.proto", "kubefan/v1alpha1/peer.proto");
+    let watch = "kubefan/v1alpha1/watch.proto";
+    let peer = "kubefan/v1alpha1/peer.proto";
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("generated");
     fs::create_dir_all(&dir)?;
     // The reflection service answers from this file. It leaves out the protocol between replicas.
@@ -26,7 +27,8 @@ fn the_checked_in_code_is_generated_from_proto() -> Result<(), Box<dyn Error>> {
         .out_dir(&dir)
         .compile_fds(protox::compile([watch, peer], [PROTO])?)?;
     for file in ["kubefan.v1alpha1.rs", "kubefan_descriptor.bin"] {
-        let (made, kept) = (fs::read(dir.join(file))?, Path::new(GENERATED).join(file));
+        let made = fs::read(dir.join(file))?;
+        let kept = Path::new(GENERATED).join(file);
         if env::var_os("KUBEFAN_REGENERATE").is_some() {
             fs::write(&kept, made)?;
         } else {

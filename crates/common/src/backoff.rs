@@ -107,7 +107,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn delays_double_from_800_ms_to_30_s() {
-        let (mut backoff, mut rng) = (plain(), SmallRng::seed_from_u64(1));
+        let mut backoff = plain();
+        let mut rng = SmallRng::seed_from_u64(1);
         let mut delays = Vec::new();
         for _ in 0..8 {
             let delay = backoff.next_delay(Instant::now(), None, &mut rng);
@@ -119,7 +120,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn two_healthy_minutes_reset_the_delay() {
-        let (mut backoff, mut rng) = (plain(), SmallRng::seed_from_u64(1));
+        let mut backoff = plain();
+        let mut rng = SmallRng::seed_from_u64(1);
         for _ in 0..5 {
             let delay = backoff.next_delay(Instant::now(), None, &mut rng);
             tokio::time::sleep(delay).await;
@@ -133,7 +135,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_delay_is_never_shorter_than_the_servers_retry_after() {
-        let (mut backoff, mut rng) = (plain(), SmallRng::seed_from_u64(1));
+        let mut backoff = plain();
+        let mut rng = SmallRng::seed_from_u64(1);
         let asked = Some(Duration::from_secs(20));
         assert_eq!(backoff.next_delay(Instant::now(), asked, &mut rng), Duration::from_secs(20));
         assert_eq!(backoff.next_delay(Instant::now(), None, &mut rng), Duration::from_millis(1600));
@@ -141,7 +144,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_first_failure_of_a_series_can_be_free_of_delay() {
-        let (mut backoff, mut rng) = (plain(), SmallRng::seed_from_u64(1));
+        let mut backoff = plain();
+        let mut rng = SmallRng::seed_from_u64(1);
         let mut delay = || backoff.next_delay_after_first(Instant::now(), &mut rng).as_millis();
         assert_eq!([delay(), delay(), delay()], [0, 1600, 3200]);
         tokio::time::advance(Duration::from_secs(124)).await;
@@ -151,7 +155,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn jitter_at_most_doubles_a_delay_and_depends_on_the_seed() {
         let delays = |seed| {
-            let (mut backoff, mut rng) = (Backoff::default(), SmallRng::seed_from_u64(seed));
+            let mut backoff = Backoff::default();
+            let mut rng = SmallRng::seed_from_u64(seed);
             (0..20).map(|_| backoff.next_delay(Instant::now(), None, &mut rng)).collect::<Vec<_>>()
         };
         assert_eq!(delays(7), delays(7));

@@ -32,7 +32,8 @@ pub fn valid_utf8(bytes: &[u8]) -> Cow<'_, [u8]> {
 /// The user is kubefan's own account, which clients need not know.
 pub fn without_user(text: &str) -> String {
     const START: &str = "User \"";
-    let (mut shown, mut rest) = (String::with_capacity(text.len()), text);
+    let mut shown = String::with_capacity(text.len());
+    let mut rest = text;
     while let Some((before, name)) = rest.split_once(START) {
         shown.push_str(before);
         let Some((_, after)) = name.split_once('"') else { return shown };

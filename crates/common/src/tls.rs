@@ -27,9 +27,10 @@ pub fn explain(error: &rustls::Error, settings: TlsSettings) -> Option<String> {
 /// The text of the innermost error of a connection, with the library's words for a connection that
 /// was cut off replaced: those are about a risk of protocols without frames.
 pub fn plain(text: &str) -> &str {
-    match text.contains("close_notify") {
-        true => "the server closed the connection without ending TLS, as a process that is killed does",
-        false => text,
+    if text.contains("close_notify") {
+        "the server closed the connection without ending TLS, as a process that is killed does"
+    } else {
+        text
     }
 }
 

@@ -133,7 +133,9 @@ impl WatchEvent {
     /// Replaces the objects by their packed forms. Called when the event becomes history.
     pub fn settle(&self) {
         self.object.use_packed();
-        self.previous.iter().for_each(EventObject::use_packed);
+        if let Some(previous) = &self.previous {
+            previous.use_packed();
+        }
         self.leave_cache.store(None);
     }
 
@@ -252,7 +254,8 @@ mod tests {
             let mut selections = Vec::new();
             for labels in LABELS {
                 for fields in FIELDS {
-                    let (labels, fields) = (LabelSelector::parse(labels).unwrap(), FieldSelector::parse(fields).unwrap());
+                    let labels = LabelSelector::parse(labels).unwrap();
+                    let fields = FieldSelector::parse(fields).unwrap();
                     selections.push(Selection::bind("", "", labels, &fields, &table, parser.clone(), &gvr).unwrap());
                 }
             }

@@ -6,8 +6,10 @@ pub fn human_duration(seconds: i64) -> String {
         0 => format!("{big}{unit}"),
         small => format!("{big}{unit}{small}{small_unit}"),
     };
-    let (minutes, hours) = (seconds / 60, seconds / 3600);
-    let (days, years) = (hours / 24, hours / 24 / 365);
+    let minutes = seconds / 60;
+    let hours = seconds / 3600;
+    let days = hours / 24;
+    let years = hours / 24 / 365;
     match seconds {
         // Clocks may differ by a second; a larger difference is an error.
         ..-1 => "<invalid>".to_owned(),

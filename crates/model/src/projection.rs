@@ -130,9 +130,10 @@ impl Projection {
     }
 
     fn canonical_of(partial: bool, root: Rule, drop_last_applied: bool) -> Self {
-        match drop_last_applied && !planted::is(Bug::LastAppliedStays) {
-            true => Self::of(partial, root, &[&RESOURCE_VERSION, &MANAGED_FIELDS, &LAST_APPLIED_PATH]),
-            false => Self::of(partial, root, &[&RESOURCE_VERSION, &MANAGED_FIELDS]),
+        if drop_last_applied && !planted::is(Bug::LastAppliedStays) {
+            Self::of(partial, root, &[&RESOURCE_VERSION, &MANAGED_FIELDS, &LAST_APPLIED_PATH])
+        } else {
+            Self::of(partial, root, &[&RESOURCE_VERSION, &MANAGED_FIELDS])
         }
     }
 
@@ -232,7 +233,8 @@ fn names(path: &str) -> Result<Vec<String>, String> {
     if path.len() > PATH_BYTES_MAX {
         return Err(format!("longer than {PATH_BYTES_MAX} bytes"));
     }
-    let (mut names, mut name) = (Vec::new(), String::new());
+    let mut names = Vec::new();
+    let mut name = String::new();
     let mut chars = path.chars();
     while let Some(c) = chars.next() {
         match c {

@@ -94,7 +94,8 @@ impl Selection {
     }
 
     fn of(spec: SelectionSpec, parser: Arc<ObjectParser>) -> Self {
-        let (hash, kept) = (HASHES.hash_one(&spec), OnceLock::new());
+        let hash = HASHES.hash_one(&spec);
+        let kept = OnceLock::new();
         Self(Arc::new(Bound { spec, hash, parser, kept }))
     }
 

@@ -208,7 +208,8 @@ mod tests {
     #[test]
     fn the_events_of_one_revision_have_places_in_it() {
         let version = |text: &str| ResourceVersion::parse_place(text).unwrap();
-        let (first, second) = (version("218"), version("218.1"));
+        let first = version("218");
+        let second = version("218.1");
         assert_eq!(first.followed_by(first), Some(second));
         assert_eq!(second.followed_by(version("219")), Some(version("219")));
         assert_eq!(second.followed_by(version("217")), None);

@@ -68,9 +68,10 @@ impl ListEncoder {
     pub fn new(resource: &ListedResource<'_>, format: Format) -> Self {
         let ListedResource { gvr, kind, list_kind, parser, sample } = *resource;
         let is_partial = format.projection().is_partial();
-        let (kind, api_version) = match is_partial {
-            true => (PARTIAL_KIND.to_owned(), PARTIAL_API_VERSION.to_owned()),
-            false => (kind.to_owned(), gvr.api_version()),
+        let (kind, api_version) = if is_partial {
+            (PARTIAL_KIND.to_owned(), PARTIAL_API_VERSION.to_owned())
+        } else {
+            (kind.to_owned(), gvr.api_version())
         };
         let style = match parser.media() {
             Media::Protobuf => Style::Messages,
@@ -87,10 +88,7 @@ impl ListEncoder {
             }
             Media::Json => Style::Whole,
         };
-        let list_kind = match is_partial {
-            true => format!("{kind}List"),
-            false => list_kind.to_owned(),
-        };
+        let list_kind = if is_partial { format!("{kind}List") } else { list_kind.to_owned() };
         let tables = parser.tables().cloned();
         Self { format, style, tables, list_kind, api_version }
     }
@@ -180,9 +178,10 @@ impl ListEncoder {
     /// cached.
     fn message(&self, object: &Object) -> Bytes {
         let bytes = object.bytes();
-        let message = match self.format.projection().is_identity() {
-            true => protobuf::open(&bytes).map(|opened| bytes.slice_ref(opened.message)),
-            false => protobuf::projected_item(&bytes, self.format.projection()).map(Bytes::from),
+        let message = if self.format.projection().is_identity() {
+            protobuf::open(&bytes).map(|opened| bytes.slice_ref(opened.message))
+        } else {
+            protobuf::projected_item(&bytes, self.format.projection()).map(Bytes::from)
         };
         message.unwrap_or_default()
     }

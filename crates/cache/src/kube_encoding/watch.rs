@@ -98,7 +98,7 @@ pub fn put_bookmark(media: Media, of: &TypeMeta, version: &str, ends_initial_eve
     if let Some((tables, include)) = tables {
         out.put_slice(br#"{"type":"BOOKMARK","object":"#);
         put_table_head(version, out);
-        out.put_slice(tables.bookmark_row((kind, api_version), *include, version, ends_initial_events).as_bytes());
+        out.put_slice(tables.bookmark_row(kind, api_version, *include, version, ends_initial_events).as_bytes());
         return put_tail(Media::Table, out);
     }
     if media == Media::Protobuf {
@@ -106,9 +106,10 @@ pub fn put_bookmark(media: Media, of: &TypeMeta, version: &str, ends_initial_eve
         out.put_slice(&protobuf::watch_frame("BOOKMARK", &object));
         return;
     }
-    let annotations = match ends_initial_events {
-        true => format!(r#","annotations":{{"{INITIAL_EVENTS_END}":"true"}}"#),
-        false => String::new(),
+    let annotations = if ends_initial_events {
+        format!(r#","annotations":{{"{INITIAL_EVENTS_END}":"true"}}"#)
+    } else {
+        String::new()
     };
     // Kinds and group versions are names, which need no escaping.
     let line = format!(

@@ -13,7 +13,7 @@ use rand::{SeedableRng, rngs::SmallRng};
 use tokio::time::{Instant, sleep_until};
 
 use super::{
-    pace::{Outage, Verdict, ends_fallback, hash},
+    pace::{Verdict, ends_fallback, hash},
     servers::Servers,
 };
 use crate::{
@@ -95,7 +95,8 @@ impl Follow {
 
     /// Returns a watch from a version.
     pub(super) fn resume(servers: Arc<Servers>, options: ListOptions) -> Self {
-        let (version, timeout) = (options.resource_version.clone(), options.timeout);
+        let version = options.resource_version.clone();
+        let timeout = options.timeout;
         let kubefan = Watch::start(&servers.kubefan, options);
         Self::new(servers, kubefan, version, timeout)
     }
@@ -221,7 +222,9 @@ impl Follow {
         };
         self.apiserver = None;
         if ends_fallback(&error) {
-            self.servers.outage.iter().for_each(Outage::stop);
+            if let Some(outage) = &self.servers.outage {
+                outage.stop();
+            }
             self.moment = None;
         }
         Break(Some(Ok(WatchEventKind::Disconnected(error).into())))

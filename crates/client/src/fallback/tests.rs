@@ -18,7 +18,8 @@ mod fleet;
 const MINUTE: Duration = Duration::from_secs(60);
 
 fn api_error(code: u16, retry_after: Option<Duration>) -> ClientError {
-    let (reason, message) = (format!("Reason{code}"), format!("status {code}"));
+    let reason = format!("Reason{code}");
+    let message = format!("status {code}");
     ClientError::Api(Box::new(ApiStatus { code, reason, message, retry_after, causes: Vec::new() }))
 }
 
@@ -116,9 +117,10 @@ impl ListerWatcher for Kubefan {
     }
 
     fn watch(&self, options: ListOptions) -> BoxFuture<'_, Result<WatchEvents, ClientError>> {
-        match self.reconnects {
-            true => std::future::ready(Ok(self.clone().reconnecting(options))).boxed(),
-            false => self.clone().connect(options).boxed(),
+        if self.reconnects {
+            std::future::ready(Ok(self.clone().reconnecting(options))).boxed()
+        } else {
+            self.clone().connect(options).boxed()
         }
     }
 

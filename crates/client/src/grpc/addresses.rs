@@ -79,12 +79,13 @@ async fn first_of(mut addresses: VecDeque<SocketAddr>) -> io::Result<TcpStream> 
     let mut attempts = FuturesUnordered::new();
     loop {
         attempts.extend(addresses.pop_front().map(TcpStream::connect));
-        let ended = match addresses.is_empty() {
-            true => attempts.next().await,
-            false => match timeout(ATTEMPT_DELAY, attempts.next()).await {
+        let ended = if addresses.is_empty() {
+            attempts.next().await
+        } else {
+            match timeout(ATTEMPT_DELAY, attempts.next()).await {
                 Ok(ended) => ended,
                 Err(_) => continue,
-            },
+            }
         };
         match ended {
             Some(Ok(stream)) => return Ok(stream),
@@ -152,7 +153,8 @@ mod tests {
         // Bound but not listening: no other process can take the port meanwhile.
         let refusing = TcpSocket::new_v4().unwrap();
         refusing.bind(([127, 0, 0, 1], 0).into()).unwrap();
-        let (up, down) = (listener.local_addr().unwrap(), refusing.local_addr().unwrap());
+        let up = listener.local_addr().unwrap();
+        let down = refusing.local_addr().unwrap();
         let connector = Connector::new(Some(Arc::new(Fixed(vec![down, up]))));
         for _ in 0..10 {
             assert_eq!(used(&connector).await, up);

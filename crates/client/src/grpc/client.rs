@@ -197,9 +197,10 @@ impl Client {
         let token = token(address, options)?;
         let wrong = |problem| ClientError::Address { address: address.to_owned(), problem };
         token.header().await.map_err(wrong)?;
-        let channel = match is_unix(address) {
-            true => endpoint.connect().await,
-            false => endpoint.connect_with_connector(Connector::new(options.resolver.clone())).await,
+        let channel = if is_unix(address) {
+            endpoint.connect().await
+        } else {
+            endpoint.connect_with_connector(Connector::new(options.resolver.clone())).await
         };
         let channel = channel
             .map_err(|error| ClientError::Unreachable { address: address.to_owned(), message: root_cause(&error) })?;
@@ -213,10 +214,12 @@ impl Client {
     /// [`ClientError::Address`] if the address, the CA file or the token is invalid, or if others
     /// could read the token on the way.
     pub async fn connect_lazy(address: &str, options: &ClientOptions) -> Result<Self, ClientError> {
-        let (endpoint, token) = (endpoint(address, options).await?, token(address, options)?);
-        let channel = match is_unix(address) {
-            true => endpoint.connect_lazy(),
-            false => endpoint.connect_with_connector_lazy(Connector::new(options.resolver.clone())),
+        let endpoint = endpoint(address, options).await?;
+        let token = token(address, options)?;
+        let channel = if is_unix(address) {
+            endpoint.connect_lazy()
+        } else {
+            endpoint.connect_with_connector_lazy(Connector::new(options.resolver.clone()))
         };
         Ok(Self { token: Arc::new(token), ..Self::from_channel(channel, address, options) })
     }
@@ -244,7 +247,8 @@ impl Client {
         target: Target,
         options: ReadOptions,
     ) -> Result<impl Stream<Item = Result<ListResponse, ClientError>> + use<>, ClientError> {
-        let (encoding, projection) = (options.encoding(), options.projection.message(false));
+        let encoding = options.encoding();
+        let projection = options.projection.message(false);
         let (resource_version, _) = version::sent(&options.resource_version);
         let request = ListRequest { target: Some(target), resource_version, projection, encoding };
         let stream = self.call(request, |mut service, call| async move { service.list(call).await }).await?;
@@ -283,7 +287,8 @@ impl Client {
     /// does not exist.
     pub async fn get(&self, target: Target, options: impl Into<ReadOptions>) -> Result<GetResponse, ClientError> {
         let options = options.into();
-        let (encoding, projection) = (options.encoding(), options.projection.message(false));
+        let encoding = options.encoding();
+        let projection = options.projection.message(false);
         let (resource_version, _) = version::sent(&options.resource_version);
         let request = GetRequest { target: Some(target), resource_version, projection, encoding };
         let response = self.call(request, |mut service, call| async move { service.get(call).await }).await?;

@@ -115,7 +115,8 @@ impl GrpcListWatch {
         if error.is_expired() {
             let version = number(version).filter(|_| error.reason() == TOO_OLD);
             let mut known = self.known();
-            (known.expired, known.refused) = (version.unwrap_or(0), 0);
+            known.expired = version.unwrap_or(0);
+            known.refused = 0;
         }
     }
 
@@ -124,7 +125,8 @@ impl GrpcListWatch {
         let mut known = self.known();
         let is_old = number(version).is_some_and(|version| version < known.expired);
         if !is_old || known.refused >= OLD_SNAPSHOTS_MAX {
-            (known.expired, known.refused) = (0, 0);
+            known.expired = 0;
+            known.refused = 0;
             return Ok(());
         }
         known.refused += 1;
@@ -201,7 +203,8 @@ impl Reader {
 }
 
 fn event_kind(event: Event) -> WatchEventKind {
-    let (kind, reason) = (event.r#type(), event.delete_reason());
+    let kind = event.r#type();
+    let reason = event.delete_reason();
     let key = ObjectKey::new(&event.namespace, &event.name);
     if kind == EventType::Deleted && reason == DeleteReason::FinalStateUnknown {
         return WatchEventKind::DeletedFinalStateUnknown(key);

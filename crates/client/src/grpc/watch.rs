@@ -295,7 +295,9 @@ impl WatchStream {
         };
         if !self.delta_base_is_current {
             // It has parts of a span that broke off, which no later message need undo.
-            self.delta_base.iter_mut().for_each(DeltaBase::clear);
+            if let Some(base) = &mut self.delta_base {
+                base.clear();
+            }
         }
         // If deltas had to be given up, this requests the same bytes that the deltas produced: the
         // canonical form.
@@ -334,18 +336,24 @@ impl WatchStream {
         let item = match response.message {
             None => None,
             Some(Message::SnapshotBegin(begin)) => {
-                self.delta_base.iter_mut().for_each(DeltaBase::begin_snapshot);
+                if let Some(base) = &mut self.delta_base {
+                    base.begin_snapshot();
+                }
                 let v1alpha1::SnapshotBegin { resource_version, resource, restarted_from, cluster } = begin;
                 self.next_cluster = Some(cluster);
                 Some(WatchItem::SnapshotBegin { resource_version, resource, restarted_from })
             }
             Some(Message::SnapshotEnd(end)) => {
-                self.delta_base.iter_mut().for_each(DeltaBase::end_snapshot);
+                if let Some(base) = &mut self.delta_base {
+                    base.end_snapshot();
+                }
                 Some(WatchItem::SnapshotEnd { object_count: end.object_count })
             }
             Some(Message::SnapshotChunk(chunk)) => {
                 let mut events = VecDeque::from(chunk::decode(&chunk.zstd, chunk::CONTENT_BYTES_MAX)?);
-                events.iter_mut().try_for_each(|event| self.resolve(event))?;
+                for event in &mut events {
+                    self.resolve(event)?;
+                }
                 self.chunk = events;
                 None
             }

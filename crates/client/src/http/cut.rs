@@ -135,7 +135,8 @@ mod tests {
             let name = |names: &[String], prefix: &str| -> Vec<String> {
                 names.iter().map(|name| format!("{prefix}{name}")).collect()
             };
-            let (mut metadata, mut annotations) = (json!({}), json!({}));
+            let mut metadata = json!({});
+            let mut annotations = json!({});
             for key in name(&before, "a").into_iter().chain(name(&after, "z")) {
                 metadata[&key] = json!({ "managedFields": text });
                 annotations[&key] = json!(text);

@@ -94,7 +94,8 @@ impl HttpClient {
     /// [`ClientError::Address`] outside a pod, or if the service account is not mounted.
     pub async fn in_cluster(options: &HttpClientOptions) -> Result<Self, ClientError> {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let (host, port) = (variable("KUBERNETES_SERVICE_HOST"), variable("KUBERNETES_SERVICE_PORT"));
+        let host = variable("KUBERNETES_SERVICE_HOST");
+        let port = variable("KUBERNETES_SERVICE_PORT");
         let (Some(host), Some(port)) = (host, port) else {
             let problem = "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set; is this a pod?".to_owned();
             return Err(ClientError::Address { address: "in-cluster".to_owned(), problem });

@@ -174,13 +174,13 @@ impl HttpListWatch {
         };
         let ResourcePath { api, resource, namespaced } = &*path;
         let namespace = &self.options.namespace;
-        match (namespace.is_empty(), namespaced) {
-            (true, _) => Ok(format!("/{api}/{resource}")),
-            (false, Some(false)) => {
-                Err(bad_request(&format!("{resource} are not in namespaces; leave the namespace empty")))
-            }
-            (false, _) => Ok(format!("/{api}/namespaces/{namespace}/{resource}")),
+        if namespace.is_empty() {
+            return Ok(format!("/{api}/{resource}"));
         }
+        if *namespaced == Some(false) {
+            return Err(bad_request(&format!("{resource} are not in namespaces; leave the namespace empty")));
+        }
+        Ok(format!("/{api}/namespaces/{namespace}/{resource}"))
     }
 
     /// Forgets the result of discovery if the server does not know the path: the resource's version

@@ -31,7 +31,8 @@ impl Lines {
         deadline: Instant,
         address: &str,
     ) -> Self {
-        let (chunk, partial) = (Bytes::new(), BytesMut::new());
+        let chunk = Bytes::new();
+        let partial = BytesMut::new();
         Self { body, chunk, partial, line_bytes_max, deadline, address: address.to_owned() }
     }
 
@@ -122,7 +123,9 @@ mod tests {
             sizes in prop::collection::vec(1usize..50, 1..10),
         ) {
             let body: Vec<u8> = texts.iter().flat_map(|text| [text.as_bytes(), b"\n"].concat()).collect();
-            let (mut chunks, mut rest, mut sizes) = (Vec::new(), &body[..], sizes.iter().cycle());
+            let mut chunks = Vec::new();
+            let mut rest = &body[..];
+            let mut sizes = sizes.iter().cycle();
             while !rest.is_empty() {
                 let (chunk, tail) = rest.split_at((*sizes.next().unwrap()).min(rest.len()));
                 chunks.push(Bytes::copy_from_slice(chunk));

@@ -48,7 +48,8 @@ pub(super) fn read(json: &[u8]) -> Result<Metadata<'_>, serde_json::Error> {
 /// Returns the object with its key, uid and version.
 pub(super) fn raw_object(json: Bytes) -> Result<RawObject, serde_json::Error> {
     let Metadata { namespace, name, uid, resource_version } = read(&json)?;
-    let (uid, resource_version) = (uid.into(), resource_version.into());
+    let uid = uid.into();
+    let resource_version = resource_version.into();
     Ok(RawObject { key: ObjectKey::new(&namespace, &name), uid, resource_version, json })
 }
 

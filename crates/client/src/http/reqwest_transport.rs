@@ -99,7 +99,8 @@ impl HttpTransport for ReqwestTransport {
             }
             let retry_after = response.headers().get(header::RETRY_AFTER);
             let retry_after = retry_after.and_then(|value| value.to_str().ok()?.trim().parse().ok());
-            let (status, address) = (response.status().as_u16(), self.address.clone());
+            let status = response.status().as_u16();
+            let address = self.address.clone();
             let body = response.bytes_stream().map(move |chunk| {
                 chunk.map_err(|error| ClientError::HttpUnreachable {
                     address: address.clone(),

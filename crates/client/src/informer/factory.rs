@@ -158,7 +158,8 @@ impl SharedInformerFactory {
 
 impl Entry {
     fn new<K: Decode>(informer: SharedInformer<K>) -> Self {
-        let (running, waiting) = (informer.clone(), informer.clone());
+        let running = informer.clone();
+        let waiting = informer.clone();
         Self {
             informer: Box::new(informer),
             started: false,

@@ -102,7 +102,8 @@ impl<K: Send + Sync + 'static> HandlerFuncs<K> {
     /// a controller puts into its [`WorkQueue`](crate::WorkQueue).
     pub fn for_keys(function: impl Fn(&ObjectKey) + Send + Sync + 'static) -> Self {
         let function = Arc::new(function);
-        let (added, updated) = (function.clone(), function.clone());
+        let added = function.clone();
+        let updated = function.clone();
         Self::new()
             .on_add(move |object, _| added(object.key()))
             .on_update(move |_, new| updated(new.key()))

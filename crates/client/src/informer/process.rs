@@ -144,7 +144,9 @@ impl<K: Send + Sync + 'static> Processor<K> {
     pub(super) fn stop(&self) {
         let handlers = self.lock();
         self.stopped.send_replace(true);
-        handlers.list.iter().for_each(|listener| listener.queue.stop());
+        for listener in &handlers.list {
+            listener.queue.stop();
+        }
     }
 
     pub(super) async fn handlers_ended(&self) {
@@ -156,7 +158,9 @@ impl<K: Send + Sync + 'static> Processor<K> {
 
     /// Ends calls that are still under way, at the point where they wait.
     pub(super) fn abort_handlers(&self) {
-        self.lock().list.drain(..).for_each(|listener| listener.task.abort());
+        for listener in self.lock().list.drain(..) {
+            listener.task.abort();
+        }
     }
 
     pub(super) fn is_stopped(&self) -> bool {
@@ -204,7 +208,9 @@ impl<K: Send + Sync + 'static> Processor<K> {
         if !self.has_synced() && self.fifo.has_synced() {
             let handlers = self.lock();
             self.synced.send_replace(true);
-            handlers.list.iter().for_each(|listener| listener.queue.set_all_pushed());
+            for listener in &handlers.list {
+                listener.queue.set_all_pushed();
+            }
         }
     }
 

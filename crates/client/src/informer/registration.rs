@@ -79,7 +79,8 @@ impl Registration {
     /// [`InformerError::Stopped`] if the informer stops before, [`InformerError::HandlerEnded`] if
     /// the handler ends for another reason.
     pub async fn synced(&self) -> Result<(), InformerError> {
-        let (mut synced, mut ended) = (self.0.synced.subscribe(), self.0.ended.subscribe());
+        let mut synced = self.0.synced.subscribe();
+        let mut ended = self.0.ended.subscribe();
         tokio::select! {
             biased;
             Ok(_) = synced.wait_for(|synced| *synced) => Ok(()),

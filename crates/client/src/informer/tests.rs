@@ -28,7 +28,9 @@ fn text_of_deleted(deleted: &Deleted<Value>) -> String {
 
 /// A handler that writes its calls down.
 fn recorder(log: &Log) -> HandlerFuncs<Value> {
-    let (added, updated, deleted) = (log.clone(), log.clone(), log.clone());
+    let added = log.clone();
+    let updated = log.clone();
+    let deleted = log.clone();
     HandlerFuncs::new()
         .on_add(move |object: Arc<Object<Value>>, initial| {
             let initial = if initial { " initial" } else { "" };
@@ -104,7 +106,8 @@ async fn an_empty_initial_list_syncs_too() {
 #[tokio::test(start_paused = true)]
 async fn the_store_has_the_object_before_a_handler_hears_of_it() {
     let world = World::new(|builder| builder);
-    let (indexer, seen) = (world.informer.indexer().clone(), Log::default());
+    let indexer = world.informer.indexer().clone();
+    let seen = Log::default();
     let log = seen.clone();
     let handler = HandlerFuncs::new().on_add(move |object: Arc<Object<Value>>, _| {
         let stored = indexer.get(object.key().as_str()).is_some();
@@ -206,7 +209,8 @@ async fn a_batch_is_visible_in_one_step() {
 async fn each_handler_has_its_own_resync_period() {
     let world = World::new(|builder| builder);
     world.fake.put("a/1", "{}");
-    let (often, never) = (Log::default(), Log::default());
+    let often = Log::default();
+    let never = Log::default();
     let options = |seconds| HandlerOptions { resync_period: Some(Duration::from_secs(seconds)), ..Default::default() };
     world.informer.add_event_handler_with_options(recorder(&often), options(10)).unwrap();
     world.informer.add_event_handler_with_options(recorder(&world.log), options(30)).unwrap();

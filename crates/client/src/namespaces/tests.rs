@@ -19,14 +19,17 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let (a, b) = (FakeListWatch::new(), FakeListWatch::new());
+        let a = FakeListWatch::new();
+        let b = FakeListWatch::new();
         let source = |name: &str| if name == "a" { a.clone() } else { b.clone() };
         let informer = SharedInformer::<Value>::new(Namespaces::new(["b", "a", "b"], source).seed(1));
         let calls: Arc<Mutex<Vec<String>>> = Arc::default();
         let note = |calls: &Arc<Mutex<Vec<String>>>, text: String| {
             calls.lock().unwrap_or_else(PoisonError::into_inner).push(text);
         };
-        let (on_add, on_update, on_delete) = (calls.clone(), calls.clone(), calls.clone());
+        let on_add = calls.clone();
+        let on_update = calls.clone();
+        let on_delete = calls.clone();
         let handler = HandlerFuncs::<Value>::new()
             .on_add(move |object, initial| note(&on_add, format!("add {} {initial}", object.key())))
             .on_update(move |_, new| note(&on_update, format!("update {}", new.key())))
@@ -52,7 +55,8 @@ fn expired() -> ClientError {
 
 #[tokio::test(start_paused = true)]
 async fn an_informer_of_several_namespaces_has_synced_when_all_have() {
-    let (a, b) = (FakeListWatch::new(), FakeListWatch::new());
+    let a = FakeListWatch::new();
+    let b = FakeListWatch::new();
     a.put("a/1", "{}");
     // An expired first state is requested again at once, the second time after a delay.
     b.fail_next_watch(expired());
@@ -89,9 +93,9 @@ async fn the_changes_of_each_namespace_arrive_and_the_version_is_the_lowest() {
 #[tokio::test(start_paused = true)]
 async fn a_relist_of_one_namespace_deletes_nothing_in_the_others() {
     let world = World::new();
-    ["a/1", "a/2", "a/3"].iter().for_each(|key| {
+    for key in ["a/1", "a/2", "a/3"] {
         world.a.put(key, "{}");
-    });
+    }
     world.b.put("b/1", "{}");
     world.informer.synced().await.unwrap();
     world.settle().await;
@@ -145,11 +149,12 @@ async fn no_namespaces_are_an_empty_state_and_an_empty_name_means_all() {
 
 #[tokio::test(start_paused = true)]
 async fn a_list_has_the_objects_of_all_namespaces_at_the_lowest_version() {
-    let (a, b) = (FakeListWatch::new(), FakeListWatch::new());
+    let a = FakeListWatch::new();
+    let b = FakeListWatch::new();
     a.set_page_size(1);
-    ["a/1", "a/2"].iter().for_each(|key| {
+    for key in ["a/1", "a/2"] {
         a.put(key, "{}");
-    });
+    }
     b.put("b/1", "{}");
     let both = Namespaces::new(["a", "b"], |name| if name == "a" { a.clone() } else { b.clone() });
     let page = both.list(ListOptions::default()).await.unwrap();

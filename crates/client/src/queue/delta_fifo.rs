@@ -187,14 +187,20 @@ impl<K: Send + Sync + 'static> Store<K> for DeltaFifo<K> {
     }
 
     fn apply_batch(&self, changes: Vec<Change<K>>) {
-        self.queue.produce(|state| changes.into_iter().for_each(|change| self.push(state, change)));
+        self.queue.produce(|state| {
+            for change in changes {
+                self.push(state, change);
+            }
+        });
     }
 
     fn replace(&self, new: Replacement<K>) {
         let undecodable = new.undecodable.into_iter();
         let kept = new.objects.iter().map(|object| object.key().clone()).chain(undecodable).collect();
         self.queue.produce(|state| {
-            new.objects.into_iter().for_each(|object| state.waiting.push(Delta::Replaced(object)));
+            for object in new.objects {
+                state.waiting.push(Delta::Replaced(object));
+            }
             for deletion in self.deletions(state, &kept) {
                 state.waiting.push(deletion);
             }

@@ -65,7 +65,8 @@ impl<T: Clone + Eq + Hash + Send> RateLimiter<T> for ItemExponentialFailureRateL
         let factor = 1_u128.checked_shl(exponent).unwrap_or(u128::MAX);
         let max = self.max.as_nanos();
         let nanos = self.base.as_nanos().checked_mul(factor).unwrap_or(max).min(max);
-        let (seconds, nanos) = (nanos / NANOS_PER_SECOND, nanos % NANOS_PER_SECOND);
+        let seconds = nanos / NANOS_PER_SECOND;
+        let nanos = nanos % NANOS_PER_SECOND;
         // Both fit: the delay is at most `max`, which is a `Duration`.
         Duration::new(seconds as u64, nanos as u32)
     }
@@ -143,7 +144,9 @@ impl<T> RateLimiter<T> for MaxOfRateLimiter<T> {
     }
 
     fn forget(&self, item: &T) {
-        self.0.iter().for_each(|limiter| limiter.forget(item));
+        for limiter in &self.0 {
+            limiter.forget(item);
+        }
     }
 
     fn num_requeues(&self, item: &T) -> u32 {

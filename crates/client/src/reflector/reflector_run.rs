@@ -154,9 +154,10 @@ impl<K: Decode> Reflector<K> {
                 // after the backoff.
                 None if matches!(unit, Some(Unit::Snapshot { .. })) => {
                     let first = self.session(|session| !std::mem::replace(&mut session.broke_off, true));
-                    return match first && received {
-                        true => Ok(()),
-                        false => Err(self.broken("the watch ended before its first state was complete")),
+                    return if first && received {
+                        Ok(())
+                    } else {
+                        Err(self.broken("the watch ended before its first state was complete"))
                     };
                 }
                 None if !received && started.elapsed() < SHORT_WATCH => {

@@ -93,9 +93,12 @@ impl World {
 }
 
 fn requests(fake: &FakeListWatch) -> Vec<String> {
-    let watch = |options: &ListOptions| match options.send_initial_events {
-        true => format!("watch-list {:?}", options.resource_version),
-        false => format!("watch {:?}", options.resource_version),
+    let watch = |options: &ListOptions| {
+        if options.send_initial_events {
+            format!("watch-list {:?}", options.resource_version)
+        } else {
+            format!("watch {:?}", options.resource_version)
+        }
     };
     let name = |request: &FakeRequest| match request {
         FakeRequest::List(options) => {
@@ -123,9 +126,9 @@ async fn a_watch_list_brings_the_state_and_then_the_events() {
 #[tokio::test(start_paused = true)]
 async fn a_server_without_watch_lists_is_listed_in_pages_and_watched() {
     let world = World::new(FakeListWatch::new(), |reflector| reflector.page_size(2));
-    ["a/1", "a/2", "a/3"].iter().for_each(|key| {
+    for key in ["a/1", "a/2", "a/3"] {
         world.fake.put(key, "{}");
-    });
+    }
     world.fake.set_watch_list(false);
     let _running = world.start();
     world.settle().await;
@@ -157,7 +160,8 @@ async fn a_broken_watch_resumes_from_the_last_version_without_a_list() {
 
 #[tokio::test(start_paused = true)]
 async fn a_refused_token_leads_to_no_new_state_and_a_missing_right_does() {
-    let (refused, forbidden) = ((401, "Unauthorized"), (403, "Forbidden"));
+    let refused = (401, "Unauthorized");
+    let forbidden = (403, "Forbidden");
     for ((code, reason), then) in [(refused, "watch \"2\""), (forbidden, "watch-list \"2\"")] {
         let world = World::new(FakeListWatch::new(), |reflector| reflector);
         world.fake.put("a/1", "{}");
@@ -215,9 +219,9 @@ async fn a_state_that_cannot_be_as_new_as_the_last_version_is_read_consistently_
 async fn a_continue_token_that_expires_leads_to_one_list_without_pages() {
     let world = World::new(FakeListWatch::new(), |reflector| reflector.page_size(1));
     world.fake.set_watch_list(false);
-    ["a/1", "a/2"].iter().for_each(|key| {
+    for key in ["a/1", "a/2"] {
         world.fake.put(key, "{}");
-    });
+    }
     let fake = world.fake.clone();
     let second_page = Expiring(fake.clone());
     let reflector = Reflector::new(second_page, world.store.clone()).page_size(1);
@@ -436,7 +440,9 @@ async fn changes_before_the_end_of_a_snapshot_belong_to_it() {
     let object =
         |name: &str| RawObject { key: name.into(), uid: "".into(), resource_version: "9".into(), json: "{}".into() };
     world.fake.send(WatchEventKind::SnapshotBegin);
-    ["a", "b", "c"].iter().for_each(|name| world.fake.send(WatchEventKind::Added(object(name))));
+    for name in ["a", "b", "c"] {
+        world.fake.send(WatchEventKind::Added(object(name)));
+    }
     world.fake.send(WatchEventKind::Modified(object("a")));
     world.fake.send(WatchEventKind::Deleted(object("b")));
     world.fake.send(WatchEventKind::Deleted(object("d")));

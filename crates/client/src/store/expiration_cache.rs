@@ -100,7 +100,9 @@ impl<K: Send + Sync + 'static> Store<K> for ExpirationCache<K> {
     fn apply_batch(&self, changes: Vec<Change<K>>) {
         let mut entries = self.lock();
         let now = Instant::now();
-        changes.into_iter().for_each(|change| apply(&mut entries, change, now));
+        for change in changes {
+            apply(&mut entries, change, now);
+        }
     }
 
     fn replace(&self, new: Replacement<K>) {

@@ -77,7 +77,9 @@ impl<K> IndexedObjects<K> {
     fn insert(&mut self, object: Arc<Object<K>>) -> Option<Arc<Object<K>>> {
         let before = self.objects.insert(object.key().clone(), object.clone());
         for index in self.indexes.values_mut() {
-            before.iter().for_each(|before| index.remove(before));
+            if let Some(before) = &before {
+                index.remove(before);
+            }
             index.insert(&object);
         }
         before
@@ -85,7 +87,9 @@ impl<K> IndexedObjects<K> {
 
     fn remove(&mut self, key: &str) -> Option<Arc<Object<K>>> {
         let before = self.objects.remove(key)?;
-        self.indexes.values_mut().for_each(|index| index.remove(&before));
+        for index in self.indexes.values_mut() {
+            index.remove(&before);
+        }
         Some(before)
     }
 
@@ -132,7 +136,9 @@ impl<K> Indexer<K> {
         }
         let mut index =
             Index { values: Arc::new(move |object| values(object).into_iter().collect()), keys: HashMap::new() };
-        state.objects.values().for_each(|object| index.insert(object));
+        for object in state.objects.values() {
+            index.insert(object);
+        }
         state.indexes.insert(name.to_owned(), index);
         Ok(())
     }
@@ -270,7 +276,9 @@ impl<K: Send + Sync + 'static> Store<K> for Indexer<K> {
         let IndexedObjects { indexes, .. } = &mut *state;
         for index in indexes.values_mut() {
             index.keys.clear();
-            objects.values().for_each(|object| index.insert(object));
+            for object in objects.values() {
+                index.insert(object);
+            }
         }
         state.objects = objects;
         state.resource_version = new.resource_version;

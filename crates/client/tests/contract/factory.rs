@@ -88,7 +88,8 @@ impl Factories {
     }
 
     fn create(&self, arguments: &[&str]) -> SharedInformerFactory {
-        let (log, mute) = (self.log.clone(), self.mute.clone());
+        let log = self.log.clone();
+        let mute = self.mute.clone();
         let connection = Connection::custom(move |target| {
             let mute = mute.lock().unwrap().contains(&target.resource);
             Arc::new(Source { log: log.clone(), target: target.clone(), mute })

@@ -92,7 +92,8 @@ impl Piece for Informers {
             match (command, arguments) {
                 ("start", []) => {
                     let informer = self.informer().clone();
-                    let (log, mut stopped) = (self.log.clone(), self.stop.subscribe());
+                    let log = self.log.clone();
+                    let mut stopped = self.stop.subscribe();
                     tokio::spawn(async move {
                         // A second start is refused.
                         let _ = informer.run(async move { drop(stopped.wait_for(|stopped| *stopped).await) }).await;

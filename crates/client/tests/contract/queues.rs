@@ -102,7 +102,11 @@ impl Piece for Queues {
             }
             match command {
                 "new" => {}
-                "known" => things(arguments).into_iter().for_each(|object| drop(self.known.insert(object))),
+                "known" => {
+                    for object in things(arguments) {
+                        self.known.insert(object);
+                    }
+                }
                 "replace" => self.queue.store().replace(replacement(arguments)),
                 "resync" => self.queue.store().resync(),
                 "close" => match &self.queue {

@@ -46,7 +46,8 @@ const TITLES: [(&str, &str); 9] = [
 fn table(scripts: &[Script]) -> String {
     let mut page = INTRODUCTION.to_owned();
     let differing: Vec<_> = scripts.iter().filter(|script| script.differs.is_some()).collect();
-    let (all, different) = (scripts.len(), differing.len());
+    let all = scripts.len();
+    let different = differing.len();
     writeln!(
         page,
         "{all} rows, all compared with client-go. {} are equal in every step. In {different}, some steps\n\

@@ -57,7 +57,8 @@ fn failure(kind: &str) -> ClientError {
         }
         _ => panic!("unknown failure {kind}"),
     };
-    let (reason, message) = (reason.to_owned(), message.to_owned());
+    let reason = reason.to_owned();
+    let message = message.to_owned();
     ClientError::Api(Box::new(ApiStatus::new(code, &reason, &message)))
 }
 
@@ -176,7 +177,9 @@ impl ListerWatcher for Server {
                 send(WatchEventKind::SnapshotBegin.into());
             }
             if snapshot && !state.manual {
-                state.objects.iter().for_each(|object| send(WatchEventKind::Added(object.clone()).into()));
+                for object in &state.objects {
+                    send(WatchEventKind::Added(object.clone()).into());
+                }
                 send(WatchEventKind::SnapshotEnd.at(&state.version));
             }
             state.watch = Some(sender);

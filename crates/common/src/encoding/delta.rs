@@ -147,7 +147,8 @@ mod tests {
     #[test]
     fn a_small_change_is_a_small_delta_however_large_the_object() {
         for spread in [20, 300, 20_000, 100_000] {
-            let (base, new) = (pod("Pending", spread), pod("Running", spread));
+            let base = pod("Pending", spread);
+            let new = pod("Running", spread);
             let delta = delta(&base, &new);
             assert!(delta.zstd.len() < 80 + new.len() / 1000, "{} of {}", delta.zstd.len(), new.len());
             assert_eq!(decode(&base, &delta, OBJECT_BYTES_MAX).unwrap(), new);
@@ -179,7 +180,9 @@ mod tests {
 
     #[test]
     fn a_wrong_base_is_detected_by_its_crc_and_otherwise_by_the_checksum() {
-        let (base, new, other) = (pod("Pending", 99), pod("Running", 99), pod("Running", 98));
+        let base = pod("Pending", 99);
+        let new = pod("Running", 99);
+        let other = pod("Running", 98);
         let delta = delta(&base, &new);
         assert!(matches!(decode(&other, &delta, OBJECT_BYTES_MAX), Err(DeltaError::WrongBase { .. })));
         assert!(matches!(decode(b"", &delta, OBJECT_BYTES_MAX), Err(DeltaError::WrongBase { .. })));
@@ -189,14 +192,16 @@ mod tests {
 
     #[test]
     fn a_frame_that_cannot_be_verified_or_is_too_large_is_refused() {
-        let (base, new) = (pod("Pending", 99), pod("Running", 99));
+        let base = pod("Pending", 99);
+        let new = pod("Running", 99);
         let good = delta(&base, &new);
         let too_large = decode(&base, &good, new.len() - 1);
         assert!(matches!(too_large, Err(DeltaError::Frame(FrameError::TooLarge { .. }))), "{too_large:?}");
         let refused =
             |zstd: Vec<u8>| decode(&base, &ObjectDelta { zstd: zstd.into(), ..good.clone() }, OBJECT_BYTES_MAX);
         let with = |set: &[CParameter]| {
-            let (mut context, mut frame) = (CCtx::create(), Vec::with_capacity(new.len() * 2));
+            let mut context = CCtx::create();
+            let mut frame = Vec::with_capacity(new.len() * 2);
             for parameter in set {
                 context.set_parameter(*parameter).unwrap();
             }
@@ -232,7 +237,8 @@ mod tests {
 
         #[test]
         fn a_corrupt_delta_never_decodes_to_other_bytes(at in 0..1000usize, flip in 1..=255u8, cut in any::<bool>()) {
-            let (base, new) = (pod("Pending", 40), pod("Running since 2026-11-21T10:00:00Z", 41));
+            let base = pod("Pending", 40);
+            let new = pod("Running since 2026-11-21T10:00:00Z", 41);
             let mut delta = delta(&base, &new);
             let at = at % delta.zstd.len();
             let mut bytes = delta.zstd.to_vec();

@@ -125,17 +125,17 @@ fn write_the_vectors() {
         ObjectDelta { zstd: zstd.into(), ..status_change.clone() }
     };
     let forged = ObjectDelta { base_crc32: delta::base_crc32(&pending), ..status_change.clone() };
-    let (mut deltas, objects) = (
-        Vec::new(),
-        [
-            ("pending.json", pending.clone()),
-            ("annotated.json", annotated.clone()),
-            ("running.json", running.clone()),
-            ("large-red.json", large("red")),
-            ("large-blue.json", large("blue")),
-        ],
-    );
-    objects.iter().for_each(|(file, bytes)| write(file, bytes));
+    let mut deltas = Vec::new();
+    let objects = [
+        ("pending.json", pending.clone()),
+        ("annotated.json", annotated.clone()),
+        ("running.json", running.clone()),
+        ("large-red.json", large("red")),
+        ("large-blue.json", large("blue")),
+    ];
+    for (file, bytes) in &objects {
+        write(file, bytes);
+    }
     let cases = [
         ("annotation_change", "pending.json", good(&pending, &annotated), "annotated.json", ""),
         ("status_change", "annotated.json", status_change.clone(), "running.json", ""),

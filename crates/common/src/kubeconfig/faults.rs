@@ -76,7 +76,8 @@ fn is_https(cluster: &Cluster) -> bool {
 
 fn of_cluster(cluster: &Cluster) -> Option<String> {
     let Cluster { certificate_authority, certificate_authority_data, .. } = cluster;
-    let (file, data) = (given(certificate_authority), given(certificate_authority_data));
+    let file = given(certificate_authority);
+    let data = given(certificate_authority_data);
     if given(&cluster.server).is_none() {
         return Some("has no server".to_owned());
     }

@@ -52,7 +52,8 @@ impl ProxyEnvironment {
     }
 
     fn is_excepted(&self, host: &str, port: &str) -> bool {
-        let (address, host) = (address(host), host.to_ascii_lowercase());
+        let address = address(host);
+        let host = host.to_ascii_lowercase();
         let mut parts = self.exceptions.split(',').map(|part| part.trim().to_lowercase());
         parts.any(|part| part == "*" || Exception::parse(&part).is_some_and(|it| it.matches(&host, address, port)))
     }

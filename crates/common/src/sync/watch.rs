@@ -64,7 +64,9 @@ impl<T: Default> Default for Sender<T> {
 impl<T> Sender<T> {
     /// Creates a value without receivers.
     pub fn new(value: T) -> Self {
-        let (value, changed, closed) = (RwLock::new((value, 0)), Notify::new(), AtomicBool::new(false));
+        let value = RwLock::new((value, 0));
+        let changed = Notify::new();
+        let closed = AtomicBool::new(false);
         Self(Arc::new(Inner { value, changed, closed }))
     }
 
@@ -184,10 +186,12 @@ mod tests {
 
     #[tokio::test]
     async fn receivers_wake_in_the_order_of_waiting() {
-        let (sender, order) = (Sender::new(0), Arc::new(Mutex::new(Vec::new())));
+        let sender = Sender::new(0);
+        let order = Arc::new(Mutex::new(Vec::new()));
         let mut waiting = tokio::task::JoinSet::new();
         for i in 0..50 {
-            let (mut receiver, order) = (sender.subscribe(), order.clone());
+            let mut receiver = sender.subscribe();
+            let order = order.clone();
             waiting.spawn(async move {
                 receiver.wait_for(|value| *value >= 2).await.unwrap();
                 order.lock().unwrap().push(i);

@@ -102,7 +102,8 @@ impl Object {
             return at_version(&json, version).unwrap_or(json);
         }
         let start = self.version_start as usize;
-        let (own, digits) = (self.version.to_string(), version.to_string());
+        let own = self.version.to_string();
+        let digits = version.to_string();
         let mut bytes = Vec::with_capacity(json.len() - own.len() + digits.len());
         bytes.extend_from_slice(&json[..start]);
         bytes.extend_from_slice(digits.as_bytes());
@@ -118,7 +119,8 @@ impl Object {
         self.texts().write(&mut head);
         let Some(data) = packer.pack(&head, bytes) else { return self.clone() };
         // The parser refuses lengths that do not fit into 31 bits.
-        let (texts_len, json_len) = (head.len() as u32, bytes.len() as u32);
+        let texts_len = head.len() as u32;
+        let json_len = bytes.len() as u32;
         let body = Body::Packed { data, packer: packer.clone(), texts_len, json_len };
         let Self { version, version_start, label_count, .. } = **self;
         Arc::new(Self { key: self.key.clone(), version, version_start, label_count, body })

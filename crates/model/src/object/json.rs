@@ -38,9 +38,13 @@ pub(super) fn parse(
     let present = |slot: &usize| slots[*slot].filter(|raw| *raw != "null" && *raw != "\"\"");
     let mut spans = SpanWriter::default();
     spans.put(&bytes, text(UID).unwrap_or_default().as_bytes());
-    labels.iter().flat_map(|(key, value)| [key, value]).for_each(|text| spans.put(&bytes, text.as_bytes()));
+    for text in labels.iter().flat_map(|(key, value)| [key, value]) {
+        spans.put(&bytes, text.as_bytes());
+    }
     let field = |of: &Vec<usize>| of.iter().find_map(present).unwrap_or_default().as_bytes();
-    fields.iter().for_each(|of| spans.put(&bytes, field(of)));
+    for of in fields {
+        spans.put(&bytes, field(of));
+    }
     let object = Object {
         key: ObjectKey::new(text(NAMESPACE).unwrap_or_default(), &name),
         version: version.into(),
@@ -60,10 +64,10 @@ fn plain_string(raw: &str) -> Option<&str> {
 /// A field's JSON in the form that selectors compare: strings without quotes, numbers and booleans
 /// unchanged.
 pub(super) fn field_text(raw: &str) -> Cow<'_, str> {
-    match (plain_string(raw), raw.starts_with('"')) {
-        (Some(text), _) => Cow::Borrowed(text),
-        (None, true) => serde_json::from_str(raw).map_or(Cow::Borrowed(""), Cow::Owned),
-        (None, false) => Cow::Borrowed(raw),
+    match plain_string(raw) {
+        Some(text) => Cow::Borrowed(text),
+        None if raw.starts_with('"') => serde_json::from_str(raw).map_or(Cow::Borrowed(""), Cow::Owned),
+        None => Cow::Borrowed(raw),
     }
 }
 

@@ -14,7 +14,8 @@ pub(super) struct JsonFields {
 impl JsonFields {
     /// `at` is the path of the object within the JSON: empty, or `["object"]` in a row of a Table.
     pub(super) fn new(table: &FieldTable, at: &[&str]) -> Self {
-        let (mut root, mut slots) = (Node::default(), 0);
+        let mut root = Node::default();
+        let mut slots = 0;
         let mut insert = |path: &[&str]| root.insert(&[at, path].concat(), &mut slots);
         for name in METADATA {
             insert(&["metadata", name]);

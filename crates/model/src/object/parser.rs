@@ -45,7 +45,8 @@ impl ObjectParser {
 
     /// A parser for objects in the rows of Tables.
     pub fn table(tables: Tables, table: &FieldTable) -> Self {
-        let (object, tables) = (JsonFields::new(table, &["object"]), Arc::new(tables));
+        let object = JsonFields::new(table, &["object"]);
+        let tables = Arc::new(tables);
         Self::reading(Reads::Table { object, tables }, table)
     }
 

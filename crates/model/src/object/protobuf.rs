@@ -61,7 +61,8 @@ impl<'a> Metadata<'a> {
 
 /// Key and value of a map entry.
 fn entry(message: &[u8]) -> Result<(&[u8], &[u8]), Malformed> {
-    let (mut key, mut value): (&[u8], &[u8]) = (&[], &[]);
+    let mut key: &[u8] = &[];
+    let mut value: &[u8] = &[];
     for field in Fields::of(message) {
         match field.map(|field| (field.number, field.value))? {
             (ENTRY_KEY, Value::Bytes(bytes)) => key = bytes,
@@ -98,7 +99,9 @@ impl ProtobufFields {
         let namespace = std::str::from_utf8(metadata.namespace).map_err(|_| ObjectError::Metadata("namespace"))?;
         let mut spans = SpanWriter::default();
         spans.put(&bytes, metadata.uid);
-        metadata.labels.iter().flat_map(|(key, value)| [key, value]).for_each(|text| spans.put(&bytes, text));
+        for text in metadata.labels.iter().flat_map(|(key, value)| [key, value]) {
+            spans.put(&bytes, text);
+        }
         for locations in &self.fields {
             let mut found: &[u8] = &[];
             for location in locations {
@@ -120,7 +123,8 @@ impl ProtobufFields {
 
     /// An object of selectable attributes, in its envelope.
     pub(super) fn attributes(&self, of: &Object, version: ResourceVersion, api_version: &str, kind: &str) -> Bytes {
-        let (mut metadata, mut texts) = (Vec::new(), of.texts());
+        let mut metadata = Vec::new();
+        let mut texts = of.texts();
         let mut text = || texts.advance().unwrap_or_default();
         put_bytes(META_NAME, of.key.name().as_bytes(), &mut metadata);
         put_bytes(META_NAMESPACE, of.key.namespace().as_bytes(), &mut metadata);
@@ -217,7 +221,9 @@ mod tests {
 
     fn message(fields: &[(u32, &[u8])]) -> Vec<u8> {
         let mut out = Vec::new();
-        fields.iter().for_each(|(number, bytes)| put_bytes(*number, bytes, &mut out));
+        for (number, bytes) in fields {
+            put_bytes(*number, bytes, &mut out);
+        }
         out
     }
 
@@ -234,7 +240,9 @@ mod tests {
     /// A pod as a list item.
     fn pod(labels: &[(String, String)], version: &str, node: &str, host_network: u64, phase: &str) -> Vec<u8> {
         let mut metadata = message(&[(1, b"web-1"), (2, b""), (3, b"default"), (5, b"u-1"), (6, version.as_bytes())]);
-        labels.iter().for_each(|(key, value)| put_bytes(META_LABELS, &label(key, value), &mut metadata));
+        for (key, value) in labels {
+            put_bytes(META_LABELS, &label(key, value), &mut metadata);
+        }
         put_bytes(17, &[7; 500], &mut metadata);
         let mut spec = message(&[(2, &[1; 6000]), (3, b"Always"), (8, b""), (10, node.as_bytes())]);
         put_number(11, host_network, &mut spec);

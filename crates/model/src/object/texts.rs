@@ -33,7 +33,8 @@ impl<'a> Texts<'a> {
                 let (len, rest) = split_number(rest)?;
                 // The lowest bit is the sign: a text may lie before the previous one.
                 let start = if distance & 1 == 0 { *end + distance / 2 } else { end.checked_sub(distance / 2)? };
-                (*spans, *end) = (rest, start + len);
+                *spans = rest;
+                *end = start + len;
                 bytes.get(start..*end)
             }
             Self::Packed(rest) => {
@@ -90,7 +91,8 @@ fn put_number(buffer: &mut Vec<u8>, mut number: usize) {
 }
 
 fn split_number(bytes: &[u8]) -> Option<(usize, &[u8])> {
-    let (mut number, mut shift) = (0, 0);
+    let mut number = 0;
+    let mut shift = 0;
     // The largest number is twice a length of 31 bits, so five groups are enough.
     for (at, byte) in bytes.iter().enumerate().take(5) {
         number |= usize::from(byte & 0x7f) << shift;

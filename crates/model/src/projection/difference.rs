@@ -107,7 +107,8 @@ fn part(before: &str, after: &str, levels: usize, room: &mut usize) -> Part {
 /// The fields in which two objects differ. `None` if they differ in anything else, such as the
 /// order of their fields.
 fn fields(before: &str, after: &str, levels: usize, room: &mut usize) -> Option<Part> {
-    let (before, after) = (members(before)?, members(after)?);
+    let before = members(before)?;
+    let after = members(after)?;
     let mut old = HashMap::with_capacity(before.len());
     for (place, member) in before.iter().enumerate() {
         if old.insert(&*member.name, (place, member)).is_some() {

@@ -57,10 +57,10 @@ impl Node {
     }
 
     pub(super) fn rule(&self, name: &str) -> &Rule {
-        match (self.find(name), self.keeps_others) {
-            (Ok(at), _) => &self.fields[at].1,
-            (Err(_), true) => &Rule::Keep,
-            (Err(_), false) => &Rule::Drop,
+        match self.find(name) {
+            Ok(at) => &self.fields[at].1,
+            Err(_) if self.keeps_others => &Rule::Keep,
+            Err(_) => &Rule::Drop,
         }
     }
 }

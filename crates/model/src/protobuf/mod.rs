@@ -89,7 +89,8 @@ pub fn is_enveloped(bytes: &[u8]) -> bool {
 /// Opens an envelope.
 pub fn open(bytes: &[u8]) -> Result<Envelope<'_>, Malformed> {
     let unknown = unknown_of(bytes)?;
-    let (mut envelope, mut found) = (Envelope { kind: "", message: &[] }, false);
+    let mut envelope = Envelope { kind: "", message: &[] };
+    let mut found = false;
     for field in Fields::of(unknown) {
         let field = field?;
         match (field.number, field.value) {
@@ -99,7 +100,10 @@ pub fn open(bytes: &[u8]) -> Result<Envelope<'_>, Malformed> {
             }
             // Two messages are ambiguous: readers could disagree on which one counts.
             (UNKNOWN_RAW, Value::Bytes(_)) if found => return Err(Malformed("the envelope contains two messages")),
-            (UNKNOWN_RAW, Value::Bytes(message)) => (envelope.message, found) = (message, true),
+            (UNKNOWN_RAW, Value::Bytes(message)) => {
+                envelope.message = message;
+                found = true;
+            }
             (UNKNOWN_CONTENT_ENCODING | UNKNOWN_CONTENT_TYPE, Value::Bytes(text)) if !text.is_empty() => {
                 return Err(Malformed("the envelope has a content encoding or a content type"));
             }
@@ -151,18 +155,18 @@ pub fn at_version(object: &[u8], version: ResourceVersion) -> Result<Bytes, Malf
 /// [`super::format::Format::http`] allows is applied.
 pub fn projected_item(object: &[u8], projection: &Projection) -> Result<Vec<u8>, Malformed> {
     let message = open(object)?.message;
-    let message = match projection.is_partial() {
-        true => {
-            let metadata = bytes_field(message, METADATA)?.unwrap_or_default();
-            let mut partial = Vec::with_capacity(1 + varint_len(metadata.len()) + metadata.len());
-            put_bytes(METADATA, metadata, &mut partial);
-            Cow::Owned(partial)
-        }
-        false => Cow::Borrowed(message),
+    let message = if projection.is_partial() {
+        let metadata = bytes_field(message, METADATA)?.unwrap_or_default();
+        let mut partial = Vec::with_capacity(1 + varint_len(metadata.len()) + metadata.len());
+        put_bytes(METADATA, metadata, &mut partial);
+        Cow::Owned(partial)
+    } else {
+        Cow::Borrowed(message)
     };
-    match projection.keeps_managed_fields() {
-        true => Ok(message.into_owned()),
-        false => without(&message, &[METADATA, META_MANAGED_FIELDS]),
+    if projection.keeps_managed_fields() {
+        Ok(message.into_owned())
+    } else {
+        without(&message, &[METADATA, META_MANAGED_FIELDS])
     }
 }
 
@@ -178,7 +182,8 @@ pub fn projected(object: &[u8], projection: &Projection) -> Result<Bytes, Malfor
 /// The object of a bookmark. It contains only the version and, at the end of the initial events,
 /// the annotation for that.
 pub fn bookmark(api_version: &str, kind: &str, version: impl Display, ends_initial_state: bool) -> Bytes {
-    let (mut metadata, mut message) = (Vec::new(), Vec::new());
+    let mut metadata = Vec::new();
+    let mut message = Vec::new();
     put_bytes(META_RESOURCE_VERSION, version.to_string().as_bytes(), &mut metadata);
     if ends_initial_state {
         let mut entry = Vec::new();
@@ -244,7 +249,8 @@ pub struct List<'a> {
 
 /// Parses the message of a list.
 pub fn read_list(message: &[u8]) -> Result<List<'_>, Malformed> {
-    let (mut meta, mut items) = (ListMeta::default(), Vec::new());
+    let mut meta = ListMeta::default();
+    let mut items = Vec::new();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     for field in Fields::of(message) {
         match field.map(|field| (field.number, field.value))? {

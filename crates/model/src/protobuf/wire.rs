@@ -51,7 +51,8 @@ impl<'a> Fields<'a> {
     }
 
     fn varint(&mut self) -> Result<(u64, &'a [u8]), Malformed> {
-        let (mut number, start) = (0, self.rest);
+        let mut number = 0;
+        let start = self.rest;
         for (at, byte) in start.iter().enumerate().take(VARINT_BYTES_MAX) {
             number |= u64::from(byte & 0x7f) << (7 * at);
             if byte & 0x80 == 0 {
@@ -190,7 +191,8 @@ mod tests {
 
     #[test]
     fn replacing_a_field_adjusts_the_surrounding_lengths() {
-        let (mut inner, mut outer) = (Vec::new(), Vec::new());
+        let mut inner = Vec::new();
+        let mut outer = Vec::new();
         put_bytes(5, b"before", &mut inner);
         put_bytes(6, b"9", &mut inner);
         put_number(7, 300, &mut inner);
@@ -225,7 +227,8 @@ mod tests {
 
         #[test]
         fn any_bytes_are_fields_or_an_error_and_no_field_is_lost(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let (mut taken, mut failed) = (0, false);
+            let mut taken = 0;
+            let mut failed = false;
             for field in Fields::of(&bytes) {
                 prop_assert!(!failed, "an error ends the iteration");
                 match field {

@@ -89,7 +89,9 @@ impl FieldSelector {
     /// Counts the terms in a text, and repeated ones each time. Parsing returns at most as many,
     /// and costs much more.
     pub fn count_terms(text: &str) -> usize {
-        let (mut terms, mut is_empty, mut escaped) = (0, true, false);
+        let mut terms = 0;
+        let mut is_empty = true;
+        let mut escaped = false;
         for byte in text.bytes() {
             if byte == b',' && !escaped {
                 is_empty = true;
@@ -136,7 +138,9 @@ impl fmt::Display for FieldSelector {
 
 /// The terms between unescaped commas, with their positions.
 fn split_terms(text: &str) -> Vec<(usize, &str)> {
-    let (mut terms, mut start, mut escaped) = (Vec::new(), 0, false);
+    let mut terms = Vec::new();
+    let mut start = 0;
+    let mut escaped = false;
     for (i, c) in text.char_indices() {
         match c {
             _ if escaped => escaped = false,

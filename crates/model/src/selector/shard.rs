@@ -299,14 +299,16 @@ mod tests {
 
     #[test]
     fn shards_that_cover_all_hashes_select_each_object_once() {
-        let (one, other) = ("0x0000000000000000', '0x5555555555555555", "0x5555555555555555', '0x10000000000000000");
+        let one = "0x0000000000000000', '0x5555555555555555";
+        let other = "0x5555555555555555', '0x10000000000000000";
         for field in ["uid", "namespace"] {
             let shards = [one, other].map(|range| parse(&format!("shardRange(object.metadata.{field}, '{range}')")));
             let shards = shards.map(|shard| shard.shards().unwrap());
             let mut counts = [0, 0];
             for i in 0..1000_u128 {
                 let id = |n: u128| format!("{:032x}", n.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835));
-                let (namespace, uid) = (id(i % 100), id(i));
+                let namespace = id(i % 100);
+                let uid = id(i);
                 let selected = shards.each_ref().map(|shards| usize::from(shards.contains(&namespace, &uid)));
                 assert_eq!(selected.iter().sum::<usize>(), 1, "{namespace} {uid}");
                 counts = [counts[0] + selected[0], counts[1] + selected[1]];
@@ -330,7 +332,8 @@ mod tests {
     #[test]
     fn what_the_apiserver_refuses_is_refused() {
         let range = |from: &str, to: &str| format!("shardRange(object.metadata.uid, {from}, {to})");
-        let (zero, one) = ("'0x0000000000000000'", "'0x0000000000000001'");
+        let zero = "'0x0000000000000000'";
+        let one = "'0x0000000000000001'";
         for text in [
             "",
             "  ",

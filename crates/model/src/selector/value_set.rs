@@ -18,7 +18,8 @@ impl ValueSet {
     /// A set of sorted texts without duplicates. All together have at most `u32::MAX` bytes, as
     /// those of a selector have.
     pub(super) fn of_sorted<S: AsRef<str>>(values: impl IntoIterator<Item = S>) -> Self {
-        let (mut text, mut ends) = (String::new(), Vec::new());
+        let mut text = String::new();
+        let mut ends = Vec::new();
         for value in values {
             text.push_str(value.as_ref());
             ends.push(u32::try_from(text.len()).unwrap_or(u32::MAX));
@@ -49,7 +50,8 @@ impl ValueSet {
 
     /// Whether the value is in the set.
     pub fn contains(&self, value: &str) -> bool {
-        let (mut from, mut to) = (0, self.ends.len());
+        let mut from = 0;
+        let mut to = self.ends.len();
         while from < to {
             let middle = from + (to - from) / 2;
             match self.get(middle).map(|at| at.cmp(value)) {

@@ -272,7 +272,9 @@ impl Tables {
             let Created { metadata } = serde_json::from_str(object).map_err(malformed)?;
             // Without a timestamp the cell says `<unknown>`, which is not an age.
             if let Some(created) = metadata.creation_timestamp {
-                ages.into_iter().for_each(|at| stored[at] = since("", &created, "").into());
+                for at in ages {
+                    stored[at] = since("", &created, "").into();
+                }
             }
         }
         if let Some(cell) = columns.restarts.map(|at| &mut stored[at])
@@ -333,20 +335,26 @@ impl Tables {
     }
 
     /// The row of a bookmark at a version. If `ends` is set, the metadata of its object has the
-    /// annotation that ends the initial events, even with [`IncludeObject::None`]. `of` is the kind
-    /// and the API version of the objects.
-    pub fn bookmark_row(&self, of: (&str, &str), include: IncludeObject, version: &str, ends: bool) -> String {
-        let typed = |(kind, api_version)| format!(r#"{{"kind":"{kind}","apiVersion":"{api_version}","metadata":"#);
+    /// annotation that ends the initial events, even with [`IncludeObject::None`]. The objects have
+    /// this kind and API version.
+    pub fn bookmark_row(
+        &self,
+        kind: &str,
+        api_version: &str,
+        include: IncludeObject,
+        version: &str,
+        ends: bool,
+    ) -> String {
+        let typed =
+            |kind: &str, api_version: &str| format!(r#"{{"kind":"{kind}","apiVersion":"{api_version}","metadata":"#);
         let (before, after) = match (include, self.empty_row.get()) {
             (IncludeObject::Object, Some(EmptyRow { before, after, .. })) => (before.to_string(), &**after),
-            (IncludeObject::Object, None) => (typed(of), "}"),
+            (IncludeObject::Object, None) => (typed(kind, api_version), "}"),
             (IncludeObject::None, _) if !ends => return format!(r#"{{"cells":{},"object":null}}"#, self.empty_cells()),
-            (IncludeObject::None | IncludeObject::Metadata, _) => (typed((PARTIAL_KIND, PARTIAL_API_VERSION)), "}"),
+            (IncludeObject::None | IncludeObject::Metadata, _) => (typed(PARTIAL_KIND, PARTIAL_API_VERSION), "}"),
         };
-        let annotations = match ends {
-            true => format!(r#","annotations":{{"{INITIAL_EVENTS_END}":"true"}}"#),
-            false => String::new(),
-        };
+        let annotations =
+            if ends { format!(r#","annotations":{{"{INITIAL_EVENTS_END}":"true"}}"#) } else { String::new() };
         let cells = self.empty_cells();
         format!(r#"{{"cells":{cells},"object":{before}{{"resourceVersion":"{version}"{annotations}}}{after}}}"#)
     }

@@ -105,12 +105,11 @@ pub(super) fn last(pod: &str) -> Option<String> {
         &status.init_container_statuses[..waits_for.map_or(status.init_container_statuses.len(), |at| at + 1)];
     let initialized = status.conditions.iter().find(|condition| condition.kind == "Initialized");
     let is_initializing = waits_for.is_some() && initialized.is_none_or(|condition| condition.status != "True");
-    let last = match is_initializing {
-        true => looked_at.iter().filter_map(Container::last_restart).max(),
-        false => {
-            let inits = looked_at.iter().filter(always);
-            inits.chain(&status.container_statuses).filter_map(Container::last_restart).max()
-        }
+    let last = if is_initializing {
+        looked_at.iter().filter_map(Container::last_restart).max()
+    } else {
+        let inits = looked_at.iter().filter(always);
+        inits.chain(&status.container_statuses).filter_map(Container::last_restart).max()
     };
     last.map(|time| time.to_string())
 }

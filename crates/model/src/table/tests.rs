@@ -45,7 +45,8 @@ fn sent(tables: &Tables, row: &str, include: IncludeObject) -> String {
 fn ages_are_current_and_the_stored_row_does_not_depend_on_the_time() {
     let tables = tables("configmaps", &[AGE]).unwrap();
     let object = object("2026-01-01T00:57:00Z", "");
-    let (early, late) = (row(r#"["a","0s"]"#, &object), row(r#"["a","2m30s"]"#, &object));
+    let early = row(r#"["a","0s"]"#, &object);
+    let late = row(r#"["a","2m30s"]"#, &object);
     let stored = tables.stored_row(early.as_bytes()).unwrap();
     assert_eq!(stored, tables.stored_row(late.as_bytes()).unwrap());
     assert_eq!(stored, tables.stored_row(&stored).unwrap(), "a stored row is unchanged");
@@ -138,9 +139,10 @@ fn selectors_match_the_object_in_a_row_like_the_object_alone() {
     let fields = FieldTable::new(&gvr, true, &[]);
     let json = r#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"a","namespace":"ns","uid":"u","resourceVersion":"7","labels":{"app":"web"},"creationTimestamp":"2026-01-01T00:57:00Z"},"spec":{"nodeName":"n1"},"status":{"phase":"Running"}}"#;
     let parser = ObjectParser::table(tables("pods", &[AGE]).unwrap(), &fields).of("Pod", "v1");
-    let (plain, row) = (row(r#"["a","1s"]"#, json), ObjectParser::new(&fields).of("Pod", "v1"));
-    let (plain, alone) =
-        (std::sync::Arc::new(parser.parse(plain.as_bytes()).unwrap()), row.parse(json.as_bytes()).unwrap());
+    let plain = row(r#"["a","1s"]"#, json);
+    let row = ObjectParser::new(&fields).of("Pod", "v1");
+    let plain = std::sync::Arc::new(parser.parse(plain.as_bytes()).unwrap());
+    let alone = row.parse(json.as_bytes()).unwrap();
     assert_eq!((plain.key(), plain.uid(), plain.version()), (alone.key(), alone.uid(), alone.version()));
     assert!(plain.labels().eq(alone.labels()));
     for field in ["spec.nodeName", "status.phase", "spec.hostNetwork"] {
@@ -158,20 +160,18 @@ fn selectors_match_the_object_in_a_row_like_the_object_alone() {
 #[test]
 fn a_bookmark_has_the_cells_of_upstream_bookmarks() {
     let tables = tables("configmaps", &[AGE]).unwrap();
-    let pod = ("ConfigMap", "v1");
-    assert_eq!(tables.bookmark_row(pod, IncludeObject::None, "5", false), row("[null,null]", "null"));
+    let bookmark = |include, ends| tables.bookmark_row("ConfigMap", "v1", include, "5", ends);
+    assert_eq!(bookmark(IncludeObject::None, false), row("[null,null]", "null"));
     let upstream = row(
         r#"["","\u003cunknown\u003e"]"#,
         r#"{"kind":"ConfigMap","apiVersion":"v1","metadata":{"resourceVersion":"4"},"status":{}}"#,
     );
     tables.note_bookmark(serde_json::from_str(&upstream).unwrap());
-    assert_eq!(tables.bookmark_row(pod, IncludeObject::None, "5", false), row(r#"["","\u003cunknown\u003e"]"#, "null"));
-    let last: serde_json::Value =
-        serde_json::from_str(&tables.bookmark_row(pod, IncludeObject::None, "5", true)).unwrap();
+    assert_eq!(bookmark(IncludeObject::None, false), row(r#"["","\u003cunknown\u003e"]"#, "null"));
+    let last: serde_json::Value = serde_json::from_str(&bookmark(IncludeObject::None, true)).unwrap();
     assert_eq!(last["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"], "true");
     assert_eq!(last["object"]["kind"], "PartialObjectMetadata");
-    let full: serde_json::Value =
-        serde_json::from_str(&tables.bookmark_row(pod, IncludeObject::Object, "5", false)).unwrap();
+    let full: serde_json::Value = serde_json::from_str(&bookmark(IncludeObject::Object, false)).unwrap();
     assert_eq!(full["object"]["status"], serde_json::json!({}), "as upstream writes an empty object");
     assert_eq!(
         (&full["object"]["kind"], &full["object"]["metadata"]["resourceVersion"]),

@@ -20,7 +20,9 @@ fn pop_all(fifo: &DeltaFifo<u32>) -> Vec<String> {
 }
 
 fn apply_all(fifo: &DeltaFifo<u32>, changes: impl IntoIterator<Item = Change<u32>>) {
-    changes.into_iter().for_each(|change| fifo.apply(change));
+    for change in changes {
+        fifo.apply(change);
+    }
 }
 
 #[test]

@@ -45,7 +45,9 @@ fn every_change_is_delivered_in_arrival_order_across_objects() {
 #[test]
 fn a_late_change_of_a_queued_object_does_not_jump_the_line() {
     let (fifo, _) = fifo(&[]);
-    [added("foo", 10), added("bar", 1), added("foo", 11), added("zab", 30)].into_iter().for_each(|c| fifo.apply(c));
+    for c in [added("foo", 10), added("bar", 1), added("foo", 11), added("zab", 30)] {
+        fifo.apply(c);
+    }
     assert_eq!(pop(&fifo), "Added foo=10");
     fifo.apply(added("foo", 14));
     assert_eq!(pop_all(&fifo), ["Added bar=1", "Added foo=11", "Added zab=30", "Added foo=14"]);
@@ -54,7 +56,9 @@ fn a_late_change_of_a_queued_object_does_not_jump_the_line() {
 #[test]
 fn a_double_delete_is_delivered_twice() {
     let (fifo, _) = fifo(&[]);
-    [deleted("a", 1), deleted("a", 1)].into_iter().for_each(|change| fifo.apply(change));
+    for change in [deleted("a", 1), deleted("a", 1)] {
+        fifo.apply(change);
+    }
     assert_eq!(pop_all(&fifo), ["Deleted a=1", "Deleted a=1"]);
 }
 
@@ -83,7 +87,9 @@ fn a_replacement_delivers_missing_known_objects_as_deleted_with_their_last_known
 #[test]
 fn a_replacement_deletes_queued_objects_with_their_last_queued_state_before_known_ones() {
     let (fifo, _) = fifo(&[("a", 5), ("z", 7)]);
-    [added("z", 10), added("q", 1), updated("q", 2)].into_iter().for_each(|change| fifo.apply(change));
+    for change in [added("z", 10), added("q", 1), updated("q", 2)] {
+        fifo.apply(change);
+    }
     fifo.replace(state(&[]));
     assert_eq!(pop_all(&fifo), ["Added z=10", "Added q=1", "Updated q=2", "Gone z=10, Gone q=2, Gone a=5"]);
 }
@@ -352,7 +358,8 @@ async fn a_closed_queue_still_delivers_what_is_queued() {
 #[tokio::test]
 async fn two_waiting_consumers_get_each_batch_once() {
     let (fifo, _) = fifo(&[]);
-    let (mut first, mut second) = (Vec::new(), Vec::new());
+    let mut first = Vec::new();
+    let mut second = Vec::new();
     {
         let pops = join(fifo.pop(|deltas, _| first = deltas), fifo.pop(|deltas, _| second = deltas));
         let mut pops = pin!(pops);

@@ -13,7 +13,9 @@ const SECOND: Duration = Duration::from_secs(1);
 
 fn queue(items: &[&'static str]) -> WorkQueue<&'static str> {
     let queue = WorkQueue::new();
-    items.iter().for_each(|item| queue.add(*item));
+    for item in items {
+        queue.add(*item);
+    }
     queue
 }
 
@@ -108,7 +110,9 @@ async fn every_waiting_worker_gets_an_item() {
         })
         .collect();
     tokio::task::yield_now().await;
-    ["a", "b", "c"].into_iter().for_each(|item| queue.add(item));
+    for item in ["a", "b", "c"] {
+        queue.add(item);
+    }
     let mut items: Vec<_> = join_all(workers).await.into_iter().map(|item| *item.unwrap().unwrap()).collect();
     items.sort_unstable();
     assert_eq!(items, ["a", "b", "c"]);
@@ -128,7 +132,8 @@ async fn a_cancelled_wait_loses_no_item() {
 #[tokio::test]
 async fn two_items_that_come_before_two_workers_wait_wake_both() {
     let queue = queue(&[]);
-    let (mut first, mut second) = (pin!(queue.get()), pin!(queue.get()));
+    let mut first = pin!(queue.get());
+    let mut second = pin!(queue.get());
     assert!(poll!(&mut first).is_pending());
     queue.add("a");
     queue.add("b");
@@ -174,7 +179,9 @@ async fn delayed_items_come_in_the_order_in_which_they_are_due() {
 async fn an_item_that_is_delayed_twice_comes_once_at_the_earlier_time() {
     for delays in [[SECOND, SECOND * 60], [SECOND * 60, SECOND]] {
         let queue = queue(&[]);
-        delays.into_iter().for_each(|delay| queue.add_after("a", delay));
+        for delay in delays {
+            queue.add_after("a", delay);
+        }
         advance(SECOND).await;
         assert_eq!(take_all(&queue), ["a"]);
         advance(SECOND * 120).await;
@@ -271,7 +278,8 @@ async fn workers_finish_the_queue_after_a_shutdown_and_then_end() {
 #[tokio::test]
 async fn a_shutdown_ends_waiting_workers() {
     let queue = queue(&[]);
-    let (mut first, mut second) = (pin!(queue.get()), pin!(queue.get()));
+    let mut first = pin!(queue.get());
+    let mut second = pin!(queue.get());
     assert!(poll!(&mut first).is_pending() && poll!(&mut second).is_pending());
     queue.shut_down();
     assert!(first.await.is_none() && second.await.is_none());
@@ -342,7 +350,10 @@ async fn parallel_workers_process_every_item_and_none_twice_at_a_time() {
     let retried = Arc::new(Semaphore::new(0));
     let workers: Vec<_> = (0..8)
         .map(|_| {
-            let (queue, counts, busy, retried) = (queue.clone(), counts.clone(), busy.clone(), retried.clone());
+            let queue = queue.clone();
+            let counts = counts.clone();
+            let busy = busy.clone();
+            let retried = retried.clone();
             tokio::spawn(async move {
                 while let Some(item) = queue.get().await {
                     assert!(!busy[*item].swap(true, Ordering::SeqCst), "two workers have item {}", *item);
