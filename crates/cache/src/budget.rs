@@ -53,8 +53,12 @@ pub struct Share {
 impl ProcessBudget {
     /// A budget of so many bytes.
     pub fn new(bytes_max: usize) -> Self {
-        let (used, parts, tenants) = Default::default();
-        Self(Arc::new(Whole { bytes_max, used, parts, tenants }))
+        Self(Arc::new(Whole {
+            bytes_max,
+            used: AtomicUsize::new(0),
+            parts: AtomicUsize::new(0),
+            tenants: Tenants::default(),
+        }))
     }
 
     /// The part of one more cache.
@@ -424,8 +428,10 @@ mod tests {
     #[test]
     fn what_cannot_be_refused_is_released_by_those_who_have_more_than_their_part() {
         let whole = ProcessBudget::new(800);
-        let (one, other) = (whole.part(), whole.part());
-        let (mut large, mut small) = (one.share(), other.share());
+        let one = whole.part();
+        let other = whole.part();
+        let mut large = one.share();
+        let mut small = other.share();
         large.set(600);
         assert_eq!(one.retained_share(), 1.0);
         small.set(150);
@@ -446,9 +452,11 @@ mod tests {
     #[test]
     fn bytes_are_charged_to_one_tenant_and_the_largest_makes_room_for_all_caches() {
         let whole = ProcessBudget::new(800);
-        let (one, other) = (whole.part(), whole.part());
+        let one = whole.part();
+        let other = whole.part();
         let [greedy, honest] = [1, 2].map(|key| one.bytes_of(NonZeroU64::new(key)));
-        let (mut large, mut small) = (one.share(), other.share());
+        let mut large = one.share();
+        let mut small = other.share();
         large.set(500);
         large.charge_to(Some(greedy.clone()));
         small.charge_to(Some(greedy.clone()));
@@ -461,7 +469,8 @@ mod tests {
         large.set(350);
         assert!(!one.is_over() && !other.is_over());
         assert_eq!(one.tenant_max(), Some(usize::MAX));
-        drop((large, small));
+        drop(large);
+        drop(small);
         assert_eq!((greedy.get(), honest.get()), (0, 0));
     }
 

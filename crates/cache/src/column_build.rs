@@ -86,7 +86,8 @@ impl ColumnBuild {
     pub fn start(
         column: Column,
         parser: &Arc<ObjectParser>,
-        (epoch, version): (u64, ResourceVersion),
+        epoch: u64,
+        version: ResourceVersion,
         store: &Store,
         history: &mut History,
         indexes: &Budget,
@@ -142,7 +143,8 @@ impl ColumnBuild {
     pub fn work(&mut self) {
         match self.stage {
             Stage::Objects => {
-                let (store, last) = (self.store.clone(), self.last.take());
+                let store = self.store.clone();
+                let last = self.last.take();
                 for object in store.after(last.as_ref()).take(self.part) {
                     self.postings.read(object);
                     self.last = Some(object.key().clone());
@@ -161,7 +163,8 @@ impl ColumnBuild {
     /// Copies a part of the history of the cache.
     pub fn copy(&mut self, history: &History) {
         if !history.copy(&mut self.copy, self.part / 4) {
-            let (conflated, changes) = (history.conflated(), &self.copy.changes);
+            let conflated = history.conflated();
+            let changes = &self.copy.changes;
             self.first = changes.first().map_or(conflated.end(), |first| conflated.number_at(first.version));
             self.stage = Stage::Records;
         }
@@ -181,7 +184,8 @@ impl ColumnBuild {
             self.filed += 1;
         }
         if self.filed == records.len() {
-            (self.stage, self.filed) = (Stage::Changes, 0);
+            self.stage = Stage::Changes;
+            self.filed = 0;
         }
     }
 

@@ -137,7 +137,8 @@ impl Columns {
         let moves =
             count(tenant) + 1 < count(*charged) || now.saturating_duration_since(*tenant_used_at) > COLUMN_UNUSED_MAX;
         if moves || tenant == *charged {
-            (self.used[at].tenant, self.used[at].tenant_used_at) = (tenant, now);
+            self.used[at].tenant = tenant;
+            self.used[at].tenant_used_at = now;
         }
     }
 
@@ -206,7 +207,8 @@ impl Columns {
     /// Records how far a column is indexed.
     pub fn set(&mut self, column: &Column, state: ColumnState, now: Instant) {
         if let Some(used) = self.used.iter_mut().find(|used| used.column == *column) {
-            (used.state, used.since) = (state, now);
+            used.state = state;
+            used.since = now;
         }
     }
 
@@ -222,7 +224,9 @@ impl Columns {
 
     /// Records that another history has started, without indexes.
     pub fn reset(&mut self) {
-        self.used.iter_mut().for_each(|used| used.state = ColumnState::Wanted);
+        for used in &mut self.used {
+            used.state = ColumnState::Wanted;
+        }
     }
 
     /// Whether columns may be indexed.
@@ -258,7 +262,8 @@ mod tests {
     fn select(labels: &str) -> Selection {
         let gvr = GroupVersionResource::new("", "v1", "pods");
         let table = FieldTable::new(&gvr, true, &[]);
-        let (labels, parser) = (LabelSelector::parse(labels).unwrap(), Arc::new(ObjectParser::new(&table)));
+        let labels = LabelSelector::parse(labels).unwrap();
+        let parser = Arc::new(ObjectParser::new(&table));
         Selection::bind("", "", labels, &FieldSelector::default(), &table, parser, &gvr).unwrap()
     }
 
@@ -282,7 +287,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_column_is_indexed_when_it_is_used_again_and_dropped_when_it_is_not() {
-        let (mut columns, now, web) = (Columns::default(), Instant::now(), select("app=web"));
+        let mut columns = Columns::default();
+        let now = Instant::now();
+        let web = select("app=web");
         assert_eq!(columns.used(column_of("app=web"), None, now), None, "one scan is cheaper than an index");
         let column = columns.used(column_of("app=db"), None, now).unwrap().column;
         assert_eq!(columns.used(column_of("app=web"), None, now), None, "it is being built");
@@ -296,7 +303,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_column_that_found_no_room_is_tried_again_later() {
-        let (mut columns, now) = (Columns::default(), Instant::now());
+        let mut columns = Columns::default();
+        let now = Instant::now();
         let due = use_twice(&mut columns, "app=web", None, now).unwrap();
         columns.set(&due.column, ColumnState::TooLarge, now);
         let mut used = |now| columns.used(column_of("app=web"), None, now);
@@ -306,7 +314,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_number_of_columns_is_limited_and_indexed_ones_stay() {
-        let (mut columns, now) = (Columns::default(), Instant::now());
+        let mut columns = Columns::default();
+        let now = Instant::now();
         fill(&mut columns, None, now);
         assert_eq!(use_twice(&mut columns, "other=x", None, now), None, "there is no room");
         columns.reset();
@@ -317,7 +326,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_tenant_with_the_most_columns_loses_some_to_one_that_has_fewer() {
-        let (mut columns, now) = (Columns::default(), Instant::now());
+        let mut columns = Columns::default();
+        let now = Instant::now();
         let [greedy, honest, third] = [1, 2, 3].map(NonZeroU64::new);
         fill(&mut columns, greedy, now);
         assert_eq!(columns.used(column_of("a=x"), honest, now), None, "one scan is cheaper than an index");
@@ -333,7 +343,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_column_that_a_tenant_with_few_uses_too_is_charged_to_it_while_it_does() {
-        let (mut columns, now) = (Columns::default(), Instant::now());
+        let mut columns = Columns::default();
+        let now = Instant::now();
         let [greedy, honest, third] = [1, 2, 3].map(NonZeroU64::new);
         fill(&mut columns, greedy, now);
         columns.used(column_of("key-0=x"), honest, now);
@@ -349,7 +360,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn many_columns_of_one_tenant_do_not_make_those_of_others_forgotten() {
-        let (mut columns, now) = (Columns::default(), Instant::now());
+        let mut columns = Columns::default();
+        let now = Instant::now();
         let [greedy, honest] = [1, 2].map(NonZeroU64::new);
         fill(&mut columns, greedy, now);
         columns.used(column_of("app=web"), honest, now);
@@ -362,7 +374,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_largest_index_of_the_tenant_with_the_most_bytes_makes_room() {
-        let (mut columns, now) = (Columns::default(), Instant::now());
+        let mut columns = Columns::default();
+        let now = Instant::now();
         let [greedy, honest] = [1, 2].map(NonZeroU64::new);
         for (labels, tenant) in [("a=x", greedy), ("b=x", greedy), ("c=x", honest)] {
             columns.used(column_of(labels), tenant, now);
@@ -377,7 +390,8 @@ mod tests {
     /// Otherwise its build could complete the index of a later one, in which steps are missing.
     #[tokio::test(start_paused = true)]
     async fn a_column_that_is_being_built_makes_no_room() {
-        let (mut columns, now) = (Columns::default(), Instant::now());
+        let mut columns = Columns::default();
+        let now = Instant::now();
         let due = use_twice(&mut columns, "a=x", None, now).unwrap();
         let index = (&due.column, 100);
         assert_eq!(columns.to_drop(std::iter::once(index)), None);

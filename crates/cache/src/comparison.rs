@@ -151,7 +151,8 @@ mod tests {
         fn every_key_that_differs_is_found_and_no_other(cached in states(), upstream in states(), retained_max in 0..20_usize) {
             let keys: BTreeSet<_> = cached.keys().chain(upstream.keys()).cloned().collect();
             let differences = keys.into_iter().filter_map(|key| {
-                let (cached, upstream) = (cached.get(&key).copied(), upstream.get(&key).copied());
+                let cached = cached.get(&key).copied();
+                let upstream = upstream.get(&key).copied();
                 (cached != upstream).then_some(Difference { key, cached, upstream })
             });
             let expected: Vec<_> = differences.collect();

@@ -80,7 +80,8 @@ impl ConflatedHistory {
         let is_at_start =
             |object: &Object| matches!(record, HistoryRecord::Gap(gap) if object.version().is_at(gap.from));
         for event in record.events() {
-            let (object, previous) = (event.object(), event.previous());
+            let object = event.object();
+            let previous = event.previous();
             if planted::is(Bug::TombstoneForgotten) && event.kind() == EventType::Deleted {
                 continue;
             }

@@ -94,7 +94,8 @@ impl Gap {
         selection: &'a Selection,
         start: usize,
     ) -> impl Iterator<Item = (usize, &'a Arc<WatchEvent>, Option<Transition>)> + 'a {
-        let (candidates, mut next) = (self.candidates(selection), start);
+        let candidates = self.candidates(selection);
+        let mut next = start;
         std::iter::from_fn(move || {
             let position = candidates.next(next)?;
             let event = self.events.get(position)?;
@@ -202,7 +203,8 @@ mod tests {
             let gap = Gap::new(version(1), version(1000), RelistReason::Expired, events.collect());
             for (labels, fields) in LABELS.into_iter().flat_map(|labels| FIELDS.map(|fields| (labels, fields))) {
                 for namespace in ["", "ns1"] {
-                    let (labels, fields) = (LabelSelector::parse(labels).unwrap(), FieldSelector::parse(fields).unwrap());
+                    let labels = LabelSelector::parse(labels).unwrap();
+                    let fields = FieldSelector::parse(fields).unwrap();
                     let selection = Selection::bind(namespace, "", labels, &fields, &table, parser.clone(), &gvr).unwrap();
                     let all = gap.events.iter().enumerate().skip(start);
                     let expected: Vec<_> =

@@ -43,8 +43,15 @@ pub struct HistoryCopy {
 impl HistoryCopy {
     /// An empty copy of the history that reaches `version`.
     pub fn of(version: ResourceVersion) -> Self {
-        let (changes, inexact, records) = Default::default();
-        Self { version, ring_floor: version, conflated_floor: version, changes, inexact, records, in_ring: true }
+        Self {
+            version,
+            ring_floor: version,
+            conflated_floor: version,
+            changes: Vec::new(),
+            inexact: Vec::new(),
+            records: Vec::new(),
+            in_ring: true,
+        }
     }
 }
 
@@ -81,17 +88,19 @@ pub struct History {
 impl History {
     /// A history that starts after `floor`. `parser` reads the objects.
     pub fn new(limits: RingLimits, floor: ResourceVersion, parser: Arc<ObjectParser>) -> Self {
-        Self::to_restore(limits, (floor, floor), parser)
+        Self::to_restore(limits, floor, floor, parser)
     }
 
     /// A history to be filled from a peer's: changes after `conflated_floor` are conflated, and
     /// events after `ring_floor` complete.
     pub fn to_restore(
         limits: RingLimits,
-        (conflated_floor, ring_floor): (ResourceVersion, ResourceVersion),
+        conflated_floor: ResourceVersion,
+        ring_floor: ResourceVersion,
         parser: Arc<ObjectParser>,
     ) -> Self {
-        let (ring, conflated) = (EventRing::new(limits, ring_floor), ConflatedHistory::new(conflated_floor));
+        let ring = EventRing::new(limits, ring_floor);
+        let conflated = ConflatedHistory::new(conflated_floor);
         Self { limits, parser, ring, conflated, steps: HistoryIndex::default(), share: 1.0 }
     }
 
@@ -125,11 +134,14 @@ impl History {
     /// no longer holds.
     pub fn evict(&mut self, now: Instant, store_bytes: usize, log_share: f64) -> Vec<HistoryRecord> {
         let evicted = self.ring.evict(now, store_bytes, log_share, self.share);
-        evicted.iter().for_each(|record| self.steps.evicted(record));
+        for record in &evicted {
+            self.steps.evicted(record);
+        }
         if self.share == 1.0 || !planted::is(Bug::ShedForgetsHistory) {
             let Self { conflated, steps, parser, .. } = self;
-            let push = |record| conflated.push(record, parser, |number, event| steps.conflated(number, event));
-            evicted.iter().for_each(push);
+            for record in &evicted {
+                conflated.push(record, parser, |number, event| steps.conflated(number, event));
+            }
         }
         self.conflated.evict((self.limits.residue_bytes_max(store_bytes) as f64 * self.share) as usize);
         let steps_left = self.ring.len() + self.conflated.len();
@@ -181,7 +193,8 @@ impl History {
     /// cache has reached `current`.
     pub fn coverage(&self, version: ResourceVersion, current: ResourceVersion, gap_markers: bool) -> Coverage {
         let log_floor = self.ring.floor();
-        let (mut gap_end, mut conflated_from) = (None, version);
+        let mut gap_end = None;
+        let mut conflated_from = version;
         if version >= log_floor {
             gap_end = self.ring.since(version).err().map(|expired| expired.oldest);
         } else {
@@ -286,7 +299,8 @@ impl History {
             part.push(match record {
                 HistoryRecord::Gap(gap) => PriorStep::Gap(gap.clone()),
                 HistoryRecord::Event(event) => {
-                    let (version, key) = (event.version(), event.object().key().clone());
+                    let version = event.version();
+                    let key = event.object().key().clone();
                     PriorStep::Object(PriorState { version, key, before: event.previous() })
                 }
             });

@@ -110,20 +110,26 @@ impl HistoryIndex {
     /// Files a new record of the ring.
     pub fn push(&mut self, record: &HistoryRecord) {
         if let HistoryRecord::Event(event) = record {
-            self.each().for_each(|column| column.file_recent(event));
+            for column in self.each() {
+                column.file_recent(event);
+            }
         }
     }
 
     /// Forgets a record that the ring has evicted.
     pub fn evicted(&mut self, record: &HistoryRecord) {
         if let HistoryRecord::Event(event) = record {
-            self.each().for_each(|column| column.pop_recent(event));
+            for column in self.each() {
+                column.pop_recent(event);
+            }
         }
     }
 
     /// Files a change that went into the conflated history under this number.
     pub fn conflated(&mut self, number: u64, event: &WatchEvent) {
-        self.each().for_each(|column| column.file_event(event, |steps| steps.older.push_back(number)));
+        for column in self.each() {
+            column.file_event(event, |steps| steps.older.push_back(number));
+        }
     }
 
     /// Removes what was evicted if that is most of it: records up to `floor`, and conflated changes
@@ -195,7 +201,8 @@ impl HistoryColumn {
     }
 
     fn sweep(&mut self, floor: ResourceVersion, first: u64) {
-        let (entries, text_bytes) = (&mut self.entries, &mut self.text_bytes);
+        let entries = &mut self.entries;
+        let text_bytes = &mut self.text_bytes;
         self.values.retain(|value, steps| {
             let older = steps.older.partition_point(|number| *number < first);
             let recent = steps.recent.partition_point(|version| *version <= floor);

@@ -94,7 +94,9 @@ impl Postings {
         };
         if !is_same && !self.is_empty() {
             let columns = Arc::make_mut(&mut self.columns);
-            columns.iter_mut().for_each(|column| column.follow(before, after));
+            for column in columns {
+                column.follow(before, after);
+            }
         }
     }
 
@@ -103,13 +105,13 @@ impl Postings {
     pub fn candidates<'a>(
         &'a self,
         selection: &Selection,
-        (first, end): &KeyBounds,
+        bounds: &KeyBounds,
     ) -> Option<impl Iterator<Item = &'a ObjectKey> + use<'a>> {
         if self.is_empty() {
             return None;
         }
         let terms = Term::all(selection);
-        let runs = |(indexed, values)| Self::runs(indexed, values, (first, end));
+        let runs = |(indexed, values)| Self::runs(indexed, values, bounds);
         let usable = terms.iter().filter_map(|term| Some((self.usable(term)?, term.values)));
         let usable: SmallVec<[_; 2]> = usable.collect();
         let is_short =
@@ -141,8 +143,9 @@ impl Postings {
     fn runs<'a>(
         indexed: &'a PostingColumn,
         values: Values<'_>,
-        (first, end): (&Bound<ObjectKey>, &Bound<ObjectKey>),
+        bounds: &KeyBounds,
     ) -> Vec<Peekable<impl Iterator<Item = &'a ObjectKey> + use<'a>>> {
+        let (first, end) = bounds;
         let of_value = |value: &str| {
             let value = Arc::<str>::from(value);
             let at = |key: &ObjectKey| Posting { value: value.clone(), key: key.clone() };
@@ -184,7 +187,8 @@ impl PostingColumn {
             let value = self.column.value(object, &self.parser)?;
             (!self.is_common(&value)).then(|| Posting { value: self.shared(&value), key: object.key().clone() })
         };
-        let (was, is) = (value(before), value(after));
+        let was = value(before);
+        let is = value(after);
         if was != is {
             was.map(|was| self.postings.remove(&was));
             is.map(|is| self.postings.insert(is));

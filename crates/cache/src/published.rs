@@ -255,7 +255,7 @@ impl PublishedCache {
         }
         let state = self.state.as_mut()?;
         let CachedState { epoch, store, history, version, .. } = state;
-        Some(ColumnBuild::start(column, selection.parser(), (*epoch, *version), store, history, self.indexes.budget()))
+        Some(ColumnBuild::start(column, selection.parser(), *epoch, *version, store, history, self.indexes.budget()))
     }
 
     /// Gives a build the next part of the history that it is of, if there still is that history.
@@ -288,9 +288,13 @@ impl PublishedCache {
     /// Drops the indexes that no selection has used for long. `standing` are the selections of open
     /// views.
     pub fn drop_unused_indexes<'a>(&mut self, standing: impl Iterator<Item = &'a Selection>, now: Instant) {
-        standing.for_each(|selection| self.columns.retain(selection, now));
+        for selection in standing {
+            self.columns.retain(selection, now);
+        }
         for column in self.columns.forget_unused(now) {
-            self.state.iter_mut().for_each(|state| state.unindex(&column));
+            if let Some(state) = &mut self.state {
+                state.unindex(&column);
+            }
         }
         self.count_indexes();
     }
@@ -300,7 +304,9 @@ impl PublishedCache {
         self.columns.open(open);
         if !open {
             for column in self.columns.lose() {
-                self.state.iter_mut().for_each(|state| state.unindex(&column));
+                if let Some(state) = &mut self.state {
+                    state.unindex(&column);
+                }
             }
             self.count_indexes();
         }
@@ -317,7 +323,8 @@ impl PublishedCache {
     pub fn failing(&mut self, message: String, cause: String) {
         self.trouble(message);
         if self.state.is_none() {
-            (self.phase, self.cause) = (Phase::Failing, cause);
+            self.phase = Phase::Failing;
+            self.cause = cause;
         }
     }
 
@@ -331,8 +338,12 @@ impl PublishedCache {
 
     /// Forgets the state.
     pub fn close(&mut self, phase: Phase, message: String) {
-        (self.phase, self.message) = (phase, message);
-        (self.state, self.proven_at, self.listed_at, self.synced_since) = (None, None, None, None);
+        self.phase = phase;
+        self.message = message;
+        self.state = None;
+        self.proven_at = None;
+        self.listed_at = None;
+        self.synced_since = None;
         self.count_indexes();
     }
 
@@ -422,7 +433,8 @@ impl PublishedCache {
         match (self.phase, &self.state) {
             (_, Some(state)) => match (self.age(now), self.staleness_max) {
                 (age, Some(staleness_max)) if age.is_none_or(|age| age > staleness_max) => {
-                    let (resource, message) = (self.resource.clone(), self.message.clone());
+                    let resource = self.resource.clone();
+                    let message = self.message.clone();
                     Err(Refusal::Stale { resource, age, staleness_max, message })
                 }
                 _ => Ok(state),

@@ -72,7 +72,8 @@ impl Coverage {
     /// Limits the coverage to a view's log that starts only after `log_floor`.
     #[must_use]
     pub fn shortened(self, log_floor: ResourceVersion) -> Self {
-        let (log_floor, exact_from) = (self.log_floor.max(log_floor), self.exact_from.max(log_floor));
+        let exact_from = self.exact_from.max(log_floor);
+        let log_floor = self.log_floor.max(log_floor);
         Self { log_floor, exact_from, ..self }
     }
 

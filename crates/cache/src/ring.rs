@@ -61,7 +61,8 @@ impl HistoryRecord {
     /// current objects are in no other cache (`alone`), its own objects count too.
     fn cost_bytes(&self, alone: bool) -> usize {
         let of = |event: &Arc<WatchEvent>| {
-            let (object, previous) = (event.object(), event.previous());
+            let object = event.object();
+            let previous = event.previous();
             // A deleted object is no longer in the state, neither its last version nor the one that
             // the event brought.
             let deleted = event.kind() == EventType::Deleted;
@@ -155,7 +156,10 @@ struct Entry {
 impl EventRing {
     /// An empty ring whose history starts after `floor`.
     pub fn new(limits: RingLimits, floor: ResourceVersion) -> Self {
-        let (records, gaps, last_gap, alone) = (VecDeque::new(), VecDeque::new(), None, false);
+        let records = VecDeque::new();
+        let gaps = VecDeque::new();
+        let last_gap = None;
+        let alone = false;
         Self { limits, floor, records, gaps, last_gap, bytes: 0, alone, fresh: 0, fresh_bytes: 0 }
     }
 
@@ -199,7 +203,8 @@ impl EventRing {
                 origin.replaced(&replaced);
             }
         }
-        let (before, cost_bytes) = (*before, record.cost_bytes(self.alone));
+        let before = *before;
+        let cost_bytes = record.cost_bytes(self.alone);
         self.records[at].cost_bytes = cost_bytes;
         self.bytes = self.bytes - before + cost_bytes;
         self.fresh -= 1;

@@ -178,7 +178,8 @@ impl Store {
 
 /// The bounds of the keys that a selection can match after `last`.
 fn bounds(selection: &Selection, last: Option<&ObjectKey>) -> KeyBounds {
-    let (mut namespace, mut name) = (None, None);
+    let mut namespace = None;
+    let mut name = None;
     for term in selection.equalities() {
         match term {
             Equality::Namespace(of) => namespace = namespace.or(Some(of)),
@@ -230,7 +231,8 @@ mod tests {
             store.insert(Arc::new(parser.parse(json.as_bytes()).unwrap()));
         }
         let select = |namespace, name, last: Option<ObjectKey>| {
-            let (labels, fields) = (LabelSelector::default(), FieldSelector::default());
+            let labels = LabelSelector::default();
+            let fields = FieldSelector::default();
             let selection = Selection::bind(namespace, name, labels, &fields, &table, parser.clone(), &gvr).unwrap();
             store.select(&selection, last.as_ref()).map(|object| object.key().to_string()).collect::<Vec<_>>()
         };

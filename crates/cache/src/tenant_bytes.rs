@@ -118,7 +118,9 @@ mod tests {
 
     #[test]
     fn a_tenant_has_one_count_and_those_that_are_gone_have_none() {
-        let (tenants, one, other) = (Tenants::default(), NonZeroU64::new(1), NonZeroU64::new(2));
+        let tenants = Tenants::default();
+        let one = NonZeroU64::new(1);
+        let other = NonZeroU64::new(2);
         let unknown = tenants.of(None);
         unknown.add(70);
         assert_eq!(tenants.each_max(50), None, "callers are not distinguished");

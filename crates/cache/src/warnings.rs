@@ -83,7 +83,8 @@ mod tests {
 
     #[test]
     fn warnings_are_forwarded_unchanged() {
-        let (first, second) = (r#"299 - "v1 Endpoints is deprecated in v1.33+""#, r#"299 agent "more\"""#);
+        let first = r#"299 - "v1 Endpoints is deprecated in v1.33+""#;
+        let second = r#"299 agent "more\"""#;
         let warnings = Warnings::of(&headers(&[first, "110 - \"stale\"", second]));
         assert_eq!(put(&warnings), [first, second]);
         assert_eq!(

@@ -144,6 +144,13 @@ struct Listing {
     prepared: Option<ObjectKey>,
 }
 
+impl Listing {
+    /// A list into `store`, for a cache that had the state `before` at the version `from`.
+    fn new(store: Store, reason: RelistReason, before: Store, from: Option<ResourceVersion>) -> Self {
+        Self { store, reason, before, from, contradiction: None, history: HashMap::new(), prepared: None }
+    }
+}
+
 impl CacheWriter {
     /// A writer of an empty cache. Replaced objects are always packed; with `pack_current` the
     /// current ones are too.
@@ -188,9 +195,7 @@ impl CacheWriter {
     pub fn apply(&mut self, update: Update) -> Result<Option<Commit>, UpdateError> {
         match update {
             Update::ListBegin { reason } => {
-                let (store, contradiction, history, prepared) = Default::default();
-                let (before, from) = (self.store.clone(), self.version);
-                self.listing = Some(Listing { store, reason, before, from, contradiction, history, prepared });
+                self.listing = Some(Listing::new(Store::default(), reason, self.store.clone(), self.version));
                 self.packing.sampler = Some(Sampler::default());
                 Ok(None)
             }
@@ -235,7 +240,8 @@ impl CacheWriter {
                     && listing.from == Some(reached)
                     && version.is_at(reached)
                 {
-                    (listing.before, listing.from) = (self.store.clone(), Some(version));
+                    listing.before = self.store.clone();
+                    listing.from = Some(version);
                     listing.history.remove(&key);
                 }
                 Ok(Some(commit))
@@ -288,7 +294,8 @@ impl CacheWriter {
         object: &Object,
         reached: ResourceVersion,
     ) -> Result<Option<ResourceVersion>, UpdateError> {
-        let (key, version) = (object.key(), object.version());
+        let key = object.key();
+        let version = object.version();
         let is_again = version.is_at(reached);
         if is_again && self.store.has_applied(kind, object) && !planted::is(Bug::OutOfOrderPassedOn) {
             return Ok(None);
@@ -341,7 +348,8 @@ impl CacheWriter {
         if let Some((kind, object)) = change {
             // Subscribers have the old bytes, so those come before the change.
             let event = self.event(version, kind, object);
-            let (key, place) = (event.object().key().clone(), events.len());
+            let key = event.object().key().clone();
+            let place = events.len();
             match self.store.get(key.as_str()) {
                 Some(current) => store.insert(current.clone()),
                 None => store.remove(key.as_str()),
@@ -387,9 +395,7 @@ impl CacheWriter {
                 ConflatedChange::Remove(key) => drop(store.remove(key.as_str())),
             }
         }
-        let (contradiction, history, prepared) = Default::default();
-        let listing = Listing { store, reason, before, from: Some(from), contradiction, history, prepared };
-        let mut commit = self.replace(listing, version)?;
+        let mut commit = self.replace(Listing::new(store, reason, before, Some(from)), version)?;
         // No event is lost if only the encoding has changed.
         if let Some(Commit { change: Change::Record(HistoryRecord::Gap(gap)), .. }) = &mut commit
             && reason == RelistReason::SchemaChanged
@@ -449,12 +455,12 @@ impl CacheWriter {
     /// stay; the other objects get the bytes of the list.
     fn read_again(&mut self, listing: Listing, version: ResourceVersion) -> Result<Option<Commit>, UpdateError> {
         let Listing { store: listed, reason, before, from, mut history, .. } = listing;
-        let is_same = |(old, new): (&Arc<Object>, &Arc<Object>)| {
+        let is_same = |old: &Arc<Object>, new: &Arc<Object>| {
             (old.key(), old.uid(), old.version()) == (new.key(), new.uid(), new.version())
         };
         if !from.is_some_and(|from| from.is_at(version))
             || before.len() != listed.len()
-            || !before.iter().zip(listed.iter()).all(is_same)
+            || !before.iter().zip(listed.iter()).all(|(old, new)| is_same(old, new))
         {
             self.rewritten = Some(differs_at(version));
             return Err(UpdateError::Differs { version: version.whole() });
@@ -463,7 +469,7 @@ impl CacheWriter {
         for object in listed.iter() {
             let key = object.key().as_str();
             let now = self.store.get(key);
-            if now.is_some_and(|now| is_same((now, object)) && !Arc::ptr_eq(now, object) && !same(now, object)) {
+            if now.is_some_and(|now| is_same(now, object) && !Arc::ptr_eq(now, object) && !same(now, object)) {
                 store.insert(object.clone());
             }
             // What was packed in advance is the object of that time.

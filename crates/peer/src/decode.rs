@@ -15,11 +15,11 @@ use kubefan_cache::{
 };
 use kubefan_common::{
     encoding::chunk,
+    planted::{self, Bug},
     proto::v1alpha1::{
         self, PreviousObject, TransferChange, TransferEntry, TransferEvent, TransferGap, TransferHeader,
         TransferResponse, TransferSpan, TransferTrailer, transfer_entry::Entry, transfer_response::Part,
     },
-    when_planted,
 };
 use kubefan_model::{
     ObjectKey, ResourceVersion,
@@ -114,8 +114,10 @@ impl Decoder {
         bytes_max: u64,
         now: Instant,
     ) -> Self {
-        let (received, digest, trailer, state) =
-            (TransferCounts::default(), Default::default(), None, ExpectedPart::Header);
+        let received = TransferCounts::default();
+        let digest = Default::default();
+        let trailer = None;
+        let state = ExpectedPart::Header;
         Self { wanted, limits, parser, bytes_max, now, state, writer, received, bytes: 0, digest, trailer }
     }
 
@@ -176,7 +178,8 @@ impl Decoder {
             match entry.entry {
                 Some(Entry::Object(json)) => self.object(&json)?,
                 Some(entry) => {
-                    let (packer, now) = (self.writer.packer().clone(), self.now);
+                    let packer = self.writer.packer().clone();
+                    let now = self.now;
                     let parser = self.parser.clone();
                     let events = self.events()?;
                     match entry {
@@ -218,12 +221,12 @@ impl Decoder {
             let Some(Commit { store, .. }) = commit else {
                 return Err(PeerError::broken("an incomplete list of objects"));
             };
-            let mut floors = (header.conflated_floor, header.ring_floor);
-            when_planted!(RestoredRingTooDeep => floors.1 = header.conflated_floor);
+            let ring_floor =
+                if planted::is(Bug::RestoredRingTooDeep) { header.conflated_floor } else { header.ring_floor };
             self.state = ExpectedPart::History(Box::new(HistoryBuilder {
                 header,
                 store,
-                history: History::to_restore(self.limits, floors, self.parser.clone()),
+                history: History::to_restore(self.limits, header.conflated_floor, ring_floor, self.parser.clone()),
                 reached: header.conflated_floor,
                 in_ring: false,
                 gap: None,
@@ -269,7 +272,8 @@ impl HistoryBuilder {
     }
 
     fn inexact(&mut self, span: &TransferSpan) -> Result<(), PeerError> {
-        let (from, to) = (version(&span.from)?, version(&span.to)?);
+        let from = version(&span.from)?;
+        let to = version(&span.to)?;
         if self.in_ring || !self.history.conflated().is_empty() || from >= to || to > self.header.ring_floor {
             return Err(PeerError::broken(format_args!("a relist from {from} to {to} is out of order")));
         }
@@ -286,9 +290,10 @@ impl HistoryBuilder {
             return Err(PeerError::broken("a change after the first event"));
         }
         let key = ObjectKey::new(&change.namespace, &change.name);
-        let before = match change.before.is_empty() {
-            true => None,
-            false => Some(Arc::new(parser.parse(&change.before)?).selectable_attributes(parser)),
+        let before = if change.before.is_empty() {
+            None
+        } else {
+            Some(Arc::new(parser.parse(&change.before)?).selectable_attributes(parser))
         };
         if before.as_ref().is_some_and(|before| *before.key() != key) {
             return Err(PeerError::broken(format_args!("a change of {key} with another object")));
@@ -305,13 +310,15 @@ impl HistoryBuilder {
 
     fn gap(&mut self, gap: &TransferGap, now: Instant) -> Result<(), PeerError> {
         self.enter_ring();
-        let (from, to) = (version(&gap.from)?, version(&gap.to)?);
+        let from = version(&gap.from)?;
+        let to = version(&gap.to)?;
         if self.gap.is_some() || from < self.reached || from >= to {
             return Err(PeerError::broken(format_args!("a relist from {from} to {to} is out of order")));
         }
         self.reach(to, self.header.version, false)?;
         let reason = RelistReason::parse(&gap.reason);
-        let (at, missing) = (before(now, gap.age_millis), gap.events);
+        let at = before(now, gap.age_millis);
+        let missing = gap.events;
         self.gap = Some(OpenGap { from, to, reason, at, missing, events: Vec::new() });
         self.close_gap(now);
         Ok(())
@@ -323,9 +330,10 @@ impl HistoryBuilder {
         let key = ObjectKey::new(&event.namespace, &event.name);
         let misfit = |what: &str| PeerError::broken(format_args!("the event of {key} at {version} {what}"));
         let parsed = |json: &Bytes| parser.parse(json).map(Arc::new);
-        let object = match event.object.is_empty() {
-            true => self.store.get(key.as_str()).cloned().ok_or_else(|| misfit("has no object"))?,
-            false => parsed(&event.object)?,
+        let object = if event.object.is_empty() {
+            self.store.get(key.as_str()).cloned().ok_or_else(|| misfit("has no object"))?
+        } else {
+            parsed(&event.object)?
         };
         let earlier = self.latest.get(&key).cloned();
         let previous = match event.previous_object() {

@@ -53,11 +53,12 @@ impl Pods {
     }
 
     fn select(&self, namespace: &str, labels: &str, fields: &str) -> Selection {
-        let (labels, fields) = (LabelSelector::parse(labels).unwrap(), FieldSelector::parse(fields).unwrap());
+        let labels = LabelSelector::parse(labels).unwrap();
+        let fields = FieldSelector::parse(fields).unwrap();
         Selection::bind(namespace, "", labels, &fields, &self.table, self.parser.clone(), &self.gvr).unwrap()
     }
 
-    fn pod(&self, number: usize, (app, node, uid): (usize, usize, usize), version: u64) -> Object {
+    fn pod(&self, number: usize, app: usize, node: usize, uid: usize, version: u64) -> Object {
         let labels = ["", r#""app":"web""#, r#""app":"db""#][app];
         let namespace = number % 2;
         let json = format!(
@@ -75,7 +76,9 @@ impl Pods {
 
     fn list(&mut self, pods: impl Iterator<Item = Object>, version: u64, now: Instant) {
         self.apply(Update::ListBegin { reason: RelistReason::Expired }, now);
-        pods.for_each(|pod| self.apply(Update::ListItem(pod), now));
+        for pod in pods {
+            self.apply(Update::ListItem(pod), now);
+        }
         self.apply(Update::ListEnd(ResourceVersion::new(version).unwrap()), now);
     }
 
@@ -122,7 +125,8 @@ impl Pods {
             let expected = store.after(Some(last.key())).filter(|object| selection.matches(object));
             prop_assert!(rest.eq(expected.map(|object| object.key().clone())), "after {}", last.key());
         }
-        let (mut sliced, mut last) = (Vec::new(), None);
+        let mut sliced = Vec::new();
+        let mut last = None;
         loop {
             let mut scan = store.scan(selection, last.as_ref(), 3);
             sliced.extend(scan.by_ref().map(|object| object.key().to_string()));
@@ -166,8 +170,9 @@ proptest! {
         parts in prop::collection::vec(0..4usize, 60),
         term in 0..6usize,
     ) {
-        let (mut pods, now) = (Pods::new(), Instant::now());
-        let first: Vec<_> = (0..5).map(|number| pods.pod(number, (number % 3, number % 2, 0), 1 + number as u64)).collect();
+        let mut pods = Pods::new();
+        let now = Instant::now();
+        let first: Vec<_> = (0..5).map(|number| pods.pod(number, number % 3, number % 2, 0, 1 + number as u64)).collect();
         pods.list(first.into_iter(), 10, now);
         let (namespace, labels, fields) = [
             ("", "app=web", ""),
@@ -178,8 +183,10 @@ proptest! {
             ("ns0", "", ""),
         ][term];
         let selection = pods.select(namespace, labels, fields);
-        let (mut build, mut version, mut is_installed) = (None, 10, false);
-        for (at, (number, pod, what)) in changes.into_iter().enumerate() {
+        let mut build = None;
+        let mut version = 10;
+        let mut is_installed = false;
+        for (at, (number, (app, node, uid), what)) in changes.into_iter().enumerate() {
             version += 10;
             let exists = pods.state().store.iter().find(|object| object.key().name() == format!("p{number}")).cloned();
             match what {
@@ -187,7 +194,7 @@ proptest! {
                 0 => {
                     let kept = pods.state().store.iter().filter(|object| object.key().name() != format!("p{number}"));
                     let kept: Vec<_> = kept.map(|object| pods.parser.parse(&object.bytes()).unwrap()).collect();
-                    let changed = pods.pod(number, pod, version - 5);
+                    let changed = pods.pod(number, app, node, uid, version - 5);
                     pods.list(kept.into_iter().chain([changed]), version, now);
                 }
                 1..=3 if let Some(exists) = exists => {
@@ -197,8 +204,8 @@ proptest! {
                 }
                 _ => {
                     // An object keeps its uid while it exists.
-                    let uid = exists.as_ref().map_or(pod.2, |exists| usize::from(exists.uid() == "u1"));
-                    let changed = pods.pod(number, (pod.0, pod.1, uid), version);
+                    let uid = exists.as_ref().map_or(uid, |exists| usize::from(exists.uid() == "u1"));
+                    let changed = pods.pod(number, app, node, uid, version);
                     let kind = if exists.is_some() { EventType::Modified } else { EventType::Added };
                     pods.apply(Update::Event(kind, changed), now);
                 }
@@ -227,8 +234,9 @@ proptest! {
 
 #[test]
 fn a_selection_with_an_indexed_term_reads_only_its_objects_and_its_records() {
-    let (mut pods, now) = (Pods::new(), Instant::now());
-    let first: Vec<_> = (0..100).map(|number| pods.pod(number, (0, number, 0), 1 + number as u64)).collect();
+    let mut pods = Pods::new();
+    let now = Instant::now();
+    let first: Vec<_> = (0..100).map(|number| pods.pod(number, 0, number, 0, 1 + number as u64)).collect();
     pods.list(first.into_iter(), 1000, now);
     let selection = pods.select("", "", "spec.nodeName=n7");
     assert!(pods.cache.used(&selection, None, now).is_none());
@@ -242,7 +250,7 @@ fn a_selection_with_an_indexed_term_reads_only_its_objects_and_its_records() {
     }
     pods.cache.install(&build.column().clone(), Some(build), Instant::now());
     for number in 5..10 {
-        let changed = pods.pod(number, (1, number, 0), 1001 + number as u64);
+        let changed = pods.pod(number, 1, number, 0, 1001 + number as u64);
         pods.apply(Update::Event(EventType::Modified, changed), now);
     }
     let CachedState { store, history, .. } = pods.state();
@@ -276,9 +284,10 @@ fn built(pods: &mut Pods, selection: &Selection, now: Instant) -> ColumnBuild {
 
 #[test]
 fn of_several_indexed_terms_the_one_with_the_fewest_keys_is_used() {
-    let (mut pods, now) = (Pods::new(), Instant::now());
+    let mut pods = Pods::new();
+    let now = Instant::now();
     // Half of the pods are on each node, and three have the label.
-    let pod = |pods: &Pods, number: usize, version| pods.pod(number, (usize::from(number < 3), number % 2, 0), version);
+    let pod = |pods: &Pods, number: usize, version| pods.pod(number, usize::from(number < 3), number % 2, 0, version);
     let first: Vec<_> = (0..100).map(|number| pod(&pods, number, 1 + number as u64)).collect();
     pods.list(first.into_iter(), 1000, now);
     for (labels, fields) in [("app=web", ""), ("", "spec.nodeName=n0")] {
@@ -304,8 +313,9 @@ fn of_several_indexed_terms_the_one_with_the_fewest_keys_is_used() {
 
 #[test]
 fn an_index_that_is_complete_under_memory_pressure_is_not_installed() {
-    let (mut pods, now) = (Pods::new(), Instant::now());
-    let first: Vec<_> = (0..10).map(|number| pods.pod(number, (1, number, 0), 1 + number as u64)).collect();
+    let mut pods = Pods::new();
+    let now = Instant::now();
+    let first: Vec<_> = (0..10).map(|number| pods.pod(number, 1, number, 0, 1 + number as u64)).collect();
     pods.list(first.into_iter(), 1000, now);
     let selection = pods.select("", "", "spec.nodeName=n7");
     let build = built(&mut pods, &selection, now);
@@ -322,8 +332,9 @@ fn an_index_that_is_complete_under_memory_pressure_is_not_installed() {
 
 #[test]
 fn a_column_that_is_replaced_is_no_longer_indexed() {
-    let (mut pods, now) = (Pods::new(), Instant::now());
-    let pod = pods.pod(0, (1, 0, 0), 1);
+    let mut pods = Pods::new();
+    let now = Instant::now();
+    let pod = pods.pod(0, 1, 0, 0, 1);
     pods.list(std::iter::once(pod), 10, now);
     for key in 0..COLUMNS_MAX {
         let selection = pods.select("", &format!("key-{key}=x"), "");
@@ -335,7 +346,8 @@ fn a_column_that_is_replaced_is_no_longer_indexed() {
         (store.postings().sizes().count(), history.steps().sizes().count())
     };
     assert_eq!(columns(&pods), (COLUMNS_MAX, COLUMNS_MAX));
-    let (other, tenant) = (pods.select("", "app=web", ""), NonZeroU64::new(1));
+    let other = pods.select("", "app=web", "");
+    let tenant = NonZeroU64::new(1);
     assert!(pods.cache.used(&other, tenant, now).is_none());
     let build = pods.cache.used(&other, tenant, now).unwrap();
     // The steps of the new one are filed from the start of its build.

@@ -93,20 +93,24 @@ fn long() -> RingLimits {
 
 /// Adds enough records that those before are no longer fresh.
 fn age(ring: &mut EventRing, from: u64) {
-    (from..).take(RingLimits::FRESH_RECORDS_MAX).for_each(|number| push(ring, event(number)));
+    for number in (from..).take(RingLimits::FRESH_RECORDS_MAX) {
+        push(ring, event(number));
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_fresh_record_has_unpacked_objects_and_a_settled_one_shares_packed_ones() {
     let mut ring = EventRing::new(long(), version(10));
-    let (first, second) = (large(11), large(12));
+    let first = large(11);
+    let second = large(12);
     let events = [change(&first, None), change(&second, Some(&first))];
     push(&mut ring, HistoryRecord::Event(events[0].clone()));
     push(&mut ring, HistoryRecord::Event(events[1].clone()));
     assert!(Arc::ptr_eq(&events[1].previous().unwrap(), &first), "fresh");
     let fresh = ring.bytes();
     age(&mut ring, 100);
-    let (brought, replaced) = (events[0].object(), events[1].previous().unwrap());
+    let brought = events[0].object();
+    let replaced = events[1].previous().unwrap();
     assert!(Arc::ptr_eq(&brought, &replaced) && replaced.is_packed());
     assert!(!events[1].object().is_packed(), "it is the current one");
     assert_eq!(Arc::strong_count(&first), 1, "nobody holds the plain bytes any more");
@@ -139,7 +143,9 @@ async fn fresh_records_are_bounded_in_bytes_and_packed_before_any_is_evicted() {
 #[tokio::test(start_paused = true)]
 async fn an_object_from_a_relist_is_packed_when_it_is_replaced() {
     let mut ring = EventRing::new(long(), version(10));
-    let (gone, first, second) = (large(9), large(13), large(21));
+    let gone = large(9);
+    let first = large(13);
+    let second = large(21);
     let deleted = WatchEvent::new(EventType::Deleted, gone.version(), gone.clone(), Some(gone.clone()));
     let deleted = Arc::new(deleted.packing(&Arc::default(), None));
     let events = vec![deleted.clone(), change(&first, None)];
@@ -164,7 +170,9 @@ async fn a_ring_without_a_cache_counts_the_objects_of_its_events() {
 async fn an_object_with_other_bytes_at_the_same_version_is_not_shared() {
     let mut ring = EventRing::new(long(), version(10));
     // A changed schema gives the object other bytes, under the version that it had.
-    let (first, other, second) = (large(11), sized(11, 4 << 10), large(21));
+    let first = large(11);
+    let other = sized(11, 4 << 10);
+    let second = large(21);
     let brought = change(&first, None);
     push(&mut ring, HistoryRecord::Event(brought.clone()));
     let events = vec![change(&other, Some(&first))];

@@ -30,7 +30,8 @@ pub(super) fn contradiction(
     reached: ResourceVersion,
     reason: RelistReason,
 ) -> Option<String> {
-    let (key, version) = (object.key(), object.version());
+    let key = object.key();
+    let version = object.version();
     match cached {
         Some(cached) if version < cached.version() => {
             Some(format!("{key} was at version {}, and is listed at {version}", cached.version()))

@@ -71,6 +71,8 @@ impl Packing {
 
     fn pack_all(&self, store: &mut Store) {
         let plain: Vec<_> = store.iter().filter(|object| !object.is_packed()).cloned().collect();
-        plain.iter().for_each(|object| drop(store.insert(object.packed(&self.packer))));
+        for object in &plain {
+            store.insert(object.packed(&self.packer));
+        }
     }
 }

@@ -424,10 +424,13 @@ proptest! {
         parts in prop::option::of(1..4usize),
     ) {
         use Fate::{Changed, Gone, NeverThere, New, Remade, Same};
-        let (mut before, mut after) = (BTreeMap::new(), BTreeMap::new());
+        let mut before = BTreeMap::new();
+        let mut after = BTreeMap::new();
         for (number, (fate, order)) in (0u64..).zip(&fates) {
             let fate = [NeverThere, New, Gone, Same, Changed, Remade][*fate];
-            let (name, old, new) = (format!("n{number}"), 10 + number, 100 + 100 * order + number);
+            let name = format!("n{number}");
+            let old = 10 + number;
+            let new = 100 + 100 * order + number;
             let was = (!matches!(fate, NeverThere | New)).then_some(("1", old));
             let is = match fate {
                 NeverThere | Gone => None,
@@ -451,9 +454,11 @@ proptest! {
         let commit = writer.apply(Update::ListEnd(version(10_000).end())).unwrap().unwrap();
         let events = events(&commit);
         let mut state = before.clone();
-        let (mut last, mut count) = (None, BTreeMap::new());
+        let mut last = None;
+        let mut count = BTreeMap::new();
         for event in &events {
-            let (name, object) = (event.object().key().to_string(), event.object());
+            let name = event.object().key().to_string();
+            let object = event.object();
             let held = state.get(&name).copied();
             let previous = event.previous();
             let previous = previous.as_deref().map(|previous| (previous.uid(), previous.version().get()));
@@ -555,7 +560,9 @@ fn a_list_of_a_kubefan_that_has_a_part_of_the_version_reached_is_refused() {
     list(&mut writer, vec![object("c", "3", 7)], 12);
     let part = |writer: &mut CacheWriter, objects: Vec<Object>| {
         writer.apply(Update::ListBegin { reason: RelistReason::Expired }).unwrap();
-        objects.into_iter().for_each(|object| assert!(writer.apply(Update::ListItem(object)).unwrap().is_none()));
+        for object in objects {
+            assert!(writer.apply(Update::ListItem(object)).unwrap().is_none());
+        }
         writer.apply(Update::ListEnd(version(12)))
     };
     let differs = part(&mut writer, vec![object("b", "2", 6), object("c", "3", 7)]);
