@@ -34,7 +34,8 @@ pub fn snapshot_end(version: ResourceVersion, object_count: u64) -> WatchRespons
 
 /// Opens a gap.
 pub fn gap_begin(gap: &Gap) -> WatchResponse {
-    let (resource_version, reason) = (gap.from.least_reached().to_string(), gap.reason.as_str().to_owned());
+    let resource_version = gap.from.least_reached().to_string();
+    let reason = gap.reason.as_str().to_owned();
     let begin = GapBegin { resource_version, reason };
     response(None, Message::GapBegin(begin))
 }

@@ -34,7 +34,8 @@ impl Differences {
 
     /// Forgets older events if there is no room.
     fn remember(&self, event: &Arc<WatchEvent>, made: &Arc<Difference>, budget: &Budget) {
-        let (version, mut known) = (event.version(), self.lock());
+        let version = event.version();
+        let mut known = self.lock();
         loop {
             let is_full = known.len() >= REMEMBERED_MAX;
             if !is_full && let Some(share) = budget.take(made.bytes()) {

@@ -353,7 +353,8 @@ impl<'a> FrameWriter<'a> {
 
     /// Ready to send.
     pub fn finish(self) -> FrameBuf {
-        let (mut frames, heads) = (FrameBuf::default(), self.heads.freeze());
+        let mut frames = FrameBuf::default();
+        let heads = self.heads.freeze();
         let mut start = 0;
         for (end, body) in self.bodies {
             frames.push(heads.slice(start..end));

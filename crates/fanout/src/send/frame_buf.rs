@@ -35,7 +35,9 @@ impl FrameBuf {
     /// Adds another batch.
     pub fn append(&mut self, other: Self) {
         self.push(other.first);
-        other.rest.into_iter().for_each(|chunk| self.push(chunk));
+        for chunk in other.rest {
+            self.push(chunk);
+        }
         self.messages += other.messages;
     }
 

@@ -101,23 +101,24 @@ impl Backlog {
         view: &View,
         bases: DeltaBases,
     ) -> Result<BacklogBatch, HistoryError> {
-        let (before, sent) = (self.sent, &mut self.sent);
+        let before = self.sent;
+        let sent = &mut self.sent;
         let batch = match &mut self.part {
             BacklogPart::Objects { header, store, last } => {
-                let batch = take_objects(header, (store, last), bytes_max, hub, view, sent);
+                let batch = take_objects(header, store, last, bytes_max, hub, view, sent);
                 hub.metrics().snapshot_sent(*sent - before, batch.frames.len());
                 return Ok(batch);
             }
             BacklogPart::Chunks { header, chunks, next } => {
-                let batch = take_chunks(header, (chunks, next), bytes_max, view, sent);
+                let batch = take_chunks(header, chunks, next, bytes_max, view, sent);
                 hub.metrics().snapshot_sent(*sent - before, batch.frames.len());
                 return Ok(batch);
             }
             BacklogPart::CatchUp { catch_up, is_started } => {
-                take_catch_up((catch_up, is_started), bytes_max, hub, view, sent)?
+                take_catch_up(catch_up, is_started, bytes_max, hub, view, sent)?
             }
             BacklogPart::Backfill { backfill, after, sent_up_to } => {
-                take_backfill(backfill, (after, sent_up_to), bytes_max, view, bases, sent)?
+                take_backfill(backfill, after, sent_up_to, bytes_max, view, bases, sent)?
             }
         };
         // Not counted as snapshots: operators rely on a count of zero to mean that none was sent.
@@ -128,7 +129,8 @@ impl Backlog {
 
 fn take_objects(
     header: &mut SnapshotHeader,
-    (store, last): (&Store, &mut Option<ObjectKey>),
+    store: &Store,
+    last: &mut Option<ObjectKey>,
     bytes_max: usize,
     hub: &Hub,
     view: &View,
@@ -137,13 +139,15 @@ fn take_objects(
     let encoder = view.encoder();
     let mut frames = encoder.writer(bytes_max);
     header.write_begin(&mut frames);
-    let (mut scan, mut is_full) = (store.scan(view.selection(), last.as_ref(), SLICE_TESTS), false);
+    let mut scan = store.scan(view.selection(), last.as_ref(), SLICE_TESTS);
+    let mut is_full = false;
     while !is_full && let Some(object) = scan.next() {
         encoder.object(object, &mut frames);
         *sent += 1;
         is_full = frames.len() >= bytes_max;
     }
-    let (is_complete, tested) = (scan.is_complete(), scan.tested().cloned());
+    let is_complete = scan.is_complete();
+    let tested = scan.tested().cloned();
     *last = tested.or(last.take());
     when_planted!(SnapshotEndsAtHead => header.version = hub.head().unwrap_or(header.version));
     let resume = is_complete.then(|| header.write_end(*sent, &mut frames));
@@ -153,7 +157,8 @@ fn take_objects(
 
 fn take_chunks(
     header: &mut SnapshotHeader,
-    (chunks, next): (&SharedSnapshotReader, &mut usize),
+    chunks: &SharedSnapshotReader,
+    next: &mut usize,
     bytes_max: usize,
     view: &View,
     sent: &mut usize,
@@ -161,7 +166,8 @@ fn take_chunks(
     let encoder = view.encoder();
     let mut begin = encoder.writer(0);
     header.write_begin(&mut begin);
-    let (mut frames, first) = (begin.finish(), *next);
+    let mut frames = begin.finish();
+    let first = *next;
     // At least one chunk each time, whatever its size.
     let (is_complete, yields) = loop {
         if *next > first && frames.len() >= bytes_max {
@@ -185,13 +191,15 @@ fn take_chunks(
 }
 
 fn take_catch_up(
-    (catch_up, is_started): (&mut CatchUp, &mut bool),
+    catch_up: &mut CatchUp,
+    is_started: &mut bool,
     bytes_max: usize,
     hub: &Hub,
     view: &View,
     sent: &mut usize,
 ) -> Result<BacklogBatch, HistoryError> {
-    let (selection, encoder) = (view.selection(), view.encoder());
+    let selection = view.selection();
+    let encoder = view.encoder();
     if let Some(up_to) = catch_up.unread() {
         let steps_max = CHANGES_MAX.min(SLICE_TESTS / selection.tests()).max(1);
         let (part, rest) = hub.prior_steps(view, catch_up.from, up_to, steps_max)?;
@@ -217,18 +225,21 @@ fn take_catch_up(
 
 fn take_backfill(
     backfill: &Backfill,
-    (after, sent_up_to): (&mut ResourceVersion, &mut ResourceVersion),
+    after: &mut ResourceVersion,
+    sent_up_to: &mut ResourceVersion,
     bytes_max: usize,
     view: &View,
     bases: DeltaBases,
     sent: &mut usize,
 ) -> Result<BacklogBatch, HistoryError> {
-    let (encoder, mut is_complete) = (view.encoder(), true);
+    let encoder = view.encoder();
+    let mut is_complete = true;
     // Without the state before its events, a backfill has no bases to make deltas from.
     let has_bases = backfill.has_state || planted::is(Bug::DeltaOnWrongBase);
     let bases = if has_bases { bases } else { DeltaBases::None };
     let mut frames = encoder.writer(0);
-    let (mut is_full, mut tests_left) = (false, SLICE_TESTS);
+    let mut is_full = false;
+    let mut tests_left = SLICE_TESTS;
     for record in backfill.since(*after).map_err(HistoryError::Expired)? {
         is_full = frames.len() >= bytes_max;
         if is_full || tests_left == 0 {

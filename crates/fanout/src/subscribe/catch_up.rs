@@ -96,9 +96,18 @@ impl ComparedGap {
 impl CatchUp {
     /// A catch-up from one version to that of the state.
     pub(super) fn new(from: ResourceVersion, store: Store, to: ResourceVersion) -> Self {
-        let (before, steps, gap, is_compared, gone, last) = Default::default();
-        let unread = Some(Bound::Included(to));
-        Self { from, to, store, before, unread, steps, gap, is_compared, gone, last }
+        Self {
+            from,
+            to,
+            store,
+            before: HashMap::new(),
+            unread: Some(Bound::Included(to)),
+            steps: VecDeque::new(),
+            gap: None,
+            is_compared: false,
+            gone: VecDeque::new(),
+            last: None,
+        }
     }
 
     /// The end of the part of history to read next; `None` if all was read, or if there is more to
@@ -109,7 +118,8 @@ impl CatchUp {
 
     /// Takes a part of history, newest first, and where the next part ends.
     pub(super) fn read(&mut self, part: Vec<PriorStep>, rest: Option<ResourceVersion>) {
-        (self.steps, self.unread) = (VecDeque::from(part), rest.map(Bound::Excluded));
+        self.steps = VecDeque::from(part);
+        self.unread = rest.map(Bound::Excluded);
     }
 
     /// Compares a slice of what was read. Returns whether all of history was compared.
@@ -178,7 +188,8 @@ impl CatchUp {
         encoder: &Encoder,
         frames: &mut FrameWriter<'_>,
     ) -> (usize, bool) {
-        let (mut events, mut tests_left) = (0, SLICE_TESTS);
+        let mut events = 0;
+        let mut tests_left = SLICE_TESTS;
         while let Some(was) = self.gone.front() {
             if frames.len() >= bytes_max || tests_left == 0 {
                 return (events, false);
@@ -217,7 +228,8 @@ impl CatchUp {
             );
             events += 1;
         }
-        let (complete, tested) = (scan.is_complete(), scan.tested().cloned());
+        let complete = scan.is_complete();
+        let tested = scan.tested().cloned();
         self.last = tested.or(self.last.take());
         (events, complete)
     }

@@ -59,8 +59,12 @@ impl SubscribeOptions {
 
 impl From<Start> for SubscribeOptions {
     fn from(start: Start) -> Self {
-        let (on_lag, on_expired) = (OnLag::default(), OnExpired::default());
-        let (may_be_complete, marks_end, fresh, holder) = (false, false, Fresh::Cache, None);
+        let on_lag = OnLag::default();
+        let on_expired = OnExpired::default();
+        let may_be_complete = false;
+        let marks_end = false;
+        let fresh = Fresh::Cache;
+        let holder = None;
         Self { start, on_lag, on_expired, cluster: String::new(), may_be_complete, marks_end, fresh, holder }
     }
 }

@@ -105,7 +105,8 @@ impl Observer {
 
     /// The rest; `None` if it has ended.
     pub fn observe(&self) -> Option<Observed> {
-        let (hub, view) = (self.hub.upgrade()?, self.view.upgrade()?);
+        let hub = self.hub.upgrade()?;
+        let view = self.view.upgrade()?;
         let version = ResourceVersion::new(self.progress.version.load(Ordering::Relaxed));
         Some(Observed {
             resource: hub.resource().clone(),

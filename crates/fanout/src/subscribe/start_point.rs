@@ -75,6 +75,22 @@ impl First {
     }
 }
 
+/// A subscription that has fallen behind the retained events.
+pub(super) struct Lagging {
+    /// Everything up to this version was sent; `None` if what was sent is the state at no version.
+    pub(super) sent: Option<ResourceVersion>,
+    /// What the log said.
+    pub(super) expired: Expired,
+    /// What it does if it lags.
+    pub(super) on_lag: OnLag,
+    /// What it does if its version is no longer retained.
+    pub(super) on_expired: OnExpired,
+    /// The holder that a new permit counts to.
+    pub(super) holder: Option<Holder>,
+    /// A permit that it still has, which is used again.
+    pub(super) permit: Option<Arc<GatePermit>>,
+}
+
 impl Hub {
     /// Prepares what is sent first, inside the critical section that `cached` is borrowed from.
     /// `replayed` may have the history that it needs.
@@ -97,9 +113,9 @@ impl Hub {
                 let backlog = Some(Backlog::new(BacklogPart::Objects { header, store, last: None }));
                 Ok(StartPoint { cursor: view.end(), backlog, resume: None })
             }
-            First::History(source, version) => history_point(view, cached, (source, version), replayed),
+            First::History(source, version) => history_point(view, cached, source, version, replayed),
             First::Backfill(backfill, version, source) => {
-                let then = history_point(view, cached, (source, backfill_end(&backfill, cached)), None)?;
+                let then = history_point(view, cached, source, backfill_end(&backfill, cached), None)?;
                 let part = BacklogPart::Backfill { backfill, after: version, sent_up_to: version };
                 let backlog = Some(Backlog::new(part).followed_by(then.backlog));
                 Ok(StartPoint { backlog, resume: Some(version), ..then })
@@ -126,23 +142,20 @@ impl Hub {
                 view.shared_snapshot(store, *version, history, restarted_from, Instant::now());
             (cursor, BacklogPart::Chunks { header: header(version), chunks, next: 0 })
         } else {
-            let (header, store) = (header(cached.version), cached.store.clone());
+            let header = header(cached.version);
+            let store = cached.store.clone();
             (view.end(), BacklogPart::Objects { header, store, last: None })
         };
         StartPoint { cursor, backlog: Some(Backlog::new(part)), resume: None }
     }
 
-    /// Where a subscription continues that has fallen behind the retained events. It was sent
-    /// everything up to `sent`; `None` if what it was sent is the state at no version. A `permit`
-    /// that it still has is used again; a new one counts to the `holder`.
+    /// Where a subscription continues that has fallen behind the retained events.
     pub(super) fn lagging(
         &self,
         view: &View,
-        sent: Option<ResourceVersion>,
-        expired: Expired,
-        (on_lag, on_expired): (OnLag, OnExpired),
-        (holder, permit): (Option<Holder>, Option<Arc<GatePermit>>),
+        lagging: Lagging,
     ) -> Result<(StartPoint, Option<Arc<GatePermit>>), StreamEnd> {
+        let Lagging { sent, expired, on_lag, on_expired, holder, permit } = lagging;
         let state = self.lock();
         let cached = state.state_of(view)?;
         let sent = if planted::is(Bug::LaggingFromFloor) { sent.map(|_| expired.oldest) } else { sent };
@@ -162,10 +175,13 @@ impl Hub {
                     return Err(expired.into());
                 }
             };
-        let permit = match (first.needs_permit(), permit) {
-            (false, _) => None,
-            (true, Some(permit)) => Some(permit),
-            (true, None) => Some(Arc::new(self.gate().acquire_now(holder).map_err(StreamEnd::Overloaded)?)),
+        let permit = if first.needs_permit() {
+            match permit {
+                Some(permit) => Some(permit),
+                None => Some(Arc::new(self.gate().acquire_now(holder).map_err(StreamEnd::Overloaded)?)),
+            }
+        } else {
+            None
         };
         let point = self.start_point(view, cached, first, None)?;
         self.metrics.lag(lag);
@@ -183,7 +199,8 @@ pub(super) fn backfill_end(backfill: &Backfill, cached: &CachedState) -> Resourc
 fn history_point(
     view: &View,
     cached: &CachedState,
-    (source, version): (HistorySource, ResourceVersion),
+    source: HistorySource,
+    version: ResourceVersion,
     replayed: Option<Replayed>,
 ) -> Result<StartPoint, Expired> {
     let (cursor, backlog) = match source {

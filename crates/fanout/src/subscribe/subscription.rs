@@ -14,7 +14,7 @@ use super::{
     backlog::Backlog,
     options::{Start, SubscribeOptions},
     progress::{Observer, Progress},
-    start_point::StartPoint,
+    start_point::{Lagging, StartPoint},
 };
 use crate::{
     hub::{HistoryError, Hub},
@@ -77,17 +77,25 @@ pub struct Subscription {
     end: Option<StreamEnd>,
 }
 
+/// A view that a subscription has joined, and where it starts there.
+pub(super) struct JoinedView {
+    pub(super) view: Arc<View>,
+    /// The place of the waker among those of the view.
+    pub(super) waker_id: usize,
+    pub(super) waker: Arc<StreamWaker>,
+    pub(super) start: StartPoint,
+    /// The permit to send what comes first.
+    pub(super) permit: Option<Arc<GatePermit>>,
+    /// Events up to this version are skipped.
+    pub(super) floor: Option<ResourceVersion>,
+    /// How it resumes, if it does.
+    pub(super) way: Option<Resume>,
+}
+
 impl Subscription {
     /// Called inside the critical section of the hub that made the start point and joined the view.
-    /// Events up to `floor` are skipped; `way` is how it resumes, if it does.
-    pub(super) fn new(
-        hub: Arc<Hub>,
-        view: Arc<View>,
-        (waker_id, waker): (usize, Arc<StreamWaker>),
-        (start, permit): (StartPoint, Option<Arc<GatePermit>>),
-        (floor, way): (Option<ResourceVersion>, Option<Resume>),
-        options: &SubscribeOptions,
-    ) -> Self {
+    pub(super) fn new(hub: Arc<Hub>, joined: JoinedView, options: &SubscribeOptions) -> Self {
+        let JoinedView { view, waker_id, waker, start, permit, floor, way } = joined;
         let StartPoint { cursor, backlog, resume } = start;
         let &SubscribeOptions { on_lag, on_expired, holder, .. } = options;
         let bases = match options.start {
@@ -98,7 +106,11 @@ impl Subscription {
             Start::Resume(_) | Start::ResumeWithObjects(_) | Start::Await(_) | Start::Snapshot => DeltaBases::All,
         };
         let progress = Progress::at(cursor, resume, backlog.is_some());
-        let (backlog, waited, is_started, inside_gap, end) = (backlog.map(Box::new), None, false, false, None);
+        let backlog = backlog.map(Box::new);
+        let waited = None;
+        let is_started = false;
+        let inside_gap = false;
+        let end = None;
         Self {
             hub,
             view,
@@ -229,14 +241,18 @@ impl Subscription {
         let sent = self.resume.filter(|_| !self.inside_gap || planted::is(Bug::LaggingInsideGap));
         // If it lags while it sends a backlog, that permit is good for what follows.
         let permit = self.permit.take();
-        let (start, permit) =
-            self.hub.lagging(&self.view, sent, expired, (self.on_lag, self.on_expired), (self.holder, permit))?;
+        let Self { on_lag, on_expired, holder, .. } = *self;
+        let lagging = Lagging { sent, expired, on_lag, on_expired, holder, permit };
+        let (start, permit) = self.hub.lagging(&self.view, lagging)?;
         // A snapshot replaces everything that was sent.
         if start.resume.is_none() {
             self.bases = DeltaBases::All;
         }
-        (self.cursor, self.backlog, self.permit) = (start.cursor, start.backlog.map(Box::new), permit);
-        (self.waited, self.inside_gap) = (None, false);
+        self.cursor = start.cursor;
+        self.backlog = start.backlog.map(Box::new);
+        self.permit = permit;
+        self.waited = None;
+        self.inside_gap = false;
         Ok(())
     }
 
@@ -303,8 +319,10 @@ impl Subscription {
     }
 
     fn take_from_log(&mut self, bytes_max: usize) -> Result<Option<FrameBuf>, LogReadError> {
-        let (mut frames, mut received) = (FrameBuf::default(), None);
-        let (view, mut tests_left) = (self.view.clone(), SLICE_TESTS);
+        let mut frames = FrameBuf::default();
+        let mut received = None;
+        let view = self.view.clone();
+        let mut tests_left = SLICE_TESTS;
         while frames.len() < bytes_max {
             if tests_left == 0 {
                 self.must_yield = true;
@@ -318,7 +336,8 @@ impl Subscription {
                 Ok(_) | Err(LogReadError::Gap(_)) if self.floor.is_some() => {}
                 Ok(LogRun::Passed(next)) => self.cursor = next,
                 Ok(LogRun::Shared(segment)) => {
-                    let (had, is_new) = (frames.messages(), !segment.is_encoded());
+                    let had = frames.messages();
+                    let is_new = !segment.is_encoded();
                     let (taken, end) = segment.take(self.cursor, room, view.encoder(), self.bases, &mut frames);
                     if is_new {
                         let cost = comparison_cost(taken.len(), frames.messages() - had);

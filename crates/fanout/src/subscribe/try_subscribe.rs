@@ -24,7 +24,7 @@ use tracing::info;
 use super::{
     options::{Provided, ProvidedBackfill, Start, SubscribeOptions},
     start_point::{First, backfill_end},
-    subscription::Subscription,
+    subscription::{JoinedView, Subscription},
 };
 use crate::{
     hub::{Hub, core::HubState, replay::LongHistory},
@@ -93,10 +93,11 @@ impl Hub {
             views.trim(&evicted);
         }
         let (first, resume) = self.first(&state, &key, options, provided)?;
-        let permit = match (first.needs_permit(), &provided.permit) {
-            (false, _) => None,
-            (true, Some(permit)) => Some(permit.clone()),
-            (true, None) => return Err(NotSubscribed::Needs(Need::Permit)),
+        let permit = if first.needs_permit() {
+            let Some(permit) = &provided.permit else { return Err(NotSubscribed::Needs(Need::Permit)) };
+            Some(permit.clone())
+        } else {
+            None
         };
         let HubState { published, views, .. } = &mut *state;
         let cached = published.serving(Instant::now())?;
@@ -116,7 +117,7 @@ impl Hub {
         let view = match known {
             Some(view) => view,
             None => {
-                let encoder = views.encoder(format, (&self.resource, self.parser.tables()), &self.budgets);
+                let encoder = views.encoder(format, &self.resource, self.parser.tables(), &self.budgets);
                 let memory = self.selections.take_view(selection, format, options.holder)?;
                 Arc::new(View::new(selection.clone(), encoder, cached.version, &self.budgets, memory))
             }
@@ -132,7 +133,7 @@ impl Hub {
         }
         when_planted!(SubscribedInTwoSections => state = { drop(state); self.lock() });
         let tenant = options.holder.as_ref().and_then(Holder::tenant);
-        let place = view.join(waker.clone(), &self.budgets.logs.bytes_of(tenant));
+        let waker_id = view.join(waker.clone(), &self.budgets.logs.bytes_of(tenant));
         if !state.views.get(&key).is_some_and(|known| Arc::ptr_eq(known, &view)) {
             state.views.insert(view.clone());
         }
@@ -142,7 +143,8 @@ impl Hub {
         drop(evicted);
         self.metrics.subscription_started();
         let way = resume.map(|(_, how)| how);
-        Ok(Subscription::new(self.clone(), view, (place, waker.clone()), (start, permit), (floor, way), options))
+        let joined = JoinedView { view, waker_id, waker: waker.clone(), start, permit, floor, way };
+        Ok(Subscription::new(self.clone(), joined, options))
     }
 
     /// As [`Self::try_subscribe`], for a caller that waits for nothing: it takes a permit only if
@@ -157,7 +159,9 @@ impl Hub {
         options: impl Into<SubscribeOptions>,
         waker: impl Into<Arc<StreamWaker>>,
     ) -> Result<Subscription, Refusal> {
-        let (options, waker, mut provided) = (options.into(), waker.into(), Provided::default());
+        let options = options.into();
+        let waker = waker.into();
+        let mut provided = Provided::default();
         self.start_index(&selection, options.holder);
         if let Some(version) = options.resumes_from() {
             provided.replayed = self.replay_now(&selection, &format, version);
@@ -215,7 +219,8 @@ impl Hub {
             Some(refusal) => (Err(refusal.clone()), BackfillState::Unavailable),
             None => {
                 let cached = published.serving(Instant::now())?;
-                let (history, newest) = (&cached.history, views.newest_at_limit(key));
+                let history = &cached.history;
+                let newest = views.newest_at_limit(key);
                 let gap_markers = key.format.has_markers() || planted::is(Bug::UnmarkedCatchUp);
                 let coverage = |version| {
                     let covered = history.coverage(version, cached.version, gap_markers);

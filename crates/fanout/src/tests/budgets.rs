@@ -30,14 +30,17 @@ async fn the_logs_of_many_caches_share_one_budget_and_a_small_cache_retains_its_
         }
     }
     for at in 11..11 + EVENTS {
-        caches.iter_mut().for_each(|cache| cache.event(EventType::Modified, "a", "web", at));
+        for cache in &mut caches {
+            cache.event(EventType::Modified, "a", "web", at);
+        }
     }
     let held: Vec<usize> = caches.iter().map(|cache| cache.hub.budgets().logs.used()).collect();
     let all: usize = held.iter().sum();
     assert!(all <= LOGS_BYTES_MAX + CACHES * VIEWS * size_of::<LogItem>(), "{all} of {LOGS_BYTES_MAX}");
     assert!(all >= LOGS_BYTES_MAX / 4, "the budget is used: {all}");
     assert_eq!(held[0], EVENTS as usize * size_of::<LogItem>(), "it has less than its part");
-    drop((subscriptions, caches));
+    drop(subscriptions);
+    drop(caches);
 }
 
 /// A view that starts late gets its history from the ring: all of it at once.
@@ -46,7 +49,8 @@ async fn resumes_that_fill_the_logs_shorten_the_history_of_their_own_cache_alone
     let logs_bytes_max = 2 * EVENTS as usize * size_of::<LogItem>();
     let budgets = ProcessBudgets::new(RetainedLimits { logs_bytes_max, ..RetainedLimits::default() });
     let limits = RingLimits { ring_events_max: 1000, ..LIMITS };
-    let (mut quiet, mut busy) = (Cache::sharing(&budgets, limits), Cache::sharing(&budgets, limits));
+    let mut quiet = Cache::sharing(&budgets, limits);
+    let mut busy = Cache::sharing(&budgets, limits);
     for cache in [&mut quiet, &mut busy] {
         cache.list(&[("a", "web", 9)], 10);
         for at in 11..11 + EVENTS {
@@ -115,7 +119,8 @@ async fn a_resume_from_before_a_shortened_log_misses_and_repeats_nothing() {
     let (budgets, _) = logs_of(4);
     let mut cache = with_long_ring(&budgets);
     let mut greedy = many_views(&cache, "greedy");
-    let (mut unbroken, mut sent) = (cache.subscribe("app!=x1", as_user("greedy")).unwrap(), Vec::new());
+    let mut unbroken = cache.subscribe("app!=x1", as_user("greedy")).unwrap();
+    let mut sent = Vec::new();
     for at in 11..11 + EVENTS {
         cache.event(Modified, "a", "web", at);
         sent.extend(ready(&mut unbroken).await);
@@ -132,11 +137,13 @@ async fn a_resume_from_before_a_shortened_log_misses_and_repeats_nothing() {
     assert_eq!((ready(&mut resumed).await, ready(&mut late).await), (sent.clone(), sent));
     // It waited for what was trimmed, and must not take other events for that.
     assert!(matches!(greedy[0].next().await, Err(StreamEnd::Expired(_))));
-    drop((unbroken, greedy));
+    drop(unbroken);
+    drop(greedy);
     assert_eq!(cache.hub.views(), 1);
     cache.event(Modified, "a", "web", 12 + EVENTS);
     assert_eq!((ready(&mut resumed).await.len(), ready(&mut late).await.len()), (1, 1));
-    drop((resumed, late));
+    drop(resumed);
+    drop(late);
     assert_eq!((cache.hub.views(), cache.hub.budgets().logs.used()), (0, 0));
 }
 
@@ -186,8 +193,11 @@ async fn history_that_a_shortened_log_no_longer_has_is_not_tested_inside_the_cri
     for at in 11..11 + EVENTS {
         cache.event(Modified, "a", "web", at);
     }
-    let (selection, format, options) = (cache.select("app!=x1"), Format::default(), as_user("greedy"));
-    let (waker, mut provided) = (Arc::new(StreamWaker::new(&ConnectionWaker::new(), 0)), Provided::default());
+    let selection = cache.select("app!=x1");
+    let format = Format::default();
+    let options = as_user("greedy");
+    let waker = Arc::new(StreamWaker::new(&ConnectionWaker::new(), 0));
+    let mut provided = Provided::default();
     let subscribe = |provided: &mut Provided| cache.hub.try_subscribe(&selection, &format, &options, provided, &waker);
     let Err(NotSubscribed::Needs(Need::Replay(from))) = subscribe(&mut provided) else { panic!("it was tested") };
     provided.replayed = cache.hub.replay(&selection, &format, from, None).await.unwrap();
@@ -237,7 +247,8 @@ fn resume(cache: &Cache, format: &Format, at: u64) -> Result<Subscription, Refus
 async fn a_few_of_many_resumes_from_before_a_shortened_log_get_a_view_and_none_misses_or_repeats_anything() {
     for format in [Format::default(), Format::http(Media::Json, Projection::default())] {
         let (mut cache, _greedy) = with_shortened_logs();
-        let (others, mut resumed) = (cache.hub.views(), Vec::<Resumed>::new());
+        let others = cache.hub.views();
+        let mut resumed = Vec::<Resumed>::new();
         for head in 10 + EVENTS..10 + EVENTS + RESUMES {
             let first = resume(&cache, &format, 10);
             let way = first.as_ref().map_or("expired", Subscription::way);
@@ -289,7 +300,9 @@ fn with_own_view(cache: &mut Cache, format: &Format) -> Subscription {
 #[tokio::test(start_paused = true)]
 async fn a_view_that_ends_makes_room_for_another_with_its_key_and_the_last_one_leaves_nothing() {
     let (mut cache, greedy) = with_shortened_logs();
-    let (hub, selection, format) = (cache.hub.clone(), cache.select("app!=x0"), Format::default());
+    let hub = cache.hub.clone();
+    let selection = cache.select("app!=x0");
+    let format = Format::default();
     let replay = || hub.replay(&selection, &format, version(10), None);
     let mut resumed: Vec<_> = (0..VIEWS_PER_KEY).map(|_| with_own_view(&mut cache, &format)).collect();
     // An older one, then the newest.

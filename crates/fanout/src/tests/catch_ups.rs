@@ -51,7 +51,9 @@ impl Cache {
     }
 
     fn objects(&mut self, events: &[(EventType, &str, &str, u64)]) {
-        events.iter().for_each(|(kind, name, app, at)| self.event(*kind, name, app, *at));
+        for (kind, name, app, at) in events {
+            self.event(*kind, name, app, *at);
+        }
     }
 }
 
@@ -94,7 +96,9 @@ async fn a_deleted_object_is_sent_with_its_selectable_attributes() {
     let mut cache = Cache::with_conflated_history();
     cache.list(&[("a", "web", 5)], 10);
     cache.event(Deleted, "a", "web", 11);
-    (12..=20).for_each(|at| cache.event(Modified, "z", "other", at));
+    for at in 12..=20 {
+        cache.event(Modified, "z", "other", at);
+    }
     let messages = messages(&mut cache.after("app=web", 10).unwrap()).await;
     let Some(watch_response::Message::Event(gone)) = &messages[1].message else { panic!("no event") };
     let json: serde_json::Value = serde_json::from_slice(&gone.object).unwrap();
@@ -132,7 +136,9 @@ async fn a_lagging_subscriber_continues_as_it_asked() {
         assert_eq!(ready(each).await.len(), 4);
     }
     cache.event(Deleted, "b", "web", 11);
-    (12..=20).for_each(|at| cache.event(Modified, "a", "web", at));
+    for at in 12..=20 {
+        cache.event(Modified, "a", "web", at);
+    }
     assert_eq!(ready(&mut conflates).await, ["catch-up from 10", "?b@6", "~a@20", "end of catch-up (20)"]);
     assert_eq!(ready(&mut restarts).await, ["snapshot@20 for 10", "+a@20", "end of 1 (20)"]);
     assert_eq!(expires.next().await.unwrap_err().to_string(), "too old resource version: 10 (16)");
@@ -156,7 +162,9 @@ async fn a_subscriber_that_lags_inside_a_gap_is_not_sent_a_catch_up() {
     }
     // The subscriber may have received b, which history does not know at version 10.
     cache.event(Deleted, "b", "web", 21);
-    (22..=30).for_each(|at| cache.event(Modified, "a", "web", at));
+    for at in 22..=30 {
+        cache.event(Modified, "a", "web", at);
+    }
     let mut lines = ready(&mut restarts).await;
     lines.retain(|line| !line.contains("gap"));
     assert!(
@@ -176,7 +184,9 @@ async fn a_version_inside_a_gap_is_expired_after_the_ring_evicted_the_gap() {
     let mut cache = Cache::with_conflated_history();
     cache.list(&[("a", "web", 5)], 10);
     cache.list(&[("a", "web", 5), ("b", "web", 15)], 20);
-    (21..=30).for_each(|at| cache.event(Modified, "a", "web", at));
+    for at in 21..=30 {
+        cache.event(Modified, "a", "web", at);
+    }
     assert_eq!(
         ready(&mut cache.after("", 10).unwrap()).await,
         ["catch-up from 10", "~a@30", "+b@15", "end of catch-up (30)"]
@@ -192,7 +202,9 @@ async fn a_catch_up_never_continues_in_another_history() {
     cache.list(&[("a", "web", 5)], 10);
     let mut slow = cache.with("", conflate(Start::Snapshot)).unwrap();
     ready(&mut slow).await;
-    (11..=20).for_each(|at| cache.event(Modified, "a", "web", at));
+    for at in 11..=20 {
+        cache.event(Modified, "a", "web", at);
+    }
     cache.list(&[("x", "web", 3)], 7);
     let end = slow.next().await.unwrap_err();
     assert!(matches!(end, StreamEnd::Rewritten(_)), "{end}");
@@ -207,7 +219,9 @@ async fn a_backfill_ends_with_a_version_to_resume_from() {
     let backfill =
         Backfill { epoch, ring: EventRing::new(LIMITS, version(5)), reached: version(10), has_state: true, share };
     let mut back = cache.with_backfill(Format::default(), backfill).unwrap();
-    (11..=20).for_each(|at| cache.event(Modified, "a", "web", at));
+    for at in 11..=20 {
+        cache.event(Modified, "a", "web", at);
+    }
     let mut lines = ready(&mut back).await;
     assert_eq!(lines.remove(0), "bookmark (10)", "else a mark that follows would begin where it never was");
 }
@@ -316,11 +330,15 @@ impl World {
             }
             Op::Relist(writes) => {
                 let from = self.at;
-                writes.into_iter().for_each(|(name, app)| drop(self.write(name, app)));
+                for (name, app) in writes {
+                    self.write(name, app);
+                }
                 self.inside_gaps.extend(from + 1..self.at);
                 self.cache.apply(Update::ListBegin { reason: RelistReason::Expired });
                 let names: Vec<_> = self.now.keys().copied().collect();
-                names.into_iter().for_each(|name| self.cache.apply(Update::ListItem(self.object(name))));
+                for name in names {
+                    self.cache.apply(Update::ListItem(self.object(name)));
+                }
                 self.cache.apply(Update::ListEnd(version(self.at)));
             }
         }
@@ -354,7 +372,8 @@ proptest! {
                         }
                     };
                     let mut state = world.state(from, app);
-                    let (mut inside, mut told) = (false, Vec::new());
+                    let mut inside = false;
+                    let mut told = Vec::new();
                     for message in messages(&mut back).await {
                         use watch_response::Message::*;
                         assert_eq!(inside && !matches!(message.message, Some(CatchUpEnd(_) | GapEnd(_))), message.resume_version.is_empty() && !matches!(message.message, Some(CatchUpBegin(_) | GapBegin(_))));

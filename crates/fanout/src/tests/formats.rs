@@ -102,8 +102,11 @@ async fn deltas_decode_to_the_objects_and_are_sent_only_if_the_client_has_the_ba
 /// An apiserver with another schema sends the same version of an object with other bytes.
 fn backfill_of(cache: &Cache, reached: u64, events: Vec<WatchEvent>) -> Backfill {
     let mut ring = EventRing::new(LIMITS, version(5));
-    events.into_iter().for_each(|event| ring.push(HistoryRecord::Event(Arc::new(event)), Instant::now()));
-    let (epoch, share) = (cache.hub.position().unwrap().epoch, Budgets::default().backfills.share());
+    for event in events {
+        ring.push(HistoryRecord::Event(Arc::new(event)), Instant::now());
+    }
+    let epoch = cache.hub.position().unwrap().epoch;
+    let share = Budgets::default().backfills.share();
     Backfill { epoch, ring, reached: version(reached), has_state: true, share }
 }
 

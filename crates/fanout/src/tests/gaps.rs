@@ -174,7 +174,9 @@ async fn a_watch_that_a_gap_ends_pins_no_more_history_than_any_other() {
     let mut slow = cache.http("", 10, waker());
     cache.event(Modified, "a", "web", 11);
     cache.list(&[("a", "web", 18)], 20);
-    (21..=30).for_each(|at| cache.event(Modified, "a", "web", at));
+    for at in 21..=30 {
+        cache.event(Modified, "a", "web", at);
+    }
     assert_eq!(cache.logged(), 4, "what the ring has");
     assert_eq!(lines(&mut slow).await, ["too old resource version: 10 (26)"]);
 }
@@ -223,7 +225,8 @@ async fn a_list_with_the_same_bytes_at_the_version_reached_is_not_seen() {
     let mut cache = Cache::new();
     let objects = [("a", "web", 5)];
     cache.list(&objects, 10);
-    let (mut web, mut marked) = (cache.http("", 10, waker()), cache.after("", 10).unwrap());
+    let mut web = cache.http("", 10, waker());
+    let mut marked = cache.after("", 10).unwrap();
     cache.list_again(&objects, "none");
     cache.event(Modified, "a", "web", 11);
     assert_eq!(lines(&mut web).await, ["MODIFIED a@11"]);
@@ -238,7 +241,8 @@ async fn a_watch_from_a_version_ahead_of_the_cache_continues_after_a_gap_below_i
         let format = Format::http(Media::Json, Projection::default());
         cache.hub.subscribe(cache.select(""), format, Start::Await(version(at)), waker()).unwrap()
     };
-    let (mut inside, mut after) = (ahead(&cache, 15), ahead(&cache, 25));
+    let mut inside = ahead(&cache, 15);
+    let mut after = ahead(&cache, 25);
     assert!(lines(&mut inside).await.is_empty() && lines(&mut after).await.is_empty());
     cache.list(&[("a", "web", 18)], 20);
     cache.event(Modified, "a", "web", 22);
@@ -259,9 +263,10 @@ async fn other_bytes_before_the_version_of_a_proved_state_end_the_watches_that_s
         let mut db = cache.http_with_state("app=db", &options).unwrap();
         assert_eq!(lines(&mut web).await, ["ADDED a@5", "BOOKMARK @20"]);
         cache.list_again(&objects, "web");
-        match with_event {
-            true => cache.event(Added, "c", "db", 15),
-            false => cache.apply(Update::Bookmark(version(15))),
+        if with_event {
+            cache.event(Added, "c", "db", 15)
+        } else {
+            cache.apply(Update::Bookmark(version(15)))
         }
         let refused = cache.http_with_state("app=web", &options).err();
         assert!(matches!(refused, Some(Refusal::Unavailable(_))), "the state has the old bytes: {refused:?}");

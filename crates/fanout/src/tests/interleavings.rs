@@ -111,7 +111,8 @@ fn each_event_of_a_selection_comes_once(labels: &str) {
     let cache = started();
     let readers: Vec<_> = (0..2)
         .map(|_| {
-            let (hub, all) = (cache.hub.clone(), cache.select(labels));
+            let hub = cache.hub.clone();
+            let all = cache.select(labels);
             thread::spawn(move || {
                 let subscribe = |start| {
                     hub.subscribe(all.clone(), Format::default(), start, StreamWaker::new(&ConnectionWaker::new(), 0))
@@ -131,7 +132,9 @@ fn each_event_of_a_selection_comes_once(labels: &str) {
         })
         .collect();
     write(cache);
-    readers.into_iter().for_each(|reader| reader.join().unwrap());
+    for reader in readers {
+        reader.join().unwrap();
+    }
 }
 
 /// A connection: one waker and several streams, of which only ready ones are read; a bookmark if
@@ -174,7 +177,9 @@ fn a_connection_reads_only_ready_streams() {
                 if queue.is_empty() { Poll::Pending } else { Poll::Ready(()) }
             }));
         }
-        told.iter().zip(&expected).for_each(|(told, expected)| assert_eq!(&told.events, expected));
+        for (told, expected) in told.iter().zip(&expected) {
+            assert_eq!(&told.events, expected);
+        }
     });
     write(cache);
     reader.join().unwrap();
@@ -197,7 +202,8 @@ fn waiting_streams_end() {
     let mut cache = started();
     let readers: Vec<_> = (0..2)
         .map(|_| {
-            let (hub, all) = (cache.hub.clone(), cache.select(""));
+            let hub = cache.hub.clone();
+            let all = cache.select("");
             thread::spawn(move || {
                 let waker = StreamWaker::new(&ConnectionWaker::new(), 0);
                 let Ok(mut subscription) = hub.subscribe(all, Format::default(), Start::Snapshot, waker) else {
@@ -209,7 +215,9 @@ fn waiting_streams_end() {
         .collect();
     cache.event(Modified, "a", "db", FIRST + 1);
     cache.hub.close(Phase::NotFound, StreamEnd::Stopped("gone".to_owned()));
-    readers.into_iter().for_each(|reader| reader.join().unwrap());
+    for reader in readers {
+        reader.join().unwrap();
+    }
 }
 
 /// Reads a watch over HTTP until it ends.

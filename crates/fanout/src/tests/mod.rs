@@ -83,7 +83,8 @@ impl Cache {
             Media::Json | Media::Table => ObjectParser::new(&fields),
         };
         let parser = Arc::new(parser.of("Pod", "v1"));
-        let (budgets, cluster) = (budgets.clone(), Arc::new(|| None));
+        let budgets = budgets.clone();
+        let cluster = Arc::new(|| None);
         let options = HubOptions { limits, coalesce_max: Duration::ZERO, gate, budgets, cluster };
         let hub = Hub::new(ResolvedResource::default(), parser.clone(), options, metrics);
         Self { hub, writer: CacheWriter::default(), parser, fields, gvr }
@@ -356,7 +357,9 @@ async fn a_burst_wakes_once_and_an_event_wakes_only_its_views() {
         cache.hub.subscribe(cache.select(labels), Format::default(), Start::Resume(version(10)), waker).unwrap()
     };
     let mut all = [subscribe(&cache, "", 1), subscribe(&cache, "app=web", 2), subscribe(&cache, "app!=web", 3)];
-    all.iter_mut().for_each(|subscription| assert!(subscription.take(1 << 20).unwrap().is_none()));
+    for subscription in &mut all {
+        assert!(subscription.take(1 << 20).unwrap().is_none());
+    }
     cache.event(Modified, "a", "web", 11);
     cache.event(Modified, "b", "web", 12);
     let mut ready_streams = ReadyStreams::new();

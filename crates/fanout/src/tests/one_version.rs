@@ -71,7 +71,8 @@ async fn a_snapshot_and_a_bookmark_have_their_places_between_the_events_of_one_v
 async fn a_list_of_whole_versions_waits_for_the_other_events_of_its_version() {
     let mut cache = Cache::new();
     cache.list(&[("a", "web", 5), ("b", "db", 6), ("c", "web", 7)], 10);
-    let (hub, fresh) = (cache.hub.clone(), Fresh::Cache);
+    let hub = cache.hub.clone();
+    let fresh = Fresh::Cache;
     let list = async || hub.whole_snapshot_of(&fresh).await.map(|(store, version)| (store.len(), version)).unwrap();
     cache.event(Deleted, "a", "web", 12);
     assert_eq!(list().now_or_never(), Some((2, place("12"))), "most versions have one event");
@@ -108,7 +109,9 @@ async fn a_change_behind_another_of_its_version_is_in_every_catch_up() {
     cache.list(&[("a", "web", 5), ("b", "web", 6)], 10);
     cache.event(Modified, "a", "web", 12);
     cache.event(Modified, "b", "web", 12);
-    (13..=18).for_each(|at| cache.event(Modified, "z", "other", at));
+    for at in 13..=18 {
+        cache.event(Modified, "z", "other", at);
+    }
     assert_eq!(from(&cache, "app=web", "12").await, ["catch-up from 12", "~b@12", "end of catch-up (18)"]);
     assert_eq!(from(&cache, "app=web", "12.1").await, ["catch-up from 12.1", "end of catch-up (18)"]);
 }
@@ -117,8 +120,8 @@ async fn a_change_behind_another_of_its_version_is_in_every_catch_up() {
 async fn over_http_a_version_is_resumed_from_behind_what_the_cache_has_of_it() {
     let mut cache = burst(LIMITS);
     let http = |cache: &Cache, start| {
-        let (format, waker) =
-            (Format::http(Media::Json, Default::default()), StreamWaker::new(&ConnectionWaker::new(), 0));
+        let format = Format::http(Media::Json, Default::default());
+        let waker = StreamWaker::new(&ConnectionWaker::new(), 0);
         cache.hub.subscribe(cache.select(""), format, start, waker).unwrap()
     };
     let all = watch_http::lines(&mut http(&cache, Start::Resume(version(10).end()))).await;
@@ -140,7 +143,9 @@ async fn over_http_a_version_is_resumed_from_behind_what_the_cache_has_of_it() {
 async fn a_listed_version_is_known_as_such_when_the_ring_has_gone_on() {
     let mut cache = Cache::within(RingLimits { ring_events_max: 2, residue_bytes_max: Some(1 << 20), ..LIMITS });
     cache.list_at(&[("a", "web", 5)], place("12.end"));
-    (13..=18).for_each(|at| cache.event(Modified, "a", "web", at));
+    for at in 13..=18 {
+        cache.event(Modified, "a", "web", at);
+    }
     let epoch = cache.hub.position().unwrap().epoch;
     let resumable = |at| {
         let continuation = cache.hub.continues_from(epoch, version(at)).unwrap();

@@ -15,7 +15,9 @@ use crate::SubscribeOptions;
 pub(super) fn pod(name: &str, app: &str, version: u64) -> Bytes {
     let message = |fields: &[(u32, &[u8])]| {
         let mut out = Vec::new();
-        fields.iter().for_each(|(number, bytes)| put_bytes(*number, bytes, &mut out));
+        for (number, bytes) in fields {
+            put_bytes(*number, bytes, &mut out);
+        }
         out
     };
     let label = message(&[(protobuf::ENTRY_KEY, b"app"), (protobuf::ENTRY_VALUE, app.as_bytes())]);
@@ -83,7 +85,9 @@ async fn every_way(media: Media) -> Vec<Vec<Read>> {
     let mut resumed = cache.read("app=web", format(media), Start::Resume(version(11)));
     all.push(read(&cache, &mut resumed).await);
     // The ring has four records, so this evicts those above.
-    (15..20).for_each(|at| cache.event(Modified, "c", "web", at));
+    for at in 15..20 {
+        cache.event(Modified, "c", "web", at);
+    }
     let mut caught_up = cache.read("app=web", format(media), Start::Resume(version(10)));
     all.push(read(&cache, &mut caught_up).await);
     cache.list(&[("d", "web", 25), ("a", "web", 26)], 30);
@@ -95,7 +99,8 @@ async fn every_way(media: Media) -> Vec<Vec<Read>> {
 
 #[tokio::test(start_paused = true)]
 async fn protobuf_is_sent_in_the_same_messages_as_json_in_snapshots_resumes_catch_ups_and_gaps() {
-    let (json, protobuf) = (every_way(Media::Json).await, every_way(Media::Protobuf).await);
+    let json = every_way(Media::Json).await;
+    let protobuf = every_way(Media::Protobuf).await;
     for (json, protobuf) in json.iter().zip(&protobuf) {
         assert_eq!(json, protobuf);
     }
@@ -118,7 +123,8 @@ async fn metadata_as_protobuf_is_that_of_the_whole_object_at_the_version_of_the_
     let mut metadata = cache.read("app=web", partial, Start::Snapshot);
     cache.event(Modified, "a", "web", 11);
     cache.event(Modified, "a", "db", 12);
-    let (whole, metadata) = (messages(&mut whole).await, messages(&mut metadata).await);
+    let whole = messages(&mut whole).await;
+    let metadata = messages(&mut metadata).await;
     assert_eq!(whole.len(), 5);
     for (whole, metadata) in whole.iter().zip(&metadata) {
         assert_eq!(line(whole), line(metadata));

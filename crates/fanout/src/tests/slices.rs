@@ -17,7 +17,8 @@ pub(super) fn many_terms() -> String {
 
 /// How often others can run until a subscription has no more, and what it was sent.
 fn rounds(subscription: &mut Subscription) -> (usize, Vec<String>) {
-    let (mut rounds, mut sent) = (0, Vec::new());
+    let mut rounds = 0;
+    let mut sent = Vec::new();
     loop {
         match subscription.take(1 << 20).unwrap() {
             Some(frames) => sent.extend(decode(frames).iter().map(line)),
@@ -43,7 +44,8 @@ fn listed(objects: usize) -> Cache {
 #[tokio::test(start_paused = true)]
 async fn a_snapshot_with_many_terms_lets_others_run() {
     const OBJECTS: usize = 1000;
-    let (cache, terms) = (listed(OBJECTS), many_terms());
+    let cache = listed(OBJECTS);
+    let terms = many_terms();
     let slices = OBJECTS * 101 / SLICE_TESTS;
     for (selector, found) in [(format!("{terms},app=db"), 0), (terms, OBJECTS)] {
         let mut subscription = cache.subscribe(&selector, Start::Snapshot).unwrap();
@@ -72,7 +74,8 @@ async fn replayed_changes_that_are_compared_and_hidden_let_others_run() {
     let start = Start::Resume(version(10));
     let waker = StreamWaker::new(&ConnectionWaker::new(), 0);
     let mut subscription = cache.hub.subscribe(cache.select(""), format, start, waker).unwrap();
-    let (mut yields, mut sent) = (0, Vec::new());
+    let mut yields = 0;
+    let mut sent = Vec::new();
     loop {
         match subscription.take(BATCH_BYTES).unwrap() {
             Some(frames) => sent.extend(decode(frames).iter().map(line)),
@@ -141,7 +144,8 @@ async fn a_gap_lets_others_run_and_is_tested_once_for_all_subscribers_of_a_view(
         }
         relisted(&mut cache, OBJECTS, app);
         let [(yields, sent), (again, same)] = both.each_mut().map(|subscription| {
-            let (mut yields, mut sent) = (0, Vec::new());
+            let mut yields = 0;
+            let mut sent = Vec::new();
             loop {
                 match subscription.take(1 << 20).unwrap() {
                     Some(frames) => sent.extend(decode(frames).iter().map(line)),
@@ -165,9 +169,11 @@ async fn a_compressed_snapshot_with_many_terms_lets_others_run() {
         let waker = StreamWaker::new(&ConnectionWaker::new(), 0);
         cache.hub.subscribe(cache.select(&many_terms()), format.clone(), Start::Snapshot, waker).unwrap()
     };
-    let (mut one, mut other) = (subscribe(), subscribe());
+    let mut one = subscribe();
+    let mut other = subscribe();
     assert!(matches!(one.take(1 << 20), Ok(Some(_))), "the start");
-    let ((of_one, sent), (of_other, again)) = (rounds(&mut one), rounds(&mut other));
+    let (of_one, sent) = rounds(&mut one);
+    let (of_other, again) = rounds(&mut other);
     assert!(of_one >= OBJECTS * 101 / SLICE_TESTS - 1, "{of_one}");
     assert!(of_other <= 1, "the objects were found already: {of_other}");
     assert_eq!(sent.last().unwrap(), &format!("end of {OBJECTS} (10)"));
@@ -239,7 +245,8 @@ async fn untested_events_that_the_ring_evicts_are_not_missed_in_silence() {
 async fn a_replay_of_an_indexed_value_is_sliced_if_many_have_it() {
     let mut cache = Cache::within(RingLimits { ring_events_max: 1000, ..LIMITS });
     cache.list(&[("a", "web", 5), ("b", "db", 6)], 10);
-    let (many, few) = (cache.select("app=web"), cache.select("app=db"));
+    let many = cache.select("app=web");
+    let few = cache.select("app=db");
     for selection in [&many, &few] {
         cache.hub.index_for(selection, None).await;
     }
@@ -259,7 +266,8 @@ async fn clients_of_one_view_replay_in_turns_and_not_once_it_has_the_history() {
     for at in 11..111 {
         cache.event(Modified, "a", "web", at);
     }
-    let (selection, format) = (cache.select("app!=x"), Format::default());
+    let selection = cache.select("app!=x");
+    let format = Format::default();
     let replay = || cache.hub.replay(&selection, &format, version(10), None).boxed_local();
     let mut replays: Vec<_> = std::iter::repeat_with(replay).take(10).collect();
     for replay in &mut replays {
@@ -303,7 +311,9 @@ async fn views_with_many_terms_take_turns() {
     cache.list(&[("a", "web", 5)], 10);
     let selectors = (0..3).map(|view| format!("{},!of-{view}", many_terms()));
     let mut views: Vec<_> = selectors.map(|selector| cache.subscribe(&selector, Start::Snapshot).unwrap()).collect();
-    views.iter_mut().for_each(|view| drop(rounds(view)));
+    for view in &mut views {
+        rounds(view);
+    }
     for at in 11..11 + EVENTS {
         cache.event(Modified, "a", "web", at);
     }
@@ -312,7 +322,9 @@ async fn views_with_many_terms_take_turns() {
     let mut tested = [0; 3];
     for turn in 0..6 {
         tokio::task::yield_now().await;
-        views.iter_mut().zip(&mut tested).for_each(|(view, tested)| *tested += rounds(view).1.len());
+        for (view, tested) in views.iter_mut().zip(&mut tested) {
+            *tested += rounds(view).1.len();
+        }
         let turns = |view: usize| (turn + 3 - view) / 3;
         assert_eq!(tested, [0, 1, 2].map(|view| slice * turns(view)), "after turn {turn}");
     }

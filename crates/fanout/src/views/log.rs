@@ -433,7 +433,9 @@ mod tests {
     fn a_shortened_log_has_a_share_of_its_newest_items_and_at_least_one() {
         for (share, left) in [(1.0, 10), (0.75, 7), (0.1, 1), (0.0, 1)] {
             let mut log = ViewLog::new(version(10), Budget::alone(0).share());
-            (11..=20).for_each(|number| log.push(item(number)));
+            for number in 11..=20 {
+                log.push(item(number));
+            }
             log.trim(log.floor_leaving(share));
             assert_eq!(from(&log, log.first()), Some((21 - left..=20).collect::<Vec<u64>>()), "{share}");
         }
@@ -447,7 +449,9 @@ mod tests {
         let mut log = ViewLog::new(version(10), Budget::alone(0).share());
         log.trim(version(11));
         assert!(log.can_start_after(version(5)), "there was no item to trim");
-        (12..=14).for_each(|number| log.push(item(number)));
+        for number in 12..=14 {
+            log.push(item(number));
+        }
         log.extend_back(version(5), vec![item(7)]);
         log.trim(version(12));
         let can_start = [5, 11, 12, 14].map(|number| log.can_start_after(version(number)));

@@ -107,7 +107,8 @@ mod tests {
     fn a_log_is_charged_to_the_tenant_with_the_fewest_bytes_of_those_that_read_it() {
         let budget = Budget::alone(1000);
         let [one, two] = [1, 2].map(NonZeroU64::new);
-        let (first, second) = (budget.bytes_of(one), budget.bytes_of(two));
+        let first = budget.bytes_of(one);
+        let second = budget.bytes_of(two);
         let mut log = LogBytes::new(budget.share());
         log.add(100);
         log.join(&first);
@@ -127,7 +128,8 @@ mod tests {
         assert_eq!(first.get(), 650, "it has a second subscription");
         log.leave(one);
         assert_eq!((first.get(), log.tenant_bytes(), budget.used()), (500, 0, 650));
-        drop((log, other));
+        drop(log);
+        drop(other);
         assert_eq!((first.get(), budget.used()), (0, 0));
     }
 }

@@ -55,7 +55,9 @@ struct Content {
 impl Content {
     fn encode(entries: &[LogEntry], capacity: usize, encoder: &Encoder, client: DeltaBases) -> Self {
         let mut bytes = encoder.buffer(capacity);
-        let (mut ends, mut delta_bases, mut messages) = (Vec::with_capacity(entries.len()), Vec::new(), 0);
+        let mut ends = Vec::with_capacity(entries.len());
+        let mut delta_bases = Vec::new();
+        let mut messages = 0;
         for (index, entry) in entries.iter().enumerate() {
             let written = encoder.entry(entry, client, &mut bytes);
             messages += written.messages;
@@ -85,7 +87,8 @@ impl Content {
     }
 
     fn append_to(&self, run: &Range<usize>, frames: &mut FrameBuf) {
-        let ((start, before), (end, messages)) = (self.start(run.start), self.start(run.end));
+        let (start, before) = self.start(run.start);
+        let (end, messages) = self.start(run.end);
         frames.push(self.bytes.slice(start..end));
         frames.count(messages - before);
     }
@@ -93,7 +96,8 @@ impl Content {
 
 impl Segment {
     fn new(first: Cursor, end: Cursor, entries: Vec<LogEntry>, estimate_bytes: usize) -> Self {
-        let (content, without_deltas) = (OnceLock::new(), OnceLock::new());
+        let content = OnceLock::new();
+        let without_deltas = OnceLock::new();
         Self { first, end, entries, estimate_bytes, content, without_deltas }
     }
 
@@ -126,12 +130,14 @@ impl Segment {
             Content::encode(&self.entries, if is_delta { 0 } else { self.estimate_bytes }, encoder, DeltaBases::All)
         });
         let skip = self.first.skipped(&self.entries, cursor);
-        let (mut index, had) = (skip, frames.len());
+        let mut index = skip;
+        let had = frames.len();
         // A run of entries that the client can read, then a run that it must be sent in full, and
         // so on.
         while index < self.entries.len() && (index == skip || frames.len() - had < bytes_max) {
             let reads = |index: usize| encoder.can_read(client, content.delta_base(index));
-            let (can_read, all) = (reads(index), self.entries.len());
+            let can_read = reads(index);
+            let all = self.entries.len();
             let upto = if content.delta_bases.is_empty() {
                 all
             } else {
@@ -230,7 +236,8 @@ impl Segments {
 /// about `bytes_max` bytes, with their estimated length. `None` if there is another item at
 /// `cursor`.
 pub fn cut(log: &ViewLog, cursor: Cursor, next: Cursor, bytes_max: usize) -> Option<(Vec<LogEntry>, usize)> {
-    let (mut entries, mut bytes) = (Vec::new(), 0);
+    let mut entries = Vec::new();
+    let mut bytes = 0;
     for item in log.from(cursor)?.take(cursor.items_before(next)) {
         let LogItem::Event(entry) = item else { break };
         let estimate = entry.estimate_bytes();
@@ -275,8 +282,10 @@ mod tests {
 
     #[test]
     fn a_view_retains_its_newest_segment_while_others_use_up_the_budget() {
-        let (log, budget) = (log(2), Budget::alone(BUDGET_BYTES));
-        let (mut segments, mut others) = (Segments::new(budget.share()), budget.share());
+        let log = log(2);
+        let budget = Budget::alone(BUDGET_BYTES);
+        let mut segments = Segments::new(budget.share());
+        let mut others = budget.share();
         others.set(BUDGET_BYTES / 2);
         let first = segments.at(log.first(), &log).unwrap();
         let again = segments.at(log.first(), &log).unwrap();
@@ -293,7 +302,8 @@ mod tests {
     /// The parts of a gap of which the view sees nothing.
     #[test]
     fn segments_without_entries_are_bounded_too() {
-        let (log, budget) = (log(1), Budget::alone(BUDGET_BYTES));
+        let log = log(1);
+        let budget = Budget::alone(BUDGET_BYTES);
         let mut segments = Segments::new(budget.share());
         let at = |place: usize| log.first().inside_at(place);
         for place in 1..=100_000 {
@@ -307,7 +317,8 @@ mod tests {
 
     #[test]
     fn the_segments_of_many_caches_are_bounded_and_each_cache_retains_some() {
-        let (log, whole) = (log(2), ProcessBudget::new(BUDGET_BYTES));
+        let log = log(2);
+        let whole = ProcessBudget::new(BUDGET_BYTES);
         let budgets: Vec<_> = (0..8).map(|_| whole.part()).collect();
         let views = |budget: &Budget| (0..100).map(|_| Segments::new(budget.share())).collect::<Vec<_>>();
         let mut all: Vec<_> = budgets.iter().map(views).collect();

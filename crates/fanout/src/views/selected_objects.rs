@@ -47,7 +47,7 @@ impl SelectedObjects {
     }
 
     /// The selected objects from one key to another, both included; none before all were found.
-    pub fn range(&self, (first, last): (&ObjectKey, &ObjectKey)) -> &[Arc<Object>] {
+    pub fn range(&self, first: &ObjectKey, last: &ObjectKey) -> &[Arc<Object>] {
         let selected = self.selected.get().map(Vec::as_slice).unwrap_or_default();
         let from = selected.partition_point(|object| object.key() < first);
         let to = selected.partition_point(|object| object.key() <= last);

@@ -71,8 +71,10 @@ pub enum ChunkFrame {
 /// A run of objects; a clone shares the encoded message.
 #[derive(Clone)]
 pub struct Chunk {
-    /// The first key and the last.
-    keys: (ObjectKey, ObjectKey),
+    /// The first key.
+    first: ObjectKey,
+    /// The last key.
+    last: ObjectKey,
     /// A hash of the versions of its objects.
     fingerprint: u64,
     objects: usize,
@@ -86,7 +88,8 @@ impl SharedSnapshot {
     /// have not changed.
     pub fn new(objects: &Arc<SelectedObjects>, version: ResourceVersion, before: Option<&Self>, now: Instant) -> Self {
         let before = before.and_then(|before| before.chunks.get()).cloned();
-        let (objects, before) = (Arc::downgrade(objects), Mutex::new(before));
+        let objects = Arc::downgrade(objects);
+        let before = Mutex::new(before);
         Self { version, made: now, objects, before, chunks: OnceLock::new() }
     }
 
@@ -145,9 +148,11 @@ impl SharedSnapshotReader {
 
 impl Chunk {
     fn new(objects: &[Arc<Object>]) -> Option<Self> {
-        let (first, last) = (objects.first()?, objects.last()?);
+        let first = objects.first()?;
+        let last = objects.last()?;
         Some(Self {
-            keys: (first.key().clone(), last.key().clone()),
+            first: first.key().clone(),
+            last: last.key().clone(),
             fingerprint: fingerprint(objects),
             objects: objects.len(),
             json_bytes: objects.iter().map(|object| object.json_len()).sum(),
@@ -175,7 +180,7 @@ impl Chunk {
     }
 
     fn make(&self, objects: &SelectedObjects, encoder: &Encoder) -> Bytes {
-        let objects = objects.range((&self.keys.0, &self.keys.1));
+        let objects = objects.range(&self.first, &self.last);
         let mut content = BytesMut::with_capacity(self.json_bytes + 128 * self.objects);
         for object in objects {
             let body = Body::object(encoder.snapshot_bytes(object));
@@ -185,7 +190,11 @@ impl Chunk {
         match chunk::encode_content(&content) {
             Ok(zstd) => frame.message(&control::snapshot_chunk(zstd)),
             // More than a chunk may hold: the objects are sent one by one.
-            Err(_) => objects.iter().for_each(|object| encoder.object(object, &mut frame)),
+            Err(_) => {
+                for object in objects {
+                    encoder.object(object, &mut frame);
+                }
+            }
         }
         frame.freeze()
     }
@@ -201,25 +210,27 @@ fn fingerprint(objects: &[Arc<Object>]) -> u64 {
 /// Cuts the selected objects where the snapshot before was cut, so that unchanged chunks are found
 /// again. Runs that have grown too large or too small are cut anew.
 fn plan(objects: &[Arc<Object>], before: &[Chunk]) -> Vec<Chunk> {
-    let (mut chunks, mut start, mut old) = (Vec::new(), 0, before.iter().peekable());
+    let mut chunks = Vec::new();
+    let mut start = 0;
+    let mut old = before.iter().peekable();
     while start < objects.len() {
         // The chunk before that starts here, if its objects are the same.
         let key = objects[start].key();
-        while old.peek().is_some_and(|chunk| chunk.keys.0 < *key) {
+        while old.peek().is_some_and(|chunk| chunk.first < *key) {
             old.next();
         }
-        let same = old.peek().filter(|chunk| chunk.keys.0 == *key).and_then(|chunk| {
+        let same = old.peek().filter(|chunk| chunk.first == *key).and_then(|chunk| {
             let run = start..(start + chunk.objects).min(objects.len());
             let last = objects[run.clone()].last()?.key();
             let unchanged = planted::is(Bug::StaleChunk) || fingerprint(&objects[run.clone()]) == chunk.fingerprint;
-            (*last == chunk.keys.1 && unchanged).then_some((*chunk, run))
+            (*last == chunk.last && unchanged).then_some((*chunk, run))
         });
         if let Some((chunk, run)) = same {
             chunks.push(chunk.clone());
             start = run.end;
             continue;
         }
-        let stop = old.clone().find(|chunk| chunk.keys.0 > *key).map(|chunk| chunk.keys.0.clone());
+        let stop = old.clone().find(|chunk| chunk.first > *key).map(|chunk| chunk.first.clone());
         let run = cut(objects, start, stop.as_ref());
         chunks.extend(Chunk::new(&objects[run.clone()]));
         start = run.end;
@@ -230,7 +241,8 @@ fn plan(objects: &[Arc<Object>], before: &[Chunk]) -> Vec<Chunk> {
 /// A run from `start` of about [`CHUNK_JSON_BYTES`]. It ends before `stop`, unless it would be too
 /// short.
 fn cut(objects: &[Arc<Object>], start: usize, stop: Option<&ObjectKey>) -> Range<usize> {
-    let (mut end, mut bytes) = (start, 0);
+    let mut end = start;
+    let mut bytes = 0;
     while let Some(object) = objects.get(end) {
         let at_stop = stop == Some(object.key()) && bytes >= CHUNK_JSON_BYTES / 4;
         // A run may grow by half before it is cut, so that one more object does not move every cut

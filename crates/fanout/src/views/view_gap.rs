@@ -69,7 +69,8 @@ impl ViewGap {
             entries.push(self.entry(EntryKind::GapBegin(self.gap.clone())));
         }
         let mut bytes: usize = entries.iter().map(LogEntry::estimate_bytes).sum();
-        let (mut tested, mut next) = (self.gap.test_each(selection, start), place.max(1));
+        let mut tested = self.gap.test_each(selection, start);
+        let mut next = place.max(1);
         while *tests_left > 0 {
             let test = tested.next();
             // An event is two objects.

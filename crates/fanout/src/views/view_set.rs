@@ -117,7 +117,8 @@ impl Views {
     pub(crate) fn encoder(
         &mut self,
         format: &Format,
-        (resource, tables): (&ResolvedResource, Option<&Arc<Tables>>),
+        resource: &ResolvedResource,
+        tables: Option<&Arc<Tables>>,
         budgets: &Budgets,
     ) -> Arc<Encoder> {
         if let Some(encoder) = self.encoders.get(format).and_then(Weak::upgrade) {
@@ -210,7 +211,9 @@ impl Views {
         self.unannounced_records += usize::from(dispatched > 0);
         for event in record.events().iter().filter(|event| event.kind() == EventType::Deleted) {
             let encoders = self.encoders.values().filter_map(Weak::upgrade);
-            encoders.for_each(|encoder| encoder.deleted(event.object().key()));
+            for encoder in encoders {
+                encoder.deleted(event.object().key());
+            }
         }
         dispatched
     }
@@ -220,12 +223,17 @@ impl Views {
         let Some(newest) = evicted.last() else { return };
         // Many records together cost each view one trim.
         if evicted.len() >= self.slots.len() {
-            return self.slots.iter().for_each(|(_, slot)| slot.view.trim(newest.version()));
+            for (_, slot) in &self.slots {
+                slot.view.trim(newest.version());
+            }
+            return;
         }
         for record in evicted {
             self.route(record);
             let concerned = self.candidates.iter().filter_map(|id| self.slots.get(*id));
-            concerned.for_each(|slot| slot.view.trim(record.version()));
+            for slot in concerned {
+                slot.view.trim(record.version());
+            }
         }
     }
 
@@ -308,13 +316,19 @@ impl Views {
 
     /// Drops everything that is retained only for reuse.
     pub(crate) fn forget(&self) {
-        self.slots.iter().for_each(|(_, slot)| slot.view.forget());
+        for (_, slot) in &self.slots {
+            slot.view.forget();
+        }
         self.differences.forget();
-        self.encoders.values().filter_map(Weak::upgrade).for_each(|encoder| encoder.forget());
+        for encoder in self.encoders.values().filter_map(Weak::upgrade) {
+            encoder.forget();
+        }
     }
 
     /// Drops what is too old to be reused.
     pub(crate) fn tidy(&self, now: Instant) {
-        self.slots.iter().for_each(|(_, slot)| slot.view.tidy(now));
+        for (_, slot) in &self.slots {
+            slot.view.tidy(now);
+        }
     }
 }

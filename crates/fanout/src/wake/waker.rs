@@ -172,11 +172,14 @@ mod tests {
 
     #[test]
     fn a_connection_is_woken_once_for_all_its_streams() {
-        let (connection, count) = (ConnectionWaker::new(), Arc::new(Count::default()));
+        let connection = ConnectionWaker::new();
+        let count = Arc::new(Count::default());
         connection.register(&Waker::from(count.clone()));
         let wakers = [3, 5, 7].map(|stream| StreamWaker::new(&connection, stream));
         assert_eq!(wakers[0].wake(), Woken::default(), "not armed");
-        wakers.iter().for_each(StreamWaker::arm);
+        for waker in &wakers {
+            waker.arm();
+        }
         let woken: Woken = [0, 2, 0].iter().map(|waker: &usize| wakers[*waker].wake()).sum();
         assert_eq!(woken, Woken { connections: 1, streams: 2 });
         let mut ready = ReadyStreams::new();

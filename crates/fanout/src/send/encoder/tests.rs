@@ -30,7 +30,9 @@ fn projections_are_within_the_budget_and_those_of_dropped_objects_make_room() {
     assert!(known(&gone[0]) && !known(&gone[39]), "the first were kept, and then there was no room");
     drop(gone);
     let live: Vec<_> = (200..240).map(pod).collect();
-    live.iter().for_each(|pod| drop(encoder.snapshot_bytes(pod)));
+    for pod in &live {
+        encoder.snapshot_bytes(pod);
+    }
     assert!(live.iter().any(known) && budgets.projected.used() <= BYTES_MAX);
     drop(encoder);
     assert_eq!(budgets.projected.used(), 0);

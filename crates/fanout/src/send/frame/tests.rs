@@ -21,7 +21,8 @@ fn both_writers_make_the_message_that_prost_would_make() {
     let pod = object(r#"{"metadata":{"name":"web","namespace":"default","uid":"u","resourceVersion":"7"}}"#);
     let node = object(r#"{"metadata":{"name":"n1","resourceVersion":"18446744073709551615"}}"#);
     let place = |text: &str| ResourceVersion::parse_place(text).unwrap();
-    let (behind, last) = (place("300.12"), place("18446744073709551615.4294967294"));
+    let behind = place("300.12");
+    let last = place("18446744073709551615.4294967294");
     let heads = [
         head(&pod, Some(300), 300, DeleteReason::LeftSelector),
         head(&pod, Some(1234567890), 7, DeleteReason::Unspecified),

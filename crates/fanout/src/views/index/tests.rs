@@ -23,7 +23,8 @@ impl Pods {
     }
 
     fn select(&self, namespace: &str, labels: &str, fields: &str) -> Selection {
-        let (labels, fields) = (LabelSelector::parse(labels).unwrap(), FieldSelector::parse(fields).unwrap());
+        let labels = LabelSelector::parse(labels).unwrap();
+        let fields = FieldSelector::parse(fields).unwrap();
         Selection::bind(namespace, "", labels, &fields, &self.table, self.parser.clone(), &self.gvr).unwrap()
     }
 
@@ -82,7 +83,9 @@ fn a_view_is_not_filed_under_thousands_of_values() {
     let mut candidates = Vec::new();
     index.candidates(&changed(pods.pod("a", "", "n1"), pods.pod("a", r#""app":"v1""#, "n1")), &mut candidates);
     assert_eq!(candidates, [0, 1]);
-    (0..3).for_each(|view| index.remove(view));
+    for view in 0..3 {
+        index.remove(view);
+    }
     index.candidates(&changed(pods.pod("a", "", "n1"), pods.pod("a", r#""app":"v1""#, "n1")), &mut candidates);
     assert!(candidates.is_empty());
 }

@@ -14,7 +14,8 @@ use super::*;
 fn select(labels: &str) -> Selection {
     let gvr = GroupVersionResource::new("", "v1", "pods");
     let table = FieldTable::new(&gvr, true, &[]);
-    let (labels, parser) = (LabelSelector::parse(labels).unwrap(), Arc::new(ObjectParser::new(&table)));
+    let labels = LabelSelector::parse(labels).unwrap();
+    let parser = Arc::new(ObjectParser::new(&table));
     Selection::bind("", "", labels, &FieldSelector::default(), &table, parser, &gvr).unwrap()
 }
 
@@ -30,7 +31,8 @@ fn many_long_selectors_take_a_few_times_their_text() {
     let budget = Budget::alone(usize::MAX);
     let selections = Selections::new(budget.clone());
     let mut index = super::super::index::SelectorIndex::default();
-    let (mut held, mut text_bytes) = (Vec::new(), 0);
+    let mut held = Vec::new();
+    let mut text_bytes = 0;
     for number in 0..500 {
         let text = long(number);
         assert!(text.len() > SELECTOR_BYTES_MAX - 400 && text.len() <= SELECTOR_BYTES_MAX);
@@ -41,7 +43,9 @@ fn many_long_selectors_take_a_few_times_their_text() {
     }
     assert!(budget.used() <= 4 * text_bytes, "{} bytes for {text_bytes} of text", budget.used());
     assert!(index.bytes() <= 500 * 100, "{} bytes of the index", index.bytes());
-    (0..500).for_each(|number| index.remove(number));
+    for number in 0..500 {
+        index.remove(number);
+    }
     assert!(index.bytes() < 1 << 10, "{} bytes are left in the index", index.bytes());
     drop(held);
     assert_eq!(budget.used(), 0, "what is not used is given back");
@@ -69,7 +73,8 @@ fn equal_selectors_share_their_memory_and_those_without_room_are_refused() {
         matches!(small.take_view(&select("a in (b,c)"), &Format::default(), None), Err(Refusal::Exhausted(_))),
         "its place counts"
     );
-    drop((one, again));
+    drop(one);
+    drop(again);
     assert!(selections.share(select(&long(9)), None).is_ok(), "the last watch gave back the room");
 }
 
