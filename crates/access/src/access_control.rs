@@ -144,7 +144,8 @@ impl AccessControl {
         let StreamOptions { reauthorize_interval, age_max } = self.streams?;
         let spread = spread(self.started.fetch_add(1, Ordering::Relaxed).into());
         let shorter = |time: Duration| time.mul_f64(1.0 - spread / 5.0);
-        let (reauthorize_interval, age_max) = (shorter(reauthorize_interval), age_max.map(shorter));
+        let reauthorize_interval = shorter(reauthorize_interval);
+        let age_max = age_max.map(shorter);
         let options = StreamOptions { reauthorize_interval, age_max };
         Some((options, spread))
     }

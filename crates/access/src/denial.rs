@@ -79,9 +79,10 @@ impl Forbidden {
     pub fn message(&self) -> String {
         let Self { attributes, user, reason } = self;
         let Attributes { verb, group, resource, namespace, .. } = attributes;
-        let at = match namespace.is_empty() {
-            true => "at the cluster scope".to_owned(),
-            false => format!("in the namespace {namespace:?}"),
+        let at = if namespace.is_empty() {
+            "at the cluster scope".to_owned()
+        } else {
+            format!("in the namespace {namespace:?}")
         };
         let because = if reason.is_empty() { String::new() } else { format!(": {reason}") };
         let verb = verb.as_str();
@@ -98,9 +99,10 @@ impl Forbidden {
 
     /// Advice for a caller that may read less than it asked for.
     fn advice(&self) -> &'static str {
-        match self.attributes.namespace.is_empty() && self.attributes.name.is_empty() {
-            true => "; if you may read single namespaces only, name one (target.namespace)",
-            false => "",
+        if self.attributes.namespace.is_empty() && self.attributes.name.is_empty() {
+            "; if you may read single namespaces only, name one (target.namespace)"
+        } else {
+            ""
         }
     }
 }
@@ -110,7 +112,8 @@ impl From<Denial> for Refusal {
         match denial {
             Denial::Unauthenticated(why) | Denial::Certificate(why) => Self::Unauthenticated(why.to_owned()),
             Denial::Forbidden(forbidden) => {
-                let (resource, advice) = (forbidden.qualified_resource(), forbidden.advice());
+                let resource = forbidden.qualified_resource();
+                let advice = forbidden.advice();
                 Self::Denied(format!("{resource} is forbidden: {}{advice}", forbidden.message()))
             }
             Denial::ForbiddenPath(forbidden) => Self::Denied(forbidden.message()),

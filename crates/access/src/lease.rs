@@ -53,7 +53,9 @@ struct Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.reviews.iter().for_each(AbortHandle::abort);
+        if let Some(reviews) = &self.reviews {
+            reviews.abort();
+        }
     }
 }
 
@@ -73,7 +75,7 @@ impl Lease {
         let GroupVersionResource { group, resource, .. } = gvr.clone();
         let watch = ModeWatch { group, resource, caller: Some(read.caller().clone()), by: Answerer::Cache };
         let open = access.switches().register(watch, end.clone(), wake.clone());
-        let reviews = Self::review(access, read, holder, exists, (end.clone(), wake));
+        let reviews = Self::review(access, read, holder, exists, end.clone(), wake);
         match (&reviews, &open) {
             (None, None) => Self(None),
             _ => Self(Some(Box::new(Held { end, reviews, _open: open }))),
@@ -85,7 +87,8 @@ impl Lease {
         read: Authorized<Read>,
         holder: Holder,
         exists: impl Fn(&BoundObject) -> Option<bool> + Send + 'static,
-        (ended, wake): (Arc<OnceLock<StreamEnd>>, impl Fn() + Send + 'static),
+        ended: Arc<OnceLock<StreamEnd>>,
+        wake: impl Fn() + Send + 'static,
     ) -> Option<AbortHandle> {
         let (options, spread) = access.next_stream()?;
         let access = access.clone();
@@ -131,7 +134,8 @@ async fn until_revoked(
 ) -> StreamEnd {
     // In an outage the last verdict has counted for the grace before.
     let unreviewed_max = 2 * interval;
-    let (mut pause, mut allowed_at) = (interval, Instant::now());
+    let mut pause = interval;
+    let mut allowed_at = Instant::now();
     loop {
         sleep(pause).await;
         pause = match access.authorize_again(read, holder, interval / RECENT).await {

@@ -225,7 +225,8 @@ mod tests {
         ]);
         let anyone = user("jo", &["dev"]);
         let noisy = user("system:serviceaccount:noisy:agent", &[]);
-        let (admin, eve) = (user("admin", &["batch-7"]), user("eve", &[]));
+        let admin = user("admin", &["batch-7"]);
+        let eve = user("eve", &[]);
         let member = user("jo", &["dev", "batch-7"]);
         use Mode::{Cache, Deny, Passthrough};
         for (group, resource, caller, expected) in [

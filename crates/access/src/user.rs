@@ -148,7 +148,9 @@ impl Parts {
 
     fn add_all(&mut self, texts: &[String]) {
         self.add_number(texts.len());
-        texts.iter().for_each(|text| self.add(text));
+        for text in texts {
+            self.add(text);
+        }
     }
 
     pub(crate) fn digest(self) -> Digest {

@@ -162,7 +162,8 @@ impl Shares {
 
     /// Changes both numbers. Places that are held stay held, even if they are more.
     fn set(&mut self, PermitLimits { all, per_identity }: PermitLimits) {
-        (self.places_max, self.per_identity_max) = (all, per_identity);
+        self.places_max = all;
+        self.per_identity_max = per_identity;
     }
 
     /// The number of places that nothing holds.

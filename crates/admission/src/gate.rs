@@ -254,7 +254,8 @@ mod tests {
         let gate = gate(1);
         let first = gate.acquire(None).await.unwrap();
         assert!(gate.acquire_now(None).is_err());
-        let (second, third) = (gate.clone(), gate.clone());
+        let second = gate.clone();
+        let third = gate.clone();
         let second = tokio::spawn(async move { second.acquire(None).await });
         tokio::task::yield_now().await;
         let third = tokio::spawn(async move { third.acquire(None).await });

@@ -89,9 +89,10 @@ impl AuditLog {
             let id = id_of(head.headers).unwrap_or_else(|| shared.next_id());
             (shared.queue.clone(), id)
         });
-        let span = match self.traces.is_on() {
-            true => self.traces.begin(head.headers, head.span_name(), head.span_attributes()),
-            false => RequestSpan::default(),
+        let span = if self.traces.is_on() {
+            self.traces.begin(head.headers, head.span_name(), head.span_attributes())
+        } else {
+            RequestSpan::default()
         };
         AuditRecord::new(line, span, head)
     }

@@ -126,7 +126,8 @@ impl LogFile {
     /// # Errors
     /// It cannot be opened for writing.
     pub fn open(path: PathBuf, rotation: Rotation, clock: Clock) -> io::Result<Self> {
-        let (reopen, rotates_at) = (Reopen::default(), rotation.bytes_max);
+        let reopen = Reopen::default();
+        let rotates_at = rotation.bytes_max;
         let file = Some(open(&path)?);
         Ok(Self { path, rotation, clock, reopen, file, rotates_at })
     }

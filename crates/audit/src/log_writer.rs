@@ -78,7 +78,8 @@ impl Report {
 /// Writes until the queue has been dropped everywhere, or `closing` is cancelled, and everything
 /// queued is written.
 pub async fn run<S: Sink>(mut lines: mpsc::Receiver<Line>, sink: S, closing: CancellationToken, metrics: AuditMetrics) {
-    let (mut sink, mut batch) = (sink, Vec::new());
+    let mut sink = sink;
+    let mut batch = Vec::new();
     let mut report = Report { metrics, logged_at: None, is_failing: false, dropped: 0 };
     loop {
         if batch.is_empty() {

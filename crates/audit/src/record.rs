@@ -103,7 +103,8 @@ impl AuditRecord {
 
     async fn write_start(&mut self, outcome: Outcome, is_forwarded: bool) -> Result<(), NotRecorded> {
         let Some(open) = &mut self.open else { return Ok(()) };
-        (open.outcome, open.is_forwarded) = (Some(outcome), is_forwarded);
+        open.outcome = Some(outcome);
+        open.is_forwarded = is_forwarded;
         let line = open.line(Stage::ResponseStarted, &self.notes);
         if is_forwarded || !open.queue.is_strict {
             open.is_started = true;
@@ -138,7 +139,8 @@ impl AuditRecord {
 
     async fn write_answer(&mut self, outcome: Outcome, is_forwarded: bool) -> Result<(), NotRecorded> {
         let Some(open) = &mut self.open else { return Ok(()) };
-        (open.outcome, open.is_forwarded) = (Some(outcome), is_forwarded);
+        open.outcome = Some(outcome);
+        open.is_forwarded = is_forwarded;
         if is_forwarded || !open.queue.is_strict {
             return Ok(());
         }

@@ -109,9 +109,10 @@ impl RequestHead<'_> {
             return "/{path}".to_owned();
         };
         let ObjectRef { resource, namespace, name, api_group, api_version, subresource } = object;
-        let mut route = match api_group.is_empty() {
-            true => format!("/api/{api_version}"),
-            false => format!("/apis/{api_group}/{api_version}"),
+        let mut route = if api_group.is_empty() {
+            format!("/api/{api_version}")
+        } else {
+            format!("/apis/{api_group}/{api_version}")
         };
         // The reference to a namespace has its name twice.
         if !namespace.is_empty() && resource != "namespaces" {
@@ -248,7 +249,8 @@ mod tests {
         let pods = ["", "v1", "pods", "log"];
         assert_eq!(name("get", pods), "get /api/v1/namespaces/{namespace}/pods/{name}/log");
         assert_eq!(name("made-up", pods), "_OTHER /api/v1/namespaces/{namespace}/pods/{name}/log");
-        let (group, label) = ("g".repeat(254), "l".repeat(64));
+        let group = "g".repeat(254);
+        let label = "l".repeat(64);
         for made_up in [
             [&group, "v1", "pods", ""],
             ["", &label, "pods", ""],

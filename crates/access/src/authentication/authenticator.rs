@@ -110,7 +110,8 @@ impl Authenticator {
         let reviews = ReviewsOptions { entries_max: TOKENS_MAX, outage_grace, queue };
         let reviews = Reviews::new(reviews, metrics.reviews_of_tokens());
         let key = hmac::Key::new(hmac::HMAC_SHA256, &key);
-        let (options, metrics) = (Arc::new(options), metrics.clone());
+        let options = Arc::new(options);
+        let metrics = metrics.clone();
         Self { upstream, options, key, clock, reviews, service_accounts: None, metrics }
     }
 
@@ -169,8 +170,10 @@ impl Authenticator {
         let verdict = match known.or_else(|| self.checked(token, key, holder)) {
             Some(verdict) => Ok(verdict),
             None => {
-                let (upstream, token) = (self.upstream.clone(), token.clone());
-                let (options, clock) = (self.options.clone(), self.clock);
+                let upstream = self.upstream.clone();
+                let token = token.clone();
+                let options = self.options.clone();
+                let clock = self.clock;
                 let answer = async move {
                     let user = token_review::review(&upstream, &token, &options.api_audiences).await?;
                     let verdict =

@@ -130,7 +130,8 @@ mod tests {
     #[test]
     fn a_websocket_may_have_it_as_a_protocol() {
         let name = |token: &str| format!("{WEBSOCKET_TOKEN}{}", BASE64_URL_SAFE_NO_PAD.encode(token));
-        let (one, other) = (name("abc"), name("def"));
+        let one = name("abc");
+        let other = name("def");
         let protocol = header::SEC_WEBSOCKET_PROTOCOL;
         assert_eq!(read(&[(protocol.clone(), &format!("v4, {one}"))]).as_deref(), Some("abc"));
         assert_eq!(read(&[(protocol.clone(), &one), (protocol.clone(), "v4")]).as_deref(), Some("abc"));

@@ -47,7 +47,8 @@ impl KnownCaller {
     /// The caller with the token of this user. Extras with the keys `ignored_extra` say nothing
     /// about its rights.
     pub fn of_token(user: Identity, ignored_extra: &[String], expires_at: Option<Instant>) -> Arc<Self> {
-        let (bound, pod) = (BoundObject::of(&user), user.pod().map(str::to_owned));
+        let bound = BoundObject::of(&user);
+        let pod = user.pod().map(str::to_owned);
         let identity = user.without_extra(ignored_extra);
         let digest = identity.digest();
         Arc::new(Self { identity, digest, bound, pod, expires_at })

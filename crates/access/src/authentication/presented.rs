@@ -29,7 +29,8 @@ pub struct Presented {
 impl Presented {
     /// What a request with these headers presents.
     pub fn new(headers: &HeaderMap, is_websocket: bool, is_exposed: bool, holder: Holder) -> Self {
-        let (token, impersonates) = (BearerToken::of(headers, is_websocket), impersonates(headers));
+        let token = BearerToken::of(headers, is_websocket);
+        let impersonates = impersonates(headers);
         let header_bytes = headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
         Self { token, is_exposed, certificate: None, impersonates, holder, header_bytes }
     }

@@ -98,8 +98,5 @@ pub(super) async fn review(
     let spec = Spec { resource_attributes, non_resource_attributes, user, uid, groups, extra };
     let status: Status = upstream.review(&ACCESS_REVIEW, &spec).await?;
     let reason = one_line(&status.reason, REASON_CHARS_MAX).into();
-    Ok(match status.allowed && !status.denied {
-        true => AccessVerdict::Allowed(reason),
-        false => AccessVerdict::Denied(reason),
-    })
+    Ok(if status.allowed && !status.denied { AccessVerdict::Allowed(reason) } else { AccessVerdict::Denied(reason) })
 }

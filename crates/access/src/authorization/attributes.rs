@@ -53,7 +53,9 @@ impl Attributes {
     /// The same read of the whole resource.
     pub fn of_whole_resource(&self) -> Self {
         let Self { verb, group, version, resource, .. } = self;
-        let (group, version, resource) = (group.clone(), version.clone(), resource.clone());
+        let group = group.clone();
+        let version = version.clone();
+        let resource = resource.clone();
         Self { verb: *verb, group, version, resource, ..Self::default() }
     }
 
@@ -76,7 +78,9 @@ impl Attributes {
             parts.add(requirement.key());
             parts.add_number(requirement.operator() as usize);
             parts.add_number(requirement.values().len());
-            requirement.values().iter().for_each(|value| parts.add(value));
+            for value in requirement.values().iter() {
+                parts.add(value);
+            }
         }
         parts.add_number(fields.terms().len());
         for term in fields.terms() {

@@ -178,10 +178,11 @@ impl WebhookAuthorizer {
             return Ok(());
         }
         let key = path.key(&caller.digest);
-        match self.review(caller, (Question::Path(path), key), caller.holder(holder), None).await {
+        match self.review(caller, Question::Path(path), key, caller.holder(holder), None).await {
             Ok(AccessVerdict::Allowed(_)) => Ok(()),
             Ok(AccessVerdict::Denied(reason)) => {
-                let (user, reason) = (caller.identity.user.clone(), reason.to_string());
+                let user = caller.identity.user.clone();
+                let reason = reason.to_string();
                 Err(Denial::ForbiddenPath(Box::new(ForbiddenPath {
                     verb: path.verb(),
                     path: path.path(),
@@ -204,7 +205,7 @@ impl WebhookAuthorizer {
         for attributes in read.questions(self.options.broad_first) {
             let key = attributes.key(&caller.digest);
             let is_kept = self.reviews.known(&key).is_some();
-            let review = self.review(&caller, (Question::Read(attributes.clone()), key), holder, None);
+            let review = self.review(&caller, Question::Read(attributes.clone()), key, holder, None);
             let (is_allowed, reason) = match review.await.map_err(unknown)? {
                 AccessVerdict::Allowed(reason) => (true, reason),
                 AccessVerdict::Denied(reason) => (false, reason),
@@ -235,7 +236,8 @@ impl WebhookAuthorizer {
             Some(AccessVerdict::Allowed(reason)) => Some(reason),
             _ => None,
         };
-        let (mut all, mut keys) = (Vec::new(), Vec::new());
+        let mut all = Vec::new();
+        let mut keys = Vec::new();
         for attributes in read.questions(self.options.broad_first) {
             // Each key costs a digest, and most reads need the first alone.
             let key = attributes.key(&caller.digest);
@@ -247,7 +249,9 @@ impl WebhookAuthorizer {
             all.push(attributes);
             keys.push(key);
         }
-        let (mut denied, mut is_outage, holder) = (None, false, caller.holder(holder));
+        let mut denied = None;
+        let mut is_outage = false;
+        let holder = caller.holder(holder);
         for (at, (attributes, key)) in all.iter().zip(&keys).enumerate() {
             let by_watch = || self.allowed_by_watch(caller, &all[at..], &keys[at..]);
             // Callers that return in an outage do not wait for a review that cannot succeed.
@@ -256,7 +260,7 @@ impl WebhookAuthorizer {
             {
                 return Ok(reason);
             }
-            match self.review(caller, (Question::Read(attributes.clone()), *key), holder, age).await {
+            match self.review(caller, Question::Read(attributes.clone()), *key, holder, age).await {
                 Ok(AccessVerdict::Allowed(reason)) => return Ok(reason),
                 Ok(AccessVerdict::Denied(reason)) => denied = Some(reason),
                 Err(ReviewError::Outage) => match by_watch() {
@@ -271,7 +275,8 @@ impl WebhookAuthorizer {
         let exact = all.pop();
         match (denied, exact) {
             (Some(reason), Some(attributes)) if !is_outage => {
-                let (user, reason) = (caller.identity.user.clone(), reason.to_string());
+                let user = caller.identity.user.clone();
+                let reason = reason.to_string();
                 Err(Denial::Forbidden(Box::new(Forbidden { attributes, user, reason })))
             }
             _ => Err(Denial::Unavailable(UNAVAILABLE)),
@@ -285,7 +290,8 @@ impl WebhookAuthorizer {
     /// watch is enough, and falls back to a list that was never reviewed. A verdict about the list
     /// itself, and a refusal of a part of it, come first.
     fn allowed_by_watch(&self, caller: &KnownCaller, lists: &[Attributes], keys: &[Digest]) -> Option<Arc<str>> {
-        let (list, key) = (lists.first()?, keys.first()?);
+        let list = lists.first()?;
+        let key = keys.first()?;
         let is_refused = |key| self.reviews.kept(key).is_some_and(|verdict| !verdict.is_positive());
         if list.verb != ReadVerb::List
             || self.options.outage_grace.is_zero()
@@ -303,12 +309,15 @@ impl WebhookAuthorizer {
     async fn review(
         &self,
         caller: &Arc<KnownCaller>,
-        (question, key): (Question, Digest),
+        question: Question,
+        key: Digest,
         holder: Holder,
         age: Option<Duration>,
     ) -> Result<AccessVerdict, ReviewError> {
         let AuthorizationOptions { authorized_ttl, unauthorized_ttl, .. } = self.options;
-        let (upstream, caller, question) = (self.upstream.clone(), caller.clone(), Arc::new(question));
+        let upstream = self.upstream.clone();
+        let caller = caller.clone();
+        let question = Arc::new(question);
         let measured = question.clone();
         let answer = async move {
             let verdict = access_review::review(&upstream, &caller.identity, &question).await?;

@@ -40,8 +40,10 @@ pub(super) struct ReviewedAttributes {
 impl ReviewedAttributes {
     pub(super) fn new(attributes: &Attributes, allowed: bool, reason: Arc<str>, cached: bool) -> Self {
         let Attributes { verb, group, version, resource, namespace, name, labels, fields } = attributes.clone();
-        let (label_selector, field_selector) = (labels.to_string(), fields.to_string());
-        let (verb, reason) = (verb.as_str(), reason.to_string());
+        let label_selector = labels.to_string();
+        let field_selector = fields.to_string();
+        let verb = verb.as_str();
+        let reason = reason.to_string();
         Self {
             verb,
             group,

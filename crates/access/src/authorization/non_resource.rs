@@ -52,7 +52,8 @@ mod tests {
 
     #[test]
     fn paths_and_callers_have_keys_of_their_own() {
-        let (metrics, page) = (NonResource::get("/metrics"), NonResource::get("/"));
+        let metrics = NonResource::get("/metrics");
+        let page = NonResource::get("/");
         let keys = [
             metrics.key(&[0; 32]),
             metrics.key(&[1; 32]),

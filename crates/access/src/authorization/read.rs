@@ -96,7 +96,9 @@ impl Read {
     #[must_use]
     pub fn of_resource(mut self, gvr: GroupVersionResource) -> Self {
         let GroupVersionResource { group, version, resource } = gvr;
-        (self.target.group, self.target.version, self.target.resource) = (group, version, resource);
+        self.target.group = group;
+        self.target.version = version;
+        self.target.resource = resource;
         self
     }
 
@@ -118,7 +120,8 @@ impl Read {
     pub fn attributes(&self) -> Attributes {
         #[cfg(test)]
         PARSED.set(PARSED.get() + 1);
-        let (fields, labels) = (self.field_selector(), LabelSelector::parse(&self.target.label_selector));
+        let fields = self.field_selector();
+        let labels = LabelSelector::parse(&self.target.label_selector);
         let name = self.name(&fields, || labels.is_ok());
         // An invalid selector is no part of the attributes. The read is refused later.
         let (labels, fields) = match self.form {

@@ -204,7 +204,8 @@ fn of_a_pod() -> Identity {
 #[tokio::test(start_paused = true)]
 async fn a_stream_ends_when_its_pod_is_deleted_and_others_continue() {
     let world = World::new(None);
-    let (lease, other) = (world.stream_of(of_a_pod(), None).await, world.stream("b", None).await);
+    let lease = world.stream_of(of_a_pod(), None).await;
+    let other = world.stream("b", None).await;
     pass(2 * LOOKUP_INTERVAL).await;
     assert_eq!((lease.end(), world.woken()), (None, 0));
     world.missing.store(true, Ordering::Relaxed);

@@ -119,7 +119,9 @@ mod tests {
     type Entries = FairEntries<u8, &'static str, bool>;
 
     fn add(entries: &mut Entries, keys: std::ops::Range<u8>, tenant: &'static str) {
-        keys.for_each(|key| entries.insert(key, tenant, false, |ended| *ended));
+        for key in keys {
+            entries.insert(key, tenant, false, |ended| *ended);
+        }
     }
 
     fn kept(entries: &Entries) -> Vec<u8> {
@@ -148,7 +150,9 @@ mod tests {
     #[test]
     fn what_has_ended_makes_room_first() {
         let mut entries = Entries::new(4);
-        (0..2).for_each(|key| entries.insert(key, "gone", true, |ended| *ended));
+        for key in 0..2 {
+            entries.insert(key, "gone", true, |ended| *ended);
+        }
         add(&mut entries, 10..14, "here");
         assert_eq!(kept(&entries), [10, 11, 12, 13]);
     }
@@ -168,7 +172,9 @@ mod tests {
         let mut entries = Entries::new(10);
         add(&mut entries, 0..5, "one");
         add(&mut entries, 3..8, "other");
-        (0..20).for_each(|key| entries.remove(&key));
+        for key in 0..20 {
+            entries.remove(&key);
+        }
         let FairEntries { entries, by_age, by_tenant, sizes, .. } = entries;
         assert!(entries.is_empty() && by_age.is_empty() && by_tenant.is_empty() && sizes.is_empty());
     }

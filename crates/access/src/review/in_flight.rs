@@ -99,12 +99,16 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn all_who_ask_the_same_share_one_answer() {
-        let (flights, asked) = (Arc::new(Flights::default()), Arc::new(AtomicUsize::new(0)));
+        let flights = Arc::new(Flights::default());
+        let asked = Arc::new(AtomicUsize::new(0));
         let join = |key| {
-            let (flights, ask) = (flights.clone(), counting(&asked));
+            let flights = flights.clone();
+            let ask = counting(&asked);
             tokio::spawn(async move { flights.join(key, ask).0.await })
         };
-        let (first, second, other) = (join(1), join(1), join(2));
+        let first = join(1);
+        let second = join(1);
+        let other = join(2);
         yield_now().await;
         // The others continue without the one that asked first.
         first.abort();
@@ -117,7 +121,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_answer_that_nothing_waits_for_is_given_up() {
-        let (flights, asked) = (Flights::default(), Arc::new(AtomicUsize::new(0)));
+        let flights = Flights::default();
+        let asked = Arc::new(AtomicUsize::new(0));
         assert!(tokio::time::timeout(SECOND / 2, flights.join(1, counting(&asked)).0).await.is_err());
         assert!(lock(&flights.0).under_way.is_empty());
         sleep(2 * SECOND).await;

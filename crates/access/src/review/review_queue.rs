@@ -217,7 +217,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn reviews_are_sent_at_a_rate_after_a_burst() {
-        let (queue, start) = (queue(10, 5, 100, 100), Instant::now());
+        let queue = queue(10, 5, 100, 100);
+        let start = Instant::now();
         let mut turns = JoinSet::new();
         for number in 0..25 {
             let queue = queue.clone();
@@ -233,7 +234,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_crowd_from_one_address_does_not_delay_others() {
-        let (queue, start) = (queue(10, 1, 100, 1000), Instant::now());
+        let queue = queue(10, 1, 100, 1000);
+        let start = Instant::now();
         let mut crowd = JoinSet::new();
         for number in 0..500 {
             let queue = queue.clone();

@@ -90,7 +90,8 @@ where
     /// Reviews without any verdict yet.
     pub fn new(options: ReviewsOptions, metrics: ReviewMetrics) -> Self {
         let cache = VerdictCache::new(options.entries_max, options.outage_grace);
-        let (queue, large) = (ReviewQueue::new(options.queue), ReviewQueue::new(options.queue.for_large()));
+        let queue = ReviewQueue::new(options.queue);
+        let large = ReviewQueue::new(options.queue.for_large());
         let shared = Shared { queue, large, cache, away_at: Mutex::default(), metrics };
         Self { flights: Flights::default(), shared: Arc::new(shared) }
     }

@@ -163,7 +163,9 @@ mod tests {
     async fn a_flood_of_refusals_pushes_out_no_permission() {
         let cache = VerdictCache::new(2, SECOND);
         cache.put(1, of("a"), Verdict(true, None), SECOND);
-        (10..20).for_each(|key| cache.put(key, of("a"), Verdict(false, None), SECOND));
+        for key in 10..20 {
+            cache.put(key, of("a"), Verdict(false, None), SECOND);
+        }
         assert!(cache.get(&1).is_some() && cache.get(&10).is_none() && cache.get(&19).is_some());
     }
 
@@ -171,12 +173,18 @@ mod tests {
     async fn a_tenant_with_many_permissions_pushes_out_none_of_others() {
         let cache = VerdictCache::new(10, 60 * SECOND);
         let allow = |key, user| cache.put(key, of(user), Verdict(true, None), SECOND);
-        (0..3).for_each(|key| allow(key, "honest"));
-        (100..200).for_each(|key| allow(key, "greedy"));
+        for key in 0..3 {
+            allow(key, "honest");
+        }
+        for key in 100..200 {
+            allow(key, "greedy");
+        }
         let kept = |keys: std::ops::Range<u8>| keys.filter(|key| cache.get(key).is_some()).count();
         assert_eq!((kept(0..3), kept(100..193), kept(193..200)), (3, 0, 7));
         advance(61 * SECOND).await;
-        (50..60).for_each(|key| allow(key, "other"));
+        for key in 50..60 {
+            allow(key, "other");
+        }
         assert_eq!(kept(50..60), 10, "what has ended takes no places from others");
     }
 

@@ -25,7 +25,8 @@ struct Watch {
 
 impl Watch {
     fn open(switches: &Arc<Switches>, resource: &str, caller: Option<Caller>, by: Answerer) -> Self {
-        let (end, woken) = (Arc::new(OnceLock::new()), Arc::new(AtomicUsize::new(0)));
+        let end = Arc::new(OnceLock::new());
+        let woken = Arc::new(AtomicUsize::new(0));
         let watch = ModeWatch { group: String::new(), resource: resource.to_owned(), caller, by };
         let wakes = woken.clone();
         let wake = move || {

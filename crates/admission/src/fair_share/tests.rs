@@ -44,12 +44,14 @@ fn many_places_are_taken_as_if_one_by_one() {
             };
             let asked = holder(1, 1).map(|it| it.identified("even", None));
             for count in [1, 2, 3, 7, 8, 20, 31, 64, all] {
-                let ((one_by_one, _held), (at_once, _also_held)) = (filled(), filled());
+                let (one_by_one, _held) = filled();
+                let (at_once, _also_held) = filled();
                 let singles = fill(&one_by_one, std::iter::repeat_n(asked, count));
                 let taken = at_once.try_take_many(asked, count);
                 assert_eq!(taken.is_some(), singles.len() == count, "{count} of {all}, of which {held} are held");
                 if taken.is_some() {
-                    let (one, many) = (one_by_one.shares(), at_once.shares());
+                    let one = one_by_one.shares();
+                    let many = at_once.shares();
                     assert_eq!((one.held, &one.levels), (many.held, &many.levels));
                 }
             }
@@ -78,12 +80,13 @@ fn one_connection_leaves_places_for_others() {
     let pool = FairPool::new(160);
     let mut greedy = fill(&pool, std::iter::repeat(holder(1, 1)));
     assert_eq!(greedy.len(), 140, "an eighth is left");
-    let _others = fill(&pool, (2..).map(|connection| holder(connection, 1)));
+    let others = fill(&pool, (2..).map(|connection| holder(connection, 1)));
     assert_eq!(pool.shares().free(), 10, "of which a sixteenth is for other addresses");
     assert!(pool.try_take(holder(200, 2)).is_some() && pool.try_take(None).is_some());
     greedy.truncate(100);
     assert!(pool.try_take(holder(1, 1)).is_some(), "there are plenty again");
-    drop((greedy, _others));
+    drop(greedy);
+    drop(others);
     let shares = pool.shares();
     assert!(shares.free() == 160 && shares.levels.iter().all(HashMap::is_empty), "{shares:?}");
 }

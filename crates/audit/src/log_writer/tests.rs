@@ -47,7 +47,8 @@ struct World {
 fn world(is_full: bool, is_strict: bool) -> World {
     let metrics = Metrics::new(prometheus::Registry::new()).unwrap().audit().clone();
     let (queue, lines) = Queue::new(3, is_strict, || UNIX_EPOCH, metrics.clone());
-    let (disk, closing) = (Disk::default(), CancellationToken::new());
+    let disk = Disk::default();
+    let closing = CancellationToken::new();
     disk.is_full.store(is_full, Ordering::Relaxed);
     let task = tokio::spawn(run(lines, disk.clone(), closing.clone(), metrics.clone()));
     World { queue, disk, closing, metrics, task }
@@ -61,7 +62,9 @@ fn line(number: usize) -> Vec<u8> {
 async fn a_full_queue_drops_what_is_new_and_counts_it() {
     let World { queue, disk, metrics, task, .. } = world(false, false);
     // The writer has not run yet.
-    (0..5).for_each(|number| queue.push(line(number)));
+    for number in 0..5 {
+        queue.push(line(number));
+    }
     assert_eq!(metrics.dropped.get(), 2);
     drop(queue);
     task.await.unwrap();
@@ -90,7 +93,9 @@ async fn a_disk_that_was_full_gets_what_waited_in_order() {
     queue.push(line(0));
     sleep(3 * RETRY / 2).await;
     assert_eq!(metrics.write_errors.get(), 2, "at once and after the pause");
-    (1..6).for_each(|number| queue.push(line(number)));
+    for number in 1..6 {
+        queue.push(line(number));
+    }
     disk.is_full.store(false, Ordering::Relaxed);
     sleep(RETRY).await;
     assert_eq!(disk.text(), "0\n1\n2\n3\n");
@@ -115,7 +120,9 @@ async fn who_waits_for_a_record_hears_that_it_failed_and_it_is_not_written_later
 #[tokio::test(start_paused = true)]
 async fn a_writer_that_is_closed_writes_what_is_queued_and_ends_although_requests_are_open() {
     let World { queue, disk, closing, task, .. } = world(false, false);
-    (0..3).for_each(|number| queue.push(line(number)));
+    for number in 0..3 {
+        queue.push(line(number));
+    }
     closing.cancel();
     task.await.unwrap();
     assert_eq!(disk.text(), "0\n1\n2\n");
@@ -125,7 +132,9 @@ async fn a_writer_that_is_closed_writes_what_is_queued_and_ends_although_request
 #[tokio::test(start_paused = true)]
 async fn a_writer_that_is_closed_does_not_wait_for_a_full_disk() {
     let World { queue, closing, metrics, task, .. } = world(true, false);
-    (0..3).for_each(|number| queue.push(line(number)));
+    for number in 0..3 {
+        queue.push(line(number));
+    }
     sleep(RETRY / 2).await;
     closing.cancel();
     task.await.unwrap();

@@ -56,7 +56,8 @@ fn begin(log: &AuditLog, protocol: Protocol, verb: &'static str, uri: &str) -> A
         .into_iter()
         .map(|(name, value)| (http::HeaderName::from_static(name), HeaderValue::from_static(value)))
         .collect();
-    let (uri, headers) = (&uri.parse::<Uri>().unwrap(), &headers);
+    let uri = &uri.parse::<Uri>().unwrap();
+    let headers = &headers;
     let address = Some([10, 0, 0, 1].into());
     log.begin(RequestHead { protocol, verb: verb.into(), uri, headers, address, object: None })
 }
@@ -76,7 +77,9 @@ async fn a_record_has_at_most_32_kib_whatever_its_client_sends() {
     let records = recorded(async |log| {
         let uri: Uri = format!("/{}", "a".repeat(60_000)).parse().unwrap();
         let headers = HeaderMap::from_iter([(http::header::USER_AGENT, long.parse().unwrap())]);
-        let (uri, headers, verb) = (&uri, &headers, "get".into());
+        let uri = &uri;
+        let headers = &headers;
+        let verb = "get".into();
         let mut record = log.begin(RequestHead {
             protocol: Protocol::Http,
             verb,
@@ -237,11 +240,13 @@ async fn a_grpc_call_has_the_uri_of_its_http_equivalent_and_the_status_of_its_en
 async fn a_refusal_says_who_was_refused_what_and_why() {
     let lines = recorded(async |log| {
         let mut record = begin(log, Protocol::Http, "get", "/api/v1/namespaces/a/pods/p");
-        let (notes, read) = (record.notes(), Read::object(pods("a", "p")));
+        let notes = record.notes();
+        let read = Read::object(pods("a", "p"));
         let attributes: Attributes = read.attributes();
         notes.caller(&alice());
         notes.read(&read);
-        let (user, reason) = ("alice".to_owned(), "no rule".to_owned());
+        let user = "alice".to_owned();
+        let reason = "no rule".to_owned();
         notes.decided(&Err(Denial::Forbidden(Box::new(Forbidden { attributes, user, reason }))));
         record.answered(Outcome::failure(403, "Forbidden", "pods \"p\" is forbidden"), false).await.unwrap();
         drop(record);
@@ -319,7 +324,9 @@ async fn an_answer_that_waits_for_its_record_is_refused_without_it_and_recorded_
         assert_eq!(stream.started(Outcome::code(200), false).await.is_ok(), can_write);
         let lines = |kept: &Mutex<Vec<u8>>| kept.lock().unwrap().iter().filter(|byte| **byte == b'\n').count();
         assert_eq!(lines(&kept), if can_write { 2 } else { 0 }, "written before the answer");
-        drop((answer, stream, log));
+        drop(answer);
+        drop(stream);
+        drop(log);
         writer.finish().await;
         assert_eq!(lines(&kept), if can_write { 3 } else { 0 }, "and the end of the stream");
     }

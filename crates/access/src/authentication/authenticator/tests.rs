@@ -32,9 +32,10 @@ fn review(body: &Value) -> Value {
     let token = body["spec"]["token"].as_str().unwrap();
     let user = json!({ "username": token, "extra": { "pod": [token], "role": ["r"] } });
     let audiences = body["spec"].get("audiences").cloned().unwrap_or_default();
-    match token.starts_with("good") || token.starts_with("e30.") {
-        true => json!({ "status": { "authenticated": true, "user": user, "audiences": audiences } }),
-        false => json!({ "status": { "authenticated": false, "error": "invalid bearer token" } }),
+    if token.starts_with("good") || token.starts_with("e30.") {
+        json!({ "status": { "authenticated": true, "user": user, "audiences": audiences } })
+    } else {
+        json!({ "status": { "authenticated": false, "error": "invalid bearer token" } })
     }
 }
 
@@ -124,7 +125,8 @@ async fn a_token_comes_before_a_certificate_and_a_bad_one_fails_the_request() {
 #[tokio::test(start_paused = true)]
 async fn a_certificate_that_must_not_be_used_fails_the_request_and_one_that_says_nothing_is_anonymous() {
     let with = |verdict: CertificateVerdict| nothing().with_certificate(Some(verdict));
-    let (refused, unread) = (CertificateVerdict::Refused("a"), CertificateVerdict::Unavailable("b"));
+    let refused = CertificateVerdict::Refused("a");
+    let unread = CertificateVerdict::Unavailable("b");
     let says_nothing = CertificateVerdict::Nothing("c");
     for anonymous in [false, true] {
         let world = World::new(AuthenticationOptions { anonymous, ..options() });

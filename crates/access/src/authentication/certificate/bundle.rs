@@ -82,7 +82,8 @@ impl CaBundle {
             match signs_clients(&certificate) {
                 None => bundle.ignored += 1,
                 Some(path_len) => {
-                    let (not_before, not_after) = (certificate.validity().not_before, certificate.validity().not_after);
+                    let not_before = certificate.validity().not_before;
+                    let not_after = certificate.validity().not_after;
                     bundle.anchors.push(anchor.to_owned());
                     bundle.limits.push(Limits { not_before, not_after, path_len });
                 }
@@ -116,7 +117,8 @@ impl CaBundle {
         let (client, others) = chain.split_first().ok_or(Untrusted::UnknownCa)?;
         let leaf = EndEntityCert::try_from(client).map_err(|_| Untrusted::UnknownCa)?;
         let algorithms = ring::default_provider().signature_verification_algorithms;
-        let (at, usage) = (UnixTime::since_unix_epoch(now), ForClients);
+        let at = UnixTime::since_unix_epoch(now);
+        let usage = ForClients;
         let check = |path: &VerifiedPath<'_>| self.check(path, now);
         let verified = leaf.verify_for_usage(algorithms.all, &self.anchors, others, at, usage, None, Some(&check));
         let path = verified.map_err(|error| match error {
@@ -149,7 +151,9 @@ impl CaBundle {
         }
         let seconds = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
         let time = |at: ASN1Time| UnixTime::since_unix_epoch(since_1970(at));
-        let (now, not_before, not_after) = (UnixTime::since_unix_epoch(now), limits.not_before, limits.not_after);
+        let now = UnixTime::since_unix_epoch(now);
+        let not_before = limits.not_before;
+        let not_after = limits.not_after;
         if seconds < not_before.timestamp() {
             return Err(webpki::Error::CertNotValidYet { time: now, not_before: time(not_before) });
         }

@@ -43,7 +43,9 @@ pub fn holder(der: &CertificateDer<'_>) -> Result<Identity, NoUser> {
 }
 
 fn user_of<'a>(attributes: impl Iterator<Item = &'a AttributeTypeAndValue<'a>>) -> Result<Identity, NoUser> {
-    let (mut user, mut groups, mut uids) = (String::new(), Vec::new(), Vec::new());
+    let mut user = String::new();
+    let mut groups = Vec::new();
+    let mut uids = Vec::new();
     for attribute in attributes {
         let value = text(attribute.attr_value()).ok_or(NoUser::Unusable)?;
         match attribute.attr_type() {

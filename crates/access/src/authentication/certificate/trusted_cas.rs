@@ -100,7 +100,8 @@ impl TrustedCas {
     pub fn trust_none(&self) {
         let mut current = self.current();
         if matches!(current.trusted, Trusted::Unread) {
-            (current.trusted, current.generation) = (Trusted::None, current.generation + 1);
+            current.trusted = Trusted::None;
+            current.generation += 1;
         }
     }
 
@@ -140,7 +141,8 @@ impl Current {
             let ignored = bundle.ignored();
             warn!(ignored, "certificates in the bundle of the CAs of clients may not sign client certificates");
         }
-        (self.trusted, self.generation) = (Trusted::Bundle(Arc::new(bundle)), self.generation + 1);
+        self.trusted = Trusted::Bundle(Arc::new(bundle));
+        self.generation += 1;
         self.pem = pem.to_vec();
         Ok(true)
     }

@@ -111,7 +111,8 @@ impl Key {
                     "P-384" => (Algorithm::ES384, 48),
                     _ => return None,
                 };
-                let (x, y) = (decode(&x)?, decode(&y)?);
+                let x = decode(&x)?;
+                let y = decode(&y)?;
                 let is_whole = x.len() == bytes && y.len() == bytes;
                 is_whole.then(|| Self::Ecdsa { point: [&[4], &*x, &*y].concat(), algorithm })
             }

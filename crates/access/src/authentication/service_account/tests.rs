@@ -48,7 +48,8 @@ impl Signer {
 
     fn web_key(&self) -> Value {
         let point = self.pair.public_key().as_ref();
-        let (x, y) = (encoded(&point[1..33]), encoded(&point[33..]));
+        let x = encoded(&point[1..33]);
+        let y = encoded(&point[33..]);
         json!({ "use": "sig", "kty": "EC", "kid": self.id, "crv": "P-256", "alg": "ES256", "x": x, "y": y })
     }
 
@@ -106,7 +107,8 @@ struct World {
 impl World {
     /// A world where exactly the objects with these uids exist.
     fn new(uids: &'static [&'static str]) -> Self {
-        let (signer, answers) = (Signer::new("key"), Arc::default());
+        let signer = Signer::new("key");
+        let answers = Arc::default();
         let keys = vec![signer.web_key(), json!({ "kty": "oct", "kid": "bad", "k": "AAAA" })];
         let exists: Exists = Arc::new(move |object| Some(uids.contains(&object.uid.as_str())));
         let metrics = Metrics::new(prometheus::Registry::new()).unwrap();

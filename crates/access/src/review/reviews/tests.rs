@@ -45,7 +45,8 @@ impl World {
     }
 
     fn review(&self) -> Review<bool> {
-        let (asked, answer) = (self.asked.clone(), self.answer.clone());
+        let asked = self.asked.clone();
+        let answer = self.answer.clone();
         let answer = async move {
             asked.fetch_add(1, Ordering::Relaxed);
             let answer = answer.lock().unwrap().clone();
@@ -242,7 +243,8 @@ async fn large_questions_do_not_hold_up_others() {
 
 #[tokio::test(start_paused = true)]
 async fn a_question_is_measured_only_to_be_sent() {
-    let (world, measured) = (World::new(), Arc::new(AtomicUsize::new(0)));
+    let world = World::new();
+    let measured = Arc::new(AtomicUsize::new(0));
     world.answers(Ok(false));
     for _ in 0..3 {
         let counted = measured.clone();

@@ -23,8 +23,9 @@ fn verify(bundle: &CaBundle, chain: &[&Signer]) -> Result<(), Untrusted> {
 
 #[test]
 fn a_certificate_of_any_ca_of_the_bundle_is_trusted_and_of_no_other() {
-    let (one, other, foreign) =
-        (Signer::root(Content::ca("one")), Signer::root(Content::ca("other")), Signer::root(Content::ca("one")));
+    let one = Signer::root(Content::ca("one"));
+    let other = Signer::root(Content::ca("other"));
+    let foreign = Signer::root(Content::ca("one"));
     let both = bundle(&[&one, &other]);
     assert_eq!(both.len(), 2);
     for ca in [&one, &other] {

@@ -58,8 +58,10 @@ async fn a_holder_is_known_no_longer_than_the_cas_above_its_certificate() {
 
 #[tokio::test]
 async fn a_live_connection_is_refused_when_its_ca_is_no_longer_trusted() {
-    let (ca, other) = (Signer::root(Content::ca("ca")), Signer::root(Content::ca("ca")));
-    let (cas, client) = (trusting(&ca), ca.sign(Content::client("alice", "readers")));
+    let ca = Signer::root(Content::ca("ca"));
+    let other = Signer::root(Content::ca("ca"));
+    let cas = trusting(&ca);
+    let client = ca.sign(Content::client("alice", "readers"));
     let live = certificate(&client, &cas);
     assert_eq!(said(&live).as_deref(), Ok("alice"));
     cas.replace(other.pem.as_bytes()).unwrap();
@@ -70,7 +72,8 @@ async fn a_live_connection_is_refused_when_its_ca_is_no_longer_trusted() {
 
 #[tokio::test]
 async fn a_refused_connection_is_asked_again_when_the_cas_have_changed() {
-    let (ca, other) = (Signer::root(Content::ca("ca")), Signer::root(Content::ca("other")));
+    let ca = Signer::root(Content::ca("ca"));
+    let other = Signer::root(Content::ca("other"));
     let cas = TrustedCas::unread(now, Vec::new());
     let certificate = certificate(&ca.sign(Content::client("alice", "readers")), &cas);
     assert!(matches!(certificate.verdict(), CertificateVerdict::Unavailable(UNREAD)));

@@ -12,7 +12,8 @@ fn ca() -> String {
 async fn a_changed_file_is_used_and_a_broken_one_is_not() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("ca.crt");
-    let (first, second) = (ca(), ca());
+    let first = ca();
+    let second = ca();
     std::fs::write(&file, &first).unwrap();
     let cas = TrustedCas::of_file(file.clone(), now, Vec::new()).unwrap();
     let generation = || cas.newest().1;
