@@ -259,7 +259,8 @@ impl Backfiller {
 
     /// Drops the latest backfill after its retention time.
     fn forget_later(self: &Arc<Self>) {
-        let (weak, latest) = (Arc::downgrade(self), self.inner().latest.as_ref().map(Arc::downgrade));
+        let weak = Arc::downgrade(self);
+        let latest = self.inner().latest.as_ref().map(Arc::downgrade);
         tokio::spawn(async move {
             sleep(RETENTION).await;
             let Some(backfiller) = weak.upgrade() else { return };

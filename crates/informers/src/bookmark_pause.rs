@@ -113,7 +113,8 @@ mod tests {
 
     #[test]
     fn pauses_grow_to_a_minute_and_old_failures_are_forgotten() {
-        let (mut pause, mut now) = (BookmarkPause::default(), Instant::now());
+        let mut pause = BookmarkPause::default();
+        let mut now = Instant::now();
         for expected in [5, 10, 20, 40, 60, 60] {
             now = fail(&mut pause, now);
             assert_eq!(pause.remaining(now), Some(seconds(expected)));

@@ -77,14 +77,18 @@ impl CacheMap {
         // Counted first: a cache in the map is always known.
         self.count(&cache);
         let replaced = self.caches.insert(CacheId::of(&cache.served), cache);
-        replaced.iter().for_each(|replaced| self.count_down(replaced));
+        if let Some(replaced) = &replaced {
+            self.count_down(replaced);
+        }
         replaced
     }
 
     /// Removes a cache, unless another one has replaced it. Returns whether it was removed.
     pub(super) fn remove(&self, cache: &Arc<Cache>) -> bool {
         let removed = self.caches.remove_if(&CacheId::of(&cache.served), |_, current| Arc::ptr_eq(current, cache));
-        removed.iter().for_each(|(_, removed)| self.count_down(removed));
+        if let Some((_, removed)) = &removed {
+            self.count_down(removed);
+        }
         removed.is_some()
     }
 
@@ -98,7 +102,9 @@ impl CacheMap {
             }
             stays
         });
-        removed.iter().for_each(|removed| self.count_down(removed));
+        for removed in &removed {
+            self.count_down(removed);
+        }
         in_order(removed)
     }
 

@@ -83,7 +83,8 @@ async fn keep_cached(registry: Arc<Registry>, resource: ConfiguredResource, disc
     // Only the first start asks peers. Later, readers would wait for them.
     let mut warm = true;
     loop {
-        let (mut wait_max, mut failure) = (Duration::MAX, None);
+        let mut wait_max = Duration::MAX;
+        let mut failure = None;
         match registry.discover("", "", &name).await {
             Ok(discovered) => {
                 retry.reset();

@@ -126,22 +126,22 @@ impl Prover {
     pub(super) fn new(
         context: CacheContext,
         served: Served,
-        (schema, missing_right): (Arc<CachedSchema>, Arc<MissingRight>),
+        schema: Arc<CachedSchema>,
+        missing_right: Arc<MissingRight>,
         is_enabled: bool,
     ) -> Arc<Self> {
         let is_enabled = is_enabled && !is_uncached_upstream(&served.gvr);
         let comparison = StateComparison::new(context.clone(), served.clone(), schema);
-        let (rounds, bookmarks, empty_range, range_found) = Default::default();
         Arc::new(Self {
             context,
             served,
             missing_right,
             is_enabled,
             comparison,
-            rounds,
-            bookmarks,
-            empty_range,
-            range_found,
+            rounds: Default::default(),
+            bookmarks: Default::default(),
+            empty_range: Default::default(),
+            range_found: Default::default(),
         })
     }
 
@@ -230,7 +230,8 @@ impl Prover {
     /// Runs one proof after the other until there are no more readers.
     async fn run(self: Arc<Self>) {
         while let Some(round) = self.rounds.begin(PROOF_INTERVAL).await {
-            let (started, patience) = (Instant::now(), round.demand);
+            let started = Instant::now();
+            let patience = round.demand;
             let is_attempt = patience > Patience::AtOnce && self.bookmarks().begin(started);
             let limit = self.proof_timeout();
             let proof = timeout(limit, self.run_one(is_attempt || patience == Patience::NoFallback)).await;
@@ -338,9 +339,10 @@ impl Prover {
                 // The watch reached an apiserver that is behind, or this one sends no bookmarks.
                 ReflectorEvent::Ended { .. } => {
                     let is_long = opened.is_some_and(|at| at.elapsed() >= LONG_WAIT);
-                    return Err(match is_long {
-                        true => ProofFailure::NoBookmark(no_bookmark()),
-                        false => ProofFailure::Behind(no_bookmark()),
+                    return Err(if is_long {
+                        ProofFailure::NoBookmark(no_bookmark())
+                    } else {
+                        ProofFailure::Behind(no_bookmark())
                     });
                 }
             }

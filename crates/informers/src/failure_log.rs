@@ -30,7 +30,9 @@ pub(super) struct FailureLog {
 impl FailureLog {
     /// Logs a failure of a cache. `is_denied` if upstream has denied the last request.
     pub(super) fn log(&mut self, served: &Served, error: &ReflectorError, is_kubefan: bool, is_denied: bool) {
-        let (resource, scope, media) = (&served.gvr, served.scope.namespace(), served.parser.media().as_str());
+        let resource = &served.gvr;
+        let scope = served.scope.namespace();
+        let media = served.parser.media().as_str();
         let reason = error.reason();
         // The errors are worded for the usual upstream.
         let mut text = error.to_string();
@@ -46,7 +48,9 @@ impl FailureLog {
 
     /// Logs that upstream is not known to be the cluster of a cache.
     pub(super) fn log_unconfirmed(&mut self, served: &Served, error: &IdentityError) {
-        let (resource, scope, media) = (&served.gvr, served.scope.namespace(), served.parser.media().as_str());
+        let resource = &served.gvr;
+        let scope = served.scope.namespace();
+        let media = served.parser.media().as_str();
         if self.kinds.takes("unconfirmed") {
             warn!(%resource, scope, media, %error, "upstream is not confirmed to be the same cluster; reading again");
         } else {

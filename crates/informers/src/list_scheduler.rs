@@ -166,7 +166,8 @@ mod tests {
         let waiters: Vec<_> = [(Upkeep, 1), (Relist, 2), (Backfill, 3), (First, 4), (Relist, 5), (First, 6)]
             .into_iter()
             .map(|(priority, name)| {
-                let (lists, order) = (lists.clone(), order.clone());
+                let lists = lists.clone();
+                let order = order.clone();
                 async move {
                     let _place = lists.acquire(priority).await;
                     order.lock().unwrap().push(name);

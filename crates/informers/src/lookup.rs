@@ -46,9 +46,10 @@ impl Catalog for CacheCatalog {
             return Some(gvr);
         }
         let discovery = &self.0.context.discovery;
-        let info = match is_short {
-            true => Box::pin(discovery.resolve(resource)).await,
-            false => Box::pin(discovery.find(group, version, resource)).await,
+        let info = if is_short {
+            Box::pin(discovery.resolve(resource)).await
+        } else {
+            Box::pin(discovery.find(group, version, resource)).await
         };
         info.ok().map(|info| info.gvr)
     }
@@ -179,10 +180,8 @@ impl Registry {
     fn by_name(&self, request: CacheRequest<'_>) -> Result<Option<Arc<Cache>>, Refusal> {
         let CacheRequest { group, version, resource, namespace, media, .. } = request;
         let short = group.is_empty() && version.is_empty();
-        let gvr = match short {
-            true => self.caches.named(resource),
-            false => Some(GroupVersionResource::new(group, version, resource)),
-        };
+        let gvr =
+            if short { self.caches.named(resource) } else { Some(GroupVersionResource::new(group, version, resource)) };
         let known = gvr.and_then(|gvr| Some((self.caches.is_namespaced(&gvr)?, gvr)));
         let Some((namespaced, gvr)) = known else {
             // For a resource that did not exist, discovery is asked again: it may exist now.

@@ -142,7 +142,8 @@ async fn observe(
     bytes_max: usize,
     mut act: impl FnMut(usize, Pressure, bool),
 ) {
-    let (mut pressure, mut has_failed) = (Pressure::default(), false);
+    let mut pressure = Pressure::default();
+    let mut has_failed = false;
     let mut ticks = interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -293,7 +294,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_failed_memory_reading_is_retried() {
         let readings = [Ok(100), Err(io::ErrorKind::Other), Err(io::ErrorKind::Other), Ok(50)];
-        let (mut readings, mut acted) = (readings.into_iter(), Vec::new());
+        let mut readings = readings.into_iter();
+        let mut acted = Vec::new();
         let used = || readings.next().unwrap_or(Err(io::ErrorKind::Other)).map_err(io::Error::from);
         let following =
             observe(used, 100, |used, pressure, has_changed| acted.push((used, pressure.step, has_changed)));

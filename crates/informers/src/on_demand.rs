@@ -124,13 +124,15 @@ impl Registry {
         }
         if is_table {
             check_table(gvr)?;
-            let (flag, used) = ("--cache-tables-bytes-max", self.tables_bytes.clone());
+            let flag = "--cache-tables-bytes-max";
+            let used = self.tables_bytes.clone();
             return Ok(EncodingBudget { bytes_max, unit: "bytes of tables", flag, used });
         }
         if !kinds::is_known(gvr) {
             return Err(Refusal::NotEncoded(not_built_in(gvr)));
         }
-        let (flag, used) = ("--protobuf-bytes-max", self.protobuf_bytes.clone());
+        let flag = "--protobuf-bytes-max";
+        let used = self.protobuf_bytes.clone();
         Ok(EncodingBudget { bytes_max, unit: "bytes of protobuf", flag, used })
     }
 
@@ -237,7 +239,8 @@ impl Registry {
                 guard.registry.clone().supervise(guard.cache.clone(), Some(allowance), known.clone(), false).await;
             let is_not_cached = ended.reason.phase == Phase::NotCached;
             guard.ended = Some(ended);
-            let (registry, gvr) = (guard.registry.clone(), guard.id.gvr.clone());
+            let registry = guard.registry.clone();
+            let gvr = guard.id.gvr.clone();
             drop(guard);
             if is_not_cached {
                 registry.until_it_may_be_cached(&gvr, known).await;
@@ -268,7 +271,8 @@ impl Registry {
 
     /// The places that readers have taken.
     fn places(&self) -> HashMap<ScopedResource, Taken> {
-        let (mut places, mut configured) = (HashMap::<ScopedResource, Taken>::new(), HashSet::new());
+        let mut places = HashMap::<ScopedResource, Taken>::new();
+        let mut configured = HashSet::new();
         for cache in self.caches.iter() {
             let place = (cache.served.gvr.clone(), cache.served.scope.clone());
             let StartedBy::Reader { tenant, at } = &cache.started_by else {
@@ -289,7 +293,9 @@ impl Registry {
     fn drop_cached(&self, is_dropped: impl Fn(&Cache) -> bool) {
         // Removed from the map first, so that a new reader starts a new cache.
         let dropped = self.caches.remove_all(|cache| cache.on_demand() && is_dropped(cache));
-        dropped.iter().for_each(|cache| cache.stop.cancel());
+        for cache in &dropped {
+            cache.stop.cancel();
+        }
     }
 
     /// Remembers that a limit left a resource without a cache. Returns true if that is new, and
@@ -333,16 +339,18 @@ fn wall_clock() -> SystemTime {
 
 /// The refusal for a resource that is cached if a flag says so.
 fn needs_a_flag(gvr: &GroupVersionResource, is_configured: bool) -> Refusal {
-    Refusal::NotCached(match is_configured {
-        true => format!(
+    let message = if is_configured {
+        format!(
             "{gvr} is cached only as protobuf; request protobuf, or start kubefan with --resource {gvr}=json+protobuf, or with \
              --on-demand to cache every resource that is requested"
-        ),
-        false => format!(
+        )
+    } else {
+        format!(
             "{gvr} is not cached; start kubefan with --resource {gvr}, or with --on-demand to cache every resource that is \
              requested"
-        ),
-    })
+        )
+    };
+    Refusal::NotCached(message)
 }
 
 /// The refusal for a limit. Only HTTP reads tables, and falls back to upstream or to JSON.

@@ -34,7 +34,8 @@ impl Taken {
         self.idle_since = self.idle_since.zip(other.idle_since).map(|(one, other)| one.max(other));
         self.subscribers += other.subscribers;
         if other.at < self.at {
-            (self.tenant, self.at) = (other.tenant.clone(), other.at);
+            self.tenant = other.tenant.clone();
+            self.at = other.at;
         }
     }
 }

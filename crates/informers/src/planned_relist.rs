@@ -42,7 +42,8 @@ impl PlannedRelist {
 
     /// Plans a relist, unless an earlier one is planned.
     pub(super) fn request(&self, at: Instant, reason: RelistReason) {
-        let (mut plan, requested) = (self.plan(), Instant::now());
+        let mut plan = self.plan();
+        let requested = Instant::now();
         *plan = match *plan {
             Some(planned) if planned.at <= at => Some(Plan { requested, ..planned }),
             _ => Some(Plan { at, reason, requested }),

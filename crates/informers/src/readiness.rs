@@ -74,7 +74,8 @@ impl Registry {
         };
         for cache in self.caches.iter().filter(|cache| cache.key().media == Media::Json || !cache.on_demand()) {
             let Served { gvr, scope, hub, .. } = &cache.served;
-            let (full_name, serves) = (gvr.to_string(), hub.phase().borrow().serves());
+            let full_name = gvr.to_string();
+            let serves = hub.phase().borrow().serves();
             note(&full_name, scope, serves);
             if cache.name != full_name {
                 note(&cache.name, scope, serves);

@@ -254,8 +254,13 @@ impl Registry {
         let cluster_version = ClusterVersion::new(self.context.clone(), &served);
         let schema = Arc::new(CachedSchema::new(discovered.schema.clone()));
         let missing_right = Arc::<MissingRight>::default();
-        let shared = (schema.clone(), missing_right.clone());
-        let prover = Prover::new(self.context.clone(), served.clone(), shared, self.options.proves);
+        let prover = Prover::new(
+            self.context.clone(),
+            served.clone(),
+            schema.clone(),
+            missing_right.clone(),
+            self.options.proves,
+        );
         let cache = Arc::new(Cache {
             name: name.to_owned(),
             served,
@@ -275,7 +280,8 @@ impl Registry {
         }
         // Only now: a change of the limit finds the cache, or happened before.
         cache.served.hub.limit_staleness(*self.staleness_max.borrow());
-        let (registry, mut phase) = (Arc::downgrade(self), cache.served.hub.phase());
+        let registry = Arc::downgrade(self);
+        let mut phase = cache.served.hub.phase();
         tokio::spawn(async move {
             // Ends when the hub is dropped.
             while phase.changed().await.is_ok() {
@@ -299,7 +305,9 @@ impl Registry {
         let served = &cache.served;
         let hub = &served.hub;
         let ended = |phase, message, refused| CacheEnd { reason: UncachedReason { phase, message }, refused };
-        let (schema, prover, planned) = (cache.schema.clone(), cache.prover.clone(), cache.planned_relist.clone());
+        let schema = cache.schema.clone();
+        let prover = cache.prover.clone();
+        let planned = cache.planned_relist.clone();
         let ends = allowance.as_ref().map(|allowance| (allowance.ends(), allowance.too_many_bytes(&served.gvr)));
         let needed_by_others = async {
             let Some((ends, message)) = ends else { return std::future::pending().await };
@@ -381,7 +389,9 @@ impl Registry {
 
     /// Updates the gauges of all caches, and those of the readiness.
     pub fn refresh_gauges(&self) {
-        self.hubs().iter().for_each(|(_, hub)| hub.refresh_gauges());
+        for (_, hub) in self.hubs() {
+            hub.refresh_gauges();
+        }
         let (is_ready, _) = self.readiness();
         self.metrics.set_readiness(is_ready, self.unsynced());
     }

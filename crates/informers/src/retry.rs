@@ -108,9 +108,6 @@ impl Retry {
             .upstream
             .as_ref()
             .map_or_else(|| matches!(error, Some(UpstreamError::Unreachable { .. })), Upstream::is_starting);
-        match is_starting {
-            true => delay.min(STARTING_DELAY_MAX.max(asked.unwrap_or_default())),
-            false => delay,
-        }
+        if is_starting { delay.min(STARTING_DELAY_MAX.max(asked.unwrap_or_default())) } else { delay }
     }
 }

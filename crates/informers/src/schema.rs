@@ -36,7 +36,8 @@ pub(super) async fn follow_schema(
     planned_relist: &PlannedRelist,
     known: Option<SchemaFingerprint>,
 ) -> String {
-    let (gvr, mut random) = (&served.gvr, context.generator());
+    let gvr = &served.gvr;
+    let mut random = context.generator();
     let mut checks = Checks { known, seen: None };
     loop {
         let (now, is_upgrade) = next_schema(context, gvr, &mut checks).await;

@@ -57,7 +57,9 @@ pub(super) async fn follow_shape(context: &CacheContext, served: &Served, cached
     if served.is_built_in() {
         return std::future::pending().await;
     }
-    let (mut start, mut pauses, mut random) = (CheckStart::Discovery, Backoff::new(PAUSES), context.generator());
+    let mut start = CheckStart::Discovery;
+    let mut pauses = Backoff::new(PAUSES);
+    let mut random = context.generator();
     loop {
         for wait in LOOKS {
             sleep(wait).await;
@@ -81,7 +83,8 @@ pub(super) async fn check_shape(
     cached: &CachedSchema,
     start: CheckStart,
 ) -> ShapeCheck {
-    let (discovery, asked_at) = (&context.discovery, Instant::now());
+    let discovery = &context.discovery;
+    let asked_at = Instant::now();
     let is_known = async || {
         let schema = discovery.schema_fingerprint_since(&served.gvr, asked_at).await;
         schema.is_ok_and(|schema| cached.is_of(&schema))

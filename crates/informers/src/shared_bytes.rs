@@ -195,15 +195,18 @@ mod tests {
 
     fn join(all: &SharedBytes, is_configured: bool, tenants: &[&str]) -> Membership {
         let reading = Arc::<ReadingTenants>::default();
-        tenants.iter().for_each(|tenant| drop(reading.begin(Some(tenant))));
+        for tenant in tenants {
+            reading.begin(Some(tenant));
+        }
         all.join(is_configured, reading)
     }
 
     #[test]
     fn the_cache_that_is_largest_for_each_of_its_tenants_ends_whoever_grows_last() {
         let all = SharedBytes::default();
-        let (pods, filler, nodes) =
-            (join(&all, false, &["a", "b"]), join(&all, false, &["greedy"]), join(&all, false, &["c"]));
+        let pods = join(&all, false, &["a", "b"]);
+        let filler = join(&all, false, &["greedy"]);
+        let nodes = join(&all, false, &["c"]);
         let small: Vec<_> = (0..15).map(|_| join(&all, false, &["greedy"])).collect();
         assert!(small.iter().all(|small| small.record(1, 100)), "they do not lower the share of others");
         assert!(pods.record(50, 100) && filler.record(30, 100));
@@ -217,7 +220,8 @@ mod tests {
     #[test]
     fn the_bytes_of_a_tenant_count_together_however_many_caches_have_them() {
         let all = SharedBytes::default();
-        let (pods, fillers) = (join(&all, false, &["honest"]), [(); 8].map(|()| join(&all, false, &["greedy"])));
+        let pods = join(&all, false, &["honest"]);
+        let fillers = [(); 8].map(|()| join(&all, false, &["greedy"]));
         assert!(pods.record(20, 100) && fillers.iter().all(|filler| filler.record(10, 100)));
         assert!(!fillers[0].record(11, 100), "the largest of the greedy tenant, although pods is larger");
         assert!(pods.record(31, 100), "another one of the greedy tenant makes room");
@@ -227,7 +231,9 @@ mod tests {
     #[test]
     fn a_configured_resource_does_not_end_for_one_on_demand() {
         let all = SharedBytes::default();
-        let (configured, other, on_demand) = (join(&all, true, &[]), join(&all, true, &[]), join(&all, false, &["a"]));
+        let configured = join(&all, true, &[]);
+        let other = join(&all, true, &[]);
+        let on_demand = join(&all, false, &["a"]);
         assert!(configured.record(80, 100) && on_demand.record(20, 100));
         assert!(!on_demand.record(21, 100), "although it is smaller");
         assert!(!configured.ends().is_cancelled());
@@ -240,7 +246,8 @@ mod tests {
     #[test]
     fn a_cache_that_is_gone_takes_no_bytes() {
         let all = SharedBytes::default();
-        let (first, second) = (join(&all, false, &[]), join(&all, false, &[]));
+        let first = join(&all, false, &[]);
+        let second = join(&all, false, &[]);
         assert!(first.record(100, 100));
         drop(first);
         assert!(second.record(100, 100));
@@ -249,7 +256,9 @@ mod tests {
     #[test]
     fn a_cache_remembers_a_limited_number_of_tenants() {
         let reading = Arc::<ReadingTenants>::default();
-        (0..1000).for_each(|number| drop(reading.begin(Some(&number.to_string()))));
+        for number in 0..1000 {
+            reading.begin(Some(&number.to_string()));
+        }
         assert_eq!(reading.names().len(), TENANTS_MAX);
     }
 
@@ -261,10 +270,12 @@ mod tests {
             names.sort_unstable();
             names.join(" ")
         };
-        let (one, two) = (reading.begin(Some("one")), reading.begin(Some("two")));
+        let one = reading.begin(Some("one"));
+        let two = reading.begin(Some("two"));
         let other_of_two = reading.begin(Some("two"));
         advance(Duration::from_secs(3600)).await;
-        drop((two, other_of_two));
+        drop(two);
+        drop(other_of_two);
         advance(TENANT_IDLE_MAX - Duration::from_secs(1)).await;
         assert_eq!(names(), "one two", "it may come back");
         advance(Duration::from_secs(1)).await;
@@ -276,9 +287,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_tenant_that_has_left_takes_no_part_of_a_cache_and_no_place() {
-        let (all, reading) = (SharedBytes::default(), Arc::<ReadingTenants>::default());
+        let all = SharedBytes::default();
+        let reading = Arc::<ReadingTenants>::default();
         let _greedy = reading.begin(Some("greedy"));
-        (1..TENANTS_MAX).for_each(|number| drop(reading.begin(Some(&number.to_string()))));
+        for number in 1..TENANTS_MAX {
+            reading.begin(Some(&number.to_string()));
+        }
         assert!(reading.begin(Some("new")).is_none());
         let shared = all.join(false, reading.clone());
         assert!(shared.record(60, 100));

@@ -166,7 +166,8 @@ impl StateComparison {
                 from.whole()
             )));
         }
-        let (mut is_first, caught_up_by) = (true, Instant::now() + CATCH_UP_TIMEOUT);
+        let mut is_first = true;
+        let caught_up_by = Instant::now() + CATCH_UP_TIMEOUT;
         loop {
             let position = hub.position().filter(|position| position.epoch == epoch);
             let position = position.ok_or_else(|| failed("it is being listed again".to_owned()))?;

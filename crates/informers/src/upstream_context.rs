@@ -77,7 +77,8 @@ impl CacheContext {
 
     /// A reflector for a cache. Metrics count its watches by `purpose`.
     pub(super) fn reflector_for(&self, served: &Served, purpose: WatchPurpose) -> SourceReflector<StdRng> {
-        let (hub, parser) = (served.hub.clone(), served.parser.clone());
+        let hub = served.hub.clone();
+        let parser = served.parser.clone();
         let open_watch = Arc::new(move || hub.metrics().upstream_watch(purpose));
         self.source.reflector(self.target(served), parser, self.reflector, open_watch, self.generator())
     }

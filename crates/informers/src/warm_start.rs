@@ -69,16 +69,19 @@ pub(super) async fn warm_start(
     random: &mut impl Rng,
 ) -> Option<(ReceivedCache, Option<Instant>)> {
     let peers = context.peers.as_ref()?;
-    let (started, limit) = (Instant::now(), peers.peer_timeout);
+    let started = Instant::now();
+    let limit = peers.peer_timeout;
     let done = timeout(limit, fetch_confirmed(context, peers, served, schema, random));
     let done = done.await.unwrap_or(Err(ColdStart::Timeout(limit)));
-    let (resource, scope) = (&served.gvr, served.scope.namespace());
+    let resource = &served.gvr;
+    let scope = served.scope.namespace();
     let result = done.as_ref().map_or_else(ColdStart::result, |_| WarmStart::Warm);
     served.hub.metrics().warm_start(result);
     match done {
         Ok((restored, proven_at)) => {
             let ReceivedCache { received, bytes, .. } = &restored;
-            let (version, took) = (restored.commit.version, started.elapsed());
+            let version = restored.commit.version;
+            let took = started.elapsed();
             info!(%resource, scope, version = %version.whole(), ?received, bytes, ?took, "warm start");
             Some((restored, proven_at))
         }
@@ -112,7 +115,8 @@ async fn fetch_confirmed(
     };
     let decoder = || {
         let writer = CacheWriter::new(context.cache_compression);
-        let (limits, parser) = (served.hub.limits(), served.parser.clone());
+        let limits = served.hub.limits();
+        let parser = served.parser.clone();
         Decoder::new(wanted.clone(), limits, parser, writer, peers.peer_transfer_bytes_max, Instant::now())
     };
     let (peer, restored) = peers.fetch(&wanted, decoder, random).await?;
@@ -172,7 +176,9 @@ async fn compare(
     version: ResourceVersion,
     stop_at_newer: bool,
 ) -> Result<Currency, ColdStart> {
-    let (mut found, mut count, mut keys) = (0, 0, Vec::new());
+    let mut found = 0;
+    let mut count = 0;
+    let mut keys = Vec::new();
     while let Some(page) = pages.next_objects().await? {
         for theirs in page {
             let ours = store.get(theirs.key.as_str());

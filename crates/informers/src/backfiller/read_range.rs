@@ -24,7 +24,8 @@ pub(super) struct ReadRange {
 impl ReadRange {
     /// The smallest range that serves all `requests`. `None` if there are none.
     pub(super) fn of(requests: &BTreeSet<Request>) -> Option<Self> {
-        let (first, last) = (requests.first()?, requests.last()?);
+        let first = requests.first()?;
+        let last = requests.last()?;
         let with_state = requests.iter().any(|request| request.needs_state);
         Some(Self { from: first.version, to: last.version, with_state })
     }

@@ -88,7 +88,8 @@ impl UpstreamRead<'_> {
         let mut of_last = HashSet::new();
         // Whether the last version is reached, of which the cache has a list, and whether the watch
         // that is open has brought it.
-        let (mut is_last, mut is_brought) = (false, false);
+        let mut is_last = false;
+        let mut is_brought = false;
         let mut share = hub.budgets().backfills.share();
         loop {
             let wait = if is_last && is_brought { SAME_VERSION_WAIT } else { BACKFILL_TIMEOUT };
