@@ -289,7 +289,9 @@ mod tests {
 
     #[test]
     fn samples_are_rates_and_the_oldest_of_more_than_an_hour_goes() {
-        let (world, history, start) = (World::new(), History::new(Instant::now()), Instant::now());
+        let world = World::new();
+        let history = History::new(Instant::now());
+        let start = Instant::now();
         world.subscribers.with_label_values(&["", "pods", "", "json"]).set(3);
         for number in 0..=SAMPLES_MAX as u32 + 1 {
             world.received.with_label_values(&["", "pods", "", "json", "modified"]).inc_by(40);
@@ -306,7 +308,9 @@ mod tests {
 
     #[test]
     fn what_grew_between_two_samples_is_a_record_with_its_reason() {
-        let (world, history, start) = (World::new(), History::new(Instant::now()), Instant::now());
+        let world = World::new();
+        let history = History::new(Instant::now());
+        let start = Instant::now();
         let relist = |reason: &str| world.relists.with_label_values(&["apps", "deployments", "", "json", reason]).inc();
         relist("expired");
         history.sample(&world.registry.gather(), start);
@@ -342,7 +346,9 @@ mod tests {
 
     #[test]
     fn memory_is_bounded() {
-        let (world, history, start) = (World::new(), History::new(Instant::now()), Instant::now());
+        let world = World::new();
+        let history = History::new(Instant::now());
+        let start = Instant::now();
         for number in 0..2 * CACHES_MAX {
             world.subscribers.with_label_values(&["", &*format!("r{number}"), "", "json"]).set(1);
         }

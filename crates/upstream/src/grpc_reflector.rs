@@ -90,7 +90,8 @@ impl<R: Rng> GrpcReflector<R> {
     ) -> Self {
         let state = StreamState::Empty { reason: RelistReason::Initial };
         let ready = VecDeque::new();
-        let (floor, is_backfill) = (None, false);
+        let floor = None;
+        let is_backfill = false;
         Self { kubefan, target, parser, open_watch, random, state, ready, apiserver, floor, is_backfill }
     }
 
@@ -185,7 +186,8 @@ impl<R: Rng> GrpcReflector<R> {
         if self.is_backfill {
             return Box::pin(std::future::pending());
         }
-        let (kubefan, target) = (self.kubefan.clone(), self.target.clone());
+        let kubefan = self.kubefan.clone();
+        let target = self.target.clone();
         Box::pin(async move {
             sleep(after).await;
             kubefan.freshness(&target, false).await

@@ -137,7 +137,8 @@ impl KubefanClient {
     }
 
     fn new(client: Renewed<Client, ClientError>) -> Self {
-        let (address, cluster) = (client.last().address().to_owned(), Mutex::default());
+        let address = client.last().address().to_owned();
+        let cluster = Mutex::default();
         let inner = Inner { address, client, cluster };
         Self { inner: Arc::new(inner), observer: Arc::new(|_, _| {}) }
     }
@@ -224,7 +225,8 @@ fn message(target: &Target) -> v1alpha1::Target {
 /// What a failure of the next kubefan means here: the same as the failure of an apiserver that asks
 /// for the same reaction.
 fn upstream_error(error: &ClientError) -> UpstreamError {
-    let (message, retry_after) = (shorten(&error.to_string()), error.retry_after());
+    let message = shorten(&error.to_string());
+    let retry_after = error.retry_after();
     let ClientError::Status(status) = error else {
         return match error {
             ClientError::Unreachable { address, message } => {

@@ -215,7 +215,8 @@ mod tests {
             }
             Ok::<_, BoxError>(response.body(Full::new(Bytes::from(body)).map_err(BoxError::from).boxed_unsync())?)
         });
-        let (service, base) = (BoxCloneSyncService::new(service), http::Uri::from_static("http://sim"));
+        let service = BoxCloneSyncService::new(service);
+        let base = http::Uri::from_static("http://sim");
         Upstream::from_service(service, &base, UpstreamOptions::default())
     }
 

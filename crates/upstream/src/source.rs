@@ -142,7 +142,8 @@ impl Source {
     ) -> SourceReflector<R> {
         let client = match &self.server {
             Server::Grpc(kubefan) => {
-                let (kubefan, apiserver) = (kubefan.clone(), self.apiserver.clone());
+                let kubefan = kubefan.clone();
+                let apiserver = self.apiserver.clone();
                 let reflector = GrpcReflector::new(kubefan, apiserver, target, parser, open_watch, random);
                 return SourceReflector::Grpc(Box::new(reflector));
             }

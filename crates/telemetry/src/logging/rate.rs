@@ -86,11 +86,16 @@ mod tests {
 
     #[test]
     fn many_lines_of_one_kind_leave_the_others_and_are_counted() {
-        let (rate, count) = (Rate::default(), Arc::<AtomicU32>::default());
+        let rate = Rate::default();
+        let count = Arc::<AtomicU32>::default();
         let subscriber = tracing_subscriber::registry().with(Count(count.clone())).with(rate.clone());
         let lines = || count.swap(0, Ordering::Relaxed);
         tracing::subscriber::with_default(subscriber, || {
-            let flood = || (0..1000).for_each(|number| tracing::warn!(number, "flood"));
+            let flood = || {
+                for number in 0..1000 {
+                    tracing::warn!(number, "flood");
+                }
+            };
             flood();
             assert_eq!(lines(), BURST);
             tracing::warn!("another kind");
@@ -100,7 +105,9 @@ mod tests {
             flood();
             assert_eq!(lines(), PER_SECOND);
             assert_eq!(rate.refill()[0].1, 1000 - u64::from(PER_SECOND));
-            (0..1000).for_each(|_| drop(rate.refill()));
+            for _ in 0..1000 {
+                rate.refill();
+            }
             flood();
             assert_eq!(lines(), BURST, "no more than that after a long silence");
         });

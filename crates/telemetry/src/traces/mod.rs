@@ -60,7 +60,8 @@ impl Traces {
         metrics: TraceMetrics,
     ) -> Result<(Self, Exporter), TraceError> {
         let (provider, exporter) = export::start(settings, version, metrics)?;
-        let (tracer, propagator) = (provider.tracer(SCOPE), TraceContextPropagator::new());
+        let tracer = provider.tracer(SCOPE);
+        let propagator = TraceContextPropagator::new();
         Ok((Self(Some(Arc::new(Shared { tracer, propagator, _provider: provider }))), exporter))
     }
 

@@ -108,22 +108,20 @@ impl Upstream {
         }
         let found = Identity { uid, ca: self.trusted_ca() };
         let mut known = self.known();
-        match is_same_cluster(known.as_ref(), &found) {
-            true => {
-                if known.as_ref().is_none_or(|known| known.uid != found.uid) {
-                    tracing::info!(server = self.server(), identity = %found, "identified the cluster");
-                }
-                *known = Some(found);
-                Ok(())
-            }
-            false => Err(IdentityError::OtherCluster {
+        if !is_same_cluster(known.as_ref(), &found) {
+            return Err(IdentityError::OtherCluster {
                 server: self.server().to_owned(),
                 known: known.as_ref().map(ToString::to_string).unwrap_or_default(),
                 found: match &found.uid {
                     Some(_) => found.to_string(),
                     None => found.ca.to_string(),
                 },
-            }),
+            });
         }
+        if known.as_ref().is_none_or(|known| known.uid != found.uid) {
+            tracing::info!(server = self.server(), identity = %found, "identified the cluster");
+        }
+        *known = Some(found);
+        Ok(())
     }
 }

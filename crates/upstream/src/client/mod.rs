@@ -124,9 +124,11 @@ impl Upstream {
         let config = settings.load().await?;
         let base = transport::request_base(&config)?;
         let server = transport::server_name(&config.cluster_url);
-        let (settings, used) = (settings.for_server(&config), options.clone());
+        let settings = settings.for_server(&config);
+        let used = options.clone();
         let make = move || {
-            let (settings, options) = (settings.clone(), used.clone());
+            let settings = settings.clone();
+            let options = used.clone();
             let made = async move {
                 let (config, files) = settings.load().await?;
                 Ok((build_blocking(config, &options).await?, files))
@@ -152,8 +154,15 @@ impl Upstream {
 
     fn new(transport: Renewed<Transport, SettingsError>, base: &Uri, server: String, options: UpstreamOptions) -> Self {
         let base = format!("{}{}", transport::server_name(base), base.path().trim_end_matches('/'));
-        let (identity, availability, own_warnings) = Default::default();
-        let inner = Inner { transport, base, server, options, identity, availability, own_warnings };
+        let inner = Inner {
+            transport,
+            base,
+            server,
+            options,
+            identity: Default::default(),
+            availability: Default::default(),
+            own_warnings: Default::default(),
+        };
         Self { inner: Arc::new(inner), observer: Arc::new(|_, _| {}) }
     }
 
@@ -249,7 +258,8 @@ impl Upstream {
         let send = self.send(Verb::Watch, path_and_query, media.watch_accept());
         let response = self.within_timeout(send).await?;
         check_media(response.headers(), media)?;
-        let (gzip, warnings) = (is_gzip(response.headers()), self.warnings(response.headers()));
+        let gzip = is_gzip(response.headers());
+        let warnings = self.warnings(response.headers());
         Ok(BodyStream { body: response.into_body(), server: self.inner.server.clone(), gzip, warnings })
     }
 

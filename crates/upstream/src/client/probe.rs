@@ -87,7 +87,8 @@ impl Upstream {
         // A caller may stop waiting in the middle of an outage. Probes after a pause are about
         // another one.
         if probes.last.is_some_and(|(last, _)| sent > last + PROBES_APART_MAX) {
-            (probes.failed, probes.unready_since) = (false, None);
+            probes.failed = false;
+            probes.unready_since = None;
         }
         let health = match self.probe().await {
             ProbeResult::Available => {

@@ -135,7 +135,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_answer_to_an_earlier_request_does_not_count() {
-        let (server, began) = (Server::new(false), Instant::now());
+        let server = Server::new(false);
+        let began = Instant::now();
         assert_eq!(server.since(began).await, Ok(1));
         assert_eq!(server.since(began).await, Ok(1), "it was sent since");
         let now = Instant::now();
@@ -147,7 +148,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_request_that_its_caller_drops_counts() {
-        let (server, began) = (Server::new(false), Instant::now());
+        let server = Server::new(false);
+        let began = Instant::now();
         for _ in 0..100 {
             assert!(timeout(Duration::from_millis(1), server.recent()).await.is_err());
         }

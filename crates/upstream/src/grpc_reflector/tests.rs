@@ -69,7 +69,8 @@ impl WatchService for Scripted {
         _: Request<v1alpha1::GetFreshnessRequest>,
     ) -> Result<Response<v1alpha1::GetFreshnessResponse>, Status> {
         let age = Some(prost_types::Duration { seconds: 60, nanos: 0 });
-        let (resource_version, cluster) = ("12".to_owned(), "c".to_owned());
+        let resource_version = "12".to_owned();
+        let cluster = "c".to_owned();
         Ok(Response::new(v1alpha1::GetFreshnessResponse {
             resource_version,
             age,
@@ -95,7 +96,9 @@ fn reflector(scripts: Vec<Vec<Sent>>) -> (Scripted, GrpcReflector<StdRng>) {
     let metrics = Metrics::new(prometheus::Registry::new()).expect("a new registry");
     let metrics = metrics.cache(&gvr, &Scope::Cluster, parser.media(), &[]);
     let open_watch = Arc::new(move || metrics.upstream_watch(WatchPurpose::Standing));
-    let (kind, scope, field_selector) = ("Pod".to_owned(), Scope::Cluster, String::new());
+    let kind = "Pod".to_owned();
+    let scope = Scope::Cluster;
+    let field_selector = String::new();
     let target = Target { gvr, kind, namespaced: true, scope, field_selector };
     (server, GrpcReflector::new(kubefan, apiserver(), target, parser, open_watch, StdRng::seed_from_u64(1)))
 }
@@ -156,7 +159,8 @@ fn snapshot_of(cluster: &str) -> Vec<Sent> {
 
 fn gap(reason: &str, events: Vec<Sent>, end: &str) -> Vec<Sent> {
     let begin = v1alpha1::GapBegin { resource_version: "10".to_owned(), reason: reason.to_owned() };
-    let (begin, end) = (message("", Message::GapBegin(begin)), message(end, Message::GapEnd(v1alpha1::GapEnd {})));
+    let begin = message("", Message::GapBegin(begin));
+    let end = message(end, Message::GapEnd(v1alpha1::GapEnd {}));
     [vec![begin], events, vec![end]].concat()
 }
 
@@ -267,7 +271,8 @@ async fn an_age_counts_once_its_version_is_reached() {
     let events =
         vec![event("11", v1alpha1::EventType::Modified, "a", 11), event("12", v1alpha1::EventType::Modified, "a", 12)];
     let (_server, mut reflector) = reflector(vec![[snapshot(), events].concat()]);
-    let (mut reached, began) = (0, Instant::now());
+    let mut reached = 0;
+    let began = Instant::now();
     loop {
         match reflector.step().await.expect("no step fails") {
             ReflectorEvent::Update { update: Update::Event(_, object), .. } => reached = object.version().get(),

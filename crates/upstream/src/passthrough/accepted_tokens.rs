@@ -95,7 +95,8 @@ mod tests {
     #[test]
     fn a_token_is_accepted_until_it_is_refused() {
         let tokens = AcceptedTokens::default();
-        let (token, other) = (key("Bearer a"), key("Bearer b"));
+        let token = key("Bearer a");
+        let other = key("Bearer b");
         let answered = |token, method: &Method, status| tokens.answered(token, method, status);
         assert!(!tokens.contains(token));
         answered(token, &Method::POST, Some(StatusCode::CREATED));

@@ -116,9 +116,11 @@ impl Passthrough {
             message: "its URL has no host".to_owned(),
         })?;
         let streams = StreamPermits::new(options.requests_max);
-        let (settings, used) = (settings.for_server(&config), options.clone());
+        let settings = settings.for_server(&config);
+        let used = options.clone();
         let make = move || {
-            let (settings, options) = (settings.clone(), used.clone());
+            let settings = settings.clone();
+            let options = used.clone();
             let made = async move {
                 let (config, files) = settings.load().await?;
                 options.check_protection(&config)?;
@@ -180,7 +182,8 @@ impl Passthrough {
         if credentials.are_kubefans() {
             remove_credentials(request.headers_mut());
         }
-        let (token, method) = (TokenKey::of(request.headers()), request.method().clone());
+        let token = TokenKey::of(request.headers());
+        let method = request.method().clone();
         if let Some(acting_as) = acting_as {
             acting_as.write(request.headers_mut());
         }
@@ -278,7 +281,9 @@ fn build_blocking(config: Config, options: &PassthroughOptions) -> Result<Forwar
         let clients = (0..connections::shared(options.requests_max)).map(|_| client(HttpVersions::All));
         clients.collect::<Result<Arc<[_]>, _>>()
     };
-    let (accepted, unaccepted, upgrade) = (clients()?, clients()?, client(HttpVersions::Http1)?);
+    let accepted = clients()?;
+    let unaccepted = clients()?;
+    let upgrade = client(HttpVersions::Http1)?;
     let service = service_fn(move |request: Request<UpstreamBody>| {
         let shared = match request.extensions().get() {
             Some(Route::Accepted(number)) => accepted.get(*number),

@@ -78,7 +78,8 @@ impl KeptBody {
     fn keep(&mut self, chunk: Option<&Bytes>) {
         let has_room = |(chunk, most): &(&Bytes, usize)| self.bytes.len() + chunk.len() <= *most;
         let Some((chunk, most)) = chunk.zip(self.bytes_max).filter(has_room) else {
-            (self.bytes, self.bytes_max) = (Vec::new(), None);
+            self.bytes = Vec::new();
+            self.bytes_max = None;
             return;
         };
         let length = self.bytes.len() + chunk.len();

@@ -69,7 +69,8 @@ impl Server {
         tls.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
         let acceptor = TlsAcceptor::from(Arc::new(tls));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (address, read) = (listener.local_addr().unwrap(), Arc::default());
+        let address = listener.local_addr().unwrap();
+        let read = Arc::default();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let Ok(stream) = acceptor.accept(stream).await else { continue };

@@ -73,7 +73,8 @@ pub(crate) fn build(config: &Config, limits: ConnectionLimits, user_agent: &str)
     }
     // Built once, so that another connection does not run the exec plugin again.
     let tls = tls_config(config).map_err(failed)?;
-    let (config_copy, user_agent) = (config.clone(), user_agent.to_owned());
+    let config_copy = config.clone();
+    let user_agent = user_agent.to_owned();
     let pool = Pool::new(move || client(&config_copy, tls.clone(), limits, &user_agent)).map_err(failed)?;
     let pool = Arc::new(pool);
     let send = service_fn(move |request: http::Request<reqwest::Body>| {
@@ -116,7 +117,8 @@ where
         .extra_headers_layer()
         .map_err(|_| failed("the impersonation settings are not valid headers".to_owned()))?;
     let send = service_fn(move |mut request: http::Request<B>| {
-        let (service, token) = (service.clone(), token_file.as_ref().map(|file| file.header()));
+        let service = service.clone();
+        let token = token_file.as_ref().map(|file| file.header());
         async move {
             if let Some(token) = token {
                 request.headers_mut().insert(http::header::AUTHORIZATION, token?);

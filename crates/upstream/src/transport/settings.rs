@@ -112,7 +112,8 @@ impl UsedSettings {
         let files = NamedFiles::look(paths.collect());
         let config = self.settings.load().await?;
         if config.cluster_url != self.server {
-            let (server, found) = (server_name(&self.server), server_name(&config.cluster_url));
+            let server = server_name(&self.server);
+            let found = server_name(&config.cluster_url);
             return Err(SettingsError::OtherServer { server, found });
         }
         Ok((config, files))
