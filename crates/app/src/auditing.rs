@@ -35,7 +35,8 @@ pub(super) fn start(
     metrics: &Metrics,
 ) -> io::Result<Audit> {
     let Some(path) = &config.path else { return Ok(Audit::default()) };
-    let (is_strict, metrics) = (config.mode == AuditMode::BlockingStrict, metrics.audit().clone());
+    let is_strict = config.mode == AuditMode::BlockingStrict;
+    let metrics = metrics.audit().clone();
     let records_max = config.records_max;
     if path == Path::new(STANDARD_OUTPUT) {
         let sink = StandardOutput::default();

@@ -92,10 +92,10 @@ pub(super) fn control(
 pub(super) fn admin_details(config: &ServeConfig) -> Details {
     let ServeConfig { callers, serving, .. } = config;
     let is_owners = matches!(serving.admin_listen, ListenAddress::Unix(_)) && serving.listen_mode.is_owners();
-    match (callers.mode, callers.admin_authorization) {
-        (AuthorizationMode::Webhook, true) => Details::Authorized,
-        (AuthorizationMode::Webhook, false) if !is_owners => Details::Closed,
-        _ => Details::Open,
+    match callers.mode {
+        AuthorizationMode::Webhook if callers.admin_authorization => Details::Authorized,
+        AuthorizationMode::Webhook if !is_owners => Details::Closed,
+        AuthorizationMode::Webhook | AuthorizationMode::AlwaysAllow => Details::Open,
     }
 }
 

@@ -71,8 +71,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_failure_of_the_admin_port_ends_the_process_after_the_streams_of_the_data_port() {
-        let (drain, drained) = (CancellationToken::new(), CancellationToken::new());
-        let (draining, streams_ended) = (drain.clone(), drained.clone());
+        let drain = CancellationToken::new();
+        let drained = CancellationToken::new();
+        let draining = drain.clone();
+        let streams_ended = drained.clone();
         let mut data: ServerTask = tokio::spawn(async move {
             draining.cancelled().await;
             tokio::time::sleep(Duration::from_secs(5)).await;
@@ -89,7 +91,8 @@ mod tests {
     async fn a_failure_of_the_data_port_ends_the_process_at_once() {
         let mut data: ServerTask = tokio::spawn(async { Err("no file descriptors".to_owned()) });
         let mut admin: ServerTask = tokio::spawn(pending());
-        let (drain, limit) = (CancellationToken::new(), Duration::from_secs(25));
+        let drain = CancellationToken::new();
+        let limit = Duration::from_secs(25);
         let ended = until_drained(pending(), &mut data, &mut admin, &drain, limit).await;
         assert!(matches!(ended, Err(AppError::Server { what: "the data port", .. })), "{ended:?}");
         assert!(drain.is_cancelled(), "the parts that only a drain stops");
@@ -97,8 +100,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn streams_that_do_not_end_are_cut_after_the_drain_timeout() {
-        let (mut data, mut admin): (ServerTask, ServerTask) = (tokio::spawn(pending()), tokio::spawn(pending()));
-        let (drain, limit) = (CancellationToken::new(), Duration::from_secs(25));
+        let mut data: ServerTask = tokio::spawn(pending());
+        let mut admin: ServerTask = tokio::spawn(pending());
+        let drain = CancellationToken::new();
+        let limit = Duration::from_secs(25);
         let ended = until_drained(async {}, &mut data, &mut admin, &drain, limit).await;
         assert!(ended.is_ok() && data.is_finished());
     }

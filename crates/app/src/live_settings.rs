@@ -33,7 +33,9 @@ pub(super) fn apply(
         }
         if before.modes != after.modes {
             switches.replace(after.modes.modes.clone());
-            let (switches, modes, registry) = (switches.clone(), after.modes.modes.clone(), registry.clone());
+            let switches = switches.clone();
+            let modes = after.modes.modes.clone();
+            let registry = registry.clone();
             _ending = Some(AbortOnDropHandle::new(tokio::spawn(async move {
                 let ended = switches.end_concerned().await;
                 info!(ended, "the open watches that the new modes concern have ended");

@@ -25,7 +25,9 @@ const TRANSFER_BYTES_MAX: u64 = 4 << 30;
 /// The TLS files for peers. `None` if there are no peers, or if they use the managed certificate.
 pub fn files(config: &ServeConfig) -> Option<PeerTlsFiles> {
     let files = config.peer.files.clone()?;
-    let (cert_file, key_file, ca_file) = (files.cert_file, files.key_file, files.ca_file);
+    let cert_file = files.cert_file;
+    let key_file = files.key_file;
+    let ca_file = files.ca_file;
     Some(PeerTlsFiles { cert_file, key_file, ca_file, allowed_names: config.peer.allowed_names.clone() })
 }
 
@@ -43,7 +45,8 @@ pub(super) fn warm_start_peers(
     own_port: Option<u16>,
     memory_max: Option<usize>,
 ) -> Option<Peers> {
-    let (names, tls) = (config.peer.peers.clone().filter(|_| config.peer.warm_start)?, tls?);
+    let names = config.peer.peers.clone().filter(|_| config.peer.warm_start)?;
+    let tls = tls?;
     let dial = DnsDial::new(names.into(), tls, own_port);
     // During a transfer there is nothing else to release when memory is short.
     let half_of_memory = memory_max.map_or(TRANSFER_BYTES_MAX, |bytes| bytes as u64 / 2);
@@ -60,12 +63,11 @@ pub(super) fn serve(
     stop: &CancellationToken,
 ) {
     let log: Arc<dyn TransferLog> = Arc::new(PeerRecords(log));
-    let from = (registry, log, load);
     let incoming = listener.incoming(0).map(|accepted| {
         accepted.map(|io| {
             let address = io.connect_info().address.map(|address| address.ip());
             (io, address)
         })
     });
-    tokio::spawn(kubefan_peer::server::serve(incoming, tls, from, metrics.clone(), stop.clone()));
+    tokio::spawn(kubefan_peer::server::serve(incoming, tls, registry, log, load, metrics.clone(), stop.clone()));
 }

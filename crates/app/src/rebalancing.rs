@@ -24,7 +24,10 @@ pub(super) fn load(
     config.peer.rebalance.then_some(())?;
     #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
     let instance = rand::random();
-    let (registry, connections, access, drain) = (registry.clone(), connections.clone(), access.clone(), drain.clone());
+    let registry = registry.clone();
+    let connections = connections.clone();
+    let access = access.clone();
+    let drain = drain.clone();
     Some(Arc::new(move || Load {
         watches: connections.watches() as u64,
         is_ready: registry.readiness().0 && !drain.is_cancelled(),

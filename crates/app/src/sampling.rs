@@ -14,7 +14,9 @@ use kubefan_informers::Registry;
 /// Samples until `stop` is cancelled.
 pub(super) fn sample(registry: &Arc<Registry>, metrics: &Arc<Metrics>, stop: &CancellationToken) -> Arc<History> {
     let history = Arc::new(History::new(Instant::now()));
-    let (sampled, registry, metrics) = (history.clone(), registry.clone(), metrics.clone());
+    let sampled = history.clone();
+    let registry = registry.clone();
+    let metrics = metrics.clone();
     tokio::spawn(stop.clone().run_until_cancelled_owned(async move {
         let mut ticks = interval(SAMPLE_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -64,10 +64,12 @@ pub(super) fn reads_max(config: &ServeConfig) -> PermitLimits {
 /// The hosts that requests to a port may name. Off loopback, they may also name a
 /// Service. Where `/etc/resolv.conf` cannot be read, the cluster's domain is the usual one.
 pub(super) fn guard(config: &ServeConfig, listen: &ListenAddress) -> Guard {
-    let (hosts, is_loopback) = (config.serving.allowed_hosts.clone(), listen.is_local());
-    let hosts = match is_loopback {
-        true => hosts,
-        false => hosts.with_services(&fs::read_to_string("/etc/resolv.conf").unwrap_or_default()),
+    let hosts = config.serving.allowed_hosts.clone();
+    let is_loopback = listen.is_local();
+    let hosts = if is_loopback {
+        hosts
+    } else {
+        hosts.with_services(&fs::read_to_string("/etc/resolv.conf").unwrap_or_default())
     };
     Guard { hosts, is_loopback }
 }

@@ -51,7 +51,8 @@ impl ServingCertificate {
     }
 
     pub(super) fn acceptors(&self, config: &ServeConfig, asks_for_certificates: bool) -> Result<Acceptors, AppError> {
-        let (min_version, cipher_suites) = (config.serving.tls_min_version, config.serving.tls_cipher_suites.clone());
+        let min_version = config.serving.tls_min_version;
+        let cipher_suites = config.serving.tls_cipher_suites.clone();
         let options = TlsOptions { min_version, cipher_suites };
         let accept = |certificate: Arc<dyn ResolvesServerCert>| {
             tls::acceptor(certificate, &options, asks_for_certificates).map_err(AppError::TlsOptions)
@@ -101,7 +102,9 @@ impl ServingCertificate {
                     reason = "randomness enters here; code below takes it as a parameter"
                 )]
                 let random = SmallRng::seed_from_u64(rand::random());
-                let (upstream, managed, options) = (upstream.clone(), managed.clone(), options.clone());
+                let upstream = upstream.clone();
+                let managed = managed.clone();
+                let options = options.clone();
                 let keeper = Keeper::new(upstream, options, managed, wall_clock, random, metrics.managed_tls());
                 tokio::spawn(stop.run_until_cancelled_owned(keeper.run()));
             }

@@ -80,7 +80,8 @@ impl ManagedTls {
 
     /// Whether there is a certificate to serve with, and a line about it.
     pub fn readiness(&self) -> (bool, String) {
-        let (is_held, secret) = (self.held.borrow().is_some(), &self.secret);
+        let is_held = self.held.borrow().is_some();
+        let secret = &self.secret;
         match &*self.status() {
             Ok(text) => (is_held, format!("certificate of the Secret {secret}: {text}")),
             Err(why) if is_held => (true, format!("certificate of the Secret {secret}: the last one is in use; {why}")),

@@ -84,7 +84,8 @@ pub(super) fn certificate(
     ca_key: &KeyPem,
     names: &[String],
     usage: Usage,
-    (now, not_after): (u64, u64),
+    now: u64,
+    not_after: u64,
 ) -> Result<Issued, IssueError> {
     let issuer = Issuer::from_ca_cert_pem(ca, KeyPair::from_pem(&ca_key.0)?)?;
     let mut params = params(now, not_after)?;
@@ -105,7 +106,8 @@ fn params(now: u64, not_after: u64) -> Result<CertificateParams, IssueError> {
     let mut params = CertificateParams::new(Vec::new())?;
     params.distinguished_name = rcgen::DistinguishedName::new();
     let at = |second: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(second);
-    (params.not_before, params.not_after) = (at(now.saturating_sub(BACKDATED_SECONDS)).into(), at(not_after).into());
+    params.not_before = at(now.saturating_sub(BACKDATED_SECONDS)).into();
+    params.not_after = at(not_after).into();
     Ok(params)
 }
 

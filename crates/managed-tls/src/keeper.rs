@@ -78,7 +78,9 @@ impl<R: Rng> Keeper<R> {
         metrics: ManagedTlsMetrics,
     ) -> Self {
         let jitter = random.random();
-        let (material, published, failed) = (None, None, BTreeMap::new());
+        let material = None;
+        let published = None;
+        let failed = BTreeMap::new();
         Self { upstream, options, tls, clock, random, metrics, jitter, material, published, failed }
     }
 
@@ -105,7 +107,8 @@ impl<R: Rng> Keeper<R> {
 
     /// Looks, and does all steps that are due.
     async fn look(&mut self) -> Result<(), LookError> {
-        let (mut steps, mut conflicts) = (0, 0);
+        let mut steps = 0;
+        let mut conflicts = 0;
         while steps < STEPS_MAX && conflicts < CONFLICTS_MAX {
             let secret = self.options.secret.clone();
             let found = stored_objects::get(&self.upstream, Stored::Secret, &secret).await;
@@ -133,12 +136,11 @@ impl<R: Rng> Keeper<R> {
                 return Ok(());
             }
             self.works(ISSUE);
-            match self.write(step, &object).await? {
-                true => steps += 1,
-                false => {
-                    conflicts += 1;
-                    sleep(CONFLICT_DELAY_MAX.mul_f64(self.random.random())).await;
-                }
+            if self.write(step, &object).await? {
+                steps += 1;
+            } else {
+                conflicts += 1;
+                sleep(CONFLICT_DELAY_MAX.mul_f64(self.random.random())).await;
             }
         }
         Ok(())
@@ -220,7 +222,9 @@ impl<R: Rng> Keeper<R> {
         }
         self.published = None;
         let objects: Vec<_> = self.options.published_in().map(|(stored, name)| (stored, name.clone())).collect();
-        let (mut maps, mut have_all, mut is_open) = (0, true, false);
+        let mut maps = 0;
+        let mut have_all = true;
+        let mut is_open = false;
         for (stored, name) in &objects {
             let is_map = *stored == Stored::ConfigMap;
             let published = stored_objects::publish(&self.upstream, *stored, name, &material.part(*stored)).await;

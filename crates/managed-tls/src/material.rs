@@ -133,8 +133,9 @@ impl Material {
     /// Makes a certificate for a replica among its peers, until `not_after` at most.
     pub(super) fn peer_certificate(&self, now: u64, not_after: u64) -> Option<Result<Issued, IssueError>> {
         let (ca, _) = signing_and_next(&self.cas, now)?;
-        let until = (now, not_after.min(ca.facts.not_after));
-        Some(issue::certificate(&ca.pem, ca.key.as_ref()?, &[issue::PEER_NAME.to_owned()], Usage::Peer, until))
+        let not_after = not_after.min(ca.facts.not_after);
+        let names = [issue::PEER_NAME.to_owned()];
+        Some(issue::certificate(&ca.pem, ca.key.as_ref()?, &names, Usage::Peer, now, not_after))
     }
 
     /// Changes the Secret by a step.
@@ -162,7 +163,9 @@ impl Material {
             RenewalAction::RecordPublication => published = self.next(now).map(|id| (id, now)),
             RenewalAction::SwitchToNextCa => {
                 let next = self.next(now);
-                self.cas.iter_mut().filter(|ca| Some(&ca.facts.id) != next.as_ref()).for_each(Ca::forget_key);
+                for ca in self.cas.iter_mut().filter(|ca| Some(&ca.facts.id) != next.as_ref()) {
+                    ca.forget_key();
+                }
                 published = None;
                 self.renew(&self.names(&options.dns_names), options, now)?;
             }
@@ -192,7 +195,7 @@ impl Material {
         let signing = signing_and_next(&self.cas, now);
         let Some((ca, key)) = signing.and_then(|(ca, _)| Some((ca, ca.key.as_ref()?))) else { return Ok(()) };
         let not_after = (now + options.lifetimes.certificate.as_secs()).min(ca.facts.not_after);
-        let Issued { certificate, key } = issue::certificate(&ca.pem, key, names, Usage::Server, (now, not_after))?;
+        let Issued { certificate, key } = issue::certificate(&ca.pem, key, names, Usage::Server, now, not_after)?;
         let leaf = read_leaf(certificate.into_bytes(), key.0.into_bytes()).map_err(IssueError::unusable)?;
         // A CA of others may sign what no client accepts. Written, it would be renewed every time.
         judge(&leaf, &self.cas, names, now).map_err(IssueError::unusable)?;
@@ -245,7 +248,8 @@ impl Ca {
     }
 
     fn forget_key(&mut self) {
-        (self.key, self.facts.has_key) = (None, false);
+        self.key = None;
+        self.facts.has_key = false;
     }
 }
 

@@ -115,7 +115,8 @@ impl Material {
         stored: Stored,
         name: &ObjectName,
     ) -> Result<bool, LookError> {
-        let (mut object, part) = (get(upstream, stored, name).await?.object, self.part(stored));
+        let mut object = get(upstream, stored, name).await?.object;
+        let part = self.part(stored);
         Ok(!part.is_empty() && !fill(&mut object, &part))
     }
 }

@@ -83,8 +83,10 @@ struct World {
     published: [VecDeque<(u64, String)>; 2],
     /// The copy, which nodes serve with.
     copy: Value,
-    /// Until when the apiserver is away, or does not take the second ConfigMap and the copy.
-    away: (u64, u64),
+    /// The end of the time in which the apiserver is away.
+    away_until: u64,
+    /// The end of the time in which it does not take the second ConfigMap and the copy.
+    refuses_until: u64,
     steps: Vec<RenewalAction>,
     must_verify: bool,
 }
@@ -92,7 +94,8 @@ struct World {
 impl World {
     fn new(seed: u64) -> Self {
         let mut random = SmallRng::seed_from_u64(seed);
-        let (certificate, overlap) = (random.random_range(20..90), random.random_range(5..40));
+        let certificate = random.random_range(20..90);
+        let overlap = random.random_range(5..40);
         let ca_min = days(certificate, 0, overlap).ca_min().as_secs() / DAY;
         let lifetimes = days(certificate, random.random_range(ca_min..ca_min * 2), overlap);
         let new = |random: &mut SmallRng| Replica {
@@ -110,7 +113,8 @@ impl World {
             now: START,
             published: Default::default(),
             copy: empty(),
-            away: (0, 0),
+            away_until: 0,
+            refuses_until: 0,
             steps: Vec::new(),
             must_verify: true,
         }
@@ -130,19 +134,23 @@ impl World {
         let until = self.now + self.random.random_range(0..max);
         let number = self.random.random_range(0..self.replicas.len());
         match self.random.random_range(0..40) {
-            0 if self.now > self.away.0 + max => self.away.0 = until,
-            1 if self.now > self.away.1 + max => self.away.1 = until,
-            2 => (self.replicas[number].read, self.replicas[number].certificate) = (None, None),
+            0 if self.now > self.away_until + max => self.away_until = until,
+            1 if self.now > self.refuses_until + max => self.refuses_until = until,
+            2 => {
+                self.replicas[number].read = None;
+                self.replicas[number].certificate = None;
+            }
             _ => {}
         }
     }
 
     fn look(&mut self, number: usize) {
         for _ in 0..4 {
-            if self.now < self.away.0 {
+            if self.now < self.away_until {
                 return;
             }
-            let (now, version) = (self.now, self.version);
+            let now = self.now;
+            let version = self.version;
             if self.replicas[number].read.as_ref().is_none_or(|(read, _)| *read != version) {
                 let material = Material::read(&self.secret, &self.options.dns_names, now);
                 self.replicas[number].read = Some((version, material));
@@ -167,7 +175,7 @@ impl World {
     }
 
     fn publish(&mut self, material: &Material) -> bool {
-        let refused = [false, self.now < self.away.1];
+        let refused = [false, self.now < self.refuses_until];
         self.must_verify |= !refused[1] && fill(&mut self.copy, &material.part(Stored::Copy));
         let bundle = &material.bundle();
         let mut have_all = true;
@@ -245,7 +253,8 @@ fn a_ca_lives_through_its_states_in_order() {
     let at = |day: u64| START + day * DAY;
     assert_eq!(settle(&mut secret, &options, at(0)), [RenewalAction::CreateCa]);
     assert_eq!(settle(&mut secret, &options, at(59)), []);
-    let (mut done, mut bundles) = (Vec::new(), Vec::new());
+    let mut done = Vec::new();
+    let mut bundles = Vec::new();
     for day in 60..1100 {
         done.extend(settle(&mut secret, &options, at(day)).into_iter().map(|step| (day, step)));
         let cas = Material::read(&secret, &options.dns_names, at(day)).state.cas.len();
@@ -315,7 +324,7 @@ fn what_others_did_to_the_secret_is_mended_and_only_a_lost_ca_is_replaced() {
     let foreign = {
         let ca = issue::ca(START, START + 100 * DAY).unwrap();
         let names = [NAME.to_owned()];
-        issue::certificate(&ca.certificate, &ca.key, &names, Usage::Server, (START, START + DAY)).unwrap()
+        issue::certificate(&ca.certificate, &ca.key, &names, Usage::Server, START, START + DAY).unwrap()
     };
     let encode = |text: &str| {
         use base64::{Engine, prelude::BASE64_STANDARD};
@@ -393,7 +402,8 @@ fn only_a_replica_has_a_certificate_for_peers() {
 fn a_copy_has_the_certificate_of_the_secret_and_never_a_key_of_a_ca() {
     use base64::{Engine, prelude::BASE64_STANDARD};
     let options = options(days(90, 3 * 365, 30));
-    let (mut secret, mut copy) = (empty(), empty());
+    let mut secret = empty();
+    let mut copy = empty();
     copy["data"] = json!({ "ca.key": "a2V5", "theirs": "dGhlaXJz" });
     assert!(Material::read(&secret, &options.dns_names, START).part(Stored::Copy).is_empty(), "nothing is written");
     for day in 0..1100 {

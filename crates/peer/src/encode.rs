@@ -85,7 +85,9 @@ impl Encoder {
         let entries =
             objects.chain(inexact.into_iter().map(span)).chain(changes.into_iter().map(change)).chain(records);
         let entries = Box::new(entries.map(|entry| TransferEntry { entry: Some(entry) }));
-        let (sent, digest, chunk_bytes) = (TransferCounts::default(), crc32fast::Hasher::new(), CHUNK_BYTES);
+        let sent = TransferCounts::default();
+        let digest = crc32fast::Hasher::new();
+        let chunk_bytes = CHUNK_BYTES;
         Self { header: Some(header), chunk_bytes, entries, sent, digest, done: false }
     }
 
@@ -184,7 +186,8 @@ impl EventEncoder {
     }
 
     fn event(&mut self, event: &WatchEvent, age_millis: u64) -> TransferEvent {
-        let (object, previous) = (event.object(), event.previous());
+        let object = event.object();
+        let previous = event.previous();
         let key = object.key().clone();
         let current = self.store.get(key.as_str()).is_some_and(|current| Arc::ptr_eq(current, &object));
         let earlier = match event.kind() {

@@ -38,13 +38,15 @@ pub fn schema_text(kind: &str, fields: &FieldTable, schema: Option<&SchemaFinger
 impl CacheIdentity {
     pub(super) fn of_request(request: TransferRequest) -> Self {
         let TransferRequest { cluster, group, version, resource, namespace, upstream_field_selector, schema } = request;
-        let (gvr, scope) = (GroupVersionResource::new(group, version, resource), scope_of(namespace));
+        let gvr = GroupVersionResource::new(group, version, resource);
+        let scope = scope_of(namespace);
         Self { cluster, gvr, scope, upstream_field_selector, schema }
     }
 
     pub(super) fn of_header(header: &TransferHeader) -> Self {
         let TransferHeader { cluster, group, version, resource, upstream_field_selector, schema, .. } = header.clone();
-        let (gvr, scope) = (GroupVersionResource::new(group, version, resource), scope_of(header.namespace.clone()));
+        let gvr = GroupVersionResource::new(group, version, resource);
+        let scope = scope_of(header.namespace.clone());
         Self { cluster, gvr, scope, upstream_field_selector, schema }
     }
 

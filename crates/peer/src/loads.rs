@@ -82,14 +82,16 @@ impl Loads {
         }
         let mut known = std::mem::take(&mut self.connected);
         let asked = addresses.into_iter().take(REPLICAS_MAX).map(|address| {
-            let (dial, connected) = (self.dial.clone(), known.remove(&address));
+            let dial = self.dial.clone();
+            let connected = known.remove(&address);
             async move {
                 let answer = timeout(ANSWER_TIMEOUT, ask_one(&*dial, address, connected)).await;
                 Some((address, answer.ok()??))
             }
         });
         // The replicas that are gone are forgotten.
-        let (mut loads, mut counted) = (Vec::new(), HashSet::from([self.own_instance]));
+        let mut loads = Vec::new();
+        let mut counted = HashSet::from([self.own_instance]);
         for (address, (client, load)) in join_all(asked).await.into_iter().flatten() {
             self.connected.insert(address, client);
             let is_repeated = matches!(load, PeerLoad::Known(Load { instance, .. }) if !counted.insert(instance));
@@ -186,7 +188,9 @@ mod tests {
     #[tokio::test]
     async fn a_replica_with_two_addresses_counts_once_and_this_one_does_not() {
         let load = |instance, watches| Load { watches, is_ready: true, is_draining: false, authorizes: true, instance };
-        let (own, second, third) = (load(1, 10), load(2, 20), load(3, 30));
+        let own = load(1, 10);
+        let second = load(2, 20);
+        let third = load(3, 30);
         let all =
             vec![(1, Some(own)), (2, Some(second)), (3, Some(third)), (4, Some(own)), (5, Some(second)), (6, None)];
         let mut loads = Loads::new(Arc::new(Replicas(all)), own.instance);

@@ -90,7 +90,8 @@ impl DnsDial {
             Err(error) if is_no_such_name(&error.to_string()) => Ok(Vec::new()),
             Err(error) => Err(PeerError::Resolve { name: format!("{host}:{port}"), message: error.to_string() }),
         };
-        let (mut found, mut failed) = (BTreeMap::new(), None);
+        let mut found = BTreeMap::new();
+        let mut failed = None;
         for looked_up in join_all(self.names.iter().map(lookup)).await {
             match looked_up {
                 Ok(addresses) => found.extend(addresses),
@@ -190,7 +191,8 @@ impl Peers {
         mut decoder: impl FnMut() -> Decoder,
         random: &mut impl Rng,
     ) -> Result<(SocketAddr, ReceivedCache), PeerError> {
-        let (started, mut delay) = (Instant::now(), REACH_DELAY_MIN);
+        let started = Instant::now();
+        let mut delay = REACH_DELAY_MIN;
         let mut given_up = BTreeSet::new();
         loop {
             let error = match self.fetch_once(wanted, &mut decoder, &mut given_up, random).await {

@@ -105,7 +105,8 @@ impl<S: OfferedCaches> TransferService<S> {
         let schema =
             offer.schema.clone().ok_or_else(|| Status::unavailable("its schema is unknown, or is changing"))?;
         let upstream_field_selector = offer.upstream_field_selector.clone();
-        let (gvr, scope) = (wanted.gvr.clone(), wanted.scope.clone());
+        let gvr = wanted.gvr.clone();
+        let scope = wanted.scope.clone();
         let ours = CacheIdentity { cluster, gvr, scope, upstream_field_selector, schema };
         // From the receiver's point of view, because the receiver logs the message.
         wanted.agrees_with(&ours).map_err(|error| Status::failed_precondition(error.to_string()))?;
@@ -227,7 +228,8 @@ async fn send(
     until: Instant,
     identity: &CacheIdentity,
 ) -> Transfer {
-    let (resource, scope) = (&identity.gvr, identity.scope.namespace());
+    let resource = &identity.gvr;
+    let scope = identity.scope.namespace();
     for part in encoder.by_ref() {
         let part = part.map_err(|error| Status::internal(error.to_string()));
         let cut_off = match timeout_at(until, parts.send(part)).await {

@@ -45,7 +45,9 @@ const CONNECTION_AGE_MAX: Duration = Duration::from_secs(60);
 pub async fn serve<IO>(
     incoming: impl Stream<Item = io::Result<(IO, Option<IpAddr>)>>,
     tls: PeerTls,
-    (caches, log, load): (impl OfferedCaches, Arc<dyn TransferLog>, Option<LoadSource>),
+    caches: impl OfferedCaches,
+    log: Arc<dyn TransferLog>,
+    load: Option<LoadSource>,
     metrics: Arc<Metrics>,
     stop: CancellationToken,
 ) where

@@ -52,7 +52,8 @@ fn parser() -> Arc<ObjectParser> {
 }
 
 fn identity() -> CacheIdentity {
-    let (cluster, schema) = ("kube-system uid 1".to_owned(), "s".to_owned());
+    let cluster = "kube-system uid 1".to_owned();
+    let schema = "s".to_owned();
     CacheIdentity { cluster, gvr: gvr(), scope: Scope::Cluster, upstream_field_selector: String::new(), schema }
 }
 
@@ -124,7 +125,8 @@ fn cache(steps: &[Step], records: usize, pack: bool, now: Instant) -> Cache {
             if let Change::Record(record) = commit.change {
                 cache.history.push(record, now);
             }
-            (cache.store, cache.version) = (commit.store, commit.version);
+            cache.store = commit.store;
+            cache.version = commit.version;
             cache.history.evict(now, cache.store.json_bytes(), 1.0);
         }
     }
@@ -170,7 +172,8 @@ fn contents(store: &Store, history: &History) -> String {
             lines.push(format!("gap {} {} {}", gap.from, gap.to, gap.reason.as_str()));
         }
         for event in record.events() {
-            let (object, previous) = (event.object().bytes(), event.previous().map(|previous| previous.bytes()));
+            let object = event.object().bytes();
+            let previous = event.previous().map(|previous| previous.bytes());
             lines.push(format!("{:?} {} {object:?} {previous:?}", event.kind(), event.version()));
         }
     }
@@ -339,7 +342,8 @@ async fn a_different_cache_and_an_oversized_transfer_are_refused() {
 fn an_unknown_schema_has_no_text() {
     let fields = FieldTable::new(&gvr(), true, &[]);
     let text = |server: Option<&str>, hash: Option<&str>| {
-        let (server_version, schema_hash) = (server.map(str::to_owned), hash.map(str::to_owned));
+        let server_version = server.map(str::to_owned);
+        let schema_hash = hash.map(str::to_owned);
         schema_text("Pod", &fields, Some(&SchemaFingerprint { server_version, schema_hash }))
     };
     assert_eq!(text(Some("v1.35.4"), Some("A")), text(Some("v1.35.4"), Some("A")));

@@ -62,13 +62,13 @@ impl PeerTls {
         let config = server_config(&proof).map_err(|error| self.unusable(error))?;
         let accepted = TlsAcceptor::from(Arc::new(config)).accept(io).await;
         let accepted = accepted.map_err(|error| PeerError::Connect(error.to_string()))?;
-        match self.allows(accepted.get_ref().1.peer_certificates()) {
-            true => Ok(accepted),
-            false => Err(PeerError::Connect(match self {
-                Self::Files(_) => "its certificate has no allowed name (--peer-allowed-names)".to_owned(),
-                Self::Managed(_) => format!("its certificate is not that of a replica: it lacks the name {PEER_NAME}"),
-            })),
+        if self.allows(accepted.get_ref().1.peer_certificates()) {
+            return Ok(accepted);
         }
+        Err(PeerError::Connect(match self {
+            Self::Files(_) => "its certificate has no allowed name (--peer-allowed-names)".to_owned(),
+            Self::Managed(_) => format!("its certificate is not that of a replica: it lacks the name {PEER_NAME}"),
+        }))
     }
 
     /// Whether the certificate at the start of a verified chain has an allowed name.
@@ -166,7 +166,8 @@ impl PeerTlsFiles {
             let all = all.map_err(|error| self.unusable(path, explain_pem(&error)))?;
             if all.is_empty() { Err(self.unusable(path, "it contains no PEM certificate")) } else { Ok(all) }
         };
-        let (chain, ca) = (certificates(&self.cert_file)?, certificates(&self.ca_file)?);
+        let chain = certificates(&self.cert_file)?;
+        let ca = certificates(&self.ca_file)?;
         let key = PrivateKeyDer::from_pem_slice(&read(&self.key_file)?);
         let key = key.map_err(|error| self.unusable(&self.key_file, explain_pem(&error)))?;
         let mut roots = RootCertStore::empty();

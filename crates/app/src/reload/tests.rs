@@ -35,7 +35,9 @@ fn steps(looks: &[(Seen, bool)]) -> Vec<String> {
 
 #[test]
 fn a_content_counts_when_two_looks_have_found_it() {
-    let (old, new, half) = (Ok(text("")), Ok(text(DENY)), Ok(text("modes: []\n")));
+    let old = Ok(text(""));
+    let new = Ok(text(DENY));
+    let half = Ok(text("modes: []\n"));
     let by_itself = |seen: &Seen| (seen.clone(), false);
     let looks = [&old, &half, &new, &new, &new, &old, &new, &old, &old].map(by_itself);
     assert_eq!(steps(&looks), ["wait", "wait", "wait", "apply modes", "wait", "wait", "wait", "wait", "apply modes"]);
@@ -81,8 +83,10 @@ struct Followed {
 impl Followed {
     fn start(path: &Path) -> Self {
         let metrics = Metrics::new(prometheus::Registry::new()).unwrap();
-        let (applied, asked) = (Arc::<Mutex<Vec<usize>>>::default(), Arc::new(Notify::new()));
-        let (rules, reload) = (applied.clone(), metrics.reload().clone());
+        let applied = Arc::<Mutex<Vec<usize>>>::default();
+        let asked = Arc::new(Notify::new());
+        let rules = applied.clone();
+        let reload = metrics.reload().clone();
         reload.started(1.0);
         let apply = move |_: &ServeConfig, config: &ServeConfig| {
             rules.lock().unwrap().push(config.modes.modes.rules().len());
