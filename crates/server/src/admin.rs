@@ -83,15 +83,14 @@ async fn readyz<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request
         return "ok".into_response();
     }
     // Not by the right to /readyz, which every user has (ClusterRole system:public-info-viewer).
-    let mut text: String = match admin.access.shows_details(PAGE, &request).await {
-        true => lines.iter().map(|(ok, line)| format!("[{}]{line}\n", if *ok { '+' } else { '-' })).collect(),
-        false => {
-            let failed = lines.iter().filter(|(ok, _)| !ok).count();
-            format!(
-                "{failed} of {} checks fail; send the token of a caller that may get the path / to see them\n",
-                lines.len()
-            )
-        }
+    let mut text: String = if admin.access.shows_details(PAGE, &request).await {
+        lines.iter().map(|(ok, line)| format!("[{}]{line}\n", if *ok { '+' } else { '-' })).collect()
+    } else {
+        let failed = lines.iter().filter(|(ok, _)| !ok).count();
+        format!(
+            "{failed} of {} checks fail; send the token of a caller that may get the path / to see them\n",
+            lines.len()
+        )
     };
     text += if ready { "readyz check passed\n" } else { "readyz check failed\n" };
     (if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text).into_response()

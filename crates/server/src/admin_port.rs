@@ -127,7 +127,8 @@ struct Port {
 impl Port {
     async fn serve(self: Arc<Self>, listener: Listener) -> io::Result<()> {
         let mut incoming = pin!(listener.into_current_runtime()?.incoming(FILES_RESERVED));
-        let (mut tasks, mut places) = (JoinSet::new(), Vec::new());
+        let mut tasks = JoinSet::new();
+        let mut places = Vec::new();
         tasks.spawn(self.clone().observe_workers());
         loop {
             let accepted = tokio::select! {
@@ -158,7 +159,8 @@ impl Port {
     }
 
     async fn connection(self: Arc<Self>, io: Connection, place: Arc<AdminConnection>) {
-        let (client, needs) = (io.connect_info(), ResponseNeeds::default());
+        let client = io.connect_info();
+        let needs = ResponseNeeds::default();
         let io = MonitoredSocket::new(io, needs.clone(), STALL_TIMEOUT);
         let close = place.clone();
         let served = async move {
@@ -183,7 +185,8 @@ impl Port {
         place: Arc<AdminConnection>,
     ) {
         let service = service_fn(move |request: Request<Incoming>| {
-            let (port, place) = (self.clone(), place.clone());
+            let port = self.clone();
+            let place = place.clone();
             needs.begin(Pace::Pinning);
             let mut request = request.map(|_| Body::empty());
             request.extensions_mut().insert(client.clone());
@@ -368,15 +371,18 @@ mod tests {
         let taken = make_place(&mut places).unwrap();
         assert!(Arc::ptr_eq(&taken, &others[2]));
         assert!(make_place(&mut places).is_none(), "one is free");
-        drop((others, taken));
+        drop(others);
+        drop(taken);
         assert!(make_place(&mut places).is_none() && places.is_empty());
     }
 
     #[test]
     fn a_stuck_worker_fails_the_check() {
         let runtime = Builder::new_current_thread().build().unwrap();
-        let (router, workers) = (Router::new(), runtime.handle().clone());
-        let (access, answers) = (Arc::new(AccessControl::always_allow()), Arc::new(Semaphore::new(1)));
+        let router = Router::new();
+        let workers = runtime.handle().clone();
+        let access = Arc::new(AccessControl::always_allow());
+        let answers = Arc::new(Semaphore::new(1));
         let answers_to_callers = answers.clone();
         let port = Port { tls: None, access, router, workers, answers, answers_to_callers, stuck: Mutex::default() };
         assert_eq!(port.liveness().status(), StatusCode::OK);

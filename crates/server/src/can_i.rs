@@ -23,7 +23,8 @@ impl CanI {
     /// What is wrong with it, in the operator's words.
     pub fn of_query(query: &str) -> Result<Self, String> {
         let mut target = Target::default();
-        let (mut verb, mut user) = (None, Identity::default());
+        let mut verb = None;
+        let mut user = Identity::default();
         for (name, value) in form_urlencoded::parse(query.as_bytes()) {
             let value = value.into_owned();
             match &*name {

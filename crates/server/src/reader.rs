@@ -83,7 +83,8 @@ impl<C: Catalog> Reader<C> {
     /// is cancelled it refuses every request.
     pub fn new(catalog: Arc<C>, access: Arc<AccessControl>, drain: CancellationToken, limits: ReaderLimits) -> Self {
         let ReaderLimits { subscribers_max, reads_max, pending_bytes_max, selectors, ids_seed } = limits;
-        let (stream_places, read_places) = (FairPool::new(subscribers_max), FairPool::new(reads_max));
+        let stream_places = FairPool::new(subscribers_max);
+        let read_places = FairPool::new(reads_max);
         let pending = FairPool::new(pending_bytes_max / PENDING_UNIT_BYTES);
         let subscribers = Subscribers::new(ids_seed);
         Self { catalog, access, drain, stream_places, read_places, pending, selectors, subscribers }
@@ -218,7 +219,7 @@ impl<C: Catalog> Reader<C> {
         stream: OfStream,
     ) -> Registered {
         let observer = subscription.observer();
-        self.subscribers.register(read.caller(), sender, (observer, served), stream)
+        self.subscribers.register(read.caller(), sender, observer, served, stream)
     }
 
     /// The subscribers.
@@ -314,7 +315,8 @@ impl<C: Catalog> Reader<C> {
     /// Starts the cache of what may be read in an encoding, if that is allowed, without waiting for
     /// it.
     pub fn start_cache(&self, read: Authorized<Read>, media: Media) {
-        let (catalog, selectors) = (self.catalog.clone(), self.selectors);
+        let catalog = self.catalog.clone();
+        let selectors = self.selectors;
         // Later requests find the cache started, so there are few of these tasks, and none waits
         // longer than a read would.
         tokio::spawn(async move {

@@ -50,7 +50,8 @@ impl Rebalancer {
     }
 
     async fn rebalance(mut self, metrics: &RebalanceMetrics, random: &mut SmallRng) {
-        let (mut balance, mut unknown) = (Balance::new(f64::from(self.percent)), false);
+        let mut balance = Balance::new(f64::from(self.percent));
+        let mut unknown = false;
         loop {
             sleep(ASK_INTERVAL.mul_f64(1.0 + ASK_JITTER * random.random_range(-1.0..1.0))).await;
             let peers = self.loads.ask().await;
@@ -129,8 +130,10 @@ mod tests {
     #[test]
     fn nothing_moves_while_a_moved_client_could_find_no_replica() {
         let known = |load| PeerLoad::Known(load);
-        let (ready, unready) = (load(7), Load { is_ready: false, ..load(9) });
-        let (draining, mute) = (Load { is_draining: true, ..load(9) }, Load { authorizes: false, ..load(9) });
+        let ready = load(7);
+        let unready = Load { is_ready: false, ..load(9) };
+        let draining = Load { is_draining: true, ..load(9) };
+        let mute = Load { authorizes: false, ..load(9) };
         assert_eq!(takers(ready, &[known(load(1)), known(load(2))]), Some(vec![1, 2]));
         assert_eq!(takers(ready, &[known(unready), known(load(2))]), Some(vec![2]), "it has no share");
         assert_eq!(takers(ready, &[]), Some(vec![]));

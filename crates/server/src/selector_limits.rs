@@ -52,7 +52,8 @@ impl SelectorLimits {
     /// # Errors
     /// [`Refusal::Invalid`] with the limit that they exceed.
     pub fn check(&self, labels: &LabelSelector, fields: &FieldSelector) -> Result<(), Refusal> {
-        let (of_labels, of_fields) = (labels.requirements().len(), fields.terms().len());
+        let of_labels = labels.requirements().len();
+        let of_fields = fields.terms().len();
         let terms = of_labels + of_fields;
         if terms > self.terms_max {
             let field = if of_labels >= of_fields { "target.label_selector" } else { "target.field_selector" };
@@ -105,7 +106,8 @@ mod tests {
     fn hundreds_of_values_are_allowed_and_hundreds_of_terms_are_not() {
         let limits = SelectorLimits { terms_max: 100, values_max: 2_000 };
         let check = |labels: &str, fields: &str| {
-            let (labels, fields) = (LabelSelector::parse(labels).unwrap(), FieldSelector::parse(fields).unwrap());
+            let labels = LabelSelector::parse(labels).unwrap();
+            let fields = FieldSelector::parse(fields).unwrap();
             limits.check(&labels, &fields).map_err(|refusal| match refusal {
                 Refusal::Invalid { field, message } => (field, message),
                 other => panic!("{other}"),

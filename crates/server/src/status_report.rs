@@ -148,7 +148,7 @@ impl Status {
                 lists_waiting: total(families, "kubefan_upstream_lists_waiting"),
                 watches: total(families, "kubefan_upstream_watches"),
             },
-            caches: caches.into_iter().map(|cache| cache_of(cache, families, histories)).collect(),
+            caches: caches.into_iter().map(|(media, status)| cache_of(media, status, families, histories)).collect(),
             recent: recent.collect(),
             sample_seconds: SAMPLE_INTERVAL.as_secs(),
         }
@@ -159,7 +159,7 @@ fn requests_of(metric: &prometheus::proto::Metric) -> Requests {
     Requests { verb: label(metric, "verb").to_owned(), code: label(metric, "code").to_owned(), total: value(metric) }
 }
 
-fn cache_of((media, status): (Media, ResourceStatus), families: &[MetricFamily], history: Option<&History>) -> Cache {
+fn cache_of(media: Media, status: ResourceStatus, families: &[MetricFamily], history: Option<&History>) -> Cache {
     let resource = status.resource.clone().unwrap_or_default();
     let labels = CacheLabels {
         group: resource.group,

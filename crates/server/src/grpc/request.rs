@@ -59,7 +59,8 @@ pub fn bookmark_interval(interval: Option<prost_types::Duration>) -> Result<Dura
 /// The format in which a watch sends objects.
 pub fn watch_format(request: &WatchRequest) -> Result<Format, Refusal> {
     let asked = request.projection.as_ref();
-    let (encoding, only_changes) = (encoding(request.encoding)?, asked.is_some_and(|asked| asked.only_changes));
+    let encoding = encoding(request.encoding)?;
+    let only_changes = asked.is_some_and(|asked| asked.only_changes);
     if encoding == Encoding::Protobuf && only_changes {
         return Err(not_in_protobuf("projection.only_changes"));
     }
@@ -234,7 +235,9 @@ mod tests {
             (of(ProjectionType::Full), &whole),
             (of(ProjectionType::Metadata), &partial),
         ] {
-            formats(asked).into_iter().for_each(|made| assert_eq!(made.as_ref(), Ok(format)));
+            for made in formats(asked) {
+                assert_eq!(made.as_ref(), Ok(format));
+            }
         }
         let paths = vec!["spec".to_owned()];
         for (asked, field) in [
@@ -248,7 +251,9 @@ mod tests {
                 "projection.drop_last_applied",
             ),
         ] {
-            formats(asked).into_iter().for_each(|made| assert_eq!(refused(made), field));
+            for made in formats(asked) {
+                assert_eq!(refused(made), field);
+            }
         }
         let only_changes = v1alpha1::Projection { only_changes: true, ..of(ProjectionType::Metadata) };
         let [watch, list, get] = formats(only_changes);

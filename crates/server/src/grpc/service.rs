@@ -85,11 +85,13 @@ impl<C: Catalog> Service<C> {
     pub async fn open(
         &self,
         request: WatchRequest,
-        (presented, sender): (&Presented, RequestOrigin),
+        presented: &Presented,
+        sender: RequestOrigin,
         notes: &Notes,
         stream_waker: StreamWaker,
     ) -> Result<OpenedWatch, Status> {
-        let (reader, mut counted) = (&self.reader, self.count(WATCH));
+        let reader = &self.reader;
+        let mut counted = self.count(WATCH);
         let open = async {
             notes.parameter("resourceVersion", &request.resource_version);
             if request.timeout_seconds != 0 {
@@ -109,10 +111,10 @@ impl<C: Catalog> Service<C> {
                 None => reader.select(&read, holder, format.media()).await?,
                 Some(_) => reader.select_synced(&read, holder, format.media()).await?,
             };
-            let start = match (version, state_kept) {
-                (None, _) => Start::Snapshot,
-                (Some(version), false) => Start::Resume(version),
-                (Some(version), true) => Start::ResumeWithObjects(version),
+            let start = match version {
+                None => Start::Snapshot,
+                Some(version) if state_kept => Start::ResumeWithObjects(version),
+                Some(version) => Start::Resume(version),
             };
             let terms = SubscribeOptions {
                 on_lag,
@@ -122,7 +124,8 @@ impl<C: Catalog> Service<C> {
                 holder: Some(holder),
                 ..start.into()
             };
-            let (of_stream, of_registered) = (stream_waker.of_stream(), stream_waker.of_stream());
+            let of_stream = stream_waker.of_stream();
+            let of_registered = stream_waker.of_stream();
             let subscription = reader.subscribe(&served, selection, format, terms, stream_waker).await?;
             let registered = reader.register(&read, sender, &served, &subscription, of_registered);
             let lease = reader.lease(read, &served.gvr, holder, of_stream);
@@ -161,7 +164,8 @@ struct Listing {
 impl Listing {
     /// The next chunk, and whether it is the last. Other tasks run after each slice of tests.
     async fn next(&mut self) -> (ListResponse, bool) {
-        let (mut objects, mut bytes) = (Vec::new(), 0);
+        let mut objects = Vec::new();
+        let mut bytes = 0;
         let is_complete = loop {
             let (reached, is_complete) = {
                 let mut scan = self.store.scan(&self.selected.selection, self.last.as_ref(), SLICE_TESTS);
@@ -208,7 +212,8 @@ impl<C: Catalog> WatchService for Service<C> {
 
     async fn list(&self, request: Request<ListRequest>) -> Result<Response<Self::ListStream>, Status> {
         let mut counted = self.count("list");
-        let ((presented, notes), request) = (presented_by(&request), request.into_inner());
+        let (presented, notes) = presented_by(&request);
+        let request = request.into_inner();
         let open = async {
             let format = request::list_format(&request)?;
             let ListRequest { target, resource_version, .. } = request;
@@ -245,7 +250,8 @@ impl<C: Catalog> WatchService for Service<C> {
 
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
         let mut counted = self.count("get");
-        let ((presented, notes), request) = (presented_by(&request), request.into_inner());
+        let (presented, notes) = presented_by(&request);
+        let request = request.into_inner();
         let format =
             request::get_format(&request).map_err(|refusal| refused(&mut counted, status::refused(&refusal)))?;
         let GetRequest { target, resource_version, .. } = request;
@@ -296,8 +302,8 @@ impl<C: Catalog> WatchService for Service<C> {
         request: Request<GetFreshnessRequest>,
     ) -> Result<Response<GetFreshnessResponse>, Status> {
         let mut counted = self.count("get_freshness");
-        let ((presented, notes), GetFreshnessRequest { target, prove }) =
-            (presented_by(&request), request.into_inner());
+        let (presented, notes) = presented_by(&request);
+        let GetFreshnessRequest { target, prove } = request.into_inner();
         let read = async {
             // Rights may depend on the selectors, as for the watch that this belongs to. The answer
             // is that of the whole cache.
@@ -336,7 +342,9 @@ impl<C: Catalog> WatchService for Service<C> {
             self.reader.resources(&presented, &notes).await
         };
         let mut resources = resources.map_err(|refusal| status::refused(&refusal))?;
-        resources.iter_mut().for_each(|status| status.message = without_user(&status.message));
+        for status in &mut resources {
+            status.message = without_user(&status.message);
+        }
         Ok(Response::new(ListResourcesResponse { resources }))
     }
 }

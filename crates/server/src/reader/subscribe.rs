@@ -33,7 +33,8 @@ impl<C: Catalog> Reader<C> {
         options: SubscribeOptions,
         waker: StreamWaker,
     ) -> Result<Subscription, Refusal> {
-        let (hub, waker) = (&served.hub, Arc::new(waker));
+        let hub = &served.hub;
+        let waker = Arc::new(waker);
         let mut provided = Provided::default();
         if let Some(version) = options.resumes_from() {
             provided.other_history = self.other_history(served, &options.cluster, version).await;
@@ -42,7 +43,8 @@ impl<C: Catalog> Reader<C> {
         if let Some(version) = options.resumes_from() {
             provided.replayed = hub.replay(&selection, &format, version, options.holder).await?;
         }
-        let (mut backfills, mut oldest) = (0, None);
+        let mut backfills = 0;
+        let mut oldest = None;
         loop {
             match hub.try_subscribe(&selection, &format, &options, &mut provided, &waker) {
                 Ok(subscription) => {
@@ -66,7 +68,7 @@ impl<C: Catalog> Reader<C> {
                     provided.permit = None;
                     backfills += 1;
                     provided.backfill = match backfills {
-                        ..=BACKFILLS_MAX => match self.backfill(served, (&selection, &format), version).await {
+                        ..=BACKFILLS_MAX => match self.backfill(served, &selection, &format, version).await {
                             Ok(backfill) => ProvidedBackfill::Read(backfill),
                             Err(Refusal::Expired(expired)) => {
                                 oldest = Some(expired.oldest);
@@ -85,7 +87,8 @@ impl<C: Catalog> Reader<C> {
     async fn backfill(
         &self,
         served: &Served,
-        (selection, format): (&Selection, &Format),
+        selection: &Selection,
+        format: &Format,
         version: ResourceVersion,
     ) -> Result<Arc<Backfill>, Refusal> {
         // The state before an event decides whether an object enters or leaves, and whether its
@@ -117,10 +120,8 @@ impl<C: Catalog> Reader<C> {
         let version = version.least_reached();
         // Upstream cannot answer instead.
         let NotReached { is_proved, .. } = self.reach(served, version, Patience::NoFallback).await.err()?;
-        let reached = match is_proved {
-            true => served.hub.head(),
-            false => self.catalog.cluster_version(served, asked).await.ok(),
-        };
+        let reached =
+            if is_proved { served.hub.head() } else { self.catalog.cluster_version(served, asked).await.ok() };
         let reached = reached.filter(|reached| *reached < version.whole())?;
         Some(Refusal::Rewritten(format!(
             "version {version} belongs to another history: the cluster has reached {} (etcd was restored from a backup, or \

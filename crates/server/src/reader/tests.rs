@@ -53,7 +53,8 @@ impl OneCache {
         let metrics = all.cache(&gvr, &Scope::Cluster, Media::Json, &StreamEnd::ALL);
         let hub = Hub::new(ResolvedResource::default(), parser.clone(), options, metrics);
         let list_kind = "PodList".into();
-        let (scope, reading) = (Scope::Cluster, None);
+        let scope = Scope::Cluster;
+        let reading = None;
         let served = Served { gvr, namespaced: true, scope, fields, list_kind, parser, hub, reading };
         Arc::new(Self { served, searches: AtomicUsize::new(0), changes: watch::Sender::new(0) })
     }
@@ -64,7 +65,9 @@ impl OneCache {
         let mut writer = CacheWriter::default();
         let updates = [Update::ListBegin { reason: RelistReason::Expired }, Update::ListEnd(version)];
         let commits = updates.into_iter().filter_map(|update| writer.apply(update).unwrap());
-        commits.for_each(|commit| self.served.hub.batch().commit(commit, Instant::now()));
+        for commit in commits {
+            self.served.hub.batch().commit(commit, Instant::now());
+        }
     }
 
     /// A reader of it.
@@ -211,7 +214,8 @@ async fn a_selector_beyond_the_limits_is_refused_before_the_verdict_about_its_ca
     let reader = OneCache::new().reader();
     let presented = Presented::new(&http::HeaderMap::new(), false, false, Holder::new(1, None));
     let verdict = async |fields: &str| {
-        let (resource, field_selector) = ("pods".to_owned(), fields.to_owned());
+        let resource = "pods".to_owned();
+        let field_selector = fields.to_owned();
         let target = v1alpha1::Target { resource, field_selector, ..v1alpha1::Target::default() };
         reader.authorize(&presented, Read::collection(ReadVerb::List, target), &Notes::default()).await.map(drop)
     };

@@ -58,7 +58,8 @@ impl Counts {
     /// The part of `watches` that fits below the share of the others, if every replica gets an
     /// equal part of them.
     fn taken_of(&self, watches: f64) -> f64 {
-        let (share, each) = (self.share(), watches / self.replicas() as f64);
+        let share = self.share();
+        let each = watches / self.replicas() as f64;
         self.others.iter().map(|other| (share - other).clamp(0.0, each)).sum()
     }
 }
@@ -146,7 +147,8 @@ mod tests {
     #[test]
     fn moves_are_judged_once_chance_cannot_explain_what_they_have_changed() {
         use Verdict::{Effect, NoEffect, Open};
-        let (one, ten): (&[usize], &[usize]) = (&[1], &[10]);
+        let one: &[usize] = &[1];
+        let ten: &[usize] = &[10];
         for (before, connections, of, after, verdict, what) in [
             ([40, 40, 0], 10, one, [40, 40, 0], Open, "all ten came back, or ten others came"),
             ([40, 40, 0], 31, one, [40, 40, 0], Open, "still too few"),
@@ -166,7 +168,9 @@ mod tests {
         ] {
             let counts = |[own, others @ ..]: [u64; 3]| Counts::new(own, &others);
             let mut round = Round::new(counts(before));
-            (0..connections).for_each(|_| round.add(of));
+            for _ in 0..connections {
+                round.add(of);
+            }
             assert_eq!(round.judge(&counts(after)), verdict, "{what}: {round:?}");
         }
     }

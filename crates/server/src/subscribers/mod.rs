@@ -85,7 +85,8 @@ impl Subscribers {
         self: &Arc<Self>,
         caller: &Caller,
         sender: RequestOrigin,
-        (observer, served): (Observer, &Served),
+        observer: Observer,
+        served: &Served,
         stream: OfStream,
     ) -> Registered {
         let user = match caller {
@@ -93,7 +94,8 @@ impl Subscribers {
             Caller::Known(known) => &known.identity.user,
         };
         let mut known = self.lock();
-        let (user, user_agent) = (known.text(user), known.text(&sender.user_agent));
+        let user = known.text(user);
+        let user_agent = known.text(&sender.user_agent);
         let cache_namespace = known.text(served.scope.namespace());
         let id = known.next_id(self.seed);
         let subscriber = Arc::new(Subscriber {

@@ -153,14 +153,18 @@ impl Certificate {
 
     /// Reads the files again. False if they have not changed.
     fn renew(&self, current: &mut Current) -> bool {
-        let renewed = Pem::read(&self.files).and_then(|pem| match pem == current.pem {
-            true => Ok(None),
-            false => pem.certified(&self.files).map(|certified| Some((certified, pem))),
+        let renewed = Pem::read(&self.files).and_then(|pem| {
+            if pem == current.pem {
+                Ok(None)
+            } else {
+                pem.certified(&self.files).map(|certified| Some((certified, pem)))
+            }
         });
         match renewed {
             Ok(None) => return false,
             Ok(Some((certified, pem))) => {
-                (current.certified, current.pem) = (certified, pem);
+                current.certified = certified;
+                current.pem = pem;
                 info!(cert_file = %self.files.cert_file.display(), "the certificate of the data port was renewed");
                 self.begin_to_use(current);
             }
@@ -226,13 +230,14 @@ mod tests {
     }
 
     /// Writes a certificate that is valid for so many days before and after now.
-    fn write(files: &TlsFiles, name: &str, days: (i64, i64)) {
+    fn write(files: &TlsFiles, name: &str, days_before: i64, days_after: i64) {
         let mut params = rcgen::CertificateParams::new([name.to_owned()]).unwrap();
         let at = |days: i64| {
             let second = NOW_SECONDS as i64 + days * DAY_SECONDS as i64;
             rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(second as u64)
         };
-        (params.not_before, params.not_after) = (at(-days.0), at(days.1));
+        params.not_before = at(-days_before);
+        params.not_after = at(days_after);
         let key = rcgen::KeyPair::generate().unwrap();
         std::fs::write(&files.cert_file, params.self_signed(&key).unwrap().pem()).unwrap();
         std::fs::write(&files.private_key_file, key.serialize_pem()).unwrap();
@@ -251,12 +256,12 @@ mod tests {
     async fn a_renewed_certificate_is_used_and_a_broken_one_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let files = files(&dir);
-        write(&files, "first.example", (1, 1));
+        write(&files, "first.example", 1, 1);
         let certificate = Certificate::read(&files, now, gauge()).unwrap();
         follow(&certificate);
         let presented = || certificate.current().certified.cert.clone();
         let first = presented();
-        write(&files, "second.example", (1, 1));
+        write(&files, "second.example", 1, 1);
         assert_eq!(presented(), first, "the files are not read for each connection");
         sleep(AFTER_A_LOOK).await;
         let second = presented();
@@ -266,7 +271,7 @@ mod tests {
         assert_eq!(presented(), second);
         certificate.reload();
         assert_eq!(presented(), second);
-        write(&files, "third.example", (1, 1));
+        write(&files, "third.example", 1, 1);
         certificate.reload();
         assert_ne!(presented(), second, "a reload does not wait");
     }
@@ -274,10 +279,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_end_of_a_renewed_certificate_is_reported_without_a_handshake() {
         let dir = tempfile::tempdir().unwrap();
-        let (files, expiration) = (files(&dir), gauge());
-        write(&files, "a.example", (1, 1));
+        let files = files(&dir);
+        let expiration = gauge();
+        write(&files, "a.example", 1, 1);
         follow(&Certificate::read(&files, now, expiration.clone()).unwrap());
-        write(&files, "a.example", (1, 30));
+        write(&files, "a.example", 1, 30);
         sleep(AFTER_A_LOOK).await;
         assert_eq!(expiration.get(), (NOW_SECONDS + 30 * DAY_SECONDS) as f64);
     }
@@ -285,17 +291,18 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_end_of_a_certificate_is_reported_when_it_is_read_and_renewed() {
         let dir = tempfile::tempdir().unwrap();
-        let (files, expiration) = (files(&dir), gauge());
-        write(&files, "a.example", (2, 3));
+        let files = files(&dir);
+        let expiration = gauge();
+        write(&files, "a.example", 2, 3);
         let certificate = Certificate::read(&files, now, expiration.clone()).unwrap();
         assert_eq!(expiration.get(), (NOW_SECONDS + 3 * DAY_SECONDS) as f64);
         assert_eq!(certificate.current().warned, None);
         let at = |days: i64| NOW_SECONDS as i64 + days * DAY_SECONDS as i64;
-        for (days, wrong) in [((3, -1), Some(WrongTime::Expired(at(-1)))), ((-1, 2), Some(WrongTime::NotYet(at(1))))] {
-            write(&files, "a.example", days);
+        for (before, after, wrong) in [(3, -1, WrongTime::Expired(at(-1))), (-1, 2, WrongTime::NotYet(at(1)))] {
+            write(&files, "a.example", before, after);
             certificate.reload();
-            assert_eq!(expiration.get(), at(days.1) as f64);
-            assert_eq!(certificate.current().warned, wrong);
+            assert_eq!(expiration.get(), at(after) as f64);
+            assert_eq!(certificate.current().warned, Some(wrong));
         }
         let text = WrongTime::Expired(at(-1)).to_string();
         assert_eq!(text, "has expired: it was valid until 2027-01-14T08:00:00Z");

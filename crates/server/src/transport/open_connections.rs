@@ -160,7 +160,8 @@ impl OpenConnections {
 
     /// Adds a connection. After [`Self::drain`] it is asked to end at once.
     pub fn open(self: &Arc<Self>) -> OpenConnection {
-        let (state, now) = (Arc::new(ConnectionState::default()), Instant::now());
+        let state = Arc::new(ConnectionState::default());
+        let now = Instant::now();
         let mut all = self.lock();
         all.started += 1;
         let number = all.started;
@@ -184,7 +185,8 @@ impl OpenConnections {
     /// `watches`, or a watch that cannot move. Returns the number of watches of each connection
     /// that was asked.
     pub fn rebalance(&self, watches: usize) -> Vec<usize> {
-        let (all, now) = (self.lock(), Instant::now());
+        let all = self.lock();
+        let now = Instant::now();
         let mut movable: Vec<(bool, u64, usize, &ConnectionState)> = Vec::new();
         for (number, state) in &all.by_number {
             if let Some(count) = state.movable_watches() {
@@ -192,7 +194,8 @@ impl OpenConnections {
             }
         }
         movable.sort_by(|a, b| a.0.cmp(&b.0).then(spread(a.1).total_cmp(&spread(b.1))));
-        let (mut asked, mut left) = (Vec::new(), watches);
+        let mut asked = Vec::new();
+        let mut left = watches;
         for (_, _, count, state) in movable {
             if count <= left {
                 state.ask(EndRequest::at(EndReason::Rebalanced, now));
@@ -211,7 +214,8 @@ impl OpenConnections {
     /// Ends all connections, also those that open later. Gives each its turn, in mixed order, so
     /// that watches end at an even rate.
     pub fn drain(&self) {
-        let (mut all, now) = (self.lock(), Instant::now());
+        let mut all = self.lock();
+        let now = Instant::now();
         if std::mem::replace(&mut all.is_draining, true) {
             return;
         }
@@ -324,7 +328,8 @@ impl EndRequests {
         }
         let next = self.next.get_or_insert_with(|| Box::pin(self.connection.clone().next_request(self.last)));
         let request = std::task::ready!(next.as_mut().poll(cx));
-        (self.last, self.next) = (Some(request.reason), None);
+        self.last = Some(request.reason);
+        self.next = None;
         Poll::Ready(request)
     }
 
@@ -369,14 +374,16 @@ mod tests {
             let ended = at.iter().filter(|at| (second * 1000..(second + 1) * 1000).contains(at)).count();
             assert!((330..=337).contains(&ended), "{ended} in second {second}");
         }
-        drop((open, watches));
+        drop(open);
+        drop(watches);
         assert_eq!((all.watches(), all.lock().by_number.len()), (0, 0));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_drain_of_few_watches_is_short_and_idle_connections_do_not_wait() {
         let all = OpenConnections::new(draining_over(600));
-        let (idle, busy) = (all.open(), all.open());
+        let idle = all.open();
+        let busy = all.open();
         let _watches: Vec<_> = (0..50).map(|_| busy.watch(Movable::No)).collect();
         let start = Instant::now();
         all.drain();

@@ -29,7 +29,9 @@ impl ReadProgress {
     /// The client must read [`PROGRESS_BYTES_MIN`] bytes in each `stall_timeout`, and all within
     /// [`time_for`] it.
     pub fn new(stall_timeout: Duration) -> Self {
-        let (bytes, waited, bytes_min) = (0, Duration::ZERO, PROGRESS_BYTES_MIN);
+        let bytes = 0;
+        let waited = Duration::ZERO;
+        let bytes_min = PROGRESS_BYTES_MIN;
         Self { stall_timeout, bytes_min, bytes, waited, all_bytes: 0, all_waited: waited, waiting_since: None }
     }
 
@@ -68,7 +70,8 @@ impl ReadProgress {
         if let Some(since) = self.waiting_since.take() {
             self.all_waited += since.elapsed();
         }
-        (self.bytes, self.waited) = (0, Duration::ZERO);
+        self.bytes = 0;
+        self.waited = Duration::ZERO;
     }
 }
 

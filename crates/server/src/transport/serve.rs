@@ -89,7 +89,8 @@ impl<C: Catalog> Server<C> {
         let limit = self.services.options.connections_max;
         let places = FairPool::new(limit);
         let mut connections = JoinSet::new();
-        let (mut accepted_before, mut refusing) = (0, false);
+        let mut accepted_before = 0;
+        let mut refusing = false;
         {
             let mut incoming = pin!(listener.incoming(0));
             loop {
@@ -113,7 +114,8 @@ impl<C: Catalog> Server<C> {
                     continue;
                 };
                 refusing = false;
-                let (server, tls) = (self.clone(), tls.clone());
+                let server = self.clone();
+                let tls = tls.clone();
                 let io = self.services.readers.observe_socket(io);
                 connections.spawn(async move {
                     let end = match tls {

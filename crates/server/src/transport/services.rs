@@ -148,7 +148,8 @@ impl<C: Catalog> Services<C> {
         let router = router.fallback(not_found).layer(replace_status).with_state(());
         let pending = PendingCalls::new(options.calls_pending_max, calls_pending);
         let connections = OpenConnections::new(options.ending);
-        let (readers, discards) = (Readers::new(), DiscardPlaces::default());
+        let readers = Readers::new();
+        let discards = DiscardPlaces::default();
         Self { reader, grpc, kube, router, options, pending, readers, discards, audit, connections, drain }
     }
 }

@@ -37,9 +37,10 @@ pub fn acceptor(
     let possession = ProofOfPossession { algorithms: provider.signature_verification_algorithms };
     let builder = ServerConfig::builder_with_provider(provider).with_protocol_versions(&options.versions());
     let builder = builder?;
-    let builder = match requests_client_certificate {
-        true => builder.with_client_cert_verifier(Arc::new(possession)),
-        false => builder.with_no_client_auth(),
+    let builder = if requests_client_certificate {
+        builder.with_client_cert_verifier(Arc::new(possession))
+    } else {
+        builder.with_no_client_auth()
     };
     let mut config = builder.with_cert_resolver(certificate);
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];

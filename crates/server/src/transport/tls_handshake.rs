@@ -21,9 +21,10 @@ use crate::client_info::ClientInfo;
 pub async fn accept<T: Io>(io: T, tls: TlsAcceptor) -> io::Result<TlsStream<Rewound<T>>> {
     let (is_http2, io) = preface::detect(io).await?;
     if mismatch::is_plaintext(io.first()) {
-        match is_http2 {
-            true => mismatch::refuse_http2(io, mismatch::NEEDS_TLS).await.map_err(io::Error::other)?,
-            false => mismatch::refuse(io, mismatch::NEEDS_TLS).await?,
+        if is_http2 {
+            mismatch::refuse_http2(io, mismatch::NEEDS_TLS).await.map_err(io::Error::other)?
+        } else {
+            mismatch::refuse(io, mismatch::NEEDS_TLS).await?
         }
         return Err(io::Error::other(mismatch::NEEDS_TLS));
     }

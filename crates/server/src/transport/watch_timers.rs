@@ -61,7 +61,9 @@ impl WatchTimers {
         let last_bookmark_at = timeout_at.filter(|_| bookmark_before_end && bookmark_interval.is_some());
         let last_bookmark_at = last_bookmark_at.and_then(|at| at.checked_sub(LAST_BOOKMARK_BEFORE_TIMEOUT));
         let last_bookmark_at = last_bookmark_at.filter(|at| *at > last_sent);
-        let (in_backlog, window_start, window_bytes) = (false, last_sent, 0);
+        let in_backlog = false;
+        let window_start = last_sent;
+        let window_bytes = 0;
         Self {
             bookmark_interval,
             timeout_at,
@@ -88,15 +90,18 @@ impl WatchTimers {
         self.in_backlog = in_backlog;
         self.backlog_bytes = self.backlog_bytes.saturating_add(bytes);
         if self.window_bytes >= PROGRESS_BYTES_MIN {
-            (self.window_start, self.window_bytes) = (now, 0);
+            self.window_start = now;
+            self.window_bytes = 0;
         }
     }
 
     /// Records that a backlog has begun, of which nothing was sent yet.
     pub fn begin_backlog(&mut self, now: Instant) {
         self.in_backlog = true;
-        (self.backlog_start, self.backlog_bytes) = (now, 0);
-        (self.window_start, self.window_bytes) = (now, 0);
+        self.backlog_start = now;
+        self.backlog_bytes = 0;
+        self.window_start = now;
+        self.window_bytes = 0;
     }
 
     /// When [`Self::tick`] must be called next: during a backlog at least once per bookmark

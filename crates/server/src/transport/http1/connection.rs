@@ -40,11 +40,14 @@ pub async fn serve<C: Catalog>(
     client: ClientInfo,
     services: Arc<Services<C>>,
 ) -> ConnectionEnd {
-    let (tunnel, needs) = (Tunnel::default(), ResponseNeeds::default());
+    let tunnel = Tunnel::default();
+    let needs = ResponseNeeds::default();
     let io = MonitoredSocket::new(io, needs.clone(), services.options.snapshot_stall_timeout);
     let open = services.connections.open();
-    let (upgraded, drain, address, mut end_requests) =
-        (tunnel.clone(), services.drain.clone(), client.address, open.end_requests());
+    let upgraded = tunnel.clone();
+    let drain = services.drain.clone();
+    let address = client.address;
+    let mut end_requests = open.end_requests();
     let service = service_fn(move |mut request: Request<Incoming>| {
         let client = client.of_request(request.headers());
         let holder = client.holder();

@@ -283,7 +283,8 @@ mod tests {
         let start = tokio::time::Instant::now();
         write_to_client_that_reads(PROGRESS_BYTES_MIN / 8).await.unwrap();
         assert!(start.elapsed() > STALL, "the client was slow");
-        let (start, error) = (tokio::time::Instant::now(), write_to_client_that_reads(8).await.unwrap_err());
+        let start = tokio::time::Instant::now();
+        let error = write_to_client_that_reads(8).await.unwrap_err();
         assert_eq!((error.kind(), start.elapsed()), (io::ErrorKind::TimedOut, STALL));
     }
 

@@ -50,13 +50,15 @@ impl WatchBody {
         open: &OpenConnection,
         needs: ResponseNeeds,
     ) -> Response<axum::body::Body> {
-        let (headers, id) = (WatchHeaders::of(&opened, opened.protocol.media()), opened.record.id());
+        let headers = WatchHeaders::of(&opened, opened.protocol.media());
+        let id = opened.record.id();
         let mut timers = WatchTimers::new(opened.bookmark_interval, opened.timeout_at, None, stall_timeout, true);
         if opened.subscription.in_backlog() {
             timers.begin_backlog(Instant::now());
         }
         let timer = Box::pin(sleep_until(Instant::now()));
-        let (end_requests, counted) = (open.end_requests(), open.watch(opened.movable()));
+        let end_requests = open.end_requests();
+        let counted = open.watch(opened.movable());
         let opened = Some(opened);
         let watch =
             Self { opened, connection_waker, timers, timer, end_requests, ending: None, _counted: counted, needs };
@@ -95,7 +97,8 @@ impl WatchBody {
             self.needs.pace(if in_backlog { Pace::Pinning } else { Pace::Live });
             match opened.subscription.take(BATCH_BYTES_MAX) {
                 Ok(Some(mut pieces)) => {
-                    let (remaining, in_backlog) = (pieces.remaining(), opened.subscription.in_backlog());
+                    let remaining = pieces.remaining();
+                    let in_backlog = opened.subscription.in_backlog();
                     // These may be the first bytes of a catch-up.
                     self.needs.pace(if in_backlog { Pace::Pinning } else { Pace::Live });
                     self.timers.sent(Instant::now(), remaining, in_backlog);

@@ -78,7 +78,8 @@ impl Arrival {
         drain: CancellationToken,
         ends_with_drain: bool,
     ) -> impl Future<Output = Status> + Send + use<> {
-        let (has_arrived, deadline_at) = (self.has_arrived.clone(), self.deadline_at);
+        let has_arrived = self.has_arrived.clone();
+        let deadline_at = self.deadline_at;
         async move {
             tokio::select! {
                 biased;

@@ -388,7 +388,8 @@ mod tests {
             script in prop::collection::vec(prop::option::of(1usize..70_000), 0..60),
         ) {
             let (mut half, flusher) = socket(script);
-            let (mut expected, mut next) = (Vec::new(), 0u8);
+            let mut expected = Vec::new();
+            let mut next = 0u8;
             for (flushes, length) in writes {
                 let bytes: Vec<u8> = (0..length).map(|_| { next = next.wrapping_add(1); next }).collect();
                 expected.extend_from_slice(&bytes);

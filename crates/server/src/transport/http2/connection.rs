@@ -122,7 +122,9 @@ impl<C: Catalog, T: Io> Connection<C, T> {
             .ping_pong()
             .map(|ping_pong| Keepalive::new(ping_pong, options.keepalive_interval, options.keepalive_timeout));
         let mut deadlines = Deadlines::default();
-        keepalive.iter().for_each(|keepalive| deadlines.push(keepalive.due_at(), CONNECTION));
+        if let Some(keepalive) = &keepalive {
+            deadlines.push(keepalive.due_at(), CONNECTION);
+        }
         let connection_waker = ConnectionWaker::new();
         let io_waker = IoWaker::new(connection_waker.clone());
         let waker = Waker::from(io_waker.clone());
@@ -200,7 +202,8 @@ impl<C: Catalog, T: Io> Connection<C, T> {
         while let Poll::Ready(EndRequest { reason, over, .. }) = self.end_requests.poll_next(cx) {
             self.ending = Some(reason);
             self.http2.graceful_shutdown();
-            let (now, count) = (Instant::now(), u32::try_from(self.streams.len()).unwrap_or(u32::MAX));
+            let now = Instant::now();
+            let count = u32::try_from(self.streams.len()).unwrap_or(u32::MAX);
             for (before, (id, stream)) in (0..).zip(&mut self.streams) {
                 let at = now + over.mul_f64(f64::from(before) / f64::from(count));
                 stream.end_from(at, reason);
@@ -253,8 +256,8 @@ impl<C: Catalog, T: Io> Connection<C, T> {
         let Ok(send) = respond.send_response(response, false) else { return };
         let id = send.stream_id().as_u32();
         let stall_timeout = self.services.options.snapshot_stall_timeout;
-        let of = (&self.open, &self.connection_waker);
-        let mut stream = Box::new(WatchStream::new(opened, send, of, deadline_at, stall_timeout));
+        let mut stream =
+            Box::new(WatchStream::new(opened, send, &self.open, &self.connection_waker, deadline_at, stall_timeout));
         match self.ending {
             Some(EndReason::Draining) => return stream.finish(StreamEnd::Draining),
             Some(reason) => stream.end_from(Instant::now(), reason),
@@ -287,7 +290,9 @@ impl<C: Catalog, T: Io> Connection<C, T> {
             // Its turn may be far away, so its end is noticed here.
             let end = if blocked { stream.end() } else { None };
             if let Some(end) = end {
-                self.streams.remove(&id).into_iter().for_each(|stream| stream.finish(end.clone()));
+                if let Some(stream) = self.streams.remove(&id) {
+                    stream.finish(end.clone());
+                }
             } else if blocked && stream.is_gone() {
                 self.streams.remove(&id);
             }
@@ -374,10 +379,11 @@ impl<C: Catalog, T: Io> Connection<C, T> {
                 }
             };
             if call::is_grpc(&request) && request.uri().path() == WATCH {
-                let of = (client, self.connection_waker.clone());
-                self.requests.spawn(requests::open_grpc_watch(services, of, request, respond, (arrival, record)));
+                let waker = self.connection_waker.clone();
+                let opened = requests::open_grpc_watch(services, client, waker, request, respond, arrival, record);
+                self.requests.spawn(opened);
             } else {
-                let answered = respond::serve_router(services, client.holder(), request, respond, (arrival, record));
+                let answered = respond::serve_router(services, client.holder(), request, respond, arrival, record);
                 self.requests.spawn(answered.map(|()| None));
             }
         } else {

@@ -59,7 +59,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn owners_are_returned_in_the_order_of_their_deadlines() {
-        let (start, mut deadlines) = (Instant::now(), Deadlines::default());
+        let start = Instant::now();
+        let mut deadlines = Deadlines::default();
         for (seconds, owner) in [(30, 1), (10, 2), (20, 3)] {
             deadlines.push(start + Duration::from_secs(seconds), owner);
         }

@@ -44,17 +44,20 @@ pub struct StartedWatch {
 /// Opens a gRPC watch. A refusal is sent as the whole response.
 pub async fn open_grpc_watch<C: Catalog>(
     services: Arc<Services<C>>,
-    (client, connection_waker): (ClientInfo, Arc<ConnectionWaker>),
+    client: ClientInfo,
+    connection_waker: Arc<ConnectionWaker>,
     request: Request<RecvStream>,
     mut respond: SendResponse<Payload>,
-    (arrival, mut record): (Arrival, AuditRecord),
+    arrival: Arrival,
+    mut record: AuditRecord,
 ) -> Option<StartedWatch> {
     let deadline_at = call::deadline_at(request.headers());
     let encoding = call::check_encoding(request.headers());
     // A call that waits for its message keeps no headers but its token and its user agent.
     let presented = client.presents(request.headers(), false);
     let sender = client.sender(request.headers());
-    let (notes, id) = (record.notes(), record.id());
+    let notes = record.notes();
+    let id = record.id();
     let mut body = request.into_body();
     let stream_waker = StreamWaker::new(&connection_waker, respond.stream_id().as_u32());
     let opened = {
@@ -69,7 +72,7 @@ pub async fn open_grpc_watch<C: Catalog>(
             let Some(message) = message else { return Ok(None) };
             let request = WatchRequest::decode(message).map_err(|error| status::malformed(&error.to_string()))?;
             // Boxed, so that a call that waits for its message does not have the memory for this.
-            let opened = Box::pin(services.grpc.open(request, (&presented, sender), &notes, stream_waker));
+            let opened = Box::pin(services.grpc.open(request, &presented, sender, &notes, stream_waker));
             record.span().follow(opened).await.map(Some)
         });
         tokio::select! {

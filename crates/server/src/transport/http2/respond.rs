@@ -139,7 +139,8 @@ pub async fn serve_router<C: Catalog>(
     holder: Holder,
     request: Request<RecvStream>,
     mut respond: SendResponse<Payload>,
-    (arrival, mut record): (Arrival, AuditRecord),
+    arrival: Arrival,
+    mut record: AuditRecord,
 ) {
     let deadline_at = call::deadline_at(request.headers());
     let is_stream = call::is_stream(request.uri().path());
@@ -237,7 +238,8 @@ async fn send_body(
     stall_timeout: Option<Duration>,
     readers: &Arc<Readers>,
 ) -> Result<(), SendError> {
-    let (mut progress, mut reader) = (stall_timeout.map(ReadProgress::new), None);
+    let mut progress = stall_timeout.map(ReadProgress::new);
+    let mut reader = None;
     loop {
         let frame = tokio::select! {
             biased;
@@ -248,7 +250,7 @@ async fn send_body(
             return send.send_data(Payload::Bytes(Bytes::new()), true).map_err(|_| SendError::Gone);
         };
         match frame.into_data() {
-            Ok(data) => send_data(data, send, progress.as_mut(), (&mut reader, readers)).await?,
+            Ok(data) => send_data(data, send, progress.as_mut(), &mut reader, readers).await?,
             Err(frame) => {
                 let trailers: HeaderMap = frame.into_trailers().unwrap_or_default();
                 return send.send_trailers(trailers).map_err(|_| SendError::Gone);
@@ -264,7 +266,8 @@ async fn send_data(
     mut data: Bytes,
     send: &mut SendStream<Payload>,
     mut progress: Option<&mut ReadProgress>,
-    (reader, readers): (&mut Option<ObservedReader>, &Arc<Readers>),
+    reader: &mut Option<ObservedReader>,
+    readers: &Arc<Readers>,
 ) -> Result<(), SendError> {
     while !data.is_empty() {
         send.reserve_capacity(data.len().min(BATCH_BYTES_MAX));
@@ -284,7 +287,9 @@ async fn send_data(
             room = has_room?;
         }
         let part = data.split_to(room.min(data.len()));
-        progress.iter_mut().for_each(|progress| progress.advanced(part.len()));
+        if let Some(progress) = &mut progress {
+            progress.advanced(part.len());
+        }
         send.send_data(Payload::Bytes(part), false).map_err(|_| SendError::Gone)?;
     }
     Ok(())
@@ -362,12 +367,14 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_answer_of_which_nothing_is_read_is_ended_when_memory_is_short() {
-        let (readers, (near, far)) = (Readers::new(), duplex(64 << 10));
+        let readers = Readers::new();
+        let (near, far) = duplex(64 << 10);
         let observed = readers.clone();
         tokio::spawn(async move {
             let mut http2 = h2::server::Builder::new().handshake::<_, Payload>(near).await.unwrap();
             while let Some(Ok((_, send))) = http2.accept().await {
-                let (answer, observed) = (Response::new(Body::from(vec![0; ANSWER_BYTES])), observed.clone());
+                let answer = Response::new(Body::from(vec![0; ANSWER_BYTES]));
+                let observed = observed.clone();
                 tokio::spawn(async move {
                     let limits = ResponseLimits::default();
                     respond(answer, send, limits, OnCutOff::Reset, &observed, std::future::pending()).await;

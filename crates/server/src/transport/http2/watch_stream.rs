@@ -75,7 +75,8 @@ impl WatchStream {
     pub fn new(
         opened: OpenedWatch,
         send: SendStream<Payload>,
-        (connection, connection_waker): (&OpenConnection, &Arc<ConnectionWaker>),
+        connection: &OpenConnection,
+        connection_waker: &Arc<ConnectionWaker>,
         deadline_at: Option<Instant>,
         stall_timeout: Duration,
     ) -> Self {
@@ -83,13 +84,17 @@ impl WatchStream {
         let id = send.stream_id().as_u32();
         let waker =
             Arc::new(Http2Waker { connection_waker: connection_waker.clone(), stream: id, ..Http2Waker::default() });
-        let (interval, timeout_at) = (opened.bookmark_interval, opened.timeout_at);
+        let interval = opened.bookmark_interval;
+        let timeout_at = opened.timeout_at;
         let bookmark_before_end = opened.protocol != WatchProtocol::Grpc;
         let mut timers = WatchTimers::new(interval, timeout_at, deadline_at, stall_timeout, bookmark_before_end);
         if opened.subscription.in_backlog() {
             timers.begin_backlog(Instant::now());
         }
-        let (stalled, reader, ending, queued) = (false, None, None, false);
+        let stalled = false;
+        let reader = None;
+        let ending = None;
+        let queued = false;
         Self { opened, send, waker, timers, stalled, reader, ending, _counted: counted, queued }
     }
 
@@ -121,7 +126,9 @@ impl WatchStream {
     fn is_given_up(&mut self, readers: &Arc<Readers>) -> bool {
         let waits = self.stalled && self.opened.subscription.is_behind();
         if !waits {
-            self.reader.iter().for_each(ObservedReader::reads);
+            if let Some(reader) = &self.reader {
+                reader.reads();
+            }
             return false;
         }
         let waker = Waker::from(self.waker.clone());
@@ -158,7 +165,9 @@ impl WatchStream {
                     let in_backlog = self.opened.subscription.in_backlog();
                     self.timers.sent(now, sent, in_backlog);
                     // There was window, so its client reads, although this uses it up again.
-                    self.reader.iter().for_each(ObservedReader::reads);
+                    if let Some(reader) = &self.reader {
+                        reader.reads();
+                    }
                     window = window.saturating_sub(sent);
                     // A batch of the backlog is memory of this connection; a batch of the log is
                     // shared.

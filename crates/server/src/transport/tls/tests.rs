@@ -40,7 +40,8 @@ impl Servers {
         let ca = Signer::root(Content::ca("servers"));
         let mut content = Content::client("kubefan", "x").usages(&[]).days(20_000, 20_000);
         content.0.subject_alt_names = vec![rcgen::SanType::DnsName("kubefan.test".try_into().unwrap())];
-        let (server, dir) = (ca.sign(content), tempfile::tempdir().unwrap());
+        let server = ca.sign(content);
+        let dir = tempfile::tempdir().unwrap();
         let files = TlsFiles { cert_file: dir.path().join("crt"), private_key_file: dir.path().join("key") };
         std::fs::write(&files.cert_file, &server.pem).unwrap();
         std::fs::write(&files.private_key_file, &server.key_pem).unwrap();
@@ -98,8 +99,10 @@ fn alice(ca: &Signer) -> Signer {
 
 #[tokio::test]
 async fn a_copy_of_a_certificate_without_its_key_fails_the_handshake() {
-    let (servers, ca) = (Servers::new(TlsVersion::Tls12), Signer::root(Content::ca("clients")));
-    let (alice, thief) = (alice(&ca), Signer::root(Content::client("thief", "x")));
+    let servers = Servers::new(TlsVersion::Tls12);
+    let ca = Signer::root(Content::ca("clients"));
+    let alice = alice(&ca);
+    let thief = Signer::root(Content::client("thief", "x"));
     for version in VERSIONS {
         let with = |key: &Signer| Arc::new(servers.client(version, present(&[&alice], key)));
         assert_eq!(servers.connect(&with(&alice)).await, Ok(vec![alice.der.clone()]), "{version:?}");
@@ -122,7 +125,8 @@ async fn a_certificate_of_any_ca_passes_the_handshake() {
 /// connection, so a certificate that was removed from trust does not live on in tickets.
 #[tokio::test]
 async fn a_resumed_session_shows_the_same_chain() {
-    let (servers, ca) = (Servers::new(TlsVersion::Tls12), Signer::root(Content::ca("clients")));
+    let servers = Servers::new(TlsVersion::Tls12);
+    let ca = Signer::root(Content::ca("clients"));
     let alice = alice(&ca);
     for version in VERSIONS {
         let client = Arc::new(servers.client(version, present(&[&alice], &alice)));
