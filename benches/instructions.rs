@@ -204,7 +204,8 @@ fn encode((encoder, entries): (Encoder, Vec<LogEntry>)) -> impl Sized {
 }
 
 fn views_by_node() -> (SelectorIndex, Vec<Arc<WatchEvent>>, Vec<usize>) {
-    let (kind, mut index) = (PodKind::new(), SelectorIndex::default());
+    let kind = PodKind::new();
+    let mut index = SelectorIndex::default();
     for id in 0..VIEWS {
         index.insert(id, &kind.select("", &format!("spec.nodeName=node-{id}")));
     }

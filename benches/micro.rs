@@ -107,7 +107,8 @@ mod ring {
     /// Appends one record. One record is packed, and one is evicted.
     #[divan::bench(sample_size = 100)]
     fn append(bencher: Bencher<'_, '_>) {
-        let ((mut ring, mut cache), now) = (full(), Instant::now());
+        let (mut ring, mut cache) = full();
+        let now = Instant::now();
         bencher.with_inputs(|| cache.events(1).swap_remove(0)).bench_local_values(|event| {
             ring.push(HistoryRecord::Event(event), now);
             ring.evict(now, 0, 1.0, 1.0)
@@ -139,7 +140,8 @@ mod index {
         for id in 0..views {
             index.insert(id, &kind.select("", &format!("spec.nodeName=node-{id}")));
         }
-        let (event, mut candidates) = (event(), Vec::new());
+        let event = event();
+        let mut candidates = Vec::new();
         bencher.bench_local(|| {
             index.candidates(black_box(&event), &mut candidates);
             candidates.len()
@@ -156,7 +158,8 @@ mod index {
         for (id, selection) in views.iter().enumerate() {
             index.insert(id, selection);
         }
-        let (event, mut candidates) = (event(), Vec::new());
+        let event = event();
+        let mut candidates = Vec::new();
         bencher.counter(ItemsCount::new(views.len())).bench_local(|| {
             index.candidates(black_box(&event), &mut candidates);
             candidates.iter().filter(|id| event.transition(&views[**id]).is_some()).count()
@@ -223,7 +226,8 @@ mod relist {
         let keyed = |json: String| (kind.parse(&json).key().clone(), json);
         let mut now: BTreeMap<_, _> = created.into_iter().map(keyed).collect();
         let parsed = |now: &BTreeMap<_, String>| now.values().map(|json| kind.parse(json)).collect();
-        let (mut writer, mut reached) = (CacheWriter::default(), 20_000);
+        let mut writer = CacheWriter::default();
+        let mut reached = 20_000;
         apply_list(&mut writer, parsed(&now), reached);
         bencher
             .with_inputs(|| {
@@ -246,7 +250,9 @@ mod upstream {
 
     /// A reflector whose upstream returns these fixed responses.
     fn reflector(kind: &PodKind, list: &Bytes, watch: &Bytes) -> Reflector<Pcg64Mcg> {
-        let (list, watch, metrics) = (list.clone(), watch.clone(), kind.metrics());
+        let list = list.clone();
+        let watch = watch.clone();
+        let metrics = kind.metrics();
         let service = service_fn(move |request: http::Request<Bytes>| {
             let watches = request.uri().query().is_some_and(|query| query.starts_with("watch"));
             let body = Full::new(if watches { watch.clone() } else { list.clone() });
@@ -294,7 +300,9 @@ mod upstream {
     /// Processes a watch of 500 lines, received in one chunk.
     #[divan::bench]
     fn watch_lines(bencher: Bencher<'_, '_>) {
-        let (kind, runtime, (mut pods, _)) = (PodKind::new(), runtime(), Pods::new(OBJECTS, &[]));
+        let kind = PodKind::new();
+        let runtime = runtime();
+        let (mut pods, _) = Pods::new(OBJECTS, &[]);
         let line = |_| format!("{{\"type\":\"MODIFIED\",\"object\":{}}}\n", pods.change());
         let watch = Bytes::from((0..OBJECTS).map(line).collect::<String>());
         let bytes = BytesCount::new(watch.len());
@@ -315,7 +323,9 @@ mod upstream {
     /// Processes one page of a list with 500 items.
     #[divan::bench]
     fn list_page(bencher: Bencher<'_, '_>) {
-        let (kind, runtime, (_, created)) = (PodKind::new(), runtime(), Pods::new(OBJECTS, &[]));
+        let kind = PodKind::new();
+        let runtime = runtime();
+        let (_, created) = Pods::new(OBJECTS, &[]);
         let list = page(&created);
         let bytes = BytesCount::new(list.len());
         bencher
@@ -336,7 +346,8 @@ mod object {
     /// Parses an object's JSON for the attributes used in routing.
     #[divan::bench(sample_size = 20)]
     fn parse(bencher: Bencher<'_, '_>) {
-        let (kind, (json, _)) = (PodKind::new(), changed_pod());
+        let kind = PodKind::new();
+        let (json, _) = changed_pod();
         bencher.counter(BytesCount::of_str(&json)).bench_local(|| kind.parse(black_box(&json)));
     }
 
@@ -362,10 +373,8 @@ mod frames {
     /// A batch in one contiguous buffer, shared by all subscribers of a view.
     #[divan::bench(sample_size = 20)]
     fn contiguous(bencher: Bencher<'_, '_>) {
-        let (encoder, entries) = (
-            Encoder::new(Format::default(), &ResolvedResource::default(), None, Budgets::default()),
-            Cache::new(100, SMALL).entries(BATCH),
-        );
+        let encoder = Encoder::new(Format::default(), &ResolvedResource::default(), None, Budgets::default());
+        let entries = Cache::new(100, SMALL).entries(BATCH);
         bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
             let mut bytes = encoder.buffer(64 << 10);
             for entry in black_box(&entries) {
@@ -379,10 +388,8 @@ mod frames {
     /// subscriber.
     #[divan::bench(sample_size = 20)]
     fn by_reference(bencher: Bencher<'_, '_>) {
-        let (encoder, entries) = (
-            Encoder::new(Format::default(), &ResolvedResource::default(), None, Budgets::default()),
-            Cache::new(100, SMALL).entries(BATCH),
-        );
+        let encoder = Encoder::new(Format::default(), &ResolvedResource::default(), None, Budgets::default());
+        let entries = Cache::new(100, SMALL).entries(BATCH);
         bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
             let mut frames = encoder.writer(0);
             for entry in black_box(&entries) {
@@ -433,7 +440,8 @@ mod snapshot {
     #[divan::bench]
     fn chunk_encode(bencher: Bencher<'_, '_>) {
         let kind = PodKind::new();
-        let (store, selection) = (store(&kind), kind.select("", ""));
+        let store = store(&kind);
+        let selection = kind.select("", "");
         let encoder = Encoder::new(Format::default(), &ResolvedResource::default(), None, Budgets::default());
         bencher.counter(BytesCount::new(store.json_bytes().min(256 << 10))).bench_local(|| {
             let objects = Arc::new(SelectedObjects::new(store.clone()));

@@ -118,7 +118,8 @@ impl Hub {
             }
             Update::ListEnd(version) | Update::Bookmark(version) => state.version = Some(version.get()),
             Update::Event(kind, object) => {
-                let (key, version) = (object.key().as_str().to_owned(), object.version().get());
+                let key = object.key().as_str().to_owned();
+                let version = object.version().get();
                 let event = match kind {
                     EventType::Added => event(Kind::Added, &object),
                     EventType::Modified => event(Kind::Modified, &object),

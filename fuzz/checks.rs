@@ -97,7 +97,8 @@ pub(crate) fn upstream(data: &[u8]) {
     let Some((flags, data)) = data.split_first() else { return };
     let (list, watch) = split_parts(data);
     let chunks: Vec<_> = watch.split(|byte| *byte == CHUNK).map(Bytes::copy_from_slice).collect();
-    let (list, gzip) = (Bytes::copy_from_slice(list), flags & 2 != 0);
+    let list = Bytes::copy_from_slice(list);
+    let gzip = flags & 2 != 0;
     let protobuf = flags & 8 != 0;
     let service = service_fn(move |request: http::Request<Bytes>| {
         let body: UpstreamBody = if request.uri().query().is_some_and(|query| query.contains("watch=1")) {
@@ -121,10 +122,12 @@ pub(crate) fn upstream(data: &[u8]) {
     let client = Upstream::from_service(BoxCloneSyncService::new(service), &base, options);
     let gvr = GroupVersionResource::new("", "v1", "pods");
     let table = FieldTable::new(&gvr, true, &[]);
-    let parser = match (protobuf, flags & 16 != 0) {
-        (true, _) => ObjectParser::protobuf(&gvr, &table).expect("pods are built in"),
-        (false, true) => ObjectParser::table(Tables::new(&gvr, || SystemTime::UNIX_EPOCH), &table),
-        (false, false) => ObjectParser::new(&table),
+    let parser = if protobuf {
+        ObjectParser::protobuf(&gvr, &table).expect("pods are built in")
+    } else if flags & 16 != 0 {
+        ObjectParser::table(Tables::new(&gvr, || SystemTime::UNIX_EPOCH), &table)
+    } else {
+        ObjectParser::new(&table)
     };
     let parser = Arc::new(parser.of("Pod", "v1"));
     let metrics = Arc::new(Metrics::new(prometheus::Registry::new()).expect("a new registry")).cache(
@@ -158,7 +161,9 @@ pub(crate) fn upstream(data: &[u8]) {
                 Ok(Some(commit)) => {
                     let is_start = matches!(commit.change, Change::Start { .. });
                     assert!(is_start || reached.is_none_or(|reached| reached <= commit.version), "{reached:?}");
-                    commit.store.iter().for_each(|object| check_round_trip(object, &parser));
+                    for object in commit.store.iter() {
+                        check_round_trip(object, &parser);
+                    }
                 }
                 Ok(None) => {}
                 Err(_) => reflector.relist(RelistReason::OutOfOrder),
@@ -332,7 +337,8 @@ pub(crate) fn requests(data: &[u8]) {
 pub(crate) fn http(data: &[u8]) {
     let (path, rest) = split_parts(data);
     let mut rest = rest.splitn(2, |byte| *byte == CHUNK).map(String::from_utf8_lossy);
-    let (query, accept) = (rest.next().unwrap_or_default(), rest.next().unwrap_or_default());
+    let query = rest.next().unwrap_or_default();
+    let accept = rest.next().unwrap_or_default();
     if let Some(path) = Path::parse(&String::from_utf8_lossy(path)) {
         let Path { group, version, resource, namespace, name, .. } = &path;
         for part in [group, version, resource, namespace, name] {
@@ -450,7 +456,9 @@ fn decode_transfer(parts: impl IntoIterator<Item = Part>) -> Option<DecodedTrans
     let now = tokio::time::Instant::now();
     let gvr = GroupVersionResource::new("", "v1", "pods");
     let parser = Arc::new(ObjectParser::new(&FieldTable::new(&gvr, true, &[])).of("Pod", "v1"));
-    let (cluster, schema, upstream_field_selector) = ("c".to_owned(), "s".to_owned(), String::new());
+    let cluster = "c".to_owned();
+    let schema = "s".to_owned();
+    let upstream_field_selector = String::new();
     let identity = CacheIdentity { cluster, gvr, scope: Scope::Cluster, upstream_field_selector, schema };
     let limits = RingLimits {
         ring_bytes_max: None,

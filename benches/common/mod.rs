@@ -143,10 +143,13 @@ pub(crate) struct Cache {
 impl Cache {
     pub(crate) fn new(count: usize, omitted: OmittedFields) -> Self {
         let kind = PodKind::new();
-        let (hub, (pods, created)) = (hub(&kind, RING_EVENTS_MAX), Pods::new(count, omitted));
+        let hub = hub(&kind, RING_EVENTS_MAX);
+        let (pods, created) = Pods::new(count, omitted);
         let mut cache = Self { hub, kind, writer: CacheWriter::default(), pods };
         let objects: Vec<_> = created.iter().map(|json| cache.kind.parse(json)).collect();
-        apply_list(&mut cache.writer, objects, cache.pods.version).into_iter().for_each(|commit| cache.publish(commit));
+        if let Some(commit) = apply_list(&mut cache.writer, objects, cache.pods.version) {
+            cache.publish(commit);
+        }
         for commit in cache.changes(RING_EVENTS_MAX) {
             cache.publish(commit);
         }
@@ -210,7 +213,8 @@ pub(crate) fn hub(kind: &PodKind, ring_events_max: usize) -> Arc<Hub> {
     let all = Arc::new(Metrics::new(Registry::new()).expect("the registry is empty"));
     let gate = GateLimits { snapshots_max: 1000, snapshot_queue_timeout: Duration::ZERO };
     let gate = Gate::new(gate, all.gate());
-    let (budgets, cluster) = (ProcessBudgets::default(), Arc::new(|| None));
+    let budgets = ProcessBudgets::default();
+    let cluster = Arc::new(|| None);
     let options = HubOptions { limits, coalesce_max: Duration::ZERO, gate, budgets, cluster };
     Hub::new(ResolvedResource::default(), kind.parser.clone(), options, kind.metrics())
 }

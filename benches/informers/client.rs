@@ -103,7 +103,9 @@ async fn inform<K: Decode>(
         let events = events.clone();
         move || _ = events.fetch_add(1, Relaxed)
     };
-    let (added, updated, deleted) = (count(), count(), count());
+    let added = count();
+    let updated = count();
+    let deleted = count();
     let handler =
         HandlerFuncs::new().on_add(move |_, _| added()).on_update(move |_, _| updated()).on_delete(move |_| deleted());
     let registration = informer.add_event_handler(handler)?;

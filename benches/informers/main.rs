@@ -151,18 +151,21 @@ impl Servers {
     async fn measure(&mut self, kind: Kind, cli: &Cli) -> Result<Figures, Failure> {
         let mut client = self.start_client(kind, cli).await?;
         sleep(SETTLE).await;
-        let (cpu_before, (base_bytes, _)) = (client.cpu_nanos()?, client.resident_bytes()?);
+        let cpu_before = client.cpu_nanos()?;
+        let (base_bytes, _) = client.resident_bytes()?;
         let objects: u64 = client.order("start", "synced").await?.parse()?;
         if objects != self.workload.pod_count() as u64 {
             return Err(format!("it has {objects} pods of {}", self.workload.pod_count()).into());
         }
         sleep(SETTLE).await;
-        let (cpu_synced, (synced_bytes, peak_bytes)) = (client.cpu_nanos()?, client.resident_bytes()?);
+        let cpu_synced = client.cpu_nanos()?;
+        let (synced_bytes, peak_bytes) = client.resident_bytes()?;
         self.change(cli.changes).await?;
         let version = self.sim.revision();
         let events: u64 = client.order(&format!("until {version}"), "current").await?.parse()?;
         sleep(SETTLE).await;
-        let (cpu_after, (after_bytes, _)) = (client.cpu_nanos()?, client.resident_bytes()?);
+        let cpu_after = client.cpu_nanos()?;
+        let (after_bytes, _) = client.resident_bytes()?;
         let collected_bytes = match kind {
             Kind::GoTyped => {
                 client.order("collect", "collected").await?;

@@ -34,10 +34,12 @@ impl Nodes {
                 r#"{{"metadata":{{"namespace":"default","name":"pod-{number}","uid":"uid-{number}","resourceVersion":"{version}","labels":{{"app":"web"}}}},"spec":{{"nodeName":"node-{node}"}}}}"#
             ))
         };
-        let (mut writer, listed) = (CacheWriter::default(), count + 1);
+        let mut writer = CacheWriter::default();
+        let listed = count + 1;
         let pods = (0..count).map(|number| pod(number, number + 1)).collect();
-        let commits = apply_list(&mut writer, pods, listed as u64);
-        commits.into_iter().for_each(|commit| hub.batch().commit(commit, Instant::now()));
+        if let Some(commit) = apply_list(&mut writer, pods, listed as u64) {
+            hub.batch().commit(commit, Instant::now());
+        }
         for event in 0..Self::EVENTS {
             let first = Self::EVENTS_OF_FIRST_NODES;
             let number = match event.checked_sub(first) {
@@ -46,11 +48,15 @@ impl Nodes {
             };
             let changed = pod(number, listed + event + 1);
             let commit = writer.apply(Update::Event(EventType::Modified, changed)).expect("versions grow");
-            commit.into_iter().for_each(|commit| hub.batch().commit(commit, Instant::now()));
+            if let Some(commit) = commit {
+                hub.batch().commit(commit, Instant::now());
+            }
         }
         let nodes = Self { hub, kind, listed: ResourceVersion::new(listed as u64).expect("not zero") };
         // An index is built at the second use.
-        (0..2).for_each(|_| assert_eq!(nodes.snapshot(0), Self::PODS_PER_NODE + 2));
+        for _ in 0..2 {
+            assert_eq!(nodes.snapshot(0), Self::PODS_PER_NODE + 2);
+        }
         nodes
     }
 

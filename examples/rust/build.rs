@@ -17,7 +17,8 @@ const REPOSITORY: &str = "../..";
 const ADDRESS: &str = "127.0.0.1:7443";
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let (mut functions, mut list) = (String::new(), String::new());
+    let mut functions = String::new();
+    let mut list = String::new();
     for page in pages()? {
         println!("cargo::rerun-if-changed={REPOSITORY}/{page}");
         for (number, block) in blocks(&fs::read_to_string(Path::new(REPOSITORY).join(&page))?).iter().enumerate() {

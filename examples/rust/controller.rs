@@ -126,7 +126,8 @@ impl Controller {
 async fn run(address: &str) -> Result<(), Box<dyn Error>> {
     let kubefan = Client::connect(address, &ClientOptions::default()).await?;
     let factory = SharedInformerFactory::new(kubefan).tweak_list_options(|list_watch| list_watch.drop_managed_fields());
-    let (pods, nodes) = (factory.informer::<Pod>("pods"), factory.informer::<Node>("nodes"));
+    let pods = factory.informer::<Pod>("pods");
+    let nodes = factory.informer::<Node>("nodes");
     pods.indexer().add_index("node", |pod| vec![pod.spec.node_name.clone()])?;
     pods.on_error(|error| eprintln!("pods: {error}"));
     nodes.on_error(|error| eprintln!("nodes: {error}"));

@@ -103,7 +103,8 @@ async fn run(address: &str, ip: Option<String>) -> Result<(), Box<dyn Error>> {
             return answer(pods, &ip);
         }
         // A thread of its own, because a read from a terminal cannot be cancelled.
-        let (pods, (done, ended)) = (pods.clone(), oneshot::channel::<()>());
+        let pods = pods.clone();
+        let (done, ended) = oneshot::channel::<()>();
         thread::spawn(move || {
             for line in stdin().lines().map_while(Result::ok) {
                 if let Err(error) = answer(&pods, line.trim()) {
@@ -123,7 +124,8 @@ async fn run(address: &str, ip: Option<String>) -> Result<(), Box<dyn Error>> {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let (mut address, mut ip) = ("127.0.0.1:7443".to_owned(), None);
+    let mut address = "127.0.0.1:7443".to_owned();
+    let mut ip = None;
     let mut args = std::env::args().skip(1);
     while let Some(flag) = args.next() {
         match (flag.as_str(), args.next()) {

@@ -60,8 +60,12 @@ include!(concat!(env!("OUT_DIR"), "/pages.rs"));
 fn main() -> Outcome {
     let Some(page) = env::args().nth(1) else {
         let mut counts = BTreeMap::<&str, usize>::new();
-        BLOCKS.iter().for_each(|(page, _)| *counts.entry(page).or_default() += 1);
-        counts.iter().for_each(|(page, count)| println!("{page} {count}"));
+        for (page, _) in BLOCKS {
+            *counts.entry(page).or_default() += 1;
+        }
+        for (page, count) in &counts {
+            println!("{page} {count}");
+        }
         return Ok(());
     };
     let number: usize = env::args().nth(2).ok_or("the number of the block is missing")?.parse()?;

@@ -223,7 +223,9 @@ impl PerStream {
     /// subscriber with the largest mean.
     pub(super) fn ages(&self, before: &Self) -> (f64, f64) {
         let since = self.0.iter().zip(&before.0).map(|(now, then)| (now.0 - then.0, (now.1 - then.1) as f64 / 1e3));
-        let (mut count, mut sum, mut slowest) = (0, 0.0, f64::NAN);
+        let mut count = 0;
+        let mut sum = 0.0;
+        let mut slowest = f64::NAN;
         for (received, millis) in since {
             count += received;
             sum += millis;

@@ -254,7 +254,8 @@ pub struct Spread {
 pub fn spread(values: impl IntoIterator<Item = f64>) -> Option<Spread> {
     let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_by(f64::total_cmp);
-    let (min, max) = (*sorted.first()?, *sorted.last()?);
+    let min = *sorted.first()?;
+    let max = *sorted.last()?;
     let middle = sorted.len() / 2;
     let median =
         if sorted.len().is_multiple_of(2) { f64::midpoint(sorted[middle - 1], sorted[middle]) } else { sorted[middle] };

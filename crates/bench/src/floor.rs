@@ -57,7 +57,9 @@ async fn accept(listener: TcpListener, due: watch::Sender<u64>, tls: Option<TlsA
     loop {
         let (stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;
-        let (due, bytes, tls) = (due.subscribe(), bytes.clone(), tls.clone());
+        let due = due.subscribe();
+        let bytes = bytes.clone();
+        let tls = tls.clone();
         // A connection that fails is seen by its receiver, which then counts nothing.
         tokio::spawn(async move {
             match tls {

@@ -85,7 +85,9 @@ impl Histogram {
 impl Ages {
     /// The ages of both.
     pub(super) fn and(mut self, other: &Self) -> Self {
-        self.counts.iter_mut().zip(&other.counts).for_each(|(count, more)| *count += more);
+        for (count, more) in self.counts.iter_mut().zip(&other.counts) {
+            *count += more;
+        }
         self.max_micros = self.max_micros.max(other.max_micros);
         self
     }
@@ -139,7 +141,9 @@ mod tests {
     #[test]
     fn percentiles_cover_only_the_ages_since_the_last_take() {
         let histogram = Histogram::default();
-        (1..=1000).for_each(|micros| histogram.record(micros * 1000));
+        for micros in 1..=1000 {
+            histogram.record(micros * 1000);
+        }
         let ages = histogram.take();
         let millis = |percent| ages.percentile(percent).unwrap().as_secs_f64() * 1e3;
         assert!((500.0..508.0).contains(&millis(50)) && (990.0..1000.1).contains(&millis(99)), "{}", millis(50));

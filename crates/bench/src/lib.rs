@@ -195,7 +195,8 @@ fn check_open_files(options: &BenchOptions) -> Result<(), BenchError> {
     let Some(case) = cases.max_by_key(|case| case.subscribers) else { return Ok(()) };
     let needed = case.subscribers.div_ceil(options.streams_per_connection) as u64 + OPEN_FILES_BASE;
     if limit < needed {
-        let (scenario, subscribers) = (case.scenario.as_str(), case.subscribers);
+        let scenario = case.scenario.as_str();
+        let subscribers = case.subscribers;
         return Err(BenchError::OpenFiles { scenario, subscribers, needed, limit });
     }
     Ok(())

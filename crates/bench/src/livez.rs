@@ -31,8 +31,10 @@ impl Livez {
     /// Starts to ask the admin port at this address.
     #[expect(clippy::disallowed_methods, reason = "a thread of its own, on the machine's clock")]
     pub(super) fn start(address: SocketAddr) -> Self {
-        let (slowest_micros, stopped) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-        let (slowest, is_stopped) = (slowest_micros.clone(), stopped.clone());
+        let slowest_micros = Arc::new(AtomicU64::new(0));
+        let stopped = Arc::new(AtomicBool::new(false));
+        let slowest = slowest_micros.clone();
+        let is_stopped = stopped.clone();
         let thread = thread::spawn(move || {
             while !is_stopped.load(Relaxed) {
                 let start = Instant::now();
@@ -64,8 +66,5 @@ fn ask(address: SocketAddr) -> io::Result<()> {
     stream.write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer)?;
-    match answer.starts_with(b"HTTP/1.1 200") {
-        true => Ok(()),
-        false => Err(io::Error::other("not alive")),
-    }
+    if answer.starts_with(b"HTTP/1.1 200") { Ok(()) } else { Err(io::Error::other("not alive")) }
 }

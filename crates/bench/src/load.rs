@@ -44,7 +44,9 @@ impl Trigger<'_> {
         match self {
             Self::Source(source) => source.make_changes(count, &counters.times).await,
             Self::Floor(floor, bytes) => {
-                (0..count).for_each(|_| counters.times.record_change());
+                for _ in 0..count {
+                    counters.times.record_change();
+                }
                 Ok(floor.send(*bytes * count as u64).await?)
             }
         }
@@ -74,10 +76,14 @@ pub(super) async fn drive(
     duration: Duration,
 ) -> Result<LoadResult, BenchError> {
     counters.ages.take();
-    let (before, streams, cpu) = (counters.counts(), counters.per_stream(), meter.cpu_nanos()?);
+    let before = counters.counts();
+    let streams = counters.per_stream();
+    let cpu = meter.cpu_nanos()?;
     let start = Instant::now();
     let end = start + duration;
-    let (mut events, mut expected, mut at_end) = (0_u64, before.received, None::<PerStream>);
+    let mut events = 0_u64;
+    let mut expected = before.received;
+    let mut at_end = None::<PerStream>;
     match load {
         Load::Closed { batch } => {
             while at_end.is_none() {
@@ -118,7 +124,8 @@ pub(super) async fn drive(
         }
     }
     let elapsed = start.elapsed();
-    let (after, cpu_nanos) = (counters.counts(), (meter.cpu_nanos()? - cpu) as f64);
+    let after = counters.counts();
+    let cpu_nanos = (meter.cpu_nanos()? - cpu) as f64;
     let (mean_age_millis, slowest_age_millis) = counters.per_stream().ages(&streams);
     Ok(LoadResult {
         events,

@@ -82,7 +82,8 @@ fn parse(mut head: &[u8]) -> (MessageKind, Option<&[u8]>) {
     if let [RESUME_VERSION, length, rest @ ..] = head
         && let Some((text, rest)) = rest.split_at_checked(usize::from(*length))
     {
-        (version, head) = (Some(text), rest);
+        version = Some(text);
+        head = rest;
     }
     let kind = match head.first().map(|tag| (tag >> 3, tag & 7)) {
         Some((2, LENGTH_DELIMITED)) => MessageKind::SnapshotBegin,
@@ -150,7 +151,8 @@ mod tests {
         fn messages_are_found_wherever_the_stream_is_split(cuts in prop::collection::vec(0..500usize, 0..12)) {
             let (bytes, expected) = stream();
             let mut rest: Bytes = bytes.freeze();
-            let (mut messages, mut found) = (MessageReader::default(), Vec::new());
+            let mut messages = MessageReader::default();
+            let mut found = Vec::new();
             for cut in cuts {
                 let chunk = rest.split_to(cut.min(rest.len()));
                 messages.read(&chunk, |kind, version| found.push((kind, version.map(<[u8]>::to_vec))));

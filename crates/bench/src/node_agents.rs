@@ -102,9 +102,11 @@ impl Agents {
         &self,
         nodes: impl IntoIterator<Item = (usize, Option<u64>)>,
     ) -> Result<AllLive, BenchError> {
-        let (connecting, mut tasks) = (Arc::new(Semaphore::new(CONNECTING_MAX)), JoinSet::new());
+        let connecting = Arc::new(Semaphore::new(CONNECTING_MAX));
+        let mut tasks = JoinSet::new();
         for (node, version) in nodes {
-            let (agents, connecting) = (self.clone(), connecting.clone());
+            let agents = self.clone();
+            let connecting = connecting.clone();
             tasks.spawn(async move { agents.agent(node, version, &connecting).await });
         }
         let expected = tasks.len() as u64;
@@ -135,11 +137,15 @@ impl Agents {
         connecting: &Semaphore,
     ) -> Result<(Open, Duration, bool), String> {
         let _permit = connecting.acquire().await.map_err(|error| error.to_string())?;
-        let (start, mut is_restarted) = (Instant::now(), false);
+        let start = Instant::now();
+        let mut is_restarted = false;
         for _ in 0..ATTEMPTS_MAX {
             match self.attempt(node, version).await? {
                 Attempt::Live(open) => return Ok((open, start.elapsed(), is_restarted)),
-                Attempt::Expired => (version, is_restarted) = (None, true),
+                Attempt::Expired => {
+                    version = None;
+                    is_restarted = true;
+                }
                 Attempt::Later => sleep(RETRY_DELAY).await,
             }
         }
@@ -262,7 +268,8 @@ enum Found {
 
 /// Reads until the sign, which may be split between two reads.
 async fn read_until(body: &mut RecvStream, sign: Sign) -> Result<Found, String> {
-    let (mut messages, mut tail) = (MessageReader::default(), Vec::new());
+    let mut messages = MessageReader::default();
+    let mut tail = Vec::new();
     while let Some(data) = body.data().await {
         let data = data.map_err(|error| error.to_string())?;
         // Cannot fail: this many bytes were just received.

@@ -31,9 +31,10 @@ impl Meter {
                 self.threads.insert(thread, nanos);
             }
         }
-        match self.threads.is_empty() {
-            true => Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel has no /proc/PID/task/TID/schedstat")),
-            false => Ok(self.threads.values().sum()),
+        if self.threads.is_empty() {
+            Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel has no /proc/PID/task/TID/schedstat"))
+        } else {
+            Ok(self.threads.values().sum())
         }
     }
 

@@ -90,7 +90,8 @@ impl Receivers {
         let config = Arc::new(ReceiverConfig { connector, kind, streams_per_connection, counters: counters.clone() });
         let threads = (0..threads)
             .map(|thread| {
-                let (config, stop) = (config.clone(), stop.clone());
+                let config = config.clone();
+                let stop = stop.clone();
                 std::thread::spawn(move || run_thread(&config, thread, threads, stop))
             })
             .collect();
@@ -119,7 +120,8 @@ fn run_thread(config: &Arc<ReceiverConfig>, thread: usize, threads: usize, stop:
         let opening = Arc::new(Semaphore::new(OPENING_MAX));
         for first in (0..subscribers).step_by(config.streams_per_connection).skip(thread).step_by(threads) {
             let streams = first..(first + config.streams_per_connection).min(subscribers);
-            let (config, opening) = (config.clone(), opening.clone());
+            let config = config.clone();
+            let opening = opening.clone();
             tokio::spawn(async move {
                 if let Err(message) = run_connection(&config, streams, &opening).await {
                     config.counters.fail(message);
@@ -251,22 +253,21 @@ async fn receive_grpc(
         counters.stream_ready();
     }
     while let Some(data) = body.data().await {
-        let mut counts = (0, 0);
+        let mut read = Received::default();
         let mut next = Some(data);
         // All data that has already arrived counts as one read.
         while let Some(data) = next {
             let data = data.map_err(|error| format!("stream: {error}"))?;
             // Cannot fail: this many bytes were just received.
             let _ = body.flow_control().release_capacity(data.len());
-            state.read(&data, counters, &mut counts)?;
+            state.read(&data, counters, &mut read)?;
             next = body.data().now_or_never().flatten();
         }
-        let (live, objects) = counts;
-        if objects > 0 {
-            counters.add_objects(objects);
+        if read.objects > 0 {
+            counters.add_objects(read.objects);
         }
-        if live > 0 {
-            counters.receive(stream, live);
+        if read.live > 0 {
+            counters.receive(stream, read.live);
         }
     }
     let trailers = body.trailers().await.map_err(|error| format!("stream: {error}"))?;
@@ -300,6 +301,15 @@ pub(super) fn grpc_status(headers: &HeaderMap) -> String {
     format!("status {} {}", text("grpc-status"), text("grpc-message"))
 }
 
+/// The numbers of what one read has brought.
+#[derive(Default)]
+struct Received {
+    /// Live events.
+    live: u64,
+    /// Objects of the snapshot.
+    objects: u64,
+}
+
 /// The state of a gRPC watch.
 struct GrpcWatch {
     messages: MessageReader,
@@ -308,8 +318,8 @@ struct GrpcWatch {
 }
 
 impl GrpcWatch {
-    /// Adds live events to `counts.0` and objects of the snapshot to `counts.1`.
-    fn read(&mut self, data: &[u8], counters: &Counters, counts: &mut (u64, u64)) -> Result<(), String> {
+    /// Adds what `data` contains to `received`.
+    fn read(&mut self, data: &[u8], counters: &Counters, received: &mut Received) -> Result<(), String> {
         let Self { messages, is_ready, in_snapshot } = self;
         let mut ready = || {
             if !std::mem::replace(is_ready, true) {
@@ -325,8 +335,8 @@ impl GrpcWatch {
                 counters.set_version(version.unwrap_or_default());
                 ready();
             }
-            MessageKind::Event if *in_snapshot => counts.1 += 1,
-            MessageKind::Event => counts.0 += 1,
+            MessageKind::Event if *in_snapshot => received.objects += 1,
+            MessageKind::Event => received.live += 1,
             MessageKind::GapBegin => gap = true,
             MessageKind::Other => {}
         });
@@ -345,11 +355,15 @@ async fn receive_raw(
 ) -> Result<(), String> {
     let mut transport = pin!(transport);
     let mut buffer = vec![0; RAW_READ_BYTES];
-    let (mut bytes, mut counted, mut is_ready) = (0, 0, false);
+    let mut bytes = 0;
+    let mut counted = 0;
+    let mut is_ready = false;
     loop {
         if !is_ready && bytes >= ready_bytes {
             is_ready = true;
-            streams.clone().for_each(|_| counters.stream_ready());
+            for _ in streams.clone() {
+                counters.stream_ready();
+            }
         }
         let count = poll_fn(|cx| {
             let mut read = ReadBuf::new(&mut buffer);
@@ -364,7 +378,9 @@ async fn receive_raw(
         // complete rounds.
         let complete = bytes.saturating_sub(ready_bytes) / (message_bytes * streams.len() as u64);
         if complete > counted {
-            streams.clone().for_each(|stream| counters.receive(stream, complete - counted));
+            for stream in streams.clone() {
+                counters.receive(stream, complete - counted);
+            }
             counted = complete;
         }
     }

@@ -75,7 +75,8 @@ impl Report {
             "runs": self.runs.len(),
             "note": (!self.note().is_empty()).then(|| self.note()),
         });
-        let (mut latency, mut spreads) = (Map::new(), Map::new());
+        let mut latency = Map::new();
+        let mut spreads = Map::new();
         for figure in Figure::ALL {
             let spread = self.figure(figure);
             let median = spread.map_or(Value::Null, |spread| rounded(spread.median).into());
@@ -116,7 +117,8 @@ pub fn table(scenario: Scenario, reports: &[Report]) -> String {
         let has_sizes = reports.iter().any(|other| other.objects != report.objects);
         let server = if has_sizes { format!("{server}, {} pods", report.objects) } else { server };
         let batch = batch.map_or_else(|| "-".to_owned(), |batch| batch.to_string());
-        let (mut medians, mut ranges) = (vec![server, subscribers.to_string(), batch], vec![String::new(); 3]);
+        let mut medians = vec![server, subscribers.to_string(), batch];
+        let mut ranges = vec![String::new(); 3];
         for figure in &figures {
             let digits = figure.column().1;
             let spread = report.figure(*figure);

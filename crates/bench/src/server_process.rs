@@ -187,7 +187,8 @@ impl Run<'_> {
         version: Option<u64>,
         selection: impl Fn(usize) -> Selection + Send + Sync + 'static,
     ) -> Receivers {
-        let (options, namespace) = (self.options, source.namespace().to_owned());
+        let options = self.options;
+        let namespace = source.namespace().to_owned();
         let kind = match protocol {
             Protocol::Http => {
                 let path = move |stream| watch_path(&namespace, &selection(stream), version);
@@ -200,7 +201,8 @@ impl Run<'_> {
                 }
             }
             Protocol::Grpc => {
-                let (projection, encoding) = (options.projection, options.encoding);
+                let projection = options.projection;
+                let encoding = options.encoding;
                 let request = move |stream| request(&namespace, selection(stream), version, projection, encoding);
                 let has_snapshot = version.is_none();
                 ReceiverKind::Grpc { request: Arc::new(request), has_snapshot, windows: options.windows }
@@ -246,7 +248,8 @@ impl Run<'_> {
         }
         let tls = self.certificate.map(|certificate| certificate.client.clone());
         let connector = Connector { address: floor.process.address, tls };
-        let (meter, own) = (Meter::new(floor.process.pid), counters.clone());
+        let meter = Meter::new(floor.process.pid);
+        let own = counters.clone();
         let kind = ReceiverKind::Raw { message_bytes, ready_bytes: 0 };
         let start = move || self.receivers(connector, kind, &own);
         Ok((floor, meter, counters, start))
@@ -265,7 +268,8 @@ impl Run<'_> {
         let _receivers = start();
         counters.all_ready(READY_TIMEOUT).await?;
         let order = bytes * self.options.streams_per_connection.min(subscribers) as u64;
-        let (warm_up, duration) = (self.options.warm_up(), self.options.duration);
+        let warm_up = self.options.warm_up();
+        let duration = self.options.duration;
         let deliveries = subscribers as u64;
         drive(load, Trigger::Floor(&mut floor, order), &mut meter, &counters, deliveries, warm_up).await?;
         let floor = drive(load, Trigger::Floor(&mut floor, order), &mut meter, &counters, deliveries, duration).await?;
@@ -282,12 +286,14 @@ pub(super) fn floor_message_bytes(bytes: f64) -> u64 {
 /// Waits until a process's memory has settled. Returns its resident memory in bytes.
 pub(super) async fn settled_memory(meter: &Meter) -> Result<u64, BenchError> {
     let start = Instant::now();
-    let (mut last, mut since) = (meter.resident_bytes()?, start);
+    let mut last = meter.resident_bytes()?;
+    let mut since = start;
     while start.elapsed() < SETTLE_TIMEOUT && since.elapsed() < SETTLED {
         sleep(SETTLE_INTERVAL).await;
         let now = meter.resident_bytes()?;
         if now.abs_diff(last) > last / 100 {
-            (last, since) = (now, Instant::now());
+            last = now;
+            since = Instant::now();
         }
     }
     Ok(meter.resident_bytes()?)
@@ -309,7 +315,8 @@ fn request(
         field_selector: selection.fields,
         ..Target::default()
     };
-    let (has_version, is_delta) = (version.is_some(), encoding == Encoding::ZstdDelta);
+    let has_version = version.is_some();
+    let is_delta = encoding == Encoding::ZstdDelta;
     let resource_version = version.map(|version| version.to_string()).unwrap_or_default();
     let projection = (projection == Projection::Metadata)
         .then(|| v1alpha1::Projection { r#type: ProjectionType::Metadata.into(), ..v1alpha1::Projection::default() });

@@ -70,7 +70,8 @@ mod tests {
             else {
                 continue;
             };
-            let (labels, node) = (pod["metadata"]["labels"].clone(), pod["spec"]["nodeName"].clone());
+            let labels = pod["metadata"]["labels"].clone();
+            let node = pod["spec"]["nodeName"].clone();
             for bytes in [1536, 8192] {
                 resize(pod, bytes);
                 assert_eq!(length(pod) + ADDED_BYTES, bytes);

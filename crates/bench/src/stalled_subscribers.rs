@@ -51,7 +51,9 @@ impl StalledSubscribers {
     /// Starts `count` subscribers, each on its own connection with HTTP/2's initial windows.
     pub(super) fn start(connector: &Connector, request: &WatchRequest, count: usize) -> Self {
         let (reading, _) = watch::channel(true);
-        let (mut versions, mut states, mut tasks) = (Vec::new(), Vec::new(), JoinSet::new());
+        let mut versions = Vec::new();
+        let mut states = Vec::new();
+        let mut tasks = JoinSet::new();
         for number in 0..count {
             let (version_sender, version_receiver) = watch::channel(0);
             versions.push(version_receiver);
@@ -158,8 +160,10 @@ impl StalledSubscriber {
         let counters = Arc::new(Counters::new(0, false));
         let Ok(transport) = self.connector.connect(&counters).await else { return ControlFlow::Continue(()) };
         let Ok((send, connection)) = h2::client::handshake(transport).await else { return ControlFlow::Continue(()) };
-        let (mut connection, request) = (pin!(connection), Bytes::from(self.request.encode_to_vec()));
-        let (version, state) = (&self.version, &self.state);
+        let mut connection = pin!(connection);
+        let request = Bytes::from(self.request.encode_to_vec());
+        let version = &self.version;
+        let state = &self.state;
         let mut receiving = pin!(async {
             match receivers::open_watch(send, request).await {
                 Ok(Some(body)) => receive(body, version, state).await,
@@ -168,7 +172,8 @@ impl StalledSubscriber {
                 Err(message) => ControlFlow::Break(message),
             }
         });
-        let (mut reading, ignores_socket) = (self.reading.clone(), self.ignores_socket);
+        let mut reading = self.reading.clone();
+        let ignores_socket = self.ignores_socket;
         loop {
             tokio::select! {
                 biased;

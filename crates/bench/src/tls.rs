@@ -28,7 +28,8 @@ impl Certificate {
     /// Creates a self-signed certificate for `localhost` and writes it to `directory`.
     pub(super) fn make(directory: &Path) -> io::Result<Self> {
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).map_err(io::Error::other)?;
-        let (cert_file, key_file) = (directory.join("tls.crt"), directory.join("tls.key"));
+        let cert_file = directory.join("tls.crt");
+        let key_file = directory.join("tls.key");
         std::fs::write(&cert_file, made.cert.pem())?;
         std::fs::write(&key_file, made.signing_key.serialize_pem())?;
         let client = client(made.cert.der().clone())?;
@@ -37,7 +38,8 @@ impl Certificate {
 
     /// The flags with which `kubefan serve` and the floor use the certificate.
     pub(super) fn server_args(&self) -> [OsString; 4] {
-        let (cert, key) = (self.cert_file.clone().into_os_string(), self.key_file.clone().into_os_string());
+        let cert = self.cert_file.clone().into_os_string();
+        let key = self.key_file.clone().into_os_string();
         ["--tls-cert-file".into(), cert, "--tls-private-key-file".into(), key]
     }
 }

@@ -48,7 +48,8 @@ impl Churn {
     pub(super) async fn run(&mut self, end: Option<Instant>, stop: &CancellationToken) -> Result<(), DemoError> {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-        let (mut due, mut last) = (0.0_f64, Instant::now());
+        let mut due = 0.0_f64;
+        let mut last = Instant::now();
         loop {
             tokio::select! {
                 () = stop.cancelled() => return Ok(()),

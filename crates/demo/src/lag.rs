@@ -111,7 +111,8 @@ fn bucket(micros: u64) -> usize {
 
 /// The largest value of a bucket, in microseconds.
 fn upper_bound(bucket: usize) -> u64 {
-    let (doubling, step) = (bucket as u64 / BUCKETS_PER_DOUBLING, bucket as u64 % BUCKETS_PER_DOUBLING);
+    let doubling = bucket as u64 / BUCKETS_PER_DOUBLING;
+    let step = bucket as u64 % BUCKETS_PER_DOUBLING;
     match doubling {
         0 => step,
         doubling => ((BUCKETS_PER_DOUBLING + step + 1) << (doubling - 1)) - 1,
@@ -135,7 +136,9 @@ mod tests {
     #[test]
     fn quantiles_cover_only_the_lags_since_the_last_call() {
         let lags = Lags::default();
-        (1..=100).for_each(|millis| lags.record(Duration::from_millis(millis)));
+        for millis in 1..=100 {
+            lags.record(Duration::from_millis(millis));
+        }
         let Quantiles { p50, p99 } = lags.take().unwrap();
         assert!((50..58).contains(&p50.as_millis()) && (99..112).contains(&p99.as_millis()), "{p50:?} {p99:?}");
         assert_eq!(lags.take(), None);

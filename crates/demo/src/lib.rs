@@ -81,10 +81,12 @@ impl Demo {
         let url: http::Uri = format!("http://{sim_address}").parse().map_err(io::Error::other)?;
         let client = || Upstream::from_config(Config::new(url.clone()), UpstreamOptions::default());
         // Two clients, so that kubefan's metrics do not include the direct subscribers.
-        let (upstream, app) = (client()?, App::bind_to(client()?, options.serve.clone()).await?);
+        let upstream = client()?;
+        let app = App::bind_to(client()?, options.serve.clone()).await?;
         let stop = CancellationToken::new();
         tokio::spawn(sim.clone().serve(listener, stop.clone().cancelled_owned()));
-        let (bound, progress) = (app.bound()?, Arc::new(Progress::new(options.subscribers)));
+        let bound = app.bound()?;
+        let progress = Arc::new(Progress::new(options.subscribers));
         Ok(Self { options, sim, sim_address, _serving: stop.drop_guard(), upstream, app, bound, progress })
     }
 
@@ -141,7 +143,8 @@ impl Demo {
             return Ok(summary);
         }
 
-        let (end_kubefan, address) = (CancellationToken::new(), bound.0.to_string());
+        let end_kubefan = CancellationToken::new();
+        let address = bound.0.to_string();
         let before = load.begin(Route::Kubefan);
         let mut serving = tokio::spawn(app.serve(end_kubefan.clone().cancelled_owned()));
         let planned = load.options.duration.map(|whole| (start + whole, whole / 2));

@@ -159,7 +159,8 @@ fn draw_title(frame: &mut Frame<'_>, area: Rect, meter: &Meter) {
 
 fn phase_line(meter: &Meter) -> Line<'static> {
     let Phase { route, activity, .. } = meter.phase();
-    let (ready, subscribers) = (text::count(meter.ready() as u64), text::count(meter.options().subscribers as u64));
+    let ready = text::count(meter.ready() as u64);
+    let subscribers = text::count(meter.options().subscribers as u64);
     let what = match (activity, route) {
         (Activity::Filling, _) => "0/2  creating the objects".to_owned(),
         (_, Route::Direct) => format!("1/2  direct: each of {subscribers} subscribers watches the apiserver itself"),

@@ -66,7 +66,8 @@ impl Load {
         end: impl FnOnce(Instant) -> Option<Instant>,
     ) -> Result<Option<RouteCounts>, DemoError> {
         let subscribers = self.progress.subscribers();
-        let (progress, stop) = (&self.progress, &self.stop);
+        let progress = &self.progress;
+        let stop = &self.stop;
         wait_until(READY_TIMEOUT, || progress.ready() == subscribers || stop.is_cancelled()).await;
         if self.stop.is_cancelled() {
             return Ok(None);
@@ -74,7 +75,8 @@ impl Load {
         if self.progress.ready() < subscribers {
             return Err(DemoError::NotReady { route, ready: self.progress.ready(), subscribers });
         }
-        let (ready, watches) = (self.counts(), pod_watches(&self.sim));
+        let ready = self.counts();
+        let watches = pod_watches(&self.sim);
         self.progress.enter(route, Activity::Churning);
         self.churn.run(end(Instant::now()), &self.stop).await?;
         self.progress.enter(route, Activity::Settling);
@@ -93,11 +95,13 @@ impl Load {
 
     /// Waits until the counters stop moving.
     async fn quiet(&self) {
-        let (mut last, mut since) = (self.counts(), Instant::now());
+        let mut last = self.counts();
+        let mut since = Instant::now();
         let quiet = || {
             let counts = self.counts();
             if counts != last {
-                (last, since) = (counts, Instant::now());
+                last = counts;
+                since = Instant::now();
             }
             since.elapsed() >= QUIET
         };

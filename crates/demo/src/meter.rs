@@ -42,48 +42,67 @@ pub struct Sample {
     pub resident_bytes: Option<u64>,
 }
 
+/// The counters at a time.
+#[derive(Clone, Copy)]
+struct Reading {
+    at: Instant,
+    counts: Counts,
+}
+
 /// Measures a demo.
 pub struct Meter {
     options: DemoOptions,
     progress: Arc<Progress>,
     sim: SimApiserver,
     kubefan: Registry,
-    phase: (Route, Activity),
-    read: (Instant, Counts),
-    sampled: (Instant, Counts),
+    route: Route,
+    activity: Activity,
+    read: Reading,
+    sampled: Reading,
     samples: [Option<Sample>; 2],
     history: VecDeque<(Route, u64)>,
 }
 
 impl Meter {
     pub(super) fn new(options: DemoOptions, progress: Arc<Progress>, sim: SimApiserver, kubefan: Registry) -> Self {
-        let now = (Instant::now(), Counts::default());
-        let history = VecDeque::with_capacity(HISTORY_MAX);
-        let phase = (Route::Direct, Activity::Filling);
-        Self { options, progress, sim, kubefan, phase, read: now, sampled: now, samples: [None; 2], history }
+        let now = Reading { at: Instant::now(), counts: Counts::default() };
+        Self {
+            options,
+            progress,
+            sim,
+            kubefan,
+            route: Route::Direct,
+            activity: Activity::Filling,
+            read: now,
+            sampled: now,
+            samples: [None; 2],
+            history: VecDeque::with_capacity(HISTORY_MAX),
+        }
     }
 
     /// Reads the counters. Returns true if a new sample is available.
     pub fn read(&mut self) -> bool {
-        let now = (Instant::now(), Counts::read(&self.sim.stats(), &self.kubefan, &self.progress));
+        let counts = Counts::read(&self.sim.stats(), &self.kubefan, &self.progress);
+        let now = Reading { at: Instant::now(), counts };
         let Phase { route, activity, .. } = self.phase();
-        let seconds = (now.0 - self.read.0).as_secs_f64();
+        let seconds = (now.at - self.read.at).as_secs_f64();
         if activity != Activity::Filling && seconds > 0.0 {
             if self.history.len() == HISTORY_MAX {
                 self.history.pop_front();
             }
-            let deliveries = (now.1 - self.read.1).deliveries;
+            let deliveries = (now.counts - self.read.counts).deliveries;
             self.history.push_back((route, (deliveries as f64 / seconds) as u64));
         }
         self.read = now;
-        if self.phase != (route, activity) {
+        if self.route != route || self.activity != activity {
             // A sample must not mix two phases, so the current one is discarded.
-            self.phase = (route, activity);
+            self.route = route;
+            self.activity = activity;
             self.sampled = now;
             self.progress.lags.take();
             return false;
         }
-        if now.0 - self.sampled.0 < SAMPLE_INTERVAL {
+        if now.at - self.sampled.at < SAMPLE_INTERVAL {
             return false;
         }
         let sample = self.sample(now);
@@ -95,8 +114,9 @@ impl Meter {
         true
     }
 
-    fn sample(&self, (at, counts): (Instant, Counts)) -> Sample {
-        let (seconds, counts) = ((at - self.sampled.0).as_secs_f64(), counts - self.sampled.1);
+    fn sample(&self, now: Reading) -> Sample {
+        let seconds = (now.at - self.sampled.at).as_secs_f64();
+        let counts = now.counts - self.sampled.counts;
         let rate = |count: u64| count as f64 / seconds;
         Sample {
             pod_watches: pod_watches(&self.sim),

@@ -102,7 +102,9 @@ impl Progress {
         let mut phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
         let since = phase.2.or_else(|| (activity != Activity::Filling).then(Instant::now));
         if activity == Activity::Connecting {
-            self.versions.iter().for_each(|version| version.store(0, Ordering::Relaxed));
+            for version in &self.versions {
+                version.store(0, Ordering::Relaxed);
+            }
             self.ready.store(0, Ordering::Relaxed);
         }
         *phase = (route, activity, since);

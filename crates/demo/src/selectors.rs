@@ -22,7 +22,8 @@ pub(super) struct Selectors {
 
 /// The selectors of subscriber `index`.
 pub(super) fn of(index: usize, options: &DemoOptions) -> Selectors {
-    let (round, place) = (index / ROUND, index % ROUND);
+    let round = index / ROUND;
+    let place = index % ROUND;
     match place {
         0 => Selectors::default(),
         1..=BY_LABEL => {

@@ -35,7 +35,9 @@ pub(super) fn direct(upstream: &Upstream, options: &DemoOptions, progress: &Arc<
             ("labelSelector", &selectors.labels),
             ("fieldSelector", &selectors.fields),
         ]);
-        let (upstream, progress, path) = (upstream.clone(), progress.clone(), format!("/api/v1/pods{query}"));
+        let upstream = upstream.clone();
+        let progress = progress.clone();
+        let path = format!("/api/v1/pods{query}");
         tasks.spawn(async move {
             loop {
                 // The reason does not matter: the watch restarts and the break is counted.
@@ -107,7 +109,8 @@ pub(super) fn through_kubefan(address: &str, options: &DemoOptions, progress: &A
             seed: Some(options.seed.wrapping_add(index as u64)),
             ..WatchOptions::default()
         };
-        let (address, progress) = (address.to_owned(), progress.clone());
+        let address = address.to_owned();
+        let progress = progress.clone();
         tasks.spawn(async move {
             let Ok(client) = Client::connect_lazy(&address, &ClientOptions::default()).await else {
                 return progress.broke();

@@ -21,7 +21,8 @@ pub(super) fn count(number: u64) -> String {
 /// `512 B`, `36.1 MiB`.
 pub(super) fn bytes(number: f64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let (mut value, mut unit) = (number, 0);
+    let mut value = number;
+    let mut unit = 0;
     while value >= 1024.0 && unit + 1 < units.len() {
         value /= 1024.0;
         unit += 1;

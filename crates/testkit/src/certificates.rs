@@ -50,7 +50,8 @@ impl Content {
             let second = NOW_SECONDS as i64 + days * DAY_SECONDS;
             rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(second as u64)
         };
-        (self.0.not_before, self.0.not_after) = (at(-before), at(after));
+        self.0.not_before = at(-before);
+        self.0.not_after = at(after);
         self
     }
 
@@ -88,7 +89,9 @@ impl Signer {
     }
 
     fn new(params: CertificateParams, signed: rcgen::Certificate, key: KeyPair) -> Self {
-        let (der, pem, key_pem) = (signed.der().clone(), signed.pem(), key.serialize_pem());
+        let der = signed.der().clone();
+        let pem = signed.pem();
+        let key_pem = key.serialize_pem();
         Self { issuer: Issuer::new(params, key), der, pem, key_pem }
     }
 }

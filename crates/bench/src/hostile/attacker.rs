@@ -65,8 +65,9 @@ pub(crate) async fn run_process(program: &Path, attack: &Attack, order: Order) -
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).kill_on_drop(true);
     let output = timeout(duration + EXTRA_TIME, command.output()).await;
     let output = output.map_err(|_| failed("it did not end".to_owned()))??;
-    match output.status.success() {
-        true => Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_owned()),
-        false => Err(failed(output.status.to_string())),
+    if output.status.success() {
+        Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
+    } else {
+        Err(failed(output.status.to_string()))
     }
 }

@@ -63,7 +63,8 @@ mod tests {
 
     /// The server name that a server reads.
     fn read(records: &[u8]) -> Result<Option<String>, Error> {
-        let (mut rest, mut acceptor) = (records, Acceptor::default());
+        let mut rest = records;
+        let mut acceptor = Acceptor::default();
         loop {
             assert!(!rest.is_empty(), "a whole hello");
             acceptor.read_tls(&mut rest).unwrap();

@@ -55,10 +55,12 @@ impl Context {
         per_second: u64,
         operation: impl Fn(Self, u64) -> F,
     ) {
-        let (start, places) = (Instant::now(), Arc::new(Semaphore::new(RUNNING_MAX)));
+        let start = Instant::now();
+        let places = Arc::new(Semaphore::new(RUNNING_MAX));
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-        let (mut running, mut next) = (JoinSet::new(), 0);
+        let mut running = JoinSet::new();
+        let mut next = 0;
         while Instant::now() < self.end && next < count {
             ticks.tick().await;
             // A slow machine starts late operations together, up to a tenth of a second's.
@@ -66,7 +68,8 @@ impl Context {
             next = next.max(due.saturating_sub((per_second / 10).max(1)));
             while next < due {
                 let Ok(place) = places.clone().try_acquire_owned() else { break };
-                let (operation, end) = (operation(self.clone(), next), self.end);
+                let operation = operation(self.clone(), next);
+                let end = self.end;
                 running.spawn(async move {
                     let _ = timeout_at(end, operation).await;
                     drop(place);

@@ -142,7 +142,8 @@ pub(super) async fn flood(
         }
     };
     let reading = async {
-        let (mut buffer, mut scan) = (vec![0; READ_BYTES], Scan::default());
+        let mut buffer = vec![0; READ_BYTES];
+        let mut scan = Scan::default();
         while let Ok(count @ 1..) = reader.read(&mut buffer).await {
             context.tally.add_bytes(count);
             scan.read(&buffer[..count], |reason| context.tally.count(&format!("GOAWAY {reason}")));
@@ -203,8 +204,11 @@ mod tests {
         frames.data(1, 0, &[7; 20]);
         frames.frame(GOAWAY, 0, 0, &[0, 0, 0, 1, 0, 0, 0, 2]);
         for size in [1, 3, 1000] {
-            let (mut scan, mut found) = (Scan::default(), Vec::new());
-            frames.0.chunks(size).for_each(|chunk| scan.read(chunk, |reason| found.push(reason)));
+            let mut scan = Scan::default();
+            let mut found = Vec::new();
+            for chunk in frames.0.chunks(size) {
+                scan.read(chunk, |reason| found.push(reason));
+            }
             assert_eq!(found, [11, 2], "{size}");
         }
     }

@@ -95,7 +95,8 @@ impl TryPeek for TcpStream {
 
 /// Reads an answer to the end of the connection. Counts its status.
 pub(super) async fn read_to_end(context: &Context, stream: &mut TcpStream) {
-    let (mut buffer, mut head) = (vec![0; READ_BYTES], Vec::new());
+    let mut buffer = vec![0; READ_BYTES];
+    let mut head = Vec::new();
     loop {
         match stream.read(&mut buffer).await {
             Ok(0) if head.is_empty() => return context.tally.count("closed"),
@@ -115,7 +116,8 @@ pub(super) async fn drip(context: &Context, number: u64, request: &str, bytes: u
     if stream.write_all(request.as_bytes()).await.is_err() {
         return context.tally.count("write failed");
     }
-    let (mut buffer, mut head) = (vec![0; bytes], Vec::new());
+    let mut buffer = vec![0; bytes];
+    let mut head = Vec::new();
     loop {
         match stream.read(&mut buffer).await {
             Ok(count @ 1..) => {
@@ -134,7 +136,8 @@ pub(super) async fn drip_out(context: &Context, mut stream: TcpStream, start: &s
         return context.tally.count("write failed");
     }
     context.tally.count("begun");
-    let (mut buffer, mut head) = ([0; 256], Vec::new());
+    let mut buffer = [0; 256];
+    let mut head = Vec::new();
     loop {
         tokio::select! {
             read = stream.read(&mut buffer) => match read {

@@ -32,7 +32,8 @@ pub async fn serve() -> io::Result<()> {
 }
 
 async fn discard(mut stream: TcpStream) {
-    let (mut buffer, mut is_http1) = (vec![0; READ_BYTES], None);
+    let mut buffer = vec![0; READ_BYTES];
+    let mut is_http1 = None;
     while let Ok(count @ 1..) = stream.read(&mut buffer).await {
         let read = &buffer[..count];
         let is_http1 = *is_http1.get_or_insert_with(|| !read.starts_with(HTTP2));

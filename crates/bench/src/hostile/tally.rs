@@ -55,10 +55,14 @@ mod tests {
     #[test]
     fn frequent_outcomes_come_first_and_their_kinds_are_bounded() {
         let tally = Tally::default();
-        ["200", "429", "429"].into_iter().for_each(|outcome| tally.count(outcome));
+        for outcome in ["200", "429", "429"] {
+            tally.count(outcome);
+        }
         tally.add_bytes(3_500);
         assert_eq!(tally.text(), "2 429, 1 200, 3 kB read");
-        (0..100).for_each(|number| tally.count(&format!("outcome {number}")));
+        for number in 0..100 {
+            tally.count(&format!("outcome {number}"));
+        }
         assert!(tally.text().starts_with("90 other, "), "{}", tally.text());
     }
 }

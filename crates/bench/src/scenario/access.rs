@@ -70,7 +70,8 @@ pub(super) async fn measure(run: &Run<'_>, source: &mut Source) -> Result<Vec<Sa
     for (_, flags) in MODES {
         let flags: Vec<String> = flags.iter().map(ToString::to_string).collect();
         let server = run.start_server_with(source, &flags).await?;
-        let (client, meter) = (RestClient::connect(server.http_endpoint()).await?, server.new_meter());
+        let client = RestClient::connect(server.http_endpoint()).await?;
+        let meter = server.new_meter();
         contenders.push(Contender { server, meter, client, cpu: Vec::new(), took: Vec::new() });
     }
     let mut samples = Vec::new();
@@ -107,7 +108,8 @@ impl Contender {
         nodes: usize,
         numbers: std::ops::Range<usize>,
     ) -> Result<(), BenchError> {
-        let (before, count) = (self.meter.cpu_nanos()?, numbers.len());
+        let before = self.meter.cpu_nanos()?;
+        let count = numbers.len();
         let version = self.server.version(source);
         for number in numbers {
             let caller = self.client.with_token(&format!("caller-{}", number % CALLERS));

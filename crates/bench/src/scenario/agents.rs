@@ -92,9 +92,11 @@ async fn measured(
     going_live: impl Future<Output = Result<AllLive, BenchError>>,
 ) -> Result<(AllLive, Figures), BenchError> {
     let mut meter: Meter = server.new_meter();
-    let (cpu, start) = (meter.cpu_nanos()?, Instant::now());
+    let cpu = meter.cpu_nanos()?;
+    let start = Instant::now();
     let mut live = going_live.await?;
-    let (elapsed, cpu) = (start.elapsed(), meter.cpu_nanos()? - cpu);
+    let elapsed = start.elapsed();
+    let cpu = meter.cpu_nanos()? - cpu;
     live.took.sort_unstable();
     let mut figures = Figures::default();
     figures.set(Figure::CpuPerClient, cpu as f64 / 1e6 / live.took.len() as f64);

@@ -33,7 +33,8 @@ impl FullStateCost {
         deliveries: usize,
         bytes: impl FnOnce() -> u64,
     ) -> io::Result<Figures> {
-        let (seconds, cpu) = (self.start.elapsed().as_secs_f64(), (meter.cpu_nanos()? - self.cpu_nanos) as f64);
+        let seconds = self.start.elapsed().as_secs_f64();
+        let cpu = (meter.cpu_nanos()? - self.cpu_nanos) as f64;
         let deliveries = deliveries as f64;
         let mut figures = Figures::default();
         figures.set(Figure::CpuPerDelivery, cpu / 1e3 / deliveries);

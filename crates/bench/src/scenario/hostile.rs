@@ -84,7 +84,8 @@ pub(super) async fn measure(
         version: source.version(),
         cert_file: run.certificate.map(|certificate| certificate.cert_file.clone()),
     };
-    let (against_sink, against_server) = (order(sink.address, sink.address), order(server.connector.address, admin));
+    let against_sink = order(sink.address, sink.address);
+    let against_server = order(server.connector.address, admin);
     if attack.has_outage_of_reviews {
         source.set_answers_reviews(false)?;
     }
@@ -99,7 +100,8 @@ pub(super) async fn measure(
     let meter = server.new_meter();
     let has_peak = meter.reset_peak().is_ok();
     let log_bytes = || server.process().map_or(0, ServerProcess::log_bytes);
-    let (logged_before, began) = (log_bytes(), Instant::now());
+    let logged_before = log_bytes();
+    let began = Instant::now();
     let attacked = honest.beside(run.program, attack, against_server, source).await?;
     figures.set(Figure::LatencyP50, attacked.p50_millis);
     figures.set(Figure::LatencyP99, attacked.p99_millis);
@@ -150,7 +152,8 @@ struct Honest {
 
 impl Honest {
     async fn start(run: &Run<'_>, server: &Server, source: &Source, admin: SocketAddr) -> Result<Self, BenchError> {
-        let (times, version) = (Arc::default(), Some(server.version(source)));
+        let times = Arc::default();
+        let version = Some(server.version(source));
         let over_grpc = run.options.honest / 2;
         let counters = |count| Arc::new(Counters::with_times(count, true, Arc::clone(&times)));
         let subscribers = [counters(over_grpc), counters(run.options.honest - over_grpc)];
@@ -165,7 +168,8 @@ impl Honest {
         // Its token matters only where callers are known.
         let endpoint = Endpoint::without_credentials(server.connector.clone()).with_token("honest");
         let lists = Lists::start(endpoint, path);
-        let (rate, livez) = (run.options.rate.unwrap_or(RATE), Livez::start(admin));
+        let rate = run.options.rate.unwrap_or(RATE);
+        let livez = Livez::start(admin);
         Ok(Self { rate, subscribers, lists, livez, changes: 0, _receivers: receivers })
     }
 
@@ -176,7 +180,9 @@ impl Honest {
         source: &mut Source,
         work: impl Future<Output = T>,
     ) -> Result<(T, Result<Ages, BenchError>), BenchError> {
-        self.subscribers.iter().for_each(|counters| drop(counters.ages.take()));
+        for counters in &self.subscribers {
+            counters.ages.take();
+        }
         let mut work = std::pin::pin!(work);
         let mut ticks = interval(Duration::from_secs(1) / self.rate);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);

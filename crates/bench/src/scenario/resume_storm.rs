@@ -17,7 +17,8 @@ use crate::{
 };
 
 pub(super) async fn measure(run: &Run<'_>, source: &mut Source) -> Result<Vec<Sample>, BenchError> {
-    let (subscribers, missed) = (run.options.subscribers, run.options.missed);
+    let subscribers = run.options.subscribers;
+    let missed = run.options.missed;
     let deliveries = (subscribers * missed) as u64;
     let mut figures = Figures::default();
     {
@@ -62,7 +63,8 @@ async fn connect_all(
     start: impl FnOnce() -> Receivers,
 ) -> Result<(u64, Duration), BenchError> {
     counters.expect_received(deliveries);
-    let (cpu, began) = (meter.cpu_nanos()?, Instant::now());
+    let cpu = meter.cpu_nanos()?;
+    let began = Instant::now();
     let _receivers = start();
     counters.all_received(READY_TIMEOUT).await?;
     Ok((meter.cpu_nanos()? - cpu, began.elapsed()))

@@ -32,7 +32,8 @@ pub(super) async fn without_match(run: &Run<'_>, source: &mut Source) -> Result<
     let observer = Arc::new(Counters::new(1, true));
     let _observing = run.subscribe(&server, source, &observer, Some(server.version(source)), |_| Selection::default());
     observer.all_ready(READY_TIMEOUT).await?;
-    let (warm_up, duration) = (run.options.warm_up(), run.options.duration);
+    let warm_up = run.options.warm_up();
+    let duration = run.options.duration;
     drive(load, Trigger::Source(source), &mut server.meter, &observer, 1, warm_up).await?;
     let alone = drive(load, Trigger::Source(source), &mut server.meter, &observer, 1, duration).await?;
 

@@ -50,7 +50,8 @@ pub(super) async fn measure(run: &Run<'_>, source: &mut Source) -> Result<Vec<Sa
         // kube-apiserver has no catch-ups: a client that falls behind must relist.
         return Ok(Vec::new());
     }
-    let (subscribers, duration) = (run.options.subscribers, run.options.duration);
+    let subscribers = run.options.subscribers;
+    let duration = run.options.duration;
     let stalled_count = run.options.stalled().min(subscribers.saturating_sub(1));
     let others = subscribers - stalled_count;
     let rate = run.options.paced_rate();
@@ -74,7 +75,8 @@ pub(super) async fn measure(run: &Run<'_>, source: &mut Source) -> Result<Vec<Sa
         let meter = server.new_meter();
         let driving = drive(load, Trigger::Source(source), &mut server.meter, &counters, each, duration);
         let (load_result, memory) = with_memory_samples(&meter, driving).await?;
-        let (all, mut figures) = (load_result.figures(), memory);
+        let all = load_result.figures();
+        let mut figures = memory;
         check_memory(budget, &figures)?;
         for figure in SHOWN {
             figures.set(figure, all.get(figure).unwrap_or(f64::NAN));
@@ -139,7 +141,8 @@ async fn with_memory_samples<T>(
     meter: &Meter,
     work: impl Future<Output = Result<T, BenchError>>,
 ) -> Result<(T, Figures), BenchError> {
-    let (mut work, mut ticks) = (std::pin::pin!(work), interval(MEMORY_INTERVAL));
+    let mut work = std::pin::pin!(work);
+    let mut ticks = interval(MEMORY_INTERVAL);
     let mut largest = 0;
     let done = loop {
         tokio::select! {
@@ -158,7 +161,8 @@ async fn with_memory_samples<T>(
 async fn listed_versions(source: &Source) -> Result<HashMap<String, String>, BenchError> {
     let client = RestClient::connect(Endpoint::read(source.kubeconfig()).await?).await?;
     let collection = pods_path(source.namespace());
-    let (mut objects, mut token) = (HashMap::new(), String::new());
+    let mut objects = HashMap::new();
+    let mut token = String::new();
     loop {
         let path = format!("{collection}?limit={PAGE_OBJECTS}&continue={token}");
         let page = client.call(Method::GET, &path, "application/json", None).await?;

@@ -222,9 +222,10 @@ impl List {
                     chunk.put_u8(b',');
                 }
                 separate = true;
-                match metadata_only {
-                    true => item.put_metadata(&mut chunk),
-                    false => item.put_item(&mut chunk),
+                if metadata_only {
+                    item.put_metadata(&mut chunk)
+                } else {
+                    item.put_item(&mut chunk)
                 }
                 if chunk.len() >= CHUNK_BYTES {
                     return Some(chunk.freeze());

@@ -130,13 +130,15 @@ impl SimResource {
             "metadata.namespace" => by_default || self.namespaced,
             path => self.selectable_fields.iter().any(|field| field.path == path),
         };
-        match (known, by_default) {
-            (true, _) => Ok(()),
-            (false, false) => Err(format!("field label not supported: {path}")),
-            (false, true) => {
-                Err(format!("\"{path}\" is not a known field selector: only \"metadata.name\", \"metadata.namespace\""))
-            }
+        if known {
+            return Ok(());
         }
+        if by_default {
+            return Err(format!(
+                "\"{path}\" is not a known field selector: only \"metadata.name\", \"metadata.namespace\""
+            ));
+        }
+        Err(format!("field label not supported: {path}"))
     }
 }
 

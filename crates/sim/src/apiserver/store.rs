@@ -257,7 +257,8 @@ impl Store {
             state.objects.insert(key, rewritten(&object));
         }
         for event in &mut state.window {
-            let (current, previous) = (event.current.as_ref().map(rewritten), event.previous.as_ref().map(rewritten));
+            let current = event.current.as_ref().map(rewritten);
+            let previous = event.previous.as_ref().map(rewritten);
             *event =
                 Arc::new(StoredEvent { version: event.version, current, previous, encoded: AtomicBool::new(false) });
         }
@@ -267,7 +268,9 @@ impl Store {
     /// Drops all states but the current one. Retained events can still be watched.
     pub(super) fn compact_states(&self) {
         let shared = lock(&self.shared);
-        shared.collections.values().for_each(|collection| lock(&collection.state).compacted = shared.revision);
+        for collection in shared.collections.values() {
+            lock(&collection.state).compacted = shared.revision;
+        }
     }
 
     /// Drops all history: earlier versions can be neither watched from nor read.
@@ -309,7 +312,9 @@ impl Store {
             let mut state = lock(&collection.state);
             state.objects = backup.collections.get(gvr).cloned().unwrap_or_default();
             state.window.clear();
-            (state.listed, state.dropped, state.compacted) = (backup.revision, 0, 0);
+            state.listed = backup.revision;
+            state.dropped = 0;
+            state.compacted = 0;
             state.progress = backup.revision;
             collection.changed.send_replace(backup.revision);
         }
@@ -370,10 +375,12 @@ impl Collection {
         let last = events.last().map(|event| event.version);
         let rest = state.window.range(start + events.len()..).take_while(|event| Some(event.version) == last);
         events.extend(rest.cloned());
-        match (events.is_empty(), state.closed) {
-            (false, _) => Since::Events(events),
-            (true, false) => Since::UpToDate,
-            (true, true) => Since::Closed,
+        if !events.is_empty() {
+            Since::Events(events)
+        } else if state.closed {
+            Since::Closed
+        } else {
+            Since::UpToDate
         }
     }
 

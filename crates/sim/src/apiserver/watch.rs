@@ -282,13 +282,13 @@ impl Watcher {
 
     /// Writes an event. The object is at its own version or at `version`.
     fn put_object(&self, out: &mut BytesMut, kind: &str, object: &Object, version: Option<u64>) {
-        match (self.is_protobuf, version) {
-            (true, version) => {
-                self.inner.counters.events_encoded.inc();
-                protobuf::put_event(out, kind, object, version);
-            }
-            (false, None) => self.put_event(out, kind, |line| line.put_slice(object.bytes())),
-            (false, Some(version)) => self.put_event(out, kind, |line| object.put_at_version(version, line)),
+        if self.is_protobuf {
+            self.inner.counters.events_encoded.inc();
+            return protobuf::put_event(out, kind, object, version);
+        }
+        match version {
+            None => self.put_event(out, kind, |line| line.put_slice(object.bytes())),
+            Some(version) => self.put_event(out, kind, |line| object.put_at_version(version, line)),
         }
     }
 
@@ -303,13 +303,16 @@ impl Watcher {
             return protobuf::bookmark(version, ends_initial);
         }
         let resource = &self.collection.resource;
-        let (kind, api_version) = (&resource.kind, resource.gvr.api_version());
+        let kind = &resource.kind;
+        let api_version = resource.gvr.api_version();
         let end = r#""annotations":{"k8s.io/initial-events-end":"true"}"#;
         let version = format!(r#""resourceVersion":"{}""#, resource.versions.text(version));
-        let metadata = match (ends_initial, resource.custom) {
-            (false, _) => version,
-            (true, true) => format!("{end},{version}"),
-            (true, false) => format!("{version},{end}"),
+        let metadata = if !ends_initial {
+            version
+        } else if resource.custom {
+            format!("{end},{version}")
+        } else {
+            format!("{version},{end}")
         };
         let type_meta = if resource.custom {
             format!(r#""apiVersion":"{api_version}","kind":"{kind}""#)

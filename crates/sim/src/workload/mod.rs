@@ -107,7 +107,8 @@ impl Workload {
     /// The next change of the setup: namespaces, nodes, then pods. `None` when the setup is
     /// complete.
     pub fn next_setup(&mut self) -> Option<Change> {
-        let (namespaces, nodes) = (self.options.namespaces, self.options.nodes);
+        let namespaces = self.options.namespaces;
+        let nodes = self.options.nodes;
         let step = self.setup;
         self.setup += 1;
         if step < namespaces {
@@ -144,7 +145,8 @@ impl Workload {
         let at = self.random.random_range(0..self.pods.len());
         if kind == 0 {
             let pod = self.pods.swap_remove(at);
-            let (namespace, name) = (render::namespace_name(pod.namespace), render::pod_name(&pod));
+            let namespace = render::namespace_name(pod.namespace);
+            let name = render::pod_name(&pod);
             return Change { resource: resource("pods"), operation: Operation::Delete { namespace, name } };
         }
         let pod = &mut self.pods[at];

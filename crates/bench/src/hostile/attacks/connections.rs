@@ -28,11 +28,19 @@ pub(super) const ATTACKS: &[Attack] = &[
 
 const DRIP: Duration = Duration::from_millis(200);
 /// Asks for the list of services.
-const REFLECTION: (&str, &[u8]) = ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", &[0x3a, 0]);
+const REFLECTION: StreamCall =
+    StreamCall { path: "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", message: &[0x3a, 0] };
 /// Asks for the overall health.
-const HEALTH: (&str, &[u8]) = ("/grpc.health.v1.Health/Watch", &[]);
+const HEALTH: StreamCall = StreamCall { path: "/grpc.health.v1.Health/Watch", message: &[] };
 /// A TLS record with a ClientHello of 512 bytes, of which these are the first.
 const HALF_HELLO: &[u8] = &[0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3, 1, 2, 3, 4, 5, 6, 7, 8];
+
+/// A call of a method that answers with a stream.
+#[derive(Clone, Copy)]
+struct StreamCall {
+    path: &'static str,
+    message: &'static [u8],
+}
 
 /// 5,000 calls of `Watch` with headers and no message, on 10 connections.
 async fn half_open_calls(context: Context) {
@@ -46,11 +54,11 @@ async fn half_open_calls(context: Context) {
 }
 
 /// Opens 1,000 streams on 10 connections and keeps them open.
-async fn streams(context: Context, (path, message): (&'static str, &'static [u8])) {
+async fn streams(context: Context, call: StreamCall) {
     context
         .run(10, 20, move |context, number| async move {
             let Some(requests) = open(&context, number).await else { return };
-            let calls = (0..100).map(|_| grpc_call::call_open(&context, &requests, path, message));
+            let calls = (0..100).map(|_| grpc_call::call_open(&context, &requests, call.path, call.message));
             futures::future::join_all(calls).await;
             // The server may have completed or refused all of them; the connection stays.
             context.hold().await;

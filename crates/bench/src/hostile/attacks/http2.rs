@@ -64,21 +64,38 @@ async fn rapid_reset(context: Context) {
 
 async fn settings_flood(context: Context) {
     floods(context, WRITES, |out, write| {
-        (0..FRAMES).for_each(|number| out.settings(WINDOW_BYTES - (write + number) % 7))
+        for number in 0..FRAMES {
+            out.settings(WINDOW_BYTES - (write + number) % 7);
+        }
     })
     .await;
 }
 
 async fn ping_flood(context: Context) {
-    floods(context, WRITES, |out, _| (0..FRAMES).for_each(|_| out.ping())).await;
+    floods(context, WRITES, |out, _| {
+        for _ in 0..FRAMES {
+            out.ping();
+        }
+    })
+    .await;
 }
 
 async fn window_flood(context: Context) {
-    floods(context, WRITES, |out, _| (0..FRAMES).for_each(|_| out.window_update(0, 1))).await;
+    floods(context, WRITES, |out, _| {
+        for _ in 0..FRAMES {
+            out.window_update(0, 1);
+        }
+    })
+    .await;
 }
 
 async fn priority_flood(context: Context) {
-    floods(context, WRITES, |out, write| (0..FRAMES).for_each(|number| out.priority(stream(write, number)))).await;
+    floods(context, WRITES, |out, write| {
+        for number in 0..FRAMES {
+            out.priority(stream(write, number));
+        }
+    })
+    .await;
 }
 
 async fn empty_data_flood(context: Context) {
@@ -86,7 +103,9 @@ async fn empty_data_flood(context: Context) {
         if write == 0 {
             out.headers(1, END_HEADERS, &grpc_fields(WATCH));
         }
-        (0..FRAMES).for_each(|_| out.data(1, 0, &[]));
+        for _ in 0..FRAMES {
+            out.data(1, 0, &[]);
+        }
     };
     floods(context, WRITES, frames).await;
 }
@@ -96,7 +115,9 @@ async fn continuation_flood(context: Context) {
         if write == 0 {
             out.headers(1, 0, &fields("GET", PODS));
         }
-        (0..FRAMES).for_each(|_| out.continuation(1, &[("x-more", &"x".repeat(1000))]));
+        for _ in 0..FRAMES {
+            out.continuation(1, &[("x-more", &"x".repeat(1000))]);
+        }
     };
     floods(context, WRITES, frames).await;
 }

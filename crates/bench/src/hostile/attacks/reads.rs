@@ -88,7 +88,8 @@ async fn tables(context: Context) {
 async fn foreign_hosts(context: Context) {
     context
         .run(u64::MAX, 500, |context, number| async move {
-            let (host, origin) = (format!("h{number}.example.com"), format!("http://h{number}.example.com"));
+            let host = format!("h{number}.example.com");
+            let origin = format!("http://h{number}.example.com");
             let headers = [("Host", &*host), ("Origin", &origin), ("Sec-Fetch-Site", "cross-site"), CLOSE];
             request(&context, number, &get("/api/v1/pods", &headers)).await;
         })
