@@ -96,7 +96,8 @@ impl AdminArgs {
 
 /// The addresses of the host of a URL.
 async fn addresses(url: &Url) -> Result<Vec<SocketAddr>, String> {
-    let (host, port) = (url.host_str().unwrap_or_default(), url.port_or_known_default().unwrap_or_default());
+    let host = url.host_str().unwrap_or_default();
+    let port = url.port_or_known_default().unwrap_or_default();
     let found = tokio::net::lookup_host(format!("{host}:{port}")).await;
     Ok(found.map_err(|error| format!("--admin {url}: {error}"))?.collect())
 }

@@ -223,7 +223,8 @@ fn parse_attack(name: &str) -> Result<&'static Attack, String> {
 }
 
 fn parse_duration(text: &str) -> Result<config::Duration, String> {
-    let (min, max) = (Duration::from_millis(50), Duration::from_secs(3600));
+    let min = Duration::from_millis(50);
+    let max = Duration::from_secs(3600);
     match text.parse::<config::Duration>() {
         Ok(duration) if (min..=max).contains(&duration.0) => Ok(duration),
         _ => Err("write it like 500ms or 5s, from 50ms to 1h".to_owned()),
@@ -313,7 +314,11 @@ pub(super) fn run(args: BenchArgs) -> Result<(), CliError> {
     let reports = result?;
     let mut out = stdout().lock();
     match output {
-        Format::Json => reports.iter().try_for_each(|report| writeln!(out, "{}", report.to_json(&options)))?,
+        Format::Json => {
+            for report in &reports {
+                writeln!(out, "{}", report.to_json(&options))?;
+            }
+        }
         Format::Table => {
             for scenario in &options.scenarios {
                 writeln!(out, "\n{}", report::table(*scenario, &reports).trim_end())?;

@@ -67,7 +67,8 @@ pub(super) struct DemoArgs {
 struct DurationLimit(Option<Duration>);
 
 fn parse_duration(text: &str) -> Result<DurationLimit, String> {
-    let (least, most) = (Duration::from_secs(1), Duration::from_secs(24 * 3600));
+    let least = Duration::from_secs(1);
+    let most = Duration::from_secs(24 * 3600);
     match text.parse::<config::Duration>() {
         _ if text == "0" => Ok(DurationLimit(None)),
         Ok(duration) if duration.0.is_zero() => Ok(DurationLimit(None)),
@@ -78,9 +79,10 @@ fn parse_duration(text: &str) -> Result<DurationLimit, String> {
 
 fn parse_local(text: &str) -> Result<ListenAddress, String> {
     let address: ListenAddress = text.parse().map_err(|error: config::listen::InvalidAddress| error.to_string())?;
-    match address.is_local() {
-        true => Ok(address),
-        false => Err("the demo only serves this machine; listen on 127.0.0.1, [::1] or unix:PATH".to_owned()),
+    if address.is_local() {
+        Ok(address)
+    } else {
+        Err("the demo only serves this machine; listen on 127.0.0.1, [::1] or unix:PATH".to_owned())
     }
 }
 
@@ -93,7 +95,8 @@ impl DemoArgs {
             return Err(CliError::Plain(problem));
         }
         let mut default = DemoOptions::default();
-        (default.serve.serving.listen, default.serve.serving.admin_listen) = (listen, admin_listen);
+        default.serve.serving.listen = listen;
+        default.serve.serving.admin_listen = admin_listen;
         Ok(DemoOptions {
             objects: count(self.objects)?,
             subscribers: count(self.subscribers)?,
@@ -144,7 +147,9 @@ async fn show(options: DemoOptions) -> Result<(), CliError> {
     write!(stdout(), "\n{summary}")?;
     if !endless {
         writeln!(stdout(), "\nto explore it, run {program} demo --duration 0 and, in another terminal:")?;
-        hints.iter().try_for_each(|hint| writeln!(stdout(), "  {hint}"))?;
+        for hint in &hints {
+            writeln!(stdout(), "  {hint}")?;
+        }
     }
     summary.failure().map_or(Ok(()), |failure| Err(CliError::Plain(failure)))
 }
@@ -158,7 +163,8 @@ struct Stop {
 impl Stop {
     fn new() -> io::Result<Self> {
         let stop = Self { token: CancellationToken::new() };
-        let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
         let signalled = Self { token: stop.token.clone() };
         tokio::spawn(async move {
             loop {

@@ -177,7 +177,11 @@ async fn follow(
     while let Some(item) = watch.next().await {
         match item? {
             WatchItem::Event(event) => printer.print_changed(&found.resource, object(event))?,
-            other => notices.line(&resource, &other).into_iter().for_each(|line| print_notice(&line)),
+            other => {
+                if let Some(line) = notices.line(&resource, &other) {
+                    print_notice(&line);
+                }
+            }
         }
     }
     Ok(())

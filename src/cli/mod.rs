@@ -112,7 +112,9 @@ pub(crate) fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Err(CliError::Printed) => ExitCode::FAILURE,
         Err(CliError::Interrupted(signal)) => ExitCode::from(signal.exit_code()),
         Err(CliError::Undetermined(why)) => {
-            why.iter().for_each(|why| print_notice(why));
+            if let Some(why) = why {
+                print_notice(&why);
+            }
             ExitCode::from(2)
         }
         Err(error) => {

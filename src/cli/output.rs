@@ -52,7 +52,9 @@ pub(super) fn print_list<'a>(
     let list = List { api_version: "v1", items, kind: "List", metadata: ListMetadata { resource_version: "" } };
     match format {
         Format::Yaml => {
-            list.items.iter().try_for_each(Shown::check_depth)?;
+            for item in &list.items {
+                item.check_depth()?;
+            }
             print_yaml(out, &list)
         }
         Format::Json | Format::Name => print_json(out, &list),

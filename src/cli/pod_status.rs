@@ -52,7 +52,8 @@ fn initializing(pod: &Value) -> Option<String> {
 }
 
 fn of_containers(status: &Value, mut reason: String) -> String {
-    let (mut running, mut failed) = (false, None);
+    let mut running = false;
+    let mut failed = None;
     let statuses: Vec<&Value> = list(&status["containerStatuses"]).collect();
     for container in statuses.into_iter().rev() {
         let state = &container["state"];

@@ -49,10 +49,10 @@ impl ProjectionArgs {
     }
 
     pub(super) fn projection(&self) -> Projection {
-        let parts = match (self.projection, self.fields.is_empty()) {
-            (_, false) => Parts::Fields(self.fields.clone()),
-            (PartsArg::Metadata, true) => Parts::Metadata,
-            (PartsArg::Full, true) => Parts::Full,
+        let parts = match self.projection {
+            _ if !self.fields.is_empty() => Parts::Fields(self.fields.clone()),
+            PartsArg::Metadata => Parts::Metadata,
+            PartsArg::Full => Parts::Full,
         };
         let Self { drop_managed_fields, drop_last_applied, .. } = *self;
         Projection { parts, drop_managed_fields, drop_last_applied }
@@ -76,7 +76,8 @@ mod tests {
         let includes = |flags: &[&str], path: &str| {
             Only::try_parse_from([&["kubefan"], flags].concat()).unwrap().args.includes(path)
         };
-        let (node, phase) = ("spec.nodeName", "status.phase");
+        let node = "spec.nodeName";
+        let phase = "status.phase";
         assert!(includes(&[], node) && !includes(&["--projection=metadata"], node));
         for (fields, included) in
             [("spec", true), (node, true), ("spec.nodeName.x", true), ("spec.node", false), (phase, false)]

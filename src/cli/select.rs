@@ -85,11 +85,10 @@ pub(super) struct SelectArgs {
 impl SelectArgs {
     /// The selected namespace; empty for all.
     pub(super) fn namespace(&self) -> &str {
-        match (&self.namespace, self.all_namespaces) {
-            (_, true) => "",
-            (Some(namespace), false) => namespace,
-            (None, false) => "default",
+        if self.all_namespaces {
+            return "";
         }
+        self.namespace.as_deref().unwrap_or("default")
     }
 
     /// The target for all selected objects of a type, or for a single one.

@@ -33,7 +33,8 @@ impl StopSignal {
 /// Returns a future that resolves at the first SIGTERM or ctrl-C. Must be called in a Tokio
 /// runtime.
 pub(super) fn stop_signal() -> io::Result<impl Future<Output = StopSignal> + Send> {
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
     Ok(async move {
         tokio::select! {
             _ = interrupt.recv() => StopSignal::Interrupt,
@@ -64,7 +65,8 @@ pub(super) fn exit_after_signal() -> io::Result<()> {
 /// name to `announce`. A second ctrl-C ends the process at once with exit code 130. Must be called
 /// in a Tokio runtime.
 pub(super) fn shutdown(announce: impl FnOnce(&'static str) + Send) -> io::Result<impl Future<Output = ()> + Send> {
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
     Ok(async move {
         announce(tokio::select! {
             _ = interrupt.recv() => "ctrl-C",

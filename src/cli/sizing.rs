@@ -88,7 +88,8 @@ impl Deliveries {
     /// one waits. `None` if the cores are too few. `events_per_second` is the rate of one
     /// subscriber.
     pub(super) fn wave(self, cores: f64, events_per_second: f64) -> Option<Duration> {
-        let (least, writes) = (self.cores_min(), self.per_second * WRITE_SECONDS.value);
+        let least = self.cores_min();
+        let writes = self.per_second * WRITE_SECONDS.value;
         if cores <= least || events_per_second <= 0.0 {
             return None;
         }
@@ -131,7 +132,8 @@ fn scaled(mut value: f64, units: &[&str]) -> String {
     while value >= 999.5
         && let Some(next) = units.next()
     {
-        (value, unit) = (value / 1000.0, next);
+        value /= 1000.0;
+        unit = next;
     }
     format!("{} {unit}", rounded(value))
 }

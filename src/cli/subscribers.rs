@@ -171,7 +171,9 @@ impl Subscriber {
                 self.started.clone(),
             ]);
         } else {
-            row.iter_mut().for_each(shorten);
+            for cell in &mut row {
+                shorten(cell);
+            }
         }
         row
     }
@@ -213,7 +215,8 @@ fn shorten(cell: &mut String) {
 /// `512`, `36Ki`, `1.2Mi`, as quantities of Kubernetes.
 pub(super) fn bytes(number: u64) -> String {
     let units = ["", "Ki", "Mi", "Gi", "Ti"];
-    let (mut value, mut unit) = (number as f64, 0);
+    let mut value = number as f64;
+    let mut unit = 0;
     while value >= 1024.0 && unit + 1 < units.len() {
         value /= 1024.0;
         unit += 1;

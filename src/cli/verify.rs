@@ -153,7 +153,8 @@ fn targets(args: &VerifyArgs, cached: Vec<ResourceStatus>) -> Vec<(String, Targe
         let mut target = target(namespace);
         match &status.resource {
             Some(resource) => {
-                (target.group, target.version) = (resource.group.clone(), resource.version.clone());
+                target.group = resource.group.clone();
+                target.version = resource.version.clone();
                 target.resource = resource.resource.clone();
             }
             None => target.resource = status.name.clone(),
@@ -176,9 +177,10 @@ fn targets(args: &VerifyArgs, cached: Vec<ResourceStatus>) -> Vec<(String, Targe
             status.name == *name || resource == Some(name)
         };
         let found: Vec<_> = cached.iter().filter(is_named).filter_map(of_cache).collect();
-        match found.is_empty() {
-            false => found,
-            true => vec![(name.clone(), Target { resource: name.clone(), ..target(&args.namespace) })],
+        if found.is_empty() {
+            vec![(name.clone(), Target { resource: name.clone(), ..target(&args.namespace) })]
+        } else {
+            found
         }
     };
     args.resources.iter().flat_map(named).collect()

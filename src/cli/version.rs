@@ -20,7 +20,9 @@ enum Format {
 }
 
 pub(super) fn run(args: &VersionArgs) -> Result<(), CliError> {
-    let (version, os, arch) = (env!("CARGO_PKG_VERSION"), std::env::consts::OS, std::env::consts::ARCH);
+    let version = env!("CARGO_PKG_VERSION");
+    let os = std::env::consts::OS;
+    let arch = std::env::consts::ARCH;
     let text = match args.output {
         None => format!("kubefan {version} ({os}/{arch})"),
         Some(Format::Json) => serde_json::json!({"version": version, "os": os, "arch": arch}).to_string(),

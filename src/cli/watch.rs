@@ -106,9 +106,10 @@ pub(super) async fn run(args: WatchArgs) -> Result<(), CliError> {
         only_changes: args.projection.only_changes,
         encoding: args.encoding,
         // A user who gives a version wants the changes after it, not a snapshot.
-        on_expired: args.on_expired.unwrap_or(match args.resource_version.is_empty() {
-            true => OnExpired::Restart,
-            false => OnExpired::Fail,
+        on_expired: args.on_expired.unwrap_or(if args.resource_version.is_empty() {
+            OnExpired::Restart
+        } else {
+            OnExpired::Fail
         }),
         on_lag: args.on_lag,
         not_synced_delay_max: Some(NOT_SYNCED_DELAY_MAX),
@@ -148,7 +149,9 @@ pub(super) async fn run(args: WatchArgs) -> Result<(), CliError> {
             None => break Ok(()),
             Some(Ok(WatchItem::Event(event))) => printer.print(&event)?,
             Some(Ok(item)) => {
-                notices.line(resource, &item).into_iter().for_each(|line| print_notice(&line));
+                if let Some(line) = notices.line(resource, &item) {
+                    print_notice(&line);
+                }
                 if let WatchItem::SnapshotBegin { resource: Some(resource), .. } = item {
                     printer.resource = resource;
                 }

@@ -124,7 +124,8 @@ fn needs(config: &ServeConfig) -> Vec<Need> {
             needs.push(Need { role: "the ClusterRole system:auth-delegator has it", ..need(right, purpose) });
         }
         if config.serving.tls.is_some() && config.callers.client_ca_file.is_none() && !config.callers.skip_lookup {
-            let (name, namespace) = ("extension-apiserver-authentication".into(), "kube-system".into());
+            let name = "extension-apiserver-authentication".into();
+            let namespace = "kube-system".into();
             let right = Right { verb: "get", resource: "configmaps", name, namespace, ..Right::default() };
             let role = "the Role extension-apiserver-authentication-reader of kube-system has it";
             needs.push(Need { is_optional: true, role, ..need(right, "the CAs of client certificates") });
@@ -139,7 +140,8 @@ fn needs(config: &ServeConfig) -> Vec<Need> {
     }
     if let Some(TlsSource::Managed(managed)) = &config.serving.tls {
         let of = |resource: &'static str, object: &ObjectName, verb| {
-            let (name, namespace) = (object.name.clone().into(), object.namespace.clone().into());
+            let name = object.name.clone().into();
+            let namespace = object.namespace.clone().into();
             Right { verb, resource, name, namespace, ..Right::default() }
         };
         for verb in ["get", "update"] {

@@ -223,7 +223,8 @@ fn judge_failure(error: &UpstreamError) -> Finding {
 
 /// `git_version` is like `v1.35.4` or `v1.33.5-gke.1`.
 fn judge_version(git_version: &str) -> Finding {
-    let (oldest, newest) = (TESTED_MINORS.start(), TESTED_MINORS.end());
+    let oldest = TESTED_MINORS.start();
+    let newest = TESTED_MINORS.end();
     let mut parts = git_version.trim_start_matches('v').split(['.', '-', '+']);
     let minor = (parts.next() == Some("1")).then(|| parts.next()?.parse::<u32>().ok()).flatten();
     match minor {
@@ -333,7 +334,8 @@ mod tests {
 
     #[test]
     fn each_failure_names_its_step() {
-        let (server, message) = ("https://h:6443".to_owned(), "no".to_owned());
+        let server = "https://h:6443".to_owned();
+        let message = "no".to_owned();
         let cases = [
             (UpstreamError::Tls { server, message: message.clone() }, "TLS"),
             (UpstreamError::Auth { message: message.clone() }, "credentials"),

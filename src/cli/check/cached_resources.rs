@@ -104,7 +104,8 @@ impl Cache<'_> {
     async fn denied(&self) -> Vec<Right<'_>> {
         let mut denied = Vec::new();
         for verb in ["list", "watch"] {
-            let (group, resource) = (self.gvr.group.as_str(), self.gvr.resource.as_str());
+            let group = self.gvr.group.as_str();
+            let resource = self.gvr.resource.as_str();
             let right = Right { verb, group, resource, namespace: self.scope.namespace().into(), ..Right::default() };
             if let Ok(Some(false)) = has(self.upstream, &right).await {
                 denied.push(right);

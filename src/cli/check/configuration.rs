@@ -44,7 +44,8 @@ pub(super) fn check(
 
 /// A log that cannot be opened stops the start. The check creates no file.
 fn judge_audit_log(path: &Path) -> Finding {
-    let (check, shown) = ("audit log", path.display());
+    let check = "audit log";
+    let shown = path.display();
     let remedy = "name a file that kubefan may write (--audit-log-path), or - for stdout";
     if path == Path::new("-") {
         return Finding::ok(check, "goes to stdout");

@@ -16,7 +16,8 @@ use super::{
 /// Checks the addresses that `serve` would listen on.
 pub(super) async fn check(config: &ServeConfig, report: &mut Report) {
     report.group("ports");
-    let (data, admin) = (&config.serving.listen, &config.serving.admin_listen);
+    let data = &config.serving.listen;
+    let admin = &config.serving.admin_listen;
     let all =
         [("--listen", Some(data)), ("--admin-listen", Some(admin)), ("--peer-listen", config.peer.listen.as_ref())];
     for (flag, address) in all.into_iter().filter_map(|(flag, address)| Some((flag, address?))) {

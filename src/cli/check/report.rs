@@ -122,7 +122,9 @@ impl Report {
     }
 
     pub(super) fn add_all(&mut self, findings: impl IntoIterator<Item = Finding>) {
-        findings.into_iter().for_each(|finding| self.add(finding));
+        for finding in findings {
+            self.add(finding);
+        }
     }
 
     /// Shows on a terminal that a step has begun which may take its time.
@@ -140,8 +142,9 @@ impl Report {
     pub(super) fn finish(mut self) -> io::Result<Outcome> {
         let all = || self.groups.iter().flat_map(|group| &group.checks).map(|finding| finding.result);
         let count = |wanted: Outcome| all().filter(|result| *result == wanted).count();
-        let (worst, errors, warnings) =
-            (all().max().unwrap_or(Outcome::Ok), count(Outcome::Error), count(Outcome::Warning));
+        let worst = all().max().unwrap_or(Outcome::Ok);
+        let errors = count(Outcome::Error);
+        let warnings = count(Outcome::Warning);
         if self.as_json {
             let report = json!({ "result": worst, "errors": errors, "warnings": warnings, "groups": self.groups });
             let mut text = Vec::new();

@@ -91,7 +91,8 @@ fn judge_on_demand(config: &ServeConfig, budget: Option<u64>) -> Option<Finding>
     let of_readers = if on_demand.is_on { on_demand.bytes_max } else { 0 };
     let protobuf = on_demand.protobuf().map_or(0, |form| form.bytes_max);
     let tables = on_demand.tables().map_or(0, |form| form.bytes_max);
-    let (sum, budget) = (of_readers + protobuf + tables, budget?);
+    let sum = of_readers + protobuf + tables;
+    let budget = budget?;
     let message = format!(
         "caches that readers start may take {}, the budget of the process is {}",
         human_bytes(sum as f64),

@@ -31,7 +31,9 @@ fn listeners(table: &str, port: u16) -> Vec<u64> {
     const LISTEN: &str = "0A";
     let inode = |line: &str| {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        let (local, state, inode) = (fields.get(1)?, fields.get(3)?, fields.get(9)?);
+        let local = fields.get(1)?;
+        let state = fields.get(3)?;
+        let inode = fields.get(9)?;
         let found = u16::from_str_radix(local.rsplit(':').next()?, 16).ok()?;
         (found == port && *state == LISTEN).then(|| inode.parse().ok()).flatten()
     };

@@ -191,7 +191,8 @@ impl Reading {
     }
 
     fn add(&mut self, sample: &Sample<'_>) {
-        let (verb, value) = (sample.label("verb"), sample.value);
+        let verb = sample.label("verb");
+        let value = sample.value;
         let is_counted = match sample.name {
             LONG_RUNNING => verb == "WATCH" && sample.label("subresource").is_empty(),
             REQUESTS | RESPONSE_BYTES => verb == "LIST" && sample.label("subresource").is_empty(),
@@ -259,7 +260,9 @@ impl Reading {
 
 /// The resource of a sample; a kind instead of a resource begins with a capital letter.
 fn key(sample: &Sample<'_>) -> Option<GroupResource> {
-    let (group, resource, kind) = (sample.label("group"), sample.label("resource"), sample.label("kind"));
+    let group = sample.label("group");
+    let resource = sample.label("resource");
+    let kind = sample.label("kind");
     let resource = if resource.is_empty() { kind } else { resource };
     // `deployments.apps` in one label.
     let (resource, group) = match resource.split_once('.') {
@@ -320,7 +323,8 @@ process_start_time_seconds 1.7e+09
     #[test]
     fn samples_of_two_processes_are_not_compared() {
         let start = Instant::now();
-        let (first, other) = (reading(SINCE_1_34, start), reading(&SINCE_1_34.replace("1.7e+09", "1.8e+09"), start));
+        let first = reading(SINCE_1_34, start);
+        let other = reading(&SINCE_1_34.replace("1.7e+09", "1.8e+09"), start);
         assert!(other.since(&first).unwrap_err().contains("two processes"));
         assert!(first.since(&first).is_ok());
     }

@@ -158,7 +158,8 @@ impl Sizing {
                 return Err(format!("{flag} must not be negative"));
             }
         }
-        let (nodes, pods) = (args.nodes.unwrap_or(0), args.pods.unwrap_or(0));
+        let nodes = args.nodes.unwrap_or(0);
+        let pods = args.pods.unwrap_or(0);
         if args.watching == Watched::Node && nodes == 0 {
             return Err("--watching=node needs --nodes: a subscriber gets its node's share of the events".to_owned());
         }
@@ -212,7 +213,8 @@ impl Sizing {
     /// A line per need.
     pub(super) fn text(&self) -> String {
         let Memory { process, caches, connections, bytes, peak } = &self.memory_per_replica;
-        let (objects, replicas) = (human_count(self.objects as f64), self.replicas);
+        let objects = human_count(self.objects as f64);
+        let replicas = self.replicas;
         let mut lines = vec![
             ("cached", format!("{objects} objects, {} of JSON", human_bytes(self.json_bytes))),
             (

@@ -78,7 +78,8 @@ pub(super) struct ResourceSavings {
 
 impl ResourceSavings {
     fn of(now: ResourceLoad, replicas: f64) -> Self {
-        let (watches, events) = (now.watches(), now.events_per_second);
+        let watches = now.watches();
+        let events = now.events_per_second;
         let changes = now.changes_per_second.unwrap_or(events / watches.max(1.0));
         let mut savings = Self {
             watches,
@@ -131,7 +132,8 @@ impl Savings {
         let order = |of: &ResourceSavings| (of.now.event_bytes_per_second, of.watches);
         resources.sort_by(|a, b| order(b).partial_cmp(&order(a)).unwrap_or(std::cmp::Ordering::Equal));
         let sum = |of: fn(&ResourceSavings) -> f64| resources.iter().map(of).sum::<f64>();
-        let (events, events_after) = (sum(|of| of.now.events_per_second), sum(|of| of.events_per_second_after));
+        let events = sum(|of| of.now.events_per_second);
+        let events_after = sum(|of| of.events_per_second_after);
         let moved = Deliveries { per_second: events - events_after, message_bytes: 0.0 };
         let taken_over = || resources.iter().filter(|of| of.is_taken_over());
         let list_bytes: f64 = taken_over().map(|of| of.now.list_bytes_per_second).sum();

@@ -30,7 +30,10 @@ pub(super) fn print(savings: &Savings, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "{what:<18}{}", visible(&text))?;
     }
     writeln!(out, "\nnot known:")?;
-    unknown.iter().try_for_each(|text| writeln!(out, "- {}", visible(text)))
+    for text in unknown {
+        writeln!(out, "- {}", visible(text))?;
+    }
+    Ok(())
 }
 
 fn row(of: &ResourceSavings) -> Vec<String> {

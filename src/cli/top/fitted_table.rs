@@ -17,8 +17,10 @@ pub(super) struct Fitted {
     pub(super) header: &'static [&'static str],
     /// Numbers.
     pub(super) right: &'static [usize],
-    /// A column that changes its width all the time, and the least of it.
-    pub(super) least: (usize, usize),
+    /// A column that changes its width all the time.
+    pub(super) varying: usize,
+    /// The least width of that column.
+    pub(super) width_min: usize,
     /// Those that go before all others if every row has the same there.
     pub(super) uniform: &'static [usize],
     /// Those that go then, in this order.
@@ -30,7 +32,7 @@ impl Fitted {
     fn columns(&self, rows: &[Vec<String>], width: u16) -> Vec<(usize, u16)> {
         let width_of = |column: usize| {
             let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| Line::from(&**cell).width());
-            let least = if column == self.least.0 { self.least.1 } else { 0 };
+            let least = if column == self.varying { self.width_min } else { 0 };
             cells.chain([self.header[column].len(), least]).max().unwrap_or(0) as u16
         };
         let mut columns: Vec<_> = (0..self.header.len()).map(|column| (column, width_of(column))).collect();

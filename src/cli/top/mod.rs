@@ -65,10 +65,7 @@ pub(super) async fn run(args: TopArgs) -> Result<(), CliError> {
             admin.get("/status", &[]).await.and_then(|text| admin.parse(&text)).map_err(CliError::Plain)?;
         return Ok(print_json(&mut stdout(), &status)?);
     }
-    match args.once || !stdout().is_terminal() {
-        true => once(&admin).await,
-        false => follow(&admin).await,
-    }
+    if args.once || !stdout().is_terminal() { once(&admin).await } else { follow(&admin).await }
 }
 
 /// Prints one table.
@@ -95,12 +92,16 @@ async fn follow(admin: &Admin) -> Result<(), CliError> {
 }
 
 async fn refresh(admin: &Admin, terminal: &mut ratatui::DefaultTerminal) -> Result<(), CliError> {
-    let (mut before, mut shown, mut problem): (Option<Sample>, Option<Shown>, Option<String>) = (None, None, None);
-    let (mut view, mut events) = (View::default(), EventStream::new());
+    let mut before: Option<Sample> = None;
+    let mut shown: Option<Shown> = None;
+    let mut problem: Option<String> = None;
+    let mut view = View::default();
+    let mut events = EventStream::new();
     loop {
         let mut taking = pin!(timeout(ANSWER_TIMEOUT, Sample::take(admin, view.sort)));
         let mut interval = pin!(sleep(INTERVAL));
-        let (mut is_taken, mut is_over) = (false, false);
+        let mut is_taken = false;
+        let mut is_over = false;
         while !(is_taken && is_over) {
             tokio::select! {
                 biased;

@@ -255,7 +255,8 @@ pub(super) const CACHES: Fitted = Fitted {
         "PROVED",
     ],
     right: &[4, 5, 6, 8, 9],
-    least: (7, LAG_WIDTH),
+    varying: 7,
+    width_min: LAG_WIDTH,
     uniform: &[1, 2],
     dropped_first: &[9, 8, 4, 2, 7, 1],
 };
@@ -264,7 +265,8 @@ pub(super) const CACHES: Fitted = Fitted {
 pub(super) const SUBSCRIBER_COLUMNS: Fitted = Fitted {
     header: &subscribers::COLUMNS,
     right: &[6, 7],
-    least: (5, LAG_WIDTH),
+    varying: 5,
+    width_min: LAG_WIDTH,
     uniform: &[3],
     dropped_first: &[3, 7, 6, 4, 2],
 };

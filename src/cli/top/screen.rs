@@ -75,11 +75,13 @@ pub(super) fn lines(summary: &[(&'static str, Vec<String>)], width: usize) -> Ve
     let mut lines = Vec::new();
     for (name, figures) in summary {
         let indent = if name.is_empty() { 0 } else { NAME_WIDTH };
-        let (mut line, mut is_first) = (format!("{name:<indent$}"), true);
+        let mut line = format!("{name:<indent$}");
+        let mut is_first = true;
         for figure in figures {
             if !is_first && line.chars().count() + 2 + figure.chars().count() >= width {
                 lines.push(format!("{line},"));
-                (line, is_first) = (" ".repeat(indent), true);
+                line = " ".repeat(indent);
+                is_first = true;
             }
             line = if is_first { line + figure } else { format!("{line}, {figure}") };
             is_first = false;
@@ -180,8 +182,8 @@ mod tests {
         }
     }
 
-    fn screen(size: (u16, u16), shown: &Shown, problem: Option<&str>, view: &mut View) -> String {
-        let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).unwrap();
+    fn screen(width: u16, height: u16, shown: &Shown, problem: Option<&str>, view: &mut View) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
         terminal.draw(|frame| draw(frame, Some(shown), problem, view)).unwrap();
         terminal.backend().to_string()
     }
@@ -189,7 +191,7 @@ mod tests {
     #[test]
     fn a_server_that_went_away_is_named_above_the_last_state() {
         let shown = shown(vec![cache("pods", "<all>")]);
-        let with = |problem| screen((80, 24), &shown, problem, &mut View::default());
+        let with = |problem| screen(80, 24, &shown, problem, &mut View::default());
         let problem = with(Some("cannot reach it"));
         assert!(problem.contains("cannot reach it; trying again") && problem.contains("pods"), "{problem}");
         assert!(!with(None).contains("trying again"));
@@ -198,15 +200,15 @@ mod tests {
     #[test]
     fn a_narrow_terminal_shows_fewer_columns_and_cuts_none() {
         let caches = || vec![cache("deployments.apps", "<all>"), cache("pods", "<all>")];
-        let wide = screen((120, 24), &shown(caches()), None, &mut View::default());
+        let wide = screen(120, 24, &shown(caches()), None, &mut View::default());
         assert!(CACHES.header.iter().all(|name| wide.contains(name)), "{wide}");
         for (width, gone) in [(80, "ENCODING"), (60, "MEMORY")] {
-            let narrow = screen((width, 24), &shown(caches()), None, &mut View::default());
+            let narrow = screen(width, 24, &shown(caches()), None, &mut View::default());
             assert!(narrow.contains("deployments.apps") && narrow.contains("SUBSCRIBERS "), "{narrow}");
             assert!(narrow.contains("synced"), "{narrow}");
             assert!(!narrow.contains(gone), "{narrow}");
         }
-        let named = screen((80, 24), &shown(vec![cache("pods", "a"), cache("pods", "b")]), None, &mut View::default());
+        let named = screen(80, 24, &shown(vec![cache("pods", "a"), cache("pods", "b")]), None, &mut View::default());
         assert!(named.contains("NAMESPACE"), "it tells two caches apart: {named}");
     }
 
@@ -229,7 +231,7 @@ mod tests {
         let mut view = View::default();
         let mut after = |caches| {
             view.scroll(caches);
-            screen((80, 24), &shown, None, &mut view)
+            screen(80, 24, &shown, None, &mut view)
         };
         assert!(after(0).contains("kind-0.") && !after(0).contains("kind-29."));
         assert!(!after(1).contains("kind-0."));
@@ -241,14 +243,14 @@ mod tests {
     #[test]
     fn any_size_is_drawn() {
         let shown = shown((0..5).map(|number| cache(&format!("kind-{number}"), "<all>")).collect());
-        for size in [(1, 1), (10, 3), (20, 8), (200, 100)] {
-            screen(size, &shown, Some("gone"), &mut View { shows_help: size.0 == 20, ..View::default() });
+        for (width, height) in [(1, 1), (10, 3), (20, 8), (200, 100)] {
+            screen(width, height, &shown, Some("gone"), &mut View { shows_help: width == 20, ..View::default() });
         }
     }
 
     #[test]
     fn who_may_not_see_the_subscribers_reads_why() {
         let shown = Shown { subscribers: Err("403: forbidden".to_owned()), ..shown(vec![cache("pods", "<all>")]) };
-        assert!(screen((80, 24), &shown, None, &mut View::default()).contains("not shown: 403: forbidden"));
+        assert!(screen(80, 24, &shown, None, &mut View::default()).contains("not shown: 403: forbidden"));
     }
 }
