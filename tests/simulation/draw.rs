@@ -91,9 +91,10 @@ fn projected(random: &mut Pcg64Mcg) -> Projected {
 /// A subscriber over gRPC.
 pub(crate) fn spec(random: &mut Pcg64Mcg, number: usize) -> Spec {
     let interface = if random.random_bool(0.4) { Interface::Library } else { Interface::Generated };
-    let projected = match interface == Interface::Generated && random.random_bool(0.4) {
-        true => projected(random),
-        false => Projected::default(),
+    let projected = if interface == Interface::Generated && random.random_bool(0.4) {
+        projected(random)
+    } else {
+        Projected::default()
     };
     let encodings = [Encoding::Json, Encoding::Zstd, Encoding::Deltas];
     Spec {

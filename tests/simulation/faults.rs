@@ -86,8 +86,7 @@ const READS_BEGIN: Duration = Duration::from_secs(3);
 
 impl Faults {
     pub(crate) fn new(world: Arc<World>, random: Pcg64Mcg, rewinds_left: usize) -> Faults {
-        let (agenda, backups, counts) = Default::default();
-        Faults { world, random, agenda, backups, rewinds_left, counts }
+        Faults { world, random, agenda: Vec::new(), backups: Default::default(), rewinds_left, counts: BTreeMap::new() }
     }
 
     /// The number of faults of each kind. A fault that found nothing to break is not counted.
@@ -115,7 +114,9 @@ impl Faults {
         let agenda = std::mem::take(&mut self.agenda);
         let (due, later): (Vec<_>, Vec<_>) = agenda.into_iter().partition(|(at, _)| *at <= now);
         self.agenda = later;
-        due.into_iter().for_each(|(_, heal)| self.heal(heal));
+        for (_, heal) in due {
+            self.heal(heal);
+        }
     }
 
     /// Ends all faults.
@@ -123,7 +124,9 @@ impl Faults {
         self.world.note("all faults are healed");
         for _ in 0..2 {
             let agenda = std::mem::take(&mut self.agenda);
-            agenda.into_iter().for_each(|(_, heal)| self.heal(heal));
+            for (_, heal) in agenda {
+                self.heal(heal);
+            }
         }
         self.world.clear_faults();
         for node in &self.world.nodes {
@@ -159,8 +162,12 @@ impl Faults {
             Heal::Latency(node) => world.nodes[node].transport.route.delay(Duration::ZERO),
             Heal::Apiserver => {
                 world.note("the apiserver is back, with an empty watch cache");
-                world.apiservers.iter().for_each(|apiserver| apiserver.restart());
-                world.nodes.iter().for_each(|node| node.transport.route.refuse(false));
+                for apiserver in &world.apiservers {
+                    apiserver.restart();
+                }
+                for node in &world.nodes {
+                    node.transport.route.refuse(false);
+                }
             }
             Heal::Kill(node, down) => {
                 world.nodes[node].kill();
@@ -229,7 +236,8 @@ impl Faults {
                 }
             }
             "upstream slow" => {
-                let (latency, time) = (Duration::from_millis(self.random.random_range(5..2000)), self.seconds(1, 60));
+                let latency = Duration::from_millis(self.random.random_range(5..2000));
+                let time = self.seconds(1, 60);
                 world.note(format!("{upstream}, {latency:?} for {time:?}"));
                 transport.route.delay(latency);
                 self.later(time, Heal::Latency(node));
@@ -289,12 +297,16 @@ impl Faults {
                     node.transport.route.refuse(true);
                     node.transport.route.each(|link| link.cut());
                 }
-                world.apiservers.iter().for_each(|apiserver| apiserver.drop_connections());
+                for apiserver in &world.apiservers {
+                    apiserver.drop_connections();
+                }
                 self.later(time, Heal::Apiserver);
             }
             "apiserver restarted" => {
                 world.note(kind);
-                world.apiservers.iter().for_each(|apiserver| apiserver.restart());
+                for apiserver in &world.apiservers {
+                    apiserver.restart();
+                }
             }
             "apiserver lags" => {
                 let time = self.seconds(1, 30);
@@ -308,7 +320,9 @@ impl Faults {
                 world.note(format!("{upstream}, {percent} % of the budget for {time:?}"));
                 if self.random.random_bool(0.5) {
                     world.note("no subscriber reads");
-                    world.controls.iter().for_each(|control| control.stall(time));
+                    for control in &world.controls {
+                        control.stall(time);
+                    }
                     self.pause(READS_BEGIN).await;
                 }
                 world.memory_short.lock().unwrap().get_or_insert(world.now());
@@ -331,9 +345,13 @@ impl Faults {
                 }
                 let backup = self.backups[self.random.random_range(0..=at)].clone();
                 self.backups.clear();
-                world.apiservers.iter().for_each(|apiserver| apiserver.catch_up());
+                for apiserver in &world.apiservers {
+                    apiserver.catch_up();
+                }
                 world.sim.restore(&backup);
-                world.apiservers.iter().for_each(|apiserver| apiserver.drop_connections());
+                for apiserver in &world.apiservers {
+                    apiserver.drop_connections();
+                }
                 let (from, to) = {
                     let mut truth = world.truth.lock().unwrap();
                     let from = version_of(truth.now().1.revision);
@@ -376,7 +394,8 @@ impl Faults {
                 self.later(down, Heal::Start(node));
             }
             "kubefan drained" => {
-                let (drain, down) = (self.seconds(1, 5), self.seconds(0, 40));
+                let drain = self.seconds(1, 5);
+                let down = self.seconds(0, 40);
                 if !world.nodes[node].is_running() {
                     return;
                 }
@@ -404,7 +423,8 @@ impl Faults {
                 }
             }
             "subscriber's link slow" => {
-                let (latency, time) = (Duration::from_millis(self.random.random_range(5..2000)), self.seconds(1, 60));
+                let latency = Duration::from_millis(self.random.random_range(5..2000));
+                let time = self.seconds(1, 60);
                 world.note(format!("{subscriber}, {latency:?} for {time:?}"));
                 world.controls[subscriber_number].route.delay(latency);
                 self.later(time, Heal::SubscriberLatency(subscriber_number));
@@ -415,11 +435,14 @@ impl Faults {
                 world.controls[subscriber_number].stall(time);
             }
             "subscribers stalled in a gap" => {
-                let (away, stall) = (self.seconds(2, 10), self.seconds(60, 120));
+                let away = self.seconds(2, 10);
+                let stall = self.seconds(60, 120);
                 world.note(format!(
                     "{kind}: kubefan {node} cut for {away:?}, and then its watch has expired; for {stall:?}"
                 ));
-                world.controls.iter().for_each(|control| control.stall(stall));
+                for control in &world.controls {
+                    control.stall(stall);
+                }
                 *self.counts.entry(ALL_STALLED).or_default() += 1;
                 transport.route.refuse(true);
                 transport.route.each(|link| link.cut());
@@ -427,7 +450,8 @@ impl Faults {
                 return transport.schedule(EventFault::Expire, kind);
             }
             "subscriber slow" => {
-                let (each, time) = (Duration::from_millis(self.random.random_range(10..500)), self.seconds(10, 60));
+                let each = Duration::from_millis(self.random.random_range(10..500));
+                let time = self.seconds(10, 60);
                 world.note(format!("{subscriber}, {each:?} for each message, for {time:?}"));
                 world.controls[subscriber_number].slow(each, time);
             }

@@ -219,7 +219,8 @@ pub(crate) async fn run(
         *running.current.lock().unwrap() = Some(life);
         program.add(0, Backlog::default());
         program.add(SLOW, Backlog::Conflate(spec.backlog));
-        let (late, reads) = (fork(&mut random), fork(&mut random));
+        let late = fork(&mut random);
+        let reads = fork(&mut random);
         let _ = timeout(spec.lifetime, async {
             tokio::select! {
                 biased;
@@ -292,7 +293,8 @@ impl Program<'_> {
     fn add(&self, number: usize, backlog: Backlog) {
         let recorder = self.running.recorder.clone();
         let pace = (number == SLOW).then(|| {
-            let (number, each) = (self.spec.number, self.spec.pace);
+            let number = self.spec.number;
+            let each = self.spec.pace;
             Pace { world: self.world.clone(), number, each, is_busy: self.life.is_busy.clone() }
         });
         recorder.note(Observed::HandlerAdded(number));

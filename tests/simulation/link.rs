@@ -48,8 +48,12 @@ struct State {
 impl State {
     fn wake_all(&mut self) {
         for direction in &mut self.directions {
-            direction.reader.take().into_iter().for_each(Waker::wake);
-            direction.writer.take().into_iter().for_each(Waker::wake);
+            if let Some(waker) = direction.reader.take() {
+                waker.wake();
+            }
+            if let Some(waker) = direction.writer.take() {
+                waker.wake();
+            }
         }
     }
 
@@ -82,7 +86,8 @@ impl Link {
     pub(crate) fn new(latency: Duration) -> (Link, End, End) {
         let link = Link(Arc::new(Mutex::new(State { latency, ..State::default() })));
         let end = |side| End { link: link.clone(), side, sleep: None };
-        let (ours, theirs) = (end(0), end(1));
+        let ours = end(0);
+        let theirs = end(1);
         (link, ours, theirs)
     }
 
@@ -136,7 +141,8 @@ impl AsyncRead for End {
         let link = self.link.clone();
         loop {
             let mut state = link.state();
-            let (broken, silent) = (state.broken, state.silent);
+            let broken = state.broken;
+            let silent = state.silent;
             let direction = &mut state.directions[1 - self.side];
             let now = Instant::now();
             let due = match direction.chunks.front_mut() {
@@ -148,7 +154,9 @@ impl AsyncRead for End {
                         direction.chunks.pop_front();
                     }
                     direction.bytes -= count.min(direction.bytes);
-                    direction.writer.take().into_iter().for_each(Waker::wake);
+                    if let Some(waker) = direction.writer.take() {
+                        waker.wake();
+                    }
                     return Poll::Ready(Ok(()));
                 }
                 Some((at, _)) if !silent => Some(*at),
@@ -191,7 +199,9 @@ impl AsyncWrite for End {
             direction.chunks.push_back((at.unwrap_or_else(Instant::now), Bytes::copy_from_slice(&bytes[..arrives])));
             direction.bytes += arrives;
         }
-        direction.reader.take().into_iter().for_each(Waker::wake);
+        if let Some(waker) = direction.reader.take() {
+            waker.wake();
+        }
         if let Some(left) = &mut state.breaks_after {
             *left -= arrives;
             if *left == 0 {
@@ -210,7 +220,9 @@ impl AsyncWrite for End {
         let mut state = self.link.state();
         let direction = &mut state.directions[self.side];
         direction.closed = true;
-        direction.reader.take().into_iter().for_each(Waker::wake);
+        if let Some(waker) = direction.reader.take() {
+            waker.wake();
+        }
         Poll::Ready(Ok(()))
     }
 }
@@ -254,14 +266,18 @@ impl Route {
     /// a reset.
     pub(crate) fn reset_silent(&self) {
         let links = self.state.lock().unwrap().links.clone();
-        links.iter().for_each(Link::cut_if_silent);
+        for link in &links {
+            link.cut_if_silent();
+        }
     }
 
     /// Applies `what` to every open connection. Returns true if there was one.
     pub(crate) fn each(&self, what: impl Fn(&Link)) -> bool {
         let mut links = self.state.lock().unwrap().links.clone();
         links.retain(|link| !link.is_over());
-        links.iter().for_each(what);
+        for link in &links {
+            what(link);
+        }
         !links.is_empty()
     }
 

@@ -137,8 +137,16 @@ struct Running {
 
 impl Node {
     pub(crate) fn new(number: usize, options: NodeOptions, transport: Arc<Transport>, peering: Arc<Peering>) -> Node {
-        let (memory_percent, running, counts, starts) = Default::default();
-        Node { number, options, transport, peering, memory_percent, running, counts, starts }
+        Node {
+            number,
+            options,
+            transport,
+            peering,
+            memory_percent: Default::default(),
+            running: Default::default(),
+            counts: Mutex::default(),
+            starts: Mutex::default(),
+        }
     }
 
     /// Starts the replica with an empty cache.

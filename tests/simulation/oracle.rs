@@ -161,9 +161,10 @@ pub(crate) fn judge(truth: &Truth, facts: &Facts, history: &History, ended: bool
     for (i, entry) in history.entries.iter().enumerate() {
         walk.step(entry).map_err(|broken| violation(broken, i, false))?;
     }
-    match ended {
-        true => walk.end().map_err(|broken| violation(broken, history.entries.len().saturating_sub(1), true)),
-        false => Ok(()),
+    if ended {
+        walk.end().map_err(|broken| violation(broken, history.entries.len().saturating_sub(1), true))
+    } else {
+        Ok(())
     }
 }
 
@@ -219,7 +220,8 @@ impl Walk<'_> {
     /// Keeps the positions that an observation fits, moved as it says. If none fits, the error is
     /// that of the first position, the one where the subscriber was known to be.
     fn retain_fitting(&mut self, fits: impl Fn(&Self, Position) -> Result<Position, Breach>) -> Result<(), Breach> {
-        let (mut kept, mut why) = (Vec::new(), None);
+        let mut kept = Vec::new();
+        let mut why = None;
         for position in self.possible_positions() {
             match fits(self, position) {
                 Ok(position) => kept.push(position),
@@ -244,11 +246,13 @@ impl Walk<'_> {
                 self.phase = Phase::Closed;
                 // With another schema the replica may have other bytes at the client's version.
                 let other_bases = self.truth.schemas > 1 && self.spec.encoding == Encoding::Deltas;
-                return self.retain_fitting(|_, position| match position.mixed || other_bases {
+                return self.retain_fitting(|_, position| {
                     // The client said that it had kept the state, which was not true after the
                     // restore.
-                    true => Ok(position),
-                    false => Err((Guarantee::Reliable, format!("got a message that cannot be decoded: {why}"))),
+                    if position.mixed || other_bases {
+                        return Ok(position);
+                    }
+                    Err((Guarantee::Reliable, format!("got a message that cannot be decoded: {why}")))
                 });
             }
             Observation::StartsOver { goes_on } => {

@@ -84,7 +84,8 @@ fn check_each(seeds_max: u64, is_renewing: bool) -> Result<bool, String> {
     }
     println!("{:<28} {:>5}  {:<14} BREAKS", "BUG", "SEED", "VIOLATED");
     let stale = play_recorded(&bugs, &recorded);
-    let (mut missed, mut misnamed) = (0, 0);
+    let mut missed = 0;
+    let mut misnamed = 0;
     for bug in &stale {
         if let Some(seed) = recorded.seed(*bug) {
             println!("{:<28} {seed:>5}  STALE: this recorded seed no longer finds it", bug.name());
@@ -134,7 +135,8 @@ fn chosen() -> Result<Vec<Bug>, String> {
 /// Plays the recorded seed of each bug. Returns the bugs that it does not find, or not under a
 /// guarantee that they break.
 fn play_recorded(bugs: &[Bug], recorded: &RecordedSeeds) -> Vec<Bug> {
-    let (next, stale) = (Mutex::new(bugs.iter().copied()), Mutex::new(Vec::new()));
+    let next = Mutex::new(bugs.iter().copied());
+    let stale = Mutex::new(Vec::new());
     let take = || next.lock().expect("no holder panics").next();
     on_each_core(|| {
         while let Some(bug) = take() {
@@ -151,7 +153,8 @@ fn play_recorded(bugs: &[Bug], recorded: &RecordedSeeds) -> Vec<Bug> {
 /// Plays seeds until so many report a violation, or one does after the first [`SEEDS_COMPARED`].
 /// Returns them, the lowest first.
 fn search(bug: Bug, seeds_max: u64, finds_wanted: usize) -> Vec<Find> {
-    let (next, finds) = (AtomicU64::new(1), Mutex::new(Vec::new()));
+    let next = AtomicU64::new(1);
+    let finds = Mutex::new(Vec::new());
     on_each_core(|| {
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
@@ -176,7 +179,8 @@ fn play(bug: Bug, seed: u64) -> Option<Find> {
     let began = Instant::now();
     let report = run_seed(seed, &Options::default());
     planted::plant(None);
-    let (violation, took) = (report.first_violation()?.clone(), began.elapsed());
+    let violation = report.first_violation()?.clone();
+    let took = began.elapsed();
     let without = run_seed(seed, &Options::default());
     without.first_violation().is_none().then_some(Find { seed, violation, took })
 }

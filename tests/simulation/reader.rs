@@ -110,10 +110,12 @@ impl Reader {
 
     /// Sends a request. Notes a failure.
     async fn get(&self, path: String, is_watch: bool) -> Result<Body, Ended> {
-        let accept = match (self.reads.is_protobuf, is_watch) {
-            (false, _) => "application/json",
-            (true, false) => "application/vnd.kubernetes.protobuf,application/json",
-            (true, true) => "application/vnd.kubernetes.protobuf;stream=watch,application/json",
+        let accept = if !self.reads.is_protobuf {
+            "application/json"
+        } else if is_watch {
+            "application/vnd.kubernetes.protobuf;stream=watch,application/json"
+        } else {
+            "application/vnd.kubernetes.protobuf,application/json"
         };
         let response = match self.transport.get(path, accept).await {
             Ok(response) => response,
@@ -135,7 +137,8 @@ impl Reader {
 
     /// The network broke the connection.
     fn lost(&self, error: &ClientError) -> Ended {
-        let (code, message) = (format!("{:?}", error.code()), error.to_string());
+        let code = format!("{:?}", error.code());
+        let message = error.to_string();
         self.recorder.note(Observation::Ended { code, reason: String::new(), message }, None);
         Ended
     }
@@ -169,10 +172,7 @@ impl Reader {
         let is_watch = self.random.random_bool(0.4) && !matches!(freshness, Freshness::Exact(_));
         self.recorder.note(Observation::Asked(freshness), None);
         self.recorder.note(Observation::Opened { replica: self.transport.next_replica(), from: None }, None);
-        let started = match is_watch {
-            true => self.watch_state(freshness).await,
-            false => self.list(freshness).await,
-        };
+        let started = if is_watch { self.watch_state(freshness).await } else { self.list(freshness).await };
         if started.is_err() {
             // The version may be too old, or of a history that was undone.
             self.known = 0;
@@ -188,7 +188,9 @@ impl Reader {
             Freshness::Exact(at) => format!("&resourceVersion={at}&resourceVersionMatch=Exact"),
         };
         let limit = self.reads.page_size.map(|limit| format!("&limit={limit}")).unwrap_or_default();
-        let (mut pods, mut version, mut remaining): (Vec<Pod>, _, _) = (Vec::new(), None, None);
+        let mut pods: Vec<Pod> = Vec::new();
+        let mut version = None;
+        let mut remaining = None;
         loop {
             let body = self.get(format!("{}{limit}{query}", self.path()), false).await?;
             let body = self.read_all(body).await?;
@@ -220,7 +222,9 @@ impl Reader {
         let version = last_place(version);
         self.recorder.note(Observation::SnapshotBegin { version, restarted_from: None }, None);
         let objects = pods.len() as i64;
-        pods.into_iter().for_each(|pod| self.recorder.note(Observation::Event(received(Kind::Added, pod)), None));
+        for pod in pods {
+            self.recorder.note(Observation::Event(received(Kind::Added, pod)), None);
+        }
         self.recorder.note(Observation::SnapshotEnd { objects }, Some(version));
     }
 

@@ -75,7 +75,8 @@ pub(crate) async fn judge_replica(world: &World, node: usize, current: u8) -> Re
 /// change. A stream that was resumed may have come from a replica that had not read them again, and
 /// no client of the apiserver itself is sent them again.
 pub(crate) fn judge(history: &History, current: u8) -> Result<(), Violation> {
-    let (mut held, mut is_resumed) = (BTreeMap::new(), false);
+    let mut held = BTreeMap::new();
+    let mut is_resumed = false;
     for entry in &history.entries {
         match &entry.what {
             Observation::Opened { from, .. } => is_resumed = from.is_some(),

@@ -133,7 +133,8 @@ impl Report {
         let states_max = starts + unnoticed + rereads + repeated + refused(REFUSED_STATES) + sum(&[STRAIGHT_STATES]);
         let watches_max =
             starts + unnoticed + idle + foreign + refused(REFUSED_WATCHES) + sum(&[STRAIGHT_STATES, STRAIGHT_WATCHES]);
-        let (seed, (proofs, explained)) = (self.seed, self.proofs());
+        let seed = self.seed;
+        let (proofs, explained) = self.proofs();
         if states > states_max || watches > watches_max {
             return Some(format!(
                 "seed {seed}: {states} states and {watches} watches upstream, and straight {:?} at most",
@@ -205,25 +206,30 @@ pub(crate) fn remember_panics() {
 async fn run(seed: u64, options: &Options) -> Report {
     let mut random = Pcg64Mcg::seed_from_u64(seed);
     let fork = |random: &mut Pcg64Mcg| Pcg64Mcg::seed_from_u64(random.random());
-    let (streams, readers, informers) =
-        (random.random_range(8..=14), random.random_range(3..=5), random.random_range(2..=3));
+    let streams = random.random_range(8..=14);
+    let readers = random.random_range(3..=5);
+    let informers = random.random_range(2..=3);
     // Their numbers follow each other: the streams over gRPC, the readers over HTTP, the informers.
     let subscribers: usize = streams + readers;
     let world = draw::world(&mut random, subscribers + informers);
     let objects = draw::objects(&mut random);
     let mut workload = Workload::new(fork(&mut random), objects);
     workload.populate(&world.sim, &mut world.truth.lock().unwrap());
-    world.nodes.iter().for_each(|node| node.start());
+    for node in &world.nodes {
+        node.start();
+    }
     let mut faults = Faults::new(world.clone(), fork(&mut random), options.rewinds);
 
-    let (mut recorders, mut tasks) = (Vec::new(), JoinSet::new());
+    let mut recorders = Vec::new();
+    let mut tasks = JoinSet::new();
     for number in 0..subscribers {
         let spec = if number < streams { draw::spec(&mut random, number) } else { draw::reader(&mut random, number) };
         let settings = draw::settings(&mut random);
         world.note(format!("{spec}: {settings:?}"));
         let recorder = Recorder::new(spec.clone(), world.clock());
         recorders.push(recorder.clone());
-        let (world, random) = (world.clone(), fork(&mut random));
+        let world = world.clone();
+        let random = fork(&mut random);
         match spec.interface {
             Interface::Library => tasks.spawn(subscriber::library(world, spec, settings, recorder, random)),
             Interface::Generated => tasks.spawn(subscriber::generated(world, spec, settings, recorder, random)),
@@ -242,7 +248,8 @@ async fn run(seed: u64, options: &Options) -> Report {
     }
 
     let mut backed_up = 0;
-    let (mut calm_at, mut silences) = (random.random_range(100..options.writes.max(101)), Vec::new());
+    let mut calm_at = random.random_range(100..options.writes.max(101));
+    let mut silences = Vec::new();
     while workload.writes < options.writes || faults.count() < 6 {
         let burst = match random.random_range(0..10u32) {
             0..7 => 1,
@@ -346,7 +353,8 @@ async fn calm(
     if world.truth.lock().unwrap().epochs.len() > 1 {
         return Vec::new();
     }
-    let (began, mut written) = (Instant::now(), Vec::new());
+    let began = Instant::now();
+    let mut written = Vec::new();
     while began.elapsed() < CALM {
         let last: Vec<_> = {
             let mut truth = world.truth.lock().unwrap();
@@ -419,8 +427,11 @@ async fn judge_when_quiet(
         if !late && !has_all {
             continue;
         }
-        informers.iter().for_each(RunningInformer::read);
-        let (truth, facts) = (world.truth.lock().unwrap(), world.facts());
+        for informer in informers {
+            informer.read();
+        }
+        let truth = world.truth.lock().unwrap();
+        let facts = world.facts();
         let judged = recorders.iter().enumerate().filter_map(|(number, recorder)| {
             let violation = oracle::judge(&truth, &facts, &recorder.history(), true).err()?;
             Some((number, violation))

@@ -55,7 +55,8 @@ pub(crate) fn channel(
     settings: &ClientSettings,
     turn: &Arc<AtomicUsize>,
 ) -> Channel {
-    let (world, turn) = (world.clone(), turn.clone());
+    let world = world.clone();
+    let turn = turn.clone();
     let connect = move |_| {
         let replica = turn.fetch_add(1, Ordering::Relaxed) % world.nodes.len();
         let connected = world.nodes[replica].connect(&world.controls[number].route);
@@ -130,9 +131,10 @@ impl DeltaBases {
             event.object =
                 delta::decode(base, &delta, delta::OBJECT_BYTES_MAX).map_err(|error| format!("{key}: {error}"))?;
         }
-        match event.r#type() == EventType::Deleted {
-            true => self.objects.remove(&key),
-            false => self.objects.insert(key, event.object.clone()),
+        if event.r#type() == EventType::Deleted {
+            self.objects.remove(&key)
+        } else {
+            self.objects.insert(key, event.object.clone())
         };
         Ok(ReceivedEvent::of(&event))
     }
@@ -162,13 +164,11 @@ impl Generated {
                 Encoding::Deltas => v1alpha1::Encoding::ZstdDelta.into(),
             },
             state_kept: deltas && from.is_some() && self.delta_bases.is_complete,
-            on_lag: match self.spec.conflates {
-                true => v1alpha1::OnLag::Conflate.into(),
-                false => v1alpha1::OnLag::Expire.into(),
-            },
-            on_expired: match self.spec.restarts {
-                true => v1alpha1::OnExpired::Restart.into(),
-                false => v1alpha1::OnExpired::Fail.into(),
+            on_lag: if self.spec.conflates { v1alpha1::OnLag::Conflate.into() } else { v1alpha1::OnLag::Expire.into() },
+            on_expired: if self.spec.restarts {
+                v1alpha1::OnExpired::Restart.into()
+            } else {
+                v1alpha1::OnExpired::Fail.into()
             },
         };
         let channel = channel(&self.world, self.spec.number, &self.settings, &self.turn);
@@ -234,7 +234,8 @@ impl Generated {
 
     async fn ended(&mut self, status: &Status) {
         let reason = status.get_details_error_info().map(|info| info.reason).unwrap_or_default();
-        let (code, message) = (format!("{:?}", status.code()), status.message().to_owned());
+        let code = format!("{:?}", status.code());
+        let message = status.message().to_owned();
         let over = matches!(reason.as_str(), "RESOURCE_VERSION_TOO_OLD" | "HISTORY_REWRITTEN");
         let over = over || self.world.controls[self.spec.number].takes_start_over();
         self.recorder.note(Observation::Ended { code, reason, message }, None);
@@ -276,7 +277,8 @@ pub(crate) async fn library(
             ..WatchOptions::default()
         };
         let mut watch = client.watch(spec.selection.target(), options);
-        let (mut open, mut resume) = (true, None);
+        let mut open = true;
+        let mut resume = None;
         recorder.note(Observation::Opened { replica: last(&world, &turn), from: None }, None);
         loop {
             world.controls[spec.number].pause().await;
@@ -301,7 +303,8 @@ pub(crate) async fn library(
                 WatchItem::Restarted { error } => {
                     recorder.note(ended(&error), None);
                     recorder.note(Observation::StartsOver { goes_on: true }, None);
-                    (open, resume) = (false, None);
+                    open = false;
+                    resume = None;
                     continue;
                 }
                 WatchItem::Reconnected { from } => {

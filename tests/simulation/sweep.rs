@@ -90,7 +90,9 @@ struct Total {
 pub(crate) fn sweep(first: u64, seeds: u64) -> ExitCode {
     println!("{seeds} seeds; KUBEFAN_FIRST_SEED={first} plays the same ones again");
     let options = Options::default();
-    let (next, total, began) = (AtomicU64::new(first), Mutex::new(Total::default()), Instant::now());
+    let next = AtomicU64::new(first);
+    let total = Mutex::new(Total::default());
+    let began = Instant::now();
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, NonZero::get) {
             scope.spawn(|| {
@@ -123,10 +125,14 @@ pub(crate) fn sweep(first: u64, seeds: u64) -> ExitCode {
     eprintln!();
     let total = total.into_inner().unwrap();
     println!("{} seeds in {:.1} s", total.seeds, began.elapsed().as_secs_f64());
-    total.counts.iter().for_each(|(name, count)| println!("  {count:>12}  {name}"));
+    for (name, count) in &total.counts {
+        println!("  {count:>12}  {name}");
+    }
     println!("  slowest to be quiet after the healing: {:.0} s", total.slowest);
     println!("  most proofs upstream, of those that were due: {} %", total.dearest);
-    total.failures.iter().take(20).for_each(|failure| println!("{failure}"));
+    for failure in total.failures.iter().take(20) {
+        println!("{failure}");
+    }
     let mut ok = total.failures.is_empty();
     if !total.poor.is_empty() {
         println!("too few events or faults in seeds {:?}", total.poor);

@@ -103,7 +103,8 @@ fn tally_reads(history: &History, reads: &HttpReads, counts: &mut BTreeMap<Strin
 /// What the programs of a seed would have asked the apiserver straight, by class. A stream over
 /// gRPC stands for a program that lists and watches, or resumes its watch.
 pub(crate) fn straight(histories: &[History], informers: &[InformerHistory]) -> BTreeMap<String, u64> {
-    let (mut states, mut watches) = (0, 0);
+    let mut states = 0;
+    let mut watches = 0;
     for entry in histories.iter().flat_map(|history| &history.entries) {
         match &entry.what {
             Observation::Opened { from: None, .. } => states += 1,

@@ -35,7 +35,8 @@ pub(crate) fn run(first: u64) -> ExitCode {
 /// Two runs of one seed are equal to the last byte and millisecond, and break no guarantee.
 fn twice(seed: u64) -> Result<(), Failed> {
     let options = Options::default();
-    let (first, second) = (run_seed(seed, &options), run_seed(seed, &options));
+    let first = run_seed(seed, &options);
+    let second = run_seed(seed, &options);
     if let Some(failure) = first.failure() {
         return Err(format!("{failure}\nKUBEFAN_SEED={seed} plays it again").into());
     }

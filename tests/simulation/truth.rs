@@ -98,9 +98,10 @@ impl Object {
     /// canonical form, which has no version.
     pub(crate) fn bytes_at(&self, version: u64, canonical: bool) -> Bytes {
         let own = format!(r#""resourceVersion":"{}""#, self.version);
-        let bytes = match canonical {
-            true => self.bytes.replacen(&(own + ","), "", 1).replacen(&format!(",{MANAGED_FIELDS}"), "", 1),
-            false => self.bytes.replacen(&own, &format!(r#""resourceVersion":"{version}""#), 1),
+        let bytes = if canonical {
+            self.bytes.replacen(&(own + ","), "", 1).replacen(&format!(",{MANAGED_FIELDS}"), "", 1)
+        } else {
+            self.bytes.replacen(&own, &format!(r#""resourceVersion":"{version}""#), 1)
         };
         Bytes::from(bytes)
     }
@@ -271,7 +272,8 @@ impl Truth {
         let kept = epoch.after(last_place(version));
         epoch.writes.truncate(kept);
         epoch.states.truncate(kept + 1);
-        (epoch.revision, epoch.base) = (last_place(version), last_place(version));
+        epoch.revision = last_place(version);
+        epoch.base = last_place(version);
         self.epochs.push(epoch);
     }
 

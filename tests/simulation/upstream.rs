@@ -110,8 +110,14 @@ impl Transport {
     /// A transport to one of `apiservers`, beginning with the one at `first`.
     pub(crate) fn to(apiservers: Vec<SimApiserver>, first: usize, is_http2: bool) -> Arc<Transport> {
         let shared = is_http2.then(Mutex::default);
-        let (route, tampering, other_cluster) = Default::default();
-        Arc::new(Transport { apiservers, turn: AtomicUsize::new(first), shared, route, tampering, other_cluster })
+        Arc::new(Transport {
+            apiservers,
+            turn: AtomicUsize::new(first),
+            shared,
+            route: Default::default(),
+            tampering: Mutex::default(),
+            other_cluster: Mutex::default(),
+        })
     }
 
     /// The requests, by their class.
@@ -206,7 +212,8 @@ impl Transport {
     /// Cancels all faults of lines.
     pub(crate) fn heal(&self) {
         let mut tampering = self.tampering.lock().unwrap();
-        (tampering.event_fault, tampering.no_bookmarks_until) = (None, None);
+        tampering.event_fault = None;
+        tampering.no_bookmarks_until = None;
     }
 
     /// The faults that were applied, by the names under which they are counted.
@@ -230,7 +237,8 @@ impl Transport {
         }
         match &self.shared {
             Some(_) => {
-                (parts.uri, parts.version) = (format!("http://apiserver.test{path}").parse()?, http::Version::HTTP_2);
+                parts.uri = format!("http://apiserver.test{path}").parse()?;
+                parts.version = http::Version::HTTP_2;
             }
             None => {
                 parts.uri = path.parse()?;
@@ -299,14 +307,20 @@ fn class(path: &str, headers: &http::HeaderMap) -> &'static str {
     let is_metadata = headers
         .get(http::header::ACCEPT)
         .is_some_and(|value| value.to_str().unwrap_or_default().contains("PartialObjectMetadata"));
-    match path.contains("/pods") {
-        true if path.contains("watch=1") && path.contains("sendInitialEvents") => "watch of pods with the state",
-        true if path.contains("watch=1") => "watch of pods",
-        true if path.contains("metadata.name") => LOOK_UP,
-        true if is_metadata => "list of metadata",
-        true if path.contains("continue=") => "later page",
-        true => "list of pods",
-        false => "discovery, identity and schema",
+    if !path.contains("/pods") {
+        "discovery, identity and schema"
+    } else if path.contains("watch=1") && path.contains("sendInitialEvents") {
+        "watch of pods with the state"
+    } else if path.contains("watch=1") {
+        "watch of pods"
+    } else if path.contains("metadata.name") {
+        LOOK_UP
+    } else if is_metadata {
+        "list of metadata"
+    } else if path.contains("continue=") {
+        "later page"
+    } else {
+        "list of pods"
     }
 }
 
@@ -378,10 +392,10 @@ impl Reader {
                     self.finished = true;
                     let rest = self.partial.split().freeze();
                     // The incomplete last line is delivered first, then the error.
-                    return match (rest.is_empty(), ended) {
-                        (false, _) => Some(Ok(rest)),
-                        (true, Some(Err(error))) => Some(Err(error)),
-                        (true, _) => None,
+                    return match ended {
+                        _ if !rest.is_empty() => Some(Ok(rest)),
+                        Some(Err(error)) => Some(Err(error)),
+                        _ => None,
                     };
                 }
             };

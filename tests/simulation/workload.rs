@@ -89,16 +89,20 @@ impl Workload {
                 self.delete(sim, truth, &created.unwrap());
             }
             38..58 => {
-                let (app, tier) = (one_of(&mut self.random, &APPS), one_of(&mut self.random, &TIERS));
+                let app = one_of(&mut self.random, &APPS);
+                let tier = one_of(&mut self.random, &TIERS);
                 let canary = self.random.random_bool(0.3);
                 self.update(sim, truth, &object, |pod| pod["metadata"]["labels"] = labels(app, tier, canary));
             }
             58..61 => {
                 // Only subscribers to whole objects see this.
                 let has_some = object.value()["metadata"].get("managedFields").is_some();
-                self.update(sim, truth, &object, |pod| match has_some {
-                    true => drop(pod["metadata"].as_object_mut().unwrap().remove("managedFields")),
-                    false => pod["metadata"]["managedFields"] = managed_fields(),
+                self.update(sim, truth, &object, |pod| {
+                    if has_some {
+                        drop(pod["metadata"].as_object_mut().unwrap().remove("managedFields"))
+                    } else {
+                        pod["metadata"]["managedFields"] = managed_fields()
+                    }
                 });
             }
             61..70 => {
@@ -107,7 +111,8 @@ impl Workload {
                 self.update(sim, truth, &object, |pod| pod["spec"]["nodeName"] = node.into());
             }
             _ => {
-                let (phase, count) = (one_of(&mut self.random, &PHASES), self.writes);
+                let phase = one_of(&mut self.random, &PHASES);
+                let count = self.writes;
                 self.update(sim, truth, &object, |pod| {
                     pod["status"] = json!({ "phase": phase, "message": format!("change {count}") })
                 });
@@ -127,7 +132,8 @@ impl Workload {
                 match self.random.random_range(0..10u32) {
                     0..3 if !only_deletes => self.create(sim, truth, None),
                     3..6 if !only_deletes => {
-                        let (app, count) = (one_of(&mut self.random, &APPS), self.writes);
+                        let app = one_of(&mut self.random, &APPS);
+                        let count = self.writes;
                         self.update(sim, truth, &object, |pod| {
                             pod["metadata"]["labels"]["app"] = app.into();
                             pod["status"]["message"] = format!("change {count}").into();
@@ -175,11 +181,10 @@ impl Workload {
         let key = key.map(str::to_owned).unwrap_or_else(|| {
             self.serial += 1;
             // Some are behind all others in the order of keys.
-            match random.random_bool(0.1) {
-                true => format!("team-2/z-{:06}", self.serial),
-                false => {
-                    format!("{}/pod-{:03}-{}", one_of(random, &NAMESPACES), random.random_range(0..1000), self.serial)
-                }
+            if random.random_bool(0.1) {
+                format!("team-2/z-{:06}", self.serial)
+            } else {
+                format!("{}/pod-{:03}-{}", one_of(random, &NAMESPACES), random.random_range(0..1000), self.serial)
             }
         });
         let (namespace, name) = key.split_once('/').unwrap();
@@ -243,10 +248,7 @@ fn managed_fields() -> Value {
 }
 
 fn labels(app: &str, tier: &str, canary: bool) -> Value {
-    match canary {
-        true => json!({ "app": app, "tier": tier, "canary": "" }),
-        false => json!({ "app": app, "tier": tier }),
-    }
+    if canary { json!({ "app": app, "tier": tier, "canary": "" }) } else { json!({ "app": app, "tier": tier }) }
 }
 
 fn pod(namespace: &str, name: &str, node: &str, labels: Value, phase: &str, filler: &str) -> Value {

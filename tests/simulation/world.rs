@@ -137,7 +137,9 @@ impl World {
             quiet: Mutex::default(),
             schema_changes: Mutex::default(),
         });
-        world.apiservers.iter().for_each(|apiserver| world.break_resource(apiserver));
+        for apiserver in &world.apiservers {
+            world.break_resource(apiserver);
+        }
         world
     }
 
@@ -161,7 +163,8 @@ impl World {
     /// Lets every list upstream fail.
     pub(crate) fn fail_lists(&self) {
         for apiserver in &self.apiservers {
-            let (fault, verb) = (Fault::InternalError, Some(Verb::List));
+            let fault = Fault::InternalError;
+            let verb = Some(Verb::List);
             apiserver.set_fault(FaultRule { fault, verb, resource: None, requests: usize::MAX });
         }
     }
@@ -188,7 +191,8 @@ impl World {
         let clock = || "2026-01-01T00:00:00Z".to_owned();
         let other = SimApiserver::new(SimOptions { seed, clock, ..SimOptions::default() });
         let mut random = Pcg64Mcg::seed_from_u64(seed);
-        let (mut truth, ahead) = (Truth::new(), self.sim.revision() + random.random_range(0..100));
+        let mut truth = Truth::new();
+        let ahead = self.sim.revision() + random.random_range(0..100);
         let mut workload = Workload::new(random, 20);
         workload.populate(&other, &mut truth);
         while other.revision() < ahead {

@@ -8,7 +8,7 @@ use rand::RngExt;
 use tokio::time::Instant;
 
 use super::{Faults, REWIND_PAUSE};
-use crate::{workload::Workload, world::SubscriberControl};
+use crate::workload::Workload;
 
 /// Time for every replica to notice another schema and to read the pods again, and then for a
 /// second change or a restart before the next version brings the new bytes.
@@ -33,7 +33,9 @@ impl Faults {
         world.note(format!("a pod is created, and deleted again: {comes_and_goes}; programs start over"));
         workload.create_last(&world.sim, &mut world.truth.lock().unwrap(), comes_and_goes);
         for _ in 0..UNSEEN_TIME.as_secs() / 2 {
-            world.controls.iter().for_each(SubscriberControl::start_over);
+            for control in &world.controls {
+                control.start_over();
+            }
             self.pause(Duration::from_secs(2)).await;
         }
     }
@@ -76,7 +78,9 @@ impl Faults {
                 for second in 0..SCHEMA_PAUSE.as_secs() / 2 {
                     workload.write_other(&world.sim, &mut world.truth.lock().unwrap());
                     if second % START_OVER_SECONDS == 0 {
-                        world.controls.iter().for_each(SubscriberControl::start_over);
+                        for control in &world.controls {
+                            control.start_over();
+                        }
                     }
                     self.pause(Duration::from_secs(1)).await;
                 }
@@ -96,7 +100,8 @@ impl Faults {
     /// Waits until every cache has asked upstream again, and then writes other resources until the
     /// cluster has passed `version`.
     pub(super) async fn overtake(&mut self, version: u64, workload: &mut Workload) {
-        let (world, restored_at) = (self.world.clone(), Instant::now());
+        let world = self.world.clone();
+        let restored_at = Instant::now();
         let has_noticed = || world.nodes.iter().all(|node| node.transport.all_asked_since(restored_at));
         while !has_noticed() && restored_at.elapsed() < REWIND_PAUSE {
             self.pause(Duration::from_secs(1)).await;

@@ -123,9 +123,11 @@ impl InformerHistory {
                 Observed::Call { call: Call::Add(object) | Call::Update(_, object), .. } => {
                     object.as_bytes().hash(&mut hasher);
                 }
-                Observed::Read { snapshot, .. } => snapshot
-                    .iter()
-                    .for_each(|object| (object.key(), object.uid(), object.resource_version()).hash(&mut hasher)),
+                Observed::Read { snapshot, .. } => {
+                    for object in snapshot.iter() {
+                        (object.key(), object.uid(), object.resource_version()).hash(&mut hasher);
+                    }
+                }
                 _ => {}
             }
         }

@@ -85,7 +85,8 @@ impl Walk<'_> {
         }
         if !self.has_bytes(object, *version, bytes) {
             let right = object.bytes_at(*version, false);
-            let (right, bytes) = (String::from_utf8_lossy(&right), String::from_utf8_lossy(bytes));
+            let right = String::from_utf8_lossy(&right);
+            let bytes = String::from_utf8_lossy(bytes);
             return Err((Guarantee::Reliable, format!("got {name} as\n    {bytes}\n  and it was\n    {right}")));
         }
         Ok(Position { at: write.place, ..position })

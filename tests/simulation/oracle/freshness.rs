@@ -70,12 +70,9 @@ impl Walk<'_> {
             ("503" | "429", "ServiceUnavailable" | "TooManyRequests") => true,
             _ => false,
         };
-        match is_possible {
-            true => Ok(()),
-            false => Err((
-                Guarantee::Resumable,
-                format!("was refused with {code} ({reason}), which cannot happen here: {message}"),
-            )),
+        if is_possible {
+            return Ok(());
         }
+        Err((Guarantee::Resumable, format!("was refused with {code} ({reason}), which cannot happen here: {message}")))
     }
 }

@@ -113,7 +113,10 @@ impl<'a> Walk<'a> {
         match &entry.what {
             Observed::Started => {
                 self.handlers.clear();
-                (self.conflated, self.complete, self.complete_at, self.version) = (None, 0, None, None);
+                self.conflated = None;
+                self.complete = 0;
+                self.complete_at = None;
+                self.version = None;
                 self.excused.clear();
                 self.reencoded = 0;
                 // Right after a restore a replica may still be in the previous history.
@@ -200,7 +203,8 @@ impl<'a> Walk<'a> {
         if self.true_states.contains(&address) {
             return Ok(());
         }
-        let (key, version) = (object.key().as_str(), version_of(object));
+        let key = object.key().as_str();
+        let version = version_of(object);
         let mut why = (Guarantee::Reliable, format!("got {key} at {version}, and nothing was written there"));
         for write in self.writes_at(version, entry) {
             let Some(right) = write.after.as_ref().filter(|right| right.key == key) else { continue };
@@ -219,7 +223,8 @@ impl<'a> Walk<'a> {
 
     fn has_bytes(&self, right: &Object, version: u64, bytes: &[u8]) -> bool {
         let bytes = &*schema::without_number(bytes).0;
-        let (right, whole) = (right.bytes_at(version, self.spec.canonical()), right.bytes_at(version, false));
+        let whole = right.bytes_at(version, false);
+        let right = right.bytes_at(version, self.spec.canonical());
         // The items of a list do not name their type. kubefan's own lists have no canonical form.
         let untyped = || String::from_utf8_lossy(&right).replacen(r#""apiVersion":"v1","kind":"Pod","#, "", 1);
         right == bytes
@@ -236,14 +241,16 @@ impl<'a> Walk<'a> {
                 }
                 self.is_true_state(new, entry)?;
                 self.is_next(handler, key, version_of(new), false, known, entry)?;
-                (known.floor, known.told) = (version_of(new), Some(new.clone()));
+                known.floor = version_of(new);
+                known.told = Some(new.clone());
             }
             Call::Update(old, new) => {
                 let Some(told) = &known.told else {
                     return Err((Guarantee::Reliable, format!("updated {key}, which was not added before")));
                 };
                 if version_of(told) != version_of(old) || told.uid() != old.uid() || told.as_bytes() != old.as_bytes() {
-                    let (told, old) = (version_of(told), version_of(old));
+                    let told = version_of(told);
+                    let old = version_of(old);
                     let text = format!("updated {key} from {old}, and its last state was at {told}");
                     return Err((Guarantee::Reliable, text));
                 }
@@ -264,7 +271,8 @@ impl<'a> Walk<'a> {
                 } else {
                     self.is_next(handler, key, version_of(new), false, known, entry)?;
                 }
-                (known.floor, known.told) = (version_of(new), Some(new.clone()));
+                known.floor = version_of(new);
+                known.told = Some(new.clone());
             }
             Call::Delete(deleted) => {
                 let Some(told) = known.told.take() else {
@@ -303,7 +311,8 @@ impl<'a> Walk<'a> {
         known: &Known,
         entry: &InformerEntry,
     ) -> Result<u64, Breach> {
-        let (key, last) = (told.key().as_str(), version_of(told));
+        let key = told.key().as_str();
+        let last = version_of(told);
         let is_missing = self.may_lack(key, last, entry);
         if !is_missing && !self.is_undone(last, entry) && self.gone_at(told, entry).is_none() {
             let text = format!("deleted {key}, which has existed ever since its last state at {last}");
@@ -383,7 +392,9 @@ impl<'a> Walk<'a> {
                     && !self.is_undone(version_of(new), entry)
                     && !self.may_lack(call.key(), version_of(new), entry) =>
             {
-                let (new, stored, key) = (version_of(new), version_of(stored), call.key());
+                let new = version_of(new);
+                let stored = version_of(stored);
+                let key = call.key();
                 Err((Guarantee::Reliable, format!("told of {key} at {new}, and the store has it at {stored}")))
             }
             _ => Ok(()),

@@ -51,23 +51,23 @@ impl Walk<'_> {
             && now.saturating_sub(oldest) + DELAY < *ring_age_max;
         let was_interrupted = interruptions.iter().any(|at| *at + LIST_TIME >= known && *at <= now);
         let is_reread = schema_changes.iter().any(|at| *at + SCHEMA_SETTLES >= known && *at <= now);
-        match in_ring && !was_interrupted && !is_reread && memory_short.is_none_or(|at| at > now) {
-            true => Err((
+        if in_ring && !was_interrupted && !is_reread && memory_short.is_none_or(|at| at > now) {
+            return Err((
                 Guarantee::Resumable,
                 format!("got {what} from {version}, although every replica has had all later events in its ring"),
-            )),
-            false => Ok(()),
+            ));
         }
+        Ok(())
     }
 
     /// Checks that there was a reason to refuse a request at the time `now`.
     pub(super) fn check_refusal(&self, reason: &str, message: &str, now: Duration) -> Result<(), Breach> {
-        match self.facts.quiet.as_ref().is_some_and(|quiet| quiet.contains(&now)) {
-            true => Err((
+        if self.facts.quiet.as_ref().is_some_and(|quiet| quiet.contains(&now)) {
+            return Err((
                 Guarantee::Resumable,
                 format!("was refused ({reason}), although no fault was active for minutes: {message}"),
-            )),
-            false => Ok(()),
+            ));
         }
+        Ok(())
     }
 }

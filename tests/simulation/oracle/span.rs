@@ -47,7 +47,8 @@ impl Walk<'_> {
                 let text = format!("got a {name} from {} to {to}, and the cluster had reached {reached}", position.at);
                 return Err((Guarantee::Ordered, text));
             }
-            let (mut end, mut why) = (None, None);
+            let mut end = None;
+            let mut why = None;
             for at in walk.places_of(position.epoch, to).into_iter().filter(|at| *at >= position.at) {
                 match walk.check_span(position, at, &received, catch_up) {
                     Ok(()) => end = end.or(Some(at)),
@@ -81,7 +82,8 @@ impl Walk<'_> {
         catch_up: bool,
     ) -> Result<(), Breach> {
         let epoch = self.epoch(position);
-        let (mut held, after) = (self.selected(epoch.at(position.at)), self.selected(epoch.at(to)));
+        let mut held = self.selected(epoch.at(position.at));
+        let after = self.selected(epoch.at(to));
         let before = held.clone();
         let mut times: BTreeMap<&str, usize> = BTreeMap::new();
         let mut last_kept: Option<&str> = None;

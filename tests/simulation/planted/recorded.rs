@@ -25,7 +25,8 @@ impl RecordedSeeds {
     pub(super) fn read() -> Result<Self, String> {
         let text = fs::read_to_string(FILE)
             .map_err(|error| format!("{FILE}: {error}. The program must be started in the root of the repository"))?;
-        let (mut seeds, mut unknown) = (HashMap::new(), Vec::new());
+        let mut seeds = HashMap::new();
+        let mut unknown = Vec::new();
         for line in text.lines() {
             let parsed = line.split_once(' ').and_then(|(name, seed)| Some((name, seed.parse().ok()?)));
             let (name, seed) = parsed.ok_or_else(|| format!("{FILE}: {line:?} is not a name and a seed"))?;

@@ -130,7 +130,9 @@ fn json_failure(bytes: &[u8]) -> Result<Failure, Broken> {
 fn json_pod(json: String) -> Result<Pod, Broken> {
     let value: Value = serde_json::from_str(&json).map_err(broken)?;
     let text = |name: &str| value["metadata"][name].as_str().unwrap_or_default().to_owned();
-    let (key, uid, version) = (format!("{}/{}", text("namespace"), text("name")), text("uid"), text("resourceVersion"));
+    let key = format!("{}/{}", text("namespace"), text("name"));
+    let uid = text("uid");
+    let version = text("resourceVersion");
     Ok(Pod { key, uid, version: number(&version)?, bytes: json.into() })
 }
 
@@ -155,10 +157,7 @@ pub(crate) fn page(body: &[u8]) -> Result<Page, Broken> {
 
 /// Decodes the body of a refusal, which may have either encoding.
 pub(crate) fn failure(body: &[u8]) -> Result<Failure, Broken> {
-    match body.starts_with(MAGIC) {
-        true => protobuf_failure(body),
-        false => json_failure(body),
-    }
+    if body.starts_with(MAGIC) { protobuf_failure(body) } else { json_failure(body) }
 }
 
 const MAGIC: &[u8] = b"k8s\0";
@@ -255,7 +254,8 @@ fn protobuf_page(body: &[u8]) -> Result<Page, Broken> {
 fn protobuf_pod(message: &[u8]) -> Result<Pod, Broken> {
     let metadata = bytes_of(message, 1)?;
     let key = format!("{}/{}", text_of(metadata, 3)?, text_of(metadata, 1)?);
-    let (uid, version) = (text_of(metadata, 5)?, number(&text_of(metadata, 6)?)?);
+    let uid = text_of(metadata, 5)?;
+    let version = number(&text_of(metadata, 6)?)?;
     Ok(Pod { key, uid, version, bytes: Bytes::copy_from_slice(message) })
 }
 
@@ -272,7 +272,9 @@ pub(crate) fn is_same(json: &Value, version: u64, message: &[u8]) -> bool {
             let map = json["metadata"][name].as_object().into_iter().flatten();
             map.map(|(key, value)| (key.clone(), value.as_str().unwrap_or_default().to_owned())).collect()
         };
-        let (metadata, spec, status) = (bytes_of(message, 1)?, bytes_of(message, 2)?, bytes_of(message, 3)?);
+        let metadata = bytes_of(message, 1)?;
+        let spec = bytes_of(message, 2)?;
+        let status = bytes_of(message, 3)?;
         Ok(text_of(metadata, 1)? == text("/metadata/name")
             && text_of(metadata, 3)? == text("/metadata/namespace")
             && text_of(metadata, 5)? == text("/metadata/uid")

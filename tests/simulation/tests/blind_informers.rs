@@ -170,7 +170,9 @@ fn read(entries: &[InformerEntry]) -> Option<usize> {
 fn change_store(entries: &mut [InformerEntry], at: usize, with: impl FnOnce(&Snapshot<RawJson>, &Indexer<RawJson>)) {
     let Observed::Read { snapshot, .. } = &mut entries[at].what else { return };
     let indexer = Indexer::new();
-    snapshot.iter().for_each(|object| drop(indexer.insert(object.clone())));
+    for object in snapshot.iter() {
+        indexer.insert(object.clone());
+    }
     indexer.advance(snapshot.resource_version());
     with(snapshot, &indexer);
     *snapshot = indexer.snapshot();
@@ -196,7 +198,9 @@ fn missing_in_store(entries: &mut Vec<InformerEntry>) -> Option<()> {
     change_store(entries, at, |snapshot, store| {
         // The oldest object has a state that no later write has replaced yet.
         let version = |object: &&Stored| object.resource_version().parse::<u64>().unwrap_or(0);
-        snapshot.iter().min_by_key(version).into_iter().for_each(|object| drop(store.remove(object.key().as_str())));
+        if let Some(object) = snapshot.iter().min_by_key(version) {
+            store.remove(object.key().as_str());
+        }
     });
     Some(())
 }
@@ -209,7 +213,9 @@ fn ghost_in_store(entries: &mut Vec<InformerEntry>) -> Option<()> {
             let value = first.value().clone();
             Arc::new(Object::new("team-0/ghost".into(), first.uid(), first.resource_version(), value))
         });
-        ghost.into_iter().for_each(|ghost| drop(store.insert(ghost)));
+        if let Some(ghost) = ghost {
+            store.insert(ghost);
+        }
     });
     Some(())
 }
@@ -252,7 +258,9 @@ fn old_at_the_end(entries: &mut Vec<InformerEntry>) -> Option<()> {
         return None;
     }
     change_store(entries, last, |snapshot, store| {
-        snapshot.iter().last().into_iter().for_each(|object| drop(store.remove(object.key().as_str())));
+        if let Some(object) = snapshot.iter().last() {
+            store.remove(object.key().as_str());
+        }
     });
     Some(())
 }

@@ -62,7 +62,8 @@ fn detects_a_refusal() -> Result<(), Failed> {
     for report in reports() {
         let Some(quiet) = report.facts.quiet.clone() else { continue };
         for history in &report.histories {
-            let (mut history, before) = (history.clone(), |entry: &Entry| entry.at < quiet.start);
+            let mut history = history.clone();
+            let before = |entry: &Entry| entry.at < quiet.start;
             history.entries.truncate(history.entries.partition_point(before));
             let Some(last) = history.entries.last() else { continue };
             let (code, reason) = match history.spec.interface {
@@ -137,7 +138,8 @@ fn event_of_mut(entry: &mut Entry) -> Option<&mut ReceivedEvent> {
 
 /// The events of completed gaps and catch-ups whose keys appear only once there.
 fn in_spans(entries: &[Entry]) -> Vec<usize> {
-    let (mut span, mut indices) = (None, Vec::new());
+    let mut span = None;
+    let mut indices = Vec::new();
     for (at, entry) in entries.iter().enumerate() {
         match (&entry.what, &mut span) {
             (Observation::GapBegin { .. } | Observation::CatchUpBegin { .. }, _) => span = Some(Vec::new()),
@@ -318,7 +320,8 @@ fn other_bytes_removed_in_span(entries: &mut Vec<Entry>) -> Option<()> {
 /// A refusal of a resource that exists.
 fn made_up_end(entries: &mut Vec<Entry>) -> Option<()> {
     let at = exact(entries)?;
-    let (code, reason) = ("NotFound".to_owned(), "RESOURCE_NOT_FOUND".to_owned());
+    let code = "NotFound".to_owned();
+    let reason = "RESOURCE_NOT_FOUND".to_owned();
     entries[at].what = Observation::Ended { code, reason, message: String::new() };
     Some(())
 }

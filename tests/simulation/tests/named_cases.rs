@@ -55,7 +55,9 @@ impl Case {
         let world = replicas(SimOptions::default(), 1, &options, 64);
         let mut workload = Workload::new(Pcg64Mcg::seed_from_u64(7), 60);
         workload.populate(&world.sim, &mut world.truth.lock().unwrap());
-        world.nodes.iter().for_each(|node| node.start());
+        for node in &world.nodes {
+            node.start();
+        }
         sleep(Duration::from_secs(5)).await;
         Case { world, workload, recorders: Vec::new() }
     }
@@ -67,15 +69,18 @@ impl Case {
         let interface = if library { Interface::Library } else { Interface::Generated };
         let projected = Projected::default();
         let spec = Spec { number, selection, encoding, interface, projected, conflates: true, restarts: true };
-        let (window_bytes, bookmark_interval) = (4 << 10, Duration::from_secs(5));
+        let window_bytes = 4 << 10;
+        let bookmark_interval = Duration::from_secs(5);
         let settings =
             ClientSettings { start_after, window_bytes, bookmark_interval, timeout_seconds: 0, first_replica: 0 };
         let recorder = Recorder::new(spec.clone(), self.world.clock());
         self.recorders.push(recorder.clone());
-        let (world, random) = (self.world.clone(), Pcg64Mcg::seed_from_u64(number as u64));
-        match library {
-            true => tokio::spawn(subscriber::library(world, spec, settings, recorder, random)),
-            false => tokio::spawn(subscriber::generated(world, spec, settings, recorder, random)),
+        let world = self.world.clone();
+        let random = Pcg64Mcg::seed_from_u64(number as u64);
+        if library {
+            tokio::spawn(subscriber::library(world, spec, settings, recorder, random))
+        } else {
+            tokio::spawn(subscriber::generated(world, spec, settings, recorder, random))
         };
     }
 
@@ -83,20 +88,26 @@ impl Case {
     /// snapshots.
     async fn subscribe_all(&mut self) {
         for selection in Selection::ALL {
-            ENCODINGS.iter().for_each(|encoding| self.subscribe(selection, *encoding, Duration::ZERO));
+            for encoding in &ENCODINGS {
+                self.subscribe(selection, *encoding, Duration::ZERO);
+            }
         }
         sleep(Duration::from_secs(10)).await;
     }
 
     fn write(&mut self, writes: usize) {
-        (0..writes).for_each(|_| self.workload.step(&self.world.sim, &mut self.world.truth.lock().unwrap()));
+        for _ in 0..writes {
+            self.workload.step(&self.world.sim, &mut self.world.truth.lock().unwrap());
+        }
     }
 
     /// Deletes all pods except the first `kept`.
     fn delete_all_but(&mut self, kept: usize) {
         let mut truth = self.world.truth.lock().unwrap();
         let others: Vec<_> = truth.state().values().skip(kept).cloned().collect();
-        others.iter().for_each(|object| self.workload.delete(&self.world.sim, &mut truth, object));
+        for object in &others {
+            self.workload.delete(&self.world.sim, &mut truth, object);
+        }
     }
 
     /// Cuts all subscribers off. They come back after `time`.
@@ -129,7 +140,9 @@ impl Case {
 async fn while_attaching() {
     let mut case = Case::begin().await;
     // Latency makes an attachment take some time.
-    case.world.controls.iter().for_each(|control| control.route.delay(Duration::from_millis(3)));
+    for control in &case.world.controls {
+        control.route.delay(Duration::from_millis(3));
+    }
     for i in 0..60 {
         case.subscribe(Selection::ALL[i % 4], ENCODINGS[i % 3], Duration::from_millis(i as u64));
     }
@@ -170,10 +183,14 @@ async fn while_away_for_long() {
 async fn while_restarted() {
     let mut case = Case::begin().await;
     case.subscribe_all().await;
-    case.world.nodes.iter().for_each(|node| node.kill());
+    for node in &case.world.nodes {
+        node.kill();
+    }
     case.delete_all_but(3);
     case.write(100);
-    case.world.nodes.iter().for_each(|node| node.start());
+    for node in &case.world.nodes {
+        node.start();
+    }
     let marked = |what: &Observation| {
         matches!(what, Observation::SnapshotBegin { restarted_from: Some(_), .. } | Observation::CatchUpBegin { .. })
     };

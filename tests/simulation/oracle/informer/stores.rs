@@ -16,9 +16,10 @@ impl Walk<'_> {
     /// Checks the whole store at one moment.
     pub(super) fn read(&mut self, snapshot: &Snapshot<RawJson>, entry: &InformerEntry) -> Result<(), Breach> {
         let Some(version) = read_place(snapshot.resource_version()).map(truth::version_of) else {
-            return match snapshot.is_empty() && self.version.is_none() {
-                true => Ok(()),
-                false => Err((Guarantee::Atomic, format!("has {} objects at no version", snapshot.len()))),
+            return if snapshot.is_empty() && self.version.is_none() {
+                Ok(())
+            } else {
+                Err((Guarantee::Atomic, format!("has {} objects at no version", snapshot.len())))
             };
         };
         self.highest = self.highest.max(version);
@@ -113,13 +114,11 @@ impl Walk<'_> {
         let wrong: Vec<_> = snapshot.iter().filter(is_old).map(|object| object.key().as_str()).collect();
         let right = state.values().filter(|object| self.spec.selection.has(object)).map(|object| object.key.as_str());
         let missing: Vec<_> = right.filter(|key| snapshot.get(key).is_none() && !seen(key, version)).collect();
-        match wrong.is_empty() && missing.is_empty() {
-            true => (Guarantee::Atomic, format!("has a store at {version} that is not the state of one version")),
-            false => {
-                let text =
-                    format!("has a store at {version} with old states or ghosts of {wrong:?}, without {missing:?}");
-                (Guarantee::Reliable, text)
-            }
+        if wrong.is_empty() && missing.is_empty() {
+            (Guarantee::Atomic, format!("has a store at {version} that is not the state of one version"))
+        } else {
+            let text = format!("has a store at {version} with old states or ghosts of {wrong:?}, without {missing:?}");
+            (Guarantee::Reliable, text)
         }
     }
 
@@ -149,15 +148,13 @@ impl Walk<'_> {
                 told.key() == stored.key() && told.resource_version() == stored.resource_version()
             };
             if told.len() != snapshot.len() || !told.iter().zip(snapshot.iter()).all(same) {
-                let (told, stored) = (told.len(), snapshot.len());
+                let told = told.len();
+                let stored = snapshot.len();
                 return convergent(format!(
                     "has told handler {handler} of {told} objects and has {stored}, or other states"
                 ));
             }
         }
-        match is_behind {
-            true => convergent("has a handler that is behind, or has not synced".to_owned()),
-            false => Ok(()),
-        }
+        if is_behind { convergent("has a handler that is behind, or has not synced".to_owned()) } else { Ok(()) }
     }
 }
