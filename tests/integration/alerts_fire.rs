@@ -170,7 +170,8 @@ async fn every_alert_fires_and_resolves_and_every_query_has_series() {
         proved.iter().map(|proved| proved.alert.split('{').next().unwrap().to_owned()).collect();
     assert_eq!(fired, alerts());
 
-    let (mut queries, mut silent) = (0, Vec::new());
+    let mut queries = 0;
+    let mut silent = Vec::new();
     for panel in panels() {
         for target in panel["targets"].as_array().unwrap() {
             let query = target["expr"].as_str().unwrap();

@@ -123,13 +123,16 @@ impl Session<'_> {
 
     /// A whole answer. `user` as in the log: empty if kubefan does not know it.
     async fn http(&mut self, who: Who, user: &str, uri: &str, code: StatusCode, tail: &str) {
-        let (id, is_post) = (self.id(), uri.ends_with("configmaps"));
+        let id = self.id();
+        let is_post = uri.ends_with("configmaps");
         let method = if is_post { Method::POST } else { Method::GET };
         self.sent(who, method, uri, code, &id).await.bytes().await.unwrap();
-        let verb = match (is_post, uri.contains("/configmaps/") || uri == "/version") {
-            (true, _) => "create",
-            (_, true) => "get",
-            _ => "list",
+        let verb = if is_post {
+            "create"
+        } else if uri.contains("/configmaps/") || uri == "/version" {
+            "get"
+        } else {
+            "list"
         };
         self.expect(&id, format!("http {verb} {uri} {user} {} Complete{tail}", code.as_u16()));
         self.log.has(&id, "ResponseComplete").await;
@@ -157,21 +160,25 @@ impl Session<'_> {
     }
 
     fn target(&self, resource: &str, name: &str) -> Option<Target> {
-        let (resource, namespace, name) = (resource.to_owned(), self.world.own.clone(), name.to_owned());
+        let resource = resource.to_owned();
+        let namespace = self.world.own.clone();
+        let name = name.to_owned();
         Some(Target { resource, namespace, name, ..Target::default() })
     }
 }
 
 async fn a_session_equals_its_audit_log() {
-    let (log, audit) = (Log::new(), Audit::of_reads());
+    let log = Log::new();
+    let audit = Audit::of_reads();
     let api = ApiServer::start(audit.options()).await;
     let mut world = World::start(api, &[&*log.flag(), "--on-demand=false"]).await;
     // Only the session is compared.
     let own = world.own.clone();
     let base = format!("/api/v1/namespaces/{own}");
     let mut session = Session { world: &world, log: &log, expected: Vec::new() };
-    let (of_own, of_lister, of_stranger) =
-        (session.user(Who::Own), session.user(Who::Lister), session.user(Who::Stranger));
+    let of_own = session.user(Who::Own);
+    let of_lister = session.user(Who::Lister);
+    let of_stranger = session.user(Who::Stranger);
     let ok = StatusCode::OK;
     session.http(Who::Own, &of_own, &format!("{base}/pods?resourceVersion=0"), ok, "").await;
     session.http(Who::Lister, &of_lister, "/api/v1/pods?resourceVersion=0&limit=5", ok, "").await;
@@ -281,7 +288,8 @@ async fn what_started_before_a_kill_is_recorded() {
     let api = ApiServer::shared().await;
     for mode in ["batch", "blocking-strict"] {
         let log = Log::new();
-        let (path, mode_flag) = (log.flag(), format!("--audit-log-mode={mode}"));
+        let path = log.flag();
+        let mode_flag = format!("--audit-log-mode={mode}");
         let args = ["--resource=pods", &path, &mode_flag, "--passthrough=off"];
         let mut kubefan = Kubefan::start(&api, &args).await;
         let ids: Vec<_> = (0..40).map(|number| format!("watch-{number}")).collect();
@@ -348,7 +356,8 @@ async fn a_full_disk_stops_no_service_unless_every_answer_must_be_recorded() {
 }
 
 async fn a_log_that_was_moved_is_continued_after_a_hangup() {
-    let (api, log) = (ApiServer::shared().await, Log::new());
+    let api = ApiServer::shared().await;
+    let log = Log::new();
     let kubefan = Kubefan::start(&api, &["--resource=configmaps", &*log.flag(), "--passthrough=off"]).await;
     let url = format!("http://{}/api/v1/configmaps?resourceVersion=0", kubefan.grpc_addr);
     let ask = |id: &'static str| reqwest::Client::new().get(&url).header("audit-id", id).send();

@@ -54,7 +54,8 @@ async fn after_a_restart_every_selection_gets_exactly_the_missed_events() {
         let setup = Setup::of(&["pods"]).with_watch_list(watch_list);
         let sim = setup.sim();
         churn(&sim, 0, 20);
-        let (rig, witness) = (Rig::synced(sim.clone(), setup).await, started(&sim).await);
+        let rig = Rig::synced(sim.clone(), setup).await;
+        let witness = started(&sim).await;
         for target in [target("pods"), stage("on"), stage("off"), Target { name: "pod-3".into(), ..target("pods") }] {
             let mut unbroken = witness.watch(target.clone(), "").await.unwrap();
             unbroken.until_resumable().await;
@@ -145,7 +146,8 @@ async fn one_backfill_serves_all_returning_subscribers() {
 async fn a_version_compacted_upstream_is_refused_or_restarted() {
     let (sim, old) = changed();
     sim.compact();
-    let (rig, old) = (started(&sim).await, old.to_string());
+    let rig = started(&sim).await;
+    let old = old.to_string();
     for target in [target("pods"), stage("on")] {
         let refused = rig.watch(target.clone(), &old).await.err().unwrap();
         let info = refused.get_details_error_info().unwrap();
@@ -164,7 +166,8 @@ async fn a_version_compacted_upstream_is_refused_or_restarted() {
 
 async fn an_upstream_outage_causes_no_restart_of_a_stream() {
     let (sim, old) = changed();
-    let (again, old) = (started(&sim).await, old.to_string());
+    let again = started(&sim).await;
+    let old = old.to_string();
     again.network.refuse(true);
     let refused = again.watch_or_restart(target("pods"), &old).await.err().unwrap();
     assert_eq!(refused.code(), Code::Unavailable, "{refused}");
@@ -246,7 +249,9 @@ async fn many_versions_that_are_too_old_do_not_fail_others() {
         let again = started(&sim).await;
         let before = again.asked(PODS).len();
         let open = |version: &u64| {
-            let (again, target, version) = (&again, target.clone(), version.to_string());
+            let again = &again;
+            let target = target.clone();
+            let version = version.to_string();
             async move { again.watch(target, &version).await }
         };
         let (old, recent) = futures::join!(join_all(ancient[..19].iter().map(open)), join_all(recent.iter().map(open)));

@@ -444,10 +444,12 @@ fn client_hello(name: &[u8]) -> Vec<u8> {
 async fn invalid_server_names_do_not_fill_the_log() {
     const CONNECTIONS: usize = 50;
     let simulated = Simulated::start().await;
-    let (dir, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+    let dir = tempfile::tempdir().unwrap();
+    let authority = Authority::new();
     write_server_files(&authority, dir.path());
     let file = |flag: &str, name: &str| format!("{flag}={}", dir.path().join(name).display());
-    let (cert, key) = (file("--tls-cert-file", "server.pem"), file("--tls-private-key-file", "server-key.pem"));
+    let cert = file("--tls-cert-file", "server.pem");
+    let key = file("--tls-private-key-file", "server-key.pem");
     let kubefan = simulated.kubefan(&["--resource=pods", &cert, &key, "--authorization-mode=AlwaysAllow"]).await;
     let before = kubefan.process.log().len();
     let hello = client_hello(&b"not a name ".repeat(5000));

@@ -12,7 +12,7 @@ use crate::{
     bad_input::{assert_a_subscriber_gets_events, assert_line},
     harness::{
         kubefan::{Kubefan, Ran, run, run_with},
-        pki::Authority,
+        pki::{Authority, IssuedPem},
         process::closed_port,
         record::{Watch, connect},
         rig::target,
@@ -47,7 +47,8 @@ async fn bad_settings_give_a_one_line_error() {
     let nonsense = dir.path().join("nonsense.pem");
     std::fs::write(&nonsense, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap();
     let nonsense = nonsense.to_str().unwrap();
-    let (missing, traces) = ("/does/not/exist.pem", "--otlp-endpoint=http://c");
+    let missing = "/does/not/exist.pem";
+    let traces = "--otlp-endpoint=http://c";
     let ratio_alone = "--otlp-sampling-ratio has no effect without --otlp-endpoint";
     let cases: [(&[&str], &[&str]); 16] = [
         (&["--listen", "127.0.0.1:7444", "--admin-listen=127.0.0.1:7444"], &["are both 127.0.0.1:7444"]),
@@ -112,7 +113,8 @@ async fn a_bad_configuration_file_gives_a_one_line_error() {
 async fn an_unusable_kubeconfig_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("config");
-    let (path, directory) = (file.to_str().unwrap(), dir.path().to_str().unwrap());
+    let path = file.to_str().unwrap();
+    let directory = dir.path().to_str().unwrap();
     let none = ["no kubeconfig found at /nonexistent/.kube/config", "--kubeconfig FILE", "KUBECONFIG"];
     assert_line("none", &run(&["serve", "--resource=pods"]).await, 1, &none);
     assert_line("a directory", &serve(&["--kubeconfig", directory]).await, 1, &[directory, "directory"]);
@@ -242,7 +244,7 @@ async fn callers_tokens_are_not_passed_on_in_the_clear_without_a_flag() {
 
 async fn a_broken_private_key_is_never_quoted() {
     let dir = tempfile::tempdir().unwrap();
-    let (cert, key) = Authority::new().server();
+    let IssuedPem { certificate: cert, key } = Authority::new().server();
     let broken = [
         ("on one line", key.replace('\n', " ")),
         ("with escaped line feeds", key.replace('\n', "\\n")),

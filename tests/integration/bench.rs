@@ -105,7 +105,8 @@ async fn every_scenario_reports_every_field_and_ends_in_the_right_state() {
 
 async fn a_real_apiserver_is_measured_beside_kubefan() {
     let api = ApiServer::shared().await;
-    let (kubeconfig, pid) = (api.kubeconfig(), api.pid().to_string());
+    let kubeconfig = api.kubeconfig();
+    let pid = api.pid().to_string();
     let cluster = ["--kubeconfig", kubeconfig.to_str().unwrap(), "--apiserver-pid", &pid, "-o", "json"];
     let ran = bench(&[&["fanout", "snapshot", "selectors", "resume-storm"], &cluster[..]].concat()).await;
     let rows = rows(&ran);
@@ -134,7 +135,9 @@ fn long(dir: &TempDir, args: &[&str]) -> Process {
 
 async fn a_stopped_measurement_leaves_no_pods() {
     let api = ApiServer::shared().await;
-    let (dir, kubeconfig, pid) = (tempfile::tempdir().unwrap(), api.kubeconfig(), api.pid().to_string());
+    let dir = tempfile::tempdir().unwrap();
+    let kubeconfig = api.kubeconfig();
+    let pid = api.pid().to_string();
     let mut bench = long(&dir, &["--kubeconfig", kubeconfig.to_str().unwrap(), "--apiserver-pid", &pid]);
     let namespace = wait::until("the namespace", MINUTE, || async {
         bench.log().lines().find_map(|line| line.strip_prefix("  in the namespace ").map(str::to_owned))

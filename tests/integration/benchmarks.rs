@@ -32,7 +32,8 @@ const BUSY_RATE: u32 = 20;
 /// Runs these commands of `kubefan bench` beside an apiserver, and prints their tables.
 async fn measure(commands: &[&str]) {
     let api = ApiServer::start(Options::default()).await;
-    let (kubeconfig, pid) = (api.kubeconfig(), api.pid().to_string());
+    let kubeconfig = api.kubeconfig();
+    let pid = api.pid().to_string();
     let cluster = ["--kubeconfig", kubeconfig.to_str().unwrap(), "--apiserver-pid", &pid, "--tls"];
     for command in commands {
         let mut bench = tokio::process::Command::new(kubefan::binary());
@@ -118,7 +119,8 @@ struct Sample {
 }
 
 async fn sample(api: &ApiServer, kubeconfig: &Path, command: &[&str]) -> Sample {
-    let (objects_before, cpu_before) = (objects_sent(api, "pods").await, cpu_seconds(api.pid()));
+    let objects_before = objects_sent(api, "pods").await;
+    let cpu_before = cpu_seconds(api.pid());
     let ((ok, _, error), seconds) = timed(api.try_kubectl(kubeconfig, command)).await;
     assert!(ok, "{error}");
     let apiserver_cpu = cpu_seconds(api.pid()) - cpu_before;

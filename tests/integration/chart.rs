@@ -272,7 +272,8 @@ async fn a_node_reads_through_the_cluster_form() {
     let namespace = api.namespace("chart").await;
     let text = helm::template(&namespace, &namespace, &["--set=node.enabled=true"]).await;
     apply(&api, &text, &[]).await;
-    let (name, rendered) = (format!("{namespace}-kubefan"), objects(&text));
+    let name = format!("{namespace}-kubefan");
+    let rendered = objects(&text);
     let account = api.kubeconfig_with_token(&name, &token(&api, &namespace, &name).await);
     let dir = tempfile::tempdir().unwrap();
     let deployment = named(&rendered, "Deployment", &name);

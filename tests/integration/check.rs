@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::harness::{
     apiserver::ApiServer,
     kubefan::{Kubefan, Ran, run, run_with},
-    pki::Authority,
+    pki::{Authority, IssuedPem},
     process::closed_port,
     rbac::ServiceAccount,
     simulated::{Simulated, json, kubeconfig},
@@ -74,7 +74,7 @@ async fn missing_rights_are_named_with_the_rule_that_grants_them() {
     let authority = Authority::new();
     let dir = tempfile::tempdir().unwrap();
     let files = write(dir.path(), authority.server());
-    let tls = [format!("--tls-cert-file={}", files.0), format!("--tls-private-key-file={}", files.1)];
+    let tls = [format!("--tls-cert-file={}", files.certificate), format!("--tls-private-key-file={}", files.key)];
     let args = ["--resource=pods,services", tls[0].as_str(), tls[1].as_str(), "--passthrough=impersonate"];
     let kubeconfig = account.kubeconfig().await;
     let (_, report) = check(&kubeconfig, &args).await;
@@ -97,19 +97,27 @@ async fn missing_rights_are_named_with_the_rule_that_grants_them() {
     assert_finding(&report, "resources", &in_namespace, "error", "verbs: [list, watch] } by a Role");
 }
 
-/// Writes a certificate and its key. Returns their paths.
-fn write(dir: &Path, (certificate, key): (String, String)) -> (String, String) {
-    let paths = (dir.join("tls.crt"), dir.join("tls.key"));
-    fs::write(&paths.0, certificate).unwrap();
-    fs::write(&paths.1, key).unwrap();
-    (paths.0.display().to_string(), paths.1.display().to_string())
+/// Paths of a certificate and its key.
+struct Paths {
+    certificate: String,
+    key: String,
+}
+
+/// Writes a certificate and its key.
+fn write(dir: &Path, issued: IssuedPem) -> Paths {
+    let certificate = dir.join("tls.crt");
+    let key = dir.join("tls.key");
+    fs::write(&certificate, issued.certificate).unwrap();
+    fs::write(&key, issued.key).unwrap();
+    Paths { certificate: certificate.display().to_string(), key: key.display().to_string() }
 }
 
 async fn a_ca_and_a_token_of_another_cluster_are_told_apart() {
     let api = ApiServer::shared().await;
     let dir = tempfile::tempdir().unwrap();
     let text = fs::read_to_string(api.kubeconfig()).unwrap();
-    let (ca, other) = (dir.path().join("ca.pem"), dir.path().join("config"));
+    let ca = dir.path().join("ca.pem");
+    let other = dir.path().join("config");
     fs::write(&ca, Authority::new().ca_pem).unwrap();
     let own_ca = api.ca_pem_path();
     fs::write(&other, text.replace(own_ca.to_str().unwrap(), ca.to_str().unwrap())).unwrap();
@@ -154,19 +162,22 @@ async fn an_invalid_configuration_is_one_finding() {
 
 async fn unusable_certificates_are_found_before_clients_fail() {
     let simulated = Simulated::start().await;
-    let (authority, dir) = (Authority::new(), tempfile::tempdir().unwrap());
-    let with = |(cert, key): &(String, String)| {
-        let open = "--authorization-mode=AlwaysAllow".to_owned();
-        [format!("--tls-cert-file={cert}"), format!("--tls-private-key-file={key}"), open, "--resource=pods".to_owned()]
-    };
-    let args = with(&write(dir.path(), authority.expired_server()));
+    let authority = Authority::new();
+    let dir = tempfile::tempdir().unwrap();
+    let Paths { certificate, key } = write(dir.path(), authority.expired_server());
+    let args = [
+        format!("--tls-cert-file={certificate}"),
+        format!("--tls-private-key-file={key}"),
+        "--authorization-mode=AlwaysAllow".to_owned(),
+        "--resource=pods".to_owned(),
+    ];
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let (_, report) = check(&simulated.kubeconfig(), &args).await;
     assert_finding(&report, "certificates", "data port", "error", "has expired: it was valid until 2002-01-01");
     write(dir.path(), authority.server());
     let (_, report) = check(&simulated.kubeconfig(), &args).await;
     assert_finding(&report, "certificates", "data port", "ok", "for 127.0.0.1, localhost");
-    fs::write(dir.path().join("tls.key"), authority.server().1).unwrap();
+    fs::write(dir.path().join("tls.key"), authority.server().key).unwrap();
     let (_, report) = check(&simulated.kubeconfig(), &args).await;
     assert_finding(&report, "certificates", "data port", "error", "its own key");
 }
@@ -175,7 +186,8 @@ async fn a_port_in_use_names_its_process() {
     let simulated = Simulated::start().await;
     let kubefan = Kubefan::spawn(&simulated.kubeconfig(), &["--resource=pods"]).await;
     let kubeconfig = simulated.kubeconfig();
-    let (listen, admin) = (kubefan.grpc_addr.to_string(), simulated.addr.to_string());
+    let listen = kubefan.grpc_addr.to_string();
+    let admin = simulated.addr.to_string();
     let args = ["--resource=pods", "--listen", &listen, "--admin-listen", &admin, "--kubeconfig"];
     let ran = run(&[&["check", "-o", "json"], &args[..], &[kubeconfig.to_str().unwrap()]].concat()).await;
     let report = json(&ran.stdout);
@@ -213,15 +225,16 @@ async fn names_that_match_nothing_are_named() {
 
 async fn peers_are_reached_although_no_cache_is_copied_from_them() {
     let simulated = Simulated::start().await;
-    let (authority, dir) = (Authority::new(), tempfile::tempdir().unwrap());
-    let (cert, key) = write(dir.path(), authority.peer());
+    let authority = Authority::new();
+    let dir = tempfile::tempdir().unwrap();
+    let Paths { certificate, key } = write(dir.path(), authority.peer());
     let ca = dir.path().join("ca.crt");
     fs::write(&ca, &authority.ca_pem).unwrap();
     let (_closed, address) = closed_port();
     let address = address.to_string();
     let args = [
         format!("--peers={address}"),
-        format!("--peer-cert-file={cert}"),
+        format!("--peer-cert-file={certificate}"),
         format!("--peer-key-file={key}"),
         format!("--peer-ca-file={}", ca.display()),
     ];

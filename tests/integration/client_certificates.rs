@@ -14,16 +14,19 @@ use tonic::{
     transport::{Certificate, ClientTlsConfig, Endpoint, Identity},
 };
 
-use crate::harness::{apiserver::ApiServer, kubefan::Kubefan, pki::Authority, rbac::ServiceAccount, tests, wait};
+use crate::harness::{
+    apiserver::ApiServer,
+    kubefan::Kubefan,
+    pki::{Authority, IssuedPem},
+    rbac::ServiceAccount,
+    tests, wait,
+};
 
 tests! {
     apiserver: certificates_and_their_cas_are_rotated_under_live_streams,
         with_passthrough_kubefan_refuses_what_it_cannot_forward_in_the_words_of_the_apiserver,
         without_the_right_to_read_the_cas_kubefan_says_so_once_and_takes_no_certificate;
 }
-
-/// A certificate with its key, both PEM.
-type Pair = (String, String);
 
 /// kubefan with a bundle of CAs of its own, in front of the shared control plane.
 struct World {
@@ -37,7 +40,9 @@ struct World {
 
 impl World {
     async fn start(args: &[&str]) -> World {
-        let (api, authority, dir) = (ApiServer::shared().await, Authority::new(), tempfile::tempdir().unwrap());
+        let api = ApiServer::shared().await;
+        let authority = Authority::new();
+        let dir = tempfile::tempdir().unwrap();
         let namespace = api.namespace("certified").await;
         let ca_file = dir.path().join("clients.crt");
         std::fs::write(&ca_file, &authority.ca_pem).unwrap();
@@ -47,7 +52,7 @@ impl World {
         World { api, kubefan, namespace, authority, ca_file, _dir: dir }
     }
 
-    fn master(&self) -> Pair {
+    fn master(&self) -> IssuedPem {
         self.authority.client("master", "system:masters")
     }
 
@@ -56,24 +61,26 @@ impl World {
         format!("https://{addr}/api/v1/namespaces/{}/configmaps?resourceVersion=0", self.namespace)
     }
 
-    fn client(&self, pair: &Pair) -> Client {
-        client(&self.api, pair)
+    fn client(&self, issued: &IssuedPem) -> Client {
+        client(&self.api, issued)
     }
 
-    async fn grpc(&self, pair: &Pair) -> WatchServiceClient<tonic::transport::Channel> {
+    async fn grpc(&self, issued: &IssuedPem) -> WatchServiceClient<tonic::transport::Channel> {
         let ca = Certificate::from_pem(std::fs::read(self.api.ca_pem_path()).unwrap());
-        let tls = ClientTlsConfig::new().ca_certificate(ca).identity(Identity::from_pem(&pair.0, &pair.1));
+        let tls =
+            ClientTlsConfig::new().ca_certificate(ca).identity(Identity::from_pem(&issued.certificate, &issued.key));
         let endpoint = Endpoint::from_shared(format!("https://{}", self.kubefan.grpc_addr)).unwrap();
         WatchServiceClient::new(endpoint.tls_config(tls).unwrap().connect().await.unwrap())
     }
 
     /// Watches configmaps on new connections, with so many streams on each.
-    async fn streams(&self, pair: &Pair, connections: usize, streams: usize) -> Vec<Streaming<WatchResponse>> {
+    async fn streams(&self, issued: &IssuedPem, connections: usize, streams: usize) -> Vec<Streaming<WatchResponse>> {
         let mut all = Vec::new();
         for _ in 0..connections {
-            let mut client = self.grpc(pair).await;
+            let mut client = self.grpc(issued).await;
             for _ in 0..streams {
-                let (resource, namespace) = ("configmaps".to_owned(), self.namespace.clone());
+                let resource = "configmaps".to_owned();
+                let namespace = self.namespace.clone();
                 let target = Some(Target { resource, namespace, ..Target::default() });
                 let opened = client.watch(WatchRequest { target, ..WatchRequest::default() }).await;
                 all.push(opened.unwrap().into_inner());
@@ -117,9 +124,9 @@ impl World {
 }
 
 /// A client that trusts the apiserver and kubefan, and has this certificate.
-fn client(api: &ApiServer, (certificate, key): &Pair) -> Client {
+fn client(api: &ApiServer, issued: &IssuedPem) -> Client {
     let ca = reqwest::Certificate::from_pem(&std::fs::read(api.ca_pem_path()).unwrap()).unwrap();
-    let identity = reqwest::Identity::from_pem(format!("{certificate}{key}").as_bytes()).unwrap();
+    let identity = reqwest::Identity::from_pem(format!("{}{}", issued.certificate, issued.key).as_bytes()).unwrap();
     Client::builder().tls_certs_only([ca]).no_proxy().identity(identity).build().unwrap()
 }
 
@@ -132,7 +139,9 @@ async fn status(client: &Client, url: &str) -> (StatusCode, String) {
 
 async fn certificates_and_their_cas_are_rotated_under_live_streams() {
     let world = World::start(&["--passthrough=off"]).await;
-    let (master, renewed, other) = (world.master(), world.master(), Authority::new());
+    let master = world.master();
+    let renewed = world.master();
+    let other = Authority::new();
     let mut streams = world.streams(&master, 5, 10).await;
     streams.extend(world.streams(&renewed, 1, 5).await);
     let kept = world.client(&master);
@@ -164,7 +173,8 @@ async fn certificates_and_their_cas_are_rotated_under_live_streams() {
 
 async fn with_passthrough_kubefan_refuses_what_it_cannot_forward_in_the_words_of_the_apiserver() {
     let world = World::start(&[]).await;
-    let (master, stranger) = (world.client(&world.master()), world.authority.client("stranger", "strangers"));
+    let master = world.client(&world.master());
+    let stranger = world.authority.client("stranger", "strangers");
     assert_eq!(status(&master, &world.url()).await.0, StatusCode::OK);
     let (code, message) = status(&world.client(&stranger), &world.url()).await;
     assert_eq!(code, StatusCode::FORBIDDEN);

@@ -196,12 +196,14 @@ async fn an_unread_stream_blocks_no_other_and_a_reset_frees_it() {
 
     // One that has read all, and one that waits for window space.
     let stalled = raw.watch(target("pods")).await;
-    drop((idle, stalled));
+    drop(idle);
+    drop(stalled);
     let subscribers = format!("kubefan_subscribers{CACHE}");
     rig.metric_becomes(&subscribers, 1.0).await;
     rig.sim.update(&pods(), large("p7", 'z')).unwrap();
     read.until("p7").await;
-    drop((read, raw.requests));
+    drop(read);
+    drop(raw.requests);
     rig.metric_becomes(&subscribers, 0.0).await;
     assert_eq!(raw.end.await.unwrap(), ConnectionEnd::Closed);
 }

@@ -26,7 +26,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::harness::{
     apiserver::ApiServer,
     kubefan::{Kubefan, run},
-    pki::Authority,
+    pki::{Authority, IssuedPem},
     simulated::Simulated,
     tests, wait,
 };
@@ -195,7 +195,7 @@ impl Drop for TlsEnd {
 }
 
 fn server_config(authority: &Authority) -> Arc<ServerConfig> {
-    let (certificate, key) = authority.server();
+    let IssuedPem { certificate, key } = authority.server();
     let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()];
     let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
     let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
@@ -241,7 +241,8 @@ async fn a_replaced_ca_is_trusted_before_a_request_fails() {
 }
 
 async fn a_kubeconfig_that_leads_elsewhere_is_not_taken_over() {
-    let (simulated, other) = (strict().await, strict().await);
+    let simulated = strict().await;
+    let other = strict().await;
     let kubeconfig = simulated.kubeconfig_for("{ token: wrong }");
     let upstream = Upstream::from_settings(settings(&kubeconfig), UpstreamOptions::default()).await.unwrap();
     let text = std::fs::read_to_string(other.kubeconfig_for("{ token: right }")).unwrap();

@@ -310,7 +310,9 @@ pub(crate) fn rights_of(rule: &Value) -> Vec<Right> {
         for group in words("apiGroups") {
             for resource in words("resources") {
                 for name in &names {
-                    let (verb, group, resource) = (verb.clone(), group.clone(), resource.clone());
+                    let verb = verb.clone();
+                    let group = group.clone();
+                    let resource = resource.clone();
                     rights.push(Right { verb, group, resource, name: name.clone() });
                 }
             }

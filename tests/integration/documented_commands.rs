@@ -97,7 +97,8 @@ fn documented() -> Vec<Documented> {
 }
 
 fn commands(block: &Block) -> Vec<Documented> {
-    let (mut found, mut command) = (Vec::new(), String::new());
+    let mut found = Vec::new();
+    let mut command = String::new();
     for line in block.text.lines() {
         let is_continued = !command.is_empty();
         let part = if block.language == "sh" || is_continued { Some(line) } else { line.strip_prefix("$ ") };
@@ -117,10 +118,15 @@ fn commands(block: &Block) -> Vec<Documented> {
 
 /// The words of a simple command, as a shell makes them.
 fn words(text: &str) -> Vec<String> {
-    let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
+    let mut words = Vec::new();
+    let mut word = None::<String>;
+    let mut quote = None;
     for c in text.chars() {
         match (quote, c) {
-            (None, '\'' | '"') => (quote, word) = (Some(c), Some(word.unwrap_or_default())),
+            (None, '\'' | '"') => {
+                quote = Some(c);
+                word = Some(word.unwrap_or_default());
+            }
             (Some(open), c) if open == c => quote = None,
             (None, c) if c.is_whitespace() => words.extend(word.take()),
             _ => word.get_or_insert_default().push(c),

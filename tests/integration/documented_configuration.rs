@@ -88,7 +88,8 @@ pub(crate) fn blocks() -> Vec<Block> {
 
 pub(crate) fn blocks_of(page: &str) -> Vec<Block> {
     let text = fs::read_to_string(Path::new(ROOT).join(page)).unwrap();
-    let (mut found, mut before) = (Vec::new(), "");
+    let mut found = Vec::new();
+    let mut before = "";
     let mut lines = text.lines().enumerate();
     while let Some((index, line)) = lines.next() {
         let place = format!("{page}:{}", index + 1);

@@ -107,7 +107,8 @@ async fn kubefan_of(api: &ApiServer) -> Kubefan {
 
 /// Writes to the objects of both resources in turns.
 fn write(api: &ApiServer, scale: &Scale) -> cluster::Background {
-    let (paths, objects) = (WATCHED.map(|name| kind(name).path_in("default")), scale.objects);
+    let paths = WATCHED.map(|name| kind(name).path_in("default"));
+    let objects = scale.objects;
     cluster::write(api, scale.writes_per_second, move |tick| {
         let tick = tick as usize;
         format!("{}/o-{}", paths[tick % paths.len()], tick / paths.len() % objects)
@@ -128,10 +129,13 @@ impl Observed {
         let time = format!("{seconds}s");
         let args = ["estimate", "-o", "json", "--replicas=1", "--for", &time, "--kubeconfig"];
         let used = || (cpu_seconds(api.pid()), kubefan.map_or(0.0, |kubefan| cpu_seconds(kubefan.process.pid())));
-        let (before, start) = (used(), tokio::time::Instant::now());
+        let before = used();
+        let start = tokio::time::Instant::now();
         let ran = run(&[&args[..], &[kubeconfig.to_str().unwrap()]].concat()).await;
-        let (after, seconds) = (used(), start.elapsed().as_secs_f64());
-        let (cores, cores_of_kubefan) = ((after.0 - before.0) / seconds, (after.1 - before.1) / seconds);
+        let after = used();
+        let seconds = start.elapsed().as_secs_f64();
+        let cores = (after.0 - before.0) / seconds;
+        let cores_of_kubefan = (after.1 - before.1) / seconds;
         assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{ran:?}");
         Observed { report: json(&ran.stdout), cores, cores_of_kubefan }
     }
@@ -202,12 +206,14 @@ async fn moving_watches_saves_what_was_predicted_and_costs_what_was_calculated()
     assert_calculated(&api, &scale, &through, empty, resident).await;
 
     // The apiserver itself has some watches, too.
-    let (opened, is_one) = (direct.figure("watches") - own, through.figure("watches") - own);
+    let opened = direct.figure("watches") - own;
+    let is_one = through.figure("watches") - own;
     assert_eq!((opened, is_one), (scale.watches as f64, each), "{:#}", through.report);
     assert_eq!(direct.figure("watchesAfter"), WATCHED.len() as f64);
     assert!(direct.total("kubefan", "subscribers") >= scale.watches as f64);
     // Each watch of a resource gets each change before, and one in each encoding does afterwards.
-    let (sent, remaining) = (direct.figure("eventsPerSecond"), through.figure("eventsPerSecond"));
+    let sent = direct.figure("eventsPerSecond");
+    let remaining = through.figure("eventsPerSecond");
     let fewer = scale.watches as f64 / WATCHED.len() as f64 / ENCODINGS.len() as f64;
     assert!(remaining * fewer / 4.0 < sent, "{sent} events/s before, {remaining} after");
     assert!(direct.figure("eventsPerSecondAfter") * 2.0 < sent, "{:#}", direct.report);

@@ -37,7 +37,8 @@ const CAUSE: &str = "conversion webhook for example.com/v1, Kind=Widget failed: 
 async fn refused(rig: &Rig, query: &str) -> (u16, String, Duration) {
     let asked_at = Instant::now();
     let response = rig.get(&format!("{PODS}?{query}")).await;
-    let (code, body) = (response.status().as_u16(), response.into_body().collect().await.unwrap().to_bytes());
+    let code = response.status().as_u16();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
     let status: Value = serde_json::from_slice(&body).unwrap();
     (code, status["message"].as_str().unwrap_or_default().to_owned(), asked_at.elapsed())
 }
@@ -108,14 +109,16 @@ async fn a_list_that_only_is_not_ready_is_waited_for() {
 /// The code, reason and message of a refusal. An apiserver that does not serve a path yet answers
 /// with a plain text.
 async fn refusal(response: Response) -> (u16, Value, Value) {
-    let (code, body) = (response.status().as_u16(), response.text().await.unwrap());
+    let code = response.status().as_u16();
+    let body = response.text().await.unwrap();
     let status: Value = serde_json::from_str(&body).unwrap_or_else(|_| json!({ "message": body }));
     (code, status["reason"].clone(), status["message"].clone())
 }
 
 async fn a_conversion_webhook_that_is_down_is_reported_as_by_the_apiserver() {
     let servers = Servers::start(ApiServer::shared().await, &["--resource=pods"]).await;
-    let (api, (_closed, address)) = (&servers.api, closed_port());
+    let api = &servers.api;
+    let (_closed, address) = closed_port();
     let group = format!("{}.example.com", api.unique("webhook"));
     api.create_crd(&group, "widgets", "Widget").await;
     let widget = json!({ "apiVersion": format!("{group}/v1"), "kind": "Widget", "metadata": { "name": "a" } });

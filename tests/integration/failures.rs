@@ -118,7 +118,8 @@ async fn a_killed_apiserver_and_a_compacted_etcd_leave_a_marked_gap() {
 async fn a_crd_that_changes_goes_and_returns_is_followed() {
     let api = ApiServer::shared().await;
     let group = format!("{}.example.com", api.unique("followed"));
-    let (plural, resource) = ("widgets", format!("widgets.{group}"));
+    let plural = "widgets";
+    let resource = format!("widgets.{group}");
     let path = format!("/apis/{group}/v1/namespaces/default/{plural}");
     let crd = format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{resource}");
     let kubefan = Kubefan::start(&api, &["--resource", &resource, "--schema-check-interval", "1s"]).await;

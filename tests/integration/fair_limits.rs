@@ -130,7 +130,8 @@ async fn pending_calls_are_limited_and_leave_the_places_of_streams() {
     assert_eq!((status.code(), reason(&status)), (Code::ResourceExhausted, "LIMIT_REACHED".into()));
     assert!(status.message().contains("--calls-pending-max"), "{status}");
     kubefan.metric_becomes("kubefan_calls_pending", 3.0).await;
-    drop((silent, third));
+    drop(silent);
+    drop(third);
     kubefan.metric_becomes("kubefan_calls_pending", 0.0).await;
 }
 
@@ -190,7 +191,8 @@ async fn with_known_callers(simulated: &Simulated) -> (Kubefan, impl Fn(u8) -> C
     let authority = Authority::new();
     write_server_files(&authority, simulated.dir.path());
     let path = |name: &str| simulated.dir.path().join(name).to_str().unwrap().to_owned();
-    let (certificate, key) = (path("server.pem"), path("server-key.pem"));
+    let certificate = path("server.pem");
+    let key = path("server-key.pem");
     let tls = ["--tls-cert-file", &certificate, "--tls-private-key-file", &key];
     let args = ["--resource=pods", "--on-demand=false", "--passthrough-max=80", "--authentication-skip-lookup"];
     let kubefan = Kubefan::spawn_as_given(&simulated.kubeconfig(), &[&args[..], &tls].concat()).await;
@@ -204,7 +206,8 @@ async fn the_service_accounts_of_a_namespace_leave_a_forwarded_watch_for_another
     let (kubefan, client) = with_known_callers(&simulated).await;
     let url = format!("https://{}/api/v1/configmaps?watch=1", kubefan.grpc_addr);
     let watch = async |client: &Client, token: &str| client.get(&url).bearer_auth(token).send().await.unwrap();
-    let (mut held, mut refused) = (Vec::new(), 0);
+    let mut held = Vec::new();
+    let mut refused = 0;
     // Each in turn, until each was refused once more.
     for number in (0..ACCOUNTS).cycle() {
         let account = client(2 + number);
@@ -228,7 +231,8 @@ async fn the_service_accounts_of_a_namespace_leave_a_forwarded_request_for_anoth
     let simulated = Simulated::start().await;
     let (kubefan, client) = with_known_callers(&simulated).await;
     let url = format!("https://{}/api/v1/namespaces/default/configmaps", kubefan.grpc_addr);
-    let (mut writes, refused) = (JoinSet::new(), Arc::new(AtomicUsize::new(0)));
+    let mut writes = JoinSet::new();
+    let refused = Arc::new(AtomicUsize::new(0));
     for number in 0..3 * ACCOUNTS {
         // Its body never ends.
         let body = Body::wrap_stream(futures::stream::pending::<Result<Bytes, std::io::Error>>());
@@ -379,7 +383,8 @@ async fn many_values_in_selectors_take_a_few_times_their_text() {
 /// Waits for the place of a stream that has ended.
 async fn becomes_served(grpc: &WatchServiceClient<Channel>, target: Target) {
     let start = || {
-        let (mut grpc, target) = (grpc.clone(), target.clone());
+        let mut grpc = grpc.clone();
+        let target = target.clone();
         async move { Watch::start(&mut grpc, target, "").await.ok() }
     };
     wait::until("a place for a stream", wait::SOON, start).await;

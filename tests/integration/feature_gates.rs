@@ -88,7 +88,8 @@ impl Servers {
 async fn answer(request: reqwest::RequestBuilder) -> Answer {
     wait::until("a proof that the cache is fresh", wait::SOON, async || {
         let response = request.try_clone().expect("a body is text").send().await.unwrap();
-        let (status, is_cached) = (response.status(), is_cached(&response));
+        let status = response.status();
+        let is_cached = is_cached(&response);
         let answer = Answer { status, is_cached, body: response.bytes().await.unwrap() };
         let is_unproved = status == StatusCode::SERVICE_UNAVAILABLE && answer.text().contains("not proved to be fresh");
         (!is_unproved).then_some(answer)
@@ -161,7 +162,8 @@ async fn shards_divide_a_collection_and_its_events_in_every_form() {
                 }
 
                 // The pages of the same list, whose rest is not counted.
-                let (mut paged, mut next) = (BTreeSet::new(), String::new());
+                let mut paged = BTreeSet::new();
+                let mut next = String::new();
                 while paged.len() < names.len() {
                     let page = servers.get(&format!("{path}&limit=5{next}"), accept).await;
                     assert_eq!(page.json()["metadata"]["remainingItemCount"], Value::Null);
@@ -189,7 +191,8 @@ async fn shards_divide_a_collection_and_its_events_in_every_form() {
         BOUNDS.windows(2).map(|bounds| format!("&shardSelector={}", encoded(&shard("uid", bounds[0], bounds[1]))));
     let watches: Vec<_> = watches.chain([String::new()]).collect();
     let watch = |parameters: &String| {
-        let (servers, path) = (&servers, format!("{path}?watch=1&resourceVersion={from}&timeoutSeconds=5{parameters}"));
+        let servers = &servers;
+        let path = format!("{path}?watch=1&resourceVersion={from}&timeoutSeconds=5{parameters}");
         async move { servers.get(&path, JSON).await.events() }
     };
     let mut events = join_all(watches.iter().map(watch)).await;
@@ -263,7 +266,8 @@ async fn without_the_gate_the_apiserver_decides_about_shards() {
 /// The JSON of objects without their managed fields. All other bytes stay.
 fn without_managed_fields(json: &str) -> String {
     const FIELD: &str = ",\"managedFields\":[";
-    let (mut rest, mut out) = (json, String::new());
+    let mut rest = json;
+    let mut out = String::new();
     while let Some((before, after)) = rest.split_once(FIELD) {
         out += before;
         // No text in it has brackets of its own.
@@ -303,7 +307,8 @@ async fn managed_fields_are_dropped_in_every_form() {
     servers.api.delete(&format!("{path}/c002")).await;
     catch_up(&servers, &path).await;
     for (accept, start) in [(JSON, format!("&resourceVersion={from}")), (PARTIAL, String::new())] {
-        let (watch, dropped) = (format!("{path}?watch=1&timeoutSeconds=5{start}"), drop(accept));
+        let watch = format!("{path}?watch=1&timeoutSeconds=5{start}");
+        let dropped = drop(accept);
         let (ours, direct) = tokio::join!(servers.get(&watch, &dropped), servers.direct(&watch, accept));
         assert_eq!(ours.text(), without_managed_fields(&direct.text()), "{accept}");
     }
@@ -338,7 +343,8 @@ async fn no_caller_reads_more_through_a_gate() {
     let selector = encoded(&shard("uid", BOUNDS[0], BOUNDS[3]));
     let everywhere = "/api/v1/configmaps".to_owned();
     let reads = |path: &str| {
-        let (json, drop) = (JSON.to_owned(), format!("{JSON}{DROP}"));
+        let json = JSON.to_owned();
+        let drop = format!("{JSON}{DROP}");
         [
             (format!("{path}?shardSelector={selector}"), json.clone()),
             (format!("{path}?watch=1&timeoutSeconds=1&shardSelector={selector}"), json),
@@ -363,7 +369,8 @@ async fn no_caller_reads_more_through_a_gate() {
 
 async fn a_gate_reads_no_further_than_the_caches() {
     let api = ApiServer::shared().await;
-    let (path, other) = (configmaps(&api, 4).await, configmaps(&api, 4).await);
+    let path = configmaps(&api, 4).await;
+    let other = configmaps(&api, 4).await;
     let namespace = path.split('/').nth(4).unwrap();
     let cached = ["--resource=configmaps", "--namespace", namespace, "--on-demand=false", GATES];
     let servers = Servers::start(api, &cached).await;
@@ -413,7 +420,8 @@ async fn shards_are_those_of_an_apiserver_that_has_them() {
             ["", "&limit=4", "&resourceVersion=0", "&fieldSelector=metadata.name%21%3Dc001", "&labelSelector=a"]
         {
             let path = format!("{path}?shardSelector={selector}{query}");
-            let (direct, ours) = (servers.direct(&path, JSON).await.json(), servers.get(&path, JSON).await);
+            let direct = servers.direct(&path, JSON).await.json();
+            let ours = servers.get(&path, JSON).await;
             assert!(ours.is_cached, "{path}: {}", ours.text());
             let mut ours = ours.json();
             for changing in ["resourceVersion", "continue"] {
@@ -426,7 +434,8 @@ async fn shards_are_those_of_an_apiserver_that_has_them() {
             compared += 1;
         }
         let list = format!("{path}?shardSelector={selector}");
-        let (direct, ours) = (servers.direct(&list, PROTOBUF).await, servers.get(&list, PROTOBUF).await);
+        let direct = servers.direct(&list, PROTOBUF).await;
+        let ours = servers.get(&list, PROTOBUF).await;
         assert_eq!(ours.body.len(), direct.body.len(), "{list} in protobuf");
         for start in [format!("&resourceVersion={from}"), String::new()] {
             let watch = format!("{path}?watch=1&timeoutSeconds=5&shardSelector={selector}{start}");
@@ -437,7 +446,8 @@ async fn shards_are_those_of_an_apiserver_that_has_them() {
     }
     for wrong in ["x", "shardRange(object.metadata.name, '0x0000000000000000', '0x0000000000000001')"] {
         let path = format!("{path}?shardSelector={}", encoded(wrong));
-        let (direct, ours) = (servers.direct(&path, JSON).await, servers.get(&path, JSON).await);
+        let direct = servers.direct(&path, JSON).await;
+        let ours = servers.get(&path, JSON).await;
         assert!(!direct.status.is_success(), "{}", direct.text());
         ours.refused_because(wrong);
     }

@@ -160,7 +160,8 @@ async fn upstream_is_asked_at_most_once_a_second() {
 async fn upstream_is_asked_more_often_if_lookups_are_enough() {
     let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
     let start_time = Instant::now();
-    let (mut round, mut asking) = (0, Vec::new());
+    let mut round = 0;
+    let mut asking = Vec::new();
     while start_time.elapsed() < Duration::from_secs(2) {
         churn(&rig.sim, round, 1);
         asking.push(proving(&rig, Patience::AtOnce));
@@ -194,7 +195,8 @@ async fn an_impatient_read_goes_upstream_without_a_lookup() {
 async fn a_bookmark_of_a_lagging_apiserver_is_no_proof() {
     let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
     let before = head(&served(&rig).await);
-    let (between, version) = (write_configmap(&rig.sim), write_configmap(&rig.sim));
+    let between = write_configmap(&rig.sim);
+    let version = write_configmap(&rig.sim);
     assert!(before < between && between < version);
     rig.network.answer_once(is_probe, answer(200, vec![bookmark(between)], false));
     assert!(prove(&rig, Patience::Bookmark).await.is_err());
@@ -266,7 +268,8 @@ async fn without_bookmarks() -> Rig {
 
 async fn after_a_missing_bookmark_reads_do_not_wait_for_a_while() {
     let rig = without_bookmarks().await;
-    let (mut refused, mut waited) = (0, 0);
+    let mut refused = 0;
+    let mut waited = 0;
     let start_time = Instant::now();
     while start_time.elapsed() < Duration::from_secs(600) {
         write_configmap(&rig.sim);
@@ -310,14 +313,16 @@ async fn a_read_without_fallback_waits_again() {
 
 async fn proofs_that_advance_the_cache_lose_no_event() {
     let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
-    let (catalog, cache) = (rig.catalog.clone(), served(&rig).await);
+    let catalog = rig.catalog.clone();
+    let cache = served(&rig).await;
     let proving = tokio::spawn(async move {
         let mut proved = 0;
         while proved < 50 {
             proved += usize::from(catalog.advance(&cache, Patience::Bookmark).await.is_ok());
         }
     });
-    let (mut round, mut written) = (0, Vec::new());
+    let mut round = 0;
+    let mut written = Vec::new();
     while !proving.is_finished() {
         // A pod is written now and then, between writes to configmaps.
         write_configmap(&rig.sim);

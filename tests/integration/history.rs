@@ -48,7 +48,8 @@ async fn assert_starts_over(rig: &Rig) {
 
 async fn an_etcd_restore_ends_every_stream_with_the_reason() {
     let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
-    let (backup, version) = (rig.sim.backup(), rig.sim.revision());
+    let backup = rig.sim.backup();
+    let version = rig.sim.revision();
     let written = write(&rig, "b");
     watch.until(written[2]).await;
     rig.sim.restore(&backup);
@@ -178,12 +179,15 @@ async fn an_etcd_restore_behind_an_open_watch_is_found() {
 /// miss what was written before.
 async fn an_etcd_restore_between_a_list_and_its_watch_is_found() {
     let (rig, mut watch, _) = synced(Setup::of(&["pods"]).by_list()).await;
-    let (backup, version) = (rig.sim.backup(), rig.sim.revision());
+    let backup = rig.sim.backup();
+    let version = rig.sim.revision();
     rig.network.refuse(true);
     rig.cut().await;
     let written = write(&rig, "b")[2];
     rig.sim.compact();
-    let (sim, mut is_listed, mut is_restored) = (rig.sim.clone(), false, false);
+    let sim = rig.sim.clone();
+    let mut is_listed = false;
+    let mut is_restored = false;
     rig.network.rule(move |path| {
         let is_list = path.contains("/pods") && !path.contains("watch=1") && !path.contains("metadata.name");
         if is_listed && !is_restored && path.contains("/pods") {
@@ -276,7 +280,8 @@ async fn an_etcd_restore_is_not_forgotten_while_another_cluster_answers() {
     let backup = rig.sim.backup();
     let written = write(&rig, "b");
     watch.until(written[2]).await;
-    let (network, other) = (rig.network.clone(), other_cluster());
+    let network = rig.network.clone();
+    let other = other_cluster();
     rig.network.rule(move |path| {
         if path.contains("sendInitialEvents") {
             network.connect_to(other.clone());

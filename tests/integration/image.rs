@@ -90,7 +90,8 @@ impl Images {
 
     /// The image of both platforms, and its digest.
     fn both(&self, output: &str) -> String {
-        let (amd64, arm64) = (self.path("amd64"), self.path("arm64"));
+        let amd64 = self.path("amd64");
+        let arm64 = self.path("arm64");
         succeeds(&self.image(output, &[("amd64", &amd64), ("arm64", &arm64)])).trim().to_owned()
     }
 
@@ -158,7 +159,8 @@ async fn the_image_says_how_it_runs_and_holds_nothing_else() {
 }
 
 async fn equal_inputs_give_an_equal_digest() {
-    let (one, other) = (Images::new(), Images::new());
+    let one = Images::new();
+    let other = Images::new();
     assert_eq!(one.both("image"), other.both("another"));
     fs::write(other.path("licenses"), "other licences\n").unwrap();
     assert_ne!(one.both("again"), other.both("changed"));

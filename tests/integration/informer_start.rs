@@ -62,14 +62,16 @@ async fn prove(rig: &Rig) -> Result<Fresh, Refusal> {
 
 /// Begins a consistent read of pods, of which the state is proved.
 async fn proving(rig: &Rig) -> JoinHandle<ProvedState> {
-    let (catalog, served) = (rig.catalog.clone(), served(rig).await);
+    let catalog = rig.catalog.clone();
+    let served = served(rig).await;
     tokio::spawn(
         async move { state(catalog.prove(&served, Some(&everything(&served)), Patience::Bookmark).await.unwrap()) },
     )
 }
 
 fn everything(served: &Served) -> Selection {
-    let (labels, fields) = (LabelSelector::default(), FieldSelector::default());
+    let labels = LabelSelector::default();
+    let fields = FieldSelector::default();
     Selection::bind("", "", labels, &fields, &served.fields, served.parser.clone(), &served.gvr).unwrap()
 }
 
@@ -130,8 +132,10 @@ impl HttpWatch {
 async fn the_state_of_a_quiet_cache_is_proved_by_one_list() {
     let rig = quiet().await;
     let version = write_configmap(&rig.sim);
-    let (cache, start_time) = (served(&rig).await, Instant::now());
-    let (before, age) = (head(&cache), cache.hub.status().age);
+    let cache = served(&rig).await;
+    let start_time = Instant::now();
+    let before = head(&cache);
+    let age = cache.hub.status().age;
     let proved = state(prove(&rig).await.unwrap());
     assert!(start_time.elapsed() < Duration::from_millis(100), "{:?}", start_time.elapsed());
     assert_eq!((proved.version.get(), proved.store.len()), (version, rig.truth(PODS).await.len()));
@@ -230,7 +234,9 @@ async fn a_cache_that_stays_behind_is_not_listed_again() {
     rig.sim.create(&pods(), pod("missed", "new")).unwrap();
     write_configmap(&rig.sim);
     let cache = served(&rig).await;
-    let (before, looked_up, start_time) = (head(&cache), lookups(&rig.network), Instant::now());
+    let before = head(&cache);
+    let looked_up = lookups(&rig.network);
+    let start_time = Instant::now();
     assert!(prove(&rig).await.is_err());
     assert!(start_time.elapsed() < Duration::from_secs(5), "{:?}", start_time.elapsed());
     assert_eq!((metadata_lists(&rig.network), lookups(&rig.network) - looked_up, relists(&rig)), (1, 1, 1.0));
@@ -275,7 +281,8 @@ async fn a_large_cache_is_proved_by_a_bookmark() {
 async fn an_informer_starts_while_another_reader_waits_for_a_bookmark() {
     let rig = quiet().await;
     write_configmap(&rig.sim);
-    let (catalog, cache) = (rig.catalog.clone(), served(&rig).await);
+    let catalog = rig.catalog.clone();
+    let cache = served(&rig).await;
     let waiting = tokio::spawn(async move { catalog.advance(&cache, Patience::Bookmark).await });
     while probes(&rig) == 0.0 {
         sleep(Duration::from_millis(1)).await;
@@ -311,7 +318,8 @@ async fn a_read_moves_to_a_replica_that_is_behind_on_a_quiet_resource() {
     let setup = || Setup::of(&["pods"]);
     let sim = setup().sim();
     sim.create(&pods(), pod("stays", "on")).unwrap();
-    let (first, second) = (Rig::synced(sim.clone(), setup()).await, Rig::synced(sim.clone(), setup()).await);
+    let first = Rig::synced(sim.clone(), setup()).await;
+    let second = Rig::synced(sim.clone(), setup()).await;
     sleep(Duration::from_secs(20)).await;
     let version = write_configmap(&sim);
     let mut watch = first.watch_all("pods").await;
@@ -320,7 +328,8 @@ async fn a_read_moves_to_a_replica_that_is_behind_on_a_quiet_resource() {
     watch.until(version).await;
     assert!(watch.resume_version == format!("{version}.end") && head(&served(&second).await) < version);
 
-    let (start_time, version_text) = (Instant::now(), watch.resume_version.clone());
+    let start_time = Instant::now();
+    let version_text = watch.resume_version.clone();
     let list =
         ListRequest { target: Some(target("pods")), resource_version: version_text.clone(), ..Default::default() };
     let streams = join_all((0..100).map(|_| second.watch(target("pods"), &version_text)));

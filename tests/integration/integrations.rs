@@ -117,7 +117,8 @@ impl Server {
         let all = json!([{ "apiGroups": ["*"], "resources": ["*"], "verbs": ["*"] }]);
         rbac::grant(api, None, name, &all, &account.subject()).await;
         let [token_file, kubeconfig] = ["token", "kubeconfig"].map(|file| dir.join(format!("{name}-{file}")));
-        let (token, ca_file) = (account.token().await, api.ca_pem_path());
+        let token = account.token().await;
+        let ca_file = api.ca_pem_path();
         fs::write(&token_file, &token).unwrap();
         let server = Server { url: url.to_owned(), account: name, token, token_file, ca_file, kubeconfig };
         fs::write(&server.kubeconfig, server.configured(&pages::kubeconfig())).unwrap();
@@ -195,7 +196,8 @@ async fn settle<C: Program>(setting: &Setting, kinds: &[&str], copies: &[Vec<C>;
     }
     let last: Vec<View> = views(copies).await.into_iter().map(Option::unwrap_or_default).collect();
     for (view, copy) in last.iter().zip(copies.iter().flatten()) {
-        let (marks, first) = (C::marks(view), &last[0]);
+        let marks = C::marks(view);
+        let first = &last[0];
         let log = copy.log();
         let end: Vec<_> = log.lines().rev().take(10).collect();
         println!(

@@ -5,7 +5,11 @@ use std::path::Path;
 
 use kubefan_upstream::{Upstream, client::UpstreamOptions, settings::UpstreamSettings};
 
-use crate::harness::{apiserver::ApiServer, pki::Authority, tests};
+use crate::harness::{
+    apiserver::ApiServer,
+    pki::{Authority, IssuedPem},
+    tests,
+};
 
 tests! {
     apiserver: kubefan_refuses_the_kubeconfigs_that_kubectl_refuses;
@@ -51,13 +55,17 @@ fn forms(dir: &Path) -> Vec<Form> {
         path.display().to_string()
     };
     let authority = Authority::new();
-    let (certificate, key) = authority.client("somebody", "some");
-    let (ca, certificate, key) = (file("ca", &authority.ca_pem), file("crt", &certificate), file("key", &key));
+    let IssuedPem { certificate, key } = authority.client("somebody", "some");
+    let ca = file("ca", &authority.ca_pem);
+    let certificate = file("crt", &certificate);
+    let key = file("key", &key);
     let base64 = |path: &str| {
         use base64::{Engine, engine::general_purpose::STANDARD};
         STANDARD.encode(std::fs::read(path).unwrap())
     };
-    let (ca_data, certificate_data, key_data) = (base64(&ca), base64(&certificate), base64(&key));
+    let ca_data = base64(&ca);
+    let certificate_data = base64(&certificate);
+    let key_data = base64(&key);
     let credential =
         r#"{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{"token":"t"}}"#;
     let command = format!("command: cat, args: ['{}']", file("credential", credential));

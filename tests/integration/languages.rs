@@ -44,7 +44,9 @@ async fn the_clients_of_all_languages_do_the_same() {
     let lacks = script::lacks();
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let mut runners = runner::start_all(dir.path()).await;
-    runners.iter().for_each(|runner| check_lacks(runner, &lacks));
+    for runner in &runners {
+        check_lacks(runner, &lacks);
+    }
     let languages: Vec<&str> = runners.iter().map(|runner| runner.language).collect();
 
     // Steps restart the apiserver.
@@ -80,7 +82,8 @@ fn check_lacks(runner: &Runner, lacks: &Lacks) {
 }
 
 async fn the_script_is_well_formed() {
-    let (steps, lacks) = (script::steps(), script::lacks());
+    let steps = script::steps();
+    let lacks = script::lacks();
     assert!(steps.len() >= STEPS_MIN, "{} steps", steps.len());
     let names: BTreeSet<&str> = steps.iter().map(|step| step.name.as_str()).collect();
     assert_eq!(names.len(), steps.len(), "names are unique");

@@ -39,7 +39,7 @@ use crate::{
         kubefan::{Kubefan, run_with},
         link::Link,
         objects::{pod, version_of},
-        pki::Authority,
+        pki::{Authority, IssuedPem},
         process::free_port,
         rbac::settled,
         record::Watch,
@@ -253,7 +253,9 @@ async fn logged(kubefan: &Kubefan, text: &str, times: usize) {
 async fn three_replicas_have_one_ca_through_a_storm_of_conflicts() {
     let api = ApiServer::shared().await;
     let install = Install::new(&api).await;
-    let (storm, path, is_over) = (api.handle(), install.secret_path(), AtomicBool::new(false));
+    let storm = api.handle();
+    let path = install.secret_path();
+    let is_over = AtomicBool::new(false);
     // Another writer changes the Secret all the time. The pauses leave a slow replica a chance: it
     // gives up after some conflicts, until its next look.
     let writing = async {
@@ -317,7 +319,7 @@ async fn what_others_do_to_the_secret_is_mended_and_ends_no_stream() {
     let path = install.secret_path();
     let host = install.host();
     // A unit test has all that others may do. Of these, one keeps the CA and one does not.
-    let (certificate, key) = Authority::new().server();
+    let IssuedPem { certificate, key } = Authority::new().server();
     let foreign = json!({ "tls.crt": BASE64_STANDARD.encode(certificate), "tls.key": BASE64_STANDARD.encode(key) });
     let harms = [("made a new certificate", 1, foreign, true), ("made a CA", 2, Value::Null, false)];
     for (what, times, data, keeps_ca) in harms {
@@ -455,7 +457,8 @@ impl<'a> NodeSecret<'a> {
         let NodeSecret { install, name, path } = self;
         let api = install.api;
         wait::until("the certificate of the Secret in the copy", wait::SOON, async || {
-            let (secret, copy) = (api.get_json(&install.secret_path()).await, self.data().await);
+            let secret = api.get_json(&install.secret_path()).await;
+            let copy = self.data().await;
             ["tls.crt", "tls.key", "ca.crt"].iter().all(|key| secret["data"][*key] == copy[*key]).then_some(())
         })
         .await;
@@ -479,7 +482,8 @@ async fn replicas_copy_caches_and_neither_a_client_nor_a_node_passes_for_one() {
     let api = ApiServer::shared().await;
     let install = Install::new(&api).await;
     let port = free_port();
-    let (listen, peers) = (format!("--peer-listen=127.0.0.1:{port}"), format!("--peers=127.0.0.1:{port}"));
+    let listen = format!("--peer-listen=127.0.0.1:{port}");
+    let peers = format!("--peers=127.0.0.1:{port}");
     let first = install.spawn(&[&listen]).await;
     first.ready().await;
     let starts = async |of: &Kubefan, result: &str| {

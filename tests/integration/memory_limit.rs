@@ -128,7 +128,8 @@ async fn a_limit_of_memory_kills_nothing_however_clients_behave() {
         assert_eq!((kubefan.process.exited(), group.killed()), (None, 0), "{}", kubefan.process.log());
     }
     assert!(step_max >= STEP_NARROWED, "the load does not reach the limit: step {step_max}");
-    drop((unread_clients, views));
+    drop(unread_clients);
+    drop(views);
     // A client that reads is served. It starts over if its stream ends: after the last gap there
     // may be no memory for the history that it needs.
     let last = simulated.stage("a", "last");

@@ -92,10 +92,12 @@ async fn after_traffic() -> BTreeMap<String, Metric> {
 }
 
 async fn served_metrics_are_documented_and_follow_prometheus_rules() {
-    let (served, documented) = (after_traffic().await, documented());
+    let served = after_traffic().await;
+    let documented = documented();
     assert_names_follow_prometheus_rules(&served);
     let names = |metrics: &BTreeMap<String, Metric>| metrics.keys().cloned().collect::<BTreeSet<_>>();
-    let (in_served, in_documented) = (names(&served), names(&documented));
+    let in_served = names(&served);
+    let in_documented = names(&documented);
     assert_eq!(in_served.difference(&in_documented).collect::<Vec<_>>(), Vec::<&String>::new(), "not documented");
     assert_eq!(in_documented.difference(&in_served).collect::<Vec<_>>(), Vec::<&String>::new(), "not served");
     for (name, served) in served {

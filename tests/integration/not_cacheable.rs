@@ -46,7 +46,8 @@ fn thing(name: &str) -> serde_json::Value {
 
 /// Reads a watch until it has brought an object of this name.
 async fn until(watch: &mut Response, name: &str) {
-    let (mut read, wanted) = (String::new(), format!(r#""name":"{name}""#));
+    let mut read = String::new();
+    let wanted = format!(r#""name":"{name}""#);
     while !read.contains(&wanted) {
         read += std::str::from_utf8(&watch.chunk().await.unwrap().expect("the watch continues")).unwrap();
     }

@@ -84,8 +84,8 @@ async fn every_name_of_a_resource_uses_one_cache() {
     let setup = Setup::of(&["deploy", "deployments"]).on_demand(on_demand());
     let rig = Rig::synced(setup.sim(), setup).await;
     assert_eq!(rig.readyz_states(), "deploy synced");
-    let (pods, deployments) =
-        (["pods", "po", "pod", "Pod", "pods.v1."], ["deployments", "deploy", "deployment.apps", "deployments.v1.apps"]);
+    let pods = ["pods", "po", "pod", "Pod", "pods.v1."];
+    let deployments = ["deployments", "deploy", "deployment.apps", "deployments.v1.apps"];
     let mut watches = vec![rig.watch(Target { version: "v1".into(), ..target("pods") }, "").await.unwrap()];
     for name in pods.into_iter().chain(deployments) {
         watches.push(rig.watch_all(name).await);
@@ -362,7 +362,8 @@ async fn watches_beyond_the_limit_are_passed_on_under_their_name() {
         client.get(url).send().await.unwrap()
     };
     let kubefan = simulated.kubefan(&["--on-demand-resources-max=2"]).await;
-    let (pods_watch, services) = (watch(&kubefan, "pods").await, watch(&kubefan, "services").await);
+    let pods_watch = watch(&kubefan, "pods").await;
+    let services = watch(&kubefan, "services").await;
     assert!(is_cached(&pods_watch) && is_cached(&services));
     for name in ["one", "two"] {
         let mut passed_on = watch(&kubefan, "configmaps").await;

@@ -234,7 +234,9 @@ async fn grpc(kubefan: &Kubefan, encoding: Encoding, changes: Sender<Change>) {
     let client = Client::connect(&kubefan.grpc_addr.to_string(), &ClientOptions::default()).await.unwrap();
     let target = Target { resource: "events".into(), namespace: "default".into(), ..Target::default() };
     tokio::spawn(async move {
-        let (mut from, mut cluster, mut seen) = (String::new(), String::new(), 0);
+        let mut from = String::new();
+        let mut cluster = String::new();
+        let mut seen = 0;
         loop {
             let options = WatchOptions {
                 resource_version: from.clone(),
@@ -267,7 +269,8 @@ async fn grpc(kubefan: &Kubefan, encoding: Encoding, changes: Sender<Change>) {
                     _ => {}
                 }
             }
-            (from, cluster) = (watch.resume_version().to_owned(), watch.cluster().to_owned());
+            from = watch.resume_version().to_owned();
+            cluster = watch.cluster().to_owned();
         }
     });
 }
@@ -298,7 +301,8 @@ async fn events_that_expire_with_one_lease_are_each_deleted_once() {
         }
     }
     for (what, changes) in &mut watches {
-        let (mut deleted, mut last) = (BTreeMap::new(), 0);
+        let mut deleted = BTreeMap::new();
+        let mut last = 0;
         while deleted.len() < expected.len() {
             let change = timeout(DELETED_WITHIN, changes.recv()).await;
             let (kind, name, version) = change.unwrap_or_else(|_| panic!("{what}: {} deletes", deleted.len())).unwrap();

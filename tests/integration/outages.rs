@@ -103,7 +103,8 @@ async fn an_outage_ends_for_all_caches_when_upstream_is_back() {
         let (setup, sim) = with_widgets(RESOURCES);
         let rig = Rig::synced(sim, setup).await;
         let counts = || (0..RESOURCES).map(|number| lists(&rig, &collection(number)).len()).collect::<Vec<_>>();
-        let (lists_before, asked_before) = (counts(), asked_for_widgets(&rig));
+        let lists_before = counts();
+        let asked_before = asked_for_widgets(&rig);
         rig.network.refuse(true);
         for number in 0..RESOURCES {
             rig.sim.delete(&widgets(number), "default", "w0").unwrap();
@@ -143,7 +144,8 @@ async fn an_apiserver_that_starts_slowly_is_asked_in_time() {
 
 async fn an_outage_behind_a_gateway_ends_when_upstream_is_back() {
     for code in [502, 503, 504] {
-        let (what, outage) = (code.to_string(), Duration::from_secs(300));
+        let what = code.to_string();
+        let outage = Duration::from_secs(300);
         let (setup, sim) = with_widgets(RESOURCES);
         let rig = Rig::synced(sim, setup).await;
         let back = Instant::now() + outage;
@@ -218,7 +220,8 @@ async fn http_watches_end_with_410_soon_after_an_apiserver_restart() {
     for outage in [8, 60].map(Duration::from_secs) {
         let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
         let rig = Arc::new(rig);
-        let (watched, version) = (rig.clone(), rig.sim.revision());
+        let watched = rig.clone();
+        let version = rig.sim.revision();
         let watch = tokio::spawn(async move { http_watch_until(&watched, version, r#""code":410"#).await });
         sleep(Duration::from_secs(1)).await;
         rig.network.refuse(true);
@@ -264,7 +267,8 @@ async fn a_failed_page_is_requested_again_and_the_others_are_kept() {
         assert_eq!(relists(&rig), 1.0, "{code}: one list");
         let again = pages.windows(2).filter(|pair| pair[0].path == pair[1].path);
         let waits: Vec<_> = again.map(|pair| pair[1].at - pair[0].at).collect();
-        let (least, most) = (Duration::from_secs(least), Duration::from_secs(least.max(5)));
+        let most = Duration::from_secs(least.max(5));
+        let least = Duration::from_secs(least);
         assert!(waits.iter().all(|wait| *wait >= least), "{code}: Retry-After: {waits:?}");
         // Pages arrive in between.
         assert!(waits.iter().all(|wait| *wait <= 2 * most), "{code}: the waits grow: {waits:?}");
@@ -292,7 +296,8 @@ async fn a_failed_page_of_a_backfill_is_requested_again() {
 async fn a_list_that_fails_without_pages_has_pages_again() {
     let (setup, sim) = in_pages();
     let network = Network::to(sim.clone());
-    let (late, mut expired) = (sim.clone(), false);
+    let late = sim.clone();
+    let mut expired = false;
     network.rule(move |path| {
         if path.contains("continue=") && !std::mem::replace(&mut expired, true) {
             late.create(&pods(), pod("late", "first")).unwrap();
@@ -386,7 +391,8 @@ async fn ever_older_versions_are_refused_after_a_few_reads() {
     let oldest = churn(&sim, 0, 20);
     let newest = churn(&sim, 20, 60);
     let rig = Rig::synced(sim, Setup::of(&["pods"])).await;
-    let (before, start) = (lists(&rig, PODS).len(), Instant::now());
+    let before = lists(&rig, PODS).len();
+    let start = Instant::now();
     let mut refused = Vec::new();
     for version in (oldest..newest).rev().step_by(3).take(12) {
         match rig.watch(stage("on"), &version.to_string()).await {

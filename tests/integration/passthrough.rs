@@ -43,7 +43,8 @@ struct Secure {
 
 impl Secure {
     async fn start(api: &ApiServer, args: &[&str]) -> Secure {
-        let (dir, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+        let dir = tempfile::tempdir().unwrap();
+        let authority = Authority::new();
         write_server_files(&authority, dir.path());
         let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
         let tls = ["--tls-cert-file", &path("server.pem"), "--tls-private-key-file", &path("server-key.pem")];
@@ -59,7 +60,8 @@ impl Secure {
     async fn kubeconfig(&self, token: &str) -> PathBuf {
         let [ca, token_file, kubeconfig] = ["ca.pem", "token", "kubeconfig"].map(|name| self.dir.path().join(name));
         std::fs::write(&token_file, token).unwrap();
-        let (ca, token_file) = (ca.to_str().unwrap(), token_file.to_str().unwrap());
+        let ca = ca.to_str().unwrap();
+        let token_file = token_file.to_str().unwrap();
         let args = ["kubeconfig", "--server", &self.url(), "--certificate-authority", ca, "--token-file", token_file];
         let ran = run(&args).await;
         assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{ran:?}");
@@ -264,7 +266,8 @@ async fn uncached_watches_are_forwarded_event_by_event_however_many_they_are() {
         assert_eq!(get("/version").await.unwrap().status(), StatusCode::OK);
         // The body of /version may still be on its way.
         kubefan.metric_becomes("kubefan_passthrough_requests", WATCHES as f64).await;
-        drop((watch, others));
+        drop(watch);
+        drop(others);
         until_nothing_is_forwarded(&kubefan).await;
     }
     let counted = r#"kubefan_passthrough_requests_total{code="200",verb="watch"}"#;
@@ -422,7 +425,8 @@ async fn unfinished_requests_and_websockets_do_not_delay_the_shutdown() {
     let answer = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n";
     upgraded.write_all(answer.as_bytes()).await.unwrap();
     assert!(read_head(&mut open).await.starts_with("HTTP/1.1 101 "));
-    let (mut callers, mut unanswered) = (Vec::new(), Vec::new());
+    let mut callers = Vec::new();
+    let mut unanswered = Vec::new();
     for (name, request, retry) in [
         ("a watch", format!("{watch}\r\n"), "retry-after: 1\r\n"),
         ("a websocket", format!("{watch}{websocket}\r\n"), "retry-after: 1\r\n"),

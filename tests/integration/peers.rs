@@ -34,7 +34,7 @@ use crate::{
         kubefan::Kubefan,
         network::{Network, RecordedRequest, answer},
         objects::version_of,
-        pki::Authority,
+        pki::{Authority, IssuedPem},
         process::free_port,
         record::{Query, Watch, assert_equal, connect, place},
         rig::{PODS, Rig, Setup, churn, pod, pods, stage, target},
@@ -311,7 +311,8 @@ async fn a_peer_state_with_wrong_labels_is_rejected() {
 }
 
 async fn a_peer_without_the_clusters_present_state_sends_none() {
-    let (sim, other) = (small_ring().sim(), SimApiserver::new(SimOptions { seed: 99, ..SimOptions::default() }));
+    let sim = small_ring().sim();
+    let other = SimApiserver::new(SimOptions { seed: 99, ..SimOptions::default() });
     for sim in [&sim, &other] {
         churn(sim, 0, 20);
     }
@@ -411,12 +412,8 @@ pub(crate) fn files(dir: &std::path::Path, name: &str, of: &Authority, trusts: &
     files_of(dir, name, of.peer(), trusts)
 }
 
-fn files_of(
-    dir: &std::path::Path,
-    name: &str,
-    (certificate, key): (String, String),
-    trusts: &Authority,
-) -> Vec<String> {
+fn files_of(dir: &std::path::Path, name: &str, issued: IssuedPem, trusts: &Authority) -> Vec<String> {
+    let IssuedPem { certificate, key } = issued;
     let texts = [("cert", certificate), ("key", key), ("ca", trusts.ca_pem.clone())];
     let write = |(what, text): (&str, String)| {
         let path = dir.join(format!("{name}-{what}.pem"));
@@ -442,7 +439,9 @@ async fn a_warm_start_between_processes_needs_their_certificates() {
     };
     write(0).await;
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let (ours, others, log) = (Authority::new(), Authority::new(), dir.path().join("audit.log"));
+    let ours = Authority::new();
+    let others = Authority::new();
+    let log = dir.path().join("audit.log");
     let cache = ["--resource=configmaps".to_owned(), format!("--namespace={namespace}")];
     let start = async |args: &[&[String]]| {
         let args = [&[&cache[..]], args].concat().concat();

@@ -51,7 +51,8 @@ impl Caches {
     async fn over(api: &ApiServer, setup: Setup) -> Caches {
         let settings = UpstreamSettings { kubeconfig: Some(api.kubeconfig()), context: None };
         let upstream = Upstream::from_settings(settings, UpstreamOptions::default()).await.unwrap();
-        let (stop, metrics) = (CancellationToken::new(), Arc::new(Metrics::new(prometheus::Registry::new()).unwrap()));
+        let stop = CancellationToken::new();
+        let metrics = Arc::new(Metrics::new(prometheus::Registry::new()).unwrap());
         let context = CacheContext {
             upstream: upstream.clone(),
             source: Source::apiserver(upstream.clone()),
@@ -100,7 +101,8 @@ fn configmaps_of(namespace: &str, limits: EncodingLimits) -> Setup {
 
 /// A setup that caches protobuf and tables too.
 fn encoding(mut setup: Setup, limits: EncodingLimits) -> Setup {
-    (setup.registry.protobuf, setup.registry.tables) = (Some(limits), Some(limits));
+    setup.registry.protobuf = Some(limits);
+    setup.registry.tables = Some(limits);
     setup
 }
 
@@ -167,7 +169,8 @@ async fn same<T: PartialEq + std::fmt::Debug>(
     };
     // Some objects, such as leases, may change between the two reads.
     let (one, other) = wait::until(&format!("the same {what}"), wait::SOON, || async {
-        let (one, other) = (held(one), held(other));
+        let one = held(one);
+        let other = held(other);
         (versions(&one) == versions(&other)).then_some((one, other))
     })
     .await;
@@ -245,7 +248,8 @@ async fn every_built_in_type_is_the_same_in_both_encodings() {
     let mut with_fields = BTreeMap::new();
     // An apiserver allows a hundred streams per connection, and a cache uses one.
     for resources in resources.chunks(20) {
-        let (caches, by_list) = (Caches::over(&api, anything()).await, Caches::over(&api, anything().by_list()).await);
+        let caches = Caches::over(&api, anything()).await;
+        let by_list = Caches::over(&api, anything().by_list()).await;
         for gvr in resources {
             assert!(kinds::is_known(gvr), "{gvr} of {} is built in", gvr.version);
             let json = caches.synced(gvr, "", Media::Json).await;
@@ -287,8 +291,8 @@ async fn every_built_in_type_is_the_same_in_both_encodings() {
     let fresh = Caches::over(&api, anything().by_list()).await;
     for resource in ["pods", "nodes"] {
         let gvr = GroupVersionResource::new("", "v1", resource);
-        let (json, protobuf) =
-            (caches.synced(&gvr, "", Media::Json).await, caches.synced(&gvr, "", Media::Protobuf).await);
+        let json = caches.synced(&gvr, "", Media::Json).await;
+        let protobuf = caches.synced(&gvr, "", Media::Protobuf).await;
         if resource == "pods" {
             for cache in [&json, &protobuf] {
                 cache.hub.reached(ResourceVersion::new(last).unwrap(), wait::SOON).await.unwrap();
@@ -382,7 +386,8 @@ async fn what_has_no_protobuf_is_refused_with_a_way_out() {
     let off = start(Setup::of(&["pods"])).await;
     let configured = start(encoding(Setup::of(&["pods", "widgets.example.com"]), PROTOBUF)).await;
     let on_demand = start(encoding(Setup::of(&["pods"]).on_demand(on_demand()), PROTOBUF)).await;
-    let (whole, dropping) = (Projection::default(), Projection { drop_managed_fields: true, ..Default::default() });
+    let whole = Projection::default();
+    let dropping = Projection { drop_managed_fields: true, ..Default::default() };
     let json_only = ["widgets", "ENCODING_JSON"];
     for (rig, resource, projection, code, field, texts) in [
         (&off, "pods", &whole, Code::FailedPrecondition, "", &["--protobuf=off"][..]),
@@ -391,7 +396,8 @@ async fn what_has_no_protobuf_is_refused_with_a_way_out() {
         (&configured, "widgets.example.com", &whole, Code::InvalidArgument, "encoding", &json_only),
         (&on_demand, "widgets.example.com", &whole, Code::InvalidArgument, "encoding", &json_only),
     ] {
-        let (target, projection) = (Some(target(resource)), Some(projection.clone()));
+        let target = Some(target(resource));
+        let projection = Some(projection.clone());
         let encoding = Encoding::Protobuf.into();
         let list =
             ListRequest { target: target.clone(), projection: projection.clone(), encoding, ..Default::default() };

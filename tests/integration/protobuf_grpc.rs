@@ -61,7 +61,8 @@ fn metadata_of(message: &[u8], field: u32) -> String {
 /// The events of the apiserver after a version, at least up to `end`, a version of this path. A
 /// watch ends with a bookmark; where the apiserver gets too little CPU, before it has sent all.
 async fn upstream_watch(api: &ApiServer, path: &str, labels: &str, start: &str, end: u64) -> Vec<(String, Bytes)> {
-    let (mut events, (mut reached, _)) = (Vec::new(), place(start));
+    let mut events = Vec::new();
+    let (mut reached, _) = place(start);
     while reached < end {
         let query = format!("watch=1&timeoutSeconds=3&allowWatchBookmarks=1&resourceVersion={reached}");
         let path = format!("{path}?{query}&labelSelector={labels}");
@@ -234,7 +235,8 @@ async fn protobuf_over_grpc_has_the_apiservers_own_bytes() {
 
     let fresh = Kubefan::start(&api, &["--resource", "pods=protobuf", "--resource", "nodes"]).await;
     for (subscriber, start) in subscribers.iter_mut().zip(&starts) {
-        let (path, labels) = (subscriber.path, subscriber.labels);
+        let path = subscriber.path;
+        let labels = subscriber.labels;
         let what = format!("{path} {labels}");
         let end = if path == PODS { last_of_pods } else { last };
         let expected = upstream_watch(&api, path, labels, start, end).await;
@@ -274,17 +276,20 @@ async fn protobuf_over_grpc_has_the_apiservers_own_bytes() {
     for subscriber in &mut subscribers {
         subscriber.until(|read| !read.gaps.is_empty()).await;
     }
-    let (mut last_of_pods, mut last) = (0, 0);
+    let mut last_of_pods = 0;
+    let mut last = 0;
     for n in 6..10 {
         last_of_pods = change(&api, PODS, &format!("p{n}"), "after").await;
         last = change(&api, NODES, &format!("n{n}"), "after").await;
     }
     assert_reads_are_equal(&api, &client, last).await;
     for subscriber in &mut subscribers {
-        let (path, labels) = (subscriber.path, subscriber.labels);
+        let path = subscriber.path;
+        let labels = subscriber.labels;
         let what = format!("{path} {labels}");
         let [(from, before)] = subscriber.gaps.as_slice() else { panic!("{what}: {:?}", subscriber.gaps) };
-        let (from, before) = (from.clone(), *before);
+        let from = from.clone();
+        let before = *before;
         let end = if path == PODS { last_of_pods } else { last };
         let expected = upstream_watch(&api, path, labels, &from, end).await;
         subscriber.until(|read| read.events.len() >= before + expected.len()).await;

@@ -47,6 +47,9 @@ impl Display for Table {
         let mut line = |cells: &[String]| writeln!(f, "| {} |", cells.join(" | "));
         line(&self.columns)?;
         line(&self.columns.iter().map(|_| "---".to_owned()).collect::<Vec<_>>())?;
-        self.rows.iter().try_for_each(|row| line(row))
+        for row in &self.rows {
+            line(row)?;
+        }
+        Ok(())
     }
 }

@@ -63,7 +63,8 @@ async fn a_restart_costs_the_apiserver_less_than_a_fleet_without_kubefan() {
         let mut through = KubefanSubscribers::begin(&experiment.api, subscribers).await;
         let kubefan_killed = experiment.killed("kubefan", "kubefan", subscribers, &mut through).await;
         let kubefan = through.kubefan.as_ref().expect("no kubefan runs");
-        let (states, interrupted) = (kubefan_killed.cost.states(), kubefan.interrupted_lists().await as f64);
+        let states = kubefan_killed.cost.states();
+        let interrupted = kubefan.interrupted_lists().await as f64;
         // One that the apiserver broke off, because it gets too little CPU, is asked for again.
         assert!(states <= STATES_MAX + interrupted, "{interrupted} lists were interrupted: {kubefan_killed:?}");
         rows.push(kubefan_killed);
@@ -167,7 +168,8 @@ impl KubefanSubscribers {
         let kubefan = Kubefan::spawn_at(&api.kubeconfig(), &address.to_string(), &["--resource", "pods"]).await;
         kubefan.ready().await;
         let (end_sender, end) = watch::channel(u64::MAX);
-        let (mut progress, mut subscribers) = (Vec::new(), JoinSet::new());
+        let mut progress = Vec::new();
+        let mut subscribers = JoinSet::new();
         while progress.len() < count {
             let connecting = (progress.len()..count).take(CONNECTING_MAX);
             let begin = connecting.map(|_| Subscriber::begin(Query::default(), vec![address], 0));
@@ -206,7 +208,8 @@ struct DirectInformers {
 impl DirectInformers {
     async fn begin(api: &ApiServer, program: &Path, count: usize) -> DirectInformers {
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let (program, kubeconfig) = (program.to_owned(), api.kubeconfig());
+        let program = program.to_owned();
+        let kubeconfig = api.kubeconfig();
         let process = DirectInformers::spawn(&program, &kubeconfig, count, directory.path());
         DirectInformers { process, program, kubeconfig, count, directory }
     }

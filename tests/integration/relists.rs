@@ -218,7 +218,8 @@ async fn a_list_whose_token_expires_is_repeated_without_pages() {
         sim.create(&pods(), pod(name, "first")).unwrap();
     }
     let network = Network::to(sim.clone());
-    let (late, mut pages) = (sim.clone(), 0);
+    let late = sim.clone();
+    let mut pages = 0;
     network.rule(move |path| {
         pages += usize::from(path.contains("continue="));
         if path.contains("continue=") && pages == 2 {

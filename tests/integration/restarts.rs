@@ -205,7 +205,8 @@ impl Experiment {
             None => None,
         };
         let writers: Vec<Writer> = Churn::populate(&api, scale.pods).await;
-        let (mut addresses, mut running) = (Vec::new(), Vec::new());
+        let mut addresses = Vec::new();
+        let mut running = Vec::new();
         for _ in 0..replicas {
             let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
             let kubefan = spawn(&api, address, source.as_ref()).await;
@@ -215,7 +216,9 @@ impl Experiment {
         }
         let start = version_of(&api.get_json("/api/v1/pods?limit=1").await);
         let (end_sender, end) = watch::channel(u64::MAX);
-        let (mut progress, mut subscribers, mut recordings) = (Vec::new(), JoinSet::new(), JoinSet::new());
+        let mut progress = Vec::new();
+        let mut subscribers = JoinSet::new();
+        let mut recordings = JoinSet::new();
         let mut recorded: Vec<&Query> = Vec::new();
         for number in 0..scale.subscribers {
             let has_selector = number % 2 != 0 && !source.as_ref().is_some_and(|source| source.is_grpc);
@@ -225,14 +228,18 @@ impl Experiment {
             subscribers.spawn(subscriber.run(end.clone()));
             if !recorded.contains(&query) {
                 recorded.push(query);
-                let (api, query, end, seconds) = (api.handle(), query.clone(), end.clone(), scale.seconds);
+                let api = api.handle();
+                let query = query.clone();
+                let end = end.clone();
+                let seconds = scale.seconds;
                 recordings.spawn(async move {
                     let history = upstream_recording(api, query.clone(), start, end, seconds).await;
                     (query, history)
                 });
             }
         }
-        let (began, mut churn) = (Instant::now(), Churn::begin(writers, scale.updates_per_second));
+        let began = Instant::now();
+        let mut churn = Churn::begin(writers, scale.updates_per_second);
         churn.more(scale.pods / 2).await;
         let replicas = running;
         Experiment {
@@ -318,7 +325,8 @@ impl Experiment {
         assert_eq!(count(kubefan, "kubefan_snapshot_objects_sent_total", "").await, 0);
         let lists = kubefan.metric_lines("kubefan_relists_total").await.expect("metrics are served");
         assert!(!lists.is_empty() && lists.iter().all(|line| line.contains(r#"reason="initial""#)), "{lists:#?}");
-        let (mut answered, mut unanswered) = (0, 0);
+        let mut answered = 0;
+        let mut unanswered = 0;
         for line in kubefan.metric_lines("kubefan_upstream_requests_total").await.expect("metrics are served") {
             if !line.contains(r#"verb="list""#) && !line.contains(r#"verb="watch""#) {
                 continue;
@@ -335,7 +343,8 @@ impl Experiment {
         self.end_sender.send_replace(written.version);
         let subscribers = self.subscribers.join_all().await;
         let expected: HashMap<Query, Vec<Recorded>> = self.recordings.join_all().await.into_iter().collect();
-        let (mut events, mut left) = (0, 0);
+        let mut events = 0;
+        let mut left = 0;
         for subscriber in &subscribers {
             assert_equal(&format!("{:?}", subscriber.query), &subscriber.events, &expected[&subscriber.query]);
             events += subscriber.events.len();

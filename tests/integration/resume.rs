@@ -17,7 +17,8 @@ async fn a_returning_subscriber_gets_exactly_the_missed_events() {
     rig.sim.create(&pods(), pod("stays", "on")).unwrap();
     let mut unbroken = rig.watch(stage("on"), "").await.unwrap();
     unbroken.until(churn(&rig.sim, 0, 20)).await;
-    let (left_at, seen) = (unbroken.resume_version.clone(), unbroken.events.len());
+    let left_at = unbroken.resume_version.clone();
+    let seen = unbroken.events.len();
     let last = churn(&rig.sim, 20, 40);
     unbroken.until(last).await;
 

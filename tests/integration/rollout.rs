@@ -77,8 +77,8 @@ struct Scale {
 }
 
 fn scale() -> Scale {
-    match is_full_scale() {
-        true => Scale {
+    if is_full_scale() {
+        Scale {
             grpc: 3_000,
             http: 1_000,
             objects: 50,
@@ -86,8 +86,9 @@ fn scale() -> Scale {
             rebalance_percent: 1,
             withdrawn_after: Duration::from_secs(1),
             even_for: Duration::from_secs(10),
-        },
-        false => Scale {
+        }
+    } else {
+        Scale {
             grpc: 60,
             http: 20,
             objects: 5,
@@ -95,7 +96,7 @@ fn scale() -> Scale {
             rebalance_percent: 10,
             withdrawn_after: Duration::from_millis(100),
             even_for: Duration::ZERO,
-        },
+        }
     }
 }
 
@@ -153,7 +154,8 @@ async fn scale_restart_kill(by: By) {
 }
 
 async fn an_upgrade_and_its_way_back_lose_nothing() {
-    let (audit, before) = (Audit::of_reads(), Release::Before(assets::kubefan_before()));
+    let audit = Audit::of_reads();
+    let before = Release::Before(assets::kubefan_before());
     let api = ApiServer::start(audit.options()).await;
     let scale = Scale { grpc: 2_250, http: 750, ..scale() };
     let mut experiment = Experiment::begin(&api, &audit, By::Balancer, scale, 3, before.clone()).await;
@@ -196,7 +198,8 @@ impl<'a> Experiment<'a> {
         release: Release,
     ) -> Experiment<'a> {
         let namespace = api.namespace("rollout").await;
-        let (rebalance_percent, withdrawn_after) = (scale.rebalance_percent, scale.withdrawn_after);
+        let rebalance_percent = scale.rebalance_percent;
+        let withdrawn_after = scale.withdrawn_after;
         let setup = Setup {
             by,
             namespace: namespace.clone(),
@@ -233,8 +236,10 @@ impl<'a> Experiment<'a> {
                 (NAME.to_owned(), options, plain)
             }
         };
-        let (plain, url) = (plain.no_proxy().build().expect("a client is built"), format!("http://{address}"));
-        let (mut grpc, mut http) = (JoinSet::new(), JoinSet::new());
+        let plain = plain.no_proxy().build().expect("a client is built");
+        let url = format!("http://{address}");
+        let mut grpc = JoinSet::new();
+        let mut http = JoinSet::new();
         let mut ticks = interval(Duration::from_secs(1) / CONNECTS_PER_SECOND);
         for number in 0..scale.grpc + scale.http {
             ticks.tick().await;
@@ -266,12 +271,14 @@ impl<'a> Experiment<'a> {
 
     /// Does something to the replicas, and waits until they are even if they should be.
     async fn step(&mut self, name: &'static str, evens: bool, act: impl AsyncFnOnce(&mut Replicas)) {
-        let (from, asked, requests) =
-            (micros(self.test.start), self.replicas.endpoints.asked(), self.audit.requests("").len());
+        let from = micros(self.test.start);
+        let asked = self.replicas.endpoints.asked();
+        let requests = self.audit.requests("").len();
         act(&mut self.replicas).await;
         let acted = Instant::now();
         let mut watches = self.replicas.watches().await;
-        let (before, mut even_since) = (largest(&watches), None::<Instant>);
+        let before = largest(&watches);
+        let mut even_since = None::<Instant>;
         println!("{name}: the largest is {before:.2} of the mean");
         while evens || acted.elapsed() < self.scale.even_for {
             sleep(LOOK_INTERVAL).await;
@@ -366,7 +373,8 @@ impl<'a> Experiment<'a> {
             let differences = differences(&changes, histories, last);
             let sum = |value: fn(&History) -> usize| histories.iter().map(value).sum::<usize>();
             let events = sum(|history| history.events.len());
-            let (failures, restarts) = (sum(|history| history.failures), sum(|history| history.restarts));
+            let failures = sum(|history| history.failures);
+            let restarts = sum(|history| history.restarts);
             println!("{what}: {events} events, {differences:?}, {failures} failures, {restarts} restarts");
             assert_eq!(differences, Differences::default(), "{what}");
             assert_eq!(restarts, 0, "{what}");
@@ -395,8 +403,10 @@ struct Writer {
 impl Writer {
     fn begin(api: &ApiServer, namespace: &str, objects: usize, per_second: u32, start: Instant) -> Writer {
         let (stop, stopped) = watch::channel(false);
-        let (api, written) = (api.handle(), Arc::<Mutex<BTreeMap<u64, u64>>>::default());
-        let (path, times) = (format!("/api/v1/namespaces/{namespace}/configmaps"), written.clone());
+        let api = api.handle();
+        let written = Arc::<Mutex<BTreeMap<u64, u64>>>::default();
+        let path = format!("/api/v1/namespaces/{namespace}/configmaps");
+        let times = written.clone();
         let task = tokio::spawn(async move {
             let mut ticks = interval(Duration::from_secs(1) / per_second);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -405,7 +415,8 @@ impl Writer {
             for tick in 0_usize.. {
                 ticks.tick().await;
                 let name = format!("o-{}", tick % objects);
-                let (round, asked) = (tick / objects, micros(start));
+                let round = tick / objects;
+                let asked = micros(start);
                 let answer = match round % 4 {
                     0 => api.create(&path, &json!({ "metadata": { "name": name } })).await,
                     3 => {

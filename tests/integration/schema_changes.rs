@@ -75,7 +75,8 @@ fn setup() -> Setup {
 /// A watch over HTTP from now on.
 async fn http_watch(rig: &Rig, labels: &str) -> Subscription {
     let served = rig.catalog.find(cache_of("pods", Media::Json)).await.unwrap();
-    let (labels, fields) = (LabelSelector::parse(labels).unwrap(), FieldSelector::default());
+    let labels = LabelSelector::parse(labels).unwrap();
+    let fields = FieldSelector::default();
     let selection =
         Selection::bind("", "", labels, &fields, &served.fields, served.parser.clone(), &served.gvr).unwrap();
     let start = Start::Resume(served.hub.head().unwrap());
@@ -112,7 +113,8 @@ async fn a_schema_change_ends_only_the_http_watches_that_select_changed_bytes() 
     let (rig, mut watch, _) = synced(setup()).await;
     let off = rig.sim.create(&pods(), pod("off", "off")).unwrap();
     watch.until(off).await;
-    let (mut changed, mut unchanged) = (http_watch(&rig, "stage=first").await, http_watch(&rig, "stage=off").await);
+    let mut changed = http_watch(&rig, "stage=first").await;
+    let mut unchanged = http_watch(&rig, "stage=off").await;
     let default = |pod: &mut Value| {
         if pod["metadata"]["labels"]["stage"] == "first" {
             pod["spec"]["priority"] = json!(0);
@@ -140,7 +142,8 @@ async fn events_arrive_while_the_list_for_the_schema_fails() {
         change_all(&rig).await;
         for number in 0..5 {
             let name = format!("b-{number}");
-            let (written_at, written) = (Instant::now(), rig.sim.create(&pods(), pod(&name, "new")).unwrap());
+            let written_at = Instant::now();
+            let written = rig.sim.create(&pods(), pod(&name, "new")).unwrap();
             watch.until(written).await;
             assert!(written_at.elapsed() < Duration::from_secs(1), "{form}: {name} after {:?}", written_at.elapsed());
             assert!(rig.readyz().contains("pods synced"), "{form}: {}", rig.readyz());
@@ -161,7 +164,8 @@ async fn a_watch_that_ends_during_the_list_for_the_schema_is_opened_again_at_onc
     rig.network.answer_once(is_for_the_schema, answer(200, Vec::new(), true));
     change_all(&rig).await;
     rig.cut().await;
-    let (written_at, written) = (Instant::now(), rig.sim.create(&pods(), pod("b", "new")).unwrap());
+    let written_at = Instant::now();
+    let written = rig.sim.create(&pods(), pod("b", "new")).unwrap();
     watch.until(written).await;
     assert!(written_at.elapsed() < Duration::from_secs(3), "after {:?}", written_at.elapsed());
     listed(&rig, 2.0).await;

@@ -49,9 +49,11 @@ async fn each_namespace_has_its_own_cache() {
     let (sim, setup) = setup(&["pods"]);
     let rig = Rig::synced(sim, setup).await;
     assert_eq!(rig.readyz_states(), "pods/alpha synced\npods/beta synced");
-    let (mut alpha, mut beta) = (snapshot(&rig, "alpha").await, snapshot(&rig, "beta").await);
+    let mut alpha = snapshot(&rig, "alpha").await;
+    let mut beta = snapshot(&rig, "beta").await;
     assert_eq!(alpha.state.keys().collect::<Vec<_>>(), ["alpha/first"]);
-    let (mut in_alpha, mut in_beta) = (Vec::new(), Vec::new());
+    let mut in_alpha = Vec::new();
+    let mut in_beta = Vec::new();
     for name in ["b", "c", "d"] {
         in_alpha.push(rig.sim.create(&pods(), pod_in("alpha", name, "new")).unwrap());
         in_beta.push(rig.sim.create(&pods(), pod_in("beta", name, "new")).unwrap());

@@ -56,7 +56,8 @@ async fn a_selective_read_costs_upstream_no_object_that_it_does_not_select() {
         (OTHER, "&fieldSelector=spec.nodeName%3Dn1", &[], "fieldSelector=spec.nodeName%3Dn1"),
     ] {
         let rig = quiet_with_pods().await;
-        let (start_time, version) = (Instant::now(), rig.sim.revision());
+        let start_time = Instant::now();
+        let version = rig.sim.revision();
         let (names, reached) = HttpWatch::informer_of(&rig, path, parameters).await.initial().await;
         assert_eq!((&names[..], reached), (&expected.iter().map(ToString::to_string).collect::<Vec<_>>()[..], version));
         assert!(start_time.elapsed() < Duration::from_millis(100), "{:?}", start_time.elapsed());

@@ -292,7 +292,8 @@ async fn checks_against_a_real_apiserver_pass_under_writes() {
     wait::until("three checks of each", wait::SOON * 3, || {
         written += 1;
         let name = format!("self-check-{written}");
-        let (api, kubefan) = (&api, &kubefan);
+        let api = &api;
+        let kubefan = &kubefan;
         async move {
             let object = json!({ "metadata": { "name": name }, "data": { "key": "value" } });
             api.create("/api/v1/namespaces/default/configmaps", &object).await;

@@ -21,7 +21,7 @@ use crate::{
     bad_input::assert_line,
     harness::{
         kubefan::{Kubefan, run, run_with},
-        pki::Authority,
+        pki::{Authority, IssuedPem},
         record::{Watch, connect},
         rig::target,
         simulated::{Simulated, json},
@@ -40,7 +40,8 @@ tests! {
 }
 
 async fn a_data_port_with_a_certificate_accepts_only_tls() {
-    let (simulated, authority) = (Simulated::start().await, Authority::new());
+    let simulated = Simulated::start().await;
+    let authority = Authority::new();
     let files = Files::new(&simulated, &authority);
     files.write(authority.server());
     let kubefan = files.kubefan(&simulated).await;
@@ -70,7 +71,8 @@ async fn a_data_port_with_a_certificate_accepts_only_tls() {
     }
     let plain = reqwest::Client::builder().no_proxy().http1_only().build().unwrap();
     let refused = plain.get(format!("http://{address}/api")).send().await.unwrap();
-    let (code, text) = (refused.status(), refused.text().await.unwrap());
+    let code = refused.status();
+    let text = refused.text().await.unwrap();
     assert_eq!((code.as_u16(), text.lines().count()), (400, 1), "{text}");
     assert!(text.contains("use https://"), "{text}");
     watch.until(simulated.create("last")).await;
@@ -86,7 +88,8 @@ async fn grpcio_without_tls_gets_the_reason_and_does_not_retry() {
     const CONNECTIONS_MAX: f64 = 3.0;
     let requirements = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/python/requirements.txt");
     let python = tools::python("example-python", requirements.as_ref());
-    let (simulated, authority) = (Simulated::start().await, Authority::new());
+    let simulated = Simulated::start().await;
+    let authority = Authority::new();
     let files = Files::new(&simulated, &authority);
     files.write(authority.server());
     let kubefan = files.kubefan(&simulated).await;
@@ -149,9 +152,9 @@ impl Files {
         files
     }
 
-    fn write(&self, (certificate, key): (String, String)) {
-        std::fs::write(&self.key, key).unwrap();
-        std::fs::write(&self.certificate, certificate).unwrap();
+    fn write(&self, issued: IssuedPem) {
+        std::fs::write(&self.key, issued.key).unwrap();
+        std::fs::write(&self.certificate, issued.certificate).unwrap();
     }
 
     async fn kubefan(&self, simulated: &Simulated) -> Kubefan {
@@ -163,7 +166,9 @@ impl Files {
 async fn an_expired_certificate_is_reported_and_renewed_under_500_streams() {
     const CONNECTIONS: usize = 10;
     const STREAMS: usize = 50;
-    let (simulated, authority, next) = (Simulated::start().await, Authority::new(), Authority::new());
+    let simulated = Simulated::start().await;
+    let authority = Authority::new();
+    let next = Authority::new();
     let files = Files::new(&simulated, &authority);
     files.write(authority.expired_server());
     let kubefan = files.kubefan(&simulated).await;

@@ -173,7 +173,8 @@ async fn a_warm_start_that_is_behind_is_refused_until_its_watch_catches_up() {
     let sim = small_ring().sim();
     churn(&sim, 0, 20);
     let first = Rig::synced(sim.clone(), small_ring()).await;
-    let (writer, from) = (sim.clone(), sim.revision());
+    let writer = sim.clone();
+    let from = sim.revision();
     // Writes after the transfer and before upstream is asked to confirm it.
     let rig = warm_without_watch(&first, move |path| {
         if path.starts_with(PODS) && writer.revision() == from {

@@ -54,7 +54,8 @@ async fn write(api: &ApiServer, kubefan: &Kubefan) {
     let (writes, bytes) = size();
     let body = json!({ "metadata": { "generateName": "w-" }, "data": { "text": "x".repeat(bytes) } }).to_string();
     let url = format!("http://{}{path}", kubefan.grpc_addr);
-    let (client, token) = (client(), api.admin_token());
+    let client = client();
+    let token = api.admin_token();
     let post = |_| {
         let request = client.post(&url).header("content-type", "application/json").bearer_auth(&token);
         let request = request.body(body.clone());
@@ -70,7 +71,8 @@ async fn write(api: &ApiServer, kubefan: &Kubefan) {
         }
     };
     let answers: Vec<_> = stream::iter(0..writes).map(post).buffer_unordered(CONCURRENT).collect().await;
-    let (mut answered, mut failed) = (Vec::new(), Vec::new());
+    let mut answered = Vec::new();
+    let mut failed = Vec::new();
     for answer in answers {
         match answer {
             Ok(name) => answered.push(name),

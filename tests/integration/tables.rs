@@ -46,15 +46,19 @@ impl Servers {
         let sent = if direct { self.straight(path) } else { self.through(Method::GET, path) };
         let asked = now();
         let mut response = sent.header("accept", TABLE).send().await.unwrap();
-        let (status, is_cached) = (response.status(), is_cached(&response));
+        let status = response.status();
+        let is_cached = is_cached(&response);
         assert_eq!(response.headers()["content-type"], "application/json", "{path}");
         // A watch lasts longer than its rows.
-        let (mut body, mut written, mut rows) = (Vec::new(), now(), 0);
+        let mut body = Vec::new();
+        let mut written = now();
+        let mut rows = 0;
         while let Some(chunk) = response.chunk().await.unwrap() {
             body.extend_from_slice(&chunk);
             let rows_now = String::from_utf8_lossy(&body).matches(CELLS).count();
             if rows_now > rows {
-                (rows, written) = (rows_now, now());
+                rows = rows_now;
+                written = now();
             }
         }
         Answer { status, is_cached, body: String::from_utf8(body).unwrap(), asked, written }
@@ -95,17 +99,19 @@ impl Servers {
         // All timestamps are whole seconds, so an age changes only when a second of the wall clock
         // ends.
         let apart = direct.written.max(ours.written) - direct.asked.min(ours.asked);
-        let (direct, ours) = (compared(&direct.body), compared(&ours.body));
+        let direct = compared(&direct.body);
+        let ours = compared(&ours.body);
         // A watch that ends soon may end before its last bookmark.
-        let ((direct, direct_bookmarks), (ours, our_bookmarks)) =
-            (apart_from_bookmarks(&direct), apart_from_bookmarks(&ours));
+        let (direct, direct_bookmarks) = apart_from_bookmarks(&direct);
+        let (ours, our_bookmarks) = apart_from_bookmarks(&ours);
         for (direct, ours) in direct_bookmarks.iter().zip(&our_bookmarks) {
             assert!(direct == ours, "{path}: {}", difference(direct, ours));
         }
         if apart == 0 {
             assert!(direct == ours, "{path}: {}", difference(&direct, &ours));
         }
-        let ((direct_text, direct_ages), (our_text, our_ages)) = (without_ages(&direct), without_ages(&ours));
+        let (direct_text, direct_ages) = without_ages(&direct);
+        let (our_text, our_ages) = without_ages(&ours);
         assert!(direct_text == our_text, "{path}: {}", difference(&direct_text, &our_text));
         for (direct_age, our_age) in direct_ages.iter().zip(&our_ages) {
             let is_near = direct_age.is_at_most_apart(our_age, apart);
@@ -168,7 +174,8 @@ impl Age {
 
 /// Takes the ages out of all cells: `"2m"` and `"3 (2m ago)"`.
 fn without_ages(body: &str) -> (String, Vec<Age>) {
-    let (mut text, mut ages) = (String::new(), Vec::new());
+    let mut text = String::new();
+    let mut ages = Vec::new();
     let mut parts = body.split(CELLS);
     text += parts.next().unwrap_or_default();
     for part in parts {
@@ -263,7 +270,7 @@ fn seconds_ago(seconds: u64) -> String {
 
 /// Creates a pod whose containers restarted so many seconds ago, given for its init containers and
 /// its main container.
-async fn restarted(api: &ApiServer, path: &str, name: &str, (setup, main): (Option<u64>, Option<u64>)) {
+async fn restarted(api: &ApiServer, path: &str, name: &str, setup: Option<u64>, main: Option<u64>) {
     let mut pod = pod(name);
     pod["spec"]["initContainers"] = json!([
         { "name": "setup", "image": "registry.k8s.io/pause:3.10" },
@@ -310,13 +317,10 @@ async fn a_cached_table_equals_the_apiservers_to_the_byte() {
         api.create(&format!("/apis/{group}/v1/namespaces/{namespace}/widgets"), &widget).await;
     }
     api.patch(&within("pods/p2/status"), &json!({ "status": { "phase": "Succeeded" } })).await;
-    for (name, restarts) in [
-        ("r0", (None, Some(200))),
-        ("r1", (Some(400), None)),
-        ("r2", (Some(400), Some(90_000))),
-        ("r3", (Some(7000), None)),
-    ] {
-        restarted(api, &within("pods"), name, restarts).await;
+    for (name, setup, main) in
+        [("r0", None, Some(200)), ("r1", Some(400), None), ("r2", Some(400), Some(90_000)), ("r3", Some(7000), None)]
+    {
+        restarted(api, &within("pods"), name, setup, main).await;
     }
     let widgets = format!("/apis/{group}/v1/namespaces/{namespace}/widgets");
     join_all([within("pods"), within("configmaps"), widgets.clone()].map(async |path| {

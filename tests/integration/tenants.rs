@@ -148,7 +148,8 @@ impl Drop for Attacker {
 
 /// Requests of the honest caller, one after the other, for so long. Returns how long each took.
 async fn ask(duration: Duration, request: &impl AsyncFn()) -> Vec<Duration> {
-    let (start, mut took) = (Instant::now(), Vec::new());
+    let start = Instant::now();
+    let mut took = Vec::new();
     while start.elapsed() < duration {
         let asked = Instant::now();
         request().await;
@@ -270,7 +271,8 @@ async fn fill(client: Client, url: String) {
 
 async fn an_administrator_of_a_namespace_leaves_others_their_caches_and_places() {
     let tenants = Tenants::start(&["--on-demand", "--on-demand-bytes-max=16Mi"]).await;
-    let (honest, pods) = (tenants.honest(), tenants.url("/api/v1/pods?resourceVersion=0"));
+    let honest = tenants.honest();
+    let pods = tenants.url("/api/v1/pods?resourceVersion=0");
     let mut watch = honest.get(tenants.url("/api/v1/pods?watch=1")).send().await.expect("a watch");
     assert!(is_cached(&watch), "{watch:?}");
     let attacker = |kubefan: &Kubefan| {
@@ -342,7 +344,8 @@ async fn a_user_with_all_forwarded_watches_it_can_get_leaves_others_theirs() {
     let honest = tenants.honest();
     let refused = Arc::<AtomicUsize>::default();
     let attacker = |kubefan: &Kubefan| {
-        let (clients, refused) = (tenants.of_attackers(20), refused.clone());
+        let clients = tenants.of_attackers(20);
+        let refused = refused.clone();
         let base = url_of(kubefan, &path_in(&tenants.namespace, "api/v1/pods"));
         Attacker::start(move || {
             let hold = move |number: usize| {
@@ -386,15 +389,19 @@ async fn compare_lists(what: &str, tenants: &Tenants) -> (usize, usize) {
     /// Requests of the attacker at a time.
     const AT_ONCE: usize = 32;
     let honest = tenants.honest();
-    let (next, answers) = (Arc::<AtomicUsize>::default(), Arc::<Mutex<BTreeMap<u16, usize>>>::default());
+    let next = Arc::<AtomicUsize>::default();
+    let answers = Arc::<Mutex<BTreeMap<u16, usize>>>::default();
     let attacker = |kubefan: &Kubefan| {
-        let (clients, next, answers) = (tenants.of_attackers(4), next.clone(), answers.clone());
+        let clients = tenants.of_attackers(4);
+        let next = next.clone();
+        let answers = answers.clone();
         let base = url_of(kubefan, &path_in(&tenants.namespace, "api/v1/pods"));
         Attacker::start(move || {
             let numbers = std::iter::repeat_with(move || next.fetch_add(1, Ordering::Relaxed));
             let ask = move |number: usize| {
                 let url = format!("{base}?resourceVersion=0&labelSelector={}", long_selector(number));
-                let (client, answers) = (clients[number % clients.len()].clone(), answers.clone());
+                let client = clients[number % clients.len()].clone();
+                let answers = answers.clone();
                 async move {
                     let Ok(answer) = client.get(url).send().await else { return };
                     *answers.lock().unwrap().entry(answer.status().as_u16()).or_default() += 1;

@@ -39,9 +39,10 @@ struct Scale {
 const STREAMS: usize = 20;
 
 async fn every_subscriber_behind_many_kubefans_gets_every_change() {
-    let scale = match is_full_scale() {
-        true => Scale { pods: 1_000, kubefans: 10, subscribers: 2_000, changes: 150, per_second: 5.0 },
-        false => Scale { pods: 50, kubefans: 3, subscribers: 60, changes: 40, per_second: 20.0 },
+    let scale = if is_full_scale() {
+        Scale { pods: 1_000, kubefans: 10, subscribers: 2_000, changes: 150, per_second: 5.0 }
+    } else {
+        Scale { pods: 50, kubefans: 3, subscribers: 60, changes: 40, per_second: 20.0 }
     };
     let mut workload = Workload::new(3, WorkloadOptions { objects: scale.pods, ..WorkloadOptions::default() });
     let simulated = Simulated::with(Default::default()).await;
@@ -78,7 +79,8 @@ async fn measure(
         if number % STREAMS == 0 {
             client = Some(connect(serving[number / STREAMS % serving.len()].grpc_addr).await);
         }
-        let (client, ready) = (client.clone().expect("a connection"), ready.clone());
+        let client = client.clone().expect("a connection");
+        let ready = ready.clone();
         let changes = scale.changes;
         readers.spawn(async move { read(client, &ready, changes).await });
     }
@@ -88,7 +90,9 @@ async fn measure(
     let all: Vec<&Kubefan> = serving.iter().copied().chain(upper).collect();
     let cpu = |of: &[&Kubefan]| of.iter().map(|kubefan| cpu_seconds(kubefan.process.pid())).sum::<f64>();
     let upper_only: Vec<&Kubefan> = upper.into_iter().collect();
-    let (before, upper_before, sent_before) = (cpu(&all), cpu(&upper_only), sent(serving).await);
+    let before = cpu(&all);
+    let upper_before = cpu(&upper_only);
+    let sent_before = sent(serving).await;
     let mut at = Instant::now();
     let mut changed = Vec::new();
     for _ in 0..scale.changes {
@@ -107,7 +111,8 @@ async fn measure(
         sleep_until(at).await;
     }
     let received = readers.join_all().await;
-    let (used, upper_used) = (cpu(&all) - before, cpu(&upper_only) - upper_before);
+    let used = cpu(&all) - before;
+    let upper_used = cpu(&upper_only) - upper_before;
     let bytes = sent(serving).await - sent_before;
     let mut latencies = Vec::new();
     for events in &received {

@@ -80,7 +80,8 @@ impl Drop for Collector {
 impl Collector {
     async fn start() -> Collector {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (addr, received) = (listener.local_addr().unwrap(), Received::default());
+        let addr = listener.local_addr().unwrap();
+        let received = Received::default();
         let service = TraceServiceServer::new(received.clone());
         let server = tonic::transport::Server::builder().add_service(service);
         let serving = tokio::spawn(async move {
@@ -130,7 +131,8 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 async fn a_resume_and_its_stream_are_one_trace_under_the_callers() {
-    let (simulated, collector) = (Simulated::start().await, Collector::start().await);
+    let simulated = Simulated::start().await;
+    let collector = Collector::start().await;
     let headers = simulated.dir.path().join("headers");
     std::fs::write(&headers, "x-tenant: secret-of-a-tenant\n").unwrap();
     let headers = format!("--otlp-headers-file={}", headers.display());

@@ -29,7 +29,8 @@ async fn a_long_snapshot_that_is_read_is_not_ended_when_memory_is_short() {
     let mut raw = RawConnection::to(&rig).await;
     let path = "http://localhost/api/v1/pods?watch=1&resourceVersion=0";
     let (response, _) = raw.requests.send_request(Request::get(path).body(()).unwrap(), true).unwrap();
-    let (mut body, start) = (response.await.unwrap().into_body(), Instant::now());
+    let mut body = response.await.unwrap().into_body();
+    let start = Instant::now();
     while start.elapsed() < Duration::from_secs(15) {
         let data = body.data().await.expect("the snapshot is longer").unwrap();
         sleep(Duration::from_millis(100)).await;

@@ -95,7 +95,10 @@ async fn differences_are_named() {
     assert_eq!((ran.code, ran.stderr.as_str()), (Some(1), ""), "{ran:?}");
     assert_eq!(rows(&ran)[1], ["pods", "<all>", "4", &reached, "4", "different"]);
     let keys: Vec<_> = ran.stdout.lines().skip(2).collect();
-    let (a, b, x, y) = (10, 7, 9, 9);
+    let a = 10;
+    let b = 7;
+    let x = 9;
+    let y = 9;
     let versions = [simulated.sim.revision(), a];
     assert_eq!(versions[0], versions[1], "the versions expected below");
     let expected = [
@@ -118,7 +121,8 @@ async fn differences_are_named() {
 async fn a_check_that_cannot_finish_reports_unknown() {
     let mut simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods"]).await;
-    let (own, other) = (simulated.kubeconfig(), Simulated::with(SimOptions { seed: 7, ..SimOptions::default() }).await);
+    let own = simulated.kubeconfig();
+    let other = Simulated::with(SimOptions { seed: 7, ..SimOptions::default() }).await;
     let dir = tempfile::tempdir().unwrap();
     let itself = kubeconfig(&dir, &format!("http://{}", kubefan.grpc_addr), "{}");
     let is_unknown = async |kubeconfig: &std::path::Path, args: &[&str], reason: &str| {

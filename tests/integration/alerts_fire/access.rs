@@ -30,8 +30,8 @@ async fn reviewing(api: &ApiServer, namespace: &str, token_ttl: &str) -> Kubefan
 async fn reviewing_by(api: &ApiServer, kubeconfig: &Path, token_ttl: &str) -> Kubefan {
     let token_ttl = format!("--authentication-token-webhook-cache-ttl={token_ttl}");
     let (cert, key) = api.server_certificate();
-    let (cert, key) =
-        (format!("--tls-cert-file={}", cert.display()), format!("--tls-private-key-file={}", key.display()));
+    let cert = format!("--tls-cert-file={}", cert.display());
+    let key = format!("--tls-private-key-file={}", key.display());
     let args = [
         "--authorization-mode=Webhook",
         "--resource=pods",

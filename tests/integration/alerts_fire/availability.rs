@@ -77,7 +77,8 @@ pub(super) async fn versions(scene: Scene) {
 /// Copies the binary, with another version in place of its own. There is only one to build here.
 fn with_version(from: &Path, to: &Path) {
     let mut bytes = fs::read(from).unwrap();
-    let (own, other) = (env!("CARGO_PKG_VERSION").as_bytes(), "9.9.9".as_bytes());
+    let own = env!("CARGO_PKG_VERSION").as_bytes();
+    let other = "9.9.9".as_bytes();
     assert_eq!(own.len(), other.len(), "a version of the same length");
     let places: Vec<_> = memchr_all(&bytes, own).collect();
     for at in places {

@@ -76,6 +76,7 @@ pub(super) async fn relists(scene: Scene) {
     });
     let firing =
         scene.fired("watches that break for longer than the apiserver has events", &["KubefanRelisting"]).await;
-    drop((breaking, writing));
+    drop(breaking);
+    drop(writing);
     firing.resolved("watches last").await;
 }

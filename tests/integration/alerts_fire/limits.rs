@@ -12,7 +12,13 @@ use serde_json::json;
 
 use super::scene::{OFTEN, Scene, asks, every, large, lively};
 use crate::{
-    harness::{apiserver::ApiServer, kubefan::Kubefan, pki::Authority, rig::pods, simulated::Simulated},
+    harness::{
+        apiserver::ApiServer,
+        kubefan::Kubefan,
+        pki::{Authority, IssuedPem},
+        rig::pods,
+        simulated::Simulated,
+    },
     memory_limit::unread,
 };
 
@@ -102,7 +108,7 @@ pub(super) async fn connections(scene: Scene) {
 fn write_certificate(dir: &Path, authority: &Authority, valid: Duration) {
     let mut params = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
     params.not_after = (SystemTime::now() + valid).into();
-    let (certificate, key) = authority.issue(params, &[ExtendedKeyUsagePurpose::ServerAuth]);
+    let IssuedPem { certificate, key } = authority.issue(params, &[ExtendedKeyUsagePurpose::ServerAuth]);
     fs::write(dir.join("tls.key"), key).unwrap();
     fs::write(dir.join("tls.crt"), certificate).unwrap();
 }
@@ -110,7 +116,8 @@ fn write_certificate(dir: &Path, authority: &Authority, valid: Duration) {
 /// A certificate that ends today, and clients that speak plaintext.
 pub(super) async fn certificate(scene: Scene) {
     let (simulated, _writing) = lively().await;
-    let (authority, dir) = (Authority::new(), simulated.dir.path());
+    let authority = Authority::new();
+    let dir = simulated.dir.path();
     write_certificate(dir, &authority, 12 * HOUR);
     let file = |flag: &str, name: &str| format!("--{flag}={}", dir.join(name).display());
     let kubefan = simulated

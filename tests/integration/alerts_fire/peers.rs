@@ -8,7 +8,12 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 
 use super::scene::{OFTEN, Ongoing, Scene, every, large, lively};
 use crate::{
-    harness::{kubefan::Kubefan, pki::Authority, rig::pods, simulated::Simulated},
+    harness::{
+        kubefan::Kubefan,
+        pki::{Authority, IssuedPem},
+        rig::pods,
+        simulated::Simulated,
+    },
     peers::files,
 };
 
@@ -28,7 +33,8 @@ impl First {
         for number in 0..128 {
             simulated.sim.create(&pods(), large(&format!("large-{number}"), 128 << 10)).unwrap();
         }
-        let (authority, dir) = (Authority::new(), tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap());
+        let authority = Authority::new();
+        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let listen = ["--resource=pods", "--peer-listen=127.0.0.1:0", "--peer-allowed-names=127.0.0.1"];
         let files = files(dir.path(), "first", &authority, &authority);
         let args: Vec<&str> = listen.into_iter().chain(files.iter().map(String::as_str)).collect();
@@ -48,12 +54,12 @@ impl First {
     }
 
     /// A connection to the port for peers.
-    fn channel(&self, identity: Option<(String, String)>) -> Channel {
+    fn channel(&self, identity: Option<IssuedPem>) -> Channel {
         let tls = ClientTlsConfig::new()
             .ca_certificate(Certificate::from_pem(&self.authority.ca_pem))
             .domain_name("127.0.0.1");
         let tls = match identity {
-            Some((certificate, key)) => tls.identity(Identity::from_pem(certificate, key)),
+            Some(IssuedPem { certificate, key }) => tls.identity(Identity::from_pem(certificate, key)),
             None => tls,
         };
         Endpoint::from_shared(format!("https://{}", self.peers_at)).unwrap().tls_config(tls).unwrap().connect_lazy()
@@ -101,7 +107,8 @@ pub(super) async fn transfers(scene: Scene) {
     let channel = first.channel(Some(first.authority.peer()));
     let request = agreeing_request(&channel).await;
     let receiving = every(OFTEN * 8, move || {
-        let (mut client, request) = (PeerServiceClient::new(channel.clone()), request.clone());
+        let mut client = PeerServiceClient::new(channel.clone());
+        let request = request.clone();
         async move {
             let mut transfer = client.transfer(request).await.expect("a transfer begins").into_inner();
             transfer.message().await.expect("it has a first message");

@@ -124,7 +124,8 @@ impl Scene {
 
     /// Waits until all these alerts have fired for this job.
     pub(super) async fn fired(self, cause: &'static str, alerts: &[&str]) -> Firing {
-        let (began, mut fired) = (Instant::now(), Vec::<(String, Duration)>::new());
+        let began = Instant::now();
+        let mut fired = Vec::<(String, Duration)>::new();
         while fired.len() < alerts.len() {
             for alert in alerts {
                 if !fired.iter().any(|(known, _)| known == alert) && self.fires(alert).await {

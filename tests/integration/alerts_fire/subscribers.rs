@@ -41,7 +41,9 @@ pub(super) async fn lag(scene: Scene) {
     let endpoint = endpoint.initial_stream_window_size(WINDOW_BYTES);
     let sim = simulated.sim.clone();
     let pausing = every(OFTEN, move || {
-        let (endpoint, mut updates, version) = (endpoint.clone(), updates.clone(), sim.revision().to_string());
+        let endpoint = endpoint.clone();
+        let mut updates = updates.clone();
+        let version = sim.revision().to_string();
         async move {
             let mut client = WatchServiceClient::new(endpoint.connect().await.unwrap());
             let Ok(stream) = client.watch(watch(target("pods"), &version)).await else { return };

@@ -54,7 +54,8 @@ async fn the_admin_port_shows_details_to_callers_with_the_right_to_the_path() {
             (answer.status(), answer.text().await.unwrap())
         }
     };
-    let (anonymous, operator) = (world.client(Anonymous), world.api.client_with_token(&token));
+    let anonymous = world.client(Anonymous);
+    let operator = world.api.client_with_token(&token);
     wait::until("readiness", wait::SOON, || async {
         (ask(anonymous.clone(), "/readyz").await.0 == StatusCode::OK).then_some(())
     })
@@ -128,7 +129,8 @@ async fn without_authorization_of_its_own_the_admin_port_shows_no_details() {
 async fn a_certificate_is_checked_against_the_name_that_is_given() {
     let world = World::start(ApiServer::shared().await, &[]).await;
     let (kubefan, _) = authorized(&world).await;
-    let (admin, ca) = (format!("--admin=https://{}", kubefan.admin_addr), world.api.ca_pem_path());
+    let admin = format!("--admin=https://{}", kubefan.admin_addr);
+    let ca = world.api.ca_pem_path();
     let ca = format!("--ca-file={}", ca.display());
     let ask = async |name| run(&["subscribers", &admin, &ca, "--tls-server-name", name]).await;
     let known = ask("localhost").await;
@@ -153,7 +155,8 @@ async fn a_certificate_is_checked_against_the_name_that_is_given() {
 async fn a_browser_sees_the_status_page_with_the_operators_token() {
     let world = World::start(ApiServer::shared().await, &[]).await;
     let (kubefan, token) = authorized(&world).await;
-    let (url, operator) = (format!("https://{}/readyz", kubefan.admin_addr), world.api.client_with_token(&token));
+    let url = format!("https://{}/readyz", kubefan.admin_addr);
+    let operator = world.api.client_with_token(&token);
     wait::until("readiness", wait::SOON, || async {
         (operator.get(&url).send().await.ok()?.status() == StatusCode::OK).then_some(())
     })

@@ -127,7 +127,9 @@ impl Servers {
     /// The content of the objects that a caller may not read.
     fn hidden_from(&self, who: Who) -> Vec<String> {
         let World { own, other, .. } = &self.world;
-        let (one, two, elsewhere) = (content(own, "one"), content(own, "two"), content(other, "one"));
+        let one = content(own, "one");
+        let two = content(own, "two");
+        let elsewhere = content(other, "one");
         let secret = content(own, "hidden");
         match who {
             Admin => vec![],
@@ -150,9 +152,11 @@ impl Servers {
     /// Sends a trick everywhere. Returns what is wrong, and the number of answers that are no
     /// refusals, by the kind of passthrough.
     async fn tried(&self, trick: &Trick) -> (Vec<String>, [usize; 3]) {
-        let (mut wrong, mut served) = (Vec::new(), [0; 3]);
+        let mut wrong = Vec::new();
+        let mut served = [0; 3];
         let straight = self.ask(self.world.api.addr(), Version::HTTP_11, trick).await;
-        let (hidden, expected) = (self.hidden_from(trick.who), straight.status.as_u16());
+        let hidden = self.hidden_from(trick.who);
+        let expected = straight.status.as_u16();
         for (passthrough, addr) in self.kubefans() {
             for version in Self::versions(trick) {
                 let answer = self.ask(addr, *version, trick).await;
@@ -194,10 +198,13 @@ async fn a_crafted_request_gets_the_verdict_of_the_apiserver() {
         }
     }
     let tried = stream::iter(TRICKS).map(|trick| servers.tried(trick)).buffer_unordered(CONCURRENCY);
-    let (mut wrong, mut served) = (Vec::new(), [0; 3]);
+    let mut wrong = Vec::new();
+    let mut served = [0; 3];
     for (differences, counts) in tried.collect::<Vec<_>>().await {
         wrong.extend(differences);
-        served.iter_mut().zip(counts).for_each(|(all, count)| *all += count);
+        for (all, count) in served.iter_mut().zip(counts) {
+            *all += count;
+        }
     }
     println!("{} tricks; served with passthrough off, caller, impersonate: {served:?}", TRICKS.len());
     assert!(wrong.is_empty(), "{} are wrong:\n{}", wrong.len(), wrong.join("\n"));
@@ -249,7 +256,8 @@ async fn a_request_inside_another_is_not_its_callers() {
     let servers = Servers::start().await;
     let collection = servers.world.named("/api/v1/namespaces/NS/configmaps");
     let end = format!("GET {collection}/two?resourceVersion=0 HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
-    let (hidden, mut wrong) = (servers.hidden_from(Named), Vec::new());
+    let hidden = servers.hidden_from(Named);
+    let mut wrong = Vec::new();
     for (name, request) in SMUGGLED {
         let request = request
             .replace("{one}", &format!("{collection}/one?resourceVersion=0"))

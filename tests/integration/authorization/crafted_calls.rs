@@ -39,135 +39,152 @@ tests! {
         health_and_reflection_show_no_resource;
 }
 
-/// A call: the namespace, the name and the field selector of its target follow the resource. The
-/// equivalent request follows. The metadata are headers of both.
+/// What a call names.
+#[derive(Clone, Copy)]
+struct CallTarget {
+    resource: &'static str,
+    namespace: &'static str,
+    name: &'static str,
+    field_selector: &'static str,
+}
+
+const fn target(
+    resource: &'static str,
+    namespace: &'static str,
+    name: &'static str,
+    field_selector: &'static str,
+) -> CallTarget {
+    CallTarget { resource, namespace, name, field_selector }
+}
+
+/// A call, and the equivalent request. The metadata are headers of both.
 struct Call {
     name: &'static str,
     who: Who,
     verb: Verb,
-    target: (&'static str, &'static str, &'static str, &'static str),
+    target: CallTarget,
     equivalent: &'static str,
     metadata: &'static [(&'static str, &'static str)],
 }
 
-const fn call(
-    name: &'static str,
-    who: Who,
-    verb: Verb,
-    target: (&'static str, &'static str, &'static str, &'static str),
-    equivalent: &'static str,
-) -> Call {
+const fn call(name: &'static str, who: Who, verb: Verb, target: CallTarget, equivalent: &'static str) -> Call {
     Call { name, who, verb, target, equivalent, metadata: &[] }
 }
 
 /// A list of the configmaps in NS with these metadata, which say who calls.
 const fn list(name: &'static str, who: Who, metadata: &'static [(&'static str, &'static str)]) -> Call {
-    let list = call(name, who, List, ("configmaps", "NS", "", ""), "/api/v1/namespaces/NS/configmaps");
+    let list = call(name, who, List, target("configmaps", "NS", "", ""), "/api/v1/namespaces/NS/configmaps");
     Call { metadata, ..list }
 }
 
 const CALLS: &[Call] = &[
-    call("all namespaces", Inside, List, ("namespaces", "", "", ""), "/api/v1/namespaces"),
-    call("namespaces in one", Inside, List, ("namespaces", "NS", "", ""), "/api/v1/namespaces/NS/namespaces"),
-    call("a watch of them", Inside, Watch, ("namespaces", "NS", "", ""), "/api/v1/namespaces/NS/namespaces?watch=1"),
+    call("all namespaces", Inside, List, target("namespaces", "", "", ""), "/api/v1/namespaces"),
+    call("namespaces in one", Inside, List, target("namespaces", "NS", "", ""), "/api/v1/namespaces/NS/namespaces"),
+    call(
+        "a watch of them",
+        Inside,
+        Watch,
+        target("namespaces", "NS", "", ""),
+        "/api/v1/namespaces/NS/namespaces?watch=1",
+    ),
     call(
         "another one in one",
         Inside,
         Get,
-        ("namespaces", "NS", "OTHER", ""),
+        target("namespaces", "NS", "OTHER", ""),
         "/api/v1/namespaces/NS/namespaces/OTHER",
     ),
-    call("another one", Inside, Get, ("namespaces", "", "OTHER", ""), "/api/v1/namespaces/OTHER"),
-    call("its own", Inside, Get, ("namespaces", "", "NS", ""), "/api/v1/namespaces/NS"),
-    call("an allowed name", Named, Get, ("configmaps", "NS", "one", ""), "/api/v1/namespaces/NS/configmaps/one"),
-    call("a name", Named, Get, ("configmaps", "NS", "two", ""), "/api/v1/namespaces/NS/configmaps/two"),
+    call("another one", Inside, Get, target("namespaces", "", "OTHER", ""), "/api/v1/namespaces/OTHER"),
+    call("its own", Inside, Get, target("namespaces", "", "NS", ""), "/api/v1/namespaces/NS"),
+    call("an allowed name", Named, Get, target("configmaps", "NS", "one", ""), "/api/v1/namespaces/NS/configmaps/one"),
+    call("a name", Named, Get, target("configmaps", "NS", "two", ""), "/api/v1/namespaces/NS/configmaps/two"),
     call(
         "a path for a name",
         Named,
         Get,
-        ("configmaps", "NS", "one/../two", ""),
+        target("configmaps", "NS", "one/../two", ""),
         "/api/v1/namespaces/NS/configmaps/one%2F..%2Ftwo",
     ),
-    call("dots for a name", Named, Get, ("configmaps", "NS", "..", ""), "/api/v1/namespaces/NS/configmaps/.."),
-    call("a short name", Named, Get, ("cm", "NS", "two", ""), "/api/v1/namespaces/NS/configmaps/two"),
-    call("a kind", Named, Get, ("ConfigMap", "NS", "two", ""), "/api/v1/namespaces/NS/configmaps/two"),
+    call("dots for a name", Named, Get, target("configmaps", "NS", "..", ""), "/api/v1/namespaces/NS/configmaps/.."),
+    call("a short name", Named, Get, target("cm", "NS", "two", ""), "/api/v1/namespaces/NS/configmaps/two"),
+    call("a kind", Named, Get, target("ConfigMap", "NS", "two", ""), "/api/v1/namespaces/NS/configmaps/two"),
     call(
         "a kind of an allowed name",
         Named,
         Get,
-        ("ConfigMap", "NS", "one", ""),
+        target("ConfigMap", "NS", "one", ""),
         "/api/v1/namespaces/NS/configmaps/one",
     ),
     call(
         "a subresource",
         Named,
         Get,
-        ("configmaps/status", "NS", "one", ""),
+        target("configmaps/status", "NS", "one", ""),
         "/api/v1/namespaces/NS/configmaps/one/status",
     ),
-    call("any resource", Stranger, List, ("*", "NS", "", ""), "/api/v1/namespaces/NS/*"),
-    call("a secret", Own, Get, ("secrets", "NS", "hidden", ""), "/api/v1/namespaces/NS/secrets/hidden"),
+    call("any resource", Stranger, List, target("*", "NS", "", ""), "/api/v1/namespaces/NS/*"),
+    call("a secret", Own, Get, target("secrets", "NS", "hidden", ""), "/api/v1/namespaces/NS/secrets/hidden"),
     call(
         "a space after a namespace",
         Own,
         List,
-        ("configmaps", "OTHER ", "", ""),
+        target("configmaps", "OTHER ", "", ""),
         "/api/v1/namespaces/OTHER%20/configmaps",
     ),
     call(
         "a namespace as a selector",
         Own,
         List,
-        ("configmaps", "", "", "metadata.namespace=NS"),
+        target("configmaps", "", "", "metadata.namespace=NS"),
         "/api/v1/configmaps?fieldSelector=metadata.namespace=NS",
     ),
     call(
         "a list of an allowed name",
         Named,
         List,
-        ("configmaps", "NS", "one", ""),
+        target("configmaps", "NS", "one", ""),
         "/api/v1/namespaces/NS/configmaps?fieldSelector=metadata.name=one",
     ),
     call(
         "a name and the selector of another",
         Named,
         List,
-        ("configmaps", "NS", "one", "metadata.name=two"),
+        target("configmaps", "NS", "one", "metadata.name=two"),
         "/api/v1/namespaces/NS/configmaps?fieldSelector=metadata.name=one,metadata.name=two",
     ),
     call(
         "a name that contains a selector",
         Named,
         List,
-        ("configmaps", "NS", "one,metadata.name=two", ""),
+        target("configmaps", "NS", "one,metadata.name=two", ""),
         "/api/v1/namespaces/NS/configmaps?fieldSelector=metadata.name=one%5C,metadata.name%5C=two",
     ),
     call(
         "all names but one",
         Named,
         Watch,
-        ("configmaps", "NS", "", "metadata.name!=one"),
+        target("configmaps", "NS", "", "metadata.name!=one"),
         "/api/v1/namespaces/NS/configmaps?watch=1&timeoutSeconds=1&fieldSelector=metadata.name!=one",
     ),
     call(
         "a watch of a name",
         Named,
         Watch,
-        ("configmaps", "NS", "two", ""),
+        target("configmaps", "NS", "two", ""),
         "/api/v1/namespaces/NS/configmaps?watch=1&timeoutSeconds=1&fieldSelector=metadata.name=two",
     ),
     call(
         "a watch of an allowed name",
         Named,
         Watch,
-        ("configmaps", "NS", "one", ""),
+        target("configmaps", "NS", "one", ""),
         "/api/v1/namespaces/NS/configmaps?watch=1&timeoutSeconds=1&fieldSelector=metadata.name=one",
     ),
     call(
         "a selector without a field",
         Stranger,
         List,
-        ("configmaps", "", "", "=x"),
+        target("configmaps", "", "", "=x"),
         "/api/v1/configmaps?fieldSelector==x",
     ),
     list("bearer", Own, &[("authorization", "bearer {Own}")]),
@@ -203,7 +220,7 @@ impl World {
 
     /// What a call to a kubefan returns, as bytes.
     async fn returned(&self, call: &Call, addr: SocketAddr) -> Result<Vec<u8>, Status> {
-        let (resource, namespace, name, fields) = call.target;
+        let CallTarget { resource, namespace, name, field_selector: fields } = call.target;
         let target = Some(Target {
             resource: resource.to_owned(),
             namespace: self.named(namespace),
@@ -278,9 +295,11 @@ async fn a_crafted_call_gets_the_verdict_of_the_apiserver() {
     let world = World::start(ApiServer::shared().await, &["--passthrough=off", "--anonymous-auth"]).await;
     let caller = world.another(&["--passthrough=caller", "--anonymous-auth"]).await;
     let impersonate = world.another(&["--passthrough=impersonate", "--anonymous-auth"]).await;
-    let (one, two) = (content(&world.own, "one"), content(&world.own, "two"));
+    let one = content(&world.own, "one");
+    let two = content(&world.own, "two");
     let elsewhere = content(&world.other, "one");
-    let (mut wrong, mut served) = (Vec::new(), 0);
+    let mut wrong = Vec::new();
+    let mut served = 0;
     for call in CALLS {
         let straight = world.equivalent(call).await;
         let hidden: &[&String] = match call.who {
@@ -314,7 +333,8 @@ async fn a_view_that_is_shared_refuses_who_may_not_read_it() {
     let mut admin = client.watch(world.call(Admin, watch(&world.own))).await.unwrap().into_inner();
     let mut own = client.watch(world.call(Own, watch(&world.own))).await.unwrap().into_inner();
     // Where the administrator's stream is, and its cluster.
-    let (mut version, mut cluster) = (String::new(), String::new());
+    let mut version = String::new();
+    let mut cluster = String::new();
     while version.is_empty() {
         let message = admin.message().await.unwrap().expect("it continues");
         version = message.resume_version;

@@ -82,7 +82,8 @@ impl Fleet {
         }
         let created = stream::iter(all).map(|(account, pod)| agent(&api, &namespace, account, pod));
         let agents: Vec<Agent> = created.buffer_unordered(CREATED_AT_ONCE).collect().await;
-        let (client, url) = (api.client_with_token(&agents[0].token), format!("{}/api/v1/pods?limit=1", api.url()));
+        let client = api.client_with_token(&agents[0].token);
+        let url = format!("{}/api/v1/pods?limit=1", api.url());
         wait::until("the role to apply", wait::SOON, || async {
             (client.get(&url).send().await.unwrap().status() == StatusCode::OK).then_some(())
         })
@@ -106,11 +107,13 @@ impl Fleet {
 
     /// Each agent watches the pods of its node, and tries again while it is asked to.
     async fn go_live(&self, addr: SocketAddr) -> Live {
-        let (start, mut tasks) = (Instant::now(), JoinSet::new());
+        let start = Instant::now();
+        let mut tasks = JoinSet::new();
         for agents in self.agents.chunks(STREAMS_PER_CONNECTION) {
             let channel = self.channel(addr).await;
             for (number, agent) in agents.iter().enumerate() {
-                let (channel, agent) = (channel.clone(), agent.clone());
+                let channel = channel.clone();
+                let agent = agent.clone();
                 tasks.spawn(async move {
                     let mut backoff = Duration::from_millis(50 + number as u64);
                     let mut refused = 0;
@@ -128,7 +131,9 @@ impl Fleet {
                 });
             }
         }
-        let (mut took, mut refused, mut open) = (Vec::new(), 0, Vec::new());
+        let mut took = Vec::new();
+        let mut refused = 0;
+        let mut open = Vec::new();
         let all = async {
             while let Some(one) = tasks.join_next().await {
                 let (after, times, stream) = one.expect("an agent");
@@ -161,7 +166,8 @@ fn is_later(status: &Status) -> bool {
 
 /// Creates a pod, and returns it with a token that is bound to it.
 async fn agent(api: &ApiServer, namespace: &str, account: String, number: usize) -> Agent {
-    let (name, node) = (format!("{account}-{number}"), format!("node-{number}"));
+    let name = format!("{account}-{number}");
+    let node = format!("node-{number}");
     let spec =
         json!({ "serviceAccountName": account, "nodeName": node, "containers": [{ "name": "c", "image": "i" }] });
     let pods = format!("/api/v1/namespaces/{namespace}/pods");
@@ -240,7 +246,8 @@ async fn a_fleet_of_daemonsets_returns_after_restarts_and_through_an_outage() {
     let kubefan = fleet.kubefan(&kubeconfig, &listen, &[]).await;
     kubefan.ready().await;
     let addr = kubefan.grpc_addr;
-    drop((fleet.go_live(addr).await, kubefan));
+    drop(fleet.go_live(addr).await);
+    drop(kubefan);
     let kubefan = fleet.kubefan(&kubeconfig, &listen, &[]).await;
     let live = fleet.go_live(addr).await;
     print("after kubefan's restart", &live, reviews(&kubefan).await);
@@ -251,7 +258,8 @@ async fn a_fleet_of_daemonsets_returns_after_restarts_and_through_an_outage() {
     let live = fleet.go_live(addr).await;
     print("with the apiserver down", &live, [0.0; 2]);
     assert_eq!((live.refused, reviews(&kubefan).await), (0, before), "known agents are served");
-    drop((live, kubefan));
+    drop(live);
+    drop(kubefan);
 
     let kubefan = fleet.kubefan(&kubeconfig, &listen, &[]).await;
     assert_eq!(fleet.served_at_once(addr).await, 0, "no agent is known");

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use rcgen::{DnType, ExtendedKeyUsagePurpose};
 
-use crate::harness::pki::{self, Authority};
+use crate::harness::pki::{self, Authority, IssuedPem};
 
 /// The callers. `NS` is the namespace of the test, `OTHER` another one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -79,18 +79,21 @@ use Who::{
 
 /// The client certificates of the callers that have one. A user or group with a role has the name
 /// of the namespace.
-pub(super) fn certificates(authority: &Authority, own: &str) -> BTreeMap<Who, (String, String)> {
-    let (chain, foreign) = (authority.intermediate(), Authority::new());
-    let of_chain = chain.client(own, "others");
+pub(super) fn certificates(authority: &Authority, own: &str) -> BTreeMap<Who, IssuedPem> {
+    let chain = authority.intermediate();
+    let foreign = Authority::new();
+    let mut of_chain = chain.client(own, "others");
+    of_chain.certificate.push_str(&chain.ca_pem);
     let masters = |user: &str| pki::named(user, "system:masters");
     let clients = [ExtendedKeyUsagePurpose::ClientAuth];
-    let (mut expired, mut no_uid) = (masters("expired"), masters("no-uid"));
+    let mut expired = masters("expired");
+    let mut no_uid = masters("no-uid");
     expired.not_before = rcgen::date_time_ymd(2001, 1, 1);
     expired.not_after = rcgen::date_time_ymd(2002, 1, 1);
     no_uid.distinguished_name.push(DnType::CustomDnType(vec![1, 3, 6, 1, 4, 1, 57683, 2]), "");
     BTreeMap::from([
         (Cert, authority.client(own, "others")),
-        (CertOfChain, (format!("{}{}", of_chain.0, chain.ca_pem), of_chain.1)),
+        (CertOfChain, of_chain),
         (CertGroup, authority.client("member", own)),
         (CertMaster, authority.client("master", "system:masters")),
         (CertStranger, authority.client("stranger", "strangers")),

@@ -15,6 +15,7 @@ use super::{
         By::{Grpc, Protobuf, Table},
         Row,
         Verb::List,
+        row,
     },
     rows::{MATRIX, WITH_WEBHOOK},
     world::World,
@@ -37,7 +38,7 @@ const CONCURRENCY: usize = 8;
 /// Sends a row to both servers: the apiserver's code and words, and what differs, if anything does.
 async fn compared(world: &World, row: Row) -> (u16, String, Option<String>) {
     let (straight, said) = world.over_http(row, world.api.addr()).await;
-    let (through, answer) = match row.6 {
+    let (through, answer) = match row.by {
         Grpc => world.over_grpc(row).await,
         _ => {
             let (status, body) = world.over_http(row, world.kubefan.grpc_addr).await;
@@ -46,8 +47,8 @@ async fn compared(world: &World, row: Row) -> (u16, String, Option<String>) {
     };
     // A refusal has the apiserver's words, and over gRPC they come first.
     let words = said["message"].as_str().unwrap_or_default();
-    let is_named = straight == StatusCode::FORBIDDEN && row.6 != Protobuf;
-    let has_words = match row.6 {
+    let is_named = straight == StatusCode::FORBIDDEN && row.by != Protobuf;
+    let has_words = match row.by {
         // A get names the object there.
         Grpc => answer.contains(words.split(" is forbidden: ").last().unwrap_or_default()),
         _ => answer == words,
@@ -66,7 +67,7 @@ async fn assert_same_verdicts(world: &World, rows: &[Row], codes: &[u16], ends: 
     // The caches of other encodings start with the first request.
     for by in [Protobuf, Table] {
         for resource in ["pods", "configmaps"] {
-            let row = (Admin, List, resource, "", "", "", by);
+            let row = row(Admin, List, resource, "", "", "", by);
             wait::until(&format!("{resource} as {by:?}"), wait::SOON, || async {
                 (world.over_http(row, world.kubefan.grpc_addr).await.0 == StatusCode::OK).then_some(())
             })
@@ -74,7 +75,9 @@ async fn assert_same_verdicts(world: &World, rows: &[Row], codes: &[u16], ends: 
         }
     }
     let compared = stream::iter(rows).map(|row| compared(world, *row)).buffer_unordered(CONCURRENCY);
-    let (mut seen, mut said, mut wrong) = (BTreeMap::<u16, usize>::new(), Vec::new(), Vec::new());
+    let mut seen = BTreeMap::<u16, usize>::new();
+    let mut said = Vec::new();
+    let mut wrong = Vec::new();
     for (code, words, difference) in compared.collect::<Vec<_>>().await {
         *seen.entry(code).or_default() += 1;
         said.push(words);

@@ -34,9 +34,30 @@ pub(super) enum Verb {
     Watch,
 }
 
-/// A request: who, verb, resource, namespace, name, selectors as in a query, and protocol. `NS`
-/// stands for the namespace of the test.
-pub(super) type Row = (Who, Verb, &'static str, &'static str, &'static str, &'static str, By);
+/// A request. `NS` stands for the namespace of the test.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Row {
+    pub(super) who: Who,
+    pub(super) verb: Verb,
+    pub(super) resource: &'static str,
+    pub(super) namespace: &'static str,
+    pub(super) name: &'static str,
+    /// As in a query.
+    pub(super) selectors: &'static str,
+    pub(super) by: By,
+}
+
+pub(super) const fn row(
+    who: Who,
+    verb: Verb,
+    resource: &'static str,
+    namespace: &'static str,
+    name: &'static str,
+    selectors: &'static str,
+    by: By,
+) -> Row {
+    Row { who, verb, resource, namespace, name, selectors, by }
+}
 
 use By::{Metadata, Protobuf, Table, WatchPath, WebSocket};
 use Verb::{Get, List, Watch};
@@ -62,8 +83,11 @@ fn websocket_protocols(token: &str) -> String {
 
 impl World {
     /// The HTTP path and query of a row. A name in a gRPC list or watch is a field selector.
-    pub(super) fn path(&self, (_, verb, resource, namespace, name, selectors, by): Row) -> String {
-        let (namespace, name, selectors) = (self.named(namespace), self.named(name), self.named(selectors));
+    pub(super) fn path(&self, row: Row) -> String {
+        let Row { verb, resource, namespace, name, selectors, by, .. } = row;
+        let namespace = self.named(namespace);
+        let name = self.named(name);
+        let selectors = self.named(selectors);
         let group = if resource == "deployments" { "/apis/apps/v1" } else { "/api/v1" };
         let prefix = if by == WatchPath { "/watch" } else { "" };
         let scope = if namespace.is_empty() { String::new() } else { format!("/namespaces/{namespace}") };
@@ -87,38 +111,38 @@ impl World {
 
     /// The answer of a server, with its body if that is JSON.
     pub(super) async fn over_http(&self, row: Row, server: SocketAddr) -> (StatusCode, Value) {
-        if row.6 == WebSocket {
+        if row.by == WebSocket {
             return self.over_websocket(row, server).await;
         }
-        let accept = match row.6 {
+        let accept = match row.by {
             Protobuf => "application/vnd.kubernetes.protobuf,application/json",
-            Metadata if row.1 == Get => "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json",
+            Metadata if row.verb == Get => {
+                "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
+            }
             Metadata => "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json",
             Table => "application/json;as=Table;g=meta.k8s.io;v=v1",
             _ => "application/json",
         };
         let url = format!("https://{server}{}", self.path(row));
-        let answer = self.client(row.0).get(url).header("accept", accept).send().await.unwrap();
+        let answer = self.client(row.who).get(url).header("accept", accept).send().await.unwrap();
         let status = answer.status();
         let body = answer.bytes().await.unwrap();
         (status, serde_json::from_slice(&body).unwrap_or_default())
     }
 
     async fn over_websocket(&self, row: Row, server: SocketAddr) -> (StatusCode, Value) {
-        let token = self.token(row.0).map(|token| ("sec-websocket-protocol", websocket_protocols(token)));
+        let token = self.token(row.who).map(|token| ("sec-websocket-protocol", websocket_protocols(token)));
         let headers = WEBSOCKET.map(|(name, value)| (name, value.to_owned())).into_iter().chain(token);
         let headers: Vec<_> = headers.map(|(name, value)| (name.to_owned(), value)).collect();
         let ca = self.ca();
-        let server = Https { addr: server, ca_pem: &ca, identity: self.certificate(row.0) };
+        let server = Https { addr: server, ca_pem: &ca, identity: self.certificate(row.who) };
         let answer = server.ask(Version::HTTP_11, &Method::GET, &self.path(row), &headers).await;
         (answer.status, serde_json::from_slice(&answer.body).unwrap_or_default())
     }
 
     /// Whether kubefan lets a gRPC call read: its code, in HTTP's words.
-    pub(super) async fn over_grpc(
-        &self,
-        (who, verb, resource, namespace, name, selectors, _): Row,
-    ) -> (StatusCode, String) {
+    pub(super) async fn over_grpc(&self, row: Row) -> (StatusCode, String) {
+        let Row { who, verb, resource, namespace, name, selectors, .. } = row;
         let field = |kind: &str| {
             let of = selectors.split('&').find_map(|part| part.strip_prefix(kind)?.strip_prefix('='));
             self.named(of.unwrap_or_default())

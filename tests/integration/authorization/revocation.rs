@@ -41,7 +41,8 @@ async fn a_live_watch_ends_when_its_right_is_revoked_and_others_continue() {
     let args = ["--passthrough=off", "--reauthorize-interval=1s"];
     let world = World::start(ApiServer::shared().await, &args).await;
     let target = |name: &str| {
-        let (resource, namespace) = ("configmaps".to_owned(), world.own.clone());
+        let resource = "configmaps".to_owned();
+        let namespace = world.own.clone();
         Some(Target { resource, namespace, name: name.to_owned(), ..Target::default() })
     };
     let watch = |who, name| world.call(who, WatchRequest { target: target(name), ..WatchRequest::default() });
@@ -82,7 +83,8 @@ async fn continues(world: &World, watch: &mut Streaming<WatchResponse>) {
 
 async fn the_watches_of_a_deleted_pod_end_and_others_continue() {
     let world = World::start(ApiServer::shared().await, &["--passthrough=off"]).await.with_pods().await;
-    let (resource, namespace) = ("configmaps".to_owned(), world.own.clone());
+    let resource = "configmaps".to_owned();
+    let namespace = world.own.clone();
     let target = Some(Target { resource, namespace, ..Target::default() });
     let watch = |who| world.call(who, WatchRequest { target: target.clone(), ..WatchRequest::default() });
     let mut client = world.grpc().await;

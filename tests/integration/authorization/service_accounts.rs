@@ -51,7 +51,8 @@ async fn a_token_of_kubefans_own_is_known_without_a_review_until_its_pod_is_dele
         let token = world.api.kubectl(&[&["create", "token", "own", "-n", &world.own], &bound[..]].concat()).await;
         token.trim().to_owned()
     };
-    let (own, foreign) = (token(AUDIENCE).await, token("another.example.com").await);
+    let own = token(AUDIENCE).await;
+    let foreign = token("another.example.com").await;
     let path = format!("/api/v1/namespaces/{}/configmaps", world.own);
     let ask = |token: &str| {
         let url = format!("https://{}{path}?resourceVersion=0", kubefan.grpc_addr);

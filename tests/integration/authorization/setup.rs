@@ -63,10 +63,11 @@ async fn the_commands_read_with_a_token() {
         std::fs::write(&path, world.token(who).unwrap()).unwrap();
         format!("--token-file={}", path.display())
     };
-    let (server, ca) =
-        (format!("--server={}", world.url("")), format!("--ca-file={}", world.api.ca_pem_path().display()));
+    let server = format!("--server={}", world.url(""));
+    let ca = format!("--ca-file={}", world.api.ca_pem_path().display());
     let kubeconfig = format!("--kubeconfig={}", world.api.kubeconfig().display());
-    let (by_file, namespace) = (file(Lister), format!("--namespace={}", world.own));
+    let by_file = file(Lister);
+    let namespace = format!("--namespace={}", world.own);
     let reads = [
         vec!["get", "configmaps", "one", &*namespace],
         vec!["get", "configmaps", &*namespace],

@@ -21,6 +21,7 @@ use super::identities::{
 use crate::harness::{
     apiserver::{ApiServer, NOBODY},
     kubefan::Kubefan,
+    pki::IssuedPem,
     rbac::{ServiceAccount, grant},
     wait,
 };
@@ -33,14 +34,15 @@ pub(crate) struct World {
     pub(super) other: String,
     tokens: BTreeMap<Who, Option<String>>,
     /// Client certificates with their keys, in PEM.
-    certificates: BTreeMap<Who, (String, String)>,
+    certificates: BTreeMap<Who, IssuedPem>,
 }
 
 const READS: [&str; 3] = ["get", "list", "watch"];
 
 impl World {
     pub(crate) async fn start(api: ApiServer, args: &[&str]) -> World {
-        let (own, other) = (api.namespace("authorized").await, api.namespace("other").await);
+        let own = api.namespace("authorized").await;
+        let other = api.namespace("other").await;
         let mut tokens: BTreeMap<Who, Option<String>> = BTreeMap::from([
             (Anonymous, None),
             (Invalid, Some("no-such-token".to_owned())),
@@ -101,7 +103,8 @@ impl World {
             self.tokens.insert(who, Some(token.trim().to_owned()));
         }
         self.api.delete(&format!("{pods}/gone")).await;
-        let (client, url) = (self.client(BoundToGone), format!("{}{pods}", self.api.url()));
+        let client = self.client(BoundToGone);
+        let url = format!("{}{pods}", self.api.url());
         wait::until("the token of a pod that is gone to end", wait::SOON, || async {
             (client.get(&url).send().await.unwrap().status() == StatusCode::UNAUTHORIZED).then_some(())
         })
@@ -145,7 +148,7 @@ impl World {
     }
 
     /// The client certificate of a caller, if it has one.
-    pub(super) fn certificate(&self, who: Who) -> Option<&(String, String)> {
+    pub(super) fn certificate(&self, who: Who) -> Option<&IssuedPem> {
         self.certificates.get(&who)
     }
 
@@ -155,10 +158,11 @@ impl World {
             Some(token) => self.api.client_with_token(token),
             None => {
                 let ca = reqwest::Certificate::from_pem(self.ca().as_bytes()).unwrap();
-                let builder = Client::builder().tls_certs_only([ca]).no_proxy();
-                let builder = self.certificates.get(&who).into_iter().fold(builder, |builder, (certificate, key)| {
-                    builder.identity(reqwest::Identity::from_pem(format!("{certificate}{key}").as_bytes()).unwrap())
-                });
+                let mut builder = Client::builder().tls_certs_only([ca]).no_proxy();
+                if let Some(IssuedPem { certificate, key }) = self.certificates.get(&who) {
+                    let identity = reqwest::Identity::from_pem(format!("{certificate}{key}").as_bytes());
+                    builder = builder.identity(identity.unwrap());
+                }
                 builder.build().unwrap()
             }
         }
@@ -179,11 +183,10 @@ impl World {
 
     /// The same to any kubefan, for any service.
     pub(super) async fn channel_to(&self, addr: SocketAddr, who: Who) -> Channel {
-        let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(self.ca()));
-        let tls =
-            self.certificates.get(&who).into_iter().fold(tls, |tls, (certificate, key)| {
-                tls.identity(tonic::transport::Identity::from_pem(certificate, key))
-            });
+        let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(self.ca()));
+        if let Some(IssuedPem { certificate, key }) = self.certificates.get(&who) {
+            tls = tls.identity(tonic::transport::Identity::from_pem(certificate, key));
+        }
         let endpoint = Endpoint::from_shared(format!("https://{addr}")).unwrap().tls_config(tls).unwrap();
         endpoint.connect().await.unwrap()
     }

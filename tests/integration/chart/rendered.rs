@@ -74,7 +74,9 @@ fn by_name(objects: Vec<Value>) -> BTreeMap<String, Value> {
     let mut found = BTreeMap::new();
     for mut object in objects {
         let labels = object["metadata"]["labels"].as_object_mut();
-        labels.into_iter().for_each(|labels| labels.retain(|label, _| !OF_HELM.contains(&label.as_str())));
+        if let Some(labels) = labels {
+            labels.retain(|label, _| !OF_HELM.contains(&label.as_str()));
+        }
         let name = format!("{} {}", object["kind"], object["metadata"]["name"]);
         assert!(found.insert(name.clone(), object).is_none(), "{name} is there twice");
     }
@@ -94,7 +96,8 @@ async fn kustomize_and_helm_make_the_same_objects() {
         let kustomized = api.kubectl(&["kustomize", dir.path().to_str().unwrap()]).await;
         let values = overlay(name).join("values.yaml");
         let rendered = helm::template("kubefan", namespace, &["--values", values.to_str().unwrap()]).await;
-        let (kustomized, rendered) = (by_name(objects(&kustomized)), by_name(objects(&rendered)));
+        let kustomized = by_name(objects(&kustomized));
+        let rendered = by_name(objects(&rendered));
         assert!(rendered.len() >= 15, "{rendered:?}");
         assert_eq!(kustomized.keys().collect::<Vec<_>>(), rendered.keys().collect::<Vec<_>>());
         for (object, of_helm) in &rendered {
@@ -160,7 +163,8 @@ async fn the_template_of_the_sidecar_is_the_component() {
     assert_eq!(rendered.len(), 1, "{rendered:?}");
     let component = fs::read_to_string(deploy().join("components/sidecar/sidecar.yaml")).unwrap();
     let component = objects(&component);
-    let (of_helm, of_kustomize) = (&rendered[0]["spec"]["template"]["spec"], &component[0]["spec"]["template"]["spec"]);
+    let of_helm = &rendered[0]["spec"]["template"]["spec"];
+    let of_kustomize = &component[0]["spec"]["template"]["spec"];
     for part in ["initContainers", "volumes"] {
         assert_eq!(of_helm[part], of_kustomize[part], "{part}");
     }
@@ -178,7 +182,8 @@ async fn the_template_of_the_sidecar_is_the_component() {
 fn table(values: &str) -> String {
     let mut rows = String::from("| value | default | meaning |\n|---|---|---|\n");
     let mut path: Vec<(usize, &str)> = Vec::new();
-    let (mut meaning, mut described) = (String::new(), false);
+    let mut meaning = String::new();
+    let mut described = false;
     let mut lines = values.lines().peekable();
     while let Some(line) = lines.next() {
         let text = line.trim_start();
@@ -186,7 +191,10 @@ fn table(values: &str) -> String {
         if let Some(comment) = text.strip_prefix('#') {
             let comment = comment.trim();
             match comment.strip_prefix("-- ") {
-                Some(start) => (meaning, described) = (start.to_owned(), true),
+                Some(start) => {
+                    meaning = start.to_owned();
+                    described = true;
+                }
                 None if described => meaning = format!("{meaning} {comment}"),
                 None => {}
             }
@@ -208,7 +216,8 @@ fn table(values: &str) -> String {
             let default = if default.is_empty() { default } else { format!("`{default}`") };
             rows += &format!("| `{name}` | {default} | {} |\n", meaning.replace('|', "\\|"));
         }
-        (meaning, described) = (String::new(), false);
+        meaning = String::new();
+        described = false;
     }
     rows
 }

@@ -98,7 +98,8 @@ async fn informers_see_the_same_events_through_kubefan() {
         println!("{setting}: all informers synced after {direct:.2} s directly, {kubefan:.2} s through kubefan");
     }
     let all = || async {
-        let (served, passed_on) = (both.metric(WATCHES).await.0, both.metric(PASSED_ON).await.0);
+        let served = both.metric(WATCHES).await.0;
+        let passed_on = both.metric(PASSED_ON).await.0;
         // A start that a busy apiserver does not prove in time is passed on.
         let is_unproved = !both.kubefan.unproved_resources().await.is_empty();
         (served >= CACHED || (is_unproved && served + passed_on >= ALL)).then_some(())
@@ -186,7 +187,8 @@ async fn informers_recover_after_kubefan_restarts() {
                 calls.iter().all(|call| call[0].ends_with("(unseen)") || versions.any(|version| *version == call[2]));
             assert!(known, "{informer}: {key}: {calls:?} does not follow the order of {:?}", all[key]);
         }
-        let (seen, total) = (kubefan.calls.len(), direct.calls.len());
+        let seen = kubefan.calls.len();
+        let total = direct.calls.len();
         println!("{informer}: {seen} handler calls through a restarted kubefan, {total} directly");
     }
 }
@@ -263,7 +265,8 @@ fn object(collection: &str, name: &str) -> Value {
 /// Waits until all informers of a process have synced. Returns the time they took, in seconds.
 async fn synced(process: &mut Process) -> f64 {
     wait::until("all informers to sync", wait::SOON * 2, || {
-        let (log, ended) = (process.log(), process.exited());
+        let log = process.log();
+        let ended = process.exited();
         assert!(ended.is_none(), "{ended:?}: {log}");
         let seconds = log.lines().find_map(|line| serde_json::from_str::<Value>(line).ok()?["synced_seconds"].as_f64());
         async move { seconds }
@@ -316,10 +319,12 @@ impl Informer {
     /// its first entry depends on where the informer started.
     #[track_caller]
     fn assert_same_tail(&self, other: &Informer, what: &str) {
-        let (ours, theirs) = (self.by_key(), other.by_key());
+        let ours = self.by_key();
+        let theirs = other.by_key();
         for key in ours.keys().chain(theirs.keys()) {
             let none = Vec::new();
-            let (mut short, mut long) = (ours.get(key).unwrap_or(&none), theirs.get(key).unwrap_or(&none));
+            let mut short = ours.get(key).unwrap_or(&none);
+            let mut long = theirs.get(key).unwrap_or(&none);
             if short.len() > long.len() {
                 std::mem::swap(&mut short, &mut long);
             }

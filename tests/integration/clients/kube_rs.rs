@@ -96,7 +96,9 @@ async fn follow<K: ResourceExt + Debug>(
     events: impl Stream<Item = Result<Event<K>, watcher::Error>>,
     started: watch::Sender<usize>,
 ) -> Vec<String> {
-    let (mut events, mut seen, mut state) = (pin!(events), Vec::new(), Vec::new());
+    let mut events = pin!(events);
+    let mut seen = Vec::new();
+    let mut state = Vec::new();
     loop {
         let event = events.next().await.expect("a watcher does not end").expect("a watcher does not fail");
         match event {

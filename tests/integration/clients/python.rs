@@ -51,7 +51,8 @@ async fn the_python_client_sees_the_same_through_kubefan() {
     let mut processes = both.servers.each_ref().map(spawn);
     for process in &mut processes {
         wait::until("the Python client to list", wait::SOON * 2, || {
-            let (log, ended) = (process.log(), process.exited());
+            let log = process.log();
+            let ended = process.exited();
             assert!(ended.is_none(), "{ended:?}: {log}");
             async move { log.contains("listed").then_some(()) }
         })

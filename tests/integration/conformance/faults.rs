@@ -152,7 +152,9 @@ async fn large_lists_and_watches_are_compressed_on_request() {
         assert!(plain.headers().get("content-encoding").is_none(), "only for clients that accept gzip");
         let response = get().header("accept-encoding", "gzip").send().await.unwrap();
         assert_eq!(response.headers()["content-encoding"], "gzip");
-        let (bytes, mut first, mut all) = (response.bytes().await.unwrap(), String::new(), String::new());
+        let bytes = response.bytes().await.unwrap();
+        let mut first = String::new();
+        let mut all = String::new();
         flate2::read::GzDecoder::new(&bytes[..]).read_to_string(&mut first).unwrap();
         flate2::read::MultiGzDecoder::new(&bytes[..]).read_to_string(&mut all).unwrap();
         assert_eq!(first.lines().count(), 1, "a watch has one member per event");

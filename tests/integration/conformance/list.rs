@@ -184,7 +184,8 @@ pub(crate) async fn all_pages_have_the_version_of_the_first(api: &Api) {
 }
 
 pub(crate) async fn objects_are_in_etcd_key_order(api: &Api) {
-    let (short, mark) = (unique("order"), unique("mark"));
+    let short = unique("order");
+    let mark = unique("mark");
     let long = format!("{short}-b");
     for namespace in [&short, &long] {
         api.post("/api/v1/namespaces", &json!({"metadata": {"name": namespace}})).await.ok();

@@ -78,7 +78,8 @@ fn shown(answer: &Answer) -> Value {
 }
 
 async fn the_simulator_refuses_what_the_apiserver_refuses() {
-    let ((_sim, simulated), (_server, real)) = (simulated().await, real().await);
+    let (_sim, simulated) = simulated().await;
+    let (_server, real) = real().await;
     let namespace = unique("refused");
     let path = format!("/api/v1/namespaces/{namespace}/configmaps");
     let both = Both { servers: [&simulated, &real], path };

@@ -156,7 +156,8 @@ pub(crate) async fn entering_a_field_selector_is_added_and_leaving_it_is_deleted
 }
 
 pub(crate) async fn a_watch_sends_only_its_namespace_and_name(api: &Api) {
-    let (here, there) = (api.config_maps().await, api.config_maps().await);
+    let here = api.config_maps().await;
+    let there = api.config_maps().await;
     let start = api.config_map(&here, "a", json!({})).await;
     let mut events = api.watch(&format!("{here}?resourceVersion={start}")).await;
     let mut named = api.watch(&format!("{here}?resourceVersion={start}&fieldSelector=metadata.name%3Dc")).await;

@@ -84,7 +84,8 @@ async fn the_smallest_example_prints_each_pod_once() {
 async fn the_node_agent_gets_every_state_of_its_node() {
     let api = ApiServer::shared().await;
     let namespace = api.namespace("example").await;
-    let (pods, node) = (format!("/api/v1/namespaces/{namespace}/pods"), format!("node-of-{namespace}"));
+    let pods = format!("/api/v1/namespaces/{namespace}/pods");
+    let node = format!("node-of-{namespace}");
     api.create(&pods, &pod_on(&node, "a")).await;
     api.create(&pods, &pod_on("elsewhere", "x")).await;
     let mut example = Example::start(&api, "node_agent", |server| vec![node.clone(), server.to_string()]).await;
@@ -169,7 +170,8 @@ async fn the_address_index_follows_the_pods() {
 async fn the_controller_reconciles_both_resources_and_drains() {
     let api = ApiServer::shared().await;
     let namespace = api.namespace("example").await;
-    let (pods, node) = (format!("/api/v1/namespaces/{namespace}/pods"), format!("node-of-{namespace}"));
+    let pods = format!("/api/v1/namespaces/{namespace}/pods");
+    let node = format!("node-of-{namespace}");
     api.create(&pods, &pod_on(&node, "a")).await;
     let mut example = Example::start(&api, "controller", |server| vec![server.to_string()]).await;
     example.prints(&format!("retrying {node:?}: 1 pods run on an unknown node")).await;

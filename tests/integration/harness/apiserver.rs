@@ -21,7 +21,7 @@ use tempfile::{NamedTempFile, TempDir};
 
 use super::{
     assets,
-    pki::{self, Authority},
+    pki::{self, Authority, IssuedPem},
     process::{Process, free_port},
     secrets, wait,
 };
@@ -189,9 +189,9 @@ impl ApiServer {
 
     /// A kubeconfig with a client certificate for this user and group.
     pub(crate) fn kubeconfig_with_certificate(&self, user: &str, group: &str) -> PathBuf {
-        let (certificate, key) = self.plane.authority.client(user, group);
-        let (certificate_path, key_path) =
-            (self.plane.path(&format!("{user}.pem")), self.plane.path(&format!("{user}-key.pem")));
+        let IssuedPem { certificate, key } = self.plane.authority.client(user, group);
+        let certificate_path = self.plane.path(&format!("{user}.pem"));
+        let key_path = self.plane.path(&format!("{user}-key.pem"));
         fs::write(&certificate_path, certificate).expect("the certificate is written");
         fs::write(&key_path, key).expect("the key is written");
         let entry =
@@ -327,7 +327,8 @@ impl ControlPlane {
             .map(|(user, group)| format!("{},{user},{user},\"{group}\"\n", token_of(user)));
         fs::write(dir.path().join("users.csv"), users.concat()).map_err(|error| error.to_string())?;
 
-        let (etcd_port, port) = (free_port(), free_port());
+        let etcd_port = free_port();
+        let port = free_port();
         let plane = ControlPlane {
             apiserver: Mutex::new(None),
             etcd: Mutex::new(spawn_etcd(dir.path(), etcd_port)?),

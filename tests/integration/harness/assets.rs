@@ -175,7 +175,8 @@ pub(crate) fn kubefan_before() -> PathBuf {
     }
     let root = target_dir().join("test-assets");
     let dir = root.join(format!("kubefan-{RELEASE_BEFORE_COMMIT}"));
-    let (source, binary) = (dir.join("source"), dir.join("target/release/kubefan"));
+    let source = dir.join("source");
+    let binary = dir.join("target/release/kubefan");
     fs::create_dir_all(&source).expect("the directory is created");
     let _lock = lock(&root.join("lock")).unwrap_or_else(|error| panic!("{error}"));
     if !binary.is_file() {
@@ -193,7 +194,10 @@ pub(crate) fn kubefan_before() -> PathBuf {
 
 /// Builds the programs of the tests in `integrations`, or finds them.
 pub(crate) fn integrations() -> Result<(), String> {
-    [&PROMETHEUS, &STATE_METRICS, &OPERATOR].into_iter().try_for_each(|module| find_or_build(module).map(drop))
+    for module in [&PROMETHEUS, &STATE_METRICS, &OPERATOR] {
+        find_or_build(module)?;
+    }
+    Ok(())
 }
 
 /// The operator in `tests/operator`.
@@ -267,7 +271,8 @@ impl Recipe<'_> {
             let path = Path::new(module.directory).join(file);
             fs::read_to_string(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))
         };
-        let (go_mod, go_sum) = (read("go.mod")?, read("go.sum")?);
+        let go_mod = read("go.mod")?;
+        let go_sum = read("go.sum")?;
         let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         let required = |words: Vec<String>| {
             let at = words.iter().position(|word| word == module.versioned)?;
@@ -323,7 +328,8 @@ impl Recipe<'_> {
             Stamp::Kubernetes => {}
         }
         let mut numbers = self.version.split('.');
-        let (major, minor) = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
+        let major = numbers.next().unwrap_or_default();
+        let minor = numbers.next().unwrap_or_default();
         let version = "-X k8s.io/component-base/version.git";
         format!(
             "-s -w {version}Version=v{} {version}Major={major} {version}Minor={minor} {version}TreeState=clean",

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use tokio::{net::TcpListener, task::JoinHandle};
 use tokio_rustls::TlsAcceptor;
 
-use super::pki::Authority;
+use super::pki::{Authority, IssuedPem};
 
 /// Why the `spec` of a SubjectAccessReview is denied, or `None`.
 pub(crate) type Rule = fn(&Value) -> Option<&'static str>;
@@ -31,8 +31,9 @@ pub(crate) struct Authorizer {
 impl Authorizer {
     /// Starts a webhook that is asked before RBAC.
     pub(crate) async fn start(denies: Rule) -> Authorizer {
-        let (authority, dir) = (Authority::new(), tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap());
-        let (certificate, key) = authority.server();
+        let authority = Authority::new();
+        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let IssuedPem { certificate, key } = authority.server();
         let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()];
         let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
         let tls = ServerConfig::builder().with_no_client_auth().with_single_cert(chain, key).unwrap();
@@ -81,7 +82,8 @@ fn configuration(kubeconfig: &std::path::Path) -> String {
     });
     let authorizers =
         json!([{ "type": "Webhook", "name": "denies", "webhook": webhook }, { "type": "RBAC", "name": "rbac" }]);
-    let (version, kind) = ("apiserver.config.k8s.io/v1", "AuthorizationConfiguration");
+    let version = "apiserver.config.k8s.io/v1";
+    let kind = "AuthorizationConfiguration";
     // JSON is YAML.
     json!({ "apiVersion": version, "kind": kind, "authorizers": authorizers }).to_string()
 }

@@ -63,7 +63,8 @@ impl Churn {
         let (sender, written) = watch::channel(Written::default());
         let period = Duration::from_secs(1) * writers.len() as u32 / updates_per_second;
         let writers = writers.into_iter().map(|mut writer| {
-            let (sender, stopped) = (sender.clone(), stopped.clone());
+            let sender = sender.clone();
+            let stopped = stopped.clone();
             async move {
                 let mut ticks = interval(period);
                 while !*stopped.borrow() {

@@ -47,10 +47,8 @@ impl CpuCgroup {
     }
 
     fn limit(&self, quota: &str) -> bool {
-        let (file, text) = match self.is_v2 {
-            true => ("cpu.max", format!("{quota} {PERIOD}")),
-            false => ("cpu.cfs_quota_us", quota.to_owned()),
-        };
+        let (file, text) =
+            if self.is_v2 { ("cpu.max", format!("{quota} {PERIOD}")) } else { ("cpu.cfs_quota_us", quota.to_owned()) };
         fs::write(self.directory.join(file), text).is_ok()
     }
 

@@ -21,6 +21,8 @@ use tokio::{
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
+use super::pki::IssuedPem;
+
 /// Time limit for an answer with its body. A watch sets its own, shorter timeout.
 const ANSWER_AT_MOST: Duration = Duration::from_secs(60);
 
@@ -31,7 +33,7 @@ pub(crate) struct Https<'a> {
     /// The authority of the server's certificate, in PEM.
     pub(crate) ca_pem: &'a str,
     /// The client's certificates and key, in PEM.
-    pub(crate) identity: Option<&'a (String, String)>,
+    pub(crate) identity: Option<&'a IssuedPem>,
 }
 
 /// An answer.
@@ -105,8 +107,8 @@ impl Https<'_> {
         let builder = ClientConfig::builder().with_root_certificates(roots);
         let mut config = match self.identity {
             None => builder.with_no_client_auth(),
-            Some((certificates, key)) => {
-                let chain = CertificateDer::pem_slice_iter(certificates.as_bytes()).map(Result::unwrap).collect();
+            Some(IssuedPem { certificate, key }) => {
+                let chain = CertificateDer::pem_slice_iter(certificate.as_bytes()).map(Result::unwrap).collect();
                 builder.with_client_auth_cert(chain, PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap()).unwrap()
             }
         };
@@ -117,7 +119,8 @@ impl Https<'_> {
 }
 
 async fn answer(response: Response<Incoming>) -> Answer {
-    let (status, mut body) = (response.status(), Vec::new());
+    let status = response.status();
+    let mut body = Vec::new();
     if status != StatusCode::SWITCHING_PROTOCOLS {
         let mut incoming = response.into_body();
         // What a cut-off body has shown counts.

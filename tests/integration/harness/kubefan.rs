@@ -144,7 +144,8 @@ impl Kubefan {
     /// The admin port's answer to a GET, or `None` if there is none.
     pub(crate) async fn admin(&self, path: &str) -> Option<(reqwest::StatusCode, String)> {
         let response = reqwest::get(format!("http://{}{path}", self.admin_addr)).await.ok()?;
-        let (status, text) = (response.status(), response.text().await.ok()?);
+        let status = response.status();
+        let text = response.text().await.ok()?;
         secrets::assert_none_in(path, &text);
         Some((status, text))
     }

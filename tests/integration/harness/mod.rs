@@ -310,7 +310,8 @@ pub(crate) fn run() -> ExitCode {
 /// The flags, and the filters if there are several: libtest-mimic takes one, and `cargo test` any
 /// number.
 fn arguments() -> (Arguments, Vec<String>) {
-    let (mut flags, mut filters) = (Vec::new(), Vec::new());
+    let mut flags = Vec::new();
+    let mut filters = Vec::new();
     let mut given = env::args();
     flags.extend(given.next());
     while let Some(argument) = given.next() {

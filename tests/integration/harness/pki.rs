@@ -10,6 +10,12 @@ use rcgen::{
 
 use super::secrets;
 
+/// A certificate and its private key, both PEM.
+pub(crate) struct IssuedPem {
+    pub(crate) certificate: String,
+    pub(crate) key: String,
+}
+
 /// A certificate authority that tests can issue certificates from.
 pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
@@ -26,8 +32,8 @@ impl Authority {
         Authority { issuer: Issuer::new(params, key), ca_pem }
     }
 
-    /// Issues a server certificate for loopback: (certificate, private key), both PEM.
-    pub(crate) fn server(&self) -> (String, String) {
+    /// Issues a server certificate for loopback.
+    pub(crate) fn server(&self) -> IssuedPem {
         let mut params = CertificateParams::new(["127.0.0.1", "localhost", "apiserver.test"].map(str::to_owned))
             .expect("names are valid");
         params.distinguished_name.push(DnType::CommonName, "localhost");
@@ -35,7 +41,7 @@ impl Authority {
     }
 
     /// Issues a server certificate for loopback that expired years ago.
-    pub(crate) fn expired_server(&self) -> (String, String) {
+    pub(crate) fn expired_server(&self) -> IssuedPem {
         let mut params = CertificateParams::new(["127.0.0.1".to_owned()]).expect("names are valid");
         params.not_before = date_time_ymd(2001, 1, 1);
         params.not_after = date_time_ymd(2002, 1, 1);
@@ -43,32 +49,33 @@ impl Authority {
     }
 
     /// Issues a certificate for a replica on loopback, which is both server and client to its
-    /// peers: (certificate, private key), both PEM.
-    pub(crate) fn peer(&self) -> (String, String) {
+    /// peers.
+    pub(crate) fn peer(&self) -> IssuedPem {
         let mut params = CertificateParams::new(["127.0.0.1".to_owned()]).expect("names are valid");
         params.distinguished_name.push(DnType::CommonName, "kubefan");
         self.issue(params, &[ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth])
     }
 
-    /// Issues a client certificate for this user and group: (certificate, private key), both PEM.
-    pub(crate) fn client(&self, user: &str, group: &str) -> (String, String) {
+    /// Issues a client certificate for this user and group.
+    pub(crate) fn client(&self, user: &str, group: &str) -> IssuedPem {
         self.issue(named(user, group), &[ExtendedKeyUsagePurpose::ClientAuth])
     }
 
     /// An authority that this one has signed.
     pub(crate) fn intermediate(&self) -> Authority {
-        let (key, params) = (new_key(), ca("kubefan test intermediate"));
+        let key = new_key();
+        let params = ca("kubefan test intermediate");
         let ca_pem = params.signed_by(&key, &self.issuer).expect("the authority signs").pem();
         Authority { issuer: Issuer::new(params, key), ca_pem }
     }
 
-    /// Issues a certificate: (certificate, private key), both PEM.
-    pub(crate) fn issue(&self, mut params: CertificateParams, usages: &[ExtendedKeyUsagePurpose]) -> (String, String) {
+    /// Issues a certificate.
+    pub(crate) fn issue(&self, mut params: CertificateParams, usages: &[ExtendedKeyUsagePurpose]) -> IssuedPem {
         let key = new_key();
         params.extended_key_usages = usages.to_vec();
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         let certificate = params.signed_by(&key, &self.issuer).expect("the authority signs");
-        (certificate.pem(), key.serialize_pem())
+        IssuedPem { certificate: certificate.pem(), key: key.serialize_pem() }
     }
 }
 
@@ -102,7 +109,7 @@ pub(crate) fn named(user: &str, group: &str) -> CertificateParams {
 /// Writes kube-apiserver's files into `dir`: `ca.pem`, `server.pem`, `server-key.pem`, and the key
 /// pair `service-account.pub` and `service-account.key`.
 pub(crate) fn write_server_files(authority: &Authority, dir: &Path) {
-    let (certificate, key) = authority.server();
+    let IssuedPem { certificate, key } = authority.server();
     let tokens = new_key();
     let files = [
         ("ca.pem", authority.ca_pem.clone()),

@@ -33,17 +33,17 @@ impl Process {
     pub(crate) fn spawn(name: &'static str, command: &mut Command, log: &Path) -> Process {
         let out = appended(log);
         let err = out.try_clone().expect("the log file's handle is cloned");
-        Process::start(name, command, (out, err), vec![log.to_owned()])
+        Process::start(name, command, out, err, vec![log.to_owned()])
     }
 
     /// Like `spawn`, but standard error has a file of its own. `eprintln!` writes a line in several
     /// parts, so a line of standard output in the same file could fall between them.
     pub(crate) fn spawn_apart(name: &'static str, command: &mut Command, dir: &Path) -> Process {
         let logs = vec![dir.join("stdout"), dir.join("stderr")];
-        Process::start(name, command, (appended(&logs[0]), appended(&logs[1])), logs)
+        Process::start(name, command, appended(&logs[0]), appended(&logs[1]), logs)
     }
 
-    fn start(name: &'static str, command: &mut Command, (out, err): (File, File), logs: Vec<PathBuf>) -> Process {
+    fn start(name: &'static str, command: &mut Command, out: File, err: File, logs: Vec<PathBuf>) -> Process {
         // The variables of the tests themselves would look like misspelt settings.
         let given: Vec<_> = command.get_envs().map(|(name, _)| name.to_owned()).collect();
         for (name, _) in std::env::vars_os() {

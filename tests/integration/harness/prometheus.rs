@@ -99,7 +99,8 @@ impl Prometheus {
     /// The series of an expression in the last `seconds`, each with its values.
     pub(crate) async fn series(&self, expression: &str, seconds: u64) -> Vec<Value> {
         let now: f64 = self.value("vector(time())").await.expect("Prometheus knows the time");
-        let (start, end) = ((now - seconds as f64).to_string(), now.to_string());
+        let start = (now - seconds as f64).to_string();
+        let end = now.to_string();
         let query = [("query", expression), ("start", &*start), ("end", &*end), ("step", "5")];
         self.get("query_range", &query).await["result"].as_array().unwrap().clone()
     }

@@ -94,7 +94,8 @@ pub(crate) struct Versions {
 /// A watch of `seconds` ends with a bookmark. Where the apiserver gets too little CPU it ends
 /// before all events were sent, and the next watch continues from its last version.
 pub(crate) async fn upstream_watch(api: &ApiServer, query: &Query, range: Versions, seconds: u32) -> Vec<Recorded> {
-    let (mut events, mut reached) = (Vec::new(), range.start);
+    let mut events = Vec::new();
+    let mut reached = range.start;
     loop {
         let parameters = format!("timeoutSeconds={seconds}&allowWatchBookmarks=true&resourceVersion={reached}");
         let body = opened(api, &format!("{}&watch=true&{parameters}", query.pods_path())).await.text().await.unwrap();
@@ -132,7 +133,8 @@ pub(crate) async fn upstream_recording(
     mut end: tokio::sync::watch::Receiver<u64>,
     seconds: u32,
 ) -> Vec<Recorded> {
-    let (mut events, mut last) = (Vec::new(), start);
+    let mut events = Vec::new();
+    let mut last = start;
     'watches: while *end.borrow() == u64::MAX {
         let path = format!("{}&watch=true&resourceVersion={last}&allowWatchBookmarks=true", query.pods_path());
         let mut response = opened(&api, &path).await;
@@ -188,7 +190,9 @@ fn version_of(object: &str) -> u64 {
 pub(crate) async fn upstream_initial(api: &ApiServer, query: &Query) -> Vec<Recorded> {
     let initial = "&watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
     let mut response = api.client().get(format!("{}{}{initial}", api.url(), query.pods_path())).send().await.unwrap();
-    let (mut body, mut read, mut events) = (Vec::new(), 0, Vec::new());
+    let mut body = Vec::new();
+    let mut read = 0;
+    let mut events = Vec::new();
     loop {
         let Some(end) = body[read..].iter().position(|byte| *byte == b'\n') else {
             body.extend_from_slice(&response.chunk().await.unwrap().expect("the initial events have an end"));

@@ -56,7 +56,9 @@ impl Subscriber {
         watch.until_resumable().await;
         watch.snapshot.clear();
         let (progress, _) = watch::channel(Progress::default());
-        let (events, left, keeps_events) = (Vec::new(), 0, true);
+        let events = Vec::new();
+        let left = 0;
+        let keeps_events = true;
         Subscriber { query, replicas, at, watch, events, left, keeps_events, progress }
     }
 
@@ -151,7 +153,8 @@ impl Subscriber {
         }
         self.progress.send_if_modified(|progress| {
             let changed = progress.version != version || event > progress.event;
-            (progress.version, progress.event) = (version, progress.event.max(event));
+            progress.version = version;
+            progress.event = progress.event.max(event);
             changed
         });
         version

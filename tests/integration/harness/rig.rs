@@ -437,7 +437,9 @@ impl GrpcLink {
 
     /// Breaks all connections, and refuses new ones.
     pub(crate) fn cut(&self) {
-        self.0.lock().unwrap().take().iter().for_each(CancellationToken::cancel);
+        if let Some(token) = self.0.lock().unwrap().take() {
+            token.cancel();
+        }
     }
 
     /// Takes connections again.

@@ -80,7 +80,8 @@ pub(crate) fn python(name: &str, requirements: &Path) -> PathBuf {
     let _lock = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
     let text = fs::read_to_string(requirements).expect("the requirements file exists");
     let environment = assets::target_dir().join("test-assets").join(name);
-    let (python, requirements_stamp) = (environment.join("bin/python"), environment.join("requirements-stamp"));
+    let python = environment.join("bin/python");
+    let requirements_stamp = environment.join("requirements-stamp");
     if fs::read_to_string(&requirements_stamp).is_ok_and(|requirements_stamp| requirements_stamp == text) {
         return python;
     }

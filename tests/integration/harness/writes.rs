@@ -40,11 +40,13 @@ impl Writes {
         let mut workload = Workload::new(14, options);
         load::populate(api, &mut workload).await;
         let (sender, done) = watch::channel(0);
-        let (mut queues, mut writers) = (Vec::new(), JoinSet::new());
+        let mut queues = Vec::new();
+        let mut writers = JoinSet::new();
         for _ in 0..WRITERS {
             let (queue, mut changes) = mpsc::channel(WAITING_MAX);
             queues.push(queue);
-            let (api, sender) = (api.handle(), sender.clone());
+            let api = api.handle();
+            let sender = sender.clone();
             writers.spawn(async move {
                 while let Some(change) = changes.recv().await {
                     load::apply_through_outages(&api, change).await;

@@ -69,7 +69,8 @@ fn is_still(object: &Value) -> bool {
 
 /// The watch events of unchanging objects, byte for byte except for the versions of bookmarks.
 fn events(answer: &Answer) -> Vec<String> {
-    let (text, mut newest) = (answer.text(), 0);
+    let text = answer.text();
+    let mut newest = 0;
     let mut lines = Vec::new();
     for line in text.lines() {
         let Ok(event) = serde_json::from_str::<Value>(line) else {

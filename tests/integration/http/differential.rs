@@ -136,7 +136,8 @@ async fn compare_page(world: &World, request: &Request, turn: usize) -> (Compare
         let direct = world.ask_direct(&exact).await;
         let difference = wrong_server(request, &ours).or_else(|| byte_difference(&direct, &ours));
         if difference.is_none() || tries == TRIES {
-            let (status, is_cached) = (direct.status, ours.is_cached());
+            let status = direct.status;
+            let is_cached = ours.is_cached();
             return (Compared { status, is_cached, bytes: true, differences: difference.into_iter().collect() }, ours);
         }
         tries += 1;
@@ -168,7 +169,8 @@ async fn compare(world: &World, request: &Request, turn: usize) -> Compared {
     let mut compared = compare_once(world, request, turn).await;
     let seconds = request.parameter("timeoutSeconds").and_then(|seconds| seconds.parse::<u64>().ok());
     let seconds = seconds.filter(|seconds| (1..=TIMEOUT_FACTOR).contains(seconds)).unwrap_or_default();
-    let (from, to) = (format!("timeoutSeconds={seconds}"), format!("timeoutSeconds={}", seconds * TIMEOUT_FACTOR));
+    let from = format!("timeoutSeconds={seconds}");
+    let to = format!("timeoutSeconds={}", seconds * TIMEOUT_FACTOR);
     let patient = Request { path: request.path.replace(&from, &to), ..request.clone() };
     for _ in 1..TRIES {
         if compared.differences.is_empty() {

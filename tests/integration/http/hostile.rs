@@ -212,7 +212,8 @@ async fn send(address: SocketAddr, case: &Case) -> Got {
         let _ = stream.shutdown().await;
     }
     let limit = Instant::now() + ANSWER_AT_MOST;
-    let (mut bytes, mut closed) = (Vec::new(), false);
+    let mut bytes = Vec::new();
+    let mut closed = false;
     let mut buffer = vec![0; 64 << 10];
     loop {
         let until = if bytes.is_empty() { limit } else { limit.min(Instant::now() + SILENCE) };

@@ -163,7 +163,8 @@ async fn an_unproved_read_is_503_and_a_later_one_succeeds() {
         let request = http::Request::get(format!("http://localhost{PODS}")).body(()).unwrap();
         let response = raw.requests.send_request(request, true).unwrap().0.await.unwrap();
         assert_eq!(response.status(), code);
-        let (mut body, mut read) = (response.into_body(), Vec::new());
+        let mut body = response.into_body();
+        let mut read = Vec::new();
         while let Some(data) = body.data().await {
             let data = data.unwrap();
             body.flow_control().release_capacity(data.len()).unwrap();
@@ -207,7 +208,8 @@ async fn over_limit(kubefan: &Kubefan, path: &str, flag: &str) {
 async fn requests_above_a_limit_are_429() {
     let simulated = large().await;
     let kubefan = simulated.kubefan(&["--resource=pods", "--reads-max=1", "--subscribers-max=2"]).await;
-    let (all, watch) = (format!("{PODS}?{ANY}"), format!("{PODS}?{ANY}&watch=1"));
+    let all = format!("{PODS}?{ANY}");
+    let watch = format!("{PODS}?{ANY}&watch=1");
     let unread = ask(kubefan.grpc_addr, &all, "").await;
     let list = r#"kubefan_requests_inflight{protocol="http",verb="list"}"#;
     kubefan.metric_becomes(list, 1.0).await;
@@ -409,6 +411,7 @@ async fn open_watches_do_not_delay_the_shutdown() {
         // The stream must end without an error, so that the client resumes elsewhere.
         while watch.chunk().await.unwrap().is_some() {}
     }
-    drop((http1, http2));
+    drop(http1);
+    drop(http2);
     assert!(kubefan.process.ended(Duration::from_secs(60)).await.success());
 }

@@ -12,10 +12,8 @@ pub(super) const CONTENT_TYPE: &str = "application/vnd.kubernetes.protobuf";
 
 /// A body as JSON, or an error message.
 pub(super) fn text(content_type: &str, body: &[u8]) -> String {
-    let text = match content_type.ends_with(";stream=watch") {
-        true => events(body),
-        false => whole(body).map(|value| value.to_string()),
-    };
+    let text =
+        if content_type.ends_with(";stream=watch") { events(body) } else { whole(body).map(|value| value.to_string()) };
     text.unwrap_or_else(|error| format!("{error}: {}", hex(body)))
 }
 

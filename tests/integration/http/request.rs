@@ -51,7 +51,10 @@ impl Request {
 impl std::fmt::Display for Request {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {}", self.method, self.path)?;
-        self.headers.iter().try_for_each(|(name, value)| write!(f, " [{name}: {value}]"))
+        for (name, value) in &self.headers {
+            write!(f, " [{name}: {value}]")?;
+        }
+        Ok(())
     }
 }
 
@@ -83,9 +86,10 @@ impl Answer {
     }
 
     pub(super) fn text(&self) -> String {
-        match self.is_protobuf() {
-            true => protobuf_json::text(self.header("content-type"), &self.body),
-            false => String::from_utf8_lossy(&self.body).into_owned(),
+        if self.is_protobuf() {
+            protobuf_json::text(self.header("content-type"), &self.body)
+        } else {
+            String::from_utf8_lossy(&self.body).into_owned()
         }
     }
 }
@@ -113,7 +117,8 @@ async fn ask(client: &reqwest::Client, url: &str, request: &Request) -> Answer {
         Ok(response) => response,
         Err(error) => return Answer { status: 0, headers: HeaderMap::new(), body: format!("{error:?}").into_bytes() },
     };
-    let (status, headers) = (response.status().as_u16(), response.headers().clone());
+    let status = response.status().as_u16();
+    let headers = response.headers().clone();
     let mut body = Vec::new();
     // An answer that does not end in time is compared up to this point.
     while let Ok(chunk) = timeout_at(limit, response.chunk()).await {

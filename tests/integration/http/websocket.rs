@@ -92,7 +92,8 @@ impl Client {
 
     async fn read(&mut self) -> Option<Frame> {
         let read = async {
-            let (first, second) = (self.stream.read_u8().await.ok()?, self.stream.read_u8().await.ok()?);
+            let first = self.stream.read_u8().await.ok()?;
+            let second = self.stream.read_u8().await.ok()?;
             assert_eq!(first & 0xf0, 0x80, "a complete message without reserved bits");
             let length = match second {
                 126 => u64::from(self.stream.read_u16().await.ok()?),
@@ -238,7 +239,8 @@ async fn a_websocket_watch_sends_the_same_messages_as_the_apiserver() {
             let texts = frames.iter().map(|(opcode, payload)| (*opcode, String::from_utf8_lossy(payload).into_owned()));
             texts.map(|(opcode, text)| format!("{opcode} {text:.300}")).collect::<Vec<_>>().join("\n")
         };
-        let (theirs, ours) = (text(&direct), text(&mine));
+        let theirs = text(&direct);
+        let ours = text(&mine);
         assert!(mine == direct, "{path} {headers:?}\nthe apiserver:\n{theirs}\nkubefan:\n{ours}");
     }
     println!("{seen} messages were the same from both servers");

@@ -67,9 +67,10 @@ impl Resource {
     /// The path of a collection; in all namespaces if `namespace` is empty.
     pub(super) fn collection(&self, namespace: &str) -> String {
         let Self { prefix, plural, .. } = self;
-        match self.namespaced && !namespace.is_empty() {
-            true => format!("{prefix}/namespaces/{namespace}/{plural}"),
-            false => format!("{prefix}/{plural}"),
+        if self.namespaced && !namespace.is_empty() {
+            format!("{prefix}/namespaces/{namespace}/{plural}")
+        } else {
+            format!("{prefix}/{plural}")
         }
     }
 
@@ -175,7 +176,8 @@ impl World {
             let builder = Client::builder().no_proxy().default_headers(bearer(&api.admin_token()));
             if http2 { builder.http2_prior_knowledge() } else { builder.http1_only() }.build().unwrap()
         };
-        let (direct, clients) = (api.client(), [client(false), client(true)]);
+        let direct = api.client();
+        let clients = [client(false), client(true)];
         let world = World { api, kubefan, then, now, direct, clients, stopped: false.into() };
         for resource in RESOURCES.iter().filter(|resource| resource.cached && !resource.is_custom()) {
             world.wait_for_protobuf(resource).await;
@@ -216,7 +218,8 @@ impl World {
     pub(super) async fn write(&self) -> usize {
         let mut writes = 0;
         while !self.stopped.load(Ordering::Relaxed) {
-            let (round, resource) = (writes / RESOURCES.len(), RESOURCES[writes % RESOURCES.len()]);
+            let round = writes / RESOURCES.len();
+            let resource = RESOURCES[writes % RESOURCES.len()];
             let name = format!("busy-{}", round % 3);
             let path = resource.collection("busy");
             // No controller runs here, so a deleted namespace would remain forever.

@@ -53,7 +53,8 @@ impl GoPods {
 
     async fn printed(&mut self, what: &str) {
         wait::until(&format!("client-go's informer to print {what}"), wait::SOON * 4, || {
-            let (log, ended) = (self.process.log(), self.process.exited());
+            let log = self.process.log();
+            let ended = self.process.exited();
             assert!(ended.is_none(), "{ended:?}: {log}");
             async move { log.contains(&format!("{{\"{what}\":")).then_some(()) }
         })

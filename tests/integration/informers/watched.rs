@@ -64,9 +64,10 @@ impl Watched {
     /// Starts an informer whose handler passes each call to `report`, without a limit.
     pub(super) fn start(name: &'static str, source: ListWatch, report: impl FnMut(Call) + Send + 'static) -> Watched {
         let informer = SharedInformer::builder(source).transform(without_managed_fields).build();
-        let (connection_errors, failures) =
-            (Arc::new(Mutex::new((0, String::new()))), Arc::new(Mutex::new(Vec::new())));
-        let (counted, kept) = (connection_errors.clone(), failures.clone());
+        let connection_errors = Arc::new(Mutex::new((0, String::new())));
+        let failures = Arc::new(Mutex::new(Vec::new()));
+        let counted = connection_errors.clone();
+        let kept = failures.clone();
         informer.on_error(move |error| match error {
             ReflectorError::Client(error) => {
                 let mut errors = counted.lock().unwrap();

@@ -46,7 +46,8 @@ impl Counts {
     pub(super) fn of(requests: &[Request], direct: &Server, through: &Server) -> Counts {
         let sent_by = |user: String| Requests::of(requests.iter().filter(move |request| request.user == user));
         let own = requests.iter().filter(|request| request.agent.starts_with(KUBEFAN));
-        let (direct, passed_on) = (sent_by(direct.user()), sent_by(through.user()));
+        let direct = sent_by(direct.user());
+        let passed_on = sent_by(through.user());
         Counts { direct, passed_on, own: Requests::of(own), unproved: BTreeSet::new(), restarts: 0 }
     }
 
@@ -69,9 +70,11 @@ impl Counts {
         let others: Vec<_> = self.passed_on.reads.iter().filter(|uri| !is_expected(uri)).collect();
         assert!(others.is_empty(), "kubefan passed on {others:#?}");
         assert_eq!(self.own.states, before.own.states, "states that kubefan asked for, for more copies");
-        let (one, all) = (before.direct.reads.len(), self.direct.reads.len());
+        let one = before.direct.reads.len();
+        let all = self.direct.reads.len();
         assert!(all >= 2 * one, "the direct copies: {one} lists and watches of one, {all} of all");
-        let (lists, restarts) = (self.own.lists - before.own.lists, self.restarts - before.restarts);
+        let lists = self.own.lists - before.own.lists;
+        let restarts = self.restarts - before.restarts;
         // A proof may need a second try.
         let is_cheap = lists <= 2 * (all - one) + restarts;
         assert!(is_cheap, "{lists} lists of kubefan for {} of direct copies, {restarts} watches ended", all - one);
@@ -81,7 +84,8 @@ impl Counts {
     /// own lists may be of any version.
     #[track_caller]
     pub(super) fn assert_nothing_was_proved(&self, before: &Counts) {
-        let (lists, restarts) = (self.own.lists - before.own.lists, self.restarts - before.restarts);
+        let lists = self.own.lists - before.own.lists;
+        let restarts = self.restarts - before.restarts;
         assert!(lists <= restarts, "{lists} lists of kubefan for more copies, {restarts} watches ended");
     }
 }

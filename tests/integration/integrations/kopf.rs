@@ -74,9 +74,10 @@ async fn kopf_makes_the_same_calls_through_kubefan() {
                 let widgets = format!("/apis/{GROUP}/v1/namespaces/{}/widgets", own(server));
                 change(api, &widgets, "spec", object, round).await;
             }
-            match is_deletion(object, round) {
-                true => store.remove(&name_of(object)),
-                false => store.insert(name_of(object), json!([round.to_string()])),
+            if is_deletion(object, round) {
+                store.remove(&name_of(object))
+            } else {
+                store.insert(name_of(object), json!([round.to_string()]))
             };
         }
         for operator in operators.iter().flatten() {
@@ -119,7 +120,8 @@ fn is_deletion(object: usize, round: usize) -> bool {
 }
 
 async fn change(api: &ApiServer, collection: &str, field: &str, object: usize, round: usize) {
-    let (name, change) = (name_of(object), json!({ "change": round.to_string() }));
+    let name = name_of(object);
+    let change = json!({ "change": round.to_string() });
     let path = format!("{collection}/{name}");
     match round {
         0 => {
@@ -157,7 +159,8 @@ struct Operator {
 
 impl Operator {
     fn start(python: &Path, setting: &Setting, server: &Server, namespace: &str) -> Operator {
-        let (port, dir) = (free_port(), setting.file("kopf"));
+        let port = free_port();
+        let dir = setting.file("kopf");
         std::fs::create_dir(&dir).unwrap();
         let mut command = Command::new(python);
         command.args(["-m", "kopf", "run", "--standalone", "--log-format=plain"]);

@@ -39,9 +39,10 @@ async fn run(title: &str, writes_direct: bool) {
         let mut command = Command::new(&program);
         // The token of the account whose requests are counted, at either server.
         let api = &setting.world.api;
-        let writes = match writes_direct {
-            true => api.kubeconfig_to_with_token(api.url(), &server.token),
-            false => server.kubeconfig.clone(),
+        let writes = if writes_direct {
+            api.kubeconfig_to_with_token(api.url(), &server.token)
+        } else {
+            server.kubeconfig.clone()
         };
         command.args(["-agent", "operator", "-leader", "operator", "-output", &output(server.account)]);
         command.arg("-server").arg(writes).arg("-reads").arg(&server.kubeconfig);

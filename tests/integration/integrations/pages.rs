@@ -57,7 +57,8 @@ pub(super) fn resources(page: &str) -> String {
 pub(super) fn assert_shows(page: &str, language: &str, file: &str) {
     let source = fs::read_to_string(Path::new(ROOT).join(file)).unwrap();
     let lines = |text: &str| text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("\n");
-    let (source, blocks) = (lines(&source), blocks(page, language));
+    let source = lines(&source);
+    let blocks = blocks(page, language);
     assert!(!blocks.is_empty(), "{page} shows nothing of {file}");
     for block in blocks {
         assert!(source.contains(&lines(&block)), "{file} has no\n{block}");

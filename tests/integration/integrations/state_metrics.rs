@@ -32,7 +32,8 @@ struct StateMetrics {
 
 impl StateMetrics {
     async fn start(setting: &Setting, server: &Server) -> StateMetrics {
-        let (port, own) = (free_port(), free_port());
+        let port = free_port();
+        let own = free_port();
         let (_, page) = pages::yaml(PAGE, "args");
         let args = page["args"].as_array().unwrap().iter().map(|arg| server.configured(arg.as_str().unwrap()));
         let mut command = Command::new(assets::kube_state_metrics());

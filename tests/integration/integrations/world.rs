@@ -55,7 +55,8 @@ impl World {
         for _ in 0..changes {
             let at = self.changes;
             let namespace = format!("shop-{}", at / 10 % NAMESPACES);
-            let (pod, app) = (at / 2 % PODS, app_name(at / 20 % SERVICES));
+            let pod = at / 2 % PODS;
+            let app = app_name(at / 20 % SERVICES);
             match at % 10 {
                 0..5 => self.patch("pod", &namespace, &pod_name(pod), json!({})).await,
                 5 => {

@@ -193,9 +193,10 @@ struct Reader {
 impl Reader {
     /// Starts a reader, and waits until it has all pods.
     async fn start(measured: &Measured, mode: &str, api: &ApiServer, kubefan: &Kubefan) -> Reader {
-        let (program, address) = match mode.starts_with("straight") {
-            true => (&measured.straight, api.url().to_owned()),
-            false => (&measured.over_kubefan, format!("https://{}", kubefan.grpc_addr)),
+        let (program, address) = if mode.starts_with("straight") {
+            (&measured.straight, api.url().to_owned())
+        } else {
+            (&measured.over_kubefan, format!("https://{}", kubefan.grpc_addr))
         };
         let mut command = tokio::process::Command::new(program.get_program());
         command.args(program.get_args());
@@ -218,7 +219,8 @@ impl Reader {
         assert_eq!(count, objects.to_string(), "the reader has all objects and no others");
         let pid = self.child.id().expect("the reader runs");
         let mib = |figure: &str| memory_of(pid, figure) as f64 / f64::from(1 << 20);
-        let (cpu_seconds, peak_mib) = (cpu_seconds(pid), mib("VmHWM"));
+        let cpu_seconds = cpu_seconds(pid);
+        let peak_mib = mib("VmHWM");
         self.order("settle", "settled").await;
         let settled_mib = mib("VmRSS");
         drop(self.input);

@@ -122,9 +122,10 @@ impl Reported {
                 .await
                 .map_err(|why| format!("{}: expected {missing:?}, and {why}{}", expect.of, self.so_far(&expect.of)))?;
             let wanted = |wanted: &&str| is_wanted(wanted, &got);
-            let found = match expect.any_order {
-                true => missing.iter().position(wanted),
-                false => missing.first().filter(|it| wanted(it)).map(|_| 0),
+            let found = if expect.any_order {
+                missing.iter().position(wanted)
+            } else {
+                missing.first().filter(|it| wanted(it)).map(|_| 0)
             };
             match found {
                 Some(at) => _ = missing.remove(at),

@@ -111,7 +111,10 @@ impl<'a> Scene<'a> {
         let shared = which.map(|which| &world.shared[&which]);
         let is_secure = which.is_some_and(|which| which != Shared::Open);
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let (mut own, mut second, mut upstream, mut own_args) = (None, None, None, Vec::new());
+        let mut own = None;
+        let mut second = None;
+        let mut upstream = None;
+        let mut own_args = Vec::new();
         let mut kubeconfig = api.kubeconfig();
         if let ServerSpec::Own(Own { args, second: has_second, upstream_link }) = &step.server {
             own_args = RESOURCES.iter().map(ToString::to_string).chain(args.iter().cloned()).collect();
@@ -126,9 +129,11 @@ impl<'a> Scene<'a> {
             }
         }
         let server = own.as_ref().or(shared).expect("each step has a kubefan").grpc_addr;
-        let (link, resource) = (Link::to(server).await, step.resource.clone());
+        let link = Link::to(server).await;
+        let resource = step.resource.clone();
         let names = Names { namespace, elsewhere };
-        let (tokens, last_version) = (BTreeMap::new(), 0);
+        let tokens = BTreeMap::new();
+        let last_version = 0;
         Scene {
             api,
             shared,
@@ -171,9 +176,10 @@ impl<'a> Scene<'a> {
 
     /// The options of the client that each step has.
     pub(super) fn connect(&self) -> Value {
-        match self.is_secure {
-            true => json!({ "as": "client", "address": "$address", "ca_file": "$ca", "token": "$token.admin" }),
-            false => json!({ "as": "client", "address": "$address" }),
+        if self.is_secure {
+            json!({ "as": "client", "address": "$address", "ca_file": "$ca", "token": "$token.admin" })
+        } else {
+            json!({ "as": "client", "address": "$address" })
         }
     }
 
@@ -311,7 +317,8 @@ impl<'a> Scene<'a> {
 
     /// Ends the watches of the namespace, as `kubefan disconnect` does.
     pub(super) async fn disconnect(&self) {
-        let (admin, client) = (self.kubefan().admin_addr, reqwest::Client::new());
+        let admin = self.kubefan().admin_addr;
+        let client = reqwest::Client::new();
         for subscriber in self.subscribers().await {
             let id = subscriber["id"].as_str().expect("a subscriber has an id");
             let answer = client.delete(format!("http://{admin}/subscribers/{id}")).send().await.unwrap();

@@ -87,7 +87,8 @@ async fn the_stores_of_all_languages_equal_the_apiservers_list_after_random_kill
     let mut kubefan = Some(serve(&api, address).await);
     join_all(runners.iter_mut().map(|runner| start(runner, address))).await;
 
-    let (mut changes, mut resident) = (0, Vec::new());
+    let mut changes = 0;
+    let mut resident = Vec::new();
     for part in 1..=scale.parts {
         let (stop, stopped) = watch::channel(false);
         let end = Instant::now() + scale.part;
@@ -117,7 +118,8 @@ async fn the_stores_of_all_languages_equal_the_apiservers_list_after_random_kill
     for ((runner, early), late) in runners.iter_mut().zip(early).zip(late) {
         let counts = counts(runner).await;
         let of = |item: &str| counts.get(item).copied().unwrap_or_default();
-        let (language, calls) = (runner.language, of("add") + of("update") + of("delete"));
+        let language = runner.language;
+        let calls = of("add") + of("update") + of("delete");
         println!(
             "| {language} | {calls} | {} | {} | {} | {} | {} | {} |",
             of("event"),
@@ -173,7 +175,9 @@ async fn compare(api: &ApiServer, runners: &mut [Runner], part: usize) {
     let version = version_of(&api.create(&pods, &pod(&format!("pause-{part}"))).await).to_string();
     let all = listed(api, "/api/v1/pods").await;
     let selected = listed(api, &format!("/api/v1/pods?labelSelector={}", SELECTOR.replace('=', "%3D"))).await;
-    let (all, selected, version) = (&all, &selected, &version);
+    let all = &all;
+    let selected = &selected;
+    let version = &version;
     join_all(runners.iter_mut().map(async |runner| {
         for (name, _) in informers(runner) {
             let mut waits = 0..WAITS_MAX;

@@ -180,7 +180,8 @@ impl Player<'_> {
             }
             Action::Same([one, other]) => {
                 let value = |name: &str| self.variables.get(name).cloned().ok_or(format!("there is no {name}"));
-                let (one, other) = (value(one)?, value(other)?);
+                let one = value(one)?;
+                let other = value(other)?;
                 (one == other).then_some(()).ok_or(format!("{one} is not {other}"))
             }
             other => panic!("{other:?} is an action on the world"),

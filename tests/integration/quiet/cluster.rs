@@ -71,7 +71,8 @@ impl Kind {
 pub(crate) async fn create(api: &ApiServer, kind: &Kind, count: usize) {
     let mut writers = JoinSet::new();
     for writer in 0..CONCURRENCY.min(count) {
-        let (api, kind) = (api.handle(), *kind);
+        let api = api.handle();
+        let kind = *kind;
         writers.spawn(async move {
             for number in (writer..count).step_by(CONCURRENCY) {
                 api.create(&kind.path_in("default"), &kind.object(&format!("o-{number}"))).await;

@@ -41,7 +41,8 @@ struct Scale {
 
 fn scale() -> Scale {
     if is_full_scale() {
-        let (drain, observed) = (Duration::from_secs(5), Duration::from_secs(240));
+        let drain = Duration::from_secs(5);
+        let observed = Duration::from_secs(240);
         return Scale { objects: 50, connections: 50, drain, observed };
     }
     Scale { objects: 5, connections: 5, drain: Duration::from_millis(200), observed: Duration::from_secs(2) }
@@ -81,7 +82,8 @@ async fn watches_survive_an_upgrade_in_place() {
 /// What `replace` returns must live until the end. Returns how many watches of subscribers have
 /// ended.
 async fn upgrade<T>(replace: impl AsyncFn(&ApiServer, &Link, PathBuf) -> Option<T>) -> f64 {
-    let (scale, kinds) = (scale(), RESOURCES.map(kind));
+    let scale = scale();
+    let kinds = RESOURCES.map(kind);
     let new = assets::get().expect("the programs were found before").kube_apiserver.clone();
     let old = if is_full_scale() { assets::kube_apiserver_before() } else { new.clone() };
     let api = ApiServer::start(Options::default().program(old)).await;
@@ -97,7 +99,8 @@ async fn upgrade<T>(replace: impl AsyncFn(&ApiServer, &Link, PathBuf) -> Option<
     let kubefan = Kubefan::spawn(&api.kubeconfig_to(&url), &args).await;
     kubefan.ready().await;
 
-    let (mut informers, mut running) = (Vec::new(), JoinSet::new());
+    let mut informers = Vec::new();
+    let mut running = JoinSet::new();
     for (source, connection) in connections(&api, &kubefan, &url, scale.connections).await {
         for kind in kinds {
             let source_of_kind = ListWatch::new(connection.clone(), &kind.full_name(), "", "");
@@ -111,9 +114,11 @@ async fn upgrade<T>(replace: impl AsyncFn(&ApiServer, &Link, PathBuf) -> Option<
         let synced = tokio::time::timeout(wait::SOON * 4, informer.synced()).await;
         synced.unwrap_or_else(|_| panic!("{source} of {kind:?} does not sync")).unwrap();
     }
-    let (written, objects) = (url.clone(), scale.objects);
+    let written = url.clone();
+    let objects = scale.objects;
     let writes = cluster::write_at(&api, WRITES_PER_SECOND, move |tick| {
-        let (kind, object) = (kinds[tick as usize % kinds.len()], tick as usize / kinds.len() % objects);
+        let kind = kinds[tick as usize % kinds.len()];
+        let object = tick as usize / kinds.len() % objects;
         format!("{written}{}/o-{object}", kind.path_in("default"))
     });
     let _replaced = replace(&api, &link, new).await;
@@ -140,7 +145,8 @@ async fn upgrade<T>(replace: impl AsyncFn(&ApiServer, &Link, PathBuf) -> Option<
 async fn connections(api: &ApiServer, kubefan: &Kubefan, url: &str, each: usize) -> Vec<(&'static str, Connection)> {
     let through = format!("https://{}", kubefan.grpc_addr);
     let grpc = ClientOptions { ca_file: Some(api.ca_pem_path()), ..ClientOptions::default() };
-    let (ca_file, token) = (Some(api.ca_pem_path()), Some(api.admin_token()));
+    let ca_file = Some(api.ca_pem_path());
+    let token = Some(api.admin_token());
     let http = HttpClientOptions { ca_file, token, ..HttpClientOptions::default() };
     let mut connections: Vec<(&'static str, Connection)> = Vec::new();
     for _ in 0..each {

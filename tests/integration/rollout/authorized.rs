@@ -90,7 +90,8 @@ pub(super) async fn nothing_moves_while_callers_cannot_be_authorized() {
     link.cut();
     let stops = || async { (replicas.logs().matches(STOPS).count() > stopped).then_some(()) };
     wait::until("rebalancing to stop", OPEN_AT_MOST, stops).await;
-    let (moved, written) = (replicas.moved().await, writer.written.lock().unwrap().len());
+    let moved = replicas.moved().await;
+    let written = writer.written.lock().unwrap().len();
     wait::until("writes during the outage", OPEN_AT_MOST, || async {
         (writer.written.lock().unwrap().len() >= written + WRITES_IN_TWO_ROUNDS).then_some(())
     })

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::harness::{
     kubefan::{self, Kubefan},
-    pki::Authority,
+    pki::{Authority, IssuedPem},
     process::free_port,
     wait,
 };
@@ -64,7 +64,7 @@ impl Replicas {
         let files = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory is created");
         let authority = Authority::new();
         let place = |number: usize| {
-            let (certificate, key) = authority.peer();
+            let IssuedPem { certificate, key } = authority.peer();
             let texts = [("cert", certificate), ("key", key), ("ca", authority.ca_pem.clone())];
             let write = |(what, text): (&str, String)| {
                 let path = files.path().join(format!("{number}-{what}.pem"));

@@ -52,7 +52,8 @@ pub(super) struct History {
 
 impl History {
     fn opened(&mut self, test: &Test, version: u64) {
-        (self.from, self.version) = (version, version);
+        self.from = version;
+        self.version = version;
         test.open.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -73,7 +74,8 @@ pub(super) fn micros(start: Instant) -> u64 {
 
 /// Watches over gRPC until the end.
 pub(super) async fn grpc(client: Client, test: Test) -> History {
-    let (mut history, mut initial) = (History::default(), Some(String::new()));
+    let mut history = History::default();
+    let mut initial = Some(String::new());
     let target = Target { resource: "configmaps".to_owned(), namespace: test.namespace.clone(), ..Target::default() };
     let mut stream = client.watch(target, WatchOptions { on_expired: OnExpired::Fail, ..WatchOptions::default() });
     let mut end = test.end.clone();
@@ -128,7 +130,8 @@ struct Metadata {
 /// Lists and watches over HTTP until the end. As an informer does, it resumes from the version of
 /// the last event or bookmark, and waits after a failure. `number` seeds its delays.
 pub(super) async fn http(client: reqwest::Client, url: String, test: Test, number: u64) -> History {
-    let (mut history, mut delay) = (History::default(), DELAYS[0]);
+    let mut history = History::default();
+    let mut delay = DELAYS[0];
     let mut random = Pcg64Mcg::seed_from_u64(number);
     let url = format!("{url}/api/v1/namespaces/{}/configmaps", test.namespace);
     let mut version = None;
@@ -193,7 +196,9 @@ async fn follow(
         410 => return (None, false),
         _ => return (Some(from), true),
     }
-    let (mut version, mut rest, mut end) = (from, Vec::new(), test.end.clone());
+    let mut version = from;
+    let mut rest = Vec::new();
+    let mut end = test.end.clone();
     while !history.is_complete(test) {
         let chunk = tokio::select! {
             chunk = response.chunk() => chunk,
