@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 
 const SYNC_AT_MOST: Duration = Duration::from_secs(60);
 
-/// What was reported of quiet sources: how often, by item.
+/// Reports of quiet sources: the number of each item.
 static COUNTS: LazyLock<Mutex<HashMap<String, BTreeMap<String, u64>>>> = LazyLock::new(Mutex::default);
 
 #[derive(Default)]

@@ -27,7 +27,7 @@ type Failure = Box<dyn Error + Send + Sync>;
 
 const WAIT_AT_MOST: Duration = Duration::from_secs(600);
 
-/// What a program that asks for parts decodes them to.
+/// The type to decode into when a program asks for parts of an object.
 #[derive(Deserialize)]
 struct Parts {
     metadata: ObjectMeta,

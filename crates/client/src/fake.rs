@@ -180,7 +180,7 @@ impl FakeListWatch {
     }
 
     /// Deletes an object without an event, and forgets all history, so that only a new list shows
-    /// it. This is what a watcher sees that was away for too long.
+    /// it. A watcher that was away for too long sees the same.
     pub fn delete_unseen(&self, key: &str) {
         let mut state = self.state();
         state.objects.remove(key);

@@ -6,11 +6,11 @@
 //! they turn one outage into two. So the default is to wait: stores stay readable, and only grow
 //! stale.
 //!
-//! What the paced fallback costs an apiserver: with 3,000 clients, 15 watches start each minute,
-//! after ten minutes 150 are open, and after 200 minutes all 3,000, each with its share of the
-//! events. There is never a list. A fleet that the apiserver could not carry in the end must not
-//! use it: the first clients have fresh data, and an apiserver without priority and fairness, which
-//! answers 429 in time, may fail all the same.
+//! The cost of the paced fallback for an apiserver: with 3,000 clients, 15 watches start each
+//! minute, after ten minutes 150 are open, and after 200 minutes all 3,000, each with its share of
+//! the events. There is never a list. A fleet that the apiserver could not carry in the end must
+//! not use it: the first clients have fresh data, and an apiserver without priority and fairness,
+//! which answers 429 in time, may fail all the same.
 //!
 //! The bound: each client has one moment in every 200 minutes, at a distance from the start of its
 //! outage that a hash of its id chooses. It makes at most one request to the apiserver then, and
@@ -46,7 +46,7 @@ use crate::{
     lister_watcher::{ListOptions, ListPage, ListerWatcher, WatchEvents},
 };
 
-/// What to do while kubefan cannot be reached.
+/// Behaviour while kubefan cannot be reached.
 #[derive(Debug, Clone, Default)]
 pub enum Fallback {
     /// Wait until it is back. The apiserver gets no request.
@@ -97,8 +97,8 @@ impl WithFallback {
         }))
     }
 
-    /// How long kubefan has been unreachable. `None` if it is there, and with [`Fallback::Never`],
-    /// which does not observe it.
+    /// Returns for how long kubefan has been unreachable. `None` if it is reachable, and with
+    /// [`Fallback::Never`], which does not observe it.
     pub fn gone_for(&self) -> Option<Duration> {
         let since = self.0.outage.as_ref()?.since()?;
         Some(Instant::now().saturating_duration_since(since))

@@ -38,7 +38,7 @@ use crate::{
     streams::{InformerEvent, watcher_with},
 };
 
-/// Lists and watches one resource, with kube-rs' events: in the place of
+/// Lists and watches one resource, with kube-rs' events: a replacement for
 /// `kube_runtime::watcher(api, config)`.
 ///
 /// It continues by itself after an error, with delays, so it needs no backoff around it. Namespace,
@@ -150,7 +150,7 @@ where
     }
 }
 
-/// An object of which only the key is known. `None` if the type needs more.
+/// Returns an object with nothing but its key. `None` if the type needs more.
 fn metadata_only<K: Resource + DeserializeOwned>(key: &ObjectKey) -> Option<K> {
     let metadata = match key.namespace() {
         "" => serde_json::json!({ "name": key.name() }),

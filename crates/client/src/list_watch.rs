@@ -1,4 +1,4 @@
-//! What to list and watch, over whichever protocol the connection speaks.
+//! The resource and selectors to list and watch, over whichever protocol the connection speaks.
 
 use std::{
     fmt,
@@ -21,7 +21,7 @@ use crate::{
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Connection {
-    /// To what a function returns for each target: see [`Connection::custom`].
+    /// To the source that a function returns for each target: see [`Connection::custom`].
     Custom(CustomConnection),
     /// To a kubefan, over gRPC.
     Grpc(Client),
@@ -78,10 +78,10 @@ pub struct ListWatch {
 }
 
 impl ListWatch {
-    /// Returns what client-go's `NewListWatchFromClient` does. `resource` is any name that kubectl
-    /// accepts, such as `pods` or `deployments.apps`. An empty namespace means all of them, an
-    /// empty field selector selects everything. Nothing is requested yet: a wrong name or selector
-    /// is an error of the first list or watch.
+    /// Returns the equivalent of client-go's `NewListWatchFromClient`. `resource` is any name that
+    /// kubectl accepts, such as `pods` or `deployments.apps`. An empty namespace means all of them,
+    /// an empty field selector selects everything. Nothing is requested yet: a wrong name or
+    /// selector is an error of the first list or watch.
     pub fn new(connection: impl Into<Connection>, resource: &str, namespace: &str, field_selector: &str) -> Self {
         Self {
             connection: connection.into(),
@@ -134,7 +134,7 @@ impl ListWatch {
     }
 
     /// Receives only these fields of each object, such as `spec.nodeName`, and only changes of
-    /// them: [`Parts::Fields`] says how paths are written. Needs gRPC.
+    /// them: see [`Parts::Fields`] for the syntax of paths. Needs gRPC.
     #[must_use]
     pub fn fields<P: Into<String>>(mut self, paths: impl IntoIterator<Item = P>) -> Self {
         self.grpc.only_changes = true;

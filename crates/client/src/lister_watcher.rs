@@ -1,4 +1,4 @@
-//! How a reflector reads from a server: list and watch, whatever the protocol.
+//! Reads of a reflector from a server: list and watch, whatever the protocol.
 //!
 //! The trait follows client-go's `ListerWatcher`, with two additions that Kubernetes' protocol does
 //! not have and kubefan's does. A watch may start over with a snapshot, and several events may form
@@ -47,14 +47,14 @@ pub struct ListPage {
 /// An event of a watch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WatchEvent {
-    /// What happened.
+    /// The kind of the event.
     pub kind: WatchEventKind,
     /// Set if everything at or below this version has been received: a watch may resume from it.
     /// Not set inside a snapshot or a batch until its end.
     pub resume_version: Option<String>,
 }
 
-/// What an event of a watch says.
+/// The kinds of events in a watch.
 #[derive(Debug, Clone, PartialEq)]
 pub enum WatchEventKind {
     /// The object was created, or has begun to match the selectors.
@@ -136,7 +136,7 @@ pub trait ListerWatcher: Send + Sync + 'static {
         false
     }
 
-    /// What is read from where, for messages: `pods from 127.0.0.1:7443`.
+    /// Describes the resource and the server, for messages: `pods from 127.0.0.1:7443`.
     fn describe(&self) -> String;
 }
 

@@ -83,7 +83,7 @@ impl RawObject {
     /// Parses the object's JSON.
     ///
     /// # Errors
-    /// serde's error. For an object in protobuf, one that says how to read it.
+    /// serde's error. For an object in protobuf, an error that names the way to read it.
     pub(crate) fn parse<T: DeserializeOwned>(&self) -> Result<T, serde_json::Error> {
         self.check_json()?;
         serde_json::from_slice(&self.json)

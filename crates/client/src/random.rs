@@ -14,7 +14,7 @@ pub(crate) fn generator(seed: Option<u64>) -> SmallRng {
     seed.map_or_else(|| SmallRng::from_rng(&mut rand::rng()), SmallRng::seed_from_u64)
 }
 
-/// The timeout of a watch for which the caller named none.
+/// Returns a random timeout for a watch whose caller set none.
 pub(crate) fn watch_timeout(random: &mut SmallRng) -> Duration {
     Duration::from_secs(random.random_range(WATCH_TIMEOUT_MIN_SECONDS..=2 * WATCH_TIMEOUT_MIN_SECONDS))
 }

@@ -34,8 +34,7 @@ pub use self::{
 /// The objects of a page, if the server lists in pages: as client-go's pager.
 const PAGE_SIZE: u32 = 500;
 
-/// Lists and watches one resource, and writes what it learns to a [`Store`]: client-go's
-/// `Reflector`.
+/// Lists and watches one resource, and writes its state to a [`Store`]: client-go's `Reflector`.
 pub struct Reflector<K> {
     source: Arc<dyn ListerWatcher>,
     store: Arc<dyn Store<K>>,

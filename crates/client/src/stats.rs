@@ -1,4 +1,4 @@
-//! What an informer has done so far, in numbers.
+//! Figures of an informer's work so far.
 
 use std::{
     sync::{
@@ -111,7 +111,7 @@ impl Counters {
         }
     }
 
-    /// The counts. What only the store and the handlers know is left empty.
+    /// Returns the counts. Those that only the store and the handlers know are left empty.
     pub(crate) fn stats(&self) -> InformerStats {
         let get = |count: &AtomicU64| count.load(Relaxed);
         let last_event = get(&self.last_event).checked_sub(1).map(|at| self.created + Duration::from_millis(at));

@@ -1,4 +1,4 @@
-//! What a reflector writes to, and the changes that it writes.
+//! Stores that a reflector writes to, and the changes that it writes.
 
 mod expiration_cache;
 mod indexer;
@@ -117,7 +117,7 @@ pub struct Replacement<K> {
     pub resource_version: String,
 }
 
-/// What a [`Reflector`](crate::Reflector) writes to: client-go's `ReflectorStore`.
+/// The target of a [`Reflector`](crate::Reflector)'s writes: client-go's `ReflectorStore`.
 ///
 /// The reflector is the only writer, and makes one call at a time.
 pub trait Store<K>: Send + Sync + 'static {

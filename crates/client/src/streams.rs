@@ -1,8 +1,8 @@
 //! Streams of typed events, for programs that read changes in a loop instead of in handlers.
 //!
-//! The stream drives its reflector itself: reading it is what lists and watches. So there is no
-//! task and no queue that could grow. While events wait to be read, the watch is not read further,
-//! and the connection's flow control slows the server down.
+//! The stream drives its reflector itself: nothing is listed or watched unless the stream is read.
+//! So there is no task and no queue that could grow. While events wait to be read, the watch is not
+//! read further, and the connection's flow control slows the server down.
 
 mod changed;
 
@@ -27,8 +27,8 @@ use crate::{
 
 pub use changed::changed_only;
 
-/// What happened to the objects of a resource. kube-rs' `watcher::Event` has the same shape; the
-/// variants here also carry versions, and keep together what is only true together.
+/// A change of the objects of a resource. kube-rs' `watcher::Event` has the same shape; the
+/// variants here also carry versions, and keep together changes that are only true together.
 #[derive(Debug)]
 pub enum InformerEvent<K> {
     /// A complete state starts. Each of its objects follows as [`Self::Replaced`].
@@ -152,8 +152,8 @@ impl<K> fmt::Debug for Watcher<K> {
     }
 }
 
-/// What the reflector wrote and the reader has not read. One event of the watch fills it, then the
-/// watch waits until it is empty.
+/// Items that the reflector wrote and the reader has not read. One event of the watch fills it,
+/// then the watch waits until it is empty.
 struct Queue<K>(Mutex<VecDeque<Item<K>>>);
 
 impl<K> Default for Queue<K> {

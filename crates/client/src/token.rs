@@ -14,7 +14,7 @@ use std::{
 use tokio::time::Instant;
 use tonic::codegen::http::HeaderValue;
 
-/// Where Kubernetes mounts a pod's service account. The kubelet renews its `token`.
+/// Directory in which Kubernetes mounts a pod's service account. The kubelet renews its `token`.
 pub(crate) const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// The time after which the file is read again.

@@ -10,7 +10,7 @@ use kubefan_common::{
 /// The text for a plaintext connection to a port that needs TLS.
 pub(crate) const NEEDS_TLS: &str = "the server needs TLS on this port; use an https:// address";
 
-/// What users of the client library set.
+/// Advice in TLS errors, for users of the client library.
 const SETTINGS: TlsSettings =
     TlsSettings { trust: "the CA file must contain the CA that has", plaintext: "use an address without https://" };
 

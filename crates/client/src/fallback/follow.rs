@@ -77,7 +77,8 @@ pub(super) struct Follow {
     /// Everything up to here was returned. Empty before the first state is complete.
     version: String,
     kubefan: Watch,
-    /// Where kubefan's watch continues. Behind `version` if the apiserver's was read meanwhile.
+    /// The version at which kubefan's watch continues. Behind `version` if the apiserver's was read
+    /// meanwhile.
     kubefan_version: String,
     apiserver: Option<Watch>,
     /// When this client may turn to the apiserver. `None` without an outage.

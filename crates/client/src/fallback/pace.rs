@@ -28,7 +28,7 @@ pub struct PacedOptions {
     /// Names this client in its fleet, such as the name of its node or pod. Its hash decides the
     /// client's moment, so clients with the same id enter together.
     pub client_id: String,
-    /// How long kubefan must be unreachable. Default: 60 s.
+    /// Minimum time for which kubefan must be unreachable. Default: 60 s.
     pub after: Duration,
     /// The time over which all clients of a fleet enter, each at its own moment, evenly spread.
     /// Default and minimum: 200 minutes, which is 0.5 % of the fleet each minute on average. At
@@ -70,12 +70,12 @@ pub(super) fn hash(text: &str) -> u64 {
     hash ^ (hash >> 31)
 }
 
-/// What an error says of the server.
+/// State of the server, as an error shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// It cannot be reached.
     Gone,
-    /// It is there, and asks to try again later.
+    /// It is reachable, and asks to try again later.
     Refused,
     /// It gave its answer. A retry of the same request brings no other.
     Answered,
@@ -113,7 +113,7 @@ pub(super) fn ends_fallback(error: &ClientError) -> bool {
         || !error.is_retryable()
 }
 
-/// What is known of kubefan's absence. One for all watches of a source.
+/// Record of kubefan's outage. One for all watches of a source.
 #[derive(Debug)]
 pub(super) struct Outage {
     pub(super) options: PacedOptions,
@@ -123,7 +123,7 @@ pub(super) struct Outage {
 
 #[derive(Debug, Default)]
 struct OutageState {
-    /// Since when kubefan is unreachable. `None`: it is there.
+    /// Start of the time for which kubefan has been unreachable. `None` while it is reachable.
     since: Option<Instant>,
     /// The last attempt was answered, with an error.
     refused: bool,

@@ -1,4 +1,4 @@
-//! What the watches of one source share.
+//! State that the watches of one source share.
 
 use std::sync::{Arc, atomic::AtomicU64};
 

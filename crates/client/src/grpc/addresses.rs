@@ -27,8 +27,7 @@ use kubefan_common::names::{Names, Resolve};
 
 /// The number of addresses tried for a connection.
 const ADDRESSES_MAX: usize = 16;
-/// An address that is silent for so long is not waited for before the next is tried too, as
-/// RFC 8305 recommends.
+/// Wait for a silent address before the next is tried too, as RFC 8305 recommends.
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
 /// Connects the channel of one client, again and again.
@@ -37,7 +36,7 @@ pub(super) struct Connector(Arc<Shared>);
 
 struct Shared {
     names: Arc<Names>,
-    /// Where the last connection led.
+    /// The address of the last connection.
     last: Mutex<Option<SocketAddr>>,
 }
 

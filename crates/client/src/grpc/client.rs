@@ -41,7 +41,7 @@ const FRAME_BYTES_MAX: u32 = 1 << 20;
 /// The address of kubefan in its own cluster, as the chart installs it. The name has an address
 /// for each replica.
 pub const IN_CLUSTER_ADDRESS: &str = "https://kubefan-headless.kubefan.svc:7443";
-/// Where a pod mounts `ca.crt` of the ConfigMap `kubefan-ca`.
+/// Path at which a pod mounts `ca.crt` of the ConfigMap `kubefan-ca`.
 const IN_CLUSTER_CA_FILE: &str = "/etc/kubefan/ca.crt";
 
 /// A client certificate and its key, in PEM files.
@@ -80,8 +80,8 @@ pub struct ClientOptions {
     /// A PING without an answer for this long means that the connection is dead; a watch then
     /// reconnects. Default: 15 s.
     pub keepalive_timeout: Duration,
-    /// Who looks up the addresses of the server's name, for each connection anew. A connection uses
-    /// a random one, and after a break another one if there is. `None`: the system.
+    /// Looks up the addresses of the server's name, anew for each connection. A connection uses a
+    /// random one, and after a break another one if there is one. `None`: the system's resolver.
     pub resolver: Option<Arc<dyn Resolve>>,
 }
 
@@ -155,7 +155,7 @@ pub struct ReadOptions {
     pub resource_version: String,
     /// The parts of each object to send.
     pub projection: Projection,
-    /// How objects are encoded: [`Encoding::Json`] or [`Encoding::Protobuf`]. A get also takes the
+    /// Encoding of objects: [`Encoding::Json`] or [`Encoding::Protobuf`]. A get also takes the
     /// encoding of a watch, and returns the bytes that the watch has; kubefan refuses it for a
     /// list, which is not compressed.
     pub encoding: Encoding,
@@ -224,9 +224,9 @@ impl Client {
         Ok(Self { token: Arc::new(token), ..Self::from_channel(channel, address, options) })
     }
 
-    /// Returns a client over an existing channel. `address` is only used in error messages. Of the
-    /// options, only [`ClientOptions::message_bytes_max`] applies: whether others can read a token
-    /// on a channel cannot be seen, so none is sent.
+    /// Returns a client over an existing channel. `address` is only used in error messages.
+    /// [`ClientOptions::message_bytes_max`] is the only option that applies. No token is sent,
+    /// because the client cannot see whether others could read it on the channel.
     pub fn from_channel(channel: Channel, address: &str, options: &ClientOptions) -> Self {
         let service = WatchServiceClient::new(channel).max_decoding_message_size(options.message_bytes_max);
         Self { service, address: address.to_owned(), token: Arc::new(Token::None) }

@@ -37,7 +37,7 @@ pub struct GrpcListWatch {
     known: Arc<Mutex<Known>>,
 }
 
-/// What one watch leaves to the next.
+/// State that one watch leaves to the next.
 #[derive(Debug, Default)]
 struct Known {
     /// The cluster that the last version came from. A later watch from that version passes it on.

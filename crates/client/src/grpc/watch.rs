@@ -136,7 +136,7 @@ pub struct WatchStream {
     broken: bool,
     /// When the last stream was opened.
     opened_at: Option<Instant>,
-    /// What the last request was authorized with.
+    /// Authorization header of the last request.
     sent: Option<HeaderValue>,
     /// `Some` if deltas are requested.
     delta_base: Option<DeltaBase>,

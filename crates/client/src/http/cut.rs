@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 /// The annotation in which `kubectl apply` stores the whole object.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// What to cut out.
+/// The parts to cut out of an object.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Cuts {
     pub(super) managed_fields: bool,

@@ -13,7 +13,7 @@ use kubefan_common::text::without_value;
 const ACCEPT: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,\
     application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,application/json";
 
-/// Where a resource is.
+/// The API path of a resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ResourcePath {
     /// `api/v1` or `apis/GROUP/VERSION`.
@@ -104,7 +104,7 @@ struct GroupVersion {
     resources: Option<Vec<Resource>>,
 }
 
-/// How well a name fits a resource. The smallest is the best.
+/// Quality of a match between a name and a resource. The smallest is the best.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Fit {
     Name,
@@ -244,8 +244,8 @@ impl Resource {
         if self.resource.is_empty() { &self.name } else { &self.resource }
     }
 
-    /// How well a name in lower case fits. Subresources never do; a legacy document may leave a
-    /// singular name empty.
+    /// Compares the resource with a name in lower case. Subresources never fit; a legacy document
+    /// may leave a singular name empty.
     fn fit(&self, name: &str) -> Option<Fit> {
         let kind = self.response_kind.as_ref().map_or(&self.kind, |response| &response.kind);
         if name.is_empty() || self.plural().contains('/') {

@@ -58,7 +58,7 @@ impl HttpClient {
             .ok()
             .filter(|url| matches!(url.scheme(), "http" | "https") && url.host().is_some() && url.query().is_none());
         let Some(url) = url else {
-            // What cannot be parsed may still have a password or a token in it.
+            // An address that cannot be parsed may still contain a password or a token.
             let problem = "not the URL of a Kubernetes API; write it like https://host:6443".to_owned();
             return Err(ClientError::Address { address: without_secrets(address), problem });
         };
@@ -88,7 +88,7 @@ impl HttpClient {
     }
 
     /// Returns a client of the apiserver of the cluster in which this program runs, with the pod's
-    /// service account. Of the options, only the timeout and the user agent apply.
+    /// service account. Only the options for the timeout and the user agent apply.
     ///
     /// # Errors
     /// [`ClientError::Address`] outside a pod, or if the service account is not mounted.
@@ -122,8 +122,8 @@ impl HttpClient {
     }
 
     /// Returns a client of the cluster in a kubeconfig: the given file, or otherwise those in
-    /// `$KUBECONFIG`, or `~/.kube/config`; the given context, or otherwise the current one. Of the
-    /// options, only the timeout and the user agent apply. Needs the feature `kubeconfig`.
+    /// `$KUBECONFIG`, or `~/.kube/config`; the given context, or otherwise the current one. Only
+    /// the options for the timeout and the user agent apply. Needs the feature `kubeconfig`.
     ///
     /// If the process has no default crypto provider of rustls, ring becomes it. Client
     /// certificates and CA files are read once.
@@ -171,7 +171,7 @@ impl HttpClient {
         })
     }
 
-    /// What sends the requests.
+    /// Returns the transport that sends the requests.
     pub fn transport(&self) -> &dyn HttpTransport {
         &*self.transport
     }

@@ -64,7 +64,7 @@ impl From<&str> for HttpResource {
     }
 }
 
-/// What to list and watch of a resource.
+/// Selection of the objects to list and watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpListWatchOptions {
     /// The namespace. Empty for all, and for resources that are not in namespaces.

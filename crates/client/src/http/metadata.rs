@@ -25,7 +25,7 @@ pub(super) struct Metadata<'a> {
     pub(super) resource_version: Cow<'a, str>,
 }
 
-/// What was found, and whether anything after it can still matter.
+/// The metadata found so far, and whether anything after it can still matter.
 #[derive(Default)]
 struct Found<'a> {
     metadata: Metadata<'a>,

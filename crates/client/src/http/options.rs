@@ -1,4 +1,4 @@
-//! How to connect to an HTTP endpoint.
+//! Connection options of an HTTP endpoint.
 
 use std::{fmt, path::PathBuf, time::Duration};
 

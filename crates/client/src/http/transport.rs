@@ -1,4 +1,5 @@
-//! What sends HTTP requests: reqwest in programs, in-memory connections in tests and simulations.
+//! Sends HTTP requests: over reqwest in programs, over in-memory connections in tests and
+//! simulations.
 
 use std::{fmt, time::Duration};
 

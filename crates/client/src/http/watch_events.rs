@@ -73,8 +73,8 @@ impl Watch {
             Ok(object) => object,
             Err(error) => return Ok(Some(unreadable(format!("an {event_type} event: {}", without_value(&error))))),
         };
-        // The objects of the current state are in key order, so their versions say nothing about
-        // what has been received.
+        // The objects of the current state are in key order, so their versions do not show how much
+        // has been received.
         let version = (self.phase == Phase::Live && !object.resource_version.is_empty())
             .then(|| object.resource_version.to_string());
         Ok(Some(WatchEvent { kind: kind(object), resume_version: version }))

@@ -11,7 +11,7 @@ use std::collections::{HashMap, VecDeque};
 use super::handler::Notification;
 use crate::object::ObjectKey;
 
-/// What happens when a handler is behind.
+/// Behaviour when a handler is behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backlog {
     /// Every call waits, without a limit: client-go's way. A handler that stops fills the memory.
@@ -56,7 +56,7 @@ impl<K> Notification<K> {
     }
 }
 
-/// How a new call joins the last waiting call of the same object.
+/// Result of joining a new call to the last waiting call of the same object.
 enum Merged<K> {
     /// One call stands for both.
     Into(Notification<K>),

@@ -1,4 +1,4 @@
-//! What an informer calls.
+//! The handlers that an informer calls.
 
 use std::{fmt, future::Future, marker::PhantomData, sync::Arc};
 

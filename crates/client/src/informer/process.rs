@@ -45,7 +45,7 @@ pub(super) struct Processor<K> {
 struct Handlers<K> {
     list: Vec<Listener<K>>,
     default_resync: Duration,
-    /// How often it is checked which handlers are due for a resync. Fixed by the start.
+    /// Interval of the check for handlers that are due for a resync. Fixed by the start.
     resync_check: Option<Duration>,
     started: bool,
 }
@@ -216,7 +216,7 @@ impl<K: Send + Sync + 'static> Processor<K> {
 
     fn process(&self, deltas: Vec<Delta<K>>, is_in_initial_list: bool) {
         let mut handlers = self.lock();
-        // One that is asked to end stays until its last call is over, so that a stop can abort it.
+        // An ending listener stays until its last call is over, so that a stop can abort it.
         handlers.list.retain(|listener| !listener.queue.has_ended());
         let mut notifications = Vec::with_capacity(deltas.len());
         self.indexer.write_batch(|store| {

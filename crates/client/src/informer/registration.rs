@@ -31,11 +31,11 @@ pub struct HandlerOptions {
     /// started, a period shorter than the shortest one at the start is raised to that. If there was
     /// none at the start, there are no resyncs.
     pub resync_period: Option<Duration>,
-    /// What happens when the handler is behind.
+    /// Behaviour when the handler is behind.
     pub backlog: Backlog,
 }
 
-/// What a handler's task and its registration share.
+/// State that a handler's task and its registration share.
 struct Status {
     synced: watch::Sender<bool>,
     /// Set to ask the task to end.
@@ -231,7 +231,7 @@ impl<K: Send + Sync + 'static> HandlerQueue<K> {
     }
 }
 
-/// Says that the task has ended, however it ended.
+/// Reports the end of the task, however it ended.
 pub(super) struct EndOnDrop<K: Send + Sync + 'static>(Arc<HandlerQueue<K>>);
 
 impl<K: Send + Sync + 'static> Drop for EndOnDrop<K> {

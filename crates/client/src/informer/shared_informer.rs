@@ -1,4 +1,4 @@
-//! The informer itself: its options, its run, what can be waited for.
+//! The informer itself: its options, its run, and the conditions to wait for.
 
 use std::{
     fmt,
@@ -28,7 +28,7 @@ use crate::{
     store::Indexer,
 };
 
-/// How long [`SharedInformer::run`] waits at its end for calls of handlers that are under way.
+/// Time that [`SharedInformer::run`] waits at its end for running handler calls.
 const HANDLER_GRACE: Duration = Duration::from_secs(5);
 
 /// Keeps a store of one resource current, and calls handlers for each change. Clones are the same
@@ -281,7 +281,7 @@ impl<K: Decode> SharedInformer<K> {
         self.0.processor.longest_backlog()
     }
 
-    /// What the informer has done so far, in numbers.
+    /// Returns figures of the informer's work so far.
     pub fn stats(&self) -> InformerStats {
         InformerStats {
             resource_version: self.resource_version(),

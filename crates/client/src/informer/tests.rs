@@ -47,7 +47,7 @@ fn take(log: &Log) -> Vec<String> {
     std::mem::take(&mut log.lock().unwrap())
 }
 
-/// Lets all tasks do what they can without a pass of time.
+/// Lets all tasks run as far as they can without time passing.
 async fn settle() {
     for _ in 0..300 {
         yield_now().await;

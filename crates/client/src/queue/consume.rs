@@ -24,14 +24,14 @@ pub(super) trait Waiting<K>: Default {
     fn units(&self) -> usize;
 }
 
-/// What the lock of a queue protects.
+/// State behind the lock of a queue.
 pub(super) struct ConsumerState<K, W> {
     pub(super) waiting: W,
     /// The unit that a consumer processes at this moment.
     pub(super) in_process: Option<Vec<Delta<K>>>,
     /// Whether any change or complete state was queued.
     populated: bool,
-    /// How many of the waiting and processed units belong to the first complete state.
+    /// Number of waiting and processed units that belong to the first complete state.
     initial_units: usize,
     closed: bool,
 }
@@ -62,7 +62,7 @@ pub(super) struct Consumable<K, W> {
     changed: Notify,
 }
 
-/// What a consumer finds.
+/// Result of a consumer's request for the next unit.
 enum Next<K> {
     Unit { deltas: Vec<Delta<K>>, is_in_initial_list: bool, counted: bool },
     Busy,

@@ -1,4 +1,4 @@
-//! Items with the time at which each is due.
+//! Items, each with the time at which it is due.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -47,7 +47,7 @@ impl<T: Clone + Eq + Hash> Delayed<T> {
         Some(item)
     }
 
-    /// When the next item is due.
+    /// Returns the time at which the next item is due.
     pub(super) fn next_due(&self) -> Option<Instant> {
         self.order.first_key_value().map(|((due, _), _)| *due)
     }

@@ -19,8 +19,8 @@ use crate::{
 /// set it.
 ///
 /// The consumer gets the deltas of one object per call, oldest first. Objects come in the order in
-/// which each was first queued. Of deltas that follow each other, only two deletions are merged.
-/// Different objects' changes lose their order; [`RealFifo`](super::RealFifo) retains it.
+/// which each was first queued. Only two deletions in a row are merged. Different objects' changes
+/// lose their order; [`RealFifo`](super::RealFifo) retains it.
 ///
 /// The number of deltas of an object has no limit, as in client-go. A consumer must only apply the
 /// deltas and pass them on to queues with limits.

@@ -1,4 +1,4 @@
-//! How long a work queue delays a retry.
+//! Delays of a work queue's retries.
 
 use std::{
     collections::HashMap,
@@ -81,7 +81,7 @@ impl<T: Clone + Eq + Hash + Send> RateLimiter<T> for ItemExponentialFailureRateL
 }
 
 /// One limit for all items, a token bucket: client-go's `TypedBucketRateLimiter` over
-/// `golang.org/x/time/rate`. Each retry takes a token, also one that is not there yet.
+/// `golang.org/x/time/rate`. Each retry takes a token, if need be one of the future.
 #[derive(Debug)]
 pub struct BucketRateLimiter {
     interval: Duration,

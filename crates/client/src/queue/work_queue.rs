@@ -61,8 +61,9 @@ impl<T: Clone + Eq + Hash> Shared<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues what is due, changes the state, and wakes a worker if there is work. A worker that
-    /// takes an item wakes the next one in this way, so that no item waits while a worker is idle.
+    /// Queues the items that are due, changes the state, and wakes a worker if there is work. A
+    /// worker that takes an item wakes the next one in this way, so that no item waits while a
+    /// worker is idle.
     fn update<R>(&self, change: impl FnOnce(&mut WorkState<T>, Instant) -> R) -> R {
         let mut state = self.lock();
         let now = Instant::now();
@@ -131,8 +132,8 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
         self.0.limiter.forget(item);
     }
 
-    /// How often the item was queued by [`add_rate_limited`](Self::add_rate_limited) since the last
-    /// [`forget`](Self::forget).
+    /// Returns how often [`add_rate_limited`](Self::add_rate_limited) has queued the item since the
+    /// last [`forget`](Self::forget).
     pub fn num_requeues(&self, item: &T) -> u32 {
         self.0.limiter.num_requeues(item)
     }

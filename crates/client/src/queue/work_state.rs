@@ -1,4 +1,4 @@
-//! Which items of a work queue are queued, in process, or both.
+//! The items of a work queue that are queued, in process, or both.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::delayed::Delayed;
 
-/// What the lock of a work queue protects.
+/// State behind the lock of a work queue.
 pub(super) struct WorkState<T> {
     /// The items to hand out. Each is in `dirty` and not in `processing`.
     pub(super) queue: VecDeque<T>,

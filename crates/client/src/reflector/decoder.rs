@@ -1,4 +1,5 @@
-//! From an object's JSON to what the store gets: decoding, the check of its kind, the transform.
+//! Turns an object's JSON into an object of the store: decoding, the check of its kind, the
+//! transform.
 
 use std::{
     error::Error,

@@ -8,7 +8,7 @@ use std::{
 
 use crate::{error::ClientError, object::ObjectKey};
 
-/// What went wrong. The reflector continues after each of them.
+/// An error that the reflector reports. It continues after each of them.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReflectorError {
     /// A list or a watch failed, or the connection broke. It is retried.

@@ -1,4 +1,4 @@
-//! What a reflector knows from one round to the next.
+//! State that a reflector keeps from one round to the next.
 
 /// The version, and what the server is known to refuse.
 #[derive(Debug, Default)]

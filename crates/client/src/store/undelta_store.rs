@@ -7,10 +7,9 @@ use crate::object::Object;
 
 /// Calls a function with the complete state after every change: client-go's `UndeltaStore`.
 ///
-/// The kubelet learns of its pods in this way: each call is a SET that replaces the previous one,
-/// so the receiver cannot miss a deletion. A replacement or a batch makes one call. With `n`
-/// objects a call takes `n` reference counts, so this fits small sets, such as the pods of one
-/// node.
+/// The kubelet receives its pods in this way: each call is a SET that replaces the previous one, so
+/// the receiver cannot miss a deletion. A replacement or a batch makes one call. With `n` objects a
+/// call takes `n` reference counts, so this fits small sets, such as the pods of one node.
 pub struct UndeltaStore<K, F> {
     indexer: Indexer<K>,
     push: F,

@@ -13,7 +13,7 @@ use crate::{
 /// Passes an object on only if `value` returns something else than for the object's previous state,
 /// such as its generation or its labels: kube-rs' `predicate_filter`.
 ///
-/// The first state of each object passes, and so do deletions, errors and versions. Of a complete
+/// The first state of each object passes, and so do deletions, errors and versions. From a complete
 /// state only the changed objects pass, so write to a store ([`reflect`](super::reflect)) before
 /// this, not after it. The last value of each object stays in memory until the object is deleted.
 ///

@@ -24,7 +24,7 @@ use crate::{
     script::{Log, Piece, option, parse_duration},
 };
 
-/// How long scripts wait for the informers of a factory.
+/// Time that scripts wait for the informers of a factory.
 const WAIT: Duration = Duration::from_secs(10);
 
 pub(crate) struct Factories {

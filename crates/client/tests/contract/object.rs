@@ -85,7 +85,7 @@ pub(crate) fn mark(fail: &str, object: Thing) -> Result<Thing, String> {
     }))
 }
 
-/// Answers the steps that only read an indexer, and the one that adds an index.
+/// Answers the steps that only read an indexer, and the step that adds an index.
 pub(crate) fn read(indexer: &Indexer<Value>, command: &str, arguments: &[&str]) -> Vec<String> {
     let refused = || "refused".to_owned();
     let line = match (command, arguments) {

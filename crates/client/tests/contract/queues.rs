@@ -12,7 +12,7 @@ use crate::{
     stores::{change, replacement},
 };
 
-/// A delta queue. Its known objects are what the script says, and no step changes them.
+/// A delta queue. The script sets its known objects, and no step changes them.
 pub(crate) struct Queues {
     known: Indexer<Value>,
     queue: Queue,

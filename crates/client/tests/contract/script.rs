@@ -23,7 +23,7 @@ const TURNS: usize = 300;
 pub(crate) struct Script {
     /// The promise, and the name of the test.
     pub(crate) name: String,
-    /// What the steps are applied to.
+    /// Name of the piece that the steps are applied to.
     pub(crate) piece: String,
     /// The file and function of client-go that keeps the promise.
     pub(crate) source: String,
@@ -60,7 +60,7 @@ pub(crate) fn recordings() -> BTreeMap<String, Recording> {
     serde_json::from_slice(&std::fs::read(directory().join("recorded.json")).unwrap()).unwrap()
 }
 
-/// What a script is applied to.
+/// A piece of the library that a script is applied to.
 pub(crate) trait Piece {
     /// Executes a step, and returns the lines that it answers.
     fn step<'a>(&'a mut self, command: &'a str, arguments: &'a [&'a str]) -> LocalBoxFuture<'a, Vec<String>>;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::grpc::projection::Projection;
 use kubefan_common::{backoff::BackoffOptions, encoding::Encoding};
 
-/// What to do if history cannot resume from the requested version: it is too old or belongs to
+/// Behaviour if history cannot resume from the requested version: it is too old or belongs to
 /// another history. (`--help` shows the text of the variants without links.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
@@ -17,7 +17,7 @@ pub enum OnExpired {
     Restart,
 }
 
-/// What to do if the stream has fallen behind the events that the server retains.
+/// Behaviour if the stream has fallen behind the events that the server retains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum OnLag {
@@ -52,16 +52,16 @@ pub struct WatchOptions {
     /// Do not send changes that leave the projected bytes the same. Requires a projection that
     /// leaves something out, or deltas.
     pub only_changes: bool,
-    /// How objects are encoded on the wire. Events always carry whole objects; with deltas the
-    /// watch stores a copy of each. The objects of events are JSON, but protobuf with
+    /// Encoding of objects on the wire. Events always carry whole objects; with deltas the watch
+    /// stores a copy of each. The objects of events are JSON, but protobuf with
     /// [`Encoding::Protobuf`], which kubefan serves for built-in types: `k8s\0` and a
     /// `runtime.Unknown`, as [`RawProtobuf`](crate::RawProtobuf) reads it.
     pub encoding: Encoding,
     /// Memory limit of those copies, in bytes. Above it the watch continues without deltas.
     pub delta_base_bytes_max: usize,
-    /// What to do if history cannot resume from the version.
+    /// Behaviour if history cannot resume from the version.
     pub on_expired: OnExpired,
-    /// What to do if the stream has fallen behind the events that the server retains.
+    /// Behaviour if the stream has fallen behind the events that the server retains.
     pub on_lag: OnLag,
     /// The delays between retries.
     pub backoff: BackoffOptions,

@@ -8,8 +8,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// A queuePiece is a delta queue. Its known objects are what the script says, and no step changes
-// them.
+// A queuePiece is a delta queue. The script sets its known objects, and no step changes them.
 type queuePiece struct {
 	makeQueue func(known cache.Store) cache.Queue
 	known     cache.Store
