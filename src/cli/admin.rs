@@ -124,10 +124,10 @@ impl Admin {
         self.send(Method::DELETE, path, &[]).await
     }
 
-    /// The answer to a GET of a path with its query, whatever its status is.
+    /// Returns the answer to a GET of a path with its query, whatever its status is.
     ///
     /// # Errors
-    /// Why there is none, in the words of the user.
+    /// The reason why there is none, worded for the user.
     pub(super) async fn fetch(&self, target: &str) -> Result<Response, String> {
         self.request(Method::GET, target, &[]).await
     }
@@ -166,10 +166,10 @@ impl Admin {
         let text = answer.text().await.map_err(|error| self.unreachable(&error))?;
         match status {
             StatusCode::OK => Ok(text),
-            // What is not found below a path that exists has a reason.
+            // A 404 below a path that exists gives a reason.
             StatusCode::NOT_FOUND if text.starts_with("there is no ") => Err(text.trim_end().to_owned()),
             StatusCode::NOT_FOUND => Err(self.unlike_kubefan()),
-            // What a port with TLS answers to a request without.
+            // Answer of a port with TLS to a request without TLS.
             StatusCode::BAD_REQUEST if text.contains("HTTPS") => {
                 Err(format!("{address} serves TLS: --admin https://{address}"))
             }

@@ -173,7 +173,7 @@ fn yes_or_no(is: bool) -> &'static str {
     if is { "yes" } else { "no" }
 }
 
-/// What a review is about, with kubectl's flags.
+/// Describes the subject of a review, with kubectl's flags.
 fn asked(review: &Review) -> String {
     let Review { verb, group, resource, namespace, name, label_selector, field_selector, .. } = review;
     let mut text = format!("{verb} {resource}");

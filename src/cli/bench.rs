@@ -68,7 +68,7 @@ pub(super) struct BenchArgs {
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=20_000))]
     rate: Option<u32>,
 
-    /// How long each load is measured, such as 500ms or 5s
+    /// Time for which each load is measured, such as 500ms or 5s
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = parse_duration)]
     duration: config::Duration,
 
@@ -200,7 +200,7 @@ pub(super) struct AttackerArgs {
     target: SocketAddr,
     /// The admin port
     admin: SocketAddr,
-    /// How long the attack takes
+    /// Duration of the attack
     milliseconds: u64,
     /// A version that the server can resume from
     version: u64,

@@ -77,8 +77,8 @@ pub(super) fn describe(error: &ClientError) -> String {
     format!("Error from server ({reason}): {error}{flags}")
 }
 
-/// What to do if kubefan at `address` cannot be reached because of `message`, as a part of a
-/// sentence. Nothing if the message says it.
+/// Returns advice for a kubefan at `address` that cannot be reached because of `message`, as a part
+/// of a sentence. Empty if the message already says it.
 fn hint(address: &str, message: &str) -> String {
     let is = |texts: &[&str]| texts.iter().any(|text| message.contains(text));
     if is(&["token file"]) {

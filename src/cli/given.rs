@@ -1,5 +1,5 @@
-//! Where a wrong value came from. clap and the configuration name the flag, also for a value that
-//! an environment variable set, and an operator who set `KUBEFAN_PAGE_SIZE` looks for that name.
+//! The origin of a wrong value. clap and the configuration name the flag, also for a value that an
+//! environment variable set, and an operator who set `KUBEFAN_PAGE_SIZE` looks for that name.
 
 use std::ffi::OsString;
 

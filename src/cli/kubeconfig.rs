@@ -39,8 +39,8 @@ pub(super) struct KubeconfigArgs {
     /// system's CAs]
     #[arg(long, value_name = "FILE")]
     certificate_authority: Option<PathBuf>,
-    /// The name in kubefan's certificate, where the URL has another: through kubectl port-forward
-    /// that of its Service, such as kubefan.kubefan.svc
+    /// The name in kubefan's certificate if it differs from the URL's host: with kubectl
+    /// port-forward the name of kubefan's Service, such as kubefan.kubefan.svc
     #[arg(long, value_name = "NAME")]
     tls_server_name: Option<String>,
     /// The file with the client's bearer token; the client reads it, and reads it again when it
@@ -132,7 +132,7 @@ pub(super) fn run(args: &KubeconfigArgs) -> Result<(), CliError> {
     Ok(writeln!(std::io::stdout(), "{}", text.trim_end())?)
 }
 
-/// What the user must know of a kubeconfig with these credentials.
+/// Returns what the user must know about a kubeconfig with these credentials.
 fn note(user: Option<&User>, is_https: bool) -> Option<&'static str> {
     match user {
         Some(User::TokenFile(_)) => None,

@@ -10,7 +10,7 @@ use kubefan_upstream::{
 /// The objects that are read. Their mean size stands for that of all.
 const SAMPLE_OBJECTS: u64 = 20;
 
-/// What a list of the first objects says about all of them.
+/// An estimate of all objects from a list of the first ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ObjectSample {
     /// The version of the list.
@@ -19,7 +19,7 @@ pub(super) struct ObjectSample {
     pub(super) size: Option<ResourceSize>,
 }
 
-/// How much a cache of a resource holds.
+/// Size of a resource's cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct ResourceSize {
     pub(super) objects: u64,

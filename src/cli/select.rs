@@ -23,7 +23,7 @@ pub(super) struct ServerArgs {
     credentials: CredentialArgs,
 }
 
-/// How to trust a kubefan, and how to be known to it.
+/// Flags for trusting a kubefan, and for authenticating to it.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Connection")]
 pub(super) struct CredentialArgs {
@@ -31,8 +31,8 @@ pub(super) struct CredentialArgs {
     #[arg(long, visible_alias = "certificate-authority", env = "KUBEFAN_CA_FILE", value_name = "FILE")]
     pub(super) ca_file: Option<PathBuf>,
 
-    /// The name in kubefan's certificate, where the address has another: through kubectl
-    /// port-forward that of its Service, such as kubefan.kubefan.svc
+    /// The name in kubefan's certificate if it differs from the address: with kubectl port-forward
+    /// the name of kubefan's Service, such as kubefan.kubefan.svc
     #[arg(long, env = "KUBEFAN_TLS_SERVER_NAME", value_name = "NAME")]
     pub(super) tls_server_name: Option<String>,
 

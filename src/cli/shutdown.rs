@@ -8,7 +8,7 @@ use tokio::{
     time::sleep,
 };
 
-/// How long a command may take to end after a signal.
+/// Time that a command may take to end after a signal.
 const EXIT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A signal that ends a command.

@@ -1,8 +1,8 @@
-//! What kubefan and the apiserver need, by objects, events, subscribers and lists: the
-//! coefficients of `kubefan estimate` and `kubefan check`, and the formulas over them.
+//! Sizing of kubefan and the apiserver, by objects, events, subscribers and lists: the coefficients
+//! of `kubefan estimate` and `kubefan check`, and the formulas over them.
 //!
-//! Each coefficient was measured; `source` says where. docs/sizing.md states the same numbers, as
-//! a test checks.
+//! Each coefficient was measured; `source` names the page. docs/sizing.md states the same numbers,
+//! as a test checks.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ pub(super) struct Coefficient {
     pub(super) name: &'static str,
     /// The value and its unit, as docs/sizing.md writes them.
     pub(super) text: &'static str,
-    /// Where docs/ has the measurement.
+    /// The place of the measurement in docs/.
     pub(super) source: &'static str,
 }
 
@@ -57,12 +57,12 @@ coefficients! {
     APISERVER_LIST_SECONDS_PER_BYTE = 21e-9, "a list by kube-apiserver, per byte of JSON", "21 ns", "benchmarks.md#beside-kube-apiserver";
 }
 
-/// The memory of caches of so many bytes of JSON, in bytes.
+/// Returns the memory of caches with this much JSON, in bytes.
 pub(super) fn cache_bytes(json_bytes: f64, is_packed: bool) -> f64 {
     json_bytes * if is_packed { PACKED_CACHE_PER_JSON.value } else { CACHE_PER_JSON.value }
 }
 
-/// The load of subscribers: so many events per second to all of them together, of this mean size.
+/// The load of subscribers: events per second to all of them together, and their mean size.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Deliveries {
     pub(super) per_second: f64,

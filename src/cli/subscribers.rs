@@ -25,11 +25,11 @@ const CELL_CHARS_MAX: usize = 48;
 /// `kubefan disconnect ID` ends one of them.
 #[derive(Debug, Args)]
 pub(super) struct SubscribersArgs {
-    /// What comes first
+    /// The order of the list
     #[arg(long, value_enum, value_name = "COLUMN", default_value_t = SortBy::Lag)]
     sort_by: SortBy,
 
-    /// How many are listed, at most 10000
+    /// Maximum number of subscribers to list, at most 10000
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     limit: u32,
 
@@ -48,7 +48,7 @@ pub(super) struct SubscribersArgs {
 /// The columns, unless the output is wide.
 pub(super) const COLUMNS: [&str; 8] = ["ID", "IDENTITY", "RESOURCE", "NAMESPACE", "SELECTOR", "LAG", "SENT", "AGE"];
 
-/// What comes first.
+/// The order of a list of subscribers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum SortBy {
     /// The furthest behind
@@ -188,7 +188,7 @@ impl Subscriber {
         cache_key(&self.resource, &self.cache_namespace, media)
     }
 
-    /// How far it is behind.
+    /// Formats how far it is behind.
     pub(super) fn lag(&self) -> String {
         let more = if self.is_expired { "+" } else { "" };
         let what = match (self.in_backlog, self.lag_events, self.lag_seconds) {

@@ -133,7 +133,7 @@ pub(super) fn pod_value(pod: &[u8]) -> Value {
     serde_json::from_slice(pod).unwrap_or(Value::Null)
 }
 
-/// What every object has, however deep the rest of it is.
+/// Metadata that every object has, however deep the rest of it is.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Metadata {

@@ -48,12 +48,12 @@ pub(super) struct WatchArgs {
     #[arg(long, value_name = "VERSION", default_value = "", hide_default_value = true)]
     resource_version: String,
 
-    /// What to do if history cannot resume from a version [default: restart; with
-    /// --resource-version: fail]
+    /// Reaction if history cannot resume from a version [default: restart; with --resource-version:
+    /// fail]
     #[arg(long, value_enum, value_name = "ACTION")]
     on_expired: Option<OnExpired>,
 
-    /// What to do if this watch falls behind the events that kubefan retains
+    /// Reaction if this watch falls behind the events that kubefan retains
     #[arg(long, value_enum, value_name = "ACTION", default_value_t)]
     on_lag: OnLag,
 
@@ -178,7 +178,7 @@ pub(super) fn waiting_for(resource: &str, error: &ClientError) -> String {
     format!("waiting for {resource}: {error}; retrying")
 }
 
-/// What a watch reports about itself. While it waits for kubefan's first list it says so once.
+/// Reports of a watch about itself. While it waits for kubefan's first list it says so once.
 #[derive(Debug, Default)]
 pub(super) struct Notices {
     is_waiting: bool,

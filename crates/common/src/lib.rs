@@ -1,4 +1,4 @@
-//! What the client library, the proxy and the simulator share.
+//! Code that the client library, the proxy and the simulator share.
 
 pub mod backoff;
 mod choice;

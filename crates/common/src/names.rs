@@ -1,5 +1,5 @@
-//! Looks up the names of servers, and remembers the addresses for a time without a DNS server: that
-//! of a cluster may be on the node that has failed together with a replica of kubefan.
+//! Looks up the names of servers, and remembers the addresses for a time without a DNS server: a
+//! cluster's DNS server may be on the node that has failed together with a replica of kubefan.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -18,8 +18,8 @@ use tokio::{
 /// The longest wait for a look-up if addresses of an earlier one are known. A resolver waits for
 /// a server that is gone for 5 s, which is longer than a connection may take.
 const LOOKUP_MAX: Duration = Duration::from_secs(1);
-/// The mean time between two look-ups of a name. A connection may last for days, and the replicas
-/// that its look-up found may be gone by then, all but the one that it leads to.
+/// The mean time between two look-ups of a name. A connection may last for days. By then all
+/// replicas that its look-up found may be gone, except the one it is connected to.
 const REFRESH: Duration = Duration::from_secs(60);
 
 /// The result of a look-up.

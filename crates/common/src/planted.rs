@@ -1,8 +1,8 @@
 //! Deliberate bugs that tests switch on, to prove that their oracle detects each of them. An oracle
 //! that has never failed proves nothing.
 //!
-//! Each bug is one that a reviewer could overlook, is in the code at `Bug::<name>`, and breaks one
-//! of the guarantees in `docs/architecture.md`. They do not crash or hang the process. They are
+//! Each is a bug that a reviewer could overlook, is in the code at `Bug::<name>`, and breaks one of
+//! the guarantees in `docs/architecture.md`. They do not crash or hang the process. They are
 //! compiled in only if the environment variable `KUBEFAN_PLANTED_BUGS` is set for the build
 //! (`cfg(planted_bugs)`). Otherwise [`is`] is constantly false and the compiler removes them. At
 //! most one bug is active per thread, chosen with `plant` or with the environment variable

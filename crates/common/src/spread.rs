@@ -1,4 +1,4 @@
-//! Places that spread things evenly, for whatever must not happen at the same time.
+//! Spreads things evenly that must not happen at the same time.
 
 /// The place of number `number`, from 0 to 1. Successive multiples of the golden ratio are spread
 /// more evenly than random numbers.

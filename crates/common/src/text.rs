@@ -1,4 +1,4 @@
-//! Errors of other programs: the one that matters, and messages made fit for a log line.
+//! Picks the innermost error of another program, and makes its message fit for a log line.
 
 use std::{borrow::Cow, error::Error, io};
 
@@ -14,8 +14,8 @@ pub fn one_line(text: &str, chars_max: usize) -> String {
     line
 }
 
-/// The bytes, with U+FFFD for each one that is not UTF-8, as Go's encoding/json reads them.
-/// kube-apiserver sends some fields as it was given them.
+/// Returns the bytes, with U+FFFD for each one that is not UTF-8, as Go's encoding/json reads them.
+/// kube-apiserver sends some fields as it received them.
 pub fn valid_utf8(bytes: &[u8]) -> Cow<'_, [u8]> {
     if std::str::from_utf8(bytes).is_ok() {
         return Cow::Borrowed(bytes);

@@ -1,18 +1,18 @@
-//! Why TLS failed, in words for people. A TLS library says what it found (`UnknownIssuer`); people
-//! need to know what is wrong with which setting.
+//! Explains why TLS failed, in words for people. A TLS library names its finding (`UnknownIssuer`);
+//! people need to know which setting is wrong, and how.
 
 use rustls::{CertificateError, InvalidMessage, pki_types::pem};
 
 /// The settings of a program's user, as ends of sentences.
 #[derive(Debug, Clone, Copy)]
 pub struct TlsSettings {
-    /// What to do if the server's CA is not trusted.
+    /// Advice if the server's CA is not trusted.
     pub trust: &'static str,
-    /// What to do if the server does not speak TLS.
+    /// Advice if the server does not speak TLS.
     pub plaintext: &'static str,
 }
 
-/// What TLS refused; `None` if the library's own text says it best.
+/// Explains why TLS refused the connection; `None` if the library's own text is best.
 pub fn explain(error: &rustls::Error, settings: TlsSettings) -> Option<String> {
     match error {
         rustls::Error::InvalidCertificate(problem) => Some(explain_certificate(problem, settings)),
@@ -70,7 +70,7 @@ fn explain_certificate(problem: &CertificateError, settings: TlsSettings) -> Str
     }
 }
 
-/// A duration in whole units, of which there are at least two.
+/// Formats a duration in whole units, at least two of them.
 fn duration(seconds: u64) -> String {
     match seconds {
         ..120 => format!("{seconds} s"),

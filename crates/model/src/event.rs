@@ -1,4 +1,4 @@
-//! An event: one change of one object, and what it means for a selection.
+//! An event: one change of one object, and its effect on a selection.
 //!
 //! A new event refers to unpacked objects, because they are about to be encoded. An event in
 //! history refers to packed ones. Packing is slow, so it is done before the hub's critical section,
@@ -78,7 +78,7 @@ impl EventObject {
     }
 }
 
-/// What an event means for a selection.
+/// Effect of an event on a selection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transition {
     /// The object becomes a member of the selection.
@@ -145,7 +145,7 @@ impl WatchEvent {
         self.object.current.store(packed.clone());
     }
 
-    /// What happened.
+    /// The type of the change.
     pub fn kind(&self) -> EventType {
         self.kind
     }
@@ -180,8 +180,9 @@ impl WatchEvent {
         bytes
     }
 
-    /// What this event means for `selection`, by the rule of the apiserver's `convertToWatchEvent`:
-    /// it compares whether the object was selected before and is selected now. `None` if neither.
+    /// Returns the effect of this event on `selection`, by the rule of the apiserver's
+    /// `convertToWatchEvent`: it compares whether the object was selected before and is selected
+    /// now. `None` if neither.
     pub fn transition(&self, selection: &Selection) -> Option<Transition> {
         let matches = |object: &EventObject| selection.matches(&object.current.load());
         self.transition_by(|| matches(&self.object), || self.previous.as_ref().map(matches))

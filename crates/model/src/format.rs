@@ -78,7 +78,7 @@ impl Format {
         Self { include, ..Self::http(Media::Table, Projection::default()) }
     }
 
-    /// How much of its object a row contains.
+    /// The part of its object that a row contains.
     pub fn include(&self) -> IncludeObject {
         self.include
     }
@@ -102,7 +102,7 @@ impl Format {
         self.wire == Wire::Grpc
     }
 
-    /// Which parts of each object are sent.
+    /// The parts of each object that are sent.
     pub fn projection(&self) -> &Projection {
         &self.projection
     }
@@ -112,7 +112,7 @@ impl Format {
         self.only_changes
     }
 
-    /// How objects are encoded.
+    /// Encoding of objects.
     pub fn encoding(&self) -> Encoding {
         self.encoding
     }

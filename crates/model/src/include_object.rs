@@ -1,6 +1,6 @@
 //! The `includeObject` parameter of Table requests. It is below both `format` and `table`.
 
-/// How much of its object a row contains (`includeObject` of `metav1.TableOptions`).
+/// The part of its object that a row contains (`includeObject` of `metav1.TableOptions`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum IncludeObject {
     /// Nothing.

@@ -24,7 +24,7 @@ thread_local! {
     static UNPACKING: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
 }
 
-/// Packs the objects of one resource, and unpacks what it packed.
+/// Packs the objects of one resource, and unpacks its own packed objects.
 #[derive(Default)]
 pub struct Packer {
     dictionary: Option<(CDict<'static>, DDict<'static>)>,

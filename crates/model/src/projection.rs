@@ -1,4 +1,5 @@
-//! Which parts of each object a subscriber receives: everything, the metadata, or selected fields.
+//! The parts of each object that a subscriber receives: everything, the metadata, or selected
+//! fields.
 //!
 //! A projection is a tree of field names. Equal requests give equal trees, so their subscribers
 //! share one view. The JSON is walked once and spans of it are copied. Decoding and encoding it
@@ -74,13 +75,13 @@ pub enum InvalidMask {
     Path {
         /// The path, cut to 128 characters.
         path: String,
-        /// What is wrong with it, and what to write instead.
+        /// The mistake, and the text to write instead.
         problem: String,
     },
 }
 
-/// Which parts of each object are sent. Equal requests give equal values. The default is the whole
-/// object, unchanged.
+/// The parts of each object that are sent. Equal requests give equal values. The default is the
+/// whole object, unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Projection {
     /// Whether the result calls itself a `PartialObjectMetadata`.

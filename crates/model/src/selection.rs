@@ -28,7 +28,7 @@ pub struct WeakSelection(Weak<Bound>);
 
 struct Bound {
     spec: SelectionSpec,
-    /// Of the spec. A selector may have thousands of values, and is compared under a lock.
+    /// Hash of the spec. A selector may have thousands of values, and is compared under a lock.
     hash: u64,
     parser: Arc<ObjectParser>,
     kept: OnceLock<Box<dyn Any + Send + Sync>>,
@@ -99,7 +99,7 @@ impl Selection {
         Self(Arc::new(Bound { spec, hash, parser, kept }))
     }
 
-    /// Of this selection, only the objects in these shards.
+    /// Limits this selection to the objects in these shards.
     #[must_use]
     pub fn within(self, shards: Shards) -> Self {
         let spec = SelectionSpec { shards: Some(shards), ..self.spec().clone() };
@@ -157,7 +157,8 @@ impl Selection {
         !has_namespace && name.is_empty() && labels.is_everything() && fields.is_empty() && shards.is_none()
     }
 
-    /// The name and the fields as a field selector. `table` is the one that they were bound with.
+    /// Returns the name and the fields as a field selector. `table` is the one that they were bound
+    /// with.
     pub fn field_selector(&self, table: &FieldTable) -> FieldSelector {
         let SelectionSpec { name, fields, .. } = &self.0.spec;
         let named = (!name.is_empty()).then_some((FieldRef::Name, FieldOperator::Equals, &**name));

@@ -38,8 +38,8 @@ impl SelectorError {
         self.position
     }
 
-    /// What was found and what was expected, in the words of kube-apiserver's error for the same
-    /// text.
+    /// The unexpected text and the expected one, in the words of kube-apiserver's error for the
+    /// same selector.
     pub fn message(&self) -> &str {
         &self.message
     }

@@ -34,7 +34,7 @@ pub(super) struct Right<'a> {
     pub(super) resource: &'a str,
     pub(super) name: Cow<'a, str>,
     pub(super) namespace: Cow<'a, str>,
-    /// Such as `/metrics`, instead of a resource.
+    /// A path such as `/metrics`, instead of a resource.
     pub(super) path: &'a str,
 }
 
@@ -62,7 +62,7 @@ impl Right<'_> {
     }
 }
 
-/// Such as `list pods in the namespace a`.
+/// Formats a right such as `list pods in the namespace a`.
 impl fmt::Display for Right<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { verb, group, resource, name, namespace, path } = self;
@@ -92,13 +92,13 @@ pub(super) async fn has(upstream: &Upstream, right: &Right<'_>) -> Result<Option
     }
 }
 
-/// What kubefan needs a right for.
+/// A right and kubefan's need for it.
 struct Need {
     right: Right<'static>,
     purpose: &'static str,
     /// Without it kubefan serves, but less.
     is_optional: bool,
-    /// What grants it beside its rule.
+    /// The role that grants it beside its rule.
     role: &'static str,
 }
 

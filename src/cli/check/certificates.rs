@@ -24,7 +24,7 @@ pub(super) fn check(config: &ServeConfig, report: &mut Report) {
     report.group("certificates");
     match &config.serving.tls {
         None => report.add(Finding::ok("data port", "without TLS (--tls-cert-file)")),
-        // It is in the cluster: see `managed_certificate`.
+        // The certificate is in the cluster: see `managed_certificate`.
         Some(TlsSource::Managed(managed)) => {
             report.add(Finding::ok("data port", format!("managed, in the Secret {}", managed.secret)));
         }
@@ -56,7 +56,7 @@ pub(super) fn check(config: &ServeConfig, report: &mut Report) {
     }
 }
 
-/// What a file has.
+/// Content of a certificate file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Content {
     /// A certificate that is presented, and those that lead to its CA.
@@ -65,8 +65,8 @@ enum Content {
     Cas,
 }
 
-/// The findings about the dates of the certificates in a file: of the one that is presented, or of
-/// all CAs.
+/// Returns findings about the dates of the certificates in a file: of the first one in a chain, or
+/// of all CAs.
 fn dated(check: &str, file: &Path, content: Content) -> Vec<Finding> {
     let facts = CertificateFacts::all_of_pem(&fs::read(file).unwrap_or_default());
     let now = Timestamp::try_from(wall_clock()).unwrap_or_default().as_second();

@@ -1,5 +1,5 @@
 //! `kubefan check`: looks for everything that would go wrong with a configuration of `serve`, and
-//! serves nothing. One file per group of checks; each finding is one line with what to do.
+//! serves nothing. One file per group of checks; each finding is one line with its remedy.
 //!
 //! The checks ask the same questions as `serve`, with the same code where it exists. They change
 //! nothing: ports are bound for a moment, and reviews store nothing.

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::cli::visible::{print_json, visible_line};
 
-/// How a check ended, from the best to the worst.
+/// Result of a check, from the best to the worst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Outcome {
@@ -41,12 +41,12 @@ impl Outcome {
 /// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
-    /// What was checked.
+    /// The subject of the check.
     pub(super) check: String,
     pub(super) result: Outcome,
-    /// What was found.
+    /// The finding.
     pub(super) message: String,
-    /// What to do. Empty if nothing.
+    /// Advice. Empty if nothing needs to be done.
     pub(super) remedy: String,
 }
 

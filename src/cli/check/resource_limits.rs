@@ -34,7 +34,8 @@ pub(super) fn check(config: &ServeConfig, caches: Option<&[ResourceSize]>, repor
     report.add_all(judge_on_demand(config, budget));
 }
 
-/// `given` is what the operator asked for, `fitting` what will be.
+/// Judges the limit of open files. `given` is the number that the operator asked for, `fitting` the
+/// number that fits.
 fn judge_open_files(limit: Option<usize>, given: Option<usize>, fitting: usize) -> Finding {
     let limit = limit.map_or("no limit of open files".to_owned(), |limit| format!("{limit} open files"));
     match given {

@@ -1,5 +1,5 @@
-//! Which process listens on a TCP port, as far as this process may see: in a container, the
-//! processes of that container. Elsewhere than on Linux the answer is always unknown.
+//! Finds the process that listens on a TCP port, as far as this process may see: in a container,
+//! the processes of that container. Elsewhere than on Linux the answer is always unknown.
 
 use std::{fs, path::Path};
 

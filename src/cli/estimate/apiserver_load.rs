@@ -45,7 +45,7 @@ impl GroupResource {
     }
 }
 
-/// What is known of one resource, as counters since the start of the process.
+/// Counters of one resource since the start of the process.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Counters {
     /// Open watches by scope: `cluster`, `namespace` or `resource`.

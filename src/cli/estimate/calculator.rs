@@ -47,7 +47,7 @@ pub(super) struct CalculatorArgs {
     #[arg(long, value_name = "COUNT")]
     subscribers: Option<u64>,
 
-    /// What a subscriber watches
+    /// The objects that a subscriber watches
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = Watched::All)]
     watching: Watched,
 
@@ -82,7 +82,7 @@ enum Form {
     Delta,
 }
 
-/// What the cluster needs.
+/// The resources that the cluster needs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Sizing {
@@ -121,7 +121,7 @@ struct Memory {
     peak: f64,
 }
 
-/// What kubefan costs the apiserver.
+/// Kubefan's load on the apiserver.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Upstream {

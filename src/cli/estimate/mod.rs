@@ -27,7 +27,7 @@ use super::{error::CliError, visible::print_json};
 
 /// The shortest time between two samples. In less, most counters do not move.
 const SAMPLE_TIME_MIN: time::Duration = time::Duration::from_secs(1);
-/// How often a terminal shows the remaining time.
+/// Interval at which a terminal shows the remaining time.
 const PROGRESS_INTERVAL: time::Duration = time::Duration::from_secs(1);
 
 /// Estimate what kubefan would take over from the apiserver, and what it would need
@@ -57,7 +57,7 @@ pub(super) struct EstimateArgs {
     cluster: ClusterArgs,
 }
 
-/// How to find the apiserver.
+/// Flags that find the apiserver.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Of a cluster")]
 struct ClusterArgs {

@@ -1,4 +1,5 @@
-//! What kubefan would take over of an apiserver's load, and what it would need for that.
+//! Estimates the load that kubefan would take off an apiserver, and the resources that it would
+//! need.
 
 use serde::Serialize;
 
@@ -19,7 +20,7 @@ use crate::cli::{
 /// The resources whose objects are looked at, those with the most bytes first.
 const MEASURED_MAX: usize = 50;
 
-/// What the metrics do not say. Part of every answer.
+/// Limits of the metrics. Part of every answer.
 pub(super) const UNKNOWN: [&str; 6] = [
     "which clients would move: all watches are counted, also those of controllers that better stay, and the few of the \
      apiserver itself",
@@ -30,7 +31,7 @@ pub(super) const UNKNOWN: [&str; 6] = [
     "which encodings the clients ask for: a resource that is read in JSON and in protobuf has a watch and a cache of each; sizes of events are those of today",
 ];
 
-/// What kubefan would save and need.
+/// Kubefan's estimated savings and needs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Savings {
@@ -108,7 +109,7 @@ impl ResourceSavings {
     }
 }
 
-/// What kubefan needs.
+/// Kubefan's own needs.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Kubefan {

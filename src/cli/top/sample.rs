@@ -1,4 +1,4 @@
-//! What `kubefan top` shows: one answer of the admin port, compared with the one before.
+//! Data of `kubefan top`: one answer of the admin port, compared with the one before.
 
 use std::collections::HashMap;
 
@@ -24,7 +24,8 @@ const SHOWN_MAX: u32 = 100;
 /// The state at one moment.
 pub(super) struct Sample {
     status: Status,
-    /// Who is furthest behind, by resource and namespace; `None` if that may not be seen.
+    /// The subscriber furthest behind, by resource and namespace; `None` if the caller may not see
+    /// it.
     behind: Option<HashMap<String, String>>,
     /// The first subscribers in the order that was asked for, or why they may not be seen.
     subscribers: Result<Vec<Vec<String>>, String>,
@@ -116,7 +117,7 @@ impl Sample {
     pub(super) async fn take(admin: &Admin, sort: SortBy) -> Result<Self, String> {
         let status = admin.parse(&admin.get("/status", &[]).await?)?;
         let listed = async |sort, limit| admin.parse::<SubscriberList>(&subscribers::list(admin, sort, limit).await?);
-        // Not everyone who sees the state may see who is connected.
+        // Access to the state does not imply access to the list of subscribers.
         let by_lag = listed(SortBy::Lag, SUBSCRIBERS).await;
         let rows = |listed: &SubscriberList| {
             let first = listed.subscribers.iter().take(SHOWN_MAX as usize);

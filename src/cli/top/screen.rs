@@ -1,5 +1,5 @@
-//! Draws what `kubefan top` shows: the process, the caches, and the subscribers below them. What
-//! does not fit into the terminal is left out.
+//! Draws the screen of `kubefan top`: the process, the caches, and the subscribers below them.
+//! Lines that do not fit into the terminal are left out.
 
 use ratatui::{
     Frame,
@@ -12,7 +12,7 @@ use ratatui::{
 use super::sample::{CACHES, SUBSCRIBER_COLUMNS, Shown};
 use crate::cli::{subscribers::SortBy, visible::visible};
 
-/// The width of what the figures of the summary are of.
+/// Width of the names in the summary.
 const NAME_WIDTH: usize = 11;
 /// The least lines of the caches, with their header, where there are as many caches.
 const CACHE_LINES_MIN: u16 = 4;
@@ -39,7 +39,7 @@ const HELP: [&str; 15] = [
     "kubefan disconnect ID ends a stream.",
 ];
 
-/// What the user has chosen.
+/// The user's choices.
 #[derive(Debug)]
 pub(super) struct View {
     /// The order of the subscribers.
@@ -59,12 +59,12 @@ impl Default for View {
 }
 
 impl View {
-    /// Scrolls down by so many caches.
+    /// Scrolls down by this many caches.
     pub(super) fn scroll(&mut self, caches: isize) {
         self.scrolled = self.scrolled.saturating_add_signed(caches);
     }
 
-    /// Scrolls down by so many pages.
+    /// Scrolls down by this many pages.
     pub(super) fn scroll_page(&mut self, pages: isize) {
         self.scroll(pages.saturating_mul(self.page as isize));
     }
@@ -115,7 +115,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, shown: Option<&Shown>, problem: Option
 
 fn draw_tables(frame: &mut Frame<'_>, area: Rect, shown: &Shown, is_old: bool, view: &mut View) {
     let wanted = shown.caches.len() as u16 + 1;
-    // The caches get what they need, but half if the subscribers need it, too.
+    // The caches get the lines they need, but at most half if the subscribers need lines too.
     let most = if area.height >= CACHE_LINES_MIN + SUBSCRIBER_LINES_MIN {
         (area.height / 2).max(CACHE_LINES_MIN).min(area.height - SUBSCRIBER_LINES_MIN)
     } else {

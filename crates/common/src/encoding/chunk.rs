@@ -24,7 +24,7 @@ pub const CONTENT_BYTES_MAX: usize = 64 << 20;
 /// longer. An event in memory is far larger, so bytes that decode to empty events would take
 /// gigabytes.
 const EVENT_BYTES_MIN: usize = 16;
-/// So many events are decoded however short they are.
+/// Number of events that are decoded however short they are.
 const SHORT_EVENTS_MAX: usize = 1024;
 
 /// Why a chunk cannot be decoded.

@@ -3,9 +3,8 @@
 //!
 //! The problem: most changes of an object touch a few bytes, but a watch sends the whole object. A
 //! delta is little more than the change, and any zstd library can decode it. Its base is the
-//! previous state of the object and not what one subscriber happens to have, so one delta serves
-//! all subscribers. The obvious alternative, a JSON patch, does not reproduce the apiserver's
-//! bytes.
+//! previous state of the object, whatever state a single subscriber has, so one delta serves all
+//! subscribers. The obvious alternative, a JSON patch, does not reproduce the apiserver's bytes.
 //!
 //! The hazard is a wrong base: decompression can then succeed with wrong bytes. So a delta carries
 //! the CRC-32 of its base, and its frame a checksum of the content. A frame without a checksum is
@@ -75,7 +74,7 @@ pub fn base_crc32(base: &[u8]) -> u32 {
     crc32fast::hash(base)
 }
 
-/// The zstd frame from which `base` gives `new`. `None` if it is not smaller than `new`.
+/// Returns the zstd frame that turns `base` into `new`. `None` if it is not smaller than `new`.
 pub fn encode(base: &[u8], new: &[u8]) -> Option<Bytes> {
     if base.is_empty() || base.starts_with(&DICTIONARY_MAGIC) {
         return None;

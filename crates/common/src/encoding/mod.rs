@@ -15,7 +15,7 @@ use zstd::zstd_safe::{self, DCtx};
 
 use crate::proto::v1alpha1;
 
-/// How objects are encoded.
+/// Encoding of objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum Encoding {

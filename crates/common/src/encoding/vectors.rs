@@ -99,7 +99,8 @@ fn pod(phase: &str, revision: &str, conditions: &str) -> Vec<u8> {
     .into_bytes()
 }
 
-/// Larger than what zstd indexes of a dictionary by default, with the change at the start.
+/// Returns an object larger than the part of a dictionary that zstd indexes by default, with the
+/// change at the start.
 fn large(color: &str) -> Vec<u8> {
     let numbers: Vec<String> = (0..40_000).map(|number: u32| number.to_string()).collect();
     format!(

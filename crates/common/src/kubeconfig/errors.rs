@@ -1,4 +1,4 @@
-//! Why a kubeconfig or its credentials cannot be used, without what they contain.
+//! Reasons why a kubeconfig or its credentials cannot be used, without their contents.
 
 use kube_client::{
     client::{

@@ -62,7 +62,8 @@ fn context_of<'a>(kubeconfig: &'a Kubeconfig, context: Option<&str>) -> Option<&
     kubeconfig.contexts.iter().find(|named| named.name == name)?.context.as_ref()
 }
 
-/// The fault of a CA that was read. kubectl takes one of which it can read a part.
+/// Returns the fault of a CA that was read. kubectl accepts a CA file that is only readable in
+/// part.
 pub(super) fn of_authority(cluster: &str, config: &Config) -> Option<String> {
     let is_https = config.cluster_url.scheme() == Some(&Scheme::HTTPS);
     let is_empty = is_https && config.root_cert.as_ref().is_some_and(Vec::is_empty);

@@ -244,8 +244,8 @@ bugs! {
     ProjectedByKey = "projected-by-key" breaks "Reliable, Convergent",
 
     /// `fanout/send/encoder.rs`: with `only_changes` a delta is made from a state that was not
-    /// sent. Its bytes are those of the last state that was, but its version names another one.
-    /// Harmless unless the base has changed before the start. Needs: deltas, a resume without
+    /// sent. Its bytes are those of the last state that was sent, but its version names another
+    /// one. Harmless unless the base has changed before the start. Needs: deltas, a resume without
     /// state.
     DeltaOnUnsentBase = "delta-on-unsent-base" breaks "Reliable, Resumable, Convergent",
 
@@ -296,8 +296,8 @@ bugs! {
     PagesOfAnotherCache = "pages-of-another-cache" breaks "Reliable, Atomic",
 
     /// `server/reader.rs`: a backfill with `only_changes` is requested without the previous state,
-    /// so it sends changes of what the projection leaves out. Needs: `only_changes`, a selection of
-    /// everything, a restart.
+    /// so it sends changes of fields that the projection leaves out. Needs: `only_changes`, a
+    /// selection of everything, a restart.
     BackfillSendsUnchanged = "backfill-sends-unchanged" breaks "Filtered",
 
     /// `cache/writer.rs`: the new schema counts as read before the cache has the new bytes. Needs:
@@ -328,8 +328,8 @@ bugs! {
     /// answer, however old it is. Needs: another cluster behind the address.
     OldCheckConfirms = "old-check-confirms" breaks "Reliable, Ordered, Unique, Convergent, Resumable, Bookmarkable",
 
-    /// `upstream/reflector/mod.rs`: a watch after one that broke does not ask for the cluster's
-    /// version. Needs: a restore from a backup, and the watch broken by it.
+    /// `upstream/reflector/mod.rs`: a watch after a broken watch does not ask for the cluster's
+    /// version. Needs: a restore from a backup that also breaks the watch.
     BrokenWatchTrusted = "broken-watch-trusted" breaks "Convergent, Reliable, Ordered, Bookmarkable",
 
     /// `fanout/fair_share.rs`: a permit that is given back while the limit is lowered stays taken.

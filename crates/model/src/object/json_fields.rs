@@ -1,8 +1,8 @@
-//! Where the metadata and the selectable fields lie in an object's JSON: a tree of field names.
+//! Places of the metadata and the selectable fields in an object's JSON: a tree of field names.
 
 use crate::fields::FieldTable;
 
-/// Where the values that routing reads lie in the JSON.
+/// Places of the values that routing reads in the JSON.
 #[derive(Debug)]
 pub(super) struct JsonFields {
     pub(super) root: Node,

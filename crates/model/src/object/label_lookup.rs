@@ -15,7 +15,7 @@ pub struct LabelLookup<'a> {
 }
 
 impl<'a> LabelLookup<'a> {
-    /// Of an object. Its labels are decoded when the first of them is looked up.
+    /// Returns the lookup of an object. Its labels are decoded when the first of them is looked up.
     pub fn new(object: &'a Object) -> Self {
         Self { object, labels: OnceCell::new() }
     }

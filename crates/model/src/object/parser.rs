@@ -19,7 +19,7 @@ pub struct ObjectParser {
     pub(super) api_version: String,
 }
 
-/// How fields are found: by name in JSON, by number in protobuf.
+/// The way to find fields: by name in JSON, by number in protobuf.
 #[derive(Debug)]
 pub(super) enum Reads {
     Json(JsonFields),

@@ -1,4 +1,4 @@
-//! Where the selectable fields of a resource lie in protobuf: their field numbers.
+//! Places of a resource's selectable fields in protobuf: their field numbers.
 
 use std::borrow::Cow;
 

@@ -1,8 +1,8 @@
-//! Where two states of an object differ.
+//! The fields in which two states of an object differ.
 //!
 //! Subscribers with `only_changes` skip a change that their projection does not show. To project
-//! both states costs microseconds for every distinct projection. The difference is made once, and
-//! most projections need nothing but a look at it.
+//! both states costs microseconds for every distinct projection. The difference is computed once,
+//! and most projections only need to compare themselves with it.
 
 use std::{borrow::Cow, collections::HashMap, fmt};
 
@@ -11,13 +11,13 @@ use serde_json::value::RawValue;
 
 use super::{Node, Projection, Rule, name_of};
 
-/// Below so many levels a difference says that everything differs. A field mask has no more names.
+/// Depth below which a difference takes everything as different. A field mask has no more names.
 const LEVELS_MAX: usize = super::PATH_NAMES_MAX;
 
 /// Maximum number of differing fields. With more of them a difference says that everything differs.
 const FIELDS_MAX: usize = 256;
 
-/// Where two states of an object differ. It may say that more differs, never less.
+/// The fields in which two states of an object differ. It may contain more of them, never fewer.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Difference(Part);
 
@@ -82,7 +82,7 @@ impl Part {
         match self {
             Self::Nothing => false,
             Self::Everything => true,
-            // What is not an object is kept as a whole.
+            // A value that is no object is kept as a whole.
             Self::Elements(_) if node.keeps_others => true,
             Self::Elements(part) => part.is_seen_within(node),
             Self::Fields(fields) => fields.iter().any(|(name, part)| part.is_seen_by(node.rule(name))),
@@ -135,7 +135,8 @@ fn fields(before: &str, after: &str, levels: usize, room: &mut usize) -> Option<
     Some(Part::Fields(differing))
 }
 
-/// The union of what differs in the objects of two lists. `None` if they differ in anything else.
+/// Returns the union of the differences between the objects of two lists. `None` if the lists
+/// differ in anything else.
 fn elements(before: &str, after: &str, levels: usize, room: &mut usize) -> Option<Part> {
     let Elements(before) = serde_json::from_str(before).ok()?;
     let Elements(after) = serde_json::from_str(after).ok()?;
@@ -154,7 +155,7 @@ fn elements(before: &str, after: &str, levels: usize, room: &mut usize) -> Optio
 }
 
 struct Member<'a> {
-    /// As it is written.
+    /// The name as written in the JSON.
     key: &'a str,
     name: Cow<'a, str>,
     value: &'a str,

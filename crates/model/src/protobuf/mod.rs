@@ -151,8 +151,8 @@ pub fn at_version(object: &[u8], version: ResourceVersion) -> Result<Bytes, Malf
 }
 
 /// The projected object as a message without an envelope, as in a list. For a projection to the
-/// metadata it is a `metav1.PartialObjectMetadata`. Of a projection, only what
-/// [`super::format::Format::http`] allows is applied.
+/// metadata it is a `metav1.PartialObjectMetadata`. Only those parts of a projection are applied
+/// that [`super::format::Format::http`] allows.
 pub fn projected_item(object: &[u8], projection: &Projection) -> Result<Vec<u8>, Malformed> {
     let message = open(object)?.message;
     let message = if projection.is_partial() {
@@ -202,7 +202,7 @@ pub struct ListMeta {
     pub resource_version: String,
     /// The continue token of the next page; empty on the last page.
     pub next: String,
-    /// How many objects come after this page, if known.
+    /// Number of objects after this page, if known.
     pub remaining_item_count: Option<u64>,
     /// The shard selector of the request; empty if it had none. Lists from upstream have none.
     pub shard_selector: String,

@@ -11,7 +11,7 @@ use super::{Malformed, enveloped, is_enveloped, open};
 /// `metav1.Status`.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Status {
-    /// List metadata, of which a failed request has none but a continue token.
+    /// List metadata. In a failed request it only has a continue token.
     #[prost(message, required, tag = "1")]
     pub metadata: StatusMeta,
     /// `Success` or `Failure`.
@@ -60,7 +60,7 @@ pub struct StatusDetails {
     /// The causes, if there are several.
     #[prost(message, repeated, tag = "4")]
     pub causes: Vec<StatusCause>,
-    /// How many seconds to wait before a retry.
+    /// Seconds to wait before a retry.
     #[prost(int32, required, tag = "5")]
     pub retry_after_seconds: i32,
     /// The uid of the object.

@@ -16,13 +16,13 @@ pub struct FieldSelector {
 pub struct FieldTerm {
     /// The field's path as written, such as `spec.nodeName`. It may not exist in the resource.
     pub path: Box<str>,
-    /// How to compare the field with the value.
+    /// Comparison of the field with the value.
     pub op: FieldOperator,
     /// The value, with escapes resolved.
     pub value: Box<str>,
 }
 
-/// How a term compares a field.
+/// The comparison of a term.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum FieldOperator {
     /// `=` or `==`.
@@ -41,7 +41,7 @@ impl FieldSelector {
     pub fn parse(text: &str) -> Result<Self, SelectorError> {
         check_length(text)?;
         let mut parts = split_terms(text);
-        // Of several errors the apiserver reports the one in the term that sorts first.
+        // If several terms are wrong, the apiserver reports the one that sorts first.
         parts.sort_unstable_by_key(|(_, part)| *part);
         let mut terms = Vec::new();
         for (start, term) in parts {

@@ -1,6 +1,6 @@
 //! The tokens of a label selector, as apimachinery's lexer has them.
 
-/// What a token is.
+/// The kind of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TokenKind {
     End,

@@ -3,9 +3,9 @@
 //!
 //! The syntax is that of the apiserver's `sharding.Parse`, which uses a parser of CEL: one or more
 //! `shardRange(object.metadata.uid, '0x…', '0x…')`, joined by `||`. Only this much of CEL is read
-//! here: parentheses and both kinds of quotes, but no escapes and no comments. What the two parsers
-//! do not read alike is refused, because the apiserver answers an invalid selector with an error
-//! too.
+//! here: parentheses and both kinds of quotes, but no escapes and no comments. Text that the two
+//! parsers would read differently is refused, because the apiserver answers an invalid selector
+//! with an error too.
 
 use std::fmt;
 
@@ -17,10 +17,10 @@ const HASHES: u128 = 1 << 64;
 const DIGITS: usize = 16;
 /// More than the longest known path.
 const PATH_BYTES_MAX: usize = 64;
-/// How deep parentheses may be nested: CEL's parser has a limit too.
+/// Maximum depth of parentheses: CEL's parser has a limit too.
 const DEPTH_MAX: usize = 32;
 
-/// What is hashed.
+/// The field whose hash decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum ShardField {
     Uid,

@@ -10,7 +10,7 @@ use std::{cmp::Ordering, fmt};
 pub struct ValueSet {
     /// The texts, one after the other.
     text: Box<str>,
-    /// Where each of them ends.
+    /// The end of each of them in the text.
     ends: Box<[u32]>,
 }
 

@@ -249,8 +249,8 @@ impl Tables {
         self.columns.get().map_or(Bytes::from_static(b"[]"), |columns| columns.definitions.clone())
     }
 
-    /// The stored form of a row. It is the same at whatever time upstream wrote the row, and the
-    /// stored form of a stored row is that row.
+    /// Returns the stored form of a row. It is the same at whatever time upstream wrote the row,
+    /// and the stored form of a stored row is that row.
     ///
     /// # Errors
     /// If the row has no whole object, or the number of cells differs from the number of columns.
@@ -289,7 +289,8 @@ impl Tables {
         Ok(out)
     }
 
-    /// The row of an object of selectable attributes. Its cells are those of an empty object.
+    /// Returns the row of an object of selectable attributes. Its cells are those of an empty
+    /// object.
     pub fn attributes_row(&self, object: &[u8]) -> Vec<u8> {
         let empty = self.empty_cells();
         [CELLS.as_bytes(), empty.as_bytes(), OBJECT.as_bytes(), object, b"}"].concat()
