@@ -68,11 +68,11 @@ const LOOK_UP: usize = 2_352;
 
 /// A snapshot of one node's 30 pods, from a cache of [`PODS`].
 const SELECTIVE_SNAPSHOT: usize = 115_837;
-/// A resume after 10,000 events, of which 30 concern the pods of the node, from the same cache.
+/// A resume after 10,000 events from the same cache. 30 of them concern the pods of the node.
 const SELECTIVE_RESUME: usize = 147_987;
 /// The sizes of the cache for the two above. The larger one may cost half as much again.
 const PODS: [usize; 2] = [10_000, 150_000];
-/// How many agents start or come back.
+/// Number of agents that start or come back.
 const AGENTS: usize = 100;
 
 /// The limit is 25 % above the measured count: other compilers differ by a few percent, and runs by

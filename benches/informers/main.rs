@@ -39,7 +39,7 @@ type Failure = Box<dyn Error + Send + Sync>;
 /// Changes per batch, and the pause between two batches: 1,000 changes a second.
 const BATCH: usize = 50;
 const PAUSE: Duration = Duration::from_millis(50);
-/// What a client still does after a step belongs to the step.
+/// Work that a client still does in this time after a step belongs to the step.
 const SETTLE: Duration = Duration::from_secs(1);
 const START_MAX: Duration = Duration::from_secs(60);
 

@@ -1,4 +1,4 @@
-//! A client as a child process, and what it costs.
+//! Measures the cost of a client that runs as a child process.
 
 use std::{path::Path, process::Stdio, time::Duration};
 

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::kinds::Kind;
 
-/// What one client cost.
+/// Cost of one client.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Figures {
     pub(crate) micros_per_object: f64,

@@ -19,7 +19,7 @@ pub(crate) struct Nodes {
 
 impl Nodes {
     pub(crate) const PODS_PER_NODE: usize = 30;
-    /// The number of events, whatever the number of pods.
+    /// The number of events. It does not depend on the number of pods.
     const EVENTS: usize = 10_000;
     /// The first of them change each pod of the first nodes; the others change pods of all others.
     const EVENTS_OF_FIRST_NODES: usize = 100 * Self::PODS_PER_NODE;

@@ -106,7 +106,7 @@ impl Controller {
         }
     }
 
-    /// Must be right however often it runs, and whatever has changed.
+    /// Must be right however often it runs, and for any kind of change.
     fn reconcile(&self, name: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
         if name.is_empty() {
             return Ok(()); // pods that are not scheduled
@@ -161,7 +161,7 @@ async fn run(address: &str) -> Result<(), Box<dyn Error>> {
     println!("{} pods on {} nodes", controller.pods.len(), controller.nodes.list().len());
 
     stop.await;
-    // First the source of the keys, then the queue, which finishes what it has.
+    // First the source of the keys, then the queue, which finishes its items.
     factory.shutdown().await;
     if timeout(DRAIN_MAX, queue.shut_down_with_drain()).await.is_err() {
         eprintln!("stopped with {} nodes in the queue", queue.len());

@@ -4,8 +4,8 @@
 //!
 //! Reads from kubefan on 127.0.0.1:7443, such as `cargo run -- demo --duration 0`.
 //!
-//! The complete set is what makes an agent simple. It compares the set with what it runs, so a
-//! deletion that it never heard of is only a pod that is missing in the next set.
+//! The complete set makes an agent simple. It compares the set with the pods that it runs, so a
+//! deletion that it missed is only a pod that is missing in the next set.
 use std::{error::Error, process::ExitCode, sync::Arc};
 
 use kubefan_client::{Client, ClientOptions, ListWatch, Object, Reflector, UndeltaStore};

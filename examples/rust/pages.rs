@@ -23,7 +23,7 @@ enum Block {
     Body(fn(Context) -> Pin<Box<dyn Future<Output = Outcome>>>),
 }
 
-/// What a body continues.
+/// Variables that the body of a function uses.
 struct Context {
     /// The same client by the names that the pages give it.
     client: Client,
@@ -33,7 +33,7 @@ struct Context {
     version: String,
 }
 
-/// What the pages call a pod.
+/// The pod type of the pages.
 #[derive(serde::Deserialize)]
 struct Pod {
     spec: Spec,
@@ -46,7 +46,7 @@ struct Spec {
     node_name: String,
 }
 
-/// What a worker does.
+/// The work of a worker.
 fn reconcile(_: Option<Arc<Object<Pod>>>) -> Result<(), String> {
     Ok(())
 }

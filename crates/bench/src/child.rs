@@ -61,7 +61,7 @@ pub(super) struct ServerProcess {
     _child: Child,
 }
 
-/// How the log of a server is read.
+/// Reading of a server's log.
 #[derive(Default)]
 struct LogReader {
     /// The bytes read so far, without the lines of the start.
@@ -133,7 +133,7 @@ impl ServerProcess {
         self.log.bytes.load(Relaxed)
     }
 
-    /// From now on so many bytes of its log are read per second.
+    /// Limits the bytes of its log that are read per second from now on.
     pub(super) fn read_log_slowly(&self, bytes_per_second: u32) {
         self.log.bytes_per_second_max.store(bytes_per_second, Relaxed);
     }

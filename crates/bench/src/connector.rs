@@ -15,7 +15,7 @@ use super::{counters::Counters, tls::TlsClient};
 pub(super) trait Transport: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Transport for T {}
 
-/// How to connect to a server.
+/// Opens connections to a server.
 #[derive(Clone)]
 pub(super) struct Connector {
     pub(super) address: SocketAddr,

@@ -37,7 +37,7 @@ pub enum BenchError {
         "{doing}: only {reached} of {expected} after {limit:?}; use fewer subscribers or objects, or a faster machine"
     )]
     Stuck {
-        /// What the benchmark was waiting for.
+        /// The step that the benchmark was waiting for.
         doing: &'static str,
         /// The time limit.
         limit: Duration,

@@ -225,7 +225,7 @@ impl Figures {
         self.note = note;
     }
 
-    /// What no figure can express; empty in most scenarios.
+    /// A result that no figure can express; empty in most scenarios.
     pub fn note(&self) -> &str {
         &self.note
     }

@@ -17,7 +17,7 @@ use std::{
 
 /// The time between two requests.
 const INTERVAL: Duration = Duration::from_millis(50);
-/// How long an answer may take. One that never comes counts as this slow.
+/// Maximum time of an answer. A missing answer counts as this slow.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Asks until it is dropped.

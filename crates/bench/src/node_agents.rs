@@ -29,7 +29,7 @@ use super::{
 
 /// Agents that connect at a time.
 const CONNECTING_MAX: usize = 64;
-/// How long all agents may take.
+/// Time within which all agents must be live.
 const LIVE_TIMEOUT: Duration = Duration::from_secs(180);
 /// The delay before an agent that the server asked to retry connects again.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
@@ -37,13 +37,13 @@ const RETRY_DELAY: Duration = Duration::from_millis(100);
 const ATTEMPTS_MAX: usize = 100;
 /// The annotation of the bookmark that ends the initial events.
 const INITIAL_EVENTS_END: &[u8] = b"k8s.io/initial-events-end";
-/// A version from which a server cannot continue.
+/// The error of a server that cannot continue from a version.
 const EXPIRED: &[u8] = b"too old resource version";
 const EXPIRED_STATUS: u16 = 410;
 /// gRPC's OUT_OF_RANGE.
 const EXPIRED_CODE: &str = "11";
 
-/// How agents speak to the server.
+/// Protocol between agents and server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AgentProtocol {
     Grpc,
@@ -51,7 +51,7 @@ pub(super) enum AgentProtocol {
     Protobuf,
 }
 
-/// What all agents of a set ask for.
+/// The request of all agents of a set.
 #[derive(Clone)]
 pub(super) struct Agents {
     pub(super) protocol: AgentProtocol,
@@ -59,12 +59,12 @@ pub(super) struct Agents {
     pub(super) namespace: String,
     /// The URL path of the pods.
     pub(super) path: String,
-    /// What an agent that resumes waits for. One that starts from scratch waits for the end of the
-    /// state.
+    /// Text that an agent that resumes waits for. An agent that starts from scratch waits for the
+    /// end of the state.
     pub(super) mark: &'static str,
 }
 
-/// What happened until all agents were live.
+/// Figures of the time until all agents were live.
 pub(super) struct AllLive {
     /// The time that each agent took.
     pub(super) took: Vec<Duration>,
@@ -87,7 +87,7 @@ impl Drop for Open {
     }
 }
 
-/// How an attempt to become live ended.
+/// Result of an attempt to become live.
 enum Attempt {
     Live(Open),
     /// The version is too old.
@@ -253,7 +253,7 @@ fn ended(headers: &HeaderMap) -> Option<Result<Attempt, String>> {
     })
 }
 
-/// What shows that an agent is live.
+/// The sign that an agent is live.
 enum Sign {
     Text(&'static [u8]),
     /// The first message with a `resume_version`.

@@ -1,4 +1,4 @@
-//! What to measure: the scenarios, the servers and the load.
+//! Options of a measurement: the scenarios, the servers and the load.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -10,7 +10,7 @@ const RATE: u32 = 200;
 /// Longest warm-up before a measurement. It otherwise takes a quarter of the measured time.
 const WARM_UP_MAX: Duration = Duration::from_millis(1000);
 
-/// What the benchmark does.
+/// The scenarios of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, clap::ValueEnum)]
 pub enum Scenario {
     /// Every subscriber receives every change, at full speed
@@ -34,7 +34,7 @@ pub enum Scenario {
     /// Agents that watch the pods of their own nodes: from scratch, and after an outage. Only if
     /// named
     Agents,
-    /// What it costs to know callers and their rights, over TLS. Only if named
+    /// The cost of knowing callers and their rights, over TLS. Only if named
     Access,
 }
 
@@ -116,11 +116,11 @@ impl Projection {
 pub struct ServerSpec {
     /// Its name in the reports.
     pub name: String,
-    /// How it is started or reached.
+    /// The way to start or reach it.
     pub kind: ServerKind,
 }
 
-/// How a server under test is started or reached.
+/// The way to start or reach a server under test.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ServerKind {
     /// A program that takes the flags of `kubefan serve`. It is started anew for each run.
@@ -140,7 +140,7 @@ pub enum ServerKind {
     },
 }
 
-/// What to measure.
+/// Options of a measurement.
 #[derive(Debug, Clone)]
 pub struct BenchOptions {
     /// The scenarios to run, in this order.
@@ -159,7 +159,7 @@ pub struct BenchOptions {
     /// Changes per second in `paced` and `stalled` (`None`: 200), in `hostile` (`None`: 50) and
     /// during `snapshot` (`None`: no changes).
     pub rate: Option<u32>,
-    /// How long each load is measured.
+    /// Time for which each load is measured.
     pub duration: Duration,
     /// Number of repetitions. At least 1.
     pub runs: usize,

@@ -1,6 +1,6 @@
 //! The subscribers: HTTP/2 connections with the h2 crate, and TCP or TLS connections without HTTP/2
 //! for the floor.
-//! They run on threads of their own and count what they receive.
+//! They run on threads of their own and count the messages and bytes.
 //!
 //! They share the machine with the server under test, so they do as little as possible: no
 //! decoding, no copies, one task per connection, and flow-control windows large enough that the

@@ -49,7 +49,7 @@ impl Report {
         spread(self.runs.iter().filter_map(|run| run.get(figure)))
     }
 
-    /// What no figure can express, of the last run; empty in most scenarios.
+    /// A result of the last run that no figure can express; empty in most scenarios.
     pub fn note(&self) -> &str {
         self.runs.last().map_or("", Figures::note)
     }

@@ -68,8 +68,8 @@ pub(super) struct Selection {
 }
 
 impl Server {
-    /// The version from which a subscriber receives all later changes, and which the server can
-    /// resume from.
+    /// A version that the server can resume from. A subscriber that does so receives all later
+    /// changes.
     pub(super) fn version(&self, source: &Source) -> u64 {
         self.version.max(source.version())
     }
@@ -212,7 +212,7 @@ impl Run<'_> {
     }
 
     /// The CPU time per change, in microseconds, of an apiserver that has no watchers. 0 for every
-    /// other server, because it is not the one that is written to.
+    /// other server, because changes are not written to it.
     pub(super) async fn write_cost(
         &self,
         load: Load,

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::{error::DemoError, progress::Progress};
 use kubefan_sim::{apiserver::SimApiserver, workload::Workload};
 
-/// How often due changes are applied.
+/// Interval at which due changes are applied.
 const TICK: Duration = Duration::from_millis(10);
 /// After this many changes the writer yields to other tasks.
 const BURST: u64 = 32;

@@ -1,5 +1,5 @@
 //! The demo: the same subscribers and the same changes, first directly on a simulated apiserver,
-//! then through kubefan. At the end it prints what each route cost, in counts.
+//! then through kubefan. At the end it prints the cost of each route, in counts.
 //!
 //! Only the apiserver is simulated: HTTP watches and gRPC streams run over loopback, and kubefan
 //! runs as under `serve`. Every wait has a limit, so the demo always ends.

@@ -123,7 +123,7 @@ impl Load {
         Ok(())
     }
 
-    /// How far the subscribers got.
+    /// Returns the progress of the subscribers.
     pub(super) fn final_state(&self) -> FinalState {
         let version = self.sim.revision();
         let breaks = self.progress.breaks.load(Ordering::Relaxed);

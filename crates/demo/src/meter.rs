@@ -16,7 +16,7 @@ use super::{
     progress::{Activity, Phase, Progress, Route},
 };
 
-/// How often callers should call [`Meter::read`].
+/// Interval at which callers should call [`Meter::read`].
 pub const METER_INTERVAL: Duration = Duration::from_millis(250);
 /// Numbers that change more often than once per second are hard to read.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);

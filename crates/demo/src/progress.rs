@@ -35,7 +35,7 @@ impl Route {
     }
 }
 
-/// What the demo is doing.
+/// Current activity of the demo.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activity {
     /// Creating the objects in the simulated apiserver.

@@ -32,7 +32,7 @@ impl RouteCounts {
     }
 }
 
-/// How far delivery got by the end of the demo.
+/// Progress of delivery at the end of the demo.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FinalState {
     /// The version of the last change.

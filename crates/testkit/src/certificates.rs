@@ -17,7 +17,7 @@ pub fn now() -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(NOW_SECONDS)
 }
 
-/// What a certificate says.
+/// Content of a certificate.
 pub struct Content(pub CertificateParams);
 
 impl Content {
@@ -44,7 +44,7 @@ impl Content {
         Self(params).days(1, 1)
     }
 
-    /// The same, valid for so many days before and after now.
+    /// The same, valid for this many days before and after now.
     pub fn days(mut self, before: i64, after: i64) -> Self {
         let at = |days: i64| {
             let second = NOW_SECONDS as i64 + days * DAY_SECONDS;

@@ -1,4 +1,4 @@
-//! The process of the attackers. It runs one attack, prints what it received as one line, and ends.
+//! The process of the attackers. It runs one attack, prints the results as one line, and ends.
 
 use std::{
     io,
@@ -19,19 +19,19 @@ use crate::{BenchError, child, tls};
 
 /// The hidden command that runs an attack.
 pub const ATTACK: &str = "bench-attacker";
-/// How much the process is niced.
+/// Niceness of the process.
 const NICE: i32 = 10;
-/// How long the process may take in addition to the attack.
+/// Time that the process may take in addition to the attack.
 const EXTRA_TIME: Duration = Duration::from_secs(20);
 
-/// Where an attack goes, and how long it takes.
+/// The target of an attack, and its duration.
 #[derive(Debug, Clone)]
 pub struct Order {
     /// The data port.
     pub target: SocketAddr,
     /// The admin port.
     pub admin: SocketAddr,
-    /// How long the attack takes.
+    /// Duration of the attack.
     pub duration: Duration,
     /// A version that the server can resume from.
     pub version: u64,
@@ -39,10 +39,10 @@ pub struct Order {
     pub cert_file: Option<PathBuf>,
 }
 
-/// Runs an attack in this process. Returns what it received.
+/// Runs an attack in this process. Returns the answers that it received, as text.
 ///
 /// # Errors
-/// When the certificate cannot be read.
+/// If the certificate cannot be read.
 pub async fn run(attack: &Attack, order: Order) -> io::Result<String> {
     // Fails only with a smaller number.
     let _ = rustix::process::nice(NICE);
@@ -54,7 +54,7 @@ pub async fn run(attack: &Attack, order: Order) -> io::Result<String> {
     Ok(tally.text())
 }
 
-/// Runs an attack in a process of its own. Returns what it received.
+/// Runs an attack in a process of its own. Returns the answers that it received, as text.
 pub(crate) async fn run_process(program: &Path, attack: &Attack, order: Order) -> Result<String, BenchError> {
     let failed = |message: String| BenchError::Start { name: format!("the attacker {}", attack.name), message };
     let Order { target, admin, duration, version, cert_file } = order;

@@ -1,4 +1,4 @@
-//! What every attack has: its target, its end, its own addresses, and a tally.
+//! The parts of every attack: its target, its end, its own addresses, and a tally.
 
 use std::{
     io,
@@ -23,7 +23,7 @@ use crate::{connector::Transport, tls::TlsClient};
 const ADDRESSES: u8 = 8;
 /// The receive buffer of a client that does not read, in bytes.
 const SMALL_BUFFER_BYTES: u32 = 4096;
-/// How often operations are started.
+/// Interval at which operations are started.
 const TICK: Duration = Duration::from_millis(10);
 /// Operations that run at a time, so that a server that does not answer bounds the attack.
 const RUNNING_MAX: usize = 6000;

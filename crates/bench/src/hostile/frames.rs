@@ -153,7 +153,7 @@ pub(super) async fn flood(
     context.tally.count("ended");
 }
 
-/// Finds the GOAWAY frames in what a server sends.
+/// Finds the GOAWAY frames among the bytes of a server.
 #[derive(Default)]
 struct Scan {
     head: Vec<u8>,

@@ -1,4 +1,4 @@
-//! Hostile clients: what they do, the process that they run in, and the sink that they are compared
+//! Hostile clients: the attacks, the process that they run in, and the sink that they are compared
 //! with.
 //!
 //! An attack is an entry of a table and one function. It is bounded in count and time, and stays on

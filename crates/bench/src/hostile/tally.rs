@@ -1,4 +1,4 @@
-//! What an attack received: outcomes by name, and bytes.
+//! Results of an attack: outcomes by name, and bytes.
 
 use std::{
     collections::BTreeMap,

@@ -1,9 +1,9 @@
-//! `access`: what it costs to know callers and their rights. A server that does not ask, one that
-//! has every verdict in its cache, and one that asks upstream for each request answer the same
-//! requests in turns, so that what disturbs one disturbs all.
+//! `access`: the cost of knowing callers and their rights. A server that does not ask, one that has
+//! every verdict in its cache, and one that asks upstream for each request answer the same requests
+//! in turns, so that a disturbance affects all of them.
 //!
-//! The simulated apiserver answers reviews at once. What they cost it, and the way to it, is not
-//! measured.
+//! The simulated apiserver answers reviews at once. Their cost for the apiserver, and the way to
+//! it, are not measured.
 
 use std::time::Duration;
 
@@ -19,14 +19,14 @@ use crate::{
     source::{Source, pods_path},
 };
 
-/// Rounds, in each of which every server answers.
+/// Rounds. Every server answers in each of them.
 const ROUNDS: usize = 21;
 /// Requests of one round to one server.
 const REQUESTS: usize = 200;
 /// Callers, each with a token. They take turns.
 const CALLERS: usize = 500;
 
-/// How a server knows its callers, and its flags.
+/// Ways in which a server knows its callers, and its flags.
 const MODES: [(&str, &[&str]); 3] = [
     ("callers not known", &["--authorization-mode=AlwaysAllow"]),
     (
@@ -46,7 +46,7 @@ const MODES: [(&str, &[&str]); 3] = [
 ];
 const UNLIMITED: &str = "--access-reviews-per-second=1000000";
 
-/// What is asked for.
+/// The request to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Request {
     /// The pods of a node.
@@ -55,7 +55,7 @@ enum Request {
     Watch,
 }
 
-/// A server in its mode, and what it took in each round.
+/// A server in its mode, and its figures of each round.
 struct Contender {
     server: Server,
     meter: Meter,

@@ -51,9 +51,9 @@ const LIST_SLOW: Duration = Duration::from_secs(2);
 const P99_RATIO_MAX: f64 = 2.0;
 const LIVEZ_MILLIS_MAX: f64 = 100.0;
 const LOG_BYTES_PER_SECOND_MAX: f64 = 100_000.0;
-/// How long the subscribers may take to receive the last changes after an attack.
+/// Time in which the subscribers must receive the last changes after an attack.
 const DELIVERY_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long the changes flow before the attack.
+/// Time for which changes flow before the attack.
 const WARM_UP: Duration = Duration::from_millis(500);
 
 pub(super) async fn measure(
@@ -128,7 +128,7 @@ fn peak_bytes(meter: &Meter, has_peak: bool) -> std::io::Result<u64> {
     if has_peak { meter.peak_bytes() } else { meter.resident_bytes() }
 }
 
-/// What honest clients noticed, and what the attackers received.
+/// Figures of the honest clients beside an attack, and the results of the attackers.
 struct Noticed {
     p50_millis: f64,
     p99_millis: f64,
@@ -207,7 +207,7 @@ impl Honest {
         Ok((done, Ok(first.ages.take().and(&second.ages.take()))))
     }
 
-    /// What the honest clients notice of an attack.
+    /// Measures the honest clients beside an attack.
     async fn beside(
         &mut self,
         program: &Path,
@@ -219,7 +219,7 @@ impl Honest {
         self.livez.take_slowest_millis();
         let attacking = run_process(program, attack, order);
         let (received, ages) = self.drive(source, attacking).await?;
-        // An error is that of a subscriber that lost its stream, or did not receive everything.
+        // The error is that of a subscriber that lost its stream, or did not receive everything.
         let (ages, failure) = ages.map_or_else(|error| (None, Some(error)), |ages| (Some(ages), None));
         let lists = self.lists.take();
         let percentile = |percent| {
@@ -241,7 +241,7 @@ impl Honest {
     }
 }
 
-/// What came of the lists.
+/// Results of the lists.
 #[derive(Debug, Default)]
 struct ListResults {
     failed: u64,

@@ -33,7 +33,7 @@ const MEMORY_BYTES_PER_SUBSCRIBER: u64 = 48 << 10;
 /// Memory limit per object and per change in history, in bytes, if the options do not set the size
 /// of pods.
 const OBJECT_BYTES: usize = 6 << 10;
-/// How often memory is sampled.
+/// Interval at which memory is sampled.
 const MEMORY_INTERVAL: Duration = Duration::from_millis(500);
 /// The figures that show the effect on the subscribers that keep reading.
 const SHOWN: [Figure; 6] = [

@@ -139,7 +139,7 @@ impl Inner {
         };
         let (namespace, rest) = match rest {
             ["namespaces", _] | ["namespaces", _, "status" | "finalize", ..] if group.is_empty() => ("", rest),
-            // Custom resources are found by what the path is split into.
+            // Custom resources are found by the parts of the path.
             ["namespaces", namespace] | ["namespaces", namespace, "status" | "finalize", ..] => (*namespace, rest),
             ["namespaces", namespace, rest @ ..] => (*namespace, rest),
             rest => ("", rest),

@@ -1,7 +1,7 @@
 //! A simulated kube-apiserver: LIST, WATCH, GET and simple writes over HTTP, in this process, with
 //! fault injection.
 //!
-//! Whatever it implements behaves like Kubernetes 1.35, down to the bytes of events, lists and
+//! All that it implements behaves like Kubernetes 1.35, down to the bytes of events, lists and
 //! Status objects. Pods are also served as protobuf. It leaves out: other encodings (YAML, CBOR)
 //! and Tables; admission, defaulting and managed fields; finalizers and graceful deletion; and
 //! authorization. Reviews of callers know every token, and allow everything. A strategic merge

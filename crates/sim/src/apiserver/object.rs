@@ -46,7 +46,7 @@ pub(super) struct Object {
     /// Byte range of the text of `metadata.resourceVersion`.
     version_at: Range<usize>,
     versions: VersionForm,
-    /// Where a list item starts in `bytes`: for a built-in type after `{"kind":…,"apiVersion":…,`,
+    /// Start of the list item in `bytes`: for a built-in type after `{"kind":…,"apiVersion":…,`,
     /// else 0.
     item_at: usize,
 }

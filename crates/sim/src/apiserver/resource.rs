@@ -31,14 +31,14 @@ pub struct SimResource {
     /// Whether this is a custom resource: its objects have sorted keys, and the items of its lists
     /// include their kind.
     pub custom: bool,
-    /// How versions of objects and lists are written.
+    /// Form of the versions of objects and lists.
     pub versions: VersionForm,
     /// The JSON that follows the metadata in a bookmark's object: the zero value of the Go type,
     /// without braces.
     pub(super) zero: &'static str,
 }
 
-/// How versions are written. kube-apiserver writes numbers; an aggregated API may write anything.
+/// Form of versions. kube-apiserver writes numbers; an aggregated API may write anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VersionForm {
     /// Decimal numbers of 64 bits.

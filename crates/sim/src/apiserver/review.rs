@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::status::Status;
 
-/// What a review is about.
+/// Subject of a review.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Review {
     Token,

@@ -31,7 +31,7 @@ pub struct SimOptions {
     pub window_events_max: usize,
     /// The time between two bookmarks.
     pub bookmark_interval: Duration,
-    /// How long a read waits for a resource version that does not exist yet.
+    /// Time that a read waits for a resource version that does not exist yet.
     pub freshness_wait: Duration,
     /// A watch without `timeoutSeconds` ends after a random time between this and twice this.
     pub request_timeout_min: Duration,

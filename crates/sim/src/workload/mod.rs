@@ -3,7 +3,7 @@
 //!
 //! A seed yields the same objects and changes on every machine and in every build, so that a
 //! failure can be reproduced. The generator stores only the fields that vary and renders an object
-//! when it changes: ten thousand decoded pods would use more memory than what is being measured.
+//! when it changes: ten thousand decoded pods would use more memory than the process under test.
 
 mod pod;
 mod render;

@@ -1,4 +1,4 @@
-//! What the workload stores of a pod.
+//! The fields of a pod that the workload stores.
 
 /// Values of the label `tier`.
 pub(super) const TIERS: [&str; 4] = ["frontend", "backend", "cache", "batch"];

@@ -32,7 +32,7 @@ const REFLECTION: StreamCall =
     StreamCall { path: "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", message: &[0x3a, 0] };
 /// Asks for the overall health.
 const HEALTH: StreamCall = StreamCall { path: "/grpc.health.v1.Health/Watch", message: &[] };
-/// A TLS record with a ClientHello of 512 bytes, of which these are the first.
+/// The first bytes of a TLS record with a ClientHello of 512 bytes.
 const HALF_HELLO: &[u8] = &[0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3, 1, 2, 3, 4, 5, 6, 7, 8];
 
 /// A call of a method that answers with a stream.

@@ -56,7 +56,7 @@ async fn server_names(context: Context) {
         .await;
 }
 
-/// 300 connections a second, each of which resets more streams at once than h2 takes.
+/// 300 connections a second. Each resets more streams at once than h2 accepts.
 async fn reset_storm(context: Context) {
     const STREAMS: u32 = 100;
     const WINDOW_BYTES: u32 = 65_535;

@@ -1,4 +1,4 @@
-//! The attacks, by what they use up.
+//! The attacks, by the resource that they use up.
 
 mod connections;
 mod http2;

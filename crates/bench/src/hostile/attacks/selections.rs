@@ -35,7 +35,7 @@ fn absent(number: u64, terms: usize) -> String {
     (0..terms).map(|term| format!("!a{number}-{term}")).collect::<Vec<_>>().join(",")
 }
 
-/// Such terms of [`LONG_BYTES`] together.
+/// Returns [`LONG_BYTES`] of such terms.
 fn long(number: u64) -> String {
     let mut selector = absent(number, LONG_BYTES / 4);
     // Every character has one byte, and a shorter last term is a term too, unless it is empty.
@@ -65,8 +65,8 @@ async fn long_selector_watches(context: Context) {
         .await;
 }
 
-/// 20 lists a second, each with as many terms of its own as are allowed, none of which selects
-/// less.
+/// 20 lists a second, each with as many terms of its own as are allowed. All of them match every
+/// pod.
 async fn selector_lists(context: Context) {
     context.run(u64::MAX, 20, |context, number| list(context, number, absent(number, TERMS))).await;
 }

@@ -69,8 +69,8 @@ async fn unread_websockets(context: Context) {
         .await;
 }
 
-/// Watches over websockets that send up to 100 MB of pings a second each, and read no answer. One
-/// that the server ends is opened again.
+/// Watches over websockets that send up to 100 MB of pings a second each, and read no answer. A
+/// watch that the server ends is opened again.
 async fn unread_pings(context: Context, sockets: u64) {
     const PAYLOAD_BYTES: u8 = 125;
     const PER_WRITE: usize = 500;
@@ -106,7 +106,7 @@ async fn unread_pipelines(context: Context) {
         .await;
 }
 
-/// 20 connections with 50 watches each, none of which gives a window.
+/// 20 connections with 50 watches each. None of the watches gives a window.
 async fn no_window(context: Context) {
     context
         .run(20, 40, |context, number| async move {
