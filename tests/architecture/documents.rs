@@ -127,7 +127,7 @@ pub(crate) fn missing_places(text: &str, exists: &dyn Fn(&Path) -> bool) -> Vec<
     found
 }
 
-/// What is wrong with the glossary's length. A term is a row of a table.
+/// Returns the fault of the glossary's length, if it has one. A term is a row of a table.
 pub(crate) fn long_glossary(text: &str) -> Option<String> {
     let rows = || text.lines().filter(|line| line.starts_with('|'));
     let rules = rows().filter(|line| line.trim_matches(['|', '-', ':', ' ']).is_empty()).count();

@@ -1,6 +1,6 @@
-// Command clients runs informers of client-go of every kind, or a leader election, against the server
-// of a kubeconfig. It knows nothing of kubefan. It prints what it saw as JSON, so that runs against
-// two servers can be compared.
+// Command clients runs informers of client-go of every kind, or a leader election, against the
+// server of a kubeconfig. It knows nothing of kubefan. It prints its observations as JSON, so that
+// runs against two servers can be compared.
 package main
 
 import (

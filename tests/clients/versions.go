@@ -11,7 +11,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// How often the version of the store is read.
+// Interval at which the version of the store is read.
 const versionsPrecision = 50 * time.Millisecond
 
 // followVersions runs a dynamic informer of one resource until ctx ends, and prints each version that

@@ -1,6 +1,6 @@
 //! Every alert of the chart is provoked for real: a real Prometheus scrapes real kubefans in
-//! trouble, the alert fires, what its entry in the runbook says is found and done, and it resolves.
-//! Meanwhile every query of the dashboard returns series.
+//! trouble, the alert fires, the steps of its entry in the runbook find and end the cause, and it
+//! resolves. Meanwhile every query of the dashboard returns series.
 //!
 //! The rules are those of `alerts.yaml` with every duration divided by one factor, or the slowest
 //! would take hours. Counts, shares and rates stay as they are, so the troubles are as large as in
@@ -103,8 +103,8 @@ macro_rules! scenes {
     ($($run:path),+ $(,)?) => { &[$((concat!("kubefan ", stringify!($run)), |scene| Box::pin($run(scene)))),+] };
 }
 
-/// Runs the scenes, `first` alone because no kubefan may be scraped then, and prints what they
-/// proved.
+/// Runs the scenes, `first` alone because no kubefan may be scraped then, and prints the alerts
+/// that fired and resolved.
 async fn run(factor: u32, first: Option<Run>, scenes: &[(&'static str, Run)]) -> (Prometheus, Vec<Proved>) {
     let rules = shortened(&read(&format!("{FOLDER}/alerts.yaml")), factor);
     let mut jobs = vec!["kubefan"];
@@ -188,5 +188,5 @@ async fn every_alert_fires_and_resolves_and_every_query_has_series() {
     assert_eq!(silent, Vec::<String>::new(), "every query of the dashboard returns series");
 }
 
-/// How long an alert may take, all of its durations and a busy machine included.
+/// Maximum time of an alert, with all of its durations and on a busy machine.
 const AT_MOST: Duration = Duration::from_secs(600);

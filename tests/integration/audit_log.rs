@@ -1,4 +1,5 @@
-//! The audit log: what kubefan has answered is what is recorded, also when it ends or is killed.
+//! The audit log records exactly the requests that kubefan has answered, also when it ends or is
+//! killed.
 
 use std::path::{Path, PathBuf};
 
@@ -260,7 +261,7 @@ async fn a_session_equals_its_audit_log() {
     for who in [Who::Own, Who::Lister, Who::Stranger, Who::Invalid, Who::Admin] {
         assert!(!log.text().contains(world.token(who).unwrap()), "a token is in the log");
     }
-    // What was forwarded is in the apiserver's own log, under the same ID and in the same form.
+    // Forwarded requests are in the apiserver's own log, under the same ID and in the same form.
     let theirs = audit.records("session-");
     let mut compared = 0;
     for record in records.iter().filter(of_session) {

@@ -201,8 +201,8 @@ async fn a_resume_inside_a_gap_gets_the_events_from_upstream() {
     rig.network.refuse(false);
     watch.until(churn(&sim, 25, 1)).await;
     assert_eq!(watch.gaps.len(), 1, "{:?}", watch.gap_reasons);
-    // Together with a resume from before the cache, for which the cache only continues where the
-    // gap starts. The resume inside the gap must not go back before it.
+    // Together with a resume from before the cache, whose events the cache can only continue from
+    // the start of the gap. The resume inside the gap must not go back before it.
     let (older, back) = futures::join!(rig.watch(stage("on"), &ancient), rig.watch(stage("on"), &inside));
     let alone = rig.watch(stage("on"), &inside).await.unwrap();
     let mut watches = [older.unwrap(), back.unwrap(), alone];
@@ -223,7 +223,7 @@ async fn a_refusal_names_the_oldest_version_that_upstream_has() {
     let ancient = churn(&sim, 0, 10);
     churn(&sim, 10, 10);
     sim.compact();
-    // Upstream no longer has the events of its oldest version, of which a client may lack one.
+    // Upstream no longer has all events of its oldest version, so a client may lack one.
     let oldest = sim.revision() + 1;
     churn(&sim, 20, 10);
     // This cache starts after the oldest version that upstream still has.

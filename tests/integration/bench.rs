@@ -120,7 +120,7 @@ async fn a_real_apiserver_is_measured_beside_kubefan() {
             assert!((3_000.0..9_000.0).contains(&row["bytes_per_delivery"].as_f64().unwrap()), "{row}");
         }
     }
-    // The bench deletes what it created.
+    // The bench deletes the objects that it created.
     let namespace = ran.stderr.lines().find_map(|line| line.strip_prefix("  in the namespace ")).unwrap();
     let pods = api.get_json(&format!("/api/v1/namespaces/{namespace}/pods")).await;
     assert_eq!(pods["items"].as_array().map(Vec::len), Some(0), "{pods}");

@@ -29,7 +29,7 @@ tests! {
     apiserver large: kubefan_runs_with_the_newest_release;
 }
 
-/// A variant: what it shows, and the flags of helm.
+/// A variant: its name, and the flags of helm.
 type Variant = (&'static str, &'static [&'static str]);
 
 const VARIANTS: &[Variant] = &[
@@ -158,7 +158,7 @@ async fn nothing_that_applies_the_chart_again_touches_what_kubefan_wrote() {
     apply(&api, &text, &["--server-side", "--force-conflicts", "--field-manager=argocd-controller"]).await;
     assert_eq!(api.get_json(&secret).await["metadata"]["labels"]["team"], "b");
     untouched("a server-side apply").await;
-    // What Argo CD and Flux compare: a difference would be the drift.
+    // Argo CD and Flux make this comparison: a difference would be the drift.
     let file = file(&text);
     let args = ["diff", "--server-side", "--force-conflicts", "--field-manager=argocd-controller", "-f"];
     let (equal, difference, _) =
@@ -303,7 +303,7 @@ async fn a_node_reads_through_the_cluster_form() {
     assert!(answer.headers().contains_key("cache-status"), "{answer:?}");
     let stranger = api.client_as(crate::harness::apiserver::NOBODY).get(&url).send().await.unwrap();
     assert_eq!(stranger.status(), StatusCode::FORBIDDEN);
-    // The pod gets what it serves with.
+    // The pod gets only the files that it serves with.
     let volumes = daemon_set["spec"]["template"]["spec"]["volumes"].as_array().unwrap();
     let tls = volumes.iter().find(|volume| volume["name"] == "tls").unwrap();
     let keys: Vec<_> =
@@ -325,7 +325,7 @@ async fn the_policy_admits_pods_and_the_networks_of_the_nodes() {
     assert!(everyone.is_null(), "{everyone}");
 }
 
-/// A policy with egress cuts off what it does not name.
+/// A policy with egress cuts off all destinations that it does not name.
 async fn the_policy_lets_kubefan_connect_to_what_the_values_name() {
     let rules = async |args: &[&str]| {
         let args = [&["--set=networkPolicy.egress.apiserverCIDRs={10.0.0.1/32}"], args].concat();

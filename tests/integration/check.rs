@@ -1,4 +1,4 @@
-//! `kubefan check`: what would go wrong is named with the step and the remedy, before it does.
+//! `kubefan check` names every fault with its step and its remedy, before it does harm.
 
 use std::{fs, path::Path};
 

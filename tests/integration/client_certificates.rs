@@ -1,6 +1,6 @@
 //! Callers with client certificates, beyond the verdicts that `authorization` compares with the
-//! apiserver's: CAs that change under live streams, that kubefan may not read, and what it cannot
-//! forward.
+//! apiserver's: CAs that change under live streams, CAs that kubefan may not read, and requests
+//! that it cannot forward.
 
 use std::path::PathBuf;
 
@@ -73,7 +73,7 @@ impl World {
         WatchServiceClient::new(endpoint.tls_config(tls).unwrap().connect().await.unwrap())
     }
 
-    /// Watches configmaps on new connections, with so many streams on each.
+    /// Watches configmaps on new connections, with this many streams on each.
     async fn streams(&self, issued: &IssuedPem, connections: usize, streams: usize) -> Vec<Streaming<WatchResponse>> {
         let mut all = Vec::new();
         for _ in 0..connections {

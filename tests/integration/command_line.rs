@@ -289,7 +289,7 @@ async fn an_expired_version_is_an_error_unless_asked_otherwise() {
             "Error from server (Expired): too old resource version: 1 (",
         ),
         ([&watch[..], &["--resource-version=1"]].concat(), "--on-expired=restart"),
-        // It is no lost connection, so it is not tried again.
+        // The connection is not lost, so the command does not retry.
         ([&watch[..], &future].concat(), "version 99999999 belongs to another history"),
         ([&get[..], &future].concat(), "too large resource version: 99999999"),
     ] {

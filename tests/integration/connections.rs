@@ -1,5 +1,5 @@
-//! What one connection can do to its own streams, to other connections and to kubefan: slow
-//! readers, resets, silence, many streams, garbage. Most tests speak HTTP/2 by hand, because client
+//! Effects of one connection on its own streams, on other connections and on kubefan: slow readers,
+//! resets, silence, many streams, garbage. Most tests speak HTTP/2 by hand, because client
 //! libraries behave too well.
 
 use std::time::Duration;
@@ -194,7 +194,7 @@ async fn an_unread_stream_blocks_no_other_and_a_reset_frees_it() {
     assert_eq!(idle.snapshot().await, 102);
     idle.until("p49").await;
 
-    // One that has read all, and one that waits for window space.
+    // A stream that has read everything, and one that waits for window space.
     let stalled = raw.watch(target("pods")).await;
     drop(idle);
     drop(stalled);

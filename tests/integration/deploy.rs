@@ -137,7 +137,8 @@ async fn the_apiserver_accepts_the_cluster_proxy_with_its_components() {
     let applied: Value = serde_json::from_str(&applied).unwrap();
     let items = applied["items"].as_array().unwrap();
     let named = |kind: &str, name: &str| named(items, kind, name);
-    // What kubefan would fill by itself is not there: nothing replaces what the operator made.
+    // Objects that kubefan would fill by itself are not there: nothing replaces those of the
+    // operator.
     assert!(!items.iter().any(|item| item["kind"] == "Secret" || item["kind"] == "Role"), "{items:?}");
     let binding = named("RoleBinding", "kubefan-client-cas");
     assert_eq!(binding["metadata"]["namespace"], "kube-system", "{binding}");
@@ -223,7 +224,8 @@ async fn the_shipped_accounts_have_the_rights_that_kubefan_needs_and_no_others()
         assert_eq!(may, wanted);
         syncs(&api, &overlay, &kubeconfig, &cached).await;
     }
-    // In its own namespace also what it fills, and cannot create: a Secret and a ConfigMap.
+    // In its own namespace it may also fill two objects that it cannot create: a Secret and a
+    // ConfigMap.
     let own = rights_in(&api, &CLUSTER_PROXY, CLUSTER_PROXY.namespace).await;
     let elsewhere = rights_in(&api, &CLUSTER_PROXY, "default").await;
     let wanted = ["secrets/kubefan-tls", "configmaps/kubefan-ca"]
@@ -258,7 +260,7 @@ fn resource_of_flag(flag: &str) -> Option<String> {
     flag.strip_prefix("--resource=").map(str::to_owned)
 }
 
-/// What the service account may do in a namespace, beside what every user may.
+/// Returns the rights of the service account in a namespace, beside those of every user.
 async fn rights_in(api: &ApiServer, overlay: &Overlay, namespace: &str) -> BTreeSet<(String, String)> {
     let url = format!("{}/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", api.url());
     let review = json!({ "spec": { "namespace": namespace } }).to_string();

@@ -89,7 +89,7 @@ struct Documented {
 
 /// The lines of `sh` blocks, and those after a prompt in `console` blocks.
 fn documented() -> Vec<Documented> {
-    // What decisions show is of their time.
+    // Decisions show commands of their time.
     let is_current = |block: &Block| !block.page.starts_with("docs/decisions/");
     let all = blocks().into_iter().filter(is_current).chain(blocks_of("CONTRIBUTING.md"));
     let with_commands = all.filter(|block| block.language == "sh" || block.language == "console");
@@ -155,7 +155,7 @@ async fn every_documented_command_of_kubefan_is_understood() {
         let Some(arguments) = arguments_of_kubefan(&text) else { continue };
         let mut arguments: Vec<&str> = arguments.iter().map(|word| if word == "PID" { "1" } else { &**word }).collect();
         let command = arguments[0];
-        // Other servers and clusters than those of this test.
+        // Flags that name other servers and clusters than those of this test.
         let elsewhere = ["--server", "--admin", "--tls-server-name", "--kubeconfig", "--context", "--for"];
         let is_run = RUN.contains(&command) && !arguments.iter().any(|word| elsewhere.contains(word));
         match command {

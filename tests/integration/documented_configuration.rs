@@ -41,7 +41,7 @@ const LANGUAGES: [(&str, &str); 9] = [
     ("ts", "clients/typescript/tests/integration/pages.test.ts"),
     ("yaml", "tests/integration/documented_configuration.rs"),
 ];
-/// What a program prints, or a formula.
+/// Output of a program, or a formula.
 const TEXT: &str = "text";
 
 /// YAML that other tests take from its page: the page, a key at its top, and the test. An empty key
@@ -246,8 +246,8 @@ async fn the_chart_takes(api: &ApiServer, place: &str, page: &str, text: &str) {
     assert_eq!(applied.matches("(server dry run)").count(), objects.len(), "{place}: {applied}");
 }
 
-/// What the machine lacks, such as the certificate, is another finding. A file without an address
-/// is for any: it is read where callers are known.
+/// Checks that kubefan reads a file. A thing that the machine lacks, such as the certificate, is
+/// another finding. A file without an address fits any: it is read with callers known.
 async fn kubefan_reads(place: &str, text: &str) {
     let file = file_of(text);
     let args = ["check", "--config", file.path().to_str().unwrap()];

@@ -82,7 +82,7 @@ async fn subscribers_behind_three_kubefans_over_grpc_get_the_apiservers_events()
     compare_with_the_apiserver("auto", &[Hop::Grpc, Hop::Grpc]).await;
 }
 
-/// How a kubefan lists and watches at another one.
+/// The protocol between two kubefans.
 #[derive(Clone, Copy)]
 enum Hop {
     Http,
@@ -173,8 +173,8 @@ async fn pod_watches(api: &ApiServer) -> i64 {
     pods.map(|line| line.rsplit(' ').next().and_then(|count| count.parse::<f64>().ok()).expect("a count") as i64).sum()
 }
 
-/// Waits until there is one pod watch more than `before`: those of the test itself end a bit later,
-/// and one that the apiserver has ended is followed by another.
+/// Waits until there is one pod watch more than `before`: the test's own watches end a bit later,
+/// and a watch that the apiserver has ended is followed by another.
 async fn one_pod_watch(api: &ApiServer, before: i64, what: &str) {
     wait::until(what, wait::SOON, || async { (pod_watches(api).await - before == 1).then_some(()) }).await;
 }

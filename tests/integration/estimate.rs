@@ -1,5 +1,5 @@
-//! `kubefan estimate`: what it predicts for watches of a real apiserver and calculates from
-//! figures, and what moving the watches to kubefan really saves and costs. With
+//! `kubefan estimate`: its predictions for watches of a real apiserver and from given figures,
+//! compared with the real savings and costs of moving the watches to kubefan. With
 //! `KUBEFAN_TEST_SCALE=full` there are 500 watches.
 
 use std::{
@@ -38,14 +38,15 @@ tests! {
 
 /// The watched resources.
 const WATCHED: [&str; 2] = ["configmaps", "pods"];
-/// What the clients ask for, in turns: kubectl and most languages, and client-go's typed clients.
+/// Encodings that the clients request, in turns: kubectl and most languages, and client-go's typed
+/// clients.
 const ENCODINGS: [&str; 2] = ["application/json", "application/vnd.kubernetes.protobuf,application/json"];
 
 struct Scale {
     watches: usize,
     /// Objects of each resource.
     objects: usize,
-    /// Of both resources together.
+    /// Writes to both resources together.
     writes_per_second: u32,
     seconds: u64,
 }
@@ -115,8 +116,7 @@ fn write(api: &ApiServer, scale: &Scale) -> cluster::Background {
     })
 }
 
-/// What the command reports, and the CPU that the apiserver and kubefan used meanwhile, by the
-/// kernel.
+/// Report of the command, and the CPU that the apiserver and kubefan used meanwhile, by the kernel.
 struct Observed {
     report: Value,
     cores: f64,
@@ -171,7 +171,7 @@ async fn own_watches(api: &ApiServer) -> f64 {
     .await
 }
 
-/// Waits until so many watches are open: one that has ended is followed by another.
+/// Waits until this many watches are open: a watch that has ended is followed by another.
 async fn watches_become(api: &ApiServer, count: f64) {
     let what = format!("{count} watches");
     wait::until(&what, wait::SOON, || async { (open_watches(api).await == count).then_some(()) }).await;
@@ -229,7 +229,7 @@ fn megabytes(bytes: f64) -> String {
     format!("{:.1} MB", bytes / 1e6)
 }
 
-/// What the apiserver had to do, and what was predicted.
+/// Compares the apiserver's work with the prediction.
 fn saved(scale: &Scale, idle: &Observed, direct: &Observed, through: &Observed) -> Table {
     let Scale { watches, objects, writes_per_second, seconds } = scale;
     let objects = objects * WATCHED.len();

@@ -1,6 +1,6 @@
 //! A resource that the apiserver cannot list, such as one whose conversion webhook is down: readers
-//! of its cache learn it at once, in the apiserver's words, and do not wait for a list that will
-//! not come.
+//! of its cache receive the apiserver's error at once, and do not wait for a list that will not
+//! come.
 
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ async fn refused(rig: &Rig, query: &str) -> (u16, String, Duration) {
     (code, status["message"].as_str().unwrap_or_default().to_owned(), asked_at.elapsed())
 }
 
-/// A kubefan whose first list fails, with what an apiserver answers to a list and to a watch.
+/// Starts a kubefan whose first list fails, with an apiserver's answer to a list and to a watch.
 async fn failing(resources: &[&str], watch_list: bool, code: u16, message: &str) -> Rig {
     let setup = Setup::of(resources).on_demand(on_demand()).with_watch_list(watch_list);
     let sim = setup.sim();

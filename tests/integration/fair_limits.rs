@@ -1,4 +1,4 @@
-//! What clients that hold back can take from others: calls without a request, readers that drip,
+//! Limits that keep slow clients from harming others: calls without a request, readers that drip,
 //! and readers that stop.
 
 use std::{

@@ -1,7 +1,7 @@
 //! Parts of the Kubernetes API that are alpha in the apiserver: shards of a collection, and objects
 //! without managed fields. kubefan answers them in front of an apiserver that does not know them,
-//! and as one that does. What it cannot answer it refuses; the apiserver would ignore the parameter
-//! and answer with everything.
+//! in the same way as an apiserver that does. It refuses requests that it cannot answer; the
+//! apiserver would ignore the parameter and answer with everything.
 
 use std::collections::BTreeSet;
 
@@ -244,7 +244,7 @@ async fn what_the_cache_cannot_answer_is_refused() {
     assert_eq!(single.json()["metadata"]["name"], "c000", "a get has no shards");
     let deleted = answer(servers.through(Method::DELETE, &format!("{path}/c001?shardSelector={selector}"))).await;
     assert_eq!(deleted.status, StatusCode::OK);
-    // Writes are the apiserver's, whatever their responses contain.
+    // Writes go to the apiserver, whatever objects its responses contain.
     let body = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "written" } }).to_string();
     let written = servers.through(Method::POST, &path).header("accept", drop).header("content-type", JSON).body(body);
     assert_eq!(answer(written).await.status, StatusCode::CREATED);

@@ -1,5 +1,5 @@
 //! Consistent reads from the cache. They are never older than a write that finished before them,
-//! whatever upstream does, and cost upstream little however many there are. On a quiet resource
+//! however upstream behaves, and cost upstream little however many there are. On a quiet resource
 //! this needs a proof by a bookmark, which advances the cache; without a bookmark the read goes
 //! upstream. `informer_start` has the proof of a small cache's state by a list.
 

@@ -51,7 +51,7 @@ func main() {
 }
 "#;
 
-/// Inputs of release/image in a directory of their own, and what it made of them.
+/// Inputs of release/image in a directory of their own, and its output.
 struct Images {
     dir: tempfile::TempDir,
 }
@@ -112,7 +112,7 @@ fn script(name: &str) -> Command {
     command
 }
 
-/// What a command prints. Panics with its errors if it fails.
+/// Returns the output of a command. Panics with its errors if it fails.
 fn succeeds(output: &Output) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));

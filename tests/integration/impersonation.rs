@@ -1,5 +1,5 @@
-//! `--passthrough=impersonate`: what a caller gets through kubefan equals what it gets straight
-//! from the apiserver. kubefan runs as the shipped service account, with the shipped rights.
+//! `--passthrough=impersonate`: a caller's answer through kubefan equals its answer straight from
+//! the apiserver. kubefan runs as the shipped service account, with the shipped rights.
 
 use reqwest::{Client, Method, StatusCode};
 use serde_json::{Value, json};
@@ -96,7 +96,7 @@ async fn requests_are_their_callers(world: &World) {
                 let path = path.replace("NAME", name);
                 let body = serde_json::from_str(&body.to_string().replace("NAME", name)).unwrap();
                 let (status, mut answer) = send(client, &server, method, &path, &body).await;
-                // What no two requests share.
+                // Fields that differ between any two requests.
                 for field in ["uid", "resourceVersion", "creationTimestamp", "managedFields"] {
                     answer["metadata"].as_object_mut().and_then(|metadata| metadata.remove(field));
                 }

@@ -47,20 +47,20 @@ fn metadata_lists(network: &Network) -> usize {
     network.recorded_requests(PODS).iter().filter(|asked| asked.is_metadata_only).count()
 }
 
-/// A synced kubefan whose pods have been quiet for so long that no bookmark is due.
+/// A synced kubefan whose pods have been quiet for too long for a bookmark to be due.
 pub(crate) async fn quiet() -> Rig {
     let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
     sleep(Duration::from_secs(20)).await;
     rig
 }
 
-/// What a consistent read of pods is served.
+/// Serves a consistent read of pods.
 async fn prove(rig: &Rig) -> Result<Fresh, Refusal> {
     let served = served(rig).await;
     rig.catalog.prove(&served, Some(&everything(&served)), Patience::Bookmark).await
 }
 
-/// Begins a consistent read of pods, of which the state is proved.
+/// Begins a consistent read of pods whose state is proved.
 async fn proving(rig: &Rig) -> JoinHandle<ProvedState> {
     let catalog = rig.catalog.clone();
     let served = served(rig).await;

@@ -1,7 +1,7 @@
-//! Programs that others wrote, as docs/integrations configures them: copies that read from the
-//! apiserver, and copies that read through kubefan. What they show must be equal: when they have
-//! started, after [`CHANGES`] changes, and when more copies have joined. The requests at the
-//! apiserver are counted by who sent them, from its own audit log.
+//! Third-party programs, as docs/integrations configures them: copies that read from the apiserver,
+//! and copies that read through kubefan. Their views must be equal: when they have started, after
+//! [`CHANGES`] changes, and when more copies have joined. The requests at the apiserver are counted
+//! by sender, from its own audit log.
 //!
 //! kubefan runs with TLS and asks the apiserver for the rights of its callers, as the chart
 //! installs it.
@@ -42,15 +42,15 @@ const CHANGES: usize = 500;
 /// Number of copies of a program that read from one server at the end.
 const COPIES: usize = 3;
 
-/// For what takes seconds on an idle machine.
+/// Time limit of steps that take seconds on an idle machine.
 const SETTLED_AT_MOST: Duration = Duration::from_secs(120);
 
-/// What a program shows, as lines.
+/// A program's view, as lines.
 type View = BTreeSet<String>;
 
 /// One server, and the service account that a program has there.
 struct Server {
-    /// Such as `https://127.0.0.1:6443`.
+    /// The URL, such as `https://127.0.0.1:6443`.
     url: String,
     account: &'static str,
     token: String,
@@ -141,13 +141,13 @@ impl Server {
 
 /// A running copy of a program.
 trait Program {
-    /// What it shows now; `None` if it has not started yet.
+    /// The current view; `None` if it has not started yet.
     async fn view(&self) -> Option<View>;
 
     /// The last change of each object in a view, as [`World::marks`] has them.
     fn marks(view: &View) -> View;
 
-    /// What it printed.
+    /// Its output.
     fn log(&self) -> String;
 }
 

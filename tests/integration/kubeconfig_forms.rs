@@ -1,5 +1,5 @@
-//! Which forms of a kubeconfig are taken, by kubectl and by kubefan. kubefan refuses what kubectl
-//! refuses, and the exceptions say why.
+//! Forms of a kubeconfig that kubectl and kubefan accept. kubefan refuses the forms that kubectl
+//! refuses; every exception gives its reason.
 
 use std::path::Path;
 

@@ -72,7 +72,7 @@ async fn the_clients_of_all_languages_do_the_same() {
     assert!(failed.is_empty(), "{} failed:\n{}", failed.len(), failed.join("\n"));
 }
 
-/// What a language lacks here must stand in the script, with the reason.
+/// Checks that the script names every feature that a language lacks here, with the reason.
 fn check_lacks(runner: &Runner, lacks: &Lacks) {
     let known = lacks.get(runner.language);
     for lacked in &runner.lacks {

@@ -1,6 +1,7 @@
-//! The managed certificate: the chart's default install comes up with TLS, replicas agree on one
-//! CA whatever others do to the Secret, and renewals and rotations end no stream and surprise no
-//! client. The real kubefan, with the flags, the variables and the rights that the chart renders.
+//! The managed certificate: the chart's default install comes up with TLS, replicas agree on one CA
+//! whatever changes others make to the Secret, and renewals and rotations end no stream and
+//! surprise no client. The real kubefan, with the flags, the variables and the rights that the
+//! chart renders.
 
 use std::{
     net::SocketAddr,
@@ -130,7 +131,7 @@ impl<'a> Install<'a> {
         .await
     }
 
-    /// The name by which clients connect.
+    /// The host name that clients connect to.
     fn host(&self) -> String {
         format!("{}.{}.svc", self.name, self.namespace)
     }
@@ -296,7 +297,7 @@ async fn three_replicas_have_one_ca_through_a_storm_of_conflicts() {
     let end = replicas[0].metric("kubefan_serving_certificate_expiration_timestamp_seconds").await.unwrap();
     let ca_end = replicas[0].metric("kubefan_managed_ca_expiration_timestamp_seconds").await.unwrap();
     assert!(end.is_finite() && ca_end > end + 900.0 * 86_400.0, "{end} {ca_end}");
-    // A restart takes over what there is.
+    // A restart takes over the existing certificate.
     let before = served(&replicas[0], &ca, &install.host()).await;
     let restarted = install.spawn(&[]).await;
     restarted.ready().await;
@@ -318,7 +319,7 @@ async fn what_others_do_to_the_secret_is_mended_and_ends_no_stream() {
     let mut stream = watch(&install, &kubefan, &first).await;
     let path = install.secret_path();
     let host = install.host();
-    // A unit test has all that others may do. Of these, one keeps the CA and one does not.
+    // A unit test covers all foreign changes. One of these two keeps the CA and one does not.
     let IssuedPem { certificate, key } = Authority::new().server();
     let foreign = json!({ "tls.crt": BASE64_STANDARD.encode(certificate), "tls.key": BASE64_STANDARD.encode(key) });
     let harms = [("made a new certificate", 1, foreign, true), ("made a CA", 2, Value::Null, false)];
@@ -413,7 +414,7 @@ async fn a_ca_is_rotated_under_streams_and_every_client_and_node_has_it_in_time(
         for kubefan in &replicas {
             let connected = connect(kubefan.grpc_addr, &held[0].1, &install.host()).await;
             let age = held[0].0.elapsed();
-            // A connection may take so long that the overlap ends meanwhile.
+            // A slow connection may take longer than the overlap.
             assert!(connected.is_ok() || age >= OVERLAP, "with a CA of {age:?} ago: {connected:?}\n{}", logs());
         }
         if let Some(keys) = node.data().await.as_object() {

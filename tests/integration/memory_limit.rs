@@ -1,6 +1,6 @@
 //! kubefan under a real limit of memory: clients that read nothing, wide gaps, many selectors and
 //! many projections must not get it killed. The load passes the limit if nothing is done about it.
-//! Where the system lets a test make no control group, the test says so and checks nothing.
+//! If the system lets a test make no control group, the test says so and checks nothing.
 
 use std::net::Ipv4Addr;
 
@@ -36,10 +36,10 @@ const VIEWS: usize = 200;
 /// Objects, each of [`FILLING_BYTES`].
 const OBJECTS: usize = 64;
 const FILLING_BYTES: usize = 32 << 10;
-/// How often each object changes. After each time a client begins to list all of them and reads
-/// nothing, so it pins a state of 2 MiB: together more than the limit.
+/// Number of changes of each object. After each of them a client begins to list all objects and
+/// reads nothing, so it pins a state of 2 MiB: together more than the limit.
 const ROUNDS: usize = 80;
-/// After so many rounds upstream is listed again, and the difference is a gap with every object.
+/// Rounds after which upstream is listed again, and the difference is a gap with every object.
 const ROUNDS_PER_GAP: usize = 20;
 /// The memory pressure step at which fewer snapshots are admitted.
 const STEP_NARROWED: f64 = 3.0;

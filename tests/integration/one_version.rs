@@ -166,9 +166,9 @@ async fn a_tier_over_grpc_has_the_places_of_the_tier_before_it() {
     }
 }
 
-/// How long Events live here. Those that are written within a twentieth of it share a lease.
+/// Lifetime of Events. Those that are written within a twentieth of it share a lease.
 const TTL_SECONDS: u64 = 60;
-/// How long a delete may take. etcd revokes leases that have expired twice a second.
+/// Maximum time of a delete. etcd revokes leases that have expired twice a second.
 const DELETED_WITHIN: Duration = Duration::from_secs(4 * TTL_SECONDS);
 const BURSTS: usize = 3;
 const EVENTS: usize = 20;
@@ -210,7 +210,7 @@ async fn http(kubefan: &Kubefan, media: Media, version: &str, changes: Sender<Ch
     });
 }
 
-/// Takes the next event of a watch from what was received.
+/// Takes the next event of a watch from the received bytes.
 fn split(body: &mut BytesMut, media: Media) -> Option<(String, Object)> {
     let gvr = GroupVersionResource::new("", "v1", "events");
     let fields = FieldTable::new(&gvr, true, &[]);

@@ -1,5 +1,5 @@
 //! Outages, restarts and upgrades of the apiserver, as load and as delay: caches are live again as
-//! soon as upstream is, what they read of it is bounded, and a page that fails costs one page.
+//! soon as upstream is, their reads from it are bounded, and a page that fails costs one page.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 

@@ -51,7 +51,7 @@ tests! {
         changes_during_a_transfer_are_not_lost;
 }
 
-/// How a peer behaves.
+/// Behaviour of a peer.
 #[derive(Clone)]
 pub(crate) enum Peer {
     Healthy(Arc<Registry>),

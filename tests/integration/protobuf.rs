@@ -134,8 +134,8 @@ async fn watchable(api: &ApiServer) -> Vec<GroupVersionResource> {
     found
 }
 
-/// What selectors read of an object: version, uid, labels, and every selectable field of its
-/// resource.
+/// The parts of an object that selectors read: version, uid, labels, and every selectable field of
+/// its resource.
 type Seen = (ResourceVersion, String, Vec<(String, String)>, Vec<String>);
 
 fn seen(served: &Served, object: &Object) -> Seen {

@@ -81,7 +81,7 @@ async fn upstream_watch(api: &ApiServer, path: &str, labels: &str, start: &str, 
     events
 }
 
-/// A watch of protobuf, with what it was sent so far.
+/// A watch of protobuf, with its messages so far.
 struct Subscriber {
     watch: WatchStream,
     path: &'static str,
@@ -243,8 +243,8 @@ async fn protobuf_over_grpc_has_the_apiservers_own_bytes() {
         assert!(expected.len() > 10, "{what}: {}", expected.len());
         subscriber.until(|read| read.events.len() >= expected.len()).await;
         assert_eq!(subscriber.events, expected, "{what}");
-        // From the history of this kubefan, and from that of the apiserver, which one that has just
-        // started reads.
+        // From the history of this kubefan, and from the apiserver's history, which a kubefan reads
+        // that has just started.
         let middle = middle.to_string();
         let expected = upstream_watch(&api, path, labels, &middle, end).await;
         for address in [kubefan.grpc_addr, fresh.grpc_addr] {

@@ -1,5 +1,6 @@
-//! What programs notice when the control plane in front of them is replaced, and what measurements
-//! beside a real apiserver share: its objects, its requests by purpose, and their tables.
+//! Effects on programs when the control plane in front of them is replaced, and the tools that
+//! measurements beside a real apiserver share: its objects, its requests by purpose, and their
+//! tables.
 
 use std::{
     fmt::{self, Display, Formatter},

@@ -65,7 +65,7 @@ async fn a_restart_costs_the_apiserver_less_than_a_fleet_without_kubefan() {
         let kubefan = through.kubefan.as_ref().expect("no kubefan runs");
         let states = kubefan_killed.cost.states();
         let interrupted = kubefan.interrupted_lists().await as f64;
-        // One that the apiserver broke off, because it gets too little CPU, is asked for again.
+        // A list that the apiserver broke off, because it gets too little CPU, is requested again.
         assert!(states <= STATES_MAX + interrupted, "{interrupted} lists were interrupted: {kubefan_killed:?}");
         rows.push(kubefan_killed);
         rows.push(experiment.apiserver_killed("kubefan", subscribers, &mut through).await);
@@ -279,7 +279,7 @@ impl Cost {
         }
     }
 
-    /// How often the apiserver sent the whole state.
+    /// Number of times that the apiserver sent the whole state.
     fn states(&self) -> f64 {
         self.lists + self.watch_lists
     }

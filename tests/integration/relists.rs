@@ -1,6 +1,6 @@
 //! Relists: upstream's history does not bridge a break, or the resource is removed. Subscribers get
 //! exact events before, one marked gap, and exact events after it, or an end with a reason. Also
-//! covers how the initial state is read, whatever happens in between.
+//! covers the read of the initial state, with all its disturbances.
 
 use std::time::Duration;
 
@@ -87,7 +87,7 @@ async fn an_expired_version_leaves_a_marked_gap() {
     }
 }
 
-/// How the watch of pods fails after a connection breaks.
+/// The failure of the watch of pods after a connection breaks.
 enum Break {
     /// A number of requests fail.
     Fault(Fault, usize),
@@ -172,7 +172,7 @@ async fn a_403_from_the_start_is_reported_until_it_is_lifted() {
     assert_eq!(status.code(), Code::PermissionDenied, "{status}");
     assert_eq!(status.get_details_error_info().unwrap().reason, "UPSTREAM_FORBIDDEN");
     assert!(status.message().contains("cannot watch resource \"pods\""), "{status}");
-    // Which account kubefan has is not for readers.
+    // Readers must not see the name of kubefan's account.
     assert!(!status.message().contains("system:anonymous"), "{status}");
     assert_eq!(rig.resources().await[0].state(), ResourceState::Forbidden);
     rig.ready().await;

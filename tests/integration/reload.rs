@@ -65,8 +65,8 @@ impl File {
     }
 }
 
-/// What an informer without bookmarks does over HTTP: it watches from its last version on, again
-/// and again, and counts the watches.
+/// An informer without bookmarks over HTTP: it watches from its last version on, again and again,
+/// and counts the watches.
 struct Informer {
     url: String,
     version: u64,
@@ -263,7 +263,7 @@ async fn one_caller_is_denied_and_no_other() {
     let rule = format!("modes:\n  - resources: [configmaps]\n    users: [\"{own}\"]\n    mode: Deny\n");
     file.apply(&world.kubefan, &rule).await;
     while open.chunk().await.expect("it ends cleanly").is_some() {}
-    // From the cache, by a proof, one object, and what would be forwarded in any case.
+    // From the cache, by a proof, one object, and requests that would be forwarded in any case.
     for query in ["?resourceVersion=0", "", "?limit=1", "/one", "?watch=true&timeoutSeconds=1", "?labelSelector=%3D%3D"]
     {
         let (status, text) = ask(Own, query).await;

@@ -29,10 +29,10 @@ tests! {
         nothing_is_lost_or_repeated_behind_two_kubefans_over_grpc;
 }
 
-/// Requests for a whole state that one process may send, whatever its subscribers ask for: its own
+/// Requests for a whole state that one process may send, whatever its subscribers request: its own
 /// list, and one for each read of a burst (`READS_MAX` of `informers/read_limit.rs`). Subscribers
-/// that return together share a read. One that gets no CPU at that moment comes later with an older
-/// version, and needs another.
+/// that return together share a read. A subscriber that gets no CPU at that moment comes later with
+/// an older version, and needs another.
 const STATES_MAX: usize = 1 + 4;
 
 struct Scale {
@@ -163,7 +163,7 @@ struct Requests {
 struct SourceKubefan {
     address: SocketAddr,
     kubefan: Option<Kubefan>,
-    /// What `--upstream` of the replicas is.
+    /// The value of the replicas' `--upstream`.
     upstream: String,
     is_grpc: bool,
 }
@@ -303,7 +303,7 @@ impl Experiment {
         let asked = self.audit.requests("kubefan/").split_off(before);
         let states = asked.iter().filter(|request| request.requests_full_state()).count();
         let interrupted = self.interrupted_lists().await;
-        // One that the apiserver broke off is asked for again.
+        // A list that the apiserver broke off is requested again.
         assert!(states <= STATES_MAX + interrupted, "{interrupted} lists were interrupted: {asked:#?}");
         asked.len()
     }
@@ -359,7 +359,7 @@ impl Experiment {
     }
 }
 
-/// The sum of a metric's lines that contain `label`, all of which are counts.
+/// Returns the sum of a metric's lines that contain `label`. All of them are counts.
 async fn count(kubefan: &Kubefan, metric: &str, label: &str) -> usize {
     kubefan.metric_sum(metric, label).await.expect("metrics are served") as usize
 }

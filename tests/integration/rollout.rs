@@ -55,12 +55,12 @@ tests! {
 struct Setup {
     by: By,
     namespace: String,
-    /// How the replicas reach the apiserver.
+    /// The replicas' way to the apiserver.
     kubeconfig: PathBuf,
     /// More flags of this release.
     flags: Vec<String>,
     rebalance_percent: u32,
-    /// How long a cluster needs to take a replica out of its Service.
+    /// Time that a cluster needs to take a replica out of its Service.
     withdrawn_after: Duration,
 }
 
@@ -72,7 +72,7 @@ struct Scale {
     writes_per_second: u32,
     rebalance_percent: u32,
     withdrawn_after: Duration,
-    /// How long the replicas must have been even.
+    /// Time for which the replicas must have been even.
     even_for: Duration,
 }
 
@@ -100,7 +100,7 @@ fn scale() -> Scale {
     }
 }
 
-/// How clients find a replica.
+/// The way in which clients find a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     /// A balancer picks a replica at random.

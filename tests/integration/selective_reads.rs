@@ -31,7 +31,7 @@ fn metadata_lists(rig: &Rig) -> Vec<String> {
     asked.filter(|asked| asked.is_metadata_only).map(|asked| asked.path).collect()
 }
 
-/// A quiet kubefan with twenty pods, of which `web` has the label `stage=web`.
+/// A quiet kubefan with twenty pods. `web` has the label `stage=web`.
 async fn quiet_with_pods() -> Rig {
     let rig = quiet().await;
     for number in 0..19 {

@@ -199,7 +199,7 @@ async fn an_expired_certificate_is_reported_and_renewed_under_500_streams() {
             watches.push(watch);
         }
     }
-    // Of another CA, so that a client knows which of them it gets.
+    // The new certificate has another CA, so that a client sees which of them it gets.
     files.write(next.server());
     kubefan.process.hang_up();
     renewals(2).await;

@@ -1,4 +1,4 @@
-//! Who is connected, and how an operator ends one stream.
+//! The list of subscribers, and the end of one stream by an operator.
 
 use bytes::Bytes;
 use h2::RecvStream;
@@ -27,7 +27,7 @@ tests! {
         a_browser_shows_the_status_and_takes_names_for_text, what_a_server_answers_cannot_control_the_terminal;
 }
 
-/// What a terminal or a page would take for more than text, as far as a header may have it.
+/// Text that a terminal or a page could interpret, as far as a header may contain it.
 const HOSTILE: &str = "<script>alert(1)</script>\u{9b}2J";
 
 /// Whether a text has more than lines for a terminal.

@@ -26,13 +26,13 @@ tests! {
 const TABLE: &str =
     "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
 
-/// What the cells of a row begin with.
+/// Start of the cells of a row.
 const CELLS: &str = "\"cells\":[";
 
 /// Twice the apiserver's interval of bookmarks.
 const BOOKMARK_WITHIN: Duration = Duration::from_secs(120);
 
-/// What a server answered, and the seconds of the wall clock between which it wrote the rows.
+/// Answer of a server, and the seconds of the wall clock between which it wrote the rows.
 struct Answer {
     status: StatusCode,
     is_cached: bool,
@@ -91,7 +91,7 @@ impl Servers {
         self.same_in(path, masked).await
     }
 
-    /// Like [`Self::same`], in what `compared` leaves of a body.
+    /// Like [`Self::same`], for the part of a body that `compared` keeps.
     async fn same_in(&self, path: &str, compared: fn(&str) -> String) -> String {
         let (direct, ours) = tokio::join!(self.ask(path, true), self.ask(path, false));
         assert!(ours.is_cached, "{path}: {}", ours.body);
@@ -120,7 +120,7 @@ impl Servers {
         ours
     }
 
-    /// Asks both servers for what does not exist, and asserts that all bytes are equal.
+    /// Asks both servers for a missing object, and asserts that all bytes are equal.
     async fn same_failure(&self, path: &str) -> String {
         let (direct, ours) = tokio::join!(self.ask(path, true), self.ask(path, false));
         assert_eq!((direct.status, direct.body), (ours.status, ours.body.clone()));
@@ -164,7 +164,7 @@ impl Age {
         (age.unit > 0).then_some(age)
     }
 
-    /// Whether both can be the age of one thing, at two moments that are at most so many seconds
+    /// Whether both can be the age of one thing, at two moments that are at most this many seconds
     /// apart.
     fn is_at_most_apart(&self, other: &Age, seconds: i64) -> bool {
         let apart = (self.seconds - other.seconds).abs();
@@ -268,8 +268,8 @@ fn seconds_ago(seconds: u64) -> String {
     at.to_string()
 }
 
-/// Creates a pod whose containers restarted so many seconds ago, given for its init containers and
-/// its main container.
+/// Creates a pod whose containers restarted this many seconds ago, given for its init containers
+/// and its main container.
 async fn restarted(api: &ApiServer, path: &str, name: &str, setup: Option<u64>, main: Option<u64>) {
     let mut pod = pod(name);
     pod["spec"]["initContainers"] = json!([

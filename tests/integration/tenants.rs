@@ -2,9 +2,9 @@
 //! comes and goes, and an honest caller keeps its cache, its place and its watches meanwhile.
 //!
 //! Each test prints how long the honest caller's requests took alone, while the attacker uses
-//! another kubefan, and beside the attacker. Wherever its requests go, the attacker also takes
-//! processor time of the machine and of the apiserver. So the ratio of the last two says what it
-//! costs to share a kubefan with it. The figures depend on the machine, and are no promise.
+//! another kubefan, and beside the attacker. On either kubefan, the attacker also takes processor
+//! time of the machine and of the apiserver. So the ratio of the last two is the cost of sharing a
+//! kubefan with it. The figures depend on the machine, and are no promise.
 
 use std::{
     collections::BTreeMap,
@@ -146,7 +146,8 @@ impl Drop for Attacker {
     }
 }
 
-/// Requests of the honest caller, one after the other, for so long. Returns how long each took.
+/// Sends requests of the honest caller, one after the other, for this long. Returns how long each
+/// took.
 async fn ask(duration: Duration, request: &impl AsyncFn()) -> Vec<Duration> {
     let start = Instant::now();
     let mut took = Vec::new();

@@ -1,5 +1,5 @@
-//! The same subscribers behind one kubefan, and behind many that read from that one: what each
-//! delivery costs, and how much later it arrives. `docs/scale.md` has the figures.
+//! The same subscribers behind one kubefan, and behind many that read from that one: the cost of
+//! each delivery, and its additional delay. `docs/scale.md` has the figures.
 //!
 //! `KUBEFAN_TEST_SCALE=full` runs 2,000 subscribers and 10 kubefans below one; set
 //! `KUBEFAN_TEST_BINARY` to a release build.
@@ -85,7 +85,7 @@ async fn measure(
         readers.spawn(async move { read(client, &ready, changes).await });
     }
     ready.wait().await;
-    // What the snapshots have left to do.
+    // The rest of the snapshots' work.
     sleep(Duration::from_secs(2)).await;
     let all: Vec<&Kubefan> = serving.iter().copied().chain(upper).collect();
     let cpu = |of: &[&Kubefan]| of.iter().map(|kubefan| cpu_seconds(kubefan.process.pid())).sum::<f64>();
@@ -141,7 +141,7 @@ async fn sent(kubefans: &[&Kubefan]) -> f64 {
     join_all(each).await.into_iter().map(|bytes| bytes.expect("metrics are served")).sum()
 }
 
-/// Reads a snapshot, and then so many changes: their versions, and when they came.
+/// Reads a snapshot, and then this many changes: their versions, and when they came.
 async fn read(mut client: WatchServiceClient<Channel>, ready: &Barrier, changes: usize) -> Vec<(u64, Instant)> {
     let target = Some(Target { resource: "pods".to_owned(), ..Target::default() });
     let request = WatchRequest { target, encoding: Encoding::Zstd.into(), ..WatchRequest::default() };

@@ -1,5 +1,5 @@
-//! Traces: a real OTLP receiver gets the spans of requests, with what kubefan found out about them
-//! and no secret, under the parents that callers name. A collector that is away disturbs nothing.
+//! Traces: a real OTLP receiver gets the spans of requests, with kubefan's findings about them and
+//! no secret, under the parents that callers name. A collector that is away disturbs nothing.
 
 use std::{
     net::SocketAddr,
@@ -43,7 +43,7 @@ const PARENT: &str = "b7ad6b7169203331";
 /// The attributes of a resource, a header, and a span.
 type ReceivedSpan = (Vec<KeyValue>, Option<String>, Span);
 
-/// What a collector has received.
+/// The spans that a collector has received.
 #[derive(Clone, Default)]
 struct Received(Arc<Mutex<Vec<ReceivedSpan>>>);
 

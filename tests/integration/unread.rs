@@ -1,4 +1,4 @@
-//! What becomes of streams whose clients give no window, when memory is short.
+//! Streams whose clients give no window, when memory is short.
 
 use std::time::Duration;
 

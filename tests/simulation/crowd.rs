@@ -11,7 +11,7 @@ use tower::BoxError;
 
 use super::{link::Route, world::World};
 
-/// How many programs a crowd has.
+/// Number of programs in a crowd.
 pub(crate) const PROGRAMS: u64 = 60;
 /// The time between two of them.
 const INTERVAL: Duration = Duration::from_millis(30);
@@ -21,7 +21,7 @@ pub(crate) async fn read(world: &Arc<World>, node: usize) {
     world.fail_lists();
     for _ in 0..PROGRAMS {
         let world = world.clone();
-        // What other readers get is judged.
+        // The oracle only judges the other readers.
         tokio::spawn(async move { list(&world, node, "/api/v1/pods", "application/json").await.is_ok() });
         sleep(INTERVAL).await;
     }

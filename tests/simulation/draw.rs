@@ -1,4 +1,5 @@
-//! What a seed decides: the cluster, the replicas, the subscribers and what they request.
+//! Draws the parts of a world from a seed: the cluster, the replicas, the subscribers and their
+//! requests.
 
 use std::{sync::Arc, time::Duration};
 
@@ -67,8 +68,8 @@ pub(crate) fn replicas(sim: SimOptions, apiservers: usize, options: &NodeOptions
     World::new(apiservers.clone(), nodes, subscribers)
 }
 
-/// The number of objects: a few dozen in most seeds, so many in some that lists have several chunks
-/// and catch-ups several parts, and thousands in a few.
+/// The number of objects: a few dozen in most seeds, several hundred in some, so that lists have
+/// several chunks and catch-ups several parts, and thousands in a few.
 pub(crate) fn objects(random: &mut Pcg64Mcg) -> usize {
     match random.random_range(0..200u32) {
         0..2 => random.random_range(1500..3000),

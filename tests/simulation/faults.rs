@@ -103,7 +103,7 @@ impl Faults {
         self.counts().values().sum()
     }
 
-    /// Takes a backup, from which the cluster may be restored later.
+    /// Takes a backup. The cluster may be restored from it later.
     pub(crate) fn back_up(&mut self) {
         self.backups.push(self.world.sim.backup());
     }

@@ -17,7 +17,7 @@ use super::{
     truth::{Kind, read_place},
 };
 
-/// The identity of a subscriber and what it asks for.
+/// The identity of a subscriber and its request.
 #[derive(Clone, Debug)]
 pub(crate) struct Spec {
     pub(crate) number: usize,
@@ -32,7 +32,7 @@ pub(crate) struct Spec {
     pub(crate) restarts: bool,
 }
 
-/// How a subscriber reads.
+/// The interface that a subscriber reads from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Interface {
     /// gRPC with the generated client.
@@ -43,7 +43,7 @@ pub(crate) enum Interface {
     Http(HttpReads),
 }
 
-/// How a program reads over HTTP.
+/// Reads of a program over HTTP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HttpReads {
     /// Protobuf is preferred to JSON.

@@ -36,7 +36,7 @@ use super::{
 pub(crate) use record::{Call, InformerEntry, InformerHistory, InformerRecorder, Observed, SLOW, Stored};
 use source::ObservedSource;
 
-/// How an informer reads.
+/// The protocol of an informer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protocol {
     Grpc,
@@ -46,7 +46,7 @@ pub(crate) enum Protocol {
     Http2,
 }
 
-/// An informer and what it asks for.
+/// An informer and its requests.
 #[derive(Clone, Debug)]
 pub(crate) struct InformerSpec {
     /// Its number among all subscribers of the seed.
@@ -120,7 +120,7 @@ impl std::fmt::Display for InformerSpec {
 /// The name of the index of every informer.
 const INDEX: &str = "namespace and node";
 
-/// An informer that runs, and what it has received so far. Clones are the same informer.
+/// An informer that runs, and its observations so far. Clones are the same informer.
 #[derive(Clone)]
 pub(crate) struct RunningInformer {
     pub(crate) recorder: InformerRecorder,
@@ -240,7 +240,7 @@ fn fork(random: &mut Pcg64Mcg) -> Pcg64Mcg {
     Pcg64Mcg::seed_from_u64(random.random())
 }
 
-/// Where an informer reads from.
+/// Returns the source of an informer.
 fn source(
     world: &Arc<World>,
     spec: &InformerSpec,
@@ -330,7 +330,7 @@ struct Handler {
     pace: Option<Pace>,
 }
 
-/// How slow a handler is. It also stalls whenever its subscriber does.
+/// Slowness of a handler. It also stalls whenever its subscriber does.
 struct Pace {
     world: Arc<World>,
     number: usize,

@@ -57,10 +57,10 @@ pub(crate) struct NodeOptions {
     /// A replica starts with the state and the history of another one.
     pub(crate) peers: bool,
     pub(crate) ring_bytes_max: Option<usize>,
-    /// How many requests may pin state at a time.
+    /// Maximum number of requests that pin state at a time.
     pub(crate) snapshots_max: usize,
     pub(crate) snapshot_queue_timeout: Duration,
-    /// How many caches may list upstream at a time.
+    /// Maximum number of caches that list upstream at a time.
     pub(crate) lists_max: usize,
     /// Another resource is cached too, which the apiserver never serves.
     pub(crate) broken_resource: bool,

@@ -111,8 +111,8 @@ enum Phase {
     Exact,
 }
 
-/// What a resumed stream has sent so far. Backfilled events end with a bookmark, and a catch-up may
-/// follow directly, whatever `on_lag` says.
+/// Phase of a resumed stream. Backfilled events end with a bookmark, and a catch-up may follow
+/// directly, with any `on_lag`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ResumePhase {
     /// Only events, or nothing yet.
@@ -352,8 +352,8 @@ impl Walk<'_> {
         self.positions = match from {
             None => Vec::new(),
             // A version is only a number. A replica that saw a restore cannot tell that the version
-            // is from before it. One that has not seen it yet continues the history that it undid,
-            // if both have the version.
+            // is from before it. A replica that has not seen it yet continues the history that it
+            // undid, if both have the version.
             Some(at) => {
                 let is_shared = |epoch: &usize| at <= self.truth.epochs[epoch + 1].base;
                 let oldest = (0..first).rev().take_while(is_shared).last().unwrap_or(first);

@@ -150,8 +150,8 @@ fn play_recorded(bugs: &[Bug], recorded: &RecordedSeeds) -> Vec<Bug> {
     stale.into_inner().expect("no holder panics")
 }
 
-/// Plays seeds until so many report a violation, or one does after the first [`SEEDS_COMPARED`].
-/// Returns them, the lowest first.
+/// Plays seeds until enough of them report a violation, or one does after the first
+/// [`SEEDS_COMPARED`]. Returns them, the lowest first.
 fn search(bug: Bug, seeds_max: u64, finds_wanted: usize) -> Vec<Find> {
     let next = AtomicU64::new(1);
     let finds = Mutex::new(Vec::new());

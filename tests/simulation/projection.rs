@@ -4,7 +4,7 @@
 use kubefan_common::proto::v1alpha1::{self, ProjectionType};
 use serde_json::{Map, Value, json};
 
-/// Which parts of each object a subscriber gets.
+/// The parts of each object that a subscriber gets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Projected {
     pub(crate) parts: Parts,

@@ -1,9 +1,9 @@
 //! Changes of the schema: the apiserver gives every pod other bytes, at the version that it has.
 //!
 //! The bytes of each pod name the number of the schema that they were written with, in an
-//! annotation. What subscribers receive is compared with the truth without it, because a subscriber
-//! may have any of the bytes that an object had at its version. In the end every stream that was
-//! never resumed must have those of the last schema: [`judge`].
+//! annotation. Received objects are compared with the truth without it, because a subscriber may
+//! have any of the bytes that an object had at its version. In the end every stream that was never
+//! resumed must have those of the last schema: [`judge`].
 
 use std::{borrow::Cow, collections::BTreeMap};
 

@@ -28,7 +28,7 @@ use super::{
 pub(crate) struct Options {
     /// The minimum number of writes of pods.
     pub(crate) writes: usize,
-    /// How often the cluster is restored from a backup, at most.
+    /// Maximum number of times that the cluster is restored from a backup.
     pub(crate) rewinds: usize,
 }
 
@@ -42,12 +42,12 @@ impl Default for Options {
 /// what was written before. It covers two backoffs of kubefan in a row (39 s each: one until
 /// upstream is back, one after its 410) and one of a client.
 const SILENCE_MAX: Duration = Duration::from_secs(120);
-/// How long subscribers and informers may take to be up to date after the last fault. A cache whose
+/// Time in which subscribers and informers must be up to date after the last fault. A cache whose
 /// watch is silent, because it was lost, notices that after up to 90 s. A client that has failed
-/// often waits up to 60 s (30 s and as much jitter, as client-go), and if it is then refused, as
-/// long again.
+/// often waits up to 60 s (30 s and as much jitter, as client-go), and as long again if it is then
+/// refused.
 const CONVERGENCE_MAX: Duration = Duration::from_secs(240);
-/// How long a calm in the middle of a seed lasts at least: the longest silence, and writes in it.
+/// Minimum length of a calm in the middle of a seed: the longest silence, and writes in it.
 const CALM: Duration = Duration::from_secs(160);
 
 /// With so few permits for snapshots, or fewer, the programs of a seed may refuse one another.
@@ -62,7 +62,7 @@ const SCHEMA_SETTLES: Duration = Duration::from_secs(160);
 /// and at most two that fail before the one that does not, because lists never fail for longer than
 /// two minutes and each is a minute after the last.
 const REREADS_MAX: u64 = 2 * 2 * 3;
-/// How often such a list is requested again at once if its request fails.
+/// Number of times that such a list is requested again at once if its request fails.
 const REREAD_RETRIES_MAX: u64 = 3;
 /// The most reads for subscribers that resume that fail in a seed. Lists fail for two minutes at
 /// most, and a cache pauses after four reads in a row, however many subscribers ask.
@@ -295,7 +295,7 @@ async fn run(seed: u64, options: &Options) -> Report {
         panic!("a subscriber of seed {seed} has ended by itself");
     }
     drop(tasks);
-    // What the informers received is a consequence of what other subscribers received, too.
+    // Events that the informers received are a consequence of those of other subscribers, too.
     violations.sort_by_key(|(number, violation)| (*number >= subscribers, violation.entry, *number));
 
     let mut counts: BTreeMap<String, u64> = BTreeMap::new();

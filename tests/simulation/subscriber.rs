@@ -37,7 +37,7 @@ use super::{
     world::World,
 };
 
-/// How a subscriber connects and what it requests.
+/// Connection and request of a subscriber.
 #[derive(Clone, Debug)]
 pub(crate) struct ClientSettings {
     pub(crate) start_after: Duration,
@@ -120,7 +120,7 @@ struct DeltaBases {
     is_current: bool,
 }
 
-/// Marks a resume version of which all events were sent.
+/// Marks a resume version whose events were all sent.
 const END: &str = ".end";
 
 impl DeltaBases {
@@ -145,7 +145,7 @@ impl Generated {
         let from = self.resume.as_deref().and_then(version);
         let deltas = self.spec.encoding == Encoding::Deltas;
         if !self.delta_bases.is_current {
-            // A span broke off, and no later message need undo what it has changed.
+            // A span broke off, and no later message needs to undo its changes.
             self.delta_bases = DeltaBases::default();
         }
         let resume = self.resume.as_deref().unwrap_or_default();

@@ -30,7 +30,7 @@ const FAULT_OFTEN: u64 = 200;
 const EVENTS_LEAST: u64 = 500;
 const FAULTS_LEAST: u64 = 5;
 
-/// What must happen often in a large sweep.
+/// Counts that must be high in a large sweep.
 const EXPECTED: [&str; 30] = [
     "kubefan_resumes_total ring",
     "kubefan_resumes_total backfill",
@@ -64,7 +64,7 @@ const EXPECTED: [&str; 30] = [
     "requests upstream: list of metadata",
 ];
 
-/// What must happen now and then in a large sweep.
+/// Counts that may be lower in a large sweep.
 const RARER: [&str; 6] = [
     "catch-ups at the start",
     "kubefan_resumes_total residue",

@@ -100,8 +100,8 @@ fn tally_reads(history: &History, reads: &HttpReads, counts: &mut BTreeMap<Strin
     }
 }
 
-/// What the programs of a seed would have asked the apiserver straight, by class. A stream over
-/// gRPC stands for a program that lists and watches, or resumes its watch.
+/// Returns the requests that the programs of a seed would have sent straight to the apiserver, by
+/// class. A stream over gRPC stands for a program that lists and watches, or resumes its watch.
 pub(crate) fn straight(histories: &[History], informers: &[InformerHistory]) -> BTreeMap<String, u64> {
     let mut states = 0;
     let mut watches = 0;

@@ -1,5 +1,5 @@
-//! What `cargo test` runs: a few random seeds, each twice, the named cases, and a test that the
-//! oracle can fail.
+//! The simulation tests of `cargo test`: a few random seeds, each twice, the named cases, and a
+//! test that the oracle can fail.
 
 mod blind_informers;
 mod blind_oracle;

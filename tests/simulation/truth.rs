@@ -1,4 +1,4 @@
-//! What really happened: every write with its version and bytes, in epochs. An epoch ends when the
+//! The true history: every write with its version and bytes, in epochs. An epoch ends when the
 //! cluster is restored from a backup, because the same versions mean something else afterwards.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -135,7 +135,7 @@ pub(crate) struct Write {
     pub(crate) after: Option<Arc<Object>>,
 }
 
-/// What happened to an object, from the subscriber's point of view.
+/// A change of an object, from the subscriber's point of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     Added,
@@ -222,7 +222,7 @@ impl Epoch {
 pub(crate) struct Truth {
     started: Instant,
     pub(crate) epochs: Vec<Epoch>,
-    /// How many schemas there have been.
+    /// Number of schemas so far.
     pub(crate) schemas: usize,
     /// The number of the current schema.
     pub(crate) schema: u8,

@@ -34,7 +34,7 @@ use tower::{BoxError, service_fn};
 
 use super::link::{End, Route};
 
-/// What happens to the next event of a live watch.
+/// Fault of the next event of a live watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EventFault {
     /// The event is sent twice.
@@ -302,7 +302,7 @@ impl Transport {
     }
 }
 
-/// The class of a request, by what it costs the apiserver.
+/// The class of a request, by its cost for the apiserver.
 fn class(path: &str, headers: &http::HeaderMap) -> &'static str {
     let is_metadata = headers
         .get(http::header::ACCEPT)

@@ -1,5 +1,5 @@
-//! What all parts of a seed's run share: the cluster and its truth, the replicas, the controls of
-//! the subscribers, and the story.
+//! State that all parts of a seed's run share: the cluster and its truth, the replicas, the
+//! controls of the subscribers, and the story.
 
 use std::{
     ops::Range,
@@ -169,7 +169,8 @@ impl World {
         }
     }
 
-    /// Lets the apiservers serve everything again, except what they never serve in this seed.
+    /// Lets the apiservers serve everything again, except the resources that they never serve in
+    /// this seed.
     pub(crate) fn clear_faults(&self) {
         for apiserver in &self.apiservers {
             apiserver.clear_faults();
@@ -206,7 +207,7 @@ impl World {
         self.story.lock().unwrap().push((self.now(), what.into()));
     }
 
-    /// What the oracle must know of the replicas.
+    /// The facts about the replicas that the oracle needs.
     pub(crate) fn facts(&self) -> Facts {
         let options = self.nodes[0].options();
         let since_start = |at: Instant| at.duration_since(self.started);

@@ -25,7 +25,7 @@ use crate::harness::{
     wait,
 };
 
-/// Where no one listens.
+/// An address without a listener.
 const NOWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1);
 /// The instances of each scene.
 const INSTANCES: [&str; 2] = ["a", "b"];
@@ -41,7 +41,7 @@ pub(super) struct Proved {
     pub(super) resolved: Duration,
 }
 
-/// Prometheus, and the links by which it scrapes.
+/// Prometheus, and the links through which it scrapes.
 pub(super) struct Stage {
     prometheus: Arc<Prometheus>,
     links: Vec<(&'static str, &'static str, Arc<Link>)>,
@@ -169,7 +169,7 @@ impl Firing {
     }
 }
 
-/// What is repeated until the value is dropped.
+/// A task that repeats until the value is dropped.
 pub(super) struct Ongoing(JoinHandle<()>);
 
 impl Drop for Ongoing {

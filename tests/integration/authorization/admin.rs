@@ -1,4 +1,5 @@
-//! The admin port: who sees what it tells of the cluster, and what it tells an operator.
+//! The admin port: the callers that may see its view of the cluster, and its answers to an
+//! operator.
 
 use std::process::Command;
 
@@ -92,7 +93,7 @@ async fn the_admin_port_shows_details_to_callers_with_the_right_to_the_path() {
     }
     assert!(ask(operator.clone(), "/readyz?verbose").await.1.contains("configmaps"));
     assert!(ask(operator.clone(), "/status").await.1.contains("configmaps"));
-    // Who sees a stream need not have the right to end it.
+    // The right to see a stream does not include the right to end it.
     let end = async || {
         let answer = operator.delete(url("/subscribers/00000000")).send().await.unwrap();
         (answer.status(), answer.text().await.unwrap())

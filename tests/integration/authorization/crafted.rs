@@ -164,7 +164,8 @@ impl Servers {
                 let is_right = match passthrough {
                     _ if code == expected => true,
                     Caller => trick.has_own_words && expected >= 400 && code >= 400,
-                    // kubefan refuses what it does not serve, and to act as others.
+                    // kubefan refuses requests that it does not serve, and requests to act as
+                    // another user.
                     Off | Impersonate => (400..500).contains(&code) || code == 501,
                 };
                 let text = answer.text();
@@ -190,7 +191,7 @@ async fn get_as(world: &World, addr: SocketAddr, path: &str) -> Value {
 
 async fn a_crafted_request_gets_the_verdict_of_the_apiserver() {
     let servers = Servers::start().await;
-    // The content is what an answer would show.
+    // The content shows up in an answer that contains the object.
     for (_, addr) in servers.kubefans() {
         let all = get_as(&servers.world, addr, "/api/v1/configmaps?resourceVersion=0").await.to_string();
         for content in servers.hidden_from(Anonymous).iter().filter(|content| !content.ends_with("-hidden")) {

@@ -218,7 +218,7 @@ impl World {
         request
     }
 
-    /// What a call to a kubefan returns, as bytes.
+    /// Returns the result of a call to a kubefan, as bytes.
     async fn returned(&self, call: &Call, addr: SocketAddr) -> Result<Vec<u8>, Status> {
         let CallTarget { resource, namespace, name, field_selector: fields } = call.target;
         let target = Some(Target {
@@ -284,7 +284,7 @@ fn is_right(call: &Call, straight: StatusCode, returned: &Result<Vec<u8>, Status
         Err(status) => match status.code() {
             Code::PermissionDenied => straight == StatusCode::FORBIDDEN || acts_as_another,
             Code::Unauthenticated => straight == StatusCode::UNAUTHORIZED,
-            // What is not a name, or no resource, is refused before or after the verdict.
+            // An invalid name, or an unknown resource, is refused before or after the verdict.
             Code::InvalidArgument | Code::NotFound => straight.is_client_error(),
             _ => false,
         },
@@ -332,7 +332,7 @@ async fn a_view_that_is_shared_refuses_who_may_not_read_it() {
     let watch = |namespace| WatchRequest { target: target(namespace), ..WatchRequest::default() };
     let mut admin = client.watch(world.call(Admin, watch(&world.own))).await.unwrap().into_inner();
     let mut own = client.watch(world.call(Own, watch(&world.own))).await.unwrap().into_inner();
-    // Where the administrator's stream is, and its cluster.
+    // The version of the administrator's stream, and its cluster.
     let mut version = String::new();
     let mut cluster = String::new();
     while version.is_empty() {
@@ -352,7 +352,7 @@ async fn a_view_that_is_shared_refuses_who_may_not_read_it() {
         let refused = world.client(who).get(url).send().await.unwrap();
         assert_eq!(refused.status(), StatusCode::FORBIDDEN, "{who:?}");
     }
-    // The version of another's stream gives no more than the own part of what follows it.
+    // The version of another caller's stream gives only the caller's own part of the later events.
     for (namespace, name) in [(&world.other, "later"), (&world.own, "later")] {
         let annotations = json!({ "content": content(namespace, name) });
         let object = json!({ "metadata": { "name": name, "annotations": annotations } });
@@ -407,7 +407,7 @@ async fn a_denied_reader_starts_no_cache() {
         ];
         let expected = if who == Invalid { Code::Unauthenticated } else { Code::PermissionDenied };
         assert!(codes.iter().flatten().filter(|status| status.code() == expected).count() == 2, "{codes:?}");
-        // What another one may list, a caller is not shown.
+        // A caller does not see resources that only another caller may list.
         let named = client.list_resources(world.call(who, ListResourcesRequest {})).await;
         let named: Vec<String> = named.map_or(Vec::new(), |named| {
             named.into_inner().resources.into_iter().map(|resource| resource.name).collect()

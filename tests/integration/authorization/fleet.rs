@@ -1,7 +1,7 @@
 //! The pods of three DaemonSets, each with a token of its own, come back: after kubefan restarts,
-//! while the apiserver is down, and to a kubefan that has never asked it.
+//! while the apiserver is down, and to a kubefan that has never reviewed them.
 //!
-//! `KUBEFAN_TEST_SCALE=full` runs it with 3,000 pods and prints what it cost.
+//! `KUBEFAN_TEST_SCALE=full` runs it with 3,000 pods and prints the cost.
 
 use std::{net::SocketAddr, path::Path, time::Duration};
 
@@ -38,7 +38,7 @@ const STREAMS_PER_CONNECTION: usize = 30;
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
 /// Reviews are limited to 200 per second, and debug builds are slow.
 const LIVE_AT_MOST: Duration = Duration::from_secs(120);
-/// What tells the tokens of a service account apart, and gives no right here.
+/// The extras that tell the tokens of a service account apart, and give no right here.
 const IGNORED: &str = "--authorization-ignore-extra=authentication.kubernetes.io/pod-name,\
     authentication.kubernetes.io/pod-uid,authentication.kubernetes.io/node-name,\
     authentication.kubernetes.io/node-uid,authentication.kubernetes.io/credential-id";
@@ -58,7 +58,7 @@ struct Fleet {
 
 /// The agents whose watches are open.
 struct Live {
-    /// How long each agent took, sorted.
+    /// Time that each agent took, sorted.
     took: Vec<Duration>,
     /// Attempts that were refused, to be tried again.
     refused: usize,
@@ -148,7 +148,8 @@ impl Fleet {
         Live { took, refused, _open: open }
     }
 
-    /// How many agents a kubefan serves at their first attempt; all others are asked to retry.
+    /// Returns the number of agents that a kubefan serves at their first attempt; all others are
+    /// asked to retry.
     async fn served_at_once(&self, addr: SocketAddr) -> usize {
         let channel = self.channel(addr).await;
         let attempts = stream::iter(&self.agents).map(|agent| watch(channel.clone(), agent));

@@ -1,5 +1,5 @@
-//! Who may read what: kubefan's verdict about a request is the apiserver's answer to the same
-//! request sent straight, over every protocol.
+//! A matrix of callers and requests: kubefan's verdict about a request is the apiserver's answer to
+//! the same request sent straight, over every protocol.
 //!
 //! kubefan runs here with `--passthrough=off`, so that every answer is its own.
 
@@ -96,8 +96,8 @@ async fn verdicts_are_those_of_the_apiserver() {
     assert_same_verdicts(&world, MATRIX, &[101, 200, 401, 403, 404], &[]).await;
 }
 
-/// What the webhook of the test denies: an object by its name, a pod by the extra that names it,
-/// and watches of configmaps by the extra of every client certificate.
+/// Denials of the test's webhook: an object by its name, a pod by the extra that names it, and
+/// watches of configmaps by the extra of every client certificate.
 fn denies(spec: &Value) -> Option<&'static str> {
     let attributes = &spec["resourceAttributes"];
     let has = |key: &str, start: &str| {
@@ -119,7 +119,7 @@ fn denies(spec: &Value) -> Option<&'static str> {
 async fn verdicts_are_those_of_an_authorizer_that_denies() {
     let authorizer = Authorizer::start(denies).await;
     let api = ApiServer::start(Options::default().flag(&authorizer.flag())).await;
-    // Such an authorizer needs it.
+    // An authorizer that denies single objects needs this flag.
     let exact = "--authorization-broad-first=false";
     let world = World::start(api, &[&ARGS[..], &[exact]].concat()).await.with_pods().await;
     let reasons = ["two is sealed", "this pod is barred", "no watches with certificates"];

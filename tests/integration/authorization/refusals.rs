@@ -1,4 +1,4 @@
-//! What a refused caller sees, and what it does not cause.
+//! Answers to a refused caller, and the effects that its requests must not have.
 
 use kubefan_common::proto::v1alpha1::{ListRequest, ListResourcesRequest, Target, WatchRequest};
 use reqwest::{Method, StatusCode};

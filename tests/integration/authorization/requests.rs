@@ -12,7 +12,7 @@ use tonic::Code;
 use super::{identities::Who, world::World};
 use crate::harness::https::Https;
 
-/// How a request is sent.
+/// The form of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum By {
     Json,
@@ -62,7 +62,7 @@ pub(super) const fn row(
 use By::{Metadata, Protobuf, Table, WatchPath, WebSocket};
 use Verb::{Get, List, Watch};
 
-/// What every websocket handshake has.
+/// Headers of every websocket handshake.
 pub(super) const WEBSOCKET: [(&str, &str); 5] = [
     ("origin", "http://localhost"),
     ("connection", "Upgrade"),
@@ -101,7 +101,7 @@ impl World {
             query.push(format!("fieldSelector=metadata.name={name}"));
         }
         match verb {
-            // Answered from the cache without passthrough, whatever its freshness.
+            // Answered from the cache without passthrough, however fresh it is.
             Get | List => query.push("resourceVersion=0".to_owned()),
             Watch if by == WatchPath => query.push("timeoutSeconds=1&resourceVersion=0".to_owned()),
             Watch => query.push("watch=1&timeoutSeconds=1&resourceVersion=0".to_owned()),

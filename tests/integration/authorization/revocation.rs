@@ -1,4 +1,4 @@
-//! A right that is gone ends what it allowed, and an outage of the apiserver does not.
+//! A revoked right ends the streams that it allowed. An outage of the apiserver does not end them.
 
 use std::time::Duration;
 

@@ -56,7 +56,7 @@ impl Right {
     }
 }
 
-/// What the shipped kubefan promises.
+/// Promises of the shipped kubefan.
 #[derive(Debug, PartialEq, Eq)]
 enum Promise {
     /// A resource is listed and watched.
@@ -69,7 +69,7 @@ enum Promise {
     KnowsCertificates,
     /// A caller with a token is known.
     KnowsTokens,
-    /// A caller reads what it may.
+    /// A caller reads everything that it may.
     KnowsRights,
 }
 

@@ -1,4 +1,4 @@
-//! What authorization needs: rights of kubefan's own account, flags that do not contradict it, and
+//! Setup for authorization: rights of kubefan's own account, flags that do not contradict it, and
 //! commands that send tokens.
 
 use reqwest::{Client, StatusCode};

@@ -14,7 +14,7 @@ use super::identities::{
 #[derive(Clone, Copy)]
 pub(super) struct Trick {
     pub(super) name: &'static str,
-    /// Whose token it has. Its answer must show nothing that this caller may not read.
+    /// The owner of its token. The answer must show nothing that this caller may not read.
     pub(super) who: Who,
     pub(super) method: &'static str,
     pub(super) path: &'static str,
@@ -217,7 +217,7 @@ pub(super) const TRICKS: &[Trick] = &[
     ),
     get("the watch path twice", Named, "/api/v1/watch/watch/namespaces/NS/configmaps/one?timeoutSeconds=1"),
     get("the watch path without a namespace", Named, "/api/v1/watch/configmaps/one?timeoutSeconds=1&resourceVersion=0"),
-    // What others were given.
+    // Tokens that other callers received.
     get("a continue token", Own, "/api/v1/configmaps?limit=1&continue={continue}"),
     get("a continue token in a namespace", Own, "/api/v1/namespaces/NS/configmaps?limit=1&continue={continue}"),
     get("a continue token into a namespace", Own, "/api/v1/namespaces/NS/configmaps?limit=9&continue={forged}"),

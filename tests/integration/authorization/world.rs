@@ -204,7 +204,7 @@ impl World {
     }
 }
 
-/// What an object contains and no other one does.
+/// Returns the content of an object, which no other object has.
 pub(super) fn content(namespace: &str, name: &str) -> String {
     format!("content-of-{namespace}-{name}")
 }

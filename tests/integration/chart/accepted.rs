@@ -1,7 +1,6 @@
-//! Real apiservers of several releases accept everything that the chart and the overlays make:
-//! every field is one that they know, also in the kinds of other projects, whose own CRDs are
-//! loaded. Their pods meet the restricted standard, but for the socket on the host, and helm
-//! installs each form.
+//! Real apiservers of several releases accept everything that the chart and the overlays make: they
+//! know every field, also in the kinds of other projects, whose own CRDs are loaded. Their pods
+//! meet the restricted standard, but for the socket on the host, and helm installs each form.
 
 use std::path::{Path, PathBuf};
 

@@ -31,7 +31,7 @@ fn overlay(name: &str) -> PathBuf {
     deploy().join("overlays").join(name)
 }
 
-/// Compares a file with what it must be, or writes it.
+/// Compares a file with the wanted text, or writes it.
 fn must_be(path: &Path, wanted: &str) {
     if std::env::var_os("KUBEFAN_RENDER").is_some() {
         fs::write(path, wanted).unwrap();
@@ -45,7 +45,7 @@ fn must_be(path: &Path, wanted: &str) {
     );
 }
 
-/// What the chart makes of an overlay's values.
+/// Renders the chart with an overlay's values.
 async fn render(overlay_name: &str) -> String {
     let values = overlay(overlay_name).join("values.yaml");
     helm::template("kubefan", "kubefan", &["--values", values.to_str().unwrap()]).await

@@ -9,7 +9,7 @@ tests! {
     apiserver slow_deploy: wrong_values_and_contradictions_are_named;
 }
 
-/// What the schema refuses.
+/// Values that the schema refuses.
 const WRONG: &[(&str, &str)] = &[
     ("--set=cluster.replicas=two", "at '/cluster/replicas': got string, want integer"),
     ("--set=cluster.replicas=0", "at '/cluster/replicas': minimum: got 0, want 1"),
@@ -42,7 +42,7 @@ const WRONG: &[(&str, &str)] = &[
     ("--set=tls=off", "at '/tls': got string, want object"),
 ];
 
-/// What the templates refuse, as flags of `--set`.
+/// Values that the templates refuse, as flags of `--set`.
 const CONTRADICTIONS: &[(&str, &str)] = &[
     ("node.enabled=true,cluster.enabled=false", "node.enabled needs cluster.enabled"),
     ("node.enabled=true,resources[0].name=secrets", "resources must not have secrets if node.enabled"),

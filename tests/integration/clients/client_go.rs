@@ -43,8 +43,8 @@ const COLLECTIONS: [&str; 5] = [
     "/apis/clients.example.com/v1/namespaces/default/widgets",
 ];
 const JSON: &[&str] = &["--content-type", "application/json"];
-/// How informers start and which encoding typed clients request. The default is to start with a
-/// watch-list and to prefer protobuf.
+/// The start of informers, and the encoding that typed clients request. The default is to start
+/// with a watch-list and to prefer protobuf.
 const SETTINGS: [(&str, &[&str]); 4] = [
     ("default", &[]),
     ("listing", &["--watch-list=false"]),

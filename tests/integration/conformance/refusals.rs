@@ -1,4 +1,4 @@
-//! What is refused: the simulator answers each request of a table like the real server.
+//! Refusals: the simulator answers each request of a table like the real server.
 
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use reqwest::Method;
@@ -36,7 +36,7 @@ const WATCHES: [(u16, &str); 3] = [
     (500, "resourceVersion=abc"),
     (400, UNPARSABLE),
 ];
-/// What lists and watches refuse in the same way.
+/// Queries that lists and watches refuse in the same way.
 const UNPARSABLE: &str = "limit=abc timeoutSeconds=abc labelSelector=a%3D%3D%3Db labelSelector=a%20in%20b \
                           fieldSelector=foo fieldSelector=spec.x%3D1";
 /// Paths that are not there.

@@ -1,5 +1,5 @@
 //! The blocks in Rust of the pages, which `examples/rust/build.rs` takes from them: all are
-//! compiled, and those that can run print what they should. `kubefan demo` has the objects.
+//! compiled, and those that can run print the right lines. `kubefan demo` has the objects.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,7 +27,7 @@ tests! {
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// What is tried of a block.
+/// The test of a block.
 enum Tried {
     /// It prints lines with these starts, in any order.
     Prints(&'static [&'static str]),

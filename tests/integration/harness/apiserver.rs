@@ -105,7 +105,7 @@ impl ApiServer {
         ApiServer::with(self.plane.clone())
     }
 
-    /// Such as `https://127.0.0.1:20001`.
+    /// The URL, such as `https://127.0.0.1:20001`.
     pub(crate) fn url(&self) -> &str {
         &self.plane.url
     }

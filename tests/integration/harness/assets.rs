@@ -33,12 +33,12 @@ struct Module {
     directory: &'static str,
     /// The start of the name of the directory with its programs.
     name: &'static str,
-    /// Where its programs are in KUBEFAN_TEST_ASSETS. Only those of the empty name must be there.
+    /// Directory of its programs in KUBEFAN_TEST_ASSETS. Only those of the empty name must exist.
     given: &'static str,
     /// The module that the version comes from.
     versioned: &'static str,
-    /// What is built at a time: the name of the only program, or empty if each is named after its
-    /// package; and the packages.
+    /// The builds, one after the other: the name of the only program, or empty if each is named
+    /// after its package; and the packages.
     builds: &'static [(&'static str, &'static [&'static str], Stamp)],
     /// Build tags.
     tags: &'static str,
@@ -122,7 +122,7 @@ const PROMETHEUS: Module = Module {
         &["github.com/prometheus/prometheus/cmd/prometheus", "github.com/prometheus/prometheus/cmd/promtool"],
         Stamp::None,
     )],
-    // Of the clients that discover targets, the tests need only that of Kubernetes.
+    // The tests only need the service discovery of Kubernetes.
     tags: "remove_all_sd,enable_kubernetes_sd",
     programs: &["prometheus", "promtool"],
 };
@@ -151,7 +151,7 @@ pub(crate) fn get() -> Result<&'static Assets, String> {
     ASSETS.get_or_init(find).as_ref().map_err(Clone::clone)
 }
 
-/// kube-apiserver of the minor release before the one that the tests run against.
+/// Returns the kube-apiserver of the minor release before the one that the tests run against.
 pub(crate) fn kube_apiserver_before() -> PathBuf {
     extra(&RELEASE_BEFORE)
 }
@@ -260,7 +260,7 @@ fn missing_in(module: &Module, dir: &Path) -> Option<&'static str> {
 /// The build inputs. The name changes whenever the Go module, its sources or its build tags change.
 struct Recipe<'a> {
     module: &'a Module,
-    /// Such as `1.35.4`.
+    /// The version, such as `1.35.4`.
     version: String,
     name: String,
 }

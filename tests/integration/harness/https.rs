@@ -123,7 +123,7 @@ async fn answer(response: Response<Incoming>) -> Answer {
     let mut body = Vec::new();
     if status != StatusCode::SWITCHING_PROTOCOLS {
         let mut incoming = response.into_body();
-        // What a cut-off body has shown counts.
+        // A body that is cut off counts as far as it came.
         while let Some(Ok(frame)) = incoming.frame().await {
             body.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
         }

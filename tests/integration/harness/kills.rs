@@ -17,12 +17,12 @@ const PAUSE_SECONDS: std::ops::Range<u64> = 4..16;
 /// Milliseconds that what was killed stays away, at most.
 const OUTAGE_MILLIS_MAX: u64 = 3_000;
 
-/// What is killed, and how often it was.
+/// The programs to kill, and the numbers of kills.
 pub(crate) struct Kills {
     random: Pcg64Mcg,
-    /// How often kubefan was killed.
+    /// Number of kills of kubefan.
     pub(crate) kubefan: usize,
-    /// How often the apiserver was killed.
+    /// Number of kills of the apiserver.
     pub(crate) apiserver: usize,
 }
 

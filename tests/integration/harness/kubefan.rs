@@ -163,7 +163,7 @@ impl Kubefan {
         Some(answer)
     }
 
-    /// What its audit log has. Empty without one, and once its directory is gone.
+    /// Content of its audit log. Empty without one, and once its directory is gone.
     fn audit_log(&self) -> String {
         // One test logs to a device that never ends.
         let file = self.audit_log.as_ref().filter(|path| path.is_file());
@@ -189,8 +189,8 @@ impl Kubefan {
         Some(lines.iter().filter(|line| line.contains(label)).map(|line| value_of(line)).fold(0.0, |sum, it| sum + it))
     }
 
-    /// The resources of which a proof of freshness has failed or was late so far. kubefan may have
-    /// passed on consistent reads of these.
+    /// Resources whose proof of freshness has failed or was late so far. kubefan may have passed on
+    /// consistent reads of these.
     pub(crate) async fn unproved_resources(&self) -> BTreeSet<String> {
         let lines = self.metric_lines("kubefan_proofs_total").await.expect("metrics are served");
         let is_unproved = |line: &&String| {
@@ -262,7 +262,7 @@ const READY_AT_MOST: Duration = Duration::from_secs(180);
 /// For whole commands, such as a benchmark by a debug build on a busy machine.
 const EXITED_AT_MOST: Duration = Duration::from_secs(300);
 
-/// How long the metrics at the end of a process may take. A test may have stopped it.
+/// Maximum time of the last metrics of a process. A test may have stopped it.
 const LAST_METRICS_AT_MOST: Duration = Duration::from_secs(1);
 
 impl Drop for Kubefan {

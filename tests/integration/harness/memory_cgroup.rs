@@ -7,7 +7,7 @@ use std::{
     process,
 };
 
-/// Where the control groups are mounted.
+/// Mount point of the control groups.
 const ROOT: &str = "/sys/fs/cgroup";
 
 /// A group without processes yet. Dropping it removes it, once its processes have ended.
@@ -46,7 +46,7 @@ impl MemoryCgroup {
         format!("echo $$ > {}/cgroup.procs", self.directory.display())
     }
 
-    /// How many processes of the group the kernel has killed.
+    /// Returns how many processes of the group the kernel has killed.
     pub(crate) fn killed(&self) -> u64 {
         let read = |name: &str| fs::read_to_string(self.directory.join(name)).unwrap_or_default();
         let text = read("memory.events") + &read("memory.oom_control");

@@ -126,7 +126,7 @@ enum Slow {
     Faults,
     /// Programs that read through kubefan.
     Programs,
-    /// Soaks of the clients, and what they cost: minutes each, alone on the CPUs.
+    /// Soaks of the clients, and their costs: minutes each, alone on the CPUs.
     Soaks,
     /// Manifests, dashboards and alerts.
     Deploy,

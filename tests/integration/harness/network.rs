@@ -43,7 +43,7 @@ impl RecordedRequest {
         RecordedRequest::is_watch_path(&self.path)
     }
 
-    /// Whether a path and query are those of a watch.
+    /// Whether a path and query belong to a watch.
     pub(crate) fn is_watch_path(path: &str) -> bool {
         path.contains("watch=1")
     }

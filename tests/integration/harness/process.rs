@@ -17,7 +17,7 @@ use tokio::net::TcpSocket;
 
 use super::{secrets, tests, wait};
 
-/// How the names of kubefan's processes begin.
+/// Start of the names of kubefan's processes.
 const KUBEFAN: &str = "kubefan";
 
 /// A running program.

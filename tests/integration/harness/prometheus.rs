@@ -72,7 +72,7 @@ impl Prometheus {
         prometheus
     }
 
-    /// What it printed.
+    /// Returns its output.
     pub(crate) fn printed(&self) -> String {
         self.process.log()
     }

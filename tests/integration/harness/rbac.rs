@@ -73,7 +73,7 @@ pub(crate) async fn grant(api: &ApiServer, namespace: Option<&str>, name: &str, 
     applied(api, namespace, rules, subject).await;
 }
 
-/// Waits until the apiserver applies all roles and bindings that were written so far, by whatever
+/// Waits until the apiserver applies all roles and bindings that were written so far, by any
 /// program. It reads each kind of them in order, so one more of each kind shows it.
 pub(crate) async fn settled(api: &ApiServer) {
     let rules = json!([{ "apiGroups": [""], "resources": ["pods"], "verbs": ["get"] }]);

@@ -89,9 +89,9 @@ pub(crate) struct Versions {
     pub(crate) end: u64,
 }
 
-/// The events of the apiserver's own watch between two versions, without bookmarks.
+/// Returns the events of the apiserver's own watch between two versions, without bookmarks.
 ///
-/// A watch of `seconds` ends with a bookmark. Where the apiserver gets too little CPU it ends
+/// A watch of `seconds` ends with a bookmark. If the apiserver gets too little CPU, the watch ends
 /// before all events were sent, and the next watch continues from its last version.
 pub(crate) async fn upstream_watch(api: &ApiServer, query: &Query, range: Versions, seconds: u32) -> Vec<Recorded> {
     let mut events = Vec::new();
@@ -109,8 +109,8 @@ pub(crate) async fn upstream_watch(api: &ApiServer, query: &Query, range: Versio
     }
 }
 
-/// Opens a watch of the apiserver. One that is overloaded, or whose cache is not ready, answers 429
-/// for a while.
+/// Opens a watch of the apiserver. An apiserver that is overloaded, or whose cache is not ready,
+/// answers 429 for a while.
 async fn opened(api: &ApiServer, path: &str) -> reqwest::Response {
     wait::until("a watch of the apiserver", 4 * wait::SOON, || async {
         let response = api.client().get(format!("{}{path}", api.url())).send().await.unwrap();

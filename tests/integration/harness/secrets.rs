@@ -1,9 +1,9 @@
-//! Searches what kubefan shows and writes for the secrets of the tests: its output, its audit log,
-//! and what its admin port answers.
+//! Searches kubefan's output and answers for the secrets of the tests: its logs, its audit log, and
+//! the answers of its admin port.
 //!
-//! The hazard is a parser whose error quotes what it was given, also as a list of the numbers of
-//! its bytes. So a part of a private key counts in every form in which a program prints bytes, and
-//! a token by its beginning and by its end.
+//! The hazard is a parser whose error quotes its input, also as a list of the numbers of its bytes.
+//! So a part of a private key counts in every form in which a program prints bytes, and a token by
+//! its beginning and by its end.
 
 use std::{
     collections::{BTreeSet, HashSet},

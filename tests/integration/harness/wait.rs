@@ -5,7 +5,7 @@ use std::{future::Future, time::Duration};
 
 use tokio::time::{Instant, sleep, timeout_at};
 
-/// For what takes milliseconds on an idle machine and seconds on a busy one.
+/// Time limit of steps that take milliseconds on an idle machine and seconds on a busy one.
 pub(crate) const SOON: Duration = Duration::from_secs(30);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(25);

@@ -26,7 +26,7 @@ tests! {
 /// Without passthrough, kubefan refuses every write.
 const PATH: &str = "/api/v1/namespaces/a/configmaps";
 
-/// More than what is read together with the headers, and more than a window of HTTP/2.
+/// More than the server reads together with the headers, and more than a window of HTTP/2.
 const BODY_BYTES: usize = 100_000;
 
 fn assert_is_refusal(status: StatusCode, body: &[u8]) {

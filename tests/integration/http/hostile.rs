@@ -184,7 +184,7 @@ fn cases() -> Vec<Case> {
             format!("GET {LIST}&watch=1&timeoutSeconds=20 HTTP/1.1\r\nHost: localhost\r\n\r\n{one}"),
         ),
         case("a request and random bytes", Any, [one.as_bytes(), &random[..100]].concat()),
-        // The server cannot distinguish this client from one that has gone.
+        // The server cannot distinguish this client from one that is gone.
         Case { half_closes: true, ..case("a client that closes its sending side", Any, one.clone()) },
     ];
     let disconnects = [

@@ -220,7 +220,8 @@ async fn requests_above_a_limit_are_429() {
         let refused = requests("kubefan", "429", "http", "pods", verb);
         assert_eq!(kubefan.metric(&refused).await, Some(1.0), "{refused}");
     }
-    // Watches and forwarded requests have separate limits. That of watches is for both protocols.
+    // Watches and forwarded requests have separate limits. The limit of watches is for both
+    // protocols.
     let over_http = get(&kubefan, &watch).await;
     assert_eq!(over_http.status(), StatusCode::OK);
     assert_eq!(get(&kubefan, "/version").await.status(), StatusCode::OK);

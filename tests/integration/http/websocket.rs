@@ -150,7 +150,7 @@ fn events(frames: Vec<Frame>) -> Vec<Frame> {
     frames.into_iter().filter(|(_, payload)| !is_bookmark(payload)).collect()
 }
 
-/// How the messages of two servers must correspond.
+/// Required match between the messages of two servers.
 #[derive(Clone, Copy, PartialEq)]
 enum Match {
     /// The same messages in the same order.
@@ -351,7 +351,7 @@ async fn open(kubefan: &Kubefan, pods: usize) -> Client {
 }
 
 async fn a_client_that_sends_pings_and_reads_no_answer_is_ended() {
-    /// What the sockets of both sides can buffer, and more.
+    /// More than the sockets of both sides can buffer.
     const BYTES_MAX: usize = 32 << 20;
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods", "--snapshot-stall-timeout=5s"]).await;

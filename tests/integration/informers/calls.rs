@@ -35,9 +35,9 @@ pub(super) enum Kind {
 pub(super) struct Call {
     pub(super) kind: Kind,
     pub(super) key: String,
-    /// Of an update, the version of the old state; otherwise empty.
+    /// The version of an update's old state; otherwise empty.
     pub(super) old: String,
-    /// The version of the state in the call. Of an unseen deletion, the last known one.
+    /// The version of the state in the call. For an unseen deletion the last known one.
     pub(super) new: String,
 }
 
@@ -77,8 +77,8 @@ fn call(kind: Kind, key: &str, old: &str, new: &str) -> Call {
     Call { kind, key: key.to_owned(), old: old.to_owned(), new: new.to_owned() }
 }
 
-/// What a handler knows of each object. It accepts the calls of an informer that may skip states
-/// after an outage, but never goes back, and never forgets what it reported.
+/// The last state of each object that a handler knows. It accepts the calls of an informer that may
+/// skip states after an outage, but never goes back, and never forgets an object that it reported.
 #[derive(Default)]
 pub(super) struct History {
     objects: HashMap<String, Known>,

@@ -13,17 +13,17 @@ pub(super) const COLUMNS: [&str; 10] =
 
 /// The requests so far.
 pub(super) struct Counts {
-    /// Of the copies that read from the apiserver.
+    /// Requests of the copies that read from the apiserver.
     pub(super) direct: Requests,
-    /// Of the copies that read through kubefan, passed on by it.
+    /// Requests of the copies that read through kubefan, passed on by it.
     pub(super) passed_on: Requests,
-    /// Of kubefan itself.
+    /// Requests of kubefan itself.
     pub(super) own: Requests,
-    /// The resources of which kubefan had no proof of freshness at some time, because the apiserver
-    /// was late. Consistent reads of these may be passed on.
+    /// Resources whose proof of freshness was missing at some time, because the apiserver was late.
+    /// Consistent reads of these may be passed on.
     pub(super) unproved: BTreeSet<String>,
-    /// How often kubefan's watches have ended and started again. Each of these costs a look-up,
-    /// which is a list.
+    /// Number of kubefan's watches that have ended and started again. Each of these costs a
+    /// look-up, which is a list.
     pub(super) restarts: usize,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Requests {
     pub(super) watches: usize,
     pub(super) gets: usize,
     pub(super) writes: usize,
-    /// Of callers: their tokens and rights.
+    /// Reviews of callers: their tokens and rights.
     pub(super) reviews: usize,
     /// Watches that began with a whole state.
     states: usize,

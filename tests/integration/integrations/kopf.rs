@@ -175,7 +175,7 @@ impl Operator {
         Operator { process: Process::spawn_apart("kopf", &mut command, &dir), port }
     }
 
-    /// What its index has. kopf computes the answer at most every ten seconds.
+    /// Content of its index. kopf computes the answer at most every ten seconds.
     async fn store(&self) -> Option<Value> {
         let answer = reqwest::get(format!("http://127.0.0.1:{}/healthz", self.port)).await.ok()?;
         serde_json::from_str::<Value>(&answer.text().await.ok()?).ok()?.get("store").cloned()

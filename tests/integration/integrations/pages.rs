@@ -8,7 +8,7 @@ use serde_json::Value;
 const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/integrations");
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// What the pages write for the address of the server, its CA and the token.
+/// The address of the server, its CA and the token, as the pages write them.
 pub(super) const SERVER: &str = "https://kubefan.kubefan.svc";
 pub(super) const CA_FILE: &str = "/etc/kubefan/ca.crt";
 pub(super) const KUBECONFIG: &str = "/etc/kubefan/kubeconfig";

@@ -1,5 +1,5 @@
-//! What a client process costs: memory and CPU time of an informer of all pods, over kubefan and by
-//! the usual client of the language straight from the apiserver, in one table.
+//! The cost of a client process: memory and CPU time of an informer of all pods, over kubefan and
+//! by the usual client of the language straight from the apiserver, in one table.
 //!
 //! Each reader is a process. It works when the test writes a line to its input, answers with a
 //! line, and its figures are read from outside in between:
@@ -52,7 +52,7 @@ const PODS: usize = 10_000;
 const CHANGES: usize = 5_000;
 const ROUNDS: usize = 3;
 
-/// One row of a language: what its reader does, and what it may cost.
+/// One row of a language: the work of its reader, and the limits of its cost.
 struct Mode {
     name: &'static str,
     title: &'static str,
@@ -81,7 +81,7 @@ fn modes(language: &str) -> impl Iterator<Item = &'static Mode> {
     MODES.iter().chain(more)
 }
 
-/// What a reader took.
+/// Cost of a reader.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     cpu_seconds: f64,
@@ -213,7 +213,7 @@ impl Reader {
         reader
     }
 
-    /// Waits until it has the last change, and returns what it took.
+    /// Waits until it has the last change, and returns its cost.
     async fn end(mut self, version: u64, objects: usize) -> Cost {
         let count = self.order(&format!("until {version}"), "current").await;
         assert_eq!(count, objects.to_string(), "the reader has all objects and no others");

@@ -1,5 +1,5 @@
-//! How the programs of the languages are built. A language whose tools are not installed is
-//! left out, by name.
+//! Builds the programs of the languages. A language whose tools are not installed is left out, by
+//! name.
 
 use std::{
     fs,
@@ -12,7 +12,7 @@ use super::script;
 use crate::harness::{assets, tools};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
-/// What the TypeScript client and its runner are compiled from.
+/// The sources of the TypeScript client and its runner.
 const TYPESCRIPT: [&str; 6] =
     ["package.json", "package-lock.json", "tsconfig.json", "src", "tests/conformance", "tests/measure"];
 
@@ -31,8 +31,8 @@ pub(super) fn build() -> Vec<Found> {
     ]
 }
 
-/// The programs of a language whose cost is measured. They are the same where a program loads only
-/// what it needs.
+/// The programs of a language whose cost is measured. They are the same if a program only loads the
+/// code that it needs.
 pub(super) struct Measured {
     pub(super) straight: Command,
     pub(super) over_kubefan: Command,

@@ -1,4 +1,4 @@
-//! What runners report, as the short texts of the script.
+//! Reports of runners, as the short texts of the script.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use tokio::time::Instant;
 use super::{runner::Runner, script::Expect};
 use crate::harness::wait;
 
-/// What ends a comparison of texts early: the script may leave out the reason.
+/// Items whose texts are compared in part: the script may leave out the reason.
 const WITH_REASONS: [&str; 5] = ["disconnected", "restarted", "failed", "error", "gap_begin"];
 
-/// How keys are shortened.
+/// Short forms of keys.
 #[derive(Clone)]
 pub(super) struct Names {
     pub(super) namespace: String,
@@ -93,7 +93,7 @@ pub(super) fn error_text(error: &Value) -> String {
 /// The events of one source, for the comparison of languages.
 pub(super) type Events = BTreeMap<String, Vec<[String; 3]>>;
 
-/// What one language has reported in a step.
+/// Reports of one language in a step.
 #[derive(Default)]
 pub(super) struct Reported {
     pub(super) events: Events,

@@ -42,12 +42,12 @@ pub(super) async fn start_all(dir: &Path) -> Vec<Runner> {
 /// A running runner.
 pub(super) struct Runner {
     pub(super) language: &'static str,
-    /// What this language does not offer here.
+    /// Features that this language does not offer here.
     pub(super) lacks: Vec<String>,
     child: Child,
     input: ChildStdin,
     lines: mpsc::Receiver<Value>,
-    /// What was reported, by its source, and not yet asked for.
+    /// Reports that the test has not asked for yet, by source.
     reported: HashMap<String, VecDeque<Value>>,
     errors: PathBuf,
     last_id: u64,
@@ -85,7 +85,7 @@ impl Runner {
         memory_of(self.child.id().expect("the runner is running"), "VmRSS")
     }
 
-    /// Sends a command and waits for its answer: what it gives, or its error.
+    /// Sends a command and waits for its answer: its result, or its error.
     pub(super) async fn run(&mut self, mut command: Value) -> Result<Result<Value, Value>, String> {
         self.last_id += 1;
         command["id"] = self.last_id.into();

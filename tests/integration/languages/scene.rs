@@ -1,4 +1,4 @@
-//! What a step happens in: a kubefan, the connection to it, a namespace, and files. Steps share a
+//! The scene of a step: a kubefan, the connection to it, a namespace, and files. Steps share a
 //! kubefan if their actions do not disturb it.
 
 use std::{

@@ -14,11 +14,11 @@ const FILES: [&str; 6] = ["read", "watch", "parts", "access", "informer", "break
 #[serde(deny_unknown_fields)]
 pub(super) struct Step {
     pub(super) name: String,
-    /// What the step shows, in one sentence.
+    /// The purpose of the step, in one sentence.
     pub(super) promise: String,
     #[serde(default)]
     pub(super) server: ServerSpec,
-    /// What a language must offer, or it is left out.
+    /// A feature that a language must offer, or it is left out.
     #[serde(default)]
     pub(super) needs: Option<String>,
     /// The resource of all objects.
@@ -43,7 +43,7 @@ fn yes() -> bool {
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 pub(super) enum ServerSpec {
-    /// One that steps share.
+    /// A server that steps share.
     Shared(Shared),
     /// One of its own.
     Own(Own),
@@ -150,8 +150,8 @@ pub(super) enum Action {
     Same([String; 2]),
 }
 
-/// A command of a runner: `as` names what it makes, `gives` is what it answers, `error` how it
-/// fails, `keep` a variable for the version of the answer. The other fields are those of the
+/// A command of a runner: `as` names the thing that it makes, `gives` its answer, `error` its
+/// failure, `keep` a variable for the version of the answer. The other fields are those of the
 /// runners.
 pub(super) type Command = Map<String, Value>;
 
@@ -217,7 +217,7 @@ pub(super) struct Keep {
     pub(super) name: String,
 }
 
-/// Why a language is left out of steps: language, what it lacks, reason.
+/// Reasons why a language is left out of steps: language, missing feature, reason.
 pub(super) type Lacks = BTreeMap<String, BTreeMap<String, String>>;
 
 /// Reads all steps.

@@ -32,8 +32,8 @@ const NAMESPACE: &str = "team-0";
 const SELECTOR: &str = "canary=true";
 /// The source that is a watch with all marks, not an informer.
 const WATCH: &str = "watch";
-/// What a client may add to its memory after the start: garbage that its runtime has not collected
-/// yet. It is far below what all events of a run would take.
+/// Memory that a client may add after the start: garbage that its runtime has not collected yet. It
+/// is far below the size of all events of a run.
 const GROWTH_MAX: usize = 24 << 20;
 /// Waits of up to a minute each, until an informer has a version.
 const WAITS_MAX: usize = 3;
@@ -212,7 +212,7 @@ fn difference(stored: &Objects, truth: &Objects) -> String {
     format!("{counts}; {key} is {:?}, at the apiserver {:?}", stored.get(key), truth.get(key))
 }
 
-/// What all sources of a language have reported: how often, by item.
+/// Reports of all sources of a language: their number, by item.
 async fn counts(runner: &mut Runner) -> BTreeMap<String, u64> {
     let mut total = BTreeMap::new();
     let names = informers(runner).into_iter().map(|(name, _)| name).chain([WATCH]);

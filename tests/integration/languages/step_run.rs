@@ -16,7 +16,7 @@ use super::{
 /// An action that takes longer is named, so that a slow step is understood from its output.
 const SLOW: Duration = Duration::from_secs(15);
 
-/// How a step ended for one language.
+/// Result of a step for one language.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Outcome {
     Ok,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{script::Step, step_run::Outcome};
 
-/// One row for each step, one column for each language, and the reasons of what is not offered.
+/// One row for each step, one column for each language, and the reasons of missing features.
 pub(super) fn render(languages: &[&str], rows: &[(&Step, Vec<Outcome>)]) -> String {
     let mut text = format!("\n| step | {} |\n|---|{}", languages.join(" | "), "---|".repeat(languages.len()));
     let mut reasons: Vec<String> = Vec::new();

@@ -35,7 +35,7 @@ struct Scale {
     connections: usize,
     /// Between the switch to the new kube-apiserver and the end of the old one.
     drain: Duration,
-    /// How long objects change after the upgrade. kubefan checks the schema every 30 s.
+    /// Time for which objects change after the upgrade. kubefan checks the schema every 30 s.
     observed: Duration,
 }
 
@@ -79,8 +79,8 @@ async fn watches_survive_an_upgrade_in_place() {
     .await;
 }
 
-/// What `replace` returns must live until the end. Returns how many watches of subscribers have
-/// ended.
+/// Upgrades the apiserver. The result of `replace` must live until the end. Returns how many
+/// watches of subscribers have ended.
 async fn upgrade<T>(replace: impl AsyncFn(&ApiServer, &Link, PathBuf) -> Option<T>) -> f64 {
     let scale = scale();
     let kinds = RESOURCES.map(kind);

@@ -1,4 +1,4 @@
-//! Counts the reads that an apiserver received, by what they are for.
+//! Counts the reads that an apiserver received, by purpose.
 
 use std::collections::HashMap;
 

@@ -1,6 +1,6 @@
 //! Rebalancing over TLS, of callers whose rights the apiserver reviews.
 //!
-//! A moved caller is a stranger to the other replica. While the apiserver is away, no replica could
+//! The other replica does not know a moved caller. While the apiserver is away, no replica could
 //! ask who it is, so nothing may move.
 
 use std::{sync::atomic::Ordering, time::Duration};
@@ -24,7 +24,7 @@ use crate::harness::{
     wait,
 };
 
-/// What a replica logs when it may move nothing.
+/// The log line of a replica that may move nothing.
 const STOPS: &str = "rebalancing stops";
 const SUBSCRIBERS: usize = 40;
 const WRITES_PER_SECOND: u32 = 20;

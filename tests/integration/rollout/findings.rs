@@ -12,7 +12,7 @@ pub(super) struct Phase {
     pub(super) until: u64,
 }
 
-/// How the histories differ from the truth, over all subscribers.
+/// Differences between the histories and the truth, over all subscribers.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Differences {
     pub(super) lost: usize,

@@ -120,8 +120,8 @@ impl Replicas {
         self.places[place].replica = Some(Replica { kubefan, listed: 0.0 });
     }
 
-    /// Asks a replica to exit, as the kubelet does, and waits for it. A balancer has forgotten it
-    /// by then, because the chart lets a pod wait first; resolvers still remember it.
+    /// Asks a replica to exit, as the kubelet does, and waits for it. A balancer has already
+    /// forgotten it, because the chart lets a pod wait first; resolvers still remember it.
     pub(super) async fn stop(&mut self, place: usize) {
         self.count_lists().await;
         let mut replica = self.places[place].replica.take().expect("a replica runs there");
@@ -190,7 +190,7 @@ impl Replicas {
         (std::mem::take(&mut self.lists), std::mem::take(&mut self.warm_starts))
     }
 
-    /// What the replicas have said about rebalancing and warm starts.
+    /// Returns the replicas' log lines about rebalancing and warm starts.
     pub(super) fn logs(&self) -> String {
         let replicas = self.places.iter().filter_map(|place| place.replica.as_ref());
         let lines = replicas.enumerate().flat_map(|(number, replica)| {

@@ -1,6 +1,6 @@
-//! What is in front of the replicas: a TCP balancer that picks a ready replica at random for each
+//! The front of the replicas: a TCP balancer that picks a ready replica at random for each
 //! connection, as kube-proxy does for a Service, or a name that has the addresses of the ready
-//! replicas, as that of a headless Service.
+//! replicas, like the name of a headless Service.
 
 use std::{
     io,
@@ -48,7 +48,7 @@ impl Endpoints {
         self.0.ready.lock().unwrap().retain(|ready| *ready != address);
     }
 
-    /// How often a client wanted to connect.
+    /// Number of times that a client wanted to connect.
     pub(super) fn asked(&self) -> usize {
         self.0.asked.load(Ordering::Relaxed)
     }
@@ -63,7 +63,7 @@ impl Endpoints {
     }
 }
 
-/// The name's addresses, in the same order for everyone.
+/// Returns the name's addresses, in the same order for every client.
 impl Resolve for Endpoints {
     fn resolve<'a>(&'a self, _: &'a str, _: u16) -> BoxFuture<'a, io::Result<Vec<SocketAddr>>> {
         Box::pin(async { Ok(self.all()) })

@@ -24,11 +24,11 @@ const DELAYS: [Duration; 2] = [Duration::from_millis(800), Duration::from_secs(3
 /// The kind and the version of an event.
 pub(super) type Change = (EventType, u64);
 
-/// What all subscribers share.
+/// State that all subscribers share.
 #[derive(Clone)]
 pub(super) struct Test {
     pub(super) namespace: String,
-    /// Since when times are counted.
+    /// Start of all measured times.
     pub(super) start: Instant,
     /// Those that have the initial state.
     pub(super) open: Arc<AtomicUsize>,
@@ -36,7 +36,7 @@ pub(super) struct Test {
     pub(super) end: watch::Receiver<u64>,
 }
 
-/// What one subscriber has seen.
+/// History of one subscriber.
 #[derive(Default)]
 pub(super) struct History {
     /// The version of the initial state.

@@ -1,5 +1,4 @@
-//! Faults that harm only together with what happens next: what is written, who restarts, and who
-//! reads.
+//! Faults that only harm together with the next step: certain writes, restarts, or reads.
 
 use std::time::Duration;
 
@@ -19,7 +18,7 @@ const LISTS_FAIL: Duration = Duration::from_secs(110);
 const SLOW_LIST_LATENCY: Duration = Duration::from_millis(300);
 /// The longest time that a list takes while no fault is active.
 const LIST_TIME: Duration = Duration::from_secs(5);
-/// How often programs start over after a change of the schema, in seconds.
+/// Interval at which programs start over after a change of the schema, in seconds.
 const START_OVER_SECONDS: u64 = 8;
 /// Time in which a replica does not see a change, because its watch is half-open.
 const UNSEEN_TIME: Duration = Duration::from_secs(10);

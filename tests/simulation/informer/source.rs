@@ -1,5 +1,5 @@
-//! Passes on what an informer's source says, notes what matters for the oracle, and reads as slowly
-//! as the faults demand.
+//! Passes on the results of an informer's source, notes everything that the oracle needs, and reads
+//! as slowly as the faults demand.
 
 use std::sync::Arc;
 

@@ -151,7 +151,7 @@ impl Walk<'_> {
             let resume = entry.resume;
             return Err((Guarantee::Resumable, format!("got a snapshot at {version} with resume version {resume:?}")));
         };
-        // Every epoch that had reached the snapshot's version by then is possible.
+        // Every epoch that had reached the snapshot's version when the snapshot came is possible.
         let first = self.positions.iter().map(|position| position.epoch).min().unwrap_or(0);
         let reached = |epoch: &usize| *epoch <= entry.epoch && version <= self.reached(*epoch, entry);
         let epochs = (first..self.truth.epochs.len()).filter(reached);

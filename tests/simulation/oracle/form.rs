@@ -1,5 +1,5 @@
 //! The form in which a subscriber gets objects: whether received bytes are those of an object of
-//! the truth, and which changes its projection hides.
+//! the truth, and the changes that its projection hides.
 
 use super::Walk;
 use crate::{

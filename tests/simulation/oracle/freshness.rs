@@ -1,5 +1,4 @@
-//! Reads over HTTP: whether a state is as fresh as was demanded, and whether a refusal is one that
-//! may happen here.
+//! Reads over HTTP: whether a state is as fresh as demanded, and whether a refusal may happen here.
 
 use std::time::Duration;
 

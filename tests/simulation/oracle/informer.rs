@@ -1,8 +1,8 @@
-//! Judges an informer: what its handlers were called with, and what its store said.
+//! Judges an informer: the calls of its handlers, and the states of its store.
 //!
 //! For each handler and object the calls must be a conflation of the true history: states that
-//! existed, in their order, each continuing from the one that the handler had before. The
-//! store must at every moment be the state of one version, not below the version that it names.
+//! existed, in their order, each continuing from the one that the handler had before. The store
+//! must at every moment be the state of one version, not below the version that it names.
 
 mod stores;
 
@@ -17,7 +17,7 @@ use crate::{
     truth::{self, Epoch, Object, Truth, Write, first_place, last_place},
 };
 
-/// What a handler knows of one object.
+/// A handler's state of one object.
 #[derive(Default)]
 struct Known {
     /// The last state that it got, unless the object is deleted.
@@ -50,8 +50,8 @@ struct Walk<'a> {
     highest: u64,
     /// The first epoch whose start the program may have seen.
     first_epoch: usize,
-    /// Objects of which an event may be missing: over HTTP a watch was resumed from the version of
-    /// several events, or a state has that version, as at the apiserver.
+    /// Objects that may lack an event: over HTTP a watch was resumed from the version of several
+    /// events, or a state has that version, as at the apiserver.
     excused: BTreeSet<String>,
     /// Objects, by address, that are true states.
     true_states: HashSet<usize>,
@@ -261,7 +261,7 @@ impl<'a> Walk<'a> {
                 if version_of(new) == version_of(old) && new.as_bytes() != old.as_bytes() {
                     // With another schema an object has other bytes at the same version.
                 } else if version_of(new) == version_of(old) {
-                    // A complete state reports again what has not changed.
+                    // A complete state reports unchanged objects again.
                     known.repeated += 1;
                     if known.repeated >= self.complete + self.reencoded && !self.is_undone(version_of(old), entry) {
                         let version = version_of(new);

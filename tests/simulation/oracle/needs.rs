@@ -10,7 +10,7 @@ use std::{ops::Range, time::Duration};
 
 use super::{Breach, Guarantee, Walk};
 
-/// What explains that a version cannot be continued from.
+/// Facts that explain why a stream cannot continue from a version.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Facts {
     /// The limits of the ring. 0: it may be empty at any time.

@@ -151,7 +151,7 @@ impl Walk<'_> {
             }
             held.insert(key.clone(), object.clone());
         }
-        // What the projection hides need not be sent.
+        // Changes that the projection hides need not be sent.
         for (key, object) in &after {
             if held.get(key).is_some_and(|held| held.uid == object.uid && self.hides(held, object)) {
                 held.insert(key.clone(), object.clone());

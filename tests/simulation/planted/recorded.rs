@@ -1,5 +1,6 @@
-//! The seeds in `seeds.txt`: for each bug one that finds it. The file is read and written where the
-//! program is started, in the root of the repository, because the program is compiled from a copy.
+//! The seeds in `seeds.txt`: for each bug one that finds it. The file is read and written in the
+//! root of the repository, where the program is started, because the program is compiled from a
+//! copy.
 
 use std::{collections::HashMap, fs};
 
@@ -7,7 +8,7 @@ use kubefan_common::planted::Bug;
 
 const FILE: &str = "tests/simulation/planted/seeds.txt";
 
-/// How the file is brought up to date.
+/// The command that brings the file up to date.
 pub(super) const RENEW: &str = "run KUBEFAN_RENEW_SEEDS=1 $(tests/simulation/planted/build) in the root of the repository, and commit tests/simulation/planted/seeds.txt";
 
 /// The recorded seed of each bug.

@@ -64,7 +64,7 @@ fn detects(expected: &[Guarantee], corrupt: Corruption) -> Result<(), Failed> {
     if corrupted == 0 { Err("no history could be corrupted like that".into()) } else { Ok(()) }
 }
 
-/// The states of an update that the first handler got, if this is one that changed the version.
+/// Returns the states of an update that the first handler got, if it changed the version.
 fn update(entry: &InformerEntry) -> Option<(&Stored, &Stored)> {
     match &entry.what {
         Observed::Call { handler: 0, call: Call::Update(old, new), .. }
@@ -186,7 +186,7 @@ fn other_index(entries: &mut Vec<InformerEntry>) -> Option<()> {
     Some(())
 }
 
-/// With fewer, a store without one of them is soon that of a later version.
+/// With fewer objects, a store that lacks one of them soon equals the store of a later version.
 const FEW_OBJECTS: usize = 8;
 
 fn missing_in_store(entries: &mut Vec<InformerEntry>) -> Option<()> {

@@ -8,8 +8,8 @@ use crate::{
     truth::{self, Epoch, first_place, last_place, read_place},
 };
 
-/// How many events beyond the version that a store names are tried, to find the version of its
-/// state.
+/// Number of events beyond the version that a store names that are tried, to find the version of
+/// its state.
 const EVENTS_TRIED_MAX: usize = 300;
 
 impl Walk<'_> {
