@@ -17,6 +17,7 @@ type BackoffOptions struct {
 	// Jitter is the largest jitter, as a fraction of the delay. Default: 1, so that a delay of 30 s
 	// becomes 30 s to 60 s. Without it, all clients of a failed server would return at one moment: 0
 	// means the default here too, and a test that needs equal delays sets a fraction such as 1e-9.
+	// means the default here too, and a test that needs equal delays sets a fraction such as 1e-9.
 	Jitter float64
 	// ResetAfter: a failure this long after the end of the previous delay starts again with Initial.
 	// Default: 2 minutes.

@@ -272,7 +272,7 @@ func (c *Client) reach(ctx context.Context) error {
 	if c.awaitConnection(ctx) {
 		return nil
 	}
-	// The call fails with the reason for which there is no connection.
+	// The call fails with the error of the connection.
 	_, err := grpc_health_v1.NewHealthClient(c.conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{})
 	if err != nil && errorOf(err, c.address).Code != codes.Unimplemented {
 		return errorOf(err, c.address)
@@ -280,9 +280,9 @@ func (c *Client) reach(ctx context.Context) error {
 	return nil
 }
 
-// awaitConnection makes one attempt to connect, whatever the delay after the one before: the caller
-// has a delay of its own. It returns whether there is a connection. A channel that has failed stays
-// so until it has a connection (gRFC A62), so the end of a further attempt does not show: it gets at
+// awaitConnection makes one attempt to connect, without the channel's own delay: the caller has a
+// delay of its own. It returns whether there is a connection. A channel that has failed stays so
+// until it has a connection (gRFC A62), so the end of a further attempt does not show: it gets at
 // most retryAtMost, and continues in the background.
 func (c *Client) awaitConnection(ctx context.Context) bool {
 	atMost := c.connectTimeout

@@ -6,7 +6,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// What a pod of the cluster connects with.
+// Settings with which a pod of the cluster connects.
 const (
 	// InClusterAddress is kubefan's Service for gRPC clients, as docs/install.md makes it: the name
 	// has an address for each replica, and the client chooses.

@@ -89,9 +89,9 @@ func (p Projection) message(onlyChanges bool) *api.Projection {
 	}
 }
 
-// Encoding is how objects are encoded on the wire. Events have whole objects whatever it is:
-// protobuf with EncodingProtobuf, JSON otherwise. Another value than these fails with
-// InvalidArgument, and so it is with OnLag, OnExpired and Fallback.
+// Encoding is the encoding of objects on the wire. Events always have whole objects: protobuf with
+// EncodingProtobuf, JSON otherwise. Another value than these fails with InvalidArgument. The same
+// holds for OnLag, OnExpired and Fallback.
 type Encoding int
 
 const (

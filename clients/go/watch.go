@@ -43,7 +43,7 @@ type WatchStream struct {
 	closeStream func()
 	// openedAt is zero until a stream was opened.
 	openedAt time.Time
-	// sent is what the last request was authorized with.
+	// sent is the authorization of the last request.
 	sent   string
 	broken bool
 	ended  bool
@@ -56,8 +56,8 @@ type WatchStream struct {
 	chunk []*api.Event
 }
 
-// Watch starts a watch, which ends with ctx. Nothing is sent before the first read. Errors that the
-// watch cannot mend by itself, such as a wrong selector, are those of a read.
+// Watch starts a watch, which ends with ctx. Nothing is sent before the first read. A read returns
+// the errors that the watch cannot recover from, such as a wrong selector.
 func (c *Client) Watch(ctx context.Context, target Target, options WatchOptions) *WatchStream {
 	if options.DeltaBaseBytesMax <= 0 {
 		options.DeltaBaseBytesMax = DeltaBaseBytesMax
@@ -136,7 +136,7 @@ func (w *WatchStream) Close() {
 }
 
 // Open makes one attempt to connect, if there is no stream, and returns its error. The watch may be
-// read whatever it returns, unless the error is not retryable.
+// read after any result, except an error that is not retryable.
 func (w *WatchStream) Open() error {
 	if w.stream != nil || w.ended {
 		return nil
@@ -398,7 +398,7 @@ func (w *WatchStream) streamEnded(err error) (item WatchItem, done bool, _ error
 	return w.failed(failed)
 }
 
-// failed decides whether the watch goes on after an error.
+// failed decides whether the watch continues after an error.
 func (w *WatchStream) failed(err error) (item WatchItem, done bool, _ error) {
 	w.drop()
 	w.chunk = nil

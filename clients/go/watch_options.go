@@ -37,12 +37,12 @@ type WatchOptions struct {
 	// DeltaBaseBytesMax limits the copies that deltas need, in bytes. Above it the watch continues
 	// without deltas. 0: 1 GiB.
 	DeltaBaseBytesMax int
-	// OnExpired is what to do if history cannot resume from the version.
+	// OnExpired is the reaction if history cannot resume from the version.
 	OnExpired OnExpired
-	// OnLag is what to do if the stream has fallen behind the events that the server retains.
+	// OnLag is the reaction if the stream has fallen behind the events that the server retains.
 	OnLag OnLag
-	// Fallback is what to do while kubefan cannot be reached. FallbackNever, the default, is the only
-	// value.
+	// Fallback is the reaction while kubefan cannot be reached. FallbackNever, the default, is the
+	// only value.
 	Fallback Fallback
 	// Backoff is the delays between retries.
 	Backoff BackoffOptions
@@ -125,12 +125,12 @@ type WatchItem struct {
 	// as it is: it need not be a number, and "218.end" is after all events of 218.
 	ResumeVersion string
 	Cluster       string
-	// ResourceVersion is that of a snapshot, or the one up to which the stream was exact before a gap or
-	// a catch-up.
+	// ResourceVersion is that of a snapshot, or the version up to which the stream was exact before a
+	// gap or a catch-up.
 	ResourceVersion string
 	// SnapshotCluster is the cluster of an ItemSnapshotBegin. Cluster becomes it at ItemSnapshotEnd.
 	SnapshotCluster string
-	// RestartedFrom is set for an ItemSnapshotBegin that replaces what could not be resumed.
+	// RestartedFrom is set for an ItemSnapshotBegin that replaces a failed resume.
 	RestartedFrom string
 	// Resource of an ItemSnapshotBegin, as kubefan resolved it.
 	Resource *api.ResolvedResource

@@ -29,8 +29,8 @@ import (
 
 // Options are the settings of NewCache. The zero value reads every type from kubefan.
 type Options struct {
-	// Direct, if set, tells which types are read from the apiserver, such as those that kubefan does not
-	// cache.
+	// Direct, if set, tells which types are read from the apiserver, such as those that kubefan does
+	// not cache.
 	Direct func(schema.GroupVersionKind) bool
 	// Configure, if set, is called with the source of each informer, before its first request. It may
 	// set a projection, an encoding or OnError. The target already has the namespace and the selectors

@@ -112,7 +112,7 @@ func (d decoder) event(event *api.Event) (runtime.Object, error) {
 	return object, nil
 }
 
-// identify sets the metadata by which stores and caches find an object.
+// identify sets the metadata that stores and caches use to find an object.
 func identify(object runtime.Object, namespace, name, uid, version string) error {
 	meta, err := apimeta.Accessor(object)
 	if err != nil {

@@ -17,8 +17,8 @@ const (
 	expiredCode = codes.OutOfRange
 )
 
-// apiError converts an error to the one that a kube-apiserver would answer with, because client-go
-// decides by that what to do. The error of a context stays as it is.
+// apiError converts an error to a kube-apiserver's error, because client-go decides by its code
+// what to do. The error of a context stays as it is.
 func apiError(err error) error {
 	var failure *kubefan.Error
 	if !errors.As(err, &failure) {

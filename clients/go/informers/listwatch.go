@@ -28,13 +28,13 @@ const oldStatesMax = 10
 // Set its fields before it is used. It may be used from several goroutines, for one watch at a time:
 // it remembers the place that its watch has reached.
 type ListWatch struct {
-	// Target is what to read. Selectors of a request are added to its selectors.
+	// Target selects the objects. Selectors of a request are added to its selectors.
 	Target kubefan.Target
 	// WatchOptions are the options of each watch. ResourceVersion, Cluster, Timeout and OnExpired are
 	// set for each request. A list has the same Projection, and the same Encoding if that is
 	// kubefan.EncodingProtobuf, which needs a type that ReadsProtobuf.
 	WatchOptions kubefan.WatchOptions
-	// OnError, if set, is called with each error that the watch mends by itself, such as a broken
+	// OnError, if set, is called with each error that the watch recovers from, such as a broken
 	// connection, and with each object that cannot be decoded. It may be called from several
 	// goroutines, and must not block.
 	OnError func(error)
@@ -46,13 +46,13 @@ type ListWatch struct {
 	known known
 }
 
-// known is what one request leaves to the next.
+// known is the state that one request leaves to the next.
 type known struct {
 	// version is the latest that was delivered. A replica that lags must not go back behind it.
 	version uint64
 	// place is version as kubefan resumes from it: several events may have one version.
 	place string
-	// cluster is the one that version is from.
+	// cluster is the cluster of version.
 	cluster string
 	// refused counts the states in a row that were older.
 	refused int
@@ -81,8 +81,8 @@ func NewListWatch(client *kubefan.Client, resource, namespace string, example ru
 
 // ReadsProtobuf tells whether the type of the objects has protobuf methods, as every built-in type
 // has: whether WatchOptions.Encoding may be kubefan.EncodingProtobuf. Types of custom resources
-// have none, and neither has *unstructured.Unstructured. A *metav1.PartialObjectMetadata has them
-// whatever its kind is, but kubefan has protobuf for built-in kinds only.
+// have none, and neither has *unstructured.Unstructured. A *metav1.PartialObjectMetadata always has
+// them, but kubefan has protobuf for built-in kinds only.
 func (l *ListWatch) ReadsProtobuf() bool { return l.decode.readsProtobuf }
 
 // checkEncoding returns the error of a request for objects that cannot be decoded.
@@ -181,7 +181,7 @@ func (l *ListWatch) WatchWithContext(ctx context.Context, options metav1.ListOpt
 	stream := l.client.Watch(ctx, l.target(options), watchOptions)
 	if err := stream.Open(); err != nil {
 		// Without a state there is nothing to resume from, so the caller decides when to ask again. With
-		// one, the watch goes on: client-go would list after most errors, which says nothing new.
+		// a state the watch continues: client-go would list after most errors, which brings nothing new.
 		if withState || !kubefan.IsRetryable(err) {
 			l.expired(err)
 			cancel()

@@ -179,7 +179,7 @@ func (w *watcher) event(event *api.Event) bool {
 	}
 	object, err := w.source.decode.event(event)
 	if err != nil {
-		// The store keeps the previous state, and the watch goes on.
+		// The store keeps the previous state, and the watch continues.
 		w.source.report(err)
 		return true
 	}

@@ -38,7 +38,7 @@ const (
 	pagesAddress = "127.0.0.1:7443"
 	// firstLinesMax is more than the lines of the first program of a page, from its package clause on.
 	firstLinesMax = 20
-	// printedAtMost bounds the wait for what a program prints.
+	// printedAtMost bounds the wait for the output of a program.
 	printedAtMost = 90 * time.Second
 )
 
@@ -47,7 +47,7 @@ var elsewhere = map[string]string{
 	"docs/integrations/controller-runtime.md": "tests/integration/integrations/operator.rs",
 }
 
-// printed is what each program prints. One that prints nothing is only compiled: it starts
+// printed is the output of each program. A program without output is only compiled: it starts
 // something that the next block needs, or needs a server with a certificate.
 var printed = map[string][][]string{
 	readme: {
@@ -226,7 +226,7 @@ func TestThePagesNameTheVersionsThatGoModHas(t *testing.T) {
 	}
 }
 
-// The programs of the pages print what they should. Only the paths and the addresses are those of
+// The programs of the pages print the right lines. Only the paths and the addresses are those of
 // the test.
 func TestTheProgramsOfThePagesRun(t *testing.T) {
 	control := cluster.Start(t)
@@ -259,7 +259,7 @@ func TestTheProgramsOfThePagesRun(t *testing.T) {
 		t.Error("the guide installs otherwise than the README: ", inGuide[0])
 	}
 	shell(strings.ReplaceAll(commands[0], "/path/to/kubefan/clients/go", module))
-	// After the one that starts kubefan.
+	// The commands after the one that starts kubefan.
 	run := commands[2]
 
 	var bodies []string

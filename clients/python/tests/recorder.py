@@ -49,7 +49,7 @@ class Recorder:
 
     @property
     def resume_version(self) -> str:
-        """Where the stream is."""
+        """The version that the stream has reached."""
         return str(getattr(self.stream, "resume_version", ""))
 
     @property
@@ -58,7 +58,7 @@ class Recorder:
         return str(getattr(self.stream, "cluster", ""))
 
     def until(self, condition: Callable[[list[Any]], _T], what: str) -> _T:
-        """Waits until a condition on what was seen is true, and returns its value."""
+        """Waits until a condition on the seen events is true, and returns its value."""
         with self._changed:
             self._changed.wait_for(lambda: condition(self.seen) or self.ended, WAIT_SECONDS_MAX)
             value = condition(self.seen)

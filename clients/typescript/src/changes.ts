@@ -7,7 +7,7 @@
 import type { WatchEvent, WatchItem } from "./items.js";
 import { DeleteReason, EventType, KubeObject } from "./objects.js";
 
-/** What the reader of a watch knows: the uid and version of each object. */
+/** The state of a watch's reader: the uid and version of each object. */
 export class Changes {
   readonly #known = new Map<string, { uid: string; version: string }>();
   /** The keys of the snapshot that is arriving. */
@@ -110,7 +110,7 @@ export class Changes {
   }
 }
 
-/** An object of which nothing but its identity is known. */
+/** Returns an object with nothing but its identity. */
 function metadataOnly(namespace: string, name: string, uid: string, version: string): KubeObject {
   const metadata = { name, uid, resourceVersion: version };
   const whole = { metadata: namespace === "" ? metadata : { ...metadata, namespace } };

@@ -55,7 +55,7 @@ export class Client implements AsyncDisposable {
     try {
       await client.#askResources(undefined, true);
     } catch (error) {
-      // Another error comes from kubefan, so it is there. Not every caller may list its caches.
+      // Another error comes from kubefan, so it is reachable. Some callers may not list its caches.
       if (error instanceof Unreachable || error instanceof ProtocolError) {
         client.close();
         throw error;
@@ -121,9 +121,9 @@ export class Client implements AsyncDisposable {
   /**
    * Watches objects: first those that exist, as ADDED, then every change.
    *
-   * The stream resumes by itself after a break. If it has to start over, it has only what changed,
-   * with DELETED events for what is gone. With a `resourceVersion`, `onExpired` is FAIL by default:
-   * only the caller knows what it had at that version, so only it can tell what is gone since.
+   * The stream resumes by itself after a break. If it has to start over, it only has the changes,
+   * with DELETED events for objects that are gone. With a `resourceVersion`, `onExpired` is FAIL by
+   * default: only the caller knows its objects at that version, so only it can tell which are gone.
    */
   watch<T extends object = AnyValue>(
     resource: string,

@@ -16,7 +16,7 @@ const USER_AGENT = `kubefan-typescript/${VERSION}`;
 /** The limit of a call that lists or gets. */
 const CALL_MS_MAX = 300_000;
 
-/** What all calls of a client share. */
+/** State that all calls of a client share. */
 export class Connection {
   readonly address: string;
   readonly token: Token;

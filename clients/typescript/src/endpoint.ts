@@ -1,4 +1,4 @@
-// Where to connect, and how: the address, TLS, and the token.
+// The connection to a server: the address, TLS, and the token.
 
 import { readFileSync } from "node:fs";
 import { isIP } from "node:net";
@@ -129,7 +129,7 @@ function authorityOf(place: { host: string; port: number }): string {
 }
 
 /**
- * What each new connection trusts and shows. Throws now if a file is wrong.
+ * Returns the TLS settings of each new connection. Throws now if a file is wrong.
  *
  * The files are read again each time, because a CA and a certificate get renewed while a program
  * runs. While they cannot be read, or do not belong together yet, the last ones stay in use.

@@ -54,7 +54,7 @@ const RETRYABLE: ReadonlySet<StatusCode> = new Set<StatusCode>([
   "DEADLINE_EXCEEDED",
 ]);
 
-/** What an error may have besides its message. */
+/** The details of an error besides its message. */
 export interface ErrorDetails {
   readonly code?: StatusCode;
   readonly reason?: string;
@@ -67,7 +67,7 @@ export interface ErrorDetails {
 
 /** A call failed. */
 export class KubefanError extends Error {
-  /** What to do about an error of this class, if nothing more exact is known. */
+  /** Advice for an error of this class, if nothing more exact is known. */
   protected static readonly remedy: string | undefined = undefined;
 
   /** The gRPC status code. */
@@ -227,7 +227,7 @@ export function errorOf(failure: unknown, address: string): KubefanError {
   });
 }
 
-/** What the codes of Node's errors mean. The others are told by their own message. */
+/** The meaning of the codes of Node's errors. Other errors show their own message. */
 const CAUSES: Readonly<Record<string, string>> = {
   UNABLE_TO_VERIFY_LEAF_SIGNATURE: "TRUST",
   UNABLE_TO_GET_ISSUER_CERT_LOCALLY: "TRUST",
@@ -293,7 +293,7 @@ function detailsOf(error: ConnectError): {
   return { info, retryAfterMs, field };
 }
 
-/** Hands over each field that is a text, bytes or an integer. What is not taken is skipped. */
+/** Passes on each field that is a text, bytes or an integer. Other fields are skipped. */
 function readFields(
   bytes: Uint8Array,
   take: (field: number, reader: BinaryReader) => boolean,

@@ -1,4 +1,4 @@
-// What an informer calls, and the calls that wait.
+// The handlers that an informer calls, and the calls that wait.
 //
 // A handler that is slower than the changes must not delay others, and must not fill the memory. So
 // up to a limit every call waits, in order. Above it a change joins the last waiting call of the
@@ -45,7 +45,7 @@ export type Waiting<T extends object = AnyValue> =
   | Notification<T>
   | { readonly kind: "initialListEnd" };
 
-/** Calls the function for a notification, and returns what it returned. */
+/** Calls the function for a notification, and returns its result. */
 export function callHandler<T extends object>(
   handler: EventHandler<T>,
   call: Notification<T>,

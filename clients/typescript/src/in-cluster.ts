@@ -1,4 +1,4 @@
-// What a pod of the cluster connects with.
+// Settings with which a pod of the cluster connects.
 
 import type { ClientOptions } from "./endpoint.js";
 
@@ -7,9 +7,9 @@ import type { ClientOptions } from "./endpoint.js";
  * replica, and the client chooses.
  */
 export const IN_CLUSTER_ADDRESS = "https://kubefan-headless.kubefan.svc:7443";
-/** Where a pod mounts `ca.crt` of the ConfigMap `kubefan-ca`. */
+/** Path at which a pod mounts `ca.crt` of the ConfigMap `kubefan-ca`. */
 const CA_FILE = "/etc/kubefan/ca.crt";
-/** Where every pod has the token of its service account. The kubelet renews it. */
+/** Path of the service account's token in every pod. The kubelet renews it. */
 const TOKEN_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 
 /** The options of a client in a pod: the pod's token, and kubefan's CA. Those given count more. */

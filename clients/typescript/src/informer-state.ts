@@ -86,7 +86,7 @@ export class InformerState<T extends object = AnyValue> {
     }
     const isMended = error.isRetryable || error instanceof Unauthenticated;
     if (error instanceof Expired || !isMended) {
-      // Whatever a retry of the same request cannot mend leads to a new state.
+      // An error that no retry of the same request can fix leads to a new state.
       this.#version = this.#cluster = "";
     }
     return this.#backoff.nextDelay(now, error.retryAfterMs);

@@ -73,7 +73,7 @@ export interface Registration {
    * Waits until the handler has been called for the whole initial list. False after `timeoutMs`.
    */
   waitForSync(options?: WaitOptions): Promise<boolean>;
-  /** Ends the handler: it gets no more calls. Waits for the one that is under way. */
+  /** Ends the handler: it gets no more calls. Waits for the running call. */
   remove(): Promise<void>;
 }
 

@@ -12,7 +12,7 @@ export interface Resource {
   readonly namespaced: boolean;
 }
 
-/** What each item has. */
+/** The fields of every item. */
 interface Item {
   /**
    * The version to resume from after this item; empty inside a snapshot, a gap or a catch-up, and
@@ -58,7 +58,7 @@ export interface GapBegin extends Item {
   readonly kind: "gapBegin";
   /** Up to this version the stream was exact. */
   readonly resourceVersion: string;
-  /** Why kubefan listed again, such as `expired`. */
+  /** The reason why kubefan listed again, such as `expired`. */
   readonly reason: string;
 }
 
@@ -110,7 +110,7 @@ export interface Restarted extends Item {
   readonly retryInMs: number;
 }
 
-/** What a watch returns. `kind` tells which. */
+/** An item of a watch, distinguished by its `kind`. */
 export type WatchItem<T extends object = AnyValue> =
   | WatchEvent<T>
   | SnapshotBegin

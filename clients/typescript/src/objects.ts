@@ -1,13 +1,13 @@
-// Objects, and what happens to them.
+// Objects, and the kinds of their changes.
 //
-// An object keeps the JSON text that it arrived with, a fraction of what decoded values take, and
+// An object keeps the JSON text that it arrived with, a fraction of the size of decoded values, and
 // decodes it when it is read. The hazard is a store of which every object has been read once: so
 // only the last `DECODED_MAX` objects keep their decoded form.
 
 /** Objects of this process that keep their decoded form. The others decode again when read. */
 export const DECODED_MAX = 256;
 
-/** What happened to an object. */
+/** The kind of a change. */
 export const EventType = { ADDED: "ADDED", MODIFIED: "MODIFIED", DELETED: "DELETED" } as const;
 export type EventType = (typeof EventType)[keyof typeof EventType];
 
@@ -36,7 +36,7 @@ const decoder = new TextDecoder();
 /**
  * One Kubernetes object. `T` is the type of its JSON form, such as `V1Pod`.
  *
- * Do not change what is read from it; `toJSON` returns a copy that may be changed.
+ * Do not change values that you read from it; `toJSON` returns a copy that may be changed.
  */
 export class KubeObject<T extends object = AnyValue> {
   /** `namespace/name`, or the name of an object without a namespace. */

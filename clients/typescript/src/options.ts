@@ -1,4 +1,4 @@
-// What a watch or a list asks for: the same options, by the same names, as the other packages.
+// Options of watches and lists: the same options, by the same names, as the other packages.
 
 import { create } from "@bufbuild/protobuf";
 import {
@@ -13,7 +13,7 @@ import {
 export const DELTA_BASE_BYTES_MAX = 2 ** 30;
 
 /**
- * How objects are encoded on the wire. Events always carry whole objects.
+ * Encoding of objects on the wire. Events always carry whole objects.
  *
  * - `JSON`: every object as JSON.
  * - `ZSTD`: snapshots in compressed chunks, events as JSON. Without zstd in this Node: as `JSON`.
@@ -25,7 +25,7 @@ export const Encoding = { JSON: "json", ZSTD: "zstd", ZSTD_DELTA: "zstd-delta" }
 export type Encoding = (typeof Encoding)[keyof typeof Encoding];
 
 /**
- * What to do if the stream has fallen behind the events that the server retains.
+ * Reaction if the stream has fallen behind the events that the server retains.
  *
  * - `EXPIRE`: treat it as an expired version.
  * - `CONFLATE`: continue with a catch-up, which has each changed object once.
@@ -34,7 +34,7 @@ export const OnLag = { EXPIRE: "expire", CONFLATE: "conflate" } as const;
 export type OnLag = (typeof OnLag)[keyof typeof OnLag];
 
 /**
- * What to do if history cannot resume from the version.
+ * Reaction if history cannot resume from the version.
  *
  * - `FAIL`: end with `Expired`.
  * - `RESTART`: start over with a snapshot.
@@ -43,7 +43,7 @@ export const OnExpired = { FAIL: "fail", RESTART: "restart" } as const;
 export type OnExpired = (typeof OnExpired)[keyof typeof OnExpired];
 
 /**
- * What to do while kubefan cannot be reached.
+ * Reaction while kubefan cannot be reached.
  *
  * - `NEVER`: wait until it is back. The apiserver gets no request: all clients of a fleet at the
  *   apiserver at once are the load that kubefan prevents.
@@ -129,7 +129,7 @@ export interface BackoffOptions {
   readonly resetAfterMs?: number;
 }
 
-/** Which objects, besides the resource: like the path and query of a Kubernetes list request. */
+/** The objects, besides the resource: like the path and query of a Kubernetes list request. */
 export interface TargetOptions {
   /** Empty for all namespaces. */
   readonly namespace?: string;
@@ -145,13 +145,13 @@ export interface TargetOptions {
   readonly version?: string;
 }
 
-/** How a call is ended. */
+/** Options that end a call. */
 export interface CallOptions {
   /** Cancels the call, which then rejects with the signal's reason. */
   readonly signal?: AbortSignal;
 }
 
-/** How objects are read once. */
+/** Options of a single read. */
 export interface ReadOptions extends CallOptions {
   /** The state is not older than this version. */
   readonly resourceVersion?: string;
@@ -159,13 +159,13 @@ export interface ReadOptions extends CallOptions {
   readonly projection?: Projection;
 }
 
-/** Which objects, and how they are listed. */
+/** The objects, and the options of the list. */
 export interface ListOptions extends TargetOptions, ReadOptions {}
 
-/** Of which group and version an object is, and how it is read. */
+/** The group and version of an object, and the options of the read. */
 export interface GetOptions extends ReadOptions, Pick<TargetOptions, "group" | "version"> {}
 
-/** Which objects, and how they are watched. */
+/** The objects, and the options of the watch. */
 export interface WatchOptions extends TargetOptions {
   /**
    * Resume after this version: the `resumeVersion` of a watch of the same target, or the version of
@@ -185,16 +185,16 @@ export interface WatchOptions extends TargetOptions {
    * leaves something out, or deltas.
    */
   readonly onlyChanges?: boolean;
-  /** How objects are encoded on the wire. JSON by default. */
+  /** Encoding of objects on the wire. JSON by default. */
   readonly encoding?: Encoding;
-  /** What to do if the stream falls behind. CONFLATE by default. */
+  /** Reaction if the stream falls behind. CONFLATE by default. */
   readonly onLag?: OnLag;
   /**
-   * What to do if history cannot resume from the version. RESTART by default, FAIL with a
+   * Reaction if history cannot resume from the version. RESTART by default, FAIL with a
    * `resourceVersion`.
    */
   readonly onExpired?: OnExpired;
-  /** What to do while kubefan cannot be reached. NEVER, the only value yet. */
+  /** Reaction while kubefan cannot be reached. NEVER, the only value yet. */
   readonly fallback?: Fallback;
   /**
    * Memory limit of the copies that deltas need. Above it the watch continues without deltas. 1 GiB
@@ -210,7 +210,7 @@ export interface WatchOptions extends TargetOptions {
 /** The options of an informer: it starts with the present state, and has no end of its own. */
 export type InformerOptions = Omit<WatchOptions, "resourceVersion" | "cluster" | "timeoutMs">;
 
-/** How long to wait, and what ends the wait. */
+/** The longest wait, and the signal that ends it. */
 export interface WaitOptions {
   /** The wait ends with `false` after this time. No limit by default. */
   readonly timeoutMs?: number;
@@ -218,15 +218,15 @@ export interface WaitOptions {
   readonly signal?: AbortSignal;
 }
 
-/** How an informer is stopped. */
+/** Options for stopping an informer. */
 export interface StopOptions {
   /** The longest wait for the calls under way. 10,000 by default. */
   readonly timeoutMs?: number;
 }
 
-/** How a handler is called. */
+/** Options of a handler's calls. */
 export interface HandlerOptions {
-  /** Above so many waiting calls, changes of one object become one call. 10,000 by default. */
+  /** Limit of waiting calls. Above it, changes of one object become one call. 10,000 by default. */
   readonly backlogMax?: number;
 }
 

@@ -59,7 +59,7 @@ const REASONS: ReadonlyMap<api.DeleteReason, DeleteReason> = new Map([
   [api.DeleteReason.FINAL_STATE_UNKNOWN, DeleteReason.FINAL_STATE_UNKNOWN],
 ]);
 
-/** What a test of the machine sets. */
+/** Settings that a test of the machine may change. */
 export interface Surroundings {
   readonly address?: string;
   readonly random?: () => number;
@@ -282,7 +282,7 @@ export class WatchState {
     }
   }
 
-  /** What to ask for: the encoding that was chosen, or the nearest one that can be decoded. */
+  /** The encoding to request: the chosen one, or the nearest one that can be decoded. */
   #encoding(): { encoding: api.Encoding; isCanonical: boolean } {
     if (this.#deltas !== undefined) {
       return { encoding: api.Encoding.ZSTD_DELTA, isCanonical: false };

@@ -19,7 +19,7 @@ interface Call {
   first: Promise<IteratorResult<WatchResponse>> | undefined;
 }
 
-/** What both kinds of watches have: one reader, `close`, and the way into `for await`. */
+/** The common part of both kinds of watches: one reader, `close`, and the way into `for await`. */
 abstract class Reader<T> implements AsyncIterableIterator<T>, AsyncDisposable {
   #queue: Promise<unknown> = Promise.resolve();
 
@@ -53,10 +53,10 @@ abstract class Reader<T> implements AsyncIterableIterator<T>, AsyncDisposable {
 }
 
 /**
- * A running watch with everything that the server and the connection say. One function reads it.
+ * A running watch with everything that the server and the connection report. One function reads it.
  *
  * It ends after its timeout, after `close`, and when its signal is aborted. It rejects with an
- * error that a retry cannot mend, such as `Forbidden`; then it has ended, too.
+ * error that a retry cannot fix, such as `Forbidden`; then it has ended, too.
  */
 export class WatchItems<T extends object = AnyValue> extends Reader<WatchItem<T>> {
   readonly #connection: Connection;
@@ -259,7 +259,7 @@ async function drain(call: Call): Promise<void> {
  * The events of a watch. One function reads it.
  *
  * It ends after its timeout, after `close`, and when its signal is aborted. It rejects with an
- * error that a retry cannot mend, such as `Forbidden`; then it has ended, too.
+ * error that a retry cannot fix, such as `Forbidden`; then it has ended, too.
  */
 export class WatchStream<T extends object = AnyValue> extends Reader<WatchEvent<T>> {
   readonly #items: WatchItems<T>;

@@ -1,6 +1,6 @@
-// What this Node can decompress. Node has zstd since 22.15 and 23.8, and takes a dictionary since
-// 22.19 and 24.6. A Node that has no dictionaries ignores the option without a word, so a small
-// frame is tried.
+// Decompression, as far as this Node can do it. Node has zstd since 22.15 and 23.8, and takes a
+// dictionary since 22.19 and 24.6. A Node that has no dictionaries silently ignores the option, so
+// a small frame is tried.
 
 import * as zlib from "node:zlib";
 

@@ -65,7 +65,7 @@ type command struct {
 	Quiet               bool     `json:"quiet"`
 }
 
-// running is what a name stands for, and how it ends.
+// running is the thing that a name stands for, and the function that ends it.
 type running struct {
 	informer     cache.SharedIndexInformer
 	registration cache.ResourceEventHandlerRegistration

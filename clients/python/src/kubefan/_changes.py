@@ -28,7 +28,7 @@ from .objects import DeleteReason, EventType, Object
 
 
 class Changes:
-    """What the reader of a watch knows: the uid and version of each object."""
+    """The state of a watch's reader: the uid and version of each object."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[str, str]] = {}
@@ -96,7 +96,7 @@ class Changes:
 
 
 def metadata_only(namespace: str, name: str, uid: str, version: str) -> Object:
-    """An object of which nothing but its identity is known."""
+    """Returns an object with nothing but its identity."""
     metadata = {"name": name, "uid": uid, "resourceVersion": version}
     if namespace:
         metadata["namespace"] = namespace

@@ -1,4 +1,4 @@
-"""Where to connect, and how: the address, TLS, and the settings of the channel."""
+"""The connection to a server: the address, TLS, and the settings of the channel."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ClientOptions:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """What a channel is made of."""
+    """The parts of a channel."""
 
     target: str
     credentials: Optional[grpc.ChannelCredentials]
@@ -143,7 +143,7 @@ def endpoint(address: str, options: ClientOptions) -> Endpoint:
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 500),
         ("grpc.min_reconnect_backoff_ms", round(options.connect_timeout * 1000)),
-        # A name may have the address of each replica. A call goes to the next one that is there, so
+        # A name may have the address of each replica. A call goes to the next reachable replica, so
         # a watch that resumes leaves a replica that lags.
         ("grpc.service_config", '{"loadBalancingConfig":[{"round_robin":{}}]}'),
         # One connection per client, so that two clients do not share their fate.

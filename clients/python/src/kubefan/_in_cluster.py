@@ -1,4 +1,4 @@
-"""What a pod of the cluster connects with."""
+"""Settings with which a pod of the cluster connects."""
 
 from __future__ import annotations
 

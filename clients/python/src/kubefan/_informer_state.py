@@ -83,7 +83,7 @@ class InformerState:
         if isinstance(error, Expired) or not (
             error.is_retryable or isinstance(error, Unauthenticated)
         ):
-            # Whatever a retry of the same request cannot mend leads to a new state.
+            # An error that no retry of the same request can fix leads to a new state.
             self._version = self._cluster = ""
         return self._backoff.next_delay(now, error.retry_after)
 

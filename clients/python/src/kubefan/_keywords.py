@@ -35,7 +35,7 @@ CALL_SECONDS_MAX = 300.0
 
 
 class TargetKeywords(TypedDict, total=False):
-    """Which objects: the fields of `Target`."""
+    """The objects: the fields of `Target`."""
 
     namespace: str
     name: str
@@ -51,13 +51,13 @@ class _ReadKeywords(TypedDict, total=False):
 
 
 class ListKeywords(TargetKeywords, _ReadKeywords, total=False):
-    """Which objects, and how they are listed."""
+    """The objects, and the options of the list."""
 
     timeout: float
 
 
 class GetKeywords(_ReadKeywords, total=False):
-    """Of which group and version an object is, and how it is read."""
+    """The group and version of an object, and the options of the read."""
 
     group: str
     version: str
@@ -65,7 +65,7 @@ class GetKeywords(_ReadKeywords, total=False):
 
 
 class WatchKeywords(TargetKeywords, _ReadKeywords, total=False):
-    """Which objects, and how they are watched: the fields of `Target` and of `WatchOptions`."""
+    """The objects, and the options of the watch: the fields of `Target` and of `WatchOptions`."""
 
     cluster: str
     timeout: Optional[float]
@@ -92,7 +92,7 @@ def split(resource: str, keywords: dict[str, Any]) -> tuple[Target, dict[str, An
 def watch_options(resource: str, keywords: dict[str, Any]) -> tuple[Target, WatchOptions]:
     """The target and the options of a watch. A version that the caller gave expires by default.
 
-    Only the caller knows what it had at that version, so only it can tell what is gone since.
+    Only the caller knows its objects at that version, so only it can tell which of them are gone.
     """
     target, rest = split(resource, keywords)
     if rest.get("resource_version"):

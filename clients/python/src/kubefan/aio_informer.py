@@ -64,7 +64,7 @@ class Registration:
         return len(self._queue)
 
     async def remove(self) -> None:
-        """Ends the handler: it gets no more calls. Waits for the one that is under way."""
+        """Ends the handler: it gets no more calls. Waits for the running call."""
         if self in self._informer._handlers:
             self._informer._handlers.remove(self)
         self._end()

@@ -70,7 +70,7 @@ class Client:
     def in_cluster(cls, address: str = "", **options: Unpack[ClientKeywords]) -> Self:
         """A client for a pod: kubefan's Service, with the token of the pod's service account.
 
-        `options` are those of `ClientOptions`. docs/attach.md says how a pod gets kubefan's CA.
+        `options` are those of `ClientOptions`. docs/attach.md shows how a pod gets kubefan's CA.
         """
         return cls(*in_cluster_options(address, dict(options)))
 
@@ -78,7 +78,7 @@ class Client:
         """Lists objects, at one version and in key order.
 
         Keywords: those of `Target`, `resource_version` (the state is not older), `projection`, and
-        `timeout`: after so many seconds without the complete answer, 300 by default, it raises
+        `timeout`: after this many seconds without the complete answer, 300 by default, it raises
         `Unreachable` with the code `DEADLINE_EXCEEDED`.
         """
         request, limit = messages.list_request(resource, dict(keywords))
@@ -130,14 +130,14 @@ class Client:
     def watch(self, resource: str, **keywords: Unpack[WatchKeywords]) -> WatchStream:
         """Watches objects: first those that exist, as ADDED, then every change.
 
-        The stream resumes by itself after a break. If it has to start over, it has only what
-        changed, with DELETED events for what is gone. Keywords: those of `Target` and
+        The stream resumes by itself after a break. If it has to start over, it only has the
+        changes, with DELETED events for objects that are gone. Keywords: those of `Target` and
         `WatchOptions`. With a `resource_version`, `on_expired` is `OnExpired.FAIL` by default.
         """
         return WatchStream(self.watch_items(resource, **keywords))
 
     def watch_items(self, resource: str, **keywords: Unpack[WatchKeywords]) -> WatchItems:
-        """As `watch`, with everything that the server and the connection say.
+        """Like `watch`, with everything that the server and the connection report.
 
         Snapshots, gaps and catch-ups have marks; the caller applies them as units.
         """
@@ -248,7 +248,7 @@ class WatchItems(Iterator[WatchItem]):
     def __next__(self) -> WatchItem:
         """The next item. Raises StopIteration after the timeout or `close`.
 
-        Raises an error that a retry cannot mend, such as `Forbidden`; then the watch has ended.
+        Raises an error that a retry cannot fix, such as `Forbidden`; then the watch has ended.
         """
         while not self._ready:
             if self._closed.is_set() or self._state.ended:

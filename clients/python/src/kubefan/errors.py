@@ -28,14 +28,14 @@ class KubefanError(Exception):
     """A call failed.
 
     Attributes:
-        message: What is wrong.
+        message: The problem.
         code: The gRPC status code.
         reason: kubefan's stable reason, such as `RESOURCE_VERSION_TOO_LARGE`. Empty if another
             server or the gRPC library made the error.
         field: The invalid field of the request, such as `target.namespace`; empty if there is none.
         metadata: More about the reason.
         retry_after: The delay in seconds that the server asks for before a retry, or None.
-        remedy: What to do, or empty. It is a part of `str(error)`.
+        remedy: The advice, or empty. It is a part of `str(error)`.
     """
 
     remedy = ""

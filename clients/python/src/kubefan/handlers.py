@@ -1,4 +1,4 @@
-"""What an informer calls, and the calls that wait.
+"""The handlers that an informer calls, and the calls that wait.
 
 A handler that is slower than the changes must not delay others, and must not fill the memory. So up
 to a limit every call waits, in order. Above it a change joins the last waiting call of the same
@@ -86,7 +86,7 @@ class HandlerFunctions:
     on_delete: Optional[OnDelete] = None
 
     def call(self, notification: Notification) -> Any:
-        """Calls the function for a notification, and returns what it returned."""
+        """Calls the function for a notification, and returns its result."""
         if isinstance(notification, Add):
             if self.on_add is not None:
                 return self.on_add(notification.object, notification.is_in_initial_list)

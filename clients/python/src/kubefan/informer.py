@@ -63,7 +63,7 @@ class Registration:
         return len(self._queue)
 
     def remove(self) -> None:
-        """Ends the handler: it gets no more calls. Waits for the one that is under way."""
+        """Ends the handler: it gets no more calls. Waits for the running call."""
         self._informer._remove(self)
         self._end()
         self._join(None)

@@ -1,7 +1,7 @@
-"""Objects, and what happens to them.
+"""Objects, and the kinds of their changes.
 
-An object keeps the JSON text that it arrived with, a tenth of what dicts take, and decodes it when
-it is read. The hazard is a store of which every object has been read once: so only the last
+An object keeps the JSON text that it arrived with, a tenth of the size of dicts, and decodes it
+when it is read. The hazard is a store of which every object has been read once: so only the last
 `DECODED_MAX` objects keep their decoded form.
 """
 
@@ -19,7 +19,7 @@ DECODED_MAX = 256
 
 
 class EventType(str, enum.Enum):
-    """What happened to an object. Equal to its name: `event.type == "ADDED"`."""
+    """The kind of a change. Equal to its name: `event.type == "ADDED"`."""
 
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"

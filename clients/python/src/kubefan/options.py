@@ -1,4 +1,4 @@
-"""What a watch or a list asks for: the same options, by the same names, as the Rust package."""
+"""Options of watches and lists: the same options, by the same names, as the Rust package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DELTA_BASE_BYTES_MAX = 1 << 30
 
 
 class Encoding(enum.Enum):
-    """How objects are encoded on the wire. Events always carry whole objects."""
+    """Encoding of objects on the wire. Events always carry whole objects."""
 
     #: Every object as JSON.
     JSON = "json"
@@ -27,7 +27,7 @@ class Encoding(enum.Enum):
 
 
 class OnLag(enum.Enum):
-    """What to do if the stream has fallen behind the events that the server retains."""
+    """Reaction if the stream has fallen behind the events that the server retains."""
 
     #: Treat it as an expired version.
     EXPIRE = "expire"
@@ -36,7 +36,7 @@ class OnLag(enum.Enum):
 
 
 class OnExpired(enum.Enum):
-    """What to do if history cannot resume from the version."""
+    """Reaction if history cannot resume from the version."""
 
     #: End with `Expired`.
     FAIL = "fail"
@@ -45,7 +45,7 @@ class OnExpired(enum.Enum):
 
 
 class Fallback(enum.Enum):
-    """What to do while kubefan cannot be reached."""
+    """Reaction while kubefan cannot be reached."""
 
     #: Wait until it is back. The apiserver gets no request: all clients of a fleet at the apiserver
     #: at once are the load that kubefan prevents.
@@ -79,7 +79,7 @@ def value_of(kind: type[_Value], option: str, given: Any) -> _Value:
 
 
 def check_at_least(option: str, given: Any, least: float) -> None:
-    """Raises ValueError for a number below `least`, and for what is no finite number."""
+    """Raises ValueError for a number below `least`, and for anything but a finite number."""
     if not (isinstance(given, Real) and least <= float(given) < math.inf):
         raise ValueError(f"{option}={given!r} is not possible; give a number of at least {least:g}")
 
@@ -160,7 +160,7 @@ class Projection:
 
 
 def check_projection(given: Any) -> None:
-    """Raises ValueError for what is no `Projection`, such as a list of paths."""
+    """Raises ValueError for anything but a `Projection`, such as a list of paths."""
     if not isinstance(given, Projection):
         raise ValueError(
             f"projection={given!r} is not possible; give Projection.fields(PATH, ...), "
@@ -247,10 +247,10 @@ class WatchOptions:
         projection: The parts of each object to send.
         only_changes: Do not send changes that leave the projected bytes as they were. Requires a
             projection that leaves something out, or deltas.
-        encoding: How objects are encoded on the wire.
-        on_lag: What to do if the stream falls behind.
-        on_expired: What to do if history cannot resume from the version.
-        fallback: What to do while kubefan cannot be reached.
+        encoding: Encoding of objects on the wire.
+        on_lag: Reaction if the stream falls behind.
+        on_expired: Reaction if history cannot resume from the version.
+        fallback: Reaction while kubefan cannot be reached.
         delta_base_bytes_max: Memory limit of the copies that deltas need. Above it the watch
             continues without deltas.
         backoff: The delays before retries.

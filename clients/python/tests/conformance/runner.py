@@ -295,12 +295,12 @@ class Runner:
         return {"objects": {made.key: [made.resource_version, made.uid] for made in stored}}
 
     def counts(self, _: Line, name: str) -> Line:
-        """What a quiet source has reported."""
+        """The reports of a quiet source."""
         with _out:
             return {"counts": dict(_counts[name])}
 
     def close(self, _: Line, name: str) -> None:
-        """Ends whatever has this name."""
+        """Ends the watch or informer with this name."""
         if name in self.watches:
             watch, thread = self.watches.pop(name)
             watch.close()

@@ -1,4 +1,4 @@
-"""What the tests with a real kube-apiserver share."""
+"""Fixtures for the tests with a real kube-apiserver."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Process:
             )
 
     def text(self) -> str:
-        """What it has written."""
+        """Its output."""
         return self.log.read_text(errors="replace")
 
     def until_written(self, pattern: str, seconds: float = WAIT_SECONDS_MAX) -> re.Match[str]:

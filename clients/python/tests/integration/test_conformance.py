@@ -1,4 +1,4 @@
-"""What a client must do, step by step, against a real kubefan and a real kube-apiserver."""
+"""The duties of a client, step by step, against a real kubefan and a real kube-apiserver."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ def test_a_gap_and_a_catch_up_take_effect_as_units(kind: str, private_api: ApiSe
                 watch.until(saw("ADDED a", "ADDED b"), "the snapshot")
             informer.until(lambda seen: len(seen) == 2, "the first state")
             cluster = items.cluster
-            # What happens while kubefan is cut off is compacted, so it has to list again.
+            # Changes made while kubefan is cut off are compacted, so it has to list again.
             link.freeze()
             link.cut()
             api.delete(space, "a")

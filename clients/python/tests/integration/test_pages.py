@@ -48,7 +48,7 @@ PRINTED: dict[str, list[list[str]]] = {
             rf"since then: {_EVENT}\n",
         ],
         # Handlers print meanwhile, and `print` writes each argument and the end of the line by
-        # itself. So only what one string has is surely in one piece.
+        # itself. So only the text of one string is surely in one piece.
         [r"new: \S+/\S+\n", r"\d+ pods on node-1", r"changed: \S+/\S+"],
         [r"\d+ pods\n"],
         [r"\S+/\S+ \{'status': \{'phase': '\w+'\}\}\n"],
@@ -78,7 +78,7 @@ PROGRAMS = [(name, number) for name, programs in PAGES.items() for number in ran
 
 
 def program_of(name: str, number: int) -> str:
-    """A block with what it continues."""
+    """A block with the code that it continues."""
     block = PAGES[name][number]
     makes_one = re.search(r"^from kubefan(\.aio)? import Client\b", block, re.MULTILINE)
     return block if makes_one else BEGINNING + block

@@ -26,7 +26,7 @@ def answer(line: str) -> None:
 
 
 def end(objects: int) -> None:
-    """Says that everything has arrived, collects garbage, and waits."""
+    """Reports that everything has arrived, collects garbage, and waits."""
     answer(f"current {objects}")
     expect("settle")
     gc.collect()

@@ -1,4 +1,4 @@
-"""A server that answers each watch with a script, for what no real server does on request."""
+"""A server that answers each watch with a script, for cases no real server produces on request."""
 
 from __future__ import annotations
 

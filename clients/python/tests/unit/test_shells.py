@@ -155,7 +155,7 @@ def test_a_read_without_a_complete_answer_ends_at_the_limit_of_the_caller(
         with pytest.raises(Unreachable, match=r"no complete answer .* within 0\.5 s") as raised:
             read(kind, server.address, method, *CALLS[method], timeout=0.5)
         assert (raised.value.code, raised.value.is_retryable) == (Code.DEADLINE_EXCEEDED, True)
-        # The server knows the limit, and need not go on. gRPC rounds a limit up on its way.
+        # The server knows the limit, and need not continue. gRPC rounds a limit up on its way.
         assert all(limit < 1 for limit in server.limits)
         with pytest.raises(ValueError, match=r"timeout=0 is not possible"):
             read(kind, server.address, method, *CALLS[method], timeout=0)

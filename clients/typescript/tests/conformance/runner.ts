@@ -62,7 +62,7 @@ interface Command {
   readonly quiet?: boolean;
 }
 
-/** What was reported of quiet sources: how often, by item. */
+/** Reports of quiet sources: the number of each item. */
 const counts = new Map<string, Record<string, number>>();
 
 function say(line: Line): void {

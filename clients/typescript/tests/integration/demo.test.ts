@@ -1,4 +1,4 @@
-// What a client must do, against a real kubefan with a simulated cluster.
+// The duties of a client, against a real kubefan with a simulated cluster.
 
 import assert from "node:assert/strict";
 import { createServer, connect, type Socket } from "node:net";

@@ -15,12 +15,12 @@ import { Demo, Process, skip } from "./processes.js";
 const repository = resolve("../..");
 /** The address in the pages. */
 const address = "127.0.0.1:7443";
-/** What a block without a client continues. */
+/** The code that a block without a client continues. */
 const beginning = `import { Client } from "kubefan";
 const client = await Client.connect("${address}");
 `;
 /**
- * What each program prints. One that prints nothing here needs a server with a certificate, and is
+ * Output of each program. A program without output here needs a server with a certificate, and is
  * only compiled.
  */
 const printed: Record<string, RegExp[][]> = {

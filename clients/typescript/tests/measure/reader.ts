@@ -21,7 +21,7 @@ function answer(line: string): void {
   process.stdout.write(`${line}\n`);
 }
 
-/** Says that everything has arrived, collects garbage, and waits. */
+/** Reports that everything has arrived, collects garbage, and waits. */
 async function end(objects: number): Promise<void> {
   answer(`current ${objects.toString()}`);
   await expect("settle");

@@ -423,7 +423,7 @@ suite("a call", () => {
 
   test("goes to the next address of a name if one does not answer", async () => {
     await using server = await Server.start();
-    // Where localhost has an IPv6 address too, no server listens there.
+    // If localhost also has an IPv6 address, no server listens there.
     await using client = new Client(`dns:localhost:${server.address.split(":")[1] ?? ""}`);
     for (let call = 0; call < 4; call++) {
       assert.equal((await client.listResources()).length, 1);

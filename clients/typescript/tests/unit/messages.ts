@@ -10,7 +10,7 @@ export function raw(name: string, value = ""): Uint8Array {
   return encoder.encode(JSON.stringify({ metadata: { name }, value }));
 }
 
-/** What an event may have besides its type, name and version. */
+/** The fields of an event besides its type, name and version. */
 export interface More {
   readonly resume?: string;
   readonly uid?: string;

@@ -1,4 +1,4 @@
-// What tests of running watches share.
+// Helpers for tests of running watches.
 
 import assert from "node:assert/strict";
 import type { WatchEvent, WatchItem } from "../../src/items.js";
@@ -22,7 +22,7 @@ export async function until(
   }
 }
 
-/** Reads a watch, and keeps what it returns. */
+/** Reads a watch, and keeps its items. */
 export class Recorder<T extends WatchEvent | WatchItem> {
   readonly seen: T[] = [];
   error: unknown;

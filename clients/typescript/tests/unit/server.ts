@@ -1,4 +1,4 @@
-// A server that answers each call with a script, for what no real server does on request.
+// A server that answers each call with a script, for cases that no real server produces on request.
 
 import assert from "node:assert/strict";
 import * as http2 from "node:http2";
@@ -15,7 +15,7 @@ import {
 } from "../../src/gen/kubefan/v1alpha1/watch_pb.js";
 
 type Answer = AsyncIterable<WatchResponse> | Iterable<WatchResponse>;
-/** What a watch is answered with. */
+/** The script of a watch's answer. */
 export type Script = (request: WatchRequest, context: HandlerContext) => Answer;
 
 /** Settings of a server. */
