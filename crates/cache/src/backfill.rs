@@ -8,7 +8,7 @@ use crate::{
     ring::{EventRing, Expired, HistoryRecord},
 };
 
-/// Every event from one version to another, from which the cached history continues.
+/// Every event from one version to another. The cached history continues from there.
 pub struct Backfill {
     /// The epoch of the cache whose history continues it. Versions of another epoch mean nothing
     /// there.

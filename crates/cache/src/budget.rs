@@ -1,13 +1,13 @@
-//! Budgets of what caches hold beyond objects and history. All caches of the process share them,
-//! because clients decide how many caches, views and formats there are.
+//! Budgets of the memory that caches hold beyond objects and history. All caches of the process
+//! share them, because clients decide how many caches, views and formats there are.
 //!
-//! A budget of its own for each cache would bound nothing with 200 of them, and one that the first
-//! comer may use up would leave the others nothing. So half of a budget belongs to the caches in
-//! equal parts, and the rest is for whichever cache needs it. What finds no room is not retained,
-//! and made again when it is needed: it costs time, never memory. A selector that finds no room is
+//! A budget for each cache would bound nothing with 200 caches, and a budget that the first cache
+//! may use up would leave the others nothing. So half of a budget belongs to the caches in equal
+//! parts, and the rest is for any cache that needs it. Data that finds no room is not retained, and
+//! computed again when it is needed: it costs time, never memory. A selector that finds no room is
 //! refused.
 //!
-//! Only a [`Share`] changes a count, so what is counted is what is held.
+//! Only a [`Share`] changes a count, so the counts match the memory held.
 
 use std::sync::{
     Arc,
@@ -16,7 +16,7 @@ use std::sync::{
 
 use super::tenant_bytes::{Tenant, TenantBytes, Tenants};
 
-/// What all caches together may hold for one purpose.
+/// Limit of all caches together for one purpose.
 #[derive(Debug, Clone)]
 pub struct ProcessBudget(Arc<Whole>);
 
@@ -24,7 +24,7 @@ pub struct ProcessBudget(Arc<Whole>);
 struct Whole {
     bytes_max: usize,
     used: AtomicUsize,
-    /// How many caches there are.
+    /// Number of caches.
     parts: AtomicUsize,
     /// The bytes of each tenant, if shares are charged to tenants.
     tenants: Tenants,
@@ -51,7 +51,7 @@ pub struct Share {
 }
 
 impl ProcessBudget {
-    /// A budget of so many bytes.
+    /// Returns a budget of this many bytes.
     pub fn new(bytes_max: usize) -> Self {
         Self(Arc::new(Whole {
             bytes_max,
@@ -91,7 +91,7 @@ impl Budget {
         Share { budget: self.clone(), bytes: 0, tenant: None }
     }
 
-    /// Takes so many bytes; `None` if there is no room.
+    /// Takes this many bytes; `None` if there is no room.
     pub fn take(&self, bytes: usize) -> Option<Share> {
         if self.0.closed.load(Ordering::Relaxed) || bytes > self.0.whole.bytes_max {
             return None;
@@ -116,7 +116,7 @@ impl Budget {
         self.is_over_part(1)
     }
 
-    /// Whether this cache would have to release something if the budget were half of what it is.
+    /// Whether this cache would have to release something if the budget were halved.
     pub fn is_over_half(&self) -> bool {
         self.is_over_part(2)
     }
@@ -127,10 +127,10 @@ impl Budget {
         used > self.0.whole.bytes_max / divisor || (used > lent && self.used() > own)
     }
 
-    /// The share, from 0 to 1, of what it holds that this cache should retain.
+    /// The share of its bytes, from 0 to 1, that this cache should retain.
     pub fn retained_share(&self) -> f64 {
         let (own, lent) = self.limits(1);
-        // One that has no more than its part releases nothing, whatever the others have.
+        // A cache within its part releases nothing, whatever the others hold.
         if self.is_over() && self.used() > own { lent as f64 / self.used_by_all().max(1) as f64 } else { 1.0 }
     }
 
@@ -146,7 +146,7 @@ impl Budget {
         self.0.whole.tenants.each_max(lent)
     }
 
-    /// How many bytes more this cache may hold.
+    /// Returns how many more bytes this cache may hold.
     pub fn room(&self) -> usize {
         let (own, lent) = self.limits(1);
         own.saturating_sub(self.used()).max(lent.saturating_sub(self.used_by_all()))
@@ -194,7 +194,7 @@ impl Share {
         }
     }
 
-    /// Counts so many bytes.
+    /// Counts this many bytes.
     pub fn set(&mut self, bytes: usize) {
         match bytes.checked_sub(self.bytes) {
             Some(more) => self.add(more),
@@ -239,7 +239,7 @@ impl Drop for Share {
     }
 }
 
-/// How much all caches together may hold, in bytes.
+/// Limits of all caches together, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetainedLimits {
     /// Projected objects and deltas.
@@ -294,7 +294,7 @@ impl RetainedLimits {
         }
     }
 
-    /// With at most so many bytes of selectors.
+    /// Lowers the limit of selectors to this many bytes.
     #[must_use]
     pub fn with_selectors(self, bytes_max: usize) -> Self {
         Self { selectors_bytes_max: self.selectors_bytes_max.min(bytes_max), ..self }
@@ -407,7 +407,7 @@ mod tests {
         let whole = ProcessBudget::new(100 * CACHES);
         let parts: Vec<_> = (0..CACHES).map(|_| whole.part()).collect();
         let mut shares = Vec::new();
-        // The first cache takes what it can get.
+        // The first cache takes all that it can get.
         shares.extend(std::iter::from_fn(|| parts[0].take(10)));
         let greedy = parts[0].used();
         assert!((90 * CACHES / 2..=110 * CACHES / 2).contains(&greedy), "{greedy}");

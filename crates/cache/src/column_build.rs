@@ -25,7 +25,7 @@ use super::{
     store::Store,
 };
 
-/// How much is done at a time: objects, postings, steps. It takes a few milliseconds. Tests divide
+/// Objects, postings or steps per part of a build. A part takes a few milliseconds. Tests divide
 /// small builds into parts too.
 const PART: usize = if cfg!(test) { 8 } else { 4096 };
 /// With more changes during the build it is given up.
@@ -48,14 +48,14 @@ pub struct ColumnBuild {
     copy: HistoryCopy,
     /// The number of its first conflated change.
     first: u64,
-    /// How many of its records and changes were filed.
+    /// Number of its records and changes that were filed.
     filed: usize,
-    /// What was there after a change that is still to be filed.
+    /// State of objects after a change that is still to be filed.
     after: HashMap<ObjectKey, Option<Arc<Object>>>,
     steps: HistoryColumn,
     /// The budget that it must fit into.
     indexes: Budget,
-    /// How much is done at a time.
+    /// Objects, postings or steps per part.
     part: usize,
 }
 
@@ -70,7 +70,7 @@ enum Stage {
     TooLarge,
 }
 
-/// What the next part of a build needs.
+/// Needs of the next part of a build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NextPart {
     /// Nothing but [`ColumnBuild::work`].
@@ -82,7 +82,7 @@ pub enum NextPart {
 }
 
 impl ColumnBuild {
-    /// Starts a build with the cache at `version` of `epoch`, for what `indexes` has room for.
+    /// Starts a build with the cache at `version` of `epoch`, as large as `indexes` has room for.
     pub fn start(
         column: Column,
         parser: &Arc<ObjectParser>,
@@ -114,7 +114,7 @@ impl ColumnBuild {
         }
     }
 
-    /// Does at most so much at a time: objects, postings, steps.
+    /// Sets the number of objects, postings or steps per part.
     pub fn in_parts_of(mut self, part: usize) -> Self {
         self.part = part;
         self
@@ -130,7 +130,7 @@ impl ColumnBuild {
         self.epoch
     }
 
-    /// What it needs next.
+    /// Returns the needs of the next part.
     pub fn next(&self) -> NextPart {
         match self.stage {
             Stage::Copy => NextPart::History,
@@ -139,7 +139,7 @@ impl ColumnBuild {
         }
     }
 
-    /// Does a part of the work that needs only what it has.
+    /// Does a part of the work that needs nothing but its own data.
     pub fn work(&mut self) {
         match self.stage {
             Stage::Objects => {
@@ -177,7 +177,7 @@ impl ColumnBuild {
             if let HistoryRecord::Event(event) = record {
                 self.steps.file_recent(event);
             }
-            // What is there after a change is what was there before the next one of the object.
+            // The state after a change is the state before the next change of the object.
             for event in record.events() {
                 self.after.entry(event.object().key().clone()).or_insert_with(|| event.previous());
             }

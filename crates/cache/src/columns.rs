@@ -23,12 +23,12 @@ use super::{
 /// The most columns of one cache that have a place: their index exists, is being built, or found no
 /// room.
 pub const COLUMNS_MAX: usize = 8;
-/// The most columns without a place, of which only the uses are counted.
+/// The most columns without a place. Only their uses are counted.
 pub const WANTED_MAX: usize = 24;
 /// A column is indexed when this many selections have used it.
 pub const COLUMN_USES_LEAST: u32 = 2;
-/// A column that no selection has used for so long is dropped. It is longer than the default age of
-/// the ring's records.
+/// Time without use after which a column is dropped. It is longer than the default age of the
+/// ring's records.
 pub const COLUMN_UNUSED_MAX: Duration = Duration::from_secs(20 * 60);
 
 /// The time after which the index of a column is tried again that found no room.
@@ -45,7 +45,7 @@ struct UsedColumn {
     column: Column,
     uses: u32,
     used_at: Instant,
-    /// Since when the state is what it is.
+    /// Start of the current state.
     since: Instant,
     state: ColumnState,
     /// The tenant that it is charged to.
@@ -63,7 +63,7 @@ pub struct DueColumn {
     pub replaced: Option<Column>,
 }
 
-/// How far a column is indexed.
+/// The state of a column's index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ColumnState {
     /// No index, and no place for one.
@@ -106,8 +106,8 @@ impl Columns {
         Some(DueColumn { column: used.column.clone(), replaced })
     }
 
-    /// Adds a column without a place. If there are too many of these, it replaces one of the tenant
-    /// with the most of them: the one that was not used for the longest time.
+    /// Adds a column without a place. If there are too many of these, the tenant with the most of
+    /// them loses the one that was not used for the longest time.
     fn add(&mut self, column: Column, tenant: Tenant, now: Instant) -> Option<usize> {
         let added = UsedColumn {
             column,
@@ -174,9 +174,9 @@ impl Columns {
     /// Finds the column whose index is dropped if the budget is exceeded: the largest of the tenant
     /// with the most bytes. `indexes` are the parts of all indexes, with their bytes.
     ///
-    /// It is never one that is being built, because its build is not cancelled. If the column got a
-    /// second build meanwhile, the first one would complete the index of the second, and the steps
-    /// between their starts would be missing.
+    /// A column whose index is being built is never chosen, because its build is not cancelled. If
+    /// the column got a second build meanwhile, the first one would complete the index of the
+    /// second, and the steps between their starts would be missing.
     pub fn to_drop<'a>(&self, indexes: impl Iterator<Item = (&'a Column, usize)>) -> Option<Column> {
         let mut sizes: Vec<(&UsedColumn, usize)> = self.used.iter().map(|used| (used, 0)).collect();
         // The index of a column has one part in the state and one in history.

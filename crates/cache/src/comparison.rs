@@ -2,7 +2,7 @@
 //!
 //! A cache that has lost an event looks like any other; only a comparison with upstream finds it.
 //! Keys arrive in pages and are compared as they arrive, so memory is needed only for the
-//! differences, of which a limited number is retained.
+//! differences. A limited number of them is retained.
 
 use std::{cmp::Ordering, fmt, iter::Peekable};
 
@@ -34,7 +34,7 @@ impl fmt::Display for Difference {
 /// The differences found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Differences {
-    /// How many.
+    /// Their number.
     pub count: usize,
     /// The first of them.
     pub first: Vec<Difference>,

@@ -1,10 +1,10 @@
-//! Conflated history: what the ring evicted, reduced to what a catch-up needs.
+//! Conflated history: the records that the ring evicted, reduced to the needs of a catch-up.
 //!
 //! A subscriber that was away for longer than the ring reaches would have to list everything again.
 //! A catch-up is cheaper: it sends each object that changed, once. For that, two states are needed
-//! for any selector: the state now, which the store has, and which objects the selector matched at
-//! the old version. Full old objects would cost as much as the ring. But membership depends only on
-//! an object's existence, uid, labels and selectable fields. So only changes of those are
+//! for any selector: the state now, which the store has, and the objects that the selector matched
+//! at the old version. Full old objects would cost as much as the ring. But membership depends only
+//! on an object's existence, uid, labels and selectable fields. So only changes of those are
 //! remembered, each with the attributes before it. The attributes before the first change after a
 //! version are the attributes at that version; an object without such a change had then the
 //! attributes that it has now.
@@ -29,11 +29,11 @@ use kubefan_model::{
 
 use super::ring::HistoryRecord;
 
-/// How many gaps are remembered. Each relist makes one, and without changes nothing else would
-/// evict them.
+/// Number of gaps that are remembered. Each relist makes one, and without changes nothing else
+/// would evict them.
 const GAPS_MAX: usize = 1024;
 
-/// What was there before a change of one object.
+/// State of one object before a change.
 #[derive(Debug, Clone)]
 pub struct PriorState {
     /// The version that history reached with the change.

@@ -1,7 +1,7 @@
-//! The equality term of a selection by which state and history are looked up.
+//! The equality term of a selection that is used to look up state and history.
 //!
 //! Only the objects with a known value of a label or field can meet an equality term. An index by
-//! these values finds the candidates of a selection without a look at the others. Candidates are
+//! these values finds the candidates of a selection without testing other objects. Candidates are
 //! still tested against the whole selection.
 
 use std::{borrow::Cow, sync::Arc};
@@ -15,7 +15,7 @@ use kubefan_model::{
     selector::ValueSet,
 };
 
-/// What objects are indexed by.
+/// Property that objects are indexed by.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Column {
     /// The name.
@@ -47,8 +47,8 @@ pub struct Term<'a> {
 }
 
 impl<'a> Term<'a> {
-    /// The equality terms of a selection, first the one that is likely to have the most different
-    /// values.
+    /// Returns the equality terms of a selection. The term that is likely to have the most
+    /// different values comes first.
     pub fn all(selection: &'a Selection) -> SmallVec<[Self; 2]> {
         let mut terms: SmallVec<[_; 2]> = selection.equalities().collect();
         terms.sort_by_key(|term| match term {

@@ -1,9 +1,9 @@
-//! A gap of history: the difference between two states, of which the changes in between are not
-//! known one by one.
+//! A gap of history: the difference between two states. The single changes in between are not
+//! known.
 //!
 //! A gap may contain every object of a cache, and it concerns every view. So it is never copied:
-//! the ring and all views share it, and each subscriber takes from it what its selection sees. The
-//! hazard is the cost of that: a thousand views of one node each would test every event. So the
+//! the ring and all views share it, and each subscriber takes the events of its selection from it.
+//! The hazard is the cost of that: a thousand views of one node each would test every event. So the
 //! gap's events are indexed by the values of a label or field when the first view with such a term
 //! takes them, outside of every lock of the fan-out, and a view tests only its candidates.
 
@@ -27,7 +27,7 @@ use super::{
 
 /// With fewer events a test of each is as cheap as an index.
 const INDEXED_EVENTS_LEAST: usize = 64;
-/// How many labels and fields one gap is indexed by. An index costs some bytes per event.
+/// Number of labels and fields that one gap is indexed by. An index costs some bytes per event.
 const COLUMNS_MAX: usize = 16;
 /// A term with more values is not looked up. To find the next candidate takes a search for each
 /// value, and with thousands of values it is much cheaper to test each event.

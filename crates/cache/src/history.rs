@@ -1,8 +1,8 @@
 //! The history of one resource and scope: recent events in full in the ring, older changes
 //! conflated.
 //!
-//! What the ring evicts goes into the conflated history in the same call, so the two join without a
-//! hole.
+//! Records that the ring evicts go into the conflated history in the same call, so the two join
+//! without a hole.
 
 use std::{
     ops::{Bound, RangeBounds},
@@ -55,7 +55,7 @@ impl HistoryCopy {
     }
 }
 
-/// What was there before a step of history.
+/// State before a step of history.
 #[derive(Debug)]
 pub enum PriorStep {
     /// Before a change of one object.
@@ -189,8 +189,8 @@ impl History {
         self.conflated.floor()
     }
 
-    /// What it covers at `version`, for a subscriber whose format has `gap_markers` or not. The
-    /// cache has reached `current`.
+    /// Returns the coverage at `version`, for a subscriber whose format has `gap_markers` or not.
+    /// The cache has reached `current`.
     pub fn coverage(&self, version: ResourceVersion, current: ResourceVersion, gap_markers: bool) -> Coverage {
         let log_floor = self.ring.floor();
         let mut gap_end = None;
@@ -269,10 +269,10 @@ impl History {
         false
     }
 
-    /// What was there before each step after one version and up to another that may concern a
-    /// selection, newest first. Each call returns about `steps_max` of them, so that a long
-    /// catch-up does not hold the lock for long. If there are more, it also returns the version
-    /// below which they are.
+    /// Returns the state before each step after one version and up to another that may concern a
+    /// selection, newest first. Each call returns about `steps_max` steps, so that a long catch-up
+    /// does not hold the lock for long. If there are more, it also returns the version below which
+    /// they are.
     pub fn prior_steps(
         &self,
         after: ResourceVersion,

@@ -72,7 +72,7 @@ impl HistoryIndex {
         self.filling.push(HistoryColumn::new(column, parser));
     }
 
-    /// Completes a started column with what came before its start.
+    /// Completes a started column with the steps from before its start.
     pub fn complete(&mut self, mut before: HistoryColumn) {
         if let Some(at) = self.filling.iter().position(|filling| filling.column == before.column) {
             before.append(self.filling.swap_remove(at));

@@ -44,7 +44,7 @@ pub use store::Store;
 pub use stream_end::StreamEnd;
 pub use writer::{CacheWriter, Commit, ConflatedChange, Update, UpdateError};
 
-/// How long more events of a version are waited for. A watch brings the events of one version
-/// together, and nothing need follow them in a quiet cluster. A cached resource has a bookmark in
-/// this time (`bookmarkFrequency` of the apiserver's cacher: 2 seconds before a watch ends).
+/// Time to wait for more events of a version. A watch brings the events of one version together,
+/// and nothing need follow them in a quiet cluster. A cached resource has a bookmark in this time
+/// (`bookmarkFrequency` of the apiserver's cacher: 2 seconds before a watch ends).
 pub const SAME_VERSION_WAIT: Duration = Duration::from_millis(1_500);

@@ -5,7 +5,7 @@
 //! of its namespace. The sets are persistent, as the store is, so a snapshot of the store has the
 //! keys of its own moment and costs no copy. The hazard is a set that no longer agrees with the
 //! objects: it would hide one. So a set follows from the objects before and after each change, and
-//! never from what an event says.
+//! never from the content of an event.
 
 use std::{
     collections::HashMap,
@@ -22,7 +22,7 @@ use super::equality_term::{Column, Term, Values};
 
 /// A selection with more values of one column scans the objects.
 const VALUES_MAX: usize = 32;
-/// A value that more than one in so many objects have is not indexed: to scan costs as much.
+/// If more than one in this many objects have a value, it is not indexed: a scan costs as much.
 const COMMON_SHARE: usize = 8;
 /// With fewer objects no value counts as common.
 const COMMON_OBJECTS_LEAST: usize = 256;
@@ -39,7 +39,7 @@ pub struct Postings {
 #[derive(Clone)]
 pub struct PostingColumn {
     column: Column,
-    /// How fields are read.
+    /// Parses the fields.
     parser: Arc<ObjectParser>,
     /// Values without postings, sorted: many objects have them.
     common: Arc<[Arc<str>]>,
@@ -215,7 +215,7 @@ pub struct PostingBuilder {
 }
 
 impl PostingBuilder {
-    /// Of no objects yet.
+    /// Returns a builder without objects.
     pub fn new(column: Column, parser: Arc<ObjectParser>) -> Self {
         let column = PostingColumn { column, parser, common: Arc::default(), postings: OrdSet::new() };
         Self { column, objects: 0, keys: HashMap::new(), sorted: Vec::new() }
@@ -244,7 +244,7 @@ impl PostingBuilder {
         self.sorted.iter().map(|(_, keys)| keys.len() * POSTING_BYTES).sum::<usize>() <= bytes_max
     }
 
-    /// Files about so many postings. Returns whether there are more.
+    /// Files about this many postings. Returns whether there are more.
     pub fn file(&mut self, postings_max: usize) -> bool {
         let mut filed = 0;
         while filed < postings_max

@@ -100,7 +100,7 @@ impl CachedState {
     }
 }
 
-/// What a commit did to the published state.
+/// Effect of a commit on the published state.
 pub enum Applied {
     /// The same history continues. These records were evicted from its ring, oldest first.
     Continued(Vec<HistoryRecord>),
@@ -113,7 +113,7 @@ pub enum Applied {
     },
 }
 
-/// What readers are served from, for one resource and scope.
+/// The state that readers are served from, for one resource and scope.
 pub struct PublishedCache {
     /// The resource's full name.
     resource: String,
@@ -169,8 +169,8 @@ impl PublishedCache {
         }
     }
 
-    /// Takes a new state and what led to it. `log_share` is the share of history, from 0 to 1, for
-    /// which the views' logs have room.
+    /// Applies a commit. `log_share` is the share of history, from 0 to 1, that the views' logs
+    /// have room for.
     pub fn apply(&mut self, commit: Commit, received: Instant, log_share: f64) -> Applied {
         let Commit { store, version, change } = commit;
         if self.state.is_none() {
@@ -213,7 +213,7 @@ impl PublishedCache {
         self.evict(now, log_share)
     }
 
-    /// Shortens history to its limits, and to the share of it for which the views' logs have room.
+    /// Shortens history to its limits, and to the share of it that the views' logs have room for.
     /// Returns the records evicted from the ring, oldest first.
     pub fn evict(&mut self, now: Instant, log_share: f64) -> Vec<HistoryRecord> {
         let Some(state) = &mut self.state else { return Vec::new() };
@@ -379,7 +379,7 @@ impl PublishedCache {
         self.warnings = warnings.clone();
     }
 
-    /// What readers are warned of over HTTP.
+    /// Warnings to readers over HTTP.
     pub fn warnings(&self) -> &Warnings {
         &self.warnings
     }
@@ -399,7 +399,7 @@ impl PublishedCache {
         &self.message
     }
 
-    /// Since when it is served.
+    /// The time since which it is served.
     pub fn synced_since(&self) -> Option<SystemTime> {
         self.synced_since
     }

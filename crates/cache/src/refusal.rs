@@ -1,4 +1,4 @@
-//! Every reason for which a request is refused. Logs, metrics and status codes share these names.
+//! Every reason to refuse a request. Logs, metrics and status codes share these names.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ pub enum Refusal {
     NotSynced {
         /// The resource.
         resource: String,
-        /// What is under way, or the last error upstream.
+        /// The current step, or the last error upstream.
         message: String,
     },
     /// The first list fails, and upstream says why.
@@ -71,13 +71,13 @@ pub enum Refusal {
     Invalid {
         /// The field at fault, as a path in the request message.
         field: &'static str,
-        /// What is wrong with it and what would be right.
+        /// The mistake, and the right form.
         message: String,
     },
     /// kubefan is not configured to cache this.
     #[error("{0}")]
     NotCached(String),
-    /// The objects of this resource are not cached in this encoding, whatever the configuration.
+    /// The objects of this resource are not cached in this encoding, with any configuration.
     #[error("{0}")]
     NotEncoded(String),
     /// A limit is reached.
@@ -87,9 +87,9 @@ pub enum Refusal {
     /// Upstream can answer instead.
     #[error("{message}")]
     RateLimited {
-        /// What has to wait, and why.
+        /// The request that has to wait, and the reason.
         message: String,
-        /// How long.
+        /// The delay.
         retry_after: Duration,
     },
     /// A limit of the caches that readers start is reached. Upstream can answer instead.

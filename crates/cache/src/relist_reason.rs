@@ -51,7 +51,7 @@ relist_reasons! {
     SchemaChanged = "schema_changed";
     /// A self-check found a difference.
     SelfCheck = "self_check";
-    /// What was being read is lost, and no version is known to continue from.
+    /// The read in progress is lost, and no version is known to continue from.
     Interrupted = "interrupted";
     /// The cluster continues another history, as after a restore from a backup.
     Rewritten = "rewritten";

@@ -5,21 +5,21 @@
 //! log, send a catch-up (each changed object once), send a backfill that was read again from
 //! upstream, or start again with a snapshot. The hazard is a way that skips or repeats an event.
 //!
-//! The decision depends on many inputs (what the log and the conflated history still cover, gaps,
-//! what the format can express, what the client asked for), so it is one pure function, [`plan`],
+//! The decision depends on many inputs (the coverage of the log and the conflated history, gaps,
+//! the abilities of the format, the options of the client), so it is one pure function, [`plan`],
 //! over plain data. The hub calls it inside its critical section, so history cannot move between
 //! the decision and the subscription. Before it plans, `server::reader` waits up to three seconds
 //! for a version that the cache has not reached, and refuses a version of another history; a watch
-//! over HTTP may instead await such a version. Where the plan needs something that takes time (a
-//! gate permit, a backfill), the hub returns that need instead of a subscription; the caller
-//! fetches it without the lock and asks again. The alternative, to look first and to subscribe
-//! later, decides twice, and the two decisions can differ.
+//! over HTTP may instead await such a version. If the plan needs something that takes time (a gate
+//! permit, a backfill), the hub returns that need instead of a subscription; the caller fetches it
+//! without the lock and asks again. The alternative, to look first and to subscribe later, decides
+//! twice, and the two decisions can differ.
 
 use kubefan_model::ResourceVersion;
 
 use super::ring::Expired;
 
-/// What happens to a subscription that has fallen behind the retained events.
+/// Reaction to a subscription that has fallen behind the retained events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnLag {
     /// It has expired: [`OnExpired`] decides.
@@ -29,7 +29,7 @@ pub enum OnLag {
     Conflate,
 }
 
-/// What happens to a subscription whose version history cannot resume from.
+/// Reaction to a subscription whose version history cannot resume from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnExpired {
     /// It ends.
@@ -39,7 +39,7 @@ pub enum OnExpired {
     Restart,
 }
 
-/// Which part of history a subscriber continues from.
+/// The part of history that a subscriber continues from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HistorySource {
     /// The log of events: every event after the version is retained.
@@ -48,7 +48,7 @@ pub enum HistorySource {
     CatchUp,
 }
 
-/// What a history covers at one version.
+/// Coverage of a history at one version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Coverage {
     /// The version to continue from.
@@ -97,12 +97,12 @@ impl Coverage {
     }
 }
 
-/// Where the backfill for a returning client stands.
+/// State of the backfill for a returning client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackfillState {
-    /// None was read yet, or the one that was read is of another epoch.
+    /// None was read yet, or the last one is of another epoch.
     Missing,
-    /// One was read; this is what history covers where it ends.
+    /// One was read. This is the coverage of history at its end.
     EndsAt(Coverage),
     /// Upstream does not have the events either.
     Unavailable,
@@ -120,17 +120,17 @@ pub enum Situation {
 /// Everything that [`plan`] decides from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResumeRequest<E> {
-    /// What history covers at the subscriber's version. An error if no history of this cache can
+    /// Coverage of history at the subscriber's version. An error if no history of this cache can
     /// continue from it: the version is of another history, or the subscriber holds the state of no
     /// version.
     pub position: Result<Coverage, E>,
     /// Why a plan is needed.
     pub situation: Situation,
-    /// What the subscriber asked for if history cannot resume.
+    /// The subscriber's option if history cannot resume.
     pub on_expired: OnExpired,
 }
 
-/// How a subscriber continues.
+/// The way in which a subscriber continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResumePlan<E> {
     /// From this part of history.
@@ -145,9 +145,9 @@ pub enum ResumePlan<E> {
     Expired(E),
     /// Not at all: the cache has not reached the version.
     Future {
-        /// What was asked for.
+        /// The requested version.
         requested: ResourceVersion,
-        /// What the cache has reached.
+        /// The version of the cache.
         current: ResourceVersion,
     },
 }

@@ -3,13 +3,13 @@
 //! A subscriber that returns must be sent every event after its version, or get an error because
 //! this is no longer possible. So the ring is never thinned out: it is complete after its floor,
 //! and a request below the floor is [`Expired`]. The ring is bounded by bytes, count and age;
-//! eviction raises the floor. What it evicts goes to [`super::ConflatedHistory`], which is smaller
+//! eviction raises the floor. Evicted records go to [`super::ConflatedHistory`], which is smaller
 //! and answers less.
 //!
-//! An event needs the object before it too, because selectors compare both. That is what history
-//! costs: one old object per event. Old objects are stored packed. The newest records are *fresh*:
-//! they hold their objects unpacked, because subscribers are about to take them. Then they settle.
-//! To pack at once would compress and unpack every event within a millisecond.
+//! An event needs the object before it too, because selectors compare both. That is the cost of
+//! history: one old object per event. Old objects are stored packed. The newest records are
+//! *fresh*: they hold their objects unpacked, because subscribers are about to take them. Then they
+//! settle. To pack at once would compress and unpack every event within a millisecond.
 //!
 //! A relist leaves a gap: only the state at its end is exact, because the versions inside belong to
 //! changes that were never seen. No subscriber may resume from inside a gap.
@@ -63,8 +63,7 @@ impl HistoryRecord {
         let of = |event: &Arc<WatchEvent>| {
             let object = event.object();
             let previous = event.previous();
-            // A deleted object is no longer in the state, neither its last version nor the one that
-            // the event brought.
+            // A deleted object is no longer in the state: neither its last version nor the event's.
             let deleted = event.kind() == EventType::Deleted;
             let only_here =
                 (deleted || alone) && previous.as_ref().is_none_or(|previous| !Arc::ptr_eq(previous, &object));
@@ -76,7 +75,7 @@ impl HistoryRecord {
     }
 }
 
-/// How much history is retained; the first limit that is reached counts. The newest record is
+/// Limits of the retained history; the first limit that is reached counts. The newest record is
 /// retained whatever its size, so that a subscriber that keeps up never falls behind the floor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingLimits {
@@ -142,7 +141,7 @@ pub struct EventRing {
     bytes: usize,
     /// The objects of its events are in no other cache.
     alone: bool,
-    /// How many of the newest records are fresh, and their part of the bytes.
+    /// Number of the newest records that are fresh, and their part of the bytes.
     fresh: usize,
     fresh_bytes: usize,
 }
@@ -195,7 +194,7 @@ impl EventRing {
         for event in record.events() {
             let previous = event.previous();
             event.settle();
-            // The same object, and not one that a changed schema gave other bytes at the same
+            // The same object, and not an object that a changed schema gave other bytes at the same
             // version: subscribers that are behind have not been sent those bytes.
             if let (Some(previous), Some(replaced)) = (previous, event.previous())
                 && let Some(origin) = self.event_of(&previous)
@@ -231,10 +230,10 @@ impl EventRing {
         })
     }
 
-    /// Evicts what is over the limits at `now`, and returns it, oldest first. The byte limit is
-    /// multiplied by `share`, from 0 to 1.
+    /// Evicts the records over the limits at `now`, and returns them, oldest first. The byte limit
+    /// is multiplied by `share`, from 0 to 1.
     ///
-    /// `log_share` is the share of history, from 0 to 1, for which the views' logs have room:
+    /// `log_share` is the share of history, from 0 to 1, that the views' logs have room for:
     /// history is shortened to it. Subscribers with many different selectors must not be able to
     /// fill the memory.
     pub fn evict(&mut self, now: Instant, store_bytes: usize, log_share: f64, share: f64) -> Vec<HistoryRecord> {

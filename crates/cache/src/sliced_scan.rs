@@ -1,9 +1,9 @@
 //! Scans of a store in slices.
 //!
 //! A selector of a hundred terms that no object matches is a million tests in a cache of 10,000
-//! objects. Who tests them without a break holds up every other task of its thread. So a scan ends
-//! after a number of tests and says where it stopped. The caller lets other tasks run, and scans
-//! on from there, in the same state.
+//! objects. A task that runs them all without a break holds up every other task of its thread. So a
+//! scan ends after a number of tests and returns the place where it stopped. The caller lets other
+//! tasks run, and continues the scan from there, in the same state.
 
 use std::sync::Arc;
 

@@ -36,7 +36,7 @@ pub struct Store {
     objects: OrdMap<ObjectKey, Arc<Object>>,
     json_bytes: usize,
     cost_bytes: usize,
-    /// Of a published store; a writer's has none.
+    /// Postings of a published store; a writer's store has none.
     postings: Postings,
 }
 
@@ -76,7 +76,7 @@ impl Store {
         self.objects.get(key)
     }
 
-    /// Inserts an object. Returns the one that it replaces.
+    /// Inserts an object. Returns the object that it replaces.
     pub fn insert(&mut self, object: Arc<Object>) -> Option<Arc<Object>> {
         self.json_bytes += object.json_len();
         self.cost_bytes += object.cost_bytes();

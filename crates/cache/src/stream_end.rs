@@ -1,4 +1,4 @@
-//! Every reason for which a stream ends. Logs, metrics and status codes share these names.
+//! Every reason why a stream ends. Logs, metrics and status codes share these names.
 
 use std::time::Duration;
 

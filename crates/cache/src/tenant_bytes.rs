@@ -1,9 +1,9 @@
 //! The bytes that each tenant has in a budget, in all caches together.
 //!
-//! One tenant could fill a budget, and all others would lose what they have in it. So if a budget
-//! is exceeded, only the tenants with the most bytes must release some. Their bytes are counted in
-//! all caches together: counted for each cache, a tenant with many bytes in one would seem small in
-//! the next.
+//! One tenant could fill a budget, and all others would lose their bytes in it. So if a budget is
+//! exceeded, only the tenants with the most bytes must release some. Their bytes are counted in all
+//! caches together: counted for each cache, a tenant with many bytes in one would seem small in the
+//! next.
 
 use std::{
     collections::HashMap,
@@ -40,7 +40,7 @@ pub struct TenantBytes {
 }
 
 impl Tenants {
-    /// Returns the count of a tenant, of which there is one.
+    /// Returns the count of a tenant. Each tenant has one.
     pub(super) fn of(&self, tenant: Tenant) -> Arc<TenantBytes> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(bytes) = known.tenants.get(&tenant).and_then(Weak::upgrade) {
@@ -88,8 +88,8 @@ impl TenantBytes {
     }
 }
 
-/// Returns the limit for each that leaves all together at most `bytes_max` (max-min fairness): who
-/// holds less keeps it all. `usize::MAX` if there is room for what all of them hold.
+/// Returns the limit for each that leaves all together at most `bytes_max` (max-min fairness): a
+/// tenant with less keeps all its bytes. `usize::MAX` if all of them fit.
 fn fair_limit(mut held: Vec<usize>, bytes_max: usize) -> usize {
     held.sort_unstable();
     let mut left = bytes_max;

@@ -40,7 +40,7 @@ use self::{
 };
 use crate::{gap::Gap, history::History, relist_reason::RelistReason, ring::HistoryRecord, store::Store};
 
-/// What the reflector read, in upstream's order.
+/// The reflector's results, in upstream's order.
 #[derive(Debug)]
 pub enum Update {
     /// A list starts: the first, or another because of `reason`.
@@ -89,11 +89,11 @@ pub struct Commit {
     pub store: Store,
     /// Their version. Unless it is at the end of its revision, more events of that may come.
     pub version: ResourceVersion,
-    /// How it follows from the state before.
+    /// Its relation to the state before.
     pub change: Change,
 }
 
-/// How a commit relates to the one before it.
+/// Relation of a commit to the one before it.
 pub enum Change {
     /// A new history: the first list, or a state that does not follow from the one before.
     Start {
@@ -178,7 +178,7 @@ impl CacheWriter {
         self.reencoded.is_some() && !planted::is(Bug::EncodingNotAwaited)
     }
 
-    /// What objects are packed with.
+    /// The packer of objects.
     pub fn packer(&self) -> &Arc<Packer> {
         &self.packing.packer
     }
@@ -472,7 +472,7 @@ impl CacheWriter {
             if now.is_some_and(|now| is_same(now, object) && !Arc::ptr_eq(now, object) && !same(now, object)) {
                 store.insert(object.clone());
             }
-            // What was packed in advance is the object of that time.
+            // An object that was packed in advance is the object of that time.
             if !now.is_some_and(|now| before.get(key).is_some_and(|old| Arc::ptr_eq(old, now))) {
                 history.remove(object.key());
             }

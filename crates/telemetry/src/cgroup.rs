@@ -1,8 +1,8 @@
-//! What the control group of this process is charged: the figure that the kernel compares with the
-//! limit before it kills.
+//! The memory charged to the control group of this process: the figure that the kernel compares
+//! with the limit before it kills.
 //!
-//! Beside the resident memory these are the buffers of sockets and what the kernel itself allocates
-//! for the process. The page cache counts too, but the part that was not used lately (inactive) is
+//! Beside the resident memory these are the buffers of sockets and the kernel's own allocations for
+//! the process. The page cache counts too, but the part that was not used lately (inactive) is
 //! taken back before anything is killed, so it is subtracted, as kubelet does for its working set.
 
 use std::{
@@ -12,7 +12,7 @@ use std::{
     process,
 };
 
-/// Where the control groups are mounted.
+/// Mount point of the control groups.
 const ROOT: &str = "/sys/fs/cgroup";
 
 /// The memory controllers of both versions.
@@ -90,8 +90,8 @@ impl MemoryGroup {
         self.limit
     }
 
-    /// Whether the process shares its group with processes that did not start it. What the group is
-    /// charged says little about this process then.
+    /// Whether the process shares its group with processes that did not start it. Then the group's
+    /// charge says little about this process.
     pub fn is_shared(&self) -> bool {
         let members = fs::read_to_string(self.own.join("cgroup.procs")).unwrap_or_default();
         let mut started_by = vec![process::id()];
@@ -121,7 +121,7 @@ impl ChargedMemory {
         Ok(Self { usage: open(version.usage())?, stat: open("memory.stat")?, inactive_file: version.inactive_file() })
     }
 
-    /// What the group is charged now, less the inactive page cache, in bytes.
+    /// Returns the current charge of the group, less the inactive page cache, in bytes.
     ///
     /// # Errors
     /// The files cannot be read.

@@ -22,13 +22,13 @@ pub const SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
 /// Samples that are kept of each cache: an hour.
 const SAMPLES_MAX: usize = 360;
 
-/// Caches of which samples are kept.
+/// Maximum number of caches with samples.
 const CACHES_MAX: usize = 64;
 
-/// What happened recently that is kept.
+/// Maximum number of recent occurrences.
 const RECENT_MAX: usize = 100;
 
-/// The counters of what is worth a record, with the label that says why, and what is normal.
+/// The counters worth a record, each with the label that has the reason, and the normal values.
 const WATCHED: [(&str, Kind, &str, &[&str]); 8] = [
     ("kubefan_relists_total", Kind::Relist, "reason", &["initial"]),
     ("kubefan_upstream_watch_restarts_total", Kind::WatchRestart, "reason", &["timeout", "idle"]),
@@ -45,7 +45,7 @@ const WATCHED: [(&str, Kind, &str, &[&str]); 8] = [
     ("kubefan_config_reloads_total", Kind::Configuration, "result", &[]),
 ];
 
-/// The codes of requests that were refused, over HTTP and gRPC, and what they mean.
+/// The codes of requests that were refused, over HTTP and gRPC, and their meaning.
 const REFUSALS: [(&str, &str); 7] = [
     ("401", "not authenticated"),
     ("403", "not permitted"),
@@ -56,7 +56,7 @@ const REFUSALS: [(&str, &str); 7] = [
     ("RESOURCE_EXHAUSTED", ""),
 ];
 
-/// What happened.
+/// The kind of an occurrence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// A full list of upstream.
@@ -98,13 +98,13 @@ impl Kind {
 pub struct Occurrence {
     /// When it was noticed.
     pub at: Instant,
-    /// What.
+    /// The kind.
     pub kind: Kind,
     /// The resource and its namespace; empty if it concerns none.
     pub resource: String,
     /// Why: the value of the counter's label.
     pub reason: String,
-    /// How often.
+    /// The number of times.
     pub count: u64,
 }
 
@@ -161,7 +161,7 @@ impl History {
         self.lock().caches.get(labels).map(|cache| cache.samples.clone()).unwrap_or_default()
     }
 
-    /// What happened recently, the latest first.
+    /// Returns recent occurrences, the latest first.
     pub fn recent(&self) -> Vec<Occurrence> {
         self.lock().recent.iter().rev().cloned().collect()
     }

@@ -271,7 +271,7 @@ impl Metrics {
     }
 
     /// The metrics of one cache, with the labels of the cache filled in. `ends` lists every reason
-    /// for which a subscription can end.
+    /// why a subscription can end.
     pub fn cache(
         &self,
         resource: &GroupVersionResource,

@@ -86,7 +86,7 @@ impl Pods {
         self.cache.state().unwrap()
     }
 
-    /// What a selection saw of each object at a version, as a catch-up finds it: the uid.
+    /// Returns the uid of each object that a selection saw at a version, as a catch-up finds it.
     fn found_at(&self, from: ResourceVersion, selection: &Selection) -> BTreeMap<String, String> {
         let CachedState { store, history, .. } = self.state();
         let mut was: BTreeMap<_, _> =
@@ -114,7 +114,7 @@ impl Pods {
         was.into_iter().filter_map(|(key, uid)| Some((key, uid?))).collect()
     }
 
-    /// Compares what is read by the index with what is there.
+    /// Compares reads through the index with the real state.
     fn check(&self, selection: &Selection) -> Result<(), TestCaseError> {
         let CachedState { store, history, .. } = self.state();
         let selected: Vec<_> = store.select(selection, None).map(|object| object.key().to_string()).collect();

@@ -1,4 +1,4 @@
-//! Which differences between a list and the cached state can be of the same history.
+//! Decides which differences between a list and the cached state can be of the same history.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ pub(super) fn may_be_missing(event: &WatchEvent, version: ResourceVersion) -> bo
     event.kind() == EventType::Deleted || event.object().version().is_at(version) || is_reencoded(event)
 }
 
-/// Says that a list differs.
+/// Returns the message for a list that differs.
 pub(super) fn differs_at(version: ResourceVersion) -> String {
     format!("a list at version {} differs from the state at that version", version.whole())
 }

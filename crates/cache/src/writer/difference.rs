@@ -1,5 +1,5 @@
-//! How the writer compares objects and states: what is the same, what is only encoded anew, and
-//! what has changed.
+//! Compares objects and states for the writer: which are the same, which only have a new encoding,
+//! and which have changed.
 
 use std::{collections::HashMap, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! How a writer packs the objects of a cache: the dictionary, and when it is made.
+//! Packs the objects of a cache for its writer: the dictionary, and the time to make it.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use kubefan_model::{object::Object, packer::Packer, sampler::Sampler};
 
 use crate::store::Store;
 
-/// How objects are stored while nothing reads them.
+/// Storage of objects while nothing reads them.
 #[derive(Default)]
 pub(super) struct Packing {
     /// The current objects are packed too, not only the replaced ones.

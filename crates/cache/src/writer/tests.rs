@@ -404,7 +404,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-/// What happens to one name between two lists.
+/// History of one name between two lists.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Fate {
     NeverThere,

@@ -1,7 +1,7 @@
-//! Which lines are logged: those of kubefan at the given level, and errors of libraries.
+//! Selects the lines to log: those of kubefan at the given level, and errors of libraries.
 //!
-//! Libraries warn of what a client does: rustls of a server name, with the whole name, and h2 of
-//! each reset stream. These are not kubefan's faults.
+//! Libraries warn about actions of a client: rustls about a server name, with the whole name, and
+//! h2 about each reset stream. These are not kubefan's faults.
 
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 

@@ -74,7 +74,7 @@ impl Visit for CutVisitor<'_> {
     }
 }
 
-/// The beginning of what is written to it.
+/// The start of the text that is written to it.
 struct CutText {
     text: String,
     /// The characters that it has room for.

@@ -9,10 +9,10 @@ use super::register::Registrar;
 const AUTHENTICATIONS: [&str; 3] = ["success", "failure", "error"];
 /// The results of an authorization.
 const AUTHORIZATIONS: [&str; 3] = ["allowed", "denied", "error"];
-/// Where the answer about a token came from.
+/// Source of the answer about a token.
 const TOKEN_CACHE: [&str; 2] = ["hit", "miss"];
 
-/// How tokens of service accounts were checked without a review: their user was proved, or not.
+/// Result of a check of a service account's token without a review: its user was proved, or not.
 const LOCAL_CHECKS: [&str; 2] = ["known", "reviewed"];
 
 /// The metrics of authentication and authorization.
@@ -29,7 +29,7 @@ pub struct AccessMetrics {
 /// The metrics of the reviews of one kind.
 #[derive(Clone)]
 pub struct ReviewMetrics {
-    /// What is reviewed, for logs.
+    /// Name of the reviewed thing, for logs.
     pub kind: &'static str,
     answered: IntCounterVec,
     /// Verdicts from before an outage that were used in it.

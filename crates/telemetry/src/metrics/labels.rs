@@ -51,7 +51,7 @@ impl PassthroughRefusal {
     }
 }
 
-/// How a connection to the data port ended.
+/// The way in which a connection to the data port ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConnectionEnd {
     /// The peer closed it.
@@ -103,7 +103,7 @@ impl ConnectionEnd {
     }
 }
 
-/// How a request to resume from a version was answered.
+/// Answer to a request to resume from a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resume {
     /// With the events after the version, from the ring.
@@ -137,7 +137,7 @@ impl Resume {
     }
 }
 
-/// What happened to a subscription that fell behind the retained events.
+/// Outcome for a subscription that fell behind the retained events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lag {
     /// It continued with a catch-up.
@@ -161,7 +161,7 @@ impl Lag {
     }
 }
 
-/// How the transfer of a cache to a peer ended.
+/// Outcome of the transfer of a cache to a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transfer {
     /// The whole cache was sent.
@@ -183,7 +183,7 @@ impl Transfer {
     }
 }
 
-/// How an attempt to start a cache from a peer ended.
+/// Outcome of an attempt to start a cache from a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WarmStart {
     /// The cache started from the peer's data.
@@ -241,7 +241,7 @@ impl SelfCheck {
     }
 }
 
-/// How a cache was proved fresh, or why it was not.
+/// Result of a proof of a cache's freshness.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Proof {
     /// The cache was at the cluster's version already.

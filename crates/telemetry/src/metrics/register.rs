@@ -5,8 +5,8 @@ use prometheus::{
     Registry, core::Collector,
 };
 
-/// A registry to which every created metric is added. Every method fails if the registry already
-/// has a metric of that name.
+/// A registry that every created metric is added to. Every method fails if the registry already has
+/// a metric of that name.
 pub(super) struct Registrar<'a>(pub(super) &'a Registry);
 
 impl Registrar<'_> {

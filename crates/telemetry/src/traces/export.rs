@@ -24,17 +24,17 @@ use crate::metrics::TraceMetrics;
 const SPANS_MAX: usize = 4096;
 /// The most spans of one request to the collector.
 const BATCH_SPANS_MAX: usize = 512;
-/// How long spans are collected for one request.
+/// Time for which spans are collected for one request.
 const BATCH_INTERVAL: Duration = Duration::from_secs(1);
-/// How long a request to the collector may take.
+/// Maximum time of a request to the collector.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the last spans may take at the end.
+/// Maximum time for the last spans at the end.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The path that OTLP over HTTP has for traces.
 const HTTP_PATH: &str = "/v1/traces";
 
-/// How spans are sent.
+/// Protocol of the export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
 pub enum Protocol {
     /// OTLP over gRPC.
@@ -48,7 +48,7 @@ pub enum Protocol {
 
 kubefan_common::display_choice!(Protocol);
 
-/// Where spans are sent, and how many.
+/// Settings of the export of spans.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TraceSettings {
     /// The URL of the collector, `http` or `https`.
@@ -56,7 +56,7 @@ pub struct TraceSettings {
     /// Whether the URL is of a variable that is set for all programs. Then traces are off if it
     /// cannot be used, and kubefan serves without them.
     pub is_foreign: bool,
-    /// How they are sent.
+    /// The protocol.
     pub protocol: Protocol,
     /// A file with headers of each request, one a line: `name: value`. They may be secret.
     pub headers_file: Option<PathBuf>,
@@ -73,7 +73,7 @@ pub enum TraceError {
     Headers {
         /// The file.
         path: PathBuf,
-        /// What is wrong. It quotes nothing of the file.
+        /// The problem. It quotes nothing of the file.
         problem: String,
     },
     /// The collector's address cannot be used.
@@ -81,7 +81,7 @@ pub enum TraceError {
     Endpoint {
         /// The URL, without the user and the password that it may have.
         endpoint: String,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
 }

@@ -46,7 +46,7 @@ struct Shared {
     _provider: SdkTracerProvider,
 }
 
-/// What a context has while a request with a span is answered.
+/// Part of a context while a request with a span is answered.
 struct Current(Arc<Shared>);
 
 impl Traces {
@@ -70,8 +70,8 @@ impl Traces {
         self.0.is_some()
     }
 
-    /// Begins the span of a request. Its parent is the one that its headers name (`traceparent` of
-    /// W3C Trace Context).
+    /// Begins the span of a request. Its headers may name the parent (`traceparent` of W3C Trace
+    /// Context).
     pub fn begin(&self, headers: &HeaderMap, name: String, attributes: Vec<KeyValue>) -> RequestSpan {
         let Some(shared) = &self.0 else { return RequestSpan::default() };
         let parent = shared.propagator.extract_with_context(&Context::new(), &Headers(headers));
@@ -97,7 +97,7 @@ impl RequestSpan {
         answer.with_context(self.0.as_deref().cloned().unwrap_or_default())
     }
 
-    /// Says something about the request.
+    /// Sets an attribute of the request's span.
     pub fn note(&self, key: &'static str, value: impl Into<Value>) {
         if let Some(context) = &self.0 {
             context.span().set_attribute(KeyValue::new(key, value));
@@ -130,7 +130,7 @@ impl Drop for RequestSpan {
     }
 }
 
-/// Says something about the request that this task answers.
+/// Sets an attribute of the span of this task's request.
 pub fn note(key: &'static str, value: impl Into<Value>) {
     Context::map_current(|context| {
         if context.get::<Current>().is_some() {
@@ -139,7 +139,7 @@ pub fn note(key: &'static str, value: impl Into<Value>) {
     });
 }
 
-/// Begins a span for what the request that this task answers waits for.
+/// Begins a span for a wait of this task's request.
 pub fn wait(name: &'static str) -> Wait {
     wait_as(SpanKind::Internal, name)
 }
@@ -162,7 +162,7 @@ fn wait_as(kind: SpanKind, name: &'static str) -> Wait {
 pub struct Wait(Option<Box<Context>>);
 
 impl Wait {
-    /// Says something about the wait.
+    /// Sets an attribute of the wait's span.
     pub fn note(&self, key: &'static str, value: impl Into<Value>) {
         if let Some(context) = &self.0 {
             context.span().set_attribute(KeyValue::new(key, value));
@@ -204,7 +204,7 @@ struct HeadersMut<'a>(&'a mut HeaderMap);
 
 impl Injector for HeadersMut<'_> {
     fn set(&mut self, key: &str, value: String) {
-        // No header rather than an empty one; the one that is here belongs to another parent.
+        // No header rather than an empty one; the header already here belongs to another parent.
         if value.is_empty() {
             self.0.remove(key);
             return;
