@@ -26,7 +26,7 @@ struct Turns<T> {
 enum Waiting<T> {
     /// Those of the next level.
     Turns(Turns<T>),
-    /// What a connection waits for.
+    /// The items that a connection waits for.
     Items(VecDeque<Item<T>>),
 }
 

@@ -3,10 +3,10 @@
 //!
 //! The hazard is one client that takes every place, so that all others are refused. A small fixed
 //! limit per client would refuse honest ones: a proxy may carry thousands of subscribers on a few
-//! connections. So a holder may take as many places as it likes while there are plenty. The last
-//! ones are refused to those that hold more than an equal part of what is left: first per
-//! connection, then per workload or address, then per tenant. So something is left for newcomers.
-//! An operator who knows the honest clients may set a limit for each identity beside it.
+//! connections. So a holder may take any number of places while there are plenty. The last ones are
+//! refused to those that hold more than an equal part of the rest: first per connection, then per
+//! workload or address, then per tenant. So some places are left for newcomers. An operator who
+//! knows the honest clients may set a limit for each identity beside it.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -24,7 +24,7 @@ pub(super) const LEVELS: usize = 3;
 /// equal part of those that are left.
 const LAST_PARTS: [usize; LEVELS] = [32, 16, 8];
 
-/// Who holds a place: a connection, the address at its other end, and, once they are known, its
+/// The holder of a place: a connection, the address at its other end, and, once they are known, its
 /// user, the tenant that the user belongs to, and the workload that acts as that user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Holder {
@@ -76,7 +76,7 @@ impl Holder {
         Self { tenant: user, user, workload: workload.map(key_of), ..self }
     }
 
-    /// The same holder as one of several that share what one tenant may have.
+    /// Returns the same holder as one of several that share a tenant's part.
     #[must_use]
     pub fn of_tenant(self, tenant: &str) -> Self {
         Self { tenant: Some(key_of(tenant)), ..self }
@@ -109,7 +109,7 @@ pub(super) fn level_keys(holder: Option<Holder>) -> [LevelKey; LEVELS] {
     ]
 }
 
-/// How many places there are.
+/// Numbers of places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PermitLimits {
     /// All places.
@@ -138,7 +138,7 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// So many free places.
+    /// Returns a pool with this many free places.
     pub fn new(places_max: impl Into<PermitLimits>) -> Self {
         let PermitLimits { all, per_identity } = places_max.into();
         Self {
@@ -171,21 +171,21 @@ impl Shares {
         self.places_max.saturating_sub(self.held)
     }
 
-    /// Whether a connection may take so many places. `None` stands for kubefan itself, which has no
-    /// share.
+    /// Whether a connection may take this many places. `None` stands for kubefan itself, which has
+    /// no share.
     pub fn admits(&self, holder: Option<Holder>, count: usize) -> bool {
         level_keys(holder).into_iter().enumerate().all(|(level, key)| self.admits_at(level, key, count))
             && self.identity_has_room(holder, count)
     }
 
-    /// Whether the identity of a holder may hold so many places more.
+    /// Whether the identity of a holder may hold this many places more.
     fn identity_has_room(&self, holder: Option<Holder>, count: usize) -> bool {
         let held = |key| self.identities.get(&key).copied().unwrap_or(0);
         self.per_identity_max.zip(identity(holder)).is_none_or(|(most, key)| held(key) + count <= most)
     }
 
-    /// Whether a holder may take so many places, as far as one level decides that. The last of them
-    /// decides: each leaves less for the next.
+    /// Whether a holder may take this many places, as far as one level decides that. The last of
+    /// them decides: each leaves less for the next.
     pub(super) fn admits_at(&self, level: usize, key: LevelKey, count: usize) -> bool {
         let before = count.saturating_sub(1);
         let Some(free) = self.free().checked_sub(before).filter(|free| *free > 0) else { return false };
@@ -227,8 +227,9 @@ impl Shares {
     }
 }
 
-/// Whose limit counts a holder: its workload's, or else its user's, or else its address's. `None`
-/// for kubefan itself, and for a Unix socket, where nothing tells the clients apart.
+/// Returns the identity whose limit counts a holder: its workload, or else its user, or else its
+/// address. `None` for kubefan itself, and for a Unix socket, where nothing tells the clients
+/// apart.
 fn identity(holder: Option<Holder>) -> Option<LevelKey> {
     let Holder { address, user, workload, .. } = holder?;
     let known = workload.map(LevelKey::Workload).or(user.map(LevelKey::User));
@@ -261,7 +262,7 @@ pub struct FairPermit {
 }
 
 impl FairPool {
-    /// A pool of so many places.
+    /// Returns a pool of this many places.
     pub fn new(places_max: impl Into<PermitLimits>) -> Arc<Self> {
         Arc::new(Self(Mutex::new(Shares::new(places_max))))
     }
@@ -297,7 +298,7 @@ impl FairPool {
         self.try_take_many(holder, 1)
     }
 
-    /// So many places, if the holder may take them all.
+    /// Takes this many places, if the holder may take them all.
     pub fn try_take_many(self: &Arc<Self>, holder: Option<Holder>, count: usize) -> Option<FairPermit> {
         let mut shares = self.shares();
         if !shares.admits(holder, count) {
@@ -310,7 +311,7 @@ impl FairPool {
 }
 
 impl FairPermit {
-    /// Who holds it; `None` for kubefan itself.
+    /// The holder; `None` for kubefan itself.
     pub fn holder(&self) -> Option<Holder> {
         self.holder
     }

@@ -23,12 +23,12 @@ use super::{
 /// Replays at a time. Each has up to some megabytes, which no budget counts.
 pub const REPLAYS_MAX: usize = 8;
 
-/// How many are admitted.
+/// Limits of admission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GateLimits {
     /// At a time.
     pub snapshots_max: usize,
-    /// How long one waits in the queue.
+    /// The longest wait in the queue.
     pub snapshot_queue_timeout: Duration,
 }
 
@@ -137,8 +137,9 @@ impl Gate {
         )
     }
 
-    /// Admits only so many at a time from now on. Permits in use stay valid; those that are given
-    /// back are withheld until the limit is met. A limit of zero refuses everything in the queue.
+    /// Sets the number admitted at a time from now on. Permits in use stay valid; those that are
+    /// given back are withheld until the limit is met. A limit of zero refuses everything in the
+    /// queue.
     pub fn narrow(&self, snapshots_max: usize) {
         let mut state = self.shared.lock();
         state.shares.set_places_max(snapshots_max.min(self.limits.snapshots_max));
@@ -151,7 +152,7 @@ impl Gate {
         }
     }
 
-    /// How many are admitted at a time if the limit is not lowered.
+    /// Returns how many are admitted at a time if the limit is not lowered.
     pub fn snapshots_max(&self) -> usize {
         self.limits.snapshots_max
     }
@@ -173,7 +174,7 @@ impl Shared {
         GatePermit { shared: self.clone(), holder }
     }
 
-    /// Admits from the queue what can be admitted.
+    /// Admits as many from the queue as the limit allows.
     fn admit_waiting(self: &Arc<Self>, mut state: MutexGuard<'_, Admissions>) {
         // Dropping a permit takes the lock.
         let mut returned = Vec::new();

@@ -1,5 +1,5 @@
-//! Limits that are shared fairly: places for streams, reads and requests, and the gate for what
-//! pins state while it is sent.
+//! Limits that are shared fairly: places for streams, reads and requests, and the gate for requests
+//! that pin state while it is sent.
 //!
 //! - [`fair_share`]: a limited number of places, in equal parts among those that hold them.
 //! - [`fair_queue`]: a queue in which users, workloads and connections take turns.

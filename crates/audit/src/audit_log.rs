@@ -21,8 +21,8 @@ use super::{
     request_head::{RequestHead, id_of},
 };
 
-/// How long a shutdown waits for the last requests to end and to be written, and then again for
-/// what is queued.
+/// Time that a shutdown waits for the last requests to end and to be written, and then again for
+/// the rest of the queue.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Begins records. Clones are the same log; the default writes nothing. A record also begins the
@@ -38,9 +38,9 @@ struct Shared {
     ids: Mutex<StdRng>,
 }
 
-/// What an audit log is made of.
+/// The parts of an audit log.
 pub struct Parts<S> {
-    /// Where records are written.
+    /// The destination of records.
     pub sink: S,
     /// The most records that wait to be written.
     pub records_max: usize,

@@ -31,7 +31,7 @@ pub enum Stage {
     Panic,
 }
 
-/// What is read or changed (`ObjectReference`).
+/// The object that is read or changed (`ObjectReference`).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ObjectRef {
@@ -71,7 +71,7 @@ impl ObjectRef {
     }
 }
 
-/// How a request was answered (`metav1.Status`).
+/// The answer to a request (`metav1.Status`).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Outcome {
     metadata: Empty,

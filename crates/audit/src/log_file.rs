@@ -25,7 +25,7 @@ const NAMES_MAX: u32 = 100;
 /// The rights of the file, as kube-apiserver's.
 const MODE: u32 = 0o600;
 
-/// How the file is rotated.
+/// Rotation of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rotation {
     /// The longest file, in bytes.
@@ -47,7 +47,7 @@ impl Reopen {
     }
 }
 
-/// What lines are appended to.
+/// The output that lines are appended to.
 trait Output: Write {
     /// Cuts off what is beyond `bytes`.
     fn cut(&mut self, bytes: u64) -> io::Result<()>;
@@ -197,8 +197,8 @@ fn open(path: &Path) -> io::Result<Appender<File>> {
     Ok(Appender { output, bytes, is_torn: bytes > 0 && !ends_a_line(path, bytes) })
 }
 
-/// Whether a file of so many bytes ends with a whole line. A process that was killed may have left
-/// a part of one.
+/// Whether a file of this many bytes ends with a whole line. A process that was killed may have
+/// left a part of one.
 fn ends_a_line(path: &Path, bytes: u64) -> bool {
     let mut last = [0];
     let read = File::open(path).and_then(|file| file.read_exact_at(&mut last, bytes - 1));

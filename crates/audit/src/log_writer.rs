@@ -1,8 +1,9 @@
 //! The task that writes records.
 //!
-//! Whatever is queued is written at once, as one write, so a record waits only for the write before
-//! it. The hazard is a disk that is full or slow. The service does not wait for it: the task keeps
-//! what it could not write and tries again, and meanwhile the queue fills up and drops.
+//! All queued records are written at once, as one write, so a record waits only for the write
+//! before it. The hazard is a disk that is full or slow. The service does not wait for it: the task
+//! keeps the records that it could not write and tries again, and meanwhile the queue fills up and
+//! drops.
 
 use std::{io, time::Duration};
 
@@ -20,10 +21,10 @@ use super::queue::Line;
 pub(super) const RECORDS_MAX: usize = 400;
 /// The time until the next attempt after a write has failed.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
-/// How often failures are logged.
+/// Interval at which failures are logged.
 const LOG_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Where records are written.
+/// The destination of records.
 pub trait Sink: Send + 'static {
     /// Appends whole lines. May block.
     ///
@@ -33,7 +34,7 @@ pub trait Sink: Send + 'static {
     fn append(&mut self, lines: &[u8]) -> io::Result<()>;
 }
 
-/// Says that something fails, but not again and again.
+/// Reports a failure, but not again and again.
 struct Report {
     metrics: AuditMetrics,
     logged_at: Option<Instant>,

@@ -1,5 +1,4 @@
-//! What is found out about a request while it is answered: its caller, what it reads, and the
-//! verdict.
+//! Notes about a request while it is answered: its caller, its target, and the verdict.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -16,7 +15,7 @@ use super::{
 #[derive(Clone, Default)]
 pub struct Notes(Option<Arc<Mutex<Noted>>>);
 
-/// What was noted.
+/// The notes so far.
 #[derive(Default)]
 pub(super) struct Noted {
     caller: Option<Caller>,
@@ -86,8 +85,9 @@ impl Notes {
 }
 
 impl Noted {
-    /// Says in a span what is read, and the verdict. It has no names of objects or users, and no
-    /// selectors: who may read traces need not be who may read the audit log.
+    /// Sets the attributes of a span: the target of the read, and the verdict. It has no names of
+    /// objects or users, and no selectors: a reader of traces need not be allowed to read the audit
+    /// log.
     pub(super) fn trace(&self, span: &RequestSpan) {
         if let Some(object) = self.object().map(ObjectRef::shortened) {
             span.note("k8s.resource.group", object.api_group);
@@ -101,8 +101,8 @@ impl Noted {
         }
     }
 
-    /// The user; empty if nothing says who it is. Of a forwarded request whose callers are not
-    /// distinguished here, only the apiserver knows.
+    /// The user; empty if it is not known. If a forwarded request's callers are not distinguished
+    /// here, only the apiserver knows it.
     pub(super) fn user(&self, is_forwarded: bool) -> User<'_> {
         match &self.caller {
             Some(Caller::Known(known)) => User::from(&known.identity),
@@ -111,7 +111,7 @@ impl Noted {
         }
     }
 
-    /// What is read, as the apiserver's authorizers see it.
+    /// The object of the read, as the apiserver's authorizers see it.
     pub(super) fn object(&self) -> Option<ObjectRef> {
         let Attributes { group, version, resource, namespace, name, .. } = self.read.as_ref()?.attributes_for_record();
         let subresource = String::new();

@@ -16,7 +16,7 @@ use tokio::{
 
 use kubefan_telemetry::metrics::AuditMetrics;
 
-/// How long a request waits for its record, if it waits for it. Then it is refused.
+/// Time that a request waits for its record, if it waits for it. Then it is refused.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The most bytes of records that wait. A record is one or two KiB, but a caller can make one of 32
@@ -84,7 +84,7 @@ impl Queue {
         }
     }
 
-    /// Waits for a place for a record of so many bytes that is waited for.
+    /// Waits for a place for a record of this many bytes whose request waits for it.
     pub(super) async fn place(&self, bytes: usize) -> Result<QueueSlot, NotRecorded> {
         let until = Instant::now() + WRITE_TIMEOUT;
         let reserved = async {

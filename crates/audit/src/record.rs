@@ -1,7 +1,7 @@
 //! The record of one request, from its start to its end.
 //!
-//! The hazard is a path through the servers that forgets the end. So there is no call that ends a
-//! record: dropping it does, whatever happened to its request.
+//! The hazard is a path through the servers that forgets the end. So no call ends a record:
+//! dropping it does, however its request ended.
 
 use std::{borrow::Cow, net::IpAddr, sync::Arc, time::SystemTime};
 
@@ -71,7 +71,7 @@ impl AuditRecord {
         &self.span
     }
 
-    /// What is found out about the request.
+    /// Notes about the request.
     pub fn notes(&self) -> Notes {
         self.notes.clone()
     }
@@ -171,7 +171,7 @@ impl AuditRecord {
         }
     }
 
-    /// Says in the span what the caller gets, which is known once the record is written or not.
+    /// Sets the caller's answer in the span. It is known once the record is written or has failed.
     fn trace_written(&self, outcome: Option<Outcome>, is_forwarded: bool, written: Result<(), NotRecorded>) {
         match (outcome, written) {
             (Some(outcome), Ok(())) => self.trace(&outcome, is_forwarded),
@@ -180,7 +180,7 @@ impl AuditRecord {
         }
     }
 
-    /// Says in the span what is known when the answer is.
+    /// Sets the attributes of the span that are known with the answer.
     fn trace(&self, outcome: &Outcome, is_forwarded: bool) {
         if !self.span.is_on() {
             return;
@@ -193,7 +193,7 @@ impl AuditRecord {
         if outcome.is_failure() {
             self.span.note("error.type", outcome.error_type());
         }
-        // The conventions call only what the server is to blame for an error.
+        // By the conventions, only a failure of the server is an error.
         if outcome.status_code() >= 500 {
             self.span.failed(outcome.error_type());
         }
@@ -285,7 +285,7 @@ impl Open {
             event.annotations.insert(DECISION, if *is_allowed { "allow" } else { "forbid" }.into());
             event.annotations.insert(REASON, Cow::Borrowed(reason));
         }
-        // Of an answer that comes from upstream, kubefan counts nothing.
+        // kubefan counts nothing of an answer that comes from upstream.
         if let Some((objects, bytes)) = noted.sent.filter(|_| !self.is_forwarded) {
             event.annotations.insert(OBJECTS, objects.to_string().into());
             event.annotations.insert(BYTES, bytes.to_string().into());

@@ -1,5 +1,5 @@
-//! What a request says about itself: its ID, its addresses, its client and its URI. All of it comes
-//! from the client, so all of it has limits.
+//! The head of a request: its ID, its addresses, its client and its URI. All of it comes from the
+//! client, so all of it has limits.
 
 use std::{borrow::Cow, net::IpAddr};
 
@@ -32,7 +32,7 @@ const GROUP_BYTES_MAX: usize = 253;
 /// The longest version, resource or subresource in the name of a span, in bytes: that of a DNS
 /// label.
 const LABEL_BYTES_MAX: usize = 63;
-/// The verbs in names of spans: the apiserver's, and the methods of HTTP for what is no resource.
+/// The verbs in names of spans: the apiserver's, and the methods of HTTP for paths of no resource.
 const VERBS: [&str; 15] = [
     "get",
     "list",
@@ -53,7 +53,7 @@ const VERBS: [&str; 15] = [
 /// In place of a verb that a client has made up.
 const OTHER_VERB: &str = "_OTHER";
 
-/// How a request starts.
+/// The start of a request.
 pub struct RequestHead<'a> {
     /// The protocol that it came in.
     pub protocol: Protocol,
@@ -65,7 +65,7 @@ pub struct RequestHead<'a> {
     pub headers: &'a HeaderMap,
     /// The other end of the connection; `None` for a Unix socket.
     pub address: Option<IpAddr>,
-    /// What its path names.
+    /// The object that its path names.
     pub object: Option<ObjectRef>,
 }
 
@@ -82,7 +82,7 @@ impl RequestHead<'_> {
         if VERBS.contains(&&*self.verb) { &self.verb } else { OTHER_VERB }
     }
 
-    /// What its span says at the start. Nothing of it is a name of an object or a selector.
+    /// The attributes of its span at the start. None of them is a name of an object or a selector.
     pub(super) fn span_attributes(&self) -> Vec<KeyValue> {
         let mut attributes = vec![
             KeyValue::new("k8s.request.verb", self.span_verb().to_owned()),
@@ -129,7 +129,7 @@ impl RequestHead<'_> {
     }
 }
 
-/// Whether the names of a resource are such as the apiserver takes.
+/// Whether the apiserver would accept the names of a resource.
 fn can_exist(object: &ObjectRef) -> bool {
     let is_name = |text: &str, bytes_max: usize| {
         let is_of_names = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'-');
@@ -149,8 +149,8 @@ pub(super) fn id_of(headers: &HeaderMap) -> Option<HeaderValue> {
     HeaderValue::from_bytes(id).ok()
 }
 
-/// Where a request came from (`SourceIPs` in `apimachinery/pkg/util/net/http.go`): what it says,
-/// and last the other end of the connection, the only address that it cannot choose.
+/// The origin of a request (`SourceIPs` in `apimachinery/pkg/util/net/http.go`): the addresses in
+/// its headers, and last the other end of the connection, the only address that it cannot choose.
 pub(super) fn source_ips(headers: &HeaderMap, address: Option<IpAddr>) -> Vec<IpAddr> {
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or_default();
     let parse = |text: &str| text.trim().parse::<IpAddr>().ok().map(|ip| ip.to_canonical());

@@ -1,4 +1,4 @@
-//! What a certificate says about itself: its dates and its names. For reports; nothing is verified.
+//! Facts in a certificate: its dates and its names. For reports; nothing is verified.
 
 use std::{
     fmt,
@@ -26,7 +26,7 @@ impl CertificateFacts {
         Self::all_of_pem(pem).into_iter().next()
     }
 
-    /// Reads the certificates of a PEM file. What cannot be read is left out.
+    /// Reads the certificates of a PEM file. Unreadable ones are left out.
     pub fn all_of_pem(pem: &[u8]) -> Vec<Self> {
         CertificateDer::pem_slice_iter(pem).filter_map(|der| Self::of_der(&der.ok()?)).collect()
     }

@@ -20,7 +20,7 @@ use super::{
     material::Material,
 };
 
-/// What a replica proves itself with to its peers, and what it verifies them against.
+/// A replica's certificate for its peers, and the CAs that it verifies them against.
 pub struct PeerProof {
     /// Its certificate.
     pub chain: Vec<CertificateDer<'static>>,
@@ -30,7 +30,7 @@ pub struct PeerProof {
     pub roots: Arc<RootCertStore>,
 }
 
-/// What is in use.
+/// The certificates in use.
 #[derive(Clone)]
 pub(super) struct Held {
     /// The serving certificate.
@@ -51,20 +51,20 @@ pub(super) struct HeldProof {
 pub struct ManagedTls {
     secret: ObjectName,
     held: watch::Sender<Option<Held>>,
-    /// Why the Secret could not be used when it was looked at last, and until when the certificate
-    /// is valid.
+    /// The end of the certificate's validity, or the reason why the Secret could not be used at the
+    /// last look.
     status: Mutex<Result<String, String>>,
     pub(super) asked: Notify,
 }
 
 impl ManagedTls {
-    /// One that has not been read.
+    /// Returns a certificate that has not been read.
     pub fn unread(secret: ObjectName) -> Arc<Self> {
         let status = Mutex::new(Err("it has not been read yet".to_owned()));
         Arc::new(Self { secret, held: watch::Sender::new(None), status, asked: Notify::new() })
     }
 
-    /// One that has been read once. `None` if there is no certificate that can be used.
+    /// Returns a certificate that has been read once. `None` if there is none that can be used.
     pub fn of(secret: ObjectName, material: &Material, now: u64) -> Option<Arc<Self>> {
         let (certified, facts) = material.certified()?;
         let peer = HeldProof::make(material, now, facts.not_after)?.ok();
@@ -89,7 +89,7 @@ impl ManagedTls {
         }
     }
 
-    /// What proves this replica to its peers. Waits until there is something.
+    /// Returns this replica's proof to its peers. Waits until there is one.
     pub async fn peer_proof(&self) -> Option<Arc<PeerProof>> {
         let mut held = self.held.subscribe();
         let held = held.wait_for(|held| held.as_ref().is_some_and(|held| held.peer.is_some())).await.ok()?;
@@ -108,11 +108,11 @@ impl ManagedTls {
         self.status.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers the handshakes of the admin port: before there is a certificate, with one that
-    /// no client trusts, so that the kubelet's probes are answered, which do not verify it.
+    /// Answers the handshakes of the admin port: before there is a certificate, with one that no
+    /// client trusts, so that the kubelet's probes are answered, which do not verify it.
     ///
     /// # Errors
-    /// That one cannot be made.
+    /// No such certificate can be made.
     pub fn or_stand_in(self: &Arc<Self>) -> Result<Arc<dyn ResolvesServerCert>, rustls::Error> {
         let failed = |error: rcgen::Error| rustls::Error::General(error.to_string());
         let key = rcgen::KeyPair::generate().map_err(failed)?;

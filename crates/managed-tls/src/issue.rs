@@ -14,7 +14,7 @@ use rcgen::{
 /// certificate never has it: `--tls-managed-dns-names` cannot contain it.
 pub const PEER_NAME: &str = "peer.kubefan.internal";
 
-/// How far the start of a certificate lies before it was made, in seconds: clocks differ.
+/// Seconds by which a certificate starts before it was made: clocks differ.
 pub(super) const BACKDATED_SECONDS: u64 = 3600;
 
 /// A private key in PEM. Its text is in no message.
@@ -34,7 +34,7 @@ pub(super) struct Issued {
     pub(super) key: KeyPem,
 }
 
-/// What a certificate is for.
+/// Usage of a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Usage {
     /// Serving.
@@ -49,9 +49,9 @@ pub(super) enum Usage {
 pub(super) struct IssueError(String);
 
 impl IssueError {
-    /// What was made cannot be used.
+    /// Returns the error for an unusable certificate.
     pub(super) fn unusable(why: &str) -> Self {
-        Self(format!("what the CA signs is of no use: {why}"))
+        Self(format!("the CA signs unusable certificates: {why}"))
     }
 }
 

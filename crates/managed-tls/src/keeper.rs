@@ -1,8 +1,8 @@
-//! Keeps the managed certificate: looks at the Secret, takes over what it has, publishes the CA,
+//! Keeps the managed certificate: looks at the Secret, takes over its content, publishes the CA,
 //! writes the copies, and does the next step. One task for the life of the process.
 //!
-//! A failure changes nothing that is in use. Its reason is logged once, counted, and shown by
-//! readiness as long as there is no certificate at all.
+//! A failure leaves the certificate in use unchanged. Its reason is logged once, counted, and shown
+//! by readiness as long as there is no certificate at all.
 
 use std::{
     collections::BTreeMap,
@@ -34,10 +34,10 @@ const SKEW_MAX: Duration = Duration::from_secs(20 * 60);
 const STEPS_MAX: usize = 4;
 /// Conflicts in one look. Each means that another replica has written.
 const CONFLICTS_MAX: usize = 8;
-/// How long a replica waits after a conflict, at most.
+/// The longest wait of a replica after a conflict.
 const CONFLICT_DELAY_MAX: Duration = Duration::from_millis(200);
-/// The ConfigMaps and copies are compared at every look if the certificate or the bundle has
-/// changed or one of them does not have it, otherwise after so many.
+/// Number of looks between two comparisons of the ConfigMaps and copies. They are also compared if
+/// the certificate or the bundle has changed, or one of them does not have it.
 const LOOKS_PER_COMPARISON: u32 = 10;
 /// The life of the certificate for peers, which is never stored.
 const PEER_LIFETIME: Duration = Duration::from_secs(24 * 3600);
@@ -61,7 +61,7 @@ pub struct Keeper<R> {
     /// This replica's part of the spread of renewals.
     jitter: f64,
     material: Option<Material>,
-    /// What all ConfigMaps and copies had, and the looks since.
+    /// Content of all ConfigMaps and copies at the last comparison, and the looks since.
     published: Option<([Part; 2], u32)>,
     /// The last failure of each object.
     failed: BTreeMap<String, String>,
@@ -294,7 +294,7 @@ impl<R: Rng> Keeper<R> {
     }
 }
 
-/// How far the clock is from the apiserver's, if that is more than it may be.
+/// Returns the difference between the clock and the apiserver's, if it is more than allowed.
 fn clock_skew(date: SystemTime, now: SystemTime) -> Option<Duration> {
     let skew = now.duration_since(date).unwrap_or_else(|error| error.duration());
     (skew > SKEW_MAX).then_some(skew)

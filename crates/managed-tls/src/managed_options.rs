@@ -1,4 +1,4 @@
-//! What the operator says about the managed certificate.
+//! The operator's options of the managed certificate.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -51,7 +51,7 @@ impl<'de> Deserialize<'de> for ObjectName {
     }
 }
 
-/// What is read and written.
+/// The objects that are read and written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stored {
     /// The Secret with the CA and its key.
@@ -89,14 +89,14 @@ impl Stored {
     }
 }
 
-/// How long the certificates are valid, and the CAs overlap.
+/// Lifetimes of the certificates, and the overlap of the CAs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lifetimes {
-    /// Of a serving certificate. It is renewed after two thirds of it.
+    /// Lifetime of a serving certificate. It is renewed after two thirds of it.
     pub certificate: Duration,
-    /// Of a CA.
+    /// Lifetime of a CA.
     pub ca: Duration,
-    /// How long a new CA is published before it signs anything.
+    /// Time for which a new CA is published before it signs anything.
     pub overlap: Duration,
 }
 

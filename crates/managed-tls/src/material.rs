@@ -1,5 +1,5 @@
-//! Reads what the Secret has, and makes what it will have. What cannot be read or does not fit is
-//! as if it were not there: the next step replaces it. No text here has content of the Secret.
+//! Reads the content of the Secret, and makes its next content. Parts that cannot be read or do not
+//! fit count as missing: the next step replaces them. No text here has content of the Secret.
 
 use std::{borrow::Borrow, collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -34,11 +34,11 @@ const CAS_MAX: usize = 16;
 /// Names of a certificate. Replicas of two versions may want different ones, and get all of them.
 const NAMES_MAX: usize = 256;
 
-/// What another object gets of the Secret: values of `data`, as they are sent. A key with null is
-/// removed from it.
+/// The part of the Secret that another object gets: values of `data`, as they are sent. A key with
+/// null is removed from it.
 pub(super) type Part = BTreeMap<&'static str, Value>;
 
-/// What a Secret has.
+/// Content of a Secret.
 #[derive(Clone)]
 pub struct Material {
     cas: Vec<Ca>,
@@ -88,8 +88,8 @@ impl Material {
         self.cas.iter().map(|ca| ca.pem.as_str()).collect()
     }
 
-    /// What an object gets, if there is a certificate that can be used: never a CA's key. A node
-    /// that mounts a copy may read all of it, whatever its pod mounts.
+    /// Returns the part of an object, if there is a certificate that can be used: never a CA's key.
+    /// A node that mounts a copy may read all of it, whatever its pod mounts.
     pub(super) fn part(&self, stored: Stored) -> Part {
         let base64 = |bytes: &[u8]| Value::String(BASE64_STANDARD.encode(bytes));
         match (stored, &self.leaf) {
@@ -120,7 +120,7 @@ impl Material {
         signing_and_next(&self.state.cas, now).map(|(signing, _)| signing.not_after)
     }
 
-    /// What there is, in words. For reports.
+    /// Describes the content in words. For reports.
     pub fn describe(&self, now: u64) -> Result<String, String> {
         let end = |second: u64| date(i64::try_from(second).unwrap_or(i64::MAX));
         let Some(ca) = self.signing_not_after(now) else { return Err("it has no CA that can be used".to_owned()) };
@@ -175,7 +175,7 @@ impl Material {
         Ok(())
     }
 
-    /// What tells the next CA from all others.
+    /// Returns the id of the next CA.
     fn next(&self, now: u64) -> Option<String> {
         let (_, next) = signing_and_next(&self.cas, now)?;
         next.map(|ca| ca.facts.id.clone())

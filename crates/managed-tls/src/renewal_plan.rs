@@ -1,4 +1,4 @@
-//! Decides what to do next about the managed certificate: a function of what the Secret has and of
+//! Decides on the next step for the managed certificate: a function of the Secret's content and of
 //! the time. The steps in the life of a CA, in their order:
 //!
 //! 1. **Create the CA.** It signs, and its certificates are renewed, until the fourth step.
@@ -19,7 +19,7 @@ const RENEWED_AFTER: f64 = 2.0 / 3.0;
 /// Replicas spread a renewal over this part of the life, so that usually one of them writes.
 const RENEWAL_SPREAD: f64 = 1.0 / 30.0;
 /// With this part of a certificate's life left, a CA is replaced even if the next one was not
-/// published for as long as it should. But the next one has half of what was left, at least.
+/// published for the whole overlap. But the next one has half of the rest, at least.
 const UNPUBLISHED_LEFT: f64 = 1.0 / 3.0;
 
 /// A CA of the bundle.
@@ -45,7 +45,7 @@ pub(super) struct LeafFacts {
     pub(super) not_after: u64,
 }
 
-/// What the Secret has.
+/// Content of the Secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SecretContents {
     /// The CAs of the bundle.
@@ -56,7 +56,7 @@ pub(super) struct SecretContents {
     pub(super) published: Option<(String, u64)>,
 }
 
-/// What to do next.
+/// The next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RenewalAction {
     /// Nothing.
@@ -102,7 +102,7 @@ pub(super) fn next_step(
             return RenewalAction::SwitchToNextCa;
         }
         let is_late = (left as f64) < lifetimes.certificate.as_secs_f64() * UNPUBLISHED_LEFT;
-        // One that was made a moment ago can be known to no client.
+        // No client may know a CA yet that was made a moment ago.
         if is_late && now.saturating_sub(next.created) >= left {
             return RenewalAction::SwitchToNextCa;
         }

@@ -67,7 +67,7 @@ fn settle(secret: &mut Value, options: &ManagedOptions, now: u64) -> Vec<Renewal
 struct Replica {
     jitter: f64,
     next_look: u64,
-    /// The version that it has read, and what it had.
+    /// The version that it has read, and the content.
     read: Option<(u64, Material)>,
     certificate: Option<(CertificateDer<'static>, u64)>,
 }
@@ -79,7 +79,7 @@ struct World {
     version: u64,
     now: u64,
     replicas: Vec<Replica>,
-    /// What the two ConfigMaps had, each from a time on: the newest last.
+    /// Content of the two ConfigMaps, each from a time on: the newest last.
     published: [VecDeque<(u64, String)>; 2],
     /// The copy, which nodes serve with.
     copy: Value,

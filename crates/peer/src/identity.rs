@@ -22,9 +22,9 @@ pub struct CacheIdentity {
     pub schema: String,
 }
 
-/// The schema by which objects are read, as text: two replicas with the same text read the same
-/// bytes the same way. `None` if the server version or the schema hash is unknown, because two
-/// unknown schemas are not necessarily equal.
+/// The schema of objects, as text: two replicas with the same text read the same bytes the same
+/// way. `None` if the server version or the schema hash is unknown, because two unknown schemas are
+/// not necessarily equal.
 pub fn schema_text(kind: &str, fields: &FieldTable, schema: Option<&SchemaFingerprint>) -> Option<String> {
     let SchemaFingerprint { server_version: Some(server), schema_hash: Some(hash) } = schema? else { return None };
     let mut text = format!("{kind}; apiserver {server}; schema {hash}; fields");

@@ -1,4 +1,4 @@
-//! What replicas tell each other, over mutual TLS: their caches for a warm start, and their load.
+//! Exchange between replicas, over mutual TLS: their caches for a warm start, and their load.
 //!
 //! **Warm start.** A starting replica copies state and history from a running one, so that a
 //! rolling update loses no history. A peer sends its cache at one version: the objects, the

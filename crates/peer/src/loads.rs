@@ -47,7 +47,7 @@ impl From<LoadResponse> for Load {
     }
 }
 
-/// What a replica answered.
+/// Answer of a replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerLoad {
     /// Its load.
@@ -64,7 +64,7 @@ pub struct Loads {
 }
 
 impl Loads {
-    /// Replicas found and reached by `dial`, other than the one that answers with `own_instance`.
+    /// Finds and reaches replicas with `dial`, other than the one that answers with `own_instance`.
     pub fn new(dial: Arc<dyn Dial>, own_instance: u64) -> Self {
         Self { dial, own_instance, connected: HashMap::new() }
     }
@@ -206,7 +206,7 @@ mod tests {
         let mut loads = Loads::new(Arc::new(Replicas(vec![(1, Some(load))])), 1);
         for _ in 0..3 {
             assert_eq!(loads.ask().await.unwrap(), [PeerLoad::Known(load)]);
-            // Of simulated time.
+            // Simulated time.
             tokio::time::sleep(2 * CONNECTION_AGE).await;
         }
     }

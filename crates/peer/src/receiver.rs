@@ -39,7 +39,7 @@ use super::{
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time limit between two parts of a transfer.
 const STALL_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long peers are tried again that cannot be reached or found. A network plugin may know the
+/// Time for which unreachable or missing peers are tried again. A network plugin may know the
 /// address of a new pod only some seconds after it has started, and until then nothing answers.
 const REACH_TIMEOUT: Duration = Duration::from_secs(6);
 /// The delay between two tries: the first, and the longest.
@@ -136,9 +136,9 @@ impl Dial for DnsDial {
     }
 }
 
-/// Whether this host has the address: what is sent to one's own address has it as its source too.
-/// No packet is sent. A connection over TCP would tell it as well, but the server here would count
-/// one that ends without a handshake as that of a stranger.
+/// Whether this host has the address: a packet to one's own address has it as its source too. No
+/// packet is sent. A connection over TCP would show it as well, but the server here would count it
+/// as an unknown peer if it ended without a handshake.
 async fn is_own(address: IpAddr) -> bool {
     let any: IpAddr = if address.is_ipv6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
     let source = async {
@@ -163,7 +163,7 @@ fn is_no_such_name(message: &str) -> bool {
     MESSAGES.iter().any(|text| message.contains(text))
 }
 
-/// The replicas from which a cache may be copied.
+/// The replicas that a cache may be copied from.
 #[derive(Clone)]
 pub struct Peers {
     dial: Arc<dyn Dial>,

@@ -53,8 +53,8 @@ pub struct OfferedCache {
     pub hub: Arc<Hub>,
     /// The field selector that limits what is cached; empty for everything.
     pub upstream_field_selector: String,
-    /// The schema by which every cached object was read. `None` if it is unknown, or during the
-    /// relist after a schema change.
+    /// The schema of every cached object. `None` if it is unknown, or during the relist after a
+    /// schema change.
     pub schema: Option<String>,
 }
 

@@ -28,7 +28,7 @@ use webpki::EndEntityCert;
 
 use super::error::PeerError;
 
-/// What a replica proves itself with to its peers, and what it verifies them against.
+/// A replica's certificate for its peers, and the CAs that it verifies them against.
 #[derive(Debug, Clone)]
 pub enum PeerTls {
     /// PEM files.

@@ -2,7 +2,7 @@ use std::time::UNIX_EPOCH;
 
 use super::*;
 
-/// An output that takes so many bytes and then fails.
+/// An output that takes this many bytes and then fails.
 #[derive(Default)]
 struct Disk {
     taken: Vec<u8>,

@@ -40,7 +40,7 @@ fn start(sink: Lines, is_strict: bool) -> (AuditLog, AuditWriter) {
     AuditLog::start(Parts { sink, records_max: 100, is_strict, clock: now, seed: [7; 32], metrics })
 }
 
-/// What is recorded of a session.
+/// Returns the records of a session.
 async fn recorded(session: impl AsyncFnOnce(&AuditLog)) -> Vec<Value> {
     let kept = Arc::new(Mutex::new(Vec::new()));
     let (log, writer) = start(Lines(Some(kept.clone())), false);

@@ -34,13 +34,13 @@ pub struct ListedResource<'a> {
     pub kind: &'a str,
     /// The kind of its lists, which a CRD may choose.
     pub list_kind: &'a str,
-    /// How its objects are parsed, and in which encoding they are cached.
+    /// The parser of its objects. Its encoding is that of the cache.
     pub parser: &'a ObjectParser,
     /// Any object of the snapshot; it shows how the bytes of all of them start.
     pub sample: Option<&'a Object>,
 }
 
-/// How items are written in a list.
+/// Form of the items in a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Style {
     /// JSON without `kind` and `apiVersion`, as in lists of built-in types: the prefix that is cut
