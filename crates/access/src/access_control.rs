@@ -36,18 +36,18 @@ use super::{
 /// Options of both steps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AccessOptions {
-    /// Who callers are.
+    /// Options of authentication.
     pub authentication: AuthenticationOptions,
-    /// What they may read.
+    /// Options of authorization.
     pub authorization: AuthorizationOptions,
-    /// How their streams are reviewed.
+    /// Options of the reviews of their streams.
     pub streams: StreamOptions,
 }
 
-/// How the right to a stream is reviewed while the stream lasts.
+/// Options of the reviews of a right while its stream lasts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamOptions {
-    /// How often its caller's right is reviewed.
+    /// Interval of the reviews of its caller's right.
     pub reauthorize_interval: Duration,
     /// After this time its caller must authenticate itself again; `None` for no limit.
     pub age_max: Option<Duration>,
@@ -137,9 +137,9 @@ impl AccessControl {
         self.authenticator.as_ref().is_none_or(Authenticator::is_answered) && self.authorizer.is_answered()
     }
 
-    /// How the next stream is reviewed; `None` if it is not. The times are up to a fifth shorter
-    /// than configured, so that streams that start together are not reviewed together. The number
-    /// (0 to 1) spreads what else they do.
+    /// Returns the options of the next stream's reviews; `None` without reviews. The times are up
+    /// to a fifth shorter than configured, so that streams that start together are not reviewed
+    /// together. The number (0 to 1) spreads their other periodic work.
     pub(super) fn next_stream(&self) -> Option<(StreamOptions, f64)> {
         let StreamOptions { reauthorize_interval, age_max } = self.streams?;
         let spread = spread(self.started.fetch_add(1, Ordering::Relaxed).into());
@@ -175,10 +175,10 @@ impl AccessControl {
         }
     }
 
-    /// Returns the read as one that the caller may do.
+    /// Authorizes a read.
     ///
     /// # Errors
-    /// Why it may not, or why that is not known.
+    /// The reason why the caller may not read, or why the verdict is not known.
     pub async fn authorize(
         &self,
         caller: &Caller,
@@ -200,10 +200,10 @@ impl AccessControl {
         self.authorizer.authorize_path(&caller, path, presented.holder).await
     }
 
-    /// What a user may read, and why, for the operator.
+    /// Explains to the operator what a user may read, and why.
     ///
     /// # Errors
-    /// Why that is not known.
+    /// The reason why that is not known.
     pub async fn explain(&self, user: Identity, read: &Read, holder: Holder) -> Result<Explanation, Denial> {
         let user = match &self.authenticator {
             Some(authenticator) => authenticator.without_ignored(user),

@@ -1,8 +1,8 @@
-//! Every reason for which a caller is refused before anything is read.
+//! Every reason to refuse a caller before anything is read.
 //!
-//! The hazard is a text that says too much: whether something exists, or what kubefan's own account
-//! may do. So a text has only what the caller asked for, and what the apiserver's authorizer says
-//! to the caller.
+//! The hazard is a text that says too much: whether something exists, or which rights kubefan's own
+//! account has. So a text only repeats the caller's request, and the reason of the apiserver's
+//! authorizer.
 
 use kubefan_cache::Refusal;
 
@@ -14,7 +14,7 @@ use crate::authorization::attributes::Attributes;
 pub enum Denial {
     /// kubefan does not know who the caller is.
     Unauthenticated(&'static str),
-    /// The caller's certificate does not say who it is.
+    /// The caller's certificate does not identify it.
     Certificate(&'static str),
     /// The caller may not read this.
     Forbidden(Box<Forbidden>),
@@ -40,24 +40,24 @@ pub enum Denial {
 /// A read that the apiserver's authorizer does not allow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Forbidden {
-    /// What was asked.
+    /// The attributes of the read.
     pub attributes: Attributes,
     /// The user that asked.
     pub user: String,
-    /// What the authorizer says about it; may be empty.
+    /// The authorizer's reason; may be empty.
     pub reason: String,
 }
 
 /// A path that the apiserver's authorizer does not allow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForbiddenPath {
-    /// What was to be done.
+    /// The verb of the request.
     pub verb: &'static str,
-    /// To which path.
+    /// The path of the request.
     pub path: &'static str,
     /// The user that asked.
     pub user: String,
-    /// What the authorizer says about it; may be empty.
+    /// The authorizer's reason; may be empty.
     pub reason: String,
 }
 

@@ -36,7 +36,7 @@ const RECENT: u32 = 10;
 const RETRY: Duration = Duration::from_secs(30);
 const UNREVIEWED: &str = "the right to this stream could not be reviewed for too long";
 
-/// How often the objects are looked up that a token is bound to.
+/// Interval of the look-ups of the objects that a token is bound to.
 const LOOKUP_INTERVAL: Duration = Duration::from_secs(20);
 const UNBOUND: &str = "an object that the token of this stream is bound to was deleted";
 
@@ -60,7 +60,7 @@ impl Drop for Held {
 }
 
 impl Lease {
-    /// Starts the reviews of what a stream may read of the resource `gvr`, unless callers are not
+    /// Starts the reviews of a stream's right to read the resource `gvr`, unless callers are not
     /// distinguished. `exists` tells whether an object exists, if that is known. `wake` is called
     /// when the stream must end.
     pub fn start(

@@ -1,4 +1,4 @@
-//! Which reads an operator has taken out of the caches: `modes` in the configuration file.
+//! The reads that an operator has taken out of the caches: `modes` in the configuration file.
 //!
 //! The decision is one pure function of the resource and the caller. The first rule that matches
 //! both decides; without one a read is answered as usual.
@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, de::Error};
 
 use super::user::Identity;
 
-/// Who answers reads of a resource.
+/// The server that answers reads of a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 pub enum Mode {
     /// The cache, and the apiserver what no cache answers.
@@ -141,14 +141,14 @@ deserialize_pattern!(ResourcePattern, NamePattern);
 pub struct ModeRule {
     /// The resources.
     pub resources: Vec<ResourcePattern>,
-    /// Users. If neither users nor groups are given, the rule is for everyone, otherwise for these
-    /// users and for the members of these groups.
+    /// Users. If neither users nor groups are given, the rule is for all callers, otherwise for
+    /// these users and for the members of these groups.
     #[serde(default)]
     pub users: Option<Vec<NamePattern>>,
     /// Groups.
     #[serde(default)]
     pub groups: Option<Vec<NamePattern>>,
-    /// Who answers.
+    /// The mode of these reads.
     pub mode: Mode,
 }
 
@@ -179,8 +179,8 @@ impl Modes {
         &self.0
     }
 
-    /// Who answers reads of a resource by a caller: the mode of the first rule that matches.
-    /// `None` if that depends on the caller, which is not known.
+    /// Returns the mode of a caller's reads of a resource, from the first rule that matches. `None`
+    /// if that depends on the caller, which is not known.
     pub fn mode(&self, group: &str, resource: &str, caller: Option<&Identity>) -> Option<Mode> {
         let of_resource = |rule: &&ModeRule| rule.resources.iter().any(|own| own.matches(group, resource));
         for rule in self.0.iter().filter(of_resource) {

@@ -44,7 +44,7 @@ impl Switched {
         Self { mode, resource: qualified(group, resource) }
     }
 
-    /// What the caller is shown. It names the switch and the way out.
+    /// Returns the message for the caller. It names the switch and the way out.
     pub fn message(&self) -> String {
         let Self { mode, resource } = self;
         match mode {
@@ -70,7 +70,7 @@ pub struct Switches {
     last: AtomicU64,
 }
 
-/// Who answers an open watch.
+/// The server of an open watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answerer {
     /// A cache.
@@ -81,15 +81,15 @@ pub enum Answerer {
     ApiserverWithoutCache,
 }
 
-/// What the mode of an open watch depends on, and who answers it.
+/// The facts that the mode of an open watch depends on, and its server.
 pub struct ModeWatch {
     /// The group of its resource.
     pub group: String,
     /// The plural of its resource.
     pub resource: String,
-    /// Who reads; `None` if that was not asked.
+    /// The caller; `None` if it is not known.
     pub caller: Option<Caller>,
-    /// Who answers.
+    /// The server that answers.
     pub by: Answerer,
 }
 
@@ -142,8 +142,8 @@ impl Switches {
         !self.modes.load().rules().is_empty()
     }
 
-    /// Who answers reads of a resource by a caller. `None` if that depends on the caller, which is
-    /// not known.
+    /// Returns the mode of a caller's reads of a resource. `None` if that depends on the caller,
+    /// which is not known.
     pub fn mode(&self, group: &str, resource: &str, caller: Option<&Caller>) -> Option<Mode> {
         self.modes.load().mode(group, resource, identity(caller))
     }

@@ -12,7 +12,7 @@ pub const ANONYMOUS: &str = "system:anonymous";
 /// The group of that user.
 pub const UNAUTHENTICATED: &str = "system:unauthenticated";
 
-/// What the name of a service account's user begins with (`ServiceAccountUsernamePrefix`).
+/// Start of the name of a service account's user (`ServiceAccountUsernamePrefix`).
 const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
 /// The group of all service accounts. The one of a namespace has its name behind a colon.
 const SERVICE_ACCOUNTS: &str = "system:serviceaccounts";
@@ -54,8 +54,8 @@ impl Identity {
         Self { user: ANONYMOUS.to_owned(), groups, ..Self::default() }
     }
 
-    /// The name of those who share a limit: a user, or all service accounts of one namespace, of
-    /// which its administrator makes any number.
+    /// Returns the name that a limit is counted by: a user, or all service accounts of one
+    /// namespace, because the namespace's administrator can make any number of them.
     pub fn tenant(&self) -> &str {
         let of_namespace = self.user.strip_prefix(SERVICE_ACCOUNT).and_then(|rest| rest.split_once(':'));
         of_namespace.map_or(&self.user, |(namespace, _)| &self.user[..SERVICE_ACCOUNT.len() + namespace.len()])

@@ -1,9 +1,9 @@
-//! Finds out who a caller is, by what its request presents.
+//! Identifies a caller by the credentials of its request.
 //!
 //! A token comes before a certificate. kubefan forwards only the token, so the apiserver would know
-//! the caller by it, and a caller must not be two users. A token that is not known fails the
-//! request, as in the apiserver, also if anonymous requests are allowed; and so does a certificate
-//! of an unknown CA.
+//! the caller by it, and a caller must not be two users. An unknown token fails the request, as in
+//! the apiserver, also if anonymous requests are allowed; and so does a certificate of an unknown
+//! CA.
 
 use std::{
     sync::Arc,
@@ -49,9 +49,9 @@ const UNAVAILABLE: &str = "kubefan cannot ask the apiserver now whose token this
 pub struct AuthenticationOptions {
     /// A token must be for one of these; empty for the apiserver's own.
     pub api_audiences: Vec<String>,
-    /// How long the answer about a token counts.
+    /// Time for which the answer about a token counts.
     pub token_ttl: Duration,
-    /// How long known callers stay known while the apiserver cannot be asked.
+    /// Time for which known callers stay known while the apiserver cannot be asked.
     pub outage_grace: Duration,
     /// Whether a request without credentials is from the user `system:anonymous`.
     pub anonymous: bool,
@@ -61,7 +61,7 @@ pub struct AuthenticationOptions {
     pub queue: QueueLimits,
 }
 
-/// What a review says about a token: its user, if it has one.
+/// Result of a token's review: its user, if it has one.
 #[derive(Debug, Clone)]
 struct TokenVerdict(Option<Arc<KnownCaller>>);
 

@@ -36,8 +36,8 @@ impl BearerToken {
         Some(Self(token.into()))
     }
 
-    /// `None` also for what the apiserver refuses: several tokens, valid or not, and a token
-    /// without another protocol beside it.
+    /// Finds the token in the protocols of a websocket. `None` also for headers that the apiserver
+    /// refuses: several tokens, valid or not, and a token without another protocol beside it.
     fn in_protocols(headers: &HeaderMap) -> Option<Self> {
         let values = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL);
         let values = values.into_iter().filter_map(|value| value.to_str().ok());

@@ -1,4 +1,4 @@
-//! From what a request presents to the caller behind it.
+//! Authentication: from the credentials of a request to its caller.
 
 pub mod authenticator;
 pub mod bearer_token;

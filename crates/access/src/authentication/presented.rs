@@ -1,33 +1,33 @@
-//! What a request presents to say who its caller is.
+//! The credentials that a request presents.
 
 use http::HeaderMap;
 use kubefan_admission::Holder;
 
 use super::{bearer_token::BearerToken, certificate::CertificateVerdict};
 
-/// How the headers of impersonation start.
+/// Start of the headers of impersonation.
 const IMPERSONATE: &str = "impersonate-";
 
-/// What a request presents. It holds no header but the token, so a call that waits for its message
-/// keeps little.
+/// The credentials of a request. It holds no header but the token, so a call that waits for its
+/// message keeps little.
 #[derive(Debug, Clone)]
 pub struct Presented {
     /// The token, wherever it was.
     pub token: Option<BearerToken>,
     /// Whether a token may have been read on the way here: it came in plaintext over TCP.
     pub is_exposed: bool,
-    /// What the client's certificate says about the caller; `None` without one.
+    /// The verdict of the client's certificate about the caller; `None` without one.
     pub certificate: Option<CertificateVerdict>,
     /// Whether the request acts as another user.
     pub impersonates: bool,
-    /// Whose share of reviews it counts to.
+    /// The holder whose share of reviews it counts to.
     pub holder: Holder,
     /// The size of its headers, which stay in memory while it waits for its verdict.
     pub header_bytes: usize,
 }
 
 impl Presented {
-    /// What a request with these headers presents.
+    /// Returns the credentials in these headers.
     pub fn new(headers: &HeaderMap, is_websocket: bool, is_exposed: bool, holder: Holder) -> Self {
         let token = BearerToken::of(headers, is_websocket);
         let impersonates = impersonates(headers);

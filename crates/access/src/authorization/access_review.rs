@@ -21,7 +21,7 @@ const ACCESS_REVIEW: ReviewKind = ReviewKind {
 /// The longest reason that a caller is shown, or that is kept, in characters.
 const REASON_CHARS_MAX: usize = 512;
 
-/// What a review is about.
+/// The subject of a review.
 #[derive(Debug, Clone)]
 pub(super) enum Question {
     /// A read of objects.

@@ -28,7 +28,7 @@ impl ReadVerb {
     }
 }
 
-/// What is to be read, as kube-apiserver's authorizers see it.
+/// The target of a read, as kube-apiserver's authorizers see it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Attributes {
     /// The verb.

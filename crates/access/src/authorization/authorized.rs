@@ -1,7 +1,8 @@
-//! What was authorized, as a type.
+//! An authorized target, as a type.
 //!
-//! The hazard is a path through the servers that forgets the question. So what reads, starts,
-//! proves or backfills a cache takes an [`Authorized`], and only the authorizer can make one.
+//! The hazard is a path through the servers that forgets the question. So all code that reads,
+//! starts, proves or backfills a cache takes an [`Authorized`], and only the authorizer can make
+//! one.
 
 use std::sync::Arc;
 
@@ -23,12 +24,12 @@ impl<T> Authorized<T> {
         Self { what, caller, reason }
     }
 
-    /// What may be read.
+    /// The target of the authorization.
     pub fn what(&self) -> &T {
         &self.what
     }
 
-    /// Who may read it.
+    /// The caller that may read it.
     pub fn caller(&self) -> &Caller {
         &self.caller
     }
@@ -38,7 +39,7 @@ impl<T> Authorized<T> {
         self.caller.holder(holder)
     }
 
-    /// What the authorizer says about it; may be empty.
+    /// The authorizer's reason; may be empty.
     pub fn reason(&self) -> &Arc<str> {
         &self.reason
     }

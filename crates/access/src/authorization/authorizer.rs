@@ -37,11 +37,11 @@ const EXPIRED: &str = "the credential has expired";
 /// Options of authorization.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuthorizationOptions {
-    /// How long a permission counts.
+    /// Time for which a permission counts.
     pub authorized_ttl: Duration,
-    /// How long a refusal counts.
+    /// Time for which a refusal counts.
     pub unauthorized_ttl: Duration,
-    /// How long known callers keep their last verdict while the apiserver cannot be asked.
+    /// Time for which known callers keep their last verdict while the apiserver cannot be asked.
     pub outage_grace: Duration,
     /// Members of these groups are not reviewed.
     pub always_allow_groups: Vec<String>,
@@ -55,7 +55,7 @@ pub struct AuthorizationOptions {
 pub enum Authorizer {
     /// Everything.
     AlwaysAllow,
-    /// What the apiserver says.
+    /// Reads that the apiserver allows.
     Webhook(Box<WebhookAuthorizer>),
 }
 
@@ -76,10 +76,10 @@ impl Authorizer {
         }
     }
 
-    /// Returns the read as one that the caller may do.
+    /// Authorizes a read.
     ///
     /// # Errors
-    /// Why it may not, or why that is not known.
+    /// The reason why the caller may not read, or why the verdict is not known.
     pub async fn authorize(&self, caller: &Caller, read: Read, holder: Holder) -> Result<Authorized<Read>, Denial> {
         let reason = match (self, caller) {
             (Self::AlwaysAllow, _) => Arc::default(),
@@ -89,11 +89,11 @@ impl Authorizer {
         Ok(Authorized::new(read, caller.clone(), reason))
     }
 
-    /// Asks again whether the caller may still read what it was allowed, by its identity. A verdict
-    /// that is older than `age` does not count.
+    /// Asks again whether the caller may still read the target, by its identity. A verdict that is
+    /// older than `age` does not count.
     ///
     /// # Errors
-    /// Why it may not, or why that is not known.
+    /// The reason why it may not, or why the verdict is not known.
     pub async fn authorize_again(
         &self,
         authorized: &Authorized<Read>,
@@ -120,11 +120,11 @@ impl Authorizer {
         }
     }
 
-    /// What a user may read, and why: for the operator, which decides nothing. Verdicts that are
-    /// kept are shown as they are.
+    /// Explains what a user may read, and why: for the operator; it decides nothing. Cached
+    /// verdicts are shown as they are.
     ///
     /// # Errors
-    /// Why that is not known.
+    /// The reason why that is not known.
     pub async fn explain(&self, user: Identity, read: &Read, holder: Holder) -> Result<Explanation, Denial> {
         match self {
             Self::AlwaysAllow => {
@@ -283,8 +283,8 @@ impl WebhookAuthorizer {
         }
     }
 
-    /// Why the caller may list in an outage: it may watch the same. `lists` are the reads from a
-    /// broad one to exactly what is asked for, with their keys.
+    /// Returns the reason why the caller may list in an outage: it may watch the same. `lists` are
+    /// the reads from a broad one to exactly the requested one, with their keys.
     ///
     /// An informer starts with a watch that sends the objects of a list, for which the right to
     /// watch is enough, and falls back to a list that was never reviewed. A verdict about the list

@@ -13,7 +13,7 @@ pub struct Explanation {
     allowed: bool,
     /// Why; may be empty.
     reason: String,
-    /// What was asked, in this order, until something was allowed.
+    /// The reviews, in this order, until one allowed the read.
     reviews: Vec<ReviewedAttributes>,
 }
 

@@ -23,7 +23,7 @@ impl NonResource {
         Self { path, verb: "delete" }
     }
 
-    /// What is done to the path.
+    /// The verb of the request.
     pub fn verb(&self) -> &'static str {
         self.verb
     }

@@ -16,11 +16,11 @@ const NAME_FIELD: &str = "metadata.name";
 
 #[cfg(test)]
 thread_local! {
-    /// How often this thread has parsed the selectors of a read for its attributes.
+    /// Number of times that this thread has parsed the selectors of a read for its attributes.
     pub(super) static PARSED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
-/// Where a request says what it reads.
+/// The place in a request that names its target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
     /// In the path of an object, or in the message of a get.
@@ -58,7 +58,7 @@ impl Read {
         Self { verb: ReadVerb::Watch, target, form: Form::WatchPath, shard: None }
     }
 
-    /// Of the same objects, only those of a shard. Authorizers see no difference.
+    /// Limits the read to the objects of a shard. Authorizers see no difference.
     #[must_use]
     pub fn of_shard(self, shard: Option<ShardSelector>) -> Self {
         Self { shard, ..self }
@@ -74,7 +74,7 @@ impl Read {
         self.verb
     }
 
-    /// What is read.
+    /// The target of the read.
     pub fn target(&self) -> &Target {
         &self.target
     }

@@ -1,4 +1,4 @@
-//! A limited number of entries, and which one makes room for another.
+//! A limited number of entries, and the choice of the entry that makes room for another.
 //!
 //! The hazard is a tenant that brings many entries: if the oldest of all made room, it would push
 //! out those of others, even if they have few. So the tenant with the most entries makes room, with
@@ -33,8 +33,8 @@ struct Held<T, E> {
     entry: E,
 }
 
-/// How many entries a tenant has, and the number of its oldest one. Of several with as many, the
-/// one with the oldest entry is the largest.
+/// Number of a tenant's entries, and the number of its oldest one. If several tenants have as many,
+/// the one with the oldest entry is the largest.
 type Size = (usize, Reverse<u64>);
 
 impl<K, T, E> FairEntries<K, T, E>
@@ -42,7 +42,7 @@ where
     K: Hash + Eq + Copy,
     T: Hash + Eq + Copy,
 {
-    /// Room for so many entries.
+    /// Returns a store with room for this many entries.
     pub(super) fn new(entries_max: usize) -> Self {
         Self {
             entries_max,

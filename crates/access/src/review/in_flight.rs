@@ -14,7 +14,7 @@ use futures::{
 /// The answer that several wait for.
 pub(super) type Flight<T> = Shared<BoxFuture<'static, T>>;
 
-/// What is being asked, by key. It holds no more keys than there are callers and tasks that wait:
+/// The reviews in flight, by key. It holds no more keys than there are callers and tasks that wait:
 /// an answer that nothing waits for is given up.
 pub(super) struct Flights<K, T: Clone>(Arc<Mutex<InFlight<K, T>>>);
 

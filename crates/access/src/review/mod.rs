@@ -1,4 +1,4 @@
-//! What reviews of tokens and of reads share.
+//! The common part of reviews of tokens and of reads.
 //!
 //! The hazard is a crowd: thousands of clients that return at once, or one that sends random
 //! tokens, must neither flood the apiserver nor keep others waiting. So a verdict is kept for a

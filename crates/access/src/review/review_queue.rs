@@ -24,7 +24,7 @@ pub struct QueueLimits {
     pub in_flight_max: usize,
     /// Reviews that wait.
     pub waiting_max: usize,
-    /// How long one waits.
+    /// The longest wait of a review.
     pub wait_timeout: Duration,
 }
 

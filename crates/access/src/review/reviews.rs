@@ -23,22 +23,23 @@ use super::{
     verdict_cache::{Kept, Outcome, VerdictCache},
 };
 
-/// How long after a failure kubefan does not ask the apiserver for a verdict that the grace covers.
+/// Time after a failure in which kubefan does not ask the apiserver for a verdict that the grace
+/// covers.
 const OUTAGE_PAUSE: Duration = Duration::from_secs(1);
-/// How long kubefan then waits for an answer before the last verdict counts. An apiserver that
+/// Time that kubefan then waits for an answer before the last verdict counts. An apiserver that
 /// hangs must not delay every request by the timeout of a review.
 const RETURN_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long after a failed review the apiserver counts as one that does not answer.
+/// Time after a failed review for which the apiserver counts as one that does not answer.
 const UNANSWERED_FOR: Duration = Duration::from_secs(60);
 
 /// Options of the reviews of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReviewsOptions {
-    /// How many positive verdicts are kept, and how many negative ones.
+    /// Number of positive verdicts that are kept, and of negative ones.
     pub entries_max: usize,
-    /// How long a verdict counts after its time is over, while the apiserver cannot be asked.
+    /// Time for which an expired verdict counts while the apiserver cannot be asked.
     pub outage_grace: Duration,
-    /// Limits of what is sent.
+    /// Limits of the reviews that are sent.
     pub queue: QueueLimits,
 }
 
@@ -104,7 +105,7 @@ where
         }
     }
 
-    /// The verdict that is kept, also one that counts only in an outage.
+    /// Returns the cached verdict, also one that counts only in an outage.
     pub fn kept(&self, key: &K) -> Option<V> {
         match self.shared.cache.get(key)? {
             Kept::Fresh(verdict) | Kept::InGrace(verdict) => Some(verdict),
@@ -147,7 +148,7 @@ where
         let _wait = traces::wait(self.shared.metrics.kind);
         let (asked, is_new) = self.ask(key, holder, review);
         if is_new {
-            // The answer of one that is only slow must count for what comes next.
+            // The answer of a review that is only slow must count for later requests.
             tokio::spawn(asked.clone());
         }
         let verdict = match timeout(RETURN_TIMEOUT, asked.clone()).await {

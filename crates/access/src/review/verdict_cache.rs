@@ -22,7 +22,7 @@ pub trait Outcome: Clone + Send + Sync + 'static {
     /// Whether it lets the caller in.
     fn is_positive(&self) -> bool;
 
-    /// When it means nothing any more, whatever the outage; `None` for no such time.
+    /// The time at which it becomes void, also in an outage; `None` for no such time.
     fn ends_at(&self) -> Option<Instant>;
 
     /// Returns the holder whose share of the places it takes. `asker` asked for the verdict, which
@@ -54,7 +54,7 @@ impl<V: Outcome> Entry<V> {
     }
 }
 
-/// The verdicts, by what was asked.
+/// The verdicts, by question.
 pub(super) struct VerdictCache<K, V> {
     grace: Duration,
     kept: Mutex<Places<K, V>>,
@@ -69,7 +69,7 @@ struct Places<K, V> {
 type Entries<K, V> = FairEntries<K, Option<NonZeroU64>, Entry<V>>;
 
 impl<K: Hash + Eq + Copy, V: Outcome> VerdictCache<K, V> {
-    /// Keeps so many positive verdicts, and as many negative ones.
+    /// Returns a cache for this many positive verdicts, and as many negative ones.
     pub(super) fn new(entries_max: usize, grace: Duration) -> Self {
         let places = Places { positive: FairEntries::new(entries_max), negative: FairEntries::new(entries_max) };
         Self { grace, kept: Mutex::new(places) }

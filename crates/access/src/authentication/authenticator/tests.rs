@@ -1,4 +1,4 @@
-//! Who a caller is, by what its request presents.
+//! The identity of a caller, by the credentials of its request.
 
 use http::{HeaderMap, header};
 use kubefan_telemetry::metrics::Metrics;

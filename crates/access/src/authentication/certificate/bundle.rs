@@ -1,8 +1,8 @@
 //! A bundle of CAs, and whether one of them has signed a client certificate.
 //!
 //! The rules are those of Go's `x509.Verify` with `ExtKeyUsageClientAuth`. The library that rustls
-//! verifies with takes the top of a chain as a trusted key without limits. So what Go checks there
-//! is checked here: its time, its usages, and the length of chains below it. The hazard is a
+//! verifies with takes the top of a chain as a trusted key without limits. So Go's checks of the
+//! top are made here: its time, its usages, and the length of chains below it. The hazard is a
 //! certificate in the bundle that is no CA: it must not become one.
 
 use std::time::Duration;
@@ -18,7 +18,7 @@ use x509_parser::{
 
 use kubefan_common::tls::explain_pem;
 
-/// The extended key usages of which one must be named, if any is: `clientAuth` and
+/// The extended key usages. If a certificate names any, one of them must be `clientAuth` or
 /// `anyExtendedKeyUsage`.
 const CLIENT_AUTH: &[usize] = &[1, 3, 6, 1, 5, 5, 7, 3, 2];
 const ANY_USAGE: &[usize] = &[2, 5, 29, 37, 0];
@@ -58,7 +58,7 @@ pub struct CaBundle {
     ignored: usize,
 }
 
-/// What a CA limits, beside its key.
+/// The limits of a CA, beside its key.
 struct Limits {
     not_before: ASN1Time,
     not_after: ASN1Time,
@@ -132,7 +132,7 @@ impl CaBundle {
         ends.chain(ca).map(since_1970).min().ok_or(Untrusted::UnknownCa)
     }
 
-    /// What the CA at the top of a path limits.
+    /// Returns the limits of the CA at the top of a path.
     fn limits(&self, path: &VerifiedPath<'_>) -> Option<&Limits> {
         let at = self.anchors.iter().position(|anchor| std::ptr::eq(anchor, path.anchor()))?;
         self.limits.get(at)

@@ -1,4 +1,4 @@
-//! The certificate of a connection, and what it says about the caller.
+//! The certificate of a connection, and its verdict about the caller.
 //!
 //! A chain costs signatures to verify, so that is done once, when the connection begins, and again
 //! when other CAs are trusted. A request that has arrived stays its caller's, until the certificate
@@ -31,7 +31,7 @@ const NO_CA: &str = "kubefan trusts no CA of client certificates: it has no --cl
     kube-system/extension-apiserver-authentication";
 const UNREAD: &str = "kubefan could not read yet which CAs of client certificates it trusts; try again";
 
-/// What a certificate says about the caller.
+/// The caller, as a certificate proves it.
 #[derive(Debug, Clone)]
 pub enum CertificateVerdict {
     /// Its holder.
@@ -40,11 +40,11 @@ pub enum CertificateVerdict {
     Nothing(&'static str),
     /// It must not be used, and why.
     Refused(&'static str),
-    /// That cannot be said yet, and why.
+    /// The verdict is not known yet, and why.
     Unavailable(&'static str),
 }
 
-/// The certificate that a client has presented, and of which it has the private key.
+/// The certificate that a client has presented. The client has proved that it has the private key.
 pub struct ClientCertificate {
     chain: Vec<CertificateDer<'static>>,
     cas: Arc<TrustedCas>,
@@ -66,7 +66,7 @@ impl ClientCertificate {
         Arc::new(Self { chain, cas, last })
     }
 
-    /// What it says about the caller of a request that has arrived now.
+    /// Returns the verdict about the caller of a request that has arrived now.
     pub fn verdict(&self) -> CertificateVerdict {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let (trusted, generation) = self.cas.newest();

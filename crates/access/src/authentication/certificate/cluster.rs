@@ -31,7 +31,7 @@ struct ConfigMap {
 enum Failure {
     /// There are none: kubefan may not read them, or the cluster has none.
     NoCas(&'static str),
-    /// What was read cannot be used.
+    /// The ConfigMap was read, but its CAs cannot be used.
     Unusable(String),
     /// Nothing was read.
     NoAnswer,

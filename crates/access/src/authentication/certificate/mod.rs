@@ -1,4 +1,4 @@
-//! Client certificates: who their holders are, by the CAs that kubefan trusts.
+//! Client certificates: identifies their holders by the CAs that kubefan trusts.
 //!
 //! The hazard is a certificate that proves less than it seems to. The TLS handshake proves only
 //! that the client has the private key. Here the rest is verified, by the rules of kube-apiserver
@@ -8,7 +8,7 @@
 //! - [`subject`]: the user that a certificate names.
 //! - [`trusted_cas`]: the bundle in use, which is replaced when its source changes.
 //! - [`cluster`]: reads the bundle of the cluster from its ConfigMap.
-//! - [`client_certificate`]: the certificate of a connection, and what it says about the caller.
+//! - [`client_certificate`]: the certificate of a connection, and its verdict about the caller.
 
 pub mod bundle;
 pub mod client_certificate;

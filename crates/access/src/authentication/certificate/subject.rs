@@ -103,7 +103,7 @@ fn two_byte_text(bytes: &[u8]) -> Option<String> {
         return None;
     }
     let character = |pair: &[u8; 2]| match u16::from_be_bytes(*pair) {
-        // Reserved for what is no character.
+        // Reserved code points that are no characters.
         0xfdd0..=0xfdef | 0xfffe | 0xffff => None,
         point => char::from_u32(point.into()),
     };

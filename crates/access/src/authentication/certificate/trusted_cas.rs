@@ -17,7 +17,7 @@ use tracing::{info, warn};
 use super::bundle::{BundleError, CaBundle};
 use crate::authentication::caller::Clock;
 
-/// How often the file is checked for a new bundle, at most.
+/// The shortest interval between two checks of the file for a new bundle.
 const RENEWAL_INTERVAL: Duration = Duration::from_secs(10);
 /// The longest bundle, in bytes: about a thousand CAs. As much fits in a ConfigMap.
 const BUNDLE_BYTES_MAX: u64 = 1 << 20;
@@ -39,7 +39,7 @@ pub struct TrustedCas {
     current: Mutex<Current>,
 }
 
-/// What is trusted now.
+/// The CAs that are trusted now.
 #[derive(Clone)]
 pub(super) enum Trusted {
     /// Not known yet.
@@ -105,8 +105,8 @@ impl TrustedCas {
         }
     }
 
-    /// Reads the file again now, and logs what it contains. A bundle that cannot be used leaves the
-    /// one in use.
+    /// Reads the file again now, and logs its content. A bundle that cannot be used leaves the one
+    /// in use.
     pub fn reload(&self) {
         let Some(file) = &self.file else { return };
         if !self.current().renew(file) {

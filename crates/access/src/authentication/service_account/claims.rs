@@ -1,4 +1,4 @@
-//! What a token of a service account says (`pkg/serviceaccount/claims.go`), and whose it is
+//! The claims of a service account's token (`pkg/serviceaccount/claims.go`), and its user
 //! (`UserInfo` in `pkg/serviceaccount/util.go`).
 
 use std::{
@@ -82,7 +82,7 @@ impl Claims {
         Identity::service_account_name(&self.bound.namespace, &self.bound.serviceaccount.name)
     }
 
-    /// Whose it is, as a TokenReview would say.
+    /// Returns its user, as a TokenReview would.
     pub(super) fn identity(&self) -> Identity {
         let Bound { namespace, serviceaccount, pod, node, .. } = &self.bound;
         let mut extra = BTreeMap::new();

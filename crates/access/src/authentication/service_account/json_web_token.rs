@@ -8,7 +8,7 @@ use serde::{Deserialize, de::IgnoredAny};
 /// thousand.
 const TOKEN_BYTES_MAX: usize = 16 << 10;
 
-/// How a token is signed.
+/// The algorithm of a token's signature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub(super) enum Algorithm {
     RS256,
@@ -22,7 +22,7 @@ pub(super) enum Algorithm {
 pub(super) struct JsonWebToken<'a> {
     pub(super) algorithm: Algorithm,
     pub(super) key_id: String,
-    /// What the signature is over.
+    /// The signed part of the token.
     pub(super) signed: &'a str,
     pub(super) signature: Vec<u8>,
     pub(super) payload: Vec<u8>,
@@ -40,7 +40,7 @@ struct Header {
 }
 
 impl<'a> JsonWebToken<'a> {
-    /// `None` for what is no such token.
+    /// Parses a token. `None` for any other text.
     pub(super) fn parse(text: &'a str) -> Option<Self> {
         if text.len() > TOKEN_BYTES_MAX {
             return None;

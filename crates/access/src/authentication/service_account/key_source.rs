@@ -1,4 +1,4 @@
-//! Where the signing keys come from: the discovery of the apiserver's issuer
+//! Reads the signing keys from the discovery of the apiserver's issuer
 //! (`/.well-known/openid-configuration`, `/openid/v1/jwks`). Every service account may read it
 //! (ClusterRole `system:service-account-issuer-discovery`).
 //!

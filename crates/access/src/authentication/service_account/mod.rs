@@ -1,14 +1,14 @@
 //! Tokens of service accounts, checked here without a TokenReview (`--service-account-jwks`), if
 //! they are for an audience of kubefan's own.
 //!
-//! The check only ever says yes. What it cannot prove goes to a TokenReview: an unknown key, a
-//! claim that does not fit, an object that no cache has. So it can save reviews, and refuses
+//! The check only ever says yes. A token that it cannot prove goes to a TokenReview: an unknown
+//! key, a claim that does not fit, an object that no cache has. So it can save reviews, and refuses
 //! no caller that the apiserver knows.
 //!
 //! - `json_web_token`: the form of a token.
 //! - `signing_keys`: the keys that the apiserver signs with.
-//! - `key_source`: where they come from, and how often.
-//! - `claims`: what a token says, and whose it is.
+//! - `key_source`: their source, and the interval of its reads.
+//! - `claims`: the claims of a token, and its user.
 
 mod claims;
 mod json_web_token;

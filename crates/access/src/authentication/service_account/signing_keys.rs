@@ -1,8 +1,8 @@
 //! The public keys of the issuer of service account tokens: a JSON Web Key Set (RFC 7517).
 //!
-//! No library: the ones that are kept up need a second cryptographic library beside ring, or the
-//! crate `rsa`, which has an open advisory (RUSTSEC-2023-0071). What is left is base64, and which
-//! bytes ring wants. A key is used for its own algorithm only, whatever a token says.
+//! No library: the maintained ones need a second cryptographic library beside ring, or the crate
+//! `rsa`, which has an open advisory (RUSTSEC-2023-0071). The rest of the work is base64, and the
+//! bytes in ring's form. A key is used for its own algorithm only, whatever a token says.
 
 use std::collections::HashMap;
 
@@ -75,7 +75,7 @@ impl SigningKeys {
         Ok(Self { issuer, by_id: usable.take(KEYS_MAX).collect() })
     }
 
-    /// Who signs with them.
+    /// Returns the issuer that signs with them.
     pub(super) fn issuer(&self) -> &str {
         &self.issuer
     }

@@ -1,4 +1,4 @@
-//! Which reviews are sent, and what their answers mean.
+//! The reviews that are sent, and the effects of their answers.
 
 use std::sync::Mutex;
 

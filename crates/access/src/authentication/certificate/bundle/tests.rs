@@ -1,4 +1,4 @@
-//! Which certificates a bundle trusts: those that Go's `x509.Verify` trusts.
+//! A bundle trusts exactly the certificates that Go's `x509.Verify` trusts.
 
 use kubefan_testkit::certificates::{Content, NOW_SECONDS, Signer};
 use rcgen::{BasicConstraints, ExtendedKeyUsagePurpose, IsCa, KeyUsagePurpose};

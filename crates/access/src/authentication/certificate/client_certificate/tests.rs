@@ -1,4 +1,4 @@
-//! What a connection's certificate says, while time passes and CAs change.
+//! Verdicts of a connection's certificate while time passes and CAs change.
 
 use std::time::Duration;
 

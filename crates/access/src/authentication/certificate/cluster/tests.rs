@@ -13,7 +13,7 @@ use tower::{BoxError, service_fn, util::BoxCloneSyncService};
 use super::*;
 use crate::authentication::certificate::trusted_cas::Trusted;
 
-/// What the apiserver answers; `None`: nothing.
+/// Answer of the apiserver; `None`: no answer.
 type Answer = Arc<Mutex<Option<(StatusCode, Value)>>>;
 
 fn upstream(answer: &Answer) -> Upstream {

@@ -1,4 +1,4 @@
-//! Which user a subject names: the one that the apiserver reads.
+//! A subject names the same user as in the apiserver.
 
 use kubefan_testkit::certificates::{Content, Signer};
 use rcgen::DnType;
