@@ -1,4 +1,4 @@
-//! What servers know of the caches: one small trait, so that servers are tested without an
+//! The servers' view of the caches: one small trait, so that servers are tested without an
 //! upstream.
 
 use std::{any::Any, future::Future, sync::Arc};
@@ -30,7 +30,7 @@ pub struct Served {
     pub parser: Arc<ObjectParser>,
     /// State, history and views.
     pub hub: Arc<Hub>,
-    /// Counts the tenant of a reader as one that reads the cache, until it is dropped. `None` if
+    /// Counts the reader's tenant among those that read the cache, until it is dropped. `None` if
     /// nothing depends on that.
     pub reading: Option<Arc<dyn Any + Send + Sync>>,
 }

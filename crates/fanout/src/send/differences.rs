@@ -1,5 +1,6 @@
-//! Where the objects of events differ from those before them. The encoders of a cache share it: it
-//! is made once for an event, however many projections are compared, live and replayed.
+//! Differences between the objects of events and those before them. The encoders of a cache share
+//! them: each difference is computed once for an event, however many projections are compared, live
+//! and replayed.
 
 use std::{
     collections::BTreeMap,

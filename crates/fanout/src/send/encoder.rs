@@ -2,8 +2,8 @@
 //!
 //! The expensive parts are projections and deltas. An event is often sent in several views of one
 //! format at about the same time, so the encoder remembers the projection and the delta of the last
-//! events, and the projections of objects, within a budget. What is forgotten is made
-//! again: a full budget costs time, never memory and never a wrong byte.
+//! events, and the projections of objects, within a budget. Forgotten bytes are made again: a full
+//! budget costs time, never memory and never a wrong byte.
 //!
 //! A delta is made from the object's previous bytes, so the hazard is a client that does not have
 //! them, or has others. A stream records which bases its client has ([`DeltaBases`]); every other
@@ -44,7 +44,7 @@ use crate::send::{
 /// The number of events whose bytes are remembered. Views send an event at about the same time.
 const RECENT_EVENTS_MAX: usize = 128;
 
-/// The objects of which a client has the bytes that deltas are made from.
+/// The delta bases that a client has: the objects whose bytes it still holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeltaBases {
     /// All: it was sent a snapshot, or retained everything that it was sent before.
@@ -55,7 +55,7 @@ pub enum DeltaBases {
     None,
 }
 
-/// What was written for one entry.
+/// Result of writing one entry.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Written {
     /// Number of messages: zero if the change did not touch the projection.
@@ -80,8 +80,8 @@ pub struct Encoder {
 /// A delta and its base; `None` if it would not be shorter than the object.
 type MadeDelta = Option<(Bytes, DeltaBase)>;
 
-/// What was made of recent events. They are compared by address: a backfill may have an event of
-/// the same version with other bytes.
+/// Remembered results for recent events. They are compared by address: a backfill may have an event
+/// of the same version with other bytes.
 #[derive(Default)]
 struct Recent {
     changed: VecDeque<(Weak<WatchEvent>, bool)>,
@@ -147,29 +147,29 @@ impl Encoder {
         Self { differences, ..self }
     }
 
-    /// A writer of frames for one subscriber, with room for so many bytes of heads and small
-    /// bodies.
+    /// Returns a writer of frames for one subscriber, with room for this many bytes of heads and
+    /// small bodies.
     pub fn writer(&self, capacity: usize) -> FrameWriter<'_> {
         FrameWriter::new(&self.layout, capacity)
     }
 
-    /// A writer of frames into one buffer, with room for so many bytes.
+    /// Returns a writer of frames into one buffer, with room for this many bytes.
     pub fn buffer(&self, capacity: usize) -> FrameBuffer<'_> {
         FrameBuffer::new(&self.layout, capacity)
     }
 
-    /// What it may retain.
+    /// The budgets of the bytes that it retains.
     pub fn budgets(&self) -> &Budgets {
         &self.budgets
     }
 
-    /// Drops everything that it retains for reuse, except what it shares.
+    /// Drops everything that it retains for reuse, except the parts that it shares.
     pub fn forget(&self) {
         *lock(&self.recent) = Recent::default();
         *lock(&self.projected) = Projected::default();
     }
 
-    /// Drops what it retains of an object that no longer exists.
+    /// Drops the bytes that it retains of an object that no longer exists.
     pub fn deleted(&self, key: &ObjectKey) {
         if self.remembers() {
             lock(&self.projected).objects.remove(key);

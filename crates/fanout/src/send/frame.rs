@@ -49,7 +49,7 @@ const DELTA_ZSTD: u32 = 3;
 pub struct EventHead<'a> {
     /// The version to resume from; `None` if the stream is inside a snapshot, gap or catch-up.
     pub resume: Option<ResourceVersion>,
-    /// What happened.
+    /// The kind of the change.
     pub kind: Kind,
     /// The reason of a delete.
     pub reason: DeleteReason,
@@ -104,7 +104,7 @@ pub struct Body {
     base: Option<DeltaBase>,
 }
 
-/// What a delta is made from.
+/// The base of a delta.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeltaBase {
     /// The version of the object's state.
@@ -186,7 +186,7 @@ pub trait Sink {
     fn message(&mut self, message: &WatchResponse);
 }
 
-/// How a message is framed: as a gRPC frame, or as an event of a Kubernetes watch over HTTP.
+/// Framing of a message: as a gRPC frame, or as an event of a Kubernetes watch over HTTP.
 #[derive(Debug, Default)]
 pub enum Layout {
     /// `WatchResponse` messages with gRPC's prefix.
@@ -205,7 +205,8 @@ impl Layout {
         }
     }
 
-    /// What only the first event of a stream has: the column definitions of tables.
+    /// Returns the part that only the first event of a stream has: the column definitions of
+    /// tables.
     pub fn columns(&self) -> Option<Bytes> {
         match self {
             Self::Http(_, type_meta) => type_meta.column_definitions(),
@@ -258,7 +259,7 @@ pub struct FrameBuffer<'a> {
 }
 
 impl<'a> FrameBuffer<'a> {
-    /// With room for so many bytes.
+    /// Returns a buffer with room for this many bytes.
     pub fn new(layout: &'a Layout, capacity: usize) -> Self {
         Self { layout, bytes: BytesMut::with_capacity(capacity) }
     }
@@ -327,7 +328,7 @@ impl Sink for FrameWriter<'_> {
 }
 
 impl<'a> FrameWriter<'a> {
-    /// With room for so many bytes of heads and small bodies.
+    /// Returns a writer with room for this many bytes of heads and small bodies.
     pub fn new(layout: &'a Layout, capacity: usize) -> Self {
         let heads = BytesMut::with_capacity(capacity);
         Self { layout, heads, bodies: Vec::new(), body_bytes: 0, messages: 0 }

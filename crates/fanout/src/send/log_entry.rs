@@ -14,7 +14,7 @@ use kubefan_model::{
     selection::Selection,
 };
 
-/// What an entry sends.
+/// Content of an entry.
 #[derive(Debug, Clone)]
 pub enum EntryKind {
     /// An event.
@@ -32,7 +32,7 @@ pub enum EntryKind {
 pub struct LogEntry {
     /// The version that history reaches with the record that this is part of.
     pub version: ResourceVersion,
-    /// What is sent.
+    /// The content to send.
     pub kind: EntryKind,
     /// When it was read from upstream; `None` if the entry was made from history.
     pub received: Option<Instant>,

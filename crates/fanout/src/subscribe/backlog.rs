@@ -1,4 +1,5 @@
-//! What a stream is sent before it reads the view's log: a snapshot, a catch-up, or a backfill.
+//! The backlog of a stream, which is sent before the view's log: a snapshot, a catch-up, or a
+//! backfill.
 //!
 //! A backlog pins the state that it is made from. The server ends a stream whose backlog makes no
 //! progress.
@@ -29,12 +30,12 @@ use crate::{
     },
 };
 
-/// One part of what is sent, and what follows it.
+/// One part of a backlog, and the parts after it.
 pub(super) struct Backlog {
     part: BacklogPart,
     /// Objects and events sent so far.
     sent: usize,
-    /// What is sent after this part and before the log.
+    /// Sent after this part and before the log.
     then: Option<Box<Backlog>>,
 }
 
@@ -43,13 +44,13 @@ pub(super) enum BacklogPart {
     Objects { header: SnapshotHeader, store: Store, last: Option<ObjectKey> },
     /// The state in compressed chunks.
     Chunks { header: SnapshotHeader, chunks: SharedSnapshotReader, next: usize },
-    /// What changed, each object once.
+    /// The changed objects, each once.
     CatchUp { catch_up: Box<CatchUp>, is_started: bool },
     /// The events of a backfill after the version `after`. Events up to `sent_up_to` were sent.
     Backfill { backfill: Arc<Backfill>, after: ResourceVersion, sent_up_to: ResourceVersion },
 }
 
-/// How a snapshot starts and ends.
+/// Start and end of a snapshot.
 pub(super) struct SnapshotHeader {
     pub(super) version: ResourceVersion,
     /// The resource and the cluster, taken when the start is sent.
@@ -80,7 +81,7 @@ impl Backlog {
         self
     }
 
-    /// For a backfill, the version up to which it is read.
+    /// Returns the end of a backfill: the version up to which it was read. `None` for other parts.
     pub(super) fn backfilled_up_to(&self) -> Option<ResourceVersion> {
         match &self.part {
             BacklogPart::Backfill { backfill, .. } => Some(backfill.reached),
@@ -88,7 +89,7 @@ impl Backlog {
         }
     }
 
-    /// What follows this part.
+    /// Returns the next part.
     pub(super) fn into_next(self) -> Option<Box<Self>> {
         self.then
     }
@@ -168,7 +169,7 @@ fn take_chunks(
     header.write_begin(&mut begin);
     let mut frames = begin.finish();
     let first = *next;
-    // At least one chunk each time, whatever its size.
+    // At least one chunk each time, however large.
     let (is_complete, yields) = loop {
         if *next > first && frames.len() >= bytes_max {
             break (false, false);
@@ -275,7 +276,7 @@ impl SnapshotHeader {
         }
     }
 
-    /// Writes the end of a snapshot of so many objects. Returns the version to resume from.
+    /// Writes the end of a snapshot of this many objects. Returns the version to resume from.
     fn write_end(&self, objects: usize, frames: &mut FrameWriter<'_>) -> ResourceVersion {
         frames.message(&control::snapshot_end(self.version, objects as u64));
         if self.marks_end {

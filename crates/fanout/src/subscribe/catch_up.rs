@@ -1,4 +1,4 @@
-//! A catch-up: what changed for one selection since a version, each object once.
+//! A catch-up: the changes for one selection since a version, each object once.
 //!
 //! It is made from two states: the state now, which is pinned at the start, and the selection's
 //! members at the old version, which history gives. The hazard is an object that has left the
@@ -27,7 +27,7 @@ use crate::send::{
     frame::{Body, EventHead, FrameWriter, Sink},
 };
 
-/// How many changes are read at a time.
+/// Number of changes that are read at a time.
 pub(super) const CHANGES_MAX: usize = 1000;
 
 /// A catch-up in progress.
@@ -122,7 +122,7 @@ impl CatchUp {
         self.unread = rest.map(Bound::Excluded);
     }
 
-    /// Compares a slice of what was read. Returns whether all of history was compared.
+    /// Compares a slice of the history read so far. Returns whether all of history was compared.
     pub(super) fn compare(&mut self, selection: &Selection) -> bool {
         if self.is_compared {
             return true;
@@ -165,7 +165,7 @@ impl CatchUp {
         // An older change replaces newer ones: what counts is the object at `from`.
         match before.filter(|before| selection.matches(before)) {
             Some(before) => drop(self.before.insert(key, Some(before))),
-            // It was not selected at `from`. That matters only if it is now.
+            // It was not selected at `from`. That matters only if it is selected now.
             None if self.store.get(key.as_str()).is_some_and(|now| selection.matches(now)) => {
                 self.before.insert(key, None);
             }

@@ -1,4 +1,4 @@
-//! Subscriptions: where one starts, what it is sent first, and how it continues.
+//! Subscriptions: their starts, their backlogs, and their ways to continue.
 
 mod backlog;
 mod catch_up;

@@ -9,7 +9,7 @@ use kubefan_model::ResourceVersion;
 
 use crate::{hub::Fresh, views::log::Replayed};
 
-/// Where a subscription starts.
+/// Start of a subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
     /// With a snapshot of [the state](SubscribeOptions::fresh), then events.
@@ -27,11 +27,11 @@ pub enum Start {
 /// Everything that a subscriber asks for.
 #[derive(Debug, Clone)]
 pub struct SubscribeOptions {
-    /// Where it starts.
+    /// Its start.
     pub start: Start,
-    /// How it continues if it falls behind.
+    /// Reaction if it falls behind.
     pub on_lag: OnLag,
-    /// How it continues if history cannot resume from its version.
+    /// Reaction if history cannot resume from its version.
     pub on_expired: OnExpired,
     /// The cluster that its version is of; empty if that is not known.
     pub cluster: String,
@@ -81,7 +81,7 @@ pub struct Provided {
     pub permit: Option<Arc<GatePermit>>,
     /// The history after its version ([`Hub::replay`](crate::Hub::replay)).
     pub replayed: Option<Replayed>,
-    /// How often [`Hub::try_subscribe`](crate::Hub::try_subscribe) has asked for a replay.
+    /// Number of replays that [`Hub::try_subscribe`](crate::Hub::try_subscribe) has asked for.
     pub replays_asked: usize,
 }
 

@@ -1,8 +1,8 @@
-//! What a live subscription shows of itself to those who ask from outside.
+//! A live subscription, as observers see it.
 //!
-//! The task that sends a subscription writes here where it is, in memory that no other subscription
-//! has a part in. Nothing is computed until a caller asks: how far it is behind follows from its
-//! place and from the log of its view, whose lock is held for a moment.
+//! The task that sends a subscription writes its place here, in memory that no other subscription
+//! has a part in. Nothing is computed until a caller asks: the lag follows from its place and from
+//! the log of its view, whose lock is held for a moment.
 
 use std::sync::{
     Arc, Weak,
@@ -22,7 +22,7 @@ use crate::{
     },
 };
 
-/// Where a subscription is. Written by the task that sends it.
+/// The place of a subscription. Written by the task that sends it.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     /// The place in the log of its view.
@@ -68,9 +68,9 @@ pub struct Observer {
 pub struct Observed {
     /// Its resource.
     pub resource: ResolvedResource,
-    /// What it selects.
+    /// Its selection.
     pub selection: Selection,
-    /// How it is sent.
+    /// Its format.
     pub format: Format,
     /// The last version to resume from that was sent.
     pub version: Option<ResourceVersion>,
@@ -82,7 +82,7 @@ impl Observer {
         Self { hub: Arc::downgrade(hub), view: Arc::downgrade(view), progress, way }
     }
 
-    /// How it started: `snapshot`, or the way of its resume, as `kubefan_resumes_total` has it.
+    /// Returns its start: `snapshot`, or the way of its resume, as `kubefan_resumes_total` has it.
     pub fn way(&self) -> &'static str {
         self.way
     }
@@ -97,7 +97,7 @@ impl Observer {
         self.progress.bytes.load(Ordering::Relaxed)
     }
 
-    /// How far it is behind.
+    /// Returns its lag.
     pub fn behind(&self, now: Instant) -> Behind {
         let view = self.view.upgrade();
         view.map(|view| view.behind(self.progress.item.load(Ordering::Relaxed), now)).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! Where a subscription starts or continues: what it is sent first, and its place in the view's log
+//! The point where a subscription starts or continues: its backlog, and its place in the view's log
 //! after that.
 //!
 //! Both are taken in one critical section of the hub, so that there is no gap and no repeat between
@@ -33,7 +33,7 @@ use crate::{
     },
 };
 
-/// Where a subscription starts or continues.
+/// The point where a subscription starts or continues.
 pub(super) struct StartPoint {
     /// The place in the view's log.
     pub(super) cursor: Cursor,
@@ -47,10 +47,10 @@ pub(super) struct StartPoint {
 pub(super) enum First {
     /// Nothing: it waits until the cache has passed this version.
     Nothing(ResourceVersion),
-    /// A proved state that the cache has not reached, in place of a snapshot of the cache. What
-    /// follows is after its version.
+    /// A proved state that the cache has not reached, in place of a snapshot of the cache. Only
+    /// events after its version follow.
     Proved { proved: ProvedState, marks_end: bool },
-    /// A snapshot; if it starts again, in place of what came after this version.
+    /// A snapshot. If it starts over, it replaces everything after this version.
     Snapshot { restarted_from: Option<ResourceVersion>, marks_end: bool },
     /// The changes that this part of history has after a version.
     History(HistorySource, ResourceVersion),
@@ -169,7 +169,7 @@ impl Hub {
                     let restarted_from = Some(expired.requested);
                     (First::Snapshot { restarted_from, marks_end: false }, Lag::Restart)
                 }
-                // What the log said is reported: it is what the subscriber ran into.
+                // The log's error is reported: the subscriber ran into that one.
                 _ => {
                     self.metrics.lag(Lag::Expired);
                     return Err(expired.into());

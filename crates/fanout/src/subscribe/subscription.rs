@@ -60,7 +60,7 @@ pub struct Subscription {
     permit: Option<Arc<GatePermit>>,
     /// The last version to resume from that was sent.
     resume: Option<ResourceVersion>,
-    /// What it shows of itself; `way` is how it started.
+    /// Its place, for observers; `way` is the way of its start.
     progress: Arc<Progress>,
     way: Option<Resume>,
     /// Something was sent.
@@ -73,7 +73,7 @@ pub struct Subscription {
     inside_gap: bool,
     on_lag: OnLag,
     on_expired: OnExpired,
-    /// How it ended; `None` if its subscriber dropped it.
+    /// Its end; `None` if its subscriber dropped it.
     end: Option<StreamEnd>,
 }
 
@@ -136,7 +136,7 @@ impl Subscription {
         }
     }
 
-    /// What readers of its cache are warned of, over HTTP.
+    /// Returns the warnings to readers of its cache, over HTTP.
     pub fn warnings(&self) -> Warnings {
         self.hub.warnings()
     }
@@ -158,7 +158,7 @@ impl Subscription {
         self.has_yielded
     }
 
-    /// How it started: the way of its resume, or `snapshot`.
+    /// Returns its start: the way of its resume, or `snapshot`.
     pub fn way(&self) -> &'static str {
         self.way.map_or("snapshot", Resume::as_str)
     }
@@ -239,7 +239,7 @@ impl Subscription {
     /// Finds a new start point after it has fallen behind the retained events.
     fn lag(&mut self, expired: Expired) -> Result<(), StreamEnd> {
         let sent = self.resume.filter(|_| !self.inside_gap || planted::is(Bug::LaggingInsideGap));
-        // If it lags while it sends a backlog, that permit is good for what follows.
+        // If it lags while it sends a backlog, it keeps that permit for the next one.
         let permit = self.permit.take();
         let Self { on_lag, on_expired, holder, .. } = *self;
         let lagging = Lagging { sent, expired, on_lag, on_expired, holder, permit };
@@ -355,7 +355,7 @@ impl Subscription {
                     frames.append(written);
                     received = received.or(self.advance(&entries, end));
                 }
-                // What was taken is sent first; the next call fails again.
+                // Messages already taken are sent first; the next call fails again.
                 Err(_) if !frames.is_empty() => break,
                 Err(error) => return Err(error),
             }

@@ -1,9 +1,9 @@
 //! Registers a subscription.
 //!
-//! [`Hub::try_subscribe`] plans and subscribes in one critical section. What takes time, a gate
-//! permit or a backfill, cannot be fetched there, so it is returned as a [`Need`]. The caller
-//! fetches it without the lock, and asks again with all of it: the decision is made anew each time,
-//! in one place, and never goes stale between planning and subscribing.
+//! [`Hub::try_subscribe`] plans and subscribes in one critical section. A gate permit or a backfill
+//! takes time and cannot be fetched there, so it is returned as a [`Need`]. The caller fetches it
+//! without the lock, and asks again with all of it: the decision is made anew each time, in one
+//! place, and never goes stale between planning and subscribing.
 
 use std::sync::Arc;
 
@@ -48,14 +48,14 @@ pub enum Need {
 /// Why there is no subscription.
 #[derive(Debug)]
 pub enum NotSubscribed {
-    /// It is refused.
+    /// The subscription is refused.
     Refused(Refusal),
     /// Something must be fetched first.
     Needs(Need),
 }
 
-/// How often a replay is asked for, for one subscription. After that its history is tested inside
-/// the critical section.
+/// Limit of replays for one subscription. After that its history is tested inside the critical
+/// section.
 const REPLAYS_ASKED_MAX: usize = 2;
 
 impl From<Refusal> for NotSubscribed {
@@ -71,7 +71,7 @@ impl From<Expired> for NotSubscribed {
 }
 
 impl Hub {
-    /// Registers a subscription, or says what must be provided first. A resume is counted once,
+    /// Registers a subscription, or returns what must be provided first. A resume is counted once,
     /// when it is decided.
     pub fn try_subscribe(
         self: &Arc<Self>,
@@ -210,7 +210,7 @@ impl Hub {
             if options.may_be_complete && version.sub() == 0 { self.place_of(published, version)? } else { version };
         if provided.other_history.is_none() && version.is_end() {
             let reached = published.serving(Instant::now())?.version;
-            // The client has all events of its version, of which the cache may have a part.
+            // The client has all events of its version. The cache may have only a part of them.
             if reached.is_at(version) && reached < version {
                 return Ok((First::Nothing(version), Some((version, Resume::Ring))));
             }

@@ -1,4 +1,4 @@
-//! What many caches hold together.
+//! Limits of many caches together.
 
 use kubefan_admission::Holder;
 use kubefan_cache::{OnLag, RetainedLimits};
@@ -72,7 +72,7 @@ fn with_long_ring(budgets: &ProcessBudgets) -> Cache {
     cache
 }
 
-/// Budgets with room for the logs of so many views that see all events of a test.
+/// Budgets with room for the logs of this many views that see all events of a test.
 fn logs_of(views: usize) -> (ProcessBudgets, usize) {
     let logs_bytes_max = views * EVENTS as usize * size_of::<LogItem>();
     (ProcessBudgets::new(RetainedLimits { logs_bytes_max, ..RetainedLimits::default() }), logs_bytes_max)
@@ -135,7 +135,7 @@ async fn a_resume_from_before_a_shortened_log_misses_and_repeats_nothing() {
     sent.extend(ready(&mut unbroken).await);
     assert_eq!(sent.len(), EVENTS as usize + 1);
     assert_eq!((ready(&mut resumed).await, ready(&mut late).await), (sent.clone(), sent));
-    // It waited for what was trimmed, and must not take other events for that.
+    // It waited for events that were trimmed, and must not take others instead.
     assert!(matches!(greedy[0].next().await, Err(StreamEnd::Expired(_))));
     drop(unbroken);
     drop(greedy);
@@ -209,7 +209,7 @@ async fn history_that_a_shortened_log_no_longer_has_is_not_tested_inside_the_cri
 const VIEWS_PER_KEY: usize = 4;
 const RESUMES: u64 = 10;
 
-/// A subscription, the version after which it is sent every event, and what it was sent.
+/// A subscription, the version after which it is sent every event, and its messages so far.
 struct Resumed {
     subscription: Subscription,
     from: u64,

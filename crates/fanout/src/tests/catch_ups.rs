@@ -1,5 +1,4 @@
-//! How subscribers continue from versions that the ring has evicted: catch-ups, restarts, and
-//! expired versions.
+//! Resumes from versions that the ring has evicted: catch-ups, restarts, and expired versions.
 
 use std::collections::BTreeMap;
 

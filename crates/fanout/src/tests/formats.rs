@@ -16,7 +16,7 @@ fn format(encoding: Encoding) -> Format {
     Format::new(Projection::default(), false, encoding).unwrap()
 }
 
-/// A subscriber that retains what it is sent, as a client of deltas does.
+/// A subscriber that retains the objects it received, as a client of deltas does.
 struct Client {
     subscription: Subscription,
     held: HashMap<String, Bytes>,

@@ -1,5 +1,5 @@
-//! Gaps: one record that all views share, of which each subscriber takes what it selects; and what
-//! they mean to watches over HTTP, which cannot express them.
+//! Gaps: one record that all views share. Each subscriber takes the part that it selects. Also
+//! their effect on watches over HTTP, which cannot express them.
 
 use kubefan_model::projection::Projection;
 

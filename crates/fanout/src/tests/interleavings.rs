@@ -67,7 +67,7 @@ fn write(mut cache: Cache) {
     }
 }
 
-/// What one subscriber was sent.
+/// Messages of one subscriber.
 #[derive(Default)]
 struct Received {
     /// The versions of events after the snapshot.
@@ -137,8 +137,8 @@ fn each_event_of_a_selection_comes_once(labels: &str) {
     }
 }
 
-/// A connection: one waker and several streams, of which only ready ones are read; a bookmark if
-/// there is nothing more.
+/// A connection: one waker and several streams. Only ready streams are read; a bookmark if there is
+/// nothing more.
 fn a_connection_reads_only_ready_streams() {
     let cache = started();
     // The last one is tested outside of the critical section.

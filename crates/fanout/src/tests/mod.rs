@@ -142,8 +142,8 @@ fn version(number: u64) -> ResourceVersion {
     ResourceVersion::new(number).unwrap()
 }
 
-/// A message in one line, such as `+web@11 (11)`: what happened, the key, the version, and in
-/// brackets the resume version.
+/// A message in one line, such as `+web@11 (11)`: its kind, the key, the version, and in brackets
+/// the resume version.
 fn line(message: &WatchResponse) -> String {
     use watch_response::Message::{
         Bookmark, CatchUpBegin, CatchUpEnd, Event, GapBegin, GapEnd, SnapshotBegin, SnapshotChunk, SnapshotEnd,

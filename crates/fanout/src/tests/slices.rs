@@ -15,7 +15,7 @@ pub(super) fn many_terms() -> String {
     (0..100).map(|number| format!("!absent-{number}")).collect::<Vec<_>>().join(",")
 }
 
-/// How often others can run until a subscription has no more, and what it was sent.
+/// Number of times that others can run until a subscription has no more, and its messages.
 fn rounds(subscription: &mut Subscription) -> (usize, Vec<String>) {
     let mut rounds = 0;
     let mut sent = Vec::new();

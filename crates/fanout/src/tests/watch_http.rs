@@ -73,7 +73,7 @@ async fn a_metadata_watch_has_the_version_of_the_event_when_an_object_leaves() {
     assert_eq!(lines(&mut web).await, ["ADDED a@5", "DELETED a@11"]);
 }
 
-/// What a watch-list is served whose state was proved to be the one at `at`.
+/// Options of a watch-list whose state was proved to be the one at `at`.
 pub(super) fn proved(cache: &Cache, at: u64) -> SubscribeOptions {
     let CachePosition { epoch, store, version: cached_at, .. } = cache.hub.position().unwrap();
     let fresh = cache.hub.serve_proved(ProvedState { epoch, store, cached_at, version: version(at) });
@@ -148,8 +148,8 @@ async fn a_watch_from_a_version_ahead_of_the_cache_skips_events_up_to_it() {
     cache.list(&[("a", "web", 5)], 10);
     let ahead =
         |cache: &Cache| subscribe(cache, "app=web", Projection::default(), Start::Await(version(20)).into()).unwrap();
-    // One waits before anything comes; one looks only when some of it is there; and one comes in
-    // the middle.
+    // One waits before anything comes; one is only read when some of it is there; and one
+    // subscribes in the middle.
     let mut web = ahead(&cache);
     assert!(lines(&mut web).await.is_empty());
     let mut late = ahead(&cache);

@@ -47,7 +47,7 @@ pub struct SelectorIndex {
 
 #[derive(Default)]
 struct FieldValues {
-    /// How the field is read; set with the first view.
+    /// Parses the field; set with the first view.
     parser: Option<Arc<ObjectParser>>,
     values: ValueTable,
 }
@@ -200,7 +200,7 @@ impl SelectorIndex {
         views + self.names.bytes() + self.namespaces.bytes() + labels + fields
     }
 
-    /// How many views are filed under a term's values.
+    /// Returns the number of views that are filed under a term's values.
     fn crowd(&self, term: &Equality<'_>) -> usize {
         let table = match term {
             Equality::Name(_) => Some(&self.names),

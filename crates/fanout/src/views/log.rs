@@ -6,16 +6,16 @@
 //! thousand integers. A queue per subscriber would cost an append per delivery and memory that slow
 //! readers decide about.
 //!
-//! The log covers history after its floor, which is never below the ring's: what the ring evicts is
-//! trimmed here too, and a cursor below the first entry is an error, never a silent skip. The log
-//! can also grow at the old end, when a subscriber resumes from before the view was made. So
-//! sequence numbers start in the middle of their range.
+//! The log covers history after its floor, which is never below the ring's: records that the ring
+//! evicts are trimmed here too, and a cursor below the first entry is an error, never a silent
+//! skip. The log can also grow at the old end, when a subscriber resumes from before the view was
+//! made. So sequence numbers start in the middle of their range.
 //!
 //! If the logs of a tenant are too large, their oldest items are trimmed although the ring has
 //! them. A log never grows at the old end after items were trimmed: an older item would get the
 //! sequence number of a trimmed one, and a subscriber that is behind would read it in place of the
-//! one that it missed. A resume from before such a log gets another view. If its selection and
-//! format have as many views as they may, it continues as a subscriber that is behind.
+//! one that it missed. A resume from before such a log gets another view. If the number of views of
+//! its selection and format is at the limit, it continues as a subscriber that is behind.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -31,7 +31,7 @@ use crate::send::log_entry::{EntryKind, LogEntry};
 pub enum LogItem {
     /// An event.
     Event(LogEntry),
-    /// A gap, of which a subscriber takes what the view selects.
+    /// A gap. A subscriber takes the events that the view selects.
     Gap(Arc<ViewGap>),
     /// An event that the selection has not tested yet, and when it was received. Subscribers wait
     /// in front of it.
@@ -88,7 +88,7 @@ impl Replayed {
         (self.epoch, self.after) == (epoch, version)
     }
 
-    /// The items up to `floor`, and the version up to which these are complete.
+    /// Returns the items up to `floor`, and the version up to which they are complete.
     pub fn up_to(mut self, floor: ResourceVersion) -> (Vec<LogItem>, ResourceVersion) {
         self.items.truncate(self.items.partition_point(|item| item.version() <= floor));
         (self.items, self.up_to.min(floor))
@@ -139,7 +139,7 @@ impl Cursor {
         }
     }
 
-    /// How many of the entries that were read here lie before `cursor`.
+    /// Returns how many of the entries that were read here lie before `cursor`.
     pub fn skipped(self, entries: &[LogEntry], cursor: Self) -> usize {
         if cursor.place > self.place {
             entries.partition_point(|entry| self.past(std::slice::from_ref(entry)) <= cursor)
@@ -154,13 +154,13 @@ impl Cursor {
     }
 }
 
-/// How far a subscription is behind: what its view has for it and was not handed to its connection
-/// yet. What the connection, the kernel and the network hold is not counted.
+/// Lag of a subscription: events that its view has for it and that were not handed to its
+/// connection yet. Bytes in the connection, the kernel and the network are not counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Behind {
     /// Events. If the log has trimmed some of them, those that are left.
     pub events: usize,
-    /// How long the first of them has waited; `None` if there is none, or if it was read from
+    /// Time that the first of them has waited; `None` if there is none, or if it was read from
     /// history.
     pub time: Option<Duration>,
     /// Some of them are no longer retained: the subscription continues with a catch-up or a
@@ -176,7 +176,7 @@ pub struct ViewLog {
     /// A cursor before it has missed something that was trimmed.
     missed_before: u64,
     items: VecDeque<LogItem>,
-    /// How many items are untested. All of them come after `tested_to`.
+    /// Number of untested items. All of them come after `tested_to`.
     untested: usize,
     tested_to: u64,
     /// An untested item was trimmed since the last test: a subscriber that waited in front of it
@@ -278,7 +278,7 @@ impl ViewLog {
         }
     }
 
-    /// How far a subscription at this item is behind.
+    /// Returns the lag of a subscription at this item.
     pub fn behind(&self, item: u64, now: Instant) -> Behind {
         let is_expired = item < self.missed_before;
         let next = Cursor::at(item.max(self.missed_before));
@@ -351,7 +351,7 @@ impl ViewLog {
         (from, untested.take(events_max).collect())
     }
 
-    /// Replaces untested events from a place on by what their tests have found; those that were
+    /// Replaces untested events from a place on by the results of their tests; those that were
     /// trimmed meanwhile stay away. Returns whether a subscriber that waited in front of them can
     /// read on now, or has missed one.
     pub fn tested(&mut self, from: Cursor, found: Vec<LogItem>) -> bool {
@@ -443,7 +443,7 @@ mod tests {
         assert_eq!(empty.floor_leaving(0.5), version(10));
     }
 
-    /// Otherwise older history would get the sequence numbers of what was trimmed.
+    /// Otherwise older history would get the sequence numbers of trimmed items.
     #[test]
     fn a_subscription_can_start_before_a_log_only_if_nothing_was_trimmed() {
         let mut log = ViewLog::new(version(10), Budget::alone(0).share());

@@ -2,12 +2,13 @@
 //! shared by the others.
 //!
 //! The problem is to encode each message once per view and not once per subscriber, without
-//! deciding in advance what belongs together. Segments are cut where a subscriber takes: one that
-//! is behind finds the same segments in the same order, because the others took them before. They
-//! are encoded outside of every lock; a subscriber that needs a segment that is being encoded waits
-//! for it. They are retained only while some subscriber still has to take them, within a limit per
-//! view and a budget of the process, and made again from the log if they are missing. Encoding at
-//! commit time instead would hold up every commit, also for views without a reader at that moment.
+//! deciding in advance which messages belong together. Segments are cut where a subscriber takes:
+//! one that is behind finds the same segments in the same order, because the others took them
+//! before. They are encoded outside of every lock; a subscriber that needs a segment that is being
+//! encoded waits for it. They are retained only while some subscriber still has to take them,
+//! within a limit per view and a budget of the process, and made again from the log if they are
+//! missing. Encoding at commit time instead would hold up every commit, also for views without a
+//! reader at that moment.
 
 use std::{
     collections::BTreeMap,
@@ -70,7 +71,7 @@ impl Content {
         Self { bytes: bytes.freeze(), ends, delta_bases }
     }
 
-    /// Where the bytes of an entry start, and the number of messages before it.
+    /// Returns the start of an entry's bytes, and the number of messages before it.
     fn start(&self, index: usize) -> (usize, usize) {
         index.checked_sub(1).map_or((0, 0), |last| self.ends[last])
     }
@@ -102,7 +103,7 @@ impl Segment {
     }
 
     /// Its memory, in bytes. Segments without entries count too: there are thousands of them in a
-    /// large gap of which the view sees little.
+    /// large gap if the view sees little of it.
     fn cost_bytes(&self) -> usize {
         size_of::<Self>() + size_of_val(&*self.entries) + self.estimate_bytes
     }
@@ -171,9 +172,9 @@ impl Segments {
         Self { segments: BTreeMap::new(), share }
     }
 
-    /// The segment that contains `cursor`, which points at an item of the log. It is cut from the
-    /// log if there is none. `None` if the item is a gap of which no part from there on is known:
-    /// see [`Self::share_part`].
+    /// Returns the segment that contains `cursor`, which points at an item of the log. It is cut
+    /// from the log if there is none. `None` if the item is a gap and no part from there on is
+    /// known: see [`Self::share_part`].
     pub fn at(&mut self, cursor: Cursor, log: &ViewLog) -> Option<Arc<Segment>> {
         let before = self.segments.range(..=cursor).next_back();
         if let Some((_, segment)) = before.filter(|(_, segment)| cursor < segment.end) {
@@ -299,7 +300,7 @@ mod tests {
         assert_eq!(budget.used(), BUDGET_BYTES, "a limit remains");
     }
 
-    /// The parts of a gap of which the view sees nothing.
+    /// Parts of a gap without events of the view.
     #[test]
     fn segments_without_entries_are_bounded_too() {
         let log = log(1);

@@ -1,7 +1,7 @@
 //! The objects of a view at one version, found once for all subscribers that start together.
 //!
-//! The store is scanned in slices, each by the next subscriber: one that finds another at work
-//! waits for at most one slice.
+//! The store is scanned in slices, each by the next subscriber: a subscriber that finds another one
+//! scanning waits for at most one slice.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -22,7 +22,7 @@ struct Scanned {
 }
 
 impl SelectedObjects {
-    /// Of this state. Nothing is scanned yet.
+    /// Returns the objects of this state. Nothing is scanned yet.
     pub fn new(store: Store) -> Self {
         Self { store, scanned: Mutex::default(), selected: OnceLock::new() }
     }

@@ -4,8 +4,8 @@
 //! of many watches could take more memory than everything else, and nothing that is dropped under
 //! memory pressure would free it. So each distinct selection takes its bytes from the budget of the
 //! process when it arrives, and gives them back with its last watch or list. Each view takes its
-//! share of the index, and its field mask. Readers share the budget fairly: the last of what a
-//! cache may take is for those that hold less than others.
+//! share of the index, and its field mask. Readers share the budget fairly: the last bytes of a
+//! cache's part are for readers that hold less than others.
 
 use std::{
     collections::HashMap,
@@ -34,7 +34,7 @@ const SWEPT_LEAST: usize = 64;
 /// The selections of a hub.
 pub struct Selections {
     budget: Budget,
-    /// The bytes of each holder, views included. A selection counts to the one that brought it.
+    /// The bytes of each holder, views included. A selection counts to the holder that brought it.
     shares: Arc<FairPool>,
     known: Mutex<Known>,
 }

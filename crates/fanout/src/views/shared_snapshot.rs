@@ -30,9 +30,9 @@ use crate::send::{
     frame::{Body, EventHead, Sink, put_delimited},
 };
 
-/// How old a state a new subscriber may be sent; the events since follow it.
+/// The greatest age of a state that a new subscriber is sent; the events since follow it.
 const SHARED_AGE_MAX: Duration = Duration::from_secs(1);
-/// How long its chunks are retained for the next one.
+/// Time for which its chunks are retained for the next one.
 const CHUNKS_RETAINED: Duration = Duration::from_secs(60);
 /// About how much one chunk holds, in bytes of JSON: enough to compress well, little enough that a
 /// change renews little.
@@ -58,7 +58,7 @@ pub enum SharedSnapshotReader {
     Encoded(Arc<[Chunk]>),
 }
 
-/// What a reader finds at an index.
+/// The chunk at a reader's index.
 pub enum ChunkFrame {
     /// The message, and how many objects it has.
     Message(Bytes, usize),

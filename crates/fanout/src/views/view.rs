@@ -49,7 +49,7 @@ const TESTED_AT_ONCE_MAX: usize = 8;
 /// The cost of comparing the projections of two objects, in tests of a selection.
 const COMPARISON_TESTS: usize = 1000;
 
-/// How many wakers are looked at while their lock is held.
+/// Wakers that are checked each time their lock is taken.
 const WAKERS_PER_LOCK: usize = 64;
 
 /// The properties that make subscriptions equal.
@@ -81,7 +81,7 @@ struct ViewState {
     snapshot: Option<Arc<SharedSnapshot>>,
     /// Set once: no more entries will come, and why.
     end: Option<StreamEnd>,
-    /// It is among the views of which events are still to be tested.
+    /// It is among the views that still have events to test.
     is_queued: bool,
     subscribers: usize,
     /// Subscribers that have taken everything.
@@ -90,7 +90,7 @@ struct ViewState {
 
 /// The result of [`View::test_slice`].
 pub struct TestedSlice {
-    /// How many events the view sends.
+    /// Number of these events that the view sends.
     pub seen: usize,
     /// Subscribers may read on: [`View::wake`] must follow.
     pub wakes: bool,
@@ -205,7 +205,7 @@ impl View {
         TestedSlice { seen, wakes: can_read_on || is_over, has_more: state.is_queued }
     }
 
-    /// Appends a gap. What the view sends of it is found when a subscriber takes it.
+    /// Appends a gap. Its events are selected when a subscriber takes it.
     pub fn append_gap(&self, gap: &Arc<Gap>, received: Instant) {
         let mut state = self.state();
         // With a new schema an object may have other bytes at the same version.
@@ -256,16 +256,17 @@ impl View {
         self.state().end.get_or_insert_with(|| end.clone());
     }
 
-    /// How it has ended.
+    /// Returns the view's end, if it has ended.
     pub fn ended(&self) -> Option<StreamEnd> {
         self.state().end.clone()
     }
 
-    /// Wakes every subscription that waits. Returns how many that were.
+    /// Wakes every subscription that waits. Returns their numbers.
     ///
-    /// The lock is taken for a few wakers at a time and never while one wakes: who joins or leaves
-    /// has the hub's lock, which must not wait for a wave. A waker keeps its place, so none that
-    /// was armed before is missed. One that has left meanwhile wakes a stream that is gone.
+    /// The lock is taken for a few wakers at a time and never while one wakes: a subscription that
+    /// joins or leaves has the hub's lock, which must not wait for a wave. A waker keeps its place,
+    /// so none that was armed before is missed. One that has left meanwhile wakes a stream that is
+    /// gone.
     pub fn wake(&self) -> Woken {
         let mut woken = Woken::default();
         let mut place = 0;
@@ -294,8 +295,8 @@ impl View {
         self.state().log.can_start_after(version)
     }
 
-    /// Limits what history covers to what this log has, for a subscription that must continue in
-    /// it: the ring may have what was trimmed here.
+    /// Limits the coverage of history to this log, for a subscription that must continue in it: the
+    /// ring may have items that were trimmed here.
     pub fn limit_coverage(&self, coverage: Coverage) -> Coverage {
         if self.can_start_after(coverage.version) { coverage } else { coverage.shortened(self.floor()) }
     }
@@ -305,7 +306,7 @@ impl View {
         self.state().log.end()
     }
 
-    /// How far a subscription at this item of the log is behind.
+    /// Returns the lag of a subscription at this item of the log.
     pub fn behind(&self, item: u64, now: Instant) -> Behind {
         self.state().log.behind(item, now)
     }
@@ -426,7 +427,7 @@ impl View {
     }
 
     /// Returns the place in the log after `version`, where it must be able to
-    /// [start](Self::can_start_after). If the log starts later, completes it from what was replayed
+    /// [start](Self::can_start_after). If the log starts later, completes it from the replayed part
     /// of this history, and from the ring.
     pub fn cursor_after(
         &self,

@@ -1,4 +1,4 @@
-//! A gap in the log of one view: which part of the shared gap the view sends.
+//! A gap in the log of one view: the part of the shared gap that the view sends.
 //!
 //! A view's log has one entry for a gap, whatever the size of the gap. A subscriber that reaches it
 //! takes the gap in parts and remembers its place in it. The tests of the selection are made then,
@@ -22,7 +22,7 @@ pub struct ViewGap {
     crossing: OnceLock<Crossing>,
 }
 
-/// How a view whose format cannot express a gap continues after it.
+/// The way in which a view continues after a gap that its format cannot express.
 #[derive(Debug, Clone)]
 enum Crossing {
     /// Not at all: it would miss something.
@@ -96,8 +96,8 @@ impl ViewGap {
         (entries, Some(next))
     }
 
-    /// How a subscriber whose format cannot express the gap continues after it: with this event, if
-    /// there is one.
+    /// Returns the event with which a subscriber continues after the gap, if its format cannot
+    /// express the gap, and if there is one.
     ///
     /// # Errors
     /// If something is missing that the selection sees.

@@ -43,8 +43,8 @@ use crate::{
     },
 };
 
-/// The share of what a tenant may have to which its logs are shortened. If it were all, the next
-/// commit would exceed the budget again.
+/// The part of a tenant's limit to which its logs are shortened. If it were all, the next commit
+/// would exceed the budget again.
 const SHORTENED_SHARE: f64 = 0.9;
 /// While logs exceed their budget, a cache looks at its own again after they have grown by the
 /// budget divided by this, and by an item for each view. A look takes a lock of each view and sorts
@@ -80,8 +80,8 @@ pub(crate) struct Views {
     next_look: Option<NextLook>,
 }
 
-/// The next look at logs that exceed their budget: at so many bytes or at this time, whichever is
-/// first.
+/// The next look at logs that exceed their budget: at this many bytes or at this time, whichever
+/// comes first.
 struct NextLook {
     /// The bytes of all logs of the cache.
     bytes: usize,
@@ -112,8 +112,8 @@ impl Views {
         self.newest_at_limit(key).is_some_and(|view| !view.can_start_after(version))
     }
 
-    /// The one encoder of a format, for objects of this resource, or rows of its tables. What it
-    /// retains is within the budgets.
+    /// Returns the one encoder of a format, for objects of this resource, or rows of its tables.
+    /// The bytes that it retains are within the budgets.
     pub(crate) fn encoder(
         &mut self,
         format: &Format,
@@ -158,7 +158,7 @@ impl Views {
         self.index.remove(id);
     }
 
-    /// Removes all views. What they still have to test is tested.
+    /// Removes all views. Their untested events are still tested.
     pub(crate) fn drain(&mut self) -> Vec<Arc<View>> {
         let Self { slots, untested, .. } = std::mem::take(self);
         self.untested = untested;

@@ -27,7 +27,7 @@ const TICK: Duration = Duration::from_millis(1);
 pub struct Pacer {
     coalesce_max: Duration,
     busy_until: Option<Instant>,
-    /// How long to wait for the rest of a burst, and until when one may follow.
+    /// Wait for the rest of a burst, and the time until which one may follow.
     gather: Option<(Duration, Instant)>,
 }
 

@@ -23,8 +23,8 @@ use smallvec::SmallVec;
 
 use crate::sync::{AtomicBool, Mutex};
 
-/// Streams of one connection that are ready. Most connections have one stream, for which this needs
-/// no allocation.
+/// Streams of one connection that are ready. Most connections have one stream; then this needs no
+/// allocation.
 pub type ReadyStreams = SmallVec<[u32; 4]>;
 
 /// Wakes the task of one connection, which may have many streams.
@@ -71,7 +71,7 @@ impl ConnectionWaker {
     }
 }
 
-/// How many were woken.
+/// Numbers of woken connections and streams.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Woken {
     /// Connections without a ready stream before.
