@@ -1,6 +1,6 @@
-//! What the admin port answers: readiness, metrics, a status page, what a user may read, and who is
-//! connected. It ends the stream of a subscriber. It never shows an object, and sends no request
-//! upstream but those that a review needs. The port itself answers about liveness.
+//! The services of the admin port: readiness, metrics, a status page, the rights of a user, and the
+//! list of connected subscribers. It ends the stream of a subscriber. It never shows an object, and
+//! sends no request upstream but those that a review needs. The port itself answers about liveness.
 
 use std::sync::Arc;
 
@@ -34,13 +34,13 @@ const SUBSCRIBERS: NonResource = NonResource::get("/subscribers");
 /// As rules name it. No rule could name one subscriber: an id is as old as its stream.
 const SUBSCRIBER: NonResource = NonResource::delete("/subscribers/*");
 
-/// What a browser may load for the status page.
+/// Sources that a browser may load for the status page.
 const PAGE_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// What the admin port serves from.
+/// The parts that the admin port serves from.
 pub struct Admin<C> {
-    /// Who sees what.
+    /// Access to the port's answers.
     pub access: AdminAccess,
     /// The caches.
     pub catalog: C,
@@ -96,7 +96,7 @@ async fn readyz<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request
     (if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text).into_response()
 }
 
-/// What a user may read, and why: see [`CanI`].
+/// Explains what a user may read, and why: see [`CanI`].
 async fn can_i<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request) -> Result<Response, Refused> {
     let (request, _) = request.into_parts();
     admin.access.details(CAN_I, &request).await?;
@@ -113,7 +113,7 @@ async fn can_i<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request)
     Ok(json(&explained))
 }
 
-/// Who is connected: see [`ListOptions`].
+/// Lists the connected subscribers: see [`ListOptions`].
 async fn subscribers<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request) -> Result<Response, Refused> {
     let request = request.map(drop);
     admin.access.callers(SUBSCRIBERS, &request).await?;

@@ -1,13 +1,13 @@
-//! Who sees what the admin port tells of the cluster.
+//! Access to the admin port's view of the cluster.
 //!
 //! The port must answer probes and Prometheus, so more clients reach it than may know which
 //! resources and namespaces there are. So the status page and the reviews of callers are shown
 //! where every client may read everything anyway, where only kubefan's own user reaches the port,
 //! or to callers with the right to the path (`--admin-authorization`).
 //!
-//! To change something takes more. Where callers are not authorized, only programs of this machine
-//! may: a port that others reach would let each of them cut off the others, and a web page could
-//! have its reader's browser do it.
+//! A change takes more. If callers are not authorized, only programs of this machine may make one:
+//! a port that others reach would let each of them cut off the others, and a web page could have
+//! its reader's browser do it.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use super::{
     kube::guard::{self, Guard},
 };
 
-/// Who sees the details.
+/// The clients that see the details.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Details {
     /// Every client that reaches the port.
@@ -63,7 +63,7 @@ impl AdminAccess {
         Self { details, access, guard }
     }
 
-    /// Who callers are, and what they may read.
+    /// The authentication and authorization of callers.
     pub fn control(&self) -> &AccessControl {
         &self.access
     }
@@ -91,8 +91,8 @@ impl AdminAccess {
         }
     }
 
-    /// As [`Self::details`], for what names callers. Where they are not authorized, the host of the
-    /// request must be known too: another name could be that of a web page (DNS rebinding).
+    /// As [`Self::details`], for answers that name callers. If callers are not authorized, the host
+    /// of the request must be known too: another name could be that of a web page (DNS rebinding).
     ///
     /// # Errors
     /// The answer to a caller that may not.

@@ -5,8 +5,8 @@
 //! its own. It answers `/livez` there, without a lock that other threads hold for long, and
 //! everything else in the runtime that does the work.
 //!
-//! Anyone who reaches the port could occupy its connections. So a new connection always finds a
-//! place: if there is none, the one that has been quiet for the longest is closed.
+//! Any client that reaches the port could occupy its connections. So a new connection always finds
+//! a place: if there is none, the one that has been quiet for the longest is closed.
 
 use std::{
     convert::Infallible,
@@ -59,13 +59,13 @@ pub const CONNECTIONS_MAX: usize = 64;
 /// File descriptors held for connections while the process has no others.
 pub const FILES_RESERVED: usize = 8;
 
-/// How long a connection may take to send the headers of its next request.
+/// Time for a connection to send the headers of its next request.
 const HEADERS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A client that reads too little of an answer in this time loses its connection.
 const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long an answer may take, with its wait for a permit.
+/// Maximum time of an answer, with its wait for a permit.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Streams of an HTTP/2 connection.
@@ -111,7 +111,7 @@ pub fn serve(
     Ok(ended)
 }
 
-/// What all connections share.
+/// State that all connections share.
 struct Port {
     tls: Option<TlsAcceptor>,
     access: Arc<AccessControl>,
@@ -283,7 +283,8 @@ impl AdminConnection {
 }
 
 /// Forgets the connections that have ended. If there are too many others, removes and returns the
-/// one that must be closed: one without a request before one with, and the quietest of them.
+/// one that must be closed: one without a request before one with a request, and the quietest of
+/// them.
 fn make_place(places: &mut Vec<Arc<AdminConnection>>) -> Option<Arc<AdminConnection>> {
     places.retain(|place| Arc::strong_count(place) > 1);
     if places.len() < CONNECTIONS_MAX {

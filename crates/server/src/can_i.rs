@@ -1,4 +1,4 @@
-//! `kubefan auth can-i`, as a request to the admin port: which read of which user it asks about.
+//! `kubefan auth can-i`, as a request to the admin port: the user and the read that it asks about.
 //!
 //! The query has `verb` (get, list or watch), `resource` (any name that kubectl takes),
 //! `namespace`, `name`, `labelSelector`, `fieldSelector`, `user`, `uid`, any number of `group`, and
@@ -12,7 +12,7 @@ use kubefan_common::proto::v1alpha1::Target;
 pub struct CanI {
     /// The user it is about.
     pub user: Identity,
-    /// What it wants to read.
+    /// The read.
     pub read: Read,
 }
 

@@ -11,7 +11,7 @@ use kubefan_admission::Holder;
 
 use kubefan_access::{ClientCertificate, Presented};
 
-/// What is known of the client of a connection. Every request carries it in its extensions.
+/// The client of a connection, as far as it is known. Every request carries it in its extensions.
 #[derive(Debug, Clone, Default)]
 pub struct ClientInfo {
     /// The number of the connection; the server assigns it.
@@ -20,25 +20,25 @@ pub struct ClientInfo {
     pub address: Option<SocketAddr>,
     /// Whether the connection uses TLS.
     pub is_encrypted: bool,
-    /// Whether the client presented a TLS certificate. That alone proves no identity.
+    /// Whether the client presented a TLS certificate. The certificate alone proves no identity.
     pub has_certificate: bool,
     /// The certificate that may say who the caller is; `None` without one, and where certificates
     /// are not asked.
     pub certificate: Option<Arc<ClientCertificate>>,
-    /// Whether it is a proxy whose `X-Forwarded-For` is believed (`--trusted-proxies`).
+    /// Whether it is a proxy whose `X-Forwarded-For` is trusted (`--trusted-proxies`).
     pub is_trusted_proxy: bool,
     /// The client behind a trusted proxy.
     pub forwarded_for: Option<IpAddr>,
 }
 
-/// Who sends a request, as far as operators want to know. It proves nothing.
+/// The sender of a request, as far as operators want to know. It proves nothing.
 #[derive(Debug, Clone, Default)]
 pub struct RequestOrigin {
     /// The other end of the connection; `None` for a Unix socket.
     pub address: Option<SocketAddr>,
     /// The client behind a trusted proxy.
     pub forwarded_for: Option<IpAddr>,
-    /// What the client says that it is, cut to a few hundred bytes; may be empty.
+    /// The client's name for itself, cut to a few hundred bytes; may be empty.
     pub user_agent: Box<str>,
 }
 
@@ -48,21 +48,21 @@ const USER_AGENT_BYTES_MAX: usize = 256;
 const X_FORWARDED_FOR: &str = "x-forwarded-for";
 
 impl ClientInfo {
-    /// What a request of this client with these headers presents. A token that came over TCP
-    /// without TLS counts as known to others.
+    /// Returns the credentials of this client's request with these headers. A token that came over
+    /// TCP without TLS counts as known to others.
     pub fn presents(&self, headers: &HeaderMap, is_websocket: bool) -> Presented {
         let certificate = self.certificate.as_ref().map(|certificate| certificate.verdict());
         Presented::new(headers, is_websocket, self.is_exposed(), self.holder()).with_certificate(certificate)
     }
 
-    /// Whether others could read what it sends: it came over TCP without TLS.
+    /// Whether others could read its requests: they came over TCP without TLS.
     pub fn is_exposed(&self) -> bool {
         self.address.is_some() && !self.is_encrypted
     }
 
-    /// The client of one request: of a trusted proxy, the one that it forwards for. That is the
-    /// last address in the header, which the proxy has seen itself; a client may have written the
-    /// others.
+    /// Returns the client of one request: behind a trusted proxy, the client that it forwards for.
+    /// It is the last address in the header, which the proxy has seen itself; a client may have
+    /// written the others.
     #[must_use]
     pub fn of_request(&self, headers: &HeaderMap) -> Self {
         let last = |headers: &HeaderMap| {
@@ -73,7 +73,7 @@ impl ClientInfo {
         Self { forwarded_for, ..self.clone() }
     }
 
-    /// Who sends a request with these headers, for operators.
+    /// Returns the sender of a request with these headers, for operators.
     pub fn sender(&self, headers: &HeaderMap) -> RequestOrigin {
         let value = headers.get(USER_AGENT).map_or(&b""[..], HeaderValue::as_bytes);
         let value = &value[..value.len().min(USER_AGENT_BYTES_MAX)];
@@ -84,8 +84,8 @@ impl ClientInfo {
         }
     }
 
-    /// Whose share the places of a request count to. A proxy sends the requests of many clients on
-    /// one connection, so each of them counts as a connection of its own.
+    /// Returns the holder that the places of a request count to. A proxy sends the requests of many
+    /// clients on one connection, so each of them counts as a connection of its own.
     pub fn holder(&self) -> Holder {
         static NUMBERS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
         match self.forwarded_for {

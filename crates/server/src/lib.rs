@@ -3,8 +3,7 @@
 //! Caches are reached only through the trait [`kubefan_fanout::Catalog`]. From top to bottom, each
 //! part uses only those below it:
 //!
-//! - [`transport`]: listeners, TLS, HTTP/2 and HTTP/1.1 connections, and how watches are sent on
-//!   them.
+//! - [`transport`]: listeners, TLS, HTTP/2 and HTTP/1.1 connections, and the watches on them.
 //! - [`grpc`] and [`kube`]: the two APIs of the data port. Neither knows the other.
 //! - [`reader`]: admission limits, and reads and subscriptions for both APIs.
 //! - [`target_lookup`], [`selector_limits`], [`watch`], [`subscribers`] and [`client_info`]: the
@@ -12,9 +11,9 @@
 //!
 //! [`rebalance`] moves watches to replicas that have fewer.
 //!
-//! [`admin_port`] is the thread of the admin port, [`admin`] what it answers, [`admin_access`] who
-//! sees it, [`can_i`] a question that it answers, [`status_report`] what its status page shows, and
-//! [`worker_check`] what it reports as alive.
+//! [`admin_port`] is the thread of the admin port, [`admin`] has its answers, [`admin_access`] the
+//! access to them, [`can_i`] a question that it answers, [`status_report`] the data of its status
+//! page, and [`worker_check`] the liveness of the workers.
 
 pub mod admin;
 pub mod admin_access;

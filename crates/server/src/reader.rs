@@ -29,20 +29,21 @@ use super::{
     target_lookup::{self, Selected},
 };
 
-/// How long a read waits for the cache to reach the requested version; the apiserver waits as long.
+/// Time that a read waits for the cache to reach the requested version; the apiserver waits as
+/// long.
 pub const FRESHNESS_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long a reader that names a version waits for the cache's own watch before it asks for a
+/// Time that a reader that names a version waits for the cache's own watch before it asks for a
 /// proof. The cache of a busy resource is only a moment behind.
 const OWN_WATCH_WAIT: Duration = Duration::from_millis(50);
 
-/// How long a request waits for the first list of a cache.
+/// Time that a request waits for the first list of a cache.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The unit of the memory of requests that wait for their verdict, in bytes.
 const PENDING_UNIT_BYTES: usize = 1 << 10;
 
-/// Limits of what is served at a time.
+/// Limits of concurrent reads.
 #[derive(Debug, Clone, Copy)]
 pub struct ReaderLimits {
     /// Streams.
@@ -101,12 +102,12 @@ impl<C: Catalog> Reader<C> {
         &self.drain
     }
 
-    /// Returns a read as one that the caller of a request may do. Until then nothing is looked up
-    /// but the full name of the resource, for users that may see it. `notes` get the caller, the
-    /// read and the verdict.
+    /// Authorizes a read for the caller of a request. Until then nothing is looked up but the full
+    /// name of the resource, for users that may see it. `notes` get the caller, the read and the
+    /// verdict.
     ///
     /// # Errors
-    /// Why the caller may not, or why that is not known.
+    /// The reason why the caller may not read, or why the verdict is not known.
     pub async fn authorize(
         &self,
         presented: &Presented,
@@ -134,11 +135,11 @@ impl<C: Catalog> Reader<C> {
         verdict
     }
 
-    /// Who answers a read of a resource, and the caller if that decides it. Without rules it costs
-    /// nothing, and a caller that no rule of the resource names is not asked for.
+    /// Returns the mode of a read of a resource, and the caller if that decides it. Without rules
+    /// it costs nothing. If no rule of the resource names callers, the caller is not looked up.
     ///
     /// # Errors
-    /// Why the caller is not known, or that the read is denied.
+    /// The reason why the caller is not known, or that the read is denied.
     pub async fn mode(
         &self,
         (group, resource): (&str, &str),
@@ -199,7 +200,7 @@ impl<C: Catalog> Reader<C> {
         Ok(caller)
     }
 
-    /// The right to continue a watch of what may be read, which is reviewed while the watch lasts.
+    /// Returns the right to continue an authorized watch, which is reviewed while the watch lasts.
     pub fn lease(&self, read: Authorized<Read>, gvr: &GroupVersionResource, holder: Holder, stream: OfStream) -> Lease {
         let catalog = self.catalog.clone();
         let exists = move |object: &BoundObject| catalog.exists(&object.gvr(), &object.key, &object.uid);
@@ -227,8 +228,9 @@ impl<C: Catalog> Reader<C> {
         &self.subscribers
     }
 
-    /// Authorizers know resources by their full names. One that is not known keeps its name: then
-    /// the caller needs the right to a resource of that name, so a refusal says nothing about it.
+    /// Replaces the name of the resource by its full name, which authorizers know. An unknown name
+    /// is kept: then the caller needs the right to a resource of that name, so a refusal says
+    /// nothing about it.
     async fn with_full_name(&self, read: Read, caller: &Caller) -> Read {
         if read.has_full_name() {
             return read;
@@ -250,7 +252,7 @@ impl<C: Catalog> Reader<C> {
     /// The resources that are cached as JSON and that the caller of a request may list.
     ///
     /// # Errors
-    /// Why the caller is refused, or why it is not known what it may list.
+    /// The reason why the caller is refused, or why its rights are not known.
     pub async fn resources(
         &self,
         presented: &Presented,
@@ -312,8 +314,8 @@ impl<C: Catalog> Reader<C> {
         fresh
     }
 
-    /// Starts the cache of what may be read in an encoding, if that is allowed, without waiting for
-    /// it.
+    /// Starts the cache of an authorized read in an encoding, if that is allowed, without waiting
+    /// for it.
     pub fn start_cache(&self, read: Authorized<Read>, media: Media) {
         let catalog = self.catalog.clone();
         let selectors = self.selectors;
@@ -325,7 +327,7 @@ impl<C: Catalog> Reader<C> {
         });
     }
 
-    /// Finds the cache of what may be read, in an encoding, and binds its selectors, whose memory
+    /// Finds the cache of an authorized read, in an encoding, and binds its selectors. Their memory
     /// counts to `holder`.
     pub async fn select(&self, read: &Authorized<Read>, holder: Holder, media: Media) -> Result<Selected, Refusal> {
         if self.drain.is_cancelled() {

@@ -24,9 +24,9 @@ use super::transport::open_connections::OpenConnections;
 
 /// About how often the replicas are asked.
 const ASK_INTERVAL: Duration = Duration::from_secs(2);
-/// The part of it by which intervals differ, so that replicas do not decide together.
+/// The part of it that intervals vary by, so that replicas do not decide together.
 const ASK_JITTER: f64 = 0.2;
-/// How long the apiserver may take to answer a probe.
+/// Time for the apiserver to answer a probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Evens out the watches of this replica with those of the others.

@@ -1,4 +1,4 @@
-//! What a selector may cost: it is tested for many objects and events, and exists for as long as
+//! Limits of a selector's cost: it is tested for many objects and events, and exists for as long as
 //! its watch.
 
 use kubefan_cache::Refusal;
@@ -25,7 +25,7 @@ impl SelectorLimits {
     /// [`Denial::Invalid`] if they exceed the limits by far.
     pub fn check_texts(&self, target: &Target) -> Result<(), Denial> {
         let Self { terms_max, values_max } = *self;
-        // Each by itself: one that is too long must not spare the other its count.
+        // Each by itself: a selector that is too long must not spare the other its count.
         let counted = |text: &str, count: fn(&str) -> usize| {
             if text.len() > SELECTOR_BYTES_MAX { 0 } else { count(text) }
         };

@@ -1,5 +1,4 @@
-//! What the admin port tells of the state of kubefan as JSON: for the status page and `kubefan
-//! top`.
+//! The state of kubefan on the admin port, as JSON: for the status page and `kubefan top`.
 //!
 //! The numbers are those of the metrics. It names no caller.
 
@@ -78,7 +77,7 @@ struct Cache {
     state: String,
     message: String,
     resource_version: String,
-    /// How long ago upstream proved the version; `None` if it never has.
+    /// Time since upstream proved the version; `None` if it never has.
     age_seconds: Option<f64>,
     objects: i64,
     /// The memory of objects, history and views.
@@ -102,7 +101,7 @@ struct Recent {
     count: u64,
 }
 
-/// What a status is made of.
+/// The sources of a status.
 pub struct Sources<'a> {
     /// The metrics, whose gauges are up to date.
     pub families: &'a [MetricFamily],

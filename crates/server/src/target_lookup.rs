@@ -59,7 +59,7 @@ pub fn check_names(target: &Target) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Finds the cache of what may be read, in an encoding, and binds its selectors. Their memory is
+/// Finds the cache of an authorized read, in an encoding, and binds its selectors. Their memory is
 /// counted to `holder`.
 pub async fn select(
     catalog: &impl Catalog,
@@ -86,8 +86,8 @@ pub async fn select(
         tenant: read.caller().tenant(),
     };
     let served = catalog.find(request).await?;
-    // The caller's right was reviewed by the names in the target. One that was not known then may
-    // be the short name of a resource of another group now.
+    // The caller's right was reviewed by the names in the target. A name that was not known then
+    // may be the short name of a resource of another group now.
     let is_reviewed = read.caller().tenant().is_some();
     if is_reviewed && (&served.gvr.group, &served.gvr.resource) != (&target.group, &target.resource) {
         let message = format!("{} was not known when your right was reviewed; try again", target.resource);

@@ -41,7 +41,7 @@ impl OpenedWatch {
         self.lease.end().or_else(|| self.registered.end())
     }
 
-    /// How it can be moved to another replica.
+    /// Returns the way to move it to another replica.
     pub fn movable(&self) -> Movable {
         match (self.protocol, self.bookmark_interval) {
             (WatchProtocol::Grpc, _) => Movable::Cheaply,
@@ -51,7 +51,7 @@ impl OpenedWatch {
     }
 }
 
-/// How a watch can be moved to another replica.
+/// The way to move a watch to another replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Movable {
     /// Its last message carries the version that it resumes from (gRPC).
@@ -73,8 +73,8 @@ pub enum WatchProtocol {
 }
 
 impl WatchProtocol {
-    /// The encoding of a Kubernetes watch. A gRPC stream has none: its messages are the same
-    /// whatever the encoding of the objects in them, and here it counts as JSON.
+    /// The encoding of a Kubernetes watch. A gRPC stream has none: its messages are the same with
+    /// any encoding of the objects in them, and here it counts as JSON.
     pub fn media(self) -> Media {
         match self {
             Self::Grpc => Media::Json,

@@ -11,7 +11,7 @@ use tokio::runtime::RuntimeMetrics;
 /// The time between two observations.
 pub const OBSERVATION_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A worker is stuck after so many observations without progress: 30 s. Observations are counted
+/// Observations without progress after which a worker is stuck: 30 s. Observations are counted
 /// instead of time, because a process that was suspended has observed nothing.
 const OBSERVATIONS_MAX: u32 = 30;
 
@@ -28,7 +28,7 @@ struct Observed {
     unchanged: u32,
 }
 
-/// What a worker counts: it changes after each run of tasks.
+/// Counters of a worker: they change after each run of tasks.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Progress {
     /// Odd while the worker is parked: it has nothing to do.
@@ -62,7 +62,7 @@ impl WorkerCheck {
             let progress = Progress { parks, busy: runtime.worker_total_busy_duration(number) };
             worker.next(progress).then_some(number)
         };
-        // Each one is observed, also behind one that is stuck.
+        // Each worker is observed, also behind one that is stuck.
         self.workers.iter_mut().enumerate().map(observe).fold(None, Option::or)
     }
 }

@@ -1,9 +1,9 @@
-//! The headers by which a request to the apiserver acts as another user (`Impersonate-*`), written
+//! The headers that let a request to the apiserver act as another user (`Impersonate-*`), written
 //! as client-go writes them (`transport/round_trippers.go`).
 //!
 //! The hazard is a user that is another one when the headers are read. HTTP ignores spaces around a
 //! value, and the apiserver reads the keys of extras in lower case. So a key is escaped, and a user
-//! whose name, uid, group or extra would not arrive as it is, is refused.
+//! is refused if its name, uid, group or extra would not arrive unchanged.
 
 use std::{collections::BTreeMap, fmt::Write};
 

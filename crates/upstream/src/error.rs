@@ -132,7 +132,7 @@ pub enum UpstreamError {
         /// The transport's reason.
         message: String,
     },
-    /// No data arrived for so long that the connection counts as half-open.
+    /// No data arrived within the idle timeout, so the connection counts as half-open.
     #[error("no event and no bookmark from the apiserver for {idle_timeout:?}; the connection counts as dead")]
     Idle {
         /// The idle timeout.

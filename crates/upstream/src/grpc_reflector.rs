@@ -49,7 +49,7 @@ use super::{
     reflector::{ReflectorError, ReflectorEvent, Target},
 };
 
-/// How often the next kubefan is asked for the age of its state, on average.
+/// Mean interval at which the next kubefan is asked for the age of its state.
 const FRESHNESS_INTERVAL: Duration = Duration::from_secs(15);
 /// A quiet watch gets a new version this soon. The shortest that kubefan takes.
 const BOOKMARK_INTERVAL: Duration = Duration::from_secs(1);
@@ -319,8 +319,8 @@ impl<R: Rng> GrpcReflector<R> {
                 self.state = StreamState::Resume { version };
                 return Err(invalid("the next kubefan now serves another cluster"));
             }
-            // One that is not reached yet stays: with a newer one each time, a cache that is always
-            // a little behind would never be proved.
+            // A proof whose version is not reached yet stays: with a newer one each time, a cache
+            // that is always a little behind would never be proved.
             Ok(answer) if answer.proven_at.is_some() => {
                 watch.proof.get_or_insert((answer, Instant::now()));
             }
@@ -395,7 +395,7 @@ impl<R: Rng> GrpcReflector<R> {
                 Some(Update::Bookmark(reached(&watch.stream).map_err(ReflectorError::Watch)?))
             }
             Some(Ok(WatchItem::SnapshotBegin { resource_version, .. })) => {
-                // It starts over by itself. What was sent before is replaced.
+                // It starts over by itself. Everything sent before is replaced.
                 watch.marked = None;
                 return self.begin_snapshot(RelistReason::Expired, watch, &resource_version).await;
             }

@@ -30,8 +30,8 @@ use super::{
     },
 };
 
-/// How long an answer about the freshness of a cache may take. A proof takes up to 4 s, and may
-/// wait for one that is under way.
+/// Maximum time of an answer about the freshness of a cache. A proof takes up to 4 s, and may wait
+/// for one that is under way.
 const FRESHNESS_TIMEOUT: Duration = Duration::from_secs(9);
 /// The ErrorInfo reason of a resource that the next kubefan does not cache.
 const NOT_CACHED: &str = "NOT_CACHED";
@@ -40,10 +40,10 @@ const DRAINING: &str = "DRAINING";
 /// The key, in the metadata of an ErrorInfo, of the apiserver's reason why it cannot list a
 /// resource.
 const CAUSE: &str = "cause";
-/// Where a pod has the token of its service account.
+/// Path of the service account's token in a pod.
 const POD_TOKEN_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 
-/// Where the next kubefan is, and what this one shows there.
+/// The address of the next kubefan, and this kubefan's credentials there.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct KubefanSettings {
     /// As `kubefan get --server` takes it.
@@ -100,7 +100,7 @@ struct Inner {
     cluster: Mutex<Option<String>>,
 }
 
-/// How far the next kubefan's cache is.
+/// Freshness of the next kubefan's cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Freshness {
     /// The version that it has reached.
@@ -171,9 +171,9 @@ impl KubefanClient {
         (self.observer)(verb, is_answered.then_some(StatusCode::OK));
     }
 
-    /// How far the next kubefan's cache of a target is. With `prove`, the version is not below the
-    /// one that the cluster had at this call, and the apiserver is asked at most once for all
-    /// kubefans that ask there.
+    /// Returns the freshness of the next kubefan's cache of a target. With `prove`, the version is
+    /// not below the cluster's version at this call, and the apiserver is asked at most once for
+    /// all kubefans that ask there.
     ///
     /// # Errors
     /// As a watch.
@@ -222,8 +222,8 @@ fn message(target: &Target) -> v1alpha1::Target {
     }
 }
 
-/// What a failure of the next kubefan means here: the same as the failure of an apiserver that asks
-/// for the same reaction.
+/// Converts a failure of the next kubefan to the failure of an apiserver that asks for the same
+/// reaction.
 fn upstream_error(error: &ClientError) -> UpstreamError {
     let message = shorten(&error.to_string());
     let retry_after = error.retry_after();

@@ -128,7 +128,7 @@ impl MetadataPages {
         Self { upstream, target, version: None, page_objects: PAGE_OBJECTS, next: NextPage::First }
     }
 
-    /// Pages of at most so many objects.
+    /// Limits pages to this many objects.
     pub fn with_page_objects(self, page_objects: usize) -> Self {
         Self { page_objects, ..self }
     }

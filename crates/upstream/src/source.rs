@@ -1,10 +1,10 @@
-//! Where the caches list and watch: at the apiserver, or at the next kubefan on the way to it.
+//! The source that the caches list and watch: the apiserver, or the next kubefan on the way to it.
 //!
 //! A kubefan near its subscribers may read from another one, so that the apiserver serves one watch
 //! per resource however many kubefans there are. Its lists, its watches and the proofs of their
 //! freshness then go to that kubefan. All else stays with the apiserver: reviews of callers,
-//! discovery, passthrough, and the checks of a cache's content, because a cache cannot confirm what
-//! it sent itself.
+//! discovery, passthrough, and the checks of a cache's content, because a cache cannot confirm the
+//! objects that it sent itself.
 //!
 //! Versions are comparable only within one cluster, and the two addresses are configured
 //! separately. So both must show the uid of the namespace kube-system, and the same one. Over gRPC
@@ -31,16 +31,16 @@ use crate::{
     reflector::{ReflectorOptions, Target},
 };
 
-/// How long before it sends a bookmark a kubefan may have learned that nothing is missing: the
-/// interval of its bookmarks.
+/// Greatest age of the proof in a kubefan's bookmark: the interval of its bookmarks.
 const KUBEFAN_BOOKMARK_AGE_MAX: Duration = Duration::from_secs(60);
 
-/// How much less often a kubefan behind another one checks the schema of its resources. The other
-/// one sends the objects of a new schema by itself, and the apiserver should not be asked by each.
+/// Factor by which a kubefan behind another one checks the schema of its resources less often. The
+/// other one sends the objects of a new schema by itself, and the apiserver should not be asked by
+/// each.
 const SCHEMA_CHECKS_FEWER: u32 = 10;
 
-/// How long a resource that cannot be cached is passed on without another look, if discovery says
-/// nothing else of it. A list may have been a mistake of its server.
+/// Time for which a resource that cannot be cached is passed on without another look, if discovery
+/// shows no change of it. A list may have been a mistake of its server.
 const NOT_CACHED_TTL: Duration = Duration::from_secs(3600);
 /// The same if another kubefan does not cache it, which its operator may change at any time.
 const NOT_CACHED_TTL_BEHIND_KUBEFAN: Duration = Duration::from_secs(60);
@@ -121,7 +121,7 @@ impl Source {
         if self.marks() { configured * SCHEMA_CHECKS_FEWER } else { configured }
     }
 
-    /// How long a resource that cannot be cached stays known as such.
+    /// Returns for how long a resource that cannot be cached stays known as such.
     pub fn not_cached_ttl(&self) -> Duration {
         if self.marks() { NOT_CACHED_TTL_BEHIND_KUBEFAN } else { NOT_CACHED_TTL }
     }
@@ -167,8 +167,8 @@ impl Source {
     }
 
     /// The time at which `update` proves that the state was current; `None` if it proves nothing.
-    /// The apiserver's bookmarks are as of when they are `received`. Over gRPC only the age proves
-    /// something.
+    /// The apiserver's bookmarks prove the time at which they are `received`. Over gRPC only the
+    /// age proves something.
     pub fn proof_in(&self, update: &Update, received: Instant) -> Option<Instant> {
         match (&self.server, update) {
             (Server::Grpc(_), _) => None,

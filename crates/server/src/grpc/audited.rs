@@ -8,7 +8,7 @@ use tonic_types::StatusExt;
 
 use crate::client_info::ClientInfo;
 
-/// How the paths of the methods start that are recorded.
+/// Start of the paths of the methods that are recorded.
 const SERVICE: &str = "/kubefan.v1alpha1.WatchService/";
 
 /// Begins the record of a call. Calls for health and reflection read nothing, and have none. Call
@@ -35,7 +35,7 @@ pub fn begin<B>(log: &AuditLog, request: &mut Request<B>) -> AuditRecord {
 }
 
 /// The outcome of a call that ends with a status. The code is HTTP's, so that one query finds the
-/// refusals of both protocols; the reason is the one that the caller gets.
+/// refusals of both protocols; the caller gets the same reason.
 pub fn outcome(status: &Status) -> Outcome {
     let code = match status.code() {
         Code::Ok => return Outcome::code(200),

@@ -18,13 +18,13 @@ const PREFIX_BYTES: usize = 5;
 /// The content type of a gRPC response.
 pub const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
 
-/// How the paths of kubefan's gRPC services start.
+/// Start of the paths of kubefan's gRPC services.
 const SERVICES: [&str; 3] = ["/kubefan.v1alpha1.", "/grpc.health.v1.", REFLECTION];
-/// How the paths of reflection start, in both of its versions.
+/// Start of the paths of reflection, in both of its versions.
 const REFLECTION: &str = "/grpc.reflection.";
 /// The path of a watch of the health.
 const HEALTH_WATCH: &str = "/grpc.health.v1.Health/Watch";
-/// How the paths start that forward requests to services in the cluster.
+/// Start of the paths that forward requests to services in the cluster.
 const APISERVER_PATHS: [&str; 2] = ["/api/", "/apis/"];
 
 /// Whether a request is a gRPC call whose messages are protobuf.

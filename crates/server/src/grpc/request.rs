@@ -22,14 +22,14 @@ pub fn version(text: &str) -> Result<Option<ResourceVersion>, Refusal> {
     }
 }
 
-/// Where a watch continues; `None` for a snapshot.
+/// Returns the place where a watch continues; `None` for a snapshot.
 pub fn place(request: &WatchRequest) -> Result<Option<ResourceVersion>, Refusal> {
     let version = version(&request.resource_version)?;
     let is_complete = request.version_is_complete.unwrap_or_default();
     Ok(version.map(|version| if is_complete { version.end() } else { version }))
 }
 
-/// How long a watch may last; `None` for no limit.
+/// Returns the maximum time of a watch; `None` for no limit.
 pub fn timeout(seconds: i64) -> Result<Option<Duration>, Refusal> {
     match u64::try_from(seconds) {
         Ok(0) => Ok(None),
@@ -86,7 +86,7 @@ pub fn state_kept(request: &WatchRequest) -> Result<bool, Refusal> {
     Ok(true)
 }
 
-/// What to do if the subscriber lags, and if its version has expired.
+/// Returns the reactions if the subscriber lags, and if its version has expired.
 pub fn policy(request: &WatchRequest) -> Result<(OnLag, OnExpired), Refusal> {
     let on_lag = match v1alpha1::OnLag::try_from(request.on_lag) {
         Ok(v1alpha1::OnLag::Unspecified | v1alpha1::OnLag::Expire) => OnLag::Expire,

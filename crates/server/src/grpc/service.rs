@@ -155,7 +155,7 @@ struct Listing {
     version: ResourceVersion,
     format: Format,
     notes: Notes,
-    /// What only the first chunk names: the resource and the cluster.
+    /// Fields of the first chunk only: the resource and the cluster.
     first: Option<(v1alpha1::ResolvedResource, String)>,
     /// The last object that was tested.
     last: Option<ObjectKey>,
@@ -349,7 +349,7 @@ impl<C: Catalog> WatchService for Service<C> {
     }
 }
 
-/// What a call presents, and the notes for its record.
+/// Returns the credentials of a call, and the notes for its record.
 fn presented_by<T>(request: &Request<T>) -> (Presented, Notes) {
     let client = request.extensions().get::<ClientInfo>().cloned().unwrap_or_default();
     let notes = request.extensions().get::<Notes>().cloned().unwrap_or_default();

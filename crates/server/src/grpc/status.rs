@@ -17,7 +17,7 @@ use kubefan_audit::NotRecorded;
 
 const DOMAIN: &str = "kubefan.dev";
 
-/// How long clients wait before they retry after a temporary error; they add their own jitter.
+/// Delay before clients retry after a temporary error; they add their own jitter.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// The status of a request that was refused.

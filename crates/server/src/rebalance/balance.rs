@@ -1,11 +1,12 @@
-//! How many watches a replica moves now: a pure decision.
+//! Decides how many watches a replica moves now: a pure decision.
 //!
 //! Every replica decides for itself, and only one with more than its share moves any. So replicas
-//! cannot pass watches back and forth: what arrives where there was room stays there. The hazards
-//! are an overshoot, because the counts are some seconds old and others move too, and moves without
-//! an effect, because clients come back to the same replica. Against the first, no replica goes
-//! below its share, and it moves little at a time. Against the second, it compares what its moves
-//! have changed with what they would change behind a balancer that picks at random, and pauses if
+//! cannot pass watches back and forth: a watch that arrives where there was room stays there. The
+//! hazards are an overshoot, because the counts are some seconds old and others move too, and moves
+//! without an effect, because clients come back to the same replica. Against the first, no replica
+//! goes below its share, and it moves little at a time. Against the second, it compares the real
+//! effect of its moves with the effect that they would have behind a balancer that picks at random,
+//! and pauses if chance does not explain the difference.
 //! chance does not explain the difference.
 
 use std::time::Duration;
@@ -20,7 +21,7 @@ const BEGINS_ABOVE_SHARE: f64 = 1.1;
 const ENDS_BELOW_SHARE: f64 = 1.03;
 /// The fewest watches above the share that are worth a move.
 const EXCESS_MIN: f64 = 2.0;
-/// The longest time between two decisions for which watches are moved.
+/// The longest time between two decisions that counts for the moves.
 const ELAPSED_MAX: Duration = Duration::from_secs(5);
 /// The pause if moves have no effect: the first, and the longest.
 const PAUSE: Duration = Duration::from_secs(60);
@@ -50,7 +51,7 @@ pub(super) struct Decision {
     pub(super) change: Option<Change>,
 }
 
-/// A change of what a replica does.
+/// A change of a replica's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Change {
     /// It begins to move watches.

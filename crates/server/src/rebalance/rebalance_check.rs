@@ -1,13 +1,13 @@
-//! Whether the moves of a replica have an effect: a pure judgement.
+//! Judges whether the moves of a replica have an effect: a pure function.
 //!
-//! Clients that know one address only come back to where they were, and then moving must stop. The
-//! hazard is chance: a balancer that picks at random sends some back too, of few moves perhaps all.
-//! So moves are judged once chance cannot explain that nothing has changed.
+//! Clients that know only one address come back to the same replica, and then moving must stop. The
+//! hazard is chance: a balancer that picks at random sends some back too, and if there are few
+//! moves perhaps all. So moves are judged once chance cannot explain that nothing has changed.
 //!
-//! They are judged by what the others have less than their share, not by what is left here: several
-//! replicas that have too many move into each other, which hides from each what its own moves have
-//! done. A balancer that picks at random gives each replica below its share a part of the moved
-//! watches, and what others move can only add to that.
+//! They are judged by how far the others are below their share, not by the watches left here:
+//! several replicas that have too many move into each other, which hides the effect of its own
+//! moves from each. A balancer that picks at random gives each replica below its share a part of
+//! the moved watches, and the moves of others can only add to that.
 
 /// The fewest moves, as a part of the replica's watches and in number, after which it judges them.
 const JUDGED_PART: f64 = 0.1;
@@ -107,7 +107,7 @@ impl Round {
         }
     }
 
-    /// Adds connections with so many watches each, which were asked to move.
+    /// Adds connections with this many watches each, which were asked to move.
     pub(super) fn add(&mut self, connections: &[usize]) {
         let moved: f64 = connections.iter().map(|watches| *watches as f64).sum();
         let taken = self.seen.taken_of(moved);
@@ -128,7 +128,7 @@ impl Round {
 
     /// Judges the moves by the counts now, of as many replicas.
     pub(super) fn judge(&self, now: &Counts) -> Verdict {
-        // Where clients came or left meanwhile, above or below the share, is chance too. The
+        // Clients that came or left meanwhile, above or below the share, are chance too. The
         // variance of one is a quarter at most, times its watches.
         let variance = self.variance + (now.total() - self.total_before).abs() * self.largest / 4.0;
         let is_enough = self.moved >= JUDGED_MIN.max(JUDGED_PART * self.own_before);

@@ -96,7 +96,7 @@ function draw(node, { values, what, unit, samples }) {
 }
 
 function show(status) {
-  // By kubefan's own clock. One that was started again counts from zero.
+  // By kubefan's own clock. A process that was started again counts from zero.
   const now = status.uptimeSeconds;
   if (before && now < before.at) { before = null; histories.clear(); }
   const elapsed = before ? now - before.at : 0;
@@ -150,7 +150,7 @@ function show(status) {
   before = { at: now, totals };
 }
 
-// One row for what happened again and again, the latest first.
+// One row for repeated occurrences, the latest first.
 function grouped(recent) {
   const groups = new Map();
   for (const { secondsAgo, what, resource, reason, count } of recent) {
@@ -205,7 +205,7 @@ function showChecks(status) {
   });
 }
 
-// Whether the apiserver is there, by what the caches know of it.
+// Whether the apiserver is reachable, as far as the caches know.
 function showHealth(status) {
   const known = status.caches.filter((cache) => cache.ageSeconds !== null);
   const oldest = known.reduce((oldest, cache) => oldest && oldest.ageSeconds >= cache.ageSeconds ? oldest : cache, null);

@@ -22,16 +22,16 @@ const LIMIT_MAX: usize = 10_000;
 /// The longest selector that is shown, in bytes. It may have thousands of values.
 const SELECTOR_BYTES_MAX: usize = 1 << 10;
 
-/// What is listed.
+/// Options of a list of subscribers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ListOptions {
-    /// What comes first.
+    /// The order.
     pub sort: SortBy,
-    /// How many, at most.
+    /// Their maximum number.
     pub limit: usize,
 }
 
-/// What comes first.
+/// The order of a list.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum SortBy {
     /// Those that are furthest behind: without retained events first, then by the time that the
@@ -64,7 +64,7 @@ pub struct ListedSubscriber {
     pub id: String,
     /// The user; empty if callers are not distinguished.
     pub identity: String,
-    /// What the client says that it is.
+    /// The client's name for itself.
     pub user_agent: String,
     /// The other end of its connection, or `unix`. Behind a trusted proxy, the client's address.
     pub address: String,
@@ -84,7 +84,7 @@ pub struct ListedSubscriber {
     pub shard_selector: String,
     /// `grpc` or `http`.
     pub protocol: &'static str,
-    /// How objects are encoded: json, zstd, zstd-delta, protobuf, table.
+    /// Encoding of objects: json, zstd, zstd-delta, protobuf, table.
     pub encoding: &'static str,
     /// The last version to resume from that was sent; empty before the first.
     pub resource_version: String,
@@ -92,15 +92,15 @@ pub struct ListedSubscriber {
     pub in_backlog: bool,
     /// Events that wait to be handed to its connection.
     pub lag_events: usize,
-    /// How long the first of them has waited; `None` if none does.
+    /// Time that the first of them has waited; `None` if none does.
     pub lag_seconds: Option<f64>,
     /// Whether some of them are no longer retained.
     pub is_expired: bool,
     /// Bytes of messages that were handed to its connection.
     pub bytes_sent: u64,
-    /// How it started: `snapshot`, or the way of its resume.
+    /// Its start: `snapshot`, or the way of its resume.
     pub started: &'static str,
-    /// How long it lasts already.
+    /// Its age.
     pub age_seconds: f64,
 }
 
@@ -176,7 +176,8 @@ impl SortBy {
     }
 }
 
-/// Keeps the `limit` smallest, in order. Each key is made once: what it is made of may change.
+/// Keeps the `limit` smallest, in order. Each key is made once, because the values behind it may
+/// change.
 fn keep<T, K: Ord>(all: &mut Vec<T>, limit: usize, key: impl Fn(&T) -> K) {
     let mut keyed: Vec<(K, T)> = all.drain(..).map(|one| (key(&one), one)).collect();
     if limit < keyed.len() {

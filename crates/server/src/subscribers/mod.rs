@@ -1,8 +1,8 @@
-//! The watches that are being sent: who reads them, for operators who ask, and a way to end one.
+//! The watches that are being sent, for operators: a list of them, and a way to end one.
 //!
 //! The send path takes no part in this. An entry is made when a watch was opened and goes with it;
-//! in between, the watch writes where it is to memory of its own ([`Observer`]). What an operator
-//! asks is computed when it is asked, without a lock that a commit waits for.
+//! in between, the watch writes its place to memory of its own ([`Observer`]). An operator's
+//! question is answered when it is asked, without a lock that a commit waits for.
 
 mod listing;
 
@@ -163,7 +163,7 @@ impl Known {
 }
 
 impl Registered {
-    /// How the watch must end, if an operator has ended it.
+    /// Returns the end of the watch, if an operator has ended it.
     pub fn end(&self) -> Option<StreamEnd> {
         self.subscriber.is_disconnected.load(Ordering::Acquire).then_some(StreamEnd::Disconnected)
     }

@@ -59,8 +59,8 @@ impl TlsFiles {
     }
 }
 
-/// How often the files are checked for a renewed certificate. New connections use it, existing ones
-/// do not.
+/// Interval of the checks of the files for a renewed certificate. New connections use it, existing
+/// ones do not.
 const RENEWAL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The wall clock, which the time of a certificate is compared with.
@@ -127,8 +127,8 @@ impl Certificate {
         Ok(Arc::new(certificate))
     }
 
-    /// Reads the files again now, and logs what they contain. A certificate that cannot be used
-    /// leaves the one in use.
+    /// Reads the files again now, and logs their content. A certificate that cannot be used leaves
+    /// the one in use.
     pub fn reload(&self) {
         if !self.renew(&mut self.current()) {
             let cert_file = self.files.cert_file.display();
@@ -229,7 +229,7 @@ mod tests {
         TlsFiles { cert_file: dir.path().join("tls.crt"), private_key_file: dir.path().join("tls.key") }
     }
 
-    /// Writes a certificate that is valid for so many days before and after now.
+    /// Writes a certificate that is valid for this many days before and after now.
     fn write(files: &TlsFiles, name: &str, days_before: i64, days_after: i64) {
         let mut params = rcgen::CertificateParams::new([name.to_owned()]).unwrap();
         let at = |days: i64| {

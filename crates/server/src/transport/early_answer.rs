@@ -28,7 +28,7 @@ use kubefan_admission::{FairPool, Holder};
 /// `--max-request-bytes`). Go's `net/http` reads 256 KiB, and waits half a second before it closes.
 const BYTES_MAX: usize = 2 << 20;
 
-/// How long the rest of a body may take to arrive.
+/// Time for the rest of a body to arrive.
 const TIME_MAX: Duration = Duration::from_secs(1);
 
 /// The number of rests that are read at a time.

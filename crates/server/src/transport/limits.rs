@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-/// How long the TLS handshake, the first bytes of HTTP and the HTTP/2 handshake may each take.
+/// Time for each of the TLS handshake, the first bytes of HTTP and the HTTP/2 handshake.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The certificates in the chain of a client, its own included. The verifier may try them in every
@@ -16,7 +16,7 @@ pub const CLIENT_CHAIN_LENGTH_MAX: usize = 5;
 /// The bytes of the chain of a client. Its connection keeps it.
 pub const CLIENT_CHAIN_BYTES_MAX: usize = 16 << 10;
 
-/// How long a gRPC call may take to send its request.
+/// Time for a gRPC call to send its request.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The largest header list of a request, including path and query, in bytes. Longer ones are
@@ -60,15 +60,15 @@ pub const PROGRESS_BYTES_MIN: usize = 16 << 10;
 /// dropped, or reset when it first sends something.
 pub const BACKLOG: i32 = 4096;
 
-/// What a reader of pinned state must read per stall timeout on average, in bytes, once it has read
-/// for [`SLOW_STALL_TIMEOUTS`] of them.
+/// The least that a reader of pinned state must read per stall timeout on average, in bytes, once
+/// it has read for [`SLOW_STALL_TIMEOUTS`] of them.
 pub const AVERAGE_BYTES_MIN: usize = 1 << 20;
 
 /// The stall timeouts that a reader of pinned state has at any pace. The apiserver gives a list a
 /// minute in all.
 pub const SLOW_STALL_TIMEOUTS: u32 = 2;
 
-/// How long a reader may take for `bytes` of pinned state.
+/// Returns the time that a reader has for `bytes` of pinned state.
 pub fn time_for(bytes: usize, stall_timeout: Duration) -> Duration {
     let times = f64::from(SLOW_STALL_TIMEOUTS) + bytes as f64 / AVERAGE_BYTES_MIN as f64;
     Duration::try_from_secs_f64(stall_timeout.as_secs_f64() * times).unwrap_or(Duration::MAX)
@@ -90,5 +90,5 @@ pub const COALESCE_BYTES_MAX: usize = BATCH_BYTES_MAX + (4 << 10);
 /// heads of its records. It buffers as much ciphertext for a socket that is not writable.
 pub const TLS_BYTES_MAX: usize = COALESCE_BYTES_MAX + (4 << 10);
 
-/// How long an HTTP/1.1 connection may take to send the headers of its next request.
+/// Time for an HTTP/1.1 connection to send the headers of its next request.
 pub const HTTP1_HEADERS_TIMEOUT: Duration = Duration::from_secs(60);

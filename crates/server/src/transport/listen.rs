@@ -93,7 +93,8 @@ impl fmt::Display for Bound {
 
 impl Listener {
     /// Binds an address. `flag` is the flag that named it, for the error text. A Unix socket gets
-    /// these rights. One that a dead process left behind is replaced; one that is in use is not.
+    /// these rights. A socket that a dead process left behind is replaced; one that is in use is
+    /// not.
     pub async fn bind(address: &ListenAddress, flag: &'static str, mode: SocketMode) -> Result<Self, BindError> {
         let bound = match address {
             ListenAddress::Tcp(address) => listen_tcp(*address).map(Self::Tcp),

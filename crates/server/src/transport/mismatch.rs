@@ -34,13 +34,13 @@ pub const NEEDS_TLS: &str =
 pub const HAS_NO_TLS: &str = "a TLS handshake was sent to a plaintext port; use http://, or start kubefan with \
     --tls-cert-file and --tls-private-key-file";
 
-/// How long the rest of the request is read. A socket that is closed with unread bytes discards the
-/// answer.
+/// Time for which the rest of the request is read. A socket that is closed with unread bytes
+/// discards the answer.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
-/// How much of the rest of the request is read, in bytes.
+/// Maximum length of the rest of the request that is read, in bytes.
 const LINGER_BYTES_MAX: u64 = 64 << 10;
 
-/// How many calls at a time a refused HTTP/2 connection may send.
+/// Maximum number of concurrent calls on a refused HTTP/2 connection.
 const REFUSED_STREAMS_MAX: u32 = 100;
 
 /// The type of a TLS record with a handshake message (RFC 8446, 5.1).

@@ -1,10 +1,8 @@
-//! Connections to the data port: accepting them, TLS, HTTP/2 and HTTP/1.1, and how watches are sent
-//! on them.
+//! Connections to the data port: accepting them, TLS, HTTP/2 and HTTP/1.1, and the watches on them.
 //!
 //! [`serve`] accepts connections and detects their protocol. [`http2`] and [`http1`] each drive one
 //! connection as one task. The hazard throughout is a client that stops reading: it must pin no
-//! snapshot, hold no thread and delay no other client. [`limits`] names what one connection may
-//! take.
+//! snapshot, hold no thread and delay no other client. [`limits`] has the limits of one connection.
 
 pub mod certificate;
 pub mod early_answer;

@@ -28,10 +28,10 @@ use tokio::{
 
 use crate::watch::Movable;
 
-/// At least so many watches end per second of a drain, so that a drain of few watches is short.
+/// The least watches that end per second of a drain, so that a drain of few watches is short.
 const DRAINED_PER_SECOND_MIN: f64 = 100.0;
 
-/// The part of a connection's greatest age by which ages differ, to both sides.
+/// The part of a connection's greatest age that ages vary by, to both sides.
 const AGE_JITTER: f64 = 0.1;
 
 /// When connections end.
@@ -65,7 +65,7 @@ impl EndReason {
         }
     }
 
-    /// How the watches of the connection end.
+    /// Returns the end of the connection's watches.
     pub fn stream_end(self) -> StreamEnd {
         match self {
             Self::Draining => StreamEnd::Draining,
@@ -74,7 +74,7 @@ impl EndReason {
         }
     }
 
-    /// How the connection ends.
+    /// Returns the end of the connection.
     pub fn connection_end(self) -> ConnectionEnd {
         match self {
             Self::Draining => ConnectionEnd::Draining,
@@ -116,12 +116,12 @@ struct Connections {
     is_draining: bool,
 }
 
-/// What a connection and the others know of each other.
+/// State that a connection and the other tasks share.
 #[derive(Debug, Default)]
 struct ConnectionState {
     /// Watches by [`Movable`].
     watches: [AtomicUsize; 3],
-    /// What the connection is asked to do.
+    /// The request to the connection to end.
     request: Mutex<Option<EndRequest>>,
     changed: Notify,
 }
@@ -135,8 +135,8 @@ impl ConnectionState {
         self.watches[movable as usize].load(Ordering::Relaxed)
     }
 
-    /// How many watches would move with the connection. `None` if it has none, or one that cannot
-    /// move, or if it is asked to end already.
+    /// Returns how many watches would move with the connection. `None` if it has none, or one that
+    /// cannot move, or if it is asked to end already.
     fn movable_watches(&self) -> Option<usize> {
         let can_move = self.count(Movable::No) == 0 && self.request().is_none();
         Some(self.all_watches()).filter(|count| can_move && *count > 0)
@@ -276,7 +276,7 @@ impl OpenConnection {
         let Registered { state, age_limit_at, .. } = &*self.0;
         let aged = age_limit_at.map(|at| EndRequest::at(EndReason::Age, at)).filter(|_| last.is_none());
         loop {
-            // Before the look at the request: one that is made in between is not missed.
+            // Before the look at the request: a request that is made in between is not missed.
             let changed = state.changed.notified();
             let asked = state.request().filter(|request| Some(request.reason) != last);
             tokio::select! {
@@ -313,7 +313,7 @@ impl Drop for CountedWatch {
     }
 }
 
-/// The requests to one connection to end, each when it is due. The last one is that of a drain.
+/// The requests to one connection to end, each when it is due. A drain is the last one.
 pub struct EndRequests {
     connection: OpenConnection,
     last: Option<EndReason>,
@@ -321,7 +321,7 @@ pub struct EndRequests {
 }
 
 impl EndRequests {
-    /// The next request. After that of a drain there is none.
+    /// Returns the next request. After a drain there is none.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<EndRequest> {
         if self.last == Some(EndReason::Draining) {
             return Poll::Pending;

@@ -15,7 +15,7 @@ const PREFACE: [u8; 4] = *b"PRI ";
 /// A connection whose first bytes were inspected; reading it returns them again.
 pub struct Rewound<Io> {
     first: [u8; PREFACE.len()],
-    /// How many bytes there are, and how many of them were read again.
+    /// Number of these bytes, and of those that were read again.
     len: u8,
     read: u8,
     io: Io,

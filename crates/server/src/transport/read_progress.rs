@@ -84,7 +84,7 @@ mod tests {
 
     const STALL: Duration = Duration::from_secs(30);
 
-    /// How long a client holds a place that reads `bytes` after each wait of `wait`.
+    /// Returns how long a client holds a place if it reads `bytes` after each wait of `wait`.
     async fn held_for(mut progress: ReadProgress, bytes: usize, wait: Duration) -> Duration {
         let start = Instant::now();
         while start.elapsed() < 100 * STALL {

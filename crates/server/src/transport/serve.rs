@@ -63,7 +63,7 @@ impl<C: Catalog> Server<C> {
         Arc::new(Self { services: Arc::new(services), access, metrics, connections: AtomicU64::new(0) })
     }
 
-    /// The clients, some of which may read nothing.
+    /// The readers of all connections. Some of them may read nothing.
     pub fn readers(&self) -> &Arc<Readers> {
         &self.services.readers
     }

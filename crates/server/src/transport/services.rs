@@ -1,5 +1,5 @@
-//! What all connections of the data port share: the two APIs, the router for other gRPC calls, and
-//! the options.
+//! State that all connections of the data port share: the two APIs, the router for other gRPC
+//! calls, and the options.
 
 use std::{sync::Arc, time::Duration};
 
@@ -71,18 +71,18 @@ pub struct ServerOptions {
     /// A consistent list of at least this many bytes of JSON waits a second or two for a freshness
     /// proof.
     pub consistent_list_bytes_min: usize,
-    /// Which alpha parts of the Kubernetes API are on.
+    /// The alpha parts of the Kubernetes API that are on.
     pub feature_gates: FeatureGates,
     /// Proxies whose `X-Forwarded-For` says who their clients are.
     pub trusted_proxies: Vec<IpNet>,
     /// The field selector of the caches; objects that it does not select are not cached.
     pub narrowed_by: FieldSelector,
-    /// Which requests are refused because a browser could be tricked into sending them. `None` with
-    /// TLS, where the certificate prevents that.
+    /// Refuses requests that a browser could be tricked into sending. `None` with TLS, where the
+    /// certificate prevents that.
     pub guard: Option<Guard>,
 }
 
-/// What all connections share.
+/// State that all connections share.
 pub struct Services<C> {
     /// Admission, and the reads of both APIs.
     pub reader: Arc<Reader<C>>,
@@ -96,7 +96,7 @@ pub struct Services<C> {
     pub options: ServerOptions,
     /// Places of gRPC calls whose request has not arrived yet.
     pub pending: PendingCalls,
-    /// What reads the sockets and streams.
+    /// The readers of the sockets and streams.
     pub readers: Arc<Readers>,
     /// Places of requests that were answered before their bodies were read.
     pub discards: DiscardPlaces,

@@ -15,7 +15,7 @@ pub(super) struct SpareFiles {
 }
 
 impl SpareFiles {
-    /// Takes so many copies of a descriptor, or as many as there are.
+    /// Takes this many copies of a descriptor, or as many as there are.
     pub(super) fn new(of: BorrowedFd<'_>, files_max: usize) -> Self {
         let mut spares = Self { files: Vec::with_capacity(files_max), files_max };
         spares.refill(of);

@@ -1,8 +1,8 @@
 //! TLS of the data port: the configuration of the handshake.
 //!
-//! The handshake proves that a client has the private key of its certificate, and nothing else. Who
-//! its holder is, is found out afterwards (`access::authentication::certificate`). So a certificate
-//! of an unknown CA does not fail the handshake, and its holder gets a reason.
+//! The handshake proves that a client has the private key of its certificate, and nothing else. Its
+//! holder is identified afterwards (`access::authentication::certificate`). So a certificate of an
+//! unknown CA does not fail the handshake, and its holder gets a reason.
 
 use std::sync::Arc;
 

@@ -23,7 +23,7 @@ pub enum TlsVersion {
 
 kubefan_common::display_choice!(TlsVersion);
 
-/// What a handshake may agree on.
+/// TLS versions and suites that a handshake may agree on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsOptions {
     /// The oldest version.

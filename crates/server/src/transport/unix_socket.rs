@@ -27,7 +27,7 @@ use tokio::{
 
 use super::limits::BACKLOG;
 
-/// How long another process may hold the lock of the directory. It needs some milliseconds.
+/// Time that another process may hold the lock of the directory. It needs some milliseconds.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The time between two attempts to lock the directory.

@@ -1,14 +1,13 @@
-//! Ends what clients do not read, when memory is short.
+//! Ends streams and sockets that clients do not read, when memory is short.
 //!
-//! A client that stops reading makes the kernel hold what was sent to it, up to some megabytes per
-//! connection, and the connection holds what does not fit there. Over HTTP/2 it may also leave a
-//! stream without a window: then the stream, its segments and, if it is passed on, what upstream
-//! has sent wait in this process. Live streams may wait like that for as long as memory lasts. When
-//! it does not, these are what can be given up: their clients notice nothing until they read again,
-//! and then resume.
+//! A client that stops reading makes the kernel hold the bytes sent to it, up to some megabytes per
+//! connection, and the connection holds the rest. Over HTTP/2 it may also leave a stream without a
+//! window: then the stream, its segments and, if it is passed on, the bytes from upstream wait in
+//! this process. Live streams may wait like that for as long as memory lasts. When it runs short,
+//! these can be given up: their clients notice nothing until they read again, and then resume.
 //!
 //! Every socket of the data port is observed here, below TLS and below each protocol: only the
-//! socket shows that nothing was taken. A stream is observed from when it first waits for a window.
+//! socket shows that nothing was taken. A stream is observed from its first wait for a window.
 
 use std::{
     io::{self, IoSlice},
@@ -29,34 +28,34 @@ use tokio::{
 
 use kubefan_cache::StreamEnd;
 
-/// What is not read for this long may be ended.
+/// A socket or stream that reads nothing for this long may be ended.
 const UNREAD_MIN: Duration = Duration::from_secs(10);
 
-/// How much is ended at a time: at least so many sockets and streams, or an eighth of those that
-/// may be. Memory is measured again before the next.
+/// Sockets and streams ended at a time: at least this many, or an eighth of those that may be.
+/// Memory is measured again before the next.
 const ENDED_MIN: usize = 16;
 
-/// What can be closed without a wait for the client to take what was sent.
+/// A socket that can be closed without a wait for the client to take the sent bytes.
 pub trait Reset {
-    /// From now on closing discards what the client has not taken.
+    /// From now on closing discards the bytes that the client has not taken.
     fn reset_on_close(&self);
 }
 
-/// The clients of one port: what reads its sockets and its streams.
+/// The clients of one port: the readers of its sockets and its streams.
 #[derive(Debug)]
 pub struct Readers {
     all: Mutex<Vec<Weak<Progress>>>,
     started_at: Instant,
 }
 
-/// What one socket or stream shows of its client.
+/// Read progress of one socket or stream.
 #[derive(Debug, Default)]
 struct Progress {
-    /// Since when nothing is taken: the milliseconds since the start, plus one. 0 while something
-    /// is.
+    /// Start of the time in which nothing is read, in milliseconds since the start, plus one. 0
+    /// while the client reads.
     blocked_since: AtomicU64,
     is_ended: AtomicBool,
-    /// Of the task that waits for room.
+    /// Waker of the task that waits for room.
     waker: AtomicWaker,
 }
 
@@ -90,7 +89,7 @@ impl Readers {
         ObservedSocket { io, reader: self.observe() }
     }
 
-    /// Ends some of the sockets and streams of which nothing was taken for ten seconds, the longest
+    /// Ends some of the sockets and streams that have read nothing for ten seconds, the longest
     /// first. Returns how many.
     pub fn end_some(&self) -> usize {
         let latest = self.millis().saturating_sub(UNREAD_MIN.as_millis() as u64);
@@ -135,12 +134,12 @@ impl ObservedReader {
         if blocked_since.load(Ordering::Relaxed) == 0 {
             blocked_since.store(self.readers.millis(), Ordering::Relaxed);
         }
-        // Before the look at the flag: who sets it in between wakes this task.
+        // Before the look at the flag: a task that sets it in between wakes this one.
         registered.register(waker);
         is_ended.load(Ordering::Acquire)
     }
 
-    /// How a stream ends that was given up.
+    /// Returns the end of a stream that was given up.
     pub fn end() -> StreamEnd {
         StreamEnd::Overloaded("memory is short, and nothing of this stream was read for 10 s".to_owned())
     }

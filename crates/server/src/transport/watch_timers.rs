@@ -1,4 +1,4 @@
-//! The timers of one watch: when it ends, when a bookmark is due, and when its backlog has stalled.
+//! The timers of one watch: its end, its bookmarks, and the stall of its backlog.
 //!
 //! A backlog (snapshot, catch-up or backfill) pins state, so a client must read it without long
 //! pauses. A watch that has sent its backlog pins nothing and may wait for its client forever.
@@ -10,7 +10,8 @@ use tokio::time::Instant;
 
 use super::limits::{PROGRESS_BYTES_MIN, time_for};
 
-/// How long before its timeout a watch over HTTP is sent a last bookmark, as the apiserver does.
+/// Time before its timeout at which a watch over HTTP is sent a last bookmark, as the apiserver
+/// does.
 const LAST_BOOKMARK_BEFORE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The timers of a watch.
@@ -36,7 +37,7 @@ pub struct WatchTimers {
     backlog_bytes: usize,
 }
 
-/// What is due.
+/// The timer that is due.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Due {
     /// Nothing yet.
@@ -95,7 +96,7 @@ impl WatchTimers {
         }
     }
 
-    /// Records that a backlog has begun, of which nothing was sent yet.
+    /// Records that a backlog has begun. Nothing of it was sent yet.
     pub fn begin_backlog(&mut self, now: Instant) {
         self.in_backlog = true;
         self.backlog_start = now;
@@ -113,7 +114,7 @@ impl WatchTimers {
         } else {
             (now + self.stall_timeout, self.bookmark_interval.map(|interval| self.last_sent + interval))
         };
-        // A backlog is sent no bookmark, so a due one must not make a timer that is due for ever.
+        // No bookmark is sent during a backlog, so its timer is left out: it would be due for ever.
         let last_bookmark_at = self.last_bookmark_at.filter(|_| !in_backlog);
         [bookmark_at, self.timeout_at, self.deadline_at, last_bookmark_at]
             .into_iter()
@@ -127,7 +128,7 @@ impl WatchTimers {
         average.min(self.window_start + self.stall_timeout)
     }
 
-    /// What is due now.
+    /// Returns the timer that is due now.
     pub fn tick(&mut self, now: Instant, in_backlog: bool) -> Due {
         let over = |at: Option<Instant>| at.is_some_and(|at| at <= now);
         if over(self.timeout_at) {

@@ -1,4 +1,4 @@
-//! Whether the apiserver serves again after an outage: one probe for all who wait.
+//! Availability of the apiserver after an outage: one probe for all callers that wait.
 //!
 //! After an outage every cache wants to continue at once, but none should find out by itself when
 //! that is possible: with a backoff of its own each would be late by up to a minute, and without
@@ -13,10 +13,10 @@
 //! and through proxies and load balancers it takes the way of all other requests. A TCP connection
 //! would be cheaper, but it says little: a load balancer accepts it while no apiserver is up, and
 //! an apiserver accepts it seconds before it has read its authorization rules. While `/readyz`
-//! answers 429 or 5xx the apiserver is starting. That is believed for a limited time only, because
-//! one failed check makes an apiserver unready that still serves. A 403 is believed for a shorter
-//! time: it may be the apiserver's last word. Any other answer means that requests are worth a try,
-//! and that their own failures say more than the probe's.
+//! answers 429 or 5xx the apiserver is starting. That answer is trusted for a limited time only,
+//! because one failed check makes an apiserver unready that still serves. A 403 is trusted for a
+//! shorter time: the apiserver may never answer anything else. Any other answer means that requests
+//! are worth a try, and that their own failures say more than the probe's.
 //!
 //! This file holds the data; `probe` sends the requests.
 
@@ -27,10 +27,10 @@ use std::{
 
 use tokio::time::Instant;
 
-/// How long after an outage the apiserver counts as starting.
+/// Time after an outage for which the apiserver counts as starting.
 const STARTING: Duration = Duration::from_secs(30);
 
-/// What is known about the availability of an apiserver.
+/// The known availability of an apiserver.
 #[derive(Default)]
 pub(crate) struct Availability {
     /// Locked while a caller probes for all.
@@ -45,13 +45,13 @@ pub(super) struct Probes {
     pub(super) next_at: Option<Instant>,
     /// When the last answered probe was sent, and its result.
     pub(super) last: Option<(Instant, Health)>,
-    /// Since when the apiserver answers that it is not ready.
+    /// Start of the time for which the apiserver has answered that it is not ready.
     pub(super) unready_since: Option<Instant>,
     /// Whether the last probe failed.
     pub(super) failed: bool,
 }
 
-/// What a probe says about the requests that wait.
+/// Result of a probe for the requests that wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Health {
     Serving,

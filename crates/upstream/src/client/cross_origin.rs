@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use super::{ERROR_BODY_BYTES_MAX, JSON, Upstream, Verb};
 use crate::error::UpstreamError;
 
-/// How long the answer may take. A page waits for it.
+/// Maximum time of the answer. A page waits for it.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// The start of the names of the headers.
 const PREFIX: &str = "access-control-";

@@ -18,8 +18,8 @@ use crate::{
     error::UpstreamError,
 };
 
-/// How long a 403 counts as temporary once the uid is known: an apiserver that has just started
-/// answers 403 until its authorizer has loaded its rules.
+/// Time for which a 403 counts as temporary once the uid is known: an apiserver that has just
+/// started answers 403 until its authorizer has loaded its rules.
 const DENIED_GRACE: Duration = Duration::from_secs(30);
 
 const KUBE_SYSTEM: &str = "/api/v1/namespaces/kube-system";
@@ -62,7 +62,7 @@ impl Upstream {
         result
     }
 
-    /// Whether another cluster answered the last check. What is requested now may come from it,
+    /// Whether another cluster answered the last check. An answer requested now may come from it,
     /// although the check after the answer finds the right one again.
     pub fn is_doubted(&self) -> bool {
         self.identity_state().is_doubted.load(Ordering::SeqCst)

@@ -25,7 +25,7 @@ use crate::error::UpstreamError;
 /// at most one object.
 pub const LINE_BYTES_MAX: usize = 16 << 20;
 
-/// How the events of a watch are separated.
+/// Separation of the events of a watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Framing {
     /// One event per line.
@@ -49,7 +49,7 @@ pub struct LineOptions {
     pub idle_timeout: Option<Duration>,
     /// Whether the body is gzip, according to its `Content-Encoding`.
     pub gzip: bool,
-    /// How events are separated.
+    /// Separation of the events.
     pub framing: Framing,
 }
 

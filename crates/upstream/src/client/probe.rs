@@ -15,16 +15,16 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Probes that are further apart are not about the same outage.
 const PROBES_APART_MAX: Duration = Duration::from_secs(10);
-/// How long an apiserver that is not ready is waited for.
+/// Time to wait for an apiserver that is not ready.
 const UNREADY_MAX: Duration = Duration::from_secs(15);
-/// How long an apiserver that denies the probe is waited for. It denies everything until it has
-/// read its authorization rules, half a second after its start.
+/// Time to wait for an apiserver that denies the probe. It denies everything until it has read its
+/// authorization rules, half a second after its start.
 const DENIED_MAX: Duration = Duration::from_secs(3);
 
 /// The apiserver's answer to one probe.
 enum ProbeResult {
     Available,
-    /// It is there, and is believed for so long that it cannot serve; then it has this health.
+    /// Reachable but not ready; trusted for this long. Then it has this health.
     Unready(Duration, Health),
     Away,
 }
@@ -46,8 +46,8 @@ impl Upstream {
         self.until_probed(|health| matches!(health, Health::Serving | Health::Denied)).await;
     }
 
-    /// Waits for the end of an outage: until the apiserver serves a probe after one that it did not
-    /// serve. If it serves the first, there is no outage, and this never returns. It shares the
+    /// Waits for the end of an outage: until the apiserver serves a probe after a probe that it did
+    /// not serve. If it serves the first, there is no outage, and this never returns. It shares the
     /// probes too.
     ///
     /// Cancel-safe.

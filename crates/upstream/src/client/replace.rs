@@ -9,12 +9,12 @@ use crate::error::UpstreamError;
 
 /// The longest answer to a replacement, in bytes: the object, and what the apiserver adds.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
-/// In place of what the server says.
+/// Replaces the server's message.
 const NO_MESSAGE: &str = "it does not take this object";
 
 impl Upstream {
-    /// Replaces the object at a path by one that has the version that was read. Returns false if
-    /// it has changed meanwhile.
+    /// Replaces the object at a path, if it still has the version of the last read. Returns false
+    /// if it has changed meanwhile.
     ///
     /// # Errors
     /// The apiserver does not take it. An error has nothing of the object.
@@ -40,8 +40,8 @@ impl Upstream {
     }
 }
 
-/// The same failure without the server's text: the apiserver, a webhook or a gateway may quote what
-/// it refuses.
+/// Removes the server's text from a failure: the apiserver, a webhook or a gateway may quote the
+/// object that it refuses.
 fn without_text(error: UpstreamError) -> UpstreamError {
     use UpstreamError::*;
     let message = NO_MESSAGE.to_owned();
@@ -57,7 +57,7 @@ fn without_text(error: UpstreamError) -> UpstreamError {
         Server { code, retry_after, .. } => Server { code, message, retry_after },
         Refused { code, .. } => Refused { code, message },
         InvalidResponse { .. } => InvalidResponse { message: "the answer to an update".to_owned() },
-        // What the transport, or kubefan itself, says.
+        // The text comes from the transport, or from kubefan itself.
         Unreachable { .. }
         | Tls { .. }
         | Credentials { .. }

@@ -12,12 +12,12 @@ use crate::error::UpstreamError;
 
 /// The longest answer to a review, in bytes.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
-/// How long a review may take. As long as the apiserver library waits for one.
+/// Maximum time of a review. As long as the apiserver library waits for one.
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A kind of review.
 pub struct ReviewKind {
-    /// Where reviews are created, relative to the server's address.
+    /// The path for new reviews, relative to the server's address.
     pub path: &'static str,
     /// The group and version.
     pub api_version: &'static str,

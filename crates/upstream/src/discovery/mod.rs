@@ -37,7 +37,8 @@ const DOCUMENT_BYTES_MAX: usize = 64 << 20;
 /// The number of concurrent requests for legacy documents.
 const LEGACY_CONCURRENCY: usize = 8;
 
-/// How long caches share the documents that reveal schema changes. All caches need the same ones.
+/// Time for which caches share the documents that reveal schema changes. All caches need the same
+/// ones.
 const SCHEMA_DOCUMENTS_AGE_MAX: Duration = Duration::from_secs(2);
 
 /// The refresh intervals of discovery.

@@ -134,7 +134,7 @@ impl ResourceIndex {
             .or_else(|| candidates().find(|info| info.kind.to_lowercase() == name))
     }
 
-    /// What a name that was not found may have meant.
+    /// Returns the possible meanings of a name that was not found.
     pub fn no_match(&self, name: &str) -> NoMatch {
         let name = name.to_lowercase();
         let (resource, group) = name.split_once('.').unwrap_or((&name, ""));

@@ -16,7 +16,7 @@ const CHANGES_MAX: usize = 1 << 20;
 /// The same for the bytes of their objects.
 const BYTES_MAX: usize = 1 << 30;
 
-/// What a marked span has brought so far.
+/// The changes of a marked span so far.
 pub(super) struct Span {
     pub(super) reason: RelistReason,
     pub(super) changes: Vec<ConflatedChange>,
@@ -45,7 +45,7 @@ impl Span {
     }
 }
 
-/// What an event says.
+/// Content of an event.
 pub(super) enum Change {
     Event(EventType, Object),
     Gone(ObjectKey),

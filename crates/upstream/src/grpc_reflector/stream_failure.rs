@@ -16,7 +16,7 @@ pub(super) struct StreamFailure {
 }
 
 impl StreamFailure {
-    /// By what the stream brought last.
+    /// Returns the failure of a stream from its last item.
     pub(super) async fn of(kubefan: &KubefanClient, last: Option<Result<WatchItem, ClientError>>) -> Self {
         let error = match last {
             Some(Err(error) | Ok(WatchItem::Disconnected { error, .. })) => {

@@ -1,4 +1,4 @@
-//! The position of a reflector over gRPC, and what it waits for there.
+//! The position of a reflector over gRPC, and the input that it waits for there.
 
 use std::{future::Future, pin::Pin, time::Duration};
 
@@ -11,8 +11,8 @@ use tokio::time::{Instant, timeout};
 use super::span::Span;
 use crate::{error::UpstreamError, kubefan_client::Freshness};
 
-/// How long the other kubefan may take to open a watch, and between two parts of a snapshot. It
-/// waits for its own first list for some seconds.
+/// Time for the other kubefan to open a watch, and between two parts of a snapshot. It waits for
+/// its own first list for some seconds.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The position of the reflector.
@@ -56,7 +56,7 @@ pub(super) enum Input {
 }
 
 impl StreamState {
-    /// Waits for what is received next. Cancel-safe.
+    /// Waits for the next input. Cancel-safe.
     pub(super) async fn input(&mut self) -> Input {
         match self {
             Self::Snapshot { watch, .. } => {

@@ -103,7 +103,7 @@ fn reflector(scripts: Vec<Vec<Sent>>) -> (Scripted, GrpcReflector<StdRng>) {
     (server, GrpcReflector::new(kubefan, apiserver(), target, parser, open_watch, StdRng::seed_from_u64(1)))
 }
 
-/// One that does not answer.
+/// An apiserver that does not answer.
 fn apiserver() -> Upstream {
     let refused = || std::io::Error::from(std::io::ErrorKind::ConnectionRefused).into();
     let service = service_fn(move |_| std::future::ready(Err(refused())));

@@ -1,8 +1,8 @@
 //! The bearer tokens that the apiserver has accepted lately.
 //!
-//! Only bearer tokens count: the apiserver answers 401 to every one that it does not know
-//! (`k8s.io/apiserver`, `bearertoken.Authenticator`). A caller with any other credential may be
-//! anonymous to it: with an empty token, or a header that no authenticator knows.
+//! Only bearer tokens count: the apiserver answers 401 to every unknown one (`k8s.io/apiserver`,
+//! `bearertoken.Authenticator`). A caller with any other credential may be anonymous to it: with an
+//! empty token, or a header that no authenticator knows.
 //!
 //! The hazard is an answer that was given before the token was read. The apiserver gives 400, 429
 //! and, to OPTIONS, 204 then (`DefaultBuildHandlerChain`), and a gateway in front of it anything
@@ -17,8 +17,8 @@ use std::{
 use http::{HeaderMap, Method, StatusCode, header};
 use lru::LruCache;
 
-/// The most tokens to remember. One that is forgotten, or has had no success yet, costs its owner
-/// nothing but a place among the callers whose requests may have to be repeated.
+/// The most tokens to remember. A token that is forgotten, or has had no success yet, costs its
+/// owner nothing but a place among the callers whose requests may have to be repeated.
 const TOKENS_MAX: NonZero<usize> = NonZero::new(16_384).unwrap();
 
 /// A short key of a bearer token. Two tokens have the same only by chance; then one is taken for

@@ -29,7 +29,7 @@ pub(super) struct StreamPermits {
 }
 
 impl StreamPermits {
-    /// The permits for so many concurrent requests, of either kind of caller.
+    /// The permits for this many concurrent requests, of either kind of caller.
     pub(super) fn new(requests_max: usize) -> Self {
         let permits = || (0..shared(requests_max)).map(|_| Arc::new(Semaphore::new(REQUESTS_MAX))).collect();
         Self { accepted: permits(), unaccepted: permits() }
@@ -55,8 +55,8 @@ pub(super) fn shared(requests_max: usize) -> usize {
     requests_max.div_ceil(REQUESTS_MAX)
 }
 
-/// The most connections to upstream that so many requests need. Of these, `upgrades_max` may be
-/// sessions, which have one each.
+/// The most connections to upstream that this many requests need. Up to `upgrades_max` of the
+/// requests may be sessions, which have one connection each.
 pub fn connections_max(requests_max: usize, upgrades_max: usize) -> usize {
     2 * shared(requests_max) + upgrades_max
 }

@@ -22,8 +22,8 @@ const AT_ONCE: usize = 6;
 /// all of them.
 const ROUNDS: usize = 15;
 
-/// Answers the first request of a connection, as kube-apiserver answers one that it cannot
-/// authenticate: it reads no other one. Like Go's server, it closes the connection later.
+/// Answers the first request of a connection as kube-apiserver answers a request that it cannot
+/// authenticate: it reads no further one. Like Go's server, it closes the connection later.
 async fn answer_one(mut stream: impl AsyncRead + AsyncWrite + Unpin) {
     let answer = [
         frame(SETTINGS, 0, 0, &[]),

@@ -5,8 +5,8 @@
 //! as themselves, the connections are built from a configuration without any credentials, including
 //! client certificates. If kubefan impersonates them, a request without a user is not sent.
 //!
-//! The other hazard is a shared connection: what one client does must not break the requests of
-//! others. `connections` and `repeat` say how.
+//! The other hazard is a shared connection: one client must not break the requests of others.
+//! `connections` and `repeat` prevent that.
 
 mod accepted_tokens;
 mod base_url;
@@ -241,7 +241,7 @@ fn forward(
     service.oneshot(request).boxed()
 }
 
-/// Removes every header by which the apiserver could attribute the request to another user.
+/// Removes every header that could make the apiserver attribute the request to another user.
 fn remove_credentials(headers: &mut HeaderMap) {
     let is_identity =
         |name: &str| name == "authorization" || name.starts_with("impersonate-") || name.starts_with("x-remote-");

@@ -34,7 +34,7 @@ impl PassthroughOptions {
     }
 }
 
-/// How tokens that are sent to the apiserver could be read by others; `None` if they could not.
+/// Explains how others could read tokens that are sent to the apiserver; `None` if they could not.
 fn exposure(config: &Config) -> Option<&'static str> {
     if config.cluster_url.scheme() == Some(&Scheme::HTTP) {
         let is_local = config.proxy_url.is_none() && is_loopback(&config.cluster_url);

@@ -30,10 +30,10 @@ pub(super) struct Repeatable {
 /// The body, and what the attempts have read of it.
 struct KeptBody {
     source: UpstreamBody,
-    /// A copy of what was read. The chunks themselves are parts of the read buffers of the caller's
-    /// connection: each would keep several KiB, however small it is.
+    /// A copy of the bytes read so far. The chunks themselves are parts of the read buffers of the
+    /// caller's connection: each would keep several KiB, however small it is.
     bytes: Vec<u8>,
-    /// How many bytes may be kept; `None` once the body is longer, so nothing is kept.
+    /// Number of bytes that may be kept; `None` once the body is longer, so nothing is kept.
     bytes_max: Option<usize>,
     /// The number of the attempt that may read.
     attempt: usize,

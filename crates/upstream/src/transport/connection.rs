@@ -33,7 +33,7 @@ pub struct ConnectionLimits {
 }
 
 impl ConnectionLimits {
-    /// For an apiserver: PINGs as in client-go. One that is overloaded may answer late, and many
+    /// For an apiserver: PINGs as in client-go. An overloaded apiserver may answer late, and many
     /// new connections would not help it.
     pub const APISERVER: Self = Self {
         connect_timeout: Duration::from_secs(10),

@@ -54,7 +54,7 @@ const HTTP2_STREAM_WINDOW_BYTES: u32 = 4 << 20;
 /// block the others.
 const HTTP2_CONNECTION_WINDOW_BYTES: u32 = 32 << 20;
 
-/// What an operator sets for the connection to the apiserver.
+/// Advice in TLS errors: the operator's settings of the connection to the apiserver.
 const SETTINGS: TlsSettings = TlsSettings {
     trust: "certificate-authority in kubefan's kubeconfig must contain the CA that has (in a pod, ca.crt of the service account); with \
             insecure-skip-tls-verify any server could pass for it",

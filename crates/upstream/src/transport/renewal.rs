@@ -3,9 +3,10 @@
 //!
 //! The files that the settings name are compared before a request, at most once per
 //! [`LOOK_INTERVAL`], so that usually no request meets the old ones. If the server refuses the
-//! client or its certificate is not trusted, they are compared at once. What is in no file, such as
-//! the credentials of a plugin, is read again at most once per [`REFUSED_INTERVAL`], because every
-//! refused request asks for that. Settings that cannot be used never replace those in use.
+//! client or its certificate is not trusted, they are compared at once. Settings outside of files,
+//! such as the credentials of a plugin, are read again at most once per [`REFUSED_INTERVAL`],
+//! because every refused request asks for that. Settings that cannot be used never replace those in
+//! use.
 
 use std::{
     collections::hash_map::DefaultHasher,
@@ -25,7 +26,7 @@ use tokio::time::{Instant, timeout};
 const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 /// The minimum time between two reads after refusals if no file has changed.
 const REFUSED_INTERVAL: Duration = Duration::from_secs(30);
-/// How long a request waits for another one that reads. A credential plugin may take long.
+/// Time that a request waits for another one that reads. A credential plugin may take long.
 const TURN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The files that settings name, as they were.
@@ -176,7 +177,7 @@ mod tests {
 
     use super::*;
 
-    /// A client is what its file says.
+    /// Returns a client that is the content of its file.
     async fn of_file(path: &std::path::Path) -> Renewed<String, String> {
         let path = path.to_owned();
         let made = Renewed::new(move || {

@@ -14,7 +14,7 @@ use kubefan_common::kubeconfig::{self, ProxyEnvironment};
 
 use crate::{error::shorten, transport::renewal::NamedFiles};
 
-/// How to find the apiserver. If nothing is set, kubectl's rules apply.
+/// The kubeconfig and its context. If nothing is set, kubectl's rules apply.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UpstreamSettings {
     /// Only this file, instead of the files in `$KUBECONFIG` or `~/.kube/config`.
@@ -56,7 +56,7 @@ pub enum SettingsError {
     Unprotected {
         /// Scheme, host and port.
         server: String,
-        /// How they would be sent.
+        /// The way in which they would be sent.
         problem: &'static str,
     },
     /// Callers would be reviewed by a server that others could stand in for.
@@ -67,7 +67,7 @@ pub enum SettingsError {
     Unverified {
         /// Scheme, host and port.
         server: String,
-        /// How it would be asked.
+        /// The way in which it would be asked.
         problem: &'static str,
     },
     /// A changed kubeconfig leads to another server. Nothing of it is for this one.

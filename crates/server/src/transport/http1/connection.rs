@@ -157,8 +157,8 @@ async fn respond<C: Catalog>(
         return (StatusCode::BAD_REQUEST, [(header::CONNECTION, "close")], message).into_response();
     }
     let connection_waker = ConnectionWaker::new();
-    // An invalid handshake is refused by the API. Of the requests that are answered here, only a
-    // watch can be a websocket.
+    // An invalid handshake is refused by the API. Only a watch can be a websocket among the
+    // requests that are answered here.
     let socket = Socket::from_request(request.headers(), request.extensions()).ok().flatten();
     let answer = services.kube.answer(request, StreamWaker::new(&connection_waker, WATCH)).await;
     needs.begin(match &answer {

@@ -31,7 +31,7 @@ use crate::transport::read_progress::ReadProgress;
 /// is noticed with the next event.
 const READ_AHEAD_BYTES_MAX: usize = 16 << 10;
 
-/// What the response that is being sent needs from the socket; shared by both.
+/// The response's needs from the socket; shared by both.
 #[derive(Debug, Clone, Default)]
 pub struct ResponseNeeds(Arc<Flags>);
 
@@ -43,11 +43,11 @@ struct Flags {
     close_detection: AtomicBool,
 }
 
-/// How a client must read a response.
+/// The required read rate of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Pace {
-    /// As it likes.
+    /// No minimum read rate.
     Any = 0,
     /// Something per stall timeout, if there is anything to read.
     Live = 1,

@@ -212,7 +212,7 @@ impl<C: Catalog, T: Io> Connection<C, T> {
         }
     }
 
-    /// Does what is due. `Ready` if the client is gone.
+    /// Handles the deadlines that have passed. `Ready` if the client is gone.
     fn poll_deadlines(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while let Poll::Ready(owner) = self.deadlines.poll_next(cx) {
             let now = Instant::now();
@@ -360,7 +360,7 @@ impl<C: Catalog, T: Io> Connection<C, T> {
     fn answer(&mut self, mut request: Request<RecvStream>, mut respond: SendResponse<Payload>) {
         let services = self.services.clone();
         if services.drain.is_cancelled() {
-            // It is refused, and the next one belongs on another connection.
+            // The request is refused, and the next one belongs on another connection.
             self.http2.graceful_shutdown();
         }
         let client = self.client.of_request(request.headers());

@@ -122,7 +122,7 @@ pub struct ResponseLimits {
     pub stall_timeout: Option<Duration>,
 }
 
-/// How a response that is cut short says so.
+/// The sign that a response was cut short.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnCutOff {
     /// A gRPC status in the trailers.

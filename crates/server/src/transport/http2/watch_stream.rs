@@ -38,7 +38,7 @@ use crate::{
 const BOOKMARK_BYTES_MAX: usize = 40;
 const BOOKMARK_EVENT_BYTES_MAX: usize = 512;
 
-/// How soon a stream that was asked to end, but is not current, looks again.
+/// Delay before a stream that was asked to end, but is not current, checks again.
 const END_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A watch that is being sent.
@@ -218,7 +218,7 @@ impl WatchStream {
         Some(reason.stream_end())
     }
 
-    /// Does what is due. Returns a reason if the watch ends.
+    /// Handles the timers that are due. Returns a reason if the watch ends.
     pub fn tick(&mut self, now: Instant) -> Option<StreamEnd> {
         if let Some(end) = self.asked_end(now) {
             return Some(end);

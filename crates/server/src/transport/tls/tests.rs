@@ -1,4 +1,4 @@
-//! The handshake with client certificates: what it proves, and what it leaves open.
+//! The handshake with client certificates: the facts that it proves, and those that it leaves open.
 
 use std::time::{Duration, SystemTime};
 
@@ -18,7 +18,7 @@ use crate::transport::{
     tls_options::TlsVersion,
 };
 
-/// Presents a chain with any key, also one that is not the certificate's.
+/// Presents a chain with any key, also with a key of another certificate.
 fn present(chain: &[&Signer], key: &Signer) -> Arc<SingleCertAndKey> {
     let key = PrivateKeyDer::from_pem_slice(key.key_pem.as_bytes()).unwrap();
     let key = ring::sign::any_supported_type(&key).unwrap();
