@@ -53,7 +53,7 @@ pub struct StreamOptions {
     pub age_max: Option<Duration>,
 }
 
-/// Decides who may read what.
+/// Authenticates and authorizes callers.
 pub struct AccessControl {
     /// `None` if callers are not distinguished.
     authenticator: Option<Authenticator>,
@@ -96,7 +96,7 @@ impl AccessControl {
         }
     }
 
-    /// Lets the caches answer only what these modes leave to them.
+    /// Limits the caches to the reads that these modes leave to them.
     #[must_use]
     pub fn with_switches(self, switches: Arc<Switches>) -> Self {
         Self { switches, ..self }

@@ -12,7 +12,7 @@ use super::user::Identity;
 /// The server that answers reads of a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 pub enum Mode {
-    /// The cache, and the apiserver what no cache answers.
+    /// The cache; the apiserver if no cache can answer.
     #[default]
     Cache,
     /// The apiserver, for reads over HTTP. Over gRPC there is no answer.

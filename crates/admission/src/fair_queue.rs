@@ -1,14 +1,14 @@
 //! A queue that takes turns: first between users, then between the workloads or addresses of one
 //! user, then between the connections of one of those, then in the order of arrival.
 //!
-//! The hazard is a client that queues thousands of requests, behind which those of all others would
-//! wait.
+//! The hazard is a client that queues thousands of requests, so that those of all others would wait
+//! behind them.
 
 use std::collections::{HashMap, VecDeque};
 
 use super::fair_share::{Holder, LevelKey, level_keys};
 
-/// The queue. It has no limit of its own: what is queued holds a place among streams or reads.
+/// The queue. It has no limit of its own: each queued request holds a place among streams or reads.
 #[derive(Debug)]
 pub struct FairQueue<T> {
     turns: Turns<T>,
@@ -111,7 +111,7 @@ impl<T> Turns<T> {
         }
     }
 
-    /// Forgets what waits under a key if nothing does.
+    /// Forgets a key if nothing waits under it.
     fn forget_empty(&mut self, key: LevelKey) -> bool {
         let is_empty = self.waiting.get(&key).is_none_or(Waiting::is_empty);
         if is_empty {

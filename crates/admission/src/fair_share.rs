@@ -67,9 +67,9 @@ impl Holder {
         Self { connection, address, tenant: None, user: None, workload: None }
     }
 
-    /// The same holder as a user, which is a tenant of its own. `workload` tells apart those that
-    /// act as one user, wherever they connect from: the pods of a DaemonSet have one service
-    /// account, and may come through one gateway. Without it their addresses do.
+    /// The same holder as a user, which is a tenant of its own. `workload` tells apart clients that
+    /// act as one user, whatever their addresses: the pods of a DaemonSet have one service account,
+    /// and may come through one gateway. Without it their addresses tell them apart.
     #[must_use]
     pub fn identified(self, user: &str, workload: Option<&str>) -> Self {
         let user = Some(key_of(user));
@@ -125,7 +125,7 @@ impl From<usize> for PermitLimits {
     }
 }
 
-/// The places, and who holds how many.
+/// The places, and the number that each holder has.
 #[derive(Debug)]
 pub struct Shares {
     places_max: usize,
@@ -281,7 +281,7 @@ impl FairPool {
         self.shares().places_max()
     }
 
-    /// Whether so few places are free that shares may decide who takes them.
+    /// Whether places are so scarce that shares decide about them.
     pub fn is_scarce(&self) -> bool {
         let shares = self.shares();
         LAST_PARTS.iter().any(|part| shares.free() <= shares.places_max / part)

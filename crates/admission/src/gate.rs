@@ -116,7 +116,7 @@ impl Gate {
         self.shared.try_permit(holder)
     }
 
-    /// As [`Self::try_acquire`], for one who cannot wait; counts the refusal.
+    /// As [`Self::try_acquire`], for a caller that cannot wait; counts the refusal.
     pub fn acquire_now(&self, holder: Option<Holder>) -> Result<GatePermit, String> {
         self.try_acquire(holder).ok_or_else(|| {
             self.shared.metrics.refused.inc();

@@ -1,5 +1,5 @@
-//! The audit log: who read what, and how it was answered, in the form of kube-apiserver
-//! (`Event` of audit.k8s.io/v1, level Metadata), one JSON object per line.
+//! The audit log: all reads with their callers and answers, in the form of kube-apiserver (`Event`
+//! of audit.k8s.io/v1, level Metadata), one JSON object per line.
 //!
 //! The hazard is an answer without a record. So a request gets its [`AuditRecord`] where it
 //! begins, and the record completes itself when it is dropped: after the answer, a disconnect, a
@@ -7,8 +7,8 @@
 //! queued, and one task writes them.
 //!
 //! - [`event`]: the JSON of a record.
-//! - [`request_head`]: what a request says about itself, within limits.
-//! - [`notes`]: what is found out about a request while it is answered.
+//! - [`request_head`]: the head of a request, within limits.
+//! - [`notes`]: notes about a request while it is answered.
 //! - [`queue`]: from the requests to the writer.
 //! - [`record`]: one request, from its start to its end.
 //! - [`log_writer`]: the task that writes, and tries again.

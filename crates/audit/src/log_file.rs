@@ -49,7 +49,7 @@ impl Reopen {
 
 /// The output that lines are appended to.
 trait Output: Write {
-    /// Cuts off what is beyond `bytes`.
+    /// Cuts off all after the first `bytes`.
     fn cut(&mut self, bytes: u64) -> io::Result<()>;
 }
 
@@ -132,7 +132,7 @@ impl LogFile {
         Ok(Self { path, rotation, clock, reopen, file, rotates_at })
     }
 
-    /// Returns what asks for the file to be opened again.
+    /// Returns a handle that asks for the file to be opened again.
     pub fn reopen_handle(&self) -> Reopen {
         self.reopen.clone()
     }
@@ -205,7 +205,7 @@ fn ends_a_line(path: &Path, bytes: u64) -> bool {
     read.is_ok() && last == *b"\n"
 }
 
-/// Splits the name of a rotated file into what comes before the time and what comes after it.
+/// Splits the name of a rotated file into the parts before and after the time.
 fn parts(path: &Path) -> (String, String) {
     let text = |part: Option<&std::ffi::OsStr>| part.unwrap_or_default().to_string_lossy().into_owned();
     let extension = path.extension().map(|extension| format!(".{}", extension.to_string_lossy()));

@@ -48,7 +48,7 @@ impl Notes {
         }
     }
 
-    /// Notes what is asked for.
+    /// Notes the read.
     pub fn read(&self, read: &Read) {
         if let Some(mut noted) = self.lock() {
             noted.read = Some(read.clone());

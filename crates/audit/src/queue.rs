@@ -100,7 +100,7 @@ impl Queue {
 }
 
 impl QueueSlot {
-    /// Queues the record at once, and returns what waits until it is written.
+    /// Queues the record at once, and returns a future that waits until it is written.
     pub(super) fn write(self, text: Vec<u8>) -> impl Future<Output = Result<(), NotRecorded>> + Send + use<> {
         let Self { permit, room, until, metrics } = self;
         let (sender, receiver) = oneshot::channel();

@@ -3,7 +3,7 @@
 //!
 //! An index costs memory and a part of each commit. So a column is indexed when selections have
 //! used it more than once, and dropped when none has for a while. Clients choose the columns, so
-//! their number is limited; what is not indexed is scanned.
+//! their number is limited; other columns are scanned.
 //!
 //! A tenant that uses one label after the other could take all places. All others would scan, and a
 //! scan takes time from every caller. So each column is charged to one tenant: to one with few
@@ -31,7 +31,7 @@ pub const COLUMN_USES_LEAST: u32 = 2;
 /// ring's records.
 pub const COLUMN_UNUSED_MAX: Duration = Duration::from_secs(20 * 60);
 
-/// The time after which the index of a column is tried again that found no room.
+/// Time after which a column is tried again whose index found no room.
 pub const TOO_LARGE_RETRY: Duration = COLUMN_UNUSED_MAX;
 
 /// The columns that selections have used: up to [`COLUMNS_MAX`] with a place, and others.

@@ -41,7 +41,8 @@ pub struct Differences {
 }
 
 impl Differences {
-    /// Forgets those of the named ones that are none. If all are, so are the others.
+    /// Drops named differences that turned out to be none. If all named ones did, so did the
+    /// others.
     pub fn retain(&mut self, is_one: impl FnMut(&Difference) -> bool) {
         let named = self.first.len();
         self.first.retain(is_one);

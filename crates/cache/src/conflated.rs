@@ -125,7 +125,7 @@ impl ConflatedHistory {
         self.gaps.push_back((from, to));
     }
 
-    /// Evicts what is over `bytes_max`, whole versions at a time.
+    /// Evicts changes over `bytes_max`, whole versions at a time.
     pub fn evict(&mut self, bytes_max: usize) {
         let floor = self.floor;
         while self.bytes > bytes_max

@@ -72,7 +72,7 @@ impl Gap {
         Self { is_lossy: false, ..Self::new(from, to, reason, events) }
     }
 
-    /// Whether one of its events says only what happened at one version, as outside of a gap.
+    /// Whether one of its events only shows a change of one version, as outside of a gap.
     pub fn is_exact(&self, event: &WatchEvent) -> bool {
         !self.is_lossy && event.version() == self.to
     }

@@ -109,7 +109,7 @@ impl History {
         &mut self.conflated
     }
 
-    /// Everything was filled in: evicts what is over the limits.
+    /// Everything was filled in: evicts the records over the limits.
     pub fn restored(&mut self, now: Instant, store_bytes: usize) {
         self.evict(now, store_bytes, 1.0);
     }
@@ -130,8 +130,8 @@ impl History {
         self.ring.push(record, now);
     }
 
-    /// Evicts what is over the limits, as [`EventRing::evict`]. Returns the records that the ring
-    /// no longer holds.
+    /// Evicts the records over the limits, as [`EventRing::evict`]. Returns the records that the
+    /// ring no longer holds.
     pub fn evict(&mut self, now: Instant, store_bytes: usize, log_share: f64) -> Vec<HistoryRecord> {
         let evicted = self.ring.evict(now, store_bytes, log_share, self.share);
         for record in &evicted {
@@ -227,8 +227,8 @@ impl History {
     }
 
     /// Continues a copy by about `entries_max` entries. Returns whether there is more. The newest
-    /// are copied first, because the oldest are evicted meanwhile: what the ring evicts before it
-    /// is copied is found in the conflated history.
+    /// are copied first, because the oldest are evicted meanwhile: a record that the ring evicts
+    /// before it is copied is found in the conflated history.
     pub fn copy(&self, copy: &mut HistoryCopy, entries_max: usize) -> bool {
         if copy.in_ring {
             let oldest = copy.records.last().map(|(record, _)| record.version());

@@ -55,7 +55,7 @@ pub struct HistoryColumn {
 #[derive(Default)]
 pub struct HistoryIndex {
     columns: Vec<HistoryColumn>,
-    /// Columns that hold only what came after their start, until the rest is read.
+    /// Columns that hold only the steps after their start, until the rest is read.
     filling: Vec<HistoryColumn>,
 }
 
@@ -132,7 +132,7 @@ impl HistoryIndex {
         }
     }
 
-    /// Removes what was evicted if that is most of it: records up to `floor`, and conflated changes
+    /// Removes evicted steps if they are most of it: records up to `floor`, and conflated changes
     /// before the number `first`. History has this many `steps` left.
     pub fn sweep(&mut self, floor: ResourceVersion, first: u64, steps: usize) {
         for column in self.each() {

@@ -374,7 +374,7 @@ impl PublishedCache {
         self.lists += 1;
     }
 
-    /// Replaces what readers are warned of over HTTP.
+    /// Replaces the warnings to readers over HTTP.
     pub fn warn(&mut self, warnings: &Warnings) {
         self.warnings = warnings.clone();
     }

@@ -44,7 +44,7 @@ pub enum OnExpired {
 pub enum HistorySource {
     /// The log of events: every event after the version is retained.
     Log,
-    /// A catch-up: what changed after the version is known, each object once.
+    /// A catch-up: the objects changed after the version are known, each once.
     CatchUp,
 }
 

@@ -47,7 +47,7 @@ pub enum StreamEnd {
     /// The caller must authenticate itself again.
     #[error("{0}; resume with a valid credential, nothing is lost")]
     Reauthenticate(&'static str),
-    /// The operator has changed who answers reads of this resource.
+    /// The operator has changed the mode of reads of this resource.
     #[error(
         "kubefan's operator has changed the mode of {0} (modes in kubefan's configuration file); come back, nothing is lost"
     )]

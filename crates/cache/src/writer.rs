@@ -285,9 +285,9 @@ impl CacheWriter {
         more
     }
 
-    /// The place of a change after what was reached; `None` if the state has it. Upstream may send
-    /// several changes at one version, of different objects. A watch that starts again sends those
-    /// of the version reached once more.
+    /// Returns the place of a change after the version reached; `None` if the state has it.
+    /// Upstream may send several changes at one version, of different objects. A watch that starts
+    /// again sends those of the version reached once more.
     fn place_of(
         &self,
         kind: EventType,
@@ -451,8 +451,8 @@ impl CacheWriter {
         Ok(Some(self.commit(reached, change)))
     }
 
-    /// Takes a list at the version that the cache had when it began, after which events came. They
-    /// stay; the other objects get the bytes of the list.
+    /// Applies a list at the version that the cache had when the list began. Later events stay; the
+    /// other objects get the bytes of the list.
     fn read_again(&mut self, listing: Listing, version: ResourceVersion) -> Result<Option<Commit>, UpdateError> {
         let Listing { store: listed, reason, before, from, mut history, .. } = listing;
         let is_same = |old: &Arc<Object>, new: &Arc<Object>| {

@@ -69,8 +69,8 @@ pub struct CacheRequest<'a> {
     pub namespace: &'a str,
     /// The encoding.
     pub media: Media,
-    /// Those who share a limit with the reader, if callers are distinguished: its user, or all
-    /// service accounts of its namespace.
+    /// The tenant that the reader's limits are shared with, if callers are distinguished: its user,
+    /// or all service accounts of its namespace.
     pub tenant: Option<&'a str>,
 }
 

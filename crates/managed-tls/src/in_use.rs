@@ -1,4 +1,5 @@
-//! The managed certificate as the servers use it: what was read last, or why there is nothing yet.
+//! The managed certificate as the servers use it: the last one that was read, or the reason why
+//! there is none yet.
 
 use std::{
     fmt,

@@ -42,9 +42,9 @@ const LOOKS_PER_COMPARISON: u32 = 10;
 /// The life of the certificate for peers, which is never stored.
 const PEER_LIFETIME: Duration = Duration::from_secs(24 * 3600);
 
-/// The making of a certificate, among what fails.
+/// The name of a failure to make a certificate.
 const ISSUE: &str = "issue";
-/// The clock, among what fails.
+/// The name of a failure of the clock.
 const CLOCK: &str = "clock";
 
 /// The wall clock.
@@ -146,7 +146,7 @@ impl<R: Rng> Keeper<R> {
         Ok(())
     }
 
-    /// Writes what a step has made. False if another replica has written meanwhile.
+    /// Writes the result of a step. False if another replica has written meanwhile.
     async fn write(&mut self, step: RenewalAction, object: &Value) -> Result<bool, LookError> {
         let secret = self.options.secret.clone();
         let written = stored_objects::replace(&self.upstream, Stored::Secret, &secret, object).await;
@@ -171,7 +171,7 @@ impl<R: Rng> Keeper<R> {
         Ok(written)
     }
 
-    /// Uses what the Secret has, if it can be used.
+    /// Uses the content of the Secret, if possible.
     fn take_over(&mut self, material: &Material, now: u64) {
         *self.tls.status() = material.describe(now);
         let Some((certified, facts)) = material.certified() else { return };
@@ -260,7 +260,7 @@ impl<R: Rng> Keeper<R> {
         result
     }
 
-    /// A certificate cannot be made. No other try would mend that, so nothing is written.
+    /// A certificate cannot be made. A retry would not change that, so nothing is written.
     fn not_made(&mut self, error: &IssueError) {
         self.metrics.failed(true, Stored::Secret.as_str());
         *self.tls.status() = Err(error.to_string());
@@ -282,7 +282,7 @@ impl<R: Rng> Keeper<R> {
 
     fn has_a_wrong_clock(&mut self, skew: Duration) {
         let seconds = skew.as_secs();
-        // At every look, which has said what the Secret has.
+        // At every look, because the look has set the status from the Secret.
         *self.tls.status() =
             Err(format!("the clock differs from the apiserver's by {seconds} s, so it is not renewed here"));
         // Without the seconds, which differ at each look.

@@ -27,7 +27,7 @@ const KEY: &str = "tls.key";
 /// The bundle, also in the ConfigMaps.
 const CA: &str = "ca.crt";
 const CA_KEYS: &str = "ca.key";
-/// The CA that was seen in all ConfigMaps, and since when: `ID TIME`.
+/// The CA that was seen in all ConfigMaps, and the time since then: `ID TIME`.
 const PUBLISHED: &str = "kubefan.dev/ca-published";
 /// CAs that are read. More than four are never needed.
 const CAS_MAX: usize = 16;
@@ -197,7 +197,8 @@ impl Material {
         let not_after = (now + options.lifetimes.certificate.as_secs()).min(ca.facts.not_after);
         let Issued { certificate, key } = issue::certificate(&ca.pem, key, names, Usage::Server, now, not_after)?;
         let leaf = read_leaf(certificate.into_bytes(), key.0.into_bytes()).map_err(IssueError::unusable)?;
-        // A CA of others may sign what no client accepts. Written, it would be renewed every time.
+        // A foreign CA may sign certificates that no client accepts. If written, they would be
+        // renewed every time.
         judge(&leaf, &self.cas, names, now).map_err(IssueError::unusable)?;
         self.leaf = Some(leaf);
         Ok(())

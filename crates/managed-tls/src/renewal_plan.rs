@@ -52,7 +52,7 @@ pub(super) struct SecretContents {
     pub(super) cas: Vec<CaFacts>,
     /// The serving certificate, or why there is none that can be used.
     pub(super) leaf: Result<LeafFacts, &'static str>,
-    /// The CA that was seen in all ConfigMaps, and since when.
+    /// The CA that was seen in all ConfigMaps, and the time since then.
     pub(super) published: Option<(String, u64)>,
 }
 

@@ -34,7 +34,7 @@ fn reason(error: &UpstreamError) -> String {
 }
 
 impl LookError {
-    /// Whether it was denied, or there is no such object: nothing that another try would mend.
+    /// Whether it was denied, or there is no such object: a failure that a retry would not change.
     pub(super) fn is_lasting(&self) -> bool {
         matches!(self.error, UpstreamError::Forbidden { .. } | UpstreamError::NotFound { .. })
     }

@@ -1,5 +1,5 @@
 //! The life of the managed certificate over several lives of a CA, with real certificates and
-//! simulated time, apiserver and replicas; and what happens to a Secret that others have changed.
+//! simulated time, apiserver and replicas; and the repair of a Secret that others have changed.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -374,7 +374,7 @@ fn replicas_that_want_different_names_do_not_replace_each_others_certificate() {
     assert_eq!(settle(&mut secret, &new, START + 1).len(), 1);
     assert_eq!(settle(&mut secret, &old, START + 2), []);
     assert_eq!(settle(&mut secret, &new, START + 3), []);
-    // The next regular renewal has only what its replica wants.
+    // The next regular renewal has only the names that its replica wants.
     settle(&mut secret, &new, START + 61 * DAY);
     let renewed = Material::read(&secret, &old.dns_names, START + 61 * DAY);
     assert!(renewed.certified().is_none());

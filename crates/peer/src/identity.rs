@@ -16,7 +16,7 @@ pub struct CacheIdentity {
     pub gvr: GroupVersionResource,
     /// The whole cluster, or one namespace.
     pub scope: Scope,
-    /// The field selector that limits what is cached; empty for everything.
+    /// The field selector that limits the cached objects; empty for everything.
     pub upstream_field_selector: String,
     /// The result of [`schema_text`].
     pub schema: String,

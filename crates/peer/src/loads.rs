@@ -28,7 +28,7 @@ pub struct Load {
     pub is_ready: bool,
     /// Whether its watches are about to move.
     pub is_draining: bool,
-    /// Whether it could ask who may read what, when it last had to.
+    /// Whether it could review its callers' rights when it last had to.
     pub authorizes: bool,
     /// A random number of the process: a replica with several addresses, such as one of each IP
     /// family, counts once.

@@ -51,7 +51,7 @@ const COPY_ENTRIES: usize = 1024;
 pub struct OfferedCache {
     /// The hub of the cache.
     pub hub: Arc<Hub>,
-    /// The field selector that limits what is cached; empty for everything.
+    /// The field selector that limits the cached objects; empty for everything.
     pub upstream_field_selector: String,
     /// The schema of every cached object. `None` if it is unknown, or during the relist after a
     /// schema change.

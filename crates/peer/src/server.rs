@@ -1,8 +1,8 @@
 //! The server for peers: one gRPC service behind mutual TLS.
 //!
 //! A transfer contains everything that a cache holds. A client without a certificate of the peers'
-//! CA does not get as far as a request. Strangers who connect and send nothing must not delay peers
-//! either. So addresses share the handshakes.
+//! CA does not get as far as a request. Other clients that connect and send nothing must not delay
+//! peers either. So addresses share the handshakes.
 
 use std::{io, net::IpAddr, sync::Arc, time::Duration};
 

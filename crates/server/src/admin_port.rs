@@ -225,7 +225,7 @@ impl Port {
         let answered = async {
             let permit = answers.clone().acquire_owned().await.ok()?;
             let answering = self.workers.spawn(async move {
-                // Held by the task: what does not end occupies no more than its permit.
+                // Held by the task: a task that does not end occupies no more than its permit.
                 let _permit = permit;
                 router.oneshot(request).await
             });
@@ -260,7 +260,7 @@ struct AdminConnection {
     activity: Mutex<Activity>,
 }
 
-/// Ordered: what is closed first is least.
+/// Ordered: the connection to close first is least.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Activity {
     is_answering: bool,

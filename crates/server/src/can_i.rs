@@ -20,7 +20,7 @@ impl CanI {
     /// Parses a query.
     ///
     /// # Errors
-    /// What is wrong with it, in the operator's words.
+    /// The mistake in it, worded for the operator.
     pub fn of_query(query: &str) -> Result<Self, String> {
         let mut target = Target::default();
         let mut verb = None;

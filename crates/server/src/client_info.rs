@@ -22,8 +22,8 @@ pub struct ClientInfo {
     pub is_encrypted: bool,
     /// Whether the client presented a TLS certificate. The certificate alone proves no identity.
     pub has_certificate: bool,
-    /// The certificate that may say who the caller is; `None` without one, and where certificates
-    /// are not asked.
+    /// The certificate that may identify the caller; `None` without one, and where certificates are
+    /// not asked.
     pub certificate: Option<Arc<ClientCertificate>>,
     /// Whether it is a proxy whose `X-Forwarded-For` is trusted (`--trusted-proxies`).
     pub is_trusted_proxy: bool,

@@ -4,7 +4,7 @@
 //! A watch lasts for as long as its connection, so without this a new replica stays empty, and the
 //! last one of a rolling update, too. The hazard is that a moved client finds no replica that takes
 //! it. So nothing moves while a replica drains or is of a version that does not take part, and
-//! while it cannot be asked who may read what.
+//! while it cannot be asked about callers' rights.
 
 mod balance;
 mod rebalance_check;
@@ -75,7 +75,7 @@ impl Rebalancer {
         }
     }
 
-    /// Whether the apiserver can be asked now what callers may read.
+    /// Whether the apiserver can be asked now about callers' rights.
     async fn can_ask(&self) -> bool {
         match &self.reviewer {
             Some(upstream) => timeout(PROBE_TIMEOUT, upstream.until_serving()).await.is_ok(),

@@ -1,4 +1,4 @@
-//! A watch that was admitted: what an API hands to the transport, which sends it.
+//! A watch that was admitted. An API hands it to the transport, which sends it.
 
 use std::{sync::Arc, time::Duration};
 

@@ -2,7 +2,7 @@
 //!
 //! A worker that waits for a lock which is never released runs no task any more, and the tasks of
 //! its queue may never run again. Nothing inside that runtime can report this. So another thread
-//! compares what the runtime counts for each worker.
+//! compares the runtime's counters of each worker.
 
 use std::time::Duration;
 

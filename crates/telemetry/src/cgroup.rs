@@ -102,8 +102,8 @@ impl MemoryGroup {
     }
 }
 
-/// Reads what a group is charged. The files stay open between reads, because a process that is
-/// short of memory is often also short of file descriptors.
+/// Reads the memory charged to a group. The files stay open between reads, because a process that
+/// is short of memory is often also short of file descriptors.
 pub struct ChargedMemory {
     usage: File,
     stat: File,

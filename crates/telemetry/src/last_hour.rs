@@ -1,9 +1,8 @@
-//! The last hour, for the status page: how much each cache received and how many watched it, and
-//! what went wrong.
+//! The last hour, for the status page: events and subscribers of each cache, and failures.
 //!
-//! One task samples the metrics every ten seconds. Nothing is recorded where things happen: what
-//! happened follows from counters that grew between two samples. The memory is fixed: 360 samples
-//! of 8 bytes for each of at most 64 caches, 180 KiB, and 100 short records.
+//! One task samples the metrics every ten seconds. Occurrences are not recorded at their place in
+//! the code: they follow from counters that grew between two samples. The memory is fixed: 360
+//! samples of 8 bytes for each of at most 64 caches, 180 KiB, and 100 short records.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},

@@ -80,7 +80,7 @@ impl Outcome for TokenVerdict {
     }
 }
 
-/// Finds out who callers are.
+/// Identifies callers.
 pub struct Authenticator {
     upstream: Upstream,
     options: Arc<AuthenticationOptions>,

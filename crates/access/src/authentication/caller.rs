@@ -13,7 +13,7 @@ use crate::{
 /// The wall clock, which the end of a credential is compared with.
 pub type Clock = fn() -> SystemTime;
 
-/// A caller: what an authenticator has found out about it.
+/// A caller, as the authenticator knows it.
 #[derive(Debug, Clone)]
 pub enum Caller {
     /// Callers are not distinguished (`--authorization-mode=AlwaysAllow`).
@@ -72,8 +72,8 @@ impl Caller {
         matches!(self, Self::Known(known) if known.identity.user == ANONYMOUS)
     }
 
-    /// Those who share a limit with the caller: [`Identity::tenant`]; `None` if callers are not
-    /// distinguished.
+    /// The tenant that the caller's limits are shared with: [`Identity::tenant`]; `None` if callers
+    /// are not distinguished.
     pub fn tenant(&self) -> Option<&str> {
         match self {
             Self::Any => None,

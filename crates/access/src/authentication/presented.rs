@@ -12,7 +12,7 @@ const IMPERSONATE: &str = "impersonate-";
 /// message keeps little.
 #[derive(Debug, Clone)]
 pub struct Presented {
-    /// The token, wherever it was.
+    /// The token, from whichever header.
     pub token: Option<BearerToken>,
     /// Whether a token may have been read on the way here: it came in plaintext over TCP.
     pub is_exposed: bool,
@@ -41,7 +41,7 @@ impl Presented {
         Self { certificate, ..self }
     }
 
-    /// Whether only a certificate says who the caller is. It cannot be forwarded.
+    /// Whether only a certificate identifies the caller. It cannot be forwarded.
     pub fn is_by_certificate(&self) -> bool {
         self.token.is_none() && self.certificate.is_some()
     }

@@ -1,4 +1,4 @@
-//! SubjectAccessReviews: what the apiserver's authorizers say about a request of a user.
+//! SubjectAccessReviews: verdicts of the apiserver's authorizers about a user's requests.
 
 use std::{collections::BTreeMap, sync::Arc};
 

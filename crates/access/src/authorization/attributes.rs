@@ -1,4 +1,4 @@
-//! The attributes of a read: what an authorizer is asked about.
+//! The attributes of a read, which an authorizer is asked about.
 
 use kubefan_model::selector::{FieldOperator, FieldSelector, FieldTerm, LabelSelector, Operator, Requirement};
 use serde::Serialize;

@@ -1,4 +1,4 @@
-//! Decides what a caller may read, by the verdicts of the apiserver.
+//! Authorizes the reads of callers, by the verdicts of the apiserver.
 //!
 //! The broad right comes first: most callers that may read their own part may read the whole
 //! resource, and then one review serves all of their requests, and those of all pods of their
@@ -51,7 +51,7 @@ pub struct AuthorizationOptions {
     pub queue: QueueLimits,
 }
 
-/// Decides what callers may read.
+/// Authorizes the reads of callers.
 pub enum Authorizer {
     /// Everything.
     AlwaysAllow,

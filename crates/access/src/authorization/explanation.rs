@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::attributes::Attributes;
 
-/// A verdict, and what led to it.
+/// A verdict, and the reviews that led to it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Explanation {
     /// Whether the user may.

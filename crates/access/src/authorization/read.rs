@@ -1,5 +1,5 @@
-//! A read of cached objects, as it is asked for. It is the one source of both what is authorized
-//! and what is read, so the two cannot differ.
+//! A read of cached objects, as requested. Both the authorization and the read are derived from it,
+//! so the two cannot differ.
 
 use std::{borrow::Cow, iter};
 
@@ -115,8 +115,9 @@ impl Read {
         whole.into_iter().chain(broad).chain(exact)
     }
 
-    /// Returns what kube-apiserver's authorizers see of the same request (`RequestInfo` in
-    /// `requestinfo.go`, `GetAuthorizerAttributes` in `filters/authorization.go`).
+    /// Returns the attributes that kube-apiserver's authorizers see of the same request
+    /// (`RequestInfo` in `requestinfo.go`, `GetAuthorizerAttributes` in
+    /// `filters/authorization.go`).
     pub fn attributes(&self) -> Attributes {
         #[cfg(test)]
         PARSED.set(PARSED.get() + 1);

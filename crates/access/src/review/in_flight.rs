@@ -110,7 +110,7 @@ mod tests {
         let second = join(1);
         let other = join(2);
         yield_now().await;
-        // The others continue without the one that asked first.
+        // The others continue without the first caller.
         first.abort();
         assert!(second.await.is_ok() && other.await.is_ok());
         assert_eq!(asked.load(Ordering::Relaxed), 2);

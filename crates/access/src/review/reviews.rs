@@ -67,7 +67,7 @@ pub struct Review<V> {
     pub answer: BoxFuture<'static, Result<(V, Duration), UpstreamError>>,
 }
 
-/// The reviews of one kind. `K` says completely what is asked.
+/// The reviews of one kind. `K` identifies the question completely.
 pub struct Reviews<K, V: Clone> {
     flights: Flights<K, Result<V, ReviewError>>,
     shared: Arc<Shared<K, V>>,

@@ -10,8 +10,8 @@ use std::{
 use kubefan_cache::budget::{Budget, Share};
 use kubefan_model::{ResourceVersion, event::WatchEvent, object::Object, projection::Difference};
 
-/// The number of events whose difference is remembered: those that subscribers replay who return
-/// after a short while.
+/// The number of events whose difference is remembered: subscribers that return after a short while
+/// replay them.
 const REMEMBERED_MAX: usize = 4096;
 
 /// The differences of a cache's latest events, within the budget of projections.

@@ -224,7 +224,7 @@ impl Encoder {
         match (bases, base) {
             (DeltaBases::All, _) | (_, None) => true,
             (DeltaBases::None, Some(_)) => false,
-            // A change that was not sent may have moved the base past what the client has.
+            // A change that was not sent may have moved the base past the client's state.
             (DeltaBases::ChangedSince(_), Some(_))
                 if self.format.only_changes() && !planted::is(Bug::DeltaOnUnsentBase) =>
             {
@@ -261,7 +261,7 @@ impl Encoder {
         !self.format.projection().is_identity() && self.format.is_time_independent()
     }
 
-    /// Adds to the first message of a stream what shared messages leave out: see
+    /// Adds the parts that shared messages leave out to the first message of a stream: see
     /// [`Layout::columns`].
     pub fn begin(&self, frames: &mut FrameBuf) {
         if let Some(columns) = self.layout.columns()

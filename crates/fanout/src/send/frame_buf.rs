@@ -1,7 +1,7 @@
 //! Bytes that are ready for the wire: whole messages, in chunks that are shared with the log and
 //! the cache.
 //!
-//! A chunk is not copied on its way to the socket: what a thousand subscribers are sent is in
+//! A chunk is not copied on its way to the socket: the bytes sent to a thousand subscribers are in
 //! memory once.
 
 use std::{collections::VecDeque, io::IoSlice, ops::Range};

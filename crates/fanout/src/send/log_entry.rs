@@ -1,4 +1,4 @@
-//! The entries of a view's log: what a view sends for an event, or for a part of a gap.
+//! The entries of a view's log: its messages for an event, or for a part of a gap.
 //!
 //! An entry names the event that the ring holds and how it changes the view's membership. Its bytes
 //! are made when it is sent.

@@ -162,7 +162,7 @@ impl CatchUp {
 
     fn read_change(&mut self, key: ObjectKey, before: Option<Arc<Object>>, selection: &Selection) {
         when_planted!(NewestChangeCounts => if self.before.contains_key(&key) { return });
-        // An older change replaces newer ones: what counts is the object at `from`.
+        // An older change replaces newer ones: only the object at `from` counts.
         match before.filter(|before| selection.matches(before)) {
             Some(before) => drop(self.before.insert(key, Some(before))),
             // It was not selected at `from`. That matters only if it is selected now.

@@ -87,7 +87,7 @@ impl Observer {
         self.way
     }
 
-    /// Whether it is still sent what comes before live events.
+    /// Whether it is still sent its backlog.
     pub fn in_backlog(&self) -> bool {
         self.progress.in_backlog.load(Ordering::Relaxed)
     }

@@ -54,7 +54,7 @@ pub(super) enum First {
     Snapshot { restarted_from: Option<ResourceVersion>, marks_end: bool },
     /// The changes that this part of history has after a version.
     History(HistorySource, ResourceVersion),
-    /// The events of a backfill after a version, then what this part of history has after the
+    /// The events of a backfill after a version, then the changes of this part of history after the
     /// backfill.
     Backfill(Arc<Backfill>, ResourceVersion, HistorySource),
 }
@@ -92,7 +92,7 @@ pub(super) struct Lagging {
 }
 
 impl Hub {
-    /// Prepares what is sent first, inside the critical section that `cached` is borrowed from.
+    /// Prepares the start point, inside the critical section that `cached` is borrowed from.
     /// `replayed` may have the history that it needs.
     pub(super) fn start_point(
         &self,

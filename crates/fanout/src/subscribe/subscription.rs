@@ -69,7 +69,7 @@ pub struct Subscription {
     must_yield: bool,
     /// There was nothing to send because other tasks should run.
     has_yielded: bool,
-    /// The start of a gap was sent and not its end: what was sent is the state at no version.
+    /// The start of a gap was sent and not its end: the client holds the state at no version.
     inside_gap: bool,
     on_lag: OnLag,
     on_expired: OnExpired,
@@ -172,7 +172,7 @@ impl Subscription {
         self.progress.moved(self.cursor, self.resume, self.backlog.is_some(), sent.map_or(0, FrameBuf::len));
     }
 
-    /// Adds to the first message what is not shared with other subscribers.
+    /// Adds the parts to the first message that are not shared with other subscribers.
     fn begin(&mut self, frames: &mut FrameBuf) {
         if !std::mem::replace(&mut self.is_started, true) {
             self.view.encoder().begin(frames);

@@ -35,7 +35,7 @@ use crate::{
 /// Something that must be fetched before a subscription can be registered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
-    /// A gate permit: what is sent first pins state.
+    /// A gate permit: the backlog pins state.
     Permit,
     /// The events after this version, or the answer that upstream does not have them either. A
     /// backfill that was provided before is of no use any more.
@@ -182,9 +182,9 @@ impl Hub {
         }
     }
 
-    /// Decides what a subscription is sent first, and how it resumes, if it does. If no other view
-    /// with its key may be added, it must continue in the newest, also if the ring has more history
-    /// than the log of that.
+    /// Decides what is sent first, and how a resume continues. If no other view with its key may be
+    /// added, the subscription must continue in the newest, also if the ring has more history than
+    /// the log of that.
     fn first(
         &self,
         HubState { published, views, .. }: &HubState,

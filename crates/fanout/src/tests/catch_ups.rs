@@ -353,7 +353,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     /// Filtered and convergent: from any version and for any selection, a subscriber is sent
-    /// exactly what leads from its state at that version to its state now.
+    /// exactly the changes that lead from its state at that version to its state now.
     #[test]
     fn from_every_version_a_subscriber_reaches_the_current_state(ops in ops()) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();

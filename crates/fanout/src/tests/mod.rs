@@ -405,7 +405,7 @@ async fn no_bookmark_of_the_next_history_ends_a_stream_of_the_last() {
     cache.list(&[("a", "web", 5)], 10);
     let mut all = cache.after("", 10).unwrap();
     assert!(ready(&mut all).await.is_empty());
-    // A version beyond what was sent, and no later state.
+    // A version beyond the subscriber's, and no later state.
     cache.list(&[("a", "web", 3)], 20);
     assert!(all.bookmark().is_none(), "the change was not sent yet");
     assert!(matches!(all.next().await, Err(StreamEnd::Rewritten(_))));

@@ -1,6 +1,6 @@
 //! Several events at one version: objects that expire with one lease of etcd are deleted in one
-//! transaction. No subscriber over gRPC may lose one of them, or get one twice, wherever its stream
-//! breaks.
+//! transaction. No subscriber over gRPC may lose one of them, or get one twice, at whichever point
+//! its stream breaks.
 
 use std::task::Poll;
 

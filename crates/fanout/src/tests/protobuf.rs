@@ -51,7 +51,7 @@ impl Cache {
     }
 }
 
-/// A message in one line, and what its object says of itself.
+/// A message in one line, and the facts in its object.
 type Read = (String, Option<(String, String, u64, Vec<(String, String)>)>);
 
 async fn read(cache: &Cache, subscription: &mut Subscription) -> Vec<Read> {

@@ -1,4 +1,4 @@
-//! Views: what equal subscriptions share.
+//! Views: the parts that equal subscriptions share.
 
 pub mod index;
 pub mod log;

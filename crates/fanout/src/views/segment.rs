@@ -46,7 +46,7 @@ pub struct Segment {
 
 struct Content {
     bytes: Bytes,
-    /// For each entry, where its bytes end, and the number of messages up to there.
+    /// For each entry, the end of its bytes, and the number of messages up to there.
     ends: Vec<(usize, usize)>,
     /// The versions of the bases of deltas, by entry; shorter than `ends` if the last entries have
     /// none.

@@ -9,7 +9,7 @@ use slab::Slab;
 /// A value of a view: the view's number, and the value's number among those of its term.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ValueId {
-    /// In two halves, so that no bytes are lost between it and what is beside it.
+    /// In two halves, so that no bytes are lost to alignment.
     view: [u16; 2],
     nth: u16,
 }

@@ -1,4 +1,4 @@
-//! A view: what equal subscriptions share. One selection in one format, its log, the segments that
+//! A view, which equal subscriptions share: one selection in one format, its log, the segments that
 //! are being sent, and the wakers of its subscribers.
 
 use std::sync::{Arc, OnceLock, PoisonError};
@@ -108,7 +108,7 @@ pub fn comparison_cost(entries: usize, messages: usize) -> usize {
 pub struct ViewMemory {
     /// Its bytes.
     pub(super) _bytes: Share,
-    /// The part that counts to the holder who asked for it.
+    /// The part that counts to the holder that asked for the view.
     pub(super) _of_holder: Option<FairPermit>,
 }
 
@@ -231,7 +231,7 @@ impl View {
         }
     }
 
-    /// Drops what the ring has evicted.
+    /// Drops the items that the ring has evicted.
     pub fn trim(&self, floor: ResourceVersion) {
         let mut state = self.state();
         state.log.trim(floor);
@@ -289,8 +289,8 @@ impl View {
         self.state().log.floor()
     }
 
-    /// Whether a subscription can start in the log after `version`, if history has what the log
-    /// lacks.
+    /// Whether a subscription can start in the log after `version`, if history has the items that
+    /// the log lacks.
     pub fn can_start_after(&self, version: ResourceVersion) -> bool {
         self.state().log.can_start_after(version)
     }
@@ -317,9 +317,10 @@ impl View {
         state.end.is_none() && state.log.seek(cursor) == Some(state.log.end())
     }
 
-    /// Reads what comes after `cursor`, about `bytes_max` bytes of it. If that is nothing, it arms
-    /// the waker. `waited` is the caller's memory of the cursor at which it last found nothing.
-    /// Each test is subtracted from `tests_left`. When none are left, the run may have no entries.
+    /// Reads the entries after `cursor`, about `bytes_max` bytes of them. If there are none, it
+    /// arms the waker. `waited` is the caller's memory of the cursor at which it last found
+    /// nothing. Each test is subtracted from `tests_left`. When none are left, the run may have no
+    /// entries.
     pub fn read(
         &self,
         cursor: Cursor,
@@ -375,7 +376,7 @@ impl View {
         Ok(LogRun::Empty)
     }
 
-    /// Reads what comes after `cursor`, which points into a gap. Tests the selection without a
+    /// Reads the entries after `cursor`, which points into a gap. Tests the selection without a
     /// lock.
     fn read_gap(
         &self,

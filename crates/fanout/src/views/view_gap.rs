@@ -52,10 +52,10 @@ impl ViewGap {
         self.gap.is_lossy
     }
 
-    /// Returns what is sent from `place` on, about `bytes_max` bytes of it, and the place after it;
-    /// no place after the end of the gap. Place 0 is the start of the gap, and place n + 1 the
-    /// event at position n. Each test is subtracted from `tests_left`. When none are left, the part
-    /// may have no entries.
+    /// Returns the entries from `place` on, about `bytes_max` bytes of them, and the place after
+    /// them; no place after the end of the gap. Place 0 is the start of the gap, and place n + 1
+    /// the event at position n. Each test is subtracted from `tests_left`. When none are left, the
+    /// part may have no entries.
     pub fn part(
         &self,
         place: usize,

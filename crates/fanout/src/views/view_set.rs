@@ -325,7 +325,7 @@ impl Views {
         }
     }
 
-    /// Drops what is too old to be reused.
+    /// Drops bytes that are too old to be reused.
     pub(crate) fn tidy(&self, now: Instant) {
         for (_, slot) in &self.slots {
             slot.view.tidy(now);

@@ -1,4 +1,4 @@
-//! The record of a gRPC call: where it begins, and what its status is in HTTP's words.
+//! The record of a gRPC call: its start, and the HTTP form of its status.
 
 use http::Request;
 use kubefan_audit::{AuditLog, AuditRecord, Outcome, RequestHead};

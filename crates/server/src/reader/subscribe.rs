@@ -1,5 +1,5 @@
-//! Subscribing: what a watch waits for before the hub takes it, and whether the version that its
-//! client has reached is of this cluster's history at all.
+//! Subscribing: the waits of a watch before the hub takes it, and the check that the version of its
+//! client is of this cluster's history at all.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use super::{NotReached, Reader};
 const BACKFILLS_MAX: usize = 3;
 
 impl<C: Catalog> Reader<C> {
-    /// Subscribes. The hub decides how; this fetches what the hub needs for it and asks again.
+    /// Subscribes. The hub decides how; this fetches the hub's needs for it and asks again.
     ///
     /// # Errors
     /// [`Refusal::Expired`] if neither the cache nor upstream can resume from the version, and the
@@ -101,7 +101,8 @@ impl<C: Catalog> Reader<C> {
     }
 
     /// Waits until the cache has reached `version`. Returns a refusal if the version belongs to
-    /// another history: to another cluster, or beyond what upstream says this cluster has reached.
+    /// another history: to another cluster, or beyond the version that this cluster has reached by
+    /// upstream's answer.
     ///
     /// `None` also if the cache only lags, or if upstream could not be asked: then the hub refuses
     /// the version and counts that.

@@ -88,7 +88,7 @@ pub struct ListedSubscriber {
     pub encoding: &'static str,
     /// The last version to resume from that was sent; empty before the first.
     pub resource_version: String,
-    /// Whether it is still sent what comes before live events.
+    /// Whether it is still sent its backlog.
     pub in_backlog: bool,
     /// Events that wait to be handed to its connection.
     pub lag_events: usize,
@@ -108,7 +108,7 @@ impl ListOptions {
     /// Parses a query: `sort` (lag, bytes, age or identity) and `limit`.
     ///
     /// # Errors
-    /// What is wrong with it, in the operator's words.
+    /// The mistake in it, worded for the operator.
     pub fn of_query(query: &str) -> Result<Self, String> {
         let mut options = Self { sort: SortBy::default(), limit: LIMIT };
         for (name, value) in form_urlencoded::parse(query.as_bytes()) {

@@ -91,7 +91,7 @@ where
             if body.is_end_stream() {
                 return true;
             }
-            // To read what awaits it would invite the client to send it.
+            // To read the body would invite a client that waits for `100 Continue` to send it.
             if awaits_continue || body.size_hint().lower() > BYTES_MAX as u64 {
                 return false;
             }

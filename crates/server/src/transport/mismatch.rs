@@ -1,5 +1,5 @@
-//! Explains to a client that speaks plaintext to a port with TLS, or TLS to a port without it, what
-//! is wrong.
+//! Explains the mistake to a client that speaks plaintext to a port with TLS, or TLS to a port
+//! without it.
 //!
 //! The hazard is a client that retries at once, thousands of times in a second, because it got no
 //! answer to its request. So a gRPC call gets a status of its own: a GOAWAY alone says that the

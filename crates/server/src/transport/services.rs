@@ -73,7 +73,7 @@ pub struct ServerOptions {
     pub consistent_list_bytes_min: usize,
     /// The alpha parts of the Kubernetes API that are on.
     pub feature_gates: FeatureGates,
-    /// Proxies whose `X-Forwarded-For` says who their clients are.
+    /// Proxies whose `X-Forwarded-For` names their clients.
     pub trusted_proxies: Vec<IpNet>,
     /// The field selector of the caches; objects that it does not select are not cached.
     pub narrowed_by: FieldSelector,

@@ -37,7 +37,7 @@ impl SpareFiles {
         self.files.pop().is_some()
     }
 
-    /// Takes again what was given up, as far as descriptors are free.
+    /// Takes back the descriptors that were given up, as far as descriptors are free.
     pub(super) fn refill(&mut self, of: BorrowedFd<'_>) {
         while self.files.len() < self.files_max
             && let Ok(file) = of.try_clone_to_owned()

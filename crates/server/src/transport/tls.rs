@@ -65,7 +65,7 @@ impl ClientCertVerifier for ProofOfPossession {
         &[]
     }
 
-    /// Refuses what a connection should not keep in memory.
+    /// Refuses a chain that a connection should not keep in memory.
     fn verify_client_cert(
         &self,
         end_entity: &CertificateDer<'_>,

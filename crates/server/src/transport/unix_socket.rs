@@ -1,4 +1,4 @@
-//! Unix sockets: who may connect, and which process listens.
+//! Unix sockets: the permission to connect, and the one process that listens.
 //!
 //! A client needs the right to write to the socket's file. So the file is created with its rights,
 //! and nothing can connect before they are set.

@@ -24,7 +24,7 @@ use tracing_subscriber::{
 
 use super::LogFormat;
 
-/// The longest text of a field, in characters. The end of a message or an error says what to do.
+/// The longest text of a field, in characters. The end of a message or an error has the advice.
 fn chars_max(field: &str) -> usize {
     if matches!(field, "message" | "error") { 1000 } else { 200 }
 }

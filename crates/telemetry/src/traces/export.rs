@@ -93,7 +93,7 @@ pub struct Exporter {
 }
 
 impl Exporter {
-    /// Exports what is queued, and stops.
+    /// Exports the queued spans, and stops.
     pub async fn finish(self) {
         self.closing.cancel();
         if timeout(FLUSH_TIMEOUT, self.task).await.is_err() {
@@ -125,8 +125,8 @@ pub(super) fn start(
     Ok((provider.build(), Exporter { task, closing }))
 }
 
-/// A URL, or what was meant to be one, without its user and password. They may have characters that
-/// would end them in a URL.
+/// Returns a URL, or a text that should have been one, without its user and password. They may have
+/// characters that would end them in a URL.
 fn without_credentials(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").map_or(("", url), |(scheme, _)| url.split_at(scheme.len() + 3));
     let shown = rest.rfind('@').map_or(rest, |at| &rest[at + 1..]);
@@ -214,7 +214,7 @@ impl SpanProcessor for Queue {
     }
 }
 
-/// Exports batches until `closing`, and then what is queued.
+/// Exports batches until `closing`, and then the rest of the queue.
 async fn run(mut spans: Receiver<SpanData>, exporter: SpanExporter, closing: CancellationToken, metrics: TraceMetrics) {
     let mut is_failing = false;
     loop {

@@ -7,7 +7,7 @@
 //! one from there to its end.
 //!
 //! The hazard is a collector that is slow or away. Spans wait in a queue of limited length, which
-//! drops what finds no room, and one task exports them.
+//! drops spans that find no room, and one task exports them.
 
 mod export;
 
@@ -53,7 +53,7 @@ impl Traces {
     /// Starts the export of spans. `version` is kubefan's own.
     ///
     /// # Errors
-    /// What is wrong with the settings.
+    /// The mistake in the settings.
     pub fn start(
         settings: &TraceSettings,
         version: &'static str,

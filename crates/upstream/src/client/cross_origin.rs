@@ -24,7 +24,7 @@ impl Upstream {
     /// The headers that let pages of an origin read an answer; none if they may not.
     ///
     /// # Errors
-    /// The apiserver does not answer within 2 s, or what answers may not be the apiserver.
+    /// The apiserver does not answer within 2 s, or the answer may not be the apiserver's.
     pub async fn cross_origin_headers(&self, origin: &HeaderValue) -> Result<HeaderMap, UpstreamError> {
         let unusable = |what: &str| UpstreamError::invalid(format_args!("the headers for an origin: {what}"));
         // Every user may read it.

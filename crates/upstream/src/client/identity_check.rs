@@ -36,8 +36,8 @@ struct Metadata {
 }
 
 impl Upstream {
-    /// Confirms that what was received until now is from the cluster identified first: by a check
-    /// that starts now. An earlier check would say nothing about answers that came after it.
+    /// Confirms that all answers received until now are from the cluster identified first: by a
+    /// check that starts now. An earlier check would say nothing about answers that came after it.
     /// Callers that come during a check share the next one.
     ///
     /// # Errors

@@ -41,8 +41,8 @@ const LENGTH_BYTES: usize = size_of::<u32>();
 /// Limits for [`Lines`].
 #[derive(Debug, Clone, Copy)]
 pub struct LineOptions {
-    /// The limit in bytes for a line without its newline, or for a message. It also limits what is
-    /// buffered.
+    /// The limit in bytes for a line without its newline, or for a message. It also limits the
+    /// buffer.
     pub line_bytes_max: usize,
     /// The time without data after which the connection counts as dead; `None` for a body with its
     /// own deadline.

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{JSON, Upstream, Verb};
 use crate::error::UpstreamError;
 
-/// The longest answer to a replacement, in bytes: the object, and what the apiserver adds.
+/// The longest answer to a replacement, in bytes: the object, and the apiserver's additions.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
 /// Replaces the server's message.
 const NO_MESSAGE: &str = "it does not take this object";

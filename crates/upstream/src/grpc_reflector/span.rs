@@ -59,7 +59,7 @@ impl Change {
             v1alpha1::EventType::Deleted => EventType::Deleted,
             v1alpha1::EventType::Unspecified => return Err(invalid("an event without a type")),
         };
-        // As much as is known of its last state, which may be too little to be parsed.
+        // The known part of its last state, which may be too little to be parsed.
         if event.delete_reason() == v1alpha1::DeleteReason::FinalStateUnknown {
             return Ok(Self::Gone(ObjectKey::new(&event.namespace, &event.name)));
         }

@@ -1,4 +1,4 @@
-//! Tests that callers who cancel their requests leave a shared connection to others.
+//! Tests that clients that cancel their requests leave a shared connection to others.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Whether others could read what is sent to the apiserver, or answer in its place.
+//! Decides whether others could read requests to the apiserver, or answer in its place.
 
 use http::uri::Scheme;
 use kube_client::{Config, config::AuthInfo};

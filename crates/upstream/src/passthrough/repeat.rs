@@ -27,7 +27,7 @@ pub(super) struct Repeatable {
     body: Arc<Mutex<KeptBody>>,
 }
 
-/// The body, and what the attempts have read of it.
+/// The body, and the bytes that the attempts have read of it.
 struct KeptBody {
     source: UpstreamBody,
     /// A copy of the bytes read so far. The chunks themselves are parts of the read buffers of the

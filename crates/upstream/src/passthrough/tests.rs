@@ -21,7 +21,7 @@ use super::{scripted_server::options, *};
 enum Then {
     /// Answers 201.
     Answers,
-    /// Sends what is not TLS.
+    /// Sends bytes that are not TLS.
     BreaksTls,
 }
 

@@ -154,8 +154,8 @@ impl ClientOptions<'_> {
             .http2_keep_alive_timeout(ping_timeout)
             // By default h2 remembers 50 of the streams that callers cancel within a second. It
             // closes the connection, and with it the requests of others, after 1,024 answers to
-            // streams that it has forgotten. That limit is against servers, and this one is the
-            // apiserver.
+            // streams that it has forgotten. That limit protects clients from servers, and this
+            // server is the apiserver.
             .http2_max_concurrent_reset_streams(RESET_STREAMS_MAX)
             .http2_max_local_error_reset_streams(None)
             .build(connector);

@@ -138,8 +138,8 @@ impl CaBundle {
         self.limits.get(at)
     }
 
-    /// Checks what the library leaves out of a chain: the limits of its CA, and the key usages of
-    /// those between.
+    /// Checks the rules that the library leaves out: the limits of the chain's CA, and the key
+    /// usages of the certificates between.
     fn check(&self, path: &VerifiedPath<'_>, now: Duration) -> Result<(), webpki::Error> {
         let limits = self.limits(path).ok_or(webpki::Error::UnknownIssuer)?;
         let between: Vec<_> = path.intermediate_certificates().map(|certificate| certificate.der()).collect();

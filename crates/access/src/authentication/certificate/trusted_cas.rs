@@ -1,8 +1,8 @@
 //! The bundle of CAs in use. A new one replaces it as a whole.
 //!
-//! Two hazards. A new bundle may be half written: one that cannot be used never replaces the one in
-//! use. And the bundle of the cluster may not be read yet: then no holder of a certificate can be
-//! identified, which is no reason to refuse them for good.
+//! Two hazards. A new bundle may be half written: a bundle that cannot be used never replaces the
+//! one in use. And the bundle of the cluster may not be read yet: then no holder of a certificate
+//! can be identified, which is no reason to refuse them for good.
 
 use std::{
     fmt,

@@ -69,7 +69,7 @@ impl KeySource {
 
 impl Shared {
     async fn read(self: Arc<Self>) {
-        // Before the request: what is read is not older.
+        // Before the request: the keys are not older.
         let read_at = Instant::now();
         match self.keys().await {
             Ok(keys) => {

@@ -38,7 +38,7 @@ pub struct ServiceAccounts {
 }
 
 impl ServiceAccounts {
-    /// Reads the keys over `upstream`, and looks up what tokens are bound to with `exists`.
+    /// Reads the keys over `upstream`, and looks up the objects of tokens with `exists`.
     pub fn new(upstream: Upstream, exists: Exists, metrics: &AccessMetrics) -> Self {
         Self { keys: KeySource::new(upstream), exists, metrics: metrics.clone() }
     }

@@ -27,7 +27,7 @@ fn options() -> AuthorizationOptions {
     }
 }
 
-/// An authorizer over an apiserver that allows what `allows` says of `resourceAttributes`.
+/// An authorizer over an apiserver that decides by `allows`, from the `resourceAttributes`.
 struct World {
     authorizer: Authorizer,
     fake: FakeReviews,

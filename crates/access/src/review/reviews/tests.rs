@@ -23,7 +23,7 @@ impl Outcome for bool {
     }
 }
 
-/// The reviews, and what the apiserver answers now.
+/// The reviews, and the current answer of the apiserver.
 struct World {
     reviews: Reviews<u8, bool>,
     asked: Arc<AtomicUsize>,

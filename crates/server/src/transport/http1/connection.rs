@@ -114,8 +114,8 @@ fn cause(error: &hyper::Error) -> &(dyn Error + 'static) {
     error.source().unwrap_or(error)
 }
 
-/// Answers a request. Before a refusal is sent, what is left of the request is read, so that the
-/// client can send another one; if there is too much, the refusal says that the connection closes.
+/// Answers a request. Before a refusal is sent, the rest of the request is read, so that the client
+/// can send another one; if there is too much, the refusal says that the connection closes.
 async fn answer<C: Catalog>(
     request: Request<Incoming>,
     holder: Holder,

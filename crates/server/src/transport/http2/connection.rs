@@ -11,10 +11,10 @@
 //! no turn come first in the next pass. While the socket is not writable, nothing is taken from any
 //! subscription: a slow client keeps its cursors and pins almost nothing.
 //!
-//! Why h2 directly, and not tonic or hyper: they run a task or a body per stream, poll it before
+//! Reasons for h2 instead of tonic or hyper: they run a task or a body per stream, poll it before
 //! they know whether the window has room, and flush per frame. Their cost per message exceeds that
-//! of the system call, and they hide the window and resets, which decide here what is taken from a
-//! subscription and when it ends.
+//! of the system call, and they hide the window and resets, which decide here how much is taken
+//! from a subscription and when it ends.
 //!
 //! Wake-ups: subscriptions and stream windows wake one stream through the connection's
 //! [`ConnectionWaker`]; h2 and the socket wake the whole task ([`IoWaker`]); the timer and the

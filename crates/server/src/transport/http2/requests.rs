@@ -105,7 +105,7 @@ pub async fn open_grpc_watch<C: Catalog>(
 }
 
 /// Answers a request of the Kubernetes API: opens a watch, or sends a whole response. Then it reads
-/// what is left of the request, because many clients report a reset instead of the response. gRPC
+/// the rest of the request, because many clients report a reset instead of the response. gRPC
 /// clients do not, so their calls need no such end.
 pub async fn answer_kube<C: Catalog>(
     services: Arc<Services<C>>,

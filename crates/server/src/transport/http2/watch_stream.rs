@@ -51,7 +51,7 @@ pub struct WatchStream {
     stalled: bool,
     /// Its client, once the stream has waited for a window.
     reader: Option<ObservedReader>,
-    /// From when it ends because it was asked to, and why.
+    /// The time from which it ends because it was asked to, and the reason.
     ending: Option<(Instant, EndReason)>,
     _counted: CountedWatch,
     /// Whether it is in the connection's ready queue.
