@@ -65,7 +65,7 @@ type ReadOptions struct {
 	Encoding Encoding
 }
 
-// check refuses what no read can mean.
+// check refuses options that no read can have.
 func (o ReadOptions) check(address string) error {
 	return cmp.Or(o.Encoding.check(address, "ReadOptions.Encoding"), o.Projection.check(address))
 }

@@ -56,8 +56,8 @@ func (p Projection) IsFull() bool {
 	return !p.MetadataOnly && p.Fields == nil && !p.DropManagedFields && !p.DropLastApplied
 }
 
-// check refuses what no request can mean. An empty list may come from a program that has no field
-// to ask for, and would otherwise receive everything.
+// check refuses projections that no request can have. An empty list may come from a program that
+// has no field to ask for, and would otherwise receive everything.
 func (p Projection) check(address string) error {
 	wrong := &Error{Address: address, Code: codes.InvalidArgument, Field: "projection.paths"}
 	switch {

@@ -91,7 +91,7 @@ func (w *WatchStream) All() iter.Seq2[WatchItem, error] {
 }
 
 // Next waits for the next item. It returns io.EOF after the timeout, the error of the context when
-// that has ended, and otherwise an *Error that a retry cannot mend. After an error there are no more
+// that has ended, and otherwise an *Error that a retry cannot fix. After an error there are no more
 // items.
 func (w *WatchStream) Next() (WatchItem, error) {
 	for {
@@ -232,7 +232,7 @@ func (w *WatchStream) open() error {
 	}
 }
 
-// closer returns what ends a stream. A stream past the watch's deadline is ended too.
+// closer returns a function that ends a stream. A stream past the watch's deadline is ended too.
 func (w *WatchStream) closer(cancel func()) func() {
 	if w.deadline.IsZero() {
 		return cancel

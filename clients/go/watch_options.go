@@ -48,7 +48,7 @@ type WatchOptions struct {
 	Backoff BackoffOptions
 }
 
-// check refuses what no watch can mean.
+// check refuses options that no watch can have.
 func (o WatchOptions) check(address string) error {
 	return cmp.Or(
 		o.Encoding.check(address, "WatchOptions.Encoding"),

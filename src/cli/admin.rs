@@ -35,7 +35,7 @@ impl AdminArgs {
     /// Reads the credentials. Sends nothing yet.
     ///
     /// # Errors
-    /// What is wrong with the arguments.
+    /// The mistake in the arguments.
     pub(super) async fn connect(&self) -> Result<Admin, String> {
         let Self { address, credentials: CredentialArgs { ca_file, tls_server_name, .. } } = self;
         // Fails if there is one already.

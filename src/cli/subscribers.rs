@@ -1,4 +1,4 @@
-//! `kubefan subscribers`: who watches through a running kubefan, and who is behind.
+//! `kubefan subscribers`: the clients that watch through a running kubefan, and their lag.
 
 use std::io::stdout;
 

@@ -25,7 +25,7 @@ impl fmt::Debug for TokenArg {
 }
 
 impl TokenArg {
-    /// The token; of `-`, what stdin has. The error does not quote it.
+    /// The token; for `-`, the text on stdin. The error does not quote it.
     pub(super) fn read(&self, stdin: impl Read) -> Result<String, CliError> {
         let mut token = self.0.clone();
         if token == "-" {

@@ -1,4 +1,4 @@
-//! The way of text to the terminal: what is not kubefan's own goes through here.
+//! Text for the terminal: all that is not kubefan's own goes through here.
 
 use std::io::{self, Write};
 

@@ -82,7 +82,7 @@ func NewCache(kube *kubefan.Client, options Options) cache.NewCacheFunc {
 	}
 }
 
-// source reads from kubefan what the source of the cache would read from the apiserver.
+// source reads from kubefan instead of the apiserver, in place of the cache's own source.
 type source struct {
 	direct    toolscache.ListerWatcherWithContext
 	client    *kubefan.Client
@@ -93,7 +93,7 @@ type source struct {
 	made *informers.ListWatch
 }
 
-// listWatch finds out what the cache would request, once: its namespace and its selectors are nowhere
+// listWatch finds out the request of the cache, once: its namespace and its selectors are nowhere
 // else to be seen.
 func (s *source) listWatch(ctx context.Context) (*informers.ListWatch, error) {
 	s.mu.Lock()

@@ -79,7 +79,7 @@ export function endpointOf(address: string, options: ClientOptions): Endpoint {
   }
   const isTls = address.startsWith("https://");
   if ("path" in place || isTls) {
-    // Others cannot read what is sent there.
+    // Others cannot read the requests there.
   } else if (token.isSet) {
     throw wrong(
       "a token is sent only over TLS or to a Unix socket, because others could read it on the " +
@@ -151,7 +151,7 @@ function contexts(options: ClientOptions): () => SecureContext {
     try {
       last = read();
     } catch {
-      // If the last ones do not do any more, the connection says what is wrong with them.
+      // If the last ones no longer work, the connection's error names the problem.
     }
     return last;
   };

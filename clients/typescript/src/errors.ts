@@ -1,4 +1,4 @@
-// Errors. Each says what is wrong, and what to do about it.
+// Errors. Each names the problem and the remedy.
 
 import { BinaryReader, WireType } from "@bufbuild/protobuf/wire";
 import { Code, ConnectError } from "@connectrpc/connect";

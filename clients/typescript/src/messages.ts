@@ -1,4 +1,4 @@
-// The requests that are not watches, and what their answers become.
+// The requests that are not watches, and the conversion of their answers.
 
 import { create } from "@bufbuild/protobuf";
 import * as api from "./gen/kubefan/v1alpha1/watch_pb.js";

@@ -5,8 +5,8 @@
 // between. It never resumes from an object's own version, because that does not say which changes
 // the selector has already covered.
 //
-// `WatchItems` drives it: it opens the calls that the machine asks for, and hands it what arrives,
-// with the time in milliseconds.
+// `WatchItems` drives it: it opens the calls that the machine asks for, and passes messages to it
+// as they arrive, with the time in milliseconds.
 
 import { create } from "@bufbuild/protobuf";
 import { DurationSchema } from "@bufbuild/protobuf/wkt";

@@ -116,7 +116,7 @@ export class WatchItems<T extends object = AnyValue> extends Reader<WatchItem<T>
       if (item !== undefined) {
         this.#at++;
         this.#resumeVersion = item.resumeVersion === "" ? this.#resumeVersion : item.resumeVersion;
-        // The server decides what objects look like; `T` is the caller's own claim.
+        // The server decides on the fields of objects; `T` is the caller's own claim.
         return { done: false, value: item as WatchItem<T> };
       }
       if (this.#state.ended) {

@@ -186,7 +186,7 @@ impl Cluster {
             // The namespace first: it then accepts no pod of a write that was cancelled on its way.
             self.client.call(Method::DELETE, &path, JSON, None).await?;
             let now = json!({"gracePeriodSeconds": 0});
-            // The answer has what was deleted.
+            // The answer has the deleted objects.
             loop {
                 let pods = self.client.call(Method::DELETE, &self.path("", ""), JSON, Some(&now)).await?;
                 if pods["items"].as_array().is_none_or(Vec::is_empty) {

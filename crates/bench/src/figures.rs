@@ -220,7 +220,7 @@ impl Figures {
         self.values.get(&figure).copied()
     }
 
-    /// Sets what no figure can express.
+    /// Sets a result that no figure can express.
     pub(super) fn set_note(&mut self, note: String) {
         self.note = note;
     }

@@ -43,7 +43,8 @@ impl Meter {
     /// # Errors
     /// As for [`Self::cpu_nanos`].
     pub fn resident_bytes(&self) -> io::Result<u64> {
-        // `smaps_rollup` is exact. `status` omits what the threads have not yet added to the total.
+        // `smaps_rollup` is exact. `status` omits pages that the threads have not yet added to the
+        // total.
         let rollup = fs::read_to_string(self.directory.join("smaps_rollup"));
         rollup.and_then(|text| kibibytes(&text, "Rss:")).or_else(|_| self.status("VmRSS:"))
     }

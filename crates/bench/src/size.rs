@@ -5,7 +5,7 @@ use serde_json::Value;
 
 /// Bytes that the apiserver adds: uid, creation time and resource version.
 const ADDED_BYTES: usize = 130;
-/// Fields to remove, in this order. The rest is what selectors and readers of a pod's state use.
+/// Fields to remove, in this order. Selectors and readers of a pod's state use the rest.
 const REMOVABLE: [(&str, &str); 9] = [
     ("metadata", "managedFields"),
     ("spec", "volumes"),

@@ -1,5 +1,5 @@
 //! The Rust runner of the script in `clients/conformance`: it reads commands as lines of JSON, and
-//! writes what the client reports as lines of JSON. The runners of the other languages are
+//! writes the client's reports as lines of JSON. The runners of the other languages are
 //! `clients/go/internal/conformance`, `clients/python/tests/conformance` and
 //! `clients/typescript/tests/conformance`; `clients/conformance/README.md` describes the lines.
 

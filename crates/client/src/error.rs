@@ -39,7 +39,7 @@ pub enum ClientError {
     Unreachable {
         /// The address, as the caller gave it.
         address: String,
-        /// The operating system's reason, or what is wrong with TLS.
+        /// The operating system's reason, or the fault in TLS.
         message: String,
     },
     /// kubefan answered with a gRPC error status.
@@ -70,7 +70,7 @@ pub enum ClientError {
     HttpUnreachable {
         /// Scheme, host and port.
         address: String,
-        /// The operating system's or HTTP library's reason, or what is wrong with TLS.
+        /// The operating system's or HTTP library's reason, or the fault in TLS.
         message: String,
     },
     /// The answer is not one of a Kubernetes API: broken JSON, a redirect, a web page.

@@ -131,7 +131,7 @@ impl WithFallback {
 }
 
 impl Outage {
-    /// Notes what the result of a request says of kubefan. A `pending` success says nothing.
+    /// Notes the state of kubefan by the result of a request. A `pending` success says nothing.
     fn note<T>(&self, result: Result<T, ClientError>, pending: bool) -> Result<T, ClientError> {
         match &result {
             Ok(_) if pending => {}

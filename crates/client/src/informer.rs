@@ -1,8 +1,8 @@
 //! One reflector, many handlers: client-go's `SharedInformer`.
 //!
 //! The reflector writes to a delta queue, and the same call drains it: first the store changes,
-//! then each handler's own queue gets the call. So the store is never behind what a handler hears,
-//! and a handler never delays the store or another handler. There is no task between reflector and
+//! then each handler's own queue gets the call. So the store is never behind a handler's calls, and
+//! a handler never delays the store or another handler. There is no task between reflector and
 //! store: if processing falls behind, the connection's flow control slows the server down, and no
 //! queue grows.
 

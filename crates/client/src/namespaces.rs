@@ -6,8 +6,8 @@
 //!
 //! - The first state is complete when every namespace's is, so an informer has synced when all
 //!   have.
-//! - A later list of one namespace becomes a batch: what is new, what changed, and a deletion of
-//!   unknown final state for each object of that namespace that vanished.
+//! - A later list of one namespace becomes a batch: the new and the changed objects, and a deletion
+//!   of unknown final state for each object of that namespace that vanished.
 //! - The version is the lowest of all namespaces: up to there every one of them is complete. A
 //!   quiet namespace moves it with its bookmarks only.
 

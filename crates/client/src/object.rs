@@ -72,7 +72,7 @@ pub struct RawObject {
     /// Its version. For a deleted object, the version of the deletion.
     pub resource_version: Box<str>,
     /// The object as JSON; with [`Encoding::Protobuf`](crate::Encoding::Protobuf) as protobuf in
-    /// its envelope. It may be a part of a network buffer: copy what is kept for long.
+    /// its envelope. It may be a part of a network buffer: copy it to keep it for long.
     pub json: Bytes,
 }
 
@@ -190,9 +190,9 @@ impl RawJson {
     }
 }
 
-/// An object in Kubernetes protobuf, not decoded: what
-/// [`Encoding::Protobuf`](crate::Encoding::Protobuf) gives. The library has no protobuf types of
-/// Kubernetes; decode [`Self::message`] with those that prost generates from its `.proto` files.
+/// An object in Kubernetes protobuf, not decoded, as
+/// [`Encoding::Protobuf`](crate::Encoding::Protobuf) brings it. The library has no protobuf types
+/// of Kubernetes; decode [`Self::message`] with those that prost generates from its `.proto` files.
 ///
 /// Not for a source that falls back to the apiserver's watch: that has JSON, which is no
 /// `RawProtobuf`.
@@ -246,8 +246,8 @@ impl RawProtobuf {
 
 /// A type that objects are decoded to. Every type that serde can deserialize from any input has it:
 /// k8s-openapi's types, structs of custom resources, `serde_json::Value`. So have [`RawJson`] and
-/// [`RawProtobuf`]. Only the latter reads what [`Encoding::Protobuf`](crate::Encoding::Protobuf)
-/// gives, and types of your own that implement this trait.
+/// [`RawProtobuf`]. Objects of [`Encoding::Protobuf`](crate::Encoding::Protobuf) can only be read
+/// by [`RawProtobuf`], and by types of your own that implement this trait.
 pub trait Decode: Sized + Send + Sync + 'static {
     /// Decodes the value.
     ///

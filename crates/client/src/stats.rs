@@ -70,7 +70,7 @@ pub struct ErrorCounts {
     pub handlers: u64,
 }
 
-/// Counts what happens. Shared by the source, the observer and the readers.
+/// Counters of an informer, which the source, the observer and the readers share.
 #[derive(Debug)]
 pub(crate) struct Counters {
     created: Instant,

@@ -111,7 +111,7 @@ impl<K> Clone for Change<K> {
 pub struct Replacement<K> {
     /// The objects.
     pub objects: Vec<Arc<Object<K>>>,
-    /// Objects of the state that could not be decoded. A store keeps what it has of them.
+    /// Objects of the state that could not be decoded. A store keeps its last state of them.
     pub undecodable: Vec<ObjectKey>,
     /// The version of the state.
     pub resource_version: String,

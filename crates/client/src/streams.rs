@@ -37,7 +37,7 @@ pub enum InformerEvent<K> {
     Replaced(Arc<Object<K>>),
     /// The state is complete. Objects that it does not have are gone, except the undecodable ones.
     ReplaceEnd {
-        /// Objects of the state that could not be decoded. Keep what is known of them.
+        /// Objects of the state that could not be decoded. Keep their last known state.
         undecodable: Vec<ObjectKey>,
         /// The version of the state.
         resource_version: String,

@@ -8,7 +8,7 @@
 //! most one bug is active per thread, chosen with `plant` or with the environment variable
 //! `KUBEFAN_PLANTED_BUG`: a simulated world runs on one thread, and each core has another one.
 //!
-//! A bug is one expression at its site. One that needs more, and every bug of the client library,
+//! A bug is one expression at its site. A bug that needs more, and every bug of the client library,
 //! is in a patch of `tests/simulation/planted`, so that it does not burden the code.
 
 mod bugs;

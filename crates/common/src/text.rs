@@ -50,7 +50,7 @@ pub fn without_value(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let starts = ["invalid type", "invalid value", "unknown variant", "unknown field"];
     let Some(start) = starts.into_iter().find(|start| text.starts_with(start)) else { return text };
-    // The value may contain these words, too, but not what is expected.
+    // The value may contain these words, too, but not the expected text.
     let expected = text.rfind(", expected ").map_or("", |at| &text[at..]);
     format!("{start}{expected}")
 }

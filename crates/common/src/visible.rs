@@ -40,7 +40,7 @@ pub struct EscapedJson<W>(pub W);
 
 impl<W: Write> Write for EscapedJson<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // Those of white space are only between values. A server may also send what is no JSON.
+        // Newlines and tabs only stand between values. A server may also send text that is no JSON.
         let is_escaped = |c: char| is_hidden(c) && !matches!(c, '\n' | '\t');
         let text = String::from_utf8_lossy(bytes);
         if !text.contains(is_escaped) {

@@ -1,4 +1,4 @@
-//! The summary of the demo: what the same load costs on both routes. It has only counts, because
+//! The summary of the demo: the cost of the same load on both routes. It has only counts, because
 //! times and CPU use depend on the machine.
 
 use std::fmt;

@@ -20,7 +20,7 @@ pub struct ApiPath<'a> {
     pub verb: Option<&'a str>,
     /// The namespace in front of the resource.
     pub namespace: Option<&'a str>,
-    /// The resource, and if the path is longer, the name, the subresource and what follows.
+    /// The resource, and if the path is longer, the name, the subresource and the rest.
     pub parts: Vec<&'a str>,
 }
 

@@ -120,8 +120,8 @@ impl Selection {
         WeakSelection(Arc::downgrade(&self.0))
     }
 
-    /// Keeps a value until the last clone is dropped: what counts the memory. Only the first value
-    /// is kept.
+    /// Keeps a value until the last clone is dropped, such as a count of the memory. Only the first
+    /// value is kept.
     pub fn keep(&self, value: impl Any + Send + Sync) {
         let _ = self.0.kept.set(Box::new(value));
     }

@@ -132,7 +132,7 @@ impl ResourceVersion {
         }
     }
 
-    /// Parses what [`Display`](fmt::Display) writes: a version, or one with a place inside it,
+    /// Parses the text of [`Display`](fmt::Display): a version, or one with a place inside it,
     /// which only kubefan knows (`218.1`, or `218.end`).
     pub fn parse_place(text: &str) -> Result<Self, InvalidVersion> {
         let Some((main, sub)) = text.split_once('.') else { return text.parse() };

@@ -135,8 +135,8 @@ async fn protection(config: &ServeConfig, kubeconfig: &Config) -> Vec<Finding> {
             allows_insecure_upstream: config.passthrough.allows_insecure_upstream,
             connection: ConnectionLimits::APISERVER,
         };
-        // A plugin that hangs, and what cannot be set up at all, fail for kubefan's own requests,
-        // too, and are named there.
+        // A plugin that hangs, and settings that cannot be used at all, fail for kubefan's own
+        // requests, too, and are named there.
         let making = Passthrough::from_settings(config.upstream.settings.clone(), options);
         let made = timeout(STEP_TIMEOUT, making).await.map_or(Ok(()), |made| made.map(|_| ()));
         let refused = made.err().filter(|error| !matches!(error, SettingsError::Transport { .. }));
@@ -202,7 +202,7 @@ async fn client(config: &ServeConfig, report: &mut Report) -> Option<Upstream> {
 fn judge_failure(error: &UpstreamError) -> Finding {
     let text = error.to_string();
     match error {
-        // Most texts of TLS say what to do.
+        // Most texts of TLS have the advice.
         UpstreamError::Tls { .. } if text.contains("kubeconfig") => Finding::error("TLS", text, ""),
         UpstreamError::Tls { .. } => {
             Finding::error("TLS", text, "is certificate-authority in the kubeconfig the CA of this server?")

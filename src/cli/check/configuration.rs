@@ -80,7 +80,7 @@ fn described(config: &ServeConfig) -> String {
     format!("{resources}{scope}, listens on {}, {callers}", config.serving.listen)
 }
 
-/// Whether callers read only what the apiserver lets them read.
+/// Whether callers only read objects that the apiserver lets them read.
 pub(super) fn reviews_callers(config: &ServeConfig) -> bool {
     config.callers.mode == AuthorizationMode::Webhook
 }

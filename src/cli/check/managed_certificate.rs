@@ -1,5 +1,5 @@
-//! The group "managed certificate": what the Secret has, and whether the ConfigMaps and the copies
-//! have their part of it. Nothing is written, and nothing of a key is shown.
+//! The group "managed certificate": the content of the Secret, and whether the ConfigMaps and the
+//! copies have their part of it. Nothing is written, and nothing of a key is shown.
 
 use std::{sync::Arc, time::SystemTime};
 

@@ -28,7 +28,7 @@ pub(super) async fn check(config: &ServeConfig, report: &mut Report) {
     }
 }
 
-/// `bound` is the attempt to bind, `owner` who has the port.
+/// Judges a port. `bound` is the attempt to bind, `owner` the process that has the port.
 fn judge_tcp(flag: &str, address: SocketAddr, bound: io::Result<()>, owner: Option<Owner>) -> Finding {
     let error = match bound {
         Ok(()) => return Finding::ok(flag, format!("{address} can be bound")),

@@ -84,7 +84,7 @@ pub(super) struct Report {
     groups: Vec<Group>,
     as_json: bool,
     coloured: bool,
-    /// Whether a terminal shows what is being waited for.
+    /// Whether a terminal shows the step in progress.
     shows_progress: bool,
     /// The first failure to print.
     failed: Option<io::Error>,

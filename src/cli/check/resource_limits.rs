@@ -1,5 +1,5 @@
-//! The group "limits": open files and memory of this process, against what is configured and what
-//! will be cached.
+//! The group "limits": open files and memory of this process, against the configuration and the
+//! caches to come.
 
 use kubefan_app::{
     config::{CacheCompression, ServeConfig},

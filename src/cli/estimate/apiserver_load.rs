@@ -122,7 +122,7 @@ impl<'a> LoadReader<'a> {
     /// Reads a sample.
     ///
     /// # Errors
-    /// Why not, and what to do.
+    /// The reason why it cannot be read, and the advice.
     pub(super) async fn read(&self) -> Result<Reading, String> {
         let body = self.upstream.get_accept(Verb::Get, METRICS_PATH, "text/plain").await;
         let body = body.map_err(|error| explain(&error))?.into_body();

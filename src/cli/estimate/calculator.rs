@@ -1,4 +1,4 @@
-//! The calculator: what a cluster needs that does not exist yet, or whose figures are known. The
+//! The calculator: the needs of a cluster that does not exist yet, or whose figures are known. The
 //! model is that of docs/scale.md.
 
 use clap::{Args, ValueEnum};

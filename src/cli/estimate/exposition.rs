@@ -41,7 +41,7 @@ fn sample(line: &str) -> Option<Sample<'_>> {
 
 type Labels<'a> = (Vec<(&'a str, String)>, &'a str);
 
-/// Reads labels up to the closing brace. Returns them and what follows.
+/// Reads labels up to the closing brace. Returns them and the rest.
 fn labels(mut text: &str) -> Option<Labels<'_>> {
     let mut labels = Vec::new();
     loop {

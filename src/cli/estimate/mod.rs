@@ -1,5 +1,5 @@
-//! `kubefan estimate`: what kubefan would save and need, by the metrics of a running apiserver or
-//! by the figures of a cluster that does not exist yet.
+//! `kubefan estimate`: kubefan's savings and needs, by the metrics of a running apiserver or by the
+//! figures of a cluster that does not exist yet.
 
 mod apiserver_load;
 mod calculator;

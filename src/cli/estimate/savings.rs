@@ -173,7 +173,7 @@ impl Savings {
         self.calculate();
     }
 
-    /// Calculates what kubefan needs.
+    /// Calculates kubefan's own needs.
     fn calculate(&mut self) {
         let taken_over = || self.resources.iter().filter(|of| of.is_taken_over());
         let subscribers: f64 = taken_over().map(|of| of.watches).sum();

@@ -1,4 +1,4 @@
-//! `kubefan top`: what a running kubefan does now.
+//! `kubefan top`: the current work of a running kubefan.
 
 mod fitted_table;
 mod sample;
@@ -130,7 +130,7 @@ async fn refresh(admin: &Admin, terminal: &mut ratatui::DefaultTerminal) -> Resu
 #[derive(Debug, PartialEq, Eq)]
 struct Quit;
 
-/// Does what the user wants. In raw mode ctrl-C is a key, not a signal.
+/// Reacts to the user. In raw mode ctrl-C is a key, not a signal.
 fn react(view: &mut View, event: &Event) -> Option<Quit> {
     match event {
         Event::Key(key) if key.kind == KeyEventKind::Press => press(view, key.code, key.modifiers),

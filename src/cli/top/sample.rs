@@ -34,7 +34,7 @@ pub(super) struct Sample {
 
 /// The state with rates, as text.
 pub(super) struct Shown {
-    /// About the process: what the figures are of, and the figures.
+    /// Figures of the process: their names, and the figures.
     pub(super) summary: Vec<(&'static str, Vec<String>)>,
     /// The caches.
     pub(super) caches: Vec<CacheRow>,

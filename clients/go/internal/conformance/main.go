@@ -1,5 +1,5 @@
-// The Go runner of the script in clients/conformance: it reads commands as lines of JSON, and writes
-// what the client reports as lines of JSON. clients/conformance/README.md describes the lines.
+// The Go runner of the script in clients/conformance: it reads commands as lines of JSON, and
+// writes the client's reports as lines of JSON. clients/conformance/README.md describes the lines.
 package main
 
 import (
@@ -79,7 +79,7 @@ type runner struct {
 
 var out sync.Mutex
 
-// counts has what was reported of quiet sources: how often, by item. out guards it.
+// counts has the reports of quiet sources: the number of each item. out guards it.
 var counts = map[string]map[string]int{}
 
 func say(value line) {

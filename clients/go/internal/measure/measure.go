@@ -1,7 +1,7 @@
 // Package measure runs one informer of all pods, whose memory and CPU time are read from outside by
 // tests/integration/languages/cost.rs, which also describes the lines that it reads and writes.
-// There are two programs, because one that reads over kubefan need not link the clients of all
-// groups.
+// There are two programs, because a program that reads over kubefan need not link the clients of
+// all groups.
 package measure
 
 import (
@@ -40,7 +40,7 @@ func Run(source func(Arguments) (apiruntime.Object, cache.ListerWatcher, error))
 		log.Fatal(err)
 	}
 	informer := cache.NewSharedIndexInformer(made, example, 0, cache.Indexers{})
-	// A handler that reads what a program would read.
+	// A handler that reads the same fields as a real program.
 	var read atomic.Int64
 	use := func(object any) { read.Add(int64(len(object.(metav1.Object).GetLabels()))) }
 	registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{

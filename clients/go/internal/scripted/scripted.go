@@ -1,5 +1,5 @@
-// Package scripted is a server for tests that answers each call as the test says. It shows what a real
-// kubefan does rarely: gaps, streams that break inside a unit, wrong deltas.
+// Package scripted is a server for tests that answers each call by the test's script. It produces
+// cases that are rare with a real kubefan: gaps, streams that break inside a unit, wrong deltas.
 package scripted
 
 import (

@@ -105,7 +105,7 @@ def test_a_projection_without_paths_does_not_mean_everything() -> None:
         Projection.fields()
     with pytest.raises(ValueError, match="path is empty"):
         Projection.fields("spec", "")
-    # A string is a sequence of letters, and no letter is a path that anyone means.
+    # A string is a sequence of letters, and no letter is a path that a caller could mean.
     paths: Any = "spec.nodeName"
     with pytest.raises(ValueError, match=r"paths='spec\.nodeName'"):
         Projection(paths=paths)

@@ -1,5 +1,5 @@
 // The TypeScript runner of the script in clients/conformance: it reads commands as lines of JSON,
-// and writes what the client reports as lines of JSON. clients/conformance/README.md describes the
+// and writes the client's reports as lines of JSON. clients/conformance/README.md describes the
 // lines.
 
 import { createInterface } from "node:readline";

@@ -123,8 +123,8 @@ fn string(block: &mut Vec<u8>, text: &str) {
     block.extend(text.as_bytes());
 }
 
-/// Repeats a write, `per_second`, while the server keeps the connection. Reads and counts what the
-/// server sends meanwhile.
+/// Repeats a write, `per_second`, while the server keeps the connection. Reads and counts the
+/// server's frames meanwhile.
 pub(super) async fn flood(
     context: &Context,
     mut stream: TcpStream,

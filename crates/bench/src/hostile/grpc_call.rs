@@ -78,7 +78,7 @@ pub(super) async fn call_open(context: &Context, requests: &SendRequest<Bytes>, 
     answer(context, response).await;
 }
 
-/// Reads what a token's owner may read, and the answer to its end.
+/// Reads a path as the owner of a token, and the answer to its end.
 pub(super) async fn get_as(context: &Context, requests: &SendRequest<Bytes>, path: &str, token: &str) {
     let request = Request::get(format!("https://localhost{path}")).header("authorization", format!("Bearer {token}"));
     let Ok(request) = request.body(()) else { return };

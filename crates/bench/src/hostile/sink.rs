@@ -1,6 +1,6 @@
-//! The sink: a process that accepts connections and reads what arrives. It answers HTTP/1.1 with an
-//! empty 200, so that attackers that wait for an answer work as hard as against a server, and
-//! nothing else.
+//! The sink: a process that accepts connections and reads all that arrives. It answers HTTP/1.1
+//! with an empty 200, so that attackers that wait for an answer work as hard as against a server,
+//! and nothing else.
 
 use std::{io, net::SocketAddr};
 

@@ -14,7 +14,7 @@ const OUTCOMES_MAX: usize = 12;
 /// The name of all further outcomes.
 const OTHER: &str = "other";
 
-/// Counts what an attack received. All its connections share one.
+/// Counts the results of an attack. All its connections share one.
 #[derive(Default)]
 pub(super) struct Tally {
     outcomes: Mutex<BTreeMap<String, u64>>,

@@ -14,7 +14,7 @@ pub(crate) const NEEDS_TLS: &str = "the server needs TLS on this port; use an ht
 const SETTINGS: TlsSettings =
     TlsSettings { trust: "the CA file must contain the CA that has", plaintext: "use an address without https://" };
 
-/// The cause of an error: what TLS refused, or the text of the innermost error.
+/// The cause of an error: the explanation of a TLS error, or the text of the innermost error.
 pub(crate) fn root_cause(error: &(dyn Error + 'static)) -> String {
     if let Some(error) = find::<rustls::Error>(error) {
         return tls::explain(error, SETTINGS).unwrap_or_else(|| format!("TLS failed: {error}"));

@@ -1,11 +1,10 @@
 //! Connects to one of the addresses that a name has, such as that of a headless Service with an
 //! address for each replica.
 //!
-//! The system's resolver may return addresses in the same order to everyone, and always. All
-//! clients would then be on the first replica, and one that asks some to come back would get the
-//! same ones again. So each connection looks the name up and takes the addresses in random order,
-//! the one that was used before at the end: the replica there has failed, or asks its clients to
-//! leave.
+//! The system's resolver may always return addresses in the same order, to all clients. All clients
+//! would then be on the first replica, and a replica that asks some to come back would get the same
+//! ones again. So each connection looks the name up and takes the addresses in random order, the
+//! one that was used before at the end: the replica there has failed, or asks its clients to leave.
 
 use std::{
     collections::VecDeque,

@@ -57,7 +57,7 @@ impl GrpcListWatch {
     }
 
     async fn list_all(&self, options: ListOptions) -> Result<ListPage, ClientError> {
-        // Kubernetes' "0" means any state, which is what an empty version means to kubefan.
+        // Kubernetes' "0" means any state, as an empty version does to kubefan.
         let resource_version = if options.resource_version == "0" { String::new() } else { options.resource_version };
         // A list is not compressed. In these encodings its objects are JSON, as in the watch.
         let encoding = match self.options.encoding {

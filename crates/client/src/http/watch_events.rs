@@ -1,4 +1,4 @@
-//! The events of one watch: what the lines of its body mean.
+//! The events of one watch: decodes the lines of its body.
 
 use bytes::Bytes;
 use futures::{StreamExt, stream};

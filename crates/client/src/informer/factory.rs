@@ -67,7 +67,7 @@ impl SharedInformerFactory {
         self
     }
 
-    /// Changes what each informer reads, such as by a label selector: client-go's
+    /// Changes the reads of each informer, such as by a label selector: client-go's
     /// `WithTweakListOptions`.
     #[must_use]
     pub fn tweak_list_options(mut self, tweak: impl Fn(ListWatch) -> ListWatch + Send + Sync + 'static) -> Self {

@@ -98,8 +98,8 @@ impl<K> HandlerFuncs<K> {
 }
 
 impl<K: Send + Sync + 'static> HandlerFuncs<K> {
-    /// Returns a handler that gets the key of each object that was added, changed or deleted: what
-    /// a controller puts into its [`WorkQueue`](crate::WorkQueue).
+    /// Returns a handler that gets the key of each object that was added, changed or deleted, as a
+    /// controller puts it into its [`WorkQueue`](crate::WorkQueue).
     pub fn for_keys(function: impl Fn(&ObjectKey) + Send + Sync + 'static) -> Self {
         let function = Arc::new(function);
         let added = function.clone();
@@ -144,8 +144,8 @@ impl<K: Send + Sync + 'static> EventHandler<K> for HandlerFuncs<K> {
 }
 
 /// Passes on only the objects for which a predicate is true: client-go's
-/// `FilteringResourceEventHandler`. An update that makes it true is an addition, one that makes it
-/// false is a deletion.
+/// `FilteringResourceEventHandler`. An update that makes it true is an addition, an update that
+/// makes it false is a deletion.
 pub struct FilteredHandler<K, P, H> {
     predicate: P,
     handler: H,

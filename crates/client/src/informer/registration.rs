@@ -1,4 +1,4 @@
-//! A handler's queue, its task, and what the caller holds of it.
+//! A handler's queue, its task, and the caller's handle of it.
 
 use std::{
     fmt,

@@ -74,8 +74,7 @@ impl<K: Send + Sync + 'static> EventHandler<K> for HandlerQueue<K> {
 
 impl<K: Decode> SharedInformer<K> {
     /// Returns the changes as a stream: first the current objects, as additions of the initial
-    /// list, then each change. A reader that is slow is a slow handler: `options` say what happens
-    /// then.
+    /// list, then each change. A slow reader is a slow handler: see the backlog in `options`.
     ///
     /// # Errors
     /// Those of [`Self::add_event_handler`].

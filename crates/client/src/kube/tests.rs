@@ -39,7 +39,7 @@ async fn the_reflector_of_kube_rs_follows_a_source_of_this_library() {
     assert_eq!(one.metadata.resource_version.as_deref(), Some("4"));
     assert_eq!(one.metadata.uid.as_deref(), Some("uid-2"));
 
-    // An error does not end the stream, and a relist removes what is gone.
+    // An error does not end the stream, and a relist removes objects that are gone.
     fake.delete_unseen("default/one");
     fake.put("default/three", config_map("3"));
     fake.fail_watches(ApiStatus::new(410, "Expired", "too old").into());

@@ -66,7 +66,7 @@ impl Merge {
         self.complete_first_state()
     }
 
-    /// Returns what the event of one namespace means for the whole. The events of a snapshot or a
+    /// Converts the event of one namespace to events of the whole. The events of a snapshot or a
     /// batch are returned together.
     pub(super) fn accept(
         &mut self,

@@ -63,7 +63,7 @@ impl<K> Clone for Delta<K> {
 }
 
 /// The objects that the consumer of a delta queue has already processed: client-go's
-/// `KeyListerGetter`. A queue compares them with a new complete state, to find what was deleted.
+/// `KeyListerGetter`. A queue compares them with a new complete state, to find deletions.
 pub trait KnownObjects<K>: Send + Sync + 'static {
     /// The keys of all known objects.
     fn keys(&self) -> Vec<ObjectKey>;

@@ -116,7 +116,7 @@ impl<K: 'static> DeltaFifo<K> {
         self.queue.synced().await
     }
 
-    /// Closes the queue. Consumers still get what is queued, and then no longer wait.
+    /// Closes the queue. Consumers still get the queued deltas, and then no longer wait.
     pub fn close(&self) {
         self.queue.close();
     }

@@ -108,7 +108,7 @@ impl<K: 'static> RealFifo<K> {
         self.queue.synced().await
     }
 
-    /// Closes the queue. Consumers still get what is queued, and then no longer wait.
+    /// Closes the queue. Consumers still get the queued deltas, and then no longer wait.
     pub fn close(&self) {
         self.queue.close();
     }

@@ -41,8 +41,8 @@ impl<K: Decode> Reflector<K> {
             && (refused || !error.is_retryable() && error.code() != Code::Unauthenticated)
         {
             // A server may refuse a version in the stream of a watch, too. Any answer that a retry
-            // of the same request cannot mend leads to a new state, as in client-go. Another token
-            // mends a refused one, and says nothing about the version.
+            // of the same request cannot fix leads to a new state, as in client-go. A refused token
+            // is fixed by another token, and says nothing about the version.
             if self.session(|session| session.is_known()) {
                 self.session(|session| session.expired = true);
             } else if refused {

@@ -1,6 +1,6 @@
 //! State that a reflector keeps from one round to the next.
 
-/// The version, and what the server is known to refuse.
+/// The version, and the requests that the server is known to refuse.
 #[derive(Debug, Default)]
 pub(super) struct Session {
     /// The store is complete up to this version. Empty before the first list.

@@ -117,7 +117,7 @@ async fn objects_pass_only_if_the_value_of_the_predicate_changed() {
     fake.put("a/1", r#"{"generation":2}"#);
     assert_eq!(ready_items(&mut events), ["delete a/1", "version 6", "add a/1", "version 7"]);
 
-    // A relist passes what is new or changed, and forgets what is gone.
+    // A relist passes new and changed objects, and forgets those that are gone.
     fake.delete_unseen("a/2");
     fake.fail_watches(crate::ApiStatus::new(410, "Expired", "too old").into());
     assert_eq!(ready_items(&mut events), ["error: too old"]);

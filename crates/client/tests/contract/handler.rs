@@ -14,7 +14,7 @@ use crate::{
 pub(crate) struct Recorder {
     name: String,
     log: Log,
-    /// Set if each line shows what the store has.
+    /// Set if each line shows the content of the store.
     store: Option<Indexer<Value>>,
     panics_at: String,
     /// Each call waits until this is true.
@@ -22,7 +22,7 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Returns the handler, and what releases its calls.
+    /// Returns the handler, and a sender that releases its calls.
     pub(crate) fn new(
         name: &str,
         log: &Log,

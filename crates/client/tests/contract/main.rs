@@ -3,11 +3,11 @@
 //!
 //! `scripts/` has the scripts, each with the promise as its name. The Go program in `client-go/`
 //! runs them through client-go 0.35 and wrote `recorded.json`. Each script is a test here, which
-//! compares what this library does with the recording. A script lists the steps where the library
-//! differs on purpose, with the reason. `docs/informer-contract.md` shows them all as a table.
+//! compares this library with the recording. A script lists the steps where the library differs on
+//! purpose, with the reason. `docs/informer-contract.md` shows them all as a table.
 //!
 //! With `KUBEFAN_CONTRACT_RECORD=1`, a test runs the Go program (it needs Go, and its modules from
-//! the module proxy) and checks that the recording is what client-go does. With
+//! the module proxy) and checks that the recording still matches client-go. With
 //! `KUBEFAN_CONTRACT_RECORD=write`, it writes the recording and the table.
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]

@@ -40,7 +40,7 @@ pub(crate) struct Differs {
     pub(crate) steps: BTreeMap<usize, Vec<String>>,
 }
 
-/// For each step the step itself, and what was observed.
+/// For each step the step itself, and its observations.
 pub(crate) type Recording = Vec<Vec<String>>;
 
 pub(crate) fn directory() -> PathBuf {
@@ -101,7 +101,7 @@ fn sort_runs(lines: &mut [String]) {
     }
 }
 
-/// Runs a script and returns what was observed.
+/// Runs a script and returns the observations.
 pub(crate) async fn run(script: &Script, piece: &mut dyn Piece, log: &Log) -> Recording {
     let mut recording = Recording::new();
     for step in &script.steps {

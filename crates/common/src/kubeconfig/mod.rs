@@ -1,6 +1,6 @@
 //! Kubeconfigs, for kubefan and the client library. kube-client reads them. Beyond that, both
-//! refuse what kubectl refuses (`faults`), find the HTTP proxy by Go's rules (`proxy_environment`),
-//! read token files themselves, and describe errors (`errors`).
+//! refuse the faults that kubectl refuses (`faults`), find the HTTP proxy by Go's rules
+//! (`proxy_environment`), read token files themselves, and describe errors (`errors`).
 //!
 //! The hazard is a library's error that quotes a key, a token or a file.
 

@@ -249,8 +249,8 @@ bugs! {
     /// state.
     DeltaOnUnsentBase = "delta-on-unsent-base" breaks "Reliable, Resumable, Convergent",
 
-    /// `cache/history.rs`: what the ring evicts while memory is short does not enter the conflated
-    /// history. Needs: short memory, and a start or a lag older than the ring.
+    /// `cache/history.rs`: records that the ring evicts while memory is short do not enter the
+    /// conflated history. Needs: short memory, and a start or a lag older than the ring.
     ShedForgetsHistory = "shed-forgets-history" breaks "Convergent, Filtered, Reliable",
 
     /// `model/object/protobuf.rs`: a label with an empty value is not read. Needs: protobuf, and a
@@ -417,7 +417,7 @@ bugs! {
     /// ordinary one. Needs: a watch over HTTP that starts with the state.
     InitialEventsNeverEnd = "initial-events-never-end" breaks "Reliable, Convergent",
 
-    /// `fanout/send/encoder.rs`: what was made of an event is used for another one of the same
+    /// `fanout/send/encoder.rs`: the bytes made of an event are used for another one of the same
     /// version. Needs: a projection, and a schema change or a delete inside a gap.
     RecalledByVersion = "recalled-by-version" breaks "Convergent, Reliable, Unique",
 

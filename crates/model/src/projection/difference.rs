@@ -162,7 +162,7 @@ struct Member<'a> {
 }
 
 /// The members of an object. `None` if there is white space between them, because projections copy
-/// what is between two members.
+/// the text between two members.
 fn members(text: &str) -> Option<Vec<Member<'_>>> {
     let Members(members) = serde_json::from_str(text).ok()?;
     let separators = if members.is_empty() { 2 } else { 1 + 2 * members.len() };

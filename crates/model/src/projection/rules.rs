@@ -34,7 +34,7 @@ impl Node {
         }
     }
 
-    /// Returns what was allocated for more fields. A view keeps its mask for hours.
+    /// Gives back the memory that was allocated for more fields. A view keeps its mask for hours.
     pub(super) fn shrink(&mut self) {
         self.fields.shrink_to_fit();
         for (_, rule) in &mut self.fields {

@@ -1,4 +1,4 @@
-//! Kubernetes protobuf: the envelope, lists, watch events, and what is derived from an object.
+//! Kubernetes protobuf: the envelope, lists, watch events, and the messages derived from an object.
 //!
 //! `application/vnd.kubernetes.protobuf` is a magic number and a `runtime.Unknown` (apimachinery's
 //! `pkg/runtime/generated.proto`): the type, and the message as bytes. Objects are cached in the

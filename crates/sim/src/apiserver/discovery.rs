@@ -123,7 +123,8 @@ impl Inner {
         json!({"paths": paths})
     }
 
-    /// `/openapi/v3/apis/…` of a group version with custom resources: only what discovery has not.
+    /// `/openapi/v3/apis/…` of a group version with custom resources: only the facts that discovery
+    /// lacks.
     pub(super) fn openapi(&self, group: &str, version: &str) -> Option<Value> {
         let groups = self.groups();
         let resources = groups.get(group)?.get(version)?;

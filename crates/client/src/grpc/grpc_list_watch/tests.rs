@@ -36,7 +36,7 @@ async fn a_snapshot_after_an_expired_version_does_not_go_back_in_time() {
     assert_eq!(source.check_state("278"), Ok(()), "only the expired version is a minimum");
 }
 
-/// The server has no minimum for a list after one that it could not serve.
+/// The server has no minimum for a list after a list that it could not serve.
 #[tokio::test]
 async fn a_list_after_an_expired_version_does_not_go_back_in_time() {
     let source = list_watch();

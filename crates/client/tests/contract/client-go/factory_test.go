@@ -93,7 +93,7 @@ func (p *factoryPiece) step(command string, arguments []string) []string {
 	return unknown(command)
 }
 
-// A dynamicClient offers what the factory's informers call: list and watch.
+// A dynamicClient offers the calls of the factory's informers: list and watch.
 type dynamicClient struct {
 	piece *factoryPiece
 }

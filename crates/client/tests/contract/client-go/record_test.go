@@ -1,4 +1,4 @@
-// Package contract records what client-go's tools/cache does with the scripts of the contract test.
+// Package contract records how client-go's tools/cache runs the scripts of the contract test.
 //
 // Every script runs in a bubble of testing/synctest. There, time passes only when every goroutine
 // waits, so a step has had its whole effect when synctest.Wait returns, and a recording is the same

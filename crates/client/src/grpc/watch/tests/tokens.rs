@@ -32,7 +32,7 @@ fn reauthenticate() -> Step {
     Err(Status::with_error_details(Code::Unavailable, "the token has expired", details))
 }
 
-/// Reads up to the event `name`, and returns what came before it in short form.
+/// Reads up to the event `name`, and returns the items before it in short form.
 async fn up_to(watch: &mut WatchStream, name: &str) -> Vec<String> {
     let mut before = Vec::new();
     loop {
