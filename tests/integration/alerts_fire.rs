@@ -98,7 +98,8 @@ async fn all_durations_of_the_rules_are_shortened() {
 
 type Run = fn(Scene) -> LocalBoxFuture<'static, ()>;
 
-/// Scenes: the job of each in Prometheus, which rules select by the word kubefan, and what happens.
+/// Scenes: the job of each in Prometheus, which rules select by the word kubefan, and the function
+/// that plays it.
 macro_rules! scenes {
     ($($run:path),+ $(,)?) => { &[$((concat!("kubefan ", stringify!($run)), |scene| Box::pin($run(scene)))),+] };
 }

@@ -84,7 +84,8 @@ fn seen(record: &Value) -> String {
     parts.join(" ")
 }
 
-/// Sends the requests of a session one after the other, and keeps what the log should say.
+/// Sends the requests of a session one after the other, and keeps the records that the log should
+/// have.
 struct Session<'a> {
     world: &'a World,
     log: &'a Log,

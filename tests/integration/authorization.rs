@@ -1,4 +1,4 @@
-//! Callers, and what kubefan lets them read.
+//! Callers, and the reads that kubefan allows them.
 
 pub(crate) mod admin;
 pub(crate) mod crafted;

@@ -240,7 +240,7 @@ async fn callers_tokens_are_not_passed_on_in_the_clear_without_a_flag() {
     Kubefan::spawn(&plain, &["--resource=pods", "--passthrough=self"]).await;
 }
 
-// The harness searches what every kubefan prints for the keys and tokens of the tests.
+// The harness searches the output of every kubefan for the keys and tokens of the tests.
 
 async fn a_broken_private_key_is_never_quoted() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,7 +1,7 @@
 //! The Helm chart in `deploy/helm`: apiservers accept every form and variant of it (`accepted`),
 //! its schema and its templates refuse wrong values by name, the real kubefan runs with the flags
-//! and the role that it renders, and nothing that applies it again touches what kubefan has
-//! written. `deploy/overlays` is rendered from it.
+//! and the role that it renders, and nothing that applies it again touches the objects that kubefan
+//! has written. `deploy/overlays` is rendered from it.
 
 use std::path::Path;
 

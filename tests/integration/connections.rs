@@ -188,7 +188,7 @@ async fn an_unread_stream_blocks_no_other_and_a_reset_frees_it() {
         rig.sim.update(&pods(), large(&format!("p{number}"), 'y')).unwrap();
     }
     read.until("p49").await;
-    // kubefan gave the idle stream only what its window takes, and continues when it is read.
+    // kubefan gave the idle stream only as much as its window takes, and continues when it is read.
     let sent = rig.metric(&format!("kubefan_snapshot_objects_sent_total{CACHE}"));
     assert!(sent < 100.0 + 12.0, "{sent} objects were taken for a window of eight");
     assert_eq!(idle.snapshot().await, 102);

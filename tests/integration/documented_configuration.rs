@@ -1,6 +1,7 @@
-//! Every block of code on the pages is tried. This test lists the languages and who tries them,
-//! and tries the YAML itself: values with the chart, objects with an apiserver, parts of containers
-//! in a pod, kubefan's own configuration and flags with kubefan, Prometheus' with promtool.
+//! Every block of code on the pages is tried. This test lists the languages and the tests that try
+//! them, and tries the YAML itself: values with the chart, objects with an apiserver, parts of
+//! containers in a pod, kubefan's own configuration and flags with kubefan, Prometheus' with
+//! promtool.
 //!
 //! A block that nothing can try stands after `<!-- excerpt: REASON -->`.
 
@@ -225,7 +226,8 @@ async fn make_namespace(api: &ApiServer, name: &str) {
     assert!(status.is_success() || status == reqwest::StatusCode::CONFLICT, "{answer}");
 }
 
-/// The chart renders it, and an apiserver accepts what the pages of deployments install.
+/// The chart renders it, and an apiserver accepts the objects that the pages of deployments
+/// install.
 async fn the_chart_takes(api: &ApiServer, place: &str, page: &str, text: &str) {
     let file = file_of(text);
     let rendered = helm::template("kubefan", "kubefan", &["-f", file.path().to_str().unwrap()]).await;

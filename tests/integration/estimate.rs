@@ -254,7 +254,7 @@ fn saved(scale: &Scale, idle: &Observed, direct: &Observed, through: &Observed) 
     table
 }
 
-/// Prints what `kubefan estimate --objects …` says of the run, and its figures.
+/// Prints the estimate of `kubefan estimate --objects …` for the run, and its figures.
 async fn assert_calculated(api: &ApiServer, scale: &Scale, through: &Observed, empty: f64, resident: f64) {
     // A cache in protobuf counts as one in JSON: it has as many objects, which are smaller.
     let kinds = WATCHED.map(kind);

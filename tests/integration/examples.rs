@@ -2,7 +2,7 @@
 //! lines describe, show the existing pods and every later pod exactly once, even across a broken
 //! connection. Their decoders accept every test vector of the contract, so libraries of other
 //! languages can read kubefan's compressed data. Those in Rust are in `examples/in_rust.rs`, and
-//! what pages show in Rust in `examples/pages.rs`.
+//! the Rust blocks of the pages in `examples/pages.rs`.
 
 pub(crate) mod in_rust;
 pub(crate) mod pages;

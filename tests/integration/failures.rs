@@ -140,7 +140,7 @@ async fn a_crd_that_changes_goes_and_returns_is_followed() {
         let key = format!("default/{round}");
         assert_eq!(watch.state.keys().collect::<Vec<_>>(), [&key]);
 
-        // A schema default changes what reads return, without a write to the object.
+        // A schema default changes the results of reads, without a write to the object.
         let schema = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true,
             "properties": { "color": { "type": "string", "default": "blue" } } });
         let place = "/spec/versions/0/schema/openAPIV3Schema";

@@ -108,7 +108,7 @@ async fn start_caches(servers: &Servers, path: &str, media: &[&str]) {
     }
 }
 
-/// Waits until the cache has what the apiserver has, so that a short watch has it too.
+/// Waits until the cache has the objects of the apiserver, so that a short watch has them too.
 async fn catch_up(servers: &Servers, path: &str) {
     let present = servers.direct(path, JSON).await.json();
     wait::until("the cache to have the last write", wait::SOON, || async {

@@ -1,4 +1,5 @@
-//! Tests of the harness itself: what the other tests assume about a control plane of their own.
+//! Tests of the harness itself: the assumptions of the other tests about a control plane of their
+//! own.
 
 use reqwest::{Method, StatusCode};
 use serde_json::json;

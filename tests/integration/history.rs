@@ -176,7 +176,7 @@ async fn an_etcd_restore_behind_an_open_watch_is_found() {
 }
 
 /// Otherwise the watch would be silent until the cluster has passed the version of the list, and
-/// miss what was written before.
+/// miss the writes before.
 async fn an_etcd_restore_between_a_list_and_its_watch_is_found() {
     let (rig, mut watch, _) = synced(Setup::of(&["pods"]).by_list()).await;
     let backup = rig.sim.backup();

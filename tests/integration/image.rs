@@ -1,6 +1,6 @@
 //! The scripts that make the image and the archives, on small static programs instead of kubefan,
-//! whose build takes minutes: what the image says and holds, that equal inputs give equal bytes,
-//! what is refused, and that the archives are where cargo binstall and krew look for them.
+//! whose build takes minutes: the content of the image and its metadata, equal bytes from equal
+//! inputs, the refusals, and the paths where cargo binstall and krew look for the archives.
 
 use std::{
     fs,

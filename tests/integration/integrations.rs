@@ -71,7 +71,7 @@ struct Setting {
 }
 
 impl Setting {
-    /// Starts both. kubefan caches what a page lets it cache, and nothing on demand.
+    /// Starts both. kubefan caches the resources of a page, and nothing on demand.
     async fn start(page: &str) -> Setting {
         let audit = Audit::of_all();
         let api = ApiServer::start(audit.options()).await;

@@ -1,7 +1,7 @@
-//! One script for the clients of four languages: `clients/conformance/steps` says what happens and
-//! what a client must report. All clients run each step at the same time, against the same kubefan
-//! in front of the same apiserver, so that they must also report the same bytes and versions. The
-//! table of results is printed.
+//! One script for the clients of four languages: `clients/conformance/steps` has the actions and
+//! the reports that a client must make. All clients run each step at the same time, against the
+//! same kubefan in front of the same apiserver, so that they must also report the same bytes and
+//! versions. The table of results is printed.
 //!
 //! `KUBEFAN_LANGUAGES_STEPS=text` runs the steps whose names contain the text.
 

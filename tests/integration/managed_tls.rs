@@ -122,7 +122,7 @@ impl<'a> Install<'a> {
         self.api.get_json(&self.config_map_path()).await["data"]["ca.crt"].as_str().map(str::to_owned)
     }
 
-    /// Waits until the ConfigMap has what the Secret has, and returns it.
+    /// Waits until the ConfigMap has the CAs of the Secret, and returns them.
     async fn published(&self) -> String {
         wait::until("the CA in the ConfigMap", wait::SOON, async || {
             let ca = self.ca().await?;
@@ -452,8 +452,8 @@ impl<'a> NodeSecret<'a> {
         self.install.api.get_json(&self.path).await["data"].take()
     }
 
-    /// It gets what the replica serves, what others put there goes away, and without it the replica
-    /// serves as before.
+    /// It gets the certificate that the replica serves, foreign content is removed, and without it
+    /// the replica serves as before.
     async fn is_kept(&self, kubefan: &Kubefan) {
         let NodeSecret { install, name, path } = self;
         let api = install.api;

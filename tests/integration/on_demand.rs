@@ -448,7 +448,7 @@ async fn a_custom_resource_is_selected_by_its_selectable_fields() {
         (api.request(reqwest::Method::GET, &paints, None).await.0 == 200).then_some(())
     })
     .await;
-    // No --resource: on a loopback address readers choose what is cached.
+    // No --resource: on a loopback address readers choose the cached resources.
     let kubefan = Kubefan::start(&api, &["--schema-check-interval", "1s"]).await;
     let mut client = connect(kubefan.grpc_addr).await;
     let selected = |fields: &'static str| Target {

@@ -1,6 +1,6 @@
 //! Caches of protobuf, and of tables beside them. Objects of a real kube-apiserver look the same to
 //! selectors in JSON and in protobuf, whether they were listed or watched. If there is no cache of
-//! an encoding, the refusal comes at once. `http::differential` compares what is made of these
+//! an encoding, the refusal comes at once. `http::differential` compares the answers from these
 //! caches.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};

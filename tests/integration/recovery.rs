@@ -3,7 +3,8 @@
 //! for as many client-go informers that watch the apiserver directly.
 //!
 //! `KUBEFAN_TEST_SCALE=full` runs it with 200 and with 1,000 subscribers; `-- --nocapture` shows
-//! the table. The values depend on the machine, so only what holds on every machine is checked.
+//! the table. The values depend on the machine, so only facts that hold on every machine are
+//! checked.
 
 use std::{
     net::SocketAddr,

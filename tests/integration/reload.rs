@@ -1,5 +1,5 @@
 //! The configuration file while kubefan runs: reads are switched to the apiserver and back, one
-//! caller is denied, and what is wrong changes nothing.
+//! caller is denied, and a wrong file changes nothing.
 
 use std::{fs, path::PathBuf};
 

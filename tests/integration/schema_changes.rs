@@ -1,5 +1,5 @@
 //! Schema changes: objects get other bytes without a new version, while the upstream watch is
-//! whole. No event is missed, and only those who select such an object have to start over.
+//! whole. No event is missed, and only subscribers that select such an object have to start over.
 
 use std::time::Duration;
 

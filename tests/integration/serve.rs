@@ -219,7 +219,7 @@ async fn a_unix_socket_is_served_and_removed() {
     let mut kubefan = simulated.kubefan_at(&socket).await;
     let got = run(&["get", "pods", "-o", "name", "--server", &socket]).await;
     assert_eq!((got.code, got.stdout.as_str()), (Some(0), "pod/a\npod/b\npod/c\n"), "{got:?}");
-    // On a local address readers choose what is cached.
+    // On a local address readers choose the cached resources.
     let got = run(&["get", "ns", "default", "-o", "name", "--server", &socket]).await;
     assert_eq!(got.stdout, "namespace/default\n", "{got:?}");
     kubefan.process.terminate();

@@ -433,8 +433,9 @@ async fn lists_with_long_selectors_leave_others_their_time() {
     compare_lists("long selectors", &tenants).await;
 }
 
-/// kubefan asks for exactly what is read, so each list needs a review of its own. Each kubefan has
-/// the same limit for large ones, so the attacker gets as many of them wherever it asks.
+/// kubefan asks for exactly the requested read, so each list needs a review of its own. Each
+/// kubefan has the same limit for large ones, so the attacker gets as many of them at either
+/// kubefan.
 async fn reviews_of_long_selectors_leave_room_for_those_of_others() {
     let tenants = Tenants::start(&["--resource=pods", "--authorization-broad-first=false"]).await;
     let (honest, long) = compare_lists("reviews", &tenants).await;

@@ -1,5 +1,5 @@
-//! Every way in which upstream can fail, and what a subscriber sees: nothing is lost, nothing is
-//! repeated, and inexact spans are marked. The failures must not hurt the apiserver either: each
+//! Every way in which upstream can fail, and its effect on a subscriber: nothing is lost, nothing
+//! is repeated, and inexact spans are marked. The failures must not hurt the apiserver either: each
 //! costs it one request, and the next request comes after a wait.
 
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! The faults of one seed: what breaks, when, and when it heals. All of it is drawn from the seed
-//! and noted in the story.
+//! The faults of one seed: their kinds, starts and ends. All of it is drawn from the seed and noted
+//! in the story.
 
 mod scenarios;
 
@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use super::{crowd, truth::version_of, upstream::EventFault, workload::Workload, world::World};
 
-/// The kinds of faults, by the names under which they are counted.
+/// The kinds of faults, by their names in the counts.
 pub(crate) const KINDS: [&str; 30] = [
     "upstream cut",
     "upstream cut mid-frame",

@@ -1,6 +1,6 @@
 //! The deterministic simulation. An apiserver, two kubefans and their subscribers run in one
-//! process with a paused clock. Faults and writes are drawn from one seed, and an oracle judges
-//! what every subscriber received.
+//! process with a paused clock. Faults and writes are drawn from one seed, and an oracle judges the
+//! history of every subscriber.
 //!
 //! `KUBEFAN_SEEDS=N` sweeps N seeds (starting at `KUBEFAN_FIRST_SEED` or a random one).
 //! `KUBEFAN_SEED=K` plays one seed and prints its story. See docs/reliability.md.

@@ -177,8 +177,8 @@ impl Walk<'_> {
         matches!(self.spec.interface, Interface::Http(_))
     }
 
-    /// The places that a stream may mean by a version. Over HTTP a version has no places: it is
-    /// resumed from behind what the replica had of it, as at the apiserver.
+    /// The places that a stream may mean by a version. Over HTTP a version has no places: a stream
+    /// resumes from behind the replica's part of it, as at the apiserver.
     fn places_of(&self, epoch: usize, named: u64) -> Vec<u64> {
         if !self.is_http() {
             return vec![named];

@@ -1,5 +1,5 @@
-//! Plays one seed and prints its story: the faults, what each subscriber received around the first
-//! violation, and the guarantee that this breaks.
+//! Plays one seed and prints its story: the faults, the messages of each subscriber around the
+//! first violation, and the guarantee that this breaks.
 
 use std::process::ExitCode;
 

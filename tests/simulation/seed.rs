@@ -38,9 +38,9 @@ impl Default for Options {
     }
 }
 
-/// The longest silence: in this time after all faults have healed every subscriber must have heard
-/// what was written before. It covers two backoffs of kubefan in a row (39 s each: one until
-/// upstream is back, one after its 410) and one of a client.
+/// The longest silence: in this time after all faults have healed every subscriber must have
+/// received the writes from before. It covers two backoffs of kubefan in a row (39 s each: one
+/// until upstream is back, one after its 410) and one of a client.
 const SILENCE_MAX: Duration = Duration::from_secs(120);
 /// Time in which subscribers and informers must be up to date after the last fault. A cache whose
 /// watch is silent, because it was lost, notices that after up to 90 s. A client that has failed

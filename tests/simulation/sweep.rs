@@ -158,7 +158,7 @@ pub(crate) fn sweep(first: u64, seeds: u64) -> ExitCode {
     if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// The minimum count in a sweep of this size, less what chance explains.
+/// The minimum count in a sweep of this size, less a margin for chance.
 fn in_proportion(least: u64, seeds: u64) -> u64 {
     let expected = least as f64 * seeds as f64 / COUNTED_SEEDS as f64;
     (expected - 4.0 * expected.sqrt()).max(1.0) as u64

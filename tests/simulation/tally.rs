@@ -1,4 +1,4 @@
-//! Counts what happened in a seed, for the table of a sweep.
+//! Counts the events of a seed, for the table of a sweep.
 
 use std::collections::BTreeMap;
 
@@ -72,7 +72,7 @@ pub(crate) fn tally(histories: &[History]) -> BTreeMap<String, u64> {
     counts
 }
 
-/// Counts what a program read over HTTP.
+/// Counts a program's reads over HTTP.
 fn tally_reads(history: &History, reads: &HttpReads, counts: &mut BTreeMap<String, u64>) {
     let media = if reads.is_protobuf { "protobuf" } else { "JSON" };
     let mut asked = "";

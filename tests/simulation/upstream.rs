@@ -80,7 +80,7 @@ pub(crate) struct Transport {
 
 #[derive(Default)]
 struct Tampering {
-    /// With the name under which the fault is counted.
+    /// With the name of the fault in the counts.
     event_fault: Option<(EventFault, &'static str)>,
     no_bookmarks_until: Option<Instant>,
     applied: BTreeMap<&'static str, u64>,
@@ -216,7 +216,7 @@ impl Transport {
         tampering.no_bookmarks_until = None;
     }
 
-    /// The faults that were applied, by the names under which they are counted.
+    /// The faults that were applied, by their names in the counts.
     pub(crate) fn applied(&self) -> BTreeMap<&'static str, u64> {
         self.tampering.lock().unwrap().applied.clone()
     }

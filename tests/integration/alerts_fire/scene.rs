@@ -142,12 +142,12 @@ impl Scene {
 }
 
 impl Firing {
-    /// The scene, to look at or to change what is scraped.
+    /// The scene, to look at or to change the scraped instances.
     pub(super) fn scene(&self) -> &Scene {
         &self.scene
     }
 
-    /// Waits until the alerts fire no more, after what the runbook says has been done.
+    /// Waits until the alerts fire no more, after the steps of the runbook.
     pub(super) async fn resolved(self, remedy: &'static str) -> Scene {
         let Firing { scene, cause, mut alerts } = self;
         let began = Instant::now();

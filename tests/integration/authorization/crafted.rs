@@ -47,8 +47,8 @@ enum Passthrough {
 
 use Passthrough::{Caller, Impersonate, Off};
 
-/// The apiserver, a kubefan of each kind, and what requests contain. The kubefan of `world` has no
-/// passthrough.
+/// The apiserver, a kubefan of each kind, and the content of requests. The kubefan of `world` has
+/// no passthrough.
 struct Servers {
     world: World,
     with_passthrough: [(Passthrough, Kubefan); 2],
@@ -149,7 +149,7 @@ impl Servers {
         if needs_http1 { &[Version::HTTP_11] } else { &[Version::HTTP_11, Version::HTTP_2] }
     }
 
-    /// Sends a trick everywhere. Returns what is wrong, and the number of answers that are no
+    /// Sends a trick everywhere. Returns the mistakes, and the number of answers that are no
     /// refusals, by the kind of passthrough.
     async fn tried(&self, trick: &Trick) -> (Vec<String>, [usize; 3]) {
         let mut wrong = Vec::new();

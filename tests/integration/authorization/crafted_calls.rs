@@ -1,5 +1,5 @@
-//! gRPC calls that try to slip past authorization, and what calls show that read no objects. The
-//! verdict of a call is the apiserver's about the equivalent request over HTTP.
+//! gRPC calls that try to slip past authorization, and the answers of calls that read no objects.
+//! The verdict of a call is the apiserver's about the equivalent request over HTTP.
 
 use std::net::SocketAddr;
 
@@ -71,7 +71,7 @@ const fn call(name: &'static str, who: Who, verb: Verb, target: CallTarget, equi
     Call { name, who, verb, target, equivalent, metadata: &[] }
 }
 
-/// A list of the configmaps in NS with these metadata, which say who calls.
+/// A list of the configmaps in NS with these metadata, which name the caller.
 const fn list(name: &'static str, who: Who, metadata: &'static [(&'static str, &'static str)]) -> Call {
     let list = call(name, who, List, target("configmaps", "NS", "", ""), "/api/v1/namespaces/NS/configmaps");
     Call { metadata, ..list }

@@ -35,7 +35,8 @@ const ARGS: [&str; 3] = ["--passthrough=off", "--anonymous-auth", "--cache-table
 /// Rows that are sent at a time. A watch takes a second.
 const CONCURRENCY: usize = 8;
 
-/// Sends a row to both servers: the apiserver's code and words, and what differs, if anything does.
+/// Sends a row to both servers: the apiserver's code and words, and the difference, if there is
+/// one.
 async fn compared(world: &World, row: Row) -> (u16, String, Option<String>) {
     let (straight, said) = world.over_http(row, world.api.addr()).await;
     let (through, answer) = match row.by {

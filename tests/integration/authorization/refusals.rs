@@ -54,7 +54,7 @@ async fn a_refusal_shows_nothing_and_starts_nothing() {
     assert!(!answers[0].1.iter().any(|name| name == "cache-status"), "{answers:?}");
     let shapes: Vec<_> = answers.iter().map(|(status, headers, _)| (status, headers)).collect();
     assert!(shapes.iter().all(|shape| *shape == shapes[0]), "{answers:?}");
-    // The admin sees what is cached, and a refused reader has started nothing.
+    // The admin sees the caches, and a refused reader has started none.
     let names = |resources: Vec<kubefan_common::proto::v1alpha1::ResourceStatus>| {
         resources.into_iter().map(|resource| resource.name).collect::<Vec<_>>()
     };

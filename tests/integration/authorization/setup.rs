@@ -81,7 +81,7 @@ async fn the_commands_read_with_a_token() {
     for read in &reads[1..] {
         let ran = run_as(read, &[&by_file]).await;
         assert!(ran.code == Some(0) && !ran.stdout.is_empty(), "{ran:?}");
-        // Without a token, with a bad one, and with one that has no right.
+        // Without a token, with a bad one, and with one without rights.
         for (more, said) in [
             (vec![], "(Unauthorized): kubefan serves known callers only"),
             (vec!["--token=no-such-token"], "(Unauthorized): the apiserver does not accept this token"),

@@ -22,7 +22,7 @@ pub(super) struct Trick {
     pub(super) headers: &'static [(&'static str, &'static str)],
     /// Whether it asks for a websocket. Then a token is only where `headers` have one.
     pub(super) is_websocket: bool,
-    /// Whether kubefan may refuse in its own words what the apiserver refuses.
+    /// Whether kubefan may refuse a request in its own words that the apiserver refuses.
     pub(super) has_own_words: bool,
 }
 

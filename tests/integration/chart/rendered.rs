@@ -178,7 +178,7 @@ async fn the_template_of_the_sidecar_is_the_component() {
     assert_eq!(mounts.iter().map(|mount| mount["name"].as_str().unwrap()).collect::<Vec<_>>(), ["kubefan-socket"]);
 }
 
-/// The rows of the table: each value with its path, its default and what the comment above it says.
+/// The rows of the table: each value with its path, its default and the comment above it.
 fn table(values: &str) -> String {
     let mut rows = String::from("| value | default | meaning |\n|---|---|---|\n");
     let mut path: Vec<(usize, &str)> = Vec::new();

@@ -1,4 +1,4 @@
-//! Wrong values are refused with the name of the value and what is wrong.
+//! Wrong values are refused with the name of the value and the mistake.
 
 use crate::harness::{
     helm::{self, CHART},

@@ -400,7 +400,7 @@ fn lock(path: &Path) -> Result<File, String> {
     }
 }
 
-/// Reports from time to time what the process waits for.
+/// Reports from time to time which step the process waits for.
 struct Progress {
     what: String,
     started: Instant,

@@ -26,7 +26,7 @@ use super::pki::IssuedPem;
 /// Time limit for an answer with its body. A watch sets its own, shorter timeout.
 const ANSWER_AT_MOST: Duration = Duration::from_secs(60);
 
-/// A server, and who connects to it.
+/// A server, and the client that connects to it.
 #[derive(Clone, Copy)]
 pub(crate) struct Https<'a> {
     pub(crate) addr: SocketAddr,

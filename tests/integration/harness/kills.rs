@@ -14,7 +14,7 @@ use super::{apiserver::ApiServer, kubefan::Kubefan};
 
 /// Seconds between two kills.
 const PAUSE_SECONDS: std::ops::Range<u64> = 4..16;
-/// Milliseconds that what was killed stays away, at most.
+/// Longest absence of a killed process, in milliseconds.
 const OUTAGE_MILLIS_MAX: u64 = 3_000;
 
 /// The programs to kill, and the numbers of kills.

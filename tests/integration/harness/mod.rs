@@ -185,17 +185,17 @@ impl Kind {
         self.slow(Slow::Programs)
     }
 
-    /// Takes minutes, and shows what a client costs or how it bears hours of faults.
+    /// Takes minutes, and shows the cost of a client or its behaviour in hours of faults.
     pub(crate) const fn slow_soaks(self) -> Kind {
         self.slow(Slow::Soaks)
     }
 
-    /// Is slow, and checks what is installed in a cluster.
+    /// Is slow, and checks installed objects of a cluster.
     pub(crate) const fn slow_deploy(self) -> Kind {
         self.slow(Slow::Deploy)
     }
 
-    /// Is slow, and checks what is published.
+    /// Is slow, and checks published artifacts.
     pub(crate) const fn slow_release(self) -> Kind {
         self.slow(Slow::Release)
     }
@@ -390,7 +390,7 @@ static TIMES: Mutex<Vec<(Duration, &'static str)>> = Mutex::new(Vec::new());
 /// Why a test ends itself without a result.
 struct Skipped(String);
 
-/// Ends the calling test as ignored, because this machine lacks what the test needs.
+/// Ends the calling test as ignored, because this machine lacks something that the test needs.
 pub(crate) fn skip(reason: &str) -> ! {
     std::panic::resume_unwind(Box::new(Skipped(reason.to_owned())))
 }

@@ -1,6 +1,6 @@
 //! An in-memory network between kubefan and a simulated apiserver. It records every request, and
 //! can refuse, delay or forge answers. With a paused clock the network takes no time, so a test
-//! controls exactly what happens and when.
+//! controls the exact order and time of all events.
 
 use std::{
     collections::VecDeque,

@@ -84,8 +84,8 @@ pub(crate) async fn settled(api: &ApiServer) {
     }
 }
 
-/// Waits until the apiserver allows what the rules do. Its authorizer reads roles and bindings from
-/// a cache, which on a busy machine is late.
+/// Waits until the apiserver allows the same as the rules. Its authorizer reads roles and bindings
+/// from a cache, which on a busy machine is late.
 async fn applied(api: &ApiServer, namespace: Option<&str>, rules: &Value, subject: &Value) {
     let name = subject["name"].as_str().expect("a subject has a name");
     let who = match subject["kind"].as_str().expect("a subject has a kind") {

@@ -277,7 +277,7 @@ impl Rig {
         self.until(|| self.readyz().contains(text), || format!("no {text:?} in {}", self.readyz())).await;
     }
 
-    /// Waits until something is so. `otherwise` says what is there instead.
+    /// Waits until a condition is true. `otherwise` describes the state if it never is.
     pub(crate) async fn until(&self, is_so: impl Fn() -> bool, otherwise: impl Fn() -> String) {
         let waited = async {
             while !is_so() {

@@ -1,5 +1,5 @@
-//! Compares what a page of another site may read with a kube-apiserver that has
-//! `--cors-allowed-origins`.
+//! Compares the answers that a page of another site may read with those of a kube-apiserver that
+//! has `--cors-allowed-origins`.
 
 use std::{collections::BTreeMap, fs};
 

@@ -1,4 +1,4 @@
-//! The requests that an apiserver received, by who sent them.
+//! The requests that an apiserver received, by sender.
 
 use std::collections::BTreeSet;
 
@@ -60,9 +60,9 @@ impl Counts {
     }
 
     /// Asserts that no list or watch of a copy through kubefan reached the apiserver but those of
-    /// `passed_on` and of unproved resources, and what the copies that joined since `before` cost.
-    /// Through kubefan they cost no state, and about one proof of freshness, a short list, for each
-    /// watch that begins with a consistent state.
+    /// `passed_on` and of unproved resources, and the cost of the copies that joined since
+    /// `before`. Through kubefan they cost no state, and about one proof of freshness, a short
+    /// list, for each watch that begins with a consistent state.
     #[track_caller]
     pub(super) fn assert_only_direct_copies_cost(&self, before: &Counts, passed_on: &[&str]) {
         let is_unproved = |uri: &str| is_consistent(uri) && self.unproved.contains(resource_of(uri));

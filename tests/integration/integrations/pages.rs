@@ -1,5 +1,5 @@
-//! Takes the configuration of the programs from docs/integrations, so that the pages show what the
-//! tests run.
+//! Takes the configuration of the programs from docs/integrations, so that the pages show the
+//! tested configuration.
 
 use std::{fs, path::Path};
 

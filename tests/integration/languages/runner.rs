@@ -1,5 +1,5 @@
 //! A runner: the program of one language, as a child process. It reads commands as lines of JSON,
-//! and writes answers and what its watches and handlers report.
+//! and writes answers and the reports of its watches and handlers.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -113,7 +113,7 @@ impl Runner {
         }
     }
 
-    /// Ends everything that runs, and forgets what was reported.
+    /// Ends everything that runs, and forgets the reports.
     pub(super) async fn reset(&mut self) -> Result<(), String> {
         self.run(json!({ "op": "reset" })).await?.map_err(|error| error.to_string())?;
         self.reported.clear();

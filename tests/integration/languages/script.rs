@@ -1,4 +1,5 @@
-//! The script as data: the steps of `clients/conformance/steps`, and what a language lacks.
+//! The script as data: the steps of `clients/conformance/steps`, and the missing features of the
+//! languages.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -9,7 +10,7 @@ pub(super) const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/confo
 /// The files of the steps, in the order in which they run.
 const FILES: [&str; 6] = ["read", "watch", "parts", "access", "informer", "breaks"];
 
-/// One step: what happens, and what every client must report.
+/// One step: its actions, and the reports that every client must make.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Step {
@@ -225,7 +226,7 @@ pub(super) fn steps() -> Vec<Step> {
     FILES.iter().flat_map(|file| read::<Vec<Step>>(&format!("steps/{file}.yaml"))).collect()
 }
 
-/// Reads what languages lack.
+/// Reads the missing features of the languages.
 pub(super) fn lacks() -> Lacks {
     read("lacks.yaml")
 }

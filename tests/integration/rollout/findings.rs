@@ -1,4 +1,4 @@
-//! Compares what the subscribers have seen with the apiserver's own watch.
+//! Compares the histories of the subscribers with the apiserver's own watch.
 
 use std::collections::{BTreeMap, HashSet};
 

@@ -49,7 +49,7 @@ pub(crate) enum Observed {
     Batch,
     /// A list or a watch failed, or the connection broke.
     Failed(String),
-    /// A call of a handler, and what the store has of the object at that moment.
+    /// A call of a handler, and the store's state of the object at that moment.
     Call {
         handler: usize,
         call: Call,

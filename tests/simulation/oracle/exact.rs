@@ -111,7 +111,7 @@ impl Walk<'_> {
         }
         match (&self.phase, restarted_from) {
             (Phase::Opened { from: None }, None) => {}
-            // This may also happen inside a span: the snapshot replaces what the span has sent.
+            // This may also happen inside a span: the snapshot replaces the messages of the span.
             (Phase::Opened { from: Some(_) } | Phase::Exact | Phase::Span { .. }, Some(restarted)) => {
                 if !self.spec.restarts {
                     return resumable(format!("was restarted from {restarted}, and had asked for FAIL"));

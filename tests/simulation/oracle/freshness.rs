@@ -32,7 +32,7 @@ impl Walk<'_> {
         // As at the apiserver, a state may be one between two writes of the version.
         let is_reached = version_of(position.at) >= version_of(revision);
         if is_reached || position.epoch < epoch {
-            // A state of an undone history is no older than what a look-up of the version finds.
+            // A state of an undone history is no older than the result of a look-up of the version.
             return is_reached;
         }
         let truth = self.epoch(position);

@@ -183,7 +183,7 @@ impl<'a> Walk<'a> {
         writes.filter(|writes| writes.len() > 1).flatten().map(|write| write.key().to_owned()).collect()
     }
 
-    /// Whether the last complete state may lack what an object became at this version: over HTTP it
+    /// Whether the last complete state may lack an object's change at this version: over HTTP it
     /// may be a state between two events of its version, as at the apiserver.
     fn may_lack(&self, key: &str, version: u64, entry: &InformerEntry) -> bool {
         let Some(InformerEntry { what: Observed::Complete(Some(place)), .. }) = self.complete_at else { return false };

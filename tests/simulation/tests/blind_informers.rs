@@ -1,5 +1,5 @@
-//! Tests that the informers' oracle can fail: what real informers did is corrupted in one place
-//! each, and the oracle must name the broken guarantee.
+//! Tests that the informers' oracle can fail: histories of real informers are corrupted in one
+//! place each, and the oracle must name the broken guarantee.
 
 #![expect(clippy::ptr_arg, reason = "the mistakes share one function type, and some remove entries")]
 

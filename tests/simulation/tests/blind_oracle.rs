@@ -333,8 +333,7 @@ fn lost_at_the_end(entries: &mut Vec<Entry>) -> Option<()> {
     Some(())
 }
 
-/// Changes what the first read over HTTP that got a state had asked for, by the version that it
-/// got.
+/// Changes the request of the first read over HTTP that got a state, by the version that it got.
 fn asked(entries: &mut [Entry], freshness: impl Fn(u64) -> Freshness) -> Option<()> {
     let at = entries.windows(3).position(|three| {
         matches!(

@@ -91,7 +91,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Names what is wrong with a store that is not the state of any version.
+    /// Explains why a store is not the state of any version.
     fn why_not(&self, epoch: &Epoch, version: u64, snapshot: &Snapshot<RawJson>, entry: &InformerEntry) -> Breach {
         let earlier = epoch.writes[..epoch.after(last_place(version))].iter().rev();
         let earlier = earlier.filter(|write| write.seen_by(self.spec.selection).is_some()).take(EVENTS_TRIED_MAX);
