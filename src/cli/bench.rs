@@ -25,7 +25,7 @@ use super::{
     visible::print_notice,
 };
 
-/// Measure what a delivery costs a server, compared with what the machine allows
+/// Measure the cost of a delivery for a server, compared with the limit of the machine
 #[derive(Debug, Args)]
 #[command(
     after_help = "The server under test is a separate process, started anew for each run. A simulated apiserver and all subscribers run in \

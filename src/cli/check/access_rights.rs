@@ -118,8 +118,8 @@ fn needs(config: &ServeConfig) -> Vec<Need> {
     if reviews_callers(config) {
         let create = |group, resource| Right { verb: "create", group, resource, ..Right::default() };
         for (right, purpose) in [
-            (create("authentication.k8s.io", "tokenreviews"), "who a caller is"),
-            (create("authorization.k8s.io", "subjectaccessreviews"), "what a caller may read"),
+            (create("authentication.k8s.io", "tokenreviews"), "the identity of callers"),
+            (create("authorization.k8s.io", "subjectaccessreviews"), "the rights of callers"),
         ] {
             needs.push(Need { role: "the ClusterRole system:auth-delegator has it", ..need(right, purpose) });
         }
@@ -149,7 +149,7 @@ fn needs(config: &ServeConfig) -> Vec<Need> {
             for (stored, object) in managed.published_in() {
                 let purpose = match stored {
                     Stored::ConfigMap => "the managed CA, for clients that read it there",
-                    Stored::Secret | Stored::Copy => "the managed certificate, for who serves with a copy of it",
+                    Stored::Secret | Stored::Copy => "the managed certificate, for servers with a copy of it",
                 };
                 let right = of(stored.resource(), object, verb);
                 needs.push(Need { is_optional: true, ..need(right, purpose) });

@@ -29,8 +29,8 @@ use super::{
 const TESTED_MINORS: std::ops::RangeInclusive<u32> = 34..=35;
 /// The oldest minor that has everything kubefan asks for: bookmarks, and the reviews in v1.
 const OLDEST_MINOR: u32 = 19;
-/// A larger difference of the clocks is warned of, in seconds. Certificates and tokens begin to
-/// fail.
+/// Difference of the clocks above which the check warns, in seconds. With more, certificates and
+/// tokens begin to fail.
 const SKEW_SECONDS_MAX: i64 = 60;
 
 const WHO_AM_I: ReviewKind = ReviewKind {
@@ -87,7 +87,9 @@ pub(super) async fn check(config: &ServeConfig, report: &mut Report) -> Option<U
     let version = serde_json::from_slice::<Version>(response.body());
     report.add(match version {
         Ok(version) => judge_version(&version.git_version),
-        Err(_) => Finding::error("version", "GET /version is not that of an apiserver", "correct the server's address"),
+        Err(_) => {
+            Finding::error("version", "GET /version is not answered by an apiserver", "correct the server's address")
+        }
     });
     let date = response.headers().get(http::header::DATE).and_then(|date| date.to_str().ok());
     let now = Timestamp::try_from(wall_clock()).unwrap_or_default();

@@ -49,7 +49,7 @@ pub(super) async fn check(
         let name = format!("{} {object}", stored.kind());
         let (part, harm) = match stored {
             Stored::ConfigMap => ("CA", "clients there do not get the CA"),
-            Stored::Secret | Stored::Copy => ("certificate", "who serves with it does not get the certificate"),
+            Stored::Secret | Stored::Copy => ("certificate", "servers that use this copy do not get the certificate"),
         };
         report.add(match material.is_published(upstream, stored, object).await {
             Ok(true) => Finding::ok(name, format!("has the {part}")),

@@ -23,11 +23,11 @@ pub(super) struct CalculatorArgs {
     #[arg(long, value_name = "COUNT")]
     pods: Option<u64>,
 
-    /// JSON of a pod, in the mean
+    /// Mean JSON size of a pod
     #[arg(long, value_name = "SIZE", default_value = "6k")]
     pod_bytes: ByteSize,
 
-    /// JSON of a node, in the mean
+    /// Mean JSON size of a node
     #[arg(long, value_name = "SIZE", default_value = "10k")]
     node_bytes: ByteSize,
 
@@ -35,7 +35,7 @@ pub(super) struct CalculatorArgs {
     #[arg(long, value_name = "COUNT")]
     objects: Option<u64>,
 
-    /// JSON of a further object, in the mean
+    /// Mean JSON size of a further object
     #[arg(long, value_name = "SIZE", default_value = "2k")]
     object_bytes: ByteSize,
 

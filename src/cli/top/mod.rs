@@ -54,7 +54,7 @@ pub(super) struct TopArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Output {
-    /// The state as the admin port tells it (/status)
+    /// The answer of the admin port (/status)
     Json,
 }
 
