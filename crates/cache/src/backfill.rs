@@ -10,7 +10,7 @@ use crate::{
 
 /// Every event from one version to another. The cached history continues from there.
 pub struct Backfill {
-    /// The epoch of the cache whose history continues it. Versions of another epoch mean nothing
+    /// The epoch of the cache whose history continues it. Versions of another epoch have no meaning
     /// there.
     pub epoch: u64,
     /// The events; the floor is where they start.

@@ -152,8 +152,8 @@ impl Budget {
         own.saturating_sub(self.used()).max(lent.saturating_sub(self.used_by_all()))
     }
 
-    /// With a budget that is divided by `divisor`: the bytes that this cache may have in any case,
-    /// and up to how many bytes of all caches it may have more.
+    /// Returns the limits of a budget that is divided by `divisor`: the bytes that this cache may
+    /// have in any case, and the bytes of all caches up to which it may have more.
     fn limits(&self, divisor: usize) -> (usize, usize) {
         let bytes_max = self.0.whole.bytes_max / divisor;
         let parts = self.0.whole.parts.load(Ordering::Relaxed).max(1);
@@ -202,7 +202,7 @@ impl Share {
         }
     }
 
-    /// Charges its bytes to a tenant, or to none, and no longer to the one before.
+    /// Charges its bytes to another tenant, or to none.
     pub fn charge_to(&mut self, tenant: Option<Arc<TenantBytes>>) {
         if let Some(tenant) = &tenant {
             tenant.add(self.bytes);
@@ -369,7 +369,7 @@ impl Default for ProcessBudgets {
 }
 
 impl Budgets {
-    /// Allows that more is retained for reuse, or forbids it.
+    /// Allows or forbids that more is retained for reuse.
     pub fn open(&self, open: bool) {
         self.projected.open(open);
         self.chunks.open(open);

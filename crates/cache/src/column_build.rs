@@ -28,7 +28,7 @@ use super::{
 /// Objects, postings or steps per part of a build. A part takes a few milliseconds. Tests divide
 /// small builds into parts too.
 const PART: usize = if cfg!(test) { 8 } else { 4096 };
-/// With more changes during the build it is given up.
+/// Number of changes during the build above which it is given up.
 const CHANGES_MAX: usize = 10_000;
 
 /// An index that is being built.
@@ -194,7 +194,7 @@ impl ColumnBuild {
         let changes = copy.changes.iter().enumerate().rev();
         for (at, PriorState { key, before, .. }) in changes.skip(*filed).take(*part) {
             let number = *first + at as u64;
-            // Those from the start on were filed when they became history.
+            // Steps after the start were filed when they became history.
             if number < *started {
                 let current = || store.get(key.as_str()).cloned();
                 let after = after.get(key).cloned().unwrap_or_else(current);

@@ -234,7 +234,7 @@ impl Columns {
         !self.is_closed
     }
 
-    /// Allows that columns are indexed, or forbids it.
+    /// Allows or forbids indexes of columns.
     pub fn open(&mut self, open: bool) {
         self.is_closed = !open;
     }

@@ -231,7 +231,7 @@ impl PublishedCache {
     }
 
     /// The column that a selection is to be indexed by: of the term that is likely to have the most
-    /// different values, unless its index has shown that it is of no use.
+    /// different values, unless its index has proved useless.
     pub fn column_for(&self, selection: &Selection) -> Option<Column> {
         let postings = self.state.as_ref()?.store.postings();
         let terms = Term::all(selection);

@@ -31,8 +31,8 @@ const FOLLOWED_EVENTS_MAX: usize = 1000;
 /// Objects by key, in the order of the apiserver's lists.
 #[derive(Clone, Default)]
 pub struct Store {
-    /// Not a set of objects ordered by their keys: inner nodes retain a key for longer than its
-    /// object, and would retain the object.
+    /// Not a set of objects ordered by their keys: inner nodes would retain a key, and so its
+    /// object, for longer than the map does.
     objects: OrdMap<ObjectKey, Arc<Object>>,
     json_bytes: usize,
     cost_bytes: usize,

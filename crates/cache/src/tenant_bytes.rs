@@ -18,7 +18,7 @@ use std::{
 /// are not distinguished, and for kubefan itself.
 pub type Tenant = Option<NonZeroU64>;
 
-/// While fewer tenants are known, those that are gone are not removed.
+/// While fewer tenants are known, unused entries are not removed.
 const SWEPT_LEAST: usize = 64;
 
 /// The tenants that have bytes.

@@ -87,7 +87,8 @@ pub enum ConflatedChange {
 pub struct Commit {
     /// The objects.
     pub store: Store,
-    /// Their version. Unless it is at the end of its revision, more events of that may come.
+    /// Their version. Unless it is at the end of its revision, more events of that revision may
+    /// come.
     pub version: ResourceVersion,
     /// Its relation to the state before.
     pub change: Change,

@@ -43,7 +43,7 @@ impl Served {
     }
 }
 
-/// How long a reader waits for the proof that a cache is current. Greater means longer.
+/// A reader's patience with the proof that a cache is current. Greater means longer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Patience {
     /// At most 40 ms, for a proof that is due: upstream answers the read soon enough.

@@ -31,7 +31,7 @@ const METRICS: NonResource = NonResource::get("/metrics");
 const CAN_I: NonResource = NonResource::get("/can-i");
 const STATUS: NonResource = NonResource::get("/status");
 const SUBSCRIBERS: NonResource = NonResource::get("/subscribers");
-/// As rules name it. No rule could name one subscriber: an id is as old as its stream.
+/// The path in rules. No rule could name one subscriber: an id is as old as its stream.
 const SUBSCRIBER: NonResource = NonResource::delete("/subscribers/*");
 
 /// Sources that a browser may load for the status page.

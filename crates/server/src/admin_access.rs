@@ -57,7 +57,7 @@ const OPEN_TO_OTHERS: &str = "callers are not authorized here, so this would let
     (--authorization-mode=Webhook --admin-authorization)\n";
 
 impl AdminAccess {
-    /// Shows details as `details` says. `access` knows callers and their rights.
+    /// Returns access to details as `details` has it. `access` knows callers and their rights.
     /// Requests name the hosts of `guard`.
     pub fn new(details: Details, access: Arc<AccessControl>, guard: Guard) -> Self {
         Self { details, access, guard }
@@ -111,7 +111,7 @@ impl AdminAccess {
     /// The answer to a caller that may not.
     pub async fn changes(&self, path: NonResource, request: &Request<()>) -> Result<(), Refused> {
         let refused = |text: &str| Err((StatusCode::FORBIDDEN, text.to_owned()));
-        // A browser sends it with all that is not a GET.
+        // A browser sends it with every method but GET.
         if request.headers().contains_key(header::ORIGIN) {
             return refused(FROM_A_PAGE);
         }

@@ -71,9 +71,9 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 /// Streams of an HTTP/2 connection.
 const HTTP2_STREAMS_MAX: u32 = 8;
 
-/// Answers, apart from those about liveness, that are made at a time: to requests without
-/// credentials, and as many to those with. The latter may wait for a review of their caller, and
-/// must not hold up probes.
+/// Concurrent answers, apart from those about liveness: to requests without credentials, and as
+/// many to those with. The latter may wait for a review of their caller, and must not hold up
+/// probes.
 const ANSWERS_MAX: usize = 8;
 
 /// Serves the port on a thread of its own until `stop` is cancelled, with `tls` over TLS: then

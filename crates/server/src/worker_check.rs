@@ -54,7 +54,7 @@ impl WorkerCheck {
     }
 
     /// Observes each worker; to be called every [`OBSERVATION_INTERVAL`]. Returns the number of a
-    /// worker that has been in one and the same task for 30 observations.
+    /// worker that has been in the same task for 30 observations.
     pub fn observe(&mut self) -> Option<usize> {
         let runtime = &self.runtime;
         let observe = |(number, worker): (usize, &mut Observed)| {

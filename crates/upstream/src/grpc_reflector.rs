@@ -1,14 +1,14 @@
 //! Lists and watches one resource in one scope at the next kubefan, over gRPC: the counterpart of
 //! [`Reflector`](super::Reflector), with the same steps.
 //!
-//! # What is simpler than over HTTP
+//! # Simpler than over HTTP
 //!
 //! One call sends the state and its changes, so there are no pages and no second request after a
 //! list. A break loses nothing: the next call names the last version and its cluster, and kubefan
 //! itself finds out whether that version is of another history. A connection that is half open is
 //! found by the pings of HTTP/2.
 //!
-//! # What is different
+//! # Differences
 //!
 //! **Marked spans.** After a relist or a lag the next kubefan sends a difference between two states
 //! and marks it. Its events are collected, and become one update at its end mark. If the stream
@@ -24,7 +24,7 @@
 //! compressed chunks, and changes as whole objects: a delta leads to the form without
 //! `metadata.resourceVersion` and `metadata.managedFields`.
 //!
-//! # What a kubefan cannot answer
+//! # Requests that a kubefan cannot answer
 //!
 //! The state at an older version, which a backfill for selectors needs. It counts as expired: the
 //! subscribers start over with a snapshot from this cache. The apiserver has it, but each kubefan
@@ -51,7 +51,7 @@ use super::{
 
 /// Mean interval at which the next kubefan is asked for the age of its state.
 const FRESHNESS_INTERVAL: Duration = Duration::from_secs(15);
-/// A quiet watch gets a new version this soon. The shortest that kubefan takes.
+/// Interval at which a quiet watch gets a new version. The shortest that kubefan accepts.
 const BOOKMARK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The upstream kubefan has reached a version. A watch that does not bring it within this time is
@@ -357,8 +357,8 @@ impl<R: Rng> GrpcReflector<R> {
                 let message = "another kubefan no longer has the single events".to_owned();
                 return Err(ReflectorError::Watch(UpstreamError::Gone { message }));
             }
-            // One inside another comes after the stream has moved to another connection: it starts
-            // again from the version before both.
+            // A span inside another one comes after the stream has moved to another connection: it
+            // starts again from the version before both.
             Some(Ok(WatchItem::GapBegin { reason, .. })) => {
                 watch.marked = Some(Span::gap(&reason));
                 None

@@ -2,8 +2,8 @@
 //!
 //! All caches share one connection. The files of the settings are read again, if they changed,
 //! before a request and after a failed watch, because a CA and a client certificate are rotated
-//! while this process runs. The token file is read again all the time. Each answer that names its
-//! cluster is noted, so that no state of another cluster is taken
+//! while this process runs. The token file is read again from time to time. Each answer that names
+//! its cluster is noted, so that no state of another cluster is taken
 //! ([`Source::confirm`](super::Source::confirm)).
 
 use std::{

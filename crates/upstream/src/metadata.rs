@@ -40,7 +40,7 @@ pub struct MetadataTarget {
 }
 
 impl MetadataTarget {
-    /// Only the selected objects, which are in this scope.
+    /// Limits the list to the selected objects, which are in this scope.
     pub fn narrowed_to(mut self, selection: &Selection, fields: &FieldTable) -> Self {
         let namespace = &selection.spec().namespace;
         if !namespace.is_empty() {

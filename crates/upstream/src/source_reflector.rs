@@ -1,4 +1,4 @@
-//! The reflector of a cache, over the protocol of its source. The caches do not know which it is.
+//! The reflector of a cache, over the protocol of its source. The caches do not know the protocol.
 
 use kubefan_cache::{RelistReason, warnings::Warnings};
 use kubefan_model::ResourceVersion;

@@ -39,8 +39,8 @@ pub(super) fn contradiction(
         Some(cached) if version == cached.version() && object.uid() != cached.uid() => {
             Some(format!("{key} at version {version} had uid {}, and has {}", cached.uid(), object.uid()))
         }
-        // An object that a self-check finds missing was lost on the way; that alone does not mean
-        // another history.
+        // An object that a self-check finds missing was lost between upstream and cache; that alone
+        // does not mean another history.
         None if version <= reached && reason != RelistReason::SelfCheck => {
             Some(format!("{key} is listed at version {version}, and was not there at {}", reached.whole()))
         }

@@ -18,7 +18,7 @@ const REMEMBERED_MAX: usize = 4096;
 #[derive(Default)]
 pub struct Differences(Mutex<Known>);
 
-/// With the event itself: a backfill may have another one of the same version.
+/// Keyed by version, with the event itself: a backfill may have another event of the same version.
 type Known = BTreeMap<ResourceVersion, (Weak<WatchEvent>, Arc<Difference>, Share)>;
 
 impl Differences {

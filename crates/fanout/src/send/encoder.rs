@@ -47,9 +47,9 @@ const RECENT_EVENTS_MAX: usize = 128;
 /// The delta bases that a client has: the objects whose bytes it still holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeltaBases {
-    /// All: it was sent a snapshot, or retained everything that it was sent before.
+    /// All: it was sent a snapshot, or retained every object that it was sent before.
     All,
-    /// Those that have changed since this version, with which it returned.
+    /// The objects that have changed since this version, with which the client returned.
     ChangedSince(ResourceVersion),
     /// None of them.
     None,
@@ -142,7 +142,7 @@ impl Encoder {
         Self { format, layout, tables: tables.cloned(), budgets, ..Self::default() }
     }
 
-    /// Shares these differences with the other encoders of its cache.
+    /// Shares this set of differences with the other encoders of its cache.
     pub fn sharing(self, differences: Arc<Differences>) -> Self {
         Self { differences, ..self }
     }

@@ -421,7 +421,7 @@ impl Digits {
         digits
     }
 
-    /// With the place inside it, as a stream over gRPC resumes from it.
+    /// Keeps the place inside the version, as a stream over gRPC resumes from it.
     fn of_place(version: ResourceVersion) -> Self {
         if version.sub() == 0 {
             return Self::of(version);

@@ -1,5 +1,4 @@
-//! The options of a subscriber: where it starts, and how it continues if events are no longer
-//! retained.
+//! The options of a subscriber: its start, and its reactions if events are no longer retained.
 
 use std::sync::Arc;
 
@@ -69,8 +68,7 @@ impl From<Start> for SubscribeOptions {
     }
 }
 
-/// The things that were fetched for a subscriber before it could subscribe, outside of the hub's
-/// lock.
+/// Parts that were fetched for a subscriber before it could subscribe, outside of the hub's lock.
 #[derive(Debug, Default)]
 pub struct Provided {
     /// Why its version is of another history than this cache's, if it is.

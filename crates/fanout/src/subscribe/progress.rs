@@ -54,7 +54,7 @@ impl Progress {
     }
 }
 
-/// Looks at a subscription, and keeps nothing of it alive but a few numbers.
+/// Observes a subscription, and keeps nothing of it alive but a few numbers.
 #[derive(Clone)]
 pub struct Observer {
     hub: Weak<Hub>,

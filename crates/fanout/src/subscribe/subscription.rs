@@ -65,7 +65,7 @@ pub struct Subscription {
     way: Option<Resume>,
     /// Something was sent.
     is_started: bool,
-    /// Other tasks should run before more is made.
+    /// Other tasks should run before more frames are made.
     must_yield: bool,
     /// There was nothing to send because other tasks should run.
     has_yielded: bool,
@@ -163,7 +163,7 @@ impl Subscription {
         self.way.map_or("snapshot", Resume::as_str)
     }
 
-    /// Looks at it from outside, while it is sent.
+    /// Returns an observer of the subscription.
     pub fn observer(&self) -> Observer {
         Observer::new(&self.hub, &self.view, self.progress.clone(), self.way)
     }
@@ -375,7 +375,7 @@ impl Subscription {
         let Some(floor) = self.floor else { return Ok(()) };
         let (cursor, reencoded, is_reached) = self.hub.cursor_past(&self.view, self.cursor, floor)?;
         self.cursor = cursor;
-        // The client has the bytes of before. This tests the selection, so it takes no lock.
+        // The client has the earlier bytes. This tests the selection, so it takes no lock.
         for gap in reencoded {
             let crossing = gap.crossing(self.view.selection());
             crossing.map_err(|Expired { requested, oldest }| {

@@ -38,7 +38,7 @@ pub enum Need {
     /// A gate permit: the backlog pins state.
     Permit,
     /// The events after this version, or the answer that upstream does not have them either. A
-    /// backfill that was provided before is of no use any more.
+    /// backfill that was provided before no longer helps.
     Backfill(ResourceVersion),
     /// A [replay](Hub::replay) of the history after this version, which takes long to test. It was
     /// not needed before: a view had this history, and was shortened or dropped since.
@@ -226,8 +226,8 @@ impl Hub {
                     let covered = history.coverage(version, cached.version, gap_markers);
                     newest.map_or(covered, |view| view.limit_coverage(covered))
                 };
-                // If only the log lacks the version, a backfill is of no use: it ends where history
-                // can resume, which may be before the log, too.
+                // If only the log lacks the version, a backfill does not help: it ends where
+                // history can resume, which may be before the log, too.
                 let only_log_lacks_it =
                     views.none_can_start_after(key, version) && history.can_resume_from(version, cached.version);
                 let backfill = match &provided.backfill {

@@ -197,7 +197,7 @@ async fn a_new_encoding_ends_only_the_http_watches_that_select_changed_bytes() {
     assert_eq!(lines(&mut db).await, Vec::<String>::new());
     cache.event(Modified, "b", "db", 21);
     assert_eq!(lines(&mut db).await, ["MODIFIED b@21"]);
-    // Those that return with a version from before it.
+    // Watches that return with a version from before it.
     assert_eq!(lines(&mut cache.http("app=web", 15, waker())).await, ["too old resource version: 19 (20)"]);
     assert_eq!(lines(&mut cache.http("app=db", 15, waker())).await, ["MODIFIED b@21"]);
     assert_eq!(ready(&mut cache.after("app=web", 15).unwrap()).await[1], "~a@5");

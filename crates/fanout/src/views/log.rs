@@ -158,7 +158,7 @@ impl Cursor {
 /// connection yet. Bytes in the connection, the kernel and the network are not counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Behind {
-    /// Events. If the log has trimmed some of them, those that are left.
+    /// Events. If the log has trimmed some of them, the rest.
     pub events: usize,
     /// Time that the first of them has waited; `None` if there is none, or if it was read from
     /// history.

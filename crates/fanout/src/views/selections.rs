@@ -28,7 +28,7 @@ use super::{
     view::{View, ViewMemory},
 };
 
-/// With fewer selections, those that are gone are not looked for.
+/// With fewer selections, dropped ones are not looked for.
 const SWEPT_LEAST: usize = 64;
 
 /// The selections of a hub.

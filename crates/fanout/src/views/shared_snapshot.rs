@@ -34,8 +34,8 @@ use crate::send::{
 const SHARED_AGE_MAX: Duration = Duration::from_secs(1);
 /// Time for which its chunks are retained for the next one.
 const CHUNKS_RETAINED: Duration = Duration::from_secs(60);
-/// About how much one chunk holds, in bytes of JSON: enough to compress well, little enough that a
-/// change renews little.
+/// Approximate size of one chunk, in bytes of JSON: large enough to compress well, small enough
+/// that a change renews little.
 const CHUNK_JSON_BYTES: usize = 256 << 10;
 
 /// The state of a view at one version, in chunks.
@@ -84,7 +84,7 @@ pub struct Chunk {
 }
 
 impl SharedSnapshot {
-    /// The state with these objects, which is at `version`. It reuses the chunks of `before` that
+    /// Returns the snapshot of these objects at `version`. It reuses the chunks of `before` that
     /// have not changed.
     pub fn new(objects: &Arc<SelectedObjects>, version: ResourceVersion, before: Option<&Self>, now: Instant) -> Self {
         let before = before.and_then(|before| before.chunks.get()).cloned();
@@ -103,8 +103,8 @@ impl SharedSnapshot {
         now.duration_since(self.made) > CHUNKS_RETAINED
     }
 
-    /// For a subscriber that starts now, with the cache at `version`. `None` if it is too old, or
-    /// its state is gone.
+    /// Joins a subscriber that starts now, with the cache at `version`. `None` if the snapshot is
+    /// too old, or its state is gone.
     pub fn join(self: &Arc<Self>, version: ResourceVersion, now: Instant) -> Option<SharedSnapshotReader> {
         if self.version != version && now.duration_since(self.made) > SHARED_AGE_MAX {
             return None;

@@ -1,4 +1,4 @@
-//! The views of a hub: found by their key and by the content of an event; and those whose
+//! The views of a hub: found by their key and by the content of an event; and the views whose
 //! subscribers are still to be woken.
 //!
 //! The hub calls it inside its critical section, so the cost of a record must not grow with the
@@ -8,7 +8,7 @@
 //! The log of every view that sees an event has an item for it, and all logs share one budget. If
 //! the ring were shortened whenever they exceed it, a tenant with a thousand views would shorten
 //! the history of all others. So the logs of the tenants with the most bytes are shortened, and the
-//! ring stays. Where callers are not distinguished, the ring is shortened: if it stayed, the next
+//! ring stays. If callers are not distinguished, the ring is shortened: if it stayed, the next
 //! resumes would fill the logs from it again.
 
 use std::{
@@ -177,7 +177,7 @@ impl Views {
         }
     }
 
-    /// Appends a record to the views that it may concern. Returns to how many.
+    /// Appends a record to the views that it may concern. Returns their number.
     pub(crate) fn append(&mut self, record: &HistoryRecord, received: Instant) -> usize {
         self.route(record);
         let objects = match record {

@@ -1,4 +1,4 @@
-//! Wake-ups, which carry no data, and when they are sent.
+//! Wake-ups, which carry no data, and their times.
 
 pub mod pacer;
 pub mod waker;

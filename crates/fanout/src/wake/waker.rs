@@ -89,7 +89,7 @@ impl Sum for Woken {
     }
 }
 
-/// Wakes one stream of a connection whenever it is asked to.
+/// Wakes one stream of a connection on request.
 pub struct OfStream {
     connection: Arc<ConnectionWaker>,
     stream: u32,

@@ -24,7 +24,7 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 pub fn refused(refusal: &Refusal) -> Status {
     let message = match refusal {
         Refusal::Denied(_) => shortened(refusal.to_string()),
-        // Upstream's errors name the user that kubefan is.
+        // Upstream's errors name kubefan's own user.
         _ => shortened(without_user(&refusal.to_string())),
     };
     match refusal {

@@ -50,7 +50,7 @@ impl Counts {
         self.own - self.share()
     }
 
-    /// The watches that the replicas below their share have less than it, all together.
+    /// The watches that the replicas below their share lack, all together.
     fn deficit(&self) -> f64 {
         self.taken_of(f64::INFINITY)
     }

@@ -12,10 +12,10 @@ use tokio::{task::yield_now, time::Instant};
 
 use super::{Subscriber, Subscribers, text_of};
 
-/// Watches that are looked at before other tasks run.
+/// Watches that are examined before other tasks run.
 const SLICE: usize = 512;
 
-/// Watches that are listed, unless a request says otherwise, and at most.
+/// Watches in a list, unless a request has another limit.
 const LIMIT: usize = 100;
 const LIMIT_MAX: usize = 10_000;
 

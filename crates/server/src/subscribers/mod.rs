@@ -25,7 +25,7 @@ use tokio::time::Instant;
 pub use self::listing::{ListOptions, ListedSubscribers, SortBy};
 use super::client_info::RequestOrigin;
 
-/// With fewer texts, those that are gone are not looked for.
+/// With fewer texts, unused ones are not looked for.
 const SWEPT_LEAST: usize = 64;
 
 /// The watches of one kubefan.

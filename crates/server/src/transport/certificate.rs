@@ -2,8 +2,8 @@
 //! when it expires.
 //!
 //! Two hazards. A renewal may be half written: a certificate that cannot be used never replaces the
-//! one in use. And a certificate may expire without a word: clients then fail, and only they know
-//! why. So its end is a metric, and a certificate outside its time is warned of, when it is read
+//! one in use. And a certificate may expire silently: clients then fail, and only they know why. So
+//! its end is a metric, and a certificate outside its time is logged as a warning, when it is read
 //! and when it expires in use.
 
 use std::{
@@ -136,8 +136,8 @@ impl Certificate {
         }
     }
 
-    /// Looks at the files again and again, without end. Not handshakes but this task looks, because
-    /// the reported end must be right where clients only keep old connections, too.
+    /// Checks the files again and again, without end. This task does so, and not handshakes,
+    /// because the reported end must also be right if clients only keep old connections.
     pub async fn follow(&self) {
         loop {
             sleep(RENEWAL_INTERVAL).await;

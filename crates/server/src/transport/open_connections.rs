@@ -1,4 +1,4 @@
-//! The open connections of the data port, the watches on each, and how connections are asked to
+//! The open connections of the data port, the watches on each, and the requests to connections to
 //! end: at a drain, at their greatest age, and when other replicas have fewer watches.
 //!
 //! The hazard is a crowd. Watches that end together come back together, and each asks another
@@ -39,7 +39,7 @@ const AGE_JITTER: f64 = 0.1;
 pub struct EndingOptions {
     /// The longest time over which the watches end at a drain.
     pub drain_spread_max: Duration,
-    /// About how old a connection gets; `None`: as old as its client likes.
+    /// Approximate greatest age of a connection; `None`: no limit.
     pub connection_age_max: Option<Duration>,
 }
 

@@ -202,7 +202,7 @@ mod tests {
         assert_eq!(timers.tick(now + STALL, true), Due::End(StreamEnd::SnapshotStalled(STALL)));
     }
 
-    /// A client that stops to read falls behind the history, and a catch-up waits for it.
+    /// A client that stops reading falls behind the history, and a catch-up waits for it.
     #[tokio::test(start_paused = true)]
     async fn a_backlog_that_begins_later_is_noticed_however_rare_bookmarks_are() {
         let now = Instant::now();

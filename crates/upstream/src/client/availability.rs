@@ -55,7 +55,7 @@ pub(super) struct Probes {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Health {
     Serving,
-    /// The apiserver has said for long that it is not ready: requests are worth a try.
+    /// The apiserver has answered for too long that it is not ready: requests are worth a try.
     Unknown,
     /// The apiserver serves, and denies kubefan the probe.
     Denied,

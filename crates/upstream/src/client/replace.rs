@@ -52,7 +52,7 @@ fn without_text(error: UpstreamError) -> UpstreamError {
         Gone { .. } => Gone { message },
         VersionTooLarge { retry_after, .. } => VersionTooLarge { message, retry_after },
         TooManyRequests { retry_after, .. } => TooManyRequests { message, retry_after },
-        // Also of a limit of kubefan's own, which the kind already says.
+        // The error may also come from kubefan's own limit. Its kind already says so.
         Timeout { retry_after, .. } => Timeout { message: "no answer in time".to_owned(), retry_after },
         Server { code, retry_after, .. } => Server { code, message, retry_after },
         Refused { code, .. } => Refused { code, message },

@@ -5,8 +5,8 @@ use kube_client::Config;
 use super::{identity::TrustedCa, upstream_options::UpstreamOptions};
 use crate::transport::{self, HttpService, settings::SettingsError};
 
-/// The connections, and the CA that they are verified against: one must not be that of an earlier
-/// reading of the settings.
+/// The connections, and the CA that they are verified against. Both must come from the same reading
+/// of the settings.
 #[derive(Clone)]
 pub(super) struct Transport {
     pub(super) service: HttpService,

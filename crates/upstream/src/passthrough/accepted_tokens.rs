@@ -21,8 +21,8 @@ use lru::LruCache;
 /// owner nothing but a place among the callers whose requests may have to be repeated.
 const TOKENS_MAX: NonZero<usize> = NonZero::new(16_384).unwrap();
 
-/// A short key of a bearer token. Two tokens have the same only by chance; then one is taken for
-/// accepted too early.
+/// A short key of a bearer token. Two tokens have the same key only by chance; then one of them
+/// counts as accepted too early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct TokenKey(u64);
 

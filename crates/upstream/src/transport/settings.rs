@@ -70,7 +70,7 @@ pub enum SettingsError {
         /// The way in which it would be asked.
         problem: &'static str,
     },
-    /// A changed kubeconfig leads to another server. Nothing of it is for this one.
+    /// A changed kubeconfig leads to another server. None of its settings are for this one.
     #[error(
         "the kubeconfig leads to {found} now, and kubefan was started for {server}; restart it to use another server, or start \
          it with --context"

@@ -66,7 +66,7 @@ pub async fn serve<C: Catalog>(
     let ended = tokio::select! {
         biased;
         result = connection.as_mut() => Ok(result),
-        // Not in its turn: between two requests there is nothing to spread.
+        // At once: between two requests there is nothing to spread.
         () = drain.cancelled() => Err(ConnectionEnd::Draining),
         request = end_requests.next() => Err(request.reason.connection_end()),
     };

@@ -7,10 +7,10 @@
 //! flushes the buffer once, at the end of its pass. A large write is not copied; it goes out at
 //! once in one vectored write, after the buffered bytes.
 //!
-//! Why not a `BufWriter`: it honors h2's flushes, it copies large writes, and it keeps its buffer
-//! while the connection is idle. Here the buffer is capped, so a socket that is not writable stops
-//! h2 early, and it is borrowed from a per-thread pool only while it has content, so ten thousand
-//! idle connections have no buffers.
+//! A `BufWriter` would not do: it honors h2's flushes, it copies large writes, and it keeps its
+//! buffer while the connection is idle. Here the buffer is capped, so a socket that is not writable
+//! stops h2 early, and it is borrowed from a per-thread pool only while it has content, so ten
+//! thousand idle connections have no buffers.
 
 use std::{
     cell::RefCell,

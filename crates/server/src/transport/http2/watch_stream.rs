@@ -1,5 +1,4 @@
-//! One watch on an HTTP/2 connection: its subscription, its HTTP/2 stream, its timers, and how it
-//! ends.
+//! One watch on an HTTP/2 connection: its subscription, its HTTP/2 stream, its timers, and its end.
 //!
 //! Bytes are taken from the subscription only as far as the HTTP/2 window allows, so a subscriber
 //! that does not read keeps its cursor and pins almost nothing. Dropping a stream ends its
@@ -202,9 +201,9 @@ impl WatchStream {
         }
     }
 
-    /// Ends a watch that was asked to, or looks again later: at a drain at once, otherwise when it
-    /// is current, so that its client resumes from memory. A last bookmark tells the client how
-    /// far it is.
+    /// Ends a watch that was asked to end, or looks again later: at a drain at once, otherwise when
+    /// it is current, so that its client resumes from memory. A last bookmark carries the version
+    /// to the client.
     fn asked_end(&mut self, now: Instant) -> Option<StreamEnd> {
         let (_, reason) = self.ending.filter(|(at, _)| *at <= now)?;
         let is_current = !self.stalled && !self.opened.subscription.is_behind();
