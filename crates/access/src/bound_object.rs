@@ -1,9 +1,9 @@
 //! The objects that the token of a service account is bound to: its account, and its pod or node.
 //!
-//! A TokenReview says who they are, and only for that moment: the apiserver refuses the token once
-//! one of them is deleted (`Validate` in `pkg/serviceaccount/claims.go`). kubefan keeps no token to
-//! ask again with. So it looks them up in its caches while a stream lasts. A token may also be
-//! bound to a Secret, which no TokenReview names.
+//! A TokenReview names them, and only proves them for that moment: the apiserver refuses the token
+//! once one of them is deleted (`Validate` in `pkg/serviceaccount/claims.go`). kubefan keeps no
+//! token to ask again with. So it looks them up in its caches while a stream lasts. A token may
+//! also be bound to a Secret, which no TokenReview names.
 
 use kubefan_model::{GroupVersionResource, ObjectKey};
 

@@ -23,8 +23,8 @@ const POD_EXTRAS: [&str; 2] = ["authentication.kubernetes.io/pod-uid", "authenti
 /// A SHA-256 digest.
 pub type Digest = [u8; SHA256_OUTPUT_LEN];
 
-/// A user with its groups and extras. Extras carry rights in some clusters, so they are a part of
-/// who a caller is.
+/// A user with its groups and extras. Extras carry rights in some clusters, so they are a part of a
+/// caller's identity.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Identity {

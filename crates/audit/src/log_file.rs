@@ -1,7 +1,7 @@
 //! The file of the audit log, rotated by size as kube-apiserver's is (lumberjack): `audit.log` is
 //! renamed to `audit-2026-01-02T15-04-05.000.log`, and old files are removed by count and age.
 //!
-//! Why not a crate: those that rotate by size name files their own way, stop the process if they
+//! No crate fits: those that rotate by size name files their own way, stop the process if they
 //! cannot create one, or cannot open the file again after another program has moved it.
 
 use std::{

@@ -233,7 +233,7 @@ impl<R: Rng> Keeper<R> {
             match published {
                 Ok(true) if is_map => maps += 1,
                 Ok(false) if is_map => is_open = true,
-                // A lasting one does not hold up the others: no client reads the CA there.
+                // A lasting failure does not hold up the others: no client reads the CA there.
                 Err(error) if is_map => is_open |= !error.is_lasting(),
                 _ => {}
             }

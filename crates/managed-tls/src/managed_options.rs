@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, de};
 
 /// The longest time between two looks at the Secret.
 const LOOK_INTERVAL_MAX: Duration = Duration::from_secs(30);
-/// Looks within the shortest of the times that something takes.
+/// Looks within the shorter of a certificate's life and the overlap.
 const LOOKS_MIN: u32 = 20;
 
 /// An object of a namespace, as `NAMESPACE/NAME`.

@@ -85,8 +85,8 @@ pub(super) fn signing_and_next<T: Borrow<CaFacts>>(cas: &[T], now: u64) -> Optio
     Some((*signing, later.last().map(|(_, next)| *next)))
 }
 
-/// Decides. `is_published`: all ConfigMaps have the bundle. `jitter` is this replica's own, from 0
-/// to 1.
+/// Decides on the next step. `is_published`: all ConfigMaps have the bundle. `jitter` is this
+/// replica's own, from 0 to 1.
 pub(super) fn next_step(
     state: &SecretContents,
     is_published: bool,

@@ -74,7 +74,7 @@ impl Outcome for TokenVerdict {
         self.0.as_ref().and_then(|caller| caller.expires_at)
     }
 
-    /// Before its review nothing says whose token it is.
+    /// Before its review the owner of the token is not known.
     fn holder(&self, asker: Holder) -> Holder {
         self.0.as_ref().map_or(asker, |caller| caller.holder(asker))
     }

@@ -1,4 +1,4 @@
-//! Why a user may read something, or may not, for the operator (`kubefan auth can-i`).
+//! The reason why a user may read something, or may not, for the operator (`kubefan auth can-i`).
 
 use std::sync::Arc;
 

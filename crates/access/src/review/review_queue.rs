@@ -1,5 +1,5 @@
-//! When a review may be sent: at a limited rate, with a limited number at a time. Those that wait
-//! take turns: by tenant if it is known, then by workload or address, then by connection.
+//! The queue of reviews: they are sent at a limited rate, with a limited number at a time. Those
+//! that wait take turns: by tenant if it is known, then by workload or address, then by connection.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},

@@ -116,7 +116,7 @@ impl Follow {
             apiserver: None,
             moment,
             backoff: Backoff::new(backoff),
-            // Different for each client, which is all that the jitter needs.
+            // Different for each client. The jitter needs no more.
             random: SmallRng::seed_from_u64(seed),
             ended: false,
         }

@@ -77,7 +77,7 @@ pub(super) enum Verdict {
     Gone,
     /// It is reachable, and asks to try again later.
     Refused,
-    /// It gave its answer. A retry of the same request brings no other.
+    /// It gave its answer. A retry of the same request would bring the same.
     Answered,
 }
 
@@ -151,7 +151,7 @@ impl Outage {
         state.refused = false;
     }
 
-    /// kubefan is there, but does not serve. An outage neither starts nor ends.
+    /// Notes that kubefan is reachable, but does not serve. An outage neither starts nor ends.
     pub(super) fn refused(&self) {
         self.state().refused = true;
     }

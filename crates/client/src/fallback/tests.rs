@@ -32,7 +32,7 @@ fn unreachable() -> ClientError {
 struct Kubefan {
     objects: FakeListWatch,
     is_there: watch::Sender<bool>,
-    /// As GrpcListWatch: the watch reports broken connections, and reconnects.
+    /// Like GrpcListWatch: the watch reports broken connections, and reconnects.
     reconnects: bool,
     attempts: Arc<AtomicUsize>,
 }

@@ -309,7 +309,7 @@ impl Client {
 
     /// Returns the version that kubefan's cache of the target has reached, and how old the
     /// apiserver's proof of it is. With `prove`, the apiserver proves it first, which may take
-    /// seconds. The name and the selectors of the target are not looked at.
+    /// seconds. The name and the selectors of the target are ignored.
     ///
     /// # Errors
     /// The error status of the call: `UNAVAILABLE` if the version was not proved in time.

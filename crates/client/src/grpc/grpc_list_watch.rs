@@ -50,8 +50,8 @@ struct Known {
 }
 
 impl GrpcListWatch {
-    /// Returns the reader of `target`. Of `options`, the resource version, the cluster and the
-    /// timeout are set for each watch.
+    /// Returns the reader of `target`. The resource version, the cluster and the timeout in
+    /// `options` are set for each watch.
     pub fn new(client: Client, target: Target, options: WatchOptions) -> Self {
         Self { client, target, options, known: Arc::default() }
     }

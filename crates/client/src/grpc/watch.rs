@@ -294,7 +294,7 @@ impl WatchStream {
             }
         };
         if !self.delta_base_is_current {
-            // It has parts of a span that broke off, which no later message need undo.
+            // It has parts of a span that broke off, and no later message needs to undo them.
             if let Some(base) = &mut self.delta_base {
                 base.clear();
             }

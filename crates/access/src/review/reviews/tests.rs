@@ -189,7 +189,7 @@ async fn the_answer_of_a_slow_apiserver_counts_when_it_comes() {
     assert_eq!(world.reviews.known(&1), Some(false));
 }
 
-/// Or else those whose verdicts are old would keep them although the apiserver answers.
+/// Otherwise callers with old verdicts would keep them although the apiserver answers.
 #[tokio::test(start_paused = true)]
 async fn an_outage_that_another_review_has_ended_does_not_come_back() {
     let world = World::new();
