@@ -19,10 +19,10 @@ const CELL_CHARS_MAX: usize = 48;
 
 /// List the clients that watch through a running kubefan
 ///
-/// LAG is what waits to be handed to the connection of a client: a number of events, and for how
-/// long the first of them has waited. With a + some of them are no longer retained: the client gets
-/// each change since once, or ends. What networks and the client itself hold is not counted.
-/// `kubefan disconnect ID` ends one of them.
+/// LAG counts the events that wait to be handed to a client's connection, and shows how long the
+/// first of them has waited. With a + some of them are no longer retained: the client gets each
+/// change since once, or its stream ends. Events in the network and in the client itself are not
+/// counted. `kubefan disconnect ID` ends a stream.
 #[derive(Debug, Args)]
 pub(super) struct SubscribersArgs {
     /// The order of the list

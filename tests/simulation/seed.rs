@@ -95,8 +95,7 @@ impl Report {
         let seed = self.seed;
         let panicked = self.panics.first().map(|panic| format!("seed {seed}: a task panicked: {panic}"));
         let violated = self.first_violation().map(|violation| format!("seed {seed}: {violation}"));
-        // After a restore a replica may differ from upstream until it notices. That is not a
-        // failure.
+        // After a restore a replica may differ from upstream until it notices, without a failure.
         let needless = self.counts.get("kubefan_relists_total self_check").filter(|_| self.truth.epochs.len() == 1);
         let needless = needless.filter(|count| **count > 0);
         let needless =

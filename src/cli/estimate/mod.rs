@@ -32,8 +32,9 @@ const PROGRESS_INTERVAL: time::Duration = time::Duration::from_secs(1);
 
 /// Estimate what kubefan would take over from the apiserver, and what it would need
 ///
-/// Without --nodes and its like it reads the apiserver's own metrics twice, and tells which watches
-/// kubefan would take over and what they cost now. With them it asks no cluster, and calculates.
+/// Without figures such as --nodes it reads the apiserver's own metrics twice, and reports which
+/// watches kubefan would take over and their current cost. With figures it asks no cluster, and
+/// calculates.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   # What would it save here? Looks at the cluster for a minute

@@ -1,4 +1,4 @@
-//! How deltas leave a queue: one consumer at a time, without stopping the producers.
+//! Takes deltas from a queue: one consumer at a time, without stopping the producers.
 //!
 //! client-go calls the consumer under the queue's lock. So the queue and the known objects are
 //! always consistent: a delta is queued, or its effect is known. But a slow consumer blocks the

@@ -1,8 +1,8 @@
 //! Computes when a pod's containers last restarted, by the rule of the apiserver's printer
 //! (`printPod` in `pkg/printers/internalversion`).
 //!
-//! The Restarts column shows an age that is not the age of the object. Of all such columns only
-//! this one is worth the effort, because pods are printed most.
+//! The Restarts column shows an age that is not the age of the object. Only this one of all such
+//! columns is worth the effort, because pods are printed most.
 
 use std::borrow::Cow;
 
