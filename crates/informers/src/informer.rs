@@ -3,9 +3,10 @@
 //! The reflector lists and watches upstream, the writer turns its updates into commits, and the hub
 //! publishes them. The hard part is between these: an answer may come from the wrong cluster
 //! (behind the same address, or after a restore from a backup), and every kind of failure needs its
-//! own reaction. Two places decide this. `is_confirmed` confirms the identity of the cluster after
-//! each event that may have changed it, before any update is applied. `handle` decides for each
-//! failure what readers see (stale, forbidden, gone) and what happens next (retry, relist, stop).
+//! own reaction. Three places decide this. `standing` decides what the next step needs, and when
+//! the identity of the cluster must be confirmed; `confirmation` does that before any update is
+//! applied. `handle` decides for each failure what readers see (stale, forbidden, gone) and what
+//! happens next (retry, relist, stop).
 //!
 //! Subscribers are not woken for every event. Events that upstream sent together are applied
 //! together, and the informer wakes subscribers when it has read everything that has arrived. One
@@ -18,6 +19,7 @@
 
 mod confirmation;
 mod next;
+mod standing;
 
 use std::{pin::pin, sync::Arc, task::Poll, time::Duration};
 
@@ -39,7 +41,10 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use self::next::{Next, Unannounced};
+use self::{
+    next::{Next, Unannounced},
+    standing::{Event, ListBegin, Standing},
+};
 use super::{
     cache_quota::CacheQuota,
     cached_schema::CachedSchema,
@@ -75,23 +80,14 @@ pub(super) struct Informer {
     writer: CacheWriter,
     retry: Retry,
     random: StdRng,
-    /// The place of the list that is requested next or in progress.
-    place: Option<ListPlace>,
-    /// When the list was given its place, or received something.
-    list_progress: Instant,
-    /// Set while watching.
-    due_relist: Option<DueRelist>,
     planned_relist: Arc<PlannedRelist>,
-    forbidden_since: Option<Instant>,
     failures: FailureLog,
-    /// Whether the first run may start with the state of a peer.
-    warm: bool,
-    /// The reason of the list in progress, and the time of its request.
-    listing: Option<(RelistReason, Instant)>,
-    /// A connection may have broken or changed: updates count once upstream is confirmed.
-    is_unconfirmed: bool,
-    /// The last check of this cache failed, so the next one comes before anything is requested.
-    checks_first: bool,
+    /// Decides what the next step needs.
+    standing: Standing,
+    /// Held for as long as `standing` has a list with a place.
+    place: Option<ListPlace>,
+    /// Waits for as long as `standing` has a watch.
+    due_relist: Option<DueRelist>,
 }
 
 /// How often to yield to the task that reads upstream's socket before concluding that no more data
@@ -124,16 +120,11 @@ impl Informer {
             writer,
             retry,
             random,
-            place: None,
-            list_progress: Instant::now(),
-            due_relist: None,
             planned_relist,
-            forbidden_since: None,
             failures: FailureLog::default(),
-            warm,
-            listing: None,
-            is_unconfirmed: true,
-            checks_first: false,
+            standing: Standing::Starting { asks_peers: warm },
+            place: None,
+            due_relist: None,
         }
     }
 
@@ -152,9 +143,10 @@ impl Informer {
         {
             return too_large.into();
         }
-        if std::mem::take(&mut self.warm) {
+        if matches!(self.standing, Standing::Starting { asks_peers: true }) {
             self.start_warm(&mut unannounced.batch).await;
         }
+        self.follow(Event::Started);
         loop {
             if !self.may_request(&mut unannounced.batch).await {
                 continue;
@@ -164,11 +156,8 @@ impl Informer {
                     self.apply(&mut unannounced.batch, update, received).await
                 }
                 Ok(ReflectorEvent::Watching { proven_at }) => {
-                    self.forbidden_since = None;
-                    // A new request may use another connection than the list. A watch list is the
-                    // same request, and its end is confirmed.
-                    self.is_unconfirmed |= self.reflector.has_watch();
-                    if self.is_confirmed(&mut unannounced.batch, None).await {
+                    self.follow(Event::WatchOpened);
+                    if self.standing.is_confirmed() || self.confirm(&mut unannounced.batch, None).await {
                         self.served.hub.warn(&self.reflector.warnings());
                         self.served.hub.live();
                         proven_at.into_iter().for_each(|at| self.served.hub.proved(at));
@@ -176,20 +165,17 @@ impl Informer {
                     None
                 }
                 Ok(ReflectorEvent::Proved { at }) => {
+                    self.follow(Event::Updated);
                     self.retry.watched();
                     self.served.hub.proved(at);
                     None
                 }
                 Ok(ReflectorEvent::Ended { reason }) => {
-                    self.retry_reread();
-                    self.is_unconfirmed = true;
+                    self.interrupted(Event::WatchEnded);
                     self.served.hub.metrics().watch_restart(reason);
                     None
                 }
-                Err(error) => {
-                    self.is_unconfirmed = true;
-                    self.handle(&mut unannounced.batch, error).await
-                }
+                Err(error) => self.handle(&mut unannounced.batch, error).await,
             };
             if let Some(stopped) = stopped {
                 return stopped;
@@ -208,26 +194,48 @@ impl Informer {
         batch.commit(commit, Instant::now());
     }
 
+    /// Notes an event, and returns what the informer may no longer hold after it.
+    fn follow(&mut self, event: Event) {
+        self.standing = self.standing.after(event, self.reflector.next_step());
+        if self.standing.list_progress().is_none() {
+            self.place = None;
+        }
+        // Without a watch, a place for the planned relist would be held for nothing.
+        if !self.standing.has_watch() {
+            self.due_relist = None;
+        }
+    }
+
+    /// Notes that a watch or a request has ended, and plans to read the objects again for the
+    /// schema, if the list for it has ended early.
+    fn interrupted(&mut self, event: Event) {
+        if self.standing.gives_up_reread(self.reflector.next_step()) {
+            unless_planted!(RereadGivenUp => self.planned_relist.request(Instant::now() + REREAD_INTERVAL, RelistReason::SchemaChanged));
+        }
+        self.follow(event);
+    }
+
     /// The reflector's next step. Wakes subscribers when everything that has arrived is applied.
     async fn step(&mut self, unannounced: &mut Unannounced) -> Result<ReflectorEvent, ReflectorError> {
         loop {
-            if self.place.is_none() && self.reflector.is_about_to_list() {
+            if self.standing.needs_place() {
                 unannounced.batch.wake();
                 let priority = if self.writer.version().is_none() { ListPriority::First } else { ListPriority::Relist };
                 self.place = Some(self.context.lists.acquire(priority).await);
-                self.list_progress = Instant::now();
+                self.follow(Event::PlaceGiven(Instant::now()));
             }
-            let (watching, mut advanced_to) = (self.reflector.has_watch(), None);
-            let next = self.step_or_advance(watching, &mut advanced_to, unannounced).await;
+            let mut advanced_to = None;
+            let next = self.step_or_advance(&mut advanced_to, unannounced).await;
             advanced_to.into_iter().for_each(|version| self.reflector.advance_to(version));
             match next {
                 Next::Step(step) => return step,
                 Next::Relist(reason, place) => {
-                    (self.place, self.due_relist, self.list_progress) = (Some(place), None, Instant::now());
+                    (self.place, self.due_relist) = (Some(place), None);
                     match reason {
                         RelistReason::SchemaChanged => self.reflector.reread(reason),
                         _ => self.reflector.relist(reason),
                     }
+                    self.follow(Event::PlaceGiven(Instant::now()));
                 }
             }
         }
@@ -237,15 +245,11 @@ impl Informer {
     /// only in the middle of a watch, because a list without one may be older than the proof.
     async fn step_or_advance(
         &mut self,
-        watching: bool,
         advanced_to: &mut Option<ResourceVersion>,
         unannounced: &mut Unannounced,
     ) -> Next {
-        // Without a watch, a place for the planned relist would be held for nothing.
-        if !watching {
-            self.due_relist = None;
-        }
-        let mut stalls_at = self.place.as_ref().map(|_| self.list_progress + LIST_STALL_MAX);
+        let (watching, in_progress) = (self.standing.has_watch(), self.reflector.next_step());
+        let mut stalls_at = self.standing.list_progress().map(|at| at + LIST_STALL_MAX);
         let mut step = pin!(self.reflector.step());
         if unannounced.steps < EVENTS_PER_WAKE_MAX {
             for _ in 0..=READ_YIELDS {
@@ -269,6 +273,7 @@ impl Informer {
                 (reason, place) = &mut *due_relist, if watching => return Next::Relist(reason, place),
                 Some(()) = OptionFuture::from(stalls_at.map(sleep_until)) => {
                     // The request continues.
+                    self.standing = self.standing.after(Event::Stalled, in_progress);
                     (self.place, stalls_at) = (None, None);
                     continue;
                 }
@@ -285,21 +290,29 @@ impl Informer {
     }
 
     async fn apply(&mut self, batch: &mut CommitBatch, update: Update, received: Instant) -> Option<Stopped> {
-        let list = if let Update::ListBegin { reason } = update { Some(reason) } else { None };
-        // Pages may come over several connections.
-        self.is_unconfirmed |= matches!(update, Update::ListEnd(_));
-        if !matches!(update, Update::ListItem(_)) && !self.is_confirmed(batch, list).await {
+        let begins = if let Update::ListBegin { reason } = update { Some(reason) } else { None };
+        if self.standing.must_confirm(&update) && !self.confirm(batch, begins).await {
             return None;
         }
-        let hub = &self.served.hub;
-        if matches!(update, Update::ListBegin { .. } | Update::ListItem(_)) {
-            self.list_progress = Instant::now();
+        let (listed, is_event) = (matches!(update, Update::ListEnd(_)), matches!(update, Update::Event(..)));
+        // A list is consistent as of its request. It may have taken long. One that repeats the
+        // objects at the version of the cache proves nothing.
+        let listing = self.standing.list_begin().filter(|_| listed);
+        match &update {
+            &Update::ListBegin { reason } => {
+                let begin = ListBegin { reason, requested_at: received };
+                self.follow(Event::ListBegun { begin, at: Instant::now() });
+            }
+            Update::ListItem(_) => self.follow(Event::ItemReceived(Instant::now())),
+            // Its place is held until it is applied.
+            Update::ListEnd(_) => {}
+            _ => self.follow(Event::Updated),
         }
+        let hub = &self.served.hub;
         match &update {
             &Update::ListBegin { reason } => {
                 hub.listing(reason);
                 self.planned_relist.list_begun(received);
-                self.listing = Some((reason, received));
                 info!(resource = %self.served.gvr, media = self.media().as_str(), reason = reason.as_str(), "listing");
             }
             Update::Event(kind, _) => hub.metrics().received(*kind),
@@ -319,26 +332,23 @@ impl Informer {
             }
         }
         let proven_at = self.context.source.proof_in(&update, received);
-        let (listed, is_event) = (matches!(update, Update::ListEnd(_)), matches!(update, Update::Event(..)));
-        // A list is consistent as of its request. It may have taken long. One that repeats the
-        // objects at the version of the cache proves nothing.
-        let listing = if listed { self.listing.take() } else { None };
-        let listed_at =
-            listing.filter(|(reason, _)| *reason != RelistReason::SchemaChanged).map(|(_, started)| started);
+        let listed_at = listing.filter(|begin| begin.reason != RelistReason::SchemaChanged);
+        let listed_at = listed_at.map(|begin| begin.requested_at);
         // A snapshot may be as old as the state of the kubefan that sent it.
         let listed_at = listed_at.filter(|_| !self.context.source.marks());
         let applied = self.schema.write(&mut self.writer, &self.planned_relist, update);
         if listed {
-            self.place = None;
-            hub.warn(&self.reflector.warnings());
-            if self.reflector.has_watch() {
-                hub.live();
+            self.follow(Event::ListEnded);
+            self.served.hub.warn(&self.reflector.warnings());
+            if self.standing.has_watch() {
+                self.served.hub.live();
             }
         }
+        let hub = &self.served.hub;
         // A new watch sends events again whose version may have more. They prove nothing new.
         let is_again = is_event && matches!(applied, Ok(None));
         let is_applied = applied.is_ok() && !is_again;
-        if is_applied && list.is_none() {
+        if is_applied && begins.is_none() {
             self.retry.served();
         }
         match applied {
@@ -358,7 +368,7 @@ impl Informer {
                 batch.wake();
                 hub.trouble(error.to_string());
                 self.relist(RelistReason::OutOfOrder);
-                self.wait_after(None).await;
+                self.retry.wait_after(None).await;
             }
         }
         // After the commit, because readers are served at once what it proves, and the version
@@ -398,9 +408,10 @@ impl Informer {
             hub.metrics().watch_restart(error.reason());
         }
         let is_kubefan = self.context.source.is_kubefan();
-        self.failures.log(&self.served, &error, is_kubefan, self.forbidden_since.is_some());
-        self.retry_reread();
-        if self.reflector.has_watch() {
+        self.failures.log(&self.served, &error, is_kubefan, self.standing.denied_since().is_some());
+        let is_denied = matches!(error.upstream(), Some(UpstreamError::Forbidden { .. }));
+        self.interrupted(Event::Failed { denied_at: is_denied.then(Instant::now) });
+        if self.standing.has_watch() {
             // The objects could not be read again, but the watch is open.
             return None;
         }
@@ -422,15 +433,12 @@ impl Informer {
                     self.media().as_str()
                 )));
             }
-            failure => {
-                self.forbidden_since = None;
-                match failure.and_then(UpstreamError::cause) {
-                    Some(cause) => hub.failing(error.to_string(), cause.to_owned()),
-                    None => hub.trouble(error.to_string()),
-                }
-            }
+            failure => match failure.and_then(UpstreamError::cause) {
+                Some(cause) => hub.failing(error.to_string(), cause.to_owned()),
+                None => hub.trouble(error.to_string()),
+            },
         }
-        self.wait_after(error.upstream()).await;
+        self.retry.wait_after(error.upstream()).await;
         None
     }
 
@@ -446,7 +454,6 @@ impl Informer {
         let served = &self.served;
         // Until there is an answer, the cache is not known to be current.
         served.hub.trouble(error.to_string());
-        self.place = None;
         self.schema.request_check();
         let stopped = match check_shape(&self.context, served, &self.schema, CheckStart::Discovery).await {
             ShapeCheck::Changed => Stopped::Rewritten(other_shape_message(served)),
@@ -465,19 +472,11 @@ impl Informer {
         }
     }
 
-    /// Plans to read the objects again for the schema, if the list for it has ended early.
-    fn retry_reread(&mut self) {
-        if matches!(self.listing, Some((RelistReason::SchemaChanged, _))) && !self.reflector.is_about_to_list() {
-            (self.listing, self.place) = (None, None);
-            unless_planted!(RereadGivenUp => self.planned_relist.request(Instant::now() + REREAD_INTERVAL, RelistReason::SchemaChanged));
-        }
-    }
-
     fn forbidden(&mut self, message: &str) {
         let hub = &self.served.hub;
         let message = format!("the apiserver denies kubefan {}: {message}", self.served.gvr);
-        let since = *self.forbidden_since.get_or_insert_with(Instant::now);
-        if hub.head().is_some() && since.elapsed() < FORBIDDEN_GRACE {
+        let is_recent = self.standing.denied_since().is_none_or(|since| since.elapsed() < FORBIDDEN_GRACE);
+        if hub.head().is_some() && is_recent {
             hub.trouble(message);
             return;
         }
@@ -489,10 +488,5 @@ impl Informer {
 
     fn media(&self) -> Media {
         self.served.parser.media()
-    }
-
-    async fn wait_after(&mut self, error: Option<&UpstreamError>) {
-        unless_planted!(BackoffKeepsThePlace => self.place = None);
-        self.retry.wait_after(error).await;
     }
 }

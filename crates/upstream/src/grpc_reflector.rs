@@ -46,7 +46,7 @@ use super::{
     client::{Upstream, Verb},
     error::UpstreamError,
     kubefan_client::{Freshness, KubefanClient},
-    reflector::{ReflectorError, ReflectorEvent, Target},
+    reflector::{NextStep, ReflectorError, ReflectorEvent, Target},
 };
 
 /// Mean interval at which the next kubefan is asked for the age of its state.
@@ -116,20 +116,16 @@ impl<R: Rng> GrpcReflector<R> {
         self.state = StreamState::Resume { version };
     }
 
-    /// Whether the next step reads from the open watch.
-    pub fn has_watch(&self) -> bool {
-        matches!(self.state, StreamState::Watching { .. }) && self.ready.is_empty()
-    }
-
-    /// Whether the next step asks for a snapshot.
-    pub fn is_about_to_list(&self) -> bool {
-        matches!(self.state, StreamState::Empty { .. }) && self.ready.is_empty()
+    /// What the next step does. A snapshot is a list.
+    pub fn next_step(&self) -> NextStep {
+        if self.ready.is_empty() { self.state.next_step() } else { NextStep::ReturnUpdate }
     }
 
     /// Performs one step: opens a call, or takes what it has received. After an error the next step
     /// continues from the last valid state.
     ///
-    /// Cancel-safe if [`Self::has_watch`]. Otherwise drop the reflector if a step is dropped.
+    /// Cancel-safe if it [reads from the watch](NextStep::ReadWatch). Otherwise drop the reflector if
+    /// a step is dropped.
     pub async fn step(&mut self) -> Result<ReflectorEvent, ReflectorError> {
         loop {
             if let Some(step) = self.ready.pop_front() {

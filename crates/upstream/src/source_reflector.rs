@@ -7,7 +7,7 @@ use rand::Rng;
 use super::{
     Reflector,
     grpc_reflector::GrpcReflector,
-    reflector::{ReflectorError, ReflectorEvent},
+    reflector::{NextStep, ReflectorError, ReflectorEvent},
 };
 
 /// A list and watch of one target. The methods are those of [`Reflector`].
@@ -68,14 +68,9 @@ impl<R: Rng> SourceReflector<R> {
         each!(self, reflector => reflector.advance_to(reached));
     }
 
-    /// See [`Reflector::has_watch`].
-    pub fn has_watch(&self) -> bool {
-        each!(self, reflector => reflector.has_watch())
-    }
-
-    /// See [`Reflector::is_about_to_list`].
-    pub fn is_about_to_list(&self) -> bool {
-        each!(self, reflector => reflector.is_about_to_list())
+    /// See [`Reflector::next_step`].
+    pub fn next_step(&self) -> NextStep {
+        each!(self, reflector => reflector.next_step())
     }
 
     /// See [`Reflector::is_within_list`]. A snapshot has no pages.

@@ -340,8 +340,8 @@ bugs! {
     /// memory.
     PressureStays = "pressure-stays" breaks "Convergent, Resumable",
 
-    /// `informers/informer.rs`: an informer keeps its place in the scheduler of lists while it
-    /// waits after a failure. Needs: as many failing caches as there are places.
+    /// `informers/informer/standing.rs`: an informer keeps its place in the scheduler of lists while
+    /// it waits after a failure. Needs: as many failing caches as there are places.
     BackoffKeepsThePlace = "backoff-keeps-the-place" breaks "Convergent, Resumable",
 
     /// `informers/retry.rs`: the apiserver's `Retry-After` is ignored. Needs: an overloaded

@@ -10,7 +10,10 @@ use kubefan_fanout::CommitBatch;
 use kubefan_upstream::identity::IdentityError;
 use tokio::time::Instant;
 
-use super::{Informer, REREAD_INTERVAL};
+use super::{
+    Informer, REREAD_INTERVAL,
+    standing::{Discard, Event},
+};
 
 impl Informer {
     /// Whether upstream may be asked for a list or a watch. If it is not confirmed, this waits.
@@ -18,16 +21,16 @@ impl Informer {
     /// After an answer of another cluster, to any cache, it is confirmed first: the next answer
     /// could come from there, and its check from the right one.
     pub(super) async fn may_request(&mut self, batch: &mut CommitBatch) -> bool {
-        if self.reflector.has_watch() || !(self.checks_first || self.context.source.is_doubted()) {
+        if !self.standing.checks_first(self.context.source.is_doubted()) {
             return true;
         }
         let Err(error) = self.context.source.confirm().await else {
-            (self.checks_first, self.is_unconfirmed) = (false, false);
+            self.follow(Event::Confirmed);
             return true;
         };
         // Without a list in progress there is nothing to discard, and the reflector keeps the
         // reason of the list that it is about to request.
-        if self.listing.is_some() {
+        if self.standing.list_begin().is_some() {
             self.discard(None);
         }
         self.wait_unconfirmed(batch, &error).await;
@@ -36,16 +39,13 @@ impl Informer {
 
     /// Whether the last update is from the cluster of this cache. If it is not, or if upstream does
     /// not confirm it, the update must be discarded: this waits, and the reflector reads it again.
-    /// `list` is the reason of a list that has just started.
-    pub(super) async fn is_confirmed(&mut self, batch: &mut CommitBatch, list: Option<RelistReason>) -> bool {
-        if !self.is_unconfirmed {
-            return true;
-        }
+    /// `begins` is the reason of a list that has just started.
+    pub(super) async fn confirm(&mut self, batch: &mut CommitBatch, begins: Option<RelistReason>) -> bool {
         let Err(error) = self.context.source.confirm().await else {
-            self.is_unconfirmed = false;
+            self.follow(Event::Confirmed);
             return true;
         };
-        self.discard(list);
+        self.discard(begins);
         self.wait_unconfirmed(batch, &error).await;
         false
     }
@@ -54,32 +54,32 @@ impl Informer {
     /// if a check fails before it: if that discarded a list for the schema, the watch would
     /// continue.
     pub(super) fn relist(&mut self, reason: RelistReason) {
-        self.listing = None;
         self.reflector.relist(reason);
+        self.follow(Event::Relisted);
     }
 
     /// Discards what the reflector has received since the last commit.
-    fn discard(&mut self, list: Option<RelistReason>) {
-        match (list.or(self.listing.take().map(|(reason, _)| reason)), self.writer.version()) {
-            (None, Some(version)) => self.reflector.resume_from(version),
-            (Some(RelistReason::SchemaChanged), Some(version)) => {
+    fn discard(&mut self, begins: Option<RelistReason>) {
+        match self.standing.discard(begins, self.writer.version()) {
+            Discard::Resume(version) => self.reflector.resume_from(version),
+            Discard::ResumeAndReread(version) => {
                 self.reflector.resume_from(version);
                 self.planned_relist.request(Instant::now() + REREAD_INTERVAL, RelistReason::SchemaChanged);
             }
-            (reason, _) => self.reflector.relist(reason.unwrap_or(RelistReason::Initial)),
+            Discard::Relist(reason) => self.reflector.relist(reason),
         }
     }
 
     /// Waits after a check that failed.
     async fn wait_unconfirmed(&mut self, batch: &mut CommitBatch, error: &IdentityError) {
         // Over gRPC only an answer to a request names the cluster.
-        self.checks_first = self.context.source.http().is_some();
+        self.follow(Event::Unconfirmed { checks_first: self.context.source.http().is_some() });
         let hub = &self.served.hub;
         batch.wake();
         hub.metrics().watch_restart(error.reason());
         self.failures.log_unconfirmed(&self.served, error);
         hub.trouble(error.to_string());
         let cause = if let IdentityError::Unanswered(cause) = error { Some(cause) } else { None };
-        self.wait_after(cause).await;
+        self.retry.wait_after(cause).await;
     }
 }

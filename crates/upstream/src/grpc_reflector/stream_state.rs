@@ -9,7 +9,7 @@ use kubefan_telemetry::metrics::UpstreamWatchGuard;
 use tokio::time::{Instant, timeout};
 
 use super::span::Span;
-use crate::{error::UpstreamError, kubefan_client::Freshness};
+use crate::{error::UpstreamError, kubefan_client::Freshness, reflector::NextStep};
 
 /// Time for the other kubefan to open a watch, and between two parts of a snapshot. It waits for
 /// its own first list for some seconds.
@@ -67,6 +67,16 @@ impl StreamState {
                 answer = &mut watch.freshness => Input::Freshness(answer),
             },
             Self::Empty { .. } | Self::Resume { .. } | Self::Unserved => Input::Nothing,
+        }
+    }
+
+    /// What the next step does if no event is pending.
+    pub(super) fn next_step(&self) -> NextStep {
+        match self {
+            Self::Empty { .. } | Self::Unserved => NextStep::RequestList,
+            Self::Snapshot { .. } => NextStep::ReadList,
+            Self::Resume { .. } => NextStep::OpenWatch,
+            Self::Watching { .. } => NextStep::ReadWatch,
         }
     }
 

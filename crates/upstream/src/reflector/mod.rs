@@ -116,7 +116,7 @@ use tokio::time::Instant;
 
 pub use crate::reflector::{
     error::ReflectorError,
-    state::{ReflectorEvent, ReflectorOptions},
+    state::{NextStep, ReflectorEvent, ReflectorOptions},
     target::Target,
 };
 use crate::{
@@ -233,15 +233,9 @@ impl<R: Rng> Reflector<R> {
         &self.warnings
     }
 
-    /// Whether the next step reads from the open watch, beside a list or not, because no update is
-    /// pending.
-    pub fn has_watch(&self) -> bool {
-        matches!(self.state, ListWatchState::Watching { .. } | ListWatchState::Rereading(_)) && self.ready.is_empty()
-    }
-
-    /// Whether the next step requests a list or a page of one.
-    pub fn is_about_to_list(&self) -> bool {
-        matches!(self.state, ListWatchState::Empty { .. } | ListWatchState::Paging(_)) && self.ready.is_empty()
+    /// What the next step does.
+    pub fn next_step(&self) -> NextStep {
+        if self.ready.is_empty() { self.state.next_step() } else { NextStep::ReturnUpdate }
     }
 
     /// Whether a list is in progress and has read a page, also if the next one has just failed.
@@ -262,7 +256,8 @@ impl<R: Rng> Reflector<R> {
     /// Performs one step: one request, or one line of a watch. After an error the next step
     /// continues from the last valid state.
     ///
-    /// Cancel-safe if [`Self::has_watch`]. Otherwise drop the reflector if a step is dropped.
+    /// Cancel-safe if it [reads from the watch](NextStep::ReadWatch). Otherwise drop the reflector if
+    /// a step is dropped.
     pub async fn step(&mut self) -> Result<ReflectorEvent, ReflectorError> {
         loop {
             if let Some((update, received)) = self.ready.pop_front() {

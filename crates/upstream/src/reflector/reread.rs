@@ -20,7 +20,7 @@ use crate::{
         Reflector,
         codec::{Page, read_page},
         error::ReflectorError,
-        state::{Input, ListWatchState, PageRequest, ReflectorEvent, Reread},
+        state::{Input, ListWatchState, NextStep, PageRequest, ReflectorEvent, Reread},
     },
 };
 
@@ -31,7 +31,7 @@ impl<R: Rng> Reflector<R> {
     /// Lists the objects again at the version of the open watch, for `reason`. Without an open
     /// watch this does nothing.
     pub fn reread(&mut self, reason: RelistReason) {
-        if !self.has_watch() {
+        if self.next_step() != NextStep::ReadWatch {
             return;
         }
         let lost = ListWatchState::Empty { reason };

@@ -152,6 +152,16 @@ impl Reread {
 }
 
 impl ListWatchState {
+    /// What the next step does if no update is pending.
+    pub(super) fn next_step(&self) -> NextStep {
+        match self {
+            Self::Empty { .. } | Self::Paging(_) => NextStep::RequestList,
+            Self::WatchListing { .. } => NextStep::ReadList,
+            Self::Listed { .. } => NextStep::OpenWatch,
+            Self::Watching { .. } | Self::Rereading(_) => NextStep::ReadWatch,
+        }
+    }
+
     /// Waits for what is received next. Cancel-safe.
     pub(super) async fn input(&mut self) -> Input {
         match self {
@@ -173,6 +183,21 @@ pub(super) struct OpenWatch {
     /// Whether it has brought a version beyond its start.
     pub(super) advanced: bool,
     pub(super) _guard: UpstreamWatchGuard,
+}
+
+/// What a reflector's next step does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NextStep {
+    /// It returns an update that was read before.
+    ReturnUpdate,
+    /// It requests a list, or a page of one.
+    RequestList,
+    /// It reads from a list that upstream sends.
+    ReadList,
+    /// It opens a watch.
+    OpenWatch,
+    /// It reads from the open watch, and from a list beside it if there is one.
+    ReadWatch,
 }
 
 /// The result of a step.
