@@ -13,10 +13,10 @@
 //!
 //! | State | What is known | The next step |
 //! |---|---|---|
-//! | `Empty` | nothing usable | starts a watch-list or a paged list |
+//! | `Empty` | nothing usable, and how the next list is requested | starts a watch-list or a paged list |
 //! | `Paging` | part of a list | requests the next page, or one that failed again |
 //! | `WatchListing` | part of a watch-list | reads one initial event |
-//! | `Listed` | everything up to a version | opens a watch from that version |
+//! | `Listed` | everything up to a version, and whether the cluster may be below it | opens a watch from that version |
 //! | `Watching` | everything up to a version | reads one event or bookmark |
 //! | `Rereading` | the same, and part of a list at an earlier version | the same, or reads a page |
 //!
@@ -127,7 +127,7 @@ use crate::{
         codec::{WatchMessage, read_event, read_page},
         error::WATCH_SHORT,
         page_limit::PageLimit,
-        state::{ListWatchState, OpenWatch, PagedList, Reread, further},
+        state::{Doubt, ListForm, ListWatchState, OpenWatch, PagedList, Refused, Reread, further},
     },
 };
 
@@ -151,20 +151,7 @@ pub struct Reflector<R> {
     warnings: Warnings,
     /// Updates that were read but not yet returned.
     ready: VecDeque<(Update, Instant)>,
-    /// Watch-lists are not tried again: the server refused or ignored `sendInitialEvents`, or an
-    /// object is too long for a line.
-    watch_list_refused: bool,
-    /// The last watch-list failed, so the next list is paged. Otherwise a server that never
-    /// completes a watch-list (etcd without progress notifications, an extension apiserver that
-    /// ignores the parameter) would never be read.
-    next_is_paged: bool,
-    /// The server refuses the query for the cluster's version. Then only lists reveal that versions
-    /// went back.
-    version_query_refused: bool,
-    /// The last query for the cluster's version had no answer.
-    version_unanswered: bool,
-    /// A continue token expired, so the next attempt to list has no pages.
-    unpaged: bool,
+    refused: Refused,
     /// How many objects the next page has.
     page_limit: PageLimit,
     /// Set for a backfill: read only the events after this version, without a standing watch.
@@ -188,14 +175,10 @@ impl<R: Rng> Reflector<R> {
             options,
             open_watch,
             random,
-            state: ListWatchState::Empty { reason: RelistReason::Initial },
+            state: ListWatchState::empty(RelistReason::Initial),
             warnings: Warnings::default(),
             ready: VecDeque::new(),
-            watch_list_refused: false,
-            next_is_paged: false,
-            version_query_refused: false,
-            version_unanswered: false,
-            unpaged: false,
+            refused: Refused::default(),
             page_limit: PageLimit::new(options.page_size),
             backfills_from: None,
         }
@@ -206,12 +189,11 @@ impl<R: Rng> Reflector<R> {
     /// [within that list](Self::is_within_list).
     pub fn for_backfill(mut self, version: ResourceVersion, with_state: bool) -> Self {
         self.state = if with_state {
-            ListWatchState::Empty { reason: RelistReason::Backfill }
+            // Only a list in pages can return the state at an older version.
+            ListWatchState::Empty { reason: RelistReason::Backfill, form: ListForm::Pages }
         } else {
-            ListWatchState::Listed { reached: version.end(), in_doubt: false }
+            ListWatchState::Listed { reached: version.end(), doubt: Doubt::Never }
         };
-        // Only a list can return the state at an older version.
-        self.watch_list_refused = true;
         self.backfills_from = Some(version);
         self
     }
@@ -219,13 +201,13 @@ impl<R: Rng> Reflector<R> {
     /// Discards the known state. The next step lists, for `reason`.
     pub fn relist(&mut self, reason: RelistReason) {
         self.ready.clear();
-        self.state = ListWatchState::Empty { reason };
+        self.state = ListWatchState::Empty { reason, form: self.state.list_form() };
     }
 
     /// Discards everything read after `version`. The next step continues from there, in doubt.
     pub fn resume_from(&mut self, version: ResourceVersion) {
         self.ready.clear();
-        self.state = ListWatchState::Listed { reached: version, in_doubt: true };
+        self.state = ListWatchState::Listed { reached: version, doubt: Doubt::AsksAfter };
     }
 
     /// Upstream's warnings for readers of the resource.
@@ -264,20 +246,20 @@ impl<R: Rng> Reflector<R> {
                 return Ok(ReflectorEvent::Update { update, received });
             }
             let input = self.state.input().await;
-            let lost = ListWatchState::Empty { reason: self.state.relist_reason() };
+            let lost = self.state.lost();
             return match std::mem::replace(&mut self.state, lost) {
-                ListWatchState::Empty { reason }
-                    if self.options.watch_list && !self.watch_list_refused && !self.next_is_paged =>
+                ListWatchState::Empty { reason, form: ListForm::WatchList }
+                    if self.options.watch_list && !self.refused.watch_list =>
                 {
                     self.start_watch_list(reason).await
                 }
-                ListWatchState::Empty { reason } => Ok(self.start_paging(reason)),
+                ListWatchState::Empty { reason, form } => Ok(self.start_paging(reason, form)),
                 ListWatchState::Paging(list) if !list.may_continue(Instant::now()) => {
-                    Ok(self.start_paging(list.reason))
+                    Ok(self.start_paging(list.reason, list.form))
                 }
                 ListWatchState::Paging(list) => self.page(list).await,
                 ListWatchState::WatchListing { reason, watch } => self.read_watch_list(reason, watch).await,
-                ListWatchState::Listed { reached, in_doubt } => self.start_watch(reached, in_doubt).await,
+                ListWatchState::Listed { reached, doubt } => self.start_watch(reached, doubt).await,
                 ListWatchState::Watching { watch, reached } => self.read_watch(watch, reached, input.line()),
                 ListWatchState::Rereading(reread) => match self.read_beside(reread, input)? {
                     Some(step) => Ok(step),
@@ -287,16 +269,12 @@ impl<R: Rng> Reflector<R> {
         }
     }
 
-    fn start_paging(&mut self, reason: RelistReason) -> ReflectorEvent {
-        self.state = ListWatchState::Paging(PagedList::new(reason));
+    fn start_paging(&mut self, reason: RelistReason, form: ListForm) -> ReflectorEvent {
+        self.state = ListWatchState::Paging(PagedList::new(reason, form));
         ReflectorEvent::Update { update: Update::ListBegin { reason }, received: Instant::now() }
     }
 
-    async fn start_watch(
-        &mut self,
-        reached: ResourceVersion,
-        in_doubt: bool,
-    ) -> Result<ReflectorEvent, ReflectorError> {
+    async fn start_watch(&mut self, reached: ResourceVersion, doubt: Doubt) -> Result<ReflectorEvent, ReflectorError> {
         let from = if planted::is(Bug::ResumedWithinVersion) { reached.whole() } else { reached.read_from() };
         let from = from.to_string();
         let least = WATCH_TIMEOUT_LEAST.as_secs();
@@ -312,22 +290,21 @@ impl<R: Rng> Reflector<R> {
             ("timeoutSeconds", timeout.as_str()),
         ];
         // A backfill needs no answer: it starts behind the cache's own version.
-        let needs_answer = in_doubt && self.backfills_from.is_none();
-        if needs_answer && self.version_unanswered {
-            // If it fails again, the watch would be opened for nothing.
+        let doubt = if self.backfills_from.is_some() { Doubt::Never } else { doubt };
+        if doubt == Doubt::AsksFirst {
             self.current_version(reached).await?;
         }
         let watch = match self.open(&query).await {
             Ok(watch) => watch,
-            Err(error) => return Err(self.watch_failed(reached, error)),
+            Err(error) => return Err(self.watch_failed(reached, Doubt::AsksAfter, error)),
         };
         // The question follows the watch: between an answer and a later watch etcd could be
         // restored.
         let asked_at = Instant::now();
-        let current = if needs_answer { self.current_version(reached).await? } else { None };
+        let current = if doubt == Doubt::Never { None } else { self.current_version(reached).await? };
         if let Some(current) = current.filter(|current| *current < reached.whole()) {
             // Unlike a watch, a consistent read is never behind, whichever apiserver answers.
-            self.state = ListWatchState::Empty { reason: RelistReason::Rewritten };
+            self.state = ListWatchState::empty(RelistReason::Rewritten);
             return Ok(ReflectorEvent::Update { update: Update::WentBack { reached: current }, received: asked_at });
         }
         self.state = ListWatchState::Watching { watch, reached };
@@ -338,24 +315,19 @@ impl<R: Rng> Reflector<R> {
     /// The cluster's version, for a watch that continues from what was `reached`. `None` if the
     /// server does not allow the question.
     async fn current_version(&mut self, reached: ResourceVersion) -> Result<Option<ResourceVersion>, ReflectorError> {
-        if self.version_query_refused {
+        if self.refused.version_query {
             return Ok(None);
         }
-        let answer = self.cluster_version().await?;
-        self.version_unanswered = false;
-        match answer {
+        match self.cluster_version().await? {
             Ok(current) => Ok(Some(current)),
             Err(UpstreamError::Refused { message, .. }) => {
                 tracing::warn!(resource = %self.target.gvr, message, "upstream refuses the query for the cluster's version");
-                self.version_query_refused = true;
+                self.refused.version_query = true;
                 Ok(None)
             }
             // If kubefan may not read this, the watch itself reports the problem, if there is one.
             Err(UpstreamError::Forbidden { .. } | UpstreamError::NotFound { .. }) => Ok(None),
-            Err(error) => {
-                self.version_unanswered = true;
-                Err(self.watch_failed(reached, error))
-            }
+            Err(error) => Err(self.watch_failed(reached, Doubt::AsksFirst, error)),
         }
     }
 
@@ -381,7 +353,7 @@ impl<R: Rng> Reflector<R> {
         let line = match line {
             Ok(Some(line)) => line,
             Ok(None) => {
-                self.state = ListWatchState::Listed { reached, in_doubt: true };
+                self.state = ListWatchState::Listed { reached, doubt: Doubt::AsksAfter };
                 let short = !watch.advanced && watch.opened.elapsed() < WATCH_SHORT;
                 return if short {
                     Err(ReflectorError::VeryShortWatch)
@@ -393,20 +365,20 @@ impl<R: Rng> Reflector<R> {
             // bookmark until the version has advanced beyond the watch's start. In the first case,
             // opening the next watch fails.
             Err(UpstreamError::Idle { .. }) => {
-                self.state = ListWatchState::Listed { reached, in_doubt: true };
+                self.state = ListWatchState::Listed { reached, doubt: Doubt::AsksAfter };
                 return Ok(ReflectorEvent::Ended { reason: "idle" });
             }
-            Err(error) => return Err(self.watch_failed(reached, error)),
+            Err(error) => return Err(self.watch_failed(reached, Doubt::AsksAfter, error)),
         };
         let received = Instant::now();
         let (next, update) = match read_event(&self.parser, &line) {
             Ok(WatchMessage::Event(kind, object)) => (object.version(), Update::Event(kind, object)),
             Ok(WatchMessage::Bookmark { version, .. }) => (version.end(), Update::Bookmark(version.end())),
-            Err(ReflectorError::Watch(error)) => return Err(self.watch_failed(reached, error)),
+            Err(ReflectorError::Watch(error)) => return Err(self.watch_failed(reached, Doubt::AsksAfter, error)),
             Err(error) => {
                 // Skipping the object would lose a change, and a new watch would send it again.
                 // Only a list helps.
-                self.state = ListWatchState::Empty { reason: RelistReason::BrokenObject };
+                self.state = ListWatchState::empty(RelistReason::BrokenObject);
                 return Err(error);
             }
         };
@@ -415,16 +387,8 @@ impl<R: Rng> Reflector<R> {
         Ok(ReflectorEvent::Update { update, received })
     }
 
-    /// Continues from the last version, unless the error made it useless.
-    fn watch_failed(&mut self, reached: ResourceVersion, error: UpstreamError) -> ReflectorError {
-        self.state = match &error {
-            UpstreamError::Gone { .. } => ListWatchState::Empty { reason: RelistReason::Expired },
-            // A new watch would send the same event again.
-            UpstreamError::LineTooLong { .. } => ListWatchState::Empty { reason: RelistReason::LineTooLong },
-            UpstreamError::NotFound { .. } => ListWatchState::Empty { reason: RelistReason::NotFound },
-            UpstreamError::Forbidden { .. } => ListWatchState::Empty { reason: RelistReason::Forbidden },
-            _ => ListWatchState::Listed { reached, in_doubt: !planted::is(Bug::BrokenWatchTrusted) },
-        };
+    fn watch_failed(&mut self, reached: ResourceVersion, doubt: Doubt, error: UpstreamError) -> ReflectorError {
+        self.state = ListWatchState::after_watch(reached, doubt, &error);
         ReflectorError::Watch(error)
     }
 
@@ -446,3 +410,6 @@ impl<R: Rng> Reflector<R> {
             + &encode_query(query.iter().copied().chain(selector).chain(self.parser.media().query()))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,7 +4,7 @@
 //! A large list has hundreds of pages. If one failure discarded all of them, a list would hardly
 //! ever complete while one request in a hundred is refused.
 
-use kubefan_cache::{RelistReason, Update};
+use kubefan_cache::Update;
 use kubefan_model::ResourceVersion;
 use rand::Rng;
 use tokio::time::Instant;
@@ -16,7 +16,7 @@ use crate::{
         Reflector,
         codec::{Page, read_page},
         error::ReflectorError,
-        state::{ListWatchState, PagedList, ReflectorEvent},
+        state::{Doubt, ListWatchState, PagedList, ReflectorEvent},
     },
 };
 
@@ -27,17 +27,20 @@ impl<R: Rng> Reflector<R> {
         // last.
         loop {
             let exact = self.backfills_from;
-            let path = self.page_path(list.next.as_deref(), exact, !self.unpaged);
-            let bytes_max = if self.unpaged { usize::MAX } else { self.page_limit.bytes_max() };
+            let path = self.page_path(list.next.as_deref(), exact, !list.is_whole());
+            let bytes_max = if list.is_whole() { usize::MAX } else { self.page_limit.bytes_max() };
             let body = match self.upstream.get_media(Verb::List, &path, self.parser.media(), bytes_max).await {
                 Ok((body, warnings)) => {
                     self.warnings = warnings;
                     body
                 }
-                Err(UpstreamError::TooLarge { .. }) if !self.unpaged && self.page_limit.lower() => continue,
-                Err(error) => return Err(self.page_failed(list, error)),
+                Err(UpstreamError::TooLarge { .. }) if !list.is_whole() && self.page_limit.lower() => continue,
+                Err(error) => {
+                    self.state = list.after_failure(&error, Instant::now());
+                    return Err(ReflectorError::List(error));
+                }
             };
-            if !self.unpaged {
+            if !list.is_whole() {
                 self.page_limit.received(body.len());
             }
             let received = Instant::now();
@@ -47,14 +50,13 @@ impl<R: Rng> Reflector<R> {
             self.ready = objects.into_iter().map(|object| (Update::ListItem(object), received)).collect();
             (list.next, list.failures) = (next, None);
             if list.next.is_none() {
-                (self.unpaged, self.next_is_paged) = (false, false);
                 self.ready.push_back((Update::ListEnd(list_version.end()), received));
             }
             if let Some((update, received)) = self.ready.pop_front() {
                 self.state = match list {
                     PagedList { next: Some(_), .. } => ListWatchState::Paging(list),
                     // The watch is another request: etcd may be restored before it arrives.
-                    _ => ListWatchState::Listed { reached: list_version.end(), in_doubt: true },
+                    _ => ListWatchState::Listed { reached: list_version.end(), doubt: Doubt::AsksAfter },
                 };
                 return Ok(ReflectorEvent::Update { update, received });
             }
@@ -72,24 +74,5 @@ impl<R: Rng> Reflector<R> {
             query.extend([("resourceVersion", version.as_str()), ("resourceVersionMatch", "Exact")]);
         }
         self.path(&query)
-    }
-
-    /// Continues a list after a page has failed, or starts it over.
-    fn page_failed(&mut self, mut list: PagedList, error: UpstreamError) -> ReflectorError {
-        let is_expired = matches!(error, UpstreamError::Gone { .. });
-        // A single answer for all objects may be too long or too slow, so it is tried once. These
-        // failures say nothing about that.
-        self.unpaged &= matches!(error, UpstreamError::TooManyRequests { .. } | UpstreamError::Unreachable { .. });
-        self.state = if error.is_passing() && list.page_may_be_retried(Instant::now()) {
-            ListWatchState::Paging(list)
-        } else if is_expired && list.next.is_some() {
-            // etcd compacted the version of the pages meanwhile. A list without pages cannot expire
-            // (client-go's pager does the same).
-            self.unpaged = true;
-            ListWatchState::Empty { reason: RelistReason::ContinueExpired }
-        } else {
-            ListWatchState::Empty { reason: list.reason }
-        };
-        ReflectorError::List(error)
     }
 }

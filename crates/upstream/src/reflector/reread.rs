@@ -34,7 +34,7 @@ impl<R: Rng> Reflector<R> {
         if self.next_step() != NextStep::ReadWatch {
             return;
         }
-        let lost = ListWatchState::Empty { reason };
+        let lost = ListWatchState::empty(reason);
         let (watch, reached) = match std::mem::replace(&mut self.state, lost) {
             ListWatchState::Watching { watch, reached } | ListWatchState::Rereading(Reread { watch, reached, .. }) => {
                 (watch, reached)
@@ -82,7 +82,7 @@ impl<R: Rng> Reflector<R> {
             Input::Line(line) => {
                 let Reread { reason, at, next, failures, request, watch, reached } = reread;
                 let step = self.read_watch(watch, reached, line);
-                let lost = ListWatchState::Empty { reason };
+                let lost = ListWatchState::empty(reason);
                 self.state = match std::mem::replace(&mut self.state, lost) {
                     ListWatchState::Watching { watch, reached } => {
                         ListWatchState::Rereading(Reread { reason, at, next, failures, request, watch, reached })
@@ -136,7 +136,7 @@ impl<R: Rng> Reflector<R> {
             self.state = ListWatchState::Rereading(reread);
             return Ok(());
         }
-        self.state = if is_passing { reread.without_list() } else { ListWatchState::Empty { reason: reread.reason } };
+        self.state = if is_passing { reread.without_list() } else { ListWatchState::empty(reread.reason) };
         Err(failed)
     }
 }

@@ -4,6 +4,7 @@ use std::{future::Future, pin::Pin, time::Duration};
 
 use bytes::Bytes;
 use kubefan_cache::{RelistReason, Update, warnings::Warnings};
+use kubefan_common::planted::{self, Bug};
 use kubefan_model::ResourceVersion;
 use kubefan_telemetry::metrics::UpstreamWatchGuard;
 use tokio::time::Instant;
@@ -38,26 +39,96 @@ pub(super) fn further(reached: ResourceVersion, next: ResourceVersion) -> Resour
 /// The position of the reflector. The documentation of this module describes the transitions.
 pub(super) enum ListWatchState {
     /// Nothing usable is known. The next step lists, for `reason`.
-    Empty { reason: RelistReason },
+    Empty { reason: RelistReason, form: ListForm },
     /// In a paged list.
     Paging(PagedList),
     /// In the initial events of a watch-list, started for `reason`.
     WatchListing { reason: RelistReason, watch: OpenWatch },
-    /// Everything that was `reached` was emitted. The next step opens a watch from there. If
-    /// `in_doubt`, it then asks for the cluster's version.
-    Listed { reached: ResourceVersion, in_doubt: bool },
+    /// Everything that was `reached` was emitted. The next step opens a watch from there.
+    Listed { reached: ResourceVersion, doubt: Doubt },
     /// A watch is open, and everything that was `reached` was emitted.
     Watching { watch: OpenWatch, reached: ResourceVersion },
     /// The same, and the objects are listed again.
     Rereading(Reread),
 }
 
+/// How the next list is requested.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum ListForm {
+    /// As a watch-list, if the options and the server allow it, and in pages otherwise.
+    #[default]
+    WatchList,
+    /// In pages, because a watch-list failed. Otherwise a server that never completes a watch-list
+    /// (etcd without progress notifications, an extension apiserver that ignores the parameter)
+    /// would never be read.
+    Pages,
+    /// As one answer, because a continue token expired.
+    Whole,
+}
+
+/// Whether the cluster may be below the version from which a watch is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Doubt {
+    /// It is not.
+    Never,
+    /// It may be. After the watch was opened, the cluster's version is asked for.
+    AsksAfter,
+    /// The same, and the last question had no answer, so one comes before the watch too: if it
+    /// failed again, the watch would be opened for nothing.
+    AsksFirst,
+}
+
+/// The optional requests that the server has refused. They are not sent again.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Refused {
+    /// Watch-lists: the server refused or ignored `sendInitialEvents`, or an object is too long for
+    /// a line.
+    pub(super) watch_list: bool,
+    /// The query for the cluster's version. Without it only lists reveal that versions went back.
+    pub(super) version_query: bool,
+}
+
 impl ListWatchState {
+    /// Nothing usable is known, and nothing is known of the lists before.
+    pub(super) fn empty(reason: RelistReason) -> Self {
+        Self::Empty { reason, form: ListForm::default() }
+    }
+
+    /// The state after a failure that leads to no other: the list starts over.
+    pub(super) fn lost(&self) -> Self {
+        Self::Empty { reason: self.relist_reason(), form: self.list_form() }
+    }
+
+    /// The state after a watch has failed that had `reached` a version, or could not be opened from
+    /// there: it continues from the version, in `doubt`, unless the error made that useless.
+    pub(super) fn after_watch(reached: ResourceVersion, doubt: Doubt, error: &UpstreamError) -> Self {
+        match error {
+            UpstreamError::Gone { .. } => Self::empty(RelistReason::Expired),
+            // A new watch would send the same event again.
+            UpstreamError::LineTooLong { .. } => Self::empty(RelistReason::LineTooLong),
+            UpstreamError::NotFound { .. } => Self::empty(RelistReason::NotFound),
+            UpstreamError::Forbidden { .. } => Self::empty(RelistReason::Forbidden),
+            _ if planted::is(Bug::BrokenWatchTrusted) => Self::Listed { reached, doubt: Doubt::Never },
+            _ => Self::Listed { reached, doubt },
+        }
+    }
+
+    /// The form of the list that follows if this state is discarded.
+    pub(super) fn list_form(&self) -> ListForm {
+        match self {
+            Self::Empty { form, .. } => *form,
+            Self::Paging(list) => list.form,
+            Self::WatchListing { .. } | Self::Listed { .. } | Self::Watching { .. } | Self::Rereading(_) => {
+                ListForm::default()
+            }
+        }
+    }
+
     /// The reason for the relist if this state is lost. A list that is lost passes its own reason
     /// on.
-    pub(super) fn relist_reason(&self) -> RelistReason {
+    fn relist_reason(&self) -> RelistReason {
         match self {
-            Self::Empty { reason } | Self::Paging(PagedList { reason, .. }) | Self::WatchListing { reason, .. } => {
+            Self::Empty { reason, .. } | Self::Paging(PagedList { reason, .. }) | Self::WatchListing { reason, .. } => {
                 *reason
             }
             Self::Rereading(Reread { reason, .. }) => *reason,
@@ -76,6 +147,8 @@ const PAGE_FAILING_MAX: Duration = Duration::from_secs(60);
 pub(super) struct PagedList {
     /// Why the list was started.
     pub(super) reason: RelistReason,
+    /// The form of this list, and of the one that replaces it if it is discarded: in pages or whole.
+    pub(super) form: ListForm,
     /// The continue token. `None` before the first page.
     pub(super) next: Option<String>,
     /// The version of the first page.
@@ -86,8 +159,33 @@ pub(super) struct PagedList {
 
 impl PagedList {
     /// A list from its first page.
-    pub(super) fn new(reason: RelistReason) -> Self {
-        Self { reason, next: None, version: None, failures: None }
+    pub(super) fn new(reason: RelistReason, form: ListForm) -> Self {
+        let form = if form == ListForm::Whole { form } else { ListForm::Pages };
+        Self { reason, form, next: None, version: None, failures: None }
+    }
+
+    /// Whether one answer has all objects.
+    pub(super) fn is_whole(&self) -> bool {
+        self.form == ListForm::Whole
+    }
+
+    /// The state after the next page has failed: the list continues with the same page, or starts
+    /// over.
+    pub(super) fn after_failure(mut self, error: &UpstreamError, now: Instant) -> ListWatchState {
+        // A single answer for all objects may be too long or too slow, so it is tried once. These
+        // failures say nothing about that.
+        if !matches!(error, UpstreamError::TooManyRequests { .. } | UpstreamError::Unreachable { .. }) {
+            self.form = ListForm::Pages;
+        }
+        if error.is_passing() && self.page_may_be_retried(now) {
+            return ListWatchState::Paging(self);
+        }
+        if matches!(error, UpstreamError::Gone { .. }) && self.next.is_some() {
+            // etcd compacted the version of the pages meanwhile. A list without pages cannot expire
+            // (client-go's pager does the same).
+            return ListWatchState::Empty { reason: RelistReason::ContinueExpired, form: ListForm::Whole };
+        }
+        ListWatchState::Empty { reason: self.reason, form: self.form }
     }
 
     /// Whether the next page still belongs to the pages before. The wait after a failure may have
@@ -97,7 +195,7 @@ impl PagedList {
     }
 
     /// Notes that the next page has failed. Returns whether it may be requested again.
-    pub(super) fn page_may_be_retried(&mut self, now: Instant) -> bool {
+    fn page_may_be_retried(&mut self, now: Instant) -> bool {
         let (count, first) = self.failures.unwrap_or((0, now));
         self.failures = Some((count + 1, first));
         self.next.is_some() && self.may_continue(now)
@@ -249,15 +347,97 @@ mod tests {
         }
     }
 
+    fn paged(next: Option<&str>) -> PagedList {
+        let list = PagedList::new(RelistReason::Initial, ListForm::default());
+        PagedList { next: next.map(str::to_owned), ..list }
+    }
+
+    fn message() -> String {
+        String::new()
+    }
+
+    fn busy() -> UpstreamError {
+        UpstreamError::TooManyRequests { message: message(), retry_after: None }
+    }
+
+    fn broken() -> UpstreamError {
+        UpstreamError::Server { code: 500, message: message(), retry_after: None }
+    }
+
+    fn gone() -> UpstreamError {
+        UpstreamError::Gone { message: message() }
+    }
+
+    /// A state in short.
+    fn title(state: &ListWatchState) -> String {
+        match state {
+            ListWatchState::Empty { reason, form } => format!("{} as {form:?}", reason.as_str()),
+            ListWatchState::Paging(_) => "the same page".to_owned(),
+            ListWatchState::Listed { doubt, .. } => format!("{doubt:?}"),
+            _ => "another state".to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_failed_page_leads_to_the_same_page_or_to_another_list() {
+        let whole = || PagedList::new(RelistReason::Expired, ListForm::Whole);
+        let refused = || UpstreamError::Refused { code: 400, message: message() };
+        let unreachable = || UpstreamError::Unreachable { server: message(), message: message() };
+        for (list, error, expected) in [
+            (paged(None), broken(), "initial as Pages"),
+            (paged(None), gone(), "initial as Pages"),
+            (paged(Some("token")), broken(), "the same page"),
+            (paged(Some("token")), busy(), "the same page"),
+            (paged(Some("token")), refused(), "initial as Pages"),
+            (paged(Some("token")), gone(), "continue_expired as Whole"),
+            (whole(), busy(), "expired as Whole"),
+            (whole(), unreachable(), "expired as Whole"),
+            (whole(), broken(), "expired as Pages"),
+            (whole(), refused(), "expired as Pages"),
+        ] {
+            assert_eq!(title(&list.after_failure(&error, Instant::now())), expected, "{error}");
+        }
+    }
+
+    #[test]
+    fn a_failed_watch_leads_to_another_watch_or_to_a_list() {
+        let reached = ResourceVersion::new(9).unwrap();
+        let denied = UpstreamError::Forbidden { message: message() };
+        let missing = UpstreamError::NotFound { message: message() };
+        let too_long = UpstreamError::LineTooLong { line_bytes_max: 1 };
+        for (doubt, error, expected) in [
+            (Doubt::AsksAfter, broken(), "AsksAfter"),
+            (Doubt::AsksFirst, busy(), "AsksFirst"),
+            (Doubt::AsksAfter, gone(), "expired as WatchList"),
+            (Doubt::AsksFirst, gone(), "expired as WatchList"),
+            (Doubt::AsksAfter, too_long, "line_too_long as WatchList"),
+            (Doubt::AsksAfter, missing, "not_found as WatchList"),
+            (Doubt::AsksAfter, denied, "forbidden as WatchList"),
+        ] {
+            assert_eq!(title(&ListWatchState::after_watch(reached, doubt, &error)), expected, "{error}");
+        }
+    }
+
+    #[test]
+    fn a_list_that_is_discarded_passes_on_its_reason_and_how_it_is_requested() {
+        let of = |reason, form| ListWatchState::Paging(PagedList::new(reason, form)).lost();
+        assert_eq!(title(&of(RelistReason::Expired, ListForm::WatchList)), "expired as Pages");
+        assert_eq!(title(&of(RelistReason::ContinueExpired, ListForm::Whole)), "continue_expired as Whole");
+        let whole = ListWatchState::Empty { reason: RelistReason::ContinueExpired, form: ListForm::Whole };
+        assert_eq!(title(&whole.lost()), "continue_expired as Whole");
+        let listed = ListWatchState::Listed { reached: ResourceVersion::new(9).unwrap(), doubt: Doubt::Never };
+        assert_eq!(title(&listed.lost()), "interrupted as WatchList");
+    }
+
     #[test]
     fn a_page_is_retried_for_a_minute_and_then_the_list_starts_over() {
         let start = Instant::now();
-        let mut list = PagedList { next: Some("token".to_owned()), ..PagedList::new(RelistReason::Initial) };
+        let mut list = paged(Some("token"));
         assert!(list.page_may_be_retried(start));
         assert!(list.page_may_be_retried(start + Duration::from_secs(59)));
         assert!(!list.page_may_be_retried(start + PAGE_FAILING_MAX));
         assert!(list.may_continue(start + Duration::from_secs(59)) && !list.may_continue(start + PAGE_FAILING_MAX));
-        let mut first_page = PagedList::new(RelistReason::Initial);
+        let mut first_page = paged(None);
         assert!(!first_page.page_may_be_retried(start));
     }
 }

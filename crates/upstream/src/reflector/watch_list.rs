@@ -12,7 +12,7 @@ use crate::{
         Reflector,
         codec::{WatchMessage, read_event},
         error::ReflectorError,
-        state::{ListWatchState, OpenWatch, ReflectorEvent},
+        state::{ListForm, ListWatchState, OpenWatch, ReflectorEvent},
     },
 };
 
@@ -35,8 +35,8 @@ impl<R: Rng> Reflector<R> {
             // predates the parameter.
             Err(UpstreamError::Refused { code: 400 | 422, message }) => {
                 tracing::info!(resource = %self.target.gvr, message, "upstream does not support WatchList; listing instead");
-                self.watch_list_refused = true;
-                Ok(self.start_paging(reason))
+                self.refused.watch_list = true;
+                Ok(self.start_paging(reason, ListForm::Pages))
             }
             Err(error) => Err(ReflectorError::List(error)),
         }
@@ -49,14 +49,14 @@ impl<R: Rng> Reflector<R> {
         reason: RelistReason,
         mut watch: OpenWatch,
     ) -> Result<ReflectorEvent, ReflectorError> {
-        // Reset below if this line is valid.
-        self.next_is_paged = true;
+        // Replaced below if this line is valid.
+        self.state = ListWatchState::Empty { reason, form: ListForm::Pages };
         let line = match watch.lines.next_line().await {
             Ok(Some(line)) => line,
             Ok(None) => return Err(ReflectorError::List(ended_early())),
             Err(error) => {
                 // A page may be longer than a line, so a paged list can return this object.
-                self.watch_list_refused |= matches!(error, UpstreamError::LineTooLong { .. });
+                self.refused.watch_list |= matches!(error, UpstreamError::LineTooLong { .. });
                 return Err(ReflectorError::List(error));
             }
         };
@@ -64,7 +64,6 @@ impl<R: Rng> Reflector<R> {
         let update = match read_event(&self.parser, &line).map_err(ReflectorError::into_list)? {
             WatchMessage::Event(EventType::Added, object) => Update::ListItem(object),
             WatchMessage::Bookmark { version, ends_initial_state: true } => {
-                self.next_is_paged = false;
                 self.state = ListWatchState::Watching { watch, reached: version.end() };
                 self.ready.push_back((Update::ListEnd(version.end()), received));
                 return Ok(ReflectorEvent::Watching { proven_at: None });
@@ -72,11 +71,10 @@ impl<R: Rng> Reflector<R> {
             // A server that ignores the parameters sends the state without an end, or the events of
             // a plain watch.
             WatchMessage::Event(..) | WatchMessage::Bookmark { .. } => {
-                self.watch_list_refused = true;
+                self.refused.watch_list = true;
                 return Err(ReflectorError::List(UpstreamError::invalid("the server ignores sendInitialEvents")));
             }
         };
-        self.next_is_paged = false;
         self.state = ListWatchState::WatchListing { reason, watch };
         Ok(ReflectorEvent::Update { update, received })
     }
