@@ -3,18 +3,20 @@
 use std::{sync::Arc, time::Duration};
 
 use kubefan_access::{
-    AccessControl, AccessOptions, Exists, ServiceAccounts, StreamOptions, Switches, TrustedCas,
+    AccessControl, AccessOptions, BoundObject, Exists, ServiceAccounts, StreamOptions, Switches, TrustedCas,
     authentication::{
-        AuthenticationOptions, authenticator::KEY_BYTES, caller::Clock, certificate::trusted_cas::ClientCaError,
+        AuthenticationOptions,
+        caller::Clock,
+        certificate::{cluster, trusted_cas::ClientCaError},
     },
     authorization::AuthorizationOptions,
     review::QueueLimits,
 };
+use kubefan_fanout::Catalog;
+use kubefan_informers::{CacheCatalog, Registry};
 use kubefan_server::admin_access::{AdminAccess, Details};
-use kubefan_telemetry::metrics::Metrics;
-use kubefan_upstream::Upstream;
 
-use super::server_options;
+use super::{clock::wall_clock, component::Shared, server_options};
 use crate::config::{AuthorizationMode, CallerConfig, ListenAddress, ServeConfig};
 
 /// Reviews of one kind that are being answered at a time. A connection to the apiserver takes about
@@ -38,17 +40,44 @@ pub(super) fn client_cas(config: &ServeConfig, clock: Clock) -> Result<Option<Ar
     }
 }
 
-/// Decides who may read what. `exists` looks up what tokens are bound to, `clock` is the wall
-/// clock, and `key` must be
-/// random. The caches answer what `switches` leave to them.
-pub(super) fn control(
-    callers: &CallerConfig,
-    upstream: &Upstream,
-    client_cas: Option<Arc<TrustedCas>>,
-    exists: Exists,
-    (clock, key, switches): (Clock, [u8; KEY_BYTES], Arc<Switches>),
-    metrics: &Metrics,
-) -> Arc<AccessControl> {
+/// The decisions about callers, before any is made.
+pub(super) struct Callers {
+    /// The CAs of their certificates. `None` if certificates name no callers.
+    pub(super) client_cas: Option<Arc<TrustedCas>>,
+    /// Whether the modes of reads may change while kubefan runs.
+    pub(super) modes_change: bool,
+}
+
+/// The decisions about callers.
+pub(super) struct CallersHandle {
+    /// Decides who may read what.
+    pub(super) access: Arc<AccessControl>,
+    /// The reads that the caches answer.
+    pub(super) switches: Arc<Switches>,
+}
+
+impl Callers {
+    /// Starts to decide. The caches of `registry` show whether the objects exist that tokens are
+    /// bound to.
+    pub(super) fn build(self, shared: Shared<'_>, registry: &Arc<Registry>) -> CallersHandle {
+        let Self { client_cas, modes_change } = self;
+        if let Some(cas) = client_cas.clone().filter(|cas| !cas.is_of_file()) {
+            shared.spawn(cluster::follow(shared.upstream.clone(), cas));
+        }
+        let caches = CacheCatalog(registry.clone());
+        let exists: Exists =
+            Arc::new(move |object: &BoundObject| caches.exists(&object.gvr(), &object.key, &object.uid));
+        let modes = shared.config.modes.modes.clone();
+        let switches = if modes_change { Switches::new(modes) } else { Switches::fixed(modes) };
+        let access = control(shared, client_cas, exists).with_switches(switches.clone());
+        CallersHandle { access: Arc::new(access), switches }
+    }
+}
+
+fn control(shared: Shared<'_>, client_cas: Option<Arc<TrustedCas>>, exists: Exists) -> AccessControl {
+    let (callers, upstream) = (&shared.config.callers, shared.upstream);
+    #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
+    let key = rand::random();
     let queue = QueueLimits {
         per_second: callers.reviews_per_second,
         burst: callers.reviews_per_second.saturating_mul(2),
@@ -75,16 +104,15 @@ pub(super) fn control(
     let CallerConfig { reauthorize_interval, stream_age_max: age_max, .. } = *callers;
     let streams = StreamOptions { reauthorize_interval, age_max };
     let options = AccessOptions { authentication, authorization, streams };
-    let access = match callers.mode {
+    match callers.mode {
         AuthorizationMode::AlwaysAllow => AccessControl::always_allow(),
         AuthorizationMode::Webhook => {
-            let service_accounts = || ServiceAccounts::new(upstream.clone(), exists, metrics.access());
-            AccessControl::webhook(upstream, options, key, clock, metrics.access())
+            let service_accounts = || ServiceAccounts::new(upstream.clone(), exists, shared.metrics.access());
+            AccessControl::webhook(upstream, options, key, wall_clock, shared.metrics.access())
                 .with_client_cas(client_cas)
                 .with_service_accounts(callers.service_account_jwks.then(service_accounts))
         }
-    };
-    Arc::new(access.with_switches(switches))
+    }
 }
 
 /// Who sees the details that the admin port shows: every client where every caller may read

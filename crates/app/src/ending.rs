@@ -2,7 +2,7 @@
 //!
 //! The hazard is a failure of one port that cuts the streams of another: their clients would see a
 //! broken connection, and all of them would connect again at once. So every end drains the data
-//! port.
+//! port. What stops after that is one list, in order ([`ShutdownSteps`]).
 
 use std::{
     convert::Infallible,
@@ -11,10 +11,10 @@ use std::{
     time::Duration,
 };
 
-use futures::FutureExt;
+use futures::{FutureExt, future::BoxFuture};
 use tokio::{task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::failure::{AppError, server_error};
 
@@ -65,9 +65,99 @@ pub(super) async fn until_drained(
     ended
 }
 
+/// The signals that end the tasks of all components. Dropping it gives both.
+#[derive(Default)]
+pub(super) struct Stops {
+    /// The end of the streams and of what moves them. The data port ends with the last of them.
+    pub(super) drain: CancellationToken,
+    /// The end of everything else, after the drain.
+    pub(super) stop: CancellationToken,
+}
+
+impl Drop for Stops {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        self.drain.cancel();
+    }
+}
+
+/// What is waited for after the drain, in this order.
+#[derive(Default)]
+pub(super) struct ShutdownSteps(Vec<ShutdownStep>);
+
+struct ShutdownStep {
+    /// Its name in the log.
+    name: &'static str,
+    ended: BoxFuture<'static, ()>,
+    /// The longest wait. `None` waits until it has ended.
+    limit: Option<Duration>,
+}
+
+impl ShutdownSteps {
+    /// Adds a step that must complete.
+    pub(super) fn then(mut self, name: &'static str, ended: impl Future<Output = ()> + Send + 'static) -> Self {
+        self.0.push(ShutdownStep { name, ended: Box::pin(ended), limit: None });
+        self
+    }
+
+    /// Adds a step that is left behind after a time.
+    pub(super) fn then_within(
+        mut self,
+        limit: Duration,
+        name: &'static str,
+        ended: impl Future<Output = ()> + Send + 'static,
+    ) -> Self {
+        self.0.push(ShutdownStep { name, ended: Box::pin(ended), limit: Some(limit) });
+        self
+    }
+
+    /// Waits for each step in turn.
+    pub(super) async fn run(self) {
+        for ShutdownStep { name, ended, limit } in self.0 {
+            let Some(limit) = limit else {
+                ended.await;
+                continue;
+            };
+            if timeout(limit, ended).await.is_err() {
+                debug!(name, "did not end in time");
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use tokio::time::{Instant, sleep};
+
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_steps_of_a_shutdown_follow_each_other_and_some_are_left_behind() {
+        let (first, second) = (CancellationToken::new(), CancellationToken::new());
+        let (done, first_done, last) = (first.clone(), first.clone(), second.clone());
+        let start = Instant::now();
+        let steps = ShutdownSteps::default()
+            .then("the first", async move {
+                sleep(Duration::from_secs(60)).await;
+                done.cancel();
+            })
+            .then_within(Duration::from_secs(2), "one that hangs", pending())
+            .then("the last", async move {
+                assert!(first_done.is_cancelled());
+                last.cancel();
+            });
+        steps.run().await;
+        assert!(first.is_cancelled() && second.is_cancelled());
+        assert_eq!(start.elapsed(), Duration::from_secs(62));
+    }
+
+    #[test]
+    fn all_tasks_end_however_serving_returns() {
+        let stops = Stops::default();
+        let (drain, stop) = (stops.drain.clone(), stops.stop.clone());
+        drop(stops);
+        assert!(drain.is_cancelled() && stop.is_cancelled());
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_failure_of_the_admin_port_ends_the_process_after_the_streams_of_the_data_port() {

@@ -1,14 +1,26 @@
-//! Wiring: creates the parts of the proxy from the configuration, connects them, and stops them in
-//! order. It decides nothing else; policies about caches are in [`kubefan_informers`].
+//! Wiring: creates the components of the proxy from the configuration, connects them, and stops
+//! them in order. It decides nothing else; policies about caches are in [`kubefan_informers`].
+//!
+//! | component | handle |
+//! |---|---|
+//! | `ServingCertificate` | the certificate, kept valid |
+//! | `Caches` | the registry of all caches, and the task of the informers |
+//! | `Callers` | who may read what, and the modes in force |
+//! | `DataPort` | the server, and its task |
+//! | `AdminPort` | its task |
+//! | `Rebalancing` | what peers may ask about the load |
+//! | `PeerPort`, `LiveSettings`, `Memory` | none: they run until kubefan stops |
 
 mod auditing;
 mod cache_registry;
 mod callers;
 mod clock;
+mod component;
 pub mod config;
 mod ending;
 mod failure;
 mod live_settings;
+mod memory;
 pub mod mode_names;
 pub mod open_files;
 mod peer_records;
@@ -17,44 +29,22 @@ mod rebalancing;
 pub mod reload;
 mod sampling;
 mod server_options;
+mod serving_admin;
 mod serving_certificate;
+mod serving_data;
 
 #[cfg(test)]
 #[path = "../../../fuzz/checks.rs"]
 mod fuzz;
 
-use std::{
-    collections::HashMap,
-    convert::Infallible,
-    future::Future,
-    io,
-    pin::pin,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{convert::Infallible, future::Future, io, pin::pin, sync::Arc, time::Duration};
 
-use futures::{FutureExt, Stream, StreamExt};
-use kubefan_access::{AccessControl, BoundObject, Switches, TrustedCas, authentication::certificate::cluster};
-use kubefan_audit::AuditLog;
-use kubefan_common::proto::DESCRIPTORS;
-use kubefan_fanout::Catalog;
-use kubefan_informers::{
-    CacheCatalog, Registry,
-    memory_pressure::{self, MemoryBudget},
-};
-use kubefan_managed_tls::ManagedTls;
+use futures::{FutureExt, Stream, StreamExt, future::OptionFuture};
+use kubefan_access::TrustedCas;
+use kubefan_audit::AuditWriter;
+use kubefan_informers::memory_pressure;
 use kubefan_server::{
-    Server, ServerOptions,
-    admin::{self, Admin},
-    admin_access::Details,
-    admin_port,
-    grpc::health,
-    kube::{
-        cross_origin::AllowedOrigins,
-        forward::{ForwardOptions, Forwarder},
-        kube_upstream::KubeUpstream,
-    },
-    subscribers::Subscribers,
+    kube::forward::{ForwardOptions, Forwarder},
     transport::listen::{Bound, Listener},
 };
 use kubefan_telemetry::{
@@ -68,26 +58,33 @@ use kubefan_upstream::{
     passthrough::{Credentials, Passthrough, PassthroughOptions, check_reviewer},
 };
 use prometheus::Registry as PrometheusRegistry;
-use tokio::{sync::Notify, time::timeout};
-use tokio_rustls::TlsAcceptor;
-use tokio_util::sync::CancellationToken;
-use tonic::service::Routes;
+use tokio::sync::Notify;
 use tracing::{info, warn};
 
 pub use self::failure::AppError;
 use self::{
     auditing::Audit,
-    cache_registry::registry,
-    clock::{unix_time, wall_clock},
-    ending::{ServerTask, until_drained},
-    failure::chain,
+    cache_registry::{Caches, CachesHandle},
+    callers::{Callers, CallersHandle},
+    clock::wall_clock,
+    component::Shared,
+    ending::{ShutdownSteps, Stops, until_drained},
+    live_settings::LiveSettings,
+    memory::Memory,
+    peers::PeerPort,
+    rebalancing::Rebalancing,
     reload::WatchedFile,
-    serving_certificate::{Acceptors, ServingCertificate, with_certificate},
+    serving_admin::AdminPort,
+    serving_certificate::{Acceptors, ServingCertificate},
+    serving_data::{DataPort, DataPortHandle},
 };
 use crate::config::{AuthorizationMode, PassthroughConfig, ServeConfig, SourceSettings};
 
 /// kubefan's version.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// How long the tasks that were cancelled may take to end: short, because they end at once.
+const TASK_END_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A kubefan whose ports are bound, but which does not serve yet.
 pub struct App {
@@ -120,7 +117,7 @@ pub async fn run(
     reloads: impl Stream<Item = ()> + Send,
 ) -> Result<(), AppError> {
     let (open_files, given) = (open_files::raise(), config.serving.connections_max);
-    let memory_max = memory_pressure::resident_max(memory_given(&config));
+    let memory_max = memory_pressure::resident_max(memory::given(&config));
     let connections_max = open_files::connections_max(given, (open_files, memory_max), &config.passthrough);
     config.serving.connections_max = Some(connections_max);
     let mut shutdown = pin!(shutdown);
@@ -195,18 +192,19 @@ impl App {
             }
             PassthroughConfig { credentials: None, .. } => None,
         };
-        Self::bind_with((upstream, source), passthrough, config).await
+        Self::bind_with(upstream, source, passthrough, config).await
     }
 
     /// Like [`Self::bind`], with an existing client of the apiserver instead of the configured one,
     /// and without passthrough.
     pub async fn bind_to(upstream: Upstream, config: ServeConfig) -> Result<Self, AppError> {
-        Self::bind_with((upstream.clone(), Source::apiserver(upstream)), None, config).await
+        Self::bind_with(upstream.clone(), Source::apiserver(upstream), None, config).await
     }
 
     /// `source` is where the caches list and watch.
     async fn bind_with(
-        (upstream, source): (Upstream, Source),
+        upstream: Upstream,
+        source: Source,
         passthrough: Option<Passthrough>,
         config: ServeConfig,
     ) -> Result<Self, AppError> {
@@ -300,191 +298,51 @@ impl App {
     /// makes clients reconnect, within the drain timeout.
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), AppError> {
         let own_port = self.bound_for_peers()?.and_then(|bound| bound.port());
-        let Self {
-            config,
-            upstream,
-            source,
-            forwarder,
-            metrics,
-            data,
-            admin,
-            peer,
-            tls,
-            certificate,
-            client_cas,
-            audit,
-            traces,
-            exporter,
-            watched,
-        } = self;
-        let Audit { log, writer, .. } = audit;
-        let log = log.with_traces(traces);
+        let Self { config, upstream, source, metrics, tls, certificate, audit: Audit { log, writer, .. }, .. } = self;
+        // However this returns, dropping it stops everything that was started.
+        let stops = Stops::default();
+        let shared = Shared { config: &config, upstream: &upstream, metrics: &metrics, stops: &stops };
+        let log = log.with_traces(self.traces);
         // The writer ends with the last copy of the log.
-        let peer_log = peer.is_some().then(|| log.clone());
-        let (stop, drain) = (CancellationToken::new(), CancellationToken::new());
-        // Stops everything that this function started, however it returns.
-        let _stop_all = (stop.clone().drop_guard(), drain.clone().drop_guard());
-        let budget = MemoryBudget::new(memory_given(&config));
-        let memory_max = budget.as_ref().map(|budget| budget.bytes_max);
+        let peer_log = self.peer.is_some().then(|| log.clone());
+        let memory = Memory::new(&config);
         // First, because a warm start needs it.
-        certificate.iter().for_each(|certificate| certificate.keep(&upstream, &metrics, &stop));
+        certificate.iter().for_each(|certificate| certificate.keep(shared));
         let managed = certificate.as_ref().and_then(ServingCertificate::managed).cloned();
         let peer_tls = peers::tls(&config, managed.as_ref());
-        let peers = peers::warm_start_peers(&config, peer_tls.clone(), own_port, memory_max);
+        let peers = peers::warm_start_peers(&config, peer_tls.clone(), own_port, memory.bytes_max());
         let lists_and_watches_at = source.name().to_owned();
-        let registry = registry(&config, (&upstream, source), peers, memory_max, &metrics, &stop);
-        let informers = tokio::spawn(registry.clone().run());
-        #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
-        let key = rand::random();
-        if let Some(cas) = client_cas.clone().filter(|cas| !cas.is_of_file()) {
-            tokio::spawn(stop.clone().run_until_cancelled_owned(cluster::follow(upstream.clone(), cas)));
+        let caches = Caches { source, peers, memory_bytes_max: memory.bytes_max() };
+        let CachesHandle { registry, informers } = caches.build(shared);
+        let callers = Callers { client_cas: self.client_cas, modes_change: self.watched.is_some() };
+        let CallersHandle { access, switches } = callers.build(shared, &registry);
+        let (data_tls, admin_tls) = tls.map(|tls| (tls.data, tls.admin)).unzip();
+        let data = DataPort { listener: self.data, tls: data_tls, audit: log, forwarder: self.forwarder };
+        let DataPortHandle { server, task: mut data } = data.build(shared, &registry, &access)?;
+        let admin = AdminPort { listener: self.admin, tls: admin_tls, managed };
+        let mut admin = admin.build(shared, &registry, &access, server.subscribers().clone())?;
+        if let (Some(listener), Some(log), Some(tls)) = (self.peer, peer_log, peer_tls) {
+            let connections = server.connections().clone();
+            let load = Rebalancing { tls: tls.clone(), own_port, connections, access }.build(shared, &registry);
+            PeerPort { listener, tls, log, load }.build(shared, &registry);
         }
-        let caches = CacheCatalog(registry.clone());
-        let exists = Arc::new(move |object: &BoundObject| caches.exists(&object.gvr(), &object.key, &object.uid));
-        let modes = config.modes.modes.clone();
-        let switches = if watched.is_some() { Switches::new(modes) } else { Switches::fixed(modes) };
-        let control = (wall_clock as fn() -> SystemTime, key, switches.clone());
-        let access = callers::control(&config.callers, &upstream, client_cas, exists, control, &metrics);
-        let reloaded = registry.clone();
-        let origins = Some(Arc::new(AllowedOrigins::new(upstream.clone())));
-        let parts = (access.clone(), log, KubeUpstream { forwarder, origins });
-        let (server, mut data) =
-            serve_data(data, tls.as_ref().map(|tls| tls.data.clone()), parts, &config, &registry, &metrics, &drain)?;
-        let (watches, connections, reader) =
-            (server.subscribers().clone(), server.connections().clone(), server.reader().clone());
-        let mut admin = serve_admin(
-            (admin, tls.map(|tls| tls.admin)),
-            managed,
-            (&access, watches),
-            &config,
-            &registry,
-            &metrics,
-            &stop,
-        )?;
-        let set_places: live_settings::SetPlaces =
-            Box::new(move |subscribers_max, reads_max| reader.set_places(subscribers_max, reads_max));
-        match budget {
-            Some(budget) => {
-                let end_unread = move || server.readers().end_some();
-                let keep_within = memory_pressure::keep_within(registry.clone(), metrics.clone(), budget, end_unread);
-                tokio::spawn(stop.clone().run_until_cancelled_owned(keep_within));
-            }
-            // It has a copy of the log, whose writer ends with the last one.
-            None => drop(server),
-        }
-        if let (Some(listener), Some(log), Some(tls)) = (peer, peer_log, peer_tls) {
-            let load = rebalancing::load(&config, &registry, &connections, &access, &drain);
-            peers::serve(listener, tls.clone(), (CacheCatalog(registry.clone()), log, load.clone()), &metrics, &stop);
-            rebalancing::start(&config, (tls, own_port), (connections, access, &upstream), load, &metrics, &drain);
-        }
-        let (named, modes) = (registry.clone(), config.modes.modes.clone());
-        let warning = async move { mode_names::warn_of_unmatched(&modes, named.discovery()).await };
-        tokio::spawn(stop.clone().run_until_cancelled_owned(warning));
-        metrics.reload().started(unix_time());
-        if let Some((file, asked)) = watched {
-            let apply = live_settings::apply(switches, reloaded, set_places);
-            let following = file.follow(asked, metrics.reload().clone(), unix_time, apply);
-            tokio::spawn(stop.clone().run_until_cancelled_owned(following));
-        }
+        let reader = server.reader().clone();
+        LiveSettings { watched: self.watched, switches, reader }.build(shared, &registry);
+        memory.build(shared, &registry, server);
         info!(apiserver = upstream.server(), lists_and_watches_at, "started");
 
-        let drain_timeout = config.serving.drain_timeout;
-        let ended = until_drained(shutdown, &mut data, &mut admin, &drain, drain_timeout).await;
-        stop.cancel();
-        if let Some(writer) = writer {
-            writer.finish().await;
-        }
-        if let Some(exporter) = exporter {
-            exporter.finish().await;
-        }
-        // Short, because the tasks end as soon as they are cancelled.
-        let _ = timeout(Duration::from_secs(2), informers).await;
-        if !admin.is_finished() {
-            let _ = timeout(Duration::from_secs(2), admin).await;
-        }
+        let ended = until_drained(shutdown, &mut data, &mut admin, &stops.drain, config.serving.drain_timeout).await;
+        stops.stop.cancel();
+        let steps = ShutdownSteps::default()
+            .then("the audit log", OptionFuture::from(writer.map(AuditWriter::finish)).map(drop))
+            .then("the export of traces", OptionFuture::from(self.exporter.map(Exporter::finish)).map(drop))
+            .then_within(TASK_END_TIMEOUT, "the informers", informers.map(drop))
+            .then_within(TASK_END_TIMEOUT, "the admin port", async move {
+                if !admin.is_finished() {
+                    let _ = admin.await;
+                }
+            });
+        steps.run().await;
         ended
     }
-}
-
-fn memory_given(config: &ServeConfig) -> Option<usize> {
-    config.serving.memory_bytes_max.map(|given| usize::try_from(given).unwrap_or(usize::MAX))
-}
-
-type DataServer = Arc<Server<CacheCatalog>>;
-
-fn serve_admin(
-    (listener, tls): (Listener, Option<TlsAcceptor>),
-    managed: Option<Arc<ManagedTls>>,
-    (access, subscribers): (&Arc<AccessControl>, Arc<Subscribers>),
-    config: &ServeConfig,
-    registry: &Arc<Registry>,
-    metrics: &Arc<Metrics>,
-    stop: &CancellationToken,
-) -> Result<ServerTask, AppError> {
-    let (refreshed, ready) = (registry.clone(), registry.clone());
-    let details = callers::admin_details(config);
-    let tls = tls.filter(|_| details == Details::Authorized && matches!(listener, Listener::Tcp(_)));
-    let router = admin::router(Admin {
-        access: callers::admin_access(config, access),
-        catalog: CacheCatalog(registry.clone()),
-        subscribers,
-        history: sampling::sample(registry, metrics, stop),
-        registry: metrics.registry().clone(),
-        refresh: Box::new(move || refreshed.refresh_gauges()),
-        readiness: Box::new(move || with_certificate(managed.as_ref(), ready.readiness())),
-    });
-    let failed = |error: io::Error| AppError::Server { what: "the admin server", message: error.to_string() };
-    let ended = admin_port::serve(listener, tls, access.clone(), router, stop.clone()).map_err(failed)?;
-    Ok(tokio::spawn(async move {
-        let ended = ended.await.unwrap_or_else(|_| Err(io::Error::other("its thread has panicked")));
-        ended.map_err(|error| error.to_string())
-    }))
-}
-
-fn serve_data(
-    listener: Listener,
-    tls: Option<TlsAcceptor>,
-    (access, audit, upstream): (Arc<AccessControl>, AuditLog, KubeUpstream),
-    config: &ServeConfig,
-    registry: &Arc<Registry>,
-    metrics: &Arc<Metrics>,
-    drain: &CancellationToken,
-) -> Result<(DataServer, ServerTask), AppError> {
-    let failed = |error: &dyn std::error::Error| AppError::Server { what: "the data port", message: chain(error) };
-    let (reporter, health_service) = tonic_health::server::health_reporter();
-    let reflection = || {
-        tonic_reflection::server::Builder::configure()
-            .register_encoded_file_descriptor_set(DESCRIPTORS)
-            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-            // The types of the details of a status.
-            .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET)
-            .register_encoded_file_descriptor_set(tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET)
-            .register_encoded_file_descriptor_set(tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET)
-            .include_reflection_service(false)
-    };
-    let v1 = reflection().build_v1().map_err(|error| failed(&error))?;
-    // grpcio and older releases of grpcurl ask for this version only.
-    let v1alpha = reflection().build_v1alpha().map_err(|error| failed(&error))?;
-    let others = Routes::new(health_service).add_service(v1).add_service(v1alpha);
-    let catalog = Arc::new(CacheCatalog(registry.clone()));
-    let options = ServerOptions::from(config);
-    // The health of a resource by its name would show that it is cached.
-    let names_resources = !access.reviews();
-    let server = Server::new(catalog, others, options, (access, audit), upstream, metrics.clone(), drain.clone());
-    let (registry, drain) = (registry.clone(), drain.clone());
-    Ok((
-        server.clone(),
-        tokio::spawn(async move {
-            let changes = registry.changes();
-            let health = move || {
-                let named = if names_resources { registry.health() } else { Default::default() };
-                (registry.readiness().0, named)
-            };
-            let reported = health::report(&reporter, health(), &HashMap::new()).await;
-            let following = tokio::spawn(health::follow(changes, health, reporter, reported, drain));
-            server.run(listener, tls).await;
-            following.abort();
-            Ok(())
-        }),
-    ))
 }

@@ -4,27 +4,50 @@
 use std::sync::Arc;
 
 use kubefan_access::Switches;
-use kubefan_admission::PermitLimits;
-use kubefan_informers::Registry;
+use kubefan_informers::{CacheCatalog, Registry};
+use kubefan_server::reader::Reader;
+use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::info;
 
-use super::{mode_names, server_options};
+use super::{clock::unix_time, component::Shared, mode_names, reload::WatchedFile, server_options};
 use crate::config::ServeConfig;
 
-/// Changes how many streams, and how many reads, are served at a time.
-pub(super) type SetPlaces = Box<dyn Fn(PermitLimits, PermitLimits) + Send>;
+/// The changes of the configuration while kubefan runs.
+pub(super) struct LiveSettings {
+    /// The file, and the requests to read it at once. `None` if the configuration never changes.
+    pub(super) watched: Option<(WatchedFile, Arc<Notify>)>,
+    /// The reads that the caches answer.
+    pub(super) switches: Arc<Switches>,
+    /// Limits streams and reads.
+    pub(super) reader: Arc<Reader<CacheCatalog>>,
+}
+
+impl LiveSettings {
+    /// Applies the changes of the file until kubefan stops. Also warns of modes that concern no
+    /// resource.
+    pub(super) fn build(self, shared: Shared<'_>, registry: &Arc<Registry>) {
+        let (named, modes) = (registry.clone(), shared.config.modes.modes.clone());
+        shared.spawn(async move { mode_names::warn_of_unmatched(&modes, named.discovery()).await });
+        let metrics = shared.metrics.reload().clone();
+        metrics.started(unix_time());
+        let Self { watched, switches, reader } = self;
+        if let Some((file, asked)) = watched {
+            shared.spawn(file.follow(asked, metrics, unix_time, apply(switches, registry.clone(), reader)));
+        }
+    }
+}
 
 /// A function of the configurations before and after a change, which applies the change.
-pub(super) fn apply(
+fn apply(
     switches: Arc<Switches>,
     registry: Arc<Registry>,
-    set_places: SetPlaces,
+    reader: Arc<Reader<CacheCatalog>>,
 ) -> impl FnMut(&ServeConfig, &ServeConfig) {
     // Dropping it ends what is left of the change before.
     let mut _ending = None;
     move |before, after| {
-        set_places(server_options::subscribers_max(after), server_options::reads_max(after));
+        reader.set_places(server_options::subscribers_max(after), server_options::reads_max(after));
         if before.serving.staleness_max != after.serving.staleness_max {
             registry.limit_staleness(after.serving.staleness_max);
         }

@@ -4,18 +4,16 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 use kubefan_audit::AuditLog;
-use kubefan_informers::CacheCatalog;
+use kubefan_informers::{CacheCatalog, Registry};
 use kubefan_managed_tls::ManagedTls;
 use kubefan_peer::{
     DnsDial, LoadSource, Peers, TransferLog,
     tls::{PeerTls, PeerTlsFiles},
 };
 use kubefan_server::transport::listen::Listener;
-use kubefan_telemetry::metrics::Metrics;
-use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Connected;
 
-use super::peer_records::PeerRecords;
+use super::{component::Shared, peer_records::PeerRecords};
 use crate::config::ServeConfig;
 
 /// The size limit of a transfer if neither the configuration nor a memory budget sets one, in
@@ -53,21 +51,29 @@ pub(super) fn warm_start_peers(
     Some(Peers::new(Arc::new(dial), config.peer.timeout, config.peer.transfer_bytes_max.unwrap_or(half_of_memory)))
 }
 
-/// Serves peers from the caches of `registry` until `stop` is cancelled; transfers are recorded in
-/// `log`. With `load`, peers may also ask how loaded this replica is.
-pub(super) fn serve(
-    listener: Listener,
-    tls: PeerTls,
-    (registry, log, load): (CacheCatalog, AuditLog, Option<LoadSource>),
-    metrics: &Arc<Metrics>,
-    stop: &CancellationToken,
-) {
-    let log: Arc<dyn TransferLog> = Arc::new(PeerRecords(log));
-    let incoming = listener.incoming(0).map(|accepted| {
-        accepted.map(|io| {
-            let address = io.connect_info().address.map(|address| address.ip());
-            (io, address)
-        })
-    });
-    tokio::spawn(kubefan_peer::server::serve(incoming, tls, registry, log, load, metrics.clone(), stop.clone()));
+/// The port where peers copy caches, before it serves.
+pub(super) struct PeerPort {
+    pub(super) listener: Listener,
+    pub(super) tls: PeerTls,
+    /// The log of transfers.
+    pub(super) log: AuditLog,
+    /// What peers may ask about the load of this replica. `None` if they may not.
+    pub(super) load: Option<LoadSource>,
+}
+
+impl PeerPort {
+    /// Serves peers from the caches of `registry` until kubefan stops.
+    pub(super) fn build(self, shared: Shared<'_>, registry: &Arc<Registry>) {
+        let Self { listener, tls, log, load } = self;
+        let log: Arc<dyn TransferLog> = Arc::new(PeerRecords(log));
+        let caches = CacheCatalog(registry.clone());
+        let incoming = listener.incoming(0).map(|accepted| {
+            accepted.map(|io| {
+                let address = io.connect_info().address.map(|address| address.ip());
+                (io, address)
+            })
+        });
+        let stop = shared.stops.stop.clone();
+        tokio::spawn(kubefan_peer::server::serve(incoming, tls, caches, log, load, shared.metrics.clone(), stop));
+    }
 }

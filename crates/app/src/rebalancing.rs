@@ -6,52 +6,51 @@ use kubefan_access::AccessControl;
 use kubefan_informers::Registry;
 use kubefan_peer::{DnsDial, Load, LoadSource, Loads, tls::PeerTls};
 use kubefan_server::{rebalance::Rebalancer, transport::open_connections::OpenConnections};
-use kubefan_telemetry::metrics::Metrics;
-use kubefan_upstream::Upstream;
 use rand::{SeedableRng, rngs::SmallRng};
-use tokio_util::sync::CancellationToken;
 
-use crate::config::ServeConfig;
+use super::component::Shared;
 
-/// What this replica tells its peers. `None` if it does not take part.
-pub(super) fn load(
-    config: &ServeConfig,
-    registry: &Arc<Registry>,
-    connections: &Arc<OpenConnections>,
-    access: &Arc<AccessControl>,
-    drain: &CancellationToken,
-) -> Option<LoadSource> {
-    config.peer.rebalance.then_some(())?;
-    #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
-    let instance = rand::random();
-    let registry = registry.clone();
-    let connections = connections.clone();
-    let access = access.clone();
-    let drain = drain.clone();
-    Some(Arc::new(move || Load {
-        watches: connections.watches() as u64,
-        is_ready: registry.readiness().0 && !drain.is_cancelled(),
-        is_draining: drain.is_cancelled(),
-        authorizes: access.is_answered(),
-        instance,
-    }))
+/// The rebalancing with the peers, before it starts.
+pub(super) struct Rebalancing {
+    pub(super) tls: PeerTls,
+    /// The port where this replica serves peers.
+    pub(super) own_port: Option<u16>,
+    pub(super) connections: Arc<OpenConnections>,
+    pub(super) access: Arc<AccessControl>,
 }
 
-/// Starts to move watches to the peers, if `own` tells how many this replica has, until `drain` is
-/// cancelled. `own_port` is the port where this replica serves peers.
-pub(super) fn start(
-    config: &ServeConfig,
-    (tls, own_port): (PeerTls, Option<u16>),
-    (connections, access, upstream): (Arc<OpenConnections>, Arc<AccessControl>, &Upstream),
-    own: Option<LoadSource>,
-    metrics: &Metrics,
-    drain: &CancellationToken,
-) {
-    let (Some(own), Some(peers)) = (own, config.peer.peers.clone()) else { return };
-    let loads = Loads::new(Arc::new(DnsDial::new(peers.into(), tls, own_port)), own().instance);
-    let reviewer = access.reviews().then(|| upstream.clone());
-    #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
-    let random = SmallRng::seed_from_u64(rand::random());
-    let rebalancer = Rebalancer { connections, own, loads, percent: config.peer.rebalance_percent, reviewer };
-    tokio::spawn(rebalancer.run(metrics.rebalance().clone(), random, drain.clone()));
+impl Rebalancing {
+    /// Starts to move watches to the peers, until the drain. Returns what this replica tells its
+    /// peers; `None` if it does not take part.
+    pub(super) fn build(self, shared: Shared<'_>, registry: &Arc<Registry>) -> Option<LoadSource> {
+        if !shared.config.peer.rebalance {
+            return None;
+        }
+        let own = self.load(shared, registry.clone());
+        let Self { tls, own_port, connections, access } = self;
+        if let Some(peers) = shared.config.peer.peers.clone() {
+            let loads = Loads::new(Arc::new(DnsDial::new(peers.into(), tls, own_port)), own().instance);
+            let reviewer = access.reviews().then(|| shared.upstream.clone());
+            #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
+            let random = SmallRng::seed_from_u64(rand::random());
+            let (own, percent) = (own.clone(), shared.config.peer.rebalance_percent);
+            let rebalancer = Rebalancer { connections, own, loads, percent, reviewer };
+            let drain = shared.stops.drain.clone();
+            tokio::spawn(rebalancer.run(shared.metrics.rebalance().clone(), random, drain));
+        }
+        Some(own)
+    }
+
+    fn load(&self, shared: Shared<'_>, registry: Arc<Registry>) -> LoadSource {
+        #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
+        let instance = rand::random();
+        let (connections, access, drain) = (self.connections.clone(), self.access.clone(), shared.stops.drain.clone());
+        Arc::new(move || Load {
+            watches: connections.watches() as u64,
+            is_ready: registry.readiness().0 && !drain.is_cancelled(),
+            is_draining: drain.is_cancelled(),
+            authorizes: access.is_answered(),
+            instance,
+        })
+    }
 }

@@ -2,22 +2,17 @@
 
 use std::sync::Arc;
 
-use kubefan_telemetry::{
-    last_hour::{History, SAMPLE_INTERVAL},
-    metrics::Metrics,
-};
-use tokio::time::{Instant, MissedTickBehavior, interval};
-use tokio_util::sync::CancellationToken;
-
 use kubefan_informers::Registry;
+use kubefan_telemetry::last_hour::{History, SAMPLE_INTERVAL};
+use tokio::time::{Instant, MissedTickBehavior, interval};
 
-/// Samples until `stop` is cancelled.
-pub(super) fn sample(registry: &Arc<Registry>, metrics: &Arc<Metrics>, stop: &CancellationToken) -> Arc<History> {
+use super::component::Shared;
+
+/// Samples until kubefan stops.
+pub(super) fn sample(shared: Shared<'_>, registry: &Arc<Registry>) -> Arc<History> {
     let history = Arc::new(History::new(Instant::now()));
-    let sampled = history.clone();
-    let registry = registry.clone();
-    let metrics = metrics.clone();
-    tokio::spawn(stop.clone().run_until_cancelled_owned(async move {
+    let (sampled, registry, metrics) = (history.clone(), registry.clone(), shared.metrics.clone());
+    shared.spawn(async move {
         let mut ticks = interval(SAMPLE_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -25,6 +20,6 @@ pub(super) fn sample(registry: &Arc<Registry>, metrics: &Arc<Metrics>, stop: &Ca
             registry.refresh_gauges();
             sampled.sample(&metrics.registry().gather(), Instant::now());
         }
-    }));
+    });
     history
 }

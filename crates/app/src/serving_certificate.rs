@@ -8,14 +8,12 @@ use kubefan_server::{
     transport::{certificate::Certificate, tls, tls_options::TlsOptions},
 };
 use kubefan_telemetry::metrics::Metrics;
-use kubefan_upstream::Upstream;
 use rand::{SeedableRng, rngs::SmallRng};
 use rustls::server::ResolvesServerCert;
 use tokio_rustls::TlsAcceptor;
-use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use super::{AppError, clock::wall_clock};
+use super::{AppError, clock::wall_clock, component::Shared};
 use crate::config::{ServeConfig, TlsSource};
 
 /// Where the certificate comes from.
@@ -88,13 +86,12 @@ impl ServingCertificate {
         }
     }
 
-    /// Follows the files, or keeps the managed certificate, until `stop` is cancelled.
-    pub(super) fn keep(&self, upstream: &Upstream, metrics: &Metrics, stop: &CancellationToken) {
-        let stop = stop.clone();
+    /// Follows the files, or keeps the managed certificate, until kubefan stops.
+    pub(super) fn keep(&self, shared: Shared<'_>) {
         match self {
             Self::Files(certificate) => {
                 let certificate = certificate.clone();
-                tokio::spawn(async move { stop.run_until_cancelled(certificate.follow()).await });
+                shared.spawn(async move { certificate.follow().await });
             }
             Self::Managed(managed, options) => {
                 #[expect(
@@ -102,11 +99,10 @@ impl ServingCertificate {
                     reason = "randomness enters here; code below takes it as a parameter"
                 )]
                 let random = SmallRng::seed_from_u64(rand::random());
-                let upstream = upstream.clone();
-                let managed = managed.clone();
-                let options = options.clone();
-                let keeper = Keeper::new(upstream, options, managed, wall_clock, random, metrics.managed_tls());
-                tokio::spawn(stop.run_until_cancelled_owned(keeper.run()));
+                let (upstream, managed, options) = (shared.upstream.clone(), managed.clone(), options.clone());
+                let metrics = shared.metrics.managed_tls();
+                let keeper = Keeper::new(upstream, options, managed, wall_clock, random, metrics);
+                shared.spawn(keeper.run());
             }
         }
     }

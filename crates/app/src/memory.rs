@@ -1,0 +1,41 @@
+//! The memory budget, by the configuration.
+
+use std::sync::Arc;
+
+use kubefan_informers::{
+    Registry,
+    memory_pressure::{MemoryBudget, keep_within},
+};
+
+use super::{component::Shared, serving_data::DataServer};
+use crate::config::ServeConfig;
+
+/// Keeps the process within its budget, if it has one.
+pub(super) struct Memory {
+    budget: Option<MemoryBudget>,
+}
+
+impl Memory {
+    /// The budget of the configuration, or else of the control group.
+    pub(super) fn new(config: &ServeConfig) -> Self {
+        Self { budget: MemoryBudget::new(given(config)) }
+    }
+
+    /// The budget, in bytes.
+    pub(super) fn bytes_max(&self) -> Option<usize> {
+        self.budget.as_ref().map(|budget| budget.bytes_max)
+    }
+
+    /// Limits caches and readers until kubefan stops. Without a budget `server` is dropped, because
+    /// it has a copy of the audit log, whose writer ends with the last one.
+    pub(super) fn build(self, shared: Shared<'_>, registry: &Arc<Registry>, server: DataServer) {
+        let Some(budget) = self.budget else { return };
+        let end_unread = move || server.readers().end_some();
+        shared.spawn(keep_within(registry.clone(), shared.metrics.clone(), budget, end_unread));
+    }
+}
+
+/// The budget that the configuration gives, in bytes.
+pub(super) fn given(config: &ServeConfig) -> Option<usize> {
+    config.serving.memory_bytes_max.map(|given| usize::try_from(given).unwrap_or(usize::MAX))
+}
