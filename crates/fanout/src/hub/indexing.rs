@@ -4,10 +4,7 @@
 //! outside of the critical section. A reader waits for an index that is being built: if thousands
 //! start at once, their scans would otherwise take the time that the build needs.
 
-use std::{
-    sync::{Arc, Weak},
-    time::Duration,
-};
+use std::{ops::ControlFlow, sync::Arc, time::Duration};
 
 use kubefan_admission::fair_share::Holder;
 use kubefan_cache::{
@@ -16,13 +13,12 @@ use kubefan_cache::{
 };
 use kubefan_common::sync::watch;
 use kubefan_model::selection::Selection;
-use tokio::{
-    runtime::Handle,
-    task::yield_now,
-    time::{Instant, timeout},
-};
+use tokio::time::{Instant, timeout};
 
-use super::core::{Hub, HubState};
+use super::{
+    core::{Hub, HubState},
+    slices::SlicedWork,
+};
 
 /// How long a reader waits for an index that is being built, before it scans.
 const INDEX_WAIT_MAX: Duration = Duration::from_secs(2);
@@ -59,37 +55,8 @@ impl Hub {
         builds.retain(|(building, _)| *building != column);
         builds.push((column, built.clone()));
         drop(state);
-        match Handle::try_current() {
-            Ok(runtime) => drop(runtime.spawn(build_in_parts(Arc::downgrade(self), build.in_parts_of(PART), ended))),
-            // Outside of a runtime no other task waits.
-            Err(_) => {
-                let mut build = Some(build.in_parts_of(PART));
-                while let Some(next) = build.take() {
-                    build = self.build_part(next);
-                }
-                ended.send_replace(true);
-            }
-        }
+        self.in_background(Indexing { build: Some(build.in_parts_of(PART)), ended });
         Some(built)
-    }
-
-    /// Does a part of a build. Returns it if there is more to do.
-    fn build_part(&self, mut build: ColumnBuild) -> Option<ColumnBuild> {
-        match build.next() {
-            NextPart::Work => build.work(),
-            NextPart::History => {
-                let copied = self.lock().published.copy_for(&mut build);
-                if copied.is_none() {
-                    self.end_build(&build.column().clone(), None);
-                    return None;
-                }
-            }
-            NextPart::Install => {
-                self.end_build(&build.column().clone(), Some(build));
-                return None;
-            }
-        }
-        Some(build)
     }
 
     fn end_build(&self, column: &Column, build: Option<ColumnBuild>) {
@@ -99,13 +66,39 @@ impl Hub {
     }
 }
 
-async fn build_in_parts(hub: Weak<Hub>, build: ColumnBuild, ended: watch::Sender<bool>) {
-    let mut build = Some(build);
-    while let Some(next) = build.take() {
-        let Some(hub) = hub.upgrade() else { break };
-        build = hub.build_part(next);
-        drop(hub);
-        yield_now().await;
+/// The build of an index. Dropping it ends the wait of its readers.
+struct Indexing {
+    /// `None` after its end.
+    build: Option<ColumnBuild>,
+    ended: watch::Sender<bool>,
+}
+
+impl SlicedWork for Indexing {
+    type Done = ();
+
+    fn slice(&mut self, hub: &Hub) -> ControlFlow<()> {
+        let Some(mut build) = self.build.take() else { return ControlFlow::Break(()) };
+        match build.next() {
+            NextPart::Work => build.work(),
+            NextPart::History => {
+                let copied = hub.lock().published.copy_for(&mut build);
+                if copied.is_none() {
+                    hub.end_build(&build.column().clone(), None);
+                    return ControlFlow::Break(());
+                }
+            }
+            NextPart::Install => {
+                hub.end_build(&build.column().clone(), Some(build));
+                return ControlFlow::Break(());
+            }
+        }
+        self.build = Some(build);
+        ControlFlow::Continue(())
     }
-    ended.send_replace(true);
+}
+
+impl Drop for Indexing {
+    fn drop(&mut self) {
+        self.ended.send_replace(true);
+    }
 }

@@ -8,11 +8,12 @@
 //! late and nothing else. What the ring evicts meanwhile, its subscribers have missed, as if they
 //! had been slow to read.
 
-use std::sync::{Arc, Weak};
+use std::{ops::ControlFlow, sync::Arc};
 
-use tokio::{runtime::Handle, task::yield_now};
+use super::{core::Hub, slices::SlicedWork};
 
-use super::core::Hub;
+/// The tests of one hub, of which only one task does slices at a time.
+struct Matching;
 
 impl Hub {
     /// Starts to test what is untested, unless that is under way.
@@ -23,38 +24,31 @@ impl Hub {
                 return;
             }
         }
-        match Handle::try_current() {
-            Ok(runtime) => drop(runtime.spawn(test_in_slices(Arc::downgrade(self)))),
-            // Outside of a runtime no other task waits.
-            Err(_) => while self.test_slice() {},
-        }
+        self.in_background(Matching);
     }
+}
 
-    /// Tests a slice of the view that comes next. Returns false if none is left: then the next
-    /// commit starts again.
-    fn test_slice(&self) -> bool {
+impl SlicedWork for Matching {
+    type Done = ();
+
+    /// Tests a slice of the view that comes next. If none is left, the next commit starts again.
+    fn slice(&mut self, hub: &Hub) -> ControlFlow<()> {
         let view = {
-            let mut state = self.lock();
+            let mut state = hub.lock();
             let Some(view) = state.views.next_untested() else {
                 state.is_matching = false;
-                return false;
+                return ControlFlow::Break(());
             };
             view
         };
         let tested = view.test_slice();
-        self.metrics.dispatched(tested.seen);
+        hub.metrics.dispatched(tested.seen);
         if tested.wakes {
             view.wake();
         }
         if tested.has_more {
-            self.lock().views.queue_untested(view);
+            hub.lock().views.queue_untested(view);
         }
-        true
-    }
-}
-
-async fn test_in_slices(hub: Weak<Hub>) {
-    while hub.upgrade().is_some_and(|hub| hub.test_slice()) {
-        yield_now().await;
+        ControlFlow::Continue(())
     }
 }

@@ -8,6 +8,7 @@ mod proved;
 mod reads;
 pub(crate) mod replay;
 mod replay_turns;
+mod slices;
 mod status;
 
 pub(crate) use self::reads::HistoryError;

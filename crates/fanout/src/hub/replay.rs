@@ -10,14 +10,13 @@
 //! the view of another client has its history. Of different views a few are replayed at a time, and
 //! the gate decides whose.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, mem, ops::ControlFlow};
 
 use kubefan_admission::fair_share::Holder;
 use kubefan_cache::{History, HistoryRecord, Refusal, sliced_scan::SLICE_TESTS};
 use kubefan_model::{ResourceVersion, format::Format, selection::Selection};
-use tokio::task::yield_now;
 
-use super::core::Hub;
+use super::{core::Hub, slices::SlicedWork};
 use crate::views::{
     log::{LogItem, Replayed},
     view::ViewKey,
@@ -30,8 +29,7 @@ const TESTED_INSIDE_MAX: usize = if cfg!(test) { 4 } else { 4000 };
 const RECORDS_MAX: usize = if cfg!(test) { 2 } else { 4096 };
 
 /// A replay in progress.
-pub(crate) struct Replay<'a> {
-    hub: &'a Hub,
+struct Replay {
     key: ViewKey,
     /// The versions that are left, if only some records may concern the view.
     indexed: Option<VecDeque<ResourceVersion>>,
@@ -60,7 +58,7 @@ impl Hub {
         }
         let turns = self.replay_turns.of(ViewKey { selection: selection.clone(), format: format.clone() });
         let mut permit = None;
-        let (_turn, mut replay) = loop {
+        let (_turn, replay) = loop {
             let turn = turns.lock().await;
             let Some(replay) = self.start_replay(selection, format, version) else { return Ok(None) };
             permit = permit.or_else(|| self.gate().try_acquire_replay(holder));
@@ -71,13 +69,7 @@ impl Hub {
             drop((turn, replay));
             permit = Some(self.gate().acquire_replay(holder).await?);
         };
-        loop {
-            match replay.step() {
-                Some(true) => yield_now().await,
-                Some(false) => return Ok(Some(replay.replayed)),
-                None => return Ok(None),
-            }
-        }
+        Ok(self.in_slices(replay).await)
     }
 
     /// As [`Self::replay`], at once.
@@ -87,12 +79,10 @@ impl Hub {
         format: &Format,
         version: ResourceVersion,
     ) -> Option<Replayed> {
-        let mut replay = self.start_replay(selection, format, version)?;
-        while replay.step()? {}
-        Some(replay.replayed)
+        self.at_once(self.start_replay(selection, format, version)?)
     }
 
-    fn start_replay(&self, selection: &Selection, format: &Format, version: ResourceVersion) -> Option<Replay<'_>> {
+    fn start_replay(&self, selection: &Selection, format: &Format, version: ResourceVersion) -> Option<Replay> {
         let key = ViewKey { selection: selection.clone(), format: format.clone() };
         let state = self.lock();
         let cached = state.published.state()?;
@@ -106,7 +96,7 @@ impl Hub {
         }
         let LongHistory { indexed } = LongHistory::after(version, &cached.history, selection)?;
         let replayed = Replayed { epoch: cached.epoch, after: version, up_to, items: Vec::new() };
-        Some(Replay { hub: self, key, indexed, replayed, reached: version })
+        Some(Replay { key, indexed, replayed, reached: version })
     }
 }
 
@@ -132,37 +122,48 @@ impl LongHistory {
     }
 }
 
-impl Replay<'_> {
-    /// Replays a slice. Returns whether there is more. `None` if the replay is of no use any more:
-    /// the ring no longer has the rest, another subscription has made a view that has it, or no
-    /// view may be added for it.
-    fn step(&mut self) -> Option<bool> {
-        let selection = &self.key.selection;
-        // An event is two objects.
-        let records_max = RECORDS_MAX.min(SLICE_TESTS / (2 * selection.tests())).max(1);
-        let part: Vec<HistoryRecord> = {
-            let state = self.hub.lock();
-            let (views, after) = (&state.views, self.replayed.after);
-            if views.get(&self.key).is_some_and(|view| view.floor() <= after)
-                || views.none_can_start_after(&self.key, after)
-            {
-                return None;
-            }
-            let ring = state.published.state_of(self.replayed.epoch)?.history.ring();
-            // Fails if some of what is left was evicted.
-            let all = ring.since(self.reached).ok()?;
-            let up_to = |record: &&HistoryRecord| record.version() <= self.replayed.up_to;
-            match &mut self.indexed {
-                None => all.take_while(up_to).take(records_max).cloned().collect(),
-                Some(versions) => {
-                    let next = versions.drain(..records_max.min(versions.len()));
-                    next.filter_map(|version| ring.record_at(version)).take_while(up_to).cloned().collect()
-                }
-            }
-        };
-        let Some(last) = part.last() else { return Some(false) };
+impl SlicedWork for Replay {
+    /// `None` if the replay is of no use any more: the ring no longer has the rest, another
+    /// subscription has made a view that has it, or no view may be added for it.
+    type Done = Option<Replayed>;
+
+    fn slice(&mut self, hub: &Hub) -> ControlFlow<Option<Replayed>> {
+        let Some(part) = self.next_part(hub) else { return ControlFlow::Break(None) };
+        let Some(last) = part.last() else { return ControlFlow::Break(Some(self.take_replayed())) };
         self.reached = last.version();
+        let selection = &self.key.selection;
         self.replayed.items.extend(part.iter().filter_map(|record| LogItem::replayed(record, selection)));
-        Some(true)
+        ControlFlow::Continue(())
+    }
+}
+
+impl Replay {
+    /// The records of the next slice; none if it is complete. `None` if it is of no use any more.
+    fn next_part(&mut self, hub: &Hub) -> Option<Vec<HistoryRecord>> {
+        // An event is two objects.
+        let records_max = RECORDS_MAX.min(SLICE_TESTS / (2 * self.key.selection.tests())).max(1);
+        let state = hub.lock();
+        let (views, after) = (&state.views, self.replayed.after);
+        if views.get(&self.key).is_some_and(|view| view.floor() <= after)
+            || views.none_can_start_after(&self.key, after)
+        {
+            return None;
+        }
+        let ring = state.published.state_of(self.replayed.epoch)?.history.ring();
+        // Fails if some of what is left was evicted.
+        let all = ring.since(self.reached).ok()?;
+        let up_to = |record: &&HistoryRecord| record.version() <= self.replayed.up_to;
+        Some(match &mut self.indexed {
+            None => all.take_while(up_to).take(records_max).cloned().collect(),
+            Some(versions) => {
+                let next = versions.drain(..records_max.min(versions.len()));
+                next.filter_map(|version| ring.record_at(version)).take_while(up_to).cloned().collect()
+            }
+        })
+    }
+
+    fn take_replayed(&mut self) -> Replayed {
+        let Replayed { epoch, after, up_to, items } = &mut self.replayed;
+        Replayed { epoch: *epoch, after: *after, up_to: *up_to, items: mem::take(items) }
     }
 }

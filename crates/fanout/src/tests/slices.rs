@@ -332,3 +332,14 @@ async fn views_with_many_terms_take_turns() {
         assert_eq!(tested + lines(view).await.len(), EVENTS as usize);
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_index_of_a_cache_that_is_gone_is_not_waited_for() {
+    let cache = listed(1000);
+    let mut built = cache.hub.start_index(&cache.select("app=web"), None).expect("an index that is due");
+    tokio::task::yield_now().await;
+    assert!(!*built.borrow(), "it is built in parts");
+    drop(cache);
+    let ended = tokio::time::timeout(Duration::from_secs(1), built.wait_for(|has_ended| *has_ended)).await;
+    assert!(ended.expect("no reader waits").is_ok());
+}
