@@ -477,3 +477,6 @@ fn refusal_from_cache(parts: &Parts, failure: &Failure) -> Response<Body> {
     response.headers_mut().insert(CACHE_STATUS, HIT);
     response
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,4 @@
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use kubefan_access::{
@@ -27,6 +27,10 @@ use super::*;
 /// A catalog with one cache, which is not synced, and a count of the searches for it.
 pub(crate) struct OneCache {
     pub(crate) served: Served,
+    /// Whether the cache exists before a read searches for it.
+    pub(crate) is_held: AtomicBool,
+    /// Whether upstream proves that the cache is current.
+    pub(crate) is_current: AtomicBool,
     searches: AtomicUsize,
     changes: watch::Sender<u64>,
 }
@@ -56,18 +60,30 @@ impl OneCache {
         let scope = Scope::Cluster;
         let reading = None;
         let served = Served { gvr, namespaced: true, scope, fields, list_kind, parser, hub, reading };
-        Arc::new(Self { served, searches: AtomicUsize::new(0), changes: watch::Sender::new(0) })
+        let (is_held, is_current) = (AtomicBool::new(true), AtomicBool::new(false));
+        Arc::new(Self { served, is_held, is_current, searches: AtomicUsize::new(0), changes: watch::Sender::new(0) })
     }
 
     /// Lists no objects at `version`, which starts a history of its own.
     pub(crate) fn list(&self, version: u64) {
+        self.list_objects(version, &[]);
+    }
+
+    /// The same, with these objects as JSON.
+    pub(crate) fn list_objects(&self, version: u64, objects: &[&str]) {
         let version = ResourceVersion::new(version).unwrap();
         let mut writer = CacheWriter::default();
-        let updates = [Update::ListBegin { reason: RelistReason::Expired }, Update::ListEnd(version)];
-        let commits = updates.into_iter().filter_map(|update| writer.apply(update).unwrap());
+        let items = objects.iter().map(|json| self.served.parser.parse(json.as_bytes()).unwrap());
+        let begin = std::iter::once(Update::ListBegin { reason: RelistReason::Expired });
+        let updates = begin.chain(items.map(Update::ListItem)).chain([Update::ListEnd(version)]);
+        let commits = updates.filter_map(|update| writer.apply(update).unwrap());
         for commit in commits {
             self.served.hub.batch().commit(commit, Instant::now());
         }
+    }
+
+    fn proof<T>(&self, proved: T) -> Result<T, Refusal> {
+        if self.is_current.load(Ordering::Relaxed) { Ok(proved) } else { unavailable() }
     }
 
     /// A reader of it.
@@ -103,11 +119,11 @@ impl Catalog for OneCache {
     }
 
     async fn prove(&self, _: &Served, _: Option<&Selection>, _: Patience) -> Result<Fresh, Refusal> {
-        unavailable()
+        self.proof(Fresh::Cache)
     }
 
     async fn advance(&self, _: &Served, _: Patience) -> Result<(), Refusal> {
-        unavailable()
+        self.proof(())
     }
 
     async fn cluster_version(&self, _: &Served, _: Instant) -> Result<ResourceVersion, Refusal> {
@@ -119,7 +135,7 @@ impl Catalog for OneCache {
     }
 
     fn holds(&self, _: &GroupVersionResource, _: Media) -> bool {
-        true
+        self.is_held.load(Ordering::Relaxed)
     }
 
     fn is_known_uncached(&self, _: &GroupVersionResource) -> bool {

@@ -1,0 +1,270 @@
+//! Tests of who answers a request, each with passthrough and without.
+
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use http::Uri;
+use http_body_util::{BodyExt, Full};
+use kubefan_admission::Holder;
+use kubefan_fanout::ConnectionWaker;
+use kubefan_upstream::{
+    client::ConnectionLimits,
+    passthrough::{Credentials, ForwardService, Passthrough, PassthroughOptions},
+};
+use prometheus::Registry;
+use tower::service_fn;
+
+use super::*;
+use crate::{
+    kube::{
+        allowed_hosts::AllowedHosts,
+        forward::{ForwardOptions, Forwarder},
+    },
+    reader::tests::OneCache,
+};
+
+/// A state of the only cache.
+#[derive(Debug, Clone, Copy)]
+enum World {
+    /// At version 430, with the pod p in the namespace a. Upstream proves that it is current.
+    Current,
+    /// The same, but upstream proves nothing.
+    Unproved,
+    /// The same as `Current`, but no cache exists before the request.
+    Unheld,
+    /// The first list is not complete.
+    Syncing,
+    /// As `Current`, but all places are taken.
+    Busy,
+}
+use World::*;
+
+const POD: &str =
+    r#"{"apiVersion":"v1","kind":"Pod","metadata":{"namespace":"a","name":"p","uid":"u","resourceVersion":"7"}}"#;
+
+/// Forwards to a server that answers every request with an empty object.
+fn forwarder() -> Arc<Forwarder> {
+    let service = service_fn(|_| async {
+        let body = Full::new(Bytes::from_static(b"{}")).map_err(|never| match never {});
+        Ok(Response::new(body.boxed_unsync()))
+    });
+    let options = PassthroughOptions {
+        credentials: Credentials::Caller,
+        requests_max: 100,
+        allows_insecure_upstream: false,
+        connection: ConnectionLimits::APISERVER,
+    };
+    let upstream = Passthrough::over(ForwardService::new(service), &Uri::from_static("http://h"), options).unwrap();
+    let options = ForwardOptions { upgrades: true, hosts: AllowedHosts::default(), per_identity_max: None };
+    Arc::new(Forwarder::new(upstream, options, 1, Arc::new(Metrics::new(Registry::new()).unwrap())))
+}
+
+/// Who answers, and with which status.
+async fn answered(world: World, request: Request<Body>, options: KubeApiOptions, is_passed_through: bool) -> String {
+    let catalog = OneCache::new();
+    if !matches!(world, Syncing) {
+        catalog.list_objects(430, &[POD]);
+    }
+    catalog.is_current.store(!matches!(world, Unproved), Ordering::Relaxed);
+    catalog.is_held.store(!matches!(world, Unheld), Ordering::Relaxed);
+    let reader = catalog.reader();
+    let holder = Holder::new(1, None);
+    let _places = matches!(world, Busy).then(|| (reader.admit_read(holder), reader.admit_stream(holder)));
+    let upstream = KubeUpstream { forwarder: is_passed_through.then(forwarder), origins: None };
+    let metrics = Arc::new(Metrics::new(Registry::new()).unwrap());
+    let api = KubeApi::new(reader, upstream, options, AuditLog::default(), metrics);
+    let waker = StreamWaker::new(&ConnectionWaker::new(), 1);
+    match api.answer(request, waker).await {
+        Answer::Watch(_) => "watch".to_owned(),
+        Answer::Response(response) | Answer::Forwarded(response) => {
+            let by = match response.extensions().get::<FromUpstream>() {
+                Some(_) => return "upstream".to_owned(),
+                None if response.headers().contains_key(CACHE_STATUS) => "cache",
+                None => "kubefan",
+            };
+            format!("{by} {}", response.status().as_u16())
+        }
+    }
+}
+
+fn options(narrowed_by: &str, gates: &[&str]) -> KubeApiOptions {
+    let mut feature_gates = FeatureGates::default();
+    gates.iter().for_each(|gate| feature_gates.set(gate).unwrap());
+    let narrowed_by = FieldSelector::parse(narrowed_by).unwrap();
+    KubeApiOptions { consistent_list_bytes_min: 0, feature_gates, narrowed_by, guard: None }
+}
+
+/// Sends a request with these headers, with passthrough and without.
+async fn both(world: World, request: &str, headers: &[(&str, &str)], options: &KubeApiOptions) -> [String; 2] {
+    let (method, uri) = request.split_once(' ').unwrap_or(("GET", request));
+    let mut all = Vec::new();
+    for is_passed_through in [true, false] {
+        let request = Request::builder().method(method).uri(uri);
+        let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+        let request = request.body(Body::empty()).unwrap();
+        all.push(answered(world, request, options.clone(), is_passed_through).await);
+    }
+    all.try_into().unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_read_is_answered_by_the_cache_or_upstream_or_refused() {
+    const PODS: &str = "/api/v1/pods";
+    const POD_P: &str = "/api/v1/namespaces/a/pods/p";
+    const STATE: &str = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion";
+    for (world, path, query, with, without) in [
+        // Any state.
+        (Unproved, PODS, "resourceVersion=0", "cache 200", "cache 200"),
+        (Unproved, POD_P, "resourceVersion=0", "cache 200", "cache 200"),
+        (Unproved, "/api/v1/namespaces/a/pods/q", "resourceVersion=0", "cache 404", "cache 404"),
+        (Unproved, PODS, "watch=1&resourceVersion=0", "watch", "watch"),
+        (Syncing, PODS, "resourceVersion=0", "cache 429", "cache 429"),
+        (Syncing, POD_P, "resourceVersion=0", "upstream", "kubefan 429"),
+        (Syncing, PODS, "watch=1&resourceVersion=0", "cache 429", "cache 429"),
+        (Unheld, PODS, "resourceVersion=0", "cache 200", "cache 200"),
+        (Unheld, PODS, "resourceVersion=0&labelSelector=a", "upstream", "cache 200"),
+        (Unheld, "/api/v1/namespaces/a/pods", "resourceVersion=0", "upstream", "cache 200"),
+        (Unheld, POD_P, "resourceVersion=0", "upstream", "cache 200"),
+        (Unheld, PODS, "watch=1&resourceVersion=0", "watch", "watch"),
+        (Busy, PODS, "resourceVersion=0", "cache 429", "cache 429"),
+        (Busy, PODS, "watch=1&resourceVersion=0", "cache 429", "cache 429"),
+        // A consistent read.
+        (Current, PODS, "", "cache 200", "cache 200"),
+        (Current, PODS, "watch=1", "watch", "watch"),
+        (Current, POD_P, "", "upstream", "cache 200"),
+        (Unproved, PODS, "", "upstream", "kubefan 503"),
+        (Unproved, PODS, "watch=1", "upstream", "kubefan 503"),
+        (Unproved, POD_P, "", "upstream", "kubefan 503"),
+        (Unheld, PODS, "", "upstream", "cache 200"),
+        (Syncing, PODS, "", "upstream", "kubefan 429"),
+        (Syncing, PODS, "watch=1", "cache 429", "cache 429"),
+        // At least a version.
+        (Unproved, PODS, "resourceVersion=430", "cache 200", "cache 200"),
+        (Unproved, PODS, "resourceVersion=431", "upstream", "kubefan 504"),
+        (Current, PODS, "resourceVersion=431", "cache 504", "cache 504"),
+        (Unproved, POD_P, "resourceVersion=430", "cache 200", "cache 200"),
+        (Unproved, POD_P, "resourceVersion=431", "upstream", "kubefan 504"),
+        (Current, POD_P, "resourceVersion=431", "cache 504", "cache 504"),
+        (Syncing, PODS, "resourceVersion=430", "cache 429", "cache 429"),
+        (Syncing, POD_P, "resourceVersion=430", "upstream", "kubefan 429"),
+        // Exactly a version.
+        (Unproved, PODS, "resourceVersion=430&resourceVersionMatch=Exact", "cache 200", "cache 200"),
+        (Unproved, PODS, "resourceVersion=429&limit=5", "upstream", "kubefan 410"),
+        (Current, PODS, "resourceVersion=431&resourceVersionMatch=Exact", "upstream", "kubefan 410"),
+        // A later page.
+        (Current, PODS, "continue=x", "upstream", "kubefan 400"),
+        // {"v":"meta.k8s.io/v1","rv":430,"start":"a/p\u0000"}
+        (
+            Current,
+            PODS,
+            "continue=eyJ2IjoibWV0YS5rOHMuaW8vdjEiLCJydiI6NDMwLCJzdGFydCI6ImEvcFx1MDAwMCJ9",
+            "upstream",
+            "kubefan 410",
+        ),
+        // A watch that starts with the state at a version.
+        (Unproved, PODS, &format!("{STATE}=430"), "watch", "watch"),
+        (Unproved, PODS, &format!("{STATE}=431"), "upstream", "kubefan 504"),
+        (Current, PODS, &format!("{STATE}=431"), "cache 200", "cache 200"),
+        // A watch from a version.
+        (Unproved, PODS, "watch=1&resourceVersion=430", "watch", "watch"),
+        (Unproved, PODS, "watch=1&resourceVersion=431", "watch", "watch"),
+        (Unproved, PODS, "watch=1&resourceVersion=6", "upstream", "kubefan 503"),
+        // A watch from now.
+        (Current, PODS, "watch=1&sendInitialEvents=false&resourceVersionMatch=NotOlderThan", "watch", "watch"),
+        (
+            Unproved,
+            PODS,
+            "watch=1&sendInitialEvents=false&resourceVersionMatch=NotOlderThan",
+            "upstream",
+            "kubefan 503",
+        ),
+        // The request itself.
+        (Current, "/api/v1/pods/p", "resourceVersion=0", "upstream", "kubefan 404"),
+        (Current, "/apis", "", "upstream", "kubefan 404"),
+        (Current, "POST /api/v1/namespaces/a/pods", "", "upstream", "kubefan 405"),
+        (Current, "HEAD /api/v1/pods", "", "upstream", "kubefan 405"),
+        (Current, PODS, "resourceVersion=x", "upstream", "kubefan 400"),
+        (Current, PODS, "resourceVersion=0&labelSelector=%3D", "upstream", "kubefan 400"),
+        (Current, PODS, "resourceVersion=0&fieldSelector=a", "upstream", "kubefan 400"),
+        (Current, PODS, "resourceVersion=0&fieldSelector=spec.none%3Da", "upstream", "kubefan 400"),
+        (Current, PODS, "resourceVersion=0&labelSelector=a,b", "upstream", "kubefan 400"),
+        (Current, PODS, "resourceVersion=0&shardSelector=x", "upstream", "kubefan 400"),
+        (Current, "/api/v1/watch/namespaces/a/pods/p", "resourceVersion=430", "watch", "watch"),
+        (
+            Current,
+            "/api/v1/watch/namespaces/a/pods/p",
+            "resourceVersion=430&fieldSelector=a%3Db",
+            "upstream",
+            "kubefan 400",
+        ),
+    ] {
+        let is = both(world, &format!("{path}?{query}"), &[], &options("", &[])).await;
+        assert_eq!(is, [with, without], "{world:?}: {path}?{query}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn headers_may_ask_for_what_only_upstream_has() {
+    const ANY: &str = "/api/v1/namespaces/a/pods/q?resourceVersion=0";
+    const PODS: &str = "/api/v1/pods?resourceVersion=0";
+    const PARTIAL: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+    let partial_or_yaml = &*format!("{PARTIAL},application/yaml");
+    for (world, uri, header, with, without) in [
+        (Current, PODS, ("accept", "application/yaml"), "upstream", "kubefan 406"),
+        (Current, PODS, ("accept", "text/plain"), "upstream", "kubefan 406"),
+        (Current, PODS, ("accept", "\u{e9}"), "upstream", "kubefan 406"),
+        (Current, PODS, ("accept", "application/yaml,application/json"), "upstream", "cache 200"),
+        (Current, ANY, ("accept", PARTIAL), "upstream", "cache 404"),
+        (Current, ANY, ("accept", partial_or_yaml), "upstream", "cache 404"),
+        (Unheld, PODS, ("accept", "application/vnd.kubernetes.protobuf"), "cache 200", "cache 200"),
+        (Unheld, "/api/v1/pods", ("accept", "application/vnd.kubernetes.protobuf"), "upstream", "cache 200"),
+        (Current, PODS, ("impersonate-user", "x"), "upstream", "kubefan 403"),
+    ] {
+        let is = both(world, uri, &[header], &options("", &[])).await;
+        assert_eq!(is, [with, without], "{world:?}: {uri} {header:?}");
+    }
+    let socket = [("connection", "upgrade"), ("upgrade", "websocket")];
+    let is = both(Current, PODS, &socket, &options("", &[])).await;
+    assert_eq!(is, ["upstream", "kubefan 404"], "a websocket that is no watch");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_narrowed_cache_answers_for_the_objects_that_it_covers() {
+    let narrowed = options("spec.nodeName=n", &[]);
+    for (uri, with, without) in [
+        ("/api/v1/pods?resourceVersion=0", "upstream", "kubefan 400"),
+        ("/api/v1/pods?resourceVersion=0&fieldSelector=x", "upstream", "kubefan 400"),
+        ("/api/v1/pods?resourceVersion=0&fieldSelector=spec.nodeName%3Dn", "cache 200", "cache 200"),
+        ("/api/v1/pods?watch=1&resourceVersion=430", "upstream", "kubefan 400"),
+        ("/api/v1/namespaces/a/pods/p?resourceVersion=0", "upstream", "cache 200"),
+        ("/api/v1/namespaces/a/pods/q?resourceVersion=0", "upstream", "cache 503"),
+    ] {
+        assert_eq!(both(Current, uri, &[], &narrowed).await, [with, without], "{uri}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_upstream_might_ignore_is_never_forwarded() {
+    let gates = options("", &["ShardedListAndWatch=true", "ManagedFieldsOptOut=true"]);
+    const SHARD: &str =
+        "shardSelector=shardRange(object.metadata.uid,%270x0000000000000000%27,%270x8000000000000000%27)";
+    let drop = ("accept", "application/json;drop=metadata.managedFields");
+    let any = "resourceVersion=0";
+    for (world, uri, headers, expected) in [
+        (Current, format!("/api/v1/pods?{any}&{SHARD}"), &[][..], "cache 200"),
+        (Current, format!("/api/v1/pods?{any}&shardSelector=x"), &[], "cache 400"),
+        (Unheld, format!("/api/v1/pods?{SHARD}"), &[], "cache 200"),
+        (Unproved, format!("/api/v1/pods?{SHARD}"), &[], "kubefan 503"),
+        (Current, format!("/api/v1/pods?continue=x&{SHARD}"), &[], "kubefan 400"),
+        (Current, format!("DELETE /api/v1/namespaces/a/pods?{SHARD}"), &[], "kubefan 400"),
+        (Current, format!("/api/v1/namespaces/a/pods/p/log?{SHARD}"), &[], "kubefan 400"),
+        (Current, format!("/api/v1/pods?{any}"), &[drop], "cache 200"),
+        (Unproved, "/api/v1/pods".to_owned(), &[drop], "kubefan 503"),
+        (Unheld, format!("/api/v1/namespaces/a/pods/p?{any}"), &[drop], "upstream"),
+        (Current, format!("/api/v1/namespaces/a/pods/p?{any}"), &[drop], "cache 200"),
+        (Current, "/api/v1/namespaces/a/pods/p".to_owned(), &[drop], "cache 200"),
+    ] {
+        let [with, _] = both(world, &uri, headers, &gates).await;
+        assert_eq!(with, expected, "{world:?}: {uri} {headers:?}");
+    }
+}
