@@ -41,12 +41,7 @@ use kubefan_model::{
 use kubefan_peer::{CacheIdentity, Decoder, Encoder};
 use kubefan_server::{
     grpc::{call, request},
-    kube::{
-        negotiate,
-        options::{self, Options},
-        path::Path,
-        query::Query,
-    },
+    kube::{negotiate, options::ReadRequest, path::Path, query::Query},
     selector_limits::SelectorLimits,
     target_lookup,
 };
@@ -344,9 +339,10 @@ pub(crate) fn http(data: &[u8]) {
         for part in [group, version, resource, namespace, name] {
             assert!(!part.contains(['/', '%']), "{part:?} could change the path upstream");
         }
-        let _ = Options::read(&Query::parse(&query), path.is_watch).map_err(|failure| failure.json());
+        let _ = ReadRequest::parse(&Query::parse(&query), &path).map_err(|failure| failure.json());
+        let object = Path { name: "p".to_owned(), is_watch: false, ..path };
+        let _ = ReadRequest::parse(&Query::parse(&query), &object).map_err(|failure| failure.json());
     }
-    let _ = options::read_get(&Query::parse(&query));
     for is_list in [false, true] {
         let forms = negotiate::negotiate(&accept, is_list, true);
         assert_eq!(forms, negotiate::negotiate(&accept, is_list, true));

@@ -72,6 +72,7 @@ pub struct Reader<C> {
 }
 
 /// Why a read that names a version is refused.
+#[derive(Debug, Clone)]
 pub struct NotReached {
     /// The cache is below the version.
     pub refusal: Refusal,

@@ -9,7 +9,7 @@ use kubefan_cache::warnings::Warnings;
 use kubefan_model::Media;
 use tokio_util::sync::CancellationToken;
 
-use super::{end_on_mode_change::UntilSwitched, header_values, tunnel::Tunnel};
+use super::{end_on_mode_change::UntilSwitched, fallback::Refused, header_values, negotiate, tunnel::Tunnel};
 use crate::watch::OpenedWatch;
 
 /// The answer to a request.
@@ -65,6 +65,25 @@ pub fn from_cache(content_type: &'static str, body: Body) -> Response<Body> {
     let mut response = Response::new(body);
     put_headers(content_type, response.headers_mut());
     response
+}
+
+/// A refusal, in an encoding that the client accepts.
+pub fn refusal(headers: &HeaderMap, refused: &Refused) -> Response<Body> {
+    match refused {
+        Refused::Plain(failure) => failure.response(failure_media(headers)),
+        Refused::ByCache(failure) => {
+            let mut response = failure.response(failure_media(headers));
+            response.headers_mut().insert(CACHE_STATUS, HIT);
+            response
+        }
+        // The status is that of a watch.
+        Refused::Event(failure, media) => from_cache(media.watch_content_type(), Body::from(failure.event(*media))),
+    }
+}
+
+/// The encoding of a failure for a client that sends these headers.
+pub fn failure_media(headers: &HeaderMap) -> Media {
+    negotiate::negotiate_failure(negotiate::accept_header(headers)).unwrap_or_default()
 }
 
 /// Ends a forwarded watch at a drain, because its client then reconnects to another replica, and at

@@ -9,6 +9,7 @@ use axum::body::Body;
 use bytes::{BufMut, Bytes, BytesMut};
 use futures::stream;
 use http::Response;
+use kubefan_access::{Authorized, Read};
 use kubefan_admission::FairPermit;
 use kubefan_audit::Notes;
 use kubefan_cache::{
@@ -16,21 +17,16 @@ use kubefan_cache::{
     kube_encoding::list::{ListEncoder, ListMeta, ListedResource},
     sliced_scan::SLICE_TESTS,
 };
-use kubefan_common::{
-    planted::{self, Bug},
-    when_planted,
-};
-use kubefan_fanout::{Catalog, Patience, Served};
+use kubefan_common::planted::{self, Bug};
+use kubefan_fanout::Served;
 use kubefan_model::{ObjectKey, object::Object, selection::Selection};
 use tokio::task::yield_now;
 
 use super::{
     answer,
-    cache_reads::{CacheReads, ResolvedRead},
+    found_cache::{Found, Snapshot},
     options::{Freshness, ListOptions},
-    pages::{ContinueToken, PageSnapshots, last_key},
-    read_error::ReadError,
-    status::Failure,
+    pages::{ContinueToken, PageSnapshots},
 };
 use crate::target_lookup::Selected;
 
@@ -38,6 +34,20 @@ use crate::target_lookup::Selected;
 const CHUNK_BYTES: usize = 256 << 10;
 /// A client with a smaller limit may want only the first page.
 const PAGE_OBJECTS_MIN: usize = 500;
+
+/// The parts that a list is answered from.
+pub struct ListParts {
+    /// What the caller may read.
+    pub read: Authorized<Read>,
+    /// The cache.
+    pub found: Found,
+    /// Its snapshot.
+    pub snapshot: Snapshot,
+    /// The place of the list among all reads.
+    pub place: FairPermit,
+    /// The notes for its record.
+    pub notes: Notes,
+}
 
 /// A list that is being sent.
 struct Listing {
@@ -55,72 +65,21 @@ struct Listing {
     notes: Notes,
 }
 
-/// Answers a list. `place` is kept until the body has ended.
-///
-/// # Errors
-/// Why the list is not answered from the cache.
-pub async fn list<C: Catalog>(
-    reads: &CacheReads<C>,
+/// Answers a list from its snapshot, with its place and a gate permit until the body has ended.
+pub async fn list(
     pages: &Arc<PageSnapshots>,
-    ResolvedRead { path, selected, format, arrived_at, read, notes }: ResolvedRead<'_>,
-    options: ListOptions,
-    place: FairPermit,
-) -> Result<Response<Body>, ReadError> {
-    let shard = read.what().shard();
-    let has_no_selector = options.label_selector.is_empty() && options.field_selector.is_empty() && shard.is_none();
-    let ListOptions { freshness, limit, continues, .. } = options;
-    let Selected { served, selection } = selected;
+    options: &ListOptions,
+    ListParts { read, found, snapshot, place, notes }: ListParts,
+) -> Response<Body> {
+    let Found { selected: Selected { served, selection }, format } = found;
+    let Snapshot { store, version, permit, last } = snapshot;
     let hub = served.hub.clone();
-    hub.index_for(&selection, place.holder()).await;
-    let gate_permit;
-    let mut last = None;
-    let (store, version) = match continues.is_empty() {
-        true => {
-            let (patience, objects) = match hub.state() {
-                Some((store, _)) => {
-                    let is_large = async || is_large(&store, &selection, limit, reads.consistent_list_bytes_min).await;
-                    let patience = match freshness {
-                        Freshness::Consistent if !reads.has_upstream => reads.patience(),
-                        Freshness::Consistent if is_large().await => Patience::Bookmark,
-                        _ => Patience::AtOnce,
-                    };
-                    (patience, store.len())
-                }
-                None => (Patience::AtOnce, 0),
-            };
-            let is_whole = has_no_selector && path.namespace.is_empty();
-            let listed = Some(&selection).filter(|_| match limit {
-                // Upstream answers a small list of some objects about as soon as one of metadata.
-                None => is_whole || patience > Patience::AtOnce,
-                // The state that later pages are served must be proved as a whole.
-                Some(limit) => is_whole && limit >= objects,
-            });
-            let fresh = reads.wait_until_fresh(&served, freshness, (listed, patience), arrived_at).await?;
-            // A wait for the other events of a version needs no permit.
-            drop(hub.whole_snapshot_of(&fresh).await?);
-            // The snapshot is taken after the gate, so that a waiting list pins none (or a small
-            // one, if it was proved itself).
-            gate_permit = hub.gate().acquire(place.holder()).await?;
-            let (store, version) = hub.whole_snapshot_of(&fresh).await?;
-            if matches!(freshness, Freshness::Exact(exact) if !exact.is_at(version) && !planted::is(Bug::ExactIsNewest))
-            {
-                return Err(ReadError::Upstream(Failure::list_expired()));
-            }
-            (store, version)
-        }
-        false => {
-            let expired = || ReadError::Upstream(Failure::list_expired());
-            let invalid = || Failure::bad_request("invalid continue token: continue key is not valid".to_owned());
-            let token = ContinueToken::decode(&continues).ok_or_else(|| ReadError::Upstream(invalid()))?;
-            last = Some(last_key(&token, &path.namespace, served.namespaced).ok_or_else(expired)?);
-            gate_permit = hub.gate().acquire(place.holder()).await?;
-            let (mut store, version) = pages.find(&hub, token.rv).ok_or_else(expired)?;
-            when_planted!(PagesOfTheNewestState => store = hub.snapshot()?.0);
-            (store, version)
-        }
-    };
+    let shard = read.what().shard();
+    let has_no_selector = options.has_no_selector();
+    let namespace = &*read.what().target().namespace;
+    let ListOptions { freshness, limit, continues, .. } = options;
     // The apiserver's watch cache ignores the limit of a first page of any state.
-    let limit = limit.filter(|_| freshness != Freshness::Any || !continues.is_empty() || !is_cached_upstream(&served));
+    let limit = limit.filter(|_| *freshness != Freshness::Any || !continues.is_empty() || !is_cached_upstream(&served));
     let shard_selector = shard.map(ToString::to_string).unwrap_or_default();
     let mut meta = ListMeta { version, continues: String::new(), remaining: None, shard_selector };
     let mut left = usize::MAX;
@@ -137,7 +96,7 @@ pub async fn list<C: Catalog>(
         visit((&store, &selection, last.as_ref()), SLICE_TESTS, count).await;
         if let Some(last) = page.filter(|_| found > limit) {
             let has_slash = is_cached_upstream(&served);
-            meta.continues = ContinueToken::after(&last, version, &path.namespace, has_slash).encode();
+            meta.continues = ContinueToken::after(&last, version, namespace, has_slash).encode();
             let before = if planted::is(Bug::RemainingCountsThePage) { 0 } else { limit };
             meta.remaining = has_no_selector.then(|| found - before);
             pages.retain(&hub, version, &store, continues.is_empty());
@@ -166,14 +125,14 @@ pub async fn list<C: Catalog>(
     let listing = Listing { served, store, selection, encoder, last, left, started: false, head, tail, notes };
     let media = listing.served.parser.media();
     let chunks = stream::unfold(Some(listing), move |listing| {
-        let _until_the_end = (&place, &gate_permit);
+        let _until_the_end = (&place, &permit);
         async {
             let mut listing = listing?;
             let (chunk, complete) = listing.next().await;
             Some((Ok::<_, std::convert::Infallible>(chunk), (!complete).then_some(listing)))
         }
     });
-    Ok(answer::from_cache(media.content_type(), Body::from_stream(chunks)))
+    answer::from_cache(media.content_type(), Body::from_stream(chunks))
 }
 
 /// Visits the selected objects after a key, until it breaks off. Other tasks run after each slice
@@ -214,7 +173,7 @@ async fn items_len(encoder: &ListEncoder, from: (&Store, &Selection, Option<&Obj
 }
 
 /// Whether a list has at least `bytes_min` bytes of JSON.
-async fn is_large(store: &Store, selection: &Selection, limit: Option<usize>, bytes_min: usize) -> bool {
+pub async fn is_large(store: &Store, selection: &Selection, limit: Option<usize>, bytes_min: usize) -> bool {
     if store.json_bytes() < bytes_min {
         return false;
     }

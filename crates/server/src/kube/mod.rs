@@ -27,6 +27,7 @@
 //! Why not validate everything here and skip the apiserver for errors: the rules differ between its
 //! versions, and a wrong refusal is as bad as a wrong answer.
 //!
+//! [`route`] decides how a read is answered, and [`read_loop`] fetches what the decision needs.
 //! [`api`] puts the parts together. [`guard`] and [`forward`] guard against the two hazards of
 //! standing where the apiserver stood: browsers that reach a loopback address, and callers that
 //! would act with kubefan's credentials.
@@ -36,17 +37,21 @@ pub mod allowed_hosts;
 pub mod answer;
 pub mod api;
 pub mod audited;
+pub mod cache_facts;
 pub mod cache_reads;
 pub mod cross_origin;
 pub mod end_on_mode_change;
+pub mod fallback;
 pub mod feature_gates;
 pub mod forward;
 pub mod forwarded_caller;
+pub mod found_cache;
 pub mod get;
 pub mod guard;
 mod header_values;
 pub mod hop_by_hop;
 pub mod host;
+pub mod http_read;
 mod kept_bodies;
 pub mod kube_upstream;
 pub mod list;
@@ -56,8 +61,10 @@ pub mod pages;
 pub mod path;
 pub mod query;
 pub mod read_error;
+pub mod read_loop;
 pub mod request_body;
 pub mod request_info;
+pub mod route;
 pub mod selector_coverage;
 pub mod status;
 pub mod tunnel;

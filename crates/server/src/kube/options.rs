@@ -1,11 +1,13 @@
-//! `ListOptions` and `GetOptions` from a query, interpreted and validated as the apiserver does
-//! (`internalversion/validation.ValidateListOptions`, `runtime/conversion.go`; API concepts page).
+//! What a request reads: `ListOptions` and `GetOptions` from a query, interpreted and validated as
+//! the apiserver does (`internalversion/validation.ValidateListOptions`, `runtime/conversion.go`;
+//! API concepts page).
 
 use std::time::Duration;
 
 use kubefan_model::{ResourceVersion, format::IncludeObject};
 
 use super::{
+    path::Path,
     query::{Query, is_true},
     status::{Cause, Failure},
 };
@@ -61,6 +63,11 @@ impl ListOptions {
         let is_whole = self.label_selector.is_empty() && self.field_selector.is_empty() && self.continues.is_empty();
         is_whole && self.freshness == Freshness::Any
     }
+
+    /// Whether it has no selector of any kind.
+    pub fn has_no_selector(&self) -> bool {
+        self.label_selector.is_empty() && self.field_selector.is_empty() && self.shard_selector.is_empty()
+    }
 }
 
 /// The options of a watch.
@@ -82,19 +89,23 @@ pub struct WatchOptions {
     pub timeout: Option<Duration>,
 }
 
-/// The options of a request for a collection.
+/// What a request reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Options {
-    /// A list.
+pub enum ReadRequest {
+    /// A single object, with this freshness.
+    Get(Freshness),
+    /// A collection.
     List(ListOptions),
-    /// A watch.
+    /// Changes of a collection, or of a single object if the path has the deprecated `/watch/`
+    /// prefix.
     Watch(WatchOptions),
 }
 
-impl Options {
+impl ReadRequest {
     /// The label selector and the field selector.
     pub fn selectors(&self) -> (&str, &str) {
         match self {
+            Self::Get(_) => ("", ""),
             Self::List(ListOptions { label_selector, field_selector, .. })
             | Self::Watch(WatchOptions { label_selector, field_selector, .. }) => (label_selector, field_selector),
         }
@@ -103,6 +114,7 @@ impl Options {
     /// The shard selector; empty for all.
     pub fn shard_selector(&self) -> &str {
         match self {
+            Self::Get(_) => "",
             Self::List(ListOptions { shard_selector, .. }) | Self::Watch(WatchOptions { shard_selector, .. }) => {
                 shard_selector
             }
@@ -316,14 +328,22 @@ impl<'a> Raw<'a> {
     }
 }
 
-impl Options {
-    /// Reads the query of a collection. `is_watch_path`: the path has the deprecated `/watch/`
-    /// prefix. Such a request is a watch, but the apiserver validates it as a list unless it also
-    /// has `watch=1`.
+impl ReadRequest {
+    /// Reads the query of a request for a path.
     ///
     /// # Errors
     /// The apiserver's answer.
-    pub fn read(query: &Query<'_>, is_watch_path: bool) -> Result<Self, Failure> {
+    pub fn parse(query: &Query<'_>, path: &Path) -> Result<Self, Failure> {
+        if path.name.is_empty() || path.is_watch {
+            return Self::of_collection(query, path.is_watch);
+        }
+        freshness_of_get(query).map(Self::Get)
+    }
+
+    /// Reads the query of a collection. `is_watch_path`: the path has the deprecated `/watch/`
+    /// prefix. Such a request is a watch, but the apiserver validates it as a list unless it also
+    /// has `watch=1`.
+    fn of_collection(query: &Query<'_>, is_watch_path: bool) -> Result<Self, Failure> {
         let raw = Raw::read(query)?;
         match (raw.watch, is_watch_path) {
             (true, _) => {
@@ -343,12 +363,8 @@ impl Options {
     }
 }
 
-/// Reads the query of a get: the freshness that it demands. Other parameters have no meaning in a
-/// get.
-///
-/// # Errors
-/// The apiserver's answer.
-pub fn read_get(query: &Query<'_>) -> Result<Freshness, Failure> {
+/// The freshness that a get demands. Other parameters have no meaning in a get.
+fn freshness_of_get(query: &Query<'_>) -> Result<Freshness, Failure> {
     query.check()?;
     let first = |name| query.first(name).unwrap_or_default();
     check_timeout(first("timeout"))?;
@@ -387,15 +403,15 @@ mod tests {
     }
 
     fn list(query: &str) -> ListOptions {
-        match Options::read(&Query::parse(query), false) {
-            Ok(Options::List(options)) => options,
+        match ReadRequest::of_collection(&Query::parse(query), false) {
+            Ok(ReadRequest::List(options)) => options,
             other => panic!("{query}: {other:?}"),
         }
     }
 
     fn watch(query: &str) -> WatchOptions {
-        match Options::read(&Query::parse(&format!("watch=1&{query}")), false) {
-            Ok(Options::Watch(options)) => options,
+        match ReadRequest::of_collection(&Query::parse(&format!("watch=1&{query}")), false) {
+            Ok(ReadRequest::Watch(options)) => options,
             other => panic!("{query}: {other:?}"),
         }
     }
@@ -425,9 +441,15 @@ mod tests {
         assert_eq!(watch(none).start, WatchStart::Now(Freshness::Consistent));
         assert_eq!(watch("timeoutSeconds=5").timeout, Some(Duration::from_secs(5)));
         assert_eq!(watch("timeoutSeconds=0").timeout, None);
-        assert!(Options::read(&Query::parse("watch=1&timeoutSeconds=-1"), false).is_err(), "the apiserver answers");
-        let old = Options::read(&Query::parse("allowWatchBookmarks=1"), true);
-        assert!(matches!(old, Ok(Options::Watch(WatchOptions { bookmarks: true, marks_end: false, .. }))), "{old:?}");
+        assert!(
+            ReadRequest::of_collection(&Query::parse("watch=1&timeoutSeconds=-1"), false).is_err(),
+            "the apiserver answers"
+        );
+        let old = ReadRequest::of_collection(&Query::parse("allowWatchBookmarks=1"), true);
+        assert!(
+            matches!(old, Ok(ReadRequest::Watch(WatchOptions { bookmarks: true, marks_end: false, .. }))),
+            "{old:?}"
+        );
         assert!(watch("allowWatchBookmarks=1").marks_end, "by default");
     }
 
@@ -449,10 +471,11 @@ mod tests {
             ("labelSelector=%ff", 400),
             ("timeout=soon", 400),
         ] {
-            let failure = Options::read(&Query::parse(query), false).expect_err(query);
+            let failure = ReadRequest::of_collection(&Query::parse(query), false).expect_err(query);
             assert_eq!(failure.code(), code, "{query}");
         }
-        let read = |parameters: usize| Options::read(&Query::parse(&vec!["a"; parameters].join("&")), false);
+        let read =
+            |parameters: usize| ReadRequest::of_collection(&Query::parse(&vec!["a"; parameters].join("&")), false);
         assert!(read(10_000).is_ok());
         assert_eq!(read(10_001).unwrap_err().code(), 400, "Go would read none of them");
     }

@@ -1,14 +1,16 @@
-//! Why a read is not answered from the cache, and who answers it instead.
+//! Why a read is not answered from the cache, and who answers it instead, if upstream may.
 
 use kubefan_access::{
     Mode,
     denial::{Denial, IMPERSONATION},
 };
 use kubefan_cache::Refusal;
+use kubefan_model::Media;
 
 use super::status::Failure;
 
 /// Why a read is not answered from the cache.
+#[derive(Debug, Clone, PartialEq)]
 pub enum ReadError {
     /// kubefan answers with this failure.
     Final(Failure),
@@ -16,6 +18,8 @@ pub enum ReadError {
     Upstream(Failure),
     /// kubefan answers with this failure, which says nothing about a cache.
     Unknown(Failure),
+    /// A watch in this encoding has this failure as its only event.
+    Event(Failure, Media),
 }
 
 impl ReadError {

@@ -3,7 +3,8 @@
 //!
 //! Verbs are labels of metrics, so there is a fixed number of them, whatever callers send.
 
-use http::{HeaderMap, Method, Uri};
+use http::{HeaderMap, Method, Uri, request::Parts};
+use kubefan_audit::Notes;
 use kubefan_model::ApiPath;
 
 use super::{
@@ -11,6 +12,7 @@ use super::{
     path::Path,
     query::{Query, is_true},
 };
+use crate::client_info::ClientInfo;
 
 /// What a request asks for.
 pub struct RequestInfo<'a> {
@@ -70,6 +72,16 @@ pub fn subresource(path: &str) -> Option<&str> {
     let path = ApiPath::split(path)?;
     // A deprecated verb.
     path.verb.filter(|verb| *verb == "proxy").or_else(|| path.subresource())
+}
+
+/// The notes for the record of a request; nothing is noted if it has none.
+pub fn notes_of(request: &Parts) -> Notes {
+    request.extensions.get::<Notes>().cloned().unwrap_or_default()
+}
+
+/// The client that sent a request.
+pub fn client_of(request: &Parts) -> ClientInfo {
+    request.extensions.get().cloned().unwrap_or_default()
 }
 
 #[cfg(test)]

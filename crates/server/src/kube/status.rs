@@ -209,9 +209,14 @@ impl Failure {
         Self::new(StatusCode::LOOP_DETECTED, "InternalError", message)
     }
 
+    /// 500.
+    pub fn internal(message: String) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", message)
+    }
+
     /// 500: the request is answered only if it is recorded.
     pub fn not_recorded(error: NotRecorded) -> Self {
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", error.to_string())
+        Self::internal(error.to_string())
     }
 
     fn retriable(self) -> Self {

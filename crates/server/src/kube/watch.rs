@@ -1,4 +1,4 @@
-//! Watches over HTTP: where a watch starts, and how it is refused.
+//! Watches over HTTP: where a watch starts, and how long it lasts.
 
 use std::{
     sync::{
@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use axum::body::Body;
+use kubefan_access::{Authorized, Read};
 use kubefan_admission::{FairPermit, Holder};
 use kubefan_audit::AuditRecord;
 use kubefan_cache::Refusal;
@@ -16,19 +16,16 @@ use kubefan_common::{
     planted::{self, Bug},
     spread::spread,
 };
-use kubefan_fanout::{Catalog, Fresh, Start, StreamWaker, SubscribeOptions};
-use kubefan_model::Media;
+use kubefan_fanout::{Catalog, Fresh, Hub, OfStream, Served, Start, Subscription};
 use tokio::time::Instant;
 
 use super::{
-    answer::{self, Answer},
-    cache_reads::{CacheReads, ResolvedRead},
-    options::{Freshness, WatchOptions, WatchStart},
-    read_error::ReadError,
-    status::Failure,
+    answer::Answer,
+    options::{WatchOptions, WatchStart},
 };
 use crate::{
     client_info::RequestOrigin,
+    reader::Reader,
     watch::{OpenedWatch, WatchProtocol},
 };
 
@@ -52,21 +49,60 @@ impl DefaultTimeouts {
     }
 }
 
-/// Opens a watch, which keeps `place`. Its subscription wakes `stream_waker`.
+/// The parts that a watch is opened with.
+pub struct WatchParts {
+    /// What the caller may read.
+    pub read: Authorized<Read>,
+    /// The cache.
+    pub served: Served,
+    /// Its place in the cache.
+    pub subscription: Subscription,
+    /// Its place among all streams.
+    pub place: FairPermit,
+    /// The client.
+    pub sender: RequestOrigin,
+    /// Its stream.
+    pub stream: WatchStream,
+}
+
+/// The stream of a watch, for those that end it.
+pub struct WatchStream {
+    /// For the right of its caller.
+    pub of_lease: OfStream,
+    /// For operators.
+    pub of_registered: OfStream,
+}
+
+/// Opens a watch that was subscribed.
+pub fn open<C: Catalog>(
+    reader: &Reader<C>,
+    timeouts: &DefaultTimeouts,
+    options: &WatchOptions,
+    WatchParts { read, served, subscription, place, sender, stream }: WatchParts,
+) -> Answer {
+    let WatchStream { of_lease, of_registered } = stream;
+    let timeout = options.timeout.unwrap_or_else(|| timeouts.next());
+    let holder = place.holder().unwrap_or_else(|| Holder::new(0, None));
+    let registered = reader.register(&read, sender, &served, &subscription, of_registered);
+    let lease = reader.lease(read, &served.gvr, holder, of_lease);
+    Answer::Watch(Box::new(OpenedWatch {
+        subscription,
+        bookmark_interval: options.bookmarks.then_some(BOOKMARK_INTERVAL),
+        timeout_at: Some(Instant::now() + timeout),
+        protocol: WatchProtocol::Kube(served.parser.media()),
+        place,
+        lease,
+        registered,
+        cross_origin: Arc::default(),
+        record: AuditRecord::default(),
+    }))
+}
+
+/// Where the subscription of a watch starts.
 ///
 /// # Errors
-/// Why it is not answered from the cache.
-pub async fn open<C: Catalog>(
-    reads: &CacheReads<C>,
-    timeouts: &DefaultTimeouts,
-    ResolvedRead { selected, format, arrived_at, read, .. }: ResolvedRead<'_>,
-    options: WatchOptions,
-    (place, sender): (FairPermit, RequestOrigin),
-    stream_waker: StreamWaker,
-) -> Result<Answer, ReadError> {
-    let WatchOptions { start, bookmarks, marks_end, timeout, .. } = options;
-    let (hub, media) = (&selected.served.hub, selected.served.parser.media());
-    let mut fresh = Fresh::Cache;
+/// Why there is no state to start with.
+pub fn start(start: WatchStart, hub: &Hub, fresh: &Fresh) -> Result<Start, Refusal> {
     // The version of a cluster may be ahead of a quiet resource's cache. The apiserver, too, is
     // silent until it gets there.
     let after = |version| match hub.head() {
@@ -77,53 +113,9 @@ pub async fn open<C: Catalog>(
         Some(head) if head.is_at(version) => Start::Resume(head),
         _ => Start::Resume(version.end()),
     };
-    let start = match start {
-        WatchStart::State(freshness) => {
-            let proof = (Some(&selected.selection), reads.patience());
-            fresh = match reads.wait_until_fresh(&selected.served, freshness, proof, arrived_at).await {
-                Ok(fresh) => fresh,
-                // The apiserver has sent the headers of the watch before it knows this.
-                Err(ReadError::Final(failure)) if matches!(freshness, Freshness::NotOlderThan(_)) => {
-                    return Ok(error_event(&failure, media));
-                }
-                Err(error) => return Err(error),
-            };
-            Start::Snapshot
-        }
-        WatchStart::Now(freshness) => {
-            // Upstream would read no object for it.
-            let proof = (None, reads.patience());
-            let fresh = reads.wait_until_fresh(&selected.served, freshness, proof, arrived_at).await?;
-            after(hub.snapshot_of(&fresh)?.1)
-        }
+    Ok(match start {
+        WatchStart::State(_) => Start::Snapshot,
+        WatchStart::Now(_) => after(hub.snapshot_of(fresh)?.1),
         WatchStart::After(version) => after(version),
-    };
-    let terms = SubscribeOptions { marks_end, fresh, holder: place.holder(), ..start.into() };
-    let (of_stream, of_registered) = (stream_waker.of_stream(), stream_waker.of_stream());
-    let subscribed = reads.reader.subscribe(&selected.served, selected.selection, format, terms, stream_waker).await;
-    let subscription = match subscribed {
-        Ok(subscription) => subscription,
-        Err(Refusal::Expired(expired)) => return Ok(error_event(&Failure::watch_expired(&expired), media)),
-        Err(refusal) => return Err(refusal.into()),
-    };
-    let timeout = timeout.unwrap_or_else(|| timeouts.next());
-    let holder = place.holder().unwrap_or_else(|| Holder::new(0, None));
-    let registered = reads.reader.register(&read, sender, &selected.served, &subscription, of_registered);
-    let lease = reads.reader.lease(read, &selected.served.gvr, holder, of_stream);
-    Ok(Answer::Watch(Box::new(OpenedWatch {
-        subscription,
-        bookmark_interval: bookmarks.then_some(BOOKMARK_INTERVAL),
-        timeout_at: Some(Instant::now() + timeout),
-        protocol: WatchProtocol::Kube(media),
-        place,
-        lease,
-        registered,
-        cross_origin: Arc::default(),
-        record: AuditRecord::default(),
-    })))
-}
-
-/// A watch whose only event is an error; the status of the response is 200.
-fn error_event(failure: &Failure, media: Media) -> Answer {
-    Answer::Response(answer::from_cache(media.watch_content_type(), Body::from(failure.event(media))))
+    })
 }

@@ -183,6 +183,20 @@ async fn a_list_of_the_caches_takes_the_place_of_a_read() {
     assert!(reader.resources(&presented, &Notes::default()).await.is_ok());
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_read_that_waits_after_it_has_found_its_version_is_not_served_an_older_state() {
+    let catalog = OneCache::new();
+    let (reader, hub) = (catalog.reader(), &catalog.served.hub);
+    catalog.list(430);
+    let reached = reader.reach(&catalog.served, ResourceVersion::new(422).unwrap(), Patience::AtOnce).await;
+    let fresh = reached.ok().unwrap();
+    assert!(hub.snapshot_of(&fresh).is_ok());
+    // The list waits for a permit. Meanwhile etcd is restored from a backup.
+    catalog.list(136);
+    let refused = hub.snapshot_of(&fresh).err();
+    assert!(matches!(refused, Some(Refusal::Future { .. })), "{refused:?}");
+}
+
 /// Access to an apiserver that never answers.
 fn unanswered() -> Arc<AccessControl> {
     let never = |_: http::Request<Bytes>| std::future::pending::<Result<http::Response<UpstreamBody>, BoxError>>();

@@ -1,0 +1,107 @@
+//! The facts by which a read is routed.
+
+use kubefan_access::Denial;
+use kubefan_cache::Refusal;
+use kubefan_model::{GroupVersionResource, Media, ResourceVersion, selector::FieldSelector};
+
+use super::{fallback::Fallback, http_read::HttpRead, read_error::ReadError, status::Failure};
+use crate::reader::NotReached;
+
+/// What is known when a read is routed, as far as it was fetched.
+#[derive(Debug, Clone)]
+pub struct CacheFacts<'a> {
+    /// Who answers if the cache does not.
+    pub fallback: Fallback,
+    /// The field selector of the caches; objects that it does not select are not cached.
+    pub narrowed_by: &'a FieldSelector,
+    /// The verdict about the caller.
+    pub verdict: Option<Result<(), NotAllowed>>,
+    /// Whether there is a place for the read.
+    pub place: Option<Result<(), Refusal>>,
+    /// The encodings in which the resource was cached when the read got its place.
+    pub cached: Vec<Media>,
+    /// The cache in each format of the read.
+    pub formats: Vec<FormatFacts>,
+    /// Whether a list is large.
+    pub is_large: Option<bool>,
+    /// Whether the cache is as fresh as the read demands.
+    pub fresh: Option<Result<(), NotReached>>,
+    /// The snapshot to answer from.
+    pub snapshot: Option<Result<SnapshotFacts, Refusal>>,
+    /// Whether a watch was subscribed.
+    pub subscription: Option<Result<(), Refusal>>,
+}
+
+/// Why a caller may not read.
+#[derive(Debug, Clone, PartialEq)]
+pub enum NotAllowed {
+    /// It is denied.
+    Denied(Denial),
+    /// It is denied, and only a certificate says who it is.
+    DeniedByCertificate(Denial),
+    /// A page of another site may not open a websocket.
+    ForeignOrigin(Failure),
+}
+
+/// What is known of the cache in one format.
+#[derive(Debug, Clone, Default)]
+pub struct FormatFacts {
+    /// Whether the cache was started for later reads.
+    pub is_started: bool,
+    /// The cache.
+    pub cache: Option<Result<FoundCache, Refusal>>,
+}
+
+/// What is known of a cache that was found.
+#[derive(Debug, Clone)]
+pub struct FoundCache {
+    /// Its resource.
+    pub gvr: GroupVersionResource,
+    /// The encoding of its objects.
+    pub media: Media,
+    /// Whether its objects are namespaced.
+    pub namespaced: bool,
+    /// Why it refuses readers now.
+    pub refusal: Option<Refusal>,
+    /// Whether it was listed after the request had arrived.
+    pub is_listed_since: bool,
+    /// The number of its objects; `None` before the first list.
+    pub objects: Option<usize>,
+}
+
+/// What is known of a snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SnapshotFacts {
+    /// Its version; `None` if the snapshot of a later page is not retained.
+    pub version: Option<ResourceVersion>,
+    /// Whether it has the object that a get names.
+    pub has_object: bool,
+}
+
+impl<'a> CacheFacts<'a> {
+    /// The facts when a read arrives: nothing was fetched yet.
+    pub fn new(fallback: Fallback, narrowed_by: &'a FieldSelector, read: &HttpRead<'_>) -> Self {
+        Self {
+            fallback,
+            narrowed_by,
+            verdict: None,
+            place: None,
+            cached: Vec::new(),
+            formats: vec![FormatFacts::default(); read.formats.len()],
+            is_large: None,
+            fresh: None,
+            snapshot: None,
+            subscription: None,
+        }
+    }
+}
+
+impl From<NotAllowed> for ReadError {
+    fn from(not_allowed: NotAllowed) -> Self {
+        match not_allowed {
+            NotAllowed::Denied(denial) => denial.into(),
+            NotAllowed::DeniedByCertificate(denial) => Self::denied_by_certificate(denial),
+            NotAllowed::ForeignOrigin(failure) => failure.into(),
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Who answers a request that the cache does not answer.
+//!
+//! The hazard is a request that upstream must not see: one that it might answer in another sense.
+
+use kubefan_access::{Denial, switches::Switched};
+use kubefan_fanout::Patience;
+use kubefan_model::Media;
+
+use super::{feature_gates::CacheOnly, read_error::ReadError, status::Failure};
+
+/// Who answers if the cache does not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fallback {
+    /// Upstream.
+    Upstream,
+    /// Kubefan, with a refusal: passthrough is off.
+    Off,
+    /// The same, because upstream might ignore what the request needs.
+    Misread(CacheOnly),
+}
+
+/// The form of a refusal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refused {
+    /// A response that says nothing about a cache.
+    Plain(Failure),
+    /// A response that a cache has decided, and whose headers say so.
+    ByCache(Failure),
+    /// The only event of a watch in this encoding.
+    Event(Failure, Media),
+}
+
+impl Fallback {
+    /// Whether upstream may answer.
+    pub fn is_upstream(self) -> bool {
+        self == Self::Upstream
+    }
+
+    /// How long a read waits for a freshness proof, unless upstream would answer sooner.
+    pub fn patience(self) -> Patience {
+        if self.is_upstream() { Patience::Bookmark } else { Patience::NoFallback }
+    }
+
+    /// The refusal of a request that the cache does not answer. `None` if upstream answers it.
+    pub fn refusal(self, error: ReadError) -> Option<Refused> {
+        let failure = match error {
+            ReadError::Final(failure) => return Some(Refused::ByCache(failure)),
+            ReadError::Unknown(failure) => return Some(Refused::Plain(failure)),
+            ReadError::Event(failure, media) => return Some(Refused::Event(failure, media)),
+            ReadError::Upstream(failure) => failure,
+        };
+        match self {
+            Self::Upstream => None,
+            Self::Off => Some(Refused::Plain(failure)),
+            // These say that the cache lacks the answer. Others hold for any server, or for a while
+            // only.
+            Self::Misread(needed) if matches!(failure.code(), 404..=406) => Some(lacks(needed, &failure)),
+            Self::Misread(_) => Some(Refused::Plain(failure)),
+        }
+    }
+
+    /// The refusal of a read whose resource the operator has switched to another mode. `None` if
+    /// upstream answers it.
+    pub fn refusal_of_switched(self, switched: Switched) -> Option<Refused> {
+        match (self, ReadError::from(Denial::Switched(switched))) {
+            (Self::Misread(needed), ReadError::Upstream(failure)) => Some(lacks(needed, &failure)),
+            (_, error) => self.refusal(error),
+        }
+    }
+}
+
+/// The refusal of a request for something that only a cache has.
+fn lacks(needed: CacheOnly, failure: &Failure) -> Refused {
+    Refused::Plain(Failure::bad_request(format!("{needed}: {}", failure.message())))
+}

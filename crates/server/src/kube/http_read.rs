@@ -1,0 +1,161 @@
+//! A read over HTTP, as far as the request itself says it.
+//!
+//! The hazard is a request that the apiserver reads in another way. What this code does not
+//! understand completely is a problem of the read, and upstream answers it.
+
+use http::{Method, request::Parts};
+use kubefan_access::{Denial, Read, ReadVerb, authentication::presented::impersonates};
+use kubefan_common::proto::v1alpha1::Target;
+use kubefan_model::{format::Format, selector::ShardSelector};
+
+use super::{
+    fallback::Fallback,
+    feature_gates::FeatureGates,
+    hop_by_hop,
+    negotiate::{self, Form},
+    options::{self, ReadRequest},
+    path::Path,
+    read_error::ReadError,
+    request_info::RequestInfo,
+    status::Failure,
+    websocket::Socket,
+};
+
+/// A `GET` request for objects.
+pub struct HttpRead<'a> {
+    /// What the path names.
+    pub path: &'a Path,
+    /// What is read there.
+    pub request: ReadRequest,
+    /// The shard that is read; `None` for all objects.
+    pub shard: Option<ShardSelector>,
+    /// The formats of the response, the preferred one first; `None` for one that kubefan cannot
+    /// make.
+    pub formats: Vec<Option<Format>>,
+    /// Whether a failure can be sent in the encoding that the client prefers.
+    pub encodes_failures: bool,
+    /// Why the caches do not answer it, whatever they have.
+    pub problem: Option<ReadError>,
+}
+
+/// What the reading of a request depends on.
+#[derive(Debug, Clone, Copy)]
+pub struct ReadSettings {
+    /// Which alpha parts of the Kubernetes API are on.
+    pub feature_gates: FeatureGates,
+    /// Whether requests are passed through to upstream.
+    pub is_passed_through: bool,
+    /// Who answers if the cache does not.
+    pub fallback: Fallback,
+}
+
+impl<'a> HttpRead<'a> {
+    /// Reads a request.
+    ///
+    /// # Errors
+    /// If it is no read of objects, or one that only upstream understands.
+    pub fn parse(request: &Parts, info: &'a RequestInfo<'_>, settings: ReadSettings) -> Result<Self, ReadError> {
+        let path = info.path.as_ref().filter(|_| request.method == Method::GET);
+        let path = path.ok_or_else(|| not_served(request, settings))?;
+        if impersonates(&request.headers) {
+            return Err(Denial::Impersonation.into());
+        }
+        let asked = ReadRequest::parse(&info.query, path).map_err(ReadError::Upstream)?;
+        let mut read = Self {
+            path,
+            request: asked,
+            shard: None,
+            formats: Vec::new(),
+            encodes_failures: negotiate::negotiate_failure(negotiate::accept_header(&request.headers)).is_some(),
+            problem: None,
+        };
+        read.problem = read.complete(request, info, settings).err();
+        Ok(read)
+    }
+
+    /// Reads the parts that may be a problem.
+    fn complete(&mut self, request: &Parts, info: &RequestInfo<'_>, settings: ReadSettings) -> Result<(), ReadError> {
+        self.shard = shard(self.request.shard_selector(), settings.feature_gates)?;
+        self.check(request, settings)?;
+        self.formats = self.negotiate(request, info, settings)?;
+        Ok(())
+    }
+
+    /// The field selector; empty for all.
+    pub fn field_selector(&self) -> &str {
+        self.request.selectors().1
+    }
+
+    /// The same read, to be authorized.
+    pub fn to_authorize(&self) -> Read {
+        let Path { group, version, resource, namespace, name, is_watch } = self.path.clone();
+        let (label_selector, field_selector) = self.request.selectors();
+        let (label_selector, field_selector) = (label_selector.to_owned(), field_selector.to_owned());
+        let target = Target { group, version, resource, namespace, name, label_selector, field_selector };
+        let read = match self.request {
+            ReadRequest::Get(_) => Read::object(target),
+            ReadRequest::List(_) => Read::collection(ReadVerb::List, target),
+            ReadRequest::Watch(_) if is_watch => Read::watch_path(target),
+            ReadRequest::Watch(_) => Read::collection(ReadVerb::Watch, target),
+        };
+        read.of_shard(self.shard.clone())
+    }
+
+    /// Checks an upgrade, which only a watch can ask for, and a watch of a single object.
+    fn check(&self, request: &Parts, settings: ReadSettings) -> Result<(), ReadError> {
+        let is_watch = matches!(self.request, ReadRequest::Watch(_));
+        if hop_by_hop::upgrade(&request.headers).is_some() {
+            let socket = if is_watch { Socket::from_request(&request.headers, &request.extensions)? } else { None };
+            socket.ok_or_else(|| not_served(request, settings))?;
+        }
+        if is_watch && !self.path.name.is_empty() && !self.field_selector().is_empty() {
+            let message = "fieldSelector metadata.name doesn't match requested name".to_owned();
+            return Err(ReadError::Upstream(Failure::bad_request(message)));
+        }
+        Ok(())
+    }
+
+    /// The formats that the client accepts.
+    fn negotiate(
+        &self,
+        request: &Parts,
+        info: &RequestInfo<'_>,
+        ReadSettings { feature_gates, fallback, .. }: ReadSettings,
+    ) -> Result<Vec<Option<Format>>, ReadError> {
+        let accept = negotiate::accept_header(&request.headers)
+            .ok_or_else(|| ReadError::Upstream(negotiate::not_acceptable()))?;
+        let is_watch = matches!(self.request, ReadRequest::Watch(_));
+        // Without passthrough, compact JSON is better than a refusal.
+        let is_pretty = !is_watch && fallback.is_upstream() && negotiate::is_pretty(&request.headers, &info.query);
+        let is_list = matches!(self.request, ReadRequest::List(_));
+        let asked = negotiate::negotiate(accept, is_list, feature_gates.managed_fields_opt_out);
+        let include = options::include_object(&info.query);
+        // Only JSON can be pretty.
+        let asked =
+            asked.into_iter().map(|asked| if is_pretty && asked.is_json() { Form::Other.into() } else { asked });
+        Ok(asked.map(|asked| asked.format(include)).collect())
+    }
+}
+
+/// The shard that a selector names; `None` if it is empty.
+fn shard(selector: &str, gates: FeatureGates) -> Result<Option<ShardSelector>, ReadError> {
+    if selector.is_empty() {
+        return Ok(None);
+    }
+    if !gates.sharded_list_and_watch {
+        let message = "the caches answer shardSelector only with --feature-gates=ShardedListAndWatch=true";
+        return Err(ReadError::Upstream(Failure::bad_request(message.to_owned())));
+    }
+    let parsed = ShardSelector::parse(selector).map(Some);
+    parsed.map_err(|error| Failure::bad_request(format!("invalid shard selector: {error}")).into())
+}
+
+/// The failure of a request that is no read of objects.
+fn not_served(request: &Parts, settings: ReadSettings) -> ReadError {
+    let off =
+        if settings.is_passed_through { "" } else { ", and passthrough to the apiserver is off (--passthrough=off)" };
+    ReadError::Upstream(match request.method {
+        Method::GET => Failure::not_served(format!("{} is not served from the cache{off}", request.uri.path())),
+        _ => Failure::method_not_allowed(format!("kubefan only serves reads{off}")),
+    })
+}

@@ -1,0 +1,380 @@
+//! Answers a read: asks [`route`] for its way, fetches what the decision needs, and asks again.
+//!
+//! Nothing is decided here. What is fetched is kept twice: as a fact for the decision, and as the
+//! thing itself for the answer.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use http::{Response, request::Parts};
+use kubefan_access::{Authorized, Read};
+use kubefan_admission::FairPermit;
+use kubefan_cache::Refusal;
+use kubefan_common::when_planted;
+use kubefan_fanout::{Catalog, Fresh, Hub, Patience, StreamWaker, SubscribeOptions, Subscription};
+use kubefan_model::{ObjectKey, ResourceVersion, format::Format};
+use tokio::time::Instant;
+
+use super::{
+    answer::{Answer, refusal},
+    cache_facts::{CacheFacts, FoundCache, NotAllowed, SnapshotFacts},
+    cache_reads::CacheReads,
+    fallback::{Fallback, Refused},
+    found_cache::{Found, Snapshot},
+    get, hop_by_hop,
+    http_read::HttpRead,
+    kube_upstream::KubeUpstream,
+    list::{self, ListParts},
+    options::{ListOptions, ReadRequest, WatchOptions},
+    pages::PageSnapshots,
+    request_info::{client_of, notes_of},
+    route::{Need, Proof, Route, route},
+    status::Failure,
+    watch::{self, DefaultTimeouts, WatchParts, WatchStream},
+};
+use crate::{reader::NotReached, target_lookup::Selected};
+
+/// The parts of the Kubernetes API that reads share.
+pub struct ReadContext<'a, C> {
+    /// The caches.
+    pub reads: &'a CacheReads<C>,
+    /// The snapshots of paged lists.
+    pub pages: &'a Arc<PageSnapshots>,
+    /// The timeouts of watches that name none.
+    pub timeouts: &'a DefaultTimeouts,
+    /// Knows the origins whose pages may open a websocket.
+    pub upstream: &'a KubeUpstream,
+}
+
+/// What was fetched for a read.
+#[derive(Default)]
+struct Fetched {
+    read: Option<Authorized<Read>>,
+    place: Option<FairPermit>,
+    found: Option<Found>,
+    fresh: Fresh,
+    snapshot: Option<Snapshot>,
+    subscribed: Option<(Subscription, WatchStream)>,
+}
+
+/// A step found that what it builds on was not fetched: a mistake in the rules of [`route`].
+#[derive(Debug)]
+struct NotFetched;
+
+impl From<NotFetched> for Failure {
+    fn from(NotFetched: NotFetched) -> Self {
+        Self::internal("kubefan cannot answer this read, because of a mistake in it".to_owned())
+    }
+}
+
+impl Fetched {
+    fn read(&self) -> Result<&Authorized<Read>, NotFetched> {
+        self.read.as_ref().ok_or(NotFetched)
+    }
+
+    fn place(&self) -> Result<&FairPermit, NotFetched> {
+        self.place.as_ref().ok_or(NotFetched)
+    }
+
+    fn found(&self) -> Result<&Found, NotFetched> {
+        self.found.as_ref().ok_or(NotFetched)
+    }
+
+    fn hub(&self) -> Result<&Arc<Hub>, NotFetched> {
+        self.found().map(|found| &found.selected.served.hub)
+    }
+}
+
+/// A read that is being answered.
+pub struct ReadLoop<'a, C> {
+    context: ReadContext<'a, C>,
+    request: &'a Parts,
+    read: HttpRead<'a>,
+    arrived_at: Instant,
+    facts: CacheFacts<'a>,
+    fetched: Fetched,
+    stream_waker: Option<StreamWaker>,
+}
+
+impl<'a, C: Catalog> ReadLoop<'a, C> {
+    /// A read that has just arrived. A watch wakes `stream_waker` when it has something to send.
+    pub fn new(
+        context: ReadContext<'a, C>,
+        request: &'a Parts,
+        read: HttpRead<'a>,
+        fallback: Fallback,
+        stream_waker: StreamWaker,
+    ) -> Self {
+        let facts = CacheFacts::new(fallback, &context.reads.narrowed_by, &read);
+        let (arrived_at, fetched) = (Instant::now(), Fetched::default());
+        Self { context, request, read, arrived_at, facts, fetched, stream_waker: Some(stream_waker) }
+    }
+
+    /// Answers the read. `None` if upstream has to.
+    pub async fn run(mut self) -> Option<Answer> {
+        loop {
+            let fetched = match route(&self.read, &self.facts) {
+                Route::Needs(need) => self.fetch(need).await,
+                Route::Cache => match self.answer().await {
+                    Ok(answer) => return Some(answer),
+                    Err(error) => Err(error),
+                },
+                Route::Forward => return None,
+                Route::Refuse(refused) => return Some(self.refuse(&refused)),
+            };
+            if let Err(error) = fetched {
+                return Some(self.refuse(&Refused::Plain(error.into())));
+            }
+        }
+    }
+
+    /// Fetches a need, and completes the facts with it.
+    async fn fetch(&mut self, need: Need) -> Result<(), NotFetched> {
+        match need {
+            Need::Verdict => self.authorize().await,
+            Need::Place => self.admit()?,
+            Need::Start(format) => self.start(format)?,
+            Need::Cache { format, waits_for_sync } => self.find(format, waits_for_sync).await?,
+            Need::Size => self.measure().await?,
+            Need::Proof(proof) => self.prove(proof).await?,
+            Need::Version(version, patience) => self.reach(version, patience).await?,
+            Need::Snapshot => self.take_snapshot().await?,
+            Need::Page { version, last } => self.find_page(version, last).await?,
+            Need::Subscription => self.subscribe().await?,
+        }
+        Ok(())
+    }
+
+    async fn authorize(&mut self) {
+        let is_websocket = hop_by_hop::is_websocket(&self.request.headers);
+        let presented = client_of(self.request).presents(&self.request.headers, is_websocket);
+        let reader = &self.context.reads.reader;
+        let read = reader.authorize(&presented, self.read.to_authorize(), &notes_of(self.request)).await;
+        let verdict = match read {
+            Ok(_) if is_websocket => {
+                let checked = self.context.upstream.check_websocket_origin(self.request).await;
+                checked.map_err(NotAllowed::ForeignOrigin)
+            }
+            Ok(_) => Ok(()),
+            Err(ref denial) if presented.is_by_certificate() => Err(NotAllowed::DeniedByCertificate(denial.clone())),
+            Err(ref denial) => Err(NotAllowed::Denied(denial.clone())),
+        };
+        (self.fetched.read, self.facts.verdict) = (read.ok(), Some(verdict));
+    }
+
+    /// Takes a place, before the read waits for its cache. Which caches exist is looked up only
+    /// now: others may have started them meanwhile.
+    fn admit(&mut self) -> Result<(), NotFetched> {
+        let reads = self.context.reads;
+        let holder = self.fetched.read()?.holder(client_of(self.request).holder());
+        let place = match self.read.request {
+            ReadRequest::Watch(_) => reads.reader.admit_stream(holder),
+            ReadRequest::Get(_) | ReadRequest::List(_) => reads.reader.admit_read(holder),
+        };
+        self.facts.place = Some(place.map(|place| self.fetched.place = Some(place)));
+        self.facts.cached = reads.cached(self.read.path);
+        Ok(())
+    }
+
+    /// Starts a cache for later reads.
+    fn start(&mut self, format: usize) -> Result<(), NotFetched> {
+        let media = self.format(format)?.media();
+        self.context.reads.reader.start_cache(self.fetched.read()?.clone(), media);
+        self.facts.formats[format].is_started = true;
+        Ok(())
+    }
+
+    /// Finds the cache in a format.
+    async fn find(&mut self, index: usize, waits_for_sync: bool) -> Result<(), NotFetched> {
+        let (reader, format) = (&self.context.reads.reader, self.format(index)?.clone());
+        let (read, place) = (self.fetched.read()?, self.fetched.place()?);
+        let holder = read.holder(client_of(self.request).holder());
+        let selected = if waits_for_sync {
+            reader.select_synced(read, holder, format.media()).await
+        } else {
+            reader.select(read, holder, format.media()).await
+        };
+        let selected = match selected {
+            Ok(selected) => selected,
+            Err(refusal) => {
+                self.facts.formats[index].cache = Some(Err(refusal));
+                return Ok(());
+            }
+        };
+        let hub = selected.served.hub.clone();
+        let (refusal, is_list) = (hub.refusal(), matches!(self.read.request, ReadRequest::List(_)));
+        if is_list && refusal.is_none() {
+            hub.index_for(&selected.selection, place.holder()).await;
+        }
+        let found = FoundCache {
+            gvr: selected.served.gvr.clone(),
+            media: selected.served.parser.media(),
+            namespaced: selected.served.namespaced,
+            is_listed_since: hub.is_listed_after(self.arrived_at),
+            objects: if is_list { hub.state().map(|(store, _)| store.len()) } else { None },
+            refusal,
+        };
+        // A refusal while the read waited has no warnings of the cache.
+        if !waits_for_sync || found.refusal.is_none() {
+            self.fetched.found = Some(Found { selected, format });
+        }
+        self.facts.formats[index].cache = Some(Ok(found));
+        Ok(())
+    }
+
+    /// Finds out whether a list is large.
+    async fn measure(&mut self) -> Result<(), NotFetched> {
+        let Selected { served, selection } = &self.fetched.found()?.selected;
+        let (limit, bytes_min) = (self.list_options()?.limit, self.context.reads.consistent_list_bytes_min);
+        let is_large = match served.hub.state() {
+            Some((store, _)) => list::is_large(&store, selection, limit, bytes_min).await,
+            None => false,
+        };
+        self.facts.is_large = Some(is_large);
+        Ok(())
+    }
+
+    /// Waits for upstream's proof that the cache is not older than now.
+    async fn prove(&mut self, Proof { patience, lists }: Proof) -> Result<(), NotFetched> {
+        let Selected { served, selection } = &self.fetched.found()?.selected;
+        let proved = self.context.reads.reader.prove(served, lists.then_some(selection), patience).await;
+        let proved = proved.map(|fresh| self.fetched.fresh = fresh);
+        self.facts.fresh = Some(proved.map_err(|refusal| NotReached { refusal, is_proved: false }));
+        Ok(())
+    }
+
+    /// Waits until the cache has reached a version.
+    async fn reach(&mut self, version: ResourceVersion, patience: Patience) -> Result<(), NotFetched> {
+        let served = &self.fetched.found()?.selected.served;
+        let reached = self.context.reads.reader.reach(served, version, patience).await;
+        self.facts.fresh = Some(reached.map(|fresh| self.fetched.fresh = fresh));
+        Ok(())
+    }
+
+    /// Takes the snapshot that a get or the first page of a list is answered from.
+    async fn take_snapshot(&mut self) -> Result<(), NotFetched> {
+        let (hub, place, fresh) = (self.fetched.hub()?, self.fetched.place()?, &self.fetched.fresh);
+        let snapshot = match self.read.request {
+            ReadRequest::List(_) => snapshot_of_list(hub, fresh, place).await,
+            ReadRequest::Get(_) | ReadRequest::Watch(_) => hub.snapshot_of(fresh).map(Snapshot::from),
+        };
+        let key = self.key();
+        self.facts.snapshot = Some(snapshot.map(|snapshot| {
+            let has_object = snapshot.store.get(key.as_str()).is_some();
+            let facts = SnapshotFacts { version: Some(snapshot.version), has_object };
+            self.fetched.snapshot = Some(snapshot);
+            facts
+        }));
+        Ok(())
+    }
+
+    /// Finds the snapshot that the first page of a list was answered from.
+    async fn find_page(&mut self, version: i64, last: ObjectKey) -> Result<(), NotFetched> {
+        let (hub, place, pages) = (self.fetched.hub()?, self.fetched.place()?, self.context.pages);
+        let permit = hub.gate().acquire(place.holder()).await;
+        let snapshot = permit.map(|permit| {
+            let (store, version) = pages.find(hub, version)?;
+            when_planted!(PagesOfTheNewestState => return hub.snapshot().ok().map(Snapshot::from));
+            Some(Snapshot { store, version, permit: Some(permit), last: Some(last) })
+        });
+        self.facts.snapshot = Some(snapshot.map(|snapshot| {
+            let version = snapshot.as_ref().map(|snapshot| snapshot.version);
+            self.fetched.snapshot = snapshot;
+            SnapshotFacts { version, has_object: false }
+        }));
+        Ok(())
+    }
+
+    /// Subscribes a watch.
+    async fn subscribe(&mut self) -> Result<(), NotFetched> {
+        let stream_waker = self.stream_waker.take().ok_or(NotFetched)?;
+        let stream = WatchStream { of_lease: stream_waker.of_stream(), of_registered: stream_waker.of_stream() };
+        let Found { selected: Selected { served, selection }, format } = self.fetched.found()?;
+        let (WatchOptions { start, marks_end, .. }, holder) = (self.watch_options()?, self.fetched.place()?.holder());
+        let fresh = self.fetched.fresh.clone();
+        let subscribed = match watch::start(*start, &served.hub, &fresh) {
+            Ok(start) => {
+                let terms = SubscribeOptions { marks_end: *marks_end, fresh, holder, ..start.into() };
+                let reader = &self.context.reads.reader;
+                reader.subscribe(served, selection.clone(), format.clone(), terms, stream_waker).await
+            }
+            Err(refusal) => Err(refusal),
+        };
+        let subscribed = subscribed.map(|subscription| self.fetched.subscribed = Some((subscription, stream)));
+        self.facts.subscription = Some(subscribed);
+        Ok(())
+    }
+
+    /// The answer from the cache, with the warnings of upstream.
+    async fn answer(&mut self) -> Result<Answer, NotFetched> {
+        let notes = notes_of(self.request);
+        let Fetched { read, place, found, snapshot, subscribed, .. } = std::mem::take(&mut self.fetched);
+        let (read, place, found) = (read.ok_or(NotFetched)?, place.ok_or(NotFetched)?, found.ok_or(NotFetched)?);
+        let warnings = found.selected.served.hub.warnings();
+        let mut response: Response<Body> = match &self.read.request {
+            ReadRequest::Get(_) => {
+                let snapshot = snapshot.ok_or(NotFetched)?;
+                get::get(&found, &snapshot, &self.key(), &notes).ok_or(NotFetched)?
+            }
+            ReadRequest::List(options) => {
+                let snapshot = snapshot.ok_or(NotFetched)?;
+                let parts = ListParts { read, found, snapshot, place, notes };
+                list::list(self.context.pages, options, parts).await
+            }
+            // A watch has the warnings in its own headers.
+            ReadRequest::Watch(options) => {
+                let (subscription, stream) = subscribed.ok_or(NotFetched)?;
+                let sender = client_of(self.request).sender(&self.request.headers);
+                let served = found.selected.served;
+                let parts = WatchParts { read, served, subscription, place, sender, stream };
+                return Ok(watch::open(&self.context.reads.reader, self.context.timeouts, options, parts));
+            }
+        };
+        warnings.put(response.headers_mut());
+        Ok(Answer::Response(response))
+    }
+
+    /// A refusal. One that a cache has decided gets the warnings of upstream, too.
+    fn refuse(&self, refused: &Refused) -> Answer {
+        let mut response = refusal(&self.request.headers, refused);
+        match (refused, &self.fetched.found) {
+            (Refused::ByCache(_) | Refused::Event(..), Some(found)) => {
+                found.selected.served.hub.warnings().put(response.headers_mut());
+            }
+            _ => {}
+        }
+        Answer::Response(response)
+    }
+
+    fn key(&self) -> ObjectKey {
+        ObjectKey::new(&self.read.path.namespace, &self.read.path.name)
+    }
+
+    fn format(&self, index: usize) -> Result<&Format, NotFetched> {
+        self.read.formats.get(index).and_then(Option::as_ref).ok_or(NotFetched)
+    }
+
+    fn list_options(&self) -> Result<&ListOptions, NotFetched> {
+        match &self.read.request {
+            ReadRequest::List(options) => Ok(options),
+            ReadRequest::Get(_) | ReadRequest::Watch(_) => Err(NotFetched),
+        }
+    }
+
+    fn watch_options(&self) -> Result<&WatchOptions, NotFetched> {
+        match &self.read.request {
+            ReadRequest::Watch(options) => Ok(options),
+            ReadRequest::Get(_) | ReadRequest::List(_) => Err(NotFetched),
+        }
+    }
+}
+
+async fn snapshot_of_list(hub: &Arc<Hub>, fresh: &Fresh, place: &FairPermit) -> Result<Snapshot, Refusal> {
+    // A wait for the other events of a version needs no permit.
+    drop(hub.whole_snapshot_of(fresh).await?);
+    // The snapshot is taken after the gate, so that a waiting list pins none (or a small one, if it
+    // was proved itself).
+    let permit = Some(hub.gate().acquire(place.holder()).await?);
+    let (store, version) = hub.whole_snapshot_of(fresh).await?;
+    Ok(Snapshot { store, version, permit, last: None })
+}

@@ -1,0 +1,377 @@
+//! Decides how an HTTP read is answered: from the cache, by upstream, or with a refusal.
+//!
+//! The hazard is a stale or partial answer. The decision depends on many inputs (what the request
+//! demands, which caches exist, how fresh they are, whether upstream may answer instead), so it is
+//! one pure function, [`route`], over plain data. Where it needs something that takes time (a
+//! verdict, the first list of a cache, a freshness proof, a snapshot), it returns that need;
+//! [`super::read_loop`] fetches it and asks again. So no rule is in two places, and each of them is
+//! a row of a table in the tests.
+//!
+//! The rules are those of the apiserver's own cache: which lists it reads from etcd
+//! (`delegator.ShouldDelegateList` of `storage/cacher`), how it waits for a version
+//! (`waitUntilFreshAndBlock`), and where a watch starts. Upstream takes the place of etcd.
+
+use kubefan_cache::Refusal;
+use kubefan_common::planted::{self, Bug};
+use kubefan_fanout::Patience;
+use kubefan_model::{Media, ObjectKey, ResourceVersion};
+
+use super::{
+    cache_facts::{CacheFacts, FormatFacts, FoundCache},
+    fallback::Refused,
+    http_read::HttpRead,
+    negotiate,
+    options::{Freshness, ListOptions, ReadRequest, WatchOptions, WatchStart},
+    pages::{ContinueToken, last_key},
+    read_error::ReadError,
+    selector_coverage,
+    status::Failure,
+};
+use crate::reader::NotReached;
+
+/// How a request is answered.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Route {
+    /// From the cache.
+    Cache,
+    /// By upstream.
+    Forward,
+    /// By kubefan, with a refusal.
+    Refuse(Refused),
+    /// That is not known before this is fetched.
+    Needs(Need),
+}
+
+/// Something that must be fetched before a read can be answered.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Need {
+    /// The verdict about the caller.
+    Verdict,
+    /// A place among the reads or the streams, and which caches exist.
+    Place,
+    /// The start of a cache in the format with this index, for later reads.
+    Start(usize),
+    /// The cache in the format with this index.
+    Cache {
+        /// The index of the format.
+        format: usize,
+        /// Whether to wait for the first list.
+        waits_for_sync: bool,
+    },
+    /// Whether a list is large.
+    Size,
+    /// A proof that the cache is not older than the request.
+    Proof(Proof),
+    /// The cache at this version, or a later one.
+    Version(ResourceVersion, Patience),
+    /// The snapshot to answer from.
+    Snapshot,
+    /// The snapshot of the first page of a list, to continue after this key.
+    Page {
+        /// The version in the continue token.
+        version: i64,
+        /// The last key of the page before.
+        last: ObjectKey,
+    },
+    /// The subscription of a watch. It has needs of its own, such as a backfill.
+    Subscription,
+}
+
+/// How a cache is to be proved fresh.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Proof {
+    /// How long the read waits for it.
+    pub patience: Patience,
+    /// Whether upstream may list the metadata of the selected objects for it.
+    pub lists: bool,
+}
+
+/// Why a read is not answered from the cache yet.
+enum Unanswered {
+    Needs(Need),
+    Because(ReadError),
+}
+
+impl From<Need> for Unanswered {
+    fn from(need: Need) -> Self {
+        Self::Needs(need)
+    }
+}
+
+impl From<ReadError> for Unanswered {
+    fn from(error: ReadError) -> Self {
+        Self::Because(error)
+    }
+}
+
+impl From<Refusal> for Unanswered {
+    fn from(refusal: Refusal) -> Self {
+        ReadError::from(refusal).into()
+    }
+}
+
+/// Decides how a read is answered.
+pub fn route(read: &HttpRead<'_>, facts: &CacheFacts<'_>) -> Route {
+    match answered(read, facts) {
+        Ok(()) => Route::Cache,
+        Err(Unanswered::Needs(need)) => Route::Needs(need),
+        Err(Unanswered::Because(error)) => facts.fallback.refusal(error).map_or(Route::Forward, Route::Refuse),
+    }
+}
+
+fn answered(read: &HttpRead<'_>, facts: &CacheFacts<'_>) -> Result<(), Unanswered> {
+    let has_upstream = facts.fallback.is_upstream();
+    let check_coverage = || selector_coverage::check(facts.narrowed_by, read.path, read.field_selector());
+    // Kubefan asks nothing about the caller of a read that upstream answers in any case.
+    if has_upstream {
+        check_coverage()?;
+        // Upstream finds one object sooner than a freshness proof could arrive.
+        if read.request == ReadRequest::Get(Freshness::Consistent) {
+            return Err(ReadError::Upstream(Failure::unavailable("it must come from upstream".to_owned())).into());
+        }
+    }
+    if let Some(problem) = &read.problem {
+        return Err(problem.clone().into());
+    }
+    facts.verdict.as_ref().ok_or(Need::Verdict)?.clone().map_err(ReadError::from)?;
+    // Only now: the refusal says what is cached. A single object is served if it is.
+    if !has_upstream && !matches!(read.request, ReadRequest::Get(_)) {
+        check_coverage()?;
+    }
+    facts.place.as_ref().ok_or(Need::Place)?.clone()?;
+    let found = found(read, facts)?;
+    match &read.request {
+        ReadRequest::Get(freshness) => get(*freshness, read, facts, found),
+        ReadRequest::List(options) => list(options, read, facts, found),
+        ReadRequest::Watch(options) => watch(options, facts, found),
+    }
+}
+
+/// The cache in the first of the formats. If upstream does not answer, in the first format that can
+/// be made here.
+fn found<'a>(read: &HttpRead<'_>, facts: &'a CacheFacts<'_>) -> Result<&'a FoundCache, Unanswered> {
+    let mut reported = None;
+    for format in 0..read.formats.len() {
+        match found_in(format, read, facts) {
+            Err(Unanswered::Because(ReadError::Upstream(failure))) if !facts.fallback.is_upstream() => {
+                reported = Some(more_helpful(reported, failure));
+            }
+            other => return other,
+        }
+    }
+    Err(ReadError::Upstream(reported.unwrap_or_else(negotiate::not_acceptable)).into())
+}
+
+/// The cache in one format.
+fn found_in<'a>(format: usize, read: &HttpRead<'_>, facts: &'a CacheFacts<'_>) -> Result<&'a FoundCache, Unanswered> {
+    let (has_upstream, resource) = (facts.fallback.is_upstream(), &read.path.resource);
+    let not_served = |message| Err(ReadError::Upstream(Failure::not_served(message)).into());
+    let Some(media) = read.formats[format].as_ref().map(|format| format.media()) else {
+        return Err(ReadError::Upstream(negotiate::not_acceptable()).into());
+    };
+    let waits_for_sync = waits_for_sync(&read.request);
+    let FormatFacts { is_started, cache } = &facts.formats[format];
+    let Some(cache) = cache else {
+        let is_cached = |media| facts.cached.contains(&media);
+        // Upstream answers a single list or get sooner than a cache starts.
+        if has_upstream && !may_start_cache(read) && !is_cached(Media::Json) && !is_cached(media) {
+            return not_served(format!("{resource} is not cached"));
+        }
+        // A consistent read does not wait while the cache in this encoding starts; the next one
+        // will find it.
+        if has_upstream && !waits_for_sync && media != Media::Json && !is_cached(media) {
+            if !is_started {
+                return Err(Need::Start(format).into());
+            }
+            return not_served(format!("{resource} is not cached as {}", media.as_str()));
+        }
+        return Err(Need::Cache { format, waits_for_sync }.into());
+    };
+    let found = match cache {
+        Ok(found) => found,
+        Err(refusal) => {
+            // No other encoding would find room, and a retry may. Protobuf has a limit of its own.
+            let is_full = !has_upstream && media == Media::Json && matches!(refusal, Refusal::NoRoom(_));
+            let is_unsynced = waits_for_sync && matches!(refusal, Refusal::NotSynced { .. });
+            if is_full || is_unsynced {
+                return Err(ReadError::Final(Failure::from(refusal)).into());
+            }
+            return Err(refusal.clone().into());
+        }
+    };
+    // Clients that reconnect to a replica as soon as it starts must not all turn to upstream. They
+    // get a 429 if the first list takes too long, as from an apiserver that has restarted.
+    match found.refusal.as_ref().filter(|_| waits_for_sync) {
+        Some(refusal @ (Refusal::NotSynced { .. } | Refusal::Failing { .. })) => {
+            return Err(ReadError::Final(Failure::from(refusal)).into());
+        }
+        Some(refusal) => return Err(refusal.clone().into()),
+        None => {}
+    }
+    // No object has this path.
+    if found.namespaced && read.path.namespace.is_empty() && !read.path.name.is_empty() {
+        return not_served("the resource is namespaced".to_owned());
+    }
+    Ok(found)
+}
+
+/// Whether a read waits for the first list: it accepts any state, or its client would only retry.
+fn waits_for_sync(request: &ReadRequest) -> bool {
+    match request {
+        ReadRequest::Get(_) => false,
+        ReadRequest::List(options) => options.freshness != Freshness::Consistent,
+        ReadRequest::Watch(_) => true,
+    }
+}
+
+/// Whether a read may start a cache although upstream could answer it: a watch, which will continue
+/// to use the cache, and the list that informers send before their watch.
+fn may_start_cache(read: &HttpRead<'_>) -> bool {
+    match &read.request {
+        ReadRequest::Get(_) => false,
+        ReadRequest::List(options) => options.may_begin_informer() && read.path.namespace.is_empty(),
+        ReadRequest::Watch(_) => true,
+    }
+}
+
+fn get(
+    freshness: Freshness,
+    read: &HttpRead<'_>,
+    facts: &CacheFacts<'_>,
+    found: &FoundCache,
+) -> Result<(), Unanswered> {
+    let proof = Proof { patience: facts.fallback.patience(), lists: true };
+    let answered = fresh(freshness, facts, found, || Ok(proof)).and_then(|()| {
+        let snapshot = facts.snapshot.as_ref().ok_or(Need::Snapshot)?.clone()?;
+        if !snapshot.has_object {
+            let missing = selector_coverage::object_not_found(facts.narrowed_by, &found.gvr, read.path);
+            return Err(ReadError::Final(missing).into());
+        }
+        Ok(())
+    });
+    match answered {
+        // A failure in an encoding that kubefan cannot make, such as YAML.
+        Err(Unanswered::Because(ReadError::Final(failure)))
+            if facts.fallback.is_upstream() && !read.encodes_failures =>
+        {
+            Err(ReadError::Upstream(failure).into())
+        }
+        other => other,
+    }
+}
+
+fn list(
+    options: &ListOptions,
+    read: &HttpRead<'_>,
+    facts: &CacheFacts<'_>,
+    found: &FoundCache,
+) -> Result<(), Unanswered> {
+    let expired = || ReadError::Upstream(Failure::list_expired());
+    let snapshot = if options.continues.is_empty() {
+        fresh(options.freshness, facts, found, || proof_of_list(options, read, facts, found))?;
+        facts.snapshot.as_ref().ok_or(Need::Snapshot)?
+    } else if let Some(snapshot) = &facts.snapshot {
+        snapshot
+    } else {
+        let invalid = || Failure::bad_request("invalid continue token: continue key is not valid".to_owned());
+        let token = ContinueToken::decode(&options.continues).ok_or_else(|| ReadError::Upstream(invalid()))?;
+        let last = last_key(&token, &read.path.namespace, found.namespaced).ok_or_else(expired)?;
+        return Err(Need::Page { version: token.rv, last }.into());
+    };
+    let version = snapshot.clone()?.version.ok_or_else(expired)?;
+    match options.freshness {
+        Freshness::Exact(exact) if !exact.is_at(version) && !planted::is(Bug::ExactIsNewest) => Err(expired().into()),
+        _ => Ok(()),
+    }
+}
+
+/// The proof that a consistent list waits for.
+fn proof_of_list(
+    options: &ListOptions,
+    read: &HttpRead<'_>,
+    facts: &CacheFacts<'_>,
+    found: &FoundCache,
+) -> Result<Proof, Need> {
+    let patience = if found.objects.is_none() {
+        Patience::AtOnce
+    } else if !facts.fallback.is_upstream() {
+        facts.fallback.patience()
+    } else if facts.is_large.ok_or(Need::Size)? {
+        Patience::Bookmark
+    } else {
+        Patience::AtOnce
+    };
+    let is_whole = options.has_no_selector() && read.path.namespace.is_empty();
+    let lists = match options.limit {
+        // Upstream answers a small list of some objects about as soon as one of metadata.
+        None => is_whole || patience > Patience::AtOnce,
+        // The state that later pages are served must be proved as a whole.
+        Some(limit) => is_whole && limit >= found.objects.unwrap_or_default(),
+    };
+    Ok(Proof { patience, lists })
+}
+
+fn watch(options: &WatchOptions, facts: &CacheFacts<'_>, found: &FoundCache) -> Result<(), Unanswered> {
+    let proof = |lists| Proof { patience: facts.fallback.patience(), lists };
+    match options.start {
+        WatchStart::State(freshness) => match fresh(freshness, facts, found, || Ok(proof(true))) {
+            // The apiserver has sent the headers of the watch before it knows this.
+            Err(Unanswered::Because(ReadError::Final(failure))) if matches!(freshness, Freshness::NotOlderThan(_)) => {
+                return Err(ReadError::Event(failure, found.media).into());
+            }
+            other => other?,
+        },
+        // Upstream would read no object for it.
+        WatchStart::Now(freshness) => fresh(freshness, facts, found, || Ok(proof(false)))?,
+        WatchStart::After(_) => {}
+    }
+    match facts.subscription.as_ref().ok_or(Need::Subscription)? {
+        Ok(()) => Ok(()),
+        Err(Refusal::Expired(expired)) => Err(ReadError::Event(Failure::watch_expired(expired), found.media).into()),
+        Err(refusal) => Err(refusal.clone().into()),
+    }
+}
+
+/// Checks that the cache is as fresh as a read demands. A consistent one needs `proof`.
+fn fresh(
+    freshness: Freshness,
+    facts: &CacheFacts<'_>,
+    found: &FoundCache,
+    proof: impl FnOnce() -> Result<Proof, Need>,
+) -> Result<(), Unanswered> {
+    match freshness {
+        // The request has started this cache, or has waited for its list.
+        Freshness::Consistent if found.is_listed_since || planted::is(Bug::ConsistentIsCached) => Ok(()),
+        Freshness::Consistent => match &facts.fresh {
+            None => Err(Need::Proof(proof()?).into()),
+            Some(Ok(())) => Ok(()),
+            Some(Err(NotReached { refusal, .. })) => Err(refusal.clone().into()),
+        },
+        Freshness::NotOlderThan(_) if planted::is(Bug::NotOlderThanIsAny) => Ok(()),
+        Freshness::NotOlderThan(version) => match &facts.fresh {
+            None => Err(Need::Version(version, facts.fallback.patience()).into()),
+            Some(Ok(())) => Ok(()),
+            // The cluster itself has not reached the version, so upstream would time out as well.
+            Some(Err(NotReached { refusal: refusal @ Refusal::Future { .. }, is_proved: true })) => {
+                Err(ReadError::Final(Failure::from(refusal)).into())
+            }
+            Some(Err(NotReached { refusal, .. })) => Err(ReadError::Upstream(Failure::from(refusal)).into()),
+        },
+        // The version of the snapshot is compared.
+        Freshness::Any | Freshness::Exact(_) => Ok(()),
+    }
+}
+
+/// Of the failures of two formats, the one to report if no format can be made: the first, unless
+/// only the other one says that a retry may help. A resource that is still syncing as JSON must not
+/// look as if it did not exist, only because it is never cached as protobuf.
+fn more_helpful(known: Option<Failure>, other: Failure) -> Failure {
+    let is_temporary = |failure: &Failure| matches!(failure.code(), 429 | 503 | 504);
+    match known {
+        Some(known) if is_temporary(&known) || !is_temporary(&other) => known,
+        _ => other,
+    }
+}
+
+#[cfg(test)]
+mod tests;
